@@ -13,6 +13,7 @@ from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK
 from fragdoctor.errors import ConfigError
 from fragdoctor.frozen import frozen
+from fragdoctor.installed import requirement
 
 GITHUB: Final = Path(".github/workflows/gpu-memory.yml")
 GITLAB: Final = Path(".gitlab/gpu-memory.yml")
@@ -46,9 +47,12 @@ class InitCiOptions:
             "Record on runners with these labels too, and check that: self-hosted,gpu",
         ),
     ] = None
-    package: Annotated[str, options.option("--package", "SPEC", "Install this with pip")] = (
-        "fragdoctor"
-    )
+    install: Annotated[
+        str | None,
+        options.option(
+            "--install", "SPEC", "Install this with pip; else what this copy was installed from"
+        ),
+    ] = None
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="Write another file"),
@@ -80,9 +84,15 @@ def workflow(chosen: InitCiOptions, target: Path) -> str:
         ConfigError: a word cannot stand in such a file, or there is no such script.
     """
     script, *args = chosen.words
+    package = chosen.install or requirement()
+    if package is None:
+        raise ConfigError(
+            "This fragdoctor was installed from a folder, which the CI machine does not have.",
+            hint="Say what pip installs there: --install 'git+https://HOST/OWNER/fragdoctor@COMMIT'",
+        )
     if not chosen.is_module and not Path(script).is_file():
         raise ConfigError(f"{script} does not exist.", hint="Run it at the root of the repository.")
-    for word in (*chosen.words, chosen.package, chosen.gpu_runner or "", str(target)):
+    for word in (*chosen.words, package, chosen.gpu_runner or "", str(target)):
         # Both hosts put values in place of such words before a shell sees them.
         if not word.isprintable() or "${{" in word:
             raise ConfigError(
@@ -103,7 +113,7 @@ def workflow(chosen: InitCiOptions, target: Path) -> str:
         "PROGRAM": program,
         "RUN": shlex.join([*(["-m"] if chosen.is_module else ["--"]), script, *args]),
         "CHECK": fits,
-        "PACKAGE": shlex.quote(chosen.package),
+        "PACKAGE": shlex.quote(package),
         "RUNNER": f"[{', '.join(labels)}]",
     }
     kept = {

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.installed import requirement
 from fragdoctor.units import MIB, format_size
 
 CONNECT_S: Final = 10.0
@@ -105,7 +106,7 @@ def _check_workers(client: Any, where: str) -> None:
             f"The dask scheduler at {where} has no workers.", hint=f"Run: dask worker {where}"
         ) from e
     ours = version_here()
-    hint = f"On each worker: pip install fragdoctor=={ours}"
+    hint = f"On each worker: pip install '{requirement() or f'fragdoctor=={ours}'}'"
     try:
         theirs = client.submit(version_here, pure=False).result(timeout=_ASK_S)
     except Exception as e:

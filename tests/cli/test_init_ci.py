@@ -50,6 +50,22 @@ def written(run: Any, *words: str, path: str = ".github/workflows/gpu-memory.yml
     return yaml.safe_load(Path(path).read_text())
 
 
+@pytest.fixture(autouse=True)
+def from_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fragdoctor.cli.init_ci.requirement", lambda: "fragdoctor==0.2.0")
+
+
+def test_copy_from_a_folder_asks_what_to_install(run, home, monkeypatch) -> None:
+    monkeypatch.setattr("fragdoctor.cli.init_ci.requirement", lambda: None)
+
+    done = run("init-ci", "train.py")
+
+    assert done.code == 2
+    assert "--install 'git+https://HOST/OWNER/fragdoctor@COMMIT'" in done.err
+    assert not Path(".github").exists()
+    assert run("init-ci", "train.py", "--install", "./wheels/fragdoctor.whl").code == 0
+
+
 def test_github_rehearses_without_a_gpu(run, home) -> None:
     found = written(run, "train.py", "--fits-on", "8GiB", "--", "--lr", "it's 1e-3; $x")
 
@@ -70,7 +86,7 @@ def test_github_rehearses_without_a_gpu(run, home) -> None:
 def test_install_follows_what_the_project_has(run, home) -> None:
     Path("requirements.txt").touch()
     Path("pyproject.toml").touch()
-    found = written(run, "-m", "package.train", "--package", "fragdoctor==1.0")
+    found = written(run, "-m", "package.train", "--install", "fragdoctor==1.0")
 
     steps = found["jobs"]["rehearse"]["steps"]
     assert steps[1]["with"]["cache"] == "pip"
@@ -100,7 +116,8 @@ def test_own_workflow_and_action_follow_their_schemas() -> None:
     pytest.importorskip("check_jsonschema")
     root = Path(__file__).parents[2]
 
-    assert_valid("github-workflows", str(root / ".github/workflows/wheels.yml"))
+    for name in ("ci.yml", "release.yml"):
+        assert_valid("github-workflows", str(root / ".github/workflows" / name))
     assert_valid("github-actions", str(root / "action.yml"))
 
 
@@ -143,14 +160,18 @@ def steps_of(found: Any) -> list[dict[str, Any]]:
 
 def test_actions_are_pinned_and_no_checkout_keeps_credentials(run, home) -> None:
     root = Path(__file__).parents[2]
-    wheels = yaml.safe_load((root / ".github/workflows/wheels.yml").read_text())
+    ours = [
+        yaml.safe_load((root / ".github/workflows" / name).read_text())
+        for name in ("ci.yml", "release.yml")
+    ]
     action = yaml.safe_load((root / "action.yml").read_text())["runs"]["steps"]
     generated = written(run, "train.py", "--gpu-runner", "self-hosted,gpu")
-    steps = [*steps_of(wheels), *steps_of(generated), *(s for s in action if "uses" in s)]
+    steps = [step for found in (*ours, generated) for step in steps_of(found)]
+    steps += [s for s in action if "uses" in s]
 
     assert len(steps) > 10
     for step in steps:
-        assert re.fullmatch(r"actions/[a-z-]+@[0-9a-f]{40}", step["uses"])
+        assert re.fullmatch(r"(actions|pypa)/[a-z-]+@[0-9a-f]{40}", step["uses"])
         if "checkout" in step["uses"]:
             assert step["with"]["persist-credentials"] is False
 
