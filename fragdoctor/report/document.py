@@ -408,6 +408,7 @@ class Section:
         note: what the title leaves open, smaller beside it.
         id: names the section in links.
         device: the device that it is about, where a report may switch between several.
+        is_folded: a page shows its heading alone until it is opened.
     """
 
     title: str
@@ -415,10 +416,20 @@ class Section:
     note: str = ""
     id: str = ""
     device: int | None = None
+    is_folded: bool = False
 
     def only(self, details: Sequence[Detail]) -> list[Block]:
         """Return the blocks that a report with these details shows."""
         return [b for b in self.blocks if b.detail in details and not b.is_empty]
+
+
+@frozen
+class Figure:
+    """A figure that a page shows large: what it is, the figure, and a few words below it."""
+
+    name: str
+    value: str
+    note: str = ""
 
 
 @frozen
@@ -433,6 +444,7 @@ class ReportDocument:
         kicker: a few words above the headline, such as what is judged.
         sections: the rest, most important first.
         footer: what the full report has more. ``links``: where words of cells lead, on a page.
+        figures: the most telling ones, which a page shows beside the headline.
     """
 
     title: str
@@ -444,3 +456,4 @@ class ReportDocument:
     kicker: str = ""
     footer: str = ""
     links: Mapping[str, str] = field(default_factory=dict)
+    figures: Sequence[Figure] = ()

@@ -51,10 +51,10 @@ FIGURES = {
         rf"allocated[ |]+{SIZE}(?= held by)",
         rf"allocated[ |]+{SIZE}{OF_BAR}",
     ),
-    "reserved": (rf"reserved[ |]+{SIZE}(?= taken from| \(snapshot)", rf"of {SIZE} reserved are"),
+    "reserved": (rf"reserved[ |]+{SIZE}(?= taken from|[ |]+snapshot)", rf"of {SIZE} reserved are"),
     "pinned": (
         rf"pinned[ |]+{SIZE}{OF_BAR}",
-        rf"pinned free[ |]+{SIZE}(?= free,| \(snapshot)",
+        rf"pinned free[ |]+{SIZE}(?= free,|[ |]+snapshot)",
         rf"with {SIZE} of free cache pinned",
     ),
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy.typing as npt
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.errors import ConfigError
 from fragdoctor.frozen import frozen
-from fragdoctor.model.diagnosis import Diagnosis, Recommendation
+from fragdoctor.model.diagnosis import Diagnosis, MomentFigures, Recommendation
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.report import escape, html
 from fragdoctor.report.document import Chart, Graphic, ReportDocument
@@ -53,15 +54,17 @@ def encode_payload(diagnosis: Diagnosis, scale: float = 1.0, *, is_live: bool = 
     sink = Sink.of(first.snapshot, first.stacks, scale)
     share = scale / len(analyses)
     capacity = {f.device: f.capacity_bytes for f in diagnosis.devices}
+    moments = {f.device: f.moment for f in diagnosis.devices}
     report_progress("Drawing the page")
     devices: dict[str, Any] = {}
     for device, analysis in analyses.items():
         # The map and the icicle first: their stacks matter most if the tables fill up.
         data: dict[str, Any] = {
-            "icicle": icicle_data(analysis, sink),
+            "icicle": icicle_data(analysis, sink, moments.get(device)),
             "map": segment_map_data(analysis, sink, int(MAX_BLOCKS * share)),
             "lives": lives_data(analysis, sink, int(LIVES_BUDGET * share)),
             "capacity": capacity.get(device),
+            **opening(moments.get(device)),
         }
         budget = None if data["lives"] and data["lives"]["complete"] else TIMELINE_BUDGET * share
         data["timeline"] = timeline_data(analysis, sink, budget)
@@ -106,11 +109,27 @@ def held_at(lives: Lives, state: int) -> HeldByStack:
     return HeldByStack(used[order].astype(np.int64), held[order], count[order])
 
 
-def icicle_data(analysis: DeviceAnalysis, sink: Sink) -> dict[str, Any] | None:
+def opening(moment: MomentFigures | None) -> dict[str, Any]:
+    """Return the moment at which the graphics open, that of the report; no state is the end."""
+    if moment is None:
+        return {}
+    name = moment.moment.value
+    is_end = moment.is_end or moment.event is None
+    return {
+        "moment": {"name": name, "state": None if is_end else moment.event},
+        "opens": "end" if is_end else name,
+    }
+
+
+def icicle_data(
+    analysis: DeviceAnalysis, sink: Sink, moment: MomentFigures | None = None
+) -> dict[str, Any] | None:
     """Return the JSON part of one device's icicles; None where nothing was ever live."""
     states = {"end": analysis.n_events}
     if analysis.timeline is not None and analysis.n_events:
         states = {"peak": analysis.timeline.peak_allocated_state, **states}
+    if moment is not None and moment.event is not None and not moment.is_end:
+        states = {moment.moment.value: moment.event, **states}
     moments: dict[str, Any] = {}
     for name, state in states.items():
         held = held_at(analysis.trace.lives, state)
@@ -224,6 +243,8 @@ def render_page(diagnosis: Diagnosis, document: ReportDocument, *, is_live: bool
         ConfigError: even the coarsest is larger.
     """
     script = _script(SCRIPTS)
+    drawn_too = {"what-if"} if whatif_data(diagnosis, is_live=is_live) else set()
+    document = replace(document, sections=[s for s in document.sections if s.id not in drawn_too])
     devices = sorted({*shown_analyses(diagnosis), *(f.device for f in diagnosis.devices)})
     page = ""
     for scale in SCALES:

@@ -16,11 +16,13 @@ from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import Detail, Span, Style, code, dim, location_text
 from fragdoctor.report.source_files import relative, source_line, source_text
 from fragdoctor.report.views import advice, device_memory, holders, log_story
+from fragdoctor.report.views.key_figures import key_figures
 from fragdoctor.report.words import (
     CHECK_TITLES,
     SEVERITY_STYLES,
     STATUS_WORDS,
     evidence_text,
+    evidence_value,
     fidelity_text,
     source_name,
 )
@@ -63,6 +65,21 @@ def _source(item: ChecklistItem) -> str:
     for long, short in _SOURCES.items():
         source = source.replace(long, short)
     return source.replace(" and ", ", ")
+
+
+def evidence_section(diagnosis: Diagnosis) -> doc.Section:
+    """Return the figures that the verdict rests on, each with the input that says it."""
+    table = doc.tabled(
+        diagnosis.verdict.evidence,
+        doc.Column("", "name"),
+        doc.Column("", evidence_value, "right"),
+        doc.Column("", "source", "wrap", style=Style.DIM),
+        label="Evidence",
+        detail=Detail.FULL,
+    )
+    decider = diagnosis.verdict.decider
+    note = f"decided by {decider}" if decider else ""
+    return doc.Section("Evidence", [table], note, "evidence")
 
 
 def findings_section(diagnosis: Diagnosis) -> doc.Section:
@@ -198,6 +215,11 @@ def document(diagnosis: Diagnosis, options: RenderOptions) -> doc.ReportDocument
         doc.dim(". " if failed else f"{where}. "),
         leads_to,
     ]
+    in_time = (
+        *device_memory.memory_sections(diagnosis),
+        device_memory.timeline_section(diagnosis),
+    )
+    is_explored = bool(diagnosis.analyses)  # the page draws them, and can be asked more
     failure: list[doc.Block] = []
     if failed:
         line = _line_that_asked(diagnosis.failure, options)
@@ -210,21 +232,27 @@ def document(diagnosis: Diagnosis, options: RenderOptions) -> doc.ReportDocument
         lead=[*failure, *cure, *_what_it_is(diagnosis)],
         sections=[
             *device_memory.moment_sections(diagnosis),
-            *device_memory.memory_sections(diagnosis),
-            device_memory.timeline_section(diagnosis),
+            *(replace(s, is_folded=is_explored) for s in in_time),
             holders.short_holders(diagnosis),
             log_story.story_section(diagnosis),
             *log_story.message_sections(diagnosis),
             advice.short_advice(diagnosis),
             *advice.advice_sections(diagnosis),
-            checklist_section(diagnosis),
-            *device_memory.phase_sections(diagnosis),
-            holders.pins_section(diagnosis),
-            holders.segments_section(diagnosis),
-            holders.holders_section(diagnosis),
-            findings_section(diagnosis),
-            *about_sections(diagnosis),
+            *(
+                replace(section, is_folded=True)
+                for section in (
+                    evidence_section(diagnosis),
+                    checklist_section(diagnosis),
+                    *device_memory.phase_sections(diagnosis),
+                    holders.pins_section(diagnosis),
+                    holders.segments_section(diagnosis),
+                    holders.holders_section(diagnosis),
+                    findings_section(diagnosis),
+                    *about_sections(diagnosis),
+                )
+            ),
         ],
+        figures=key_figures(diagnosis),
         footer=footer(diagnosis),
         tone=tone,
         kicker=", ".join(words.source_name(s) for s in diagnosis.case.sources[:3]),
@@ -269,11 +297,7 @@ def _what_it_is(diagnosis: Diagnosis) -> list[doc.Block]:
         ("To be sure", settled_by),
         ("To know more", _REHEARSE if is_cut_off else ""),
     )
-    further = (
-        ("To be sure", verdict.settled_by if not settled_by else ""),
-        ("Decided by", verdict.decider),
-        ("Evidence", "; ".join(words.evidence_text(e) for e in verdict.evidence)),
-    )
+    further = (("To be sure", verdict.settled_by if not settled_by else ""),)
     return [
         doc.Gap(),
         doc.Paragraph(verdict.summary),

@@ -129,7 +129,7 @@ class Bands {
   paint(image, bytesPerPixel, look) {
     const { width, height } = image, pixels = new Uint32Array(image.data.buffer);
     const { paper, ink, free } = theme.colors, colors = this.coloring.colors();
-    const body = colors.map((c) => pixelOf(c)), edge = colors.map((c) => pixelOf(c, paper, 0.55));
+    const body = colors.map((c) => pixelOf(c)), edge = colors.map((c) => pixelOf(c, paper, 0.4));
     const thin = colors.map((c) => pixelOf(c, paper, 0.3));
     const faded = pixelOf(free, ink, 0.06), fadedEdge = pixelOf(free, paper, 0.6), marked = pixelOf(ink);
     const { chosen, first, last, gathered, coloring } = this, size = this.lives.size;
@@ -139,8 +139,9 @@ class Bands {
       let y = Math.max(0, height - Math.round(top)), stop = Math.min(height, height - Math.round(bottom));
       if (y >= stop) return;
       const tall = stop - y;
-      if (tall >= 3) pixels[y++ * width + c] = line;
-      const color2 = isFirst && tall >= 5 ? line : color;
+      // Lines between blocks that are hardly higher than a line would make a pattern of their own.
+      if (tall >= 6) pixels[y++ * width + c] = line;
+      const color2 = isFirst && tall >= 6 ? line : color;
       for (let at = y * width + c; y < stop; y++, at += width) pixels[at] = color2;
     };
     for (let c = 0; c < width; c++) {

@@ -66,7 +66,7 @@ const theme = {
   read() {
     const style = getComputedStyle(document.documentElement);
     for (const name of ["paper", "panel", "ink", "soft", "line", "line-strong", "accent", "live", "pending", "pinned",
-      "free", "pin", "releasable", "pools", "outside", "reserved", "good", "bad"]) {
+      "free", "pin", "releasable", "pools", "outside", "reserved", "good", "bad", "phase0", "phase1", "phase2", "phase3", "phase4"]) {
       this.colors[name] = style.getPropertyValue(`--${name}`).trim();
     }
     this.font = style.getPropertyValue("--sans");
@@ -157,9 +157,11 @@ window.addEventListener("scroll", () => { pageScroll.last = performance.now(); }
 function isPageScrolling() { return performance.now() - pageScroll.last < 300; }
 
 function panelStack(text, stackId) {
-  const list = element("ol");
-  for (const id of text.stack(stackId).slice(0, 64)) {
-    const frame = text.frame(id);
+  const list = element("ol"), frames = text.stack(stackId).slice(0, 64).map((id) => text.frame(id));
+  // The line of the program that this is about, before the library's frames that lie above it.
+  const own = frames.findIndex((frame) => !frame.isLibrary);
+  if (own > 0) list.append(element("li", { class: "own" }, `${frames[own].file} ${frames[own].name}`));
+  for (const frame of frames) {
     list.append(element("li", frame.isLibrary ? { class: "lib" } : null, `${frame.file} ${frame.name}`));
   }
   return list;

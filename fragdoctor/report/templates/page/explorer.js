@@ -2,6 +2,12 @@
 
 const STATE_KEYS = ["color", "detail"];
 
+const KEYS = [
+  ["P", "the peak"], ["O", "the next failed request"], ["F", "the next flush of the cache"], ["S", "the next step"], ["G", "the steepest rise"],
+  [", and .", "one event back, one on"], ["A", "mark this moment"], ["D", "what changed since the mark"], ["/", "search"],
+  ["+ and -", "zoom in, zoom out"], ["[ and ]", "zoom in height"], ["arrows", "move"],
+];
+
 class Explorer {
   /**
    * @param {any} data of one device
@@ -14,7 +20,9 @@ class Explorer {
     this.text = text;
     this.lives = data.lives ? new Lives(data.lives, array, text) : null;
     this.canTravel = Boolean(this.lives && this.lives.isComplete);
-    this.moment = null;
+    // What the report is about: the failure or the peak, where that is not the end of the file.
+    this.usual = data.moment ? data.moment.state : null;
+    this.moment = this.usual;
     this.anchor = null;
     this.selected = -1;
     this.query = "";
@@ -22,7 +30,7 @@ class Explorer {
     this.timeline = place("timeline", data.timeline, (root) => new Timeline(root, data.timeline, data.capacity, array, text, this.lives));
     const map = this.finalMap || (this.canTravel ? this.lives.layoutAt(this.lives.n) : null);
     this.map = place("map", map, (root) => new SegmentMap(root, map, text));
-    this.icicle = place("icicle", data.icicle, (root) => new Icicle(root, data.icicle, array, text, this.canTravel ? this.lives : null));
+    this.icicle = place("icicle", data.icicle, (root) => new Icicle(root, data.icicle, array, text, this.canTravel ? this.lives : null, data.opens));
     this.events = place("events", this.canTravel ? this.lives : null, (root) => new EventList(root, this.lives, this.timeline ? this.timeline.data.ooms : [], (state) => this.goTo(state)));
     this.blocks = place("blocks", this.lives, (root) => new BlockTable(root, this.lives, (row) => this.select(row)));
     this.whatIf = place("whatif", decoded.head.whatif && decoded.head.whatif.device === device ? decoded.head.whatif : null, (root) => new WhatIf(root, decoded.head.whatif, data.capacity, (bytes) => this.tryCapacity(bytes)));
@@ -37,6 +45,7 @@ class Explorer {
     if (this.map) this.map.onChoose = (b) => { const row = this.lifeOf(b); if (row >= 0) this.select(row); };
     if (this.icicle) this.icicle.onView = () => this.followSoon();
     if (this.blocks) this.blocks.onView = () => this.followSoon();
+    if (this.timeline) this.timeline.cursor = this.moment;
     this.describe(null, null);
     this.follow();
     // Sorted while nobody waits for it, so that the first click finds it done.
@@ -69,6 +78,7 @@ class Explorer {
     }
     parts.push(element("span", { class: "gap" }), ...saveButtons("", "timeline", timeline));
     if (this.map) parts.push(...saveButtons("Map ", "segments", this.map));
+    parts.push(element("details", { class: "keys" }, element("summary", { "aria-label": "Keys" }, "?"), element("dl", null, ...definitions(KEYS))));
     bar.replaceChildren(...parts);
   }
 
@@ -191,13 +201,19 @@ class Explorer {
     if (!this.timeline || !this.panel) return;
     const shown = state ?? this.moment ?? this.timeline.n - 1, { timeline, lives } = this, bucket = timeline.bucketOf(shown);
     const value = (name) => timeline[name].levels[0].high[bucket];
-    const children = [element("h4", null, shown === timeline.n - 1 && state === null ? "At the end" : `After event ${formatCount(shown)}`),
+    const children = [element("h4", null, state === null ? this.nameOf(shown) : `After event ${formatCount(shown)}`),
       element("dl", null, ...definitions([["Allocated", formatSize(value("allocated"))], ["Reserved", formatSize(value("reserved"))]]))];
     if (lives) children.push(this.holders(shown, value("allocated")));
     if (pointed && pointed.block < 0) children.push(element("p", { class: "from" }, `Here: ${timeline.coloring.names[pointed.group]}, ${formatSize(pointed.bytes)}${pointed.least < Infinity ? ` in blocks under ${formatSize(pointed.least)}, too thin to draw one by one` : ""}.`));
     const block = pointed && pointed.block >= 0 ? pointed.block : this.selected;
     if (lives && block >= 0) children.push(...this.blockDetails(block, block === this.selected));
     this.panel.replaceChildren(...children);
+  }
+
+  nameOf(state) {
+    if (this.usual !== null && state === this.usual) return `At the ${this.data.moment.name}`;
+    if (state !== this.timeline.n - 1) return `After event ${formatCount(state)}`;
+    return this.data.moment && this.data.moment.state === null ? `At the ${this.data.moment.name}` : "At the end";
   }
 
   holders(state, total) {
@@ -254,7 +270,7 @@ class Explorer {
   address() {
     const parts = new URLSearchParams(), { timeline } = this;
     const put = (name, value, usual) => { if (value !== null && value !== undefined && value !== usual) parts.set(name, String(value)); };
-    put("at", this.moment);
+    put("at", this.moment, this.usual);
     put("a", this.anchor);
     put("block", this.selected, -1);
     put("q", this.query, "");
@@ -265,7 +281,7 @@ class Explorer {
       put("color", timeline.color, this.lives ? (this.lives.category ? "category" : "line") : "totals");
       put("detail", timeline.detail, "fine");
     }
-    if (this.icicle) put("tree", this.icicle.moment, this.icicle.moments.peak ? "peak" : "end");
+    if (this.icicle) put("tree", this.icicle.moment, this.icicle.usual);
     if (this.blocks) {
       put("scope", this.blocks.scope, "moment");
       put("sort", this.blocks.sort, "-size");
@@ -288,7 +304,7 @@ class Explorer {
     this.anchor = inside(number("a"));
     const block = number("block");
     this.selected = this.lives && block !== null && block >= 0 && block < this.lives.count ? Math.floor(block) : -1;
-    this.moment = inside(number("at"));
+    this.moment = parts.has("at") ? inside(number("at")) : this.usual;
     timeline.cursor = this.moment;
     timeline.describe(this.moment === null ? null : timeline.bucketOf(this.moment));
     if (this.blocks) this.blocks.restore(parts);

@@ -3,13 +3,14 @@
 const FLOOR = 23;
 
 class Icicle {
-  constructor(root, data, array, text, lives) {
+  constructor(root, data, array, text, lives, opens) {
     this.root = root;
     this.text = text;
     this.lives = lives;
     this.moments = {};
     for (const [name, m] of Object.entries(data)) this.moments[name] = { ...m, stack: array(m.stack), bytes: array(m.bytes), blocks: array(m.blocks) };
-    this.moment = this.moments.peak ? "peak" : "end";
+    this.usual = this.moments[opens] ? opens : this.moments.peak ? "peak" : "end";
+    this.moment = this.usual;
     // What the rest of the page shows: the stopped moment, the mark A, and the stretch in view.
     this.at = null;
     this.anchor = null;
@@ -24,9 +25,9 @@ class Icicle {
   }
 
   build() {
-    const names = { peak: ["Peak", "What was allocated at the peak"], end: ["End", "What was allocated at the end"] };
+    const names = { failure: ["Failure", "What was allocated when the request failed"], peak: ["Peak", "What was allocated at the peak"], end: ["End", "What was allocated at the end"] };
     if (this.lives) Object.assign(names, { moment: ["Moment", "What was allocated at the moment chosen in the timeline"], made: ["Made in view", "What the stretch in view allocated, kept or not"], change: ["A to moment", "What changed between mark A and the moment"] });
-    this.switches = Object.keys(names).filter((name) => this.moments[name] || (this.lives && !["peak", "end"].includes(name))).map((name) => {
+    this.switches = Object.keys(names).filter((name) => this.moments[name] || (this.lives && !["failure", "peak", "end"].includes(name))).map((name) => {
       const b = button(names[name][0], names[name][1], () => this.choose(name));
       b.dataset.moment = name;
       return b;

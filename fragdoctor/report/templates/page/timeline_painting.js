@@ -207,8 +207,8 @@ const timelinePainting = {
   // One band per pass; where passes are narrower than a pixel, a band that says so.
   paintTraining(c) {
     if (!this.training) return;
-    const { label, first, names } = this.training, { soft, ink, line, free, releasable, live, pending } = theme.colors;
-    const colors = [free, releasable, live, pending, live];
+    const { label, first, names } = this.training, { soft, ink, line, phase0, phase1, phase2, phase3, phase4 } = theme.colors;
+    const colors = [phase0, phase1, phase2, phase3, phase4]; // greys: colours are what memory is for
     const top = TOP + this.rangeLanes * LANE, left = LEFT, right = this.width - RIGHT;
     c.fillStyle = soft;
     c.textAlign = "right";
@@ -226,9 +226,7 @@ const timelinePainting = {
         const x0 = Math.max(left, this.xOf(first[i])), x1 = Math.min(right, this.xOf(first[i + 1]));
         if (x1 <= x0) continue;
         c.fillStyle = colors[label[i]];
-        c.globalAlpha = 0.6;
         c.fillRect(x0, top, Math.max(0.5, x1 - x0 - 0.5), LANE - 3);
-        c.globalAlpha = 1;
         c.fillStyle = ink;
         const name = names[label[i]];
         if (c.measureText(name).width + 8 < x1 - x0) c.fillText(name, x0 + 4, top + LANE / 2 - 1);

@@ -111,14 +111,22 @@ class WhatIf {
     const [kind, said] = verdictOf(row);
     const verdict = element("span", { class: kind }, said);
     const bar = element("span", { class: "peakbar", "aria-hidden": "true" }), fill = element("i"), limit = element("u");
+    const isSpare = row.fits && row.margin > 0 && capacity;
     fill.style.width = `${(100 * (row.peak || 0)) / scale}%`;
+    if (row.fits === false) fill.classList.add("short");
     bar.append(fill);
+    if (isSpare) { // what is free is what people compare
+      const spare = element("i", { class: "spare" });
+      spare.style.left = `${(100 * (capacity - row.margin)) / scale}%`;
+      spare.style.width = `${(100 * row.margin) / scale}%`;
+      bar.append(spare);
+    }
     if (capacity) {
       limit.style.left = `${(100 * capacity) / scale}%`;
       bar.append(limit);
     }
-    const words = [`peak ${formatSize(row.peak || 0)}`];
-    if (row.fits && row.margin !== undefined && row.margin !== null) words.push(`${formatSize(row.margin)} to spare`);
+    const hasMargin = row.fits && row.margin !== undefined && row.margin !== null;
+    const words = [...(hasMargin ? [`${formatSize(row.margin)} to spare`] : []), `peak ${formatSize(row.peak || 0)}`];
     if (row.retries) words.push(plural(row.retries, "retry", "retries"));
     if (row.calls) words.push(plural(row.calls, "driver call"));
     if (row.more) words.push(row.more);
