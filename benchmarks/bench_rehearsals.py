@@ -1,0 +1,150 @@
+"""Rehearsals beside PyTorch's own allocator: how often they run, and how close they are.
+
+    python benchmarks/bench_rehearsals.py --python PY [--oracle DIR] [--set looked|held-out] [NAME ...]
+
+Each program of ``outlook_programs`` is rehearsed with all the memory that it wants, and its peaks
+are compared with those of ``tests/truth``, where it ran on the allocator of PyTorch 2.12.1. With
+``--oracle``, a folder as ``record_outlooks.py`` takes it, the least capacity at which the rehearsal
+says that it fits is tried on that allocator, 5 % more and 5 % less. PY is a Python with that PyTorch
+and, for some of the programs, transformers, accelerate, peft, trl, lightning and diffusers.
+
+Of programs that are held out the table counts rows; it names none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outlook_table import HELD_OUT, LOOKED, ProgramTruth, read_truth
+from record_outlooks import MIB, PROGRAMS, Server, even_mib, read_program
+
+TRUTH = Path(__file__).resolve().parents[1] / "tests" / "truth" / "programs"
+EDGE = 0.05
+
+
+@dataclass
+class Row:
+    """A program: its peaks, rehearsed over true, and whether the edge is where it is said to be.
+
+    ``error`` is why there is no rehearsal; an edge is None where it was not tried.
+    """
+
+    name: str
+    split: str
+    error: str = ""
+    allocated: float = 0.0
+    reserved: float = 0.0
+    is_partial: bool = False
+    seconds: float = 0.0
+    fits_above: bool | None = None
+    fails_below: bool | None = None
+
+
+def rehearsed(name: str, python: str, *words: str) -> dict[str, Any]:
+    """Rehearse a program, in an empty folder, and return the JSON."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, "-m", "fragdoctor", "rehearse", str(PROGRAMS / f"{name}.py")]
+            + ["--gpu", "h100", "--python", python, "--format", "json", "--no-config", *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=folder,
+        )
+    if done.returncode == 2 or not done.stdout:
+        raise RuntimeError(done.stderr.strip()[-300:] or f"exit code {done.returncode}")
+    return dict(json.loads(done.stdout))
+
+
+def judge(truth: ProgramTruth, python: str, server: Server | None) -> Row:
+    """Rehearse one program and compare."""
+    row = Row(truth.name, truth.split)
+    start = time.perf_counter()
+    try:
+        found = rehearsed(truth.name, python, "--unlimited")
+    except RuntimeError as e:
+        row.error = str(e)
+        return row
+    finally:
+        row.seconds = time.perf_counter() - start
+    run = found["rehearsal"]
+    row.is_partial = bool(run["is_partial"])
+    row.allocated = run["peak_allocated_bytes"] / truth.peak_allocated_bytes
+    row.reserved = run["peak_reserved_bytes"] / truth.peak_reserved_bytes
+    least = found.get("needs_bytes")
+    if server is not None and least:
+        program = read_program(PROGRAMS / f"{truth.name}.py")
+        capacity = least / program.fraction
+        passes = [
+            server.run(program, program.conf, even_mib(f * capacity))["state"] == "passed"
+            for f in (1 + EDGE, 1 - EDGE)
+        ]
+        row.fits_above, row.fails_below = passes[0], not passes[1]
+    return row
+
+
+def lines(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the table of one half."""
+    ran = [row for row in rows if not row.error]
+
+    def close(name: str, share: float) -> str:
+        n = sum(abs(getattr(row, name) - 1) <= share for row in ran)
+        exact = sum(getattr(row, name) == 1 for row in ran)
+        return f"{n} of {len(ran)}; to the byte {exact}"
+
+    yield f"  run unchanged              {len(ran)} of {len(rows)}"
+    yield f"  seen to the end            {sum(not row.is_partial for row in ran)} of {len(ran)}"
+    yield f"  allocated within 1 %       {close('allocated', 0.01)}"
+    yield f"  reserved within 3 %        {close('reserved', 0.03)}"
+    tried = [row for row in ran if row.fits_above is not None]
+    if tried:
+        yield f"  fits with 5 % more         {sum(bool(r.fits_above) for r in tried)} of {len(tried)}"
+        yield f"  fails with 5 % less        {sum(bool(r.fails_below) for r in tried)} of {len(tried)}"
+    yield f"  seconds, all together      {sum(row.seconds for row in rows):.0f}"
+
+
+def main(argv: Sequence[str]) -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--python", required=True)
+    parser.add_argument("--oracle", type=Path)
+    parser.add_argument("--set", choices=(LOOKED, HELD_OUT, "all"), default="all")
+    options = parser.parse_args(argv)
+    truths = [read_truth(path) for path in sorted(TRUTH.glob("*.json"))]
+    chosen = [
+        t for t in truths if (t.name in options.names or not options.names)
+        and options.set in {"all", t.split}
+    ]  # fmt: skip
+    server = Server(options.oracle, options.python) if options.oracle else None
+    rows = []
+    for truth in chosen:
+        row = judge(truth, options.python, server)
+        rows.append(row)
+        if row.split == LOOKED:
+            said = row.error.replace("\n", " ") or (
+                f"allocated {row.allocated:.4f}, reserved {row.reserved:.4f}"
+                + (", not to the end" if row.is_partial else "")
+                + ("" if row.fits_above is not False else ", fails with 5 % more")
+                + ("" if row.fails_below is not False else ", fits with 5 % less")
+            )
+            print(f"{row.name:<24} {said}", flush=True)
+    for split in (LOOKED, HELD_OUT):
+        half = [row for row in rows if row.split == split]
+        if half:
+            print(f"{split}: {len(half)} programs", *lines(half), sep="\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
