@@ -1,12 +1,12 @@
 """Rehearsals beside PyTorch's own allocator: how often they run, and how close they are.
 
-    python benchmarks/bench_rehearsals.py --python PY [--oracle DIR] [--set looked|held-out] [NAME ...]
+    python benchmarks/bench_rehearsals.py --python PY [--oracle DIR] [NAME ...]
 
 Each program of ``outlook_programs`` is rehearsed with all the memory that it wants, and its peaks
 are compared with those of ``tests/truth``, where it ran on the allocator of PyTorch 2.12.1. With
 ``--oracle``, a folder as ``record_outlooks.py`` takes it, the least capacity at which the rehearsal
-says that it fits is tried on that allocator, 5 % more and 5 % less. PY is a Python with that PyTorch
-and, for some of the programs, transformers, accelerate, peft, trl, lightning and diffusers.
+says that it fits is tried on that allocator, 5 % more and 5 % less. PY is a Python with that
+PyTorch and, for some of the programs, transformers, accelerate, peft, trl, lightning and diffusers.
 
 Of programs that are held out the table counts rows; it names none.
 """
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from outlook_table import HELD_OUT, LOOKED, ProgramTruth, read_truth
-from record_outlooks import MIB, PROGRAMS, Server, even_mib, read_program
+from record_outlooks import PROGRAMS, Server, even_mib, read_program
 
 TRUTH = Path(__file__).resolve().parents[1] / "tests" / "truth" / "programs"
 EDGE = 0.05
@@ -53,8 +53,10 @@ def rehearsed(name: str, python: str, *words: str) -> dict[str, Any]:
     """Rehearse a program, in an empty folder, and return the JSON."""
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            [sys.executable, "-m", "fragdoctor", "rehearse", str(PROGRAMS / f"{name}.py")]
-            + ["--gpu", "h100", "--python", python, "--format", "json", "--no-config", *words],
+            [
+                *(sys.executable, "-m", "fragdoctor", "rehearse", str(PROGRAMS / f"{name}.py")),
+                *("--gpu", "h100", "--python", python, "--format", "json", "--no-config", *words),
+            ],
             capture_output=True,
             text=True,
             check=False,
@@ -107,8 +109,11 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
     yield f"  reserved within 3 %        {close('reserved', 0.03)}"
     tried = [row for row in ran if row.fits_above is not None]
     if tried:
-        yield f"  fits with 5 % more         {sum(bool(r.fits_above) for r in tried)} of {len(tried)}"
-        yield f"  fails with 5 % less        {sum(bool(r.fails_below) for r in tried)} of {len(tried)}"
+        above, below = (
+            sum(bool(getattr(row, edge)) for row in tried) for edge in ("fits_above", "fails_below")
+        )
+        yield f"  fits with 5 % more         {above} of {len(tried)}"
+        yield f"  fails with 5 % less        {below} of {len(tried)}"
     yield f"  seconds, all together      {sum(row.seconds for row in rows):.0f}"
 
 

@@ -20,7 +20,7 @@ def check(  # noqa: PLR0913 - the options of one gate, all by keyword
     paths: str | PathLike[str] | Sequence[str | PathLike[str]],
     *,
     max_peak: str | int | None = None,
-    max_pinned: str | int | None = None,
+    max_stranded: str | int | None = None,
     max_retries: int | None = None,
     min_headroom: str | int | None = None,
     fits_on: str | int | None = None,
@@ -36,7 +36,7 @@ def check(  # noqa: PLR0913 - the options of one gate, all by keyword
     Args:
         paths: snapshots, messages and statistics, or directories and patterns of them.
         max_peak: limit of active memory: bytes, ``"70GiB"``, or ``"90%"`` of the capacity.
-        max_pinned: limit of free memory that live blocks pin; ``"5%"`` is of reserved memory.
+        max_stranded: limit of free memory that live blocks strand; ``"5%"`` is of reserved memory.
         max_retries: limit of allocations that flush the cache first.
         min_headroom: capacity above the peak of active memory.
         fits_on: what PyTorch can have of a device on which the run must fit, by replay.
@@ -62,7 +62,7 @@ def check(  # noqa: PLR0913 - the options of one gate, all by keyword
         raise ConfigError(f"fail_on is {fail_on!r}.", hint="Give error or warning.")
     budgets = Budgets(
         _amount(max_peak),
-        _amount(max_pinned),
+        _amount(max_stranded),
         max_retries,
         _amount(min_headroom),
         _size(fits_on),

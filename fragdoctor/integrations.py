@@ -6,7 +6,7 @@
 
 What they log goes through the framework's own loggers (TensorBoard, Weights & Biases, ...), as
 bytes and counts: ``gpu_memory/allocated_bytes``, ``peak_bytes`` (since what was logged before),
-``reserved_bytes``, ``pinned_bytes``, ``headroom_bytes`` (what PyTorch could still allocate at the
+``reserved_bytes``, ``stranded_bytes``, ``headroom_bytes`` (what PyTorch could still allocate at the
 peak) and ``retries`` (flushes of the cache so far). With a ``bundle`` the training is recorded too,
 as ``fragdoctor.record`` does. Without a GPU nothing is logged, and training goes on.
 
@@ -63,7 +63,7 @@ class MemoryMeter:
             "allocated_bytes": found.allocated,
             "peak_bytes": found.peak,
             "reserved_bytes": found.reserved,
-            "pinned_bytes": found.pinned,
+            "stranded_bytes": found.stranded,
             "headroom_bytes": found.headroom,
             "retries": found.retries,
         }

@@ -15,7 +15,7 @@ from fragdoctor.units import GIB, Amount
 GATE = Gate(
     budgets=Budgets(
         max_peak=Amount(n_bytes=3 * GIB),
-        max_pinned=Amount(share=0.05),
+        max_stranded=Amount(share=0.05),
         max_retries=0,
         min_headroom=Amount(share=0.1),
         no_growth=True,

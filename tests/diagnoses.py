@@ -16,7 +16,6 @@ from fragdoctor.model.diagnosis import (
     Failure,
     HolderReport,
     Moment,
-    PinReport,
     Predicted,
     Recommendation,
     RunKind,
@@ -24,6 +23,7 @@ from fragdoctor.model.diagnosis import (
     SegmentReport,
     SegmentRun,
     Status,
+    StranderReport,
     TimelineStrip,
     Verdict,
 )
@@ -90,7 +90,7 @@ def healthy() -> Diagnosis:
                 requested_bytes=2149 * MIB,
                 free_cached_bytes=310 * MIB,
                 releasable_bytes=310 * MIB,
-                pinned_free_bytes=0,
+                stranded_free_bytes=0,
                 largest_free_block_bytes=128 * MIB,
                 peak_allocated_bytes=2150 * MIB,
                 peak_reserved_bytes=2460 * MIB,
@@ -163,7 +163,7 @@ def fragmentation() -> Diagnosis:
                 "Reserved but unallocated",
                 Status.WARN,
                 "674.00 MiB (20 %)",
-                "Of it 12.00 MiB is returned on demand and 662.00 MiB is pinned by live blocks.",
+                "Of it 12.00 MiB is returned on demand and 662.00 MiB is stranded by live blocks.",
                 "snapshot",
             ),
             ChecklistItem(
@@ -187,7 +187,7 @@ def fragmentation() -> Diagnosis:
                 requested_bytes=2730 * MIB,
                 free_cached_bytes=674 * MIB,
                 releasable_bytes=12 * MIB,
-                pinned_free_bytes=662 * MIB,
+                stranded_free_bytes=662 * MIB,
                 largest_free_block_bytes=210 * MIB,
                 peak_allocated_bytes=3100 * MIB,
                 peak_reserved_bytes=3408 * MIB,
@@ -200,10 +200,10 @@ def fragmentation() -> Diagnosis:
         failure=Failure(
             0, 10_872, 500 * MIB, 488 * MIB, STEP, (STEP, MAIN), source="trace and oom message"
         ),
-        pins=(
-            PinReport(0, 3, 24 * MIB, 412 * MIB, (LINEAR, CACHE, STEP, MAIN), CACHE, 4102),
-            PinReport(0, 128, 2 * MIB, 96 * MIB, (STEP, MAIN), STEP, 17),
-            PinReport(0, 1, 512, 2 * MIB),
+        stranders=(
+            StranderReport(0, 3, 24 * MIB, 412 * MIB, (LINEAR, CACHE, STEP, MAIN), CACHE, 4102),
+            StranderReport(0, 128, 2 * MIB, 96 * MIB, (STEP, MAIN), STEP, 17),
+            StranderReport(0, 1, 512, 2 * MIB),
         ),
         holders=(
             _held(CACHE, 1800 * MIB, 1820 * MIB, 288, (LINEAR, CACHE, STEP, MAIN)),
@@ -216,13 +216,13 @@ def fragmentation() -> Diagnosis:
         findings=(
             Finding(
                 "FD101",
-                "pinned-segments",
+                "stranded-segments",
                 Severity.WARNING,
                 Confidence.PROVEN,
                 "662.00 MiB of free memory sits in segments that 132 live blocks hold.",
                 0,
                 662 * MIB,
-                (Evidence("pinned", 662 * MIB, "bytes", "snapshot"),),
+                (Evidence("stranded", 662 * MIB, "bytes", "snapshot"),),
                 (CACHE,),
                 "FD101:abc",
             ),
@@ -252,14 +252,14 @@ def fragmentation() -> Diagnosis:
             ),
             Recommendation(
                 2,
-                "move-pins",
+                "move-stranders",
                 "Allocate the cache before the first step",
                 Confidence.LIKELY,
                 change="move build_cache() above the loop at train.py:97",
-                why="3 blocks of 24.00 MiB pin 412.00 MiB.",
+                why="3 blocks of 24.00 MiB strand 412.00 MiB.",
                 locations=(CACHE,),
                 predicted=Predicted(True, 3300 * MIB, 1, "arithmetic"),
-                verify="the pins table of the next snapshot",
+                verify="the table of stranding blocks of the next snapshot",
             ),
             Recommendation(
                 3,
@@ -322,7 +322,7 @@ def fragmentation() -> Diagnosis:
                 ),
             ),
         ),
-        n_pinned_segments=31,
+        n_stranded_segments=31,
     )
 
 
@@ -424,7 +424,7 @@ def two_devices() -> Diagnosis:
         allocated_bytes=512 * MIB,
         active_bytes=640 * MIB,
         releasable_bytes=64 * MIB,
-        pinned_free_bytes=256 * MIB,
+        stranded_free_bytes=256 * MIB,
         private_pools_bytes=64 * MIB,
         capacity_bytes=4096 * MIB,
     )
@@ -433,10 +433,10 @@ def two_devices() -> Diagnosis:
         case=Case(sources=("two.pickle",)),
         timeline=None,
         worst_segments=(),
-        n_pinned_segments=0,
+        n_stranded_segments=0,
         verdict=replace(one.verdict, device=1, also=(), settled_by=""),
         devices=(first, second, DeviceFigures(device=2)),
-        pins=(*one.pins, PinReport(1, 2, 4 * MIB, 256 * MIB, (STEP,), STEP)),
+        stranders=(*one.stranders, StranderReport(1, 2, 4 * MIB, 256 * MIB, (STEP,), STEP)),
         holders=(*one.holders, _held(STEP, 512 * MIB, 600 * MIB, 12, (STEP, MAIN), device=1)),
     )
 

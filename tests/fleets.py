@@ -67,7 +67,7 @@ def summary(number: int, held: Mapping[int, int] = USUAL, **changes: Any) -> Ran
         confidence="likely",
         summary="Nothing is wrong.",
         figures=DeviceFigures(
-            device=0, peak_allocated_bytes=peak, pinned_free_bytes=0, alloc_retries=0, ooms=0
+            device=0, peak_allocated_bytes=peak, stranded_free_bytes=0, alloc_retries=0, ooms=0
         ),
         holders=tuple(lines),
         settings_known=True,

@@ -11,7 +11,7 @@ from stock import from_python
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.model.case import Case
-from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis, HolderReport, PinReport
+from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis, HolderReport, StranderReport
 from fragdoctor.model.finding import Location
 from fragdoctor.model.snapshot import Snapshot
 
@@ -27,7 +27,9 @@ def of_snapshot(snapshot: Snapshot, like: Diagnosis | None = None) -> Diagnosis:
         like,
         case=Case(snapshot=snapshot, sources=("run.pickle",)),
         devices=tuple(figures(a) for a in analyses),
-        pins=tuple(_pin(snapshot, a, i) for a in analyses for i in range(len(a.pins))),
+        stranders=tuple(
+            _strander(snapshot, a, i) for a in analyses for i in range(len(a.stranders))
+        ),
         holders=tuple(_holder(snapshot, a, i) for a in analyses for i in range(len(a.holders))),
         analyses={a.device: a for a in analyses},
     )
@@ -43,7 +45,7 @@ def figures(a: DeviceAnalysis) -> DeviceFigures:
         active_bytes=a.active_bytes,
         free_cached_bytes=free.free_cached_bytes,
         releasable_bytes=free.releasable_bytes,
-        pinned_free_bytes=free.pinned_free_bytes,
+        stranded_free_bytes=free.stranded_free_bytes,
         largest_free_block_bytes=free.largest_free_block_bytes,
         peak_allocated_bytes=line.peak_allocated_bytes if line else None,
         peak_reserved_bytes=line.peak_reserved_bytes if line else None,
@@ -59,12 +61,12 @@ def _locations(snapshot: Snapshot, stack: int) -> tuple[Location, ...]:
     return tuple(Location(f.filename, f.line, f.name) for f in snapshot.stack(stack))
 
 
-def _pin(snapshot: Snapshot, a: DeviceAnalysis, i: int) -> PinReport:
-    pin = a.pins[i]
-    stack = _locations(snapshot, pin.stack)
-    return PinReport(
-        a.device, pin.n_blocks, pin.block_bytes, pin.pinned_bytes, stack,
-        stack[0] if stack else None, pin.oldest_event,
+def _strander(snapshot: Snapshot, a: DeviceAnalysis, i: int) -> StranderReport:
+    strander = a.stranders[i]
+    stack = _locations(snapshot, strander.stack)
+    return StranderReport(
+        a.device, strander.n_blocks, strander.block_bytes, strander.stranded_bytes, stack,
+        stack[0] if stack else None, strander.oldest_event,
     )  # fmt: skip
 
 
@@ -85,7 +87,7 @@ def frames(line: int, text: str = "train.py") -> list[dict[str, Any]]:
 
 
 def tiny(text: str = "train.py", device: int = 0) -> dict[str, Any]:
-    """Return a snapshot as plain values: two segments, a pin, a freed block, an OOM, a phase."""
+    """Return a snapshot as plain values: two segments, a strander, a freed block, an OOM."""
     one, two = BASE, BASE + 64 * MIB
     events = [
         {"action": "segment_alloc", "addr": one, "size": 20 * MIB},

@@ -210,7 +210,7 @@ def test_page_names_each_option_of_the_gate_each_format_and_true_codes() -> None
 
     for option in re.findall(r"--[a-z][a-z-]+", PAGE):
         assert option in options, option
-    for name in ("max-peak", "max-pinned", "max-retries", "min-headroom", "fits-on", "no-growth"):
+    for name in ("max-peak", "max-stranded", "max-retries", "min-headroom", "fits-on", "no-growth"):
         assert f"`--{name}" in PAGE
     assert [f.value for f in ReportFormat if f"`{f.value}`" not in PAGE] == []
     for code in re.findall(r"\bFD\d+", PAGE):

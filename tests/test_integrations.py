@@ -16,7 +16,7 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.integrations import AccelerateLog, lightning_callback, trainer_callback
 
 MIB = 1 << 20
-NAMES = {"allocated_bytes", "peak_bytes", "reserved_bytes", "pinned_bytes", "retries"}
+NAMES = {"allocated_bytes", "peak_bytes", "reserved_bytes", "stranded_bytes", "retries"}
 
 
 class Gpu:
@@ -129,14 +129,14 @@ def test_without_a_gpu_training_goes_on_and_nothing_is_logged(gpu: Gpu) -> None:
     assert accelerator.logged == []
 
 
-def test_pinned_is_left_out_where_it_is_not_counted(gpu, monkeypatch) -> None:
+def test_stranded_is_left_out_where_it_is_not_counted(gpu, monkeypatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     accelerator = Logger()
 
     with AccelerateLog(accelerator) as memory:
         memory.step()
 
-    assert "gpu_memory/pinned_bytes" not in accelerator.logged[0]
+    assert "gpu_memory/stranded_bytes" not in accelerator.logged[0]
 
 
 def test_missing_frameworks_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Who holds memory: source lines of the user's program, and live blocks that pin free memory.
+"""Who holds memory: source lines of the user's program, and live blocks that strand free memory.
 
 The unit that returns as a whole is an ordinary segment, or a page of an expandable one. A unit that
 is partly free is held by the live (or pending) blocks in it. If all of these have the same stack,
@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fragdoctor.analysis.result import Holder, Pin, PinnedSegment
+from fragdoctor.analysis.result import Holder, StrandedSegment, Strander
 from fragdoctor.frozen import frozen
 from fragdoctor.model.arrays import distinct
 from fragdoctor.model.phases import Category
@@ -27,9 +27,9 @@ from fragdoctor.trace.trace import Trace
 
 MAX_HOLDERS: Final = 100
 
-MAX_PINS: Final = 50
+MAX_STRANDERS: Final = 50
 MAX_ADDRESSES: Final = 1000
-NO_PIN: Final = -2
+NO_STRANDER: Final = -2
 """In the place of a stack id, whose -1 is "no stack recorded"."""
 MAX_SEGMENTS: Final = 12
 MAX_BLOCKS: Final = 1024
@@ -166,8 +166,8 @@ class Holds:
     free: I64
 
 
-def find_pins(trace: Trace, layout: Layout) -> tuple[Pin, ...]:
-    """Return the groups of live blocks that pin free memory, most pinned (then shared) first.
+def find_stranders(trace: Trace, layout: Layout) -> tuple[Strander, ...]:
+    """Return the groups of live blocks that strand free memory, most stranded (then shared) first.
 
     ``layout`` is that of the trace's device at one moment.
     """
@@ -182,27 +182,27 @@ def find_pins(trace: Trace, layout: Layout) -> tuple[Pin, ...]:
     unit, of_group = holds.unit[once], group[once]
     n_groups_of_unit = np.bincount(unit, minlength=len(holds.free))
     alone = n_groups_of_unit[unit] == 1
-    pinned = _sum_by(of_group[alone], holds.free[unit[alone]], len(groups))
+    stranded = _sum_by(of_group[alone], holds.free[unit[alone]], len(groups))
     shared = _sum_by(of_group[~alone], holds.free[unit[~alone]], len(groups))
-    pins = []
-    for g in np.lexsort((-shared, -pinned))[:MAX_PINS].tolist():
-        pin = _pin(trace, layout, holds, np.flatnonzero(group == g))
-        pins.append(replace(pin, pinned_bytes=int(pinned[g])))
-    return tuple(pins)
+    stranders = []
+    for g in np.lexsort((-shared, -stranded))[:MAX_STRANDERS].tolist():
+        strander = _strander(trace, layout, holds, np.flatnonzero(group == g))
+        stranders.append(replace(strander, stranded_bytes=int(stranded[g])))
+    return tuple(stranders)
 
 
-def _pin(trace: Trace, layout: Layout, holds: Holds, rows: I64) -> Pin:
+def _strander(trace: Trace, layout: Layout, holds: Holds, rows: I64) -> Strander:
     """Return the group of blocks of these rows of ``holds``, without its free bytes."""
     blocks = distinct(holds.block[rows])
     life = layout.live_row[blocks]
     start = trace.lives.start[life[life >= 0]]
     oldest = int(start.min()) if len(start) == len(blocks) else BEFORE
     by_size = blocks[np.argsort(-layout.live_bytes[blocks], kind="stable")]
-    return Pin(
+    return Strander(
         stack=int(layout.live_stack[blocks[0]]),
         n_blocks=len(blocks),
         block_bytes=int(layout.live_bytes[blocks].sum()),
-        pinned_bytes=0,
+        stranded_bytes=0,
         n_segments=len(distinct(holds.segment[rows])),
         oldest_event=None if oldest == BEFORE else oldest,
         addresses=tuple(int(a) for a in layout.live_address[by_size[:MAX_ADDRESSES]]),
@@ -262,41 +262,41 @@ def _page_ids(segment: I64, number: I64) -> tuple[I64, I64]:
     return ordered[fresh], unit
 
 
-# ---- the segments with most pinned free memory, block by block, to be drawn ------------------
+# ---- the segments with most stranded free memory, block by block, to be drawn ------------------
 
 
-def find_pinned_segments(layout: Layout) -> tuple[tuple[PinnedSegment, ...], int]:
-    """Return the segments with most pinned free bytes, at most 12, and how many have any."""
+def find_stranded_segments(layout: Layout) -> tuple[tuple[StrandedSegment, ...], int]:
+    """Return the segments with most stranded free bytes, at most 12, and how many have any."""
     holds = find_holds(layout)
     unit, once = np.unique(holds.unit, return_index=True)
-    pinned = np.zeros(len(layout.segment_address), np.int64)
-    np.add.at(pinned, holds.segment[once], holds.free[unit])
-    order = np.lexsort((layout.segment_address, -pinned))[:MAX_SEGMENTS]
-    worst = order[pinned[order] > 0]
-    segments = tuple(_segment(layout, holds, int(s), int(pinned[s])) for s in worst)
-    return segments, int(np.count_nonzero(pinned))
+    stranded = np.zeros(len(layout.segment_address), np.int64)
+    np.add.at(stranded, holds.segment[once], holds.free[unit])
+    order = np.lexsort((layout.segment_address, -stranded))[:MAX_SEGMENTS]
+    worst = order[stranded[order] > 0]
+    segments = tuple(_segment(layout, holds, int(s), int(stranded[s])) for s in worst)
+    return segments, int(np.count_nonzero(stranded))
 
 
-def _segment(layout: Layout, holds: Holds, segment: int, pinned: int) -> PinnedSegment:
+def _segment(layout: Layout, holds: Holds, segment: int, stranded: int) -> StrandedSegment:
     live = np.flatnonzero(layout.live_segment == segment)
     free = np.flatnonzero(layout.free_segment == segment)
     is_pending = layout.live_is_pending[live]
     stack = np.where(
         np.isin(live, holds.block[holds.segment == segment]),
         layout.live_stack[live].astype(np.int64),
-        NO_PIN,
+        NO_STRANDER,
     )
     offset = np.concatenate([layout.live_offset[live], layout.free_offset[free]])
     order = np.argsort(offset, kind="stable")
     size = np.concatenate([layout.live_bytes[live], layout.free_bytes[free]])[order]
     live_kind = np.where(is_pending, BlockState.PENDING_FREE, BlockState.ALLOCATED)
     kind = np.concatenate([live_kind, np.full(len(free), BlockState.INACTIVE)])[order]
-    owner = np.concatenate([stack, np.full(len(free), NO_PIN)])[order]
+    owner = np.concatenate([stack, np.full(len(free), NO_STRANDER)])[order]
     size, kind, owner = _fewer(size, kind, owner)
-    return PinnedSegment(
+    return StrandedSegment(
         total_bytes=int(layout.segment_bytes[segment]),
         free_bytes=int(layout.free_bytes[free].sum()),
-        pinned_bytes=pinned,
+        stranded_bytes=stranded,
         largest_hole_bytes=int(layout.free_bytes[free].max(initial=0)),
         block_bytes=size,
         block_kind=kind.astype(np.uint8),

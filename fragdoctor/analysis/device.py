@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor._native._ext import return_free_memory
-from fragdoctor.analysis.attribution import find_holders, find_pinned_segments, find_pins
+from fragdoctor.analysis.attribution import find_holders, find_stranded_segments, find_stranders
 from fragdoctor.analysis.free_space import find_ooms, free_space
 from fragdoctor.analysis.growth import StepEnds, find_growth
 from fragdoctor.analysis.kept import find_kept
@@ -324,7 +324,7 @@ def _analyzed(trace: Trace) -> DeviceAnalysis:
     steps = StepEnds.of(trace) if totals is not None else StepEnds(np.zeros(0, np.int64))
     growth = find_growth(trace, steps)
     phases = None if totals is None else find_phases(trace)
-    pinned, n_pinned = find_pinned_segments(layout)
+    stranded, n_stranded = find_stranded_segments(layout)
     active = int(blocks.size_bytes[blocks.state != BlockState.INACTIVE].sum())
     kept = None if totals is None else find_kept(trace, steps, growth, active, phases)
     gathered = None
@@ -351,7 +351,7 @@ def _analyzed(trace: Trace) -> DeviceAnalysis:
         free_space=free_space(layout, trace.snapshot.pools, streams),
         capture=capture,
         timeline=totals,
-        pins=find_pins(trace, layout),
+        stranders=find_stranders(trace, layout),
         holders=find_holders(trace, peak, None if phases is None else phases.category),
         growth=growth,
         kept=kept,
@@ -363,8 +363,8 @@ def _analyzed(trace: Trace) -> DeviceAnalysis:
         capacity_estimate_bytes=_capacity(ooms),
         requested_waste_bytes=_waste(trace, active, requested),
         n_steps=len(Steps.of(trace).main_rows) if totals is not None else 0,
-        pinned_segments=pinned,
-        n_pinned_segments=n_pinned,
+        stranded_segments=stranded,
+        n_stranded_segments=n_stranded,
         phases=phases,
     )
 

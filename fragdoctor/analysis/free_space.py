@@ -87,7 +87,7 @@ def free_space(layout: Layout, pools: I64, streams: list[int]) -> FreeSpace:
     return FreeSpace(
         free_cached_bytes=free,
         releasable_bytes=parts.releasable_bytes,
-        pinned_free_bytes=free - parts.releasable_bytes - private_free,
+        stranded_free_bytes=free - parts.releasable_bytes - private_free,
         private_pools_free_bytes=private_free,
         private_pools_reserved_bytes=int(layout.segment_bytes[private].sum()),
         pending_free_bytes=int(layout.live_bytes[layout.live_is_pending].sum()),
@@ -203,7 +203,9 @@ def _with_layout(event: OomEvent, trace: Trace, row: int, layout: Layout) -> Oom
     return replace(
         event,
         largest_free_block_bytes=_largest_usable(layout, event.rounded_bytes, stream, pool),
-        pinned_free_bytes=int(parts.free_by_segment.sum()) - parts.releasable_bytes - private_free,
+        stranded_free_bytes=int(parts.free_by_segment.sum())
+        - parts.releasable_bytes
+        - private_free,
     )
 
 

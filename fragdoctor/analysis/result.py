@@ -38,7 +38,7 @@ class FreeSpace:
         releasable_bytes: what a flush returns: whole free segments of default pools, and fully
             free 2 MiB / 20 MiB pages of expandable ones. Private pools return only when nobody
             uses them any more, which no file says: never counted here.
-        pinned_free_bytes: free_cached - releasable - private_pools_free: inside segments or pages
+        stranded_free_bytes: free_cached - releasable - private_pools_free: inside segments or pages
             that still hold a live or pending block.
         private_pools_free_bytes: free bytes in private pools (unusable elsewhere).
         pending_free_bytes: active but not allocated: frees that wait for other streams.
@@ -48,7 +48,7 @@ class FreeSpace:
 
     free_cached_bytes: int
     releasable_bytes: int
-    pinned_free_bytes: int
+    stranded_free_bytes: int
     private_pools_free_bytes: int
     private_pools_reserved_bytes: int
     pending_free_bytes: int
@@ -57,10 +57,10 @@ class FreeSpace:
 
 
 @frozen
-class Pin:
+class Strander:
     """A group of live blocks with the same stack that keeps free memory in its segments.
 
-    ``pinned_bytes``: free bytes that would become releasable if just these blocks were gone
+    ``stranded_bytes``: free bytes that would become releasable if just these blocks were gone
     (a segment held by two groups counts for neither).
     ``oldest_event``: row of the oldest of their allocations, None if before the trace.
     """
@@ -68,26 +68,26 @@ class Pin:
     stack: int
     n_blocks: int
     block_bytes: int
-    pinned_bytes: int
+    stranded_bytes: int
     n_segments: int
     oldest_event: int | None
     addresses: Sequence[int]
 
 
 @frozen
-class PinnedSegment:
+class StrandedSegment:
     """A segment whose live blocks keep free memory in it, block by block in address order.
 
     Attributes:
-        pinned_bytes: free bytes in units (segment, or page of an expandable one) partly live.
+        stranded_bytes: free bytes in units (segment, or page of an expandable one) partly live.
         block_bytes: sizes; with very many blocks neighbours of a kind are taken together.
         block_kind: ``BlockState`` of each.
-        block_stack: stack id of live blocks that hold free memory, ``NO_PIN`` for all others.
+        block_stack: stack id of live blocks that hold free memory, ``NO_STRANDER`` for all others.
     """
 
     total_bytes: int
     free_bytes: int
-    pinned_bytes: int
+    stranded_bytes: int
     largest_hole_bytes: int
     block_bytes: npt.NDArray[np.int64]
     block_kind: npt.NDArray[np.uint8]
@@ -235,7 +235,7 @@ class OomEvent:
     stream: int
     is_last_row: bool
     largest_free_block_bytes: int | None = None
-    pinned_free_bytes: int | None = None
+    stranded_free_bytes: int | None = None
     message_bytes: int | None = None
 
 
@@ -358,7 +358,7 @@ class DeviceAnalysis:
     free_space: FreeSpace
     capture: CaptureQuality
     timeline: Totals | None = None
-    pins: Sequence[Pin] = ()
+    stranders: Sequence[Strander] = ()
     holders: Sequence[Holder] = ()
     growth: Sequence[Growth] = ()
     kept: KeptMemory | None = None
@@ -370,6 +370,6 @@ class DeviceAnalysis:
     capacity_estimate_bytes: int | None = None
     requested_waste_bytes: int | None = None
     n_steps: int = 0
-    pinned_segments: Sequence[PinnedSegment] = ()
-    n_pinned_segments: int = 0
+    stranded_segments: Sequence[StrandedSegment] = ()
+    n_stranded_segments: int = 0
     phases: PhaseAnalysis | None = None

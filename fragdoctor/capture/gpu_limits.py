@@ -139,7 +139,7 @@ class PeakLimit(Limit):
 
 
 class FragmentationLimit(Limit):
-    """After the test live blocks may not pin more free memory."""
+    """After the test live blocks may not strand more free memory."""
 
     marker = "limit_gpu_fragmentation"
 
@@ -150,14 +150,14 @@ class FragmentationLimit(Limit):
         """Return what is wrong with the layout."""
         self._settle()
         reserved = self._stat("reserved_bytes.all.current")
-        pinned = self._stat("inactive_split_bytes.all.current")
+        stranded = self._stat("inactive_split_bytes.all.current")
         allowed = self.amount.of(reserved) or 0
-        if pinned <= allowed:
+        if stranded <= allowed:
             return ""
         share = "" if self.amount.share is None else f" ({self.amount} of reserved)"
         return (
-            f"The test is limited to {format_size(allowed)}{share} of pinned free GPU memory"
-            f"{self._where} but left {format_size(pinned)}."
+            f"The test is limited to {format_size(allowed)}{share} of stranded free GPU memory"
+            f"{self._where} but left {format_size(stranded)}."
         )
 
 

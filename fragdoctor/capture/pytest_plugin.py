@@ -28,8 +28,8 @@ _MARKERS: Final = {
         'limit_gpu_memory(size, device=None): fail when the test allocates more, "8 GiB" at a time'
     ),
     "limit_gpu_fragmentation": (
-        "limit_gpu_fragmentation(size, device=None): fail when live blocks pin more free memory, "
-        '"512 MiB" or "10%" of what is reserved'
+        "limit_gpu_fragmentation(size, device=None): fail when live blocks strand more free "
+        'memory, "512 MiB" or "10%" of what is reserved'
     ),
     "limit_gpu_leaks": (
         'limit_gpu_leaks(size="0", device=None): fail when more is allocated after the test than '

@@ -21,7 +21,7 @@ WARM_UP_STEPS: Final = 2
 STEADY_SHARE: Final = 0.75
 """Memory that rises in three of four steps grows; less is the ups and downs of varied batches."""
 
-HEADINGS: Final = ("step", "allocated", "peak", "reserved", "pinned", "retries")
+HEADINGS: Final = ("step", "allocated", "peak", "reserved", "stranded", "retries")
 _WIDTHS: Final = (7, 11, 11, 11, 11, 8)
 _CONF_VARIABLES: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
@@ -30,7 +30,7 @@ class Figures(NamedTuple):
     """Memory at the end of a step, bytes.
 
     ``peak`` is the peak of allocated memory since the program (or ``reset_peak``) reset it;
-    ``pinned`` is ``inactive_split_bytes``: free memory in segments that still hold a live block,
+    ``stranded`` is ``inactive_split_bytes``: free memory in segments that still hold a live block,
     None where the allocator does not count it; ``retries`` counts flushes of the cache so far;
     ``headroom`` is what the driver still had free and PyTorch had reserved, less the peak.
     """
@@ -38,7 +38,7 @@ class Figures(NamedTuple):
     allocated: int
     peak: int
     reserved: int
-    pinned: int | None
+    stranded: int | None
     retries: int
     headroom: int | None = None
 
@@ -80,7 +80,7 @@ def exposition(figures: Figures, n_steps: int, labels: Mapping[str, str]) -> str
         ("allocated_bytes", figures.allocated, "Memory of live tensors at the end of the step."),
         ("peak_allocated_bytes", figures.peak, "Peak of allocated memory since it was reset."),
         ("reserved_bytes", figures.reserved, "Memory that PyTorch has reserved from the driver."),
-        ("pinned_free_bytes", figures.pinned, "Free memory in segments with a live block."),
+        ("stranded_free_bytes", figures.stranded, "Free memory in segments with a live block."),
         ("headroom_bytes", figures.headroom, "What could still be allocated at the peak."),
     ]
     for name, value, text in gauges:
@@ -232,8 +232,8 @@ class watch(Generic[T]):  # noqa: N801 - used as a verb: for batch in fragdoctor
         n = self._growth.n_steps
         if n % self._every == 0 or n == 1:
             sizes = [format_size(v) for v in figures[:3]]
-            pinned = "-" if figures.pinned is None else format_size(figures.pinned)
-            self._print(_row((format_count(n), *sizes, pinned, format_count(figures.retries))))
+            stranded = "-" if figures.stranded is None else format_size(figures.stranded)
+            self._print(_row((format_count(n), *sizes, stranded, format_count(figures.retries))))
         self._export(figures)
         self._begin_step()
         return figures

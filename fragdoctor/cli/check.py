@@ -37,12 +37,12 @@ class CheckOptions(options.CaseOptions):
             "--max-peak", "SIZE|%", "Limit the peak of active memory", parser=options.amount
         ),
     ] = None
-    max_pinned: Annotated[
+    max_stranded: Annotated[
         Any,
         options.option(
-            "--max-pinned",
+            "--max-stranded",
             "SIZE|%",
-            "Limit free memory that live blocks pin; a percentage is of reserved memory",
+            "Limit free memory that live blocks strand; a percentage is of reserved memory",
             parser=options.amount,
         ),
     ] = None
@@ -133,7 +133,7 @@ def _gate(asked: CheckOptions) -> Gate:
 
     return Gate(
         budgets=Budgets(
-            asked.max_peak, asked.max_pinned, asked.max_retries, asked.min_headroom,
+            asked.max_peak, asked.max_stranded, asked.max_retries, asked.min_headroom,
             asked.fits_on, asked.no_growth,
         ),
         fail_on=Severity[asked.fail_on.value.upper()],

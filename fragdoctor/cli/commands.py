@@ -215,7 +215,7 @@ COMMANDS: Final = (
         "check",
         "Fail in CI where memory got worse or breaks a budget",
         [
-            "fragdoctor check snapshots/ --max-peak 70GiB --max-pinned 5%",
+            "fragdoctor check snapshots/ --max-peak 70GiB --max-stranded 5%",
             "fragdoctor check snapshots/ --baseline memory.json --report sarif=out.sarif",
         ],
     ),
@@ -285,9 +285,9 @@ COMMANDS: Final = (
     ),
     Command(
         "explain",
-        "Explain a rule or a word such as pins, or list them all",
+        "Explain a rule or a word such as stranded, or list them all",
         [
-            "fragdoctor explain pins",
+            "fragdoctor explain stranded",
             "fragdoctor explain FD101",
         ],
     ),

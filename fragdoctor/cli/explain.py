@@ -13,7 +13,7 @@ Word = Annotated[
     str | None,
     typer.Argument(
         metavar="[CODE|TERM]",
-        help="A rule such as FD101, or a word such as pins; without it, list all of them",
+        help="A rule such as FD101, or a word such as stranded; without it, list all of them",
     ),
 ]
 

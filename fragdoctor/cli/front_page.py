@@ -26,7 +26,7 @@ Commands:
   pack       Say how many processes share a GPU
   export     Write a snapshot as tables, a trace, stacks, or redacted
   mcp        Serve the doctor as tools of a coding agent
-  explain    Explain a rule or a word such as pins, or list them all
+  explain    Explain a rule or a word such as stranded, or list them all
 
 Options:
   --version  Print the version

@@ -90,16 +90,16 @@ def _no_leak(trace: Trace, value: str) -> Edit:
     return leak_removed(_leaked(trace))
 
 
-def _no_pins(trace: Trace, value: str) -> Edit:
+def _no_stranders(trace: Trace, value: str) -> Edit:
     from fragdoctor.future.edits import blocks_freed
 
-    return blocks_freed(_pinning(trace, value))
+    return blocks_freed(_stranding(trace, value))
 
 
-def _move_pins(trace: Trace, value: str) -> Edit:
+def _move_stranders(trace: Trace, value: str) -> Edit:
     from fragdoctor.future.edits import blocks_moved_to_start
 
-    return blocks_moved_to_start(_pinning(trace, value))
+    return blocks_moved_to_start(_stranding(trace, value))
 
 
 EDITS: Final[Mapping[str, Maker]] = MappingProxyType(
@@ -109,21 +109,21 @@ EDITS: Final[Mapping[str, Maker]] = MappingProxyType(
         "pad": _pad,
         "batch": _batch,
         "no-leak": _no_leak,
-        "no-pins": _no_pins,
-        "move-pins": _move_pins,
+        "no-stranders": _no_stranders,
+        "move-stranders": _move_stranders,
     }
 )
 
 
-def _pinning(trace: Trace, value: str) -> list[int]:
-    """Return the blocks of the ``value`` worst groups of pins, of the worst one if not given."""
-    from fragdoctor.analysis.attribution import find_pins
+def _stranding(trace: Trace, value: str) -> list[int]:
+    """Return the blocks of the ``value`` worst stranders, of the worst one if not given."""
+    from fragdoctor.analysis.attribution import find_stranders
 
     n_groups = _whole("The number of groups", value) if value else 1
-    pins = [p for p in find_pins(trace, trace.layout) if p.pinned_bytes > 0][:n_groups]
-    if not pins:
-        raise SimulationError(f"No live block of GPU {trace.device} pins free memory.")
-    return [address for pin in pins for address in pin.addresses]
+    stranders = [p for p in find_stranders(trace, trace.layout) if p.stranded_bytes > 0][:n_groups]
+    if not stranders:
+        raise SimulationError(f"No live block of GPU {trace.device} strands free memory.")
+    return [address for strander in stranders for address in strander.addresses]
 
 
 def _leaked(trace: Trace) -> list[int]:
@@ -169,7 +169,7 @@ class SimulateOptions(options.FullOutput):
             "--edit",
             "CHANGE",
             "Try a change of the code: empty-cache[:EVENT,...], largest-first, pad:SIZE, "
-            "batch:FACTOR, no-leak, no-pins[:N], move-pins[:N]; may be repeated",
+            "batch:FACTOR, no-leak, no-stranders[:N], move-stranders[:N]; may be repeated",
         ),
     ] = None
     sweep: Annotated[

@@ -52,9 +52,9 @@ def fragmentation(r: FailedRequest, where: str = "", *, is_limited: bool = False
     if not proven:
         holes = "cached by PyTorch but unallocated"
     elif largest:
-        holes = f"in holes of at most {format_size(largest)} that live blocks pin"
+        holes = f"in holes of at most {format_size(largest)} that live blocks strand"
     else:
-        holes = "in segments for other streams or sizes that live blocks pin"
+        holes = "in segments for other streams or sizes that live blocks strand"
     on_device = format_size(r.free_bytes)
     if is_limited:
         free = (
@@ -70,7 +70,7 @@ def fragmentation(r: FailedRequest, where: str = "", *, is_limited: bool = False
         Cause.FRAGMENTATION,
         Confidence.PROVEN if proven else Confidence.LIKELY,
         f"The {r.request_text} failed although {free}{', ' + where if where else ''}.",
-        "" if proven else "A snapshot taken at the OOM shows the holes and who pins them.",
+        "" if proven else "A snapshot taken at the OOM shows the holes and who strands them.",
     )
 
 

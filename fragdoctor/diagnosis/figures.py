@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fragdoctor.analysis.attribution import (
-    NO_PIN,
+    NO_STRANDER,
     find_holders,
-    find_pinned_segments,
+    find_stranded_segments,
 )
 from fragdoctor.analysis.free_space import free_space
 from fragdoctor.analysis.result import (
@@ -20,7 +20,7 @@ from fragdoctor.analysis.result import (
     DeviceAnalysis,
     Holder,
     PhaseAnalysis,
-    PinnedSegment,
+    StrandedSegment,
 )
 from fragdoctor.diagnosis.moments import DecidingMoment, categories_at
 from fragdoctor.model.arrays import distinct
@@ -30,10 +30,10 @@ from fragdoctor.model.diagnosis import (
     HolderReport,
     Moment,
     MomentFigures,
-    PinReport,
     RunKind,
     SegmentReport,
     SegmentRun,
+    StranderReport,
     TimelinePoint,
     TimelineStrip,
 )
@@ -52,8 +52,8 @@ from fragdoctor.rules.rule import Context
 from fragdoctor.trace.lives import Totals, stretch_starts
 from fragdoctor.units import format_size
 
-MAX_PINS = 20
-"""Groups of pins that a report carries; the rest frees less than each of these."""
+MAX_STRANDERS = 20
+"""Groups of stranding blocks that a report carries; the rest frees less than each of these."""
 
 MAX_HOLDERS = 30
 """Lines that a report carries."""
@@ -83,7 +83,7 @@ def _from_snapshot(context: Context) -> DeviceFigures:
         requested_bytes=a.requested_bytes or None,
         free_cached_bytes=space.free_cached_bytes,
         releasable_bytes=space.releasable_bytes,
-        pinned_free_bytes=space.pinned_free_bytes,
+        stranded_free_bytes=space.stranded_free_bytes,
         largest_free_block_bytes=space.largest_free_block_bytes,
         peak_allocated_bytes=_peak(context, "allocated"),
         peak_reserved_bytes=_peak(context, "reserved"),
@@ -109,7 +109,7 @@ def _at(context: Context, a: DeviceAnalysis, moment: DecidingMoment) -> MomentFi
         allocated_bytes=active - space.pending_free_bytes,
         active_bytes=active,
         releasable_bytes=space.releasable_bytes,
-        pinned_free_bytes=space.pinned_free_bytes,
+        stranded_free_bytes=space.stranded_free_bytes,
         private_pools_free_bytes=space.private_pools_free_bytes,
         device_free_bytes=None if failed is None else failed.free_bytes,
         event=moment.state if a.timeline is not None else None,
@@ -167,7 +167,7 @@ def _from_stats(context: Context, s: MemoryStats) -> DeviceFigures:
         active_bytes=active,
         requested_bytes=s.requested_bytes,
         free_cached_bytes=None if reserved is None or active is None else reserved - active,
-        pinned_free_bytes=s.inactive_split_bytes,
+        stranded_free_bytes=s.inactive_split_bytes,
         peak_allocated_bytes=s.get("allocated_bytes.all.peak"),
         peak_reserved_bytes=s.get("reserved_bytes.all.peak"),
         peak_active_bytes=s.get("active_bytes.all.peak"),
@@ -177,28 +177,28 @@ def _from_stats(context: Context, s: MemoryStats) -> DeviceFigures:
     )
 
 
-def pin_reports(context: Context, moment: DecidingMoment | None) -> tuple[PinReport, ...]:
-    """Return who pins free memory on one device, the most costly first."""
+def strander_reports(context: Context, moment: DecidingMoment | None) -> tuple[StranderReport, ...]:
+    """Return who strands free memory on one device, the most costly first."""
     a = context.analysis
     if a is None or moment is None:
         return ()
     return tuple(
-        PinReport(
+        StranderReport(
             device=a.device,
-            n_blocks=pin.n_blocks,
-            block_bytes=pin.block_bytes,
-            pinned_bytes=pin.pinned_bytes,
-            stack=context.user_stack(pin.stack),
-            location=context.user_line(pin.stack),
-            age_events=_age(pin.oldest_event, moment),
+            n_blocks=strander.n_blocks,
+            block_bytes=strander.block_bytes,
+            stranded_bytes=strander.stranded_bytes,
+            stack=context.user_stack(strander.stack),
+            location=context.user_line(strander.stack),
+            age_events=_age(strander.oldest_event, moment),
             moment=Moment.FAILURE if moment.kind is Moment.FAILURE else Moment.END,
         )
-        for pin in moment.pins[:MAX_PINS]
+        for strander in moment.stranders[:MAX_STRANDERS]
     )
 
 
 def _age(event: int | None, moment: DecidingMoment) -> int | None:
-    """Return how many events before the moment of the pins the oldest of them was allocated."""
+    """Return how many events before the moment of the stranders the oldest was allocated."""
     at = moment.analysis.n_events if moment.earlier_failure is None else moment.earlier_failure
     return None if event is None else at - event
 
@@ -410,24 +410,24 @@ def _columns(states: Iterable[int], starts: I64) -> tuple[int, ...]:
 def segment_reports(
     context: Context, moment: DecidingMoment | None
 ) -> tuple[Sequence[SegmentReport], int]:
-    """Return the segments with most pinned free memory, the worst first, and how many have any.
+    """Return the segments with most stranded free memory, the worst first, and how many have any.
 
-    They are of the moment of the pins.
+    They are of the moment of the stranding blocks.
     """
     a = context.analysis
     if a is None or moment is None:
         return (), 0
-    segments, n_segments = a.pinned_segments, a.n_pinned_segments
+    segments, n_segments = a.stranded_segments, a.n_stranded_segments
     if moment.earlier_failure is not None:
-        segments, n_segments = find_pinned_segments(moment.layout)
-    # The places that pin_reports gives to the groups.
-    place = {pin.stack: i for i, pin in enumerate(moment.pins[:MAX_PINS])}
+        segments, n_segments = find_stranded_segments(moment.layout)
+    # The places that strander_reports gives to the groups.
+    place = {strander.stack: i for i, strander in enumerate(moment.stranders[:MAX_STRANDERS])}
     reports = tuple(
         SegmentReport(
             device=a.device,
             total_bytes=s.total_bytes,
             free_bytes=s.free_bytes,
-            pinned_bytes=s.pinned_bytes,
+            stranded_bytes=s.stranded_bytes,
             largest_hole_bytes=s.largest_hole_bytes,
             runs=_runs(s, place),
         )
@@ -436,7 +436,7 @@ def segment_reports(
     return reports, n_segments
 
 
-def _runs(segment: PinnedSegment, place: dict[int, int]) -> tuple[SegmentRun, ...]:
+def _runs(segment: StrandedSegment, place: dict[int, int]) -> tuple[SegmentRun, ...]:
     """Return the blocks with neighbours of the same kind and group taken together."""
     kind, stack = segment.block_kind, segment.block_stack
     if not len(kind):
@@ -448,6 +448,6 @@ def _runs(segment: PinnedSegment, place: dict[int, int]) -> tuple[SegmentRun, ..
     rows = zip(sizes.tolist(), kind[starts].tolist(), stack[starts].tolist(), strict=True)
     return tuple(
         # A state of a newer PyTorch counts as live, as in the figures.
-        SegmentRun(n, _KINDS.get(k, RunKind.LIVE), None if s == NO_PIN else place.get(s))
+        SegmentRun(n, _KINDS.get(k, RunKind.LIVE), None if s == NO_STRANDER else place.get(s))
         for n, k, s in rows
     )

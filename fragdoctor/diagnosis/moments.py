@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fragdoctor.analysis.attribution import find_pins
-from fragdoctor.analysis.result import DeviceAnalysis, OomEvent, Pin
+from fragdoctor.analysis.attribution import find_stranders
+from fragdoctor.analysis.result import DeviceAnalysis, OomEvent, Strander
 from fragdoctor.errors import ConfigError
 from fragdoctor.future.steps import Steps
 from fragdoctor.model.diagnosis import Cause, Moment, Verdict
@@ -54,14 +54,14 @@ class DecidingMoment:
         return trace.layout if self.is_end else trace.layout_at(self.state)
 
     @cached_property
-    def pins(self) -> Sequence[Pin]:
-        """Who pinned free memory at the failure; where nothing failed, at the end.
+    def stranders(self) -> Sequence[Strander]:
+        """Who stranded free memory at the failure; where nothing failed, at the end.
 
         At a peak hardly anything is free.
         """
         if self.earlier_failure is None:
-            return self.analysis.pins
-        return find_pins(self.analysis.trace, self.layout)
+            return self.analysis.stranders
+        return find_stranders(self.analysis.trace, self.layout)
 
     @property
     def earlier_failure(self) -> int | None:

@@ -18,8 +18,8 @@ from fragdoctor.diagnosis.figures import (
     device_figures,
     holder_reports,
     phase_report,
-    pin_reports,
     segment_reports,
+    strander_reports,
     timeline_strip,
 )
 from fragdoctor.diagnosis.functions import function_holders
@@ -196,7 +196,7 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
         verdict=verdict,
         checklist=build_checklist(leader, verdict),
         devices=devices,
-        pins=tuple(p for c, at in moments for p in pin_reports(c, at)),
+        stranders=tuple(p for c, at in moments for p in strander_reports(c, at)),
         holders=holders,
         functions=function_holders(holders, case.snapshot),
         fidelity=fidelity,
@@ -209,7 +209,7 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
         replay_notes=proof.notes,
         timeline=timeline_strip(leader),
         worst_segments=segments,
-        n_pinned_segments=n_segments,
+        n_stranded_segments=n_segments,
         phases=tuple(p for c in ordered if (p := phase_report(c)) is not None),
         story=leader.story,
         moment=moment,

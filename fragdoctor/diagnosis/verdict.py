@@ -519,7 +519,7 @@ def _no_failure(e: CaseEvidence) -> list[Hypothesis]:
         summary = (
             f"No request failed, but {about}{format_count(n_retries)} "
             f"{'retry' if n_retries == 1 else 'retries'} had to flush the cache first: the run is "
-            f"near its limit, with {format_size(space.pinned_free_bytes)} of free cache pinned."
+            f"near its limit, with {format_size(space.stranded_free_bytes)} of free cache stranded."
         )
         return [
             Hypothesis(Cause.HEALTHY, Confidence.LIKELY, summary, row="retries"),
@@ -554,7 +554,7 @@ def _figures(e: CaseEvidence) -> tuple[Evidence, ...]:
     items = [
         Evidence("reserved", analysis.reserved_bytes, "bytes", source),
         Evidence(ACTIVE, analysis.active_bytes, "bytes", source),
-        Evidence("pinned free", analysis.free_space.pinned_free_bytes, "bytes", source),
+        Evidence("stranded free", analysis.free_space.stranded_free_bytes, "bytes", source),
     ]
     if failed is not None:
         is_block = failed.block_bytes in {None, failed.requested_bytes}

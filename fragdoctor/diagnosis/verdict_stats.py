@@ -62,7 +62,7 @@ def _after_ooms(last: MemoryStats, n_ooms: int, n_retries: int) -> list[Hypothes
         Cause.FRAGMENTATION,
         Confidence.POSSIBLE,
         f"{counts}, and {format_size(split)} of {format_size(reserved)} reserved are free but "
-        "pinned by live blocks.",
+        "stranded by live blocks.",
         decider,
     )
     full = Hypothesis(
@@ -83,10 +83,10 @@ def _near_the_limit(context: Context, last: MemoryStats, n_retries: int) -> list
         f"No request failed, but {format_count(n_retries)} "
         f"{'retry' if n_retries == 1 else 'retries'} had to flush the cache"
         f"{' and the counter climbs' if climbing else ''}: the run is near its limit, with "
-        f"{format_size(last.inactive_split_bytes)} of free cache pinned."
+        f"{format_size(last.inactive_split_bytes)} of free cache stranded."
     )
     return [
-        Hypothesis(Cause.HEALTHY, Confidence.POSSIBLE, text, "A snapshot shows what is pinned."),
+        Hypothesis(Cause.HEALTHY, Confidence.POSSIBLE, text, "A snapshot shows what is stranded."),
         Hypothesis(Cause.FRAGMENTATION, Confidence.POSSIBLE, ""),
         Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, ""),
     ]

@@ -183,7 +183,7 @@ def _group(
         median_peak_bytes=median_or_none(peaks),
         min_peak_bytes=min(peaks, default=None),
         max_peak_bytes=max(peaks, default=None),
-        median_pinned_bytes=median_or_none(_of(r, "pinned_free_bytes") for r in members),
+        median_stranded_bytes=median_or_none(_of(r, "stranded_free_bytes") for r in members),
         median_retries=median_or_none(_of(r, "alloc_retries") for r in members),
         settings=chosen.settings,
         holders=_typical_lines(typical[i]),
@@ -258,7 +258,7 @@ def _odd_ranks(
 _FIGURES: Final[tuple[tuple[str, Callable[[RankSummary], int | None]], ...]] = (
     ("peak_allocated_bytes", lambda r: r.peak_bytes),
     ("peak_reserved_bytes", lambda r: _of(r, "peak_reserved_bytes")),
-    ("pinned_free_bytes", lambda r: _of(r, "pinned_free_bytes")),
+    ("stranded_free_bytes", lambda r: _of(r, "stranded_free_bytes")),
     ("alloc_retries", lambda r: _of(r, "alloc_retries")),
 )
 

@@ -17,7 +17,7 @@ _Value = TypeVar("_Value", tuple[str, str], tuple[tuple[str, str], ...])
 
 MAX_LINES: Final = 3
 _LINE_SHARE: Final = 0.02  # of the peak: less is the noise of any run
-_MANY_PINNED: Final = 0.05
+_MANY_STRANDED: Final = 0.05
 
 
 @frozen
@@ -32,7 +32,7 @@ class Typical:
     lines: dict[LineKey, int]
     places: dict[LineKey, SourceLine]
     capacity: int | None
-    pinned: int | None
+    stranded: int | None
     retries: int | None
     settings: tuple[tuple[str, str], ...] | None
     versions: tuple[str, str] | None
@@ -59,7 +59,7 @@ def typical_of(members: Sequence[RankSummary]) -> Typical:
         lines=lines,
         places=places,
         capacity=_median(members, "capacity_bytes"),
-        pinned=_median(members, "pinned_free_bytes"),
+        stranded=_median(members, "stranded_free_bytes"),
         retries=_median(members, "alloc_retries"),
         settings=_common(r.settings for r in members if r.settings_known),
         versions=_common((r.version_low, r.version_high) for r in members if r.version_low),
@@ -78,7 +78,7 @@ def differences(here: Sequence[RankSummary], others: Typical) -> tuple[Differenc
         *_of_versions(mine, others),
         *_of_capacity(mine, others),
         *_of_sizes(mine, others),
-        *_of_pinned(mine, others),
+        *_of_stranded(mine, others),
         *_of_retries(mine, others),
         *_of_verdict(mine, others),
     )
@@ -209,14 +209,14 @@ def _of_capacity(mine: Typical, others: Typical) -> list[Difference]:
     return [_figure(DifferenceKind.CAPACITY, "a device of", here, there)]
 
 
-def _of_pinned(mine: Typical, others: Typical) -> list[Difference]:
-    here, there = mine.pinned, others.pinned
+def _of_stranded(mine: Typical, others: Typical) -> list[Difference]:
+    here, there = mine.stranded, others.stranded
     if here is None or there is None:
         return []
-    least = max(2 * MIB, _MANY_PINNED * max(mine.peak or 0, others.peak or 0))
+    least = max(2 * MIB, _MANY_STRANDED * max(mine.peak or 0, others.peak or 0))
     if abs(here - there) < least:
         return []
-    return [_figure(DifferenceKind.PINNED, "pinned free memory of", here, there)]
+    return [_figure(DifferenceKind.STRANDED, "stranded free memory of", here, there)]
 
 
 def _of_retries(mine: Typical, others: Typical) -> list[Difference]:

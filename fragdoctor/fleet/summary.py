@@ -82,7 +82,7 @@ _FUNCTION: Final = 80
 _CONF: Final = 400
 _WORD: Final = 60
 MAX_HOLDERS: Final = 16
-MAX_PINS: Final = 4
+MAX_STRANDERS: Final = 4
 MAX_SITES: Final = 6
 MAX_FINDINGS: Final = 30
 MAX_SETTINGS: Final = 12
@@ -224,9 +224,9 @@ def _summary(what: RankInput, here: RankInput, options: SummaryOptions) -> RankS
         version_high=clip(high, _WORD),
         era=clip(diagnosis.fidelity.era, _WORD),
         holders=_holders(diagnosis, device),
-        pins=tuple(
-            line(p.location, p.pinned_bytes, p.n_blocks)
-            for p in [p for p in diagnosis.pins if p.device == device][:MAX_PINS]
+        stranders=tuple(
+            line(p.location, p.stranded_bytes, p.n_blocks)
+            for p in [p for p in diagnosis.stranders if p.device == device][:MAX_STRANDERS]
         ),
         findings=_findings(diagnosis),
         advice=_advice(diagnosis),

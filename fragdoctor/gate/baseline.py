@@ -28,7 +28,7 @@ DEFAULT_TOLERANCE: Final = Amount(share=0.05)
 FLOOR_BYTES: Final = 20 * MIB
 """With a tolerance in per cent, changes below one segment of the large pool do not count."""
 
-_SIZES: Final = (("peak_bytes", "peak memory"), ("pinned_bytes", "pinned free memory"))
+_SIZES: Final = (("peak_bytes", "peak memory"), ("stranded_bytes", "stranded free memory"))
 _COUNTS: Final = (
     ("retries", "allocations that flush the cache"),
     ("ooms", "out-of-memory failures"),

@@ -35,7 +35,7 @@ class Measures:
     device: int
     peak_bytes: int | None = None
     peak_kind: str = "active"
-    pinned_bytes: int | None = None
+    stranded_bytes: int | None = None
     retries: int | None = None
     ooms: int | None = None
     capacity_bytes: int | None = None
@@ -45,7 +45,7 @@ class Measures:
     @property
     def has_any(self) -> bool:
         """Whether anything is known."""
-        known = (self.peak_bytes, self.pinned_bytes, self.retries, self.ooms, self.reserved_bytes)
+        known = (self.peak_bytes, self.stranded_bytes, self.retries, self.ooms, self.reserved_bytes)
         return any(value is not None for value in known)
 
 
@@ -65,7 +65,7 @@ def _measure(d: DeviceFigures, *, is_only: bool) -> Measures:
         device=d.device,
         peak_bytes=peak,
         peak_kind="active" if active is not None and active == peak else "allocated",
-        pinned_bytes=d.pinned_free_bytes,
+        stranded_bytes=d.stranded_free_bytes,
         retries=d.alloc_retries,
         ooms=d.ooms,
         capacity_bytes=d.capacity_bytes,
@@ -153,7 +153,7 @@ def _answer(simulation: Simulation, capacity_bytes: int, where: str) -> Fit:
 
 
 RESERVED_NOTE: Final = (
-    "Budgets gate on allocated, active and pinned memory. Reserved memory is reported but not "
+    "Budgets gate on allocated, active and stranded memory. Reserved memory is reported but not "
     "judged: what the allocator keeps cached is noise from run to run."
 )
 
@@ -167,7 +167,7 @@ class Budgets:
 
     Attributes:
         max_peak: highest active memory over the recording; a share is of the capacity.
-        max_pinned: free memory that live blocks keep from being returned; a share is of reserved.
+        max_stranded: free memory that live blocks keep from being returned; a share is of reserved.
         max_retries: allocations that had to flush the cache first.
         min_headroom: capacity less peak active memory; a share is of the capacity.
         fits_on: bytes that PyTorch could have on the device to fit on; answered by replay.
@@ -175,7 +175,7 @@ class Budgets:
     """
 
     max_peak: Amount | None = None
-    max_pinned: Amount | None = None
+    max_stranded: Amount | None = None
     max_retries: int | None = None
     min_headroom: Amount | None = None
     fits_on: int | None = None
@@ -229,8 +229,10 @@ def check_budgets(
     devices = measured(diagnosis)
     if budgets.max_peak is not None:
         results.append(_worst([_peak(m, budgets.max_peak) for m in devices], "max-peak"))
-    if budgets.max_pinned is not None:
-        results.append(_worst([_pinned(m, budgets.max_pinned) for m in devices], "max-pinned"))
+    if budgets.max_stranded is not None:
+        results.append(
+            _worst([_stranded(m, budgets.max_stranded) for m in devices], "max-stranded")
+        )
     if budgets.max_retries is not None:
         results.append(_worst([_retries(m, budgets.max_retries) for m in devices], "max-retries"))
     if budgets.min_headroom is not None:
@@ -265,16 +267,16 @@ def _peak(m: Measures, limit: Amount) -> BudgetResult:
     return _judged(budget, m, m.peak_bytes, bound, what, limit_text)
 
 
-def _pinned(m: Measures, limit: Amount) -> BudgetResult:
-    budget = "max-pinned"
-    if m.pinned_bytes is None:
-        return _skip(budget, "only a snapshot or statistics say what is pinned", m)
+def _stranded(m: Measures, limit: Amount) -> BudgetResult:
+    budget = "max-stranded"
+    if m.stranded_bytes is None:
+        return _skip(budget, "only a snapshot or statistics say what is stranded", m)
     bound = limit.of(m.reserved_bytes)
     if bound is None:
         return _skip(budget, "the reserved memory is unknown, so is a percentage of it", m)
-    what = f"live blocks pin {format_size(m.pinned_bytes)} of free memory{_on(m)}"
+    what = f"live blocks strand {format_size(m.stranded_bytes)} of free memory{_on(m)}"
     limit_text = _bound(bound, limit, "reserved memory")
-    return _judged(budget, m, m.pinned_bytes, bound, what, limit_text)
+    return _judged(budget, m, m.stranded_bytes, bound, what, limit_text)
 
 
 def _retries(m: Measures, limit: int) -> BudgetResult:

@@ -265,7 +265,7 @@ def _of_worse(
 ) -> Reason:
     if finding is not None:
         return replace(_of_finding(finding), text=text)
-    blamed = "max-pinned" if code == "pinned_bytes" else "max-peak"
+    blamed = "max-stranded" if code == "stranded_bytes" else "max-peak"
     locations = _blamed(blamed, device, diagnosis)
     return Reason(
         code=code.removesuffix("_bytes"),
@@ -318,10 +318,12 @@ def _blamed(budget: str, device: int | None, diagnosis: Diagnosis) -> tuple[Loca
         holders = [h for h in diagnosis.holders if h.device == device and h.location is not None]
         top = max(holders, key=lambda h: h.peak_bytes or h.held_bytes, default=None)
         return () if top is None or top.location is None else (top.location, *top.stack[1:])
-    if budget == "max-pinned":
-        pins = [p for p in diagnosis.pins if p.device == device and p.location is not None]
-        pin = max(pins, key=lambda p: p.pinned_bytes, default=None)
-        return () if pin is None or pin.location is None else (pin.location,)
+    if budget == "max-stranded":
+        stranders = [
+            p for p in diagnosis.stranders if p.device == device and p.location is not None
+        ]
+        strander = max(stranders, key=lambda p: p.stranded_bytes, default=None)
+        return () if strander is None or strander.location is None else (strander.location,)
     if budget == "no-growth":
         found = [f for f in diagnosis.findings if f.code == "FD401" and f.locations]
         worst = max(found, key=lambda f: f.n_bytes, default=None)

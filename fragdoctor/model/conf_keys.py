@@ -55,7 +55,7 @@ KEYS: Final[dict[str, KeyVersions]] = {
     "per_process_memory_fraction": KeyVersions((2, 10, 0)),
     "large_segment_size_mb": KeyVersions((2, 11, 0)),
     "throw_on_cudamalloc_oom": KeyVersions((2, 12, 0)),  # about
-    "pinned_free_catch_all": KeyVersions((2, 12, 0)),  # about
+    "stranded_free_catch_all": KeyVersions((2, 12, 0)),  # about
     "pinned_max_round_threshold_mb": KeyVersions((2, 13, 0)),
     "pinned_max_cached_size_mb": KeyVersions((2, 13, 0)),
     "expandable_segments_reserve": KeyVersions((2, 14, 0)),  # absent in 2.13, present in 2.15

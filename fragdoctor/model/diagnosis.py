@@ -217,7 +217,7 @@ class MomentFigures:
     allocated_bytes: int
     active_bytes: int
     releasable_bytes: int = 0
-    pinned_free_bytes: int = 0
+    stranded_free_bytes: int = 0
     private_pools_free_bytes: int = 0
     device_free_bytes: int | None = None
     event: int | None = None
@@ -240,7 +240,7 @@ class DeviceFigures:
     requested_bytes: int | None = None
     free_cached_bytes: int | None = None
     releasable_bytes: int | None = None
-    pinned_free_bytes: int | None = None
+    stranded_free_bytes: int | None = None
     largest_free_block_bytes: int | None = None
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
@@ -255,17 +255,17 @@ class DeviceFigures:
 
 
 @frozen
-class PinReport:
+class StranderReport:
     """A live block (or group with the same stack) that keeps free memory from being returned.
 
-    ``pinned_bytes`` is the free memory that would become returnable if these blocks were gone.
+    ``stranded_bytes`` is the free memory that would become returnable if these blocks were gone.
     ``moment`` is that of the failure, without one the end of the file.
     """
 
     device: int
     n_blocks: int
     block_bytes: int
-    pinned_bytes: int
+    stranded_bytes: int
     stack: Sequence[Location] = ()
     location: Location | None = None
     age_events: int | None = None
@@ -394,26 +394,26 @@ class RunKind(StrEnum):
 class SegmentRun:
     """Neighbouring blocks of one kind.
 
-    ``pin`` is the place among the device's ``PinReport``s of the group that they belong to, None
-    where they hold nothing back or the group is not reported.
+    ``strander`` is the place among the device's ``StranderReport``s of the group that they belong
+    to, None where they hold nothing back or the group is not reported.
     """
 
     n_bytes: int
     kind: RunKind
-    pin: int | None = None
+    strander: int | None = None
 
 
 @frozen
 class SegmentReport:
-    """A segment with free memory that live blocks pin, as runs of blocks in address order.
+    """A segment with free memory that live blocks strand, as runs of blocks in address order.
 
-    ``pinned_bytes`` is less than ``free_bytes`` where an expandable segment can return pages.
+    ``stranded_bytes`` is less than ``free_bytes`` where an expandable segment can return pages.
     """
 
     device: int
     total_bytes: int
     free_bytes: int
-    pinned_bytes: int
+    stranded_bytes: int
     largest_hole_bytes: int
     runs: Sequence[SegmentRun] = ()
 
@@ -422,8 +422,9 @@ class SegmentReport:
 class Diagnosis:
     """Everything a report needs. Produced by ``fragdoctor.diagnose``.
 
-    ``timeline``, ``worst_segments`` (most pinned first) and ``n_pinned_segments`` are of the device
-    that the verdict is about; ``phases`` has one report per device with a trace, that one first.
+    ``timeline``, ``worst_segments`` (most stranded first) and ``n_stranded_segments`` are of the
+    device that the verdict is about; ``phases`` has one report per device with a trace, that one
+    first.
     ``functions`` are those with several lines among the holders, most bytes first.
     ``notes`` are about the inputs, ``replay_notes`` about what a replay can and cannot say.
     ``story`` is None if there is no log, or nothing happens in it. ``moment`` is one that was asked
@@ -436,7 +437,7 @@ class Diagnosis:
     verdict: Verdict
     checklist: Sequence[ChecklistItem]
     devices: Sequence[DeviceFigures] = ()
-    pins: Sequence[PinReport] = ()
+    stranders: Sequence[StranderReport] = ()
     holders: Sequence[HolderReport] = ()
     functions: Sequence[FunctionHolder] = ()
     fidelity: FidelityReport = field(default_factory=FidelityReport)
@@ -449,7 +450,7 @@ class Diagnosis:
     replay_notes: Sequence[str] = ()
     timeline: TimelineStrip | None = None
     worst_segments: Sequence[SegmentReport] = ()
-    n_pinned_segments: int = 0
+    n_stranded_segments: int = 0
     phases: Sequence[PhaseReport] = ()
     story: LogStory | None = None
     moment: MomentReport | None = None
@@ -497,16 +498,23 @@ class Diagnosis:
         )
         return _table(rows, columns, numbers=columns[2:])
 
-    def pins_frame(self) -> pd.DataFrame:
-        """Return the live blocks that pin free memory as a DataFrame, worst first.
+    def stranders_frame(self) -> pd.DataFrame:
+        """Return the live blocks that strand free memory as a DataFrame, worst first.
 
-        Columns: ``device``, ``location``, ``pinned_bytes`` (what would be free without them),
+        Columns: ``device``, ``location``, ``stranded_bytes`` (what would be free without them),
         ``n_blocks``, ``block_bytes``, ``age_events`` (missing where they are older than the trace).
         """
-        columns = ("device", "location", "pinned_bytes", "n_blocks", "block_bytes", "age_events")
+        columns = ("device", "location", "stranded_bytes", "n_blocks", "block_bytes", "age_events")
         rows = (
-            (p.device, _place(p.location), p.pinned_bytes, p.n_blocks, p.block_bytes, p.age_events)
-            for p in self.pins
+            (
+                p.device,
+                _place(p.location),
+                p.stranded_bytes,
+                p.n_blocks,
+                p.block_bytes,
+                p.age_events,
+            )
+            for p in self.stranders
         )
         return _table(rows, columns, numbers=columns[2:])
 

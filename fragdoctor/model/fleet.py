@@ -69,7 +69,7 @@ class SummaryOptions:
 
 @frozen
 class SourceLine:
-    """A line of the user's program and what it holds, pins or asks for. Hostile text, cut."""
+    """A line of the user's program and what it holds, strands or asks for. Hostile text, cut."""
 
     filename: str
     line: int
@@ -121,7 +121,7 @@ class RankSummary:
         conf: the raw ``PYTORCH_CUDA_ALLOC_CONF``.
         era: tie-breaking era of the allocator, if a replay determined it.
         holders: lines by live bytes at the peak (at the end where there is no trace).
-        pins: lines by the free bytes that their blocks pin.
+        strands: lines by the free bytes that their blocks strand.
         sites: lines by bytes asked for over the whole trace.
         large_sizes: (request size, number of requests), by the bytes they add up to.
         size_histogram: (power of two, number of requests) of all requests of the trace.
@@ -155,7 +155,7 @@ class RankSummary:
     version_high: str = ""
     era: str = ""
     holders: tuple[SourceLine, ...] = ()
-    pins: tuple[SourceLine, ...] = ()
+    stranders: tuple[SourceLine, ...] = ()
     sites: tuple[SourceLine, ...] = ()
     findings: tuple[RankFinding, ...] = ()
     advice: RankAdvice | None = None
@@ -206,7 +206,7 @@ class DifferenceKind(StrEnum):
     SETTING = "setting"
     VERSION = "version"
     CAPACITY = "capacity"
-    PINNED = "pinned"
+    STRANDED = "stranded"
     RETRIES = "retries"
     SIZES = "request_sizes"
     VERDICT = "verdict"
@@ -276,7 +276,7 @@ class RankGroup:
     median_peak_bytes: int | None
     min_peak_bytes: int | None
     max_peak_bytes: int | None
-    median_pinned_bytes: int | None
+    median_stranded_bytes: int | None
     median_retries: int | None
     settings: tuple[tuple[str, str], ...] = ()
     holders: Sequence[SourceLine] = ()

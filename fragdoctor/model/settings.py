@@ -59,7 +59,7 @@ _SWITCHES: Final = frozenset(
         "pinned_use_background_threads",
         "graph_capture_record_stream_reuse",
         "throw_on_cudamalloc_oom",
-        "pinned_free_catch_all",
+        "stranded_free_catch_all",
     }
 )
 

@@ -48,7 +48,7 @@ _CELL: Final = (
     "border:none;padding:.1em 1.2em .1em 0;vertical-align:top;background:transparent;"
     "color:inherit;white-space:normal;text-align:"
 )
-_FRAMES: Final = ("checklist", "recommendations", "pins", "holders")
+_FRAMES: Final = ("checklist", "recommendations", "stranders", "holders")
 _TITLE: Final = "font-weight:600;font-size:1.15em"
 _HEADING: Final = "font-weight:600;margin:.8em 0 .2em"
 

@@ -353,7 +353,7 @@ class SegmentBar:
 
 @frozen
 class SegmentBars(Block):
-    """Segments drawn to scale; ``lines`` are those that pin them, with the pins that they made."""
+    """Segments drawn to scale; ``lines`` are those that strand them, with their stranders."""
 
     titles: Sequence[str]
     bars: Sequence[SegmentBar]

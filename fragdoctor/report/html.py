@@ -356,7 +356,7 @@ def _pieces(runs: tuple[SegmentRun, ...]) -> list[tuple[str, float, float]]:
     total = sum(run.n_bytes for run in runs) or 1
     pieces, start = [], 0
     for run in runs:
-        kind = "pin" if run.pin is not None else run.kind.value
+        kind = "strander" if run.strander is not None else run.kind.value
         pieces.append((kind, 100 * start / total, 100 * run.n_bytes / total))
         start += run.n_bytes
     return pieces

@@ -211,7 +211,7 @@ _BYTES: Final = Shape(names={"n_bytes": "bytes"})
 # Commands that diagnose, replay and judge.
 _DIAGNOSES: Final[Mapping[type, Shape]] = {
     Diagnosis: Shape(
-        without=("case", "timeline", "worst_segments", "n_pinned_segments", "replay_notes",
+        without=("case", "timeline", "worst_segments", "n_stranded_segments", "replay_notes",
                  "analyses"),
         computed={
             **_VERSION,
@@ -255,7 +255,7 @@ _DIAGNOSES: Final[Mapping[type, Shape]] = {
         },
     ),
     Measures: Shape(
-        names={"pinned_bytes": "pinned_free_bytes", "retries": "alloc_retries",
+        names={"stranded_bytes": "stranded_free_bytes", "retries": "alloc_retries",
                "reserved_bytes": "peak_reserved_bytes"},
     ),
     Reason: Shape(names={"text": "message"}),
@@ -298,7 +298,7 @@ _FLEETS: Final[Mapping[type, Shape]] = {
     ),
     fleet.JobVerdict: Shape(null=("first_failed",)),
     fleet.RankGroup: Shape(
-        names={"median_pinned_bytes": "median_pinned_free_bytes",
+        names={"median_stranded_bytes": "median_stranded_free_bytes",
                "median_retries": "median_alloc_retries", "advice": "recommendation",
                "advice_is_tested": "is_replayed"},
         null=("reference",),

@@ -21,7 +21,7 @@ from fragdoctor.report.words import verdict_line
 
 _BUDGETS: Final = (
     "max-peak",
-    "max-pinned",
+    "max-stranded",
     "max-retries",
     "min-headroom",
     "fits-on",

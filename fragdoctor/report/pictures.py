@@ -27,7 +27,7 @@ _MIN_FILL: Final = 0.25
 # A cell where several blocks alternate with this much free space is shown as mixed.
 _MIXED_FREE: Final = 0.25
 _LETTERS: Final = "ABCDEF"
-_PIN_STYLE: Final = "bold red"
+_STRANDER_STYLE: Final = "bold red"
 
 
 @frozen
@@ -46,7 +46,7 @@ class Ink:
 _BAR_INKS: Final[Mapping[str, Ink]] = {
     "allocated": Ink("█", "#", "cyan"),
     "pending": Ink("▚", "~", "magenta"),
-    "pinned": Ink("▓", "%", "red"),
+    "stranded": Ink("▓", "%", "red"),
     "pools": Ink("▞", "+", "yellow"),
     "cached": Ink("▓", "%", "red"),
     "releasable": Ink("▒", "=", "green"),
@@ -202,7 +202,7 @@ def _write_key(
 
 
 def draw_segments(page: Page, block: SegmentBars) -> None:
-    """Draw segments to scale, with a letter for each line whose blocks pin them."""
+    """Draw segments to scale, with a letter for each line whose blocks strand them."""
     frame = len(page.glyphs.bar_start + page.glyphs.bar_end)
     figures = [block.titles, *(bar.figures for bar in block.bars)]
     widths = [max(len(row[i]) for row in figures) for i in range(len(block.titles))]
@@ -217,7 +217,7 @@ def draw_segments(page: Page, block: SegmentBars) -> None:
         Column(max_width=page.width),
     )
     page.grid(columns, rows)
-    legend = [[Text(letter, _PIN_STYLE), styled(line)] for letter, line in letters.items()]
+    legend = [[Text(letter, _STRANDER_STYLE), styled(line)] for letter, line in letters.items()]
     page.grid((Column(), Column(kind="path")), legend)
     used = {kind for kinds in bars for kind in kinds}
     page.key(
@@ -235,8 +235,10 @@ def _lettered(
     Letters go to the lines that are seen, in turn: blocks may be too small to win a cell.
     """
     by_letter = dict(zip(_LETTERS, lines, strict=False))
-    of_pin = {pin: letter for letter, (_, pins) in by_letter.items() for pin in pins}
-    drawn = [cells_of(runs, n_cells, of_pin) for runs in bars]
+    of_strander = {
+        strander: letter for letter, (_, stranders) in by_letter.items() for strander in stranders
+    }
+    drawn = [cells_of(runs, n_cells, of_strander) for runs in bars]
     seen = {kind for kinds in drawn for kind in kinds}
     renamed = dict(zip((k for k in by_letter if k in seen), _LETTERS, strict=False))
     return (
@@ -259,8 +261,8 @@ def cells_of(runs: Sequence[SegmentRun], n_cells: int, letters: Mapping[int, str
     start = 0
     for run in runs:
         kind: str = run.kind
-        if run.kind is RunKind.LIVE and run.pin is not None:
-            kind = letters.get(run.pin, kind)
+        if run.kind is RunKind.LIVE and run.strander is not None:
+            kind = letters.get(run.strander, kind)
         end = start + run.n_bytes
         first, last = start * n_cells // total, (max(end, start + 1) * n_cells - 1) // total
         first, last = min(first, n_cells - 1), min(last, n_cells - 1)
@@ -287,7 +289,7 @@ def _block_cell(share: Mapping[str, int], n_small: int) -> str:
 
 
 def _block_mark(page: Page, kind: str) -> tuple[str, str]:
-    return _BLOCK_INKS[kind][0].mark(page) if kind in _BLOCK_INKS else (kind, _PIN_STYLE)
+    return _BLOCK_INKS[kind][0].mark(page) if kind in _BLOCK_INKS else (kind, _STRANDER_STYLE)
 
 
 def _framed(page: Page, cells: Sequence[tuple[str, str]]) -> Text:

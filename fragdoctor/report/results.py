@@ -68,14 +68,14 @@ MAX_MESSAGE: Final = 1000
 
 BUDGET_TITLES: Final = {
     "max-peak": "Peak of active memory over budget",
-    "max-pinned": "Pinned free memory over budget",
+    "max-stranded": "Stranded free memory over budget",
     "max-retries": "Allocation retries over budget",
     "min-headroom": "Headroom under budget",
     "fits-on": "Does not fit on the device",
     "no-growth": "Memory grows",
     "verdict": "The program ran out of memory",
     "peak": "Peak memory worse than the baseline",
-    "pinned": "Pinned free memory worse than the baseline",
+    "stranded": "Stranded free memory worse than the baseline",
     "retries": "Allocation retries worse than the baseline",
     "ooms": "Out-of-memory failures worse than the baseline",
     "unreadable": "The input cannot be read",

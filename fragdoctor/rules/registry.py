@@ -16,9 +16,9 @@ from fragdoctor.rules.fragmentation.growing_cache import GrowingCache
 from fragdoctor.rules.fragmentation.holes_below_request import HolesBelowRequest
 from fragdoctor.rules.fragmentation.page_rounding import PageRounding
 from fragdoctor.rules.fragmentation.pending_frees import PendingFrees
-from fragdoctor.rules.fragmentation.pinned_free_memory import PinnedFreeMemory
 from fragdoctor.rules.fragmentation.private_pool_cache import PrivatePoolCache
 from fragdoctor.rules.fragmentation.rounding_waste import RoundingWaste
+from fragdoctor.rules.fragmentation.stranded_free_memory import StrandedFreeMemory
 from fragdoctor.rules.growth.accumulating_trials import AccumulatingTrials
 from fragdoctor.rules.growth.climbing_retries import ClimbingRetries
 from fragdoctor.rules.growth.growing_line import GrowingLine
@@ -45,7 +45,7 @@ from fragdoctor.rules.settings.split_limit_with_expandable import SplitLimitWith
 from fragdoctor.rules.settings.unknown_setting import UnknownSetting
 
 RULES: Final[tuple[Rule, ...]] = (
-    PinnedFreeMemory(),  # FD101
+    StrandedFreeMemory(),  # FD101
     HolesBelowRequest(),  # FD102
     DriftingSizes(),  # FD103
     PageRounding(),  # FD104

@@ -113,8 +113,8 @@ def test_analyze_device_random_columns_never_fails(seed, n_events, n_segments, n
         result = analyze_device(snapshot, device)
         free = result.free_space
         assert 0 <= free.releasable_bytes <= free.free_cached_bytes
-        assert free.pinned_free_bytes >= 0
-        assert all(pin.pinned_bytes >= 0 for pin in result.pins)
+        assert free.stranded_free_bytes >= 0
+        assert all(strander.stranded_bytes >= 0 for strander in result.stranders)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -107,7 +107,7 @@ def test_peak_before_the_test_does_not_count(fake: pytest.Pytester) -> None:
 
 
 @pytest.mark.parametrize(("limit", "failed"), [("25%", 0), ("24%", 1), ("1 GiB", 0), ("0", 1)])
-def test_fragmentation_is_what_live_blocks_pin(
+def test_fragmentation_is_what_live_blocks_strander(
     fake: pytest.Pytester, limit: str, failed: int
 ) -> None:
     result = one(
@@ -119,7 +119,7 @@ def test_fragmentation_is_what_live_blocks_pin(
 
     result.assert_outcomes(failed=failed, passed=1 - failed)
     if failed:
-        result.stdout.fnmatch_lines(["*of pinned free GPU memory but left 1.00 GiB."])
+        result.stdout.fnmatch_lines(["*of stranded free GPU memory but left 1.00 GiB."])
 
 
 def test_leak_is_what_stays_allocated(fake: pytest.Pytester) -> None:

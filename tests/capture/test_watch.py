@@ -19,7 +19,7 @@ def test_watch_of_a_loader_prints_a_line_a_step_and_what_grows(fake_torch) -> No
         fake_torch.alloc(3)
 
     head, *rows, summary = file.getvalue().splitlines()
-    assert ["step", "allocated", "peak", "reserved", "pinned", "retries"] == head.split()
+    assert ["step", "allocated", "peak", "reserved", "stranded", "retries"] == head.split()
     assert ["1", "3.00", "MiB", "3.00", "MiB", "3.00", "MiB", "0", "B", "0"] == rows[0].split()
     assert 5 == len(rows)
     assert {len(head)} == {len(row) for row in rows}
@@ -48,12 +48,12 @@ def test_watch_that_is_left_early_ends_with_its_summary(fake_torch) -> None:
     assert "0 steps: too few" in file.getvalue()
 
 
-def test_watch_under_expandable_segments_counts_no_pinned(fake_torch, monkeypatch) -> None:
+def test_watch_under_expandable_segments_counts_no_stranded(fake_torch, monkeypatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments: True")
     file = io.StringIO()
 
     with watch(file=file) as steps:
-        assert steps.step().pinned is None
+        assert steps.step().stranded is None
 
     assert "-" == lines(file)[1][-2]
 
@@ -146,5 +146,5 @@ def test_labels_are_escaped() -> None:
     text = exposition(figures, 1, {"rank": 'a"b\\c\nd'})
 
     assert 'rank="a\\"b\\\\c\\nd"' in text
-    assert "pinned" not in text
+    assert "stranded" not in text
     assert "headroom" not in text

@@ -22,7 +22,8 @@ def result_of(run: Run, *args: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    "edit", ["empty-cache", "empty-cache:10,20", "pad:2MiB", "batch:0.5", "no-pins", "no-pins:3"]
+    "edit",
+    ["empty-cache", "empty-cache:10,20", "pad:2MiB", "batch:0.5", "no-stranders", "no-stranders:3"],
 )
 def test_edit_is_replayed_and_named(edit: str, run: Run, fragmented: str) -> None:
     result = result_of(run, fragmented, "--edit", edit)
@@ -57,7 +58,7 @@ def test_edit_without_leak_fits(run: Run, samples: Path) -> None:
     ("edit", "sentence"),
     [
         ("nonsense", "There is no change"),
-        ("pins", "no-pins"),
+        ("stranders", "no-stranders"),
         ("pad", "needs a size"),
         ("pad:lots", "is not a size"),
         ("batch", "needs a factor"),
@@ -65,7 +66,7 @@ def test_edit_without_leak_fits(run: Run, samples: Path) -> None:
         ("batch:nan", "factor"),
         ("largest-first:2", "takes no value"),
         ("empty-cache:x", "whole number"),
-        ("no-pins:-1", "whole number"),
+        ("no-stranders:-1", "whole number"),
     ],
 )
 def test_edit_that_is_none_is_a_sentence(

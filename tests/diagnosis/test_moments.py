@@ -126,8 +126,8 @@ def test_failure_that_was_caught_is_what_the_first_screen_is_about():
     assert lines(told) == [(1, 40 * MIB, 2), (2, 20 * MIB, 1), (3, 10 * MIB, 1)]
     assert {h.moment for h in told.holders} == {Moment.FAILURE}
     assert {h.location.line: h.now_bytes for h in told.holders}[5] == 4 * MIB
-    assert {p.location.line for p in told.pins} <= {1, 2, 3}
-    assert {p.moment for p in told.pins} <= {Moment.FAILURE}
+    assert {p.location.line for p in told.stranders} <= {1, 2, 3}
+    assert {p.moment for p in told.stranders} <= {Moment.FAILURE}
 
 
 def test_failure_at_the_end_is_told_from_the_file_as_it_is():
@@ -153,7 +153,7 @@ def test_without_a_failure_the_moment_is_the_peak_and_without_a_trace_the_end():
     m = told.devices[0].moment
     assert (m.moment, m.is_end, m.allocated_bytes) == (Moment.PEAK, False, 60 * MIB)
     assert lines(told) == [(1, 40 * MIB, 1), (2, 20 * MIB, 1)]
-    assert {p.moment for p in told.pins} <= {Moment.END}
+    assert {p.moment for p in told.stranders} <= {Moment.END}
 
     bare = diagnose(Case(snapshot=columns({**toy.data(), "device_traces": [[]]})), replays=False)
 

@@ -96,7 +96,7 @@ def test_timeline_strip_without_a_trace_is_none() -> None:
     assert diagnose(Case()).timeline is None
 
 
-def test_segment_reports_take_neighbours_together_and_name_their_pin() -> None:
+def test_segment_reports_take_neighbours_together_and_name_their_strander() -> None:
     one, two = [frame(line=1)], [frame(line=2)]
     diagnosis = diagnosed(
         segment(
@@ -113,13 +113,13 @@ def test_segment_reports_take_neighbours_together_and_name_their_pin() -> None:
 
     (report,) = diagnosis.worst_segments
 
-    assert diagnosis.n_pinned_segments == 1
+    assert diagnosis.n_stranded_segments == 1
     assert (report.total_bytes, report.free_bytes, report.largest_hole_bytes) == (
         20 * MIB,
         17 * MIB,
         15 * MIB,
     )
-    line = {i: p.location.line for i, p in enumerate(diagnosis.pins) if p.location}
+    line = {i: p.location.line for i, p in enumerate(diagnosis.stranders) if p.location}
     place = {n: i for i, n in line.items()}
     assert report.runs == (
         SegmentRun(2 * MIB, RunKind.LIVE, place[1]),
@@ -129,20 +129,20 @@ def test_segment_reports_take_neighbours_together_and_name_their_pin() -> None:
     )
 
 
-def test_blocks_without_a_python_frame_have_no_line_in_holders_and_pins() -> None:
+def test_blocks_without_a_python_frame_have_no_line_in_holders_and_stranders() -> None:
     engine = [
         frame("??", 0, "torch::unwind::unwind()"),
         frame("/build/clone3.S", 81, "clone3"),
     ]
     size = 64 * MIB
-    pinned = segment(BASE, block(MIB, LIVE, frames=engine), block(size - MIB))
+    stranded = segment(BASE, block(MIB, LIVE, frames=engine), block(size - MIB))
     refused = [segment_alloc(BASE, size), alloc(BASE, MIB, frames=engine), oom(size, 0)]
 
-    diagnosis = diagnosed(pinned, events=refused)
+    diagnosis = diagnosed(stranded, events=refused)
 
-    (holder,), (pin,) = diagnosis.holders, diagnosis.pins
+    (holder,), (strander,) = diagnosis.holders, diagnosis.stranders
     assert (holder.now_bytes, holder.location) == (MIB, None)
-    assert pin.location is None
+    assert strander.location is None
     texts = [render("analyze", f, diagnosis, RenderOptions()) for f in ("text", "markdown", "html")]
     assert all("(no Python stack)" in shown for shown in texts)
     assert not any("unwind" in shown or "clone3" in shown for shown in texts[:2])

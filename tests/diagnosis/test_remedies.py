@@ -199,10 +199,10 @@ def test_holes_of_freed_blocks_below_a_page_reject_expandable_segments():
     assert "expandable-segments" in codes(large)
 
 
-def test_pinning_blocks_are_named_with_their_line():
+def test_stranding_blocks_are_named_with_their_line():
     diagnosis = diagnose(Case(snapshot=holes()))
 
-    best = by_code(diagnosis, "move-pinning-blocks")
+    best = by_code(diagnosis, "move-stranding-blocks")
 
     assert (best.locations[0].filename, best.locations[0].line) == ("train.py", 88)
     assert best.predicted.fits is True
@@ -211,8 +211,8 @@ def test_pinning_blocks_are_named_with_their_line():
 @pytest.mark.parametrize(
     "line", [[], [frame("/v/site-packages/torch/distributed/fsdp/_collectives.py", 59, "allocate")]]
 )
-def test_pinning_blocks_that_no_line_of_the_user_makes_are_no_measure(line):
-    assert "move-pinning-blocks" not in codes(diagnose(Case(snapshot=holes(line=line))))
+def test_stranding_blocks_that_no_line_of_the_user_makes_are_no_measure(line):
+    assert "move-stranding-blocks" not in codes(diagnose(Case(snapshot=holes(line=line))))
 
 
 @pytest.mark.parametrize("keeps", [True, False])

@@ -78,7 +78,7 @@ def outcome(snap: Snapshot) -> dict[str, Any]:
         "recommendations": [(r.code, r.rank, r.setting, r.predicted) for r in d.recommendations],
         "rejected": [(r.code, r.setting, r.predicted) for r in d.rejected],
         "devices": d.devices,
-        "pins": [(p.n_blocks, p.pinned_bytes) for p in d.pins],
+        "stranders": [(p.n_blocks, p.stranded_bytes) for p in d.stranders],
         "holders": [(h.now_bytes, h.peak_bytes) for h in d.holders],
     }
 

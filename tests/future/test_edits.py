@@ -108,18 +108,18 @@ def test_sizes_are_padded_above_the_threshold_only() -> None:
     assert operations.size.tolist() == [1000, 4 * MIB, 8 * MIB]
 
 
-def test_without_pinning_block_the_request_fits() -> None:
+def test_without_stranding_block_the_request_fits() -> None:
     """A small block in the middle of 60 MiB keeps 40 MiB from being returned."""
     asked = program(60 * MIB, -1, 20 * MIB, 2 * MIB, -2, 50 * MIB)
     snapshot = record(asked, capacity_bytes=80 * MIB)
-    pin = [a for a in live_addresses(snapshot) if a != 0]
+    strander = [a for a in live_addresses(snapshot) if a != 0]
 
     simulation = simulate(
         snapshot,
         edits=[
-            edits.blocks_freed(pin),
-            edits.blocks_freed(pin, row=len(snapshot.events) - 1),
-            edits.blocks_moved_to_start(pin),
+            edits.blocks_freed(strander),
+            edits.blocks_freed(strander, row=len(snapshot.events) - 1),
+            edits.blocks_moved_to_start(strander),
         ],
     )
 

@@ -58,11 +58,11 @@ def test_peak_beyond_the_tolerance_is_worse() -> None:
 
 
 def test_small_figures_within_one_segment_are_not_worse() -> None:
-    before = grown(diagnoses.healthy(), pinned_free_bytes=2 * MIB)
-    now = grown(before, pinned_free_bytes=12 * MIB)
+    before = grown(diagnoses.healthy(), stranded_free_bytes=2 * MIB)
+    now = grown(before, stranded_free_bytes=12 * MIB)
 
     assert worse_codes(now, before) == []
-    assert worse_codes(now, before, Amount(n_bytes=0)) == ["pinned_bytes"]
+    assert worse_codes(now, before, Amount(n_bytes=0)) == ["stranded_bytes"]
 
 
 def test_one_retry_more_is_worse() -> None:
@@ -137,7 +137,7 @@ def test_baseline_text_holds_no_address_and_no_message() -> None:
                 st.fixed_dictionaries(
                     {
                         name: st.none() | SIZES
-                        for name in ("peak_bytes", "pinned_bytes", "retries", "ooms")
+                        for name in ("peak_bytes", "stranded_bytes", "retries", "ooms")
                     }
                 ),
             ),

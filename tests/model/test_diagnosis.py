@@ -21,11 +21,11 @@ def test_holders_frame_has_a_row_a_line(diagnosis: Diagnosis) -> None:
     assert frame["location"][0].startswith(f"{first.filename}:{first.line}")
 
 
-def test_pins_frame_has_a_row_a_group(diagnosis: Diagnosis) -> None:
-    frame = diagnosis.pins_frame()
+def test_stranders_frame_has_a_row_a_group(diagnosis: Diagnosis) -> None:
+    frame = diagnosis.stranders_frame()
 
-    assert [p.pinned_bytes for p in diagnosis.pins] == frame["pinned_bytes"].tolist()
-    assert frame["pinned_bytes"].dtype == "Int64"
+    assert [p.stranded_bytes for p in diagnosis.stranders] == frame["stranded_bytes"].tolist()
+    assert frame["stranded_bytes"].dtype == "Int64"
 
 
 def test_checklist_frame_is_looked_up_by_id(diagnosis: Diagnosis) -> None:
@@ -50,7 +50,7 @@ def test_frames_of_nothing_have_their_columns(diagnosis: Diagnosis) -> None:
     empty = Diagnosis(diagnosis.case, diagnosis.verdict, ())
 
     frames = [
-        empty.holders_frame(), empty.pins_frame(), empty.checklist_frame(),
+        empty.holders_frame(), empty.stranders_frame(), empty.checklist_frame(),
         empty.recommendations_frame(),
     ]  # fmt: skip
 

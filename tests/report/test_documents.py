@@ -33,7 +33,7 @@ cells = st.one_of(
 )
 kinds = st.sampled_from(["fit", "right", "wrap", "list", "path"])
 columns = st.lists(st.builds(doc.Column, words, kind=kinds), min_size=1, max_size=4)
-names = st.sampled_from(["allocated", "pinned", "cached", "free"])
+names = st.sampled_from(["allocated", "stranded", "cached", "free"])
 parts = st.builds(doc.BarPart, names, st.integers(1, 2**45), words)
 runs = st.builds(SegmentRun, st.integers(1, 2**40), st.sampled_from(RunKind))
 bars = st.builds(doc.SegmentBar, st.just(("1 MiB",)), st.lists(runs, min_size=1, max_size=5))
@@ -196,8 +196,8 @@ def test_table_is_read_from_fields_by_what_their_names_say():
     items = [doc.BarPart("a", 1024, "x")]
 
     table = doc.tabled(
-        [diagnoses.fragmentation().pins[0]],
-        doc.Column("bytes", "pinned_bytes"),
+        [diagnoses.fragmentation().stranders[0]],
+        doc.Column("bytes", "stranded_bytes"),
         doc.Column("blocks", "n_blocks"),
         doc.Column("line", "location"),
     )

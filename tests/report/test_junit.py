@@ -25,7 +25,7 @@ def test_junit_of_a_check_is_read_back_with_a_suite_for_each_file() -> None:
     assert [s.name for s in xml] == ["runs/a.pickle", "runs/b.pickle", "c.pickle"]
     assert {"read": [Error]} == kinds(xml, 2)
     failed = kinds(xml, 0)
-    assert [Failure] == failed["max-pinned"]
+    assert [Failure] == failed["max-stranded"]
     assert [Failure] == failed["findings"]
     assert failed["read"] == []
     assert kinds(xml, 1)["findings"] == []

@@ -52,10 +52,10 @@ FIGURES = {
         rf"allocated[ |]+{SIZE}{OF_BAR}",
     ),
     "reserved": (rf"reserved[ |]+{SIZE}(?= taken from|[ |]+snapshot)", rf"of {SIZE} reserved are"),
-    "pinned": (
-        rf"pinned[ |]+{SIZE}{OF_BAR}",
-        rf"pinned free[ |]+{SIZE}(?= free,|[ |]+snapshot)",
-        rf"with {SIZE} of free cache pinned",
+    "stranded": (
+        rf"stranded[ |]+{SIZE}{OF_BAR}",
+        rf"stranded free[ |]+{SIZE}(?= free,|[ |]+snapshot)",
+        rf"with {SIZE} of free cache stranded",
     ),
 }
 """How each thing is written; all sentences of a report must agree on its figure."""
@@ -125,7 +125,7 @@ def test_each_thing_has_one_figure_in_all_shared_recordings_and_messages(shared)
 @pytest.mark.parametrize(
     ("field", "thing"),
     [("peak_allocated_bytes", "peak allocated"), ("peak_reserved_bytes", "peak reserved"),
-     ("capacity_bytes", "what PyTorch could have"), ("pinned_free_bytes", "pinned"),
+     ("capacity_bytes", "what PyTorch could have"), ("stranded_free_bytes", "stranded"),
      ("reserved_bytes", "reserved")],
 )  # fmt: skip
 def test_figure_that_is_changed_in_one_place_is_seen(field, thing):

@@ -125,9 +125,9 @@ def everything(text: str) -> Diagnosis:
     real = of_snapshot(from_python(tiny(text.replace("\ud800", ""))))
     words = replace(real, case=diagnoses.fragmentation().case, analyses={})
     # Whose a frame is depends on its path, so a stack may differ in length.
-    pins = [replace(p, stack=()) for p in words.pins]
+    stranders = [replace(p, stack=()) for p in words.stranders]
     holders = [replace(h, stack=()) for h in words.holders]
-    hostile = diagnoses.planted(replace(words, pins=pins, holders=holders), text)
+    hostile = diagnoses.planted(replace(words, stranders=stranders, holders=holders), text)
     case = replace(hostile.case, snapshot=real.case.snapshot)
     return replace(hostile, case=case, analyses=real.analyses)
 

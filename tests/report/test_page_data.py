@@ -153,7 +153,7 @@ def test_held_at_counts_live_blocks_at_both_moments():
     assert held_at(lives, 8).n_blocks.tolist() == [1, 1]
 
 
-def test_segment_map_marks_pins_ages_and_stacks():
+def test_segment_map_marks_stranders_ages_and_stacks():
     snapshot = from_python(tiny())
     sink = Sink.of(snapshot, Stacks(snapshot))
 
@@ -164,7 +164,7 @@ def test_segment_map_marks_pins_ages_and_stacks():
         "n_hidden", "hidden_bytes", "n_events", "groups"}}  # fmt: skip
     assert read["block_start"] == [0, 3, 5]
     assert read["state"] == [0, 1, 0, 1, 0]
-    assert read["pins"] == [0, 1, 0, 1, 0]
+    assert read["stranders"] == [0, 1, 0, 1, 0]
     assert read["alloc_row"] == [-1, 2, -1, 6, -1]
     assert data["groups"] == [{"kind": "large", "pool": None, "stream": "default"}]
 

@@ -189,7 +189,7 @@ def test_pictures_quiet_shows_none() -> None:
     assert report(diagnoses.fragmentation(), verbosity=Verbosity.QUIET).count("\n") == 2
 
 
-def test_segments_bar_is_to_scale_and_marks_the_pins() -> None:
+def test_segments_bar_is_to_scale_and_marks_the_stranders() -> None:
     runs = (
         SegmentRun(30, RunKind.LIVE, 0),
         SegmentRun(40, RunKind.FREE),
@@ -271,7 +271,7 @@ def test_segments_line_too_small_to_be_seen_takes_no_letter() -> None:
 
 def test_segments_with_little_beside_the_worst_get_no_row() -> None:
     one = diagnoses.fragmentation()
-    little = replace(one.worst_segments[1], pinned_bytes=3 * MIB)
+    little = replace(one.worst_segments[1], stranded_bytes=3 * MIB)
 
     lines = picture(replace(one, worst_segments=(one.worst_segments[0], little)), "Segments")
 
@@ -280,7 +280,7 @@ def test_segments_with_little_beside_the_worst_get_no_row() -> None:
 
 def many(n: int) -> Diagnosis:
     one = diagnoses.fragmentation()
-    return replace(one, worst_segments=one.worst_segments[:1] * n, n_pinned_segments=n)
+    return replace(one, worst_segments=one.worst_segments[:1] * n, n_stranded_segments=n)
 
 
 def test_segments_shows_the_five_worst() -> None:
@@ -289,7 +289,7 @@ def test_segments_shows_the_five_worst() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cause", "also", "pinned", "is_shown"),
+    ("cause", "also", "stranded", "is_shown"),
     [
         (Cause.FRAGMENTATION, (), 1, True),
         (Cause.CAPACITY, (), 662 * MIB, True),
@@ -298,22 +298,22 @@ def test_segments_shows_the_five_worst() -> None:
         (Cause.HEALTHY, (Cause.FRAGMENTATION,), 662 * MIB, True),
     ],
 )
-def test_segments_only_where_pinned_memory_matters(
-    cause: Cause, also: tuple[Cause, ...], pinned: int, is_shown: bool
+def test_segments_only_where_stranded_memory_matters(
+    cause: Cause, also: tuple[Cause, ...], stranded: int, is_shown: bool
 ) -> None:
     one = diagnoses.fragmentation()
     diagnosis = replace(
         one,
         verdict=replace(one.verdict, cause=cause, also=also),
-        devices=(replace(one.devices[0], pinned_free_bytes=pinned),),
+        devices=(replace(one.devices[0], stranded_free_bytes=stranded),),
     )
 
     assert bool(picture(diagnosis, "Segments")) is is_shown
 
 
-def test_segments_without_blocks_or_pins_still_render() -> None:
+def test_segments_without_blocks_or_stranders_still_render() -> None:
     empty = replace(
-        diagnoses.fragmentation(), pins=(), worst_segments=(SegmentReport(0, 0, 0, 0, 0),)
+        diagnoses.fragmentation(), stranders=(), worst_segments=(SegmentReport(0, 0, 0, 0, 0),)
     )
 
     lines = picture(empty, "Segments")

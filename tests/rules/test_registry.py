@@ -54,5 +54,5 @@ def test_headings_are_the_seven_of_the_contract():
 
 
 def test_find_rule_takes_code_or_name_in_any_case():
-    assert find_rule("fd101") is find_rule("Pinned-Free-Memory")
+    assert find_rule("fd101") is find_rule("Stranded-Free-Memory")
     assert find_rule("FD999") is None

@@ -249,7 +249,7 @@ def _small_holes(case: JudgedCase) -> str:
     return (
         f"{format_size(holes.used_before_bytes)} of free cache are freed blocks of at most "
         f"{format_size(holes.largest_used_before_bytes)} between live ones, less than a page of "
-        f"{format_size(r.page_bytes)}: the live blocks would pin pages just as they pin segments."
+        f"{format_size(r.page_bytes)}: they would strand pages as they strand segments."
     )
 
 
@@ -402,7 +402,7 @@ class GarbageCollection(SettingRemedy):
             "used for long are returned before the limit is reached.",
             cost="Returned segments must be allocated anew.",
             caveats=(
-                "It returns whole free segments only; pinned ones stay.",
+                "It returns whole free segments only; stranded ones stay.",
                 *case.version_caveats(self.key),
             ),
             verify="Reserved memory stays below the threshold; num_alloc_retries falls.",

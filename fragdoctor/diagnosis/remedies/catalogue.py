@@ -28,7 +28,7 @@ from fragdoctor.diagnosis.remedies.evaluation import GatherOnHost
 from fragdoctor.diagnosis.remedies.fragmentation import (
     BucketShapes,
     LargestFirst,
-    MovePinningBlocks,
+    MoveStrandingBlocks,
     PreallocateBuffers,
 )
 from fragdoctor.diagnosis.remedies.from_traceback import AtTheFailingCall, RetryOutsideHandler
@@ -121,7 +121,7 @@ REMEDIES: Final[tuple[Remedy, ...]] = (
     RestartTrials(),
     # Layout of the cache.
     PreallocateBuffers(),
-    MovePinningBlocks(),
+    MoveStrandingBlocks(),
     BucketShapes(),
     LargestFirst(),
     # Streams, pools, the cache as a whole.

@@ -38,16 +38,16 @@ BUCKETS: Final = (2 * MIB, 8 * MIB, 32 * MIB)
 """Sizes tried for padded tensors: coarser ones cost more than they save."""
 
 MIN_SHARE: Final = 0.1
-"""A group that pins less than a tenth of the pinned memory is not worth a change of the code."""
+"""A group that strands less than a tenth of it all is not worth a change of the code."""
 
 MAX_GROUPS: Final = 3
 """Nobody changes more places than these at once."""
 
 
-class MovePinningBlocks(Remedy):
-    """Moving or freeing the few live blocks that pin free memory."""
+class MoveStrandingBlocks(Remedy):
+    """Moving or freeing the few live blocks that strand free memory."""
 
-    code: ClassVar[str] = "move-pinning-blocks"
+    code: ClassVar[str] = "move-stranding-blocks"
     title: ClassVar[str] = "Keep long-lived blocks out of the way"
     burden: ClassVar[Burden] = Burden.CHANGE
 
@@ -56,20 +56,20 @@ class MovePinningBlocks(Remedy):
         analysis, r = case.context.analysis, case.failed_request
         if analysis is None or r is None or case.cause is not Cause.FRAGMENTATION:
             return
-        pinned = analysis.free_space.pinned_free_bytes
+        stranded = analysis.free_space.stranded_free_bytes
         # Buffers that grow will be somewhere else in the next step.
         growing = () if case.bench is None else case.bench.growing_buffers
         moving = {case.context.user_line(b.stack) for b in growing}
         large = [
             p
-            for p in analysis.pins
-            if p.pinned_bytes >= MIN_SHARE * pinned > 0
+            for p in analysis.stranders
+            if p.stranded_bytes >= MIN_SHARE * stranded > 0
             and _is_movable(case.context.user_line(p.stack))
             and case.context.user_line(p.stack) not in moving
         ]
-        for pin in large[:MAX_GROUPS]:
-            line = case.context.user_line(pin.stack)
-            solves = pin.pinned_bytes + pin.block_bytes >= r.uncovered_bytes
+        for strander in large[:MAX_GROUPS]:
+            line = case.context.user_line(strander.stack)
+            solves = strander.stranded_bytes + strander.block_bytes >= r.uncovered_bytes
             proposal = self.proposal(
                 title=f"Keep the blocks of {line_text(line)} out of the way",
                 weight=HELPS + 5 if solves else MAY_HELP,
@@ -77,17 +77,19 @@ class MovePinningBlocks(Remedy):
                 change="allocate them before everything that is short-lived, or clone() what must "
                 "stay once the step has freed its memory; del them before the large request if "
                 "they are no longer needed",
-                why=f"{plural(pin.n_blocks, 'live block')} of {format_size(pin.block_bytes)} "
-                f"{'keeps' if pin.n_blocks == 1 else 'keep'} {format_size(pin.pinned_bytes)} of "
-                f"free memory in {plural(pin.n_segments, 'segment')} from being returned.",
-                locations=case.context.python_stack(pin.stack),
+                why=f"{plural(strander.n_blocks, 'live block')} of "
+                f"{format_size(strander.block_bytes)} "
+                f"{'keeps' if strander.n_blocks == 1 else 'keep'} "
+                f"{format_size(strander.stranded_bytes)} of free memory in "
+                f"{plural(strander.n_segments, 'segment')} from being returned.",
+                locations=case.context.python_stack(strander.stack),
                 predicted=Predicted(fits=True, method="arithmetic") if solves else None,
                 cost="A change of the code; clone() needs both copies for a moment.",
-                verify="These blocks no longer head the list of pins.",
-                evidence=(Evidence("pinned", pin.pinned_bytes, "bytes", "snapshot"),),
-                saves_bytes=pin.pinned_bytes,
+                verify="These blocks no longer head the list of stranding blocks.",
+                evidence=(Evidence("stranded", strander.stranded_bytes, "bytes", "snapshot"),),
+                saves_bytes=strander.stranded_bytes,
             )
-            yield replace(proposal, addresses=tuple(pin.addresses))
+            yield replace(proposal, addresses=tuple(strander.addresses))
 
     def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
         """Try the run with these blocks freed before the request that failed."""

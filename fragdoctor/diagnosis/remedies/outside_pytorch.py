@@ -379,7 +379,8 @@ class RecordSnapshot(Remedy):
             reason = "A snapshot shows which lines hold the memory."
         else:
             reason = (
-                case.verdict.settled_by or "A snapshot shows which lines hold and pin the memory."
+                case.verdict.settled_by
+                or "A snapshot shows which lines hold and strand the memory."
             )
         yield self.proposal(
             weight=ASKS,

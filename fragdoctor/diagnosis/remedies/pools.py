@@ -124,7 +124,7 @@ class EmptyCache(Remedy):
             return
         yield self.rejection(
             "The allocator did that itself before it raised the error; "
-            "live tensors and pinned holes stay as they are.",
+            "live tensors and stranded holes stay as they are.",
             Confidence.PROVEN,
         )
 

@@ -207,7 +207,7 @@ def _jax(fields: Fields, match: re.Match[str], stream: Stream) -> Fields:
 def _allocator(fields: Fields, match: re.Match[str], stream: Stream) -> Fields:
     """Read the ``bfc`` allocator's log: "not a failure" makes it a warning."""
     text = stream.squeezed
-    if "host_bfc" in match.group():  # memory of the host, pinned for copies
+    if "host_bfc" in match.group():  # memory of the host, stranded for copies
         fields |= {"kind": HOST, "is_device_oom": False, "sub_kind": "pinned-host"}
     tail = text[match.end() : match.end() + 200]
     if "notafailure" in tail.split("ranoutofmemory", maxsplit=1)[0]:

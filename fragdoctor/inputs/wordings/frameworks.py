@@ -68,7 +68,7 @@ FRAMEWORKS: Final = (
         "bufferofsize",
         compile_squeezed(
             r"failedtoallocate(?P<_word>cuda|rocm|vulkan|metal|sycl|musa|cann|mtl|cpu)"
-            r"(?:_host|_pinned)?<device_index>?(?:_split)?bufferofsize(?P<requested_bytes>COUNT)"
+            r"(?:_host|_stranded)?<device_index>?(?:_split)?bufferofsize(?P<requested_bytes>COUNT)"
         ),
         back=36,
         refine=_ggml,

@@ -92,7 +92,9 @@ def segment_map_data(
     address = layout.segment_address[rows]
     pools = np.where(layout.is_private[rows], layout.segment_pool[rows], -1)
     groups, group = groups_of(pools, layout.is_small[rows], layout.segment_stream[rows])
-    pinning = np.array([a for pin in analysis.pins for a in pin.addresses], np.uint64)
+    stranding = np.array(
+        [a for strander in analysis.stranders for a in strander.addresses], np.uint64
+    )
     counts = np.bincount(blocks.segment, minlength=len(rows))
     lives, known = trace.lives, blocks.row >= 0
     row = np.where(known, blocks.row, 0)
@@ -113,7 +115,7 @@ def segment_map_data(
         "state": blob.add(blocks.state),
         "stack": blob.add(sink.stacks.page_stacks(blocks.stack, blocks.size_bytes)),
         "alloc_row": blob.add(np.where(known, _taken(lives.start, row), -1)),
-        "pins": blob.add(np.isin(blocks.address, pinning).astype(np.int64)),
+        "stranders": blob.add(np.isin(blocks.address, stranding).astype(np.int64)),
     }
 
 

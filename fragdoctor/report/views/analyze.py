@@ -193,7 +193,7 @@ def footer(diagnosis: Diagnosis) -> str:
     failed = f" ({n_failed} failed)" if n_failed else ""
     parts = [
         f"checklist{failed}" if diagnosis.checklist else "",
-        "pins" if diagnosis.pins else "",
+        "what strands memory" if diagnosis.stranders else "",
         "phases" if diagnosis.phases else "",
         plural(n_serious, "finding") if n_serious else "",
         plural(n_advice, "recommendation") if n_advice else "",
@@ -244,7 +244,7 @@ def document(diagnosis: Diagnosis, options: RenderOptions) -> doc.ReportDocument
                     evidence_section(diagnosis),
                     checklist_section(diagnosis),
                     *device_memory.phase_sections(diagnosis),
-                    holders.pins_section(diagnosis),
+                    holders.stranders_section(diagnosis),
                     holders.segments_section(diagnosis),
                     holders.holders_section(diagnosis),
                     findings_section(diagnosis),

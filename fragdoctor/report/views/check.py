@@ -101,8 +101,8 @@ def _measures(m: Measures) -> str:
     parts = []
     if m.peak_bytes is not None:
         parts.append(f"peak {m.peak_kind} {format_size(m.peak_bytes)}")
-    if m.pinned_bytes is not None:
-        parts.append(f"pinned {format_size(m.pinned_bytes)}")
+    if m.stranded_bytes is not None:
+        parts.append(f"stranded {format_size(m.stranded_bytes)}")
     if m.retries is not None:
         parts.append(plural(m.retries, "retry", "retries"))
     if m.reserved_bytes is not None:

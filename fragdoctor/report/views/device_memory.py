@@ -155,7 +155,11 @@ _FIGURES: Final = (
     ("peak allocated", "peak_allocated_bytes", "most held by tensors"),
     ("reserved", "reserved_bytes", "taken from the driver, at the end"),
     ("allocated", "allocated_bytes", "held by tensors, at the end"),
-    ("pinned free", "pinned_free_bytes", "free, but in segments that live blocks hold, at the end"),
+    (
+        "stranded free",
+        "stranded_free_bytes",
+        "free, but in segments that live blocks hold, at the end",
+    ),
     ("largest free block", "largest_free_block_bytes", "the largest hole in the cache, at the end"),
     ("retries", "alloc_retries", "cache flushes after a failed request"),
     ("OOMs", "ooms", "failed requests that were raised"),
@@ -258,15 +262,15 @@ def parts_of(figures: DeviceFigures, message: OomMessage | None) -> list[doc.Bar
     cached = _clip(reserved - live - pending, reserved)
     in_pools = figures.private_pools_bytes if at is None else at.private_pools_free_bytes
     pools = _clip(in_pools or 0, cached)
-    pinned = _clip(source.pinned_free_bytes or 0, cached - pools)
-    releasable = _clip(source.releasable_bytes or 0, cached - pools - pinned)
+    stranded = _clip(source.stranded_free_bytes or 0, cached - pools)
+    releasable = _clip(source.releasable_bytes or 0, cached - pools - stranded)
     outside, free = _beyond(figures, message, reserved)
     parts = (
         doc.BarPart("allocated", live, "in use by tensors"),
         doc.BarPart("pending", pending, "freed, waits for other streams"),
-        doc.BarPart("pinned", pinned, "free, but in holes between live blocks"),
+        doc.BarPart("stranded", stranded, "free, but in holes between live blocks"),
         doc.BarPart("pools", pools, "free inside private pools"),
-        doc.BarPart("cached", cached - pools - pinned - releasable, "free in PyTorch's cache"),
+        doc.BarPart("cached", cached - pools - stranded - releasable, "free in PyTorch's cache"),
         doc.BarPart("releasable", releasable, "free, returned on demand"),
         doc.BarPart("outside", outside, "not PyTorch's caching allocator"),
         doc.BarPart("free", free, "not reserved by PyTorch"),

@@ -1,4 +1,4 @@
-"""Who holds the memory: lines of the program, pins, segments."""
+"""Who holds the memory: lines of the program, strands, segments."""
 
 from __future__ import annotations
 
@@ -28,50 +28,52 @@ from fragdoctor.units import format_count, format_size, plural
 
 _MAX_HOLDERS: Final = 3
 _MAX_SEGMENTS: Final = 5
-_MAX_PIN_LINES: Final = 6
+_MAX_STRANDER_LINES: Final = 6
 
-# Less pinned memory than this share of the reserved is not what the reader came for.
-_MIN_PINNED_SHARE: Final = 0.1
-# Of the worst segment's pinned memory: a row with less only distracts.
+# Less stranded memory than this share of the reserved is not what the reader came for.
+_MIN_STRANDED_SHARE: Final = 0.1
+# Of the worst segment's stranded memory: a row with less only distracts.
 _MIN_ROW_SHARE: Final = 0.05
 
 
 def short_holders(diagnosis: Diagnosis) -> doc.Section:
-    """Return the lines that hold most memory, and what they pin: three at most."""
+    """Return the lines that hold most memory, and what they strand: three at most."""
     device = diagnosis.verdict.device
     mine = [h for h in diagnosis.holders if device in (None, h.device) and h.held_bytes]
     one = _main_function(diagnosis, mine)
     rest = mine if one is None else [h for h in mine if not one.has(h)]
     top = sorted(rest, key=lambda h: h.held_bytes, reverse=True)[: _MAX_HOLDERS - (one is not None)]
     rows: list[HolderReport | FunctionHolder] = [*top] if one is None else [one, *top]
-    pinned: dict[Location | None, int] = {}
-    for pin in diagnosis.pins:
-        if device in (None, pin.device):
-            pinned[pin.location] = pinned.get(pin.location, 0) + pin.pinned_bytes
+    stranded: dict[Location | None, int] = {}
+    for strander in diagnosis.stranders:
+        if device in (None, strander.device):
+            stranded[strander.location] = (
+                stranded.get(strander.location, 0) + strander.stranded_bytes
+            )
     in_one = {h.location for h in mine if one is not None and one.has(h)}
 
-    def pinned_by(row: HolderReport | FunctionHolder) -> int:
+    def stranded_by(row: HolderReport | FunctionHolder) -> int:
         if isinstance(row, FunctionHolder):
-            return sum(pinned.get(place, 0) for place in in_one)
-        return pinned.get(row.location, 0)
+            return sum(stranded.get(place, 0) for place in in_one)
+        return stranded.get(row.location, 0)
 
-    is_shown = any(pinned_by(row) for row in rows)
-    shows_pins = diagnosis.verdict.cause is Cause.FRAGMENTATION and is_shown
+    is_shown = any(stranded_by(row) for row in rows)
+    shows_stranders = diagnosis.verdict.cause is Cause.FRAGMENTATION and is_shown
 
-    def pins(row: HolderReport | FunctionHolder) -> doc.Content:
-        n_bytes = pinned_by(row)
-        return dim(f"pins {format_size(n_bytes)}" if n_bytes else "")
+    def stranders(row: HolderReport | FunctionHolder) -> doc.Content:
+        n_bytes = stranded_by(row)
+        return dim(f"strands {format_size(n_bytes)}" if n_bytes else "")
 
     table = doc.tabled(
         rows,
         doc.Column("", lambda h: doc.strong(format_size(h.held_bytes)), "right"),
-        *([doc.Column("", pins)] if shows_pins else []),
+        *([doc.Column("", stranders)] if shows_stranders else []),
         doc.Column("", _place, "path"),
         notes=lambda h: _within(h) if isinstance(h, HolderReport) else [],
         detail=Detail.SHORT,
     )
     moment = rows[0].moment if rows else Moment.END
-    more = "; pins: the free memory held back" if shows_pins else ""
+    more = "; strands: the free memory held back" if shows_stranders else ""
     return doc.Section("Who holds it", [table], f"live {_LIVE_WHEN[moment]}{more}")
 
 
@@ -130,33 +132,33 @@ def _gpu_column(diagnosis: Diagnosis) -> list[doc.Column]:
     return [doc.Column("GPU", "device")] if several else []
 
 
-def pins_section(diagnosis: Diagnosis) -> doc.Section:
+def stranders_section(diagnosis: Diagnosis) -> doc.Section:
     """Return the live blocks that keep free memory in their segments, worst first."""
-    order = shown_first(diagnosis, [p.device for p in diagnosis.pins])
-    pins = [p for p in diagnosis.pins if p.pinned_bytes]
+    order = shown_first(diagnosis, [p.device for p in diagnosis.stranders])
+    stranders = [p for p in diagnosis.stranders if p.stranded_bytes]
     table = doc.tabled(
-        sorted(pins, key=lambda p: order.index(p.device)),
+        sorted(stranders, key=lambda p: order.index(p.device)),
         *_gpu_column(diagnosis),
-        doc.Column("frees", "pinned_bytes", style=Style.STRONG),
+        doc.Column("frees", "stranded_bytes", style=Style.STRONG),
         doc.Column("blocks", "n_blocks"),
         doc.Column("size", "block_bytes"),
         doc.Column("age in events", "age_events", from_width=80),
         doc.Column("allocated at", "location"),
         notes=lambda p: stack_lines(p.stack, p.location),
-        label="Pins",
+        label="Strands",
         detail=Detail.FULL,
     )
     blocks: list[doc.Block] = [table]
-    if n_shared := len(diagnosis.pins) - len(pins):
+    if n_shared := len(diagnosis.stranders) - len(stranders):
         shared = plural(n_shared, "further group shares", "further groups share")
         text = f"{shared} segments with others: freeing one of them alone returns nothing."
         blocks.append(doc.Paragraph(dim(text), detail=Detail.FULL))
-    note = f"live blocks that keep free memory from being used{_pins_when(diagnosis)}"
-    return doc.Section("Pins", blocks, note, "pins")
+    note = f"live blocks that keep free memory from being used{_stranders_when(diagnosis)}"
+    return doc.Section("What strands memory", blocks, note, "stranders")
 
 
-def _pins_when(diagnosis: Diagnosis) -> str:
-    """Return the moment of pins for a note: the failure, else the end; "" where nothing else is."""
+def _stranders_when(diagnosis: Diagnosis) -> str:
+    """Return the moment of the list for a note; "" where nothing happened after it."""
     moment = moment_of(diagnosis, diagnosis.verdict.device)
     if moment is None or moment.is_end:
         return ""
@@ -211,33 +213,33 @@ def stack_lines(stack: Sequence[Location], known: Location | None) -> list[doc.C
 
 
 def segments_section(diagnosis: Diagnosis) -> doc.Section:
-    """Return the segments with most pinned free memory, where that is part of the story."""
+    """Return the segments with most stranded free memory, where that is part of the story."""
     blocks = graphic(diagnosis, "map", "PyTorch holds no segment on this device.")
     worst = diagnosis.worst_segments
     if not worst or not _says_something(diagnosis):
         return doc.Section("Segments", blocks, id="segments")
-    least = worst[0].pinned_bytes * _MIN_ROW_SHARE
-    shown = [s for s in worst[:_MAX_SEGMENTS] if s.pinned_bytes >= least]
-    # Where some of the free memory can be returned, page by page, the pinned part is what counts.
-    is_paged = any(s.pinned_bytes != s.free_bytes for s in shown)
+    least = worst[0].stranded_bytes * _MIN_ROW_SHARE
+    shown = [s for s in worst[:_MAX_SEGMENTS] if s.stranded_bytes >= least]
+    # Where some of the free memory can be returned, page by page, the stranded part is what counts.
+    is_paged = any(s.stranded_bytes != s.free_bytes for s in shown)
     bars = [
         doc.SegmentBar(
             (
                 format_size(s.total_bytes),
-                format_size(s.pinned_bytes if is_paged else s.free_bytes),
+                format_size(s.stranded_bytes if is_paged else s.free_bytes),
                 format_size(s.largest_hole_bytes),
             ),
             s.runs,
         )
         for s in shown
     ]
-    titles = ("size", "pinned" if is_paged else "free", "largest hole")
-    lines = _pin_lines(diagnosis, shown)
+    titles = ("size", "stranded" if is_paged else "free", "largest hole")
+    lines = _strander_lines(diagnosis, shown)
     blocks.append(doc.SegmentBars(titles, bars, lines, detail=Detail.FULL))
-    count = format_count(diagnosis.n_pinned_segments)
+    count = format_count(diagnosis.n_stranded_segments)
     note = (
-        f"GPU {shown[0].device}, the {len(shown)} of {count} with most pinned memory"
-        f"{_pins_when(diagnosis)}"
+        f"GPU {shown[0].device}, the {len(shown)} of {count} with most stranded memory"
+        f"{_stranders_when(diagnosis)}"
     )
     return doc.Section("Segments", blocks, note, "segments")
 
@@ -247,23 +249,23 @@ def _says_something(diagnosis: Diagnosis) -> bool:
         return True
     device = diagnosis.worst_segments[0].device
     return any(
-        (f.pinned_free_bytes or 0) >= f.reserved_bytes * _MIN_PINNED_SHARE
+        (f.stranded_free_bytes or 0) >= f.reserved_bytes * _MIN_STRANDED_SHARE
         for f in diagnosis.devices
         if f.device == device and f.reserved_bytes
     )
 
 
-def _pin_lines(
+def _strander_lines(
     diagnosis: Diagnosis, segments: Sequence[SegmentReport]
 ) -> list[tuple[str, Sequence[int]]]:
-    """Return the lines that hold most of these segments and their pins, in order of appearance."""
-    pins = [p for p in diagnosis.pins if p.device == segments[0].device]
+    """Return the lines that hold most of these segments, with their stranders, as they appear."""
+    stranders = [p for p in diagnosis.stranders if p.device == segments[0].device]
     held: dict[int, int] = {}
     for run in (r for s in segments for r in s.runs):
-        if run.pin is not None and run.pin < len(pins):
-            held[run.pin] = held.get(run.pin, 0) + run.n_bytes
+        if run.strander is not None and run.strander < len(stranders):
+            held[run.strander] = held.get(run.strander, 0) + run.n_bytes
     groups: dict[str, list[int]] = {}
-    for pin in held:
-        groups.setdefault(location_text(pins[pin].location), []).append(pin)
+    for strander in held:
+        groups.setdefault(location_text(stranders[strander].location), []).append(strander)
     most = sorted(groups, key=lambda line: -sum(held[p] for p in groups[line]))
-    return [(line, groups[line]) for line in groups if line in most[:_MAX_PIN_LINES]]
+    return [(line, groups[line]) for line in groups if line in most[:_MAX_STRANDER_LINES]]

@@ -43,7 +43,7 @@ _MAX_GROUPS: Final = 50
 _SKEW_TITLES: Final = {
     "peak_allocated_bytes": "peak allocated",
     "peak_reserved_bytes": "peak reserved",
-    "pinned_free_bytes": "pinned",
+    "stranded_free_bytes": "stranded",
     "alloc_retries": "retries",
 }
 _MAX_LABEL: Final = 24
@@ -216,7 +216,7 @@ def _table(report: FleetReport) -> doc.Section:
         doc.Column("peak", lambda row: doc.size(row.rank.peak_bytes), "right"),
         doc.Column("", lambda r: doc.Gauge((r.rank.peak_bytes or 0) / highest), from_width=100),
         doc.Column("reserved", partial(_figure, "peak_reserved_bytes"), "right", from_width=100),
-        doc.Column("pinned", partial(_figure, "pinned_free_bytes"), "right"),
+        doc.Column("stranded", partial(_figure, "stranded_free_bytes"), "right"),
         doc.Column("retries", partial(_figure, "alloc_retries"), "right"),
         style=lambda row: Style.WARN if row.is_odd else None,
         n_left_out=max(0, len(rows) - MAX_ROWS),

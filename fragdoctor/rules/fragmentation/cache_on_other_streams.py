@@ -17,7 +17,7 @@ class CacheOnOtherStreams(Rule):
     What it finds. A refused request that a free block of another stream could have held.
 
     Why it costs memory. A block is bound to the stream it was allocated on; blocks never change
-    streams, and pinned segments of other streams are not returned either.
+    streams, and stranded segments of other streams are not returned either.
 
     Evidence used. Stream, pool and size class of the free blocks in the snapshot.
 

@@ -21,7 +21,7 @@ class HolesBelowRequest(Rule):
     Evidence used. The out-of-memory event and the layout of the blocks at that moment; from a
     message alone only that the unallocated memory is at least the request.
 
-    What to do. See who pins the holes (FD101), try expandable_segments:True, keep shapes steady.
+    What to do. See who strands the holes (FD101), try expandable_segments:True, keep shapes steady.
 
     What it can get wrong. A message does not show the holes: the memory may be on another stream
     or in the other size class, or a block may have come free too late.

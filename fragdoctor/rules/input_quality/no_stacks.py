@@ -14,7 +14,7 @@ class NoStacks(Rule):
 
     What it finds. Snapshots in which no live block and no allocation has a stack.
 
-    Why it costs memory. It does not; who holds and pins memory remains unnamed.
+    Why it costs memory. It does not; who holds and strands memory remains unnamed.
 
     Evidence used. Stacks of blocks and events.
 

@@ -13,9 +13,9 @@ class HostMemory(Rule):
     """The host's memory ran out, not the GPU's.
 
     What it finds. Kills by the operating system, failed CPU allocations, full /dev/shm, failed
-    pinned memory.
+    stranded memory.
 
-    Why it costs memory. Data loading, checkpoints and pinned buffers live in host memory; no GPU
+    Why it costs memory. Data loading, checkpoints and stranded buffers live in host memory; no GPU
     setting changes that.
 
     Evidence used. The text of the log: exit codes, signals, the CPU allocator's message.

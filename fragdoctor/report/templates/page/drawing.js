@@ -65,8 +65,8 @@ const theme = {
   colors: {},
   read() {
     const style = getComputedStyle(document.documentElement);
-    for (const name of ["paper", "panel", "ink", "soft", "line", "line-strong", "accent", "live", "pending", "pinned",
-      "free", "pin", "releasable", "pools", "outside", "reserved", "good", "bad", "phase0", "phase1", "phase2", "phase3", "phase4"]) {
+    for (const name of ["paper", "panel", "ink", "soft", "line", "line-strong", "accent", "live", "pending", "stranded",
+      "free", "strander", "releasable", "pools", "outside", "reserved", "good", "bad", "phase0", "phase1", "phase2", "phase3", "phase4"]) {
       this.colors[name] = style.getPropertyValue(`--${name}`).trim();
     }
     this.font = style.getPropertyValue("--sans");

@@ -249,7 +249,7 @@ class Icicle {
     const isOwn = node.frame >= 0 && this.text.isLibrary[node.frame] === 0;
     c.fillStyle = k.panel;
     c.fillRect(x, y, inner, FLOOR - 1);
-    c.fillStyle = node.isLess ? k.good : this.moment === "change" && node !== this.tree ? k.pin : isOwn ? k.live : k.outside;
+    c.fillStyle = node.isLess ? k.good : this.moment === "change" && node !== this.tree ? k.strander : isOwn ? k.live : k.outside;
     c.globalAlpha = isAncestor || node === this.tree ? 0.12 : isOwn ? 0.2 + 0.38 * (node.bytes / this.tree.bytes) : 0.2;
     c.fillRect(x, y, inner, FLOOR - 1);
     c.globalAlpha = 1;

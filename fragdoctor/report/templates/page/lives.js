@@ -184,7 +184,7 @@ class Lives {
       stack: blocks.row.map((i) => (i < 0 ? -1 : stack[i])), requested: blocks.row.map((i) => (i < 0 ? 0 : size[i] - this.slack[i])),
       allocRow: blocks.row.map((i) => (i < 0 ? -1 : born[i] - 1)),
     };
-    columns.pins = pinsOf(columns);
+    columns.stranders = strandersOf(columns);
     return columns;
   }
 
@@ -243,10 +243,10 @@ class Lives {
 
 // Which live blocks keep free memory: those in a segment, or in a page of an expandable one, that
 // is partly free (analysis/attribution.py). The fifty stacks that keep most are marked.
-function pinsOf(map) {
-  const pins = new Uint8Array(map.size.length), kept = new Map();
+function strandersOf(map) {
+  const stranders = new Uint8Array(map.size.length), kept = new Map();
   const hold = (b, free) => {
-    pins[b] = 1;
+    stranders[b] = 1;
     kept.set(map.stack[b], (kept.get(map.stack[b]) || 0) + free);
   };
   for (let s = 0; s < map.total.length; s++) {
@@ -272,6 +272,6 @@ function pinsOf(map) {
     }
   }
   const most = new Set([...kept.keys()].sort((a, b) => kept.get(b) - kept.get(a)).slice(0, 50));
-  for (let b = 0; b < pins.length; b++) if (pins[b] && !most.has(map.stack[b])) pins[b] = 0;
-  return pins;
+  for (let b = 0; b < stranders.length; b++) if (stranders[b] && !most.has(map.stack[b])) stranders[b] = 0;
+  return stranders;
 }

@@ -21,7 +21,7 @@ class SegmentMap {
   // The columns of segment_map_data.py, as ``load`` takes them.
   static decoded(data, array) {
     const columns = { groups: data.groups, nEvents: data.n_events, nHidden: data.n_hidden, hiddenBytes: data.hidden_bytes, start: null, row: null };
-    for (const name of ["group", "total", "page", "size", "requested", "state", "stack", "pins"]) columns[name] = array(data[name]);
+    for (const name of ["group", "total", "page", "size", "requested", "state", "stack", "stranders"]) columns[name] = array(data[name]);
     return { ...columns, blockStart: array(data.block_start), addressHigh: array(data.address_high), addressLow: array(data.address_low), allocRow: array(data.alloc_row) };
   }
 
@@ -42,7 +42,7 @@ class SegmentMap {
     this.requested = columns.requested;
     this.state = columns.state;
     this.stack = columns.stack;
-    this.pins = columns.pins;
+    this.stranders = columns.stranders;
     this.blockStart = columns.blockStart;
     this.addressHigh = columns.addressHigh;
     this.addressLow = columns.addressLow;
@@ -61,15 +61,15 @@ class SegmentMap {
         if (this.state[b] === 0) this.free[s] += this.size[b];
       }
     }
-    this.pinned = this.free.slice();
+    this.stranded = this.free.slice();
     for (let b = 0; b < this.size.length; b++) {
       const back = this.releasable(b);
-      if (back) this.pinned[this.segmentOf[b]] -= back[1] - back[0];
+      if (back) this.stranded[this.segmentOf[b]] -= back[1] - back[0];
     }
     this.hover = null;
     this.chosen = null;
-    const free = sumOf(this.free), nPins = sumOf(this.pins);
-    this.summary = `${plural(this.nSegments, "segment")} ${when}: ${formatSize(sumOf(this.total))} reserved, ${formatSize(free)} free inside, ${formatSize(sumOf(this.pinned))} of it pinned by ${plural(nPins, "block")}`;
+    const free = sumOf(this.free), nStranders = sumOf(this.stranders);
+    this.summary = `${plural(this.nSegments, "segment")} ${when}: ${formatSize(sumOf(this.total))} reserved, ${formatSize(free)} free inside, ${formatSize(sumOf(this.stranded))} of it stranded by ${plural(nStranders, "block")}`;
     this.about.textContent = this.summary;
     this.canvas.setAttribute("aria-label", `${this.summary}. Arrow keys move from block to block, up and down from segment to segment.`);
     this.hiddenNote.hidden = !this.nHidden;
@@ -90,12 +90,12 @@ class SegmentMap {
 
   build() {
     const order = element("select", { "aria-label": "Order of the segments" });
-    for (const [value, label] of [["free", "pinned free space"], ["address", "address"], ["size", "size"]]) order.append(element("option", { value }, label));
+    for (const [value, label] of [["free", "stranded free space"], ["address", "address"], ["size", "size"]]) order.append(element("option", { value }, label));
     order.addEventListener("change", () => { this.order = order.value; this.arrange(); });
     this.controls = element("div", { class: "controls", role: "group", "aria-label": "Segment map controls" },
       element("label", null, "Order by ", order),
       button("Larger", "Draw at a larger scale (+)", () => this.scale(2)), button("Smaller", "Draw at a smaller scale (-)", () => this.scale(0.5)));
-    this.key = element("ul", { class: "chartkey" }, ...[["k-live", "allocated"], ["k-pending", "waits for a stream"], ["k-free", "free, but pinned"], ["k-whole", "free, returned on demand"], ["k-pin", "pinning block"]]
+    this.key = element("ul", { class: "chartkey" }, ...[["k-live", "allocated"], ["k-pending", "waits for a stream"], ["k-free", "free, but stranded"], ["k-whole", "free, returned on demand"], ["k-strander", "stranding block"]]
       .map(([k, word]) => element("li", null, element("i", { class: k }), word)));
     this.canvas = element("canvas", { tabindex: "0", role: "application", "aria-roledescription": "map" });
     this.about = element("p", { class: "from", "aria-live": "polite" });
@@ -184,19 +184,19 @@ class SegmentMap {
     this.arrange();
   }
 
-  // The pool with most pinned space first, as the order of segments within it.
+  // The pool with most stranded space first, as the order of segments within it.
   poolsInOrder() {
-    const pools = this.groups.map((_, g) => ({ g, members: [], pinned: 0 }));
+    const pools = this.groups.map((_, g) => ({ g, members: [], stranded: 0 }));
     for (let s = 0; s < this.nSegments; s++) {
       pools[this.group[s]].members.push(s);
-      pools[this.group[s]].pinned += this.pinned[s];
+      pools[this.group[s]].stranded += this.stranded[s];
     }
-    if (this.order === "free") pools.sort((a, b) => b.pinned - a.pinned || a.g - b.g);
+    if (this.order === "free") pools.sort((a, b) => b.stranded - a.stranded || a.g - b.g);
     return pools.filter((p) => p.members.length).map((p) => ({ g: p.g, members: this.ordered(p.members) }));
   }
 
   ordered(members) {
-    if (this.order === "free") members.sort((a, b) => this.pinned[b] - this.pinned[a] || this.total[b] - this.total[a] || a - b);
+    if (this.order === "free") members.sort((a, b) => this.stranded[b] - this.stranded[a] || this.total[b] - this.total[a] || a - b);
     if (this.order === "size") members.sort((a, b) => this.total[b] - this.total[a] || a - b);
     return members;
   }
@@ -256,7 +256,7 @@ class SegmentMap {
       const piece = this.pieces[i];
       if (x < piece.x - 1 || x > piece.x + piece.width + 1) continue;
       const at = Math.max(piece.from, Math.min(piece.to - 1, piece.from + (x - piece.x) * piece.perPixel));
-      return this.nearPin(piece, at) ?? this.blockHolding(piece.s, at);
+      return this.nearStrander(piece, at) ?? this.blockHolding(piece.s, at);
     }
     return null;
   }
@@ -266,11 +266,11 @@ class SegmentMap {
     return Math.max(first, first + upperBound(this.offset.subarray(first, last), at) - 1);
   }
 
-  // A pin is often a hair: within three pixels it is meant.
-  nearPin(piece, at) {
+  // A strand is often a hair: within three pixels it is meant.
+  nearStrander(piece, at) {
     const reach = 3 * piece.perPixel, here = this.blockHolding(piece.s, at);
     for (let b = Math.max(this.blockStart[piece.s], here - 12); b < Math.min(this.blockStart[piece.s + 1], here + 13); b++) {
-      if (this.pins[b] && this.offset[b] - reach <= at && at <= this.offset[b] + this.size[b] + reach) return b;
+      if (this.stranders[b] && this.offset[b] - reach <= at && at <= this.offset[b] + this.size[b] + reach) return b;
     }
     return null;
   }
@@ -334,15 +334,15 @@ class SegmentMap {
 
   paintPiece(c, piece, y) {
     const { s, x, width, from, to, perPixel } = piece, k = theme.colors;
-    c.fillStyle = k.pinned;
+    c.fillStyle = k.stranded;
     c.fillRect(x, y, width, BAR);
     const marked = this.hover ?? this.chosen, stack = marked === null ? -1 : this.stack[marked];
-    let drawn = x, pins = [];
+    let drawn = x, stranders = [];
     for (let b = this.blockHolding(s, from); b < this.blockStart[s + 1] && this.offset[b] < to; b++) {
       if (this.state[b] === 0) { this.paintReleasable(c, piece, y, b); continue; }
       const x0 = x + Math.max(0, (this.offset[b] - from) / perPixel);
       const x1 = x + Math.min(width, (this.offset[b] + this.size[b] - from) / perPixel);
-      if (this.pins[b]) pins.push([x0, x1, b]);
+      if (this.stranders[b]) stranders.push([x0, x1, b]);
       const same = stack >= 0 && this.stack[b] === stack;
       // Blocks below a pixel share it: whatever is live there shows.
       if (x1 < drawn + 0.5 && !same) continue;
@@ -357,9 +357,9 @@ class SegmentMap {
       }
       drawn = x1;
     }
-    // A pin wears a cap; one that is thin beside the space it holds is a nail all the way down.
-    c.fillStyle = k.pin;
-    for (const [x0, x1] of pins) {
+    // A strand wears a cap; one that is thin beside the space it holds is a nail all the way down.
+    c.fillStyle = k.strander;
+    for (const [x0, x1] of stranders) {
       const thin = x1 - x0 < 5;
       c.fillRect(Math.min(x0, x + width - 2), y - 3, Math.max(2, x1 - x0 - (thin ? 0 : 1)), thin ? BAR + 3 : 4);
     }
@@ -409,7 +409,7 @@ class SegmentMap {
     pairs.push(["Address", this.address(s, this.offset[b])], ["In segment of", `${formatSize(this.total[s])}${this.page[s] ? ", expandable" : ""}`], ["Free in segment", `${formatSize(this.free[s])} · ${formatShare(this.free[s], this.total[s])}`]);
     const back = this.releasable(b), isPrivate = this.groups[this.group[s]].pool;
     if (back && back[1] - back[0] < this.size[b]) pairs.push(["Returned on demand", formatSize(back[1] - back[0])]);
-    const title = live ? `${this.pins[b] ? "Pinning block" : "Block"}, ${STATES[this.state[b]] || STATES[3]}` : back ? "Free, returned on demand" : isPrivate ? "Free inside a private pool" : "Free, pinned by its neighbours";
+    const title = live ? `${this.stranders[b] ? "Stranding block" : "Block"}, ${STATES[this.state[b]] || STATES[3]}` : back ? "Free, returned on demand" : isPrivate ? "Free inside a private pool" : "Free, stranded by its neighbours";
     const children = [element("h4", null, title), element("dl", null, ...definitions(pairs))];
     if (live) children.push(this.stack[b] >= 0 ? panelStack(this.text, this.stack[b]) : element("p", { class: "from" }, "No stack recorded."));
     if (back) children.push(element("p", { class: "from" }, `The allocator returns ${this.page[s] ? "whole pages" : "this segment"} by itself when memory runs short.`));

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stock import from_python
 
-from fragdoctor.analysis.attribution import MAX_BLOCKS, MAX_SEGMENTS, NO_PIN
+from fragdoctor.analysis.attribution import MAX_BLOCKS, MAX_SEGMENTS, NO_STRANDER
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.model.snapshot import BlockState
 
@@ -17,53 +17,55 @@ def at(line):
     return [frame(line=line)]
 
 
-def pins_of(*segments):
+def stranders_of(*segments):
     read = from_python(snapshot(*segments))
     result = analyze_device(read, 0)
-    return {read.stack(p.stack)[0].line: p for p in result.pins}, result
+    return {read.stack(p.stack)[0].line: p for p in result.stranders}, result
 
 
-def test_find_pins_group_alone_in_its_segments_pins_their_free_bytes():
-    pins, _ = pins_of(
+def test_find_stranders_group_alone_in_its_segments_stranders_their_free_bytes():
+    stranders, _ = stranders_of(
         segment(BASE, block(MIB, LIVE, frames=at(1)), block(19 * MIB)),
         segment(BASE * 2, block(9 * MIB), block(MIB, LIVE, frames=at(1)), block(10 * MIB)),
     )
 
-    assert list(pins) == [1]
+    assert list(stranders) == [1]
     assert (
-        pins[1].n_blocks,
-        pins[1].block_bytes,
-        pins[1].pinned_bytes,
-        pins[1].n_segments,
+        stranders[1].n_blocks,
+        stranders[1].block_bytes,
+        stranders[1].stranded_bytes,
+        stranders[1].n_segments,
     ) == (2, 2 * MIB, 38 * MIB, 2)
-    assert pins[1].oldest_event is None
+    assert stranders[1].oldest_event is None
 
 
-def test_find_pins_segment_with_two_groups_is_shared():
-    pins, _ = pins_of(
+def test_find_stranders_segment_with_two_groups_is_shared():
+    stranders, _ = stranders_of(
         segment(
             BASE, block(MIB, LIVE, frames=at(1)), block(MIB, PENDING, frames=at(2)), block(18 * MIB)
         )
     )
 
-    assert [p.pinned_bytes for p in pins.values()] == [0, 0]
+    assert [p.stranded_bytes for p in stranders.values()] == [0, 0]
 
 
-def test_find_pins_full_segment_pins_nothing():
-    pins, _ = pins_of(segment(BASE, block(20 * MIB, LIVE, frames=at(1))))
+def test_find_stranders_full_segment_stranders_nothing():
+    stranders, _ = stranders_of(segment(BASE, block(20 * MIB, LIVE, frames=at(1))))
 
-    assert pins == {}
-
-
-def test_find_pins_private_pool_is_left_out():
-    pins, _ = pins_of(segment(BASE, block(MIB, LIVE, frames=at(1)), block(19 * MIB), pool=(0, 1)))
-
-    assert pins == {}
+    assert stranders == {}
 
 
-def test_find_pins_expandable_counts_only_pages_the_group_keeps():
+def test_find_stranders_private_pool_is_left_out():
+    stranders, _ = stranders_of(
+        segment(BASE, block(MIB, LIVE, frames=at(1)), block(19 * MIB), pool=(0, 1))
+    )
+
+    assert stranders == {}
+
+
+def test_find_stranders_expandable_counts_only_pages_the_group_keeps():
     # Pages of 20 MiB: line 1 in page 0 (with line 2), line 2 in pages 0-1, page 2 free.
-    pins, result = pins_of(
+    stranders, result = stranders_of(
         segment(
             BASE,
             block(MIB, LIVE, frames=at(1)),
@@ -74,9 +76,9 @@ def test_find_pins_expandable_counts_only_pages_the_group_keeps():
         )
     )
 
-    assert pins[1].pinned_bytes == 0
-    assert pins[2].pinned_bytes == 18 * MIB
-    assert result.free_space.pinned_free_bytes == 35 * MIB
+    assert stranders[1].stranded_bytes == 0
+    assert stranders[2].stranded_bytes == 18 * MIB
+    assert result.free_space.stranded_free_bytes == 35 * MIB
 
 
 @given(
@@ -86,7 +88,9 @@ def test_find_pins_expandable_counts_only_pages_the_group_keeps():
     st.booleans(),
 )
 @settings(max_examples=80, deadline=None)
-def test_find_pins_removing_the_group_makes_its_pinned_bytes_releasable(parts, is_expandable):
+def test_find_stranders_removing_the_group_makes_its_stranded_bytes_releasable(
+    parts, is_expandable
+):
     """The definition itself: take the group away and see what becomes releasable."""
 
     def build(without):
@@ -106,23 +110,23 @@ def test_find_pins_removing_the_group_makes_its_pinned_bytes_releasable(parts, i
             blocks.append(block(rest, LIVE, frames=at(99)))
         return segment(BASE, *blocks, is_expandable=is_expandable, kind="large")
 
-    pins, before = pins_of(build(None))
+    stranders, before = stranders_of(build(None))
 
-    for line, pin in pins.items():
+    for line, strander in stranders.items():
         if line == 99:
             continue
-        _, after = pins_of(build(line))
+        _, after = stranders_of(build(line))
         gained = after.free_space.releasable_bytes - before.free_space.releasable_bytes
         own = sum(units * MIB // 2 for units, of, is_free in parts if of == line and not is_free)
-        # What becomes releasable is the pinned free bytes and at most the blocks themselves.
-        assert pin.pinned_bytes <= gained <= pin.pinned_bytes + own
+        # What becomes releasable is the stranded free bytes and at most the blocks themselves.
+        assert strander.stranded_bytes <= gained <= strander.stranded_bytes + own
 
 
 def analyzed(*segments):
     return analyze_device(from_python(snapshot(*segments)), 0)
 
 
-def test_find_pinned_segments_worst_first_block_by_block():
+def test_find_stranded_segments_worst_first_block_by_block():
     result = analyzed(
         segment(BASE, block(19 * MIB, LIVE, frames=at(1)), block(MIB)),
         segment(
@@ -133,10 +137,15 @@ def test_find_pinned_segments_worst_first_block_by_block():
         segment(BASE * 4, block(20 * MIB, LIVE)),
     )  # fmt: skip
 
-    worst, other = result.pinned_segments
+    worst, other = result.stranded_segments
 
-    assert result.n_pinned_segments == 2
-    assert (worst.total_bytes, worst.free_bytes, worst.pinned_bytes, worst.largest_hole_bytes) == (
+    assert result.n_stranded_segments == 2
+    assert (
+        worst.total_bytes,
+        worst.free_bytes,
+        worst.stranded_bytes,
+        worst.largest_hole_bytes,
+    ) == (
         20 * MIB,
         17 * MIB,
         17 * MIB,
@@ -149,17 +158,17 @@ def test_find_pinned_segments_worst_first_block_by_block():
         BlockState.PENDING_FREE,
         BlockState.INACTIVE,
     ]
-    assert [s == NO_PIN for s in worst.block_stack.tolist()] == [True, False, False, True]
-    assert other.pinned_bytes == MIB
+    assert [s == NO_STRANDER for s in worst.block_stack.tolist()] == [True, False, False, True]
+    assert other.stranded_bytes == MIB
 
 
-def test_find_pinned_segments_private_pool_is_left_out():
+def test_find_stranded_segments_private_pool_is_left_out():
     result = analyzed(segment(BASE, block(MIB, LIVE), block(19 * MIB), pool=(0, 1)))
 
-    assert (result.pinned_segments, result.n_pinned_segments) == ((), 0)
+    assert (result.stranded_segments, result.n_stranded_segments) == ((), 0)
 
 
-def test_find_pinned_segments_of_many_keeps_the_worst():
+def test_find_stranded_segments_of_many_keeps_the_worst():
     result = analyzed(
         *(
             segment(BASE * (i + 1), block((20 - i) * MIB, LIVE), block(i * MIB))
@@ -167,17 +176,17 @@ def test_find_pinned_segments_of_many_keeps_the_worst():
         )
     )
 
-    assert result.n_pinned_segments == 17
-    pinned = [s.pinned_bytes // MIB for s in result.pinned_segments]
-    assert pinned == list(range(17, 17 - MAX_SEGMENTS, -1))
+    assert result.n_stranded_segments == 17
+    stranded = [s.stranded_bytes // MIB for s in result.stranded_segments]
+    assert stranded == list(range(17, 17 - MAX_SEGMENTS, -1))
 
 
-def test_find_pinned_segments_with_very_many_blocks_keeps_the_shares():
+def test_find_stranded_segments_with_very_many_blocks_keeps_the_shares():
     n = 3 * MAX_BLOCKS
     quarter = [block(1024), *(block(512, LIVE, frames=at(1)) for _ in range(2))]
     result = analyzed(segment(BASE, *(b for _ in range(n) for b in quarter)))
 
-    (one,) = result.pinned_segments
+    (one,) = result.stranded_segments
 
     assert len(one.block_bytes) == MAX_BLOCKS
     assert int(one.block_bytes.sum()) == one.total_bytes == n * 2048
