@@ -34,6 +34,9 @@ PAGES = {
 }
 TEXT = "\n".join(PAGES.values())
 SCREENS = re.findall(r"<!-- run: (fragdoctor [^\n]+) -->\n```text\n(.*?)```", TEXT, re.DOTALL)
+REHEARSED = re.findall(
+    r"<!-- rehearsed: (fragdoctor [^\n]+) -->\n```text\n(.*?)```", TEXT, re.DOTALL
+)
 PROGRAMS = re.findall(
     r"<!-- python -->\n```python\n(.*?)```\n<!-- prints -->\n```text\n(.*?)```", TEXT, re.DOTALL
 )
@@ -85,6 +88,21 @@ def test_first_screen_is_what_a_new_process_prints(root):
         check=True,
     )
 
+    assert holds(done.stdout, screen), done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "screen"), REHEARSED)
+def test_prescription_of_the_readme_is_what_the_program_prints(command, screen, root):
+    pytest.importorskip("torch")
+    words = [sys.executable, "-m", *shlex.split(command), "--python", sys.executable]
+
+    done = subprocess.run(
+        words, cwd=root, env={**os.environ, "COLUMNS": "80"}, capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 1, done.stderr
     assert holds(done.stdout, screen), done.stdout
 
 

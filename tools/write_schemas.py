@@ -22,6 +22,7 @@ from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.fleet import FleetReport
 from fragdoctor.model.gpu_sharing import Sharing
 from fragdoctor.model.memory_estimate import Estimate
+from fragdoctor.model.prescription import Prescription
 from fragdoctor.model.rehearsal import RehearsalResult, RehearsalSweep
 from fragdoctor.model.simulation import Simulation
 from fragdoctor.report.json import written
@@ -52,6 +53,7 @@ DOCUMENTS: Final[Mapping[str, tuple[type, str]]] = {
     "explain": (Explanation, "explain"),
     "rehearsal": (RehearsalResult, "rehearse"),
     "rehearsals": (RehearsalSweep, "rehearse --batch LIST"),
+    "prescription": (Prescription, "rehearse --cure"),
     "error": (ErrorResult, "COMMAND"),
 }
 """Name of a schema -> the type of its document, and the command that prints it."""

@@ -116,6 +116,14 @@ class RehearseOptions(options.FullOutput):
             "--snapshot", "FILE", "Leave the memory snapshot here; a folder for several; else none"
         ),
     ] = None
+    cure: Annotated[
+        bool,
+        typer.Option("--cure", help="Try changes of the program until one lets it fit"),
+    ] = False
+    time: Annotated[
+        str,
+        options.option("--time", "TIME", "Search for a cure this long: 90s, 5m"),
+    ] = "5m"
     assume: Annotated[
         list[str] | None,
         options.option(
@@ -139,6 +147,8 @@ def rehearse(chosen: RehearseOptions) -> int:
     files = [chosen.output, *(target for _, target in targets)]
     check_targets(files, None, chosen.words[:1], force=chosen.force)
     asked = _asked(chosen)
+    if chosen.cure:
+        return _cured(chosen, asked, look)
     result: RehearsalResult | RehearsalSweep
     if asked.is_one:
         result = _judged(chosen, asked)
@@ -387,6 +397,42 @@ def _judged(chosen: RehearseOptions, asked: _Asked) -> RehearsalResult:
             return judge(found, kept.name)
         result = judge(found, Path(program.target).name)
         return replace(result, rehearsal=replace(result.rehearsal, snapshot=""))
+
+
+def _cured(chosen: RehearseOptions, asked: _Asked, look: RenderOptions) -> int:
+    """Search for the cheapest change that lets the program fit, and print what was found.
+
+    Raises:
+        ConfigError: options do not agree, or the program cannot be rehearsed.
+    """
+    from fragdoctor.rehearse.prescription.search import Search, seconds_of
+    from fragdoctor.rehearse.runner import ProgramFailed
+    from fragdoctor.report.base import check_format, render
+
+    check_format("prescription", chosen.output_format.value)
+    if not asked.is_one or chosen.snapshot is not None or chosen.report:
+        raise ConfigError(
+            "--cure is about one program on one GPU.",
+            hint="Leave out lists, --snapshot and --report.",
+        )
+    batch = None if asked.batches is None else asked.batches.sizes[0]
+    seconds = seconds_of(chosen.time)
+    with console.Progress("Rehearsing") as progress:
+
+        def on_try(title: str) -> None:
+            progress.show(f"Rehearsing {title}", 0, 0)
+
+        try:
+            found = Search(asked.program, asked.base, batch, seconds, on_try).run()
+        except ProgramFailed as err:
+            progress.clear()
+            _pass_on(err.output)
+            raise
+    text = render("prescription", chosen.output_format.value, found, look)
+    write_target(text, chosen.output, force=chosen.force)
+    if found.fits:
+        return USAGE if found.is_partial else OK
+    return FINDINGS
 
 
 def _swept(chosen: RehearseOptions, asked: _Asked) -> RehearsalSweep:

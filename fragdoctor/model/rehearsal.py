@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from typing import Any
 
 from fragdoctor.frozen import frozen
 from fragdoctor.model.diagnosis import Diagnosis
@@ -89,6 +91,7 @@ class Rehearsal:
         partial_reason: why it was not, "" where all was seen.
         n_skipped: rounds of the program's loops that were skipped, as they would ask for the same
             memory as others.
+        traits: what the program uses, where that was asked for: ``engine/treatments/traits.py``.
     """
 
     gpu: str
@@ -113,6 +116,7 @@ class Rehearsal:
     is_partial: bool = False
     partial_reason: str = ""
     n_skipped: int = 0
+    traits: Mapping[str, Any] = field(default_factory=dict)
 
 
 @frozen

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import IO, Any, Final, Self
@@ -120,6 +120,8 @@ class Conditions:
             they repeat in memory.
         time_limit_s: wall time after which it is ended; None = never.
         variables: further variables of its environment.
+        treatments: changes to make from outside, as ``engine/treatments`` names them.
+        observes: whether to note what the program uses that they might change.
     """
 
     gpu: RehearsedGpu
@@ -135,6 +137,8 @@ class Conditions:
     stops_by_itself: bool = True
     time_limit_s: float | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
+    treatments: Sequence[str] = ()
+    observes: bool = False
 
 
 OnStep = Callable[[int, int], None]
@@ -362,6 +366,8 @@ def _request(program: Program, conditions: Conditions, place: Path) -> dict[str,
         "stops_by_itself": conditions.stops_by_itself,
         "time_limit_s": conditions.time_limit_s,
         "scratch": None if conditions.allows_writes else str(place),
+        "treatments": list(conditions.treatments),
+        "observes": conditions.observes,
         "native": str(native_library()),
         "outcome": str(place / OUTCOME),
         "snapshot": str(place / SNAPSHOT),

@@ -249,6 +249,7 @@ def _rehearsal(
         is_partial=bool(found["partial"]),
         partial_reason=found["partial"],
         n_skipped=found["n_skipped"],
+        traits=found["traits"] or {},
     )
 
 

@@ -84,6 +84,7 @@ VIEWS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "fleet": DOCUMENT_FORMATS,
         "explain": DOCUMENT_FORMATS,
         "rehearse": tuple(FORMATS),
+        "prescription": DOCUMENT_FORMATS,
     }
 )
 """View -> its formats; the module ``views.VIEW``, or as ``_MODULES`` says, fills its document."""

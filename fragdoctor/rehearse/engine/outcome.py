@@ -49,6 +49,7 @@ class Outcome:
         self.now = now
         self.failure: BaseException | None = None
         self.steps: Any = None
+        self.traits: Any = None
         self.stopped = ""
         self.program_globals: dict[str, Any] = {}
         self._pid = os.getpid()
@@ -126,6 +127,7 @@ class Outcome:
             ],
             "notes": list(now.assumptions.notes),
             "conf": now.budget.settings.conf,
+            "traits": None if self.traits is None else self.traits.found(),
         }
         if "libraries" in self.request:
             found["libraries"] = self.request["libraries"].found()

@@ -243,6 +243,14 @@ def _rehearse(request: dict[str, Any], now: Session, undo: ExitStack) -> NoRetur
             skipping.install(now.gpus, now.n_devices, undo)
             now.loops.install(undo)
     outcome.steps = steps
+    if request["observes"]:
+        from fragdoctor.rehearse.engine.treatments.traits import Traits
+
+        outcome.traits = Traits(undo)
+    if request["treatments"]:
+        from fragdoctor.rehearse.engine.treatments import apply
+
+        apply(request["treatments"], undo)
     outcome.begin()
     if request["time_limit_s"] is not None:
         _limit_time(request["time_limit_s"], outcome, undo)

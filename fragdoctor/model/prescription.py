@@ -1,0 +1,135 @@
+"""Changes of a program that were tried in rehearsals, and which of them let it fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from fragdoctor.frozen import frozen
+
+
+class Numerics(StrEnum):
+    """What a change does to the results of a program. The strings are a contract (JSON)."""
+
+    EXACT = "exact"
+    """The same, up to the order of sums."""
+    ROUNDING = "rounding"
+    """The same computation in another precision."""
+    DIFFERENT = "different"
+    """Another computation, such as another optimizer."""
+
+
+@frozen
+class Treatment:
+    """A change of a program that is made from outside in a rehearsal.
+
+    Attributes:
+        code: names it: ``checkpoint``.
+        title: in words.
+        numerics: what it does to the results.
+        extra_compute: further operations of a step, as a share of those of the step; an estimate.
+            None = not known, as of copies to the host.
+        lines: what the user writes for it.
+        instead: what the user writes in the words of the framework in use, ""
+        specs: how the engine makes it: ``checkpoint:6``.
+        conf: settings of the allocator, "" = as they are.
+        batch_divisor: by what the batch in the program's arguments is divided.
+    """
+
+    code: str
+    title: str
+    numerics: Numerics
+    extra_compute: float | None = 0.0
+    lines: Sequence[str] = ()
+    instead: str = ""
+    specs: Sequence[str] = ()
+    conf: str = ""
+    batch_divisor: int = 1
+
+
+@frozen
+class Tried:
+    """Treatments that were rehearsed together.
+
+    Attributes:
+        treatments: one, or several where single ones do not do.
+        fits: whether the program fits with them.
+        needs_bytes: the least that PyTorch must have, by replay; None where it failed.
+        peak_allocated_bytes: of its tensors.
+        error: why it could not be rehearsed, "".
+    """
+
+    treatments: Sequence[Treatment]
+    fits: bool
+    needs_bytes: int | None
+    peak_allocated_bytes: int | None
+    error: str = ""
+
+    @property
+    def title(self) -> str:
+        """All of them in words."""
+        return " + ".join(one.title for one in self.treatments)
+
+    @property
+    def numerics(self) -> Numerics:
+        """The most that any of them changes."""
+        order = list(Numerics)
+        return max((one.numerics for one in self.treatments), key=order.index)
+
+    @property
+    def extra_compute(self) -> float | None:
+        """Further operations of a step, as a share; None where one is not known."""
+        each = [one.extra_compute for one in self.treatments]
+        return None if None in each else sum(share or 0.0 for share in each)
+
+    @property
+    def rank(self) -> tuple[int, int, float, int]:
+        """What is tried first among those that fit: results, then compute, then simplicity."""
+        known = self.extra_compute
+        cost = float("inf") if known is None else known
+        return (list(Numerics).index(self.numerics), int(known is None), cost, len(self.treatments))
+
+
+@frozen
+class LeftOut:
+    """A treatment that there is nothing for in a program, and why."""
+
+    code: str
+    reason: str
+
+
+@frozen
+class Prescription:
+    """What it takes to make a program fit.
+
+    Attributes:
+        target: the program.
+        gpu: its name, as it was asked for.
+        capacity_bytes: what PyTorch can have.
+        needs_bytes: the least that PyTorch must have for the program as it is, by replay.
+        is_partial: something of the program was not seen that may need more.
+        tried: all that were rehearsed: those that fit first, the cheapest of them first.
+        left_out: treatments that there is nothing for in this program, and why.
+        is_cut_short: the time was over before all were tried.
+        notes: sentences on the whole.
+    """
+
+    target: str
+    gpu: str
+    capacity_bytes: int
+    needs_bytes: int
+    is_partial: bool
+    tried: Sequence[Tried]
+    left_out: Sequence[LeftOut]
+    is_cut_short: bool = False
+    notes: Sequence[str] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether the program fits as it is."""
+        return self.needs_bytes <= self.capacity_bytes
+
+    @property
+    def cure(self) -> Tried | None:
+        """The cheapest change that fits; None where none does."""
+        return next((one for one in self.tried if one.fits), None)

@@ -1,0 +1,136 @@
+"""What ``fragdoctor rehearse --cure`` says: the cheapest change that fits, others, and what not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from fragdoctor.model.prescription import Numerics, Prescription, Tried
+from fragdoctor.report import document as doc
+from fragdoctor.report.document import Style
+from fragdoctor.units import format_share, format_size
+
+NUMERICS: Final = {
+    Numerics.EXACT: "exact gradients",
+    Numerics.ROUNDING: "other precision",
+    Numerics.DIFFERENT: "other optimizer",
+}
+_PARTIAL: Final = "Not all of the program was rehearsed: what was not seen may need more."
+_CUT_SHORT: Final = "The time was over before all were tried; --time gives more."
+_HOW: Final = (
+    "Each line is a rehearsal of your unchanged program with that change made from outside; what "
+    "it needs is replayed. Further compute is estimated: a forward pass is a third of a step."
+)
+
+
+def document(found: Prescription) -> doc.ReportDocument:
+    """Return what was found."""
+    answer, style = _answer(found)
+    cure = found.cure
+    lead: list[doc.Block] = []
+    if cure is not None and not found.fits:
+        lead = [
+            doc.Paragraph(["Cheapest change that fits: ", doc.strong(cure.title), "."]),
+            doc.Paragraph(f"{_figures(cure)}."),
+            *_lines(cure),
+        ]
+    rest = [one for one in shown(found.tried) if one is not cure]
+    return doc.ReportDocument(
+        title="Prescription",
+        headline=doc.Span(answer, style),
+        brief=[answer, *([cure.title] if cure is not None else [])],
+        lead=lead,
+        sections=[
+            doc.Section("Also fits", [_table(one for one in rest if one.fits)], id="also-fits"),
+            doc.Section("Does not fit", [_table(one for one in rest if not one.fits)], id="fails"),
+            doc.Section("Not tried", [_left_out(found)], id="not-tried"),
+            doc.Section("", [doc.Bullets(_notes(found))]),
+        ],
+        tone=style,
+        kicker=found.target,
+    )
+
+
+def shown(tried: Sequence[Tried]) -> list[Tried]:
+    """Return of each kind of change the one that tells most: the cheapest that fits, or the least.
+
+    ``tried`` is in the order of what a reader would take first.
+    """
+    kinds: dict[tuple[str, ...], Tried] = {}
+    for one in tried:
+        kind = tuple(part.code for part in one.treatments)
+        best = kinds.get(kind)
+        if best is None or (not best.fits and _need(one) < _need(best)):
+            kinds[kind] = one
+    return list(kinds.values())
+
+
+def _need(one: Tried) -> float:
+    return float("inf") if one.needs_bytes is None else one.needs_bytes
+
+
+def _answer(found: Prescription) -> tuple[str, Style]:
+    where = format_size(found.capacity_bytes)
+    if found.gpu:
+        where = f"the {where} that PyTorch has on {found.gpu}"
+    needs = format_size(found.needs_bytes)
+    if found.fits:
+        end = " as far as it was rehearsed" if found.is_partial else ""
+        return f"Fits in {where} as it is{end}: {needs} would be enough.", Style.GOOD
+    if found.cure is None:
+        return f"Does not fit in {where} (needs {needs}), and no change tried lets it.", Style.BAD
+    return f"Does not fit in {where} (needs {needs}).", Style.BAD
+
+
+def compute_text(one: Tried) -> str:
+    """Return what a change costs in compute: ``+11 % compute``."""
+    if one.extra_compute is None:
+        return "copies to the host"
+    return f"+{format_share(one.extra_compute, 1)} compute" if one.extra_compute else "same compute"
+
+
+def _figures(one: Tried) -> str:
+    if one.needs_bytes is None:
+        return one.error
+    return f"Needs {format_size(one.needs_bytes)}, {compute_text(one)}, {NUMERICS[one.numerics]}"
+
+
+def _lines(one: Tried) -> list[doc.Block]:
+    blocks: list[doc.Block] = []
+    for treatment in one.treatments:
+        blocks.append(doc.Code(treatment.lines))
+        if treatment.instead:
+            blocks.append(doc.Paragraph(["Or ", doc.code(treatment.instead), "."]))
+    return blocks
+
+
+def _table(tried: Iterable[Tried]) -> doc.Table:
+    return doc.tabled(
+        tried,
+        doc.Column("", "title", "wrap"),
+        doc.Column("needs", "needs_bytes", "right"),
+        doc.Column("", compute_text, from_width=70),
+        doc.Column("", lambda one: NUMERICS[one.numerics], from_width=90),
+        notes=lambda one: [doc.dim(one.error)] if one.error else [],
+        label="Changes",
+    )
+
+
+def _left_out(found: Prescription) -> doc.Table:
+    rows = [] if found.fits else found.left_out
+    return doc.tabled(
+        rows,
+        doc.Column("", "code", "wrap"),
+        doc.Column("", "reason", "wrap", style=Style.DIM),
+        label="Not tried",
+        detail=doc.Detail.FULL,
+    )
+
+
+def _notes(found: Prescription) -> list[doc.Content]:
+    notes: list[doc.Content] = [doc.dim(note) for note in found.notes]
+    if found.is_partial:
+        notes.append(_PARTIAL)
+    if found.is_cut_short:
+        notes.append(_CUT_SHORT)
+    return notes if found.fits else [*notes, doc.dim(_HOW)]
