@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from fragdoctor.inputs.discovery import Discovery
-    from fragdoctor.model.case import Overrides
+    from fragdoctor.model.case import Case, Overrides
     from fragdoctor.model.diagnosis import Diagnosis
     from fragdoctor.model.fleet import FleetReport, RankInput
     from fragdoctor.report.base import RenderOptions
@@ -292,6 +292,14 @@ class AnalyzeOptions(options.CaseOptions):
         ),
     ] = None
     continue_with: options.ContinueWith = None
+    rehearse: Annotated[
+        bool,
+        typer.Option(
+            "--rehearse",
+            help="Rehearse the command of a bundle on this machine: it continues the recording, "
+            "and changes are tried until one fits",
+        ),
+    ] = False
     at: Annotated[
         str | None,
         options.option(
@@ -353,10 +361,37 @@ def analyze(asked: AnalyzeOptions) -> int:
 
         further = None if further_name is None else read_snapshot(further_name)
         diagnosis = diagnose(case, continue_with=further, at=asked.at)
+        prescribed = ""
+        if asked.rehearse:
+            diagnosis, prescribed = _rehearsed(asked, case, diagnosis, look)
         report_progress("Writing the report")
-        report = render("analyze", asked.output_format.value, diagnosis, look)
+        report = render("analyze", asked.output_format.value, diagnosis, look) + prescribed
     console.write_report(report, asked.output, force=asked.force)
     return exit_code(diagnosis, asked.fail_on, exit_zero=asked.exit_zero)
+
+
+def _rehearsed(
+    asked: AnalyzeOptions, case: Case, diagnosis: Diagnosis, look: RenderOptions
+) -> tuple[Diagnosis, str]:
+    """Return the diagnosis continued with a rehearsal of the bundle's command, and a cure as text.
+
+    Raises:
+        ConfigError: the command is not known or cannot be rehearsed.
+    """
+    from fragdoctor.cli.rehearse_after import DEFAULT_TIME, follow
+    from fragdoctor.model.hooks import report_progress
+    from fragdoctor.report.base import render
+
+    if asked.output_format is not options.ReportFormat.TEXT or asked.continue_with is not None:
+        raise ConfigError(
+            "--rehearse is for reports as text, and makes what --continue-with takes.",
+            hint="Otherwise: fragdoctor rehearse --cure, or --snapshot and --continue-with.",
+        )
+    command = () if case.bundle is None else case.bundle.command
+    found = follow(
+        case, diagnosis, command, DEFAULT_TIME, lambda t: report_progress(f"Rehearsing {t}")
+    )
+    return found.diagnosis, "\n" + render("prescription", "text", found.prescription, look)
 
 
 def _check_rank_pages(asked: AnalyzeOptions) -> None:

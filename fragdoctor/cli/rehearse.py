@@ -146,7 +146,7 @@ def rehearse(chosen: RehearseOptions) -> int:
     targets = report_targets(chosen.report or [])
     files = [chosen.output, *(target for _, target in targets)]
     check_targets(files, None, chosen.words[:1], force=chosen.force)
-    asked = _asked(chosen)
+    asked = asked_of(chosen)
     if chosen.cure:
         return _cured(chosen, asked, look)
     result: RehearsalResult | RehearsalSweep
@@ -178,7 +178,7 @@ def _is_gate(chosen: RehearseOptions) -> bool:
 
 
 @frozen
-class _Asked:
+class Asked:
     """What to run, on which GPUs, under which settings, at which batch sizes."""
 
     program: Program
@@ -195,7 +195,7 @@ class _Asked:
         return len(self.gpus) == 1 and len(self.confs) == 1 and is_one_batch
 
 
-def _asked(chosen: RehearseOptions) -> _Asked:
+def asked_of(chosen: RehearseOptions) -> Asked:
     """Return what to run, and how.
 
     Raises:
@@ -240,7 +240,7 @@ def _asked(chosen: RehearseOptions) -> _Asked:
         variables={} if by_launcher is None else by_launcher.variables,
     )
     batches = None if chosen.batch is None else parse_batches(chosen.batch)
-    return _Asked(program, base, gpus, confs or [None], batches)
+    return Asked(program, base, gpus, confs or [None], batches)
 
 
 def _program(
@@ -367,7 +367,7 @@ def _snapshot_path(place: Path, program: Program, *, force: bool) -> Path:
     return file
 
 
-def _judged(chosen: RehearseOptions, asked: _Asked) -> RehearsalResult:
+def _judged(chosen: RehearseOptions, asked: Asked) -> RehearsalResult:
     """Rehearse once, and diagnose the snapshot."""
     from fragdoctor.rehearse import runner
     from fragdoctor.rehearse.runner import judge
@@ -399,7 +399,7 @@ def _judged(chosen: RehearseOptions, asked: _Asked) -> RehearsalResult:
         return replace(result, rehearsal=replace(result.rehearsal, snapshot=""))
 
 
-def _cured(chosen: RehearseOptions, asked: _Asked, look: RenderOptions) -> int:
+def _cured(chosen: RehearseOptions, asked: Asked, look: RenderOptions) -> int:
     """Search for the cheapest change that lets the program fit, and print what was found.
 
     Raises:
@@ -435,7 +435,7 @@ def _cured(chosen: RehearseOptions, asked: _Asked, look: RenderOptions) -> int:
     return FINDINGS
 
 
-def _swept(chosen: RehearseOptions, asked: _Asked) -> RehearsalSweep:
+def _swept(chosen: RehearseOptions, asked: Asked) -> RehearsalSweep:
     """Rehearse several times."""
     from fragdoctor.rehearse.sweep import Sweep
 

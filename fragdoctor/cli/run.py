@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from fragdoctor.capture.launcher import Reached
     from fragdoctor.cli.cure import RecordedRun
     from fragdoctor.inputs.folders import FoundBundle
-    from fragdoctor.model.diagnosis import Diagnosis
+    from fragdoctor.model.diagnosis import Diagnosis, Recommendation
+    from fragdoctor.report.base import RenderOptions
 
 _MOST_NAMED = 20
+_MOST_CONTINUED = 3
 
 
 class Stacks(StrEnum):
@@ -84,6 +86,16 @@ def run(
     no_diagnosis: Annotated[
         bool, typer.Option("--no-diagnosis", help="Name the bundles, print no diagnosis")
     ] = False,
+    no_rehearse: Annotated[
+        bool,
+        typer.Option(
+            "--no-rehearse", help="After an out-of-memory error try no changes in rehearsals"
+        ),
+    ] = False,
+    rehearse_time: Annotated[
+        str,
+        options.option("--rehearse-time", "TIME", "Try changes for this long: 30s, 5m"),
+    ] = "2m",
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
     no_color: options.NoColor = False,
@@ -147,6 +159,8 @@ def run(
 
         sys.stderr.write(f"\n{render('analyze', 'text', diagnosis, look)}\n")
     _name(first.bundles, reached)
+    if first.failure is not None and diagnosis is not None and not (no_diagnosis or no_rehearse):
+        _follow(first.failure.path, diagnosis, command, rehearse_time, look)
     if cure:
         code = rerun(first, diagnosis, again, directory, _say)
     return code
@@ -222,6 +236,47 @@ def _diagnosed(path: Path) -> Diagnosis | None:
     except FragdoctorError as e:
         _say(f"The bundle cannot be diagnosed: {e.message} {e.hint}".rstrip())
         return None
+
+
+def _follow(
+    bundle: Path, diagnosis: Diagnosis, command: Sequence[str], seconds: str, look: RenderOptions
+) -> None:
+    """Rehearse the command that failed, and say what would have let it end.
+
+    That it cannot be rehearsed costs a sentence; Ctrl-C ends it.
+    """
+    from fragdoctor.cli.rehearse_after import follow
+    from fragdoctor.inputs.cases import read_bundle
+    from fragdoctor.report.base import render
+    from fragdoctor.report.views.advice import wins
+
+    _say("")
+    _say(f"Rehearsing it on the CPU for at most {seconds}, to try changes (--no-rehearse).")
+    try:
+        with console.Progress("Rehearsing") as progress:
+            found = follow(
+                read_bundle(bundle), diagnosis, command, seconds,
+                lambda title: progress.show(f"Rehearsing {title}", 0, 0),
+            )  # fmt: skip
+    except FragdoctorError as e:
+        _say(f"No change could be tried: {e.message}")
+        return
+    except KeyboardInterrupt:
+        _say("The rehearsal was ended.")
+        return
+    continued = found.diagnosis
+    decided = [one for one in continued.recommendations if _is_decided(one)]
+    _say("")
+    for one in decided[:_MOST_CONTINUED]:
+        _say(f"Continued with the rehearsal, {one.title}: {wins(one, continued)}")
+    sys.stderr.write(f"\n{render('prescription', 'text', found.prescription, look)}\n")
+
+
+def _is_decided(one: Recommendation) -> bool:
+    from fragdoctor.model.simulation import OutlookState
+
+    outlook = one.predicted.outlook
+    return outlook is not None and outlook.state is not OutlookState.OPEN
 
 
 def _name(bundles: Sequence[FoundBundle], reached: Reached) -> None:

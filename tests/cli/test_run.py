@@ -94,13 +94,32 @@ def test_run_of_a_program_that_runs_out_keeps_its_code_and_leaves_one_bundle(run
 def test_run_prints_the_diagnosis_on_standard_error_only(runner) -> None:
     script = runner.script("torch.alloc(60)\nprint('mine')\ntorch.alloc(60)\n")
 
-    done = runner.run(str(script), options=())
+    done = runner.run(str(script), options=("--no-rehearse",))
 
     assert b"mine\n" == done.stdout
     report = done.stderr.decode()
     assert "Not enough capacity (proven)" in report
     assert "train.py:2" in report
     assert report.rstrip().endswith("--format html -o report.html")
+
+
+def test_failure_that_cannot_be_rehearsed_costs_a_sentence(runner) -> None:
+    script = runner.script("torch.alloc(60)\nprint('mine')\ntorch.alloc(60)\n")
+
+    done = runner.run(str(script), options=())
+
+    assert (done.returncode, done.stdout) == (1, b"mine\n")
+    last = done.stderr.decode().split("--format html -o report.html", 1)[1].strip().splitlines()
+    assert len(last) == 2
+    assert last[0].startswith("Rehearsing it on the CPU for at most 2m")
+    assert last[1].startswith("No change could be tried: ")
+
+
+def test_program_that_succeeds_is_not_rehearsed(runner) -> None:
+    done = runner.run(str(runner.script("torch.alloc(60)\n")), options=())
+
+    assert done.returncode == 0
+    assert b"Rehearsing" not in done.stderr
 
 
 def test_run_leaves_output_and_input_of_the_program_byte_for_byte(runner) -> None:

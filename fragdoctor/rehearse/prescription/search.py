@@ -8,6 +8,7 @@ where no single one does that leaves the results as they are.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -69,8 +70,11 @@ class Search:
         self._on_try = on_try
         self._tried: list[Tried] = []
 
-    def run(self) -> Prescription:
+    def run(self, keep: Path | None = None) -> Prescription:
         """Return what was found.
+
+        Args:
+            keep: where to leave the snapshot of the program as it is; None keeps none.
 
         Raises:
             ConfigError: the program cannot be rehearsed.
@@ -79,6 +83,8 @@ class Search:
             self._snapshot = Path(scratch) / "snapshot.pickle"
             self._on_try("the program as it is")
             found, needs_bytes = self._rehearse(replace(self._conditions, observes=True), 1)
+            if keep is not None:
+                shutil.copyfile(self._snapshot, keep)
             self._ends_at = time.monotonic() + self._seconds
             is_cut_short = False
             if needs_bytes > self._capacity_bytes:

@@ -1,0 +1,116 @@
+"""After a failure on the GPU: the same command rehearsed, the recording continued, a cure tried."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Final
+
+from fragdoctor.errors import ConfigError
+from fragdoctor.frozen import frozen
+
+if TYPE_CHECKING:
+    from fragdoctor.model.case import Case
+    from fragdoctor.model.diagnosis import Diagnosis
+    from fragdoctor.model.prescription import Prescription
+
+DEFAULT_TIME: Final = "2m"
+_PYTHON: Final = re.compile(r"python[0-9.]*(?:\.exe)?")
+_VALUED: Final = {"-W", "-X"}
+
+
+@frozen
+class Followed:
+    """What the rehearsal after a failure found.
+
+    Attributes:
+        diagnosis: of the recording, continued with the rehearsal.
+        prescription: the changes that were tried.
+    """
+
+    diagnosis: Diagnosis
+    prescription: Prescription
+
+
+@frozen
+class Command:
+    """A command as a rehearsal takes it: the script or module first, without its Python."""
+
+    words: Sequence[str]
+    is_module: bool
+    python: str | None
+
+
+def command_of(words: Sequence[str]) -> Command:
+    """Return a recorded command as a rehearsal takes it.
+
+    Raises:
+        ConfigError: it starts no program of Python.
+    """
+    if not words:
+        raise ConfigError(
+            "The recording does not say which command it is of.",
+            hint="Rehearse it yourself: fragdoctor rehearse train.py --unlimited --snapshot FILE",
+        )
+    first, rest = words[0], list(words[1:])
+    if not _PYTHON.fullmatch(Path(first).name):
+        return Command(words, is_module=False, python=None)
+    while rest and rest[0].startswith("-") and rest[0] != "-m":
+        if rest[0] == "-c":
+            raise ConfigError(
+                "A program given with -c cannot be rehearsed.", hint="Make it a file."
+            )
+        rest = rest[2:] if rest[0] in _VALUED else rest[1:]
+    is_module = rest[:1] == ["-m"]
+    return Command(rest[1:] if is_module else rest, is_module, first)
+
+
+def follow(
+    case: Case, diagnosis: Diagnosis, command: Sequence[str], time: str, say: Callable[[str], None]
+) -> Followed:
+    """Rehearse the command that failed, continue its recording, and try changes.
+
+    Args:
+        case: the recording.
+        diagnosis: of it alone.
+        command: that was run.
+        time: how long to search, ``2m``.
+        say: told what goes on.
+
+    Raises:
+        ConfigError: it cannot be rehearsed, or the recording is of another program.
+    """
+    from fragdoctor.cli.rehearse import RehearseOptions, asked_of
+    from fragdoctor.diagnosis.pipeline import diagnose
+    from fragdoctor.inputs.snapshot_reader import read_snapshot
+    from fragdoctor.rehearse.prescription.search import Search, seconds_of
+
+    figures = next((f for f in diagnosis.devices if f.device == diagnosis.verdict.device), None)
+    if figures is None or figures.capacity_bytes is None:
+        raise ConfigError(
+            "What PyTorch could have of the GPU is not known.", hint="Give it: --capacity 24GiB"
+        )
+    said = command_of(command)
+    seconds = seconds_of(time)
+    options = RehearseOptions(
+        words=list(said.words),
+        is_module=said.is_module,
+        python=said.python,
+        capacity=figures.capacity_bytes,
+        time_limit=seconds,
+        devices=None if not _starts_ranks(said) else len(diagnosis.devices),
+    )
+    asked = asked_of(options)
+    with TemporaryDirectory(prefix="fragdoctor-") as scratch:
+        kept = Path(scratch) / "rehearsed.pickle"
+        found = Search(asked.program, asked.base, None, seconds, say).run(kept)
+        continued = diagnose(case, continue_with=read_snapshot(kept))
+    return Followed(continued, found)
+
+
+def _starts_ranks(command: Command) -> bool:
+    from fragdoctor.rehearse.programs import LAUNCHERS
+
+    return bool(command.words) and Path(command.words[0]).name in LAUNCHERS

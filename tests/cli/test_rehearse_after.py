@@ -1,0 +1,112 @@
+"""What follows a failure: the same command rehearsed, its recording continued, changes tried."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+from cli_fixtures import run as run  # noqa: PLC0414 - a fixture
+from command_line import Run
+from rehearsal_stage import PREPARED, Stage
+
+from fragdoctor.cli.rehearse_after import Command, command_of, follow
+from fragdoctor.diagnosis.pipeline import diagnose
+from fragdoctor.errors import ConfigError
+from fragdoctor.inputs.cases import read_case
+from fragdoctor.model.case import Overrides
+from fragdoctor.model.simulation import OutlookBasis
+from fragdoctor.rehearse.prescription import search
+from fragdoctor.units import MIB
+
+SAMPLES = Path(__file__).parents[2] / "sample_snapshots"
+PROGRAM = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+net = nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)).cuda()
+optimizer = torch.optim.AdamW(net.parameters())
+data = TensorDataset(torch.zeros(8192, 1024))
+for (x,) in DataLoader(data, batch_size=2048):
+    loss = (net(x.cuda()) - 1).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.fixture
+def stage(tmp_path) -> Stage:
+    pytest.importorskip("torch")
+    return Stage(tmp_path)
+
+
+def test_recording_is_continued_and_changes_are_tried(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.script(PROGRAM)
+    capacity = 250 * MIB
+    failed = stage.run("--capacity", f"{capacity}B", "--snapshot", "failed.pickle", "train.py")
+    assert failed.returncode == 1, failed.stderr
+    monkeypatch.chdir(stage.home)
+    monkeypatch.setattr(search, "Runs", lambda **_: nullcontext(PREPARED))
+    case = read_case(["failed.pickle"], Overrides(capacity_bytes=capacity))
+    told: list[str] = []
+
+    found = follow(case, diagnose(case), [sys.executable, "train.py"], "2m", told.append)
+
+    assert found.prescription.needs_bytes > capacity
+    assert found.prescription.cure is not None
+    assert told[0] == "the program as it is"
+    outlooks = [one.predicted.outlook for one in found.diagnosis.rejected]
+    assert any(o is not None and o.basis is OutlookBasis.COMPLETE for o in outlooks)
+
+
+def test_analyze_says_what_it_lacks_where_no_command_was_recorded(run: Run) -> None:
+    done = run("analyze", str(SAMPLES / "capacity_oom.pickle"), "--rehearse")
+
+    assert done.code == 2
+    assert "The recording does not say which command it is of." in done.err
+
+
+@pytest.mark.parametrize(
+    "words", [("--format", "json"), ("--continue-with", "capacity_oom.pickle")]
+)
+def test_rehearsal_of_a_bundle_is_for_text(
+    words: Sequence[str], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(SAMPLES)
+
+    assert run("analyze", "capacity_oom.pickle", "--rehearse", *words).code == 2
+
+
+def test_capacity_must_be_known() -> None:
+    sample = SAMPLES / "empty.pickle"
+    case = read_case([str(sample)], Overrides())
+
+    with pytest.raises(ConfigError, match="What PyTorch could have"):
+        follow(case, diagnose(case), ["python", "train.py"], "2m", lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["/venv/bin/python3.11", "-u", "train.py", "-m", "x"],
+         Command(["train.py", "-m", "x"], False, "/venv/bin/python3.11")),
+        (["python", "-X", "dev", "-m", "pack.train", "--a"],
+         Command(["pack.train", "--a"], True, "python")),
+        (["torchrun", "--nproc-per-node", "2", "train.py"],
+         Command(["torchrun", "--nproc-per-node", "2", "train.py"], False, None)),
+    ],
+)  # fmt: skip
+def test_command_is_taken_apart(words: Sequence[str], expected: Command) -> None:
+    assert command_of(words) == expected
+
+
+@pytest.mark.parametrize("words", [[], ["python", "-c", "print()"]])
+def test_command_that_is_no_file_of_python_is_refused(words: Sequence[str]) -> None:
+    with pytest.raises(ConfigError):
+        command_of(words)
