@@ -23,10 +23,10 @@ from statistics import median
 CHILD = """
 import json, resource, sys, time
 from pathlib import Path
-from fragdoctor.rehearse import runner
-from fragdoctor.rehearse.process import Conditions
-from fragdoctor.rehearse.programs import Program
-from fragdoctor.rehearse.process import rehearsed_gpu
+from fragdoctor.rehearsal import runner
+from fragdoctor.rehearsal.process import Conditions
+from fragdoctor.rehearsal.programs import Program
+from fragdoctor.rehearsal.process import rehearsed_gpu
 
 script, python, n_steps, *args = sys.argv[1:]
 times = []

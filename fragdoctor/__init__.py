@@ -12,6 +12,8 @@ The verbs, in the order in which one needs them::
     changes = fragdoctor.compare("before.pickle", "after.pickle")
     report = fragdoctor.check("snapshots/", max_peak="70GiB")
     forecast = fragdoctor.estimate(params="7B", dtype="bf16", gpu="h100")
+    rehearsal = fragdoctor.rehearse("train.py", gpu="h100")
+    prescription = fragdoctor.cure("train.py", capacity_bytes=24 * 2**30)
     message = fragdoctor.parse_oom(text)
 
 Inside a program that uses the GPU::
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from fragdoctor.analysis.device import analyze_device
     from fragdoctor.api import compare, diagnose, diagnose_fleet, estimate, load, simulate
     from fragdoctor.api_check import check
+    from fragdoctor.api_rehearse import cure, rehearse
     from fragdoctor.capture.record import record
     from fragdoctor.capture.watch import watch
     from fragdoctor.errors import (
@@ -72,6 +75,7 @@ _MODULES: Final = {
         "simulate",
     ),
     "fragdoctor.api_check": ("check",),
+    "fragdoctor.api_rehearse": ("cure", "rehearse"),
     "fragdoctor.capture.record": ("record",),
     "fragdoctor.capture.watch": ("watch",),
     "fragdoctor.errors": (
@@ -139,6 +143,7 @@ __all__ = [
     "analyze_device",
     "check",
     "compare",
+    "cure",
     "diagnose",
     "diagnose_fleet",
     "estimate",
@@ -148,6 +153,7 @@ __all__ = [
     "parse_oom",
     "read_stats",
     "record",
+    "rehearse",
     "simulate",
     "watch",
 ]

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from fragdoctor.cli.app import main
-from fragdoctor.rehearse import runner
-from fragdoctor.rehearse.process import Conditions, OnStep, Runs
-from fragdoctor.rehearse.programs import Program
+from fragdoctor.rehearsal import runner
+from fragdoctor.rehearsal.process import Conditions, OnStep, Runs
+from fragdoctor.rehearsal.programs import Program
 
 TRAINING = """
     import torch

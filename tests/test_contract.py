@@ -90,9 +90,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "fleet": {"errors", "frozen", "installed", "units", "model", "inputs", "trace", "diagnosis"},
     "export": {"errors", "frozen", "units", "model", "trace", "report"},
-    "capture": {"errors", "units", "rehearse"},
+    "capture": {"errors", "units", "rehearsal"},
     "integrations": {"errors", "capture"},
-    "rehearse": {
+    "rehearsal": {
         "errors",
         "frozen",
         "units",
@@ -106,13 +106,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
 }
 # Capture runs inside the user's program and traces the user's model: torch is there.
-MAY_IMPORT_TORCH = {"capture", "estimation", "rehearse"}
+MAY_IMPORT_TORCH = {"capture", "estimation", "rehearsal"}
 # They speak from inside the user's program, where no command line stands above them.
-MAY_PRINT = {"cli", "capture", "rehearse"}
+MAY_PRINT = {"cli", "capture", "rehearsal"}
 FORBIDDEN = {"eval", "exec", "compile", "__import__"} | {
     "pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "torch",
 }  # fmt: skip
-ANYTHING = {"cli", "api", "api_check", "__init__", "__main__"}
+ANYTHING = {"cli", "api", "api_check", "api_rehearse", "__init__", "__main__"}
 
 
 def name_of(path: Path) -> str:

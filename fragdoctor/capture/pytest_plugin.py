@@ -86,7 +86,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def _rehearsed(item: pytest.Item) -> list[Any]:
     """Return the reports of a test from the process that rehearsed it."""
     from fragdoctor.capture.gpu_limits import why_not
-    from fragdoctor.rehearse.runner import rehearse_test
+    from fragdoctor.rehearsal.runner import rehearse_test
 
     config = item.config
     reports: list[Any] = []

@@ -50,7 +50,7 @@ class _Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Take what follows another program's command for options of that command."""
         if self.name == "rehearse":
-            from fragdoctor.rehearse.programs import LAUNCHERS
+            from fragdoctor.rehearsal.programs import LAUNCHERS
 
             first = self._first_word(args)
             if first < len(args) and Path(args[first]).name in LAUNCHERS:

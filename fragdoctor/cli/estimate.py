@@ -304,8 +304,8 @@ def _of_model(chosen: EstimateOptions, look: RenderOptions, given: frozenset[str
         ConfigError: the model cannot be traced; with ``--verbose`` its traceback is printed first.
     """
     from fragdoctor.model.gpus import gpu_of
-    from fragdoctor.rehearse.tracing.traced import traced_estimate
-    from fragdoctor.rehearse.tracing.training_setup import TrainingSetup, parse_shape
+    from fragdoctor.rehearsal.tracing.traced import traced_estimate
+    from fragdoctor.rehearsal.tracing.training_setup import TrainingSetup, parse_shape
     from fragdoctor.report.base import render
 
     gpus = [gpu_of(name) for name in dict.fromkeys(chosen.gpu or ())]

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fragdoctor.model.rehearsal import Rehearsal, RehearsalResult, RehearsalSweep
-    from fragdoctor.rehearse.process import Conditions, OnStep, RehearsedGpu
-    from fragdoctor.rehearse.programs import Launched, Program
-    from fragdoctor.rehearse.sweep import Batches
+    from fragdoctor.rehearsal.process import Conditions, OnStep, RehearsedGpu
+    from fragdoctor.rehearsal.programs import Launched, Program
+    from fragdoctor.rehearsal.sweep import Batches
     from fragdoctor.report.base import RenderOptions
 
 _OF_CI: Final = ("sarif", "junit", "github")
@@ -202,9 +202,9 @@ def asked_of(chosen: RehearseOptions) -> Asked:
         ConfigError: there is no such program, or options exclude each other.
     """
     from fragdoctor.model.settings import parse_conf
-    from fragdoctor.rehearse.process import Conditions, rehearsed_gpu
-    from fragdoctor.rehearse.programs import launched
-    from fragdoctor.rehearse.sweep import parse_batches
+    from fragdoctor.rehearsal.process import Conditions, rehearsed_gpu
+    from fragdoctor.rehearsal.programs import launched
+    from fragdoctor.rehearsal.sweep import parse_batches
 
     limits = {
         "--capacity": chosen.capacity,
@@ -251,7 +251,7 @@ def _program(
     Raises:
         ConfigError: there is no such program.
     """
-    from fragdoctor.rehearse.programs import SUFFIX, Program, pythons, read_notebook
+    from fragdoctor.rehearsal.programs import SUFFIX, Program, pythons, read_notebook
 
     words: Sequence[str] = chosen.words
     is_module, note = chosen.is_module, ""
@@ -369,9 +369,9 @@ def _snapshot_path(place: Path, program: Program, *, force: bool) -> Path:
 
 def _judged(chosen: RehearseOptions, asked: Asked) -> RehearsalResult:
     """Rehearse once, and diagnose the snapshot."""
-    from fragdoctor.rehearse import runner
-    from fragdoctor.rehearse.runner import judge
-    from fragdoctor.rehearse.sweep import with_batch
+    from fragdoctor.rehearsal import runner
+    from fragdoctor.rehearsal.runner import judge
+    from fragdoctor.rehearsal.sweep import with_batch
 
     program, batch = asked.program, None
     if asked.batches is not None:
@@ -405,8 +405,8 @@ def _cured(chosen: RehearseOptions, asked: Asked, look: RenderOptions) -> int:
     Raises:
         ConfigError: options do not agree, or the program cannot be rehearsed.
     """
-    from fragdoctor.rehearse.prescription.search import Search, seconds_of
-    from fragdoctor.rehearse.runner import ProgramFailed
+    from fragdoctor.rehearsal.prescription.search import Search, seconds_of
+    from fragdoctor.rehearsal.runner import ProgramFailed
     from fragdoctor.report.base import check_format, render
 
     check_format("prescription", chosen.output_format.value)
@@ -437,7 +437,7 @@ def _cured(chosen: RehearseOptions, asked: Asked, look: RenderOptions) -> int:
 
 def _swept(chosen: RehearseOptions, asked: Asked) -> RehearsalSweep:
     """Rehearse several times."""
-    from fragdoctor.rehearse.sweep import Sweep
+    from fragdoctor.rehearsal.sweep import Sweep
 
     keep = chosen.snapshot
     if keep is not None:

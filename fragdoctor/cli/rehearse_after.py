@@ -85,7 +85,7 @@ def follow(
     from fragdoctor.cli.rehearse import RehearseOptions, asked_of
     from fragdoctor.diagnosis.pipeline import diagnose
     from fragdoctor.inputs.snapshot_reader import read_snapshot
-    from fragdoctor.rehearse.prescription.search import Search, seconds_of
+    from fragdoctor.rehearsal.prescription.search import Search, seconds_of
 
     figures = next((f for f in diagnosis.devices if f.device == diagnosis.verdict.device), None)
     if figures is None or figures.capacity_bytes is None:
@@ -111,6 +111,6 @@ def follow(
 
 
 def _starts_ranks(command: Command) -> bool:
-    from fragdoctor.rehearse.programs import LAUNCHERS
+    from fragdoctor.rehearsal.programs import LAUNCHERS
 
     return bool(command.words) and Path(command.words[0]).name in LAUNCHERS

@@ -18,7 +18,7 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.inputs.cases import read_case
 from fragdoctor.model.case import Overrides
 from fragdoctor.model.simulation import OutlookBasis
-from fragdoctor.rehearse.prescription import search
+from fragdoctor.rehearsal.prescription import search
 from fragdoctor.units import MIB
 
 SAMPLES = Path(__file__).parents[2] / "sample_snapshots"

@@ -1,0 +1,105 @@
+"""``fragdoctor.rehearse`` and ``fragdoctor.cure``: a program without a GPU, from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from os import PathLike, fspath
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from fragdoctor.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fragdoctor.model.prescription import Prescription
+    from fragdoctor.model.rehearsal import RehearsalResult
+    from fragdoctor.rehearsal.process import Conditions
+    from fragdoctor.rehearsal.programs import Program
+
+StrPath = str | PathLike[str]
+
+
+def rehearse(  # noqa: PLR0913 - the conditions of one rehearsal, all by keyword
+    script: StrPath,
+    args: Sequence[str] = (),
+    *,
+    gpu: str | None = None,
+    capacity_bytes: int | None = None,
+    conf: str | None = None,
+    steps: int | None = None,
+    time_limit_s: float | None = None,
+    python: str | None = None,
+) -> RehearsalResult:
+    """Run an unchanged script without a GPU, and return what its memory would do.
+
+    Args:
+        script: a script or notebook.
+        args: its arguments.
+        gpu: whose size and kernels it sees: ``"h100"``, ``"24GiB"``.
+        capacity_bytes: what PyTorch can have; neither this nor ``gpu``: no limit.
+        conf: settings of the allocator; None is those of the environment.
+        steps: steps after which to stop; None when their memory repeats.
+        time_limit_s: wall time after which it is ended.
+        python: the program's Python, which has PyTorch; None is the one on PATH.
+
+    Raises:
+        ConfigError: there is no such script, or it cannot be rehearsed.
+    """
+    from fragdoctor.rehearsal import runner  # noqa: PLC0415 - numpy is heavy
+
+    program, conditions = _asked(script, args, gpu, capacity_bytes, python)
+    conditions = replace(conditions, conf=conf, n_steps=steps, time_limit_s=time_limit_s)
+    with TemporaryDirectory(prefix="fragdoctor-") as scratch:
+        found = runner.rehearse(program, conditions, Path(scratch) / "snapshot.pickle")
+        result = runner.judge(found, Path(program.target).name)
+    return replace(result, rehearsal=replace(result.rehearsal, snapshot=""))
+
+
+def cure(  # noqa: PLR0913 - the question, all by keyword
+    script: StrPath,
+    args: Sequence[str] = (),
+    *,
+    capacity_bytes: int | None = None,
+    gpu: str | None = None,
+    batch: int | None = None,
+    time_s: float = 300.0,
+    python: str | None = None,
+) -> Prescription:
+    """Return the cheapest change of a script that lets it fit, and what else was tried.
+
+    Args:
+        script: a script or notebook.
+        args: its arguments; ``{batch}`` stands for the batch size.
+        capacity_bytes: what PyTorch can have; or name the ``gpu``.
+        gpu: whose size and kernels it sees.
+        batch: the batch size that takes the place of ``{batch}``.
+        time_s: how long to search.
+        python: the program's Python, which has PyTorch; None is the one on PATH.
+
+    Raises:
+        ConfigError: there is no such script, no limit, or it cannot be rehearsed.
+    """
+    from fragdoctor.rehearsal.prescription.search import Search  # noqa: PLC0415 - numpy is heavy
+
+    program, conditions = _asked(script, args, gpu, capacity_bytes, python)
+    return Search(program, conditions, batch, time_s).run()
+
+
+def _asked(
+    script: StrPath,
+    args: Sequence[str],
+    gpu: str | None,
+    capacity_bytes: int | None,
+    python: str | None,
+) -> tuple[Program, Conditions]:
+    from fragdoctor.rehearsal.process import Conditions, rehearsed_gpu  # noqa: PLC0415
+    from fragdoctor.rehearsal.programs import SUFFIX, Program, pythons, read_notebook  # noqa: PLC0415
+
+    target = fspath(script)
+    if not Path(target).is_file():
+        raise ConfigError(f"{target} does not exist.", hint="Check the path of the script.")
+    notebook = read_notebook(Path(target)) if target.endswith(SUFFIX) else None
+    program = Program(target, False, list(args), pythons(python), notebook)
+    is_unlimited = gpu is None and capacity_bytes is None
+    return program, Conditions(gpu=rehearsed_gpu(gpu, capacity_bytes, is_unlimited=is_unlimited))

@@ -1,0 +1,219 @@
+"""CUDA tensors without memory: made, resized, and the scratch memory of kernels.
+
+They are plain tensors (``type(t) is torch.Tensor``) on device ``cuda``, so everything above the
+kernels is PyTorch's own: autograd and its in-place sums, views, version counters, autocast, hooks,
+modes, subclasses that wrap them. DLPack brings them in, and its deleter tells when a storage dies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from math import prod
+from types import TracebackType
+from typing import Any, Final, Self
+
+import torch
+
+from fragdoctor.rehearsal.engine import session
+from fragdoctor.rehearsal.engine.vtables import StorageFields
+
+INT, UINT, FLOAT, BFLOAT, COMPLEX, BOOL = 0, 1, 2, 4, 5, 6
+_CODES: Final[dict[torch.dtype, tuple[int, int]]] = {
+    torch.float32: (FLOAT, 32),
+    torch.float64: (FLOAT, 64),
+    torch.float16: (FLOAT, 16),
+    torch.bfloat16: (BFLOAT, 16),
+    torch.int8: (INT, 8),
+    torch.int16: (INT, 16),
+    torch.int32: (INT, 32),
+    torch.int64: (INT, 64),
+    torch.uint8: (UINT, 8),
+    torch.bool: (BOOL, 8),
+    torch.complex64: (COMPLEX, 64),
+    torch.complex128: (COMPLEX, 128),
+}
+_new_capsule: Any = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype = ctypes.py_object
+_new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+_from_capsule: Any = torch._C._from_dlpack
+_in_backward: Any = torch._C._current_graph_task_id
+_NONE: Final = -1  # no backward pass goes on
+
+
+def in_backward() -> bool:
+    """Whether the autograd engine is at work: on a GPU, in its own thread."""
+    return bool(_in_backward() != _NONE)
+
+
+class Layout:
+    """Size, strides and dtype of a tensor to be made, in the form that the library takes.
+
+    Attributes:
+        n_bytes: what is asked for: more than the storage has where a kernel made it larger first.
+        on_cpu: it is no matter of the GPU after all.
+    """
+
+    __slots__ = ("_strides", "_viewed_as", "bits", "code", "dtype", "n_bytes", "n_dims",
+                 "on_cpu", "shape", "sizes", "strides")  # fmt: skip
+
+    def __init__(
+        self, sizes: Sequence[int], strides: Sequence[int] | None, dtype: torch.dtype
+    ) -> None:
+        self.shape = tuple(sizes)
+        self._strides = dense_strides(self.shape) if strides is None else tuple(strides)
+        self.n_bytes = storage_bytes(self.shape, self._strides, dtype.itemsize)
+        self.dtype = dtype
+        self.on_cpu = False
+        self._viewed_as: torch.dtype | None = None
+        if dtype not in _CODES:  # DLPack of older versions does not know it
+            self._viewed_as = dtype
+            code, bits = UINT, 8
+            dims: tuple[int, ...] = (self.n_bytes,)
+            steps: tuple[int, ...] = (1,)
+        else:
+            code, bits = _CODES[dtype]
+            dims, steps = self.shape, self._strides
+        self.code, self.bits, self.n_dims = code, bits, len(dims)
+        array = ctypes.c_int64 * len(dims)
+        self.sizes, self.strides = array(*dims), array(*steps)
+
+    def make(self, device: int, operation: int, stack: int) -> torch.Tensor:
+        """Return a new tensor; it asks for its memory now.
+
+        Raises:
+            torch.OutOfMemoryError: the GPU has no more.
+        """
+        if self.on_cpu:
+            return torch.zeros(self.shape, dtype=self.dtype, device="cpu")
+        now = session.current()
+        if not now.is_started:
+            now.start_all()
+        now.loops.skipping.n_requests += 1
+        managed = now.gpus.new_tensor(
+            device, self.n_bytes, self.code, self.bits, self.n_dims, self.sizes, self.strides,
+            stack, operation,
+        )  # fmt: skip
+        if managed is None:
+            raise now.out_of_memory(device)
+        tensor: torch.Tensor = _from_capsule(_new_capsule(managed, b"dltensor", None))
+        now.known.is_new(device, tensor.data_ptr())
+        if self._viewed_as is not None:
+            tensor = tensor.view(self._viewed_as).as_strided(self.shape, self._strides)
+        if not self.n_bytes:
+            now.gpus.name(managed, tensor.untyped_storage()._cdata)
+        return tensor
+
+
+def dense_strides(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a contiguous tensor."""
+    strides, step = [], 1
+    for size in reversed(sizes):
+        strides.append(step)
+        step *= max(1, size)
+    return tuple(reversed(strides))
+
+
+def storage_bytes(sizes: Sequence[int], strides: Sequence[int], itemsize: int) -> int:
+    """Return the bytes that a strided tensor spans."""
+    if not prod(sizes):
+        return 0
+    return itemsize * (1 + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True)))
+
+
+def stack_here() -> int:
+    """Return the number of the stack that asks for memory."""
+    return session.current().stacks.here(in_backward=in_backward())
+
+
+def take(device: int, n_bytes: int, operation: int, stack: int) -> int:
+    """Return the address of scratch memory, to be given back to :func:`give`; 0 for no bytes.
+
+    Raises:
+        torch.OutOfMemoryError: the GPU has no more.
+    """
+    now = session.current()
+    if not now.is_started:
+        now.start_all()
+    address: int = now.gpus.take(device, n_bytes, stack, operation)
+    if not address and n_bytes:
+        raise now.out_of_memory(device)
+    return address
+
+
+def give(address: int) -> None:
+    """Give scratch memory back."""
+    session.current().gpus.give(address)
+
+
+_fields: list[StorageFields] = []
+
+
+def resize_storage(storage: torch.UntypedStorage, n_bytes: int, operation: int) -> None:
+    """Exchange the memory of a storage in place: new memory first, then the old is freed.
+
+    Raises:
+        torch.OutOfMemoryError: the GPU has no more.
+        RuntimeError: the storage is not one of ours.
+    """
+    now = session.current()
+    if not _fields:
+        sample = torch.UntypedStorage(1003)
+        _fields.append(StorageFields(sample))
+    address = ctypes.c_uint64()
+    device = storage.device.index
+    now.known.is_new(device, storage.data_ptr())
+    result = now.gpus.resize(
+        storage.data_ptr(), storage._cdata, n_bytes, stack_here(), operation,
+        ctypes.byref(address),
+    )  # fmt: skip
+    if result < 0:
+        raise RuntimeError("this storage cannot be resized: it was not made by PyTorch")
+    if not result:
+        raise now.out_of_memory(device)
+    now.known.is_new(device, address.value)
+    _fields[0].write(storage, address.value, n_bytes)
+
+
+class Scratch:
+    """Scratch memory on the GPU of a tensor; what is left is given back at the end."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._device = tensor.get_device()
+        self._stack = stack_here()
+        self._operation = session.current().stacks.operation("scratch")
+        self._held: list[int] = []
+
+    @property
+    def n_multiprocessors(self) -> int:
+        """Of the GPU."""
+        return session.current().facts.n_multiprocessors
+
+    def take(self, n_bytes: int) -> int:
+        """Return the address of new scratch memory.
+
+        Raises:
+            torch.OutOfMemoryError: the GPU has no more.
+        """
+        address = take(self._device, n_bytes, self._operation, self._stack)
+        if address:
+            self._held.append(address)
+        return address
+
+    def give(self, address: int) -> None:
+        """Give scratch memory back."""
+        if address:
+            self._held.remove(address)
+            give(address)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        while self._held:
+            give(self._held.pop())

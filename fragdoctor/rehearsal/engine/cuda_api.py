@@ -1,0 +1,407 @@
+"""``torch.cuda`` on fake GPUs.
+
+``torch.cuda`` is Python over a hundred C functions (``torch._C._cuda_*``), which builds without
+CUDA lack. They are put there, so that PyTorch's own Python runs on them: statistics, summaries,
+snapshots and streams are what it makes of true figures. Classes whose base is C are replaced.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from ctypes import c_int64
+from types import SimpleNamespace
+from typing import Any, Final, Self
+
+import torch
+import torch.cuda.graphs
+import torch.cuda.memory
+
+from fragdoctor.rehearsal.engine import cuda_objects, cuda_tools, dispatch, put, session
+from fragdoctor.rehearsal.engine.cuda_objects import Event, Stream
+from fragdoctor.rehearsal.engine.memory_history import History, snapshot
+
+_Generator: Any = torch.Generator
+
+
+class Generator(_Generator):  # type: ignore[misc]
+    """``torch.Generator``; one of a GPU is one of the CPU that says it is on the GPU."""
+
+    def __new__(cls, device: Any = "cpu") -> Self:
+        """Make a generator for a device."""
+        place = torch.device(device)
+        made = _Generator.__new__(cls, "cpu" if place.type == "cuda" else place)
+        made._fake_device = place if place.type == "cuda" else None
+        return made  # type: ignore[no-any-return]
+
+    def __init__(self, device: Any = "cpu") -> None:
+        del device
+        super().__init__()
+
+    @property
+    def device(self) -> torch.device:
+        """The device that it was made for."""
+        found = self._fake_device
+        if found is None:
+            return super().device  # type: ignore[no-any-return]
+        return torch.device("cuda", 0 if found.index is None else found.index)
+
+    def get_state(self) -> torch.Tensor:
+        """Return a state as a GPU's generator has it: seed and offset."""
+        if self._fake_device is None:
+            return super().get_state()  # type: ignore[no-any-return]
+        return torch.tensor([self.initial_seed() % 2**63, 0]).view(torch.uint8).clone()
+
+    def set_state(self, new_state: torch.Tensor) -> Any:
+        """Take a state; a GPU's has nothing in it that matters here."""
+        if self._fake_device is None:
+            return super().set_state(new_state)
+        return self
+
+
+POOLS: Final = ("all", "large_pool", "small_pool")
+KINDS: Final = (
+    "allocation", "segment", "active", "inactive_split", "allocated_bytes", "reserved_bytes",
+    "active_bytes", "inactive_split_bytes", "requested_bytes",
+)  # fmt: skip
+FIGURES: Final = ("current", "peak", "allocated", "freed")
+N_STATISTICS: Final = len(KINDS) * len(POOLS) + 2
+
+
+def statistics(now: session.Session, device: int) -> dict[str, Any]:
+    """Return the nested statistics of a device, as ``torch._C._cuda_memoryStats`` does."""
+    values = (c_int64 * (len(FIGURES) * N_STATISTICS))()
+    now.gpus.statistics(device, values)
+    width = len(FIGURES)
+    rows = [
+        dict(zip(FIGURES, values[at : at + width], strict=True))
+        for at in range(0, len(values), width)
+    ]
+    found: dict[str, Any] = {
+        kind: {pool: rows[len(POOLS) * k + p] for p, pool in enumerate(POOLS)}
+        for k, kind in enumerate(KINDS)
+    }
+    figures = now.gpus.figures(device)
+    limit = now.budget.settings.max_split_bytes
+    return {
+        **found,
+        "oversize_allocations": rows[-2],
+        "oversize_segments": rows[-1],
+        "max_split_size": -1 if limit is None else limit,
+        "num_alloc_retries": figures["retries"],
+        "num_device_alloc": figures["n_malloc"] + figures["n_map"],
+        "num_device_free": figures["n_free"] + figures["n_unmap"],
+        "num_ooms": figures["ooms"],
+        "num_sync_all_streams": 0,
+    }
+
+
+CUDA_TYPE: Final = 1
+ARCHITECTURES: Final = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"
+
+
+def _nothing(*_: object, **__: object) -> None:
+    return None
+
+
+def _now() -> session.Session:
+    return session.current()
+
+
+def _device() -> int:
+    index: int = _now().gpus.device()
+    return index
+
+
+def _empty_cache() -> None:
+    _now().gpus.empty_cache()
+
+
+def _is_history_enabled() -> bool:
+    history = _now().history
+    return history is not None and bool(history.enabled)
+
+
+def _index(device: Any) -> int:
+    return _now().gpus.device() if device is None or device < 0 else int(device)
+
+
+# ---- devices and streams ----------------------------------------------------------------------
+
+
+def _set_device(device: int) -> None:
+    if device >= _now().n_devices:
+        raise (
+            torch.AcceleratorError(_INVALID)
+            if hasattr(torch, "AcceleratorError")
+            else RuntimeError(_INVALID)
+        )
+    _now().gpus.set_device(device)
+
+
+_INVALID: Final = "CUDA error: invalid device ordinal"
+
+
+def _exchange_device(device: int) -> int:
+    before: int = _now().gpus.device()
+    if device >= 0:
+        _now().gpus.set_device(device)
+    return before
+
+
+def _current_stream(device: int) -> tuple[int, int, int]:
+    return _now().gpus.stream(device), _index(device), CUDA_TYPE
+
+
+def _default_stream(device: int) -> tuple[int, int, int]:
+    return 0, _index(device), CUDA_TYPE
+
+
+def _set_stream(stream_id: int, device_index: int, device_type: int) -> None:
+    del device_type
+    _now().gpus.set_device(device_index)
+    _now().gpus.set_stream(device_index, stream_id)
+
+
+def _raw_stream(device: int) -> int:
+    handle: int = _now().gpus.stream_handle(_now().gpus.stream(device))
+    return handle
+
+
+def _properties(device: Any = None) -> Any:
+    del device
+    facts, total = _now().facts, _now().budget.total_bytes
+    (major, minor), kind = facts.capability, facts.generation
+    return _Properties(
+        name=facts.name,
+        total_memory=total,
+        major=major,
+        minor=minor,
+        multi_processor_count=facts.n_multiprocessors,
+        max_threads_per_multi_processor=kind.threads_per_multiprocessor,
+        max_threads_per_block=1024,
+        regs_per_multiprocessor=65536,
+        shared_memory_per_block=49152,
+        shared_memory_per_block_optin=kind.block_shared_memory_bytes,
+        shared_memory_per_multiprocessor=kind.shared_memory_bytes,
+        L2_cache_size=50 * 2**20,
+        warp_size=32,
+        is_integrated=0,
+        is_multi_gpu_board=0,
+        gcnArchName="",
+        uuid="00000000-0000-0000-0000-000000000000",
+        clock_rate=1980000,
+        memory_clock_rate=2619000,
+        memory_bus_width=5120,
+        pci_bus_id=0,
+        pci_device_id=0,
+        pci_domain_id=0,
+    )
+
+
+class _Properties(SimpleNamespace):
+    """``torch.cuda.get_device_properties``."""
+
+
+# ---- memory -----------------------------------------------------------------------------------
+
+
+def _mem_get_info(device: Any = None) -> tuple[int, int]:
+    index = device.index if isinstance(device, torch.device) else device
+    _now().asked_for_memory = True
+    figures, total = _now().gpus.figures(_index(index)), _now().budget.total_bytes
+    return min(figures["driver_free"], max(0, total - figures["reserved"])), total
+
+
+def _set_fraction(fraction: float, device: int) -> None:
+    _now().gpus.set_fraction(_index(device), fraction)
+    _now().fractions[_index(device)] = fraction
+
+
+def _change_settings(text: str) -> None:
+    _now().start()
+    _now().change_settings(text)
+
+
+def _record_history(
+    enabled: str | None = "all",
+    context: str | None = "all",
+    stacks: str = "all",
+    max_entries: int = 2**63 - 1,
+    *rest: Any,
+) -> None:
+    del stacks
+    now = _now()
+    skipped = rest[-1] if rest and isinstance(rest[-1], list) else []
+    keeps = now.history is not None and now.history.enabled == "all" and enabled == "all"
+    clears = bool(rest and rest[0] is True)
+    if keeps and not clears and now.history is not None:
+        first, first_mark = now.history.first, now.history.first_mark
+    else:
+        first = {d: now.gpus.figures(d)["events"] for d in range(now.n_devices)}
+        first_mark = len(now.marks.annotations)
+    limit = max_entries if enabled == "all" else 1
+    now.history = History(enabled, context, max(limit, 1), tuple(skipped), first, first_mark)
+
+
+def _record_history_legacy(
+    enabled: bool,
+    record_context: bool = True,
+    trace_alloc_max_entries: int = 1,
+    trace_alloc_record_context: bool = False,
+    *rest: Any,
+) -> None:
+    del rest
+    context = "alloc" if trace_alloc_record_context else "state" if record_context else None
+    _record_history("all" if enabled else None, context, "python", trace_alloc_max_entries)
+
+
+def _memory_snapshot(pool: Any = None) -> dict[str, Any]:
+    now = _now()
+    history = now.history or History(enabled=None)
+    return snapshot(
+        now.gpus, now.n_devices, now.stacks, history, now.budget.settings,
+        now.marks.of_pytorch(history.first_mark) if history.enabled else [],
+        only_pool=None if pool is None else (pool[0], pool[1]),
+    )  # fmt: skip
+
+
+def _attach_observer(observer: Any) -> None:
+    def tell(device: int, requested: int) -> None:
+        figures = _now().gpus.oom_figures(device)
+        limit = figures["allowed_bytes"]
+        total = figures["total_bytes"] if limit is None else limit
+        observer(device, requested, total, figures["free_bytes"])
+
+    _now().on_oom.append(tell)
+
+
+def _capturing() -> bool:
+    return bool(_now().captures)
+
+
+_PRIMITIVES: Final[dict[str, Any]] = {
+    "_cuda_init": lambda: _now().start(),
+    "_cuda_getDeviceCount": lambda: _now().n_devices,
+    "_cuda_getDevice": _device,
+    "_cuda_setDevice": _set_device,
+    "_cuda_exchangeDevice": _exchange_device,
+    "_cuda_maybeExchangeDevice": _exchange_device,
+    "_cuda_hasPrimaryContext": lambda _device: True,
+    "_cuda_isInBadFork": lambda: False,
+    "_cuda_canDeviceAccessPeer": lambda a, b: a != b,
+    "_cuda_getCurrentStream": _current_stream,
+    "_cuda_getDefaultStream": _default_stream,
+    "_cuda_setStream": _set_stream,
+    "_cuda_getCurrentRawStream": _raw_stream,
+    "_cuda_getCurrentBlasHandle": lambda: 1,
+    "_cuda_clearCublasWorkspaces": dispatch.clear_blas_workspaces,
+    "_cuda_synchronize": lambda: _now().gpus.synchronize(-1),
+    "_cuda_sleep": _nothing,
+    "_cuda_ipc_collect": _nothing,
+    "_cuda_getCompiledVersion": lambda: 13000,
+    "_cuda_getArchFlags": lambda: ARCHITECTURES,
+    "_cuda_getAllocatorBackend": lambda: "native",
+    "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
+    "_cuda_cudaCachingAllocator_enable": _nothing,
+    "_cuda_get_sync_debug_mode": lambda: 0,
+    "_cuda_set_sync_debug_mode": _nothing,
+    "_cuda_emptyCache": _empty_cache,
+    "_cuda_memoryStats": lambda device: statistics(_now(), _index(device)),
+    "_cuda_resetPeakMemoryStats": lambda device: _now().gpus.reset_peaks(_index(device)),
+    "_cuda_resetAccumulatedMemoryStats": lambda device: _now().gpus.reset_sums(_index(device)),
+    "_cuda_hostMemoryStats": dict,
+    "_cuda_resetPeakHostMemoryStats": _nothing,
+    "_cuda_resetAccumulatedHostMemoryStats": _nothing,
+    "_cuda_setMemoryFraction": _set_fraction,
+    "_cuda_getMemoryFraction": lambda device: _now().fractions.get(_index(device), 1.0),
+    "_cuda_record_memory_history": _record_history,
+    "_cuda_record_memory_history_legacy": _record_history_legacy,
+    "_cuda_isHistoryEnabled": _is_history_enabled,
+    "_cuda_memorySnapshot": _memory_snapshot,
+    "_cuda_attach_out_of_memory_observer": _attach_observer,
+    "_cuda_setMemoryMetadata": _nothing,
+    "_cuda_getMemoryMetadata": lambda: "",
+    "_cuda_isCurrentStreamCapturing": _capturing,
+    "_cuda_cudaCachingAllocator_set_allocator_settings": _change_settings,
+    "_accelerator_setAllocatorSettings": _change_settings,
+    "_accelerator_emptyCache": _empty_cache,
+    "_accelerator_getDeviceStats": lambda device: statistics(_now(), _index(device)),
+    "_accelerator_resetPeakStats": lambda device: _now().gpus.reset_peaks(_index(device)),
+    "_accelerator_resetAccumulatedStats": lambda device: _now().gpus.reset_sums(_index(device)),
+    "_accelerator_getMemoryInfo": _mem_get_info,
+    "_accelerator_isAllocatorInitialized": lambda: True,
+    "_get_cudnn_batch_norm_reserve_space_size": lambda *_: 0,
+    "_has_cuda": True,
+    "_has_cudnn": True,
+    "_cuda_get_cudnn_benchmark_limit": lambda: 10,
+    "_cuda_set_cudnn_benchmark_limit": _nothing,
+    "_nccl_version": lambda: 2 << 32 | 27 << 16 | 3,
+    "_nccl_version_suffix": lambda: b"",
+    "_host_emptyCache": _nothing,
+}
+
+
+class _Cudart(SimpleNamespace):
+    """The functions of the CUDA runtime that PyTorch binds."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            cudaMemGetInfo=_mem_get_info,
+            cudaGetErrorString=str,
+            cudaProfilerStart=lambda: 0,
+            cudaProfilerStop=lambda: 0,
+            cudaHostRegister=lambda *_: 0,
+            cudaHostUnregister=lambda *_: 0,
+            cudaStreamCreate=lambda *_: 0,
+            cudaStreamDestroy=lambda *_: 0,
+            cudaError=SimpleNamespace(success=0),
+        )
+
+
+def visible_devices(n_devices: int) -> int:
+    """Return how many of the GPUs ``CUDA_VISIBLE_DEVICES`` leaves."""
+    text = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if text is None:
+        return n_devices
+    named = [word for word in text.split(",") if word.strip() and word.strip() != "-1"]
+    return min(n_devices, len(named))
+
+
+def install(undo: ExitStack) -> None:
+    """Let ``torch.cuda`` see the fake GPUs until ``undo`` is closed."""
+    for name, value in _PRIMITIVES.items():
+        put(undo, torch._C, name, value)
+    put(undo, torch, "Generator", Generator)
+    cuda_objects.install(undo)
+    cuda_tools.install(undo)
+    cuda = torch.cuda
+    put(undo, torch._C, "_CudaDeviceProperties", _Properties)
+    for name, value in {
+        "_cudart": _Cudart(),
+        "is_available": lambda: _now().n_devices > 0,
+        "device_count": lambda: visible_devices(_now().n_devices),
+        "_device_count_nvml": lambda: -1,
+        "_nvml_based_avail": lambda: False,
+        "_exchange_device": _exchange_device,
+        "_maybe_exchange_device": _exchange_device,
+        "_CudaDeviceProperties": _Properties,
+        "_get_device_properties": _properties,
+        "get_device_properties": _properties,
+        "has_half": True,
+        "Stream": Stream,
+        "Event": Event,
+        "is_bf16_supported": lambda *_, **__: _now().facts.capability >= (8, 0),
+        "_initialized": False,
+        "default_generators": tuple(Generator(f"cuda:{i}") for i in range(_now().n_devices)),
+    }.items():
+        put(undo, cuda, name, value)
+    put(undo, torch.cuda.streams, "Stream", Stream)
+    put(undo, torch.cuda.streams, "Event", Event)
+    put(undo, torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", _capturing)
+    put(undo, torch.cuda.memory, "_set_allocator_settings", _change_settings)
+    if torch.version.cuda is None:
+        put(undo, torch.version, "cuda", "13.0")
+    put(undo, torch.backends.cuda, "is_built", lambda: True)
+    put(undo, torch.backends.cudnn, "is_available", lambda: True)
+    put(undo, torch.backends.cudnn, "version", lambda: 91900)

@@ -1,0 +1,262 @@
+"""``torch.cuda``'s objects: streams and events, private pools of memory, captured graphs."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, suppress
+from typing import Any, Final, Self
+from weakref import WeakSet
+
+import torch
+
+from fragdoctor.rehearsal.engine import put, session
+from fragdoctor.rehearsal.engine.marks import REPLAY
+
+
+class Stream(torch.Stream):
+    """A stream of a fake GPU; the guard in ``tables.py`` gives out the ids."""
+
+    def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Self:
+        """Take the next stream of the pool, or the one with an id."""
+        if "stream_id" in kwargs:
+            return super().__new__(cls, **kwargs)
+        gpus = session.current().gpus
+        index = (
+            None
+            if device is None
+            else torch.device(device).index
+            if not isinstance(device, int)
+            else device
+        )
+        index = gpus.device() if index is None else index
+        return super().__new__(
+            cls,
+            stream_id=gpus.new_stream(index, priority),
+            device_index=index,
+            device_type=1,
+        )
+
+    @property
+    def cuda_stream(self) -> int:
+        """The handle."""
+        handle: int = session.current().gpus.stream_handle(self.stream_id)
+        return handle
+
+    @property
+    def priority(self) -> int:
+        """0, or -1 for the streams of high priority."""
+        return -1 if self.stream_id & 31 == 5 else 0
+
+    def query(self) -> bool:
+        """Everything is done at once."""
+        return True
+
+    def synchronize(self) -> None:
+        """Everything is done already."""
+        session.current().gpus.synchronize(self.device_index)
+
+    def wait_event(self, event: Any) -> None:
+        """Nothing is ever under way."""
+
+    def wait_stream(self, stream: Any) -> None:
+        """Nothing is ever under way."""
+
+    def record_event(self, event: Any = None) -> Any:
+        """Return the event, or a new one."""
+        return Event() if event is None else event
+
+    def __eq__(self, other: object) -> bool:
+        """Streams are equal by device and id."""
+        return isinstance(other, torch.Stream) and (self.stream_id, self.device_index) == (
+            other.stream_id,
+            other.device_index,
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.stream_id, self.device_index))
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
+
+
+class Event(torch.Event):
+    """An event; it is done as soon as it is recorded."""
+
+    def __new__(
+        cls,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+        external: bool = False,
+    ) -> Self:
+        """Make an event of the current device."""
+        del external
+        return super().__new__(
+            cls, "cuda", enable_timing=enable_timing, blocking=blocking, interprocess=interprocess
+        )
+
+    def record(self, stream: Any = None) -> None:
+        """Nothing is ever under way."""
+
+    def wait(self, stream: Any = None) -> None:
+        """Nothing is ever under way."""
+
+    def query(self) -> bool:
+        """Everything is done at once."""
+        return True
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Return a millisecond: time is not rehearsed."""
+        del end_event
+        return 1.0
+
+    def synchronize(self) -> None:
+        """Everything is done already."""
+
+    @property
+    def cuda_event(self) -> int:
+        """A handle that stands for nothing."""
+        return id(self)
+
+
+Handle = tuple[int, int]
+
+
+class CUDAGraph:
+    """A graph: what it captures runs once, from a pool of its own; replays ask for nothing.
+
+    Attributes:
+        has_steps: whether an optimizer is called in it.
+    """
+
+    _alive: Final[WeakSet[Any]] = WeakSet()
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        del keep_graph
+        self._pool = self._device = -1
+        self._random_state: list[torch.Tensor] = []
+        self.has_steps = False
+
+    def capture_begin(self, pool: Handle | None = None, *_: Any, **__: Any) -> None:
+        """Begin to serve requests from the graph's pool."""
+        now = session.current()
+        self._device = now.gpus.device()
+        if not self._alive:  # seed and offset of the generator, which the graph reads
+            self._random_state = [
+                torch.empty(1, dtype=torch.int64, device="cuda") for _ in range(2)
+            ]
+        self._alive.add(self)
+        if pool is None:
+            self._pool = now.gpus.pool_create(self._device, 0, 0)
+        else:
+            self._pool = pool[1]
+            now.gpus.pool_retain(self._device, self._pool)
+        now.gpus.context_begin(self._device, self._pool, 1)
+        now.captures.append(self)
+
+    def capture_end(self) -> None:
+        """Serve requests from the usual pools again."""
+        now = session.current()
+        now.captures.remove(self)
+        now.gpus.context_end(self._device)
+
+    def replay(self) -> None:
+        """Ask for nothing; with an optimizer in it, it is a run of that."""
+        if not self.has_steps:
+            return
+        now = session.current()
+        now.marks.begin(REPLAY, self._device)
+        now.progress.replayed(self)
+        now.marks.end(REPLAY, self._device)
+        now.progress.end_range()
+
+    def instantiate(self) -> None:
+        """Ask for nothing."""
+
+    def reset(self) -> None:
+        """Give the pool back."""
+        if self._pool >= 0:
+            session.current().gpus.pool_release(self._device, self._pool, 0)
+            self._pool = -1
+
+    def pool(self) -> Handle:
+        """Return the pool, for other graphs to share."""
+        return 0, self._pool
+
+    def register_generator_state(self, generator: Any) -> None:
+        """Nothing random is drawn."""
+
+    def enable_debug_mode(self) -> None:
+        """There is nothing to show."""
+
+    def debug_dump(self, debug_path: str) -> None:
+        """There is nothing to show."""
+
+    def __del__(self) -> None:
+        with suppress(Exception):
+            self.reset()
+
+
+class MemPool:
+    """A pool that the program asks for."""
+
+    def __init__(
+        self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False, **_: Any
+    ) -> None:
+        if allocator is not None:
+            session.current().assumptions.note(
+                "A pool's own allocator is served as PyTorch's caching allocator."
+            )
+        torch.cuda.init()
+        gpus = session.current().gpus
+        self.device = gpus.device()
+        self._pool = gpus.pool_create(self.device, int(use_on_oom), int(no_split))
+
+    @property
+    def id(self) -> Handle:
+        """The pool's name."""
+        return 0, self._pool
+
+    @property
+    def allocator(self) -> None:
+        """The pool has none of its own."""
+
+    def snapshot(self, *_: Any, **__: Any) -> Any:
+        """Return the segments of the pool."""
+        return torch._C._cuda_memorySnapshot(self.id)["segments"]
+
+    def __del__(self) -> None:
+        with suppress(Exception):
+            session.current().gpus.pool_release(self.device, self._pool, 1)
+
+
+def _begin(device: int, pool: Handle) -> None:
+    gpus = session.current().gpus
+    gpus.pool_retain(device, pool[1])
+    gpus.context_begin(device, pool[1], 0)
+
+
+def _graph_pool_handle() -> Handle:
+    gpus = session.current().gpus
+    return 0, gpus.pool_create(gpus.device(), 0, 0)
+
+
+def install(undo: ExitStack) -> None:
+    """Put the pools of fake GPUs in place until ``undo`` is closed."""
+    for name, value in {
+        "_cuda_beginAllocateCurrentThreadToPool": _begin,
+        "_cuda_beginAllocateToPool": _begin,
+        "_cuda_endAllocateToPool": lambda device, _: session.current().gpus.context_end(device),
+        "_cuda_releasePool": lambda device, pool: session.current().gpus.pool_release(
+            device, pool[1], 0
+        ),
+        "_graph_pool_handle": _graph_pool_handle,
+    }.items():
+        put(undo, torch._C, name, value)
+        for module in (torch.cuda.memory, torch.cuda.graphs):
+            if hasattr(module, name):
+                put(undo, module, name, value)
+    for module in (torch.cuda, torch.cuda.graphs):
+        put(undo, module, "CUDAGraph", CUDAGraph)
+    for module in (torch.cuda, torch.cuda.memory):
+        if hasattr(module, "MemPool"):
+            put(undo, module, "MemPool", MemPool)

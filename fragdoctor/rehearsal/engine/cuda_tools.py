@@ -1,0 +1,336 @@
+"""The parts of ``torch.cuda`` beside memory: marks for profilers, tuning, links between GPUs.
+
+Builds without CUDA lack them or let them fail, and programs call them all the same. None computes;
+those that ask for memory (what several GPUs exchange) ask for it as PyTorch's own do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from itertools import count
+from typing import Any, Final, Self
+
+import torch
+import torch.cuda.gds
+import torch.cuda.green_contexts
+import torch.cuda.nvtx
+import torch.cuda.tunable
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+from fragdoctor.rehearsal.engine import allocation, cuda_objects, put, session
+
+_INITIAL_TUNING_MS: Final = 30  # PyTorch's defaults (aten/src/ATen/cuda/tunable/Tunable.h)
+_INITIAL_TUNING_ITERATIONS: Final = 100
+_TUNING: Final = {
+    "max_tuning_duration": _INITIAL_TUNING_MS,
+    "max_tuning_iterations": _INITIAL_TUNING_ITERATIONS,
+    "rotating_buffer_size": 0,
+}
+_CACHED_PLANS: Final = 4096  # CUFFT_MAX_PLAN_NUM
+
+
+class _Nvtx:
+    """``torch._C._nvtx``: marks go nowhere, ranges have their depth."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._numbers = count(1)
+
+    def rangePushA(self, _message: str) -> int:  # noqa: N802 - NVTX's names
+        """Begin a range within others."""
+        self._depth += 1
+        return self._depth - 1
+
+    def rangePop(self) -> int:  # noqa: N802
+        """End the innermost range; -1 where there is none, as NVTX says then."""
+        if not self._depth:
+            return -1
+        self._depth -= 1
+        return self._depth
+
+    def rangeStartA(self, _message: str) -> int:  # noqa: N802
+        """Begin a range that may end in another thread."""
+        return next(self._numbers)
+
+    def rangeEnd(self, _number: int) -> None:  # noqa: N802
+        """End it."""
+
+    def markA(self, _message: str) -> None:  # noqa: N802
+        """Mark a moment."""
+
+    def deviceRangeStart(self, _message: str, _stream: int) -> int:  # noqa: N802
+        """Begin a range on a stream."""
+        return next(self._numbers)
+
+    def deviceRangeEnd(self, _handle: int, _stream: int) -> None:  # noqa: N802
+        """End it."""
+
+
+class _Tuning:
+    """Settings of ``torch.cuda.tunable``; nothing is tuned, as no time is taken."""
+
+    def __init__(self) -> None:
+        self._flags = {"tunableop": False, "tunableop_tuning": True, "record_untuned": False}
+        self._numbers = dict(_TUNING)
+        self._filename = "tunableop_results.csv"
+
+    def functions(self) -> dict[str, Callable[..., Any]]:
+        """Return the functions by their names in ``torch._C``."""
+        found: dict[str, Callable[..., Any]] = {
+            "_cuda_tunableop_get_filename": lambda: self._filename,
+            "_cuda_tunableop_set_filename": self._set_filename,
+            "_cuda_tunableop_get_results": tuple,
+            "_cuda_tunableop_get_validators": tuple,
+            "_cuda_tunableop_read_file": lambda *_: True,
+            "_cuda_tunableop_write_file": lambda *_: True,
+            "_cuda_tunableop_write_file_on_exit": lambda *_: None,
+            "_cuda_tunableop_set_numerical_check_tolerances": lambda *_: None,
+        }
+        for name in self._flags:
+            found[f"_cuda_{name}_enable"] = lambda on, name=name: self._flags.update({name: on})
+            found[f"_cuda_{name}_is_enabled"] = lambda name=name: self._flags[name]
+        for name in self._numbers:
+            get, change = f"_cuda_tunableop_get_{name}", f"_cuda_tunableop_set_{name}"
+            found[get] = lambda name=name: self._numbers[name]
+            found[change] = lambda n, name=name: self._numbers.update({name: n})
+        return found
+
+    def _set_filename(self, filename: str, _by_device: bool = False) -> None:
+        self._filename = filename
+
+
+class GreenContext:
+    """``torch.cuda.green_contexts.GreenContext``: a share of the multiprocessors; no memory."""
+
+    @staticmethod
+    def create(**_: Any) -> GreenContext:
+        """Make one."""
+        return GreenContext()
+
+    def set_context(self) -> None:
+        """Everything is on the GPU as before."""
+
+    def pop_context(self) -> None:
+        """Everything is on the GPU as before."""
+
+    def Stream(self) -> Any:  # noqa: N802 - PyTorch's name
+        """Return a stream of it."""
+        return cuda_objects.Stream()
+
+
+class _Plans:
+    """``torch.backends.cuda.cufft_plan_cache``, of one GPU or of the current one."""
+
+    size = 0
+    max_size = _CACHED_PLANS
+
+    def __getitem__(self, _device: Any) -> Self:
+        return self
+
+    def clear(self) -> None:
+        """There is no plan."""
+
+
+class EmitNvtx:
+    """``torch.autograd.profiler.emit_nvtx``: every operation would be marked."""
+
+    def __init__(self, enabled: bool = True, record_shapes: bool = False) -> None:
+        del enabled, record_shapes
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+# ---- what several GPUs exchange (torch/csrc/cuda/comm.cpp) --------------------------------------
+
+
+def _index(device: int) -> torch.device:
+    return torch.device("cuda", session.current().gpus.device() if device < 0 else device)
+
+
+def _broadcast(tensor: torch.Tensor, devices: Sequence[Any]) -> list[torch.Tensor]:
+    if devices and isinstance(devices[0], torch.Tensor):  # those to write to
+        for target in devices:
+            target.copy_(tensor, non_blocking=True)
+        return list(devices)
+    found = []
+    for device in devices:
+        place = _index(device)
+        is_there = tensor.device == place
+        found.append(tensor if is_there else tensor.to(place, non_blocking=True))
+    return found
+
+
+def _broadcast_coalesced(
+    tensors: Sequence[torch.Tensor], devices: Sequence[int], buffer_size: int
+) -> list[list[torch.Tensor]]:
+    found: list[list[torch.Tensor]] = [list(tensors), *([] for _ in devices[1:])]
+    for positions in _taken(tensors, buffer_size):
+        chunk = [tensors[i] for i in positions]
+        copies = _broadcast(_flatten_dense_tensors(chunk), devices)
+        for place, copy in zip(found[1:], copies[1:], strict=True):
+            place += [t.detach() for t in _unflatten_dense_tensors(copy, chunk)]
+    order = [i for positions in _taken(tensors, buffer_size) for i in positions]
+    return [
+        found[0],
+        *([t for _, t in sorted(zip(order, made, strict=True))] for made in found[1:]),
+    ]
+
+
+def _taken(tensors: Sequence[torch.Tensor], most_bytes: int) -> list[list[int]]:
+    """Return which tensors share a buffer: those of one dtype, until it is full."""
+    complete: list[list[int]] = []
+    groups: dict[torch.dtype, tuple[list[int], int]] = {}
+    for i, tensor in enumerate(tensors):
+        n_bytes = tensor.numel() * tensor.element_size()
+        group, size = groups.get(tensor.dtype, ([], 0))
+        if group and size + n_bytes > most_bytes:
+            complete.append(group)
+            group, size = [], 0
+        groups[tensor.dtype] = ([*group, i], size + n_bytes)
+    return complete + [group for group, _ in groups.values()]
+
+
+def _scatter(
+    tensor: torch.Tensor,
+    devices: Sequence[Any],
+    chunk_sizes: Sequence[int] | None = None,
+    dim: int = 0,
+    streams: Sequence[Any] | None = None,
+) -> list[torch.Tensor]:
+    del streams
+    if devices and isinstance(devices[0], torch.Tensor):
+        parts = tensor.split([t.size(dim) for t in devices], dim)
+        for target, part in zip(devices, parts, strict=True):
+            target.copy_(part, non_blocking=True)
+        return list(devices)
+    parts = (
+        tensor.chunk(len(devices), dim) if chunk_sizes is None else tensor.split(chunk_sizes, dim)
+    )
+    return [p.to(_index(d), non_blocking=True) for p, d in zip(parts, devices, strict=False)]
+
+
+def _gather(
+    tensors: Sequence[torch.Tensor], dim: int, destination: int | None = None
+) -> torch.Tensor:
+    size = list(tensors[0].shape)
+    size[dim] = sum(t.size(dim) for t in tensors)
+    place = torch.device("cpu") if destination == -1 else _index(destination or 0)
+    result = torch.empty(size, dtype=tensors[0].dtype, device=place)
+    return _gather_out(tensors, result, dim)
+
+
+def _gather_out(tensors: Sequence[torch.Tensor], result: torch.Tensor, dim: int) -> torch.Tensor:
+    parts = result.split([t.size(dim) for t in tensors], dim)
+    for part, tensor in zip(parts, tensors, strict=True):
+        part.copy_(tensor, non_blocking=True)
+    return result
+
+
+# ---- memory that a program asks for by its address ----------------------------------------------
+
+
+def _take(n_bytes: int, _stream: int = 0) -> int:
+    now = session.current()
+    return allocation.take(
+        now.gpus.device(), n_bytes, now.stacks.operation("raw_alloc"), allocation.stack_here()
+    )
+
+
+def _timed(original: Any) -> Any:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        """Take no times of a GPU, for which builds without CUDA have no clock."""
+        kwargs.pop("use_cuda", None)
+        if kwargs.get("use_device") == "cuda":
+            kwargs["use_device"] = None
+            session.current().assumptions.note("Profiles have no times of the GPU.")
+        original(self, *args, **kwargs)
+
+    return __init__
+
+
+def _not_rehearsed(name: str) -> Callable[..., Any]:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise NotImplementedError(f"A rehearsal has no {name}.")
+
+    return fail
+
+
+def _jit(
+    _code: str, _name: str, _by_reference: bool, n_outputs: int, tensors: Any, _values: Any
+) -> Any:
+    """Return what a kernel written as text makes: elementwise, in the dtype of its inputs."""
+    size = torch.broadcast_shapes(*(t.shape for t in tensors))
+    made = [tensors[0].new_empty(size) for _ in range(n_outputs)]
+    return made[0] if len(made) == 1 else tuple(made)
+
+
+_IN_C: Final[dict[str, Callable[..., Any]]] = {
+    "_broadcast": _broadcast,
+    "_broadcast_out": _broadcast,
+    "_broadcast_coalesced": _broadcast_coalesced,
+    "_scatter": _scatter,
+    "_scatter_out": lambda tensor, out, dim=0, *_: _scatter(tensor, out, None, dim),
+    "_gather": _gather,
+    "_gather_out": _gather_out,
+    "_cuda_cudaCachingAllocator_raw_alloc": _take,
+    "_cuda_cudaCachingAllocator_raw_delete": allocation.give,
+    "_cuda_getStreamFromExternal": lambda pointer, device: (pointer, device, 1),
+    "_cuda_getCurrentSolverHandle": lambda: 1,
+    "_cuda_getCublasWorkspaceSize": lambda: session.current().blas_workspace_bytes,
+    "_cuda_getCublasLtWorkspaceSize": lambda: session.current().blas_workspace_bytes,
+    "_cuda_setCublasWorkspaceSize": _not_rehearsed("other workspace of cuBLAS than the usual one"),
+    "_cuda_setCublasLtWorkspaceSize": lambda _: None,
+    "_cuda_jiterator_compile_and_launch_kernel": _jit,
+    "_cuda_changeCurrentAllocator": _not_rehearsed("other allocator than PyTorch's own"),
+    "_cuda_customAllocator": _not_rehearsed("other allocator than PyTorch's own"),
+    "_nccl_unique_id": lambda: b"",
+    "_nccl_init_rank": lambda *_: 0,
+    "_nccl_all_reduce": lambda *_: None,
+    "_nccl_reduce": lambda *_: None,
+    "_nccl_broadcast": lambda *_: None,
+    "_nccl_all_gather": lambda *_: None,
+    "_nccl_reduce_scatter": lambda *_: None,
+    "_set_linalg_preferred_backend": lambda _: None,
+    "_gds_register_buffer": lambda *_: None,
+    "_gds_deregister_buffer": lambda *_: None,
+    "_gds_register_handle": lambda *_: 0,
+    "_gds_deregister_handle": lambda *_: None,
+    "_gds_load_storage": lambda *_: None,
+    "_gds_save_storage": lambda *_: None,
+}
+_FIGURES: Final = {  # of the GPU itself, that NVIDIA's management library would tell
+    "utilization": 0, "temperature": 40, "power_draw": 100_000, "clock_rate": 1980,
+    "memory_usage": 0,
+}  # fmt: skip
+
+
+def _device_memory_used(device: Any = None) -> int:
+    free, total = torch.cuda.mem_get_info(device)
+    return int(total - free)
+
+
+def install(undo: ExitStack) -> None:
+    """Put them in place until ``undo`` is closed."""
+    for name, value in {**_IN_C, **_Tuning().functions()}.items():
+        put(undo, torch._C, name, value)
+    put(undo, torch.cuda.nvtx, "_nvtx", _Nvtx())
+    put(undo, torch.autograd.profiler, "emit_nvtx", EmitNvtx)
+    profile: Any = torch.autograd.profiler.profile
+    put(undo, profile, "__init__", _timed(profile.__init__))
+    put(undo, torch.cuda.green_contexts, "GreenContext", GreenContext)
+    put(undo, torch.backends.cuda, "cufft_plan_cache", _Plans())
+    put(
+        undo,
+        torch.cuda,
+        "ExternalStream",
+        lambda _pointer, device=None, **_: cuda_objects.Stream(device),
+    )
+    for name, figure in _FIGURES.items():
+        put(undo, torch.cuda, name, lambda _device=None, figure=figure: figure)
+    if hasattr(torch.cuda, "device_memory_used"):
+        put(undo, torch.cuda, "device_memory_used", _device_memory_used)

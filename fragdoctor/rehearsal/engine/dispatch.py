@@ -1,0 +1,370 @@
+"""Kernels for the key ``CUDA``: they ask for memory as PyTorch's own do, and compute nothing.
+
+They stand below autograd, autocast, modes and subclasses, where CUDA's kernels stand, and are
+called with plain tensors. Operations that PyTorch writes out in others (``CompositeImplicit`` and
+``CompositeExplicit``) stay as they are and arrive here as their parts, in PyTorch's own order. In
+builds without CUDA one fallback serves every operation that has no kernel; those that have a CUDA
+kernel beside a written-out form are named in :data:`FUSED`. In builds with CUDA every kernel is
+replaced.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import cache, partial
+from typing import Any, Final
+
+import torch
+from torch import library as torch_library
+from torch.utils._pytree import tree_flatten
+
+from fragdoctor.rehearsal.engine import allocation, meta_functions, session
+from fragdoctor.rehearsal.engine.allocation import Layout
+from fragdoctor.rehearsal.engine.kernels.scratch import (
+    Call,
+    Free,
+    Out,
+    Step,
+    Temp,
+    has_rule,
+    registered,
+    steps_of,
+)
+
+Handler = Callable[..., Any]
+# Kernels that CUDA shares with every device: they make a view and touch no memory.
+VIEWS: Final = frozenset(
+    {
+        "aten::as_strided", "aten::view", "aten::_reshape_alias", "aten::unfold",
+        "aten::view_as_real", "aten::view_as_complex", "aten::_conj", "aten::_neg_view",
+    }
+)  # fmt: skip
+# Operations with a CUDA kernel beside the written-out form that other devices run, besides all of
+# ``_foreach_*`` (PyTorch's native_functions.yaml: ``dispatch`` names CUDA and a ``Composite``).
+FUSED: Final = frozenset(
+    {
+        "_chunk_cat", "_chunk_cat.out", "_fused_rms_norm", "_fused_rms_norm_backward",
+        "_grouped_mm", "addr", "addr.out", "all.dims", "all.dims_out", "any.dims", "any.dims_out",
+        "convolution_backward", "linalg__powsum", "mish_backward", "native_group_norm",
+        "native_layer_norm", "silu_backward", "split_with_sizes_copy.out",
+    }
+)  # fmt: skip
+MAX_PLANS: Final = 100_000
+_META_KEYS: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
+SPECIAL: Final[dict[str, Handler]] = {}
+"""Kernels of their own, by operation: ``kernel(op, *args, **kwargs)``."""
+
+
+def special(*names: str) -> Callable[[Handler], Handler]:
+    """Give operations (``aten::copy_``) a kernel of their own."""
+    return registered(SPECIAL, names)
+
+
+class Plan:
+    """What one operation does on arguments of one description."""
+
+    __slots__ = ("device", "layouts", "operation", "results", "steps")
+
+    def __init__(
+        self,
+        device: int,
+        operation: int,
+        steps: Sequence[Step],
+        layouts: Sequence[Layout],
+        results: Callable[[list[torch.Tensor], tuple[Any, ...]], Any],
+    ) -> None:
+        self.device = device
+        self.operation = operation
+        self.steps = steps
+        self.layouts = layouts
+        self.results = results
+
+    def run(self, args: tuple[Any, ...]) -> Any:
+        """Ask for the memory in order and return the results."""
+        stack = allocation.stack_here()
+        made: list[Any] = [None] * len(self.layouts)
+        temps: dict[Any, int] = {}
+        try:
+            for step in self.steps:
+                if type(step) is Out:
+                    made[step.number] = self.layouts[step.number].make(
+                        self.device, self.operation, stack
+                    )
+                elif type(step) is Temp:
+                    temps[step] = allocation.take(self.device, step.n_bytes, self.operation, stack)
+                elif type(step) is Free:
+                    allocation.give(temps.pop(step.temp))
+                else:
+                    use_blas(self.device)
+        finally:
+            for address in reversed(temps.values()):
+                allocation.give(address)
+        return self.results(made, args)
+
+
+_plans: dict[Any, Plan] = {}
+_handlers: dict[str, Handler] = {}
+_blas_handles: dict[tuple[int, int, bool], int] = {}
+
+
+def use_blas(device: int) -> None:
+    """Take cuBLAS's workspace: one for each thread's handle and stream, which then stays."""
+    now = session.current()
+    key = (device, now.gpus.stream(device), allocation.in_backward())
+    if key in _blas_handles:
+        return
+    n_bytes = now.blas_workspace_bytes
+    _blas_handles[key] = allocation.take(
+        device, n_bytes, now.stacks.operation("cuBLAS workspace"), allocation.stack_here()
+    )
+
+
+def clear_blas_workspaces() -> None:
+    """Give the workspaces back, as ``torch._C._cuda_clearCublasWorkspaces`` does."""
+    for address in _blas_handles.values():
+        allocation.give(address)
+    _blas_handles.clear()
+
+
+def functional(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run an operation that returns new tensors."""
+    key = (
+        op,
+        meta_functions.described(args),
+        tuple((k, meta_functions.described(v)) for k, v in kwargs.items()),
+    )
+    plan = _plans.get(key)
+    if plan is None:
+        plan = _plan(op, args, kwargs)
+        if len(_plans) > MAX_PLANS:
+            _plans.clear()
+        _plans[key] = plan
+    return plan.run(args)
+
+
+def _plan(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+    device = device_of(args, kwargs)
+    meta_args, meta_kwargs = meta_functions.on_meta(args), meta_functions.on_meta(kwargs)
+    found = meta_functions.infer(op, meta_args, meta_kwargs)
+    leaves, structure = tree_flatten(found)
+    inputs = {
+        t.untyped_storage()._cdata: i
+        for i, t in enumerate(meta_args)
+        if isinstance(t, torch.Tensor)
+    }
+    layouts: list[Layout] = []
+    makers: list[Callable[[list[torch.Tensor], tuple[Any, ...]], Any]] = []
+    for leaf in leaves:
+        if not isinstance(leaf, torch.Tensor):
+            makers.append(partial(_constant, leaf))
+        elif leaf.untyped_storage()._cdata in inputs:
+            number = inputs[leaf.untyped_storage()._cdata]
+            makers.append(partial(_view_of, number, leaf.shape, leaf.stride()))
+        else:
+            number = len(layouts)
+            layouts.append(Layout(leaf.shape, leaf.stride(), leaf.dtype))
+            makers.append(partial(_made, number))
+    call = Call(op, args, kwargs, tuple(layouts), device)
+    operation = session.current().stacks.operation(op.overloadpacket.__name__)
+
+    def results(made: list[torch.Tensor], args: tuple[Any, ...]) -> Any:
+        return structure.unflatten([maker(made, args) for maker in makers])
+
+    def only_one(made: list[torch.Tensor], args: tuple[Any, ...]) -> Any:
+        return makers[0](made, args)
+
+    single = isinstance(found, torch.Tensor)
+    return Plan(device, operation, steps_of(call), layouts, only_one if single else results)
+
+
+def _constant(value: Any, _made: Any, _args: Any) -> Any:
+    return value
+
+
+def _view_of(number: int, shape: Any, stride: Any, _made: Any, args: tuple[Any, ...]) -> Any:
+    return args[number].as_strided(shape, stride)
+
+
+def _made(number: int, made: list[torch.Tensor], _args: Any) -> torch.Tensor:
+    return made[number]
+
+
+def in_place(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run an operation that changes its arguments: only its scratch memory shows."""
+    name = op.overloadpacket.__name__
+    if has_rule(name):
+        key = (op, meta_functions.described(args))
+        plan = _plans.get(key)
+        if plan is None:
+            device = device_of(args, kwargs)
+            call = Call(op, args, kwargs, (), device)
+            plan = _plans[key] = Plan(
+                device, session.current().stacks.operation(name), steps_of(call), (), _no_results
+            )
+        plan.run(args)
+    returned = [args[i] for i in _returned(op)]
+    return returned[0] if len(returned) == 1 else tuple(returned) or None
+
+
+def _no_results(_made: list[torch.Tensor], _args: tuple[Any, ...]) -> None:
+    return None
+
+
+@cache
+def _returned(op: Any) -> tuple[int, ...]:
+    """Return the positions of the arguments that an operation returns."""
+    marks = [_mark(a) for a in op._schema.arguments]
+    return tuple(marks.index(_mark(r)) for r in op._schema.returns)
+
+
+def _mark(argument: Any) -> str:
+    alias = argument.alias_info
+    return "" if alias is None else str(sorted(alias.before_set))
+
+
+def out_variant(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run an operation that writes into tensors given to it, which are resized where need be."""
+    outs = [kwargs[a.name] for a in op._schema.arguments if a.is_out]
+    inputs = {k: v for k, v in kwargs.items() if not any(v is out for out in outs)}
+    metas = {
+        a.name: meta_functions.on_meta(kwargs[a.name]) for a in op._schema.arguments if a.is_out
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of resizing; the real one is below
+        meta_functions.infer(
+            op,
+            meta_functions.on_meta(args, keeps_numbers=False),
+            {**meta_functions.on_meta(inputs, keeps_numbers=False), **metas},
+        )
+    made = tuple(
+        Layout(m.shape, m.stride(), m.dtype) for m in metas.values() if isinstance(m, torch.Tensor)
+    )
+    call = Call(op, args, inputs, made, device_of(args, kwargs))
+    for out, meta in zip(outs, metas.values(), strict=True):
+        if isinstance(out, torch.Tensor) and out.shape != meta.shape:
+            out.resize_(meta.shape)
+    operation = session.current().stacks.operation(op.overloadpacket.__name__)
+    steps = [step for step in steps_of(call) if type(step) is not Out]
+    Plan(call.device, operation, steps, (), _no_results).run(args)
+    if not op._schema.returns:
+        return None
+    return outs[0] if len(outs) == 1 else tuple(outs)
+
+
+def view(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run an operation that returns a view, by the kernel that needs no memory."""
+    return op.redispatch(_META_KEYS, *args, **kwargs)
+
+
+def device_of(args: Any, kwargs: dict[str, Any]) -> int:
+    """Return the GPU on which an operation runs: that of its tensors, or the one it is told."""
+    found = _device_in(args)
+    if found is None:
+        found = _device_in(kwargs.values())
+    return session.current().gpus.device() if found is None else found
+
+
+def _device_in(values: Any) -> int | None:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if value.is_cuda:
+                return value.get_device()
+        elif isinstance(value, list | tuple):
+            found = _device_in(value)
+            if found is not None:
+                return found
+        elif isinstance(value, torch.device) and value.type == "cuda":
+            return value.index
+    return None
+
+
+def handler_of(op: Any) -> Handler:
+    """Return what serves an operation."""
+    name = op.name()
+    packet = f"{op.namespace}::{op.overloadpacket.__name__}"
+    found = SPECIAL.get(name) or SPECIAL.get(packet)
+    if found is not None:
+        return found
+    if packet in VIEWS:
+        return view
+    schema = op._schema
+    if any(a.is_out for a in schema.arguments):
+        return out_variant
+    written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    returns_alias = [r for r in schema.returns if r.alias_info is not None]
+    if written and len(returns_alias) == len(schema.returns):
+        return in_place
+    if returns_alias:
+        return view
+    return functional
+
+
+def serve(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Serve an operation, and follow the values that are known."""
+    handler = _handlers.get(op)
+    if handler is None:
+        handler = _handlers[op] = handler_of(op)
+    return session.current().known.serve(op, handler, args, kwargs)
+
+
+def _kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Serve an operation; the error of a full GPU must not keep its arguments alive."""
+    try:
+        return serve(op, args, kwargs)
+    except torch.OutOfMemoryError as err:
+        error = err.with_traceback(None)
+    args, kwargs = (), {}
+    raise error
+
+
+def named_kernel(name: str) -> Callable[..., Any]:
+    """Return the kernel that serves an operation (``aten::copy_``)."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return _kernel(_operator(name), *args, **kwargs)
+
+    return kernel
+
+
+@cache
+def _operator(name: str) -> Any:
+    namespace, _, rest = name.partition("::")
+    packet, _, overload = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+
+
+def library_for(namespace: str, undo: ExitStack) -> Any:
+    """Return a library whose kernels are in force until ``undo`` is closed."""
+    library: Any = torch_library.Library(namespace, "IMPL")
+    undo.callback(library._destroy)
+    return library
+
+
+def install(undo: ExitStack) -> None:
+    """Register the kernels, until ``undo`` is closed."""
+    for kept in (_plans, _blas_handles):  # of the rehearsal that goes on, and of no other
+        undo.callback(kept.clear)
+    library, everything = library_for("aten", undo), library_for("_", undo)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of kernels that are replaced: that is the purpose
+        everything.m.fallback("CUDA", _kernel, False)
+        known = set(torch._C._dispatch_get_all_op_names())
+        for name in sorted(_replaced() & known):
+            library.m.impl(name.removeprefix("aten::"), "CUDA", named_kernel(name))
+
+
+def _replaced() -> set[str]:
+    built = {
+        name
+        for name in torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
+        if name.startswith("aten::")
+    }
+    foreach = {
+        name
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("aten::_foreach_") and not name.endswith("out")
+    }
+    shared = {name for name in built if name.partition(".")[0] in VIEWS}
+    return (built - shared) | {f"aten::{name}" for name in FUSED} | foreach | set(SPECIAL)

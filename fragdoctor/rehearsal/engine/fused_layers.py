@@ -1,0 +1,435 @@
+"""Layers whose kernel a GPU chooses: attention, and recurrent ones step by step.
+
+PyTorch asks the device which fused kernel to use in C++, past the dispatcher. So the choice is made
+here, in place of these functions. For ``scaled_dot_product_attention`` it follows the conditions of
+PyTorch's own (``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``); what the kernels return,
+their backward passes and the written-out form stay PyTorch's. What cuDNN keeps between the passes
+of a recurrent layer only its library says: there PyTorch's kernels for a cell stand for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+from fragdoctor.rehearsal.engine import session, values
+from fragdoctor.rehearsal.engine.dispatch import library_for, special
+
+LAYERS: Final = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+OVERLOADS: Final = ("input", "data")
+COMPOSITE: Final = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+def _without_cudnn(op: Any, *args: Any, **kwargs: Any) -> Any:
+    values.assume(op.overloadpacket.__name__, "it runs step by step, without cuDNN")
+    with torch.backends.cudnn.flags(enabled=False):
+        # The decomposition in Python, which ``decompose`` prefers, is not what a GPU runs.
+        return op._op_dk(COMPOSITE, *args, **kwargs)
+
+
+@special("aten::_cudnn_rnn_flatten_weight")
+def _flatten_weight(_op: Any, weights: Any, *_: Any, **__: Any) -> torch.Tensor:
+    """Lay the weights of a layer one after another into one buffer, as cuDNN wants them."""
+    buffer: torch.Tensor = weights[0].new_empty(sum(weight.numel() for weight in weights))
+    begin = 0
+    for weight in weights:
+        weight.set_(buffer.untyped_storage(), begin, weight.shape, weight.stride())
+        begin += weight.numel()
+    return buffer
+
+
+def _put_recurrent(library: Any) -> None:
+    """Put the steps in place of cuDNN's kernels."""
+    for layer in LAYERS:
+        for overload in OVERLOADS:
+            kernel = partial(_without_cudnn, getattr(getattr(torch.ops.aten, layer), overload))
+            for key in ("AutogradCUDA", "CUDA"):
+                library.impl(f"{layer}.{overload}", kernel, key)
+
+
+MATH: Final = 0
+FLASH: Final = 1
+EFFICIENT: Final = 2
+CUDNN: Final = 3
+AMPERE: Final = (8, 0)
+HOPPER: Final = (9, 0)
+MULTIPLE: Final = 8  # flash attention pads the size of a head to it
+MASK_MULTIPLE: Final = 8  # the memory-efficient kernel pads the last dimension of a mask to it
+MAX_FLASH_HEAD: Final = 256
+MAX_CUDNN_HEAD: Final = 128
+WIDEST_CUDNN_HEAD: Final = 256  # from PyTorch 2.12 on, on Hopper and Blackwell
+MAX_CUDNN_SIZE: Final = 65535
+DIMENSIONS: Final = 4
+ATEN: Final = torch.ops.aten
+_HALF: Final = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What the choice of a kernel depends on."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: torch.Tensor | None
+    dropout_p: float
+    is_causal: bool
+    enable_gqa: bool
+    capability: tuple[int, int]
+    version: tuple[int, int, int]
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Query, key and value."""
+        return self.query, self.key, self.value
+
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether the results are for a backward pass."""
+        return torch.is_grad_enabled() and any(t.requires_grad for t in self.tensors)
+
+    @property
+    def learns_mask(self) -> bool:
+        """Whether the mask itself needs a gradient, such as a learned bias of positions."""
+        return self.mask is not None and torch.is_grad_enabled() and self.mask.requires_grad
+
+    @property
+    def is_half(self) -> bool:
+        """Whether all are half precision that the GPU knows."""
+        kinds = _HALF if self.capability >= AMPERE else _HALF[:1]
+        return self.query.dtype in kinds and len({t.dtype for t in self.tensors}) == 1
+
+
+def _is_dense(ask: Question) -> bool:
+    return (
+        all(t.dim() == DIMENSIONS for t in ask.tensors)
+        and all(t.shape[-2] for t in ask.tensors)
+        and ask.query.shape[0] == ask.key.shape[0] == ask.value.shape[0]
+    )
+
+
+def _unit_stride(ask: Question, *, ignores_singletons: bool) -> bool:
+    tensors = [*ask.tensors, *([] if ask.mask is None else [ask.mask])]
+    return all(
+        t.stride(-1) == 1 or (ignores_singletons and t.shape[-1] == 1)
+        for t in tensors
+        if t is not ask.mask or t.shape[-1] != 1 or not ignores_singletons
+    )
+
+
+def _same_heads(ask: Question, *, grouped: bool) -> bool:
+    n_query, n_key, n_value = (t.shape[1] for t in ask.tensors)
+    if ask.enable_gqa and grouped:
+        return n_key == n_value and n_query % max(1, n_key) == 0
+    return n_query == n_key == n_value
+
+
+def _cudnn_fits(ask: Question) -> bool:
+    head, value_head = ask.query.shape[-1], ask.value.shape[-1]
+    n_query, n_key = ask.query.shape[-2], ask.key.shape[-2]
+    return (
+        torch.backends.cuda.cudnn_sdp_enabled()
+        and not (
+            torch.are_deterministic_algorithms_enabled()
+            and not torch.is_deterministic_algorithms_warn_only_enabled()
+        )
+        and ask.is_half
+        and not ask.learns_mask
+        and ask.capability >= AMPERE
+        and _unit_stride(ask, ignores_singletons=True)
+        and _same_heads(ask, grouped=True)
+        and max(ask.query.shape[:2]) <= MAX_CUDNN_SIZE
+        and _cudnn_takes_head(ask, head, value_head)
+        and head % MULTIPLE == value_head % MULTIPLE == 0
+        and (ask.version < (2, 12, 0) or (ask.dropout_p * 16).is_integer())
+        and n_key != 1
+        and (ask.mask is None or not ask.mask.requires_grad)
+        and not (n_query == 1 and (ask.dropout_p or ask.version < (2, 9, 0)))
+    )
+
+
+def _cudnn_takes_head(ask: Question, head: int, value_head: int) -> bool:
+    widest = max(head, value_head)
+    if widest <= MAX_CUDNN_HEAD:
+        return True
+    if ask.version < (2, 12, 0) or ask.capability not in {(9, 0), (10, 0), (10, 3)}:
+        return False
+    if not ask.needs_gradient or ask.version < (2, 14, 0):
+        return widest <= WIDEST_CUDNN_HEAD
+    return (head, value_head) in {(192, 128), (256, 256)}
+
+
+def _flash_fits(ask: Question) -> bool:
+    head = ask.query.shape[-1]
+    consumer = AMPERE < ask.capability < HOPPER or ask.capability >= (12, 0)
+    too_wide = ask.needs_gradient and consumer and head > 192
+    return (
+        torch.backends.cuda.flash_sdp_enabled()
+        and ask.is_half
+        and ask.capability >= AMPERE
+        and ask.mask is None
+        and head == ask.key.shape[-1] == ask.value.shape[-1] <= MAX_FLASH_HEAD
+        and not (too_wide and (ask.dropout_p > 0 or head <= 224))
+        and not (ask.is_causal and ask.query.shape[-2] != ask.key.shape[-2])
+        and _same_heads(ask, grouped=True)
+        and _unit_stride(ask, ignores_singletons=True)
+    )
+
+
+def _efficient_fits(ask: Question) -> bool:
+    half = ask.query.dtype in _HALF
+    kinds = (*_HALF, torch.float32) if ask.capability >= AMPERE else (torch.float16, torch.float32)
+    aligned = 1
+    if ask.capability >= AMPERE:
+        aligned = 8 if half else 4
+    elif ask.capability >= (7, 0) and half:
+        aligned = 8
+    head, value_head = ask.query.shape[-1], ask.value.shape[-1]
+    return (
+        torch.backends.cuda.mem_efficient_sdp_enabled()
+        and ask.query.dtype in kinds
+        and len({t.dtype for t in ask.tensors}) == 1
+        and head == ask.key.shape[-1]
+        and head > 0 < value_head
+        and head % aligned == value_head % aligned == 0
+        and _same_heads(ask, grouped=ask.version >= (2, 14, 0))
+        and _unit_stride(ask, ignores_singletons=False)
+    )
+
+
+def choose(ask: Question) -> int:
+    """Return the kernel's number, as PyTorch's CUDA build would choose it."""
+    prefers_cudnn = ask.capability[0] in {9, 10} and ask.version >= (2, 5, 0)
+    order: list[tuple[int, Callable[[Question], bool]]] = [
+        (FLASH, _flash_fits),
+        (EFFICIENT, _efficient_fits),
+        (CUDNN, _cudnn_fits),
+    ]
+    if prefers_cudnn:
+        order = [order[2], *order[:2]]
+    if not _is_dense(ask):
+        return MATH
+    return next((kernel for kernel, fits in order if fits(ask)), MATH)
+
+
+def _question(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    enable_gqa: bool,
+) -> Question:
+    now = session.current()
+    return Question(
+        query, key, value, mask, dropout_p, is_causal, enable_gqa, now.facts.capability,
+        now.version,
+    )  # fmt: skip
+
+
+def _choice(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> int:
+    """``_fused_sdp_choice``."""
+    del scale
+    return choose(_question(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa))
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Compute attention through the chosen kernel; arguments as for PyTorch's function."""
+    ask = _question(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    kernel = choose(ask)
+    mask = attn_mask
+    if mask is not None and mask.dtype is torch.bool:
+        mask = _as_bias(mask, query.dtype)
+    tensors = (query, key, value)
+    out: torch.Tensor
+    if kernel == CUDNN:
+        out = ATEN._scaled_dot_product_cudnn_attention(
+            *tensors, mask, ask.needs_gradient, dropout_p, is_causal, False, scale=scale
+        )[0]
+    elif kernel == EFFICIENT:
+        if mask is not None:
+            mask = _prepared(mask, query, key)
+        out = ATEN._scaled_dot_product_efficient_attention(
+            *tensors, mask, ask.needs_gradient, dropout_p, is_causal, scale=scale
+        )[0]
+    elif kernel == FLASH:
+        out = _flash(*tensors, dropout_p, is_causal, scale)
+    else:
+        out = ATEN._scaled_dot_product_attention_math(
+            *tensors, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+        )[0]
+    return out
+
+
+def _as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a boolean mask as numbers to add (``convert_boolean_attn_mask``)."""
+    zero = torch.zeros((), dtype=dtype, device=mask.device)
+    return torch.where(mask, zero, float("-inf"))
+
+
+def _prepared(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Return a mask as the memory-efficient kernel takes it (``preprocess_mask``)."""
+    length = mask.shape[-1]
+    if length % MASK_MULTIPLE:
+        mask = torch.nn.functional.pad(mask, (0, -length % MASK_MULTIPLE))[..., :length]
+    return mask.expand(*query.shape[:3], key.shape[2])
+
+
+def _flash(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
+    head = query.shape[-1]
+    missing = -head % MULTIPLE
+    scale = head**-0.5 if scale is None else scale
+    if missing:
+        pad = torch.nn.functional.pad
+        query, key, value = (pad(t, (0, missing)) for t in (query, key, value))
+    out: torch.Tensor = ATEN._scaled_dot_product_flash_attention(
+        query, key, value, dropout_p, is_causal, False, scale=scale
+    )[0]
+    return out[..., :head] if missing else out
+
+
+@special("aten::_native_multi_head_attention")
+def _native_attention(
+    _op: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    embed_dim: int,
+    num_head: int,
+    qkv_weight: torch.Tensor,
+    qkv_bias: torch.Tensor,
+    proj_weight: torch.Tensor,
+    proj_bias: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    need_weights: bool = True,
+    average_attn_weights: bool = True,
+    mask_type: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """``MultiheadAttention`` outside of training (``native/transformers/cuda/attention.cu``)."""
+    linear = torch.nn.functional.linear
+    head = embed_dim // num_head
+    n, length = query.shape[:2]
+    is_self = query is key is value
+    if is_self and head % MULTIPLE == 0 and not need_weights and mask is None:
+        heads = query.view(n, -1, num_head, head).transpose(1, 2)
+        if choose(_question(heads, heads, heads, None, 0.0, False, False)) != MATH:
+            parts = linear(query, qkv_weight, qkv_bias).chunk(3, -1)
+            q, k, v = (x.view(n, -1, num_head, head).transpose(1, 2) for x in parts)
+            seen = attention(q, k, v).transpose(1, 2).reshape(n, -1, embed_dim)
+            out = linear(seen, proj_weight, proj_bias)
+            del seen  # before the projections
+            return out, None
+    if is_self:
+        qkv = linear(query, qkv_weight)
+    else:
+        given = zip((query, key, value), qkv_weight.chunk(3), strict=True)
+        qkv = torch.cat([linear(x, weight) for x, weight in given], 2)
+    if mask is not None and mask.dtype is not torch.bool:
+        mask = mask.to(torch.bool)
+    # ``_transform_bias_rescale_qkv`` makes one block for all three.
+    q, k, v = qkv.new_empty((3, n * num_head, length, head)).unbind()
+    del qkv
+    scores = torch.bmm(q, k.transpose(1, 2)).view(n, num_head, length, -1)
+    if mask is None:
+        torch.softmax(scores, -1, out=scores)
+    else:
+        scores = ATEN._masked_softmax(scores, mask, scores.dim() - 1, mask_type)
+    torch.bmm(scores.view(-1, *scores.shape[2:]), v, out=q)  # into the storage of the queries
+    weights = scores if need_weights else None
+    del scores
+    out = q.view(n, num_head, length, head).transpose(1, 2).contiguous().view(n, length, embed_dim)
+    out = linear(out, proj_weight, proj_bias)
+    if weights is not None and average_attn_weights:
+        weights = weights.sum(1)
+        weights /= num_head
+    return out, weights
+
+
+@special("aten::_transformer_encoder_layer_fwd")
+def _encoder_layer(
+    _op: Any,
+    src: torch.Tensor,
+    embed_dim: int,
+    num_heads: int,
+    qkv_weight: torch.Tensor,
+    qkv_bias: torch.Tensor,
+    proj_weight: torch.Tensor,
+    proj_bias: torch.Tensor,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    *weights: Any,
+) -> torch.Tensor:
+    """``TransformerEncoderLayer`` outside of training (``native/transformers/transformer.cpp``)."""
+    scale_1, shift_1, scale_2, shift_2, up, up_bias, down, down_bias = weights[:8]
+    mask, mask_type = (*weights[8:], None, None)[:2]
+
+    def normed(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+        return torch.layer_norm(x, (embed_dim,), scale, shift, eps)
+
+    x = normed(src, scale_1, shift_1) if norm_first else src
+    x = ATEN._native_multi_head_attention(
+        x, x, x, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, mask, False,
+        True, mask_type,
+    )[0]  # fmt: skip
+    x.add_(src)
+    if not norm_first:
+        x = normed(x, scale_1, shift_1)
+    rest = x
+    if norm_first:
+        x = normed(x, scale_2, shift_2)
+    flat = x.reshape(-1, x.shape[-1])
+    wide = ATEN._addmm_activation(up_bias, flat, up.t(), use_gelu=use_gelu)
+    x = torch.nn.functional.linear(wide.view(*x.shape[:-1], -1), down, down_bias)
+    del wide, flat
+    x.add_(rest)
+    return x if norm_first else normed(x, scale_2, shift_2)
+
+
+@special("aten::_nested_tensor_from_mask_left_aligned")
+def _is_left_aligned(_op: Any, *_: Any) -> bool:
+    """Answer that a ``TransformerEncoder`` cannot leave its padding out in nested tensors."""
+    values.assume("TransformerEncoder", "padding is computed as everything else")
+    return False
+
+
+def install(undo: ExitStack) -> None:
+    """Put these in place of the CUDA kernels until ``undo`` is closed."""
+    library = library_for("aten", undo)
+    for key in ("AutogradCUDA", "CUDA"):
+        library.impl("scaled_dot_product_attention", attention, key)
+    library.impl("_fused_sdp_choice", _choice, "CUDA")
+    _put_recurrent(library)

@@ -1,0 +1,327 @@
+"""The CPU's side of CUDA: pinned memory, storages, compilation, kernels, weights as they are built.
+
+A program makes its model on the CPU and moves it to the GPU; a model of 70 billion parameters would
+need 140 GB of the machine that rehearses. Their values are lost on the way in any case. So the
+pages of large parameters are given back to the system: they read as zeros, and what would fill them
+is left out, apart from the random numbers that it takes. Parameters up to a bound keep theirs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+
+from fragdoctor.rehearsal.engine import allocation, put, session
+from fragdoctor.units import KIB, MIB
+
+KEPT_BYTES: Final = 256 * MIB
+"""Parameters made on the CPU that keep their values, together."""
+LARGE_BYTES: Final = 1 * MIB
+"""Parameters from this size on lose them."""
+MOST_DRAWN: Final = 1024**3
+"""Random numbers drawn for what is left out, so that those after it are the same."""
+_DRAWN_AT_ONCE: Final = 64 * KIB
+_GROUP: Final = 16  # the CPU's ``normal_`` fills groups of so many, and the last one twice
+_PAGE: Final = 4 * KIB
+_DONTNEED: Final = 4  # Linux's MADV_DONTNEED
+_LAUNCHER: Final = "triton.runtime.jit"
+_LEFT_OUT: Final = (
+    "add_", "clamp_", "copy_", "div_", "erfinv_", "fill_", "mul_", "sub_", "zero_",
+)  # fmt: skip
+_CONVERSIONS: Final = {
+    "half": torch.float16, "bfloat16": torch.bfloat16, "float": torch.float32,
+    "double": torch.float64,
+}  # fmt: skip
+
+
+def release(tensor: torch.Tensor) -> bool:
+    """Give the pages of a tensor on the CPU back, so that it reads as zeros; False if it stays."""
+    if not sys.platform.startswith("linux"):
+        return False
+    storage = tensor.untyped_storage()
+    n_bytes = storage.nbytes()
+    if n_bytes < LARGE_BYTES or tensor.numel() * tensor.element_size() != n_bytes:
+        return False
+    if storage.is_shared() or storage.filename is not None:
+        return False
+    first = -(-storage.data_ptr() // _PAGE) * _PAGE
+    last = (storage.data_ptr() + n_bytes) // _PAGE * _PAGE
+    if _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _DONTNEED):
+        return False
+    for start, end in ((storage.data_ptr(), first), (last, storage.data_ptr() + n_bytes)):
+        ctypes.memset(start, 0, end - start)
+    return True
+
+
+def _libc() -> Any:
+    return ctypes.CDLL(None)
+
+
+class Weights:
+    """The parameters on the CPU that have no values."""
+
+    def __init__(self) -> None:
+        self._made_bytes = 0
+        self._n_drawn = 0
+        self._empty: set[int] = set()  # addresses of storages
+
+    def has(self, tensor: Any) -> bool:
+        """Whether a tensor has no values, as it belongs to such a parameter."""
+        return bool(
+            self._empty
+            and isinstance(tensor, torch.Tensor)
+            and tensor.device.type == "cpu"
+            and tensor.layout is torch.strided
+            and tensor.untyped_storage()._cdata in self._empty
+        )
+
+    def made(self, tensor: torch.Tensor) -> None:
+        """A parameter was made of a tensor."""
+        if tensor.device.type != "cpu" or not tensor.is_floating_point() or self.has(tensor):
+            return
+        n_bytes = tensor.numel() * tensor.element_size()
+        self._made_bytes += n_bytes
+        if self._made_bytes > KEPT_BYTES and n_bytes >= LARGE_BYTES:
+            self.empty(tensor)
+
+    def empty(self, tensor: torch.Tensor) -> None:
+        """Take the values of a tensor on the CPU away."""
+        if type(tensor.untyped_storage()) is not torch.UntypedStorage or not release(tensor):
+            return
+        for gone in [s for s in self._empty if torch.UntypedStorage._expired(s)]:
+            self._empty.remove(gone)
+            torch.UntypedStorage._free_weak_ref(gone)
+        storage = tensor.untyped_storage()
+        storage._weak_ref()  # its address stays its own until the reference is freed
+        self._empty.add(storage._cdata)
+        session.current().assumptions.note(
+            f"Parameters made on the CPU have no values from the first {KEPT_BYTES // MIB} MiB on."
+        )
+
+    def draw(self, n: int, dtype: torch.dtype, generator: torch.Generator | None) -> None:
+        """Draw the random numbers that a kernel would have taken."""
+        self._n_drawn += n
+        if self._n_drawn > MOST_DRAWN:
+            session.current().assumptions.note(
+                "Random numbers that the CPU draws after the model was made are others than usual."
+            )
+            return
+        drawn = torch.float64 if dtype is torch.float64 else torch.float32
+        buffer = torch.empty(min(n, _DRAWN_AT_ONCE), dtype=drawn, device="cpu")
+        fill = _originals["uniform_"]
+        for _ in range(n // _DRAWN_AT_ONCE):
+            fill(buffer, generator=generator)
+        if n % _DRAWN_AT_ONCE:
+            fill(buffer[: n % _DRAWN_AT_ONCE], generator=generator)
+
+
+_originals: Final[dict[str, Any]] = {
+    name: getattr(torch.Tensor, name) for name in (*_LEFT_OUT, "normal_", "uniform_")
+}
+
+
+def _leave_out_weights(undo: ExitStack) -> None:
+    """Let large parameters on the CPU take no memory, until ``undo`` is closed."""
+    weights = Weights()
+    parameter: Any = torch.nn.Parameter
+    put(undo, parameter, "__new__", staticmethod(_new(weights, parameter.__new__)))
+    for name in _LEFT_OUT:
+        put(undo, torch.Tensor, name, _left_out(weights, _originals[name]))
+    put(undo, torch.Tensor, "uniform_", _drawn(weights, _originals["uniform_"], 1))
+    put(undo, torch.Tensor, "normal_", _drawn(weights, _originals["normal_"], _GROUP))
+    put(undo, parameter, "to", _converting(weights, torch.Tensor.to))
+    for name, dtype in _CONVERSIONS.items():
+        put(undo, parameter, name, _converted(weights, getattr(torch.Tensor, name), dtype))
+
+
+def _new(weights: Weights, original: Callable[..., Any]) -> Callable[..., Any]:
+    def __new__(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:  # noqa: N807
+        if isinstance(data, torch.Tensor) and data.layout is torch.strided and not data.is_meta:
+            weights.made(data)
+        return original(cls, data, requires_grad)
+
+    return __new__
+
+
+def _left_out(weights: Weights, original: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return self if weights.has(self) else original(self, *args, **kwargs)
+
+    method.__name__ = original.__name__
+    return method
+
+
+def _drawn(weights: Weights, original: Callable[..., Any], group: int) -> Callable[..., Any]:
+    def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not weights.has(self):
+            return original(self, *args, **kwargs)
+        n = self.numel()
+        if n % group:
+            n += group
+        weights.draw(n, self.dtype, kwargs.get("generator"))
+        return self
+
+    method.__name__ = original.__name__
+    return method
+
+
+def _converting(weights: Weights, original: Callable[..., Any]) -> Callable[..., Any]:
+    def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if weights.has(self) and not (torch.is_grad_enabled() and self.requires_grad):
+            device, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs)
+            if (device is None or device.type == "cpu") and dtype not in {None, self.dtype}:
+                return _empty_as(weights, self, dtype)
+        return original(self, *args, **kwargs)
+
+    return to
+
+
+def _converted(
+    weights: Weights, original: Callable[..., Any], dtype: torch.dtype
+) -> Callable[..., Any]:
+    def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        is_free = not (torch.is_grad_enabled() and self.requires_grad)
+        if dtype != self.dtype and is_free and weights.has(self):
+            return _empty_as(weights, self, dtype)
+        return original(self, *args, **kwargs)
+
+    method.__name__ = original.__name__
+    return method
+
+
+def _empty_as(weights: Weights, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    made = torch.empty_like(tensor.detach(), dtype=dtype)
+    weights.empty(made)
+    return made
+
+
+_WITH_GRAPHS: Final = ("reduce-overhead", "max-autotune")
+
+
+def _pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
+    """Return a copy that counts as pinned; on the CPU there is no other difference."""
+    del device
+    if getattr(self, "_is_pinned_here", False):
+        return self
+    pinned = self.clone() if not self.is_cuda else self
+    pinned._is_pinned_here = True  # type: ignore[attr-defined]
+    return pinned
+
+
+def _is_pinned(self: torch.Tensor, device: Any = None) -> bool:
+    del device
+    return bool(getattr(self, "_is_pinned_here", False))
+
+
+def _resize(original: Any) -> Any:
+    def resize_(self: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        """Exchange a storage's memory in place."""
+        if self.device.type != "cuda":
+            return original(self, size)  # type: ignore[no-any-return]
+        operation = session.current().stacks.operation("resize_")
+        allocation.resize_storage(self, int(size), operation)
+        return self
+
+    return resize_
+
+
+def _clone(original: Any) -> Any:
+    def clone(self: torch.UntypedStorage) -> Any:
+        """Return a storage's copy where it is, as deep copies of tensors ask for it."""
+        if self.device.type != "cuda":
+            return original(self)
+        tensor = torch.empty(self.nbytes(), dtype=torch.uint8, device=self.device)
+        return tensor.untyped_storage()
+
+    return clone
+
+
+def _to(original: Any) -> Any:
+    def to(self: torch.UntypedStorage, device: Any, non_blocking: bool = False) -> Any:
+        """Return a storage's copy on another device, as ``torch.load`` asks for it."""
+        if torch.device(device).type != "cuda":
+            return original(self, device, non_blocking)
+        tensor = torch.empty(self.nbytes(), dtype=torch.uint8, device=device)
+        return tensor.untyped_storage()
+
+    return to
+
+
+def _compile_module(*_: Any, **__: Any) -> None:
+    """``Module.compile`` that leaves the module as it is."""
+    session.current().assumptions.note(
+        "torch.compile was left out: the program runs eagerly, compiled it mostly needs less."
+    )
+
+
+def _compile(model: Any = None, **options: Any) -> Any:
+    """``torch.compile`` that leaves a function or a module as it is."""
+    _compile_module()
+    if options.get("mode") in _WITH_GRAPHS:
+        session.current().assumptions.note(
+            f"The CUDA graphs of torch.compile(mode={options['mode']!r}) were left out: their "
+            "private pools keep what a step needs at most, and hold it between steps."
+        )
+    if model is None:
+        return lambda function: _compile(function, **options)
+    if isinstance(model, torch.nn.Module):
+        vars(model)["_orig_mod"] = model  # no submodule of itself
+    return model
+
+
+class _TritonFinder(MetaPathFinder):
+    """Leaves out what Triton launches, from the moment that the program imports it."""
+
+    def __init__(self, undo: ExitStack) -> None:
+        self._undo = undo
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of the module that launches kernels, patched when it is loaded."""
+        if fullname != _LAUNCHER:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        loader: Any = None if spec is None else spec.loader
+        if loader is not None:
+            execute = loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                put(self._undo, module.KernelInterface, "__getitem__", _launcher)
+
+            loader.exec_module = exec_module
+        return spec
+
+
+def _launcher(_kernel: Any, _grid: Any) -> Callable[..., None]:
+    """``kernel[grid]`` that launches nothing."""
+    session.current().assumptions.note(
+        "Triton's kernels were left out: what they write is not computed. They work in memory that "
+        "the program asks for."
+    )
+    return lambda *_args, **_kwargs: None
+
+
+def install(undo: ExitStack) -> None:
+    """Patch pinned and resized memory, compilation, kernels, and weights on the CPU."""
+    finder = _TritonFinder(undo)
+    sys.meta_path.insert(0, finder)
+    undo.callback(sys.meta_path.remove, finder)
+    put(undo, torch, "compile", _compile)
+    put(undo, torch.nn.Module, "compile", _compile_module)
+    put(undo, torch.compiler, "cudagraph_mark_step_begin", lambda: None)
+    put(undo, torch.Tensor, "pin_memory", _pin_memory)
+    put(undo, torch.Tensor, "is_pinned", _is_pinned)
+    put(undo, torch.storage, "_to", _to(torch._utils._to))
+    put(undo, torch.UntypedStorage, "clone", _clone(torch.UntypedStorage.clone))
+    put(undo, torch.UntypedStorage, "resize_", _resize(torch.UntypedStorage.resize_))
+    _leave_out_weights(undo)

@@ -1,0 +1,310 @@
+"""Kernels that PyTorch writes with other operations, as it does, and fused attention.
+
+Attention has random states, accumulators in float and workspaces of the backward passes, after
+``aten/src/ATen/native/transformers/cuda``: ``flash_attn/flash_api.cpp``, ``attention_backward.cu``
+and the tiles of ``mem_eff_attention``; cuDNN's workspace was read off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import ceil, prod
+from typing import Any, Final
+
+import torch
+
+from fragdoctor.rehearsal.engine import session
+from fragdoctor.rehearsal.engine.dispatch import special
+from fragdoctor.rehearsal.engine.kernels.reduction import Kind, buffers_of, copy_and_sum
+from fragdoctor.rehearsal.engine.kernels.scratch import (
+    Call,
+    Free,
+    Out,
+    Step,
+    Temp,
+    held_only,
+    in_order,
+    n_bytes,
+    rule,
+)
+from fragdoctor.rehearsal.engine.tensors import new
+
+FLOAT: Final = 4
+RANDOM_STATE: Final = 16
+FLASH_ROWS: Final = 128
+WIDE_HEAD: Final = 128
+TILE: Final = 64
+LOCK_BYTES: Final = 16  # what stands before each accumulated tile
+MAX_SPLITS: Final = 128
+
+
+def _up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
+
+
+@rule("_scaled_dot_product_cudnn_attention")
+def _cudnn(call: Call) -> Iterable[Step]:
+    """Seed and offset of dropout come first (attention.cu)."""
+    if not call.argument(4, "compute_log_sumexp", False):
+        call.outs[1].n_bytes = 0
+    n = len(call.outs)
+    first, last = ([Out(i) for i in range(n - 2, n)], [Out(i) for i in range(n - 2)])
+    yield from [*first, *last]
+
+
+@rule("_scaled_dot_product_cudnn_attention_backward")
+def _cudnn_backward(call: Call) -> Iterable[Step]:
+    """The gradient of the queries in float, and the row sums."""
+    yield from call.results
+    query: torch.Tensor = call.args[1]
+    yield Temp(prod(query.shape[:-1]) * (query.shape[-1] + 1) * FLOAT)
+
+
+@rule("_scaled_dot_product_flash_attention")
+def _flash(call: Call) -> Iterable[Step]:
+    query, key = call.args[:2]
+    dropout = call.argument(3, "dropout_p", 0.0)
+    yield from (Out(0), Out(1))
+    if not dropout:
+        yield from _splits(query, key)
+    yield from (Out(i) for i in range(2, len(call.outs)))
+    if dropout:
+        state = Temp(RANDOM_STATE)
+        yield from (state, Free(state))
+
+
+def _splits(query: torch.Tensor, key: torch.Tensor) -> Iterable[Step]:
+    """Partial results where few queries meet many keys (``set_params_splitkv``)."""
+    batch, heads, length, head = query.shape
+    block = 256 if head <= 64 else 128 if head <= 128 else 64
+    n = _n_splits(
+        batch * heads * -(-length // TILE),
+        2 * session.current().facts.n_multiprocessors,
+        -(-key.shape[2] // block),
+    )
+    if n > 1:
+        yield Temp(n * batch * heads * length * FLOAT)
+        yield Temp(n * batch * heads * length * _rounded_head(head) * FLOAT)
+
+
+def _n_splits(n_blocks: int, n_processors: int, n_key_blocks: int) -> int:
+    """Return the least number of splits that is nearly as efficient as the best."""
+    if n_blocks >= 0.8 * n_processors:
+        return 1
+    efficiency = {}
+    for n in range(1, min(MAX_SPLITS, n_processors, n_key_blocks) + 1):
+        if n == 1 or -(-n_key_blocks // n) != -(-n_key_blocks // (n - 1)):
+            waves = n_blocks * n / n_processors
+            efficiency[n] = waves / ceil(waves)
+    best = max(efficiency.values(), default=0.0)
+    return next((n for n, found in efficiency.items() if found >= 0.85 * best), 1)
+
+
+def _rounded_head(head: int) -> int:
+    return _up(head, 32) if head <= 192 else 256
+
+
+@rule("_scaled_dot_product_flash_attention_backward")
+def _flash_backward(call: Call) -> Iterable[Step]:
+    gradient, query, key, _, out = call.args[:5]
+    for tensor in (gradient, out):
+        if not tensor.transpose(1, 2).is_contiguous():
+            yield Temp(n_bytes(tensor))
+    yield from call.results
+    batch, heads, length, head = query.shape
+    rows = batch * heads * _up(length, FLASH_ROWS)
+    yield Temp(rows * FLOAT)
+    yield Temp(rows * _rounded_head(head) * FLOAT)
+    if key.shape[1] != heads:
+        size = batch * key.shape[2] * heads * head * query.element_size()
+        yield from (Temp(size), Temp(size))
+
+
+@rule("_scaled_dot_product_efficient_attention")
+def _efficient(call: Call) -> Iterable[Step]:
+    query, _, value = call.args[:3]
+    yield from (Out(0), Out(1))
+    if query.element_size() < FLOAT and value.shape[-1] > WIDE_HEAD:
+        yield Temp(prod(query.shape[:-1]) * value.shape[-1] * FLOAT)
+    for number in range(2, len(call.outs)):  # the random state is kept on the CPU
+        call.outs[number].on_cpu = True
+        yield Out(number)
+
+
+@rule("_scaled_dot_product_efficient_attention_backward")
+def _efficient_backward(call: Call) -> Iterable[Step]:
+    gradient, query, key, value, _, out = call.args[:6]
+    batch, heads, length, head = query.shape
+    if not gradient.is_contiguous() and not gradient.transpose(1, 2).is_contiguous():
+        yield Temp(n_bytes(gradient))
+    yield from call.results
+    sums = Temp(batch * heads * length * FLOAT)
+    if query.element_size() == FLOAT:
+        product = Temp(out.numel() * FLOAT)
+        yield product
+        if heads > 1 < length:
+            by_row = Temp(sums.n_bytes)
+            yield from (by_row, sums, Free(by_row))
+        else:
+            yield sums
+        yield Free(product)
+    else:
+        yield sums
+    widest = max(head, value.shape[-1])
+    work = Temp(_workspace(batch * heads, length, key.shape[2], head, widest, query.element_size()))
+    yield from (work, Free(sums))
+
+
+def _workspace(n: int, length: int, n_keys: int, head: int, widest: int, item_bytes: int) -> int:
+    """Return the accumulator of the queries' gradient: tiles, each after a lock."""
+    rows = TILE if widest <= TILE else 2 * TILE
+    columns = 2 * TILE if item_bytes < FLOAT and TILE < widest <= WIDE_HEAD else TILE
+    tiles = -(-length // rows) * -(-head // columns)
+    size = tiles * (rows * columns * FLOAT + LOCK_BYTES)
+    if item_bytes < FLOAT and widest > WIDE_HEAD:
+        size += 2 * _up(n_keys, rows) * _up(head, TILE) * FLOAT
+    return n * size
+
+
+CHUNK: Final = 65536  # elements that a block of a foreach kernel works on
+FAST_NORMS: Final = (1, 2, float("inf"))
+
+
+@special("aten::equal")
+def equal(_op: Any, self: torch.Tensor, other: torch.Tensor) -> bool:
+    """``torch.equal``: compared, reduced, read (Equal.cpp)."""
+    if self.shape != other.shape:
+        return False
+    same = self == other
+    result = same.all()
+    found = bool(result.item())
+    del result, same
+    return found
+
+
+@special("aten::count_nonzero.dim_IntList")
+def count_nonzero(_op: Any, self: torch.Tensor, dim: Sequence[int]) -> torch.Tensor:
+    """``count_nonzero`` (ReduceOps.cpp)."""
+    result: torch.Tensor = (self != 0).sum(tuple(dim))
+    return result
+
+
+@special("aten::multinomial")
+def multinomial(
+    _op: Any,
+    self: torch.Tensor,
+    num_samples: int,
+    replacement: bool = False,
+    *,
+    generator: Any = None,
+) -> torch.Tensor:
+    """``multinomial`` by exponential clocks, or by a prefix sum (Distributions.cpp)."""
+    del generator
+    shape = (*self.shape[:-1], num_samples)
+    result = new(shape, None, torch.int64, self.get_device())
+    if replacement and num_samples > 1:
+        ordered = torch.empty_like(self)
+        sums = torch.empty_like(self)
+        held = torch.empty_like(self)
+        del held, sums, ordered
+        return result
+    smallest, largest = torch.aminmax(self)
+    is_finite = largest < float("inf")
+    is_positive = smallest >= 0
+    is_valid = is_finite & is_positive
+    del is_positive, is_finite
+    total = self.sum(-1)
+    is_zero = total == 0
+    some = is_zero.any()
+    del is_zero, total
+    none = some.logical_not()
+    del none
+    clocks = torch.empty_like(self).exponential_()
+    clocks.div_(self)
+    if num_samples == 1:
+        torch.argmax(clocks, -1, keepdim=True, out=result)
+    else:
+        kept = new(shape, None, self.dtype, self.get_device())
+        torch.topk(clocks, num_samples, out=(kept, result))
+        del kept
+    del clocks, some, is_valid, smallest, largest
+    return result
+
+
+@rule("_foreach_norm", "_foreach_max")
+def _foreach_norm(call: Call) -> Iterable[Step]:
+    """Partial norms of the chunks of all tensors (ForeachReduceOp.cu)."""
+    tensors = call.args[0]
+    chunks = max((-(-t.numel() // CHUNK) for t in tensors), default=0)
+    kinds = {t.dtype for t in tensors}
+    is_max = call.op.overloadpacket.__name__ == "_foreach_max"
+    if len(kinds) != 1 or not (is_max or call.argument(1, "ord", 2) in FAST_NORMS):
+        yield from call.results
+        return
+    item = max(t.element_size() for t in tensors)
+    parts = Temp(len(tensors) * chunks * (item if is_max or item == 8 else 4))
+    yield from (parts, *call.results, Free(parts))
+
+
+# The workspace comes first (RNN.cu).
+in_order("_thnn_fused_gru_cell", order=(1, 0))
+in_order("_thnn_fused_lstm_cell", order=(2, 0, 1))
+
+
+@rule("_thnn_fused_gru_cell_backward")
+def _gru_cell_backward(call: Call) -> Iterable[Step]:
+    """The gradients of the biases are sums of those of the gates (RNN.cu)."""
+    gates = [out for out in call.outs if len(out.shape) > 1]
+    yield from (Out(i) for i in range(len(gates)))
+    summed = torch.empty(gates[0].shape, dtype=gates[0].dtype, device="meta")
+    for i in range(len(gates), len(call.outs)):
+        yield Out(i)
+        yield from copy_and_sum(summed, (0,))
+
+
+@rule("histc")
+def _histc(call: Call) -> Iterable[Step]:
+    yield from call.results
+    tensor: torch.Tensor = call.args[0]
+    low, high = call.argument(2, "min", 0), call.argument(3, "max", 0)
+    if low == high:
+        yield from (Temp(tensor.element_size()), Temp(tensor.element_size()))
+        yield from buffers_of(tensor, None, Kind(2 * tensor.element_size()))
+
+
+@rule("renorm")
+def _renorm(call: Call) -> Iterable[Step]:
+    yield from call.results
+    tensor: torch.Tensor = call.args[0]
+    n = tensor.shape[call.args[2]]
+    halves = (n * tensor.element_size(),) if tensor.element_size() == 2 else ()
+    yield from held_only(n * 4, *halves)
+
+
+@rule("normal")
+def _normal(call: Call) -> Iterable[Step]:
+    yield from call.results
+    if any(isinstance(a, torch.Tensor) for a in call.args[:2]):
+        yield from held_only(call.outs[0].n_bytes)
+
+
+@special("aten::_use_cudnn_ctc_loss", "aten::_use_miopen_ctc_loss")
+def use_cudnn_ctc_loss(_op: Any, *_: Any, **__: Any) -> bool:
+    """PyTorch's own kernel serves every case; cuDNN's a few."""
+    return False
+
+
+@rule("_ctc_loss")
+def _ctc_loss(call: Call) -> Iterable[Step]:
+    """Lengths and offsets travel to the GPU (LossCTC.cu)."""
+    n = call.args[0].shape[1]
+    yield from (Temp(n * 8), Temp(n * 8), Temp(n * 8))
+    yield from (Out(1), Out(0))
+
+
+@rule("_ctc_loss_backward")
+def _ctc_loss_backward(call: Call) -> Iterable[Step]:
+    n = call.args[1].shape[1]
+    yield from (Temp(n * 8), Temp(n * 8), Temp(n * 8))
+    yield Temp(n_bytes(call.args[6]))
+    yield Out(0)

@@ -1,0 +1,330 @@
+"""Convolutions and products: which backend PyTorch takes, and copies into the layout it wants.
+
+PyTorch's own code chooses the backend (``select_conv_backend``) and calls the forward kernels one
+by one; the backward pass calls its kernels past the dispatcher and is written out here, after
+``convolution_backward`` in ``aten/src/ATen/native/Convolution.cpp`` and ``cudnn/ConvShared.cpp``.
+Workspaces of cuDNN are not known without it.
+
+Interpolation, pooling, padding and patches copy what does not lie in one piece. A gradient of
+``torch.cat`` is a part of a larger tensor, as in each decoder of a U-Net, and one of ``sum`` is one
+value for all. Read off PyTorch's own allocator, kernel by kernel (``UpSample*.cu``, ``*Pool*.cu``,
+``ReflectionPad.cu``, ``Im2Col.cu``, ``Col2Im.cu``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import torch
+
+from fragdoctor.rehearsal.engine.allocation import dense_strides
+from fragdoctor.rehearsal.engine.dispatch import special
+from fragdoctor.rehearsal.engine.kernels.scratch import (
+    Call,
+    Free,
+    Out,
+    Step,
+    Temp,
+    UseBlas,
+    copied_unless_dense,
+    n_bytes,
+    rule,
+)
+from fragdoctor.rehearsal.engine.tensors import like_format
+
+BACKEND: Final = torch._C._ConvBackend  # type: ignore[attr-defined]
+ATEN: Final = torch.ops.aten
+IMAGE: Final = 4
+
+
+def _format(input_: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
+    found: torch.memory_format = torch._C._conv_determine_backend_memory_format(
+        input_, weight, backend
+    )
+    return found
+
+
+def _size(
+    input_: torch.Tensor, weight: torch.Tensor, geometry: Sequence[Any], *, transposed: bool
+) -> torch.Size:
+    """Return the shape of a convolution's result."""
+    padding, output_padding, stride, dilation, groups = geometry
+    out = ATEN.convolution.default(
+        torch.empty(input_.shape, device="meta"), torch.empty(weight.shape, device="meta"), None,
+        stride, padding, dilation, transposed, output_padding, groups,
+    )  # fmt: skip
+    return out.shape  # type: ignore[no-any-return]
+
+
+def _dense(tensor: torch.Tensor, layout: torch.memory_format) -> torch.Tensor:
+    return tensor.contiguous(memory_format=layout)
+
+
+def _forward(
+    input_: torch.Tensor, weight: torch.Tensor, shape: Sequence[int], layout: torch.memory_format
+) -> torch.Tensor:
+    out = like_format(input_, shape, layout)
+    if out.numel():
+        dense_weight = _dense(weight, layout)
+        dense_input = _dense(input_, layout)
+        del dense_input, dense_weight
+    return out
+
+
+@special("aten::cudnn_convolution")
+def cudnn_convolution(
+    _op: Any,
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    *_: Any,
+    **__: Any,
+) -> torch.Tensor:
+    """CuDNN's convolution."""
+    layout = _format(self, weight, BACKEND.Cudnn)
+    geometry = (padding, [0] * len(padding), stride, dilation, groups)
+    return _forward(self, weight, _size(self, weight, geometry, transposed=False), layout)
+
+
+@special("aten::cudnn_convolution_transpose")
+def cudnn_convolution_transpose(
+    _op: Any,
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    *_: Any,
+    **__: Any,
+) -> torch.Tensor:
+    """CuDNN's transposed convolution: the gradient of the inputs of the ordinary one."""
+    layout = _format(self, weight, BACKEND.CudnnTranspose)
+    geometry = (padding, output_padding, stride, dilation, groups)
+    return _forward(self, weight, _size(self, weight, geometry, transposed=True), layout)
+
+
+@special("aten::_conv_depthwise2d", "aten::conv_depthwise3d")
+def conv_depthwise(
+    _op: Any,
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    kernel_size: Sequence[int],
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> torch.Tensor:
+    """PyTorch's own kernels for one filter a channel (DepthwiseConv2d.cu)."""
+    del kernel_size, bias
+    geometry = (padding, [0] * len(padding), stride, dilation, self.shape[1])
+    shape = _size(self, weight, geometry, transposed=False)
+    return _forward(self, weight, shape, torch.contiguous_format)
+
+
+@special("aten::convolution_backward")
+def convolution_backward(
+    _op: Any,
+    grad_output: torch.Tensor,
+    input: torch.Tensor,  # noqa: A002 - PyTorch's name
+    weight: torch.Tensor,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """The gradients of a convolution, by the backend of its forward pass."""
+    n_dims = weight.dim()
+    backend = torch._C._select_conv_backend(
+        _seen_dense(input) if n_dims == IMAGE - 1 else input, weight, None, stride, padding,
+        dilation, transposed, output_padding, groups, bias_sizes,
+    )  # fmt: skip
+    if n_dims == IMAGE - 1:  # one dimension is worked on as two
+        input = input.contiguous().unsqueeze(2)  # noqa: A001
+        grad_output, weight = grad_output.unsqueeze(2), weight.unsqueeze(2)
+    layout = _format(input, weight, backend)
+    if backend in {BACKEND.Cudnn, BACKEND.CudnnTranspose}:
+        gradient = grad_output
+        if backend == BACKEND.CudnnTranspose:  # of others each of both results copies what has gaps
+            gradient = gradient.contiguous(memory_format=_suggested(input))
+        first, second = _cudnn_backward(gradient, input, weight, output_mask, layout)
+        del gradient
+    elif backend in {BACKEND.CudaDepthwise2d, BACKEND.CudaDepthwise3d}:
+        first, second = _depthwise_backward(grad_output, input, weight, output_mask)
+    else:
+        first = like_format(input, input.shape, layout) if output_mask[0] else None
+        second = like_format(weight, weight.shape, layout) if output_mask[1] else None
+    if n_dims == IMAGE - 1:
+        first = None if first is None else first.squeeze(2)
+        second = None if second is None else second.squeeze(2)
+    bias = None
+    if output_mask[2]:
+        bias = grad_output.sum([0, *range(2, grad_output.dim())])
+    return first, second, bias
+
+
+def _seen_dense(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous view of a tensor's memory; the choice of a backend would copy it."""
+    if (
+        tensor.is_contiguous()
+        or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
+    ):
+        return tensor
+    return tensor.as_strided(tensor.shape, dense_strides(tensor.shape), 0)
+
+
+def _cudnn_backward(
+    grad_output: torch.Tensor,
+    input_: torch.Tensor,
+    weight: torch.Tensor,
+    mask: Sequence[bool],
+    layout: torch.memory_format,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    held = input_.contiguous(memory_format=layout) if mask[1] else input_
+    gradient, layout = grad_output, _suggested(held)
+    if _suggested(gradient) is not layout:
+        gradient = gradient.contiguous(memory_format=layout)
+    first = second = None
+    if mask[0]:
+        wanted = _format(gradient, weight, BACKEND.Cudnn)
+        first = like_format(input_, input_.shape, wanted)
+        dense_weight = _dense(weight, wanted)
+        dense_gradient = _dense(gradient, wanted)
+        del dense_gradient, dense_weight
+    if mask[1]:
+        wanted = _format(held, gradient, BACKEND.Cudnn)
+        dense_gradient = _dense(gradient, wanted)
+        dense_input = _dense(held, wanted)
+        second = like_format(weight, weight.shape, wanted)
+        del dense_input, dense_gradient
+    del gradient, held
+    return first, second
+
+
+def _suggested(tensor: torch.Tensor) -> torch.memory_format:
+    """Return the layout that PyTorch sees in a tensor: channels last where it is told apart."""
+    if tensor.dim() == IMAGE and tensor.is_contiguous(memory_format=torch.channels_last):
+        return (
+            torch.contiguous_format
+            if tensor.is_contiguous() and tensor.shape[1] == 1
+            else torch.channels_last
+            if not tensor.is_contiguous()
+            else torch.contiguous_format
+        )
+    if (
+        tensor.dim() == IMAGE + 1
+        and tensor.is_contiguous(memory_format=torch.channels_last_3d)
+        and not tensor.is_contiguous()
+    ):
+        return torch.channels_last_3d
+    return torch.contiguous_format
+
+
+def _depthwise_backward(
+    grad_output: torch.Tensor, input_: torch.Tensor, weight: torch.Tensor, mask: Sequence[bool]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    first = second = None
+    plain = torch.contiguous_format
+    held = [_dense(grad_output, plain), _dense(weight, plain), _dense(input_, plain)]
+    if mask[1]:
+        second = like_format(weight, weight.shape, plain)
+    if mask[0]:
+        first = like_format(input_, input_.shape, plain)
+    while held:
+        held.pop()
+    return first, second
+
+
+@rule("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "addbmm", "dot", "vdot")
+def _product(call: Call) -> Iterable[Step]:
+    """Copies of matrices that cuBLAS cannot take as they lie (``prepare_matrix_for_cublas``)."""
+    yield from call.results
+    for tensor in call.args:
+        if isinstance(tensor, torch.Tensor) and not _fits_blas(tensor):
+            yield Temp(n_bytes(tensor))
+    yield UseBlas()
+
+
+def _fits_blas(tensor: torch.Tensor) -> bool:
+    if tensor.dim() < 2 or not tensor.numel():
+        return True
+    (rows, columns), (down, right) = tensor.shape[-2:], tensor.stride()[-2:]
+    return (right == 1 and down >= max(1, columns)) or (down == 1 and right >= max(1, rows))
+
+
+SIZES: Final = ("1d", "2d", "3d")
+NEAREST: Final = (
+    *(f"upsample_nearest{n}" for n in SIZES), *(f"_upsample_nearest_exact{n}" for n in SIZES)
+)  # fmt: skip
+SMOOTH: Final = (
+    "upsample_linear1d",
+    "upsample_bilinear2d",
+    "upsample_bicubic2d",
+    "upsample_trilinear3d",
+)
+ANTIALIASED: Final = ("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
+POOLS: Final = ("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d")
+OF_INPUT_TOO: Final = ("max_pool2d_with_indices_backward", "avg_pool2d_backward")
+
+
+def _backward(*names: str) -> list[str]:
+    return [f"{name}_backward" for name in names]
+
+
+@rule(*NEAREST, *ANTIALIASED, *POOLS, "adaptive_max_pool2d", "reflection_pad2d")
+@rule(*_backward(*NEAREST, *SMOOTH, *ANTIALIASED, "_adaptive_avg_pool2d", "reflection_pad2d"))
+@rule(*_backward("max_pool3d_with_indices", "avg_pool3d", "adaptive_max_pool2d"))
+def _first_copied(call: Call) -> Iterable[Step]:
+    """The first argument is copied: the input, or the gradient of the result."""
+    yield from call.results
+    yield from _in_one_piece(call.args[0])
+
+
+@rule(*OF_INPUT_TOO)
+def _both_copied(call: Call) -> Iterable[Step]:
+    yield from call.results
+    for tensor in call.args[:2]:
+        yield from _in_one_piece(tensor)
+
+
+@rule("_adaptive_avg_pool2d")
+def _copied_first(call: Call) -> Iterable[Step]:
+    yield from _in_one_piece(call.args[0])
+    yield from call.results
+
+
+@rule("roll")
+def _copied(call: Call) -> Iterable[Step]:
+    yield from call.results
+    yield from copied_unless_dense(call.args[0])
+
+
+@rule("im2col", "col2im")
+def _patches(call: Call) -> Iterable[Step]:
+    """The result is first made as large as the input."""
+    size = n_bytes(call.args[0])
+    if size >= call.outs[0].n_bytes:
+        call.outs[0].n_bytes = size
+        yield Out(0)
+        yield from copied_unless_dense(call.args[0])
+        return
+    first = Temp(size)
+    yield first
+    yield from copied_unless_dense(call.args[0])
+    yield from (Out(0), Free(first))
+
+
+def _in_one_piece(tensor: torch.Tensor) -> Iterable[Step]:
+    """Return the copy of what is dense neither in the usual order nor with channels last."""
+    if tensor.dim() == len("NCHW") and tensor.is_contiguous(memory_format=torch.channels_last):
+        return []
+    return copied_unless_dense(tensor)

@@ -1,0 +1,238 @@
+"""Losses, softmax, dropout and normalization: kernels that ask for more than their results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+from typing import Final
+
+import torch
+
+from fragdoctor.rehearsal.engine import session
+from fragdoctor.rehearsal.engine.kernels.reduction import copy_and_sum, whole
+from fragdoctor.rehearsal.engine.kernels.scratch import (
+    Call,
+    Free,
+    Out,
+    Step,
+    Temp,
+    copied_unless_dense,
+    held_only,
+    in_order,
+    n_bytes,
+    rule,
+)
+
+MEAN, SUM = 1, 2
+
+in_order("native_dropout", "nll_loss2d_forward", order=(1, 0))
+
+
+@rule("_softmax", "_log_softmax")
+def _softmax(call: Call) -> Iterable[Step]:
+    yield from call.results
+    yield from copied_unless_dense(call.args[0])
+
+
+@rule("_softmax_backward_data")
+def _softmax_backward(call: Call) -> Iterable[Step]:
+    """The product of gradient and output (SoftMax.cu)."""
+    yield from call.results
+    gradient, output = call.args[:2]
+    yield Temp(n_bytes(gradient))
+    yield from copied_unless_dense(torch.empty_like(gradient, device="meta"))
+    yield from copied_unless_dense(output)
+
+
+@rule("_log_softmax_backward_data")
+def _log_softmax_backward(call: Call) -> Iterable[Step]:
+    yield from call.results
+    for tensor in call.args[:2]:
+        yield from copied_unless_dense(tensor)
+
+
+@rule("mse_loss", "smooth_l1_loss")
+def _pointwise_loss(call: Call) -> Iterable[Step]:
+    """The result is made for the loss of each element and shrinks; another such array is summed.
+
+    ``TORCH_META_FUNC(mse_loss)`` resizes its output after it was made in full (BinaryOps.cpp,
+    Loss.cpp).
+    """
+    reduction = call.argument(2, "reduction", MEAN)
+    if not reduction:
+        yield from call.results
+        return
+    size = elements_bytes(call)
+    call.outs[0].n_bytes = size
+    yield Out(0)
+    full = Temp(size)
+    yield full
+    yield from _reduced(call)
+
+
+def elements_bytes(call: Call) -> int:
+    """Return the bytes of the loss of each element."""
+    shape = torch.broadcast_shapes(*(t.shape for t in call.args[:2]))
+    return int(shape.numel() * call.out_dtype.itemsize)
+
+
+def _reduced(call: Call) -> list[Step]:
+    shape = torch.broadcast_shapes(*(t.shape for t in call.args[:2]))
+    return whole(torch.empty(shape, dtype=call.outs[0].dtype, device="meta"))
+
+
+@rule("huber_loss")
+def _huber_loss(call: Call) -> Iterable[Step]:
+    reduction = call.argument(2, "reduction", MEAN)
+    if not reduction:
+        yield from call.results
+        return
+    yield Temp(elements_bytes(call))
+    yield Out(0)
+    yield from _reduced(call)
+
+
+@rule("binary_cross_entropy")
+def _binary_cross_entropy(call: Call) -> Iterable[Step]:
+    """The result is made for the loss of each element and shrinks (Loss.cu)."""
+    reduction = call.argument(3, "reduction", MEAN)
+    if not reduction:
+        yield from call.results
+        return
+    size = elements_bytes(call)
+    call.outs[0].n_bytes = size
+    yield Out(0)
+    total = Temp(call.outs[0].dtype.itemsize)
+    yield total
+    yield from _reduced(call)
+    yield Free(total)
+
+
+@rule("multi_margin_loss")
+def _multi_margin_loss(call: Call) -> Iterable[Step]:
+    yield from call.results
+    tensor: torch.Tensor = call.args[0]
+    if call.argument(5, "reduction", MEAN) and tensor.dim() > 1:
+        yield Temp(tensor.shape[0] * tensor.element_size())
+
+
+@rule("log_sigmoid_forward")
+def _log_sigmoid(call: Call) -> Iterable[Step]:
+    """The buffer that other devices keep is empty."""
+    yield Out(0)
+    call.outs[1].n_bytes = 0
+    yield Out(1)
+
+
+FLOAT: Final = 4
+WARP: Final = 32
+MANY_ROWS: Final = 64 * 1024
+PARTIAL_ITEMS: Final = 1 << 20
+TILE: Final = 32
+ROWS_PER_THREAD: Final = 16
+MAX_THREADS: Final = 512
+MIN_BLOCKS, MAX_BLOCKS = 8, 128
+
+
+@rule("native_group_norm")
+def _group_norm(call: Call) -> Iterable[Step]:
+    """Scale and shift of each channel (group_norm_kernel.cu)."""
+    yield from call.results
+    _, weight, bias, n, channels, pixels = call.args[:6]
+    if int(pixels) > 1 and (weight is not None or bias is not None):
+        scale, shift = (Temp(int(n) * int(channels) * FLOAT) for _ in range(2))
+        yield from (scale, shift)
+        yield from (Free(shift), Free(scale))
+
+
+@rule("native_group_norm_backward")
+def _group_norm_backward(call: Call) -> Iterable[Step]:
+    yield from call.results
+    weight = call.args[4]
+    n, channels, pixels, groups = (int(x) for x in call.args[5:9])
+    by_channel, by_group = n * channels * FLOAT, n * groups * FLOAT
+    yield from (Temp(by_channel), Temp(by_channel))
+    second, third = Temp(by_group), Temp(by_group)
+    yield from (second, third)
+    if pixels > 1 and weight is not None:
+        yield Temp(by_channel)
+        yield from (Free(third), Free(second))
+
+
+@rule("native_layer_norm", "_fused_rms_norm")
+def _layer_norm(call: Call) -> Iterable[Step]:
+    yield from copied_unless_dense(call.args[0])
+    yield from call.results
+
+
+@rule("native_layer_norm_backward", "_fused_rms_norm_backward")
+def _layer_norm_backward(call: Call) -> Iterable[Step]:
+    """Gradients of weight and bias; over many rows by blocks, which are summed at the end."""
+    yield from copied_unless_dense(call.args[1])
+    yield from call.results
+    yield from copied_unless_dense(call.args[0])
+    yield from _by_blocks(call, prod(call.args[2]), len(call.outs) - 1)
+
+
+def _by_blocks(call: Call, width: int, n_gradients: int) -> Iterable[Step]:
+    """Partial gradients of blocks of rows (``LaunchGammaBetaBackwardCUDAKernel``)."""
+    tensor: torch.Tensor = call.args[1]
+    n_rows = tensor.numel() // max(1, width)
+    processors = session.current().facts.n_multiprocessors
+    if n_rows <= MANY_ROWS or width // WARP >= processors // 2 or n_gradients < 1:
+        return
+    n_blocks = min(-(-n_rows // WARP), PARTIAL_ITEMS // width)
+    item = tensor.element_size()
+    for _ in range(n_gradients):
+        yield Temp(n_blocks * width * item)
+    partial = torch.empty((n_blocks, width), dtype=tensor.dtype, device="meta")
+    for _ in range(n_gradients):
+        total = Temp(width * item)
+        yield total
+        yield from copy_and_sum(partial, (0,))
+        yield Free(total)
+
+
+@rule("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
+def _batch_norm(call: Call) -> Iterable[Step]:
+    """PyTorch's own kernels (Normalization.cuh); ``cudnn_batch_norm`` asks for nothing."""
+    yield from call.results
+    tensor = call.args[0]
+    names = [a.name for a in call.op._schema.arguments]
+    trains = "training" not in names or call.argument(names.index("training"), "training")
+    if trains and _is_channel_last(tensor):
+        yield from _staging(tensor, 4)
+
+
+@rule("native_batch_norm_backward", "batch_norm_backward")
+def _batch_norm_backward(call: Call) -> Iterable[Step]:
+    tensor = call.args[1]
+    if not _is_channel_last(tensor):
+        yield from call.results
+        return
+    n_bytes = tensor.shape[1] * FLOAT
+    yield from (Temp(n_bytes), Temp(n_bytes))
+    yield from call.results[1:]
+    yield from _staging(tensor, 2)
+    yield from call.results[:1]
+
+
+def _is_channel_last(tensor: torch.Tensor) -> bool:
+    return tensor.dim() == 2 or not tensor.is_contiguous()
+
+
+def _staging(tensor: torch.Tensor, n_values: int) -> Iterable[Step]:
+    """Partial statistics of several blocks of rows (``flexible_launch_configs``)."""
+    channels = tensor.shape[1]
+    n_rows = tensor.numel() // max(1, channels)
+    width = min(_power_of_two(channels), TILE)
+    height = min(_power_of_two(-(-n_rows // ROWS_PER_THREAD)), MAX_THREADS // width)
+    if width * height != MAX_THREADS:
+        width = min(_power_of_two(channels), MAX_THREADS // height)
+    n_blocks = min(-(-n_rows // (height * ROWS_PER_THREAD)), MAX_BLOCKS)
+    if n_blocks >= MIN_BLOCKS:
+        yield from held_only(n_values * channels * n_blocks * FLOAT, -(-channels // width) * 4)
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (max(1, n).bit_length() - 1)

@@ -1,0 +1,316 @@
+"""Gathering and scattering."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import ceil, log, log2
+from typing import Any, Final
+
+import torch
+
+from fragdoctor.rehearsal.engine import values
+from fragdoctor.rehearsal.engine.allocation import Scratch
+from fragdoctor.rehearsal.engine.dispatch import functional, special
+from fragdoctor.rehearsal.engine.kernels import cub
+from fragdoctor.rehearsal.engine.kernels.scratch import (
+    Call,
+    Out,
+    Step,
+    Temp,
+    copied_unless_dense,
+    in_order,
+    n_bytes,
+    rule,
+)
+from fragdoctor.rehearsal.engine.kernels.sorting import embedding_steps
+from fragdoctor.rehearsal.engine.tensors import new
+
+UNSORTED: Final = 3072  # indices up to which an embedding's gradient is made without a sort
+INDEX_BYTES: Final = 8
+MAXIMUM: Final = 2  # mode of an embedding bag
+MASKS: Final = (torch.bool, torch.uint8)
+
+in_order("_embedding_bag", "_embedding_bag_forward_only", order=(2, 1, 0, 3))
+
+
+@rule("embedding_dense_backward")
+def _embedding_backward(call: Call) -> Iterable[Step]:
+    gradient, indices, n_rows, _, by_frequency = call.args
+    n = indices.numel()
+    yield from copied_unless_dense(indices)
+    yield from copied_unless_dense(gradient)
+    if not n or (n <= UNSORTED and not by_frequency):
+        yield Out(0)
+        return
+    yield from embedding_steps(
+        n, indices.element_size(), int(n_rows), gradient,
+        by_frequency=bool(by_frequency), result=Out(0),
+    )  # fmt: skip
+
+
+@rule("_embedding_bag_backward")
+def _embedding_bag_backward(call: Call) -> Iterable[Step]:
+    """Sums and means are an embedding's gradient by bags; maxima are scattered (EmbeddingBag)."""
+    gradient, indices = call.args[:2]
+    n_rows, by_frequency, mode = (call.args[i] for i in (6, 7, 8))
+    if mode == MAXIMUM or not indices.numel():
+        yield Out(0)
+        return
+    yield from embedding_steps(
+        indices.numel(), indices.element_size(), int(n_rows), gradient,
+        by_frequency=bool(by_frequency), result=Out(0),
+    )  # fmt: skip
+
+
+def _expanded(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[Any]:
+    """Return indices with masks as the positions that they keep, on the GPU (``expandTensors``)."""
+    found: list[torch.Tensor | None] = []
+    for index in indices:
+        if index is None:
+            found.append(None)
+        elif index.dtype in MASKS:
+            positions = index.nonzero()
+            found += [positions.select(1, i) for i in range(index.dim())]
+        else:
+            found.append(index)
+    return [t if t is None or t.is_cuda else t.to(self.device) for t in found]
+
+
+def _is_plain(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> bool:
+    return self.is_cuda and all(t is None or (t.is_cuda and t.dtype not in MASKS) for t in indices)
+
+
+@special("aten::index.Tensor", "aten::_unsafe_index.Tensor")
+def index(op: Any, self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """``x[i, mask]``."""
+    if _is_plain(self, indices):
+        return functional(op, self, list(indices))  # type: ignore[no-any-return]
+    return functional(op, self, _expanded(self, indices))  # type: ignore[no-any-return]
+
+
+@special("aten::_index_put_impl_")
+def index_put(
+    _op: Any,
+    self: torch.Tensor,
+    indices: Sequence[torch.Tensor | None],
+    values: torch.Tensor,
+    accumulate: bool = False,
+    unsafe: bool = False,
+) -> torch.Tensor:
+    """``x[i] = v``; where values add up the indices are sorted first (Indexing.cu)."""
+    given = [t for t in indices if t is not None]
+    is_mask = len(given) == 1 and given[0].dtype in MASKS
+    if not accumulate and is_mask and values.numel() == 1:
+        return self
+    positions = _expanded(self, indices)
+    if accumulate:
+        _put_sorted(self, positions, values, is_checked=not unsafe)
+    return self
+
+
+def _put_sorted(
+    self: torch.Tensor,
+    positions: list[torch.Tensor | None],
+    values: torch.Tensor,
+    *,
+    is_checked: bool,
+) -> None:
+    with Scratch(self) as scratch:
+        given = [t for t in positions if t is not None]
+        shape = torch.broadcast_shapes(*(t.shape for t in given))
+        n = shape.numel()
+        linear = 0
+        for number, position in enumerate(given):
+            if is_checked:
+                for _ in range(2):  # the largest and the smallest index, each compared
+                    extreme = scratch.take(INDEX_BYTES)
+                    scratch.give(scratch.take(1))
+                    scratch.give(extreme)
+            wrapped = scratch.take(position.numel() * INDEX_BYTES)
+            scaled = scratch.take(position.numel() * INDEX_BYTES)
+            scratch.give(wrapped)
+            if number:
+                scratch.give(scaled)
+            else:
+                linear = scaled
+        if not n:
+            return
+        first = next(i for i, t in enumerate(positions) if t is not None)
+        slice_size = self.shape[first + len(given) :].numel()
+        bits = max(1, self.numel() // max(1, slice_size)).bit_length()
+        copied = 0 if values.is_contiguous() else scratch.take(n_bytes(values))
+        ordered = scratch.take(n * INDEX_BYTES)
+        original = scratch.take(n * INDEX_BYTES)
+        numbers = scratch.take(n * INDEX_BYTES)
+        scratch.give(scratch.take(cub.radix_sort(n, INDEX_BYTES, INDEX_BYTES, bits)))
+        for held in (numbers, original, ordered, copied, linear):
+            scratch.give(held)
+
+
+@special("aten::nonzero")
+def nonzero(_op: Any, self: torch.Tensor) -> torch.Tensor:
+    """``nonzero``: how many there are is read from the GPU, so it is assumed (Nonzero.cu)."""
+    n = self.numel()
+    found = values.n_kept(self, "nonzero")
+    with Scratch(self) as scratch:
+        number = scratch.take(4)
+        if n:
+            scratch.give(scratch.take(cub.count(n, scratch.n_multiprocessors)))
+        out = new((self.dim(), found), None, torch.int64, self.get_device())
+        if n:
+            scratch.give(scratch.take(cub.select(n)))
+        scratch.give(number)
+    return out.t()
+
+
+@special("aten::masked_select")
+def masked_select(_op: Any, self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """``masked_select``: an index by a mask."""
+    shape = torch.broadcast_shapes(self.shape, mask.shape)
+    return self.expand(shape)[mask.expand(shape)]
+
+
+@special("aten::bincount")
+def bincount(
+    _op: Any, self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
+) -> torch.Tensor:
+    """``bincount``: the least and the largest value are read from the GPU (SummaryOps.cu)."""
+    n_bins = minlength
+    if self.numel():
+        self.min().item()
+        n_bins = max(n_bins, int(self.max().item()) + 1)
+    dtype = torch.int64
+    if weights is not None:
+        dtype = weights.dtype if weights.dtype is torch.float32 else torch.float64
+    return new((n_bins,), None, dtype, self.get_device())
+
+
+@special("aten::repeat_interleave.Tensor")
+def repeat_interleave(
+    _op: Any, repeats: torch.Tensor, output_size: int | None = None
+) -> torch.Tensor:
+    """``repeat_interleave``: how long the result is is read from the GPU (Repeat.cu)."""
+    if not repeats.numel():
+        return new((0,), None, repeats.dtype, repeats.get_device())
+    sums = repeats.cumsum(0)
+    n = values.n_repeated(repeats) if output_size is None else output_size
+    (repeats >= 0).all()
+    result = new((n,), None, repeats.dtype, repeats.get_device())
+    del sums
+    return result
+
+
+@special("aten::_unique2", "aten::unique_dim")
+def unique(
+    op: Any,
+    self: torch.Tensor,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``unique``: the result keeps the memory of as many values as went in (Unique.cu)."""
+    by_dim = op.overloadpacket.__name__ == "unique_dim"
+    if by_dim:
+        return _unique_rows(self, args[0], *args[1:], **kwargs)
+    n, size = self.numel(), self.element_size()
+    inverse, counts = (*args, False, False, False)[1:3]
+    inverse = kwargs.get("return_inverse", inverse)
+    counts = kwargs.get("return_counts", counts)
+    found = values.n_kept(self, "unique")
+    device = self.get_device()
+    none = new((0,), None, torch.int64, device)
+    with Scratch(self) as scratch:
+        ordered = scratch.take(n * size)
+        places = 0
+        if inverse or counts:
+            places = scratch.take(n * INDEX_BYTES)
+            numbers = scratch.take(n * INDEX_BYTES)
+            scratch.give(scratch.take(cub.radix_sort(n, size, INDEX_BYTES)))
+            scratch.give(numbers)
+        else:
+            scratch.give(scratch.take(cub.radix_sort(n, size)))
+        where = new(self.shape, None, torch.int64, device) if inverse else none
+        if inverse:
+            mask = scratch.take(n * INDEX_BYTES)
+            scratch.give(scratch.take(cub.scan(n, 4)))
+            scratch.give(mask)
+        out = new((n,), None, self.dtype, device)[:found]
+        length = scratch.take(INDEX_BYTES)
+        how_many = new((n,), None, torch.int64, device)[:found] if counts else none
+        scratch.give(scratch.take(cub.select(n)))
+        for held in (length, places, ordered):
+            scratch.give(held)
+    return out, where, how_many
+
+
+def _unique_rows(
+    self: torch.Tensor, dim: int, *_: Any, **__: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    found = values.n_kept(self.select(0, 0) if self.dim() > 1 else self, "unique")
+    n = min(found, self.shape[dim])
+    shape = [n if i == dim % self.dim() else size for i, size in enumerate(self.shape)]
+    device = self.get_device()
+    numbers = [new((size,), None, torch.int64, device) for size in (self.shape[dim], n)]
+    return new(shape, None, self.dtype, device), numbers[0], numbers[1]
+
+
+@special("aten::unique_consecutive")
+def unique_consecutive(
+    _op: Any,
+    self: torch.Tensor,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``unique_consecutive``: as ``unique`` on what is sorted."""
+    if dim is not None:
+        return _unique_rows(self, dim)
+    n = self.numel()
+    found = values.n_kept(self, "unique")
+    device = self.get_device()
+    none = new((0,), None, torch.int64, device)
+    with Scratch(self) as scratch:
+        where = new(self.shape, None, torch.int64, device) if return_inverse else none
+        out = new((n,), None, self.dtype, device)[:found]
+        length = scratch.take(INDEX_BYTES)
+        counts = new((n,), None, torch.int64, device)[:found] if return_counts else none
+        scratch.give(scratch.take(cub.select(n)))
+        scratch.give(length)
+    return out, where, counts
+
+
+@special("aten::randperm.generator_out", "aten::randperm.out")
+def randperm(op: Any, n: int, *args: Any, out: torch.Tensor, **_: Any) -> torch.Tensor:
+    """``randperm``: random keys are sorted with the numbers (Randperm.cu)."""
+    del op, args
+    out.resize_((n,))
+    if n:
+        squared = n - (6.0 * n * n + 1) / (12 * log(0.9))
+        bits = min(64, ceil(log2(squared)))
+        key_bytes = 4 if bits <= 32 else 8
+        with Scratch(out) as scratch:
+            scratch.give(scratch.take(8))
+            numbers = scratch.take(n * out.element_size())
+            keys = scratch.take(n * key_bytes)
+            ordered = scratch.take(n * key_bytes)
+            scratch.give(scratch.take(cub.radix_sort(n, key_bytes, out.element_size(), bits)))
+            for held in (ordered, keys, numbers):
+                scratch.give(held)
+    return out
+
+
+@rule("unfold_backward")
+def _unfold_backward(call: Call) -> Iterable[Step]:
+    yield from call.results
+    sizes, dim = call.args[1], call.args[2]
+    yield Temp(int(sizes[dim]) * INDEX_BYTES)
+
+
+@rule("scatter_reduce")
+def _scatter_reduce(call: Call) -> Iterable[Step]:
+    """A mean counts what goes into each place (TensorAdvancedIndexing.cpp)."""
+    yield from call.results
+    tensor, source = call.args[0], call.args[3]
+    if call.argument(4, "reduce") == "mean":
+        yield Temp(n_bytes(source))
+        yield Temp(n_bytes(tensor))
+        yield Temp(tensor.numel())

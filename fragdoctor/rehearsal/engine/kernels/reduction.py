@@ -1,0 +1,372 @@
+"""Reductions: copies in the dtype that is summed, and buffers of blocks that share an output.
+
+Follows ``setReduceConfig`` of PyTorch's ``aten/src/ATen/native/cuda/Reduce.cuh`` and, for the shape
+of the work, the sorting and merging of dimensions in ``aten/src/ATen/TensorIterator.cpp``. Sums
+over the batch, as for the gradient of a bias, are where it grows large: up to 64 MiB for a gradient
+of a few KiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+
+import torch
+
+from fragdoctor.rehearsal.engine import session
+from fragdoctor.rehearsal.engine.kernels.scratch import Call, Step, Temp, held_only, rule
+
+MAX_THREADS: Final = 512
+WARP: Final = 32
+MAX_OUTPUT_VECTOR: Final = 4
+VECTORIZE_FROM: Final = 128
+MIN_VALUES, MAX_VALUES = 16, 256
+SEMAPHORE_BYTES: Final = 4
+MAX_INT: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How a kind of reduction is compiled.
+
+    Attributes:
+        accumulator_bytes: of one partial result.
+        values: loads that each thread keeps in flight (``vt0``).
+        input_vector: values of a vectorised load.
+        max_threads: of a block.
+    """
+
+    accumulator_bytes: int
+    values: int = 4
+    input_vector: int = 4
+    max_threads: int = MAX_THREADS
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """A dimension of the work: its size and the strides of input and output, in elements."""
+
+    size: int
+    input: int
+    output: int
+
+
+def dims_of(sizes: Sequence[int], strides: Sequence[int], axes: Sequence[int]) -> list[Dim]:
+    """Return the dimensions as the iterator has them: reduced ones first, merged, fastest first."""
+    kept = [n for i, n in enumerate(sizes) if i not in axes]
+    steps = list(_dense(kept))
+    dims = []
+    for i, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
+        out = 0 if i in axes else steps.pop(0)
+        dims.append(Dim(size, stride, out))
+    return _merged(_ordered(dims))
+
+
+def _dense(sizes: Sequence[int]) -> list[int]:
+    strides, step = [], 1
+    for size in reversed(sizes):
+        strides.append(step)
+        step *= max(1, size)
+    return strides[::-1]
+
+
+def _ordered(dims: list[Dim]) -> list[Dim]:
+    """Sort by insertion, as TensorIterator does: its comparison is no total order."""
+    order = dims[::-1]
+    for i in range(1, len(order)):
+        at = i
+        for j in range(i - 1, -1, -1):
+            comparison = _comes_after(order[j], order[at])
+            if comparison > 0:
+                order[j], order[at] = order[at], order[j]
+                at = j
+            elif comparison < 0:
+                break
+    return order
+
+
+def _comes_after(first: Dim, second: Dim) -> int:
+    if (first.output == 0) != (second.output == 0):
+        return 1 if second.output == 0 else -1
+    for one, other in ((first.output, second.output), (first.input, second.input)):
+        if one == 0 or other == 0:
+            continue
+        if one != other:
+            return 1 if one > other else -1
+        if first.size > second.size:
+            return 1
+    return 0
+
+
+def _merged(dims: list[Dim]) -> list[Dim]:
+    merged: list[Dim] = []
+    for dim in dims:
+        if merged and _mergeable(merged[-1], dim):
+            last = merged[-1]
+            size = last.size * dim.size
+            merged[-1] = dim if last.size == 1 else Dim(size, last.input, last.output)
+            if last.size == 1:
+                merged[-1] = Dim(size, dim.input, dim.output)
+        else:
+            merged.append(dim)
+    return merged
+
+
+def _mergeable(first: Dim, second: Dim) -> bool:
+    if first.size == 1 or second.size == 1:
+        return True
+    return first.size * first.input == second.input and first.size * first.output == second.output
+
+
+def _fits_32_bits(dims: Sequence[Dim], item_bytes: int) -> bool:
+    reach = 1 + sum((d.size - 1) * d.input for d in dims) * item_bytes
+    return prod(d.size for d in dims) <= MAX_INT and reach <= MAX_INT
+
+
+def _halves(dims: Sequence[Dim]) -> list[list[Dim]]:
+    """Cut the dimension that reaches farthest; the first half is worked on first."""
+    longest = max(range(len(dims)), key=lambda i: (dims[i].size - 1) * max(dims[i].input, 1))
+    size = dims[longest].size
+    return [
+        [Dim(n, d.input, d.output) if i == longest else d for i, d in enumerate(dims)]
+        for n in (size - size // 2, size // 2)
+    ]
+
+
+@dataclass(slots=True)
+class _Work:
+    """How the work is divided: inputs and outputs each thread steps over."""
+
+    n_inputs: int
+    n_outputs: int
+    along_input: bool
+    vector: int
+    step_input: int = 1
+    step_output: int = 1
+
+    @property
+    def values_per_thread(self) -> int:
+        return -(-self.n_inputs // self.step_input)
+
+
+def reduction_bytes(
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    axes: Sequence[int],
+    kind: Kind,
+    item_bytes: int,
+    facts: session.GpuFacts,
+) -> list[tuple[int, int]]:
+    """Return the buffers, in bytes, that reducing over ``axes`` takes.
+
+    A pair (partial results, semaphores) for each pass that needs them: what is too long for 32-bit
+    offsets is cut in halves, which are reduced one after the other.
+
+    Sizes, strides (in elements) and bytes of an element are those of the input.
+    """
+    if not all(sizes):
+        return []
+    found = []
+    waiting = [dims_of(sizes, strides, axes)]
+    while waiting:
+        dims = waiting.pop()
+        if _fits_32_bits(dims, item_bytes):
+            pair = _pass(dims, kind, facts)
+            if pair is not None:
+                found.append(pair)
+        else:
+            waiting += _halves(dims)
+    return found
+
+
+def _pass(dims: Sequence[Dim], kind: Kind, facts: session.GpuFacts) -> tuple[int, int] | None:
+    n_inputs = prod(d.size for d in dims if d.output == 0)
+    n_outputs = prod(d.size for d in dims if d.output != 0)
+    n_reduced = sum(1 for d in dims if d.output == 0 and d.size > 1) or sum(
+        d.output == 0 for d in dims
+    )
+    along_input = not dims or n_reduced == len(dims) or dims[0].input < dims[n_reduced].input
+    width, height = (n_inputs, n_outputs) if along_input else (n_outputs, n_inputs)
+    vector = 1
+    if not dims or (dims[0] if along_input else dims[n_reduced]).input == 1:
+        wide = width > VECTORIZE_FROM and len(dims) == 1 and kind.values >= kind.input_vector
+        if along_input and wide:
+            width //= kind.input_vector
+        elif not along_input:
+            vector = _output_vector(dims, n_reduced)
+            width //= vector
+    return _buffers(
+        _Work(n_inputs, n_outputs, along_input=along_input, vector=vector),
+        (width, height), kind, facts,
+    )  # fmt: skip
+
+
+def _output_vector(dims: Sequence[Dim], n_reduced: int) -> int:
+    vector = MAX_OUTPUT_VECTOR
+    steps = [dims[n_reduced].size, *(d.input for i, d in enumerate(dims) if i != n_reduced)]
+    for step in steps:
+        while step % vector:
+            vector //= 2
+    return vector
+
+
+def _buffers(
+    work: _Work, shape: tuple[int, int], kind: Kind, facts: session.GpuFacts
+) -> tuple[int, int] | None:
+    block_width, block_height = _block(*shape, kind.max_threads // work.vector)
+    if work.along_input:
+        work.step_input *= block_width
+    else:
+        work.step_output *= block_width
+    across_warps = work.values_per_thread >= min(block_height * MIN_VALUES, MAX_VALUES)
+    if across_warps:
+        work.step_input *= block_height
+    else:
+        work.step_output *= block_height
+    grid = -(-(work.n_outputs // work.vector) // work.step_output)
+    resident = facts.generation.threads_per_multiprocessor // (block_width * block_height)
+    target = facts.n_multiprocessors * resident
+    values = work.values_per_thread
+    if not across_warps or values < MAX_VALUES or grid > target:
+        return None
+    blocks = max(min(-(-target // grid), -(-values // MIN_VALUES)), -(-values // MAX_VALUES))
+    if blocks <= 1:
+        return None
+    size = kind.accumulator_bytes * work.n_outputs * blocks
+    if not work.along_input:
+        size *= block_width * work.vector
+    return size, SEMAPHORE_BYTES * grid
+
+
+def _block(width: int, height: int, most: int) -> tuple[int, int]:
+    """Return the block's width and height in threads."""
+    first, second = _power_of_two(width, most), _power_of_two(height, most)
+    block_width = min(first, WARP)
+    block_height = min(second, most // block_width)
+    return min(first, most // block_height), block_height
+
+
+def _power_of_two(n: int, most: int) -> int:
+    return most if n >= most else 1 << (max(1, n).bit_length() - 1)
+
+
+_LOW: Final = (torch.float16, torch.bfloat16)
+WELFORD_FLOAT, WELFORD_DOUBLE = 16, 32
+INDEXED: Final = 16  # a value and where it was found
+
+
+def buffers_of(tensor: torch.Tensor, axes: Sequence[int] | None, kind: Kind) -> list[Step]:
+    """Return the buffers of a reduction of a tensor over some of its dimensions; None = all."""
+    n_dims = tensor.dim()
+    if axes is None or not len(axes):
+        axes = range(n_dims)
+    wrapped = tuple(axis % max(1, n_dims) for axis in axes) if n_dims else ()
+    passes = reduction_bytes(
+        tensor.shape, tensor.stride(), wrapped, kind, tensor.element_size(),
+        session.current().facts,
+    )  # fmt: skip
+    return [step for pair in passes for step in held_only(*pair)]
+
+
+def _accumulator_bytes(dtype: torch.dtype) -> int:
+    if dtype in _LOW:
+        return 4
+    if dtype.is_floating_point or dtype.is_complex:
+        return dtype.itemsize
+    return 8
+
+
+def _axes(call: Call, number: int = 1) -> Any:
+    axes = call.argument(number, "dim")
+    return (axes,) if isinstance(axes, int) and not isinstance(axes, bool) else axes
+
+
+def _dims_given(call: Call) -> bool:
+    return any(a.name == "dim" for a in call.op._schema.arguments)
+
+
+@rule("sum", "nansum", "mean", "prod")
+def _sum(call: Call) -> Iterable[Step]:
+    """``sum_out``: what has another dtype than the sum is copied first (ReduceOpsUtils.h)."""
+    yield from call.results
+    tensor: torch.Tensor = call.args[0]
+    out = call.out_dtype
+    kept_low = tensor.dtype in _LOW and out is torch.float32
+    if tensor.dtype is not out and not kept_low:
+        yield Temp(tensor.numel() * out.itemsize)
+        tensor = torch.empty_strided(tensor.shape, tensor.stride(), dtype=out, device="meta")
+    axes = _axes(call) if _dims_given(call) else None
+    yield from buffers_of(tensor, axes, Kind(_accumulator_bytes(tensor.dtype)))
+
+
+@rule("amax", "amin")
+def _extreme(call: Call) -> Iterable[Step]:
+    yield from call.results
+    tensor = call.args[0]
+    yield from buffers_of(tensor, _axes(call), Kind(tensor.element_size()))
+
+
+@rule("max", "min")
+def _extreme_or_indexed(call: Call) -> Iterable[Step]:
+    yield from call.results
+    tensor = call.args[0]
+    if _dims_given(call):
+        yield from buffers_of(tensor, _axes(call), Kind(INDEXED))
+    else:
+        yield from buffers_of(tensor, None, Kind(tensor.element_size()))
+
+
+@rule("argmax", "argmin")
+def _arg(call: Call) -> Iterable[Step]:
+    yield from call.results
+    yield from buffers_of(call.args[0], _axes(call), Kind(INDEXED))
+
+
+@rule("aminmax")
+def _aminmax(call: Call) -> Iterable[Step]:
+    yield from call.results
+    tensor = call.args[0]
+    yield from buffers_of(tensor, _axes(call), Kind(2 * tensor.element_size()))
+
+
+@rule("any", "all")
+def _any(call: Call) -> Iterable[Step]:
+    yield from call.results
+    axes = _axes(call) if _dims_given(call) else None
+    yield from buffers_of(call.args[0], axes, Kind(1))
+
+
+@rule("var", "std", "var_mean", "std_mean")
+def _variance(call: Call) -> Iterable[Step]:
+    yield from call.results
+    tensor = call.args[0]
+    size = WELFORD_DOUBLE if tensor.dtype is torch.float64 else WELFORD_FLOAT
+    axes = _axes(call) if _dims_given(call) else None
+    yield from buffers_of(tensor, axes, Kind(size, values=2 if tensor.element_size() == 2 else 4))
+
+
+@rule("linalg_vector_norm")
+def _norm(call: Call) -> Iterable[Step]:
+    yield from call.results
+    tensor = call.args[0]
+    yield from buffers_of(tensor, _axes(call, 2), Kind(8 if tensor.dtype is torch.float64 else 4))
+
+
+@rule("norm")
+def _old_norm(call: Call) -> Iterable[Step]:
+    yield from call.results
+    tensor = call.args[0]
+    axes = _axes(call, 2) if _dims_given(call) else None
+    yield from buffers_of(tensor, axes, Kind(_accumulator_bytes(tensor.dtype)))
+
+
+def copy_and_sum(tensor: torch.Tensor, axes: Sequence[int]) -> list[Step]:
+    """Return the buffers of summing a tensor, for kernels that sum as a part of their work."""
+    return buffers_of(tensor, axes, Kind(_accumulator_bytes(tensor.dtype)))
+
+
+def whole(tensor: torch.Tensor) -> list[Step]:
+    """Return the buffers of summing all of a tensor."""
+    return buffers_of(tensor, None, Kind(_accumulator_bytes(tensor.dtype)))

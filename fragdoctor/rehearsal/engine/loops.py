@@ -1,0 +1,316 @@
+"""Loops in the user's own code: the code is compiled from its source with one addition.
+
+What a ``for`` goes through, and what a ``while`` asks, is followed; what may be left out of their
+rounds is decided by :mod:`fragdoctor.rehearsal.engine.skipping`. Lines, names and the lives of
+tensors stay as they are.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dis
+import runpy
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, Final, Self
+
+import torch
+
+from fragdoctor.rehearsal.engine import put
+from fragdoctor.rehearsal.engine.memory_history import ENGINE, is_users
+from fragdoctor.rehearsal.engine.skipping import (
+    WAIT_S,
+    Passage,
+    Round,
+    Skipping,
+    Source,
+    is_on_gpu,
+    n_remaining,
+    no_length,
+    source_of,
+)
+
+_FOR, _END, _BEGIN = "__fragdoctor_for__", "__fragdoctor_end__", "__fragdoctor_begin__"
+_SKIPPED, _ADVANCED = "__fragdoctor_skipped__", "__fragdoctor_advanced__"
+_to_code: Any = SourceFileLoader.source_to_code  # takes a tree too
+_OWN: Final = (str(Path(torch.__file__).parent), ENGINE)
+
+
+@dataclass(slots=True, eq=False)
+class LoopPlace:
+    """A loop of the program's source, and how far it is.
+
+    Attributes:
+        first, last: its lines.
+        source: what its source says about its rounds.
+        is_between: the next round has not begun yet: its data is being made.
+        is_of_steps: an optimizer is called in it, and in no loop within.
+        passage: how far it is since it was entered last.
+    """
+
+    first: int
+    last: int
+    source: Source
+    is_between: bool = True
+    is_of_steps: bool = False
+    passage: Passage | None = None
+    _seen: set[Round] = field(default_factory=set)
+    _has_skipped: bool = False
+
+    def enter(self, n_steps: int) -> None:
+        """Note that the loop is entered."""
+        self._has_skipped |= self.passage is not None and self.passage.has_skipped
+        self.passage = Passage(
+            self.source, self._seen, n_steps=n_steps, has_skipped=self._has_skipped
+        )
+
+
+class _Items(Iterator[Any]):
+    """What a ``for`` goes through; it holds no item, so that each dies when it always did."""
+
+    __slots__ = ("_items", "_iterator", "_loops", "_next", "_passage", "_place")
+
+    def __init__(self, loops: Loops, place: LoopPlace, items: Iterable[Any]) -> None:
+        self._items = items
+        self._iterator = iter(items)
+        self._next = self._iterator.__next__
+        self._loops, self._place = loops, place
+        place.enter(loops.skipping.steps())
+        place.is_between = True
+        self._passage = place.passage
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        place, passage, skipping = self._place, self._passage, self._loops.skipping
+        is_over = not place.is_between
+        place.is_between = True
+        n: int | None = 0
+        if is_over and passage is not None and skipping.is_on:
+            n = skipping.rounds_to_skip(passage, self._n_remaining, is_of_steps=place.is_of_steps)
+        item = self._next() if n == 0 else self._after(n, passage)
+        self._loops.begin(place)
+        return item
+
+    def _n_remaining(self) -> int | None:
+        passage = self._passage
+        n_taken = 0 if passage is None else passage.n_rounds
+        return n_remaining(self._iterator, self._items, n_taken)
+
+    def _after(self, n: int | None, passage: Passage | None) -> Any:
+        """Return the item after some that nobody sees; with None the last one, if it can be kept.
+
+        Raises:
+            StopIteration: there is none.
+        """
+        skipping, begun = self._loops.skipping, time.monotonic()
+        n_gone = 0
+        kept: list[Any] = []
+        skipping.is_jumping = True
+        try:
+            while n is None or n_gone < n:
+                if time.monotonic() - begun > WAIT_S:
+                    skipping.partial = skipping.partial or (
+                        f"items of the loop at line {self._place.first} were jumped over for "
+                        f"{WAIT_S:.0f} s, and there are more"
+                    )
+                    skipping.on_stuck(skipping.partial)
+                    break
+                try:
+                    item = self._next()
+                except StopIteration:
+                    if not kept:
+                        raise
+                    n_gone -= 1
+                    return kept.pop()
+                n_gone += 1
+                if n is None:
+                    kept[:] = [] if is_on_gpu(item) else [item]
+                del item
+        finally:
+            skipping.is_jumping = False
+            if n is None and passage is not None:
+                skipping.note(passage, n_gone, sys._getframe(2))
+        return self._next()
+
+
+class _Following(ast.NodeTransformer):
+    """Adds the calls that follow the loops of a file."""
+
+    def __init__(self, first_number: int) -> None:
+        self._first_number = first_number
+        self.places: list[LoopPlace] = []
+
+    def visit_For(self, node: ast.For) -> ast.For:
+        number = self._place(node)
+        self.generic_visit(node)
+        node.iter = _call(_FOR, node.iter, number, node.iter)
+        self._advance(node, number)
+        return node
+
+    def visit_While(self, node: ast.While) -> ast.While:
+        number = self._place(node)
+        self.generic_visit(node)
+        asked = [_call(_END, node.test, number), node.test, _call(_BEGIN, node.test, number)]
+        node.test = ast.copy_location(ast.BoolOp(ast.And(), asked), node.test)
+        self._advance(node, number)
+        return node
+
+    def _advance(self, node: ast.For | ast.While, number: int) -> None:
+        """Let each round begin with counters that are where rounds jumped over would bring them."""
+        counters = self.places[number - self._first_number].source.counters
+        if not counters:
+            return
+        like, changes = node.body[0], []
+        for i, counter in enumerate(counters):
+            target: Any = ast.parse(f"{ast.unparse(counter)} = 0").body[0]
+            target.value = ast.Call(
+                ast.Name(_ADVANCED, ast.Load()),
+                [ast.Constant(number), ast.Constant(i), counter],
+                [],
+            )
+            changes.append(target)
+        test = ast.Call(ast.Name(_SKIPPED, ast.Load()), [ast.Constant(number)], [])
+        added = ast.copy_location(ast.If(test, changes, []), like)
+        for part in ast.walk(added):
+            ast.copy_location(part, like)
+        node.body.insert(0, ast.fix_missing_locations(added))
+
+    def _place(self, node: ast.For | ast.While) -> int:
+        last = node.end_lineno or node.lineno
+        self.places.append(LoopPlace(node.lineno, last, source_of(node)))
+        return self._first_number + len(self.places) - 1
+
+
+def _call(name: str, like: ast.expr, number: int, *more: ast.expr) -> ast.expr:
+    called = ast.Call(ast.Name(name, ast.Load()), [ast.Constant(number), *more], [])
+    return ast.fix_missing_locations(ast.copy_location(called, like))
+
+
+@dataclass(slots=True)
+class Loops:
+    """The loops of the user's own code.
+
+    Attributes:
+        skipping: decides which of their rounds are jumped over.
+    """
+
+    skipping: Skipping = field(default_factory=Skipping)
+    _places: list[LoopPlace] = field(default_factory=list)
+    _by_file: dict[str, list[LoopPlace]] = field(default_factory=dict)
+
+    def install(self, undo: ExitStack) -> None:
+        """Follow all code of the user that is loaded until ``undo`` is closed."""
+        put(undo, builtins, _FOR, self._items)
+        put(undo, builtins, _END, self._while_ends)
+        put(undo, builtins, _BEGIN, lambda number: self.begin(self._places[number]))
+        put(undo, builtins, _SKIPPED, self._has_skipped)
+        put(undo, builtins, _ADVANCED, self._advanced)
+        cached, of_file = SourceFileLoader.get_code, runpy._get_code_from_file  # type: ignore[attr-defined]
+
+        def get_code(loader: SourceFileLoader, fullname: str) -> CodeType | None:
+            path = loader.get_filename(fullname)
+            if not is_users(path):
+                return cached(loader, fullname)
+            return self.compiled(loader.get_data(path), path)
+
+        def get_code_from_file(*args: str) -> Any:
+            found = of_file(*args)
+            path = args[-1]
+            if not path.endswith(".py"):  # compiled already
+                return found
+            code = self.compiled(Path(path).read_bytes(), path)
+            return (code, path) if isinstance(found, tuple) else code
+
+        put(undo, SourceFileLoader, "get_code", get_code)
+        put(undo, SourceFileLoader, "source_to_code", lambda _, *args: self.compiled(*args))
+        put(undo, runpy, "_get_code_from_file", get_code_from_file)
+
+    def compiled(self, source: bytes, filename: str) -> CodeType:
+        """Return the code of a file, whose loops are followed.
+
+        Raises:
+            SyntaxError: it is no Python.
+        """
+        following = _Following(len(self._places))
+        tree = following.visit(ast.parse(source, filename))
+        self._by_file[filename] = following.places
+        self._places += following.places
+        code: CodeType = _to_code(SourceFileLoader("__main__", filename), tree, filename)
+        return code
+
+    def _items(self, number: int, items: Iterable[Any]) -> Iterator[Any]:
+        if threading.current_thread() is not threading.main_thread():
+            return iter(items)
+        return _Items(self, self._places[number], items)
+
+    def _has_skipped(self, number: int) -> bool:
+        """Whether counters are behind; asked as a round begins, which then brings them on."""
+        passage = self._places[number].passage
+        return passage is not None and passage.to_skip > 0
+
+    def _advanced(self, number: int, counter: int, value: Any) -> Any:
+        passage = self._places[number].passage
+        if passage is None:
+            return value
+        made = self.skipping.advanced(passage, counter, value)
+        if counter == len(passage.source.counters) - 1:
+            passage.to_skip = 0
+        return made
+
+    def _while_ends(self, number: int) -> bool:
+        place = self._places[number]
+        if place.is_between or place.passage is None:
+            place.enter(self.skipping.steps())
+            return True
+        place.is_between = True
+        if self.skipping.is_on:
+            self.skipping.rounds_to_skip(place.passage, no_length, is_of_steps=place.is_of_steps)
+        return True
+
+    def begin(self, place: LoopPlace) -> bool:
+        """Begin a round."""
+        place.is_between = False
+        if self.skipping.is_on and place.passage is not None:
+            self.skipping.begin(place.passage)
+        return True
+
+    def takes_steps(self, frame: FrameType | None) -> bool:
+        """Note that an optimizer is called here; whether a loop of the user's own does so.
+
+        None does where a loop of a library is within it.
+        """
+        while frame is not None:
+            code, line = frame.f_code, frame.f_lineno
+            places = self._by_file.get(code.co_filename)
+            if places is None:
+                if _is_in_loop(code, frame.f_lasti):
+                    return False
+            else:
+                first = 0 if code.co_name == "<module>" else code.co_firstlineno
+                around = [p for p in places if first < p.first <= line <= p.last]
+                if around:
+                    around[-1].is_of_steps = True
+                    return True
+            frame = frame.f_back
+        return False
+
+
+@cache
+def _is_in_loop(code: CodeType, instruction: int) -> bool:
+    if code.co_filename.startswith(_OWN):  # hooks are called in a loop of PyTorch's
+        return False
+    return any(
+        "JUMP_BACKWARD" in step.opname and step.argval <= instruction <= step.offset
+        for step in dis.get_instructions(code)
+    )

@@ -1,0 +1,284 @@
+"""The memory history of a rehearsal, as PyTorch's recorder keeps it and its snapshots show it.
+
+The stack of each request is Python's, and each is kept once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, Final
+
+from fragdoctor.model.settings import AllocatorSettings
+from fragdoctor.rehearsal.engine.gpu import ACTIONS, STATES, Event, Gpus
+
+ENGINE: Final = str(Path(__file__).parent)
+_NOT_USERS: Final = ("<", ENGINE, str(Path(os.__file__).parent))
+_ENGINE_CALL: Final = "_engine_run_backward"
+_OPERATIONS: Final = tuple(
+    os.path.join(ENGINE, name)  # noqa: PTH118 - a folder ends with its separator
+    for name in ("dispatch.py", "fused_layers.py", "sparse.py", "kernels" + os.sep)
+)
+"""Where operations are carried out: on a GPU that is C++, and no frame of Python lies within."""
+Frame = dict[str, Any]
+
+
+def _kept(code: CodeType) -> CodeType | bool:
+    """Return code as a stack shows it; False if it is ours, True if it is in place of C++."""
+    if not code.co_filename.startswith(ENGINE):
+        return code
+    return code.co_filename.startswith(_OPERATIONS)
+
+
+class Stacks:
+    """Stacks by number, and the names of operations by number."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._stacks: list[tuple[tuple[Any, int], ...]] = []
+        self._names: dict[str, int] = {}
+        self._frames: dict[tuple[CodeType, int], Frame] = {}
+        self._kept: dict[int, CodeType | bool] = {}
+        self._outermost: CodeType | None = None
+        self._held: list[CodeType] = []  # their ids stay theirs
+        self._shown: dict[int, list[Frame]] = {}
+        self.names: list[str] = []
+        self.last = -1
+
+    def here(self, *, in_backward: bool) -> int:
+        """Return the number of the stack of the code that asks for memory.
+
+        Where the autograd engine is at work, it does so on a GPU in a thread of its own, which has
+        no Python frames but those of hooks and functions that it calls.
+        """
+        frame: FrameType | None = sys._getframe(1)
+        key: list[int] = []
+        add = key.append
+        kept = self._kept
+        outermost = self._outermost
+        while frame is not None:
+            code = frame.f_code
+            if code is outermost or (in_backward and code.co_name == _ENGINE_CALL):
+                break
+            number = id(code)
+            if number not in kept:
+                kept[number] = _kept(code)
+                self._held.append(code)
+            if kept[number] is True:
+                key.clear()
+            elif kept[number]:
+                add(number)
+                add(frame.f_lasti)
+            frame = frame.f_back
+        place = tuple(key)
+        found = self._numbers.get(place)
+        if found is None:
+            found = self._numbers[place] = len(self._stacks)
+            self._stacks.append(tuple((kept[key[i]], key[i + 1]) for i in range(0, len(key), 2)))
+        self.last = found
+        return found
+
+    def begin_below(self, code: CodeType) -> None:
+        """Leave out the frame of a function, and what calls it: the program begins below it."""
+        self._outermost = code
+
+    def operation(self, name: str) -> int:
+        """Return the number of an operation's name."""
+        found = self._names.get(name)
+        if found is None:
+            found = self._names[name] = len(self.names)
+            self.names.append(name)
+        return found
+
+    def frames(self, number: int) -> list[Frame]:
+        """Return a stack as a snapshot has it, innermost frame first; [] for -1.
+
+        Equal stacks are one list, equal frames one dict: the pickle refers to them.
+        """
+        if number < 0:
+            return _NO_FRAMES
+        found = self._shown.get(number)
+        if found is None:
+            found = self._shown[number] = [self._frame(*place) for place in self._stacks[number]]
+        return found
+
+    def _frame(self, code: CodeType, instruction: int) -> Frame:
+        found = self._frames.get((code, instruction))
+        if found is None:
+            found = {
+                "name": code.co_name,
+                "filename": code.co_filename,
+                "line": _line(code, instruction),
+            }
+            self._frames[code, instruction] = found
+        return found
+
+
+_NO_FRAMES: list[Frame] = []
+
+
+def _line(code: CodeType, instruction: int) -> int:
+    line = code.co_firstlineno
+    for start, end, number in code.co_lines():
+        if start <= instruction < end:
+            return number if number is not None else line
+    return line
+
+
+def is_users(filename: str) -> bool:
+    """Whether a file is the user's own: neither installed nor of Python itself."""
+    return not (
+        "site-packages" in filename
+        or "dist-packages" in filename
+        or filename.startswith(_NOT_USERS)
+    )
+
+
+OOM: Final = ACTIONS.index("oom")
+ALLOC: Final = ACTIONS.index("alloc")
+
+
+@dataclass(slots=True)
+class History:
+    """What a recording keeps, as ``_record_memory_history`` was asked.
+
+    Attributes:
+        enabled: None, ``state`` or ``all``.
+        context: None, ``state``, ``alloc`` or ``all``.
+        max_entries: events kept of each device.
+        skip_actions: actions left out.
+        first: number of the first event, by device.
+        first_mark: number of the first mark.
+    """
+
+    enabled: str | None = "all"
+    context: str | None = "all"
+    max_entries: int = 2**63 - 1
+    skip_actions: tuple[str, ...] = ()
+    first: dict[int, int] = field(default_factory=dict)
+    first_mark: int = 0
+
+
+def snapshot(
+    gpus: Gpus,
+    n_devices: int,
+    stacks: Stacks,
+    history: History,
+    settings: AllocatorSettings,
+    annotations: list[dict[str, Any]],
+    *,
+    only_pool: tuple[int, int] | None = None,
+    at: Any = None,
+) -> dict[str, Any]:
+    """Return segments, traces, settings and annotations; ``at`` the moment of a failed request."""
+    has_stacks = history.enabled is not None and history.context is not None
+    segments: list[dict[str, Any]] = []
+    for device in range(n_devices):
+        found = gpus.segments(device) if at is None else at.segments[device]
+        segments += _segments(found, device, stacks if has_stacks else None, only_pool)
+    ends = [None] * n_devices if at is None else at.n_events
+    traces = [_trace(gpus, device, stacks, history, ends[device]) for device in range(n_devices)]
+    return {
+        "segments": segments,
+        "device_traces": traces,
+        "allocator_settings": settings_of(settings),
+        "external_annotations": annotations[-history.max_entries :],
+    }
+
+
+def settings_of(settings: AllocatorSettings) -> dict[str, Any]:
+    """Return the settings as a snapshot names them."""
+    limit = settings.max_split_bytes
+    divisions = enumerate(settings.roundup_power2_divisions)
+    return {
+        "PYTORCH_CUDA_ALLOC_CONF": settings.conf,
+        "max_split_size": -1 if limit is None else limit,
+        "garbage_collection_threshold": float(settings.garbage_collection_threshold),
+        "expandable_segments": settings.expandable_segments,
+        "pinned_num_register_threads": 1,
+        "release_lock_on_cudamalloc": False,
+        "pinned_use_cuda_host_register": False,
+        "roundup_power2_divisions": {str(1 << i): d for i, d in divisions},
+    }
+
+
+def _pool_id(pool: int) -> tuple[int, int]:
+    return (0, pool)
+
+
+def _segments(
+    segments: Iterable[Any], device: int, stacks: Stacks | None, only_pool: tuple[int, int] | None
+) -> list[dict[str, Any]]:
+    found = []
+    for segment, blocks in segments:
+        if only_pool not in {None, (0, 0)} and _pool_id(segment.pool) != only_pool:
+            continue
+        shown = []
+        sums = dict.fromkeys(STATES, 0)
+        requested = 0
+        for block in blocks:
+            state = STATES[block.state]
+            sums[state] += block.size
+            if state != "inactive":
+                requested += block.requested
+            shown.append(
+                {
+                    "address": block.address,
+                    "size": block.size,
+                    "requested_size": block.requested,
+                    "state": state,
+                    "frames": [] if stacks is None else stacks.frames(block.stack),
+                }
+            )
+        found.append(
+            {
+                "device": device,
+                "address": segment.address,
+                "total_size": segment.size,
+                "allocated_size": sums["active_allocated"],
+                "active_size": sums["active_allocated"] + sums["active_pending_free"],
+                "requested_size": requested,
+                "stream": segment.stream,
+                "segment_type": "small" if segment.is_small else "large",
+                "segment_pool_id": _pool_id(segment.pool),
+                "is_expandable": bool(segment.is_expandable),
+                "frames": [],
+                "blocks": shown,
+            }
+        )
+    return found
+
+
+def _trace(
+    gpus: Gpus, device: int, stacks: Stacks, history: History, end: int | None
+) -> list[dict[str, Any]]:
+    if history.enabled != "all":
+        return []
+    with_stacks = history.context in {"alloc", "all"}
+    entries = []
+    for event in gpus.trace(device, history.first.get(device, 0))[:end]:
+        action = ACTIONS[event.action]
+        if action not in history.skip_actions:
+            entries.append(_entry(event, action, stacks if with_stacks else None))
+    return entries[-history.max_entries :] if history.max_entries < len(entries) else entries
+
+
+def _entry(event: Event, action: str, stacks: Stacks | None) -> dict[str, Any]:
+    entry: dict[str, Any] = {"action": action}
+    if event.action == OOM:
+        entry["device_free"] = event.address
+    else:
+        entry["addr"] = event.address
+    entry["size"] = event.size
+    entry["stream"] = event.stream
+    entry["time_us"] = event.time_us
+    entry["compile_context"] = "N/A"
+    entry["user_metadata"] = ""
+    entry["pool_id"] = _pool_id(event.pool)
+    if stacks is not None and event.stack >= 0:
+        entry["frames"] = stacks.frames(event.stack)
+    return entry

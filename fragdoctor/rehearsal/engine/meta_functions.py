@@ -1,0 +1,217 @@
+"""What an operation returns, from sizes, strides and dtypes alone: PyTorch's own meta functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from fragdoctor.rehearsal.engine import session, values
+from fragdoctor.units import MIB
+
+META: Final = torch.device("meta")
+CPU: Final = torch.device("cpu")
+MOST_COMPUTED_BYTES: Final = 64 * MIB
+"""What an operation may take that is run on the CPU to learn what it returns."""
+Key = Any
+
+
+class UnknownResultError(NotImplementedError):
+    """Nothing says what an operator returns: its library has no fake for it.
+
+    Attributes:
+        operator: its name, ``namespace::name``.
+    """
+
+    def __init__(self, operator: str) -> None:
+        super().__init__(
+            f"Nothing says what the operator {operator} returns: it has no fake "
+            "(torch.library.register_fake)."
+        )
+        self.operator = operator
+
+
+def described(value: Any) -> Key:
+    """Return what the result of an operation depends on, of one of its arguments; hashable."""
+    if isinstance(value, torch.Tensor):
+        return (value.shape, value.stride(), value.dtype, value.get_device(), value.is_meta)
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return tuple([described(item) for item in value])
+    if kind is int or kind is bool or kind is float or kind is complex:
+        return (kind, value)
+    if isinstance(value, torch.Generator):
+        return None
+    return value
+
+
+def on_meta(value: Any, *, keeps_numbers: bool = True) -> Any:
+    """Return an argument as the meta functions take it: the same without values and devices.
+
+    Numbers that are tensors of the CPU stay there, as which kind of number it is decides about the
+    result's dtype; where that is given they need not.
+    """
+
+    def convert(item: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            if keeps_numbers and item.is_cpu and not item.dim():
+                return item
+            return torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=META)
+        if isinstance(item, torch.device):
+            return META
+        if isinstance(item, torch.Generator):
+            return None
+        return item
+
+    return tree_map(convert, value)
+
+
+def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the results of an operation on meta tensors.
+
+    Raises:
+        UnknownResultError: there is no meta function for it.
+        RuntimeError: the arguments do not go together.
+    """
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        known = KNOWN.get(op.overloadpacket.__name__)
+        if known is not None:
+            return known(*args, **kwargs)
+        if op._overloadname in {"dtype", "dtype_out"}:
+            return _product_in(op, args, kwargs)
+        function = _function_of(op)
+        try:
+            return function(*args, **kwargs)
+        except NotImplementedError as err:
+            found = _by_cpu(op, args, kwargs)
+            if found is None:
+                raise UnknownResultError(op.name()) from err
+            return found[0]
+        except RuntimeError as err:
+            # A number for a tensor: PyTorch wraps it for some names only, else it has an overload.
+            if "Expected a value of type 'Tensor'" not in str(err):
+                raise
+            return op.overloadpacket(*args, **kwargs)
+
+
+def _product_in(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return a product of matrices in a dtype of its own, which the meta functions do not take."""
+    n_factors = [a.name for a in op._schema.arguments].index("out_dtype")
+    dtype = kwargs.get("out_dtype", args[n_factors] if len(args) > n_factors else None)
+    given = {k: v for k, v in kwargs.items() if k in {"alpha", "beta"}}
+    made = op.overloadpacket.default(*args[:n_factors], **given).to(dtype)
+    return kwargs["out"].resize_(made.shape) if "out" in kwargs else made
+
+
+def _by_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
+    """Return what the CPU's kernel makes of ones, on meta; None where it has none.
+
+    Results that are given (``out=``) become as large as the kernel made them.
+    """
+    leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    if sum(leaf.numel() * leaf.element_size() for leaf in leaves) > MOST_COMPUTED_BYTES:
+        return None
+    if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "CPU"):
+        return None
+    given: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def convert(item: Any) -> Any:
+        if isinstance(item, torch.Tensor) and item.is_meta:
+            made = torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=CPU)
+            given.append((item, made.fill_(1)))
+            return made
+        return CPU if item == META else item
+
+    with torch.random.fork_rng(devices=[]):
+        result = op(*tree_map(convert, args), **tree_map(convert, kwargs))
+    for meta, made in given:
+        if meta.shape != made.shape:
+            meta.set_(on_meta(made, keeps_numbers=False))
+    made_here = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    if any(leaf.is_nested or leaf.layout is not torch.strided for leaf in made_here):
+        return None
+    return (on_meta(result, keeps_numbers=False),)
+
+
+def _function_of(op: Any) -> Callable[..., Any]:
+    if torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "Meta"):
+        return op  # type: ignore[no-any-return]
+    from torch._decomp import decomposition_table
+
+    found = decomposition_table.get(op)
+    return op if found is None else found
+
+
+def _like_first(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return torch.empty_like(tensor)
+
+
+def _like_second(_: Any, tensor: torch.Tensor, *__: Any, **___: Any) -> torch.Tensor:
+    return torch.empty_like(tensor)
+
+
+def _ctc_loss(
+    log_probs: torch.Tensor, targets: torch.Tensor, *args: Any, **_: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    length, batch = log_probs.shape[:2]
+    longest = targets.shape[1] if targets.dim() > 1 else max(1, targets.numel() // max(1, batch))
+    if len(args) > 1 and not isinstance(args[1], torch.Tensor):
+        longest = max(args[1], default=longest)
+    return log_probs.new_empty((batch,)), log_probs.new_empty((batch, length, 2 * longest + 1))
+
+
+def _gru_cell(
+    gates: torch.Tensor, _: torch.Tensor, state: torch.Tensor, *__: Any, **___: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    del gates
+    return torch.empty_like(state), state.new_empty((state.shape[0], 5 * state.shape[1]))
+
+
+def _gru_cell_backward(
+    gradient: torch.Tensor, workspace: torch.Tensor, has_bias: bool
+) -> tuple[torch.Tensor | None, ...]:
+    n, width = workspace.shape[0], 3 * gradient.shape[1]
+    bias = [workspace.new_empty((width,)) if has_bias else None for _ in range(2)]
+    gates = [workspace.new_empty((n, width)) for _ in range(2)]
+    return (*gates, torch.empty_like(gradient), *bias)
+
+
+def _grouped_mm(first: torch.Tensor, second: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """PyTorch's meta function knows bf16 only; CUDA multiplies group by group in other dtypes.
+
+    Rows are padded to 16 bytes (aten/src/ATen/native/GroupedMMUtils.h).
+    """
+    if first.dtype is torch.bfloat16 or first.dtype is not second.dtype:
+        return torch.ops.aten._grouped_mm.default(first, second, *args, **kwargs)
+    offsets = args[0] if args else kwargs.get("offs")
+    groups = offsets.shape[0] if offsets is not None else first.shape[0]
+    rows, columns = first.shape[-2], second.shape[-1]
+    per_row = 16 // first.itemsize
+    padded = -(-columns // per_row) * per_row
+    if first.dim() != second.dim():  # one of them is cut into groups along the result
+        return first.new_empty_strided((rows, columns), (padded, 1))
+    return first.new_empty_strided((groups, rows, columns), (rows * padded, padded, 1))
+
+
+def _nms(boxes: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """Return the boxes that torchvision keeps: as many as are assumed of other choices."""
+    shares = session.current().assumptions.shares
+    n = round(shares.get("nonzero", 1.0) * boxes.shape[0])
+    values.assume("nms", "all boxes are kept" if n == boxes.shape[0] else f"{n} boxes are kept")
+    return boxes.new_empty((n,), dtype=torch.int64)
+
+
+KNOWN: Final[dict[str, Callable[..., Any]]] = {
+    "_grouped_mm": _grouped_mm,
+    "_logcumsumexp": _like_first,
+    "multi_margin_loss_backward": _like_second,
+    "multilabel_margin_loss_backward": _like_second,
+    "_thnn_fused_gru_cell": _gru_cell,
+    "_thnn_fused_gru_cell_backward": _gru_cell_backward,
+    "_ctc_loss": _ctc_loss,
+    "nms": _nms,
+    "_ctc_loss_backward": _like_second,
+}
+"""Results of operations for which PyTorch has no meta function, or one that takes too little."""

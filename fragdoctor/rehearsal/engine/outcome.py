@@ -1,0 +1,233 @@
+"""What came of a rehearsal: figures, failures, and the snapshot that it leaves."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import traceback
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import torch
+
+from fragdoctor.rehearsal.engine import put
+from fragdoctor.rehearsal.engine.memory_history import ENGINE, History, is_users, snapshot
+from fragdoctor.rehearsal.engine.session import SeenOom, Session
+
+MAX_STACK: Final = 64
+
+
+def _has_other_layout(error: BaseException) -> bool:
+    """Whether a sparse or nested tensor is at hand where an error came from."""
+    trace, found = error.__traceback__, False
+    while trace is not None:
+        at_hand = trace.tb_frame.f_locals.values()
+        if not trace.tb_frame.f_code.co_filename.startswith(ENGINE):
+            found = any(
+                isinstance(t, torch.Tensor) and (t.layout is not torch.strided or t.is_nested)
+                for t in at_hand
+            )
+        trace = trace.tb_next
+    return found
+
+
+class Outcome:
+    """Collects what is known of a rehearsal and writes it once.
+
+    Attributes:
+        request: what was asked for.
+        now: the rehearsal.
+        failure: what the program ended with; None = it ended well.
+        steps: its steps.
+    """
+
+    def __init__(self, request: dict[str, Any], now: Session) -> None:
+        self.request = request
+        self.now = now
+        self.failure: BaseException | None = None
+        self.steps: Any = None
+        self.traits: Any = None
+        self.stopped = ""
+        self.program_globals: dict[str, Any] = {}
+        self._pid = os.getpid()
+        self._progress: int | None = request.get("progress_fd")
+
+    def begin(self) -> None:
+        """Tell the parent that the program begins."""
+        self._tell({"event": "begin", "torch": torch.__version__})
+
+    def on_step(self, number: int) -> None:
+        """Tell the parent of a complete step."""
+        figures = self.now.gpus.figures(0)
+        self._tell(
+            {
+                "event": "step",
+                "step": number,
+                "allocated_bytes": figures["allocated"],
+                "peak_allocated_bytes": figures["peak_allocated"],
+            }
+        )
+
+    def stop_early(self, reason: str) -> NoReturn:
+        """Write the outcome and end the process: it is enough."""
+        self.stopped = reason
+        self.end(0)
+        with suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(0)
+
+    def end(self, code: int) -> None:
+        """Write the outcome."""
+        if os.getpid() != self._pid:
+            return  # a child of the program that came back here
+        gc.disable()
+        now = self.now
+        oom = self._fatal_oom(code)
+        skipping = now.loops.skipping
+        if code and oom is None and not self.stopped and skipping.n_skips:
+            self.stopped = self._failure_after_skipping()
+        self._write_snapshot(oom)
+        figures = [now.gpus.figures(d) for d in range(now.n_devices)]
+        found = {
+            "status": self._status(code, oom),
+            "exit_code": code,
+            "torch": torch.__version__,
+            "steps": self._n_steps(oom),
+            "stopped": self.stopped,
+            "partial": "" if oom is not None else self.stopped or skipping.partial,
+            "n_skipped": sum(skipping.n_skipped.values()),
+            "used_cuda": now.is_started,
+            "devices": [
+                {
+                    "device": d,
+                    "peak_allocated_bytes": f["peak_allocated"],
+                    "peak_reserved_bytes": f["peak_reserved"],
+                    "allocated_bytes": f["allocated"],
+                    "reserved_bytes": f["reserved"],
+                    "retries": f["retries"],
+                    "n_events": f["events"],
+                }
+                for d, f in enumerate(figures)
+            ],
+            "n_ooms": sum(f["ooms"] for f in figures),
+            "out_of_memory": None if oom is None else self._described(oom),
+            "failure": self._failure(),
+            "assumptions": [
+                {
+                    "location": {"filename": a.filename, "line": a.line} if a.line else None,
+                    "operation": a.operation,
+                    "assumed": a.assumed,
+                    "count": n,
+                }
+                for a, n in now.assumptions.made.items()
+            ],
+            "notes": list(now.assumptions.notes),
+            "conf": now.budget.settings.conf,
+            "traits": None if self.traits is None else self.traits.found(),
+        }
+        if "libraries" in self.request:
+            found["libraries"] = self.request["libraries"].found()
+        temporary = Path(f"{self.request['outcome']}.tmp")
+        temporary.write_text(json.dumps(found), encoding="utf-8")
+        temporary.replace(self.request["outcome"])
+
+    def _failure_after_skipping(self) -> str:
+        """Return what ended the program, which may miss what the rounds jumped over would do."""
+        failure = self._failure()
+        if failure is None:
+            return "the program ended with an error after rounds of its loops were skipped"
+        place = failure["location"]
+        where = f" at {Path(place['filename']).name}:{place['line']}" if place else ""
+        said = failure["text"].strip().partition("\n")[0]
+        return (
+            f"the program failed{where} after rounds of its loops were skipped "
+            f"({failure['type']}: {said})"
+        )
+
+    def _n_steps(self, oom: SeenOom | None) -> int:
+        if oom is not None:
+            return oom.step
+        return 0 if self.steps is None else self.steps.n_taken
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        if self._progress is not None and os.getpid() == self._pid:
+            with suppress(OSError):
+                os.write(self._progress, (json.dumps(event) + "\n").encode())
+
+    def _status(self, code: int, oom: SeenOom | None) -> str:
+        if oom is not None:
+            return "out_of_memory"
+        if self.stopped:
+            return "stopped"
+        return "failed" if code else "finished"
+
+    def _fatal_oom(self, code: int) -> SeenOom | None:
+        """The failed request that ended the program, if one did."""
+        if not self.now.seen_ooms:
+            return None
+        error: BaseException | None = self.failure
+        while error is not None:
+            if isinstance(error, torch.OutOfMemoryError):
+                return self.now.seen_ooms[-1]
+            error = error.__cause__ or error.__context__
+        return self.now.seen_ooms[-1] if code else None
+
+    def _described(self, oom: SeenOom) -> dict[str, Any]:
+        frames = self._frames_of_failure() or self.now.stacks.frames(oom.stack)
+        own = next((f for f in frames if is_users(f["filename"])), frames[0] if frames else None)
+        return {
+            "step": oom.step,
+            "event": oom.n_events[oom.device] - 1,
+            "device": oom.device,
+            "requested_bytes": oom.requested_bytes,
+            "location": own,
+            "stack": frames[:MAX_STACK],
+            "message": str(self.failure) if self.failure is not None else "",
+        }
+
+    def _frames_of_failure(self) -> list[dict[str, Any]]:
+        error = self.failure
+        while error is not None and not isinstance(error, torch.OutOfMemoryError):
+            error = error.__cause__ or error.__context__
+        if error is None:
+            return []
+        frames = [
+            {"filename": f.filename, "line": f.lineno, "name": f.name}
+            for f in traceback.extract_tb(error.__traceback__)
+            if not f.filename.startswith(ENGINE)
+        ]
+        return frames[::-1]
+
+    def _failure(self) -> dict[str, Any] | None:
+        error = self.failure
+        if error is None or isinstance(error, SystemExit):
+            return None
+        frames = [
+            f
+            for f in traceback.extract_tb(error.__traceback__)
+            if not f.filename.startswith(ENGINE)
+        ]
+        own = [f for f in frames if is_users(f.filename)]
+        place = (own or frames)[-1] if frames else None
+        return {
+            "is_of_other_layout": _has_other_layout(error),
+            "type": type(error).__name__,
+            "text": str(error)[:2000],
+            "location": None
+            if place is None
+            else {"filename": place.filename, "line": place.lineno, "name": place.name},
+        }
+
+    def _write_snapshot(self, oom: SeenOom | None) -> None:
+        now = self.now
+        marks = now.marks.annotations if oom is None else now.marks.annotations[: oom.n_marks]
+        found = snapshot(
+            now.gpus, now.n_devices, now.stacks, History(), now.budget.settings, marks, at=oom
+        )
+        with ExitStack() as undo:  # PyTorch's own function writes what it is given
+            put(undo, torch._C, "_cuda_memorySnapshot", lambda *_: found)
+            torch.cuda.memory._dump_snapshot(self.request["snapshot"])

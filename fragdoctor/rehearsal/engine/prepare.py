@@ -1,0 +1,113 @@
+"""A process prepared for a rehearsal, and put back as it was."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from fragdoctor.errors import ConfigError
+from fragdoctor.model.settings import parse_conf, parse_version
+from fragdoctor.rehearsal.engine import session
+from fragdoctor.rehearsal.engine.gpu import Budget, Gpus
+
+OLDEST: Final = (2, 6, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The machine that is pretended.
+
+    Attributes:
+        native: the library of the fake GPUs.
+        n_devices: how many GPUs.
+        n_hidden: GPUs after these that the program does not see: memory that does not count.
+        capacity_bytes: what the driver of each has for PyTorch; None = unlimited.
+        total_bytes: memory of each.
+        torch_version: whose allocator it is; "" = of the PyTorch that is here.
+        scratch: the folder to which writes are led; None = they go where they should.
+        facts: what ``torch.cuda`` says of each.
+    """
+
+    native: Path
+    n_devices: int = 1
+    n_hidden: int = 0
+    capacity_bytes: int | None = None
+    total_bytes: int = 80 * 2**30
+    torch_version: str = ""
+    scratch: Path | None = None
+    facts: session.GpuFacts = field(default_factory=session.GpuFacts)
+
+
+def prepare(machine: Machine, undo: ExitStack) -> session.Session:
+    """Prepare this process until ``undo`` is closed.
+
+    Raises:
+        ConfigError: this PyTorch cannot be prepared.
+    """
+    version = torch.__version__.partition("+")[0]
+    if parse_version(version) < OLDEST:
+        raise ConfigError(
+            f"PyTorch {torch.__version__} cannot be rehearsed with.",
+            hint="Install PyTorch 2.6 or newer in the program's environment.",
+        )
+    if torch.cuda.is_initialized():
+        raise ConfigError(
+            "CUDA is in use in this process already.", hint="Rehearse in a fresh process."
+        )
+    gpus = Gpus(machine.native)
+    budget = Budget(
+        machine.capacity_bytes,
+        machine.total_bytes,
+        parse_conf(""),
+        machine.torch_version or version,
+    )
+    now = session.Session(gpus, machine.n_devices, machine.facts, budget, machine.n_hidden)
+    gpus.start(now.n_devices + now.n_hidden, budget)
+    undo.callback(gpus.close)
+    session.begin(now)
+    undo.callback(session.end)
+    from fragdoctor.rehearsal.engine import (
+        activity,
+        backward,
+        cuda_api,
+        dispatch,
+        foreign_operators,
+        fused_layers,
+        host,
+        ranks,
+        sparse,
+        tensors,
+        values,
+        vtables,
+        writes,
+    )
+    from fragdoctor.rehearsal.engine.kernels import (  # noqa: F401 - they fill the table of rules
+        composites,
+        convolution,
+        functional,
+        indexing,
+        sorting,
+    )
+
+    del tensors  # it fills the table of kernels
+    now.known.on_choice = values.assume_even_choice
+    cuda_api.install(undo)
+    vtables.install(gpus, undo)
+    now.is_started = torch.cuda._initialized = False  # what proved the tables started it
+    dispatch.install(undo)
+    foreign_operators.install(undo)
+    fused_layers.install(undo)
+    backward.install(undo)
+    activity.install(now, undo)
+    sparse.install(undo)
+    host.install(undo)
+    ranks.install(undo)
+    if machine.scratch is not None:
+        writes.install(machine.scratch, undo)
+    # Backward passes run in this thread, where the program's own modes and streams are.
+    undo.enter_context(torch.autograd.set_multithreading_enabled(False))
+    return now

@@ -1,0 +1,358 @@
+"""Running the user's program in a prepared process, to its end or until it is enough.
+
+Of several rehearsals of one program each is a fork of a process that has imported its libraries:
+most of the time of a short one goes to imports. The first fork has PyTorch alone; what it imported
+from installed libraries, the process imports after it, for those to come. A fork is as good as a
+new process as long as it inherits no thread, no GPU in use and nothing that the program itself did:
+libraries imported after it changed its environment are left to each fork. Whether threads run is
+asked after each library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import importlib.util
+import json
+import linecache
+import os
+import runpy
+import signal
+import sys
+import threading
+import time
+import traceback
+import types
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from fragdoctor.errors import FragdoctorError
+from fragdoctor.rehearsal.engine import put
+from fragdoctor.rehearsal.engine.memory_history import is_users
+from fragdoctor.rehearsal.fence import FREE, restrict_writes
+
+if TYPE_CHECKING:
+    from fragdoctor.rehearsal.engine.session import Session
+
+
+_TASKS: Final = Path("/proc/self/task")
+_DIES_WITH_PARENT: Final = 1  # Linux's PR_SET_PDEATHSIG
+_IMPORTS: Final = "<frozen importlib._bootstrap>"
+
+
+def request_of_fork(server: dict[str, Any], now: Session) -> dict[str, Any]:
+    """Serve requests, each in a fork; return there, with its request. The server never returns.
+
+    ``server`` is the request that started this process: its ``requests_fd`` is a pipe of paths.
+    Nothing of the prepared rehearsal has begun.
+    """
+    fd, progress_fd = server["requests_fd"], server["progress_fd"]
+    blocker = _blocker(now, "PyTorch")
+    is_warm = not server["warms"]
+    environ = dict(os.environ)
+    with os.fdopen(fd, encoding="utf-8") as lines:
+        for line in lines:
+            request: dict[str, Any] = json.loads(Path(line.rstrip("\n")).read_text("utf-8"))
+            code = None
+            if not blocker:
+                child = os.fork()
+                if not child:
+                    _begin(request, environ)
+                    return request | {"progress_fd": progress_fd}
+                code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+                if not is_warm:
+                    with suppress(OSError, ValueError, KeyError):
+                        found = json.loads(Path(request["outcome"]).read_text("utf-8"))
+                        blocker = _import_all(found["libraries"], request["target"], now)
+                        is_warm = True
+            told = {"event": "ended", "code": code, "blocker": blocker}
+            os.write(progress_fd, (json.dumps(told) + "\n").encode())
+    os._exit(0)
+
+
+def _begin(request: dict[str, Any], before: dict[str, str]) -> None:
+    """Make the fork what a new process would be that had imported the same.
+
+    ``before`` is the environment when the server began; the libraries may have changed it since.
+    """
+    _die_with_parent()
+    changed = {k: v for k, v in os.environ.items() if before.get(k) != v}
+    kept = {k: v for k, v in request["environ"].items() if k not in before or k in os.environ}
+    os.environ.clear()
+    os.environ.update(kept | changed)
+    os.chdir(request["folder"])
+    sys.argv[:] = [request["target"], *request["args"]]
+    streams = [(os.open(os.devnull, os.O_RDONLY), [0])]
+    if request["output"] is not None:
+        streams.append((os.open(request["output"], os.O_WRONLY | os.O_APPEND), [1, 2]))
+    for source, targets in streams:
+        for target in targets:
+            os.dup2(source, target)
+        os.close(source)
+
+
+def _die_with_parent() -> None:
+    """Let the system end this process with the one that started it."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
+
+
+def _import_all(libraries: list[tuple[str, str]], program: str, now: Session) -> str:
+    """Import libraries by name and file; return the one after which no fork is safe, or ""."""
+    sys.path[0] = str(Path(program).resolve().parent)  # what is found first there is the program's
+    for name, origin in libraries:
+        with suppress(BaseException):
+            spec = None if name in sys.modules else importlib.util.find_spec(name)
+            if spec is not None and spec.origin == origin:
+                importlib.import_module(name)
+        blocker = _blocker(now, name)
+        if blocker:
+            return blocker
+    gc.collect()
+    gc.freeze()  # forks share the pages of what is here
+    return ""
+
+
+def _blocker(now: Session, name: str) -> str:
+    """Return why no fork is safe after something was imported, "" if it is."""
+    try:
+        n_threads = len(os.listdir(_TASKS))  # noqa: PTH208 - past what leads reads elsewhere
+    except OSError:
+        return "the system does not say which threads run"
+    if n_threads > 1:
+        return f"{name} starts a thread when it is imported"
+    return f"{name} uses the GPU when it is imported" if now.is_started else ""
+
+
+class Libraries:
+    """Notes which libraries a program has imported by the time that it changes its environment."""
+
+    def __init__(self, undo: ExitStack) -> None:
+        self._n_safe: int | None = None
+        for name in ("putenv", "unsetenv"):
+            put(undo, os, name, self._watched(getattr(os, name)))
+
+    def _watched(self, original: Any) -> Any:
+        def change(*args: Any) -> None:
+            if self._n_safe is None and not _is_of_import(sys._getframe(1)):
+                self._n_safe = len(sys.modules)
+            original(*args)
+
+        return change
+
+    def found(self) -> list[tuple[str, str]]:
+        """Return their names and files, in the order of their import."""
+        found = []
+        for name, module in list(sys.modules.items())[: self._n_safe]:
+            spec = getattr(module, "__spec__", None)
+            origin = getattr(spec, "origin", None)
+            if isinstance(origin, str) and os.sep in origin and not is_users(origin):
+                found.append((name, origin))
+        return found
+
+
+def _is_of_import(frame: FrameType | None) -> bool:
+    """Whether a library's import is at work, and none of the program's own code in it."""
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        if _IMPORTS in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
+
+
+EXIT_UNFIT: Final = 2
+_CALLER: Final = runpy._run_code.__code__  # type: ignore[attr-defined]  # calls the program's code
+
+
+def run(request: dict[str, Any]) -> NoReturn:
+    """Prepare this process, run the program, write the outcome, and exit.
+
+    The request is what :mod:`fragdoctor.rehearsal.process` asks for.
+    """
+    sys.argv[:] = [request["target"], *request["args"]]
+    undo = ExitStack()
+    _die_with_parent()
+    blocker = ""
+    if request["scratch"] is not None:  # before there is any thread
+        blocker = restrict_writes([os.path.realpath(request["scratch"]), *FREE])
+    now = _prepared(request, undo)
+    if blocker:
+        now.assumptions.note(
+            f"No fence of the kernel is around the program, as {blocker}: what writes past Python "
+            "is not held back."
+        )
+    if "requests_fd" in request:
+        request = request_of_fork(request, now)
+        request["libraries"] = Libraries(undo)
+    _rehearse(request, now, undo)
+
+
+def _prepared(request: dict[str, Any], undo: ExitStack) -> Session:
+    """Import PyTorch and prepare this process."""
+    try:
+        import torch  # noqa: F401 - before anything of it is patched
+    except ImportError as err:
+        is_missing = isinstance(err, ModuleNotFoundError) and err.name == "torch"
+        _unfit(
+            request,
+            "The program's Python has no PyTorch."
+            if is_missing
+            else f"The program's Python cannot import PyTorch: {err}.",
+            "Run fragdoctor in the program's environment, or name its Python with --python.",
+        )
+    from fragdoctor.rehearsal.engine.prepare import Machine, prepare
+
+    machine = Machine(
+        native=Path(request["native"]),
+        n_devices=request["n_devices"],
+        scratch=None if request["scratch"] is None else Path(request["scratch"]),
+        torch_version=request["torch_version"],
+    )
+    try:
+        return prepare(machine, undo)
+    except FragdoctorError as err:
+        _unfit(request, err.message, err.hint)
+
+
+def _rehearse(request: dict[str, Any], now: Session, undo: ExitStack) -> NoReturn:
+    """Run the program on the GPU that was asked for, write the outcome, and exit."""
+    from fragdoctor.rehearsal.engine.outcome import Outcome
+    from fragdoctor.rehearsal.engine.session import GpuFacts
+    from fragdoctor.rehearsal.engine.step_watch import Steps
+
+    gpu = request["gpu"]
+    now.facts = GpuFacts(gpu["name"], gpu["compute"], gpu["n_multiprocessors"])
+    now.budget = replace(
+        now.budget, capacity_bytes=request["capacity_bytes"], total_bytes=gpu["total_bytes"]
+    )
+    now.assumptions.shares.update(request["assumed_shares"])
+    outcome = Outcome(request, now)
+    steps = Steps(now, request["steps"], request["most_steps"], outcome.on_step, outcome.stop_early)
+    if request["stops_by_itself"]:
+        steps.install(undo)
+        if request["steps"] is None:
+            skipping = now.loops.skipping
+            skipping.most, skipping.on_stuck = request["most_steps"], outcome.stop_early
+            skipping.install(now.gpus, now.n_devices, undo)
+            now.loops.install(undo)
+    outcome.steps = steps
+    if request["observes"]:
+        from fragdoctor.rehearsal.engine.treatments.traits import Traits
+
+        outcome.traits = Traits(undo)
+    if request["treatments"]:
+        from fragdoctor.rehearsal.engine.treatments import apply
+
+        apply(request["treatments"], undo)
+    outcome.begin()
+    if request["time_limit_s"] is not None:
+        _limit_time(request["time_limit_s"], outcome, undo)
+    code = _run_guarded(request, outcome)
+    outcome.end(code)
+    _leave(code)
+
+
+def _limit_time(seconds: float, outcome: Any, undo: ExitStack) -> None:
+    """End the rehearsal at the first operation on a GPU after some time."""
+    from fragdoctor.rehearsal.engine import dispatch
+
+    ends_at = time.monotonic() + seconds
+    serve = dispatch.serve
+
+    def serve_in_time(*args: Any) -> Any:
+        if time.monotonic() > ends_at:
+            outcome.stop_early(f"the time limit of {seconds:g} s was over")
+        return serve(*args)
+
+    put(undo, dispatch, "serve", serve_in_time)
+
+
+def _unfit(request: dict[str, Any], message: str, hint: str) -> NoReturn:
+    Path(request["outcome"]).write_text(
+        json.dumps({"status": "unfit", "message": message, "hint": hint}), encoding="utf-8"
+    )
+    _leave(EXIT_UNFIT)
+
+
+def _leave(code: int) -> NoReturn:
+    """End without what Python does at the end: threads of the program may wait for ever."""
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _run_guarded(request: dict[str, Any], outcome: Any) -> int:
+    try:
+        outcome.now.stacks.begin_below(_CALLER)
+        # The program's globals, and what they hold, live on until its memory has been told.
+        outcome.program_globals = _RUNNERS[request["kind"]](request)
+    except SystemExit as end:
+        outcome.failure = end
+        return _code_of(end)
+    except BaseException as err:  # noqa: BLE001 - the user's program may raise anything
+        outcome.failure = err
+        _print_failure(err)
+        return 1
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    return 0
+
+
+def _code_of(end: SystemExit) -> int:
+    if end.code is None:
+        return 0
+    if isinstance(end.code, int):
+        return end.code
+    print(end.code, file=sys.stderr)
+    return 1
+
+
+def _print_failure(error: BaseException) -> None:
+    """Print the traceback from the program's first frame on."""
+    trace = first = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code is not _CALLER:
+        trace = trace.tb_next
+    trace = first if trace is None else trace.tb_next
+    traceback.print_exception(type(error), error, trace)
+
+
+def _run_script(request: dict[str, Any]) -> dict[str, Any]:
+    path = request["target"]
+    sys.path[0] = str(Path(path).resolve().parent)
+    return runpy.run_path(path, run_name="__main__")
+
+
+def _run_module(request: dict[str, Any]) -> dict[str, Any]:
+    sys.path[0] = str(Path.cwd())
+    return runpy.run_module(request["target"], run_name="__main__", alter_sys=True)
+
+
+def _run_notebook(request: dict[str, Any]) -> dict[str, Any]:
+    """Run the cells of a notebook one after another, as one module."""
+    path = Path(request["target"]).resolve()
+    sys.path[0] = str(path.parent)
+    os.chdir(path.parent)  # as Jupyter does
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    main.__dict__["display"] = print
+    for name, source in request["cells"]:
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+        code = SourceFileLoader("__main__", name).source_to_code(source.encode(), name)
+        runpy._run_code(code, main.__dict__, None, "__main__", script_name=name)  # type: ignore[attr-defined]
+    return main.__dict__
+
+
+_RUNNERS: Final[dict[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
+    "script": _run_script,
+    "module": _run_module,
+    "notebook": _run_notebook,
+}

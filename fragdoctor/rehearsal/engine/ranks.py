@@ -1,0 +1,280 @@
+"""One rank of a distributed run by itself: ``torch.distributed`` without its other ranks.
+
+Groups are PyTorch's own with its own fake backend, whose collectives touch nothing, under the names
+that were asked for. What other ranks would send counts as what this one has.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
+
+import torch
+
+from fragdoctor.rehearsal.engine import put, session
+
+_NAME: Final = "rehearsed"
+_DEVICES: Final = ("cpu", "cuda")
+_TIMED_STEPS: Final = 10
+_NEVER: Final = 2**31 - 1  # steps between two that are timed
+_BACKEND: Final = 3  # place of the backend among the arguments that make a group
+
+
+def install(undo: ExitStack) -> None:
+    """Let groups of ranks be made of this one alone, until ``undo`` is closed."""
+    if not torch.distributed.is_available():
+        return
+    import torch.distributed.distributed_c10d as c10d
+    import torch.nn.parallel.distributed as data_parallel
+
+    distributed: Any = torch.distributed
+    _register(c10d)
+    for name, value in {
+        "_new_process_group_helper": _group(c10d, c10d._new_process_group_helper),
+        "rendezvous": _rendezvous,
+        "_NCCL_AVAILABLE": True,
+        "default_pg_nccl_timeout": timedelta(minutes=10),
+    }.items():
+        put(undo, c10d, name, value)
+    if not hasattr(c10d, "ProcessGroupNCCL"):
+        put(undo, c10d, "ProcessGroupNCCL", SimpleNamespace(Options=_Options))
+    patched = {
+        "is_nccl_available": lambda: True,
+        "rendezvous": _rendezvous,
+        "monitored_barrier": lambda *_, **__: None,
+        "all_gather_object": _all_gather_object(c10d),
+        "gather_object": _gather_object(c10d),
+        "broadcast_object_list": lambda *_, **__: None,
+        "scatter_object_list": _scatter_object_list(c10d),
+        "all_gather": _with_flat_copy(c10d.all_gather, 0),
+        "reduce_scatter": _with_flat_copy(c10d.reduce_scatter, 1),
+    }
+    for name, value in patched.items():
+        for module in (c10d, torch.distributed):
+            if hasattr(module, name):
+                put(undo, module, name, value)
+    for module in (torch.distributed.utils, data_parallel):
+        if hasattr(module, "_verify_param_shape_across_processes"):
+            put(undo, module, "_verify_param_shape_across_processes", _compare_shapes)
+    _time_nothing(distributed, undo)
+    for name in ("spawn", "start_processes"):
+        put(undo, torch.multiprocessing, name, _spawn)
+
+
+class _Options(SimpleNamespace):
+    """``ProcessGroupNCCL.Options``."""
+
+    def __init__(self, *_: Any, **values: Any) -> None:
+        super().__init__(is_high_priority_stream=False, config=SimpleNamespace(), **values)
+
+
+def _register(c10d: Any) -> None:
+    """Register backends for each combination of devices; they stay, and harm nobody."""
+    native: Any = torch._C._distributed_c10d
+    fake = native.FakeProcessGroup
+    make_backend = getattr(fake, "_create_internal", fake)
+
+    class Group(c10d.ProcessGroup):  # type: ignore[misc]
+        """A group whose collectives touch nothing; a sum is that of equal parts."""
+
+        def allreduce(self, tensors: Any, options: Any = None) -> Any:
+            """Return a result, which gradients in buckets are taken from."""
+            reduction = c10d.ReduceOp.SUM if options is None else options.reduceOp
+            if self.size() > 1 and reduction == c10d.ReduceOp.SUM:
+                with torch.no_grad():
+                    for tensor in tensors if isinstance(tensors, list) else [tensors]:
+                        tensor.mul_(self.size())
+            done: Any = torch.futures.Future()
+            done.set_result(tensors)
+            return native._create_work_from_future(done)
+
+    def maker(devices: Sequence[str]) -> Callable[..., Any]:
+        def make(options: Any, _: Any) -> Any:
+            rank, size = options.group_rank, options.group_size
+            group, backend = Group(rank, size), make_backend(rank, size)
+            custom = c10d.ProcessGroup.BackendType.CUSTOM
+            for device in devices:
+                group._register_backend(torch.device(device), custom, backend)
+            group._set_default_backend(custom)
+            return group
+
+        return make
+
+    for devices in (("cpu",), ("cuda",), _DEVICES):
+        name = "_".join((_NAME, *devices))
+        if name.upper() not in c10d.Backend._plugins:
+            c10d.Backend.register_backend(
+                name, maker(devices), extended_api=True, devices=list(devices)
+            )
+
+
+def _group(c10d: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    def make(*args: Any, **kwargs: Any) -> Any:
+        """Make a group, whose backend is known by the name that was asked for."""
+        given = list(args)
+        asked = given[_BACKEND]
+        if str(asked).lower() == "fake":
+            return original(*args, **kwargs)
+        config = c10d.BackendConfig(c10d.Backend(asked))
+        devices = [d for d in _DEVICES if d in config.get_device_backend_map()]
+        given[_BACKEND] = c10d.Backend("_".join((_NAME, *(devices or _DEVICES))))
+        for name in ("backend_options", "pg_options"):
+            kwargs.pop(name, None)
+        kwargs["device_id"] = None
+        group, store = original(*given, **kwargs)
+        if store is not None:
+            world = c10d._world
+            world.pg_map[group] = (str(asked), world.pg_map[group][1])
+            world.pg_backend_config[group] = str(config)
+            session.current().assumptions.note(
+                f"Rank {c10d.get_rank() if c10d.is_initialized() else group.rank()} of a "
+                "distributed run is rehearsed by itself: what the others would send counts as "
+                "what it has."
+            )
+        return group, store
+
+    return make
+
+
+def _rendezvous(
+    url: str, rank: int = -1, world_size: int = -1, **_: Any
+) -> Iterator[tuple[Any, int, int]]:
+    """Return a store of this process alone, and which rank it is."""
+    query = parse_qs(urlsplit(url).query)
+
+    def number(given: int, name: str, variable: str, otherwise: int) -> int:
+        if given != -1:
+            return given
+        return int(query.get(name, [os.environ.get(variable, otherwise)])[0])
+
+    distributed: Any = torch.distributed
+    yield (
+        distributed.HashStore(),
+        number(rank, "rank", "RANK", 0),
+        number(world_size, "world_size", "WORLD_SIZE", 1),
+    )
+
+
+def _spawn(function: Callable[..., Any], args: Sequence[Any] = (), *_: Any, **__: Any) -> None:
+    """Call what one of the processes would, in this one."""
+    session.current().assumptions.note("Of the processes that it spawns one is rehearsed.")
+    function(int(os.environ.get("LOCAL_RANK", "0")), *args)
+
+
+def _object(c10d: Any, thing: Any, group: Any) -> tuple[torch.Tensor, int]:
+    """Return an object as the tensor that is sent, and the number of ranks."""
+    device = c10d._get_object_coll_device(group)
+    return c10d._object_to_tensor(thing, device, group)[0], c10d.get_world_size(group)
+
+
+def _all_gather_object(c10d: Any) -> Callable[..., None]:
+    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
+        sent, n_ranks = _object(c10d, obj, group)
+        sent.new_empty(sent.numel() * n_ranks)
+        object_list[:] = [obj] * len(object_list)
+
+    return all_gather_object
+
+
+def _gather_object(c10d: Any) -> Callable[..., None]:
+    def gather_object(
+        obj: Any, object_gather_list: list[Any] | None = None, *args: Any, **kwargs: Any
+    ) -> None:
+        group = kwargs.get("group", args[1] if len(args) > 1 else None)
+        sent, n_ranks = _object(c10d, obj, group)
+        if object_gather_list is not None:
+            sent.new_empty(sent.numel() * n_ranks)
+            object_gather_list[:] = [obj] * len(object_gather_list)
+
+    return gather_object
+
+
+def _scatter_object_list(c10d: Any) -> Callable[..., None]:
+    def scatter_object_list(
+        scatter_object_output_list: list[Any],
+        scatter_object_input_list: list[Any] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        group = kwargs.get("group", args[1] if len(args) > 1 else None)
+        if scatter_object_input_list:
+            scatter_object_output_list[0] = scatter_object_input_list[c10d.get_rank(group)]
+
+    return scatter_object_list
+
+
+def _with_flat_copy(original: Callable[..., Any], place: int) -> Callable[..., Any]:
+    """Return a collective of lists that, as NCCL does, works on one flat copy of the list."""
+
+    def collective(*args: Any, **kwargs: Any) -> Any:
+        tensors = (
+            args[place]
+            if len(args) > place
+            else next((v for v in kwargs.values() if isinstance(v, list)), [])
+        )
+        n = sum(t.numel() for t in tensors)
+        flat = tensors[0].new_empty(n) if tensors and tensors[0].is_cuda else None
+        try:
+            return original(*args, **kwargs)
+        finally:
+            del flat
+
+    return collective
+
+
+def _time_nothing(distributed: Any, undo: ExitStack) -> None:
+    """Let DDP take no times: builds without CUDA have no clock, those with CUDA no GPU."""
+    put(undo, distributed, "Logger", _logger(distributed.Logger))
+    if next((Path(torch.__file__).parent / "lib").glob("libtorch_cuda*"), None) is not None:
+        put(undo, distributed, "Reducer", _reducer(distributed.Reducer))
+
+
+def _logger(original: Any) -> Any:
+    class Logger(original):  # type: ignore[misc]
+        """A log of times, for which builds without CUDA have no clock."""
+
+        def set_runtime_stats_and_log(self) -> None:
+            """Log nothing."""
+
+    return Logger
+
+
+def _reducer(original: Any) -> Any:
+    class Reducer(original):  # type: ignore[misc]
+        """A reducer of a build with CUDA, which would time its first steps on a GPU."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._set_ddp_runtime_logging_sample_rate(_NEVER)
+            for _ in range(_TIMED_STEPS):
+                with suppress(RuntimeError):
+                    self.prepare_for_forward()
+
+        def _set_static_graph(self) -> None:
+            """Leave it: a first step that is not timed is none to the reducer.
+
+            What stays of it after that step is the order of the buckets, which stays anyway.
+            """
+
+        def _delay_all_reduce(self) -> None:
+            """Reduce as in the other steps."""
+
+    return Reducer
+
+
+def _compare_shapes(
+    process_group: Any, tensors: Sequence[torch.Tensor], logger: Any = None
+) -> None:
+    """Ask for the memory with which ranks compare the shapes of their parameters."""
+    del logger
+    device = tensors[0].device
+    number = torch.tensor([len(tensors)], device=device)
+    numbers = [torch.empty_like(number) for _ in range(process_group.size())]
+    del numbers, number
+    torch.empty(sum(2 * t.dim() for t in tensors), dtype=torch.int64, device=device)

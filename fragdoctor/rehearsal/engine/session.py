@@ -1,0 +1,257 @@
+"""The one rehearsal that goes on in a process: its GPUs, what it recorded, what it assumed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from fragdoctor.errors import ConfigError
+from fragdoctor.model.gpus import DEFAULT, Generation, generation_of
+from fragdoctor.model.settings import AllocatorSettings, parse_conf, parse_version
+from fragdoctor.rehearsal.engine.gpu import Budget, Gpus
+from fragdoctor.rehearsal.engine.known import Known
+from fragdoctor.rehearsal.engine.loops import Loops
+from fragdoctor.rehearsal.engine.marks import Marks, Progress
+from fragdoctor.rehearsal.engine.memory_history import History, Stacks
+from fragdoctor.trace.oom_message import oom_message
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """One thing assumed at one line.
+
+    Attributes:
+        filename, line: of the program's own code, or of a library where it has none.
+        operation: what asked.
+        assumed: in words.
+    """
+
+    filename: str
+    line: int
+    operation: str
+    assumed: str
+
+
+@dataclass(slots=True)
+class Assumptions:
+    """Everything assumed in a rehearsal, each once.
+
+    Attributes:
+        made: in the order of first occurrence, with how often.
+        shares: how much is kept by operations whose results depend on values, by kind; 1 = all.
+        notes: sentences on the rehearsal as a whole.
+    """
+
+    made: dict[Assumption, int] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
+    shares: dict[str, float] = field(default_factory=dict)
+
+    def make(self, assumption: Assumption) -> int:
+        """Note an assumption; return how often it was made by now."""
+        self.made[assumption] = n = self.made.get(assumption, 0) + 1
+        return n
+
+    def note(self, sentence: str) -> None:
+        """Note something on the rehearsal as a whole."""
+        self.notes[sentence] = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """What ``torch.cuda`` says of the GPU.
+
+    Attributes:
+        name: as ``get_device_name`` says it.
+        compute: compute capability, as ``9.0``; decides about kernels and workspaces.
+        n_multiprocessors: decides about the scratch memory of reductions.
+    """
+
+    name: str = DEFAULT.title
+    compute: str = DEFAULT.compute
+    n_multiprocessors: int = DEFAULT.n_multiprocessors
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Compute capability."""
+        major, minor = self.compute.split(".")
+        return int(major), int(minor)
+
+    @property
+    def generation(self) -> Generation:
+        """What GPUs of this compute capability have in common."""
+        return generation_of(self.compute)
+
+
+@dataclass(frozen=True, slots=True)
+class SeenOom:
+    """A request that could not be served, at its moment.
+
+    Attributes:
+        device: the GPU.
+        requested_bytes: as the program asked.
+        n_events: events of each device up to and with it.
+        segments: of each device.
+        step: steps completed before it.
+        stack: number of the stack that asked.
+        n_marks: marks up to it.
+    """
+
+    device: int
+    requested_bytes: int
+    n_events: tuple[int, ...]
+    segments: tuple[tuple[Any, ...], ...]
+    step: int
+    stack: int
+    n_marks: int
+
+    @classmethod
+    def of(cls, now: Session, device: int, figures: dict[str, int | None]) -> SeenOom:
+        """Note the moment."""
+        devices = range(now.n_devices)
+        return cls(
+            device,
+            figures["requested_bytes"] or 0,
+            tuple(now.gpus.figures(d)["events"] for d in devices),
+            tuple(tuple(now.gpus.segments(d)) for d in devices),
+            now.progress.n_complete,
+            now.stacks.last,
+            len(now.marks.annotations),
+        )
+
+
+@dataclass(slots=True)
+class Session:
+    """State of a rehearsal.
+
+    Attributes:
+        gpus: the fake GPUs.
+        n_devices: how many.
+        facts: of every one of them.
+        budget: of every one of them.
+        n_hidden: GPUs beyond these, which the program does not see.
+        stacks: where requests came from.
+        progress: told what the program does, and knows its steps.
+        marks: of what it does.
+        on_oom: called with (device, requested bytes) before the error is raised.
+        known: the values that are known of tensors on the GPUs.
+        loops: of the user's own code.
+    """
+
+    gpus: Gpus
+    n_devices: int
+    facts: GpuFacts
+    budget: Budget
+    n_hidden: int = 0
+    stacks: Stacks = field(default_factory=Stacks)
+    on_oom: list[Callable[[int, int], Any]] = field(default_factory=list)
+    history: History | None = None
+    fractions: dict[int, float] = field(default_factory=dict)
+    captures: list[Any] = field(default_factory=list)
+    asked_for_memory: bool = False
+    progress: Progress = field(default_factory=Progress)
+    marks: Marks = field(default_factory=Marks)
+    is_started: bool = False
+    seen_ooms: list[SeenOom] = field(default_factory=list)
+    assumptions: Assumptions = field(default_factory=Assumptions)
+    known: Known = field(default_factory=Known)
+    loops: Loops = field(default_factory=Loops)
+
+    def start(self) -> None:
+        """CUDA is initialised: the settings of the environment are read now.
+
+        Raises:
+            RuntimeError: the settings are wrong.
+        """
+        if self.is_started:
+            return
+        self.is_started = True
+        text = environment_settings(self.version)
+        self.budget = replace(self.budget, settings=self._parsed(text))
+        device = self.gpus.device()
+        self.gpus.start(self.n_devices + self.n_hidden, self.budget)
+        self.gpus.set_device(device)
+
+    def start_all(self) -> None:
+        """Initialise CUDA as its first use does; C++ does so once a process, long ago by now."""
+        torch.cuda._lazy_init()
+        self.start()
+
+    def _parsed(self, text: str) -> AllocatorSettings:
+        try:
+            settings = parse_conf(text, self.budget.torch_version)
+        except ConfigError as err:
+            raise RuntimeError(err.message) from err
+        if settings.backend != "native":
+            self.assumptions.note(f"backend:{settings.backend} is served as the native allocator")
+        return settings
+
+    def change_settings(self, text: str) -> None:
+        """Change settings at run time, as ``torch.cuda.memory._set_allocator_settings`` does.
+
+        Raises:
+            RuntimeError: the settings are wrong.
+        """
+        before, settings = self.budget.settings, self._parsed(text)
+        if "expandable_segments:" not in "".join(text.split()):
+            settings = replace(settings, expandable_segments=before.expandable_segments)
+        if "large_segment_size_mb" not in text:
+            settings = replace(settings, large_segment_bytes=before.large_segment_bytes)
+        self.budget = replace(self.budget, settings=settings)
+        for device in range(self.n_devices):
+            self.gpus.change_settings(device, settings)
+
+    @property
+    def version(self) -> tuple[int, int, int]:
+        """The version of PyTorch."""
+        return parse_version(self.budget.torch_version)
+
+    @property
+    def blas_workspace_bytes(self) -> int:
+        """CuBLAS's workspace of one handle (PyTorch's ``getChosenWorkspaceSize``)."""
+        return self.facts.generation.blas_workspace_bytes
+
+    def out_of_memory(self, device: int) -> torch.OutOfMemoryError:
+        """Return the error that PyTorch raises for the request that just failed on a device."""
+        figures = self.gpus.oom_figures(device)
+        if not figures["alloc_bytes"]:
+            return torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate more than 1EB memory."
+            )
+        self.seen_ooms.append(SeenOom.of(self, device, figures))
+        for tell in self.on_oom:
+            tell(device, figures["requested_bytes"] or 0)
+        return torch.OutOfMemoryError(oom_message(figures, self.version, device=device))
+
+
+def environment_settings(version: tuple[int, int, int]) -> str:
+    """Return the allocator's settings as the environment has them: CUDA's name counts first."""
+    names = ["PYTORCH_CUDA_ALLOC_CONF"]
+    if version >= (2, 9, 0):
+        names.append("PYTORCH_ALLOC_CONF")
+    return next((os.environ[name] for name in names if name in os.environ), "")
+
+
+_current: list[Session] = []
+
+
+def current() -> Session:
+    """Return the rehearsal that goes on.
+
+    Raises:
+        IndexError: there is none.
+    """
+    return _current[-1]
+
+
+def begin(session: Session) -> None:
+    """Make a rehearsal the current one."""
+    _current.append(session)
+
+
+def end() -> None:
+    """Leave the current rehearsal."""
+    _current.pop()

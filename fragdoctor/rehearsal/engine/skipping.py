@@ -1,0 +1,563 @@
+"""Rounds of a loop that ask for the same memory as rounds before them: they are jumped over.
+
+What comes after them counts: the evaluation at the end of an epoch, a checkpoint, the sampling at
+the end of the program. So a loop of the user's own whose rounds show nothing new goes on with the
+rounds that may: its last ones, and those around which a number that grows with the rounds meets
+another in the source (``step % 500 == 0``, ``step >= warmup``, ``if done == total``). Numbers that
+the program itself adds to (``step += 1``) are brought to where they would be.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from types import FrameType, GeneratorType
+from typing import Any, Final
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from fragdoctor.rehearsal.engine import put
+
+Number = int | float
+EQUAL_ROUNDS: Final = 3
+"""Rounds in a row that show nothing new, from which on more of them may show nothing either."""
+MANY_EQUAL_ROUNDS: Final = 20
+CHEAP_EVENTS: Final = 40_000
+"""So many of them, or of their events (about a second), are enough: what comes every ten rounds or
+after the first five is seen by itself as long as it is cheap."""
+WAIT_S: Final = 5.0
+"""How long items are asked for that are jumped over."""
+GO_ON_S: Final = 60.0
+"""How long a rehearsal goes on after the first rounds that are jumped over."""
+_EQUAL_OUTER: Final = 2  # rounds in a row that show nothing new, where rounds within were skipped
+_LAST: Final = 2  # rounds at the end of a loop that are gone through
+_AROUND: Final = 1  # and before and after a round in which two numbers meet
+_MEETINGS: Final = 2  # times that the same two numbers meet
+_MODULE: Final = str(Path(torch.nn.modules.module.__file__))
+_OPERATORS: Final[Mapping[type, Callable[[Any, Any], Any]]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv, ast.Div: operator.truediv, ast.Mod: operator.mod,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Two numbers of the source that are compared in a loop.
+
+    Attributes:
+        grows, other: their expressions; with a period the remainder of the first is compared.
+        period: what the first is divided by; None = it is compared itself.
+    """
+
+    grows: ast.expr
+    other: ast.expr
+    period: ast.expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """By how much the numbers of a loop grow in a round.
+
+    Attributes:
+        n_rounds: rounds in which that was seen; with many what comes every few rounds counts too.
+        grows: of its meetings.
+        counters: of what it adds to.
+        steps: of the steps that the program has taken.
+    """
+
+    n_rounds: int = 0
+    grows: tuple[float | None, ...] = ()
+    counters: tuple[float | None, ...] = ()
+    steps: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Source:
+    """What the source of a loop says about its rounds.
+
+    Attributes:
+        meetings: numbers that are compared in it.
+        counters: what it adds to: names and attributes.
+        yields: whether it hands out items: then the loop that takes them decides.
+        rates: of the most rounds that were seen.
+    """
+
+    meetings: list[Meeting] = field(default_factory=list)
+    counters: list[ast.expr] = field(default_factory=list)
+    yields: bool = False
+    rates: Rates = field(default_factory=Rates)
+
+
+def source_of(node: ast.For | ast.While) -> Source:
+    """Return what a loop's source says, its inner loops with it, functions that it defines not."""
+    found = Source()
+    names: set[str] = set()
+    todo: list[ast.AST] = [*node.body, *([node.test] if isinstance(node, ast.While) else [])]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            continue
+        found.yields |= isinstance(part, ast.Yield | ast.YieldFrom)
+        counter = _counter(part)
+        if counter is not None and ast.dump(counter) not in names:
+            names.add(ast.dump(counter))
+            found.counters.append(counter)
+        found.meetings += _meetings(part)
+        todo += ast.iter_child_nodes(part)
+    return found
+
+
+def _counter(node: ast.AST) -> ast.expr | None:
+    """Return what a statement adds to, as an expression that reads it."""
+    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
+        target: ast.expr = node.target
+    elif (
+        isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.BinOp)
+        and isinstance(node.value.op, ast.Add)
+        and len(node.targets) == 1
+        and isinstance(node.value.left, ast.Name | ast.Attribute)
+        and ast.unparse(node.targets[0]) == ast.unparse(node.value.left)
+    ):
+        target = node.targets[0]
+    else:
+        return None
+    base = target
+    while isinstance(base, ast.Attribute):
+        base = base.value
+    if not isinstance(base, ast.Name):
+        return None
+    read: ast.expr = ast.parse(ast.unparse(target), mode="eval").body
+    return read
+
+
+def _meetings(node: ast.AST) -> Iterator[Meeting]:
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        left, right = node.left, node.comparators[0]
+        if isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mod):
+            yield Meeting(left.left, right, left.right)
+        else:
+            yield Meeting(left, right)
+            yield Meeting(right, left)
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+        yield Meeting(node.left, ast.Constant(0), node.right)
+
+
+def value_of(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """Return what an expression of names, attributes, constants and sums stands for.
+
+    Raises:
+        LookupError: it is another one, or has no value.
+    """
+    try:
+        return _value_of(node, names)
+    except Exception as err:  # the user's own attributes may raise anything
+        raise LookupError(ast.dump(node)) from err
+
+
+def _value_of(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.Name():
+            return names[node.id]
+        case ast.Attribute() | ast.Subscript():
+            return _part_of(node, _value_of(node.value, names), names)
+        case ast.BinOp():
+            sides = _value_of(node.left, names), _value_of(node.right, names)
+            if all(isinstance(side, int | float) for side in sides):
+                return _OPERATORS[type(node.op)](*sides)
+        case ast.Call(func=ast.Name(id="len"), args=[one]):
+            return len(_value_of(one, names))
+    raise LookupError
+
+
+def _part_of(node: ast.Attribute | ast.Subscript, whole: Any, names: Mapping[str, Any]) -> Any:
+    """Return a part that is looked up, and not computed."""
+    if isinstance(node, ast.Attribute) and not isinstance(whole, torch.Tensor):
+        return getattr(whole, node.attr)
+    if isinstance(node, ast.Subscript) and type(whole) in {dict, list, tuple}:
+        return whole[_value_of(node.slice, names)]
+    raise LookupError
+
+
+def _number(node: ast.expr, names: Mapping[str, Any]) -> Number | None:
+    with suppress(LookupError):
+        value = value_of(node, names)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return value
+    return None
+
+
+class _Names(Mapping[str, Any]):
+    """The names that a frame sees."""
+
+    def __init__(self, frame: FrameType) -> None:
+        self._scopes = frame.f_locals, frame.f_globals
+
+    def __getitem__(self, name: str) -> Any:
+        for scope in self._scopes:
+            if name in scope:
+                return scope[name]
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._scopes[1], **self._scopes[0]})
+
+    def __len__(self) -> int:
+        return len({**self._scopes[1], **self._scopes[0]})
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """What the numbers of a loop are after a round."""
+
+    n_rounds: int
+    grows: tuple[Number | None, ...]
+    counters: tuple[Number | None, ...]
+    n_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What a round asked for, and what it left, by device."""
+
+    digests: tuple[int, ...]
+    allocated_bytes: tuple[int, ...]
+    reserved_bytes: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Passage:
+    """A loop that was entered, and how far it is.
+
+    Attributes:
+        source: what its source says.
+        seen: rounds that were seen, of this passage and those before.
+        n_steps: steps that the program had taken when it was entered.
+        n_rounds: rounds so far, with those that were jumped over.
+        n_run: rounds that were gone through.
+        n_known: how many of the last rounds showed nothing new.
+        to_skip: rounds that the counters are still behind.
+        has_skipped: whether rounds were jumped over, in this passage or before.
+        n_requests, n_skips, n_events: as they were when the round began; the last by device.
+        n_events_of_known: and when the first round began that showed nothing new.
+        sample: the numbers of the loop after that one.
+        met: how often the numbers of a meeting have met.
+    """
+
+    source: Source
+    seen: set[Round]
+    n_steps: int = 0
+    n_rounds: int = 0
+    n_run: int = 0
+    n_known: int = 0
+    to_skip: int = 0
+    has_skipped: bool = False
+    n_requests: int = 0
+    n_skips: int = 0
+    n_events: tuple[int, ...] = ()
+    n_events_of_known: int = 0
+    sample: _Sample | None = None
+    met: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Skipping:
+    """Decides which rounds of the user's loops are jumped over.
+
+    Attributes:
+        is_on: whether any are.
+        most: steps after which a loop is left whose memory does not repeat; None = never.
+        is_jumping: items are being asked for that nobody will see.
+        n_requests: requests for memory so far, a cheap sign that a round is about the GPU.
+        n_skips: times that rounds were jumped over.
+        n_skipped: rounds that were, by file and line of their loop.
+        partial: why something was not seen that comes later, "" if nothing is known of it.
+        steps: returns how many steps the program has taken.
+        on_steps: called with how many it would have taken in rounds that are jumped over.
+        on_stuck: called with a reason where the rehearsal cannot go on; it does not return.
+    """
+
+    is_on: bool = False
+    most: int | None = None
+    is_jumping: bool = False
+    n_requests: int = 0
+    n_skips: int = 0
+    n_skipped: dict[tuple[str, int], int] = field(default_factory=dict)
+    partial: str = ""
+    steps: Callable[[], int] = lambda: 0
+    on_steps: Callable[[int], None] = lambda _: None
+    on_stuck: Callable[[str], None] = lambda _: None
+    _ends_at: float | None = None
+    _gpus: Any = None
+    _devices: range = range(0)
+
+    def install(self, gpus: Any, n_devices: int, undo: ExitStack) -> None:
+        """Skip from now on, by what is asked of GPUs, until ``undo`` is closed."""
+        self.is_on = True
+        self._gpus, self._devices = gpus, range(n_devices)
+        from torch.utils.data import dataloader
+
+        for name in ("_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"):
+            kind = getattr(dataloader, name)
+            put(undo, kind, "_next_data", self._fetched(kind._next_data))
+
+    def _fetched(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return a DataLoader's ``_next_data`` that loads what is jumped over only once."""
+
+        def next_data(loader: Any) -> Any:
+            if not self.is_jumping or loader._dataset_kind:  # of no known length
+                loader._fragdoctor_kept = None
+                return original(loader)
+            kept = getattr(loader, "_fragdoctor_kept", None)
+            if kept is None:
+                data = original(loader)
+                loader._fragdoctor_kept = None if is_on_gpu(data) else [data, None]
+                return data
+            index = next(loader._sampler_iter, None)
+            if index is not None:
+                size = len(index) if isinstance(index, Sequence) else 1
+                kept[1] = kept[1] or size
+                if size == kept[1]:
+                    return kept[0]
+                loader._sampler_iter = chain([index], loader._sampler_iter)
+            return original(loader)
+
+        return next_data
+
+    def _n_events(self) -> tuple[int, ...]:
+        return tuple(self._gpus.figures(d)["events"] for d in self._devices)
+
+    def _round_since(self, before: Sequence[int]) -> Round:
+        figures = [self._gpus.figures(d) for d in self._devices]
+        return Round(
+            tuple(self._gpus.digest(d, before[d], figures[d]["events"]) for d in self._devices),
+            tuple(f["allocated"] for f in figures),
+            tuple(f["reserved"] for f in figures),
+        )
+
+    # ---- after a round --------------------------------------------------------------------------
+
+    def begin(self, passage: Passage) -> None:
+        """A round begins."""
+        passage.n_requests = self.n_requests
+        passage.n_skips = self.n_skips
+        if self.n_requests or passage.n_events:
+            passage.n_events = self._n_events()
+
+    def rounds_to_skip(
+        self, passage: Passage, remaining: Callable[[], int | None], *, is_of_steps: bool
+    ) -> int | None:
+        """Return how many rounds to jump over after one is over; None = to the loop's end.
+
+        ``remaining`` says how many rounds there are still, None where nothing does. The caller is
+        a frame of a loop, called by the user's code.
+        """
+        passage.n_rounds += 1
+        passage.n_run += 1
+        self._look_at_the_clock()
+        is_of_gpu = bool(passage.n_events) and self.n_requests != passage.n_requests
+        is_of_gpu = is_of_gpu and not passage.source.yields
+        if not is_of_gpu or threading.current_thread() is not threading.main_thread():
+            return 0
+        this = self._round_since(passage.n_events)
+        is_new = this not in passage.seen
+        passage.seen.add(this)
+        frame = sys._getframe(2)
+        if is_new:
+            passage.n_known = 0
+            is_over = self.most is not None and passage.n_run >= self.most
+            return self._leave(passage, remaining, frame) if is_of_steps and is_over else 0
+        passage.n_known += 1
+        if passage.n_known == 1 or passage.sample is None:
+            passage.n_events_of_known = sum(passage.n_events)
+            passage.sample = self._sampled(passage, _Names(frame))
+            return 0
+        is_outer = self.n_skips != passage.n_skips
+        if not self._is_enough(passage, is_outer=is_outer) or _is_in_module(frame):
+            return 0
+        return self._skip(passage, passage.sample, remaining, frame, is_of_steps=is_of_steps)
+
+    def _is_enough(self, passage: Passage, *, is_outer: bool) -> bool:
+        if is_outer or passage.has_skipped:
+            return passage.n_known >= (_EQUAL_OUTER if is_outer else EQUAL_ROUNDS)
+        n_events = sum(self._n_events()) - passage.n_events_of_known
+        is_many = passage.n_known >= MANY_EQUAL_ROUNDS or n_events >= CHEAP_EVENTS
+        return is_many and passage.n_known >= EQUAL_ROUNDS
+
+    def _sampled(self, passage: Passage, names: Mapping[str, Any]) -> _Sample:
+        grows = tuple(_number(m.grows, names) for m in passage.source.meetings)
+        counters = tuple(_number(c, names) for c in passage.source.counters)
+        return _Sample(passage.n_rounds, grows, counters, self.steps())
+
+    def _skip(
+        self,
+        passage: Passage,
+        before: _Sample,
+        remaining: Callable[[], int | None],
+        frame: FrameType,
+        *,
+        is_of_steps: bool,
+    ) -> int | None:
+        """Return how many rounds lie between here and the next one that may show something."""
+        names = _Names(frame)
+        now = self._sampled(passage, names)
+        rates = _rates(before, now)
+        if rates.n_rounds >= passage.source.rates.n_rounds:
+            passage.source.rates = rates
+        ahead = list(self._rounds_ahead(passage, now, names))
+        n_left = remaining()
+        if n_left is not None:
+            ahead.append(n_left - _LAST + 1)
+        if not ahead:
+            if n_left is None and is_of_steps and remaining is no_length:
+                self.on_stuck(f"nothing says where the loop at {_place(frame)} ends")
+            return None if remaining is not no_length else 0
+        n = min(ahead) - 1 - _AROUND
+        if n_left is not None:
+            n = min(n, n_left - _LAST)
+        return self._jumped(passage, n, frame)
+
+    def _jumped(self, passage: Passage, n: int, frame: FrameType) -> int:
+        if n <= 0:
+            return 0
+        passage.has_skipped = True
+        passage.n_known = 0
+        passage.sample = None
+        self.note(passage, n, frame)
+        return n
+
+    def note(self, passage: Passage, n: int, frame: FrameType) -> None:
+        """Note that rounds of a loop are jumped over, and the steps that they would take."""
+        rate = passage.source.rates.steps or (self.steps() - passage.n_steps) / passage.n_rounds
+        self.on_steps(round(n * rate))
+        passage.to_skip += n
+        passage.n_rounds += n
+        key = (frame.f_code.co_filename, frame.f_lineno)
+        self.n_skipped[key] = self.n_skipped.get(key, 0) + n
+        self.n_skips += 1
+        if self._ends_at is None:
+            self._ends_at = time.monotonic() + GO_ON_S
+
+    def _rounds_ahead(
+        self,
+        passage: Passage,
+        now: _Sample,
+        names: Mapping[str, Any],
+    ) -> Iterator[int]:
+        """Yield in how many rounds from here two numbers meet, 1 = in the next one."""
+        for i, meeting in enumerate(passage.source.meetings):
+            value, rate = now.grows[i], passage.source.rates.grows[i]
+            other = _number(meeting.other, names)
+            if value is None or not rate or other is None:
+                continue
+            if meeting.period is None:
+                n = (other - value) / rate
+                if n > _AROUND + 1:
+                    yield int(n)
+                continue
+            period = _number(meeting.period, names)
+            if (
+                not period
+                or period / abs(rate) <= passage.n_run
+                or passage.met.get(i, 0) >= (_MEETINGS)
+            ):
+                continue
+            n = ((other - value) / rate) % (period / abs(rate))
+            if n > _AROUND + 1:
+                passage.met[i] = passage.met.get(i, 0) + 1
+                yield int(n)
+
+    def _leave(
+        self, passage: Passage, remaining: Callable[[], int | None], frame: FrameType
+    ) -> int | None:
+        """Leave a loop of steps whose memory never repeats."""
+        reason = f"{passage.n_run} steps did not repeat in memory"
+        n_left = remaining()
+        if n_left is None or _is_in_module(frame):
+            self.on_stuck(reason)
+            return 0
+        self.partial = self.partial or f"{reason}; the others of the loop were not rehearsed"
+        return self._jumped(passage, n_left - _LAST, frame)
+
+    def _look_at_the_clock(self) -> None:
+        if self._ends_at is not None and time.monotonic() > self._ends_at:
+            self.on_stuck(f"its rounds went on for {GO_ON_S:.0f} s after their memory repeated")
+
+    def advanced(self, passage: Passage, number: int, value: Any) -> Any:
+        """Return a counter of the program as it would be after the rounds jumped over."""
+        rates = passage.source.rates.counters
+        rate = rates[number] if number < len(rates) else None
+        if not rate or isinstance(value, bool) or not isinstance(value, int | float):
+            return value
+        grown = rate * passage.to_skip
+        return value + (round(grown) if isinstance(value, int) else grown)
+
+
+def is_on_gpu(item: Any) -> bool:
+    """Whether tensors of an item are on a GPU: to keep it would change what is allocated."""
+    return any(isinstance(t, torch.Tensor) and t.is_cuda for t in tree_leaves(item))
+
+
+def no_length() -> None:
+    """Say that nothing tells how many rounds a loop has: a ``while``."""
+
+
+def _rates(before: _Sample, after: _Sample) -> Rates:
+    n_rounds = after.n_rounds - before.n_rounds
+
+    def grown(first: Number | None, last: Number | None) -> float | None:
+        return None if first is None or last is None else (last - first) / n_rounds
+
+    return Rates(
+        n_rounds,
+        tuple(map(grown, before.grows, after.grows)),
+        tuple(map(grown, before.counters, after.counters)),
+        (after.n_steps - before.n_steps) / n_rounds,
+    )
+
+
+def _is_in_module(frame: FrameType | None) -> bool:
+    """Whether a module is being called: what it goes through are its layers."""
+    while frame is not None:
+        if frame.f_code.co_filename == _MODULE:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _place(frame: FrameType) -> str:
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def n_remaining(iterator: Any, items: Any, n_taken: int) -> int | None:
+    """Return how many items are left of what a ``for`` goes through; None = nothing says it.
+
+    Args:
+        iterator: what the items come from.
+        items: what it was made of, or itself.
+        n_taken: items taken so far.
+    """
+    with suppress(Exception):
+        if hasattr(type(iterator), "__length_hint__"):
+            return operator.length_hint(iterator)
+        if type(iterator) in {enumerate, zip, map}:
+            made = iterator.__reduce__()[1]
+            inner = made[:1] if type(iterator) is enumerate else made[type(iterator) is map :]
+            found = [n_remaining(part, part, n_taken) for part in inner]
+            return min((n for n in found if n is not None), default=None)
+        if isinstance(iterator, GeneratorType) and iterator.gi_frame is not None:
+            items = iterator.gi_frame.f_locals.get("self", items)
+        total = len(iterator) if hasattr(type(iterator), "__len__") else len(items)
+        return max(0, total - n_taken)
+    return None

@@ -1,0 +1,242 @@
+"""Sparse tensors (COO) on a fake GPU: gradients of embeddings, and what optimizers do with them.
+
+PyTorch's code for their structure serves every device and is in any build, registered for the CPU:
+it is run from there. What computes with them is written out here as CUDA's kernels do it
+(aten/src/ATen/native/sparse/cuda/SparseCUDATensor.cu, SparseCUDATensorMath.cu).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+from fragdoctor.rehearsal.engine import allocation, session, values
+from fragdoctor.rehearsal.engine.dispatch import functional, library_for, special
+from fragdoctor.rehearsal.engine.kernels import cub
+
+_SHARED: Final = (
+    "_coalesced_", "_indices", "_nnz", "_sparse_coo_tensor_with_dims",
+    "_sparse_coo_tensor_with_dims_and_tensors", "_values", "clone", "copy_sparse_to_sparse_",
+    "dense_dim", "empty.memory_format", "indices", "is_coalesced", "sparse_dim",
+    "sparse_resize_", "sparse_resize_and_clear_", "values", "zero_",
+    "abs", "cat", "neg", "norm.ScalarOpt_dim", "pow.Tensor_Scalar", "relu", "sign", "sqrt", "tanh",
+    "unsqueeze",
+)  # fmt: skip
+_CPU_KEYS: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCPU)
+_INDEX_BYTES: Final = 8
+_MAXIMA, _IS_SPARSE = 5, 9  # arguments of _embedding_bag_backward
+
+
+def _shared(op: Any, *args: Any, **kwargs: Any) -> Any:
+    return op.redispatch(_CPU_KEYS, *args, **kwargs)
+
+
+def _scratch(tensor: torch.Tensor, n_bytes: int) -> None:
+    """Ask for memory and give it back at once."""
+    operation = session.current().stacks.operation("coalesce")
+    device = tensor.get_device()
+    allocation.give(allocation.take(device, n_bytes, operation, allocation.stack_here()))
+
+
+def _flat_indices(indices: torch.Tensor, *, is_copied: bool = False) -> torch.Tensor:
+    """Return one index for each element."""
+    if indices.shape[0] > 1:
+        return indices.new_empty((indices.shape[1],))
+    return indices.squeeze(0).clone() if is_copied else indices.squeeze(0)
+
+
+def _made(like: torch.Tensor, indices: torch.Tensor, elements: torch.Tensor) -> torch.Tensor:
+    made: torch.Tensor = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(
+        like.sparse_dim(), like.dense_dim(), like.shape, indices, elements,
+        dtype=elements.dtype, layout=torch.sparse_coo, device=like.device,
+    )  # fmt: skip
+    return made
+
+
+def _coalesce(self: torch.Tensor) -> torch.Tensor:
+    """``coalesce_sparse_cuda``: indices are sorted, equal ones become one."""
+    indices, elements = self._indices(), self._values()
+    n = indices.shape[1]
+    if n < 2:
+        return _made(self, indices.clone(), elements.clone())._coalesced_(True)
+    elements = elements.contiguous()
+    flat = _flat_indices(indices, is_copied=True)
+    origin, offsets = torch.empty_like(flat), torch.empty_like(flat)
+    _scratch(self, cub.merge_sort(n, _INDEX_BYTES, _INDEX_BYTES))
+    _scratch(self, cub.thrust_unique_by_key(n))
+    n_kept = values.n_kept(flat, "unique")
+    kept = elements.new_empty((n_kept, *elements.shape[1:]))
+    if indices.shape[0] == 1:
+        new_indices = flat[:n_kept].unsqueeze(0)
+    else:
+        new_indices = indices.new_empty((indices.shape[0], n_kept))
+    del origin, offsets
+    return _made(self, new_indices, kept)._coalesced_(True)
+
+
+def _add_to_dense(sparse: torch.Tensor) -> None:
+    """``add_out_dense_sparse_cuda``: nothing is asked for, but where indices have to be made."""
+    if not sparse.is_coalesced() and sparse._nnz():
+        _flat_indices(sparse._indices())
+
+
+def _sum(self: torch.Tensor, other: torch.Tensor, alpha: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return indices and values of a sum: those of both, one after the other."""
+    theirs = other._values()
+    if alpha != 1:
+        theirs = theirs.mul(alpha)
+    indices = torch.cat((self._indices(), other._indices()), 1)
+    return indices, torch.cat((self._values(), theirs), 0)
+
+
+def _add(self: torch.Tensor, other: torch.Tensor, *, alpha: Any = 1) -> torch.Tensor:
+    if self.is_sparse and other.is_sparse:
+        return _made(self, *_sum(self, other, alpha))
+    dense, sparse = (other, self) if self.is_sparse else (self, other)
+    result = dense.clone()
+    _add_to_dense(sparse)
+    return result
+
+
+def _add_in_place(self: torch.Tensor, other: torch.Tensor, *, alpha: Any = 1) -> torch.Tensor:
+    if self.is_sparse:
+        self.data = _made(self, *_sum(self, other, alpha))
+    else:
+        _add_to_dense(other)
+    return self
+
+
+def _scaled(op: Any, self: torch.Tensor, by: Any, **kwargs: Any) -> torch.Tensor:
+    """``mul`` and ``div`` by a number."""
+    is_coalesced = self.is_coalesced()
+    indices = self._indices().clone()
+    return _made(self, indices, op(self._values(), by, **kwargs))._coalesced_(is_coalesced)
+
+
+def _scaled_in_place(op: Any, self: torch.Tensor, by: Any) -> torch.Tensor:
+    self.data = _scaled(op, self, by)
+    return self
+
+
+def _to_dense(self: torch.Tensor, dtype: Any = None, masked_grad: Any = None) -> torch.Tensor:
+    del masked_grad
+    dense = self._values().new_zeros(self.shape, dtype=dtype or self.dtype)
+    _add_to_dense(self)
+    return dense
+
+
+def _mask(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """``sparse_mask`` of a dense tensor: its values where a sparse one has any, times ones."""
+    one = mask._values().new_ones((1,))
+    elements = self.index_select(0, mask._indices()[0])
+    if mask._indices().shape[0] > 1:
+        elements = mask._values().new_empty(mask._values().shape)
+    indices = mask._indices().clone()
+    return _made(mask, indices, elements.mul(one))._coalesced_(mask.is_coalesced())
+
+
+def _by_columns(matrix: torch.Tensor) -> torch.Tensor:
+    """Return a matrix column by column, as cuSPARSE takes it."""
+    return matrix if matrix.t().is_contiguous() else matrix.t().contiguous().t()
+
+
+def _addmm(
+    self: torch.Tensor, sparse: torch.Tensor, dense: torch.Tensor, *, beta: Any = 1, alpha: Any = 1
+) -> torch.Tensor:
+    """``s_addmm_out_sparse_dense_cuda``; the workspace of cuSPARSE is not in it."""
+    del alpha
+    sparse = sparse.coalesce()
+    result = dense.new_empty((sparse.shape[0], dense.shape[1]))
+    if sparse._nnz():
+        rows, columns = sparse._indices()
+        row_ends = rows.new_empty((sparse.shape[0] + 1,), dtype=torch.int32)
+        rows.to(torch.int32)
+        columns = columns.to(torch.int32)
+        if beta:
+            result.copy_(self.expand_as(result))
+        by_columns = _by_columns(result)
+        _by_columns(dense)
+        del row_ends, columns, by_columns
+    return result
+
+
+def _mm(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """``_sparse_mm``: the product is added to zeros."""
+    if self.is_sparse and other.is_sparse:
+        raise NotImplementedError("Products of two sparse tensors (SparseCUDA)")
+    if not self.is_sparse:
+        return _mm(other.t(), self.t()).t()
+    zeros = other.new_zeros((self.shape[0], other.shape[1]))
+    return _addmm(zeros, self, other, beta=0)
+
+
+def _index_select(self: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
+    """As many elements are kept as rows are chosen, on average."""
+    shape = list(self.shape)
+    n = round(self._nnz() * index.numel() / max(shape[dim], 1))
+    shape[dim] = index.numel()
+    indices = self._indices().new_empty((self.sparse_dim(), n))
+    elements = self._values().new_empty((n, *self._values().shape[1:]))
+    made: torch.Tensor = torch.sparse_coo_tensor(indices, elements, shape, check_invariants=False)
+    return made
+
+
+@special("aten::_to_sparse")
+def _to_sparse(_op: Any, self: torch.Tensor, sparse_dim: int | None = None, **kwargs: Any) -> Any:
+    """``dense_to_sparse``: as many elements as are assumed not to be zero."""
+    if kwargs.get("layout") not in {None, torch.sparse_coo}:
+        raise NotImplementedError("Sparse tensors by rows (SparseCsrCUDA)")
+    n_dims = self.dim() if sparse_dim is None else sparse_dim
+    flat = self if n_dims == self.dim() else self.flatten(n_dims).sum(-1)
+    indices = flat.nonzero().t().clone()
+    elements = self[tuple(indices)]
+    made: torch.Tensor = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(
+        n_dims, self.dim() - n_dims, self.shape, indices, elements,
+        dtype=elements.dtype, layout=torch.sparse_coo, device=self.device,
+    )  # fmt: skip
+    return made._coalesced_(True)
+
+
+_OWN: Final[dict[str, Callable[..., Any]]] = {
+    "_coalesce": _coalesce,
+    "add.Tensor": _add,
+    "add_.Tensor": _add_in_place,
+    "mul.Tensor": partial(_scaled, torch.mul),
+    "mul_.Tensor": partial(_scaled_in_place, torch.mul),
+    "div.Tensor": partial(_scaled, torch.div),
+    "div_.Tensor": partial(_scaled_in_place, torch.div),
+    "_to_dense": _to_dense,
+    "sparse_mask": _mask,
+    "addmm": _addmm,
+    "mm": _mm,
+    "index_select": _index_select,
+}
+
+
+@special("aten::_embedding_bag_backward")
+def _embedding_bag_backward(op: Any, *args: Any) -> Any:
+    """The gradient of an ``EmbeddingBag``; the sparse one is written out in other operations."""
+    if not args[_IS_SPARSE]:
+        return functional(op, *args)
+    common, (scale, mode, _, *rest) = args[:_MAXIMA], args[_MAXIMA + 2 :]
+    return torch.ops.aten._embedding_bag_sparse_backward(
+        *common, args[_MAXIMA + 1], scale, mode, *rest
+    )
+
+
+def install(undo: ExitStack) -> None:
+    """Serve sparse tensors until ``undo`` is closed."""
+    library = library_for("aten", undo)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of kernels that are replaced: that is the purpose
+        for name in _SHARED:
+            packet, _, overload = name.partition(".")
+            op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+            library.impl(name, partial(_shared, op), "SparseCUDA")
+        for name, kernel in _OWN.items():
+            library.impl(name, kernel, "SparseCUDA")

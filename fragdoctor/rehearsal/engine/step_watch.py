@@ -1,0 +1,275 @@
+"""Steps of a program: where one ends, whether the next asks for the same memory, when to stop.
+
+A step of training lasts from one run of the optimizer to the next, micro-batches inside. Optimizers
+that follow each other without a backward pass between are one run; where they take turns, as in a
+GAN, a step lasts until they come round again (``fragdoctor.model.turns``). Where no optimizer is
+made a step ends with a backward pass, and without any it lasts from one call of the model, from
+outside of any other, to the next: of several models, of the one that is called most often.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import wraps
+from itertools import count, takewhile
+from typing import Any, Final
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch.optim import optimizer as optimizers
+
+from fragdoctor.model.turns import period_of, whole_rounds
+from fragdoctor.rehearsal.engine import put
+from fragdoctor.rehearsal.engine.marks import Progress
+from fragdoctor.rehearsal.engine.session import Session
+from fragdoctor.rehearsal.engine.skipping import (
+    CHEAP_EVENTS,
+    EQUAL_ROUNDS,
+    MANY_EQUAL_ROUNDS,
+    Round,
+)
+
+RUNS_BEFORE_A_TURN: Final = 5
+"""Runs of others after which an optimizer that was not called yet takes no turn: a WGAN updates its
+critic five times before its generator (Gulrajani et al., 2017)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step that is over.
+
+    Attributes:
+        number: from 1.
+        n_events: of each device, at its end.
+        asked: what it asked for, and what it left.
+    """
+
+    number: int
+    n_events: tuple[int, ...]
+    asked: Round
+
+    def repeats(self, other: Step) -> bool:
+        """Whether the other asked for the same and left the same."""
+        return self.asked == other.asked
+
+
+@dataclass(slots=True)
+class Run:
+    """A run of the optimizer, or of several without a backward pass between.
+
+    Attributes:
+        turn: numbers of the optimizers, in the order of their calls.
+        backward: backward passes that had begun before.
+        n_events: of each device, at its end.
+        allocated_bytes: at its end, by device.
+        reserved_bytes: at its end, by device.
+    """
+
+    turn: tuple[int, ...]
+    backward: int
+    n_events: tuple[int, ...]
+    allocated_bytes: tuple[int, ...]
+    reserved_bytes: tuple[int, ...]
+
+
+class Steps(Progress):
+    """Counts the steps of a program, and ends it when it is enough.
+
+    Where steps repeat it ends with the optimizer's run. After a number that was asked for it ends
+    as the next step begins to compute: what follows the optimizer without gradients, an evaluation
+    or a log, is seen before.
+
+    Args:
+        now: the rehearsal.
+        limit: steps after which to stop; None = when their memory repeats.
+        most: steps after which to stop whatever they do; None = never.
+        on_step: told after each run of the optimizer that ends one.
+        on_stop: called when it is enough, with the reason.
+
+    Attributes:
+        found: steps that end with a run of the optimizer.
+    """
+
+    def __init__(
+        self,
+        now: Session,
+        limit: int | None,
+        most: int | None,
+        on_step: Callable[[int], None],
+        on_stop: Callable[[str], None],
+    ) -> None:
+        self.now = now
+        self.limit = limit
+        self.most = most
+        self.on_step = on_step
+        self.on_stop = on_stop
+        self.found: list[Step] = []
+        self._runs: list[Run] = []
+        self._period = 1
+        self._n_settled = 0  # runs
+        self._n_skipped = 0  # steps that rounds would have taken that were jumped over
+        self._is_in_users_loop = False  # which goes on with rounds that may show something new
+        self._reason = ""
+        self._n_begun = 0  # backward passes
+        self._n_backward = 0  # of these, over
+        self._n_calls: Counter[int] = Counter()  # of each model
+        self._has_optimizer = False
+        self._uncalled: WeakSet[Any] = WeakSet()
+        self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._next_number = count().__next__
+
+    def install(self, undo: ExitStack) -> None:
+        """Listen to optimizers, and to what the session sees, until ``undo`` is closed."""
+        undo.callback(optimizers.register_optimizer_step_post_hook(self._after_optimizer).remove)
+        self.now.progress = self
+        skipping = self.now.loops.skipping
+        skipping.steps, skipping.on_steps = (lambda: self.n_taken), self._skip
+        made = torch.optim.Optimizer.__init__
+
+        @wraps(made)
+        def make(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            made(optimizer, *args, **kwargs)
+            self._has_optimizer = True
+            self._uncalled.add(optimizer)
+
+        put(undo, torch.optim.Optimizer, "__init__", make)
+
+    @property
+    def n_complete(self) -> int:
+        """Steps that were complete before what runs now."""
+        waits = self._uncalled and len(self._runs) <= RUNS_BEFORE_A_TURN
+        if self._has_optimizer and (waits or not self._runs):
+            return 0  # the first step goes on
+        is_inference = not (self._runs or self._n_backward)
+        return max(self.n_taken - is_inference, 0)  # a call of the model begins a step
+
+    @property
+    def n_taken(self) -> int:
+        """Steps that the program has taken, if nothing comes any more."""
+        if self._runs:
+            return len(self._runs) // self._period + self._n_skipped
+        return (self._n_backward or max(self._n_calls.values(), default=0)) + self._n_skipped
+
+    def _skip(self, n: int) -> None:
+        self._n_skipped += n
+
+    def begin_backward(self) -> None:
+        """A new step may begin to compute."""
+        self._begin()
+        self._n_begun += 1
+
+    def end_backward(self) -> None:
+        """Without an optimizer it is a step."""
+        self._n_backward += 1
+
+    def begin_call(self, model: Any, *, keeps: bool) -> None:
+        """A new step may begin to compute; without training it does."""
+        if keeps or not self._n_begun:
+            self._begin()
+        self._n_calls[id(model)] += 1
+
+    def replayed(self, graph: Any) -> None:
+        """A replay is a run of its own, with the backward pass in it."""
+        self._begin()
+        self._n_begun += 1
+        self._note(graph)
+
+    def _after_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if not self.now.is_started:
+            return
+        self._uncalled.discard(optimizer)
+        loops = self.now.loops
+        self._is_in_users_loop = loops.takes_steps(sys._getframe(1)) and loops.skipping.is_on
+        if self.now.captures:  # the replays are the runs
+            self.now.captures[-1].has_steps = True
+        else:
+            self._note(optimizer)
+
+    def _note(self, optimizer: Any) -> None:
+        before = self.n_complete
+        number = self._numbers.get(optimizer)
+        if number is None:
+            number = self._numbers[optimizer] = self._next_number()
+        turn: tuple[int, ...] = ()
+        if self._runs and self._runs[-1].backward == self._n_begun:
+            turn = self._runs[-1].turn
+        if turn and number not in turn:
+            self._runs.pop()
+        else:
+            turn = ()
+        self._runs.append(self._run((*turn, number)))
+        at = len(self._runs) - 1
+        if at < self._period or self._runs[at - self._period].turn != self._runs[at].turn:
+            self._change_period()
+        if self.n_complete > before:
+            self.on_step(self.n_complete)
+        # As the run one period before, it is over, with all optimizers that follow each other.
+        is_over = self._runs[at - self._period].turn == self._runs[at].turn
+        if self.limit is None and at >= self._period and is_over:
+            self._reason = self._settled()
+
+    def end_range(self) -> None:
+        """End the program after the optimizer's range."""
+        if self._reason:
+            self.on_stop(self._reason)
+
+    def _change_period(self) -> None:
+        period = period_of(whole_rounds([run.turn for run in self._runs]))
+        if period != self._period:
+            self._period = period
+            self.found.clear()
+
+    def _run(self, turn: tuple[int, ...]) -> Run:
+        figures = [self.now.gpus.figures(d) for d in range(self.now.n_devices)]
+        return Run(
+            turn,
+            self._n_begun,
+            tuple(f["events"] for f in figures),
+            tuple(f["allocated"] for f in figures),
+            tuple(f["reserved"] for f in figures),
+        )
+
+    def _begin(self) -> None:
+        """The next step begins, or more of this one: stop if what is over is enough."""
+        if not self._has_optimizer:
+            if self.limit is not None and self.n_taken >= self.limit:
+                self.on_stop(f"{self.limit} steps were asked for")
+        elif len(self._runs) > self._n_settled:
+            reason = self._settled()
+            if reason:
+                self.on_stop(reason)
+
+    def _settled(self) -> str:
+        """Note the steps that are over; return why they are enough, "" if they are not."""
+        self._n_settled = len(self._runs)
+        ends = range(
+            self._period - 1, (self.n_complete - self._n_skipped) * self._period, self._period
+        )
+        for at in ends[len(self.found) :]:
+            self.found.append(self._step(self._runs[at]))
+        return self._enough(self.n_complete)
+
+    def _step(self, run: Run) -> Step:
+        gpus, devices = self.now.gpus, range(self.now.n_devices)
+        before = self.found[-1].n_events if self.found else (0,) * self.now.n_devices
+        digests = tuple(gpus.digest(d, before[d], run.n_events[d]) for d in devices)
+        asked = Round(digests, run.allocated_bytes, run.reserved_bytes)
+        return Step(len(self.found) + 1, run.n_events, asked)
+
+    def _enough(self, n: int) -> str:
+        if self.limit is not None:
+            return f"{n} steps were asked for" if n >= self.limit else ""
+        if self._is_in_users_loop:
+            return ""
+        equal = list(takewhile(self.found[-1].repeats, reversed(self.found))) if self.found else []
+        if len(equal) >= EQUAL_ROUNDS:
+            n_events = sum(equal[0].n_events) - sum(equal[-1].n_events)
+            if len(equal) >= MANY_EQUAL_ROUNDS or n_events >= CHEAP_EVENTS:
+                return f"steps {equal[-1].number} to {n} asked for the same memory"
+        if self.most is not None and n >= self.most:
+            return f"{n} steps did not repeat in memory"
+        return ""

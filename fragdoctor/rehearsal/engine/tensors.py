@@ -1,0 +1,225 @@
+"""Kernels that make, resize and fill tensors, and those that read their values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import torch
+
+from fragdoctor.rehearsal.engine import allocation, session, values
+from fragdoctor.rehearsal.engine.allocation import Layout, dense_strides, storage_bytes
+from fragdoctor.rehearsal.engine.dispatch import special
+
+_CPU_KEYS: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_layout: Final = lru_cache(maxsize=100_000)(Layout)
+
+
+def new(
+    sizes: Sequence[int], strides: Sequence[int] | None, dtype: torch.dtype, device: int
+) -> torch.Tensor:
+    """Return a new tensor on a GPU."""
+    layout = _layout(tuple(sizes), None if strides is None else tuple(strides), dtype)
+    return layout.make(device, session.current().stacks.operation("empty"), allocation.stack_here())
+
+
+def strides_for(
+    size: Sequence[int], memory_format: torch.memory_format | None
+) -> tuple[int, ...] | None:
+    """Return the strides of a layout; None = contiguous."""
+    if memory_format not in {torch.channels_last, torch.channels_last_3d}:
+        return None
+    n, channels, *rest = size
+    del n
+    inner = dense_strides((*rest, channels))
+    whole = channels
+    for length in rest:
+        whole *= max(1, length)
+    return (max(1, whole), 1, *inner[:-1])
+
+
+def like_format(
+    tensor: torch.Tensor, size: Sequence[int], memory_format: torch.memory_format
+) -> torch.Tensor:
+    """Return a new tensor of another's dtype on its GPU, in a layout."""
+    return new(size, strides_for(size, memory_format), tensor.dtype, tensor.get_device())
+
+
+def _device(device: torch.device | None) -> int:
+    index = None if device is None else device.index
+    return session.current().gpus.device() if index is None else index
+
+
+@special("aten::empty.memory_format")
+def empty(
+    _op: Any,
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    """``empty``: the root of most tensors that are made."""
+    del layout, pin_memory
+    strides = strides_for(size, memory_format)
+    return new(size, strides, dtype or torch.get_default_dtype(), _device(device))
+
+
+@special("aten::empty_strided")
+def empty_strided(
+    _op: Any,
+    size: Sequence[int],
+    stride: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor:
+    """``empty_strided``: the root of ``to`` and of most results of C++."""
+    del layout, pin_memory
+    return new(size, stride, dtype or torch.get_default_dtype(), _device(device))
+
+
+@special("aten::resize_")
+def resize_(
+    _op: Any,
+    self: torch.Tensor,
+    size: Sequence[int],
+    *,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    """``resize_``: new memory only where the old is too small."""
+    del memory_format
+    strides = dense_strides(size)
+    storage = self.untyped_storage()
+    first = int(self.storage_offset())
+    offset = first * self.dtype.itemsize
+    needed = storage_bytes(size, strides, self.dtype.itemsize) + offset
+    if needed > offset and needed > storage.nbytes():
+        allocation.resize_storage(storage, needed, session.current().stacks.operation("resize_"))
+    return _set(self, storage, first, size, strides)
+
+
+def _set(
+    tensor: torch.Tensor,
+    storage: torch.UntypedStorage,
+    offset: int,
+    size: Sequence[int],
+    strides: Sequence[int],
+) -> torch.Tensor:
+    """Let a tensor see a part of a storage; the CPU's kernel only writes sizes and strides."""
+    set_storage = torch.ops.aten.set_.source_Storage_storage_offset
+    result: torch.Tensor = set_storage.redispatch(_CPU_KEYS, tensor, storage, offset, size, strides)
+    return result
+
+
+@special("aten::set_.source_Storage_storage_offset")
+def set_storage(
+    _op: Any,
+    self: torch.Tensor,
+    source: torch.UntypedStorage,
+    storage_offset: int,
+    size: Sequence[int],
+    stride: Sequence[int] = (),
+) -> torch.Tensor:
+    """``set_``: the storage grows where the tensor needs more."""
+    strides = tuple(stride) or dense_strides(size)
+    needed = storage_bytes(size, strides, self.dtype.itemsize)
+    needed += storage_offset * self.dtype.itemsize if needed else 0
+    if needed > source.nbytes():
+        allocation.resize_storage(source, needed, session.current().stacks.operation("set_"))
+    return _set(self, source, storage_offset, size, strides)
+
+
+@special("aten::set_.source_Storage")
+def set_whole_storage(op: Any, self: torch.Tensor, source: torch.UntypedStorage) -> torch.Tensor:
+    """``set_``: the tensor sees all of a storage."""
+    size = (source.nbytes() // self.dtype.itemsize,)
+    result: torch.Tensor = set_storage(op, self, source, 0, size)
+    return result
+
+
+@special("aten::set_.source_Tensor")
+def set_tensor(op: Any, self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """``set_``: the tensor sees what another sees."""
+    result: torch.Tensor = set_storage(
+        op, self, source.untyped_storage(), source.storage_offset(), source.shape, source.stride()
+    )
+    return result
+
+
+@special("aten::set_")
+def set_nothing(op: Any, self: torch.Tensor) -> torch.Tensor:
+    """``set_``: the tensor becomes empty."""
+    result: torch.Tensor = set_tensor(op, self, new((0,), None, self.dtype, self.get_device()))
+    return result
+
+
+@special("aten::_local_scalar_dense")
+def item(_op: Any, self: torch.Tensor) -> Any:
+    """``item()``: what is not known of the device's memory reads as zero."""
+    known = session.current().known.of(self)
+    return values.stand_in(self.dtype) if known is None else known.item()
+
+
+@special("aten::copy_")
+def copy_(
+    _op: Any, self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False
+) -> torch.Tensor:
+    """``copy_``: temporaries where layouts or dtypes differ across devices (Copy.cu)."""
+    if not (self.is_cuda and src.is_cuda):
+        _across(self, src, non_blocking=non_blocking)
+    elif self.get_device() != src.get_device():
+        _across(self, src, non_blocking=True)
+    known = session.current().known
+    if self.is_cuda:
+        known.copied(self, src)
+        return self
+    found = known.of(src)
+    if found is None:
+        values.fill(self)
+    else:
+        self.copy_(found)
+    return self
+
+
+def _across(dst: torch.Tensor, src: torch.Tensor, *, non_blocking: bool) -> None:
+    """Ask for the temporaries of a copy between devices.
+
+    Dtypes change on the GPU if the copy does not wait, else on the CPU.
+    """
+    same_dtype = dst.dtype == src.dtype
+    source = src if src.shape == dst.shape else src.expand(dst.shape)
+    if same_dtype and _flat(dst, source):
+        return
+    held = []
+    if dst.is_cuda or non_blocking:
+        if dst.is_cuda and not dst.is_contiguous():
+            held.append(new(dst.shape, None, dst.dtype, dst.get_device()))
+        if src.is_cuda:
+            converted = source if same_dtype else source.to(dst.dtype)
+            held += [converted, converted.contiguous()]
+        elif non_blocking and not same_dtype:
+            held.append(new(dst.shape, None, src.dtype, dst.get_device()))
+    elif src.is_cuda:
+        held.append(source.contiguous())
+    while held:
+        held.pop()
+
+
+def _flat(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether both lie in memory in one order without gaps (``iter.is_contiguous()``)."""
+    if first.is_contiguous() and second.is_contiguous():
+        return True
+    same = first.stride() == second.stride()
+    return same and bool(torch.ops.aten.is_non_overlapping_and_dense(first))
+
+
+@special("aten::record_stream")
+def record_stream(_op: Any, self: torch.Tensor, s: Any) -> None:
+    """``Tensor.record_stream``."""
+    session.current().gpus.record_stream(self.untyped_storage().data_ptr(), s.stream_id)

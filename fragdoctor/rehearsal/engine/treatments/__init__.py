@@ -1,0 +1,46 @@
+"""Changes of a program that are made from outside while it is rehearsed.
+
+Each treatment is a file with an ``install`` that patches what the program calls; the program's own
+code stays as it is. ``TREATMENTS`` names them; what each costs, and what the user writes for it, is
+known where they are prescribed (``fragdoctor/rehearsal/prescription``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Final
+
+from fragdoctor.rehearsal.engine.treatments import (
+    accumulation,
+    blocks,
+    contexts,
+    evaluation,
+    gradients,
+    optimizers,
+)
+
+TREATMENTS: Final[dict[str, Callable[[int, ExitStack], None]]] = {
+    "checkpoint": blocks.checkpoint,
+    "accumulate": accumulation.install,
+    "fused": optimizers.fused,
+    "no-foreach": optimizers.without_foreach,
+    "adamw-8bit": optimizers.in_8_bits,
+    "adafactor": optimizers.adafactor,
+    "autocast": contexts.autocast,
+    "save-on-cpu": contexts.save_on_cpu,
+    "no-grad": evaluation.no_grad,
+    "set-to-none": gradients.set_to_none,
+}
+"""Each is installed with a number, which most do without."""
+
+
+def apply(specs: Sequence[str], undo: ExitStack) -> None:
+    """Install treatments: ``checkpoint:6``, ``autocast``.
+
+    Raises:
+        KeyError: there is no such treatment.
+    """
+    for spec in specs:
+        name, _, number = spec.partition(":")
+        TREATMENTS[name](int(number or 0), undo)

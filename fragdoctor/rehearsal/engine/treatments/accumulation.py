@@ -1,0 +1,54 @@
+"""Micro-batches: loaders give an n-th of each batch, and the optimizer runs every n-th time."""
+
+from __future__ import annotations
+
+import types
+from contextlib import ExitStack
+from functools import wraps
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from fragdoctor.rehearsal.engine import put
+
+
+def install(n: int, undo: ExitStack) -> None:
+    """Split batches of loaders into n, and let optimizers run and gradients go every n-th time.
+
+    What a program makes a batch of by itself is split by its arguments, not here.
+    """
+    load = DataLoader.__init__
+
+    @wraps(load)
+    def split(self: Any, dataset: Any, batch_size: Any = 1, *args: Any, **kwargs: Any) -> None:
+        if isinstance(batch_size, int) and batch_size > 1:
+            batch_size = max(batch_size // n, 1)
+        load(self, dataset, batch_size, *args, **kwargs)
+
+    put(undo, DataLoader, "__init__", split)
+    make = torch.optim.Optimizer.__init__
+
+    @wraps(make)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        _run_every(self, n)
+
+    put(undo, torch.optim.Optimizer, "__init__", made)
+
+
+def _run_every(optimizer: Any, n: int) -> None:
+    step, zero_grad = type(optimizer).step, type(optimizer).zero_grad
+    n_calls = 0
+
+    def every_nth(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal n_calls
+        n_calls += 1
+        return step(self, *args, **kwargs) if n_calls % n == 0 else None
+
+    def after_a_run(self: Any, *args: Any, **kwargs: Any) -> None:
+        if n_calls % n == 0:
+            zero_grad(self, *args, **kwargs)
+
+    optimizer.step = types.MethodType(every_nth, optimizer)
+    optimizer.zero_grad = types.MethodType(after_a_run, optimizer)

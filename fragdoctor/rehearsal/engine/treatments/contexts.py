@@ -1,0 +1,45 @@
+"""Contexts around forward passes and losses: autocast, and what is saved kept on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import torch
+
+from fragdoctor.rehearsal.engine.treatments.calls import around_models, before_backward
+
+
+def autocast(_: int, undo: ExitStack) -> None:
+    """Compute forward passes and losses in bfloat16 where that is safe."""
+    _until_backward(lambda: torch.autocast("cuda", torch.bfloat16), undo, evaluates=True)
+
+
+def save_on_cpu(_: int, undo: ExitStack) -> None:
+    """Keep what forward passes save for the backward pass on the host."""
+    _until_backward(lambda: torch.autograd.graph.save_on_cpu(pin_memory=True), undo)
+
+
+def _until_backward(
+    make: Callable[[], AbstractContextManager[Any]], undo: ExitStack, *, evaluates: bool = False
+) -> None:
+    """Enter a context at the first call of a model, and leave it as the backward pass begins."""
+    entered: list[AbstractContextManager[Any]] = []
+
+    def around(_: Any) -> AbstractContextManager[Any] | None:
+        if not torch.is_grad_enabled():
+            return make() if evaluates and not entered else None
+        if not entered:
+            context = make()
+            context.__enter__()
+            entered.append(context)
+        return None
+
+    def leave() -> None:
+        if entered:
+            entered.pop().__exit__(None, None, None)
+
+    around_models(around, undo)
+    before_backward(leave, undo)
+    undo.callback(leave)

@@ -1,0 +1,111 @@
+"""Other optimizers, or other ways to run the same: fused, one tensor after another, in 8 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import wraps
+from typing import Any, Final
+
+import torch
+
+from fragdoctor.rehearsal.engine import put
+
+HAVE_FUSED: Final = ("Adam", "AdamW", "SGD", "Adagrad")
+_SMALL: Final = 4096
+"""Elements below which bitsandbytes keeps the state of a tensor in 32 bits (``min_8bit_size``)."""
+_QUANTILE_BLOCK: Final = 256
+"""Elements that share a scale (``Optimizer2State`` of bitsandbytes 0.45)."""
+_MAP: Final = 256
+"""Values that 8 bits stand for, kept as a table of 32 bits for each kind of state."""
+
+
+def fused(_: int, undo: ExitStack) -> None:
+    """Run each optimizer that can as one kernel, without temporaries."""
+    for name in HAVE_FUSED:
+        _with_defaults(getattr(torch.optim, name), undo, fused=True, foreach=False)
+
+
+def without_foreach(_: int, undo: ExitStack) -> None:
+    """Update one tensor after another: temporaries are of one tensor, not of all."""
+    for name in (*HAVE_FUSED, "NAdam", "RAdam", "RMSprop", "Adadelta", "Adamax"):
+        _with_defaults(getattr(torch.optim, name), undo, foreach=False)
+
+
+def _with_defaults(kind: Any, undo: ExitStack, **changed: Any) -> None:
+    make = kind.__init__
+
+    @wraps(make)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        wanted = dict(changed)
+        if kwargs.get("fused") and "fused" not in wanted:
+            wanted["fused"] = False
+        make(self, *args, **{**kwargs, **wanted})
+
+    put(undo, kind, "__init__", made)
+
+
+def adafactor(_: int, undo: ExitStack) -> None:
+    """Put Adafactor (factored second moments) in place of Adam and AdamW."""
+    for name in ("Adam", "AdamW"):
+        put(undo, torch.optim, name, _in_place_of(getattr(torch.optim, name), _adafactor_of))
+
+
+def _adafactor_of(params: Any, lr: Any, weight_decay: float) -> torch.optim.Optimizer:
+    return torch.optim.Adafactor(params, lr=lr, weight_decay=weight_decay)
+
+
+def in_8_bits(_: int, undo: ExitStack) -> None:
+    """Keep the state of Adam and AdamW in 8 bits, as bitsandbytes does."""
+    for name in ("Adam", "AdamW"):
+        put(undo, torch.optim, name, _in_place_of(getattr(torch.optim, name), EightBitAdam))
+
+
+def _in_place_of(kind: Any, make: Callable[..., torch.optim.Optimizer]) -> Any:
+    class Meta(type):
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, torch.optim.Optimizer)
+
+        def __call__(
+            cls, params: Any, lr: Any = 1e-3, *_: Any, weight_decay: float = 0.0, **__: Any
+        ) -> Any:
+            return make(params, lr, weight_decay)
+
+    return Meta(kind.__name__, (kind,), {})
+
+
+class EightBitAdam(torch.optim.Optimizer):
+    """What bitsandbytes' ``AdamW8bit`` allocates: its kernels update in place.
+
+    Two bytes of state an element, a scale of 32 bits for each block and state, and two tables.
+    """
+
+    def __init__(self, params: Any, lr: Any = 1e-3, weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "betas": (0.9, 0.999)})
+        self._tables: list[torch.Tensor] = []
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Make the state of what has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None and not self.state[p]:
+                    self._make_state(p)
+        return loss
+
+    def _make_state(self, p: torch.Tensor) -> None:
+        state = self.state[p]
+        state["step"] = 0
+        for name in ("state1", "state2"):
+            if p.numel() < _SMALL:
+                state[name] = torch.zeros_like(p, dtype=torch.float32)
+                continue
+            state[name] = torch.zeros_like(p, dtype=torch.uint8)
+            n_blocks = -(-p.numel() // _QUANTILE_BLOCK)
+            state[f"absmax_{name}"] = torch.zeros(n_blocks, dtype=torch.float32, device=p.device)
+        if p.numel() >= _SMALL and not self._tables:
+            self._tables = [torch.zeros(_MAP, device=p.device) for _ in range(2)]

@@ -1,0 +1,109 @@
+"""What the program learns of values on the GPU: stand-ins, by stated assumptions."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import FrameType, MappingProxyType
+from typing import Any, Final
+
+import torch
+
+from fragdoctor.rehearsal.engine import session
+from fragdoctor.rehearsal.engine.host import release
+from fragdoctor.rehearsal.engine.memory_history import ENGINE, is_users
+from fragdoctor.rehearsal.engine.session import Assumption
+
+
+def n_kept(tensor: torch.Tensor, kind: str) -> int:
+    """Return how many elements an operation keeps whose result depends on values."""
+    known = session.current().known.of(tensor)
+    if known is not None:
+        return int(known.count_nonzero()) if kind == "nonzero" else known.unique().numel()
+    share = session.current().assumptions.shares.get(kind, 1.0)
+    assume(kind, "all elements are kept" if share == 1.0 else f"{share:.3g} of all are kept")
+    return round(share * tensor.numel())
+
+
+def n_repeated(repeats: torch.Tensor) -> int:
+    """Return how many elements there are after each was repeated as often as a tensor says."""
+    known = session.current().known.of(repeats)
+    if known is not None:
+        return int(known.sum())
+    assume("repeat_interleave", "each is repeated once")
+    return repeats.numel()
+
+
+def assume_even_choice(n: int) -> None:
+    """Note that each of some things is taken to be chosen as often as the others."""
+    assume("choice", f"all {n} are chosen equally often")
+
+
+# Functions of libraries that end a loop by a value, or cut its results: what they read there is
+# whether to go on, and how far.
+_LOOPS: Final = MappingProxyType(
+    {
+        "_beam_search": ("transformers", "it goes on to its end"),
+        "_rejection_sample": ("distributions", "samples are accepted at once"),
+    }
+)
+FAR: Final = 2**31 - 1
+MOST_FILLED: Final = 64 * 1024
+"""The largest tensor with fractions that reads as others than zeros: statistics, no pictures."""
+_CHECKING: Final = os.path.join("distributions", "distribution.py")  # noqa: PTH118
+_CHECKS: Final = frozenset({"__init__", "_validate_sample", "_all_true_or_runtime_assert"})
+
+
+def stand_in(dtype: torch.dtype) -> Any:
+    """Return the number that a value on the GPU reads as."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(ENGINE):
+        frame = frame.f_back
+    if frame is not None and frame.f_code.co_name in _LOOPS and not dtype.is_floating_point:
+        library, assumed = _LOOPS[frame.f_code.co_name]
+        if library in frame.f_code.co_filename:
+            assume(frame.f_code.co_name, assumed)
+            return dtype is torch.bool or FAR
+    if dtype is torch.bool and _checks_values(frame):
+        assume("validation", "the values are valid")
+        return True
+    if not dtype.is_floating_point:
+        assume("item", "the value is 0")
+        return False if dtype is torch.bool else 0
+    return _falling("item", "the values are 1/2, 1/3 and so on: positive, and falling")
+
+
+def _falling(operation: str, assumed: str) -> float:
+    """Return a value that logarithms and divisions take, and that comes below any bound in time.
+
+    A loss falls, and loops that end when something is small do end. It counts for each line.
+    """
+    return 1 / (1 + assume(operation, assumed))
+
+
+def _checks_values(frame: FrameType | None) -> bool:
+    """Return whether torch.distributions asks if the values that it was given are allowed."""
+    return (
+        frame is not None
+        and frame.f_code.co_name in _CHECKS
+        and frame.f_code.co_filename.endswith(_CHECKING)
+    )
+
+
+def fill(tensor: torch.Tensor) -> None:
+    """Put stand-ins into a tensor on the CPU that is copied from the GPU."""
+    if tensor.is_floating_point() and tensor.numel() <= MOST_FILLED:
+        tensor.fill_(_falling("copy", "all values are 1/2, then 1/3 and so on"))
+        return
+    assume("copy", "all values are 0")
+    if not release(tensor):
+        tensor.zero_()
+
+
+def assume(operation: str, assumed: str) -> int:
+    """Note an assumption at the line of the user's own code that needs it; return how often."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    name, line = ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+    return session.current().assumptions.make(Assumption(name, line, operation, assumed))

@@ -1,0 +1,203 @@
+"""The search for the cheapest change that makes a program fit.
+
+Each is a rehearsal of the unchanged program with treatments made from outside, in forks of one
+process. Single ones come first. Of those with a strength, as many blocks are checkpointed and as
+many micro-batches made as it takes: more of them never need more. Combinations are tried only
+where no single one does that leaves the results as they are.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from fragdoctor.errors import ConfigError
+from fragdoctor.future.simulator import simulate
+from fragdoctor.inputs.snapshot_reader import read_snapshot
+from fragdoctor.model.prescription import Numerics, Prescription, Treatment, Tried
+from fragdoctor.model.rehearsal import Rehearsal
+from fragdoctor.rehearsal import runner
+from fragdoctor.rehearsal.prescription import catalogue
+from fragdoctor.rehearsal.process import Conditions, Runs
+from fragdoctor.rehearsal.programs import Program
+from fragdoctor.rehearsal.sweep import with_batch
+
+MAX_MICRO_BATCHES: Final = 64
+
+OnTry = Callable[[str], None]
+"""Told what is rehearsed next."""
+
+
+class _TimeIsOverError(Exception):
+    """There is no time for a further rehearsal."""
+
+
+class Search:
+    """Rehearses a program under treatments until the cheapest that fits is known.
+
+    Args:
+        program: what to run; its arguments may hold ``{batch}``.
+        conditions: how, with the capacity that it is to fit.
+        batch: the batch size that stands for ``{batch}``.
+        seconds: how long to search; the first rehearsal is not cut short.
+        on_try: told of each rehearsal.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        conditions: Conditions,
+        batch: int | None,
+        seconds: float,
+        on_try: OnTry = lambda _: None,
+    ) -> None:
+        if conditions.gpu.capacity_bytes is None:
+            raise ConfigError(
+                "Without a limit everything fits.", hint="Name a GPU: --fits-on 24GiB"
+            )
+        self._program = program
+        self._capacity_bytes = conditions.gpu.capacity_bytes
+        # Without a limit a rehearsal tells the need; whether that fits is replayed.
+        unlimited = replace(conditions.gpu, capacity_bytes=None)
+        self._conditions = replace(conditions, gpu=unlimited)
+        self._batch = batch
+        self._seconds = seconds
+        self._on_try = on_try
+        self._tried: list[Tried] = []
+
+    def run(self, keep: Path | None = None) -> Prescription:
+        """Return what was found.
+
+        Args:
+            keep: where to leave the snapshot of the program as it is; None keeps none.
+
+        Raises:
+            ConfigError: the program cannot be rehearsed.
+        """
+        with Runs(forks=True) as self._runs, tempfile.TemporaryDirectory() as scratch:
+            self._snapshot = Path(scratch) / "snapshot.pickle"
+            self._on_try("the program as it is")
+            found, needs_bytes = self._rehearse(replace(self._conditions, observes=True), 1)
+            if keep is not None:
+                shutil.copyfile(self._snapshot, keep)
+            self._ends_at = time.monotonic() + self._seconds
+            is_cut_short = False
+            if needs_bytes > self._capacity_bytes:
+                try:
+                    self._search(found)
+                except _TimeIsOverError:
+                    is_cut_short = True
+        conf = self._conditions.conf or found.conf
+        return Prescription(
+            target=self._program.target,
+            gpu=self._conditions.gpu.name,
+            capacity_bytes=self._capacity_bytes,
+            needs_bytes=needs_bytes,
+            is_partial=found.is_partial,
+            tried=sorted(self._tried, key=lambda one: (not one.fits, one.rank)),
+            left_out=list(catalogue.left_out(found.traits, self._batch, conf)),
+            is_cut_short=is_cut_short,
+            notes=[*found.notes],
+        )
+
+    def _search(self, found: Rehearsal) -> None:
+        traits, conf = found.traits, self._conditions.conf or found.conf
+        for treatment in catalogue.simple(traits, conf):
+            self._try(treatment)
+        n_blocks = sum(group["n"] for group in traits["blocks"])
+        can_checkpoint = bool(n_blocks) and not traits["checkpoints"]
+        if can_checkpoint:
+            self._fewest(lambda n: catalogue.checkpointed(traits, n), n_blocks)
+        for n in self._micro_batches(traits):
+            if self._try(catalogue.accumulated(traits, n, self._batch)).fits:
+                break
+        if any(one.fits and one.numerics is Numerics.EXACT for one in self._tried):
+            return
+        self._combine(traits, conf, n_blocks if can_checkpoint else 0)
+
+    def _combine(self, traits: catalogue.Traits, conf: str, n_blocks: int) -> None:
+        """Try what leaves the results alone together, then what does not on top of it."""
+        base = [catalogue.checkpointed(traits, n_blocks)] if n_blocks else []
+        if base:
+            for n in self._micro_batches(traits):
+                if self._try(*base, catalogue.accumulated(traits, n, self._batch)).fits:
+                    return
+        most = [catalogue.accumulated(traits, n, self._batch) for n in self._micro_batches(traits)]
+        base += most[-1:]
+        for treatment in catalogue.simple(traits, conf):
+            if treatment.code in {"autocast", "adamw-8bit"} and base:
+                base.append(treatment)
+                if self._try(*base).fits:
+                    return
+
+    def _micro_batches(self, traits: catalogue.Traits) -> Iterator[int]:
+        """Yield numbers of micro-batches that a batch can be split into."""
+        size = self._batch or max(traits["batches"], default=1)
+        n = 2
+        while n <= min(size, MAX_MICRO_BATCHES):
+            yield n
+            n *= 2
+
+    def _fewest(self, make: Callable[[int], Treatment], most: int) -> None:
+        """Try all of something, and find the fewest that fit if they do."""
+        low, high = 0, most
+        if not self._try(make(most)).fits:
+            return
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._try(make(middle)).fits else (middle, high)
+
+    def _try(self, *treatments: Treatment) -> Tried:
+        """Rehearse the program with treatments.
+
+        Raises:
+            _TimeIsOverError: there is no time for it.
+        """
+        if time.monotonic() > self._ends_at:
+            raise _TimeIsOverError
+        self._on_try(" + ".join(one.title for one in treatments))
+        specs = [spec for one in treatments for spec in one.specs]
+        conf = next((one.conf for one in treatments if one.conf), self._conditions.conf)
+        divisor = max(one.batch_divisor for one in treatments)
+        conditions = replace(self._conditions, treatments=specs, conf=conf)
+        try:
+            found, needs_bytes = self._rehearse(conditions, divisor)
+        except ConfigError as err:
+            tried = Tried(treatments, False, None, None, err.message)
+        else:
+            fits = needs_bytes <= self._capacity_bytes
+            tried = Tried(treatments, fits, needs_bytes, found.peak_allocated_bytes)
+        self._tried.append(tried)
+        return tried
+
+    def _rehearse(self, conditions: Conditions, divisor: int) -> tuple[Rehearsal, int]:
+        """Return a rehearsal, and the least that PyTorch must have for it, by replay."""
+        program = self._program
+        if self._batch is not None:
+            program = with_batch(program, max(self._batch // divisor, 1))
+        found = runner.rehearse(program, conditions, self._snapshot, None, self._runs)
+        least = simulate(read_snapshot(self._snapshot), smallest_capacity=True).results
+        needs = least[0].smallest_capacity_bytes if least else None
+        return found, needs or found.peak_reserved_bytes
+
+
+def seconds_of(text: str) -> float:
+    """Return the seconds of ``90s``, ``5m`` or ``1h``.
+
+    Raises:
+        ConfigError: it says it in another way.
+    """
+    unit = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:])
+    number = text[:-1].strip() if unit else text
+    try:
+        seconds = float(number) * (unit or 1.0)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e6:
+        raise ConfigError(f"{text!r} is no time.", hint="Write for example 5m or 90s.")
+    return seconds

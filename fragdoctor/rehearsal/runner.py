@@ -1,0 +1,342 @@
+"""Runs a program in its own Python, prepared for a rehearsal, and says what came of it.
+
+That is the rehearsal itself, the diagnosis of its snapshot with the GPUs on which it would fit, or
+the reports of one test of pytest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from fragdoctor.diagnosis.pipeline import diagnose
+from fragdoctor.errors import ConfigError
+from fragdoctor.future.simulator import simulate
+from fragdoctor.inputs.cases import read_case
+from fragdoctor.inputs.messages import find_messages
+from fragdoctor.model.case import Overrides
+from fragdoctor.model.finding import Location
+from fragdoctor.model.gpus import known_gpus
+from fragdoctor.model.hooks import report_progress
+from fragdoctor.model.rehearsal import (
+    Assumed,
+    Rehearsal,
+    RehearsalResult,
+    RehearsedDevice,
+    RehearsedOom,
+    Unmodelled,
+)
+from fragdoctor.rehearsal.process import (
+    OUTCOME,
+    SNAPSHOT,
+    Conditions,
+    OnStep,
+    RehearsedGpu,
+    Runs,
+    rehearsed_gpu,
+)
+from fragdoctor.rehearsal.programs import Program
+
+# What builds without CUDA say of kernels for other layouts than strided ones.
+_OF_OTHER_LAYOUTS: Final = re.compile(r"\b(Sparse|SparseCsr|NestedTensor)CUDA\b")
+# What code for a GPU says without one.
+_NEEDS_GPU: Final = re.compile(
+    r"driver version is insufficient|no CUDA-capable device|Found no NVIDIA driver"
+)
+
+
+_REFUSED: Final = re.compile(r"Permission denied|\b[Ee]rrno = ?13\b|--allow-writes")
+_MOST_MADE_UP: Final = 3
+
+
+class ProgramFailed(ConfigError):  # noqa: N818 - reads as what it says
+    """The program ended with an error that is not about the GPU's memory.
+
+    Attributes:
+        output: the last lines that it wrote to standard error; hostile text.
+    """
+
+    code = "program_failed"
+
+    def __init__(self, message: str, *, hint: str = "", output: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.output = output
+
+
+class CannotRehearse(ConfigError):  # noqa: N818 - reads as what it says
+    """The process of the program cannot be prepared; another Python may do."""
+
+    code = "cannot_rehearse"
+
+
+def rehearse(
+    program: Program,
+    conditions: Conditions,
+    snapshot: Path,
+    on_step: OnStep | None = None,
+    runs: Runs | None = None,
+) -> Rehearsal:
+    """Run a program to its end, or until it is enough, and return what came of it.
+
+    ``snapshot`` is where to leave the memory snapshot; ``on_step`` is told after each step.
+
+    Raises:
+        ConfigError: the program cannot be rehearsed.
+        ProgramFailed: it failed for another reason than the GPU's memory.
+    """
+    with ExitStack() as closing:
+        if runs is None:
+            runs = closing.enter_context(Runs())
+        refused: CannotRehearse | None = None
+        for python in program.pythons:
+            code, tail = runs.run(program, conditions, python, on_step)
+            try:
+                found = _outcome(runs.place, python, code, tail, conditions)
+            except CannotRehearse as err:
+                refused = refused or err
+                continue
+            shutil.move(runs.place / SNAPSHOT, snapshot)
+            made = _rehearsal(found, conditions, str(snapshot), python)
+            return replace(made, notes=[*program.notes, *made.notes])
+    raise refused or CannotRehearse("There is no Python to run the program with.")
+
+
+def _outcome(
+    place: Path, python: str, code: int, tail: str, conditions: Conditions
+) -> dict[str, Any]:
+    """Return the outcome of a run, as the engine wrote it."""
+    found = outcome_of(place)
+    if found is None:
+        raise _vanished(python, code, tail, conditions)
+    if found["status"] == "failed":
+        raise _failed(found, tail, conditions)
+    if not found["used_cuda"]:
+        raise ConfigError(
+            "The program used no GPU: it asked for no CUDA tensor.",
+            hint="Check its arguments; what it prints is shown with --full.",
+        )
+    return found
+
+
+def outcome_of(place: Path) -> dict[str, Any] | None:
+    """Return what the engine wrote into the scratch folder; None = nothing.
+
+    Raises:
+        CannotRehearse: the process could not be prepared.
+    """
+    outcome = place / OUTCOME
+    if not outcome.is_file():
+        return None
+    found: dict[str, Any] = json.loads(outcome.read_text(encoding="utf-8"))
+    if found["status"] == "unfit":
+        raise CannotRehearse(found["message"], hint=found["hint"])
+    return found
+
+
+def _vanished(python: str, code: int, tail: str, conditions: Conditions) -> ConfigError:
+    if code == os.EX_USAGE or "fragdoctor rehearses with Python" in tail:
+        version = tail.splitlines()[-1] if tail else f"{python} is too old."
+        return CannotRehearse(version, hint="Name the program's Python with --python.")
+    if code == -signal.SIGKILL and conditions.time_limit_s is not None:
+        return ProgramFailed(
+            f"The time limit of {conditions.time_limit_s:g} s was over before the program used the "
+            "GPU again.",
+            hint="Give it more time: --time-limit",
+            output=tail,
+        )
+    ended = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+    return ProgramFailed(
+        f"The program {ended} before the rehearsal was complete.",
+        hint="Its last lines are above; --full shows all that it prints.",
+        output=tail,
+    )
+
+
+def _failed(found: Mapping[str, Any], tail: str, conditions: Conditions) -> ProgramFailed:
+    failure = found["failure"]
+    if failure is None:
+        return ProgramFailed(
+            f"The program ended with exit code {found['exit_code']}.",
+            hint="What it printed last is above.",
+            output=tail,
+        )
+    place = failure["location"]
+    where = f" at {_location(place)}" if place else ""
+    text = failure["text"].strip().splitlines()
+    needs_gpu = _NEEDS_GPU.search(failure["text"]) is not None
+    if _OF_OTHER_LAYOUTS.search(failure["text"]) or (needs_gpu and failure["is_of_other_layout"]):
+        return ProgramFailed(
+            "Gradients of sparse embeddings and products of a sparse and a dense matrix can be "
+            f"rehearsed, not what the program does with a sparse or nested tensor{where}.",
+            hint="Rehearse it with dense tensors: embeddings with sparse=False, else to_dense().",
+            output=tail,
+        )
+    if needs_gpu:
+        return ProgramFailed(
+            f"Code for the GPU that is not PyTorch's own is called{where}, and nothing says what "
+            "memory it takes.",
+            hint="Rehearse the program without it (attn_implementation='sdpa', an optimizer of "
+            "torch.optim), or register what it returns: torch.library.register_fake.",
+            output=tail,
+        )
+    if _REFUSED.search(failure["text"]) and not conditions.allows_writes:
+        return ProgramFailed(
+            f"The program was not let change a file{where}: {text[0]}",
+            hint="What is written through Python goes to a scratch folder, what other code writes "
+            "is refused; --allow-writes lets it change files.",
+            output=tail,
+        )
+    made_up = _made_up(found)
+    return ProgramFailed(
+        f"The program failed{where}: {failure['type']}: {text[0] if text else ''}",
+        hint=made_up or "If it runs on a GPU, it cannot be rehearsed; its traceback is above.",
+        output=tail,
+    )
+
+
+def _made_up(found: Mapping[str, Any]) -> str:
+    """Return which values were made up before a program failed, the last of them first."""
+    made = found["assumptions"][::-1][:_MOST_MADE_UP]
+    said = [f"{a['assumed']} ({a['operation']}{_at(a['location'])})" for a in made if a["location"]]
+    if not said:
+        return ""
+    return f"Values on the GPU are made up, and may be why: {'; '.join(said)}."
+
+
+def _at(place: Mapping[str, Any]) -> str:
+    return f" at {Path(place['filename']).name}:{place['line']}"
+
+
+def _rehearsal(
+    found: Mapping[str, Any], conditions: Conditions, snapshot: str, python: str
+) -> Rehearsal:
+    devices = [RehearsedDevice(**device) for device in found["devices"]]
+    fullest = max(devices, key=lambda d: d.peak_reserved_bytes)
+    oom = found["out_of_memory"]
+    return Rehearsal(
+        gpu=conditions.gpu.name or conditions.gpu.title,
+        is_known_gpu=bool(conditions.gpu.name),
+        capacity_bytes=conditions.gpu.capacity_bytes,
+        conf=found["conf"],
+        fits=oom is None,
+        steps=found["steps"],
+        stopped=found["stopped"],
+        peak_allocated_bytes=fullest.peak_allocated_bytes,
+        peak_reserved_bytes=fullest.peak_reserved_bytes,
+        out_of_memory=None if oom is None else _oom(oom),
+        n_ooms=found["n_ooms"],
+        devices=devices,
+        assumptions=[
+            Assumed(
+                a["location"] and _location(a["location"]), a["operation"], a["assumed"], a["count"]
+            )
+            for a in found["assumptions"]
+        ],
+        unmodelled=_unmodelled(conditions.gpu),
+        notes=found["notes"],
+        snapshot=snapshot,
+        torch_version=conditions.torch_version or found["torch"],
+        python=python,
+        is_partial=bool(found["partial"]),
+        partial_reason=found["partial"],
+        n_skipped=found["n_skipped"],
+        traits=found["traits"] or {},
+    )
+
+
+def _oom(found: Mapping[str, Any]) -> RehearsedOom:
+    place = found["location"]
+    return RehearsedOom(
+        device=found["device"],
+        step=found["step"],
+        event=found["event"],
+        requested_bytes=found["requested_bytes"],
+        location=None if place is None else _location(place),
+        stack=[_location(frame) for frame in found["stack"]],
+        message=found["message"],
+    )
+
+
+def _location(place: Mapping[str, Any]) -> Location:
+    return Location(place["filename"], place["line"] or 0, place.get("name", ""))
+
+
+def _unmodelled(gpu: RehearsedGpu) -> list[Unmodelled]:
+    return [
+        Unmodelled("CUDA's context and libraries, estimated", gpu.context_bytes),
+        Unmodelled("workspaces that cuDNN and cuBLASLt choose while they run"),
+        Unmodelled("buffers of NCCL"),
+    ]
+
+
+def judge(rehearsal: Rehearsal, name: str) -> RehearsalResult:
+    """Return a rehearsal with its diagnosis, and the GPUs on which its steps fit by replay.
+
+    ``name`` is what reports call it.
+
+    Raises:
+        InputError: its snapshot is damaged.
+    """
+    overrides = Overrides(
+        capacity_bytes=rehearsal.capacity_bytes,
+        torch_version=rehearsal.torch_version.partition("+")[0],
+    )
+    case = read_case([rehearsal.snapshot], overrides)
+    case = replace(case, sources=(name,))
+    if rehearsal.out_of_memory is not None:
+        case = replace(case, oom=find_messages(rehearsal.out_of_memory.message))
+    diagnosis = diagnose(case)
+    if not rehearsal.fits or case.snapshot is None or not case.snapshot.devices:
+        return RehearsalResult(diagnosis, rehearsal)
+    report_progress("Looking for GPUs")
+    replayed = simulate(case.snapshot, smallest_capacity=True)
+    needed = replayed.results[0].smallest_capacity_bytes
+    if needed is None:
+        return RehearsalResult(diagnosis, rehearsal)
+    fitting = [gpu for gpu in known_gpus() if gpu.usable_bytes >= needed]
+    by_size = sorted(fitting, key=lambda gpu: gpu.total_bytes)
+    return RehearsalResult(diagnosis, rehearsal, needed, tuple(gpu.name for gpu in by_size))
+
+
+def rehearse_test(
+    args: Sequence[str], gpu: str | None, reports_variable: str
+) -> tuple[list[dict[str, Any]], str]:
+    """Run pytest in a prepared process.
+
+    Args:
+        args: its arguments.
+        gpu: the GPU that the test sees, of its size; None = kernels of an H100 and no limit.
+        reports_variable: the environment variable that names the file for its reports.
+
+    Returns:
+        its reports as pytest serializes them, and why there are none, "".
+
+    Raises:
+        ConfigError: there is no such GPU.
+    """
+    program = Program("pytest", is_module=True, args=args, pythons=[sys.executable])
+    with Runs() as runs:
+        reports = runs.place / "reports"
+        conditions = Conditions(
+            gpu=rehearsed_gpu(gpu, None, is_unlimited=gpu is None),
+            stops_by_itself=False,
+            variables={reports_variable: str(reports)},
+        )
+        code, tail = runs.run(program, conditions, sys.executable)
+        found = reports.read_text(encoding="utf-8").splitlines() if reports.is_file() else []
+        if found:
+            return [json.loads(line) for line in found], ""
+        try:
+            outcome_of(runs.place)
+        except CannotRehearse as err:
+            return [], f"{err.message} {err.hint}"
+        return [], tail or f"pytest ended with code {code}"

@@ -1,0 +1,51 @@
+"""Started by path in the program's own Python: finds fragdoctor, and runs the program.
+
+Only the package ``fragdoctor`` is made importable, from where it is installed; its neighbours there
+(other versions of numpy, say) must not come into the program. It comes before a fragdoctor of the
+program's own environment, which may be another version.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+class _Finder:
+    """Finds the package by its place, and its modules in it."""
+
+    @staticmethod
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, *_: object
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return the spec of the package or of one of its modules."""
+        if name.startswith(f"{PACKAGE.name}."):
+            return importlib.machinery.PathFinder.find_spec(name, path)
+        if name != PACKAGE.name:
+            return None
+        return importlib.util.spec_from_file_location(
+            name, PACKAGE / "__init__.py", submodule_search_locations=[str(PACKAGE)]
+        )
+
+
+def main() -> None:
+    """Run what the request says."""
+    if sys.version_info < (3, 11):  # noqa: UP036 - the program's Python, not ours
+        version = ".".join(map(str, sys.version_info[:2]))
+        sys.stderr.write(f"fragdoctor rehearses with Python 3.11 or newer, not {version}.\n")
+        sys.exit(2)
+    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    sys.meta_path.insert(0, _Finder)
+    from fragdoctor.rehearsal.engine.program import run
+
+    run(request)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""``fragdoctor.rehearse`` and ``fragdoctor.cure``."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+
+import pytest
+from rehearsal_stage import PREPARED, TRAINING, Stage
+
+import fragdoctor
+from fragdoctor.rehearsal import runner
+from fragdoctor.rehearsal.prescription import search
+from fragdoctor.units import MIB
+
+
+@pytest.fixture(autouse=True)
+def forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "Runs", lambda: nullcontext(PREPARED))
+    monkeypatch.setattr(search, "Runs", lambda **_: nullcontext(PREPARED))
+
+
+def test_script_is_rehearsed_and_diagnosed(stage: Stage) -> None:
+    script = stage.script(TRAINING + "\n    train(3)\n")
+
+    fits = fragdoctor.rehearse(script, python=sys.executable)
+    fails = fragdoctor.rehearse(script, capacity_bytes=60 * MIB, python=sys.executable)
+
+    assert fits.rehearsal.fits
+    assert fits.needs_bytes is not None
+    assert not fails.rehearsal.fits
+    assert fails.diagnosis.verdict.cause is fragdoctor.Cause.CAPACITY
+
+
+def test_cure_says_what_lets_it_fit(stage: Stage) -> None:
+    script = stage.script(TRAINING + "\n    import sys\n    train(3, int(sys.argv[1]))\n")
+    least = fragdoctor.rehearse(script, ["1"], python=sys.executable).needs_bytes
+    assert least is not None
+
+    found = fragdoctor.cure(
+        script, ["{batch}"], capacity_bytes=least + 16 * MIB, batch=8192, python=sys.executable
+    )
+
+    assert not found.fits
+    assert found.cure is not None
+    assert found.cure.fits
+    assert found.cure.treatments[0].lines
+
+
+def test_script_must_exist_and_have_a_limit(stage: Stage) -> None:
+    with pytest.raises(fragdoctor.ConfigError, match="does not exist"):
+        fragdoctor.rehearse("none.py")
+    with pytest.raises(fragdoctor.ConfigError, match="Without a limit"):
+        fragdoctor.cure(stage.script("pass"), python=sys.executable)

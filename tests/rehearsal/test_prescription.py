@@ -1,0 +1,295 @@
+"""Changes made from outside equal those written into the program, and the cheapest that fits."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rehearsal_stage import PREPARED, Stage
+from schemas import must_fit
+
+from fragdoctor.errors import ConfigError
+from fragdoctor.model.prescription import LeftOut, Numerics, Treatment, Tried
+from fragdoctor.model.rehearsal import Rehearsal
+from fragdoctor.rehearsal import runner
+from fragdoctor.rehearsal.prescription import catalogue, search
+from fragdoctor.rehearsal.process import Conditions, rehearsed_gpu
+from fragdoctor.rehearsal.programs import Program
+from fragdoctor.report.views.prescription import shown
+
+MODEL = """
+import sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(256, 1024), nn.Linear(1024, 256)
+
+    def forward(self, x):
+        return x + self.down(torch.nn.functional.gelu(self.up(x)))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(256, 256), nn.Linear(256, 64)
+        self.layers = nn.ModuleList(Block() for _ in range(6))
+
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+BATCH = 2048
+model = Net().cuda()
+"""
+LOOP = """
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for step in range(4):
+    x = torch.randn(BATCH, 256, device="cuda")
+    loss = model(x).float().square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+CHECKPOINTED = """
+import functools
+from torch.utils.checkpoint import checkpoint
+for block in model.layers[:4]:
+    block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+"""
+LOADER = """
+data = TensorDataset(torch.zeros(4096, 256))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for epoch in range(2):
+    for (x,) in DataLoader(data, batch_size=1024):
+        loss = model(x.cuda()).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+ACCUMULATED = """
+data = TensorDataset(torch.zeros(4096, 256))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+i = 0
+for epoch in range(2):
+    for (x,) in DataLoader(data, batch_size=512):
+        loss = model(x.cuda()).square().mean()
+        loss.backward()
+        i += 1
+        if i % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+EVALUATED = """
+model.eval()
+for step in range(3):
+    x = torch.randn(BATCH, 256, device="cuda")
+    result = model(x).argmax(-1)
+"""
+CALL = "    loss = model(x).float().square().mean()\n"
+
+
+@pytest.fixture
+def forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "Runs", lambda **_: nullcontext(PREPARED))
+
+
+def rehearsed(home: Path, text: str, *treatments: str) -> Rehearsal:
+    path = home / "train.py"
+    path.write_text(text)
+    unlimited = rehearsed_gpu("h100", None, is_unlimited=True)
+    conditions = Conditions(gpu=unlimited, treatments=treatments, stops_by_itself=False)
+    program = Program(str(path), is_module=False, args=[], pythons=[sys.executable])
+    return runner.rehearse(program, conditions, home / "s.pickle", None, PREPARED)
+
+
+def peak(home: Path, text: str, *treatments: str) -> int:
+    return rehearsed(home, text, *treatments).peak_allocated_bytes
+
+
+@pytest.mark.parametrize(
+    ("treatment", "before", "after"),
+    [
+        ("checkpoint:4", LOOP, CHECKPOINTED + LOOP),
+        ("fused", LOOP, LOOP.replace("1e-3)", "1e-3, fused=True)")),
+        ("no-foreach", LOOP, LOOP.replace("1e-3)", "1e-3, foreach=False)")),
+        ("adafactor", LOOP, LOOP.replace("optim.AdamW", "optim.Adafactor")),
+        ("autocast", LOOP,
+         LOOP.replace(CALL, f'    with torch.autocast("cuda", torch.bfloat16):\n    {CALL}')),
+        ("save-on-cpu", LOOP, LOOP.replace(
+            CALL, f"    with torch.autograd.graph.save_on_cpu(pin_memory=True):\n    {CALL}")),
+        ("set-to-none", LOOP.replace("zero_grad()", "zero_grad(set_to_none=False)"), LOOP),
+        ("no-grad", EVALUATED,
+         EVALUATED.replace("for step", "torch.set_grad_enabled(False)\nfor step")),
+        ("accumulate:2", LOADER, ACCUMULATED),
+    ],
+)  # fmt: skip
+def test_treatment_from_outside_equals_the_change_in_the_program(
+    treatment: str, before: str, after: str, tmp_path: Path
+) -> None:
+    treated = peak(tmp_path, MODEL + before, treatment)
+
+    assert treated == peak(tmp_path, MODEL + after)
+    if treatment not in {"fused", "no-foreach", "adafactor"}:  # the peak is in the backward pass
+        assert treated < peak(tmp_path, MODEL + before)
+
+
+def test_checkpoint_and_autocast_work_together(tmp_path: Path) -> None:
+    both = CHECKPOINTED + LOOP.replace(
+        CALL, f'    with torch.autocast("cuda", torch.bfloat16):\n    {CALL}'
+    )
+
+    assert peak(tmp_path, MODEL + LOOP, "checkpoint:4", "autocast") == peak(tmp_path, MODEL + both)
+
+
+def test_state_of_8_bit_adam_is_two_bytes_an_element_and_scales(tmp_path: Path) -> None:
+    n_elements = 6 * (2 * 256 * 1024 + 1024 + 256) + 256 * 256 + 256 + 64 * 256 + 64
+    before, after = (
+        rehearsed(tmp_path, MODEL + LOOP, *words).devices[0].allocated_bytes
+        for words in ((), ("adamw-8bit",))
+    )
+
+    assert before - after == pytest.approx((8 - 2 * (1 + 4 / 256)) * n_elements, rel=0.01)
+
+
+def cure(stage: Stage, capacity: str, *words: str, code: int) -> dict[str, Any]:
+    found = stage.json("--cure", "--fits-on", capacity, *words, "train.py", code=code)
+    must_fit(found, "prescription")
+    return found
+
+
+@pytest.mark.usefixtures("forks")
+def test_cheapest_change_that_fits_is_found_and_its_lines_do_what_was_said(stage: Stage) -> None:
+    stage.script(MODEL + LOOP)
+
+    found = cure(stage, "170MiB", code=1)
+
+    assert found["needs_bytes"] > 170 * 2**20
+    best = found["cure"]
+    (treatment,) = best["treatments"]
+    assert treatment["code"] == "checkpoint"
+    assert best["numerics"] == "exact"
+    n = int(treatment["specs"][0].rpartition(":")[2])
+    assert 1 < n < 6
+    failing = [one["treatments"][0]["specs"] for one in found["tried"] if not one["fits"]]
+    assert [f"checkpoint:{n - 1}"] in failing
+    patched = MODEL + "\n".join(treatment["lines"]) + LOOP
+    assert peak(stage.home, patched) == best["peak_allocated_bytes"]
+    stage.script(patched)
+    assert stage.json("--fits-on", "170MiB", "train.py")["rehearsal"]["fits"]
+
+
+@pytest.mark.usefixtures("forks")
+def test_program_that_fits_needs_no_cure(stage: Stage) -> None:
+    stage.script(MODEL + LOOP)
+
+    found = cure(stage, "4GiB", code=0)
+
+    assert found["fits"]
+    assert found["tried"] == []
+
+
+@pytest.mark.usefixtures("forks")
+def test_combinations_are_tried_where_nothing_single_fits(stage: Stage) -> None:
+    stage.script(MODEL + LOOP.replace("BATCH", "256 * int(sys.argv[1])"))
+
+    words = "--cure", "--fits-on", "68MiB", "--batch", "8", "--format", "json"
+    done = stage.run(*words, "train.py", "--", "{batch}")
+    found = json.loads(done.stdout)
+
+    assert done.returncode == 1
+    codes = [[part["code"] for part in one["treatments"]] for one in found["tried"]]
+    assert ["checkpoint", "accumulate"] in codes
+    assert ["accumulate"] in codes
+
+
+@pytest.mark.usefixtures("forks")
+def test_program_that_fails_is_no_cure_and_ends_with_2(stage: Stage) -> None:
+    stage.script(MODEL + "raise ValueError('no')")
+
+    done = stage.run("--cure", "--fits-on", "1GiB", "train.py")
+
+    assert done.returncode == 2
+    assert "ValueError: no" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--cure", "--gpu", "a100,h100"),
+        ("--cure", "--fits-on", "1GiB", "--snapshot", "x.pickle"),
+        ("--cure",),
+        ("--cure", "--fits-on", "1GiB", "--time", "soon"),
+    ],
+)
+def test_cure_is_about_one_program_on_one_gpu(stage: Stage, words: tuple[str, ...]) -> None:
+    stage.script(MODEL + LOOP)
+
+    assert stage.run(*words, "train.py").returncode == 2
+
+
+@pytest.mark.usefixtures("forks")
+def test_search_ends_when_its_time_is_over(stage: Stage) -> None:
+    stage.script(MODEL + LOOP)
+
+    found = cure(stage, "100MiB", "--time", "0.001s", code=1)
+
+    assert found["is_cut_short"]
+    assert found["cure"] is None
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("5m", 300), ("1.5h", 5400), ("7", 7)])
+def test_times(text: str, seconds: float) -> None:
+    assert search.seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "m", "-5m", "0s", "nan", "5 parsecs"])
+def test_other_times_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        search.seconds_of(text)
+
+
+def tried(code: str, needs: int, capacity: int = 100, numerics: Numerics = Numerics.EXACT,
+          compute: float | None = 0.0) -> Tried:  # fmt: skip
+    treatment = Treatment(code, f"{code} {needs}", numerics, compute)
+    return Tried([treatment], needs <= capacity, needs, needs)
+
+
+def test_results_count_more_than_compute_and_known_compute_more_than_unknown() -> None:
+    order = sorted(
+        [
+            tried("a", 1, numerics=Numerics.DIFFERENT),
+            tried("b", 1, compute=None),
+            tried("c", 1, compute=0.3),
+            tried("d", 1, numerics=Numerics.ROUNDING),
+        ],
+        key=lambda one: one.rank,
+    )
+
+    assert [one.treatments[0].code for one in order] == ["c", "b", "d", "a"]
+
+
+def test_of_each_kind_one_is_shown_the_cheapest_that_fits_or_the_least() -> None:
+    fitting, larger = tried("a", 90), tried("a", 80)
+    failing = [tried("b", 150), tried("b", 120)]
+
+    assert shown([fitting, larger, *failing]) == [fitting, failing[1]]
+
+
+def test_what_there_is_nothing_for_is_said_with_its_reason() -> None:
+    traits = {
+        "checkpoints": True, "blocks": [], "batches": [], "autocasts": True, "optimizers": ["SGD"],
+    }  # fmt: skip
+
+    said = list(catalogue.left_out(traits, None, "expandable_segments:True"))
+
+    assert LeftOut("checkpoint", "the program checkpoints already") in said
+    assert {"accumulate", "autocast", "expandable-segments"} <= {one.code for one in said}

@@ -1,0 +1,224 @@
+"""What the program changes stays in a scratch folder, and the program does not notice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from rehearsal_stage import Stage
+
+
+def without_fence() -> str:
+    """Return why there is no fence here; asked in a process of its own, as it stays."""
+    code = "from fragdoctor.rehearsal.fence import restrict_writes; print(restrict_writes(['/']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+WRITES = """
+    import glob, os, pathlib, shutil, torch
+
+    net = torch.nn.Linear(512, 512).cuda()
+    os.makedirs("ck/sub", exist_ok=True)
+    torch.save({"net": net.state_dict(), "step": 3}, "ck/sub/3.pt")
+    assert glob.glob("ck/**/*.pt") == ["ck/sub/3.pt"] and os.listdir("ck") == ["sub"]
+    found = torch.load("ck/sub/3.pt")
+    assert found["step"] == 3 and found["net"]["weight"].is_cuda
+    net.load_state_dict(found["net"])
+    with open("log.txt", "a") as log:
+        log.write("more")
+    assert open("log.txt").read() == "old more"
+    pathlib.Path("a.json").write_text("{}")
+    os.rename("a.json", "b.json")
+    assert not os.path.exists("a.json") and "b.json" in os.listdir(".")
+    os.remove("old.txt")
+    shutil.rmtree("old")
+    assert not os.path.exists("old.txt") and not os.path.exists("old")
+    shutil.rmtree("ck")
+    assert not os.path.exists("ck/sub/3.pt")
+"""
+
+
+def prepared(stage: Stage) -> dict[str, str]:
+    (stage.home / "old").mkdir()
+    for name, text in {"old.txt": "kept", "old/in.txt": "kept", "log.txt": "old "}.items():
+        (stage.home / name).write_text(text)
+    stage.script(WRITES)
+    return {str(p.relative_to(stage.home)): p.read_text() for p in files(stage)}
+
+
+def files(stage: Stage) -> list:
+    return sorted(p for p in stage.home.rglob("*") if p.is_file() and p.suffix != ".pickle")
+
+
+def test_nothing_is_changed_outside_of_the_scratch_folder(stage: Stage) -> None:
+    before = prepared(stage)
+
+    found = stage.json("train.py", apart=True)
+
+    assert {str(p.relative_to(stage.home)): p.read_text() for p in files(stage)} == before
+    assert "Checkpoints are written without the values of tensors." in found["rehearsal"]["notes"]
+
+
+@pytest.mark.slow
+def test_with_leave_files_are_changed(stage: Stage) -> None:
+    prepared(stage)
+
+    stage.json("train.py", "--allow-writes")
+
+    assert [p.name for p in files(stage)] == ["b.json", "log.txt", "train.py"]
+    assert (stage.home / "log.txt").read_text() == "old more"
+
+
+UNUSUAL = """
+    import bz2, io, os, pathlib, posix, sqlite3, subprocess, tarfile, tempfile, torch
+
+    here, x = os.getcwd(), torch.ones(4, device="cuda")
+    net = torch.jit.script(torch.nn.Linear(4, 4).cuda())
+    torch.jit.save(net, "a.pt")
+    net.save("b.pt")
+    assert torch.jit.load("a.pt", map_location="cpu")(torch.ones(1, 4)).shape == (1, 4)
+    exported = torch.export.export(torch.nn.Linear(4, 4), (torch.ones(1, 4),))
+    torch.export.save(exported, "c.pt2")
+    assert torch.export.load("c.pt2")
+    with torch.profiler.profile() as profiler:
+        x * 2
+    profiler.export_chrome_trace("trace.json")
+    assert os.path.getsize("trace.json")
+    torch.from_file("old.txt", shared=True, size=1, dtype=torch.float32).fill_(7)
+    assert torch.from_file("old.txt", size=1).item() == 7
+
+    os.symlink(here + "/log.txt", "link")
+    pathlib.Path("link").write_text("by a link")
+    assert open("log.txt").read() == "by a link"
+    open("/proc/self/cwd/proc.txt", "w").write("x")
+    assert open("proc.txt").read() == "x"
+    os.mkfifo("fifo")
+    os.mknod("node")
+    assert os.path.exists("fifo") and os.path.exists("node")
+
+    scratch = tempfile.mkdtemp()
+    os.rename("log.txt", scratch + "/log.txt")
+    assert not os.path.exists("log.txt") and open(scratch + "/log.txt").read() == "by a link"
+    os.rename("old", "moved")
+    open("moved/in.txt", "a").write("more")
+    assert os.listdir("moved") == ["in.txt"] and not os.path.exists("old")
+    os.unlink("old.txt", dir_fd=os.open(".", os.O_RDONLY))
+    assert "old.txt" not in os.listdir(".")
+    os.chmod(os.open("train.py", os.O_RDONLY), 0o700)
+
+    assert sqlite3.connect(":memory:").execute("select 1").fetchone() == (1,)
+    with sqlite3.connect("log.sqlite") as database:
+        database.execute("create table steps (n int)")
+        database.execute("insert into steps values (3)")
+    reading = sqlite3.connect("file:log.sqlite?mode=ro", uri=True)
+    assert reading.execute("select n from steps").fetchall() == [(3,)]
+    with tarfile.open("all.tar.gz", "w:gz") as archive:
+        archive.add("train.py")
+    assert tarfile.open("all.tar.gz").getnames() == ["train.py"]
+    bz2.open("text.bz2", "wb").write(b"x")
+    io.FileIO("raw.bin", "w").write(b"abc")
+    assert io.FileIO("raw.bin").read() == b"abc"
+    assert isinstance(open("raw.bin", "rb").raw, io.FileIO)
+    try:
+        posix.rename(here + "/train.py", scratch + "/train.py")
+    except PermissionError as error:
+        assert "--allow-writes" in str(error)
+    else:
+        raise AssertionError("a real file was lost")
+"""
+
+
+def test_what_is_written_in_unusual_ways_stays_in_the_scratch_folder(stage: Stage) -> None:
+    prepared(stage)
+    stage.script(UNUSUAL)
+    before = {str(p.relative_to(stage.home)): p.read_bytes() for p in everything(stage)}
+    modes = {p: p.stat().st_mode for p in everything(stage)}
+
+    stage.json("train.py")
+
+    assert {str(p.relative_to(stage.home)): p.read_bytes() for p in everything(stage)} == before
+    assert {p: p.stat().st_mode for p in everything(stage)} == modes
+
+
+def everything(stage: Stage) -> list:
+    return sorted(p for p in stage.home.rglob("*") if not p.is_dir() and p.suffix != ".pickle")
+
+
+@pytest.mark.skipif(bool(without_fence()), reason="the kernel has no Landlock")
+def test_programs_and_workers_that_it_starts_are_held_back(stage: Stage) -> None:
+    stage.script(
+        """
+        import subprocess, torch
+
+        class Data(torch.utils.data.Dataset):
+            def __len__(self):
+                return 2
+
+            def __getitem__(self, i):
+                with open(f"worker{i}.txt", "w") as file:
+                    file.write("x")
+                return i
+
+        if __name__ == "__main__":
+            torch.ones(1, device="cuda")
+            done = subprocess.run("echo x > made.txt", shell=True, capture_output=True, text=True)
+            assert "ermission denied" in done.stderr, done.stderr
+            said = subprocess.run('echo x > "$TMPDIR/a" && cat "$TMPDIR/a"', shell=True,
+                                  capture_output=True, text=True)
+            assert said.stdout == "x\\n"
+            loader = torch.utils.data.DataLoader(
+                Data(), num_workers=1, multiprocessing_context="spawn"
+            )
+            try:
+                list(loader)
+            except PermissionError:
+                pass
+        """
+    )
+
+    stage.json("train.py", apart=True)
+
+    assert [p.name for p in everything(stage)] == ["train.py"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_program_and_all_that_it_started(
+    stage: Stage, tmp_path: Path, number: int
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    stage.script(
+        """
+        import subprocess, sys, time, torch
+        torch.ones(1, device="cuda")
+        child = subprocess.Popen(["sleep", "300"])
+        print("started", child.pid, flush=True)
+        time.sleep(300)
+        """
+    )
+    words = [sys.executable, "-m", "fragdoctor", "rehearse", "--python", sys.executable]
+    running = subprocess.Popen(
+        [*words, "--verbose", "train.py"], cwd=stage.home, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
+    )  # fmt: skip
+    with running.stderr:
+        pid = next(int(line.split()[1]) for line in running.stderr if line.startswith("started"))
+
+        running.send_signal(number)
+
+        assert running.wait(timeout=60) == 128 + number
+    assert not list((tmp_path / "tmp").iterdir())
+    for _ in range(100):  # its new parent may take a moment
+        with suppress(ProcessLookupError):
+            os.kill(pid, 0)
+            if Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z":
+                time.sleep(0.1)
+                continue
+        return
+    raise AssertionError("what the program started goes on")
