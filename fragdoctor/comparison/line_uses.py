@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.frozen import frozen
+from fragdoctor.model.arrays import sum_by
 from fragdoctor.model.finding import Location
 from fragdoctor.model.snapshot import I64, Snapshot
 from fragdoctor.trace.lives import Lives
@@ -148,9 +149,7 @@ def _rest(sums: _Sums, rest: I64) -> LineUse:
 
 
 def _totals(member: I64, size: I64, n: int) -> tuple[I64, I64]:
-    total = np.zeros(n, np.int64)
-    np.add.at(total, member, size)
-    return total, np.bincount(member, minlength=n)
+    return sum_by(member, size, n), np.bincount(member, minlength=n)
 
 
 def _sizes(member: I64, requested: I64, n: int) -> list[tuple[tuple[tuple[int, int], ...], int]]:
@@ -202,8 +201,7 @@ def _stacks(snapshot: Snapshot, lives: Lives, member: I64, at_peak: I64, now: I6
 
 def _by_stack(lives: Lives, rows: I64, n: int) -> dict[int, int]:
     rows = rows[lives.stack[rows] >= 0]
-    total = np.zeros(n, np.int64)
-    np.add.at(total, lives.stack[rows], lives.size_bytes[rows])
+    total = sum_by(lives.stack[rows], lives.size_bytes[rows], n)
     used = np.flatnonzero(total)
     return dict(zip(used.tolist(), total[used].tolist(), strict=True))
 
