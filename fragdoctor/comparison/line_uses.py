@@ -86,7 +86,7 @@ def line_uses(trace: Trace, peak: int | None) -> tuple[tuple[LineUse, ...], int]
     stacks = _stacks(snapshot, lives, member, at_peak, now)
     kept = [
         LineUse(
-            place=location_of(snapshot, int(groups[g])),
+            place=snapshot.location(int(groups[g])),
             peak_bytes=int(sums.peak[0][g]),
             n_peak=int(sums.peak[1][g]),
             now_bytes=int(sums.now[0][g]),
@@ -217,7 +217,7 @@ def _outwards(snapshot: Snapshot, stack: int, frame: int) -> tuple[Location, ...
     """Return a stack from the line's own frame outwards."""
     ids = _frames(snapshot, stack)
     start = ids.index(frame) if frame in ids else 0
-    places = [location_of(snapshot, i) for i in ids[start : start + MAX_FRAMES]]
+    places = [snapshot.location(i) for i in ids[start : start + MAX_FRAMES]]
     return tuple(p for p in places if p is not None)
 
 
@@ -230,11 +230,3 @@ def _callees(snapshot: Snapshot, stacks: Sequence[int], frame: int) -> frozenset
         inner = ids[: ids.index(frame)] if frame in ids else []
         found |= {snapshot.strings[int(table.name[i])][:200] for i in inner[:64]}
     return frozenset(found)
-
-
-def location_of(snapshot: Snapshot, frame: int) -> Location | None:
-    """Return a frame as a location; None for id -1."""
-    if frame < 0:
-        return None
-    f = snapshot.frame(frame)
-    return Location(f.filename, f.line, f.name)
