@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from fragdoctor.analysis.result import Holder, StrandedSegment, Strander
 from fragdoctor.frozen import frozen
-from fragdoctor.model.arrays import distinct
+from fragdoctor.model.arrays import distinct, sum_by
 from fragdoctor.model.phases import Category
 from fragdoctor.model.snapshot import I32, I64, MODULE_MARK, BlockState
 from fragdoctor.trace.lives import BEFORE, Layout
@@ -97,8 +97,7 @@ def _main_stacks(group: I64, stack: I32, size: I64, n_groups: int) -> I64:
     """Return for each group the stack with the most bytes."""
     width = int(stack.max(initial=0)) + 2
     keys, member = np.unique(group * width + stack + 1, return_inverse=True)
-    total = np.zeros(len(keys), np.int64)
-    np.add.at(total, member.reshape(-1), size)
+    total = sum_by(member.reshape(-1), size, len(keys))
     order = np.argsort(total, kind="stable")  # the largest is written last
     result = np.full(n_groups, -1, np.int64)
     result[keys[order] // width] = keys[order] % width - 1
@@ -182,8 +181,8 @@ def find_stranders(trace: Trace, layout: Layout) -> tuple[Strander, ...]:
     unit, of_group = holds.unit[once], group[once]
     n_groups_of_unit = np.bincount(unit, minlength=len(holds.free))
     alone = n_groups_of_unit[unit] == 1
-    stranded = _sum_by(of_group[alone], holds.free[unit[alone]], len(groups))
-    shared = _sum_by(of_group[~alone], holds.free[unit[~alone]], len(groups))
+    stranded = sum_by(of_group[alone], holds.free[unit[alone]], len(groups))
+    shared = sum_by(of_group[~alone], holds.free[unit[~alone]], len(groups))
     stranders = []
     for g in np.lexsort((-shared, -stranded))[:MAX_STRANDERS].tolist():
         strander = _strander(trace, layout, holds, np.flatnonzero(group == g))
@@ -207,12 +206,6 @@ def _strander(trace: Trace, layout: Layout, holds: Holds, rows: I64) -> Strander
         oldest_event=None if oldest == BEFORE else oldest,
         addresses=tuple(int(a) for a in layout.live_address[by_size[:MAX_ADDRESSES]]),
     )
-
-
-def _sum_by(group: I64, values: I64, n: int) -> I64:
-    total = np.zeros(n, np.int64)
-    np.add.at(total, group, values)
-    return total
 
 
 def find_holds(layout: Layout) -> Holds:
@@ -239,7 +232,7 @@ def find_holds(layout: Layout) -> Holds:
         layout.page_bytes[pages[:, 0]],
         layout.segment_bytes[pages[:, 0]] - pages[:, 1] * layout.page_bytes[pages[:, 0]],
     )
-    free_of_page = room - _sum_by(unit, part, len(pages))
+    free_of_page = room - sum_by(unit, part, len(pages))
 
     block = np.concatenate([in_segments, block])
     unit = np.concatenate([layout.live_segment[in_segments], n_segments + unit])

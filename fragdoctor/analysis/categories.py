@@ -14,7 +14,7 @@ import numpy as np
 
 from fragdoctor.frozen import frozen
 from fragdoctor.future.passes import NOT_REACHED, Passes
-from fragdoctor.model.arrays import distinct, is_among, occurrence
+from fragdoctor.model.arrays import distinct, is_among, occurrence, sum_by
 from fragdoctor.model.phases import Category, TrainingPhase
 from fragdoctor.model.snapshot import I64, U8, Bools
 from fragdoctor.trace.lives import BEFORE, NEVER, Lives
@@ -330,8 +330,7 @@ def _follow(s: _Sorter, rows: Bools, examples: Bools) -> None:
 def sums_at(categories: Categories, size: I64, rows: I64) -> tuple[I64, I64, I64]:
     """Return (bytes, number of blocks, bytes that are likely) of each category among rows."""
     kind = categories.category[rows]
-    n_bytes, sure = np.zeros(len(Category), np.int64), np.zeros(len(Category), np.int64)
-    np.add.at(n_bytes, kind, size[rows])
     likely = rows[categories.sureness[rows] == LIKELY]
-    np.add.at(sure, categories.category[likely], size[likely])
+    n_bytes = sum_by(kind, size[rows], len(Category))
+    sure = sum_by(categories.category[likely], size[likely], len(Category))
     return n_bytes, np.bincount(kind, minlength=len(Category)), sure

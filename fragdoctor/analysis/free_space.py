@@ -24,6 +24,7 @@ import numpy as np
 
 from fragdoctor.analysis.result import FreeSpace, OomEvent, PoolFree
 from fragdoctor.frozen import frozen
+from fragdoctor.model.arrays import sum_by
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import I64, Action, Bools
 from fragdoctor.trace.columns import SMALL_SEGMENT_BYTES
@@ -111,8 +112,7 @@ def _by_pool(layout: Layout, pools: I64, streams: list[int]) -> tuple[PoolFree, 
     )
     groups, member = np.unique(keys, axis=0, return_inverse=True)
     member = member.reshape(-1)
-    total = np.zeros(len(groups), np.int64)
-    np.add.at(total, member, layout.free_bytes)
+    total = sum_by(member, layout.free_bytes, len(groups))
     largest = np.zeros(len(groups), np.int64)
     np.maximum.at(largest, member, layout.free_bytes)
     order = np.argsort(-total, kind="stable")[:MAX_POOLS]

@@ -16,7 +16,7 @@ from fragdoctor.analysis.result import Growth
 from fragdoctor.analysis.trend import trend_of
 from fragdoctor.frozen import frozen
 from fragdoctor.future.steps import Steps
-from fragdoctor.model.arrays import distinct
+from fragdoctor.model.arrays import distinct, largest_groups, sum_by
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.snapshot import I32, I64, Bools
 from fragdoctor.trace.lives import NEVER, Lives
@@ -97,8 +97,7 @@ def _groups(trace: Trace) -> tuple[I64, I64]:
 def _candidates(lives: Lives, group: I64, lasting: I64, is_left: Bools, n_groups: int) -> I64:
     """Return the groups that keep enough at the end, most bytes first."""
     left = lasting[is_left[lasting]]
-    kept = np.zeros(n_groups, np.int64)
-    np.add.at(kept, group[left], lives.size_bytes[left])
+    kept = sum_by(group[left], lives.size_bytes[left], n_groups)
     chosen = np.flatnonzero(kept >= MIN_RISE_BYTES)
     return chosen[np.argsort(-kept[chosen], kind="stable")][:MAX_CANDIDATES]
 
@@ -117,12 +116,9 @@ def _growth(held: I64) -> tuple[int, int] | None:
 
 def _described(trace: Trace, frame: int, rows: I64, born: I64, slope: int) -> Growth:
     lives = trace.lives
-    stacks, member = np.unique(lives.stack[rows], return_inverse=True)
-    by_stack = np.zeros(len(stacks), np.int64)
-    np.add.at(by_stack, member.reshape(-1), lives.size_bytes[rows])
     return Growth(
         frame=frame,
-        stack=int(stacks[by_stack.argmax()]),
+        stack=int(largest_groups(lives.stack[rows], lives.size_bytes[rows]).group[0]),
         slope_bytes=slope,
         n_steps=len(distinct(born)),
         n_survivors=len(rows),

@@ -15,7 +15,7 @@ from fragdoctor.analysis.categories import LIKELY, POSSIBLE, Categories, sort_bl
 from fragdoctor.analysis.result import CategorySum, PhaseAnalysis, PhasePeaks
 from fragdoctor.future.passes import Passes, RoleRuns, annotated_passes, find_passes, last_phase
 from fragdoctor.future.steps import Steps
-from fragdoctor.model.arrays import is_among, median
+from fragdoctor.model.arrays import is_among, largest_groups, median
 from fragdoctor.model.phases import Category, TrainingPhase
 from fragdoctor.model.snapshot import I64, U8, Action, Bools
 from fragdoctor.trace.lives import BEFORE, NEVER, Lives, Totals
@@ -93,11 +93,9 @@ class _Table:
         )
 
     def _lines(self, rows: I64) -> tuple[tuple[int, int], ...]:
-        frames, member = np.unique(self.frame[rows], return_inverse=True)
-        total = np.zeros(len(frames), np.int64)
-        np.add.at(total, member.reshape(-1), self.lives.size_bytes[rows])
-        best = np.argsort(-total, kind="stable")[:MAX_LINES]
-        return tuple((int(frames[i]), int(total[i])) for i in best)
+        frames, n_bytes, _ = largest_groups(self.frame[rows], self.lives.size_bytes[rows])
+        best = slice(MAX_LINES)
+        return tuple(zip(frames[best].tolist(), n_bytes[best].tolist(), strict=True))
 
 
 def _summary(trace: Trace, passes: Passes, table: _Table, end: int | None = None) -> PhaseAnalysis:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fragdoctor.analysis.device import analyze_trace
 from fragdoctor.analysis.result import CaptureQuality, DeviceAnalysis
-from fragdoctor.comparison.line_uses import LineUse, line_uses, location_of
+from fragdoctor.comparison.line_uses import LineUse, line_uses
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.frozen import frozen
 from fragdoctor.model.case import Case
@@ -176,8 +176,7 @@ def read_device(trace: Trace) -> tuple[ComparedDevice, DeviceAnalysis]:
     snapshot, totals = trace.snapshot, analysis.timeline
     peak = None if totals is None else totals.peak_allocated_state
     growing = tuple(
-        GrowingLine(location_of(snapshot, g.frame), g.slope_bytes, g.n_steps)
-        for g in analysis.growth
+        GrowingLine(snapshot.location(g.frame), g.slope_bytes, g.n_steps) for g in analysis.growth
     )
     uses, n_merged = line_uses(trace, peak)
     asked = np.flatnonzero(trace.events.action == Action.ALLOC)
@@ -218,7 +217,7 @@ def _peak_place(trace: Trace, peak: int | None) -> Location | None:
     if not peak:
         return None
     at = int(trace.events.stack[peak - 1])
-    return None if at < 0 else location_of(trace.snapshot, int(trace.stacks.lines[at]))
+    return None if at < 0 else trace.snapshot.location(int(trace.stacks.lines[at]))
 
 
 MAX_COLUMNS: Final = 1200

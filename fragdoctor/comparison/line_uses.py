@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.frozen import frozen
+from fragdoctor.model.arrays import sum_by
 from fragdoctor.model.finding import Location
 from fragdoctor.model.snapshot import I64, Snapshot
 from fragdoctor.trace.lives import Lives
@@ -85,7 +86,7 @@ def line_uses(trace: Trace, peak: int | None) -> tuple[tuple[LineUse, ...], int]
     stacks = _stacks(snapshot, lives, member, at_peak, now)
     kept = [
         LineUse(
-            place=location_of(snapshot, int(groups[g])),
+            place=snapshot.location(int(groups[g])),
             peak_bytes=int(sums.peak[0][g]),
             n_peak=int(sums.peak[1][g]),
             now_bytes=int(sums.now[0][g]),
@@ -148,9 +149,7 @@ def _rest(sums: _Sums, rest: I64) -> LineUse:
 
 
 def _totals(member: I64, size: I64, n: int) -> tuple[I64, I64]:
-    total = np.zeros(n, np.int64)
-    np.add.at(total, member, size)
-    return total, np.bincount(member, minlength=n)
+    return sum_by(member, size, n), np.bincount(member, minlength=n)
 
 
 def _sizes(member: I64, requested: I64, n: int) -> list[tuple[tuple[tuple[int, int], ...], int]]:
@@ -202,8 +201,7 @@ def _stacks(snapshot: Snapshot, lives: Lives, member: I64, at_peak: I64, now: I6
 
 def _by_stack(lives: Lives, rows: I64, n: int) -> dict[int, int]:
     rows = rows[lives.stack[rows] >= 0]
-    total = np.zeros(n, np.int64)
-    np.add.at(total, lives.stack[rows], lives.size_bytes[rows])
+    total = sum_by(lives.stack[rows], lives.size_bytes[rows], n)
     used = np.flatnonzero(total)
     return dict(zip(used.tolist(), total[used].tolist(), strict=True))
 
@@ -219,7 +217,7 @@ def _outwards(snapshot: Snapshot, stack: int, frame: int) -> tuple[Location, ...
     """Return a stack from the line's own frame outwards."""
     ids = _frames(snapshot, stack)
     start = ids.index(frame) if frame in ids else 0
-    places = [location_of(snapshot, i) for i in ids[start : start + MAX_FRAMES]]
+    places = [snapshot.location(i) for i in ids[start : start + MAX_FRAMES]]
     return tuple(p for p in places if p is not None)
 
 
@@ -232,11 +230,3 @@ def _callees(snapshot: Snapshot, stacks: Sequence[int], frame: int) -> frozenset
         inner = ids[: ids.index(frame)] if frame in ids else []
         found |= {snapshot.strings[int(table.name[i])][:200] for i in inner[:64]}
     return frozenset(found)
-
-
-def location_of(snapshot: Snapshot, frame: int) -> Location | None:
-    """Return a frame as a location; None for id -1."""
-    if frame < 0:
-        return None
-    f = snapshot.frame(frame)
-    return Location(f.filename, f.line, f.name)

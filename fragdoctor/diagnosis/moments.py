@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from fragdoctor.analysis.attribution import find_stranders
 from fragdoctor.analysis.result import DeviceAnalysis, OomEvent, Strander
 from fragdoctor.errors import ConfigError
 from fragdoctor.future.steps import Steps
+from fragdoctor.model.arrays import largest_groups
 from fragdoctor.model.diagnosis import Cause, Moment, Verdict
 from fragdoctor.model.phases import Category, HeldBytes, MomentReport
 from fragdoctor.model.snapshot import I64, Action
@@ -203,15 +204,10 @@ def categories_at(a: DeviceAnalysis, state: int) -> Sequence[HeldBytes]:
     return [HeldBytes(None, Category(kind), *held) for kind, *held in found]
 
 
-def _held(group: npt.ArrayLike, size: I64) -> list[tuple[int, int, int]]:
+def _held(group: npt.NDArray[Any], size: I64) -> list[tuple[int, int, int]]:
     """Return (group, bytes, blocks) of each group, most bytes first; less than 0 counts off."""
-    found, member = np.unique(np.asarray(group), return_inverse=True)
-    n_bytes = np.zeros(len(found), np.int64)
-    np.add.at(n_bytes, member.reshape(-1), size)
-    n_blocks = np.zeros(len(found), np.int64)
-    np.add.at(n_blocks, member.reshape(-1), np.sign(size))
-    order = np.argsort(-np.abs(n_bytes), kind="stable")
-    return [(int(found[g]), int(n_bytes[g]), int(n_blocks[g])) for g in order]
+    sums = largest_groups(group, size)
+    return list(zip(*(column.tolist() for column in sums), strict=True))
 
 
 def _moment(a: DeviceAnalysis, totals: Totals, steps: I64, asked: str) -> tuple[str, int]:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from fragdoctor.export.snapshot_tables import device_life
+from fragdoctor.model.arrays import largest_groups
 from fragdoctor.model.finding import MAX_LINE
 from fragdoctor.model.snapshot import I64, Snapshot
 from fragdoctor.report import escape
@@ -67,12 +68,9 @@ def _profiles(snapshot: Snapshot, device: int, unknown: int) -> list[Json]:
 
 
 def _by_stack(snapshot: Snapshot, name: str, stacks: Any, sizes: I64, unknown: int) -> Json:
-    used, member = np.unique(stacks, return_inverse=True)
-    total = np.zeros(len(used), np.int64)
-    np.add.at(total, member.reshape(-1), sizes)
+    used, n_bytes, _ = largest_groups(stacks, sizes)
     samples = [_outermost_first(snapshot, stack, unknown) for stack in used.tolist()]
-    order = np.argsort(-total, kind="stable").tolist()
-    return _profile(name, [samples[i] for i in order], [int(total[i]) for i in order])
+    return _profile(name, samples, n_bytes.tolist())
 
 
 def _outermost_first(snapshot: Snapshot, stack: int, unknown: int) -> list[int]:

@@ -9,7 +9,6 @@ from typing import Final, TypeVar
 
 from fragdoctor.fleet.groups import TOLERANCE, LineKey, lines_of
 from fragdoctor.frozen import frozen
-from fragdoctor.model.finding import Location
 from fragdoctor.model.fleet import Difference, DifferenceKind, RankSummary, SourceLine
 from fragdoctor.units import MIB, format_count, format_size, plural
 
@@ -86,9 +85,8 @@ def differences(here: Sequence[RankSummary], others: Typical) -> tuple[Differenc
 
 def shown_line(line: SourceLine) -> str:
     """Return ``train.py:88 in forward``; hostile text."""
-    if not line.filename:
-        return "lines without a recorded stack"
-    return str(Location(*line.key))
+    place = line.location
+    return "lines without a recorded stack" if place is None else place.short
 
 
 def median_of(values: Sequence[int]) -> int:

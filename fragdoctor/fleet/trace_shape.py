@@ -74,17 +74,10 @@ def _sites(
     counts = np.bincount(lines + 1, minlength=n)
     order = np.argsort(-n_bytes, kind="stable")[:MAX_SITES]
     return [
-        (_location(snapshot, int(i) - 1), min(int(n_bytes[i]), _ENDLESS), int(counts[i]))
+        (snapshot.location(int(i) - 1), min(int(n_bytes[i]), _ENDLESS), int(counts[i]))
         for i in order
         if counts[i]
     ]
-
-
-def _location(snapshot: Snapshot, frame: int) -> Location | None:
-    if frame < 0:
-        return None
-    f = snapshot.frame(frame)
-    return Location(f.filename, f.line, f.name)
 
 
 def _large_sizes(

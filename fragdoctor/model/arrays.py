@@ -1,4 +1,4 @@
-"""Arrays as sets of numbers.
+"""Arrays as sets of numbers, and sums by group.
 
 As ``np.unique``, ``np.isin``, ``np.percentile`` and ``np.median``, which load ``numpy.ma`` when
 they are called first: that takes a thirtieth of a short command.
@@ -7,7 +7,7 @@ they are called first: that takes a thirtieth of a short command.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,37 @@ def occurrence(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         first, np.diff(np.append(first, len(values)))
     )
     return result
+
+
+class GroupSums(NamedTuple):
+    """Bytes and blocks of each group."""
+
+    group: npt.NDArray[np.int64]
+    n_bytes: npt.NDArray[np.int64]
+    n_blocks: npt.NDArray[np.int64]
+
+
+def largest_groups(group: npt.NDArray[Any], n_bytes: npt.NDArray[np.int64]) -> GroupSums:
+    """Return what blocks hold by group (a line, a stack, a category), most bytes first.
+
+    A block of less than 0 bytes counts off, as one that is gone. Equal groups stay in order.
+    """
+    order = np.argsort(group, kind="stable")
+    ordered, size = group[order].astype(np.int64), n_bytes[order]
+    heads = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)])
+    sums = np.add.reduceat(size, heads)
+    counts = np.add.reduceat(np.where(size < 0, -1, 1), heads)
+    largest = np.argsort(-np.abs(sums), kind="stable")
+    return GroupSums(ordered[heads][largest], sums[largest], counts[largest])
+
+
+def sum_by(
+    group: npt.NDArray[np.integer[Any]], values: npt.NDArray[np.int64], n: int
+) -> npt.NDArray[np.int64]:
+    """Return the sums of some values for the groups 0 to n - 1, exactly."""
+    total = np.zeros(n, np.int64)
+    np.add.at(total, group, values)
+    return total
 
 
 def percentile(values: npt.NDArray[np.int64], percent: float) -> float:

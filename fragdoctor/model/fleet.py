@@ -10,6 +10,7 @@ from typing import Any, Final
 from fragdoctor.frozen import frozen
 from fragdoctor.model.case import OomLog, Overrides
 from fragdoctor.model.diagnosis import Cause, DeviceFigures, Diagnosis
+from fragdoctor.model.finding import Location
 
 MAX_SUMMARY_BYTES: Final = 20_000
 """A pickled ``RankSummary`` is smaller than this, whatever its input: workers send it home."""
@@ -78,9 +79,15 @@ class SourceLine:
     n_blocks: int = 0
 
     @property
+    def location(self) -> Location | None:
+        """Where the line is; None without a recorded stack."""
+        return Location(self.filename, self.line, self.function) if self.filename else None
+
+    @property
     def key(self) -> tuple[str, int, str]:
         """What names the line on every machine: directories differ between them."""
-        return self.filename.replace("\\", "/").rsplit("/", 1)[-1], self.line, self.function
+        place = self.location
+        return "" if place is None else place.basename, self.line, self.function
 
 
 @frozen

@@ -278,6 +278,10 @@ class Snapshot:
             self.strings[int(table.name[frame_id])],
         )
 
+    def location(self, frame_id: int) -> Location | None:
+        """Return one frame as a location; None for id -1."""
+        return None if frame_id < 0 else Location(*self.frame(frame_id))
+
     def stack(self, stack_id: int) -> tuple[Frame, ...]:
         """Return a stack as text, innermost first; empty for id -1."""
         if stack_id < 0:
@@ -383,7 +387,7 @@ class Snapshot:
             if offsets[i] == offsets[i + 1]:
                 texts.append("")
                 continue
-            texts.append(str(Location(*self.frame(int(self.stacks.frames[offsets[i]])))))
+            texts.append(str(self.location(int(self.stacks.frames[offsets[i]]))))
         return texts
 
     def _pool_texts(self) -> list[str]:

@@ -182,18 +182,16 @@ class Context:
             if kind == USER:
                 return None
             if kind == PACKAGE and not is_plumbing(frame.filename):
-                return _located((frame,))[0]
+                return Location(*frame)
         return None
 
     def frame(self, frame_id: int) -> Location | None:
         """Return a frame as a location; None for id -1."""
-        if self.snapshot is None or frame_id < 0:
-            return None
-        return _located((self.snapshot.frame(frame_id),))[0]
+        return None if self.snapshot is None else self.snapshot.location(frame_id)
 
 
 def _located(frames: Iterable[Frame]) -> tuple[Location, ...]:
-    return tuple(Location(f.filename, f.line, f.name) for f in frames)
+    return tuple(Location(*f) for f in frames)
 
 
 F = TypeVar("F", Frame, Location)

@@ -11,8 +11,8 @@ import subprocess
 import sys
 
 import pytest
-from rehearsal_stage import Stage
 from rehearsal.framework_programs import PEAK_BYTES, PROGRAMS
+from rehearsal_stage import Stage
 
 PYTHON = os.environ.get("FRAGDOCTOR_FRAMEWORKS") or sys.executable
 

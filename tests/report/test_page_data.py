@@ -148,8 +148,8 @@ def test_held_at_counts_live_blocks_at_both_moments():
     snapshot = from_python(tiny())
     lives = Trace.of(snapshot, 0).lives
 
-    assert held_at(lives, 3).total_bytes == 14 * MIB
-    assert held_at(lives, 8).total_bytes == 6 * MIB
+    assert held_at(lives, 3).n_bytes.sum() == 14 * MIB
+    assert held_at(lives, 8).n_bytes.sum() == 6 * MIB
     assert held_at(lives, 8).n_blocks.tolist() == [1, 1]
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.errors import ConfigError
-from fragdoctor.frozen import frozen
+from fragdoctor.model.arrays import GroupSums, largest_groups
 from fragdoctor.model.diagnosis import Diagnosis, MomentFigures, Recommendation
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.report import escape, html
@@ -84,29 +84,10 @@ def shown_analyses(diagnosis: Diagnosis) -> dict[int, DeviceAnalysis]:
     return dict(sorted(diagnosis.analyses.items())[:MAX_DEVICES])
 
 
-@frozen
-class HeldByStack:
-    """Live bytes and blocks per stack id (-1: no stack recorded), largest first."""
-
-    stack: I64
-    n_bytes: I64
-    n_blocks: I64
-
-    @property
-    def total_bytes(self) -> int:
-        """All live bytes."""
-        return int(self.n_bytes.sum())
-
-
-def held_at(lives: Lives, state: int) -> HeldByStack:
-    """Return what was allocated after ``state`` events, by stack."""
+def held_at(lives: Lives, state: int) -> GroupSums:
+    """Return what was allocated after ``state`` events, by stack id (-1: none recorded)."""
     rows = lives.allocated_at(state)
-    used, inverse = np.unique(lives.stack[rows], return_inverse=True)
-    held = np.zeros(len(used), np.int64)
-    np.add.at(held, inverse, lives.size_bytes[rows])
-    count = np.bincount(inverse, minlength=len(used)).astype(np.int64)
-    order = np.argsort(-held, kind="stable")
-    return HeldByStack(used[order].astype(np.int64), held[order], count[order])
+    return largest_groups(lives.stack[rows], lives.size_bytes[rows])
 
 
 def opening(moment: MomentFigures | None) -> dict[str, Any]:
@@ -133,19 +114,19 @@ def icicle_data(
     moments: dict[str, Any] = {}
     for name, state in states.items():
         held = held_at(analysis.trace.lives, state)
-        if held.total_bytes:
+        if held.n_bytes.any():
             moments[name] = {"state": state, **_encode(held, sink)}
     return moments or None
 
 
-def _encode(held: HeldByStack, sink: Sink) -> dict[str, Any]:
+def _encode(held: GroupSums, sink: Sink) -> dict[str, Any]:
     rest = slice(MAX_STACKS, None)
     return {
-        "total": held.total_bytes,
+        "total": int(held.n_bytes.sum()),
         "n_blocks": int(held.n_blocks.sum()),
         "rest_bytes": int(held.n_bytes[rest].sum()),
-        "rest_stacks": len(held.stack[rest]),
-        "stack": sink.blob.add([sink.stacks.page_stack(int(s)) for s in held.stack[:MAX_STACKS]]),
+        "rest_stacks": len(held.group[rest]),
+        "stack": sink.blob.add([sink.stacks.page_stack(int(s)) for s in held.group[:MAX_STACKS]]),
         "bytes": sink.blob.add(held.n_bytes[:MAX_STACKS]),
         "blocks": sink.blob.add(held.n_blocks[:MAX_STACKS]),
     }

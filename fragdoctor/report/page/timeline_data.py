@@ -16,7 +16,6 @@ from fragdoctor.analysis.device import RETRY
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.frozen import frozen
 from fragdoctor.model.arrays import distinct
-from fragdoctor.model.finding import Location
 from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import Annotation, Snapshot
 from fragdoctor.report.page.blob import BlobWriter, Sink, compressed_size
@@ -189,10 +188,8 @@ def _line(analysis: DeviceAnalysis, stack: int) -> str:
     """Return the user's line of a stack, "" where none was recorded; hostile text."""
     trace = analysis.trace
     (frame,) = trace.stacks.lines_of(np.array([stack], np.int32)).tolist()
-    if frame < 0:
-        return ""
-    f = trace.snapshot.frame(frame)
-    return Location(f.filename, f.line, f.name).short[:MAX_LINE_TEXT]
+    location = trace.snapshot.location(frame)
+    return "" if location is None else location.short[:MAX_LINE_TEXT]
 
 
 def named_ranges(snapshot: Snapshot, device: int) -> list[NamedRange]:

@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Final
 
 from fragdoctor.frozen import frozen
-from fragdoctor.model.finding import Location
 from fragdoctor.model.fleet import (
     FleetReport,
     OddRank,
@@ -21,7 +20,6 @@ from fragdoctor.model.fleet import (
     RankRow,
     RankSummary,
     Skew,
-    SourceLine,
 )
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Detail, Span, Style, code, dim, location_text, strong
@@ -103,12 +101,6 @@ def counts(report: FleetReport) -> str:
     return ", ".join(parts)
 
 
-def line_text(line: SourceLine) -> str:
-    """Return a line of the program as other reports write it."""
-    place = Location(line.filename, line.line, line.function) if line.filename else None
-    return location_text(place)
-
-
 def _advice(report: FleetReport) -> doc.Section:
     items = [
         doc.Item(
@@ -175,7 +167,9 @@ def _group_notes(group: RankGroup) -> list[doc.Content]:
     if group.reference and group.differences:
         differences = "; ".join(d.text for d in group.differences[:2])
         return [dim(f"against group {group.reference}: {differences}")]
-    held = ", ".join(f"{format_size(h.n_bytes)} {line_text(h)}" for h in group.holders[:2])
+    held = ", ".join(
+        f"{format_size(h.n_bytes)} {location_text(h.location)}" for h in group.holders[:2]
+    )
     return [dim(f"most: {held}")] if held else []
 
 

@@ -8,6 +8,7 @@ from dataclasses import field
 import numpy as np
 
 from fragdoctor.frozen import frozen
+from fragdoctor.model.arrays import largest_groups
 from fragdoctor.model.snapshot import BlockState, Snapshot
 
 
@@ -46,9 +47,9 @@ def find_holes(snapshot: Snapshot, device: int) -> Holes:
         return Holes()
     asked = blocks.requested_bytes
     used = free & (asked > 0) & (asked <= blocks.size_bytes)
-    sizes, member = np.unique(segments.total_bytes[blocks.segment[free]], return_inverse=True)
-    sums = np.zeros(len(sizes), np.int64)
-    np.add.at(sums, member.reshape(-1), blocks.size_bytes[free].astype(np.int64))
+    sizes, sums, _ = largest_groups(
+        segments.total_bytes[blocks.segment[free]], blocks.size_bytes[free].astype(np.int64)
+    )
     return Holes(
         free_bytes=int(blocks.size_bytes[free].sum()),
         used_before_bytes=int(blocks.size_bytes[used].sum()),
