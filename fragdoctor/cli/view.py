@@ -91,7 +91,9 @@ class Replays:
         """
         from fragdoctor.future.search import with_smallest_capacity
         from fragdoctor.future.whatif import WhatIf
+        from fragdoctor.model.simulation import Promise
         from fragdoctor.report import words
+        from fragdoctor.report.views.advice import PROMISES
 
         if not isinstance(question, dict):
             raise ValueError("no object")  # noqa: TRY004 - what was sent is wrong, not the program
@@ -111,10 +113,11 @@ class Replays:
                 if question.get("smallest") is True:
                     result = with_smallest_capacity(reproduction, what_if, result)
         outlook = result.outlook
+        promise = Promise.of(result.fits, outlook)
         return {
             **{name: getattr(result, name) for name in _SHOWN},
             "outlook": "" if outlook is None else words.outlook_text(outlook),
-            "outlook_state": None if outlook is None else outlook.state.value,
+            "said": [PROMISES[promise].value, promise.value],
         }
 
     @contextlib.contextmanager

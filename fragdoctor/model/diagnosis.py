@@ -15,7 +15,7 @@ from fragdoctor.model.case import Case
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, SkippedRule
 from fragdoctor.model.hooks import drawn
 from fragdoctor.model.phases import Category, HeldBytes, MomentReport, PhaseReport, TrainingPhase
-from fragdoctor.model.simulation import FidelityReport, Outlook
+from fragdoctor.model.simulation import FidelityReport, Outlook, Promise
 from fragdoctor.model.story import LogStory
 
 if TYPE_CHECKING:
@@ -133,6 +133,11 @@ class Predicted:
     margin_bytes: int | None = None
     fidelity_share: float | None = None
     outlook: Outlook | None = None
+
+    @property
+    def promise(self) -> Promise:
+        """What is promised of it for the whole run."""
+        return Promise.of(None if self.method == "none" else self.fits, self.outlook)
 
     @property
     def room_bytes(self) -> int:

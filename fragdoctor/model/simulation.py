@@ -104,6 +104,30 @@ class Outlook:
         return self.state is OutlookState.FAILS and not self.fails_after_steps
 
 
+class Promise(StrEnum):
+    """What is promised of a change for the whole run. The strings are a contract (JSON)."""
+
+    WILL_FINISH = "will finish"
+    LIKELY_FINISHES = "likely finishes"
+    GETS_FURTHER = "gets further"
+    """It gets past the recorded failure; whether to the end is open, or known not to be so."""
+    UNTESTED = "untested"
+    STILL_FAILS = "still fails"
+
+    @classmethod
+    def of(cls, fits: bool | None, outlook: Outlook | None) -> Promise:
+        """Return what the replay of the recorded part, and what follows it, promise."""
+        if fits is None:
+            return cls.UNTESTED
+        if not fits:
+            return cls.STILL_FAILS
+        if outlook is None or outlook.fails:
+            return cls.GETS_FURTHER
+        if outlook.state is OutlookState.HOLDS:
+            return cls.WILL_FINISH
+        return cls.GETS_FURTHER if outlook.likely is None else cls.LIKELY_FINISHES
+
+
 @frozen
 class ReplayResult:
     """What the allocator model did with the requests of one trace.

@@ -28,7 +28,14 @@ from fragdoctor.model import (
 )
 from fragdoctor.model.case import LogMarker, OomMessage, OtherProcess
 from fragdoctor.model.comparison import Comparison
-from fragdoctor.model.diagnosis import SCHEMA_VERSION, Cause, Diagnosis, HolderReport, Verdict
+from fragdoctor.model.diagnosis import (
+    SCHEMA_VERSION,
+    Cause,
+    Diagnosis,
+    HolderReport,
+    Predicted,
+    Verdict,
+)
 from fragdoctor.model.finding import Severity
 from fragdoctor.model.gpus import GpuModel
 from fragdoctor.report.views.estimate import summary
@@ -221,6 +228,7 @@ _DIAGNOSES: Final[Mapping[type, Shape]] = {
         },
     ),
     HolderReport: Shape(properties=("held_bytes",)),
+    Predicted: Shape(properties=("promise",)),
     OomResult: Shape(inline=("diagnosis",)),
     OomMessage: Shape(properties=("live_bytes",)),
     rehearsal.RehearsalResult: Shape(inline=("diagnosis",)),

@@ -16,6 +16,7 @@ from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.inputs.cases import read_case
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.case import Case, Overrides
+from fragdoctor.model.simulation import Promise
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.page import page as page_module
 from fragdoctor.report.page.page import render_page
@@ -554,10 +555,9 @@ def test_saved_page_lists_the_variants_that_were_replayed_and_asks_nobody(open_p
     assert "as recorded" in shown
     # What serves the recorded requests alone is not called fitting.
     assert best.predicted.outlook is not None
-    said = {"holds": "fits", "open": "fits so far", "fails": "fails later"}
-    word = said[best.predicted.outlook.state.value]
-    line = next(row for row in shown.split("as recorded")[1].splitlines() if row in said.values())
-    assert line == word
+    words = [promise.value for promise in Promise]
+    line = next(row for row in shown.split("as recorded")[1].splitlines() if row in words)
+    assert line == best.predicted.promise.value
     assert page.evaluate(f"{X}.whatIf.slider === undefined")
     assert page.evaluate("fetch('try').then(() => 'asked', () => 'refused')") == "refused"
 

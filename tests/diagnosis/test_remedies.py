@@ -315,7 +315,7 @@ def looked_on(code, state, *, setting="", weight=10, **outlook):
     [
         (Cause.FRAGMENTATION, ["sure", "open", "code", "open-code", "later"]),
         (Cause.CAPACITY, ["code", "sure", "open", "open-code", "later"]),
-        (Cause.LEAK, ["code", "open-code", "later", "open", "sure"]),
+        (Cause.LEAK, ["code", "open-code", "open", "sure", "later"]),
     ],
 )
 def test_rank_goes_by_how_the_run_goes_on_and_tries_settings_first_for_holes(cause, order):

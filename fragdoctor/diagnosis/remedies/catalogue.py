@@ -191,6 +191,7 @@ def _order(proposal: Proposal, cause: Cause) -> tuple[int | str, ...]:
     r = proposal.recommendation
     p = r.predicted
     is_setting = bool(r.setting)
+    fails = p.outlook is not None and p.outlook.fails
     is_shown_to_fit = p.method == "replay" and p.fits is True
     # A setting does not end a leak, whatever it gains.
     is_cure = is_shown_to_fit and not (cause is Cause.LEAK and is_setting)
@@ -207,8 +208,10 @@ def _order(proposal: Proposal, cause: Cause) -> tuple[int | str, ...]:
             -(r.saves_bytes or 0),
             p.driver_calls or 0,
         )
+    # What is known or likely to fail all the same comes after what was not tried.
     return (
-        0 if is_cure else 1,
+        0 if is_cure and not fails else 1,
+        int(fails),
         *how_far,
         -proposal.weight,
         -steps_won(p.outlook),

@@ -25,6 +25,7 @@ from fragdoctor.report.html import drawn
 from fragdoctor.report.page.blob import Sink
 from fragdoctor.report.page.lives_data import MAX_BLOCKS, lives_data, segment_map_data
 from fragdoctor.report.page.timeline_data import timeline_data
+from fragdoctor.report.views.advice import PROMISES
 from fragdoctor.trace.lives import Lives
 from fragdoctor.units import format_size
 
@@ -175,7 +176,7 @@ def _variant(one: Recommendation) -> dict[str, Any]:
         "retries": p.retries,
         "margin": p.margin_bytes,
         "calls": p.driver_calls,
-        "outlook": p.outlook.state.value if p.outlook is not None else None,
+        "said": [PROMISES[p.promise].value, p.promise.value],
     }
 
 

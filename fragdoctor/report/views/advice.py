@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final
 
 from fragdoctor.model.diagnosis import (
@@ -16,7 +18,7 @@ from fragdoctor.model.diagnosis import (
     RunState,
 )
 from fragdoctor.model.finding import Confidence
-from fragdoctor.model.simulation import OutlookState
+from fragdoctor.model.simulation import OutlookState, Promise
 from fragdoctor.report import document as doc
 from fragdoctor.report import words
 from fragdoctor.units import format_size
@@ -159,11 +161,11 @@ def _fits_text(predicted: Predicted, diagnosis: Diagnosis) -> str:
 def short_advice(diagnosis: Diagnosis) -> doc.Section:
     """Return the alternatives and what would not help, one line each."""
     rows = [
-        doc.Row((_promise(r.predicted), _in_short(r, _outcome(r, diagnosis))))
+        doc.Row((_promise(r, diagnosis), _in_short(r, _outcome(r, diagnosis))))
         for r in diagnosis.recommendations[1 : 1 + MAX_ALTERNATIVES]
     ]
     rows += [
-        doc.Row((doc.bad("no"), _in_short(r, _why_not(r, diagnosis))))
+        doc.Row(_rejected(r, diagnosis))
         for r in diagnosis.rejected[: min(3, MAX_MEASURES - len(rows))]
     ]
     columns = (doc.Column(), doc.Column(kind="wrap"))
@@ -173,7 +175,7 @@ def short_advice(diagnosis: Diagnosis) -> doc.Section:
 def _in_short(advice: Recommendation, outcome: str) -> doc.Content:
     return [
         *(doc.Span(text, style) if style else text for text, style in doc.spans(_label(advice))),
-        doc.dim(f" ({outcome})"),
+        doc.dim(f" ({outcome})" if outcome else ""),
     ]
 
 
@@ -192,32 +194,46 @@ def _outcome(advice: Recommendation, diagnosis: Diagnosis) -> str:
     if _lowers_peak(advice, diagnosis):
         return f"peak {format_size(advice.saves_bytes)} lower"
     if p.method == "none":
-        return "not tested"
-    if p.fits is None:
-        return words.METHOD_TITLES.get(p.method, p.method)
-    if p.fits and p.outlook is not None and p.outlook.state is not OutlookState.HOLDS:
-        is_open = p.outlook.state is OutlookState.OPEN
-        return "fits so far" if is_open else words.outlook_text(p.outlook)
-    margin = f", {format_size(p.margin_bytes)} to spare" if p.margin_bytes is not None else ""
-    return f"fits{margin}" if p.fits else "not enough alone"
+        saves = advice.saves_bytes
+        return f"would free up to {format_size(saves)}" if saves else ""
+    if p.fits is False:
+        return "not enough alone"
+    if p.outlook is not None and p.outlook.fails:
+        return words.outlook_text(replace(p.outlook, reason=""))
+    return f"{format_size(p.margin_bytes)} to spare" if p.margin_bytes is not None else ""
 
 
-def _promise(predicted: Predicted) -> doc.Content:
-    """Return whether something is enough, in a word."""
-    outlook = predicted.outlook
-    if predicted.fits is False:
-        return doc.dim("part")
-    if not predicted.fits or (outlook is not None and outlook.state is OutlookState.OPEN):
-        return doc.dim("maybe")
-    if outlook is not None and outlook.state is OutlookState.FAILS:
-        return doc.warn("later")
-    return doc.good("yes")
+PROMISES: Final[Mapping[Promise, doc.Style]] = MappingProxyType(
+    {
+        Promise.WILL_FINISH: doc.Style.GOOD,
+        Promise.LIKELY_FINISHES: doc.Style.GOOD,
+        Promise.GETS_FURTHER: doc.Style.WARN,
+        Promise.UNTESTED: doc.Style.DIM,
+        Promise.STILL_FAILS: doc.Style.BAD,
+    }
+)
+"""How each promise looks, in text and on the page."""
 
 
-def _why_not(advice: Recommendation, diagnosis: Diagnosis) -> str:
-    """Return in a few words why something does not help."""
+def _promise(advice: Recommendation, diagnosis: Diagnosis) -> doc.Content:
+    """Return what is promised of something, in a word."""
+    found = advice.predicted.promise
+    if _lowers_peak(advice, diagnosis):
+        return doc.good("lower peak")
+    return doc.Span(found.value, PROMISES[found])
+
+
+def _rejected(advice: Recommendation, diagnosis: Diagnosis) -> tuple[doc.Content, doc.Content]:
+    """Return what does not help, with its word and the reason."""
     if advice.predicted.fits is False:
-        return "still fails" if diagnosis.verdict.state is RunState.FAILED else "would fail"
+        failed = diagnosis.verdict.state is RunState.FAILED
+        word = Promise.STILL_FAILS.value if failed else "would fail"
+        return doc.bad(word), _in_short(advice, "")
+    return doc.bad("no help"), _in_short(advice, _why_not(advice))
+
+
+def _why_not(advice: Recommendation) -> str:
+    """Return in a few words why something does not help."""
     if advice.predicted.outlook is not None and advice.predicted.outlook.ends_step:
         return "the step fails further on"
     first = _REPLAYED.sub("", advice.why.split(". ", 1)[0].rstrip("."))
@@ -286,13 +302,13 @@ def _what_ifs(diagnosis: Diagnosis) -> doc.Table:
     whole = max(*peaks, figures.capacity_bytes or 0, 1)
     return doc.tabled(
         rows if tested else [],
-        doc.Column("fits", lambda row: fits_word(row[0].fits)),
+        doc.Column("", lambda row: _word(row[0], recorded)),
         doc.Column("peak reserved", lambda row: doc.size(row[0].peak_reserved_bytes), "right"),
         doc.Column("", lambda row: doc.Gauge((row[0].peak_reserved_bytes or 0) / whole),
                    from_width=100),
         doc.Column("to spare", lambda row: doc.size(row[0].margin_bytes if row[0].fits else None),
                    "right"),
-        doc.Column("retries", lambda row: doc.count(row[0].retries), "right"),
+        doc.Column("retries", lambda row: doc.count(row[0].retries), "right", from_width=80),
         doc.Column("calls", lambda row: doc.count(row[0].driver_calls), "right", from_width=80),
         doc.Column("setting or change", lambda row: row[1], "list"),
         label="What-if table",
@@ -310,8 +326,8 @@ def _as_recorded(f: DeviceFigures) -> Predicted:
     )
 
 
-def fits_word(fits: bool | None) -> doc.Content:
-    """Return whether something fits, in one word."""
-    if fits is None:
-        return "-"
-    return doc.good("yes") if fits else doc.bad("NO")
+def _word(predicted: Predicted, recorded: Predicted) -> doc.Content:
+    """Return what is promised of a change; of the run itself, how it ended."""
+    if predicted is recorded:
+        return doc.bad("failed") if predicted.fits is False else "ran"
+    return doc.Span(predicted.promise.value, PROMISES[predicted.promise])

@@ -61,7 +61,9 @@ def repeated_blocks(model: Any) -> list[Blocks]:
 
 
 def _is_block(module: Any) -> bool:
-    """Whether a module is made of several others with parameters, and is no stage of blocks."""
+    """Whether a module that is called has several others with parameters, and is no stage."""
+    if type(module).forward is torch.nn.Module.forward:
+        return False  # a list of modules, whose members the program calls
     inner = [m for m in module.modules() if m is not module]
     has_own = [m for m in inner if next(m.parameters(recurse=False), None) is not None]
     if len(has_own) < MIN_BLOCKS:

@@ -10,12 +10,10 @@ const KNOBS = [
 ];
 const SLIDER_STEPS = 400;
 
-// What a replay says: of the recorded requests, and of the steps that follow where they are known.
+// What is promised, in the words of the report; of the run itself, how it ended.
 function verdictOf(row) {
-  if (row.fits === null) return ["dim", "not known"];
-  if (!row.fits) return ["bad", row.isRecorded ? "failed" : "fails"];
-  if (row.outlook === "fails") return ["bad", "fails later"];
-  return row.outlook === "open" ? ["warn", "fits so far"] : ["good", "fits"];
+  if (row.isRecorded) return row.fits ? ["dim", "ran"] : ["bad", "failed"];
+  return row.said || ["dim", "not known"];
 }
 
 class WhatIf {
@@ -92,7 +90,7 @@ class WhatIf {
     if (number !== this.asked) return; // a newer question is on its way
     const name = `${conf === null ? "recorded settings" : conf}${capacity ? ` on ${formatSize(capacity)}` : ""}`;
     this.live = answer.error ? { name, error: `${answer.error} ${answer.hint}` } : {
-      name, fits: answer.is_conclusive ? answer.fits : null, peak: answer.peak_reserved_bytes, retries: answer.retries, margin: answer.margin_bytes, calls: answer.driver_calls, capacity, outlook: answer.outlook_state,
+      name, fits: answer.is_conclusive ? answer.fits : null, peak: answer.peak_reserved_bytes, retries: answer.retries, margin: answer.margin_bytes, calls: answer.driver_calls, capacity, said: answer.is_conclusive ? answer.said : null,
       more: [answer.fits || answer.oom_event === null ? "" : `fails at event ${formatCount(answer.oom_event + 1)} (${formatSize(answer.oom_bytes)})`, answer.outlook,
         answer.smallest_capacity_bytes === null ? answer.smallest_capacity_note : `smallest capacity ${formatSize(answer.smallest_capacity_bytes)}`, answer.note].filter(Boolean).join("; "),
     };
