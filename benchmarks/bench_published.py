@@ -62,9 +62,10 @@ def outcome_of(row: Mapping[str, str]) -> Outcome:
     """Return what becomes of a row."""
     try:
         found = asked(row)
-    except FragdoctorError as error:
-        return Outcome(row, None, None, "", str(error))
-    error = inside = None
+    except FragdoctorError as refused:
+        return Outcome(row, None, None, "", str(refused))
+    error: float | None = None
+    inside: bool | None = None
     measured = 0.0
     if row["figure"]:
         measured = float(row["figure"]) * UNITS[row["unit"]]
