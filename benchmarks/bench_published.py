@@ -1,0 +1,149 @@
+"""Estimates beside what others measured on real GPUs.
+
+    python benchmarks/bench_published.py [--rows]
+
+Asks ``fragdoctor estimate`` for each row of ``benchmarks/published/`` as the command line would,
+and prints for both halves: the median error by class, the bias (the median of signed errors), the
+share of figures inside the printed interval, and the verdict on the card where a run failed or came
+close to the limit. ``--rows`` prints each row of the half that may be looked at; the rows of the
+held-out half are never printed.
+
+A figure of PyTorch's allocated memory is compared with the allocated peak, any other with the
+reserved one. The interval is the one that is printed: what the card must have free.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import io
+import json
+import shlex
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from fragdoctor.cli.app import invoke
+from fragdoctor.errors import FragdoctorError
+from fragdoctor.model.gpus import gpu_of
+
+FOLDER = Path(__file__).parent / "published"
+HALVES = ("looked_at", "held_out")
+UNITS = {"GB": 10**9, "GiB": 2**30, "MiB": 2**20}
+AT_LIMIT = 0.8  # of the card: closer than that, a verdict is a question
+
+
+class Outcome(NamedTuple):
+    """A row and what was estimated; the error is None where there is no figure."""
+
+    row: Mapping[str, str]
+    error: float | None
+    is_inside: bool | None
+    verdict: str  # right, open, wrong, or "" away from the limit
+    refusal: str
+
+
+def asked(row: Mapping[str, str]) -> dict[str, Any]:
+    """Return the report on a row as the command prints it."""
+    model = [] if {"--layers", "--params"} & set(row["options"].split()) else [row["model"]]
+    words = [*model, *shlex.split(row["options"]), "--gpu", row["gpu"], "--format", "json"]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        invoke(["estimate", *words, "--no-config"])
+    found: dict[str, Any] = json.loads(printed.getvalue())
+    return found
+
+
+def outcome_of(row: Mapping[str, str]) -> Outcome:
+    """Return what becomes of a row."""
+    try:
+        found = asked(row)
+    except FragdoctorError as refused:
+        return Outcome(row, None, None, "", str(refused))
+    error: float | None = None
+    inside: bool | None = None
+    measured = 0.0
+    if row["figure"]:
+        measured = float(row["figure"]) * UNITS[row["unit"]]
+        error = _point(found, row["what"]) / measured - 1
+        if row["what"] != "cache":
+            inside = found["needs_low_bytes"] <= measured <= (found["needs_high_bytes"] or measured)
+    return Outcome(row, error, inside, _verdict(row, found, measured), "")
+
+
+def _point(found: Mapping[str, Any], what: str) -> float:
+    if what == "cache":
+        return float(found["serving"]["cache_bytes"])
+    return float(found["peak_allocated_bytes" if what == "allocated" else "peak_reserved_bytes"])
+
+
+def _verdict(row: Mapping[str, str], found: Mapping[str, Any], measured: float) -> str:
+    if row["what"] == "cache":
+        return ""
+    ran = row["ran"] == "yes"
+    if ran and row["figure"] and measured < AT_LIMIT * gpu_of(row["gpu"]).total_bytes:
+        return ""
+    state = found["gpus"][0]["state"]
+    if state == "too_close_to_call":
+        return "open"
+    return "right" if (state == "fits") is ran else "wrong"
+
+
+def print_half(name: str, outcomes: Sequence[Outcome]) -> None:
+    """Print the totals of a half."""
+    refused = sum(bool(o.refusal) for o in outcomes)
+    print(f"\n{name}: {len(outcomes)} rows, {refused} refused")
+    groups: dict[str, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        if outcome.error is None:
+            continue
+        groups[outcome.row["setting"]].append(outcome)
+        groups["all"].append(outcome)
+        if outcome.row["complete"] == "yes":
+            groups["source states everything"].append(outcome)
+    print(f"  {'class':26} {'n':>4} {'median':>8} {'bias':>8} {'inside':>8}")
+    for group, members in sorted(groups.items()):
+        errors = [o.error for o in members if o.error is not None]
+        inside = [o.is_inside for o in members if o.is_inside is not None]
+        share = f"{sum(inside) / len(inside):8.0%}" if inside else f"{'-':>8}"
+        print(
+            f"  {group:26} {len(members):4} {median(map(abs, errors)):8.1%} "
+            f"{median(errors):+8.1%} {share}"
+        )
+    verdicts = [(o.verdict, o.row["ran"]) for o in outcomes if o.verdict]
+    counts = {v: sum(found == v for found, _ in verdicts) for v in ("right", "open", "wrong")}
+    false_fits = sum(found == "wrong" and ran == "no" for found, ran in verdicts)
+    print(f"  at the limit: {counts}, of the wrong ones {false_fits} said that it fits")
+
+
+def print_rows(outcomes: Sequence[Outcome]) -> None:
+    """Print each row of a half that may be looked at."""
+    for o in outcomes:
+        said = o.refusal or (
+            f"{o.verdict:6}"
+            if o.error is None
+            else f"{o.error:+7.1%} {o.is_inside!s:5} {o.verdict}"
+        )
+        print(f"  {o.row['setting']:12} {o.row['model']:16} {said}  {o.row['options']}")
+
+
+def main() -> int:
+    """Print both halves."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rows", action="store_true", help="print the rows that are looked at")
+    chosen = parser.parse_args()
+    for name in HALVES:
+        with (FOLDER / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+            outcomes = [outcome_of(row) for row in csv.DictReader(file)]
+        print_half(name, outcomes)
+        if chosen.rows and name == HALVES[0]:
+            print_rows(outcomes)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
