@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from fragdoctor.analysis.device import analyze_device
@@ -31,7 +32,14 @@ from fragdoctor.diagnosis.run_state import find_notes
 from fragdoctor.diagnosis.verdict import CaseEvidence, find_verdict
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.case import Case, OomMessage
-from fragdoctor.model.diagnosis import Cause, Diagnosis, Verdict
+from fragdoctor.model.diagnosis import (
+    Cause,
+    DeviceFigures,
+    Diagnosis,
+    Recommendation,
+    RunState,
+    Verdict,
+)
 from fragdoctor.model.simulation import FidelityReport
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.model.story import LogStory
@@ -189,6 +197,8 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
         rejected = ()  # the program came to terms with its failures: none is left to be mended
     figures = (f for c, at in moments if (f := device_figures(c, at)) is not None)
     devices = tuple(sorted(figures, key=lambda f: f.device))
+    if verdict.state is RunState.FITS:
+        recommendations = _worth_it(recommendations, verdict, devices)
     holders = tuple(h for c, at in moments for h in holder_reports(c, at))
     about = (capacity_note(leader, bench), balance_note(devices, verdict, case.snapshot))
     return Diagnosis(
@@ -216,6 +226,28 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
         failure=find_failure(leader, verdict, moments[0][1]),
         analyses={c.analysis.device: c.analysis for c in contexts if c.analysis is not None},
     )
+
+
+WORTH_SAVING: Final = 0.1
+"""Share of the peak that a change of a run that fits has to save to be worth a word."""
+
+ROOMY: Final = 0.5
+"""Share of the GPU that a run may reserve at most to need no advice at all."""
+
+
+def _worth_it(
+    found: Sequence[Recommendation], verdict: Verdict, devices: Sequence[DeviceFigures]
+) -> tuple[Recommendation, ...]:
+    """Return what is worth changing in a run that fits; nothing where half of the GPU is free."""
+    device = next((d for d in devices if d.device == verdict.device), None)
+    if device is None or device.peak_allocated_bytes is None:
+        return tuple(found)
+    reserved, capacity = device.peak_reserved_bytes, device.capacity_bytes
+    if capacity and reserved is not None and reserved <= ROOMY * capacity:
+        return ()
+    least = WORTH_SAVING * device.peak_allocated_bytes
+    kept = [one for one in found if not one.saves_bytes or one.saves_bytes >= least]
+    return tuple(replace(one, rank=i) for i, one in enumerate(kept, start=1))
 
 
 def _training(context: Context, bench: Bench | None, verdict: Verdict) -> TrainingRun | None:

@@ -175,8 +175,13 @@ def failure_line(failure: Failure | None) -> str:
 
 
 def also_text(verdict: Verdict) -> str:
-    """Return the further causes that the evidence supports, within a sentence."""
-    titles = [CAUSE_TITLES[cause] for cause in verdict.also]
+    """Return the further causes that the evidence supports, within a sentence.
+
+    A failure that is proven is not healthy, even where the program caught it.
+    """
+    is_proven = verdict.confidence is Confidence.PROVEN
+    causes = [c for c in verdict.also if not (is_proven and c is Cause.HEALTHY)]
+    titles = [CAUSE_TITLES[cause] for cause in causes]
     return ", ".join(title[0].lower() + title[1:] for title in titles)
 
 
