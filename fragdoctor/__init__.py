@@ -169,6 +169,11 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def load_ipython_extension(ipython: Any) -> None:
+    """Register the cell magics ``%%gpu_memory`` and ``%%cure``: ``%load_ext fragdoctor``."""
+    importlib.import_module("fragdoctor.magics").load(ipython)
+
+
 def __dir__() -> list[str]:
     """Return the public names."""
     return sorted(__all__)

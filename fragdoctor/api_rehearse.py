@@ -10,12 +10,22 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.model.hooks import draw_with
 
 if TYPE_CHECKING:
     from fragdoctor.model.prescription import Prescription
     from fragdoctor.model.rehearsal import RehearsalResult
     from fragdoctor.rehearsal.process import Conditions
     from fragdoctor.rehearsal.programs import Program
+
+
+def _prescription_card(found: Prescription) -> str:
+    from fragdoctor.report.card import prescription_card  # noqa: PLC0415 - numpy is heavy
+
+    return prescription_card(found)
+
+
+draw_with("Prescription", _prescription_card)
 
 StrPath = str | PathLike[str]
 

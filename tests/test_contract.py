@@ -108,11 +108,11 @@ MAY_IMPORT: dict[str, set[str]] = {
 # Capture runs inside the user's program and traces the user's model: torch is there.
 MAY_IMPORT_TORCH = {"capture", "estimation", "rehearsal"}
 # They speak from inside the user's program, where no command line stands above them.
-MAY_PRINT = {"cli", "capture", "rehearsal"}
+MAY_PRINT = {"cli", "capture", "magics", "rehearsal"}
 FORBIDDEN = {"eval", "exec", "compile", "__import__"} | {
     "pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "torch",
 }  # fmt: skip
-ANYTHING = {"cli", "api", "api_check", "api_rehearse", "__init__", "__main__"}
+ANYTHING = {"cli", "api", "api_check", "api_rehearse", "magics", "__init__", "__main__"}
 
 
 def name_of(path: Path) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from fragdoctor.frozen import frozen
+from fragdoctor.model.hooks import drawn
 
 
 class Numerics(StrEnum):
@@ -128,6 +129,10 @@ class Prescription:
     def fits(self) -> bool:
         """Whether the program fits as it is."""
         return self.needs_bytes <= self.capacity_bytes
+
+    def _repr_html_(self) -> str | None:
+        """Return what Jupyter shows."""
+        return drawn(self)
 
     @property
     def cure(self) -> Tried | None:

@@ -13,12 +13,13 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.model.diagnosis import Diagnosis
+from fragdoctor.model.prescription import Prescription
 from fragdoctor.model.snapshot import BlockState, Snapshot
 from fragdoctor.report import document as doc
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions, Verbosity
 from fragdoctor.report.document import Style, code, dim, strong
-from fragdoctor.report.views import analyze
+from fragdoctor.report.views import analyze, prescription
 from fragdoctor.units import format_count, format_size
 
 MAX_DEVICES: Final = 16
@@ -115,6 +116,11 @@ def _n_segments(snapshot: Snapshot, device: int) -> int:
 def _n_events(snapshot: Snapshot, device: int) -> int:
     rows = snapshot.events.device_slice(device)
     return int(rows.stop - rows.start)
+
+
+def prescription_card(found: Prescription) -> str:
+    """Return a prescription as a card."""
+    return _card(prescription.document(found))
 
 
 def _card(document: doc.ReportDocument) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from typing import Final
 
@@ -31,10 +32,8 @@ from fragdoctor.units import format_share, format_size, plural
 _SOURCES: Final = {"memory_stats": "stats", "oom message": "message", "user": "option"}
 _MAX_OTHER: Final = 20
 _SHORT_NOTES: Final = 2
-_REHEARSE: Final = (
-    "Rehearse the program without a GPU (fragdoctor rehearse) and add its recording "
-    "(--continue-with): that shows what the rest needs."
-)
+_MAX_TO_COPY: Final = 3
+_REHEARSE: Final = "Rehearse the program without a GPU: that shows what the rest of the step needs."
 
 
 def checklist_section(diagnosis: Diagnosis) -> doc.Section:
@@ -285,6 +284,17 @@ def _line_to_change(diagnosis: Diagnosis, options: RenderOptions) -> str:
     return source_line(here, options.source_root)
 
 
+def _rehearsal_of(diagnosis: Diagnosis) -> tuple[str, ...]:
+    """Return what to type to continue a recording with a rehearsal of its program."""
+    sources = [shlex.quote(source) for source in diagnosis.case.sources[:_MAX_TO_COPY]]
+    if diagnosis.case.bundle is not None and diagnosis.case.bundle.command:
+        return (f"fragdoctor analyze {' '.join(sources)} --rehearse",)
+    return (
+        "fragdoctor rehearse train.py --unlimited --snapshot rehearsed.pickle",
+        f"fragdoctor analyze {' '.join(sources)} --continue-with rehearsed.pickle",
+    )
+
+
 def _what_it_is(diagnosis: Diagnosis) -> list[doc.Block]:
     """Return the finding in words: the summary, what else it may be, what would settle it."""
     verdict = diagnosis.verdict
@@ -297,10 +307,12 @@ def _what_it_is(diagnosis: Diagnosis) -> list[doc.Block]:
         ("To be sure", settled_by),
         ("To know more", _REHEARSE if is_cut_off else ""),
     )
+    to_copy = _rehearsal_of(diagnosis) if is_cut_off else ()
     further = (("To be sure", verdict.settled_by if not settled_by else ""),)
     return [
         doc.Gap(),
         doc.Paragraph(verdict.summary),
         doc.Facts([(label, text) for label, text in facts if text]),
+        doc.Code(to_copy),
         doc.Facts([(label, text) for label, text in further if text], detail=doc.Detail.FULL),
     ]

@@ -1,0 +1,72 @@
+"""The cell magics, with a shell that notes what is registered and runs cells as IPython does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+from rehearsal_stage import PREPARED, TRAINING
+
+import fragdoctor
+from fragdoctor.rehearsal.prescription import search
+
+
+class Shell:
+    def __init__(self) -> None:
+        self.magics: dict[str, Any] = {}
+        self.ran: list[str] = []
+
+    def register_magic_function(self, function: Any, kind: str, name: str) -> None:
+        assert kind == "cell"
+        self.magics[name] = function
+
+    def run_cell(self, cell: str) -> None:
+        self.ran.append(cell)
+
+
+@pytest.fixture
+def shell() -> Shell:
+    shell = Shell()
+    fragdoctor.load_ipython_extension(shell)
+    return shell
+
+
+def test_cell_is_rehearsed_as_a_program(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setattr(search, "Runs", lambda **_: nullcontext(PREPARED))
+    lines = [line.removeprefix("    ") for line in TRAINING.splitlines()]
+
+    found = shell.magics["cure"](" 4GiB", "\n".join([*lines, "train(3)"]))
+
+    assert found.fits
+    assert "Fits in 4.00 GiB as it is" in found._repr_html_()
+    assert shell.ran == []
+
+
+@pytest.mark.parametrize("line", ["", "much"])
+def test_capacity_that_is_missing_is_asked_for_in_a_sentence(
+    shell: Shell, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert shell.magics["cure"](line, "pass") is None
+    assert capsys.readouterr().err.strip()
+
+
+def test_cell_is_run_under_the_recorder(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(fragdoctor, "record", lambda bundle: nullcontext(asked.append(bundle)))
+    monkeypatch.setattr(fragdoctor, "diagnose", lambda bundle: ("diagnosis of", bundle))
+
+    found = shell.magics["gpu_memory"]("", "x = 1")
+
+    assert shell.ran == ["x = 1"]
+    assert found == ("diagnosis of", asked[0])
+
+
+def test_loading_the_package_does_not_load_the_magics() -> None:
+    code = "import fragdoctor, sys; sys.exit('fragdoctor.magics' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
