@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from fragdoctor.model.snapshot import Snapshot
     from fragdoctor.trace.allocator import Allocator
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULES: Final = {
     "fragdoctor.trace.allocator": ("Allocator",),

@@ -271,7 +271,7 @@ class Rule(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     severity: ClassVar[Severity]
-    since: ClassVar[str] = "0.1.0"
+    since: ClassVar[str] = "0.2.0"
     status: ClassVar[str] = "preview"
     needs: ClassVar[frozenset[Need]] = frozenset()
 
