@@ -208,7 +208,7 @@ def test_map_hover_and_keys_show_size_age_and_stack(open_page):
     page = open_page(tiny_diagnosis())
     place = page.box("#map-graphic canvas")
     x, y = page.evaluate("""(() => {
-      const map = fragdoctor.map, b = map.strands.indexOf(1), s = map.segmentOf[b];
+      const map = fragdoctor.map, b = map.stranders.indexOf(1), s = map.segmentOf[b];
       const middle = map.offset[b] + map.size[b] / 2;
       const piece = map.pieces.find((p) => p.s === s && p.from <= middle && middle < p.to);
       return [piece.x + (middle - piece.from) / piece.perPixel, piece.y + 8];

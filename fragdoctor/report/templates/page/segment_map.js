@@ -266,7 +266,7 @@ class SegmentMap {
     return Math.max(first, first + upperBound(this.offset.subarray(first, last), at) - 1);
   }
 
-  // A strand is often a hair: within three pixels it is meant.
+  // A strander is often a hair: within three pixels it is meant.
   nearStrander(piece, at) {
     const reach = 3 * piece.perPixel, here = this.blockHolding(piece.s, at);
     for (let b = Math.max(this.blockStart[piece.s], here - 12); b < Math.min(this.blockStart[piece.s + 1], here + 13); b++) {
@@ -357,7 +357,7 @@ class SegmentMap {
       }
       drawn = x1;
     }
-    // A strand wears a cap; one that is thin beside the space it holds is a nail all the way down.
+    // A strander wears a cap; one that is thin beside the space it holds is a nail all the way down.
     c.fillStyle = k.strander;
     for (const [x0, x1] of stranders) {
       const thin = x1 - x0 < 5;
