@@ -165,7 +165,7 @@ def left_out(traits: Traits, batch: int | None, conf: str) -> Iterator[LeftOut]:
     if batch is None and not traits["batches"]:
         yield LeftOut(
             "accumulate",
-            "no DataLoader makes the batches; name the argument: --batch 32 -- --size {batch}",
+            "no DataLoader makes the batches; give --batch 32, and {batch} in the arguments",
         )
     if traits["autocasts"]:
         yield LeftOut("autocast", "the program uses it already")

@@ -1,0 +1,42 @@
+"""Runs a program on PyTorch's own allocator with the treatments of ``rehearse --cure``.
+
+    run.sh PY treated_program.py PACKAGE SPEC+SPEC program.py
+
+PACKAGE is the folder that holds fragdoctor; the last line says ``passed`` or ``oom``.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import runpy
+import sys
+from contextlib import ExitStack
+from typing import Any
+
+
+def main(package: str, specs: str, program: str) -> str:
+    """Run the program; return how it ended."""
+    sys.path.append(package)
+    sys.argv[:] = [program]
+    import torch
+
+    from fragdoctor.rehearsal.engine.treatments import apply, calls
+
+    core: Any = torch._C
+    calls.in_backward = lambda: core._current_graph_task_id() != -1  # the real engine is at work
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    random.seed(0)
+    with ExitStack() as undo:
+        apply([spec for spec in specs.split("+") if spec], undo)
+        try:
+            runpy.run_path(program, run_name="__main__")
+        except torch.OutOfMemoryError:
+            return "oom"
+    return "passed"
+
+
+if __name__ == "__main__":
+    print(main(*sys.argv[1:4]), flush=True)
+    os._exit(0)
