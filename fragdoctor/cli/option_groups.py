@@ -12,6 +12,17 @@ from typing import Any, Final
 OWN: Final = "Options"
 
 GROUPS: Final = {
+    "The program": (
+        "--module",
+        "--python",
+        "--devices",
+        "--world-size",
+        "--rank",
+        "--assume",
+        "--allow-writes",
+        "--time-limit",
+    ),
+    "Cure": ("--cure", "--time", "--no-rehearse", "--rehearse-time"),
     "Input": (
         "--capacity",
         "--device",
