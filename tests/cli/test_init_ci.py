@@ -318,6 +318,23 @@ def test_github_steps_run_and_leave_one_comment(run, pull_request, home, tmp_pat
 
 
 @pytest.mark.slow
+def test_change_that_no_longer_fits_is_commented_with_what_was_tried(
+    run, pull_request, home
+) -> None:
+    found = written(run, "train.py", "--fits-on", "8MiB", "--", "64")
+    scripts = {s["name"]: s["run"] for s in found["jobs"]["rehearse"]["steps"] if "run" in s}
+
+    rehearsed = shell(scripts["Rehearse the change"], pull_request)
+    compared = shell(scripts["Compare"], pull_request)
+
+    assert rehearsed.returncode == 1
+    assert compared.returncode == 0, compared.stderr
+    comment = (home / "comment.md").read_text()
+    assert "Does not fit in 8.00 MiB" in comment
+    assert "expandable segments" in comment
+
+
+@pytest.mark.slow
 def test_gitlab_script_fails_where_the_change_does_not_fit(run, pull_request, home) -> None:
     path = ".gitlab/gpu-memory.yml"
     found = written(run, "train.py", "--fits-on", "64MiB", "--gitlab", "--", "9999", path=path)
