@@ -28,6 +28,8 @@ from fragdoctor.rehearsal.programs import Program
 from fragdoctor.rehearsal.sweep import with_batch
 
 MAX_MICRO_BATCHES: Final = 64
+ON_TOP: Final = ("autocast", "adamw-8bit")
+"""What is tried on top of checkpointing where nothing does that leaves the results as they are."""
 
 OnTry = Callable[[str], None]
 """Told what is rehearsed next."""
@@ -112,7 +114,7 @@ class Search:
         n_blocks = sum(group["n"] for group in traits["blocks"])
         can_checkpoint = bool(n_blocks) and not traits["checkpoints"]
         if can_checkpoint:
-            self._fewest(lambda n: catalogue.checkpointed(traits, n), n_blocks)
+            self._fewest(traits, n_blocks)
         for n in self._micro_batches(traits):
             if self._try(catalogue.accumulated(traits, n, self._batch)).fits:
                 break
@@ -122,18 +124,18 @@ class Search:
 
     def _combine(self, traits: catalogue.Traits, conf: str, n_blocks: int) -> None:
         """Try what leaves the results alone together, then what does not on top of it."""
-        base = [catalogue.checkpointed(traits, n_blocks)] if n_blocks else []
-        if base:
-            for n in self._micro_batches(traits):
-                if self._try(*base, catalogue.accumulated(traits, n, self._batch)).fits:
-                    return
-        most = [catalogue.accumulated(traits, n, self._batch) for n in self._micro_batches(traits)]
-        base += most[-1:]
-        for treatment in catalogue.simple(traits, conf):
-            if treatment.code in {"autocast", "adamw-8bit"} and base:
-                base.append(treatment)
-                if self._try(*base).fits:
-                    return
+        base: list[Treatment] = []
+        for n in self._micro_batches(traits) if n_blocks else ():
+            split = catalogue.accumulated(traits, n, self._batch)
+            if self._try(catalogue.checkpointed(traits, n_blocks), split).fits:
+                return
+            base = [split]
+        more = [t for t in catalogue.simple(traits, conf) if t.code in ON_TOP]
+        if not n_blocks or not more:
+            return
+        found = [self._fewest(traits, n_blocks, *base, one) for one in more]
+        if not any(found):
+            self._fewest(traits, n_blocks, *base, *more)
 
     def _micro_batches(self, traits: catalogue.Traits) -> Iterator[int]:
         """Yield numbers of micro-batches that a batch can be split into."""
@@ -143,14 +145,20 @@ class Search:
             yield n
             n *= 2
 
-    def _fewest(self, make: Callable[[int], Treatment], most: int) -> None:
-        """Try all of something, and find the fewest that fit if they do."""
+    def _fewest(self, traits: catalogue.Traits, most: int, *others: Treatment) -> bool:
+        """Checkpoint all blocks beside other treatments, and the fewest that fit if they do.
+
+        Returns:
+            whether any number of them fits.
+        """
         low, high = 0, most
-        if not self._try(make(most)).fits:
-            return
+        if not self._try(catalogue.checkpointed(traits, most), *others).fits:
+            return False
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if self._try(make(middle)).fits else (middle, high)
+            fits = self._try(catalogue.checkpointed(traits, middle), *others).fits
+            low, high = (low, middle) if fits else (middle, high)
+        return True
 
     def _try(self, *treatments: Treatment) -> Tried:
         """Rehearse the program with treatments.
