@@ -24,8 +24,8 @@ from record_outlooks import MIB, PROGRAMS, read_program
 
 from fragdoctor.errors import FragdoctorError
 from fragdoctor.model.prescription import Prescription, Tried
-from fragdoctor.rehearsal.prescription.search import Search
-from fragdoctor.rehearsal.process import Conditions, rehearsed_gpu
+from fragdoctor.rehearsal.prescription.search import CureSearch
+from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
 from fragdoctor.rehearsal.programs import Program
 
 HERE = Path(__file__).resolve().parent
@@ -35,10 +35,10 @@ SEARCH_S = 120.0
 
 
 def prescribed(truth: ProgramTruth, python: str, capacity_mib: int) -> Prescription:
-    """Search for what lets a program fit."""
+    """CureSearch for what lets a program fit."""
     program = Program(str(PROGRAMS / f"{truth.name}.py"), False, [], [python])
     gpu = rehearsed_gpu(None, capacity_mib * MIB, is_unlimited=False)
-    return Search(program, Conditions(gpu=gpu), None, SEARCH_S).run()
+    return CureSearch(program, RehearsalConditions(gpu=gpu), None, SEARCH_S).run()
 
 
 def ended(tried: Tried, truth: ProgramTruth, capacity_mib: int, oracle: Path, python: str) -> str:

@@ -24,14 +24,14 @@ CHILD = """
 import json, resource, sys, time
 from pathlib import Path
 from fragdoctor.rehearsal import runner
-from fragdoctor.rehearsal.process import Conditions
+from fragdoctor.rehearsal.process import RehearsalConditions
 from fragdoctor.rehearsal.programs import Program
 from fragdoctor.rehearsal.process import rehearsed_gpu
 
 script, python, n_steps, *args = sys.argv[1:]
 times = []
 gpu = rehearsed_gpu("h100", None, is_unlimited=True)
-conditions = Conditions(gpu=gpu, n_steps=int(n_steps))
+conditions = RehearsalConditions(gpu=gpu, n_steps=int(n_steps))
 program = Program(script, False, args, [python])
 start = time.perf_counter()
 found = runner.rehearse(

@@ -15,7 +15,7 @@ from fragdoctor.model.hooks import draw_with
 if TYPE_CHECKING:
     from fragdoctor.model.prescription import Prescription
     from fragdoctor.model.rehearsal import RehearsalResult
-    from fragdoctor.rehearsal.process import Conditions
+    from fragdoctor.rehearsal.process import RehearsalConditions
     from fragdoctor.rehearsal.programs import Program
 
 
@@ -90,10 +90,10 @@ def cure(  # noqa: PLR0913 - the question, all by keyword
     Raises:
         ConfigError: there is no such script, no limit, or it cannot be rehearsed.
     """
-    from fragdoctor.rehearsal.prescription.search import Search  # noqa: PLC0415 - numpy is heavy
+    from fragdoctor.rehearsal.prescription.search import CureSearch  # noqa: PLC0415 - numpy is heavy
 
     program, conditions = _asked(script, args, gpu, capacity_bytes, python)
-    return Search(program, conditions, batch, time_s).run()
+    return CureSearch(program, conditions, batch, time_s).run()
 
 
 def _asked(
@@ -102,8 +102,8 @@ def _asked(
     gpu: str | None,
     capacity_bytes: int | None,
     python: str | None,
-) -> tuple[Program, Conditions]:
-    from fragdoctor.rehearsal.process import Conditions, rehearsed_gpu  # noqa: PLC0415
+) -> tuple[Program, RehearsalConditions]:
+    from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu  # noqa: PLC0415
     from fragdoctor.rehearsal.programs import SUFFIX, Program, pythons, read_notebook  # noqa: PLC0415
 
     target = fspath(script)
@@ -112,4 +112,6 @@ def _asked(
     notebook = read_notebook(Path(target)) if target.endswith(SUFFIX) else None
     program = Program(target, False, list(args), pythons(python), notebook)
     is_unlimited = gpu is None and capacity_bytes is None
-    return program, Conditions(gpu=rehearsed_gpu(gpu, capacity_bytes, is_unlimited=is_unlimited))
+    return program, RehearsalConditions(
+        gpu=rehearsed_gpu(gpu, capacity_bytes, is_unlimited=is_unlimited)
+    )

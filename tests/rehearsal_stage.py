@@ -18,7 +18,7 @@ import pytest
 
 from fragdoctor.cli.app import main
 from fragdoctor.rehearsal import runner
-from fragdoctor.rehearsal.process import Conditions, OnStep, Runs
+from fragdoctor.rehearsal.process import OnStep, RehearsalConditions, Runs
 from fragdoctor.rehearsal.programs import Program
 
 TRAINING = """
@@ -58,7 +58,11 @@ class PreparedRuns:
         self.place = Path()
 
     def run(
-        self, program: Program, conditions: Conditions, python: str, on_step: OnStep | None = None
+        self,
+        program: Program,
+        conditions: RehearsalConditions,
+        python: str,
+        on_step: OnStep | None = None,
     ) -> tuple[int, str]:
         machine = (conditions.n_devices, conditions.torch_version, conditions.allows_writes)
         runs = self._of_machines.get(machine)

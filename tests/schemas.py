@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+from referencing import Registry, Resource
 
 import fragdoctor.report
 
@@ -15,9 +16,9 @@ SCHEMAS = Path(fragdoctor.report.__file__).parent / "schema"
 
 
 @cache
-def schema(name: str, folder: Path = SCHEMAS) -> dict[str, Any]:
+def schema(name: str) -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads(
-        (folder / f"{name}-1.0.schema.json").read_text(encoding="utf-8")
+        (SCHEMAS / f"{name}-1.0.schema.json").read_text(encoding="utf-8")
     )
     jsonschema.Draft202012Validator.check_schema(loaded)
     return loaded
@@ -32,16 +33,17 @@ def closed(value: Any) -> Any:
     return [closed(v) for v in value] if isinstance(value, list) else value
 
 
-def must_fit(document: Any, name: str, *, folder: Path = SCHEMAS) -> None:
-    _validator(name, folder, is_closed=False).validate(document)
+def must_fit(document: Any, name: str) -> None:
+    _validator(name, is_closed=False).validate(document)
 
 
 def must_fit_exactly(document: Any, name: str) -> None:
     """Fail also where the document holds a key that its schema does not list."""
-    _validator(name, SCHEMAS, is_closed=True).validate(document)
+    _validator(name, is_closed=True).validate(document)
 
 
 @cache
-def _validator(name: str, folder: Path, *, is_closed: bool) -> jsonschema.Draft202012Validator:
-    whole = schema(name, folder)
-    return jsonschema.Draft202012Validator(closed(whole) if is_closed else whole)
+def _validator(name: str, *, is_closed: bool) -> jsonschema.Draft202012Validator:
+    whole, shared = (closed(s) if is_closed else s for s in (schema(name), schema("types")))
+    registry = Registry().with_resource("types-1.0.schema.json", Resource.from_contents(shared))
+    return jsonschema.Draft202012Validator(whole, registry=registry)

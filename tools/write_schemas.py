@@ -58,6 +58,11 @@ DOCUMENTS: Final[Mapping[str, tuple[type, str]]] = {
 }
 """Name of a schema -> the type of its document, and the command that prints it."""
 
+DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+PROMISE: Final = "Bytes are integers; null is unknown. Within 1.x, fields are only added."
+TYPES: Final = "types"
+"""The schema that holds what the others refer to."""
+
 _PLAIN: Final[Mapping[Any, Json]] = {
     str: {"type": "string"},
     int: {"type": "integer"},
@@ -69,25 +74,57 @@ _PLAIN: Final[Mapping[Any, Json]] = {
 _ENTRY: Final = re.compile(r"^ {4}(\w+(?:, \w+)*): (.*)$")
 
 
-def schema(name: str) -> Json:
-    """Return the schema of a document; every field is required, none beyond them is forbidden."""
-    kind, command = DOCUMENTS[name]
+def schemas() -> dict[str, Json]:
+    """Return each document's schema and that of the types that they share, by name.
+
+    Every field is required, and none beyond them is forbidden.
+    """
     made = _Schemas()
-    root = made.object(kind)
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"fragdoctor {command} --format json",
-        "description": "Bytes are integers; null is unknown. Within 1.x, fields are only added.",
-        **{k: v for k, v in root.items() if k != "description"},
+    found: dict[str, Json] = {}
+    for name, (kind, command) in DOCUMENTS.items():
+        root = made.object(kind)
+        found[name] = {
+            "$schema": DIALECT,
+            "title": f"fragdoctor {command} --format json",
+            "description": PROMISE,
+            **{k: v for k, v in root.items() if k != "description"},
+        }
+    found[TYPES] = {
+        "$schema": DIALECT,
+        "title": "The types that fragdoctor's documents share",
         "$defs": dict(sorted(made.definitions.items())),
     }
+    return found
+
+
+def pretty(value: Any, indent: str = "", before: int = 0) -> str:
+    """Return JSON in which what fits on a line of 100 columns stands on one.
+
+    Args:
+        value: what to write.
+        indent: of the line that the value begins on.
+        before: characters on that line before the value, without its indent.
+    """
+    line = json.dumps(value)
+    if not isinstance(value, dict | list) or len(indent) + before + len(line) < 100:
+        return line
+    inner = indent + "  "
+    items = (
+        [(f"{json.dumps(k)}: ", v) for k, v in value.items()]
+        if isinstance(value, dict)
+        else [("", v) for v in value]
+    )
+    rows = ",\n".join(f"{inner}{k}{pretty(v, inner, len(k))}" for k, v in items)
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    return f"{opening}\n{rows}\n{indent}{closing}"
 
 
 class _Schemas:
-    """Collects the definitions that a document needs."""
+    """Collects the definitions that the documents need."""
 
     def __init__(self) -> None:
         self.definitions: dict[str, Json] = {}
+        self._named: dict[str, Any] = {}
 
     def object(self, kind: type) -> Json:
         """Return the schema of a dataclass."""
@@ -157,12 +194,12 @@ class _Schemas:
 
     def _reference(self, kind: Any) -> Json:
         name = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
-        if kind.__module__.endswith(".comparison") and kind.__name__ in {"Trend", "Reason"}:
-            name = f"comparison_{name}"
+        if self._named.setdefault(name, kind) is not kind:
+            raise TypeError(f"Two types are called {name}: {kind} and {self._named[name]}")
         if name not in self.definitions:
             self.definitions[name] = {}  # a type may hold itself
             self.definitions[name] = self.object(kind)
-        return {"$ref": f"#/$defs/{name}"}
+        return {"$ref": f"{TYPES}-1.0.schema.json#/$defs/{name}"}
 
 
 def _nullable(made: Json) -> Json:
@@ -198,9 +235,8 @@ def _described(kind: type) -> dict[str, str]:
 def main() -> None:
     """Write every schema beside the module that writes the documents."""
     folder = Path(fragdoctor.report.__file__).parent / "schema"
-    for name in DOCUMENTS:
-        path = folder / f"{name}-1.0.schema.json"
-        path.write_text(json.dumps(schema(name), indent=2) + "\n", encoding="utf-8")
+    for name, made in schemas().items():
+        (folder / f"{name}-1.0.schema.json").write_text(pretty(made) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.training_run import Requests
+from fragdoctor.analysis.training_run import TrainingRequests
 from fragdoctor.frozen import frozen
 from fragdoctor.model.arrays import median
 from fragdoctor.model.snapshot import I64
@@ -53,7 +53,7 @@ class GrowingBuffers:
         return len(self.row) // self.n_buffers - 1
 
 
-def find_growing_buffers(requests: Requests) -> tuple[GrowingBuffers, ...]:
+def find_growing_buffers(requests: TrainingRequests) -> tuple[GrowingBuffers, ...]:
     """Return the lines whose buffers grow by copies, the largest in all first."""
     order = np.argsort(requests.stack, kind="stable")
     order = order[requests.stack[order] >= 0]
@@ -74,7 +74,7 @@ def find_growing_buffers(requests: Requests) -> tuple[GrowingBuffers, ...]:
 
 
 def is_input(
-    requests: Requests, buffers: GrowingBuffers, kept: Sequence[GrowingBuffers] = ()
+    requests: TrainingRequests, buffers: GrowingBuffers, kept: Sequence[GrowingBuffers] = ()
 ) -> bool:
     """Return whether all that is asked for grows as the buffers do: a batch of ever longer inputs.
 
@@ -96,7 +96,7 @@ def is_input(
     return bool(asked[high] >= (1 + INPUT_SHARE * grown) * asked[low])
 
 
-def _judged(requests: Requests, rows: I64, size: I64) -> GrowingBuffers | None:
+def _judged(requests: TrainingRequests, rows: I64, size: I64) -> GrowingBuffers | None:
     grows = np.diff(size)
     if np.count_nonzero(grows < 0) > MAX_SHRUNK * len(size):
         return None

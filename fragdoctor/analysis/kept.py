@@ -24,7 +24,7 @@ from fragdoctor.analysis.result import (
     KeptPattern,
     PhaseAnalysis,
 )
-from fragdoctor.analysis.training_run import NO_ROW, Requests
+from fragdoctor.analysis.training_run import NO_ROW, TrainingRequests
 from fragdoctor.future.steps import StepKind, Steps
 from fragdoctor.model.arrays import distinct, is_among
 from fragdoctor.model.phases import TrainingPhase
@@ -120,11 +120,11 @@ def _growing_buffer(trace: Trace, steps: StepEnds, least_bytes: float) -> KeptMe
     return None
 
 
-def _requests(trace: Trace) -> Requests:
+def _requests(trace: Trace) -> TrainingRequests:
     lives = trace.lives
     made = np.flatnonzero(lives.start >= 0)
     free = lives.free[made].astype(np.int64)
-    return Requests(
+    return TrainingRequests(
         lives.start[made].astype(np.int64),
         np.where(free == NEVER, NO_ROW, free),
         lives.requested_bytes[made],

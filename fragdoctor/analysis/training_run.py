@@ -52,7 +52,7 @@ class LayerCalls:
 
 
 @frozen
-class Requests:
+class TrainingRequests:
     """The requests of a trace in order, one row each.
 
     Attributes:
@@ -71,7 +71,9 @@ class Requests:
         return len(self.row)
 
 
-def find_layers(requests: Requests, forward: Sequence[tuple[int, int]]) -> LayerCalls | None:
+def find_layers(
+    requests: TrainingRequests, forward: Sequence[tuple[int, int]]
+) -> LayerCalls | None:
     """Return the calls of equal layers; None where no forward pass repeats anything.
 
     ``forward`` has the rows at which each forward pass begins and ends.
@@ -217,7 +219,7 @@ class TrainingRun:
 
 
 def training_run(
-    trace: Trace, phases: PhaseAnalysis | None, requests: Requests
+    trace: Trace, phases: PhaseAnalysis | None, requests: TrainingRequests
 ) -> TrainingRun | None:
     """Return the passes of a device's trace; None of a program that does not train.
 
@@ -267,7 +269,7 @@ TRAINING: Final = (
 )
 
 
-def only_infers(trace: Trace, phases: PhaseAnalysis, requests: Requests) -> bool:
+def only_infers(trace: Trace, phases: PhaseAnalysis, requests: TrainingRequests) -> bool:
     """Return whether forward passes that are all that was recorded keep too little to train."""
     is_forward = phases.labels == TrainingPhase.FORWARD
     if np.isin(phases.labels, TRAINING).any() or not is_forward.any():
@@ -286,7 +288,7 @@ def _spans(phases: PhaseAnalysis, label: TrainingPhase) -> tuple[I64, I64]:
 
 
 def _of_optimizer(
-    roles: StackRoles, requests: Requests, optimizer: tuple[I64, I64]
+    roles: StackRoles, requests: TrainingRequests, optimizer: tuple[I64, I64]
 ) -> tuple[I64, I64]:
     """Return the requests of the optimizer for states, and those for temporaries.
 
@@ -313,7 +315,7 @@ def _of_optimizer(
 
 
 def _loss_spans(
-    requests: Requests,
+    requests: TrainingRequests,
     forward: tuple[I64, I64],
     backward: tuple[I64, I64],
     layers: LayerCalls | None,

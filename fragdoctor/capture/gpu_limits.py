@@ -1,4 +1,4 @@
-"""Limits on the GPU memory of a piece of code, measured by PyTorch's own counters."""
+"""GpuLimits on the GPU memory of a piece of code, measured by PyTorch's own counters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fragdoctor.units import Amount, format_size, parse_amount
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class GpuLimits:
     """The limits of one test, and whether it is rehearsed, on which GPU."""
 
     limits: Sequence[Limit]
@@ -33,7 +33,7 @@ def why_not(*, needs_cuda: bool = True) -> str:
     return ""
 
 
-def limits_of(marks: Sequence[tuple[str, Sequence[Any], Mapping[str, Any]]]) -> Limits:
+def limits_of(marks: Sequence[tuple[str, Sequence[Any], Mapping[str, Any]]]) -> GpuLimits:
     """Return the limits of (marker, arguments, keywords); the nearest of each marker counts.
 
     Raises:
@@ -56,7 +56,7 @@ def limits_of(marks: Sequence[tuple[str, Sequence[Any], Mapping[str, Any]]]) -> 
         found[name] = _limit(name, args, values)
     if len(gpus) > 1:
         raise ValueError(f"a test is rehearsed on one GPU, not on {' and '.join(gpus)}.")
-    return Limits(list(found.values()), is_rehearsed, next(iter(gpus), None))
+    return GpuLimits(list(found.values()), is_rehearsed, next(iter(gpus), None))
 
 
 def _limit(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Limit:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 if TYPE_CHECKING:
-    from fragdoctor.capture.gpu_limits import Limits
+    from fragdoctor.capture.gpu_limits import GpuLimits
 
 _MARKERS: Final = {
     "limit_gpu_memory": (
@@ -36,7 +36,7 @@ _MARKERS: Final = {
         "before"
     ),
 }
-_LIMITS: Final[pytest.StashKey[Limits]] = pytest.StashKey()
+_LIMITS: Final[pytest.StashKey[GpuLimits]] = pytest.StashKey()
 _HOOKS: Final = "fragdoctor-limits"
 _REPORTS: Final = "FRAGDOCTOR_TEST_REPORTS"
 """The variable that names the file for the reports of a test that is being rehearsed."""

@@ -201,9 +201,9 @@ def write_target(text: str, target: Path | None, *, force: bool) -> None:
 def _accept(judged: Sequence[FileJudgement], path: Path) -> str:
     """Write the baseline, unless an input is missing from it; return what was done."""
     from fragdoctor.gate.baseline import write_baseline
-    from fragdoctor.gate.judgement import Status, new_baseline
+    from fragdoctor.gate.judgement import GateStatus, new_baseline
 
-    if any(f.status is Status.ERROR for f in judged):
+    if any(f.status is GateStatus.ERROR for f in judged):
         return "No baseline was written, because not all inputs could be read."
     console.write_report(write_baseline(new_baseline(judged)), path, force=True)
     return f"The baseline was written to {path}."

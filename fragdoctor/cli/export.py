@@ -26,7 +26,7 @@ class ExportFormat(StrEnum):
     SNAPSHOT = "snapshot"
 
 
-class Table(StrEnum):
+class ExportTable(StrEnum):
     """Tables for CSV and Parquet."""
 
     EVENTS = "events"
@@ -50,7 +50,8 @@ Format = Annotated[
     ),
 ]
 TableName = Annotated[
-    Table, typer.Option("--table", help="Choose the table of csv and parquet", show_default=True)
+    ExportTable,
+    typer.Option("--table", help="Choose the table of csv and parquet", show_default=True),
 ]
 Redact = Annotated[
     bool, typer.Option("--redact", help="Replace private paths and names by pseudonyms")
@@ -60,7 +61,7 @@ Redact = Annotated[
 def export(
     snapshot: SnapshotPath,
     output_format: Format = ExportFormat.CSV,
-    table: TableName = Table.EVENTS,
+    table: TableName = ExportTable.EVENTS,
     device: options.Device = None,
     redact: Redact = False,
     output: options.Output = None,

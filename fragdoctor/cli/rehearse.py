@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fragdoctor.model.rehearsal import Rehearsal, RehearsalResult, RehearsalSweep
-    from fragdoctor.rehearsal.process import Conditions, OnStep, RehearsedGpu
+    from fragdoctor.rehearsal.process import OnStep, RehearsalConditions, RehearsedGpu
     from fragdoctor.rehearsal.programs import Launched, Program
     from fragdoctor.rehearsal.sweep import Batches
     from fragdoctor.report.base import RenderOptions
@@ -122,7 +122,7 @@ class RehearseOptions(options.FullOutput):
     ] = False
     time: Annotated[
         str,
-        options.option("--time", "TIME", "Search for a cure this long: 90s, 5m"),
+        options.option("--time", "TIME", "CureSearch for a cure this long: 90s, 5m"),
     ] = "5m"
     assume: Annotated[
         list[str] | None,
@@ -182,7 +182,7 @@ class Asked:
     """What to run, on which GPUs, under which settings, at which batch sizes."""
 
     program: Program
-    base: Conditions
+    base: RehearsalConditions
     gpus: Sequence[RehearsedGpu]
     confs: Sequence[str | None]
     batches: Batches | None
@@ -202,7 +202,7 @@ def asked_of(chosen: RehearseOptions) -> Asked:
         ConfigError: there is no such program, or options exclude each other.
     """
     from fragdoctor.model.settings import parse_conf
-    from fragdoctor.rehearsal.process import Conditions, rehearsed_gpu
+    from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
     from fragdoctor.rehearsal.programs import launched
     from fragdoctor.rehearsal.sweep import parse_batches
 
@@ -225,7 +225,7 @@ def asked_of(chosen: RehearseOptions) -> Asked:
         parse_conf(conf or "")
     rank, world_size, n_devices = _place_in_run(chosen, by_launcher)
     program = _program(chosen, by_launcher, rank, world_size)
-    base = Conditions(
+    base = RehearsalConditions(
         gpu=gpus[0],
         n_devices=n_devices,
         rank=rank,
@@ -400,12 +400,12 @@ def _judged(chosen: RehearseOptions, asked: Asked) -> RehearsalResult:
 
 
 def _cured(chosen: RehearseOptions, asked: Asked, look: RenderOptions) -> int:
-    """Search for the cheapest change that lets the program fit, and print what was found.
+    """CureSearch for the cheapest change that lets the program fit, and print what was found.
 
     Raises:
         ConfigError: options do not agree, or the program cannot be rehearsed.
     """
-    from fragdoctor.rehearsal.prescription.search import Search, seconds_of
+    from fragdoctor.rehearsal.prescription.search import CureSearch, seconds_of
     from fragdoctor.rehearsal.runner import ProgramFailed
     from fragdoctor.report.base import check_format, render
 
@@ -423,7 +423,7 @@ def _cured(chosen: RehearseOptions, asked: Asked, look: RenderOptions) -> int:
             progress.show(f"Rehearsing {title}", 0, 0)
 
         try:
-            found = Search(asked.program, asked.base, batch, seconds, on_try).run()
+            found = CureSearch(asked.program, asked.base, batch, seconds, on_try).run()
         except ProgramFailed as err:
             progress.clear()
             _pass_on(err.output)

@@ -35,7 +35,7 @@ class Followed:
 
 
 @frozen
-class Command:
+class RunCommand:
     """A command as a rehearsal takes it: the script or module first, without its Python."""
 
     words: Sequence[str]
@@ -43,7 +43,7 @@ class Command:
     python: str | None
 
 
-def command_of(words: Sequence[str]) -> Command:
+def command_of(words: Sequence[str]) -> RunCommand:
     """Return a recorded command as a rehearsal takes it.
 
     Raises:
@@ -56,7 +56,7 @@ def command_of(words: Sequence[str]) -> Command:
         )
     first, rest = words[0], list(words[1:])
     if not _PYTHON.fullmatch(Path(first).name):
-        return Command(words, is_module=False, python=None)
+        return RunCommand(words, is_module=False, python=None)
     while rest and rest[0].startswith("-") and rest[0] != "-m":
         if rest[0] == "-c":
             raise ConfigError(
@@ -64,7 +64,7 @@ def command_of(words: Sequence[str]) -> Command:
             )
         rest = rest[2:] if rest[0] in _VALUED else rest[1:]
     is_module = rest[:1] == ["-m"]
-    return Command(rest[1:] if is_module else rest, is_module, first)
+    return RunCommand(rest[1:] if is_module else rest, is_module, first)
 
 
 def follow(
@@ -85,7 +85,7 @@ def follow(
     from fragdoctor.cli.rehearse import RehearseOptions, asked_of
     from fragdoctor.diagnosis.pipeline import diagnose
     from fragdoctor.inputs.snapshot_reader import read_snapshot
-    from fragdoctor.rehearsal.prescription.search import Search, seconds_of
+    from fragdoctor.rehearsal.prescription.search import CureSearch, seconds_of
 
     figures = next((f for f in diagnosis.devices if f.device == diagnosis.verdict.device), None)
     if figures is None or figures.capacity_bytes is None:
@@ -105,12 +105,12 @@ def follow(
     asked = asked_of(options)
     with TemporaryDirectory(prefix="fragdoctor-") as scratch:
         kept = Path(scratch) / "rehearsed.pickle"
-        found = Search(asked.program, asked.base, None, seconds, say).run(kept)
+        found = CureSearch(asked.program, asked.base, None, seconds, say).run(kept)
         continued = diagnose(case, continue_with=read_snapshot(kept))
     return Followed(continued, found)
 
 
-def _starts_ranks(command: Command) -> bool:
+def _starts_ranks(command: RunCommand) -> bool:
     from fragdoctor.rehearsal.programs import LAUNCHERS
 
     return bool(command.words) and Path(command.words[0]).name in LAUNCHERS

@@ -31,7 +31,7 @@ _MOST_NAMED = 20
 _MOST_CONTINUED = 3
 
 
-class Stacks(StrEnum):
+class StackMode(StrEnum):
     """Which frames each event is recorded with."""
 
     PYTHON = "python"
@@ -56,8 +56,8 @@ def run(
         int, options.option("--max-entries", "N", "Keep the last N events of a GPU", min=1)
     ] = DEFAULT_MAX_ENTRIES,
     stacks: Annotated[
-        Stacks, typer.Option("--stacks", help="Record Python frames, or C++ frames too")
-    ] = Stacks.PYTHON,
+        StackMode, typer.Option("--stacks", help="Record Python frames, or C++ frames too")
+    ] = StackMode.PYTHON,
     module_paths: Annotated[
         bool,
         typer.Option(

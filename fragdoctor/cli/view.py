@@ -68,7 +68,7 @@ class Abandoned(Exception):  # noqa: N818 - no error: whoever asked went away
     """Nobody waits for the answer any more."""
 
 
-class Replays:
+class ViewReplays:
     """Answers what-ifs by replay; each device is reproduced once, when it is first asked about."""
 
     def __init__(self, diagnosis: Diagnosis) -> None:
@@ -336,7 +336,7 @@ def view(
         case = read_case(paths, Overrides(capacity_bytes=capacity, device=device))
         diagnosis = diagnose(case)
         page = render_page(diagnosis, document(diagnosis, RenderOptions()), is_live=True)
-    server = Viewer(page, Replays(diagnosis), port)
+    server = Viewer(page, ViewReplays(diagnosis), port)
     typer.echo(f"{server.address}\nOnly this machine can open it. Ctrl-C ends it.")
     try:
         with contextlib.nullcontext() if no_browser else in_browser(server.address):

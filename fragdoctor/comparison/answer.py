@@ -11,8 +11,8 @@ from fragdoctor.comparison.settings_proof import SAME_REQUESTS
 from fragdoctor.model.comparison import (
     Basis,
     CauseKind,
+    ComparedFigure,
     Comparison,
-    Figure,
     LineChange,
     LineKind,
     SettingsProof,
@@ -77,7 +77,7 @@ def summarised(comparison: Comparison) -> str:
     return f"{how_much}{why}.{_cause(comparison)}{_verdicts(comparison)}"
 
 
-def main_figure(comparison: Comparison) -> Figure | None:
+def main_figure(comparison: Comparison) -> ComparedFigure | None:
     """Return the figure that the answer is about: the first that both runs know.
 
     Where the requests were the same, or live memory is equal, reserved memory is what differs.
@@ -132,7 +132,7 @@ def _no_difference(comparison: Comparison) -> str:
     return f"No difference: {last} {_VERBS[figure.id]} {size}, as A does."
 
 
-def _how_much(figure: Figure, comparison: Comparison) -> str:
+def _how_much(figure: ComparedFigure, comparison: Comparison) -> str:
     delta, first = figure.delta or 0, figure.values[0] or 0
     last = comparison.runs[-1].letter
     verb = _VERBS[figure.id]

@@ -20,7 +20,7 @@ from fragdoctor.comparison.compared_run import (
     read_run,
     side,
 )
-from fragdoctor.comparison.explanation import Evidence, likely_causes, place_text
+from fragdoctor.comparison.explanation import ComparisonEvidence, likely_causes, place_text
 from fragdoctor.comparison.line_changes import line_changes, phase_changes, reasons
 from fragdoctor.comparison.line_matching import line_tracks
 from fragdoctor.comparison.line_uses import merged
@@ -33,8 +33,8 @@ from fragdoctor.model.comparison import (
     Comparison,
     LineChange,
     LineTrend,
+    RunTrend,
     SettingsProof,
-    Trend,
 )
 from fragdoctor.model.finding import Confidence, Location
 from fragdoctor.units import MIB, format_size, plural
@@ -48,7 +48,7 @@ STEADY: Final = 0.25
 
 
 @frozen
-class Series:
+class FigureSeries:
     """What is fitted.
 
     Attributes:
@@ -66,7 +66,7 @@ class Series:
     tracks: Sequence[tuple[Location | None, Sequence[int]]] = ()
 
 
-def fit_trend(series: Series, capacity_bytes: int | None) -> Trend:
+def fit_trend(series: FigureSeries, capacity_bytes: int | None) -> RunTrend:
     """Return the growth over the runs, and when it fills the capacity, if that is known."""
     values, x = series.values, series.x
     found = _trend(x, values)
@@ -74,7 +74,7 @@ def fit_trend(series: Series, capacity_bytes: int | None) -> Trend:
     at, between = None, None
     if capacity_bytes is not None and sure is not None:
         at, between = _exhausted(values, x, found, capacity_bytes)
-    return Trend(
+    return RunTrend(
         figure=series.figure,
         x=tuple(x),
         unit=series.unit,
@@ -138,7 +138,7 @@ def _growing(
     return tuple(sorted(lines, key=lambda t: -t.slope_bytes))
 
 
-def trend_text(trend: Trend, place: str) -> str:
+def trend_text(trend: RunTrend, place: str) -> str:
     """Return what the series says, in two sentences.
 
     ``place`` is the fastest growing line for people, "" where none grows.
@@ -168,7 +168,7 @@ def trend_text(trend: Trend, place: str) -> str:
     return text + _forecast(trend)
 
 
-def _forecast(trend: Trend) -> str:
+def _forecast(trend: RunTrend) -> str:
     unit = trend.unit
     if trend.capacity_bytes is None:
         return " When it will run out is not known: give --capacity."
@@ -193,7 +193,7 @@ def find_trend(
     devices: Sequence[ComparedDevice | None],
     steps: Sequence[float] | None,
     capacity_bytes: int | None,
-) -> Trend | None:
+) -> RunTrend | None:
     """Return the growth over the runs; None if a run lacks the figure that is followed.
 
     Devices are None for runs without a snapshot; ``steps`` is where each run stands on the axis,
@@ -215,7 +215,7 @@ def find_trend(
     if capacity_bytes is None:
         capacities = comparison.figure("capacity")
         capacity_bytes = None if capacities is None else capacities.values[-1]
-    trend = fit_trend(Series(figure, values, x, unit, tracks), capacity_bytes)
+    trend = fit_trend(FigureSeries(figure, values, x, unit, tracks), capacity_bytes)
     top = next((t.place for t in trend.lines if t.place is not None), None)
     return replace(trend, text=trend_text(trend, "" if top is None else place_text(top)))
 
@@ -365,7 +365,7 @@ def _with_lines(
         )
         if why:
             notes.append(f"The settings were not tried by replay: {why}")
-    evidence = Evidence(
+    evidence = ComparisonEvidence(
         before=first,
         after=last,
         changes=rows.changes,

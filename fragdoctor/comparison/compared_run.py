@@ -16,7 +16,7 @@ from fragdoctor.comparison.line_uses import LineUse, line_uses
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.frozen import frozen
 from fragdoctor.model.case import Case
-from fragdoctor.model.comparison import Curve, DevicePeaks, Figure, RunSide
+from fragdoctor.model.comparison import ComparedFigure, Curve, DevicePeaks, RunSide
 from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis
 from fragdoctor.model.finding import Location
 from fragdoctor.model.settings import AllocatorSettings
@@ -30,7 +30,7 @@ _FEATURES: Final = re.compile(
 
 
 @frozen
-class GrowingLine:
+class GrownLine:
     """A line that keeps memory step by step within one run."""
 
     place: Location | None
@@ -95,7 +95,7 @@ class ComparedDevice:
     n_steps: int | None
     lines: tuple[LineUse, ...]
     n_lines_merged: int
-    growth: tuple[GrowingLine, ...]
+    growth: tuple[GrownLine, ...]
     requests: I64
     request_rows: I64
     features: frozenset[str]
@@ -176,7 +176,7 @@ def read_device(trace: Trace) -> tuple[ComparedDevice, DeviceAnalysis]:
     snapshot, totals = trace.snapshot, analysis.timeline
     peak = None if totals is None else totals.peak_allocated_state
     growing = tuple(
-        GrowingLine(snapshot.location(g.frame), g.slope_bytes, g.n_steps) for g in analysis.growth
+        GrownLine(snapshot.location(g.frame), g.slope_bytes, g.n_steps) for g in analysis.growth
     )
     uses, n_merged = line_uses(trace, peak)
     asked = np.flatnonzero(trace.events.action == Action.ALLOC)
@@ -280,18 +280,20 @@ def figures_of(run: ComparedRun, device: int | None) -> DeviceFigures | None:
     return next((f for f in run.diagnosis.devices if f.device == device), None)
 
 
-def all_figures(compared: Sequence[ComparedRun], chosen: Pairing) -> tuple[Figure, ...]:
+def all_figures(compared: Sequence[ComparedRun], chosen: Pairing) -> tuple[ComparedFigure, ...]:
     """Return the figures that any run knows, over all runs."""
     rows = [figures_of(r, d) for r, d in zip(compared, chosen, strict=True)]
     found = [
-        Figure(name, title, unit, tuple(None if f is None else getattr(f, key) for f in rows))
+        ComparedFigure(
+            name, title, unit, tuple(None if f is None else getattr(f, key) for f in rows)
+        )
         for name, title, unit, key in _FIGURES
     ]
     devices = [_device(r, d) for r, d in zip(compared, chosen, strict=True)]
     steps = tuple(None if d is None else d.n_steps for d in devices)
     n_requests = tuple(None if d is None or d.totals is None else len(d.requests) for d in devices)
-    found.append(Figure("steps", "steps in the trace", "count", steps))
-    found.append(Figure("requests", "requests in the trace", "count", n_requests))
+    found.append(ComparedFigure("steps", "steps in the trace", "count", steps))
+    found.append(ComparedFigure("requests", "requests in the trace", "count", n_requests))
     return tuple(f for f in found if any(v is not None for v in f.values))
 
 

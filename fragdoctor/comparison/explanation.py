@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from fragdoctor.comparison.compared_run import ComparedDevice, GrowingLine
+from fragdoctor.comparison.compared_run import ComparedDevice, GrownLine
 from fragdoctor.comparison.line_changes import FACTOR_SLACK, size_part
 from fragdoctor.comparison.settings_proof import MIN_DIFFERENCE, SAME_REQUESTS
 from fragdoctor.frozen import frozen
@@ -29,7 +29,7 @@ LIKELY_SHARE: Final = 0.5
 
 
 @frozen
-class Evidence:
+class ComparisonEvidence:
     """What is known about two runs beyond their lines.
 
     Attributes:
@@ -60,12 +60,12 @@ def place_text(place: Location | None) -> str:
     return place.short
 
 
-def counts_enough(e: Evidence, part: int) -> bool:
+def counts_enough(e: ComparisonEvidence, part: int) -> bool:
     """Return whether a part is large enough among all that moved to be called a cause."""
     return abs(part) >= max(MIN_BYTES, MIN_SHARE * e.moved_bytes)
 
 
-def confidence_of(e: Evidence, part: int, is_plain: bool) -> Confidence:
+def confidence_of(e: ComparisonEvidence, part: int, is_plain: bool) -> Confidence:
     """Likely is what makes up most of the difference, in its direction."""
     if not e.delta_bytes or (part > 0) != (e.delta_bytes > 0) or not is_plain:
         return Confidence.POSSIBLE
@@ -80,7 +80,7 @@ MIN_UNCHANGED: Final = 0.05
 Cluster = tuple[float, list[LineChange]]
 
 
-def scaled(e: Evidence) -> list[LikelyCause]:
+def scaled(e: ComparisonEvidence) -> list[LikelyCause]:
     """Return the factors by which sizes changed, each with its lines."""
     clusters = _clusters(e.changes)
     squared = _squared(clusters)
@@ -121,7 +121,7 @@ def _part(*clusters: Cluster) -> int:
     return sum(size_part(c) for _, group in clusters for c in group)
 
 
-def _width(e: Evidence, once: Cluster, twice: Cluster) -> LikelyCause:
+def _width(e: ComparisonEvidence, once: Cluster, twice: Cluster) -> LikelyCause:
     factor, part = once[0], _part(once, twice)
     text = (
         f"{plural(len(once[1]), 'line asks', 'lines ask')} {_times(factor)} as much and "
@@ -132,7 +132,7 @@ def _width(e: Evidence, once: Cluster, twice: Cluster) -> LikelyCause:
     return LikelyCause(CauseKind.SCALE, confidence_of(e, part, True), text, part, places)
 
 
-def _one_factor(e: Evidence, factor: float, group: Sequence[LineChange]) -> LikelyCause:
+def _one_factor(e: ComparisonEvidence, factor: float, group: Sequence[LineChange]) -> LikelyCause:
     part = sum(size_part(c) for c in group)
     text = (
         f"{plural(len(group), 'line asks', 'lines ask')} {_times(factor)} as much "
@@ -144,7 +144,7 @@ def _one_factor(e: Evidence, factor: float, group: Sequence[LineChange]) -> Like
     return LikelyCause(CauseKind.SCALE, sure, text, part, places)
 
 
-def _meaning(e: Evidence, factor: float, group: Sequence[LineChange]) -> str:
+def _meaning(e: ComparisonEvidence, factor: float, group: Sequence[LineChange]) -> str:
     """Return what a common factor can come from."""
     if len(group) == 1:
         return "another shape"
@@ -183,7 +183,7 @@ MIN_REQUESTS: Final = 100
 """Equal requests from which on one run is the beginning of the other, not an edit of it."""
 
 
-def likely_causes(evidence: Evidence) -> tuple[LikelyCause, ...]:
+def likely_causes(evidence: ComparisonEvidence) -> tuple[LikelyCause, ...]:
     """Return what did it, the surest and largest first; empty where nothing stands out."""
     found = [
         *_by_settings(evidence),
@@ -208,7 +208,7 @@ def likely_causes(evidence: Evidence) -> tuple[LikelyCause, ...]:
     return tuple(found)
 
 
-def _by_settings(e: Evidence) -> list[LikelyCause]:
+def _by_settings(e: ComparisonEvidence) -> list[LikelyCause]:
     if not e.settings:
         return []
     names = ", ".join(f"{s.key} {s.before} -> {s.after}" for s in e.settings)
@@ -234,7 +234,7 @@ def _by_settings(e: Evidence) -> list[LikelyCause]:
     return [LikelyCause(CauseKind.SETTINGS, sure, text, moved)]
 
 
-def _by_length(e: Evidence) -> list[LikelyCause]:
+def _by_length(e: ComparisonEvidence) -> list[LikelyCause]:
     """The same program, of which one run went further."""
     n_old, n_new = len(e.before.requests), len(e.after.requests)
     is_same = (e.requests_equal or 0.0) >= SAME_REQUESTS
@@ -257,7 +257,7 @@ def _by_length(e: Evidence) -> list[LikelyCause]:
     return [LikelyCause(CauseKind.LENGTH, Confidence.PROVEN, text, e.delta_bytes)]
 
 
-def _leaks(e: Evidence) -> list[LikelyCause]:
+def _leaks(e: ComparisonEvidence) -> list[LikelyCause]:
     """Lines that keep memory step by step in one run and not in the other."""
     places = {(c.before, c.after): c for c in e.changes}
     old = _rates(e.before.growth)
@@ -290,11 +290,11 @@ def _leaks(e: Evidence) -> list[LikelyCause]:
     return found
 
 
-def _rates(growth: Sequence[GrowingLine]) -> dict[Location | None, GrowingLine]:
+def _rates(growth: Sequence[GrownLine]) -> dict[Location | None, GrownLine]:
     return {g.place: g for g in growth if g.place is not None}
 
 
-def _features(e: Evidence) -> list[LikelyCause]:
+def _features(e: ComparisonEvidence) -> list[LikelyCause]:
     """Library parts that only one of the runs goes through."""
     old, new = e.before.features, e.after.features
     found = []
@@ -323,7 +323,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"torch.{name}" for name in names) or "none"
 
 
-def _new_and_gone(e: Evidence) -> list[LikelyCause]:
+def _new_and_gone(e: ComparisonEvidence) -> list[LikelyCause]:
     found = []
     for kind, cause, word in (
         (LineKind.NEW, CauseKind.NEW_CODE, f"only in {e.last}"),
@@ -348,7 +348,7 @@ def _new_and_gone(e: Evidence) -> list[LikelyCause]:
     return found
 
 
-def _counts(e: Evidence) -> list[LikelyCause]:
+def _counts(e: ComparisonEvidence) -> list[LikelyCause]:
     """Lines that hold more (or fewer) blocks of the sizes that they held before."""
     leaking = _leaking(e)
     found = []
@@ -380,7 +380,7 @@ def _counts(e: Evidence) -> list[LikelyCause]:
     return found
 
 
-def _leaking(e: Evidence) -> set[Location]:
+def _leaking(e: ComparisonEvidence) -> set[Location]:
     """Return the lines that keep memory step by step; they are causes of their own."""
     return {g.place for g in (*e.before.growth, *e.after.growth) if g.place is not None}
 

@@ -9,10 +9,10 @@ from fragdoctor.comparison.compared_run import ComparedRun
 from fragdoctor.comparison.line_matching import match_lines, path_parts
 from fragdoctor.comparison.line_uses import LineUse, StackUse
 from fragdoctor.model.comparison import (
+    DifferencePart,
     LineChange,
     LineKind,
     PhaseChange,
-    Reason,
     ReasonKind,
     SizeChange,
     StackChange,
@@ -152,7 +152,7 @@ def _by_path(
     return result
 
 
-def reasons(changes: Sequence[LineChange], delta_bytes: int) -> tuple[Reason, ...]:
+def reasons(changes: Sequence[LineChange], delta_bytes: int) -> tuple[DifferencePart, ...]:
     """Return where the difference comes from; the parts add up to it.
 
     A line that both runs have changes by other sizes (mean size of its live blocks, for as many
@@ -173,7 +173,7 @@ def reasons(changes: Sequence[LineChange], delta_bytes: int) -> tuple[Reason, ..
     explained = sum(sum(values) for values in parts.values())
     parts[ReasonKind.UNEXPLAINED].append(delta_bytes - explained)
     found = [
-        Reason(kind, sum(values), sum(v != 0 for v in values))
+        DifferencePart(kind, sum(values), sum(v != 0 for v in values))
         for kind, values in parts.items()
         if any(values)
     ]

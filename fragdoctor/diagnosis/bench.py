@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fragdoctor.analysis.growing_buffers import GrowingBuffers, find_growing_buffers
-from fragdoctor.analysis.training_run import NO_ROW, Requests
+from fragdoctor.analysis.training_run import NO_ROW, TrainingRequests
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.frozen import frozen
 from fragdoctor.future.edits import Edit
@@ -342,7 +342,7 @@ class Bench:
         return tuple(b for b in find_growing_buffers(self.requests) if b.total_bytes >= least)
 
     @cached_property
-    def requests(self) -> Requests:
+    def requests(self) -> TrainingRequests:
         """The recorded requests, those that failed included, with the stacks that made them."""
         trace, ops = self.reproduction.trace, self.around_peak
         made = np.flatnonzero((ops.kind == OpKind.MALLOC) | (ops.kind == OpKind.FAILED))
@@ -351,7 +351,7 @@ class Bench:
         freed_row[ops.allocation[freed]] = ops.row[freed]
         row = ops.row[made].astype(np.int64)
         is_failed = ops.kind[made] == OpKind.FAILED
-        return Requests(
+        return TrainingRequests(
             row,
             np.where(is_failed, NO_ROW, freed_row[ops.allocation[made]]),
             ops.size[made].astype(np.int64),

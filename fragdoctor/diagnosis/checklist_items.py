@@ -10,7 +10,7 @@ from typing import Final
 
 from fragdoctor.analysis.result import CaptureQuality
 from fragdoctor.diagnosis.checklist_memory import (
-    Item,
+    ItemMaker,
     check_capacity,
     check_fragmentation_ratio,
     check_gap,
@@ -32,7 +32,7 @@ from fragdoctor.units import format_share, format_size, plural
 
 def check_outside_pytorch(context: Context, verdict: Verdict) -> ChecklistItem:
     """Ask how much of the device neither is free nor belongs to PyTorch's cache."""
-    item = Item("outside_pytorch", "Memory outside PyTorch")
+    item = ItemMaker("outside_pytorch", "Memory outside PyTorch")
     r = context.failed_request
     if r is None or r.source == "user":
         return item.skip(
@@ -70,7 +70,7 @@ def _outside_detail(r: FailedRequest) -> str:
 def check_growth(context: Context, verdict: Verdict) -> ChecklistItem:  # noqa: PLR0911 - a row each
     """Ask whether live memory grows from step to step."""
     del verdict
-    item = Item("growth", "Memory that grows step by step")
+    item = ItemMaker("growth", "Memory that grows step by step")
     a = context.analysis
     if a is not None and a.capture.has_trace:
         kept = a.kept
@@ -101,7 +101,7 @@ def check_growth(context: Context, verdict: Verdict) -> ChecklistItem:  # noqa: 
     )
 
 
-def _growth_by_log(item: Item, context: Context) -> ChecklistItem | None:
+def _growth_by_log(item: ItemMaker, context: Context) -> ChecklistItem | None:
     """Return what the trials, failures and prints of a log say; None where they say nothing."""
     grown = accumulation(context.story)
     if grown is not None:
@@ -117,7 +117,7 @@ def _growth_by_log(item: Item, context: Context) -> ChecklistItem | None:
 def check_size_diversity(context: Context, verdict: Verdict) -> ChecklistItem:
     """Ask how varied the sizes of large requests are, and whether they drift."""
     del verdict
-    item = Item("size_diversity", "Variety of request sizes")
+    item = ItemMaker("size_diversity", "Variety of request sizes")
     if context.analysis is None or context.analysis.sizes is None:
         return item.skip("Only a trace records the sizes of requests.")
     sizes = context.analysis.sizes
@@ -135,7 +135,7 @@ def check_size_diversity(context: Context, verdict: Verdict) -> ChecklistItem:
 def check_capture_quality(context: Context, verdict: Verdict) -> ChecklistItem:
     """Ask how much of the story the file holds."""
     del verdict
-    item = Item("capture_quality", "Completeness of the recording")
+    item = ItemMaker("capture_quality", "Completeness of the recording")
     if context.analysis is None:
         return item.skip("No snapshot was given.")
     quality = context.analysis.capture
@@ -164,7 +164,7 @@ def _shortcoming(quality: CaptureQuality) -> str:
 def check_settings(context: Context, verdict: Verdict) -> ChecklistItem:
     """Ask under which allocator settings it ran, and whether they do what they seem to."""
     del verdict
-    item = Item("settings", "Allocator settings")
+    item = ItemMaker("settings", "Allocator settings")
     settings = context.settings
     if settings is None:
         if context.failed_request is not None and context.failed_request.expandable:

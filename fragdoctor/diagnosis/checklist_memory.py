@@ -22,7 +22,7 @@ sample."""
 
 
 @frozen
-class Totals:
+class DeviceTotals:
     """Reserved, allocated and free cached bytes, and the input that says them."""
 
     reserved_bytes: int
@@ -41,31 +41,31 @@ class Totals:
         return max(0, self.gap_bytes - (self.returned_bytes or 0))
 
 
-def totals_of(context: Context) -> Totals | None:
+def totals_of(context: Context) -> DeviceTotals | None:
     """Return the totals at the failure, else at the end of the input."""
     r, a = context.failed_request, context.analysis
     if r is not None and r.source != "user" and r.live_bytes is not None:
         # After the flush that precedes a failure nothing returnable is left.
         allocated = r.live_bytes - r.pending_bytes
         if r.reserved_bytes is not None:
-            return Totals(r.reserved_bytes, allocated, 0, r.source)
+            return DeviceTotals(r.reserved_bytes, allocated, 0, r.source)
     if a is not None:
         returned = a.free_space.releasable_bytes
-        return Totals(a.reserved_bytes, a.allocated_bytes, returned, "snapshot")
+        return DeviceTotals(a.reserved_bytes, a.allocated_bytes, returned, "snapshot")
     if context.stats:
         s = context.stats[-1]
         if s.reserved_bytes is not None and s.allocated_bytes is not None:
             split = s.inactive_split_bytes
             gap = s.reserved_bytes - s.allocated_bytes
             back = None if split is None else max(0, gap - split)
-            return Totals(s.reserved_bytes, s.allocated_bytes, back, s.origin)
+            return DeviceTotals(s.reserved_bytes, s.allocated_bytes, back, s.origin)
     return None
 
 
 def check_capacity(context: Context, verdict: Verdict) -> ChecklistItem:
     """Ask first: does what is live, and what is asked for, fit at all?"""
     del verdict
-    item = Item("capacity", "Is it real capacity?")
+    item = ItemMaker("capacity", "Is it real capacity?")
     r = context.failed_request
     if r is not None and r.needed_bytes is not None:
         return _capacity_of_request(item, r)
@@ -90,7 +90,7 @@ def check_capacity(context: Context, verdict: Verdict) -> ChecklistItem:
     return item.passed(value, "Live memory stays well below the device.", source)
 
 
-def _capacity_of_request(item: Item, r: FailedRequest) -> ChecklistItem:
+def _capacity_of_request(item: ItemMaker, r: FailedRequest) -> ChecklistItem:
     needed, available = r.needed_bytes, r.available_bytes
     if available is None:
         if r.total_bytes is None or needed is None:
@@ -140,7 +140,7 @@ def _peak(context: Context) -> tuple[int | None, str]:
 def check_gap(context: Context, verdict: Verdict) -> ChecklistItem:
     """Ask how much is reserved but not allocated, and how much of that is stuck."""
     del verdict
-    item = Item("gap", "Gap between reserved and allocated")
+    item = ItemMaker("gap", "Gap between reserved and allocated")
     totals = totals_of(context)
     if totals is None:
         return item.skip("No input says both reserved and allocated memory.")
@@ -173,7 +173,7 @@ def check_gap(context: Context, verdict: Verdict) -> ChecklistItem:
 def check_retries(context: Context, verdict: Verdict) -> ChecklistItem:
     """Ask how often the allocator had to flush its cache and try again."""
     del verdict
-    item = Item("retries", "Allocation retries")
+    item = ItemMaker("retries", "Allocation retries")
     known = context.retries
     if known is None:
         return item.skip("No input counts retries: memory_stats() or a trace does.")
@@ -198,7 +198,7 @@ def check_retries(context: Context, verdict: Verdict) -> ChecklistItem:
 def check_largest_free_block(context: Context, verdict: Verdict) -> ChecklistItem:
     """Ask whether the largest free block could have held the request."""
     del verdict
-    item = Item("largest_free_block", "Largest free block against the request")
+    item = ItemMaker("largest_free_block", "Largest free block against the request")
     r = context.failed_request
     if r is None:
         return _largest_without_request(context, item)
@@ -237,7 +237,7 @@ def _too_small(context: Context, wanted: int) -> str:
     )
 
 
-def _largest_without_request(context: Context, item: Item) -> ChecklistItem:
+def _largest_without_request(context: Context, item: ItemMaker) -> ChecklistItem:
     a, wanted = context.analysis, context.case.overrides.request_bytes
     if a is None:
         return item.skip("Statistics do not record the size of free blocks.")
@@ -253,7 +253,7 @@ def _largest_without_request(context: Context, item: Item) -> ChecklistItem:
 def check_fragmentation_ratio(context: Context, verdict: Verdict) -> ChecklistItem:
     """Compute the popular ratio, and say what it is worth."""
     del verdict
-    item = Item("fragmentation_ratio", "Fragmentation ratio (30 % rule of thumb)")
+    item = ItemMaker("fragmentation_ratio", "Fragmentation ratio (30 % rule of thumb)")
     totals = totals_of(context)
     if totals is None or totals.reserved_bytes == 0:
         return item.skip(
@@ -279,7 +279,7 @@ def check_fragmentation_ratio(context: Context, verdict: Verdict) -> ChecklistIt
 
 
 @frozen
-class Item:
+class ItemMaker:
     """Id and title of an item; each method makes the item with one outcome."""
 
     id: str

@@ -26,7 +26,7 @@ from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import ACTIVE, LIVE_AT_FAILURE, Confidence, Evidence
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState, ReplayResult
 from fragdoctor.model.snapshot import Action
-from fragdoctor.model.story import FAILURES, Trend
+from fragdoctor.model.story import FAILURES, TrialTrend
 from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
 from fragdoctor.rules.capacity.transient_peak import Transient, find_transient
 from fragdoctor.rules.failed_request import FULL_SLACK_SHARE, FailedRequest
@@ -136,7 +136,7 @@ class CaseEvidence:
         return None if is_alone else find_transient(analysis)
 
     @cached_property
-    def grown(self) -> Trend | None:
+    def grown(self) -> TrialTrend | None:
         """Memory that grows over the trials of a log."""
         return accumulation(self.context.story)
 

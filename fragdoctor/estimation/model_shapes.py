@@ -37,7 +37,7 @@ from fragdoctor.estimation.safetensors import (
 from fragdoctor.frozen import frozen
 from fragdoctor.inputs.classify import (
     MODEL_INPUTS,
-    Kind,
+    InputKind,
     Wanted,
     open_input,
     something_else,
@@ -319,7 +319,7 @@ def model_of(inputs: Sequence[str]) -> FoundModel:
     others: list[Path] = []
     for path in paths:
         with open_input(str(path)) as found:
-            (tensors if found.kind is Kind.SAFETENSORS else others).append(path)
+            (tensors if found.kind is InputKind.SAFETENSORS else others).append(path)
     if not others:
         return _of_tensors(read_files(tensors), str(tensors[0]), _config_beside(tensors[0]))
     if len(others) > 1:
@@ -343,7 +343,7 @@ def _of_file(path: Path, tensors: Sequence[Path]) -> FoundModel:
     if tensors:
         return _of_tensors(read_files(tensors), str(tensors[0]), config)
     if "segments" in config or "device_traces" in config:
-        raise something_else(str(path), Kind.SNAPSHOT_JSON, Wanted.MODEL)
+        raise something_else(str(path), InputKind.SNAPSHOT_JSON, Wanted.MODEL)
     return FoundModel(shape_of_config(config, str(path)), _config_dtype(config))
 
 

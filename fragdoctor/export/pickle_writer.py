@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fragdoctor.frozen import frozen
 
 
-class Op(IntEnum):
+class Opcode(IntEnum):
     """One byte each; names as far as possible those of Python's ``pickletools``."""
 
     PROTO = 0x80
@@ -45,9 +45,18 @@ _U32: Final = struct.Struct("<I")
 _I32: Final = struct.Struct("<i")
 _DOUBLE: Final = struct.Struct(">d")
 _NONE, _TRUE, _FALSE, _FLOAT, _INT, _INT2, _LONG1 = (
-    bytes((op,)) for op in (Op.NONE, Op.TRUE, Op.FALSE, Op.FLOAT, Op.INT, Op.INT2, Op.LONG1)
+    bytes((op,))
+    for op in (
+        Opcode.NONE,
+        Opcode.TRUE,
+        Opcode.FALSE,
+        Opcode.FLOAT,
+        Opcode.INT,
+        Opcode.INT2,
+        Opcode.LONG1,
+    )
 )
-_SMALL_INTEGERS: Final = tuple(bytes((Op.INT1, i)) for i in range(256))
+_SMALL_INTEGERS: Final = tuple(bytes((Opcode.INT1, i)) for i in range(256))
 
 
 class Shared:
@@ -64,7 +73,7 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
 @frozen
-class Column:
+class PickledColumn:
     """A key of many mappings: which of them have it, and its value in each.
 
     Attributes:
@@ -90,7 +99,7 @@ class Records:
     """
 
     n: int
-    columns: Callable[[int, int], Sequence[Column]]
+    columns: Callable[[int, int], Sequence[PickledColumn]]
 
 
 class PickleWriter:
@@ -112,9 +121,9 @@ class PickleWriter:
         Raises:
             TypeError: the value holds something that no snapshot holds.
         """
-        self._out += bytes((Op.PROTO, 4))
+        self._out += bytes((Opcode.PROTO, 4))
         self._put(value)
-        self._out.append(Op.STOP)
+        self._out.append(Opcode.STOP)
         self._flush(0)
 
     def _put(self, value: Any) -> None:
@@ -148,9 +157,9 @@ class PickleWriter:
             return
         data = text.encode("utf-8", "surrogatepass")
         if len(data) < 256:
-            self._out += bytes((Op.SHORT_TEXT, len(data)))
+            self._out += bytes((Opcode.SHORT_TEXT, len(data)))
         else:
-            self._out.append(Op.TEXT)
+            self._out.append(Opcode.TEXT)
             self._out += _U32.pack(len(data))
         self._out += data
         self._memo[text] = self._remember()
@@ -179,13 +188,13 @@ class PickleWriter:
     def _mapping(
         self, value: dict[str, Any], shared: Shared | None = None, *, is_alone: bool = False
     ) -> None:
-        self._out.append(Op.EMPTY_DICT)
+        self._out.append(Opcode.EMPTY_DICT)
         if shared is not None:
             # Kept, so that its id stays its own.
             self._shared[id(shared)] = (self._remember(), shared)
         if not value:
             return
-        self._out.append(Op.MARK)
+        self._out.append(Opcode.MARK)
         known, out = self._memo, self._out
         for key, item in value.items():
             # Keys, and most texts, were written before.
@@ -199,34 +208,34 @@ class PickleWriter:
                 self._put(item)
             else:
                 out += reference
-        self._out.append(Op.SETITEMS)
+        self._out.append(Opcode.SETITEMS)
         if not is_alone:
             self._flush(1 << 16)
 
     def _items(self, items: Iterable[Any], shared: Shared | None = None) -> None:
-        self._out.append(Op.EMPTY_LIST)
+        self._out.append(Opcode.EMPTY_LIST)
         if shared is not None:
             # Kept, so that its id stays its own.
             self._shared[id(shared)] = (self._remember(), shared)
         n = 0
         for item in items:
             if n % BATCH == 0:
-                self._out += bytes((Op.APPENDS, Op.MARK)) if n else bytes((Op.MARK,))
+                self._out += bytes((Opcode.APPENDS, Opcode.MARK)) if n else bytes((Opcode.MARK,))
             self._put(item)
             n += 1
         if n:
-            self._out.append(Op.APPENDS)
+            self._out.append(Opcode.APPENDS)
 
     def _records(self, records: Records) -> None:
-        self._out.append(Op.EMPTY_LIST)
+        self._out.append(Opcode.EMPTY_LIST)
         for low in range(0, records.n, _PIECE):
             high = min(low + _PIECE, records.n)
             self._piece(low, high - low, records.columns(low, high))
             self._flush(0)
         if records.n:
-            self._out.append(Op.APPENDS)
+            self._out.append(Opcode.APPENDS)
 
-    def _piece(self, low: int, n: int, columns: Sequence[Column]) -> None:
+    def _piece(self, low: int, n: int, columns: Sequence[PickledColumn]) -> None:
         """Write rows; those that hold something for the first time one by one."""
         main, written = self._out, {}
         for row in sorted(self._first_uses(columns, n)):
@@ -246,9 +255,9 @@ class PickleWriter:
         regular[list(written)] = False
         batch = np.arange(low, low + n) % BATCH == 0
         fields = _Fields(n)
-        fields.add(np.array([Op.APPENDS], np.uint8), batch & (np.arange(low, low + n) > 0))
-        fields.add(np.array([Op.MARK], np.uint8), batch)
-        fields.add(np.array([Op.EMPTY_DICT, Op.MARK], np.uint8), regular)
+        fields.add(np.array([Opcode.APPENDS], np.uint8), batch & (np.arange(low, low + n) > 0))
+        fields.add(np.array([Opcode.MARK], np.uint8), batch)
+        fields.add(np.array([Opcode.EMPTY_DICT, Opcode.MARK], np.uint8), regular)
         for column in columns:
             there = regular if column.is_there is None else regular & column.is_there
             if not there.any():
@@ -258,7 +267,7 @@ class PickleWriter:
                 fields.add_lengths(*_integers(column.values), there)
             else:
                 fields.add_lengths(*self._references(column, there), there)
-        fields.add(np.array([Op.SETITEMS], np.uint8), regular)
+        fields.add(np.array([Opcode.SETITEMS], np.uint8), regular)
         data, ends = fields.joined()
         position = 0
         for row, text in written.items():
@@ -267,7 +276,7 @@ class PickleWriter:
             position = ends[row]
         self._out += data[position:]
 
-    def _first_uses(self, columns: Sequence[Column], n: int) -> set[int]:
+    def _first_uses(self, columns: Sequence[PickledColumn], n: int) -> set[int]:
         """Return the rows at which a key or a choice stands that has no reference yet."""
         rows: set[int] = set()
         for column in columns:
@@ -296,7 +305,7 @@ class PickleWriter:
         written, self._out = self._out, main
         return bytes(written)
 
-    def _references(self, column: Column, there: Bools) -> tuple[U8, npt.NDArray[np.int64]]:
+    def _references(self, column: PickledColumn, there: Bools) -> tuple[U8, npt.NDArray[np.int64]]:
         """Return the bytes that stand for the choices of a column, and how many they are."""
         used, position = np.unique(column.values[there], return_inverse=True)
         texts = [self._reference((column.choices or ())[c]) for c in used.tolist()]
@@ -312,14 +321,18 @@ class PickleWriter:
             raise TypeError("no snapshot holds a tuple that is no pair")
         self._put(value[0])
         self._put(value[1])
-        self._out.append(Op.TUPLE2)
+        self._out.append(Opcode.TUPLE2)
 
     def _remember(self) -> bytes:
         """Put what was just written into the memo; return what refers to it."""
-        self._out.append(Op.MEMOIZE)
+        self._out.append(Opcode.MEMOIZE)
         index = self._n_memo
         self._n_memo += 1
-        return bytes((Op.GET, index)) if index < 256 else bytes((Op.LONG_GET,)) + _U32.pack(index)
+        return (
+            bytes((Opcode.GET, index))
+            if index < 256
+            else bytes((Opcode.LONG_GET,)) + _U32.pack(index)
+        )
 
     def _flush(self, above: int) -> None:
         if len(self._out) > above:
@@ -363,7 +376,9 @@ def _integers(values: npt.NDArray[Any]) -> tuple[U8, npt.NDArray[np.int64]]:
     limits = np.array([1 << bits for bits in (39, 47, 55, 63)], np.uint64)
     n_bytes = 5 + np.searchsorted(limits, v, side="right")
     small, middle = v < 256, (v >= 256) & (v < 65536)
-    data[:, 0] = np.select([small, middle, is_long], [Op.INT1, Op.INT2, Op.LONG1], Op.INT)
+    data[:, 0] = np.select(
+        [small, middle, is_long], [Opcode.INT1, Opcode.INT2, Opcode.LONG1], Opcode.INT
+    )
     data[:, 1:9] = little
     data[is_long, 1] = n_bytes[is_long]
     data[is_long, 2:10] = little[is_long]

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from fragdoctor.export.pickle_writer import Column, PickleWriter, Records, Shared
+from fragdoctor.export.pickle_writer import PickledColumn, PickleWriter, Records, Shared
 from fragdoctor.model.conf_keys import parse_version
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.snapshot import Action, BlockState, SegmentType, Snapshot
@@ -133,7 +133,7 @@ class _Document:
             for low, high in pairwise(self._s.events.offsets.tolist())
         ]
 
-    def _events(self, first: int, low: int, high: int) -> list[Column]:
+    def _events(self, first: int, low: int, high: int) -> list[PickledColumn]:
         """Return the columns of some events of a device, whose rows begin at ``first``."""
         e, s = self._s.events, self._s
         report_progress("Writing events", first + low, len(e))
@@ -147,16 +147,16 @@ class _Document:
         free = self._free[1][np.searchsorted(self._free[0], np.arange(rows.start, rows.stop))]
         has_free = has_failed & np.isin(np.arange(rows.start, rows.stop), self._free[0])
         return [
-            Column("action", e.action[rows], _ACTION_NAMES),
-            Column("addr", e.address[rows], None, ~has_failed),
-            Column("device_free", free, None, has_free),
-            Column("size", e.size_bytes[rows]),
-            Column("stream", number),
-            Column("frames", stack, self._stacks, stack >= 0),
-            Column("time_us", time, None, time >= 0),
-            Column("compile_context", context, s.strings, context >= 0),
-            Column("user_metadata", note, s.strings, note >= 0),
-            Column("pool_id", pool, self._pools, pool >= 0),
+            PickledColumn("action", e.action[rows], _ACTION_NAMES),
+            PickledColumn("addr", e.address[rows], None, ~has_failed),
+            PickledColumn("device_free", free, None, has_free),
+            PickledColumn("size", e.size_bytes[rows]),
+            PickledColumn("stream", number),
+            PickledColumn("frames", stack, self._stacks, stack >= 0),
+            PickledColumn("time_us", time, None, time >= 0),
+            PickledColumn("compile_context", context, s.strings, context >= 0),
+            PickledColumn("user_metadata", note, s.strings, note >= 0),
+            PickledColumn("pool_id", pool, self._pools, pool >= 0),
         ]
 
     def _settings(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ CAUGHT: Final = "FD206"
 """The rule about failures that the program survived."""
 
 
-class Status(StrEnum):
+class GateStatus(StrEnum):
     """How one file came out."""
 
     OK = "ok"
@@ -82,7 +82,7 @@ class FileJudgement:
     """
 
     name: str
-    status: Status
+    status: GateStatus
     exit_code: int
     reasons: Sequence[Reason] = ()
     budgets: Sequence[BudgetResult] = ()
@@ -126,9 +126,9 @@ class CheckReport:
     @property
     def has_nothing(self) -> bool:
         """Whether no input holds anything to judge: a gate must not pass on that."""
-        return not any(f.is_judged or f.status is Status.ERROR for f in self.files)
+        return not any(f.is_judged or f.status is GateStatus.ERROR for f in self.files)
 
-    def count(self, status: Status) -> int:
+    def count(self, status: GateStatus) -> int:
         """Return how many of the files that could be judged came out so, or could not be read."""
         return sum(f.status is status and f.is_judged for f in self.files)
 
@@ -186,7 +186,7 @@ def judge(name: str, diagnosis: Diagnosis, gate: Gate, n_files: int = 1) -> File
     is_known = diagnosis.verdict.cause not in NO_FAILURE or any(m.has_any for m in measures)
     return FileJudgement(
         name=name,
-        status=Status.FAILED if reasons else Status.OK,
+        status=GateStatus.FAILED if reasons else GateStatus.OK,
         exit_code=FAILED if reasons else OK,
         reasons=tuple(reasons),
         budgets=budgets,
@@ -200,13 +200,13 @@ def judge(name: str, diagnosis: Diagnosis, gate: Gate, n_files: int = 1) -> File
 
 def unreadable(name: str, error: FragdoctorError) -> FileJudgement:
     """Return the judgement of an input that could not be read; the others go on."""
-    return FileJudgement(name, Status.ERROR, error.exit_code, error=error)
+    return FileJudgement(name, GateStatus.ERROR, error.exit_code, error=error)
 
 
 def nothing_found(name: str) -> FileJudgement:
     """Return the judgement of a text in which nothing ran out of memory."""
     remark = "no out-of-memory message and no statistics in this text"
-    return FileJudgement(name, Status.OK, OK, remark=remark, is_judged=False)
+    return FileJudgement(name, GateStatus.OK, OK, remark=remark, is_judged=False)
 
 
 def rule_codes(values: Sequence[str]) -> list[str]:
@@ -227,7 +227,7 @@ def rule_codes(values: Sequence[str]) -> list[str]:
 def report(files: Sequence[FileJudgement], gate: Gate, notes: Sequence[str] = ()) -> CheckReport:
     """Return the judgement of all inputs, with the budgets that none of them could answer."""
     answered = {r.budget for f in files for r in f.budgets if r.outcome is not Outcome.SKIP}
-    read_any = any(f.status is not Status.ERROR for f in files)
+    read_any = any(f.status is not GateStatus.ERROR for f in files)
     names = gate.budgets.names
     return CheckReport(
         files=tuple(files),

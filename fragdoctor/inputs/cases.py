@@ -16,7 +16,7 @@ from fragdoctor.inputs.classify import (
     STDIN,
     TEXT_SUFFIXES,
     Input,
-    Kind,
+    InputKind,
     Wanted,
     classify,
     kind_of,
@@ -119,16 +119,16 @@ def read_messages(words: Sequence[str], overrides: Overrides) -> Case:
         name, data, damage = "command line", _spoken(words), ""
         kind = classify(data[:HEAD_BYTES])
     log = replace(find_messages(decoded(data)), damage=damage) if data else OomLog(())
-    may_be_quiet = kind in _MAY_BE_QUIET or kind is Kind.STATS
+    may_be_quiet = kind in _MAY_BE_QUIET or kind is InputKind.STATS
     if not log.messages and not may_be_quiet:
         raise something_else(name, kind, Wanted.MESSAGE)
     return Case(oom=log, overrides=overrides, sources=(name,))
 
 
-_MAY_BE_QUIET: Final = (Kind.TEXT, Kind.JSON)
+_MAY_BE_QUIET: Final = (InputKind.TEXT, InputKind.JSON)
 """Texts of which it is an answer that no failure stands in them."""
 
-_MAY_QUOTE: Final = (Kind.STATS, Kind.SNAPSHOT_JSON, Kind.PAGE)
+_MAY_QUOTE: Final = (InputKind.STATS, InputKind.SNAPSHOT_JSON, InputKind.PAGE)
 """What is no text, and may hold that of an exception all the same."""
 
 
@@ -148,7 +148,7 @@ def read_snapshot(name: str) -> Snapshot:
         raise InputError(
             f"In {name} {damaged[0]}.", hint=f"Without it, run: fragdoctor analyze {name}"
         )
-    if not parts.snapshots and kind in (Kind.BUNDLE, Kind.FOLDER):
+    if not parts.snapshots and kind in (InputKind.BUNDLE, InputKind.FOLDER):
         raise NotASnapshot(
             f"{shown(name)} holds no memory snapshot.",
             hint=f"Only a trace can be replayed. Run: fragdoctor analyze {name}",
@@ -165,13 +165,13 @@ def decoded(data: bytes) -> str:
     return data.decode("utf-8-sig", errors="replace")
 
 
-def _read_input(name: str, parts: _Parts) -> Kind:
+def _read_input(name: str, parts: _Parts) -> InputKind:
     """Read what a name leads to into ``parts``, and return what it is."""
     with open_input(name) as found:
-        if found.kind is Kind.BUNDLE:
+        if found.kind is InputKind.BUNDLE:
             with open_bundle(name) as bundle:
                 _read_bundle(name, bundle, parts)
-        elif found.kind is Kind.FOLDER:
+        elif found.kind is InputKind.FOLDER:
             _read_directory(name, parts)
         else:
             _read_one(found, parts)
@@ -236,11 +236,11 @@ def _read_directory(name: str, parts: _Parts) -> None:
         raise ConfigError(
             f"{name} holds {len(files)} files.", hint="Give the files of one process by name."
         )
-    kinds = {p: kind_of(str(p)) or Kind.EMPTY for p in files}
+    kinds = {p: kind_of(str(p)) or InputKind.EMPTY for p in files}
     snapshots = [p for p in files if kinds[p].may_be_snapshot]
     if len(snapshots) > 1:
         raise _several([str(p) for p in snapshots])
-    stats = [p for p in files if kinds[p] is Kind.STATS]
+    stats = [p for p in files if kinds[p] is InputKind.STATS]
     texts = [p for p in files if kinds[p].is_text and p.name.lower().endswith(TEXT_SUFFIXES)]
     n_before = len(parts.sources)
     for path in (*snapshots, *stats):
@@ -264,8 +264,8 @@ class NothingFound(InputError):  # noqa: N818 - reads as what it says
         log: the text as a log without a failure; None where it is something else.
     """
 
-    def __init__(self, name: str, kind: Kind, log: OomLog) -> None:
-        is_model = kind is Kind.MODEL_CONFIG
+    def __init__(self, name: str, kind: InputKind, log: OomLog) -> None:
+        is_model = kind is InputKind.MODEL_CONFIG
         other = something_else(name, kind, Wanted.SNAPSHOT)
         super().__init__(
             other.message
@@ -291,7 +291,7 @@ def _read_one(found: Input, parts: _Parts) -> None:
     """Read one file or standard input into ``parts``."""
     if found.kind.may_be_snapshot:
         parts.snapshots.append((found.name, _load(found)))
-    elif found.kind.is_text or found.kind is Kind.STATS:
+    elif found.kind.is_text or found.kind is InputKind.STATS:
         data, damage = found.read_all()
         _read_text(found.shown, found.kind, data, parts, damage)
     else:
@@ -308,15 +308,15 @@ def _load(found: Input) -> Snapshot:
     return load(found.name if is_file else cast("BinaryIO", found.stream))
 
 
-def _read_text(name: str, kind: Kind, data: bytes, parts: _Parts, damage: str) -> None:
+def _read_text(name: str, kind: InputKind, data: bytes, parts: _Parts, damage: str) -> None:
     from fragdoctor.inputs.messages import find_messages
     from fragdoctor.inputs.stats_reader import looks_like_summary, read_stats
 
     text = decoded(data)
-    has_stats = kind is Kind.STATS or looks_like_summary(text)
+    has_stats = kind is InputKind.STATS or looks_like_summary(text)
     if has_stats:
         parts.stats.append(read_stats(text))
-    if kind is Kind.STATS:
+    if kind is InputKind.STATS:
         return
     log = replace(find_messages(text), damage=damage)
     if has_stats and all(m.kind == "negative" for m in log.messages):

@@ -39,7 +39,7 @@ class Wanted(StrEnum):
     MODEL = "a model"
 
 
-class Kind(StrEnum):
+class InputKind(StrEnum):
     """What an input is. The values stand in sentences: "FILE is a zip archive, not a model."."""
 
     PICKLE = "a pickle"
@@ -65,17 +65,17 @@ class Kind(StrEnum):
     def may_be_snapshot(self) -> bool:
         """Whether the reader of snapshots decides: it accepts the input, or says why not."""
         return self in (
-            Kind.PICKLE,
-            Kind.OLD_PICKLE,
-            Kind.SNAPSHOT_JSON,
-            Kind.PAGE,
-            Kind.SAVED,
+            InputKind.PICKLE,
+            InputKind.OLD_PICKLE,
+            InputKind.SNAPSHOT_JSON,
+            InputKind.PAGE,
+            InputKind.SAVED,
         )
 
     @property
     def is_text(self) -> bool:
         """Whether it may hold a message or be a log; a log may begin with any JSON."""
-        return self in (Kind.TEXT, Kind.JSON, Kind.MODEL_CONFIG)
+        return self in (InputKind.TEXT, InputKind.JSON, InputKind.MODEL_CONFIG)
 
 
 _PACKED: Final = ("", ".gz", ".zst")
@@ -117,48 +117,48 @@ MAX_HEADER_BYTES: Final = 100_000_000
 """The longest header that the safetensors library reads."""
 
 
-def classify(head: bytes) -> Kind:  # noqa: PLR0911 - one return a kind
+def classify(head: bytes) -> InputKind:  # noqa: PLR0911 - one return a kind
     """Return what starts with these (unpacked) bytes; 4 KiB are plenty.
 
     It takes the first ``source.HEAD_BYTES`` bytes, or the whole input where it is shorter.
     """
     if not head:
-        return Kind.EMPTY
+        return InputKind.EMPTY
     if (packed := _by_magic(head)) is not None:
         return packed
     if head.startswith(_BOMS):
-        return Kind.TEXT
+        return InputKind.TEXT
     if is_safetensors(head):
-        return Kind.SAFETENSORS
+        return InputKind.SAFETENSORS
     start = head.removeprefix(_UTF8_BOM).lstrip(_SPACE)
     if not start:
-        return Kind.EMPTY
+        return InputKind.EMPTY
     if is_old_pickle(head):
-        return Kind.OLD_PICKLE
-    if start[:1] in b"{[" and (kind := _kind_of_json(start)) is not Kind.TEXT:
+        return InputKind.OLD_PICKLE
+    if start[:1] in b"{[" and (kind := _kind_of_json(start)) is not InputKind.TEXT:
         return kind
     if b"\x00" in head or _control_share(head) > 0.1:
-        return Kind.BINARY
-    return Kind.PAGE if _PAGE.match(start) else Kind.TEXT
+        return InputKind.BINARY
+    return InputKind.PAGE if _PAGE.match(start) else InputKind.TEXT
 
 
-def _by_magic(head: bytes) -> Kind | None:
+def _by_magic(head: bytes) -> InputKind | None:
     """Return what the first bytes say alone: pickles, archives, zlib."""
     if head.startswith(_OLD_SAVED):
-        return Kind.OLD_SAVED
+        return InputKind.OLD_SAVED
     if head.startswith(b"\x80") and (len(head) == 1 or head[1] < 32):
-        return Kind.PICKLE
+        return InputKind.PICKLE
     if head.startswith(_ZIP):
         return _kind_of_archive(head)
-    return Kind.ZLIB if head.startswith(_ZLIB) and b"\x00" in head else None
+    return InputKind.ZLIB if head.startswith(_ZLIB) and b"\x00" in head else None
 
 
-def _kind_of_archive(head: bytes) -> Kind:
+def _kind_of_archive(head: bytes) -> InputKind:
     if _SAVED_NAME.match(head, _FIRST_NAME):
-        return Kind.SAVED
+        return InputKind.SAVED
     n = int.from_bytes(head[26:28], "little")
     is_array = _ARRAY_NAME.fullmatch(head[_FIRST_NAME : _FIRST_NAME + n]) is not None
-    return Kind.NUMPY if is_array else Kind.ARCHIVE
+    return InputKind.NUMPY if is_array else InputKind.ARCHIVE
 
 
 def is_safetensors(head: bytes) -> bool:
@@ -167,25 +167,25 @@ def is_safetensors(head: bytes) -> bool:
 
 
 def something_else(
-    name: str, kind: Kind, wanted: Wanted, *, offset: int | None = None
+    name: str, kind: InputKind, wanted: Wanted, *, offset: int | None = None
 ) -> InputError:
     """Return the error for an input that is not what was wanted.
 
     ``name`` is what people call the input (see ``source.shown``); ``offset`` is where it is seen,
     as the reader of snapshots says it.
     """
-    if kind is Kind.EMPTY:
+    if kind is InputKind.EMPTY:
         hint = _PASTE if name in _PASTED else _KILLED
         return NotASnapshot(f"{name} is empty.", hint=hint, offset=offset)
-    error = RefusedSnapshot if kind is Kind.OLD_PICKLE else NotASnapshot
+    error = RefusedSnapshot if kind is InputKind.OLD_PICKLE else NotASnapshot
     hint = _hint(name, kind, wanted)
     return error(f"{name} is {kind}, not {wanted}.", hint=hint, offset=offset)
 
 
-def _hint(name: str, kind: Kind, wanted: Wanted) -> str:
+def _hint(name: str, kind: InputKind, wanted: Wanted) -> str:
     hints = _HINTS[wanted]
     hint = hints.get(kind, hints[None]).format(name=name)
-    is_piped = kind is Kind.ARCHIVE and name in _PASTED
+    is_piped = kind is InputKind.ARCHIVE and name in _PASTED
     return f"{hint} Give a bundle by the name of its file.".lstrip() if is_piped else hint
 
 
@@ -203,44 +203,48 @@ _PICKLE_IT: Final = (
 _ANALYZE: Final = "Run: fragdoctor analyze {name}"
 _ESTIMATE: Final = "Run: fragdoctor estimate {name}"
 _OOM: Final = "For a message or a log, run: fragdoctor oom {name}"
-_HINTS: Final[dict[Wanted, dict[Kind | None, str]]] = {
+_HINTS: Final[dict[Wanted, dict[InputKind | None, str]]] = {
     Wanted.SNAPSHOT: {
-        Kind.OLD_PICKLE: _NEVER_RUN,
-        Kind.ARCHIVE: "A snapshot is written by torch.cuda.memory._dump_snapshot(), a bundle by "
-        "fragdoctor run.",
-        Kind.OLD_SAVED: "Save it again with a PyTorch since 1.6, or with pickle.dump().",
-        Kind.NUMPY: _PICKLE_IT,
-        Kind.ZLIB: _PICKLE_IT,
-        Kind.TEXT: _OOM,
-        Kind.JSON: _OOM,
-        Kind.STATS: _ANALYZE,
-        Kind.SAFETENSORS: _ESTIMATE,
-        Kind.MODEL_CONFIG: _ESTIMATE,
+        InputKind.OLD_PICKLE: _NEVER_RUN,
+        InputKind.ARCHIVE: "A snapshot is written by torch.cuda.memory._dump_snapshot(), a bundle "
+        "by fragdoctor run.",
+        InputKind.OLD_SAVED: "Save it again with a PyTorch since 1.6, or with pickle.dump().",
+        InputKind.NUMPY: _PICKLE_IT,
+        InputKind.ZLIB: _PICKLE_IT,
+        InputKind.TEXT: _OOM,
+        InputKind.JSON: _OOM,
+        InputKind.STATS: _ANALYZE,
+        InputKind.SAFETENSORS: _ESTIMATE,
+        InputKind.MODEL_CONFIG: _ESTIMATE,
         None: _WRITE_ONE,
     },
     Wanted.MESSAGE: {
-        Kind.OLD_PICKLE: _NEVER_RUN,
-        Kind.ARCHIVE: "",
-        Kind.BINARY: "",
-        Kind.SAFETENSORS: _ESTIMATE,
-        Kind.MODEL_CONFIG: _ESTIMATE,
+        InputKind.OLD_PICKLE: _NEVER_RUN,
+        InputKind.ARCHIVE: "",
+        InputKind.BINARY: "",
+        InputKind.SAFETENSORS: _ESTIMATE,
+        InputKind.MODEL_CONFIG: _ESTIMATE,
         None: _ANALYZE,
     },
-    Wanted.MODEL: {Kind.OLD_PICKLE: _NEVER_RUN, None: MODEL_INPUTS},
+    Wanted.MODEL: {InputKind.OLD_PICKLE: _NEVER_RUN, None: MODEL_INPUTS},
 }
 """What to do instead, by what was wanted and what the input is."""
 
 
-def _kind_of_json(start: bytes) -> Kind:
+def _kind_of_json(start: bytes) -> InputKind:
     snapshot = _SNAPSHOT_KEYS.search(start)
     # Statistics may quote anything in a label: what comes first decides.
     if looks_like_stats(start[: snapshot.start()] if snapshot else start):
-        return Kind.STATS
+        return InputKind.STATS
     if snapshot or start.strip(_SPACE) in (b"[]", b"{}"):
-        return Kind.SNAPSHOT_JSON
+        return InputKind.SNAPSHOT_JSON
     if not _looks_like_json(start):
-        return Kind.TEXT
-    return Kind.MODEL_CONFIG if start[:1] == b"{" and _MODEL_KEYS.search(start) else Kind.JSON
+        return InputKind.TEXT
+    return (
+        InputKind.MODEL_CONFIG
+        if start[:1] == b"{" and _MODEL_KEYS.search(start)
+        else InputKind.JSON
+    )
 
 
 def _looks_like_json(text: bytes) -> bool:
@@ -364,7 +368,7 @@ class Input:
     """
 
     name: str
-    kind: Kind
+    kind: InputKind
     _stream: ByteStream | None = None
 
     @property
@@ -400,15 +404,15 @@ def open_input(name: str) -> Iterator[Input]:
         InputError: there is nothing of that name, or it cannot be read.
     """
     if name != STDIN and is_bundle(name):
-        yield Input(name, Kind.BUNDLE)
+        yield Input(name, InputKind.BUNDLE)
     elif name != STDIN and os.path.isdir(name):  # noqa: PTH112 - never raises, unlike Path
-        yield Input(name, Kind.FOLDER)
+        yield Input(name, InputKind.FOLDER)
     else:
         with open_source(name) as stream:
             yield Input(name, classify(stream.head), stream)
 
 
-def kind_of(path: str) -> Kind | None:
+def kind_of(path: str) -> InputKind | None:
     """Return what lies at a path; None where it cannot be looked at."""
     try:
         with open_input(path) as found:

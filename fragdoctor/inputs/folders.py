@@ -25,7 +25,7 @@ from fragdoctor.inputs.classify import (
     STATS_SUFFIXES,
     STDIN,
     TEXT_SUFFIXES,
-    Kind,
+    InputKind,
     kind_of,
 )
 from fragdoctor.inputs.confinement import check_place, is_allowed
@@ -122,10 +122,10 @@ def part_of(path: str, *, is_named: bool = False) -> Part:
     kind = kind_of(path)
     if kind is None:
         return Part.NOTHING
-    if kind.may_be_snapshot or kind is Kind.BUNDLE:
+    if kind.may_be_snapshot or kind is InputKind.BUNDLE:
         return Part.RANK
     is_text = kind.is_text and (is_named or name.endswith(TEXT_SUFFIXES))
-    return Part.NOTE if is_text or kind is Kind.STATS else Part.NOTHING
+    return Part.NOTE if is_text or kind is InputKind.STATS else Part.NOTHING
 
 
 class UrlTree:

@@ -88,7 +88,7 @@ class LogLine:
     text: str
 
 
-class Stream:
+class LogStream:
     """The lines of one source, joined and squeezed.
 
     Attributes:
@@ -200,7 +200,7 @@ class Window:
     lines: Sequence[RawLine]
     report_before: int | None = None
 
-    def streams(self) -> list[Stream]:
+    def streams(self) -> list[LogStream]:
         """Return the window's streams; a line without a source belongs to the last one named."""
         grouped: dict[object, list[LogLine]] = {}
         key: object = None
@@ -210,7 +210,7 @@ class Window:
                 grouped[source] = grouped.pop(None)  # what stands above the first source
             key = source if source is not None else key
             grouped.setdefault(key, []).append(line)
-        return [Stream(lines) for lines in grouped.values()]
+        return [LogStream(lines) for lines in grouped.values()]
 
     def _plain(self) -> Iterator[LogLine]:
         last_number = 0

@@ -14,7 +14,7 @@ from typing import Final
 
 from fragdoctor.frozen import frozen
 from fragdoctor.inputs.log_cleaning import plain_lines, rank_in
-from fragdoctor.inputs.log_streams import Stream, Window, windows
+from fragdoctor.inputs.log_streams import LogStream, Window, windows
 from fragdoctor.inputs.scenes import line_starts, scan
 from fragdoctor.inputs.server_budget import server_budget
 from fragdoctor.inputs.tracebacks import MAX_MESSAGES, with_tracebacks
@@ -46,7 +46,7 @@ def variants() -> tuple[str, ...]:
     return tuple(sorted({w.variant for w in WORDINGS} | set(VARIANTS)))
 
 
-def hits_of(stream: Stream) -> Iterator[Hit]:
+def hits_of(stream: LogStream) -> Iterator[Hit]:
     """Yield the hits of a stream in order; where they overlap, the one of the first family."""
     ranked: list[tuple[int, int, Hit]] = [(-1, hit.start, hit) for hit in hits(stream)]
     for priority, wording in enumerate(WORDINGS):
@@ -323,7 +323,7 @@ _MARKERS: Final = (
 )  # fmt: skip
 
 
-def markers_of(stream: Stream, report_before: int | None) -> Iterator[LogMarker]:
+def markers_of(stream: LogStream, report_before: int | None) -> Iterator[LogMarker]:
     """Yield the markers of a stream that belong to its window."""
     text = stream.squeezed
     for kind, literal, pattern, back in _MARKERS:

@@ -28,7 +28,7 @@ from fragdoctor.errors import (
     RefusedSnapshot,
     TruncatedSnapshot,
 )
-from fragdoctor.inputs.classify import Kind, Wanted, classify, something_else
+from fragdoctor.inputs.classify import InputKind, Wanted, classify, something_else
 from fragdoctor.inputs.source import ByteStream, open_source, shown
 from fragdoctor.inputs.torch_archive import cannot_seek, open_saved
 from fragdoctor.limits import DEFAULT_LIMITS, Limits
@@ -186,7 +186,7 @@ _ERRORS: Final[dict[str, type[InputError]]] = {
     "refused": RefusedSnapshot,
     "limit": LimitExceeded,
 }
-_JSON: Final = (Kind.SNAPSHOT_JSON, Kind.STATS, Kind.MODEL_CONFIG, Kind.JSON)
+_JSON: Final = (InputKind.SNAPSHOT_JSON, InputKind.STATS, InputKind.MODEL_CONFIG, InputKind.JSON)
 _MOST_NAMED_ENTRIES: Final = 100
 _HAS_ADDRESS, _HAS_SIZE, _HAS_ALLOCATED, _ALLOCATED = 1, 2, 4, 8
 
@@ -205,15 +205,15 @@ def read_snapshot(
     """
     with open_source(source, limits=limits) as stream:
         kind = classify(stream.head)
-        if kind in (Kind.PICKLE, Kind.OLD_PICKLE):
+        if kind in (InputKind.PICKLE, InputKind.OLD_PICKLE):
             tables = _call(_ext.read_pickle, stream, shown(stream.name), limits)
             return _to_snapshot(tables, stream, limits, container="pickle")
         if kind in _JSON:
             tables = _call(_ext.read_json, stream, shown(stream.name), limits)
             return _to_snapshot(tables, stream, limits, container="json")
-        if kind is Kind.PAGE:
+        if kind is InputKind.PAGE:
             return _read_page(stream, limits)
-        if kind is Kind.SAVED:
+        if kind is InputKind.SAVED:
             return _read_saved(source, stream, limits)
         raise something_else(shown(stream.name), kind, Wanted.SNAPSHOT, offset=0)
 

@@ -106,7 +106,7 @@ class RunSide:
 
 
 @frozen
-class Figure:
+class ComparedFigure:
     """One figure of every run, in their order. ``unit`` is ``bytes`` or ``count``."""
 
     id: str
@@ -207,7 +207,7 @@ class LineChange:
 
 
 @frozen
-class Reason:
+class DifferencePart:
     """A part of the difference; all parts add up to it."""
 
     kind: ReasonKind
@@ -280,7 +280,7 @@ class LineTrend:
 
 
 @frozen
-class Trend:
+class RunTrend:
     """Growth over three or more runs in time order.
 
     Attributes:
@@ -333,22 +333,22 @@ class Comparison:
     runs: Sequence[RunSide]
     summary: str
     basis: Basis
-    figures: Sequence[Figure] = ()
+    figures: Sequence[ComparedFigure] = ()
     delta_bytes: int | None = None
     explained_bytes: int | None = None
     lines: Sequence[LineChange] = ()
     n_lines_left_out: int = 0
-    reasons: Sequence[Reason] = ()
+    reasons: Sequence[DifferencePart] = ()
     causes: Sequence[LikelyCause] = ()
     settings: Sequence[SettingChange] | None = None
     proof: SettingsProof | None = None
     requests_equal: float | None = None
     phases: Sequence[PhaseChange] = ()
-    trend: Trend | None = None
+    trend: RunTrend | None = None
     device_peaks: Sequence[DevicePeaks] = ()
     is_same: bool = False
     notes: Sequence[str] = field(default_factory=tuple)
 
-    def figure(self, name: str) -> Figure | None:
+    def figure(self, name: str) -> ComparedFigure | None:
         """Return a figure by its id."""
         return next((f for f in self.figures if f.id == name), None)

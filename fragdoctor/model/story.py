@@ -138,7 +138,7 @@ class StoryEvent:
     reason: str = ""
 
 
-class Outcome(StrEnum):
+class TrialOutcome(StrEnum):
     """How a trial ended."""
 
     FINISHED = "finished"
@@ -158,7 +158,7 @@ class Trial:
     name: str
     first_line: int
     last_line: int
-    outcome: Outcome = Outcome.OPEN
+    outcome: TrialOutcome = TrialOutcome.OPEN
     n_ooms: int = 0
     baseline_bytes: int | None = None
     baseline_of: str = ""
@@ -175,7 +175,7 @@ class Direction(StrEnum):
 
 
 @frozen
-class Trend:
+class TrialTrend:
     """A figure over trials or over failures, with a robust slope.
 
     Attributes:
@@ -222,7 +222,7 @@ class LogStory:
 
     events: Sequence[StoryEvent]
     trials: Sequence[Trial] = ()
-    trends: Sequence[Trend] = ()
+    trends: Sequence[TrialTrend] = ()
     is_by_time: bool = False
     n_ooms: int = 0
     n_consequences: int = 0
@@ -231,7 +231,7 @@ class LogStory:
     n_parallel: int = 1
     duration_s: float | None = None
 
-    def trend(self, figure: str) -> Trend | None:
+    def trend(self, figure: str) -> TrialTrend | None:
         """Return the trend of a figure that says most: a direction first, then more points."""
         known = [t for t in self.trends if t.figure == figure]
         return max(known, key=lambda t: (t.confidence is not None, len(t.points)), default=None)

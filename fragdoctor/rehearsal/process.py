@@ -102,7 +102,7 @@ _WITHOUT_THREADS: Final = {"OPENBLAS_NUM_THREADS": "1"}
 
 
 @frozen
-class Conditions:
+class RehearsalConditions:
     """How a program is rehearsed.
 
     Attributes:
@@ -178,7 +178,11 @@ class Runs:
         self._before.clear()
 
     def run(
-        self, program: Program, conditions: Conditions, python: str, on_step: OnStep | None = None
+        self,
+        program: Program,
+        conditions: RehearsalConditions,
+        python: str,
+        on_step: OnStep | None = None,
     ) -> tuple[int, str]:
         """Run a program in a prepared process; return its exit code and its last lines."""
         for left in self.place.iterdir():
@@ -343,7 +347,7 @@ class _Process:
                 self._requests.close()
 
 
-def _request(program: Program, conditions: Conditions, place: Path) -> dict[str, Any]:
+def _request(program: Program, conditions: RehearsalConditions, place: Path) -> dict[str, Any]:
     """Return what the engine is told."""
     gpu = conditions.gpu
     return {
@@ -386,7 +390,7 @@ def native_library() -> Path:
     return Path(spec.origin if spec and spec.origin else ".").with_name("_fake_gpu.so")
 
 
-def _environment(conditions: Conditions, place: Path) -> dict[str, str]:
+def _environment(conditions: RehearsalConditions, place: Path) -> dict[str, str]:
     """Return the environment of the program: its own, and what keeps it here."""
     environ = dict(os.environ)
     environ.setdefault("PYTHONUNBUFFERED", "1")

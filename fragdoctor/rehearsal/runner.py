@@ -38,8 +38,8 @@ from fragdoctor.model.rehearsal import (
 from fragdoctor.rehearsal.process import (
     OUTCOME,
     SNAPSHOT,
-    Conditions,
     OnStep,
+    RehearsalConditions,
     RehearsedGpu,
     Runs,
     rehearsed_gpu,
@@ -80,7 +80,7 @@ class CannotRehearse(ConfigError):  # noqa: N818 - reads as what it says
 
 def rehearse(
     program: Program,
-    conditions: Conditions,
+    conditions: RehearsalConditions,
     snapshot: Path,
     on_step: OnStep | None = None,
     runs: Runs | None = None,
@@ -111,7 +111,7 @@ def rehearse(
 
 
 def _outcome(
-    place: Path, python: str, code: int, tail: str, conditions: Conditions
+    place: Path, python: str, code: int, tail: str, conditions: RehearsalConditions
 ) -> dict[str, Any]:
     """Return the outcome of a run, as the engine wrote it."""
     found = outcome_of(place)
@@ -142,7 +142,7 @@ def outcome_of(place: Path) -> dict[str, Any] | None:
     return found
 
 
-def _vanished(python: str, code: int, tail: str, conditions: Conditions) -> ConfigError:
+def _vanished(python: str, code: int, tail: str, conditions: RehearsalConditions) -> ConfigError:
     if code == os.EX_USAGE or "fragdoctor rehearses with Python" in tail:
         version = tail.splitlines()[-1] if tail else f"{python} is too old."
         return CannotRehearse(version, hint="Name the program's Python with --python.")
@@ -161,7 +161,7 @@ def _vanished(python: str, code: int, tail: str, conditions: Conditions) -> Conf
     )
 
 
-def _failed(found: Mapping[str, Any], tail: str, conditions: Conditions) -> ProgramFailed:
+def _failed(found: Mapping[str, Any], tail: str, conditions: RehearsalConditions) -> ProgramFailed:
     failure = found["failure"]
     if failure is None:
         return ProgramFailed(
@@ -217,7 +217,7 @@ def _at(place: Mapping[str, Any]) -> str:
 
 
 def _rehearsal(
-    found: Mapping[str, Any], conditions: Conditions, snapshot: str, python: str
+    found: Mapping[str, Any], conditions: RehearsalConditions, snapshot: str, python: str
 ) -> Rehearsal:
     devices = [RehearsedDevice(**device) for device in found["devices"]]
     fullest = max(devices, key=lambda d: d.peak_reserved_bytes)
@@ -326,7 +326,7 @@ def rehearse_test(
     program = Program("pytest", is_module=True, args=args, pythons=[sys.executable])
     with Runs() as runs:
         reports = runs.place / "reports"
-        conditions = Conditions(
+        conditions = RehearsalConditions(
             gpu=rehearsed_gpu(gpu, None, is_unlimited=gpu is None),
             stops_by_itself=False,
             variables={reports_variable: str(reports)},

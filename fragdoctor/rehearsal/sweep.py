@@ -13,7 +13,7 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.frozen import frozen
 from fragdoctor.model.rehearsal import FailedRehearsal, LargestBatch, Rehearsal, RehearsalSweep
 from fragdoctor.rehearsal import runner
-from fragdoctor.rehearsal.process import Conditions, OnStep, RehearsedGpu, Runs
+from fragdoctor.rehearsal.process import OnStep, RehearsalConditions, RehearsedGpu, Runs
 from fragdoctor.rehearsal.programs import Program
 from fragdoctor.rehearsal.runner import ProgramFailed
 
@@ -91,7 +91,7 @@ class Sweep:
     """
 
     program: Program
-    base: Conditions
+    base: RehearsalConditions
     gpus: Sequence[RehearsedGpu]
     confs: Sequence[str | None]
     batches: Batches | None = None
@@ -140,7 +140,7 @@ class Sweep:
             )
 
     def _batches(
-        self, conditions: Conditions, runs: Runs
+        self, conditions: RehearsalConditions, runs: Runs
     ) -> tuple[list[Rehearsal], list[FailedRehearsal]]:
         """Return the rehearsals on one GPU under one setting, and those that failed."""
         found: list[Rehearsal] = []
@@ -165,7 +165,9 @@ class Sweep:
         else:
             yield from self.batches.sizes
 
-    def _rehearse(self, conditions: Conditions, batch: int | None, runs: Runs) -> Rehearsal:
+    def _rehearse(
+        self, conditions: RehearsalConditions, batch: int | None, runs: Runs
+    ) -> Rehearsal:
         program = self.program if batch is None else with_batch(self.program, batch)
         name = case_name(conditions, batch)
         on_step = self.on_case(name)
@@ -179,7 +181,7 @@ class Sweep:
         return replace(found, batch=batch)
 
 
-def case_name(conditions: Conditions, batch: int | None) -> str:
+def case_name(conditions: RehearsalConditions, batch: int | None) -> str:
     """Return what tells one rehearsal from the others: ``h100, batch 16``."""
     parts = [conditions.gpu.name, conditions.conf or "", "" if batch is None else f"batch {batch}"]
     return ", ".join(part for part in parts if part)
@@ -212,7 +214,7 @@ def _guess(found: Sequence[Rehearsal], fits: int, fails: int, *, has_failed: boo
     return min(larger + more, 8 * fits)
 
 
-def _largest(conditions: Conditions, done: Sequence[Rehearsal]) -> LargestBatch:
+def _largest(conditions: RehearsalConditions, done: Sequence[Rehearsal]) -> LargestBatch:
     sizes = [(r.batch or 0, r.fits) for r in done]
     fails_at = min((size for size, fits in sizes if not fits), default=None)
     fitting = [s for s, fits in sizes if fits and (fails_at is None or s < fails_at)]

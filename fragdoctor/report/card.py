@@ -135,7 +135,7 @@ def _card(document: doc.ReportDocument) -> str:
     return f'<div style="{_BOX.format(colour)}">{"".join(parts)}</div>'
 
 
-def _block(block: doc.Block) -> str:
+def _block(block: doc.DocumentBlock) -> str:
     """Return a block as HTML; pictures are left to reports."""
     if isinstance(block, doc.Paragraph):
         return f"<div>{_content(block.content)}</div>"

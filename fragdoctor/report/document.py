@@ -150,7 +150,7 @@ class Row:
 
 
 @frozen(kw_only=True)
-class Block:
+class DocumentBlock:
     """A part of a document.
 
     Attributes:
@@ -173,7 +173,7 @@ class Block:
 
 
 @frozen
-class Paragraph(Block):
+class Paragraph(DocumentBlock):
     """Sentences."""
 
     holds: ClassVar[str] = "content"
@@ -181,12 +181,12 @@ class Paragraph(Block):
 
 
 @frozen
-class Gap(Block):
+class Gap(DocumentBlock):
     """Room between what stands before and after."""
 
 
 @frozen
-class Facts(Block):
+class Facts(DocumentBlock):
     """Labelled values."""
 
     holds: ClassVar[str] = "items"
@@ -194,7 +194,7 @@ class Facts(Block):
 
 
 @frozen
-class Bullets(Block):
+class Bullets(DocumentBlock):
     """Sentences of equal weight."""
 
     holds: ClassVar[str] = "items"
@@ -202,7 +202,7 @@ class Bullets(Block):
 
 
 @frozen
-class Code(Block):
+class Code(DocumentBlock):
     """Lines to copy as they stand; a line break inside of one is shown, not made."""
 
     holds: ClassVar[str] = "lines"
@@ -210,30 +210,30 @@ class Code(Block):
 
 
 @frozen
-class Item:
+class ListItem:
     """An entry of a list: a label such as its number, its first line, and blocks below it."""
 
     head: Content
-    blocks: Sequence[Block] = ()
+    blocks: Sequence[DocumentBlock] = ()
     label: str = ""
     style: Style = Style.STRONG
 
 
 @frozen
-class Listing(Block):
+class Listing(DocumentBlock):
     """Entries with blocks of their own, such as recommendations; the short report has a few.
 
     ``is_airy`` leaves room between them.
     """
 
     holds: ClassVar[str] = "items"
-    items: Sequence[Item]
+    items: Sequence[ListItem]
     shown: int | None = None
     is_airy: bool = False
 
 
 @frozen
-class Table(Block):
+class Table(DocumentBlock):
     """Aligned columns; the short report has the first ``shown`` rows.
 
     ``n_left_out`` counts rows that the document itself does not hold; ``label`` says what the
@@ -324,7 +324,7 @@ class BarPart:
 
 
 @frozen
-class Bar(Block):
+class Bar(DocumentBlock):
     """Bytes that add up to a whole, drawn to scale; ``request_bytes`` failed, to compare."""
 
     parts: Sequence[BarPart]
@@ -337,7 +337,7 @@ class Bar(Block):
 
 
 @frozen
-class Timeline(Block):
+class Timeline(DocumentBlock):
     """Memory of one device over its trace."""
 
     strip: TimelineStrip
@@ -352,7 +352,7 @@ class SegmentBar:
 
 
 @frozen
-class SegmentBars(Block):
+class SegmentBars(DocumentBlock):
     """Segments drawn to scale; ``lines`` are those that strand them, with their stranders."""
 
     titles: Sequence[str]
@@ -361,7 +361,7 @@ class SegmentBars(Block):
 
 
 @frozen
-class Series:
+class ChartSeries:
     """A curve of a chart.
 
     Attributes:
@@ -381,10 +381,10 @@ class Series:
 
 
 @frozen
-class Chart(Block):
+class Chart(DocumentBlock):
     """Curves over one axis, bytes upwards. ``limit_bytes`` is a level such as the capacity."""
 
-    series: Sequence[Series]
+    series: Sequence[ChartSeries]
     label: str
     x_ticks: Sequence[float] = ()
     limit_bytes: int | None = None
@@ -392,7 +392,7 @@ class Chart(Block):
 
 
 @frozen
-class Graphic(Block):
+class Graphic(DocumentBlock):
     """A place for one of the interactive graphics; only the interactive page fills it."""
 
     name: str
@@ -412,13 +412,13 @@ class Section:
     """
 
     title: str
-    blocks: Sequence[Block]
+    blocks: Sequence[DocumentBlock]
     note: str = ""
     id: str = ""
     device: int | None = None
     is_folded: bool = False
 
-    def only(self, details: Sequence[Detail]) -> list[Block]:
+    def only(self, details: Sequence[Detail]) -> list[DocumentBlock]:
         """Return the blocks that a report with these details shows."""
         return [b for b in self.blocks if b.detail in details and not b.is_empty]
 
@@ -451,7 +451,7 @@ class ReportDocument:
     headline: Content
     brief: Sequence[Content]
     sections: Sequence[Section]
-    lead: Sequence[Block] = ()
+    lead: Sequence[DocumentBlock] = ()
     tone: Style | None = None
     kicker: str = ""
     footer: str = ""

@@ -27,10 +27,10 @@ from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import (
     Chart,
+    ChartSeries,
     Detail,
     Gauge,
     ReportDocument,
-    Series,
     Spark,
     plain,
     spans,
@@ -136,8 +136,8 @@ def of_strip(strip: TimelineStrip) -> Chart:
     capacity = strip.capacity_bytes
     return Chart(
         (
-            Series("reserved", x, reserved, number=0, is_dashed=True),
-            Series("allocated", x, allocated, labels=(peak,), number=0),
+            ChartSeries("reserved", x, reserved, number=0, is_dashed=True),
+            ChartSeries("allocated", x, allocated, labels=(peak,), number=0),
         ),
         f"Allocated and reserved memory of GPU {strip.device} over its trace",
         limit_bytes=capacity,
@@ -145,7 +145,7 @@ def of_strip(strip: TimelineStrip) -> Chart:
     )
 
 
-def _marks(s: Series, xs: Sequence[float], ys: Sequence[float]) -> list[Mark]:
+def _marks(s: ChartSeries, xs: Sequence[float], ys: Sequence[float]) -> list[Mark]:
     if s.shape == "points":
         return [
             Mark(x, y, label, s.number, is_named=False, is_left=False)

@@ -244,7 +244,7 @@ _DIAGNOSES: Final[Mapping[type, Shape]] = {
     phases.LineBytes: _BYTES,
     story.StoryEvent: Shape(null=("trial", "place")),
     story.Trial: Shape(null=("baseline_of",)),
-    story.Trend: Shape(
+    story.TrialTrend: Shape(
         names={"points": "points_bytes"},
         null=("label",),
         computed={
@@ -285,10 +285,10 @@ _COMPARISONS: Final[Mapping[type, Shape]] = {
             "verdict": (RunVerdict, lambda r: RunVerdict(r.cause, r.confidence, r.summary)),
         },
     ),
-    comparison.Figure: Shape(properties=("delta",)),
+    comparison.ComparedFigure: Shape(properties=("delta",)),
     comparison.LineChange: Shape(properties=("delta_bytes",)),
     comparison.SizeChange: Shape(names={"new": "new_bytes", "gone": "gone_bytes"}),
-    comparison.Trend: Shape(
+    comparison.RunTrend: Shape(
         names={"slope_low": "slope_low_bytes", "slope_high": "slope_high_bytes"},
         without=("exhausted_range",),
         computed={

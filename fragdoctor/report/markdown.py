@@ -63,7 +63,7 @@ def _section(section: doc.Section, details: Sequence[doc.Detail]) -> list[str]:
     return [f"### {_text(section.title + note)}", *body] if section.title else body
 
 
-def _blocks(blocks: Iterable[doc.Block], details: Sequence[doc.Detail]) -> list[str]:
+def _blocks(blocks: Iterable[doc.DocumentBlock], details: Sequence[doc.Detail]) -> list[str]:
     shown = (b for b in blocks if b.detail in details and not b.is_empty)
     written = (_WRITERS.get(b.kind, _nothing)(b) for b in shown)
     return [text for text in written if text]
@@ -123,7 +123,7 @@ def _listing(block: doc.Listing) -> str:
     return "\n".join(_item(item) for item in block.items)
 
 
-def _item(item: doc.Item) -> str:
+def _item(item: doc.ListItem) -> str:
     number = item.label.rstrip(".")
     if number.isascii() and number.isdigit() and item.label.endswith("."):
         lead = f"{item.label} "
@@ -135,7 +135,7 @@ def _item(item: doc.Item) -> str:
     return "\n".join(lines)
 
 
-def _inner(block: doc.Block) -> list[str]:
+def _inner(block: doc.DocumentBlock) -> list[str]:
     """Return the lines of a block inside of a list, each an entry of its own."""
     if isinstance(block, doc.Code):
         return [f"- {escape.markdown_code(line)}" for line in block.lines]

@@ -21,7 +21,7 @@ from fragdoctor.rules.registry import find_rule
 
 
 @frozen
-class Place:
+class ResultPlace:
     """A file and a line of it; ``line`` is None where it is unknown.
 
     ``path`` is relative to the root of the sources where the file lies below it; hostile text.
@@ -45,20 +45,20 @@ class Place:
         return f"file://{text}" if text.startswith("/") else f"file:///{text}"
 
 
-def place_of(location: Location, look: RenderOptions) -> Place:
+def place_of(location: Location, look: RenderOptions) -> ResultPlace:
     """Return where a line of the user's program is, seen from the root of the sources."""
     line = location.line if 0 < location.line < MAX_LINE else None
     path = relative(location.filename or "unknown", look)
-    place = Place(path, line, location.function[:MAX_PATH])
+    place = ResultPlace(path, line, location.function[:MAX_PATH])
     if place.is_relative or not look.source_root:
         return place
     found = file_of(location, look.source_root)
     return place if found is None else replace(place, path=found)
 
 
-def place_of_input(name: str, look: RenderOptions) -> Place:
+def place_of_input(name: str, look: RenderOptions) -> ResultPlace:
     """Return the input itself as a place."""
-    return Place("stdin" if name in ("-", "standard input") else relative(name, look))
+    return ResultPlace("stdin" if name in ("-", "standard input") else relative(name, look))
 
 
 MAX_RESULTS: Final = 200
@@ -102,10 +102,10 @@ class Result:
     title: str
     message: str
     level: Severity
-    place: Place
+    place: ResultPlace
     source: str
     fingerprint: str
-    stack: Sequence[Place] = ()
+    stack: Sequence[ResultPlace] = ()
 
 
 def results_of_check(report: CheckReport, look: RenderOptions) -> Iterator[Result]:
@@ -120,7 +120,13 @@ def results_of_check(report: CheckReport, look: RenderOptions) -> Iterator[Resul
     for name in report.unjudged:
         message = f"--{name} could be judged in none of the files."
         yield Result(
-            "unjudged", title_of("unjudged"), message, Severity.ERROR, Place("."), "", f"un-{name}"
+            "unjudged",
+            title_of("unjudged"),
+            message,
+            Severity.ERROR,
+            ResultPlace("."),
+            "",
+            f"un-{name}",
         )
 
 
@@ -186,7 +192,7 @@ def title_of(code: str) -> str:
     return rule.summary if rule is not None else BUDGET_TITLES.get(code, code)
 
 
-def _place(locations: Sequence[Location], source: str, look: RenderOptions) -> Place:
+def _place(locations: Sequence[Location], source: str, look: RenderOptions) -> ResultPlace:
     return place_of(locations[0], look) if locations else place_of_input(source, look)
 
 

@@ -16,8 +16,8 @@ from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.json import dumps
 from fragdoctor.report.results import (
-    Place,
     Result,
+    ResultPlace,
     results_of_check,
     results_of_diagnosis,
     title_of,
@@ -119,7 +119,7 @@ def _message(result: Result) -> str:
     return f"{result.message}{source}"
 
 
-def _location(place: Place) -> Json:
+def _location(place: ResultPlace) -> Json:
     artifact: Json = {"uri": place.uri}
     if place.is_relative:
         artifact["uriBaseId"] = _ROOT

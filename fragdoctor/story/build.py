@@ -12,24 +12,24 @@ from fragdoctor.model.story import (
     FAILURES,
     Direction,
     LogStory,
-    Outcome,
     Scene,
     SceneKind,
     StoryEvent,
-    Trend,
     Trial,
+    TrialOutcome,
+    TrialTrend,
 )
 from fragdoctor.story.failures import CauseFinder, Link, MergedScene, collapsed
-from fragdoctor.story.order import Processes, Source, in_order
+from fragdoctor.story.order import LogSource, Processes, in_order
 from fragdoctor.story.trends import has_process_each, kept, trends_at_failures, trends_of_prints
 
 ENDS = {
-    SceneKind.TRIAL_END: Outcome.FINISHED,
-    SceneKind.TRIAL_FAILED: Outcome.FAILED,
-    SceneKind.TRIAL_PRUNED: Outcome.PRUNED,
+    SceneKind.TRIAL_END: TrialOutcome.FINISHED,
+    SceneKind.TRIAL_FAILED: TrialOutcome.FAILED,
+    SceneKind.TRIAL_PRUNED: TrialOutcome.PRUNED,
 }
 _AT_WORK = (SceneKind.TRIAL_START, SceneKind.MENTION, SceneKind.PROGRESS, SceneKind.FIGURE)
-_NOWHERE = Source(None, None)
+_NOWHERE = LogSource(None, None)
 _TRACEBACK_LINES = 200
 """Optuna says that a trial failed and prints the traceback below, which is shorter than this."""
 
@@ -52,16 +52,16 @@ class _Assignment:
         self._scenes = scenes
         self._whole = list(scenes)
         self._is_parallel = depth(_spans_of_names(scenes)) > 1
-        self._current: dict[Source, str] = {}
+        self._current: dict[LogSource, str] = {}
         self._started: set[str] = set()
-        self._unnamed: dict[Source, list[int]] = {}
+        self._unnamed: dict[LogSource, list[int]] = {}
         self._failure_lines: dict[str, int] = {}  # of each trial the first
-        self._failed: dict[Source, Scene] = {}  # whose traceback may still come
+        self._failed: dict[LogSource, Scene] = {}  # whose traceback may still come
 
     def done(self) -> list[Scene]:
         """Return all scenes with their trials."""
         for i, scene in enumerate(self._scenes):
-            source = Source(scene.rank, scene.pid)
+            source = LogSource(scene.rank, scene.pid)
             if scene.kind is SceneKind.RESTART:
                 self._current.clear()
                 self._unnamed.clear()
@@ -76,7 +76,7 @@ class _Assignment:
                 self._begin(scene.trial, source)
         return self._whole
 
-    def _place(self, i: int, source: Source) -> None:
+    def _place(self, i: int, source: LogSource) -> None:
         scene = self._whole[i]
         name = self._current.get(source, "") or self._just_failed(scene, source)
         if not name and not self._is_parallel:
@@ -92,7 +92,7 @@ class _Assignment:
         if scene.kind in FAILURES:
             self._failure_lines.setdefault(name, scene.line)
 
-    def _just_failed(self, scene: Scene, source: Source) -> str:
+    def _just_failed(self, scene: Scene, source: LogSource) -> str:
         """Return the trial that was said to have failed right above its traceback."""
         failed = self._failed.get(source)
         if failed is None:
@@ -103,14 +103,14 @@ class _Assignment:
             del self._failed[source]
         return ""
 
-    def _begin(self, name: str, source: Source) -> None:
+    def _begin(self, name: str, source: LogSource) -> None:
         self._failed.pop(source, None)
         if self._current.get(source) != name:
             self._unnamed.pop(source, None)
         self._started.add(name)
         self._current[source] = name
 
-    def _end(self, scene: Scene, source: Source) -> None:
+    def _end(self, scene: Scene, source: LogSource) -> None:
         name = scene.trial
         if name not in self._started and not self._is_parallel:
             for i in self._waiting(source):
@@ -122,7 +122,7 @@ class _Assignment:
         self._current.pop(source, None)
         self._current.pop(_NOWHERE, None)
 
-    def _waiting(self, source: Source) -> list[int]:
+    def _waiting(self, source: LogSource) -> list[int]:
         """Return the lines without a trial since the last end; all sources' if none is named."""
         if source != _NOWHERE:
             return self._unnamed.pop(source, [])
@@ -176,7 +176,7 @@ def trials_of(scenes: Sequence[Scene]) -> list[Trial]:
 
 
 def _trial(name: str, members: Sequence[Scene]) -> Trial:
-    outcome = Outcome.OPEN
+    outcome = TrialOutcome.OPEN
     for scene in members:
         outcome = ENDS.get(scene.kind, outcome)
     figures = [f for s in members for f in s.figures]
@@ -263,7 +263,7 @@ def build_story(log: OomLog | None) -> LogStory | None:
 
 
 def _is_story(
-    merged: Sequence[MergedScene], trials: Sequence[Trial], trends: Sequence[Trend]
+    merged: Sequence[MergedScene], trials: Sequence[Trial], trends: Sequence[TrialTrend]
 ) -> bool:
     loud = [t.scene for t in merged if t.scene.kind not in _QUIET | _HIDDEN]
     grows = any(t.direction is Direction.GROWS and t.confidence is not None for t in trends)

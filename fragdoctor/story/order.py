@@ -17,7 +17,7 @@ _SAME_RESTART_LINES: Final = 40
 
 
 @frozen
-class Source:
+class LogSource:
     """What distinguishes the writers of a log; None is "not printed"."""
 
     rank: int | None

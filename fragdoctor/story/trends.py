@@ -12,7 +12,7 @@ from fragdoctor.analysis.trend import trend_of
 from fragdoctor.frozen import frozen
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.finding import Confidence
-from fragdoctor.model.story import Direction, LogStory, Scene, SceneKind, Trend
+from fragdoctor.model.story import Direction, LogStory, Scene, SceneKind, TrialTrend
 from fragdoctor.story.failures import Link, MergedScene
 from fragdoctor.story.order import Processes
 from fragdoctor.units import MIB
@@ -89,7 +89,7 @@ class _Point:
 
 def trends_at_failures(
     merged: Sequence[MergedScene], links: Sequence[Link], messages: Sequence[OomMessage]
-) -> list[Trend]:
+) -> list[TrialTrend]:
     """Return what was allocated, and cached without use, at the failures of each rank."""
     series: dict[tuple[int | None, int | None], list[tuple[Scene, OomMessage]]] = {}
     for one, link in zip(merged, links, strict=True):
@@ -97,7 +97,7 @@ def trends_at_failures(
         if scene.kind is SceneKind.OOM and scene.message is not None and link.cause is None:
             message = messages[scene.message]
             series.setdefault((scene.rank, message.device_index), []).append((scene, message))
-    trends: list[Trend] = []
+    trends: list[TrialTrend] = []
     for (rank, _), members in series.items():
         for figure in ("allocated", "unallocated"):
             points = [
@@ -125,7 +125,7 @@ def _first_of_trial(points: Iterable[_Point]) -> list[_Point]:
     return kept
 
 
-def trends_of_prints(scenes: Sequence[Scene], processes: Processes) -> list[Trend]:
+def trends_of_prints(scenes: Sequence[Scene], processes: Processes) -> list[TrialTrend]:
     """Return printed figures over the trials, or over the prints of one process without trials."""
     series: dict[tuple[int | None, int | None, str, str], list[_Point]] = {}
     smi_line, smi_row = -1, 0
@@ -139,8 +139,8 @@ def trends_of_prints(scenes: Sequence[Scene], processes: Processes) -> list[Tren
             point = _Point(scene.line, figure.n_bytes, scene.trial)
             pid = None if scene.trial else scene.pid
             series.setdefault((scene.rank, pid, figure.name, label), []).append(point)
-    trends: list[Trend] = []
-    of_processes: dict[tuple[int | None, str, str], list[Trend]] = {}
+    trends: list[TrialTrend] = []
+    of_processes: dict[tuple[int | None, str, str], list[TrialTrend]] = {}
     for (rank, _, name, label), points in series.items():
         lowest = _lowest_of_trials(points)
         if len(lowest) > 1:
@@ -173,7 +173,7 @@ def _one_process(points: Sequence[_Point], processes: Processes) -> list[_Point]
 
 def _trend(
     figure: str, points: Sequence[_Point], rank: int | None = None, label: str = "", over: str = ""
-) -> list[Trend]:
+) -> list[TrialTrend]:
     if len(points) < 2:
         return []
     if len(points) > MAX_POINTS:
@@ -185,7 +185,7 @@ def _trend(
     slope = slope_of(np.array([p.n_bytes for p in points], dtype=np.float64))
     is_over_trials = all(p.trial for p in points)
     return [
-        Trend(
+        TrialTrend(
             figure=figure,
             over=over or ("trial" if is_over_trials else "oom"),
             points=tuple(p.n_bytes for p in points),
@@ -205,7 +205,7 @@ def _per(slope: float | None, stride: float) -> float | None:
     return None if slope is None else slope / stride
 
 
-def kept(trends: Sequence[Trend]) -> tuple[Trend, ...]:
+def kept(trends: Sequence[TrialTrend]) -> tuple[TrialTrend, ...]:
     """Return the trends that say most: a direction first, then many points."""
     ranked = sorted(
         range(len(trends)),
@@ -219,7 +219,7 @@ _RUN_RISE_SHARE: Final = 0.1
 """Within one run printed memory must rise by a tenth: steps differ more than trials."""
 
 
-def memory_over_trials(story: LogStory) -> Trend | None:
+def memory_over_trials(story: LogStory) -> TrialTrend | None:
     """Return the trend that shows whether memory accumulates; None if nothing does.
 
     What is printed between trials says more than what was allocated when memory ran out, which the
@@ -236,7 +236,7 @@ def memory_over_trials(story: LogStory) -> Trend | None:
     return _best(at_failures)
 
 
-def accumulation(story: LogStory | None) -> Trend | None:
+def accumulation(story: LogStory | None) -> TrialTrend | None:
     """Return the trend of memory that grows over trials, failures, or the prints of one run.
 
     Where each trial has a process of its own nothing can pile up between them: whatever grows
@@ -261,7 +261,7 @@ def accumulation(story: LogStory | None) -> Trend | None:
     return _best(runs)
 
 
-def growing_cache(story: LogStory | None) -> Trend | None:
+def growing_cache(story: LogStory | None) -> TrialTrend | None:
     """Return the trend of reserved but unallocated memory where that grows over failures."""
     if story is None:
         return None
@@ -270,7 +270,7 @@ def growing_cache(story: LogStory | None) -> Trend | None:
     )
 
 
-def rise_bytes(trend: Trend) -> int:
+def rise_bytes(trend: TrialTrend) -> int:
     """Return how much a figure rose from the first to the last point along its slope."""
     if trend.slope_bytes is None:
         return 0
@@ -297,11 +297,11 @@ def has_process_each(story: LogStory) -> bool:
     return len(of_trial) > 1 and len(pids) == len(set(pids))
 
 
-def _is_printed(trend: Trend) -> bool:
+def _is_printed(trend: TrialTrend) -> bool:
     return trend.over in _OVER_TRIALS and trend.slope_bytes is not None
 
 
-def _best(trends: list[Trend]) -> Trend | None:
+def _best(trends: list[TrialTrend]) -> TrialTrend | None:
     return max(
         trends,
         key=lambda t: (t.direction is Direction.GROWS, t.confidence is not None, len(t.points)),

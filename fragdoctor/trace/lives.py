@@ -29,7 +29,7 @@ NEVER: Final[int] = _ext.NEVER
 
 
 @dataclass(frozen=True)
-class Source:
+class LivesSource:
     """The columns that lives are read from: events and final blocks of one device.
 
     Attributes:
@@ -68,7 +68,9 @@ class Lives:
         n_initial, n_regular: see above.
     """
 
-    def __init__(self, native: _ext.NativeTrace, source: Source, facts: Mapping[str, Any]) -> None:
+    def __init__(
+        self, native: _ext.NativeTrace, source: LivesSource, facts: Mapping[str, Any]
+    ) -> None:
         columns = native.lives()
         self.start: I32 = columns["start"]
         self.free: I32 = columns["free"]

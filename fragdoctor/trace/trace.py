@@ -29,7 +29,7 @@ from fragdoctor.trace.columns import (
     FinalSegments,
     device_columns,
 )
-from fragdoctor.trace.lives import NEVER, Layout, Lives, Source, Totals
+from fragdoctor.trace.lives import NEVER, Layout, Lives, LivesSource, Totals
 from fragdoctor.trace.stacks import Stacks
 from fragdoctor.units import MIB
 
@@ -171,7 +171,7 @@ class Trace:
     def lives(self) -> Lives:
         """Every block that lived at some time."""
         events, blocks, segments = self.events, self.blocks, self.segments
-        source = Source(
+        source = LivesSource(
             address=events.address,
             requested=events.size_bytes,
             stack=events.stack,

@@ -12,7 +12,7 @@ from cli_fixtures import run as run  # noqa: PLC0414 - a fixture
 from command_line import Run
 from rehearsal_stage import PREPARED, Stage
 
-from fragdoctor.cli.rehearse_after import Command, command_of, follow
+from fragdoctor.cli.rehearse_after import RunCommand, command_of, follow
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.errors import ConfigError
 from fragdoctor.inputs.cases import read_case
@@ -95,14 +95,14 @@ def test_capacity_must_be_known() -> None:
     ("words", "expected"),
     [
         (["/venv/bin/python3.11", "-u", "train.py", "-m", "x"],
-         Command(["train.py", "-m", "x"], False, "/venv/bin/python3.11")),
+         RunCommand(["train.py", "-m", "x"], False, "/venv/bin/python3.11")),
         (["python", "-X", "dev", "-m", "pack.train", "--a"],
-         Command(["pack.train", "--a"], True, "python")),
+         RunCommand(["pack.train", "--a"], True, "python")),
         (["torchrun", "--nproc-per-node", "2", "train.py"],
-         Command(["torchrun", "--nproc-per-node", "2", "train.py"], False, None)),
+         RunCommand(["torchrun", "--nproc-per-node", "2", "train.py"], False, None)),
     ],
 )  # fmt: skip
-def test_command_is_taken_apart(words: Sequence[str], expected: Command) -> None:
+def test_command_is_taken_apart(words: Sequence[str], expected: RunCommand) -> None:
     assert command_of(words) == expected
 
 

@@ -21,8 +21,8 @@ from fragdoctor.cli.view import (
     MAX_CONNECTIONS,
     MAX_QUESTION_BYTES,
     Abandoned,
-    Replays,
     Viewer,
+    ViewReplays,
     in_browser,
 )
 from fragdoctor.diagnosis.pipeline import diagnose
@@ -42,7 +42,7 @@ def diagnosis():
 
 @pytest.fixture(scope="module")
 def viewer(diagnosis):
-    server = Viewer("<p>the page</p>", Replays(diagnosis))
+    server = Viewer("<p>the page</p>", ViewReplays(diagnosis))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield server
@@ -86,7 +86,7 @@ def test_without_the_token_there_is_nothing(viewer, path):
 
 
 def test_token_is_long_and_new_each_time(diagnosis):
-    one, two = (Viewer("", Replays(diagnosis)) for _ in range(2))
+    one, two = (Viewer("", ViewReplays(diagnosis)) for _ in range(2))
     one.server_close()
     two.server_close()
 
@@ -238,7 +238,7 @@ def test_abandoned_questions_do_not_delay_the_next(diagnosis, monkeypatch):
         time.sleep(0.2)
         return replay(self, what_if)
 
-    server = Viewer("", Replays(diagnosis))
+    server = Viewer("", ViewReplays(diagnosis))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
@@ -262,7 +262,7 @@ def test_abandoned_questions_do_not_delay_the_next(diagnosis, monkeypatch):
 
 def test_search_for_somebody_who_went_away_ends(diagnosis, monkeypatch):
     """The smallest capacity takes many replays."""
-    answers = Replays(diagnosis)
+    answers = ViewReplays(diagnosis)
     n_left = 3
 
     def is_wanted():
@@ -276,7 +276,7 @@ def test_search_for_somebody_who_went_away_ends(diagnosis, monkeypatch):
 
 
 def test_connections_are_bounded(diagnosis):
-    server = Viewer("", Replays(diagnosis))
+    server = Viewer("", ViewReplays(diagnosis))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     before = threading.active_count()
@@ -316,7 +316,7 @@ def test_browser_is_not_told_the_token_in_its_arguments(monkeypatch):
 
 def test_port_in_use_is_said(viewer, diagnosis):
     with pytest.raises(ConfigError, match="cannot be used"):
-        Viewer("", Replays(diagnosis), viewer.server_port)
+        Viewer("", ViewReplays(diagnosis), viewer.server_port)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")

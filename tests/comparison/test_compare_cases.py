@@ -11,7 +11,7 @@ from runs import Ask, case, columns_of
 import fragdoctor
 from fragdoctor.comparison import compare_cases as compare_module
 from fragdoctor.comparison.compare_cases import compare_cases, compare_runs
-from fragdoctor.comparison.compared_run import ComparedRun, GrowingLine
+from fragdoctor.comparison.compared_run import ComparedRun, GrownLine
 from fragdoctor.comparison.explanation import _leaks
 from fragdoctor.errors import ConfigError
 from fragdoctor.inputs.cases import read_case
@@ -240,7 +240,7 @@ def test_leak_is_denied_only_of_a_run_with_enough_steps(n_steps: int, told: str)
     evidence = SimpleNamespace(
         changes=[change],
         before=SimpleNamespace(growth=(), n_steps=n_steps),
-        after=SimpleNamespace(growth=(GrowingLine(place, MIB, 12),), n_steps=12),
+        after=SimpleNamespace(growth=(GrownLine(place, MIB, 12),), n_steps=12),
         last="B",
     )
 

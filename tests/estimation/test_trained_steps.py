@@ -146,11 +146,13 @@ def test_promise_counts_the_measured_models() -> None:
 @pytest.mark.parametrize("columns", [1, 6, 64, 96, 768, 1000, 4096, 14336])
 def test_sum_over_tokens_takes_the_buffer_of_the_kernel(columns: int) -> None:
     pytest.importorskip("torch")
-    from fragdoctor.rehearsal.engine.kernels.reduction import Kind, reduction_bytes
+    from fragdoctor.rehearsal.engine.kernels.reduction import ReductionKind, reduction_bytes
     from fragdoctor.rehearsal.engine.session import GpuFacts
 
     for rows in (1, 100, 1024, 4096, 10_000, 65_536):
-        passes = reduction_bytes((rows, columns), (columns, 1), (0,), Kind(4), 2, GpuFacts())
+        passes = reduction_bytes(
+            (rows, columns), (columns, 1), (0,), ReductionKind(4), 2, GpuFacts()
+        )
         expected = max((size for size, _ in passes), default=0)
 
         if columns > 1:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fragdoctor.export.pickle_writer import Column, PickleWriter, Records, Shared
+from fragdoctor.export.pickle_writer import PickledColumn, PickleWriter, Records, Shared
 
 PLAIN = st.recursive(
     st.none()
@@ -84,13 +84,15 @@ def test_columns_are_written_byte_for_byte_like_their_mappings(
     }
     numbers = np.append(np.array(BOUNDS, np.uint64), np.uint64(2**64 - 1))
     columns = [
-        Column("action", chance.integers(0, 3, n), choices["action"]),
-        Column("size", numbers[chance.integers(0, len(numbers), n)]),
-        Column("frames", chance.integers(0, 900, n), choices["frames"], chance.random(n) < 0.6),
-        Column("time", chance.integers(0, 300, n), None, chance.random(n) < 0.5),
-        Column("note", chance.integers(0, 3, n), choices["note"], np.arange(n) > 1800),
-        Column("pool", chance.integers(0, 3, n), choices["pool"], chance.random(n) < 0.1),
-        Column("never", np.zeros(n, np.int64), None, np.zeros(n, bool)),
+        PickledColumn("action", chance.integers(0, 3, n), choices["action"]),
+        PickledColumn("size", numbers[chance.integers(0, len(numbers), n)]),
+        PickledColumn(
+            "frames", chance.integers(0, 900, n), choices["frames"], chance.random(n) < 0.6
+        ),
+        PickledColumn("time", chance.integers(0, 300, n), None, chance.random(n) < 0.5),
+        PickledColumn("note", chance.integers(0, 3, n), choices["note"], np.arange(n) > 1800),
+        PickledColumn("pool", chance.integers(0, 3, n), choices["pool"], chance.random(n) < 0.1),
+        PickledColumn("never", np.zeros(n, np.int64), None, np.zeros(n, bool)),
     ]
 
     def mapping(i: int) -> dict[str, Any]:
@@ -100,9 +102,9 @@ def test_columns_are_written_byte_for_byte_like_their_mappings(
             if c.is_there is None or c.is_there[i]
         }
 
-    def part(low: int, high: int) -> list[Column]:
+    def part(low: int, high: int) -> list[PickledColumn]:
         return [
-            Column(
+            PickledColumn(
                 c.key,
                 c.values[low:high],
                 c.choices,

@@ -9,7 +9,7 @@ from fragdoctor.errors import InputError, RefusedSnapshot
 from fragdoctor.gate.budgets import Budgets
 from fragdoctor.gate.judgement import (
     Gate,
-    Status,
+    GateStatus,
     judge,
     new_baseline,
     nothing_found,
@@ -34,7 +34,7 @@ def codes(diagnosis: Diagnosis, gate: Gate) -> list[str]:
 def test_healthy_case_passes() -> None:
     judged = judge("a.pickle", diagnoses.healthy(), Gate())
 
-    assert (judged.status, judged.exit_code, judged.reasons) == (Status.OK, 0, ())
+    assert (judged.status, judged.exit_code, judged.reasons) == (GateStatus.OK, 0, ())
 
 
 def test_error_finding_fails_with_its_place() -> None:

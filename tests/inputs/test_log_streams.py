@@ -7,7 +7,7 @@ import time
 import pytest
 
 from fragdoctor.inputs.log_cleaning import plain_lines, rank_in, split_prefix
-from fragdoctor.inputs.log_streams import NEEDLES, Stream, has_needle, windows
+from fragdoctor.inputs.log_streams import NEEDLES, LogStream, has_needle, windows
 from fragdoctor.inputs.messages import find_messages
 
 MESSAGE = (
@@ -63,7 +63,7 @@ def test_stream_leads_back_to_lines_and_text():
     (stream,) = window.streams()
     at = stream.squeezed.find("line", 9)
 
-    assert isinstance(stream, Stream)
+    assert isinstance(stream, LogStream)
     assert stream.line_at(at) == 2
     assert stream.rank_at(at) == 2
     assert stream.text(at, at + 8) == "line here"

@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 import torch
 
 from fragdoctor.rehearsal.engine import meta_functions
-from fragdoctor.rehearsal.engine.fused_layers import CUDNN, EFFICIENT, MATH, Question, choose
+from fragdoctor.rehearsal.engine.fused_layers import CUDNN, EFFICIENT, MATH, LayerQuestion, choose
 
 HOPPER = (9, 0)
 
@@ -19,10 +19,10 @@ def question(
     n_kv: int = 8,
     mask: torch.Tensor | None = None,
     version: tuple[int, int, int] = (2, 13, 0),
-) -> Question:
+) -> LayerQuestion:
     query = torch.zeros((2, 8, 64, 64), dtype=dtype, requires_grad=True)
     key = torch.zeros((2, n_kv, 64, 64), dtype=dtype, requires_grad=True)
-    return Question(query, key, key, mask, 0.0, False, n_kv < 8, HOPPER, version)
+    return LayerQuestion(query, key, key, mask, 0.0, False, n_kv < 8, HOPPER, version)
 
 
 def test_no_fused_kernel_takes_groups_in_fp32_before_2_14() -> None:

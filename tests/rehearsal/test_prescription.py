@@ -17,7 +17,7 @@ from fragdoctor.model.prescription import LeftOut, Numerics, Treatment, Tried
 from fragdoctor.model.rehearsal import Rehearsal
 from fragdoctor.rehearsal import runner
 from fragdoctor.rehearsal.prescription import catalogue, search
-from fragdoctor.rehearsal.process import Conditions, rehearsed_gpu
+from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
 from fragdoctor.rehearsal.programs import Program
 from fragdoctor.report.views.prescription import shown
 
@@ -106,7 +106,7 @@ def rehearsed(home: Path, text: str, *treatments: str) -> Rehearsal:
     path = home / "train.py"
     path.write_text(text)
     unlimited = rehearsed_gpu("h100", None, is_unlimited=True)
-    conditions = Conditions(gpu=unlimited, treatments=treatments, stops_by_itself=False)
+    conditions = RehearsalConditions(gpu=unlimited, treatments=treatments, stops_by_itself=False)
     program = Program(str(path), is_module=False, args=[], pythons=[sys.executable])
     return runner.rehearse(program, conditions, home / "s.pickle", None, PREPARED)
 

@@ -7,12 +7,12 @@ import pytest
 pytest.importorskip("torch")
 
 from fragdoctor.model.gpus import gpu_of
-from fragdoctor.rehearsal.engine.kernels.reduction import Kind, reduction_bytes
+from fragdoctor.rehearsal.engine.kernels.reduction import ReductionKind, reduction_bytes
 from fragdoctor.rehearsal.engine.session import GpuFacts
 
 H100 = GpuFacts()
 BFLOAT16 = 2
-IN_FLOAT = Kind(accumulator_bytes=4)
+IN_FLOAT = ReductionKind(accumulator_bytes=4)
 
 
 @pytest.mark.parametrize(

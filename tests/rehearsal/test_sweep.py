@@ -11,7 +11,7 @@ from schemas import must_fit
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.rehearsal import Rehearsal
-from fragdoctor.rehearsal.process import Conditions, rehearsed_gpu
+from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
 from fragdoctor.rehearsal.programs import Program
 from fragdoctor.rehearsal.sweep import Batches, Sweep, parse_batches, searched, with_batch
 
@@ -207,7 +207,9 @@ def test_forks_do_what_new_processes_do(
 
     def swept(*, forks: bool) -> Any:
         confs = ["", "expandable_segments:True"]
-        return Sweep(program, Conditions(gpu), [gpu], confs, Batches([1, 2]), forks=forks).run()
+        return Sweep(
+            program, RehearsalConditions(gpu), [gpu], confs, Batches([1, 2]), forks=forks
+        ).run()
 
     found = swept(forks=True)
 

@@ -50,16 +50,16 @@ def test_document_fits_its_schema_exactly(make: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("enum", "path"),
+    ("enum", "name", "path"),
     [
-        (model.Basis, ("properties", "basis")),
-        (model.LineKind, ("$defs", "line_change", "properties", "kind")),
-        (model.CauseKind, ("$defs", "likely_cause", "properties", "kind")),
-        (model.ReasonKind, ("$defs", "comparison_reason", "properties", "kind")),
+        (model.Basis, "compare", ("properties", "basis")),
+        (model.LineKind, "types", ("$defs", "line_change", "properties", "kind")),
+        (model.CauseKind, "types", ("$defs", "likely_cause", "properties", "kind")),
+        (model.ReasonKind, "types", ("$defs", "difference_part", "properties", "kind")),
     ],
 )
-def test_schema_lists_each_value(enum: Any, path: tuple[str, ...]) -> None:
-    found: Any = schema("compare")
+def test_schema_lists_each_value(enum: Any, name: str, path: tuple[str, ...]) -> None:
+    found: Any = schema(name)
     for key in path:
         found = found[key]
 

@@ -59,7 +59,7 @@ leaves = st.one_of(
     st.builds(doc.Timeline, st.just(diagnoses.strip()), detail=details),
     tables(),
 )  # fmt: skip
-items = st.builds(doc.Item, contents, st.lists(leaves, max_size=2), words, styles)
+items = st.builds(doc.ListItem, contents, st.lists(leaves, max_size=2), words, styles)
 blocks = st.one_of(leaves, st.builds(doc.Listing, st.lists(items, max_size=3), detail=details))
 sections = st.builds(doc.Section, words, st.lists(blocks, max_size=3), words, st.just("id"))
 documents = st.builds(
@@ -138,7 +138,7 @@ def whole() -> doc.ReportDocument:
     """Return a document in which every word occurs once."""
     table = doc.Table((doc.Column("title1"), doc.Column("title2", kind="right")),
                       (doc.Row(("cell1", doc.strong("cell2")), ("note1",)),))  # fmt: skip
-    item = doc.Item("head1", (doc.Paragraph("inner1"), doc.Code(["code1"])), "1.")
+    item = doc.ListItem("head1", (doc.Paragraph("inner1"), doc.Code(["code1"])), "1.")
     return doc.ReportDocument(
         title="window",
         headline=[doc.bad("headline1"), " headline2"],

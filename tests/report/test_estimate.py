@@ -57,13 +57,13 @@ def test_gpu_list_fits_its_schema_exactly() -> None:
 
 
 def test_schema_lists_each_value() -> None:
-    definitions = schema("estimate")["$defs"]
+    definitions = schema("types")["$defs"]
 
     assert definitions["phase_peak"]["properties"]["name"]["enum"] == [p.value for p in PhaseName]
     assert definitions["item_at_peak"]["properties"]["sureness"]["enum"] == [
         s.value for s in Sureness
     ]
-    attention = schema("estimate")["$defs"]["workload"]["properties"]["attention"]["enum"]
+    attention = schema("types")["$defs"]["workload"]["properties"]["attention"]["enum"]
     assert attention == [a.value for a in Attention]
 
 

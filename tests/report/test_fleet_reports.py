@@ -111,7 +111,7 @@ def test_each_format_tells_the_verdict_the_odd_rank_and_the_unread_one(name: str
 
 
 def test_schema_lists_each_cause_and_kind_of_difference() -> None:
-    definitions = schema("fleet")["$defs"]
+    definitions = schema("types")["$defs"]
 
     causes = definitions["rank_group"]["properties"]["cause"]["enum"]
     assert set(causes) == {c.value for c in Cause}

@@ -7,7 +7,7 @@ import story_logs
 
 from fragdoctor.inputs.messages import find_messages
 from fragdoctor.model.finding import Confidence
-from fragdoctor.model.story import Direction, Outcome, SceneKind
+from fragdoctor.model.story import Direction, SceneKind, TrialOutcome
 from fragdoctor.report.views.log_story import trend_text
 from fragdoctor.story.build import build_story
 from fragdoctor.story.trends import accumulation, growing_cache
@@ -31,7 +31,9 @@ def test_growing_sweep_tells_growth_from_trial_to_trial():
     assert grown.over == "trial"
     assert grown.slope_bytes == pytest.approx(1.6 * GIB, rel=0.01)
     assert grown.confidence is Confidence.LIKELY
-    assert [t.outcome for t in story.trials] == [Outcome.FINISHED] * 6 + [Outcome.FAILED] * 2
+    assert [t.outcome for t in story.trials] == [TrialOutcome.FINISHED] * 6 + [
+        TrialOutcome.FAILED
+    ] * 2
     assert (story.n_ooms, [t.n_ooms for t in story.trials]) == (2, [0] * 6 + [1, 1])
     assert story.is_by_time
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fragdoctor.frozen import frozen
-from fragdoctor.inputs.log_streams import Stream
+from fragdoctor.inputs.log_streams import LogStream
 from fragdoctor.inputs.wordings.wording import (
     ALLOCATOR,
     BACKEND_OF_WORD,
@@ -145,7 +145,7 @@ class _Draft:
             self.fields |= {k: value_of(k, v) for k, v in groups.items() if v is not None}
 
 
-def hits(stream: Stream) -> Iterator[Hit]:
+def hits(stream: LogStream) -> Iterator[Hit]:
     """Yield the allocator's messages of a stream in order."""
     draft: _Draft | None = None
     for start, clause, match in _clauses(stream):
@@ -159,7 +159,7 @@ def hits(stream: Stream) -> Iterator[Hit]:
         yield from _finished(draft, stream)
 
 
-def _clauses(stream: Stream) -> list[tuple[int, str, re.Match[str]]]:
+def _clauses(stream: LogStream) -> list[tuple[int, str, re.Match[str]]]:
     text = stream.squeezed
     found: list[tuple[int, str, re.Match[str]]] = []
     for clause in CLAUSES:
@@ -181,7 +181,7 @@ def _around(clause: Clause, text: str, at: int) -> re.Match[str] | None:
     return None
 
 
-def _take_cut_clause(draft: _Draft, stream: Stream) -> None:
+def _take_cut_clause(draft: _Draft, stream: LogStream) -> None:
     """Take in the last figure of a message that ends within the label of that figure."""
     for form in _CUT_FORMS:
         last = max((i for i, clause in enumerate(form) if clause.name in draft.seen), default=-1)
@@ -192,7 +192,7 @@ def _take_cut_clause(draft: _Draft, stream: Stream) -> None:
                 return
 
 
-def _is_cut(clause: CutClause, stream: Stream, start: int) -> bool:
+def _is_cut(clause: CutClause, stream: LogStream, start: int) -> bool:
     """Return whether a part of the label stands at ``start`` and its line ends with that part."""
     label = clause.label
     n = next(
@@ -202,7 +202,7 @@ def _is_cut(clause: CutClause, stream: Stream, start: int) -> bool:
     return any(stream.ends_at(start + k) for k in range(n, clause.n_least - 1, -1))
 
 
-def _finished(draft: _Draft, stream: Stream) -> Iterator[Hit]:
+def _finished(draft: _Draft, stream: LogStream) -> Iterator[Hit]:
     _take_cut_clause(draft, stream)
     if not _is_message(draft, stream):
         return
@@ -242,7 +242,7 @@ def _tail_length(text: str, draft: _Draft) -> int:
     return following if following >= 0 else len(text)
 
 
-def _is_message(draft: _Draft, stream: Stream) -> bool:
+def _is_message(draft: _Draft, stream: LogStream) -> bool:
     figures = len(draft.seen & _FIGURES)
     # Program text holds placeholders, not figures: a list's repr in a log looks like source too.
     if figures < 3 and is_source(stream, draft.start):

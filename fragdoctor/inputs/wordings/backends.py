@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from fragdoctor.inputs.log_streams import Stream
+from fragdoctor.inputs.log_streams import LogStream
 from fragdoctor.inputs.wordings.wording import (
     ALLOCATOR,
     HOST,
@@ -24,7 +24,7 @@ _ASYNC_FIELDS: Final = (
 )
 
 
-def _async_figures(fields: Fields, match: re.Match[str], stream: Stream) -> Fields:
+def _async_figures(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
     """Read the table below the first line; log tools often keep only that line."""
     text = stream.squeezed
     end = text.find("wouldexceedallowedmemory", match.end())
@@ -196,7 +196,7 @@ _INUSE: Final = compile_squeezed(r"inuse:<allocated_bytes>")
 _LIMIT: Final = compile_squeezed(r"limit:<limit_bytes>")
 
 
-def _jax(fields: Fields, match: re.Match[str], stream: Stream) -> Fields:
+def _jax(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
     """Distinguish JAX from TensorFlow by the lines nearby; both report through XLA."""
     text = stream.squeezed[max(0, match.start() - 800) : match.end() + 200]
     if "tensorflow" in text and "jax" not in text and "xlaruntimeerror" not in text:
@@ -204,7 +204,7 @@ def _jax(fields: Fields, match: re.Match[str], stream: Stream) -> Fields:
     return fields
 
 
-def _allocator(fields: Fields, match: re.Match[str], stream: Stream) -> Fields:
+def _allocator(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
     """Read the ``bfc`` allocator's log: "not a failure" makes it a warning."""
     text = stream.squeezed
     if "host_bfc" in match.group():  # memory of the host, stranded for copies
@@ -218,7 +218,7 @@ def _allocator(fields: Fields, match: re.Match[str], stream: Stream) -> Fields:
     return fields
 
 
-def _tensor(fields: Fields, match: re.Match[str], stream: Stream) -> Fields:
+def _tensor(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
     after = stream.squeezed[match.end() : match.end() + 4000]
     for pattern, name in ((_LIMIT, "limit_bytes"), (_INUSE, "allocated_bytes")):
         found = pattern.search(after)
@@ -235,7 +235,7 @@ def _tensor(fields: Fields, match: re.Match[str], stream: Stream) -> Fields:
 _SHORT: Final = r"\d{1,9}(?:\.\d{1,6})?[kmgt]?(?:i?b)?"
 
 
-def _from_device(fields: Fields, match: re.Match[str], stream: Stream) -> Fields:
+def _from_device(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
     before = stream.squeezed[max(0, match.start() - 400) : match.start()]
     return fields | ({"kind": "jax", "backend": "jax"} if "jax" in before else {})
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from fragdoctor.inputs.log_streams import Stream
+from fragdoctor.inputs.log_streams import LogStream
 from fragdoctor.inputs.wordings.wording import (
     ALLOCATOR,
     BACKEND_OF_WORD,
@@ -25,7 +25,7 @@ _REQUEST: Final = compile_squeezed("SIZE")
 _GGML: Final = re.compile(r"ggml[-_](?:cuda|backend)|infunction[a-z_:]{1,80}atggml")
 
 
-def _cuda_error(fields: Fields, match: re.Match[str], stream: Stream) -> Fields | None:
+def _cuda_error(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
     """Recognise pinned host memory by the stack above it, and ggml's own check by its next line."""
     text = stream.squeezed
     stack = text[max(0, match.start() - 1200) : match.start()]
@@ -41,36 +41,36 @@ def _cuda_error(fields: Fields, match: re.Match[str], stream: Stream) -> Fields 
     return fields
 
 
-def _not_reported_before(fields: Fields, match: re.Match[str], stream: Stream) -> Fields | None:
+def _not_reported_before(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
     """Leave out the exception where THCudaCheck has reported the same failure above it."""
     above = stream.squeezed[max(0, match.start() - 4000) : match.start()]
     check, exception = above.rfind("thcudacheckfail"), above.rfind("cudaruntimeerror(2)")
     return None if check > exception else fields
 
 
-def _told_alone(fields: Fields, match: re.Match[str], stream: Stream) -> Fields | None:
+def _told_alone(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
     """Leave out Ray's name of the exception where the exception itself is printed below it."""
     below = stream.squeezed[match.end() : match.end() + 8000]
     return None if "outofmemory" in below else fields
 
 
-def _line_of_its_own(fields: Fields, match: re.Match[str], stream: Stream) -> Fields | None:
+def _line_of_its_own(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
     """Keep an exception's name that is all there is, as where its message went elsewhere."""
     return None if stream.before(match.start()) or stream.after(match.end()) else fields
 
 
-def _ends_line(fields: Fields, match: re.Match[str], stream: Stream) -> Fields | None:
+def _ends_line(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
     """Keep words with which their line ends, as an error's do."""
     return None if stream.after(match.end()).strip("\"'`.,;)") else fields
 
 
-def _cut_request(fields: Fields, match: re.Match[str], stream: Stream) -> Fields | None:
+def _cut_request(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
     """Keep a message that ends before its first figure is complete."""
     is_cut = "allocate".startswith(match.group("_label")) and stream.ends_at(match.end())
     return None if not is_cut or _REQUEST.match(stream.squeezed, match.end("_label")) else fields
 
 
-def _word(fields: Fields, match: re.Match[str], _stream: Stream) -> Fields | None:
+def _word(fields: Fields, match: re.Match[str], _stream: LogStream) -> Fields | None:
     return fields | {"backend": BACKEND_OF_WORD.get(match.group("_word"), "cuda")}
 
 
@@ -293,7 +293,7 @@ DRIVERS: Final = (
 _TF: Final = re.compile(r"tensorflow|stream_executor|xla/")
 
 
-def _backend(fields: Fields, match: re.Match[str], stream: Stream) -> Fields:
+def _backend(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
     before = stream.before(match.start(), 300)
     if _TF.search(before):
         return fields | {"backend": "tf"}
@@ -302,7 +302,7 @@ def _backend(fields: Fields, match: re.Match[str], stream: Stream) -> Fields:
     return fields
 
 
-def _nccl_error(fields: Fields, match: re.Match[str], stream: Stream) -> Fields | None:
+def _nccl_error(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
     """Keep ``ncclUnhandledCudaError`` only where its ``Last error`` is a lack of memory."""
     tail = stream.squeezed[match.end() : match.end() + 400]
     return fields if "outofmemory" in tail or "calloc" in tail else None

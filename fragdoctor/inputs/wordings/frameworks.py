@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from fragdoctor.inputs.log_streams import Stream
+from fragdoctor.inputs.log_streams import LogStream
 from fragdoctor.inputs.wordings.wording import (
     ALLOCATOR,
     BACKEND_OF_WORD,
@@ -21,7 +21,7 @@ from fragdoctor.inputs.wordings.wording import (
 _BUFFER: Final = re.compile(r"(cuda|rocm|hip|vulkan|metal|sycl|musa|cann|cpu)(\d{1,3})?buffer")
 
 
-def _ggml(fields: Fields, match: re.Match[str], stream: Stream) -> Fields | None:
+def _ggml(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
     """Say which backend from the buffer's name: a ROCm build also prints "cudaMalloc"."""
     text = stream.squeezed
     named = _BUFFER.search(text, match.start(), match.end() + 300)
@@ -227,7 +227,7 @@ FRAMEWORKS: Final = (
 _HINT: Final = "gpu_memory_utilization"
 
 
-def _free_share(fields: Fields, match: re.Match[str], _stream: Stream) -> Fields:
+def _free_share(fields: Fields, match: re.Match[str], _stream: LogStream) -> Fields:
     """Read ``(5.01/6.0 GiB)``: the unit stands once, after the second figure."""
     unit = match.group("total_bytes").lstrip("0123456789.,")
     return fields | {"free_bytes": printed_bytes(match.group("_free") + unit)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from fragdoctor.inputs.log_streams import Stream
+from fragdoctor.inputs.log_streams import LogStream
 from fragdoctor.inputs.wordings.wording import (
     NEGATIVE,
     SHARED_MEMORY,
@@ -18,7 +18,7 @@ from fragdoctor.inputs.wordings.wording import host_wording as _host
 _SUB_KIND: Final = "oom-killer"
 
 
-def _alone(fields: Fields, match: re.Match[str], stream: Stream) -> Fields | None:
+def _alone(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
     """Keep a bare "Killed" that is a line of its own, as a shell prints it."""
     is_alone = not stream.before(match.start()) and not stream.after(match.end())
     return fields if is_alone else None

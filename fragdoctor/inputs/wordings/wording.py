@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any, Final, TypeAlias
 
 from fragdoctor.frozen import frozen
-from fragdoctor.inputs.log_streams import Stream
+from fragdoctor.inputs.log_streams import LogStream
 from fragdoctor.model.case import OomMessage
 
 SIZE: Final = (
@@ -28,7 +28,7 @@ _SOURCE: Final = re.compile(
 Fields: TypeAlias = dict[str, Any]
 
 
-Refine: TypeAlias = Callable[[Fields, re.Match[str], Stream], Fields | None]
+Refine: TypeAlias = Callable[[Fields, re.Match[str], LogStream], Fields | None]
 
 
 def printed_bytes(text: str) -> int:
@@ -103,7 +103,7 @@ class Wording:
     may_be_prose: bool = False
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
-    def hits(self, stream: Stream) -> Iterator[Hit]:
+    def hits(self, stream: LogStream) -> Iterator[Hit]:
         """Yield the places where this wording stands."""
         text, position = stream.squeezed, 0
         while (found := text.find(self.literal, position)) >= 0:
@@ -126,7 +126,7 @@ class Wording:
                 return match
         return None
 
-    def _message(self, match: re.Match[str], stream: Stream) -> OomMessage | None:
+    def _message(self, match: re.Match[str], stream: LogStream) -> OomMessage | None:
         fields: Fields = dict(self.fixed)
         fields |= {k: value_of(k, v) for k, v in match.groupdict().items() if v and k[0] != "_"}
         fields.setdefault("backend", self.backend)
@@ -179,7 +179,7 @@ def host_wording(  # noqa: PLR0913 - a row of a table
     )
 
 
-def located(message: OomMessage, stream: Stream, start: int, end: int) -> OomMessage:
+def located(message: OomMessage, stream: LogStream, start: int, end: int) -> OomMessage:
     """Return a message with its line, rank and text."""
     return replace(
         message,
@@ -190,7 +190,7 @@ def located(message: OomMessage, stream: Stream, start: int, end: int) -> OomMes
     )
 
 
-def is_source(stream: Stream, position: int) -> bool:
+def is_source(stream: LogStream, position: int) -> bool:
     """Return whether a position is inside a string of program text (``raise X("...``)."""
     return bool(_SOURCE.search(stream.before(position, 120)))
 
@@ -218,7 +218,7 @@ _EXPLAINED: Final = re.compile(
 )
 
 
-def reads_as_failure(stream: Stream, match: re.Match[str]) -> bool:
+def reads_as_failure(stream: LogStream, match: re.Match[str]) -> bool:
     """Return whether a short wording stands where a program reports, not where people explain.
 
     It does after ``...Error:`` and the like, or alone at the start of a line; never after words

@@ -46,7 +46,7 @@ def in_backward() -> bool:
     return bool(_in_backward() != _NONE)
 
 
-class Layout:
+class BlockLayout:
     """Size, strides and dtype of a tensor to be made, in the form that the library takes.
 
     Attributes:

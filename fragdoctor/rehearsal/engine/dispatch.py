@@ -21,7 +21,7 @@ from torch import library as torch_library
 from torch.utils._pytree import tree_flatten
 
 from fragdoctor.rehearsal.engine import allocation, meta_functions, session
-from fragdoctor.rehearsal.engine.allocation import Layout
+from fragdoctor.rehearsal.engine.allocation import BlockLayout
 from fragdoctor.rehearsal.engine.kernels.scratch import (
     Call,
     Free,
@@ -72,7 +72,7 @@ class Plan:
         device: int,
         operation: int,
         steps: Sequence[Step],
-        layouts: Sequence[Layout],
+        layouts: Sequence[BlockLayout],
         results: Callable[[list[torch.Tensor], tuple[Any, ...]], Any],
     ) -> None:
         self.device = device
@@ -154,7 +154,7 @@ def _plan(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
         for i, t in enumerate(meta_args)
         if isinstance(t, torch.Tensor)
     }
-    layouts: list[Layout] = []
+    layouts: list[BlockLayout] = []
     makers: list[Callable[[list[torch.Tensor], tuple[Any, ...]], Any]] = []
     for leaf in leaves:
         if not isinstance(leaf, torch.Tensor):
@@ -164,7 +164,7 @@ def _plan(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
             makers.append(partial(_view_of, number, leaf.shape, leaf.stride()))
         else:
             number = len(layouts)
-            layouts.append(Layout(leaf.shape, leaf.stride(), leaf.dtype))
+            layouts.append(BlockLayout(leaf.shape, leaf.stride(), leaf.dtype))
             makers.append(partial(_made, number))
     call = Call(op, args, kwargs, tuple(layouts), device)
     operation = session.current().stacks.operation(op.overloadpacket.__name__)
@@ -239,7 +239,9 @@ def out_variant(op: Any, *args: Any, **kwargs: Any) -> Any:
             {**meta_functions.on_meta(inputs, keeps_numbers=False), **metas},
         )
     made = tuple(
-        Layout(m.shape, m.stride(), m.dtype) for m in metas.values() if isinstance(m, torch.Tensor)
+        BlockLayout(m.shape, m.stride(), m.dtype)
+        for m in metas.values()
+        if isinstance(m, torch.Tensor)
     )
     call = Call(op, args, inputs, made, device_of(args, kwargs))
     for out, meta in zip(outs, metas.values(), strict=True):

@@ -70,7 +70,7 @@ _HALF: Final = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class LayerQuestion:
     """What the choice of a kernel depends on."""
 
     query: torch.Tensor
@@ -105,7 +105,7 @@ class Question:
         return self.query.dtype in kinds and len({t.dtype for t in self.tensors}) == 1
 
 
-def _is_dense(ask: Question) -> bool:
+def _is_dense(ask: LayerQuestion) -> bool:
     return (
         all(t.dim() == DIMENSIONS for t in ask.tensors)
         and all(t.shape[-2] for t in ask.tensors)
@@ -113,7 +113,7 @@ def _is_dense(ask: Question) -> bool:
     )
 
 
-def _unit_stride(ask: Question, *, ignores_singletons: bool) -> bool:
+def _unit_stride(ask: LayerQuestion, *, ignores_singletons: bool) -> bool:
     tensors = [*ask.tensors, *([] if ask.mask is None else [ask.mask])]
     return all(
         t.stride(-1) == 1 or (ignores_singletons and t.shape[-1] == 1)
@@ -122,14 +122,14 @@ def _unit_stride(ask: Question, *, ignores_singletons: bool) -> bool:
     )
 
 
-def _same_heads(ask: Question, *, grouped: bool) -> bool:
+def _same_heads(ask: LayerQuestion, *, grouped: bool) -> bool:
     n_query, n_key, n_value = (t.shape[1] for t in ask.tensors)
     if ask.enable_gqa and grouped:
         return n_key == n_value and n_query % max(1, n_key) == 0
     return n_query == n_key == n_value
 
 
-def _cudnn_fits(ask: Question) -> bool:
+def _cudnn_fits(ask: LayerQuestion) -> bool:
     head, value_head = ask.query.shape[-1], ask.value.shape[-1]
     n_query, n_key = ask.query.shape[-2], ask.key.shape[-2]
     return (
@@ -153,7 +153,7 @@ def _cudnn_fits(ask: Question) -> bool:
     )
 
 
-def _cudnn_takes_head(ask: Question, head: int, value_head: int) -> bool:
+def _cudnn_takes_head(ask: LayerQuestion, head: int, value_head: int) -> bool:
     widest = max(head, value_head)
     if widest <= MAX_CUDNN_HEAD:
         return True
@@ -164,7 +164,7 @@ def _cudnn_takes_head(ask: Question, head: int, value_head: int) -> bool:
     return (head, value_head) in {(192, 128), (256, 256)}
 
 
-def _flash_fits(ask: Question) -> bool:
+def _flash_fits(ask: LayerQuestion) -> bool:
     head = ask.query.shape[-1]
     consumer = AMPERE < ask.capability < HOPPER or ask.capability >= (12, 0)
     too_wide = ask.needs_gradient and consumer and head > 192
@@ -181,7 +181,7 @@ def _flash_fits(ask: Question) -> bool:
     )
 
 
-def _efficient_fits(ask: Question) -> bool:
+def _efficient_fits(ask: LayerQuestion) -> bool:
     half = ask.query.dtype in _HALF
     kinds = (*_HALF, torch.float32) if ask.capability >= AMPERE else (torch.float16, torch.float32)
     aligned = 1
@@ -202,10 +202,10 @@ def _efficient_fits(ask: Question) -> bool:
     )
 
 
-def choose(ask: Question) -> int:
+def choose(ask: LayerQuestion) -> int:
     """Return the kernel's number, as PyTorch's CUDA build would choose it."""
     prefers_cudnn = ask.capability[0] in {9, 10} and ask.version >= (2, 5, 0)
-    order: list[tuple[int, Callable[[Question], bool]]] = [
+    order: list[tuple[int, Callable[[LayerQuestion], bool]]] = [
         (FLASH, _flash_fits),
         (EFFICIENT, _efficient_fits),
         (CUDNN, _cudnn_fits),
@@ -225,9 +225,9 @@ def _question(
     dropout_p: float,
     is_causal: bool,
     enable_gqa: bool,
-) -> Question:
+) -> LayerQuestion:
     now = session.current()
-    return Question(
+    return LayerQuestion(
         query, key, value, mask, dropout_p, is_causal, enable_gqa, now.facts.capability,
         now.version,
     )  # fmt: skip

@@ -73,7 +73,7 @@ class Event(ctypes.Structure):
     )
 
 
-class Segment(ctypes.Structure):
+class GpuSegment(ctypes.Structure):
     """A segment; its blocks follow those of the segment before it."""
 
     _fields_ = (
@@ -87,7 +87,7 @@ class Segment(ctypes.Structure):
     )
 
 
-class Block(ctypes.Structure):
+class GpuBlock(ctypes.Structure):
     """A block; ``stack`` is that of the request that it serves, -1 = none."""
 
     _fields_ = (
@@ -181,7 +181,7 @@ class Gpus:
             "fg_last_oom": (None, (c_int32, POINTER(c_uint64))),
             "fg_events": (None, (c_int32, c_uint64, c_uint64, POINTER(Event))),
             "fg_layout_size": (None, (c_int32, POINTER(c_uint64), POINTER(c_uint64))),
-            "fg_layout": (None, (c_int32, POINTER(Segment), POINTER(Block))),
+            "fg_layout": (None, (c_int32, POINTER(GpuSegment), POINTER(GpuBlock))),
             "fg_guard_method": (ctypes.c_void_p, (c_char_p,)),
             "fg_hook_method": (ctypes.c_void_p, (c_char_p,)),
             "fg_set_pinned_allocator": (None, (ctypes.c_void_p,)),
@@ -235,12 +235,12 @@ class Gpus:
         self.events(device, first, n, events)
         return events
 
-    def segments(self, device: int) -> Iterator[tuple[Segment, list[Block]]]:
+    def segments(self, device: int) -> Iterator[tuple[GpuSegment, list[GpuBlock]]]:
         """Return the segments of a device in the order of addresses, with their blocks."""
         n_segments, n_blocks = c_uint64(), c_uint64()
         self.layout_size(device, byref(n_segments), byref(n_blocks))
-        segments = (Segment * n_segments.value)()
-        blocks = (Block * n_blocks.value)()
+        segments = (GpuSegment * n_segments.value)()
+        blocks = (GpuBlock * n_blocks.value)()
         self.layout(device, segments, blocks)
         at = 0
         for segment in segments:

@@ -29,10 +29,10 @@ from fragdoctor.rehearsal.engine import put
 from fragdoctor.rehearsal.engine.memory_history import ENGINE, is_users
 from fragdoctor.rehearsal.engine.skipping import (
     WAIT_S,
+    LoopSource,
     Passage,
     Round,
     Skipping,
-    Source,
     is_on_gpu,
     n_remaining,
     no_length,
@@ -59,7 +59,7 @@ class LoopPlace:
 
     first: int
     last: int
-    source: Source
+    source: LoopSource
     is_between: bool = True
     is_of_steps: bool = False
     passage: Passage | None = None

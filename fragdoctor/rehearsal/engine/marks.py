@@ -45,7 +45,7 @@ class Marks:
         )
 
 
-class Progress:
+class StepProgress:
     """Told what the program does; how many of its steps are complete."""
 
     @property

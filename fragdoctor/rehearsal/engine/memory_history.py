@@ -34,8 +34,8 @@ def _kept(code: CodeType) -> CodeType | bool:
     return code.co_filename.startswith(_OPERATIONS)
 
 
-class Stacks:
-    """Stacks by number, and the names of operations by number."""
+class RecordedStacks:
+    """RecordedStacks by number, and the names of operations by number."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, ...], int] = {}
@@ -166,7 +166,7 @@ class History:
 def snapshot(
     gpus: Gpus,
     n_devices: int,
-    stacks: Stacks,
+    stacks: RecordedStacks,
     history: History,
     settings: AllocatorSettings,
     annotations: list[dict[str, Any]],
@@ -211,7 +211,10 @@ def _pool_id(pool: int) -> tuple[int, int]:
 
 
 def _segments(
-    segments: Iterable[Any], device: int, stacks: Stacks | None, only_pool: tuple[int, int] | None
+    segments: Iterable[Any],
+    device: int,
+    stacks: RecordedStacks | None,
+    only_pool: tuple[int, int] | None,
 ) -> list[dict[str, Any]]:
     found = []
     for segment, blocks in segments:
@@ -254,7 +257,7 @@ def _segments(
 
 
 def _trace(
-    gpus: Gpus, device: int, stacks: Stacks, history: History, end: int | None
+    gpus: Gpus, device: int, stacks: RecordedStacks, history: History, end: int | None
 ) -> list[dict[str, Any]]:
     if history.enabled != "all":
         return []
@@ -267,7 +270,7 @@ def _trace(
     return entries[-history.max_entries :] if history.max_entries < len(entries) else entries
 
 
-def _entry(event: Event, action: str, stacks: Stacks | None) -> dict[str, Any]:
+def _entry(event: Event, action: str, stacks: RecordedStacks | None) -> dict[str, Any]:
     entry: dict[str, Any] = {"action": action}
     if event.action == OOM:
         entry["device_free"] = event.address

@@ -34,7 +34,7 @@ def _has_other_layout(error: BaseException) -> bool:
     return found
 
 
-class Outcome:
+class ProgramOutcome:
     """Collects what is known of a rehearsal and writes it once.
 
     Attributes:

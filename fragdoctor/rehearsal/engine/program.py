@@ -223,7 +223,7 @@ def _prepared(request: dict[str, Any], undo: ExitStack) -> Session:
 
 def _rehearse(request: dict[str, Any], now: Session, undo: ExitStack) -> NoReturn:
     """Run the program on the GPU that was asked for, write the outcome, and exit."""
-    from fragdoctor.rehearsal.engine.outcome import Outcome
+    from fragdoctor.rehearsal.engine.outcome import ProgramOutcome
     from fragdoctor.rehearsal.engine.session import GpuFacts
     from fragdoctor.rehearsal.engine.step_watch import Steps
 
@@ -233,7 +233,7 @@ def _rehearse(request: dict[str, Any], now: Session, undo: ExitStack) -> NoRetur
         now.budget, capacity_bytes=request["capacity_bytes"], total_bytes=gpu["total_bytes"]
     )
     now.assumptions.shares.update(request["assumed_shares"])
-    outcome = Outcome(request, now)
+    outcome = ProgramOutcome(request, now)
     steps = Steps(now, request["steps"], request["most_steps"], outcome.on_step, outcome.stop_early)
     if request["stops_by_itself"]:
         steps.install(undo)

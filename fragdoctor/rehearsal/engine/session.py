@@ -15,8 +15,8 @@ from fragdoctor.model.settings import AllocatorSettings, parse_conf, parse_versi
 from fragdoctor.rehearsal.engine.gpu import Budget, Gpus
 from fragdoctor.rehearsal.engine.known import Known
 from fragdoctor.rehearsal.engine.loops import Loops
-from fragdoctor.rehearsal.engine.marks import Marks, Progress
-from fragdoctor.rehearsal.engine.memory_history import History, Stacks
+from fragdoctor.rehearsal.engine.marks import Marks, StepProgress
+from fragdoctor.rehearsal.engine.memory_history import History, RecordedStacks
 from fragdoctor.trace.oom_message import oom_message
 
 
@@ -146,13 +146,13 @@ class Session:
     facts: GpuFacts
     budget: Budget
     n_hidden: int = 0
-    stacks: Stacks = field(default_factory=Stacks)
+    stacks: RecordedStacks = field(default_factory=RecordedStacks)
     on_oom: list[Callable[[int, int], Any]] = field(default_factory=list)
     history: History | None = None
     fractions: dict[int, float] = field(default_factory=dict)
     captures: list[Any] = field(default_factory=list)
     asked_for_memory: bool = False
-    progress: Progress = field(default_factory=Progress)
+    progress: StepProgress = field(default_factory=StepProgress)
     marks: Marks = field(default_factory=Marks)
     is_started: bool = False
     seen_ooms: list[SeenOom] = field(default_factory=list)

@@ -81,7 +81,7 @@ class Rates:
 
 
 @dataclass(slots=True, eq=False)
-class Source:
+class LoopSource:
     """What the source of a loop says about its rounds.
 
     Attributes:
@@ -97,9 +97,9 @@ class Source:
     rates: Rates = field(default_factory=Rates)
 
 
-def source_of(node: ast.For | ast.While) -> Source:
+def source_of(node: ast.For | ast.While) -> LoopSource:
     """Return what a loop's source says, its inner loops with it, functions that it defines not."""
-    found = Source()
+    found = LoopSource()
     names: set[str] = set()
     todo: list[ast.AST] = [*node.body, *([node.test] if isinstance(node, ast.While) else [])]
     while todo:
@@ -255,7 +255,7 @@ class Passage:
         met: how often the numbers of a meeting have met.
     """
 
-    source: Source
+    source: LoopSource
     seen: set[Round]
     n_steps: int = 0
     n_rounds: int = 0

@@ -24,7 +24,7 @@ from torch.optim import optimizer as optimizers
 
 from fragdoctor.model.turns import period_of, whole_rounds
 from fragdoctor.rehearsal.engine import put
-from fragdoctor.rehearsal.engine.marks import Progress
+from fragdoctor.rehearsal.engine.marks import StepProgress
 from fragdoctor.rehearsal.engine.session import Session
 from fragdoctor.rehearsal.engine.skipping import (
     CHEAP_EVENTS,
@@ -76,7 +76,7 @@ class Run:
     reserved_bytes: tuple[int, ...]
 
 
-class Steps(Progress):
+class Steps(StepProgress):
     """Counts the steps of a program, and ends it when it is enough.
 
     Where steps repeat it ends with the optimizer's run. After a number that was asked for it ends

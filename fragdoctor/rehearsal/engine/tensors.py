@@ -9,11 +9,11 @@ from typing import Any, Final
 import torch
 
 from fragdoctor.rehearsal.engine import allocation, session, values
-from fragdoctor.rehearsal.engine.allocation import Layout, dense_strides, storage_bytes
+from fragdoctor.rehearsal.engine.allocation import BlockLayout, dense_strides, storage_bytes
 from fragdoctor.rehearsal.engine.dispatch import special
 
 _CPU_KEYS: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-_layout: Final = lru_cache(maxsize=100_000)(Layout)
+_layout: Final = lru_cache(maxsize=100_000)(BlockLayout)
 
 
 def new(

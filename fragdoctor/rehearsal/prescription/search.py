@@ -23,7 +23,7 @@ from fragdoctor.model.prescription import Numerics, Prescription, Treatment, Tri
 from fragdoctor.model.rehearsal import Rehearsal
 from fragdoctor.rehearsal import runner
 from fragdoctor.rehearsal.prescription import catalogue
-from fragdoctor.rehearsal.process import Conditions, Runs
+from fragdoctor.rehearsal.process import RehearsalConditions, Runs
 from fragdoctor.rehearsal.programs import Program
 from fragdoctor.rehearsal.sweep import with_batch
 
@@ -39,7 +39,7 @@ class _TimeIsOverError(Exception):
     """There is no time for a further rehearsal."""
 
 
-class Search:
+class CureSearch:
     """Rehearses a program under treatments until the cheapest that fits is known.
 
     Args:
@@ -53,7 +53,7 @@ class Search:
     def __init__(
         self,
         program: Program,
-        conditions: Conditions,
+        conditions: RehearsalConditions,
         batch: int | None,
         seconds: float,
         on_try: OnTry = lambda _: None,
@@ -183,7 +183,7 @@ class Search:
         self._tried.append(tried)
         return tried
 
-    def _rehearse(self, conditions: Conditions, divisor: int) -> tuple[Rehearsal, int]:
+    def _rehearse(self, conditions: RehearsalConditions, divisor: int) -> tuple[Rehearsal, int]:
         """Return a rehearsal, and the least that PyTorch must have for it, by replay."""
         program = self._program
         if self._batch is not None:

@@ -35,7 +35,7 @@ _RECORD_BY_HAND: Final = (
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def cure(diagnosis: Diagnosis, source_line: str) -> tuple[str, list[doc.Block]]:
+def cure(diagnosis: Diagnosis, source_line: str) -> tuple[str, list[doc.DocumentBlock]]:
     """Return how the headline leads to the cure, and the cure with what it wins.
 
     ``source_line`` is the line of the program that is to be changed, where it is at hand.
@@ -84,7 +84,7 @@ def _lowers_peak(advice: Recommendation, diagnosis: Diagnosis) -> bool:
     return fits and bool(advice.saves_bytes)
 
 
-def _without_advice(diagnosis: Diagnosis) -> tuple[str, list[doc.Block]]:
+def _without_advice(diagnosis: Diagnosis) -> tuple[str, list[doc.DocumentBlock]]:
     state = diagnosis.verdict.state
     if state in (RunState.NO_HISTORY, RunState.EMPTY):
         how = "Or in the program, before the first step and where it ends or fails:"
@@ -266,7 +266,7 @@ def _reason(rejected: Recommendation) -> str:
     return "; ".join(x for x in (rejected.why.rstrip("."), predicted) if x) or "-"
 
 
-def _item(one: Recommendation) -> doc.Item:
+def _item(one: Recommendation) -> doc.ListItem:
     is_tested = one.predicted.method != "none"
     saves = f"up to {format_size(one.saves_bytes)} (not replayed)" if one.saves_bytes else ""
     facts: list[tuple[str, doc.Content]] = [
@@ -285,7 +285,7 @@ def _item(one: Recommendation) -> doc.Item:
         doc.Facts([(label, content) for label, content in facts if content]),
     )
     head = [doc.strong(one.title), doc.dim(f"  ({one.confidence})")]
-    return doc.Item(head, [b for b in blocks if not b.is_empty], f"{one.rank}.")
+    return doc.ListItem(head, [b for b in blocks if not b.is_empty], f"{one.rank}.")
 
 
 def _what_ifs(diagnosis: Diagnosis) -> doc.Table:

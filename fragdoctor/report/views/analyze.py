@@ -219,7 +219,7 @@ def document(diagnosis: Diagnosis, options: RenderOptions) -> doc.ReportDocument
         device_memory.timeline_section(diagnosis),
     )
     is_explored = bool(diagnosis.analyses)  # the page draws them, and can be asked more
-    failure: list[doc.Block] = []
+    failure: list[doc.DocumentBlock] = []
     if failed:
         line = _line_that_asked(diagnosis.failure, options)
         failure = [doc.Code([line] if line else []), doc.Paragraph(headline)]
@@ -295,7 +295,7 @@ def _rehearsal_of(diagnosis: Diagnosis) -> tuple[str, ...]:
     )
 
 
-def _what_it_is(diagnosis: Diagnosis) -> list[doc.Block]:
+def _what_it_is(diagnosis: Diagnosis) -> list[doc.DocumentBlock]:
     """Return the finding in words: the summary, what else it may be, what would settle it."""
     verdict = diagnosis.verdict
     # What is proven has nothing left to settle.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from fragdoctor.gate.budgets import RESERVED_NOTE, Measures, Outcome
-from fragdoctor.gate.judgement import CheckReport, FileJudgement, Reason, Status
+from fragdoctor.gate.judgement import CheckReport, FileJudgement, GateStatus, Reason
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Span, Style, code, location_text, strong
 from fragdoctor.report.words import source_name, verdict_title
@@ -16,9 +16,9 @@ MAX_TEXT: Final = 1000
 """Characters of one reason; a name of a megabyte must not become a megabyte of report."""
 
 STATUS_WORDS: Final = {
-    Status.OK: ("ok", Style.GOOD),
-    Status.FAILED: ("FAILED", Style.BAD),
-    Status.ERROR: ("ERROR", Style.BAD),
+    GateStatus.OK: ("ok", Style.GOOD),
+    GateStatus.FAILED: ("FAILED", Style.BAD),
+    GateStatus.ERROR: ("ERROR", Style.BAD),
 }
 
 
@@ -28,7 +28,7 @@ def document(report: CheckReport) -> doc.ReportDocument:
     title = "GPU memory check failed" if failed else "GPU memory check passed"
     if report.has_nothing:
         title = "Nothing to judge"
-    files = sorted(report.files, key=lambda f: f.status is Status.OK)
+    files = sorted(report.files, key=lambda f: f.status is GateStatus.OK)
     listing = doc.Listing([_item(f) for f in files])
     tone = Style.BAD if failed else Style.GOOD
     return doc.ReportDocument(
@@ -52,11 +52,11 @@ def _brief(judgement: FileJudgement) -> str:
     return f"{word:<6}  {file_name(judgement)}: {file_line(judgement)}"
 
 
-def _item(judgement: FileJudgement) -> doc.Item:
+def _item(judgement: FileJudgement) -> doc.ListItem:
     word, style = _status_word(judgement)
     head: doc.Content = [code(file_name(judgement)), f": {file_line(judgement)}"]
     details = _details(judgement)
-    return doc.Item(head, (doc.Bullets(details),) if details else (), word, style)
+    return doc.ListItem(head, (doc.Bullets(details),) if details else (), word, style)
 
 
 def _details(judgement: FileJudgement) -> list[doc.Content]:
@@ -131,9 +131,9 @@ def hint_text(judgement: FileJudgement) -> str:
 def total_line(report: CheckReport) -> str:
     """Return how many files came out how."""
     counts = (
-        (Status.FAILED, "failed"),
-        (Status.OK, "passed"),
-        (Status.ERROR, "could not be read"),
+        (GateStatus.FAILED, "failed"),
+        (GateStatus.OK, "passed"),
+        (GateStatus.ERROR, "could not be read"),
     )
     parts = [f"{n} {word}" for status, word in counts if (n := report.count(status))]
     if n_empty := sum(not f.is_judged for f in report.files):

@@ -146,7 +146,7 @@ def _timelines(comparison: Comparison) -> doc.Section:
     )
 
 
-def _curves(run: model.RunSide, number: int) -> list[doc.Series]:
+def _curves(run: model.RunSide, number: int) -> list[doc.ChartSeries]:
     curve = run.curve
     if curve is None:
         return []
@@ -157,8 +157,8 @@ def _curves(run: model.RunSide, number: int) -> list[doc.Series]:
     reserved = [*curve.reserved_bytes, curve.reserved_bytes[-1]]
     label = f"{run.letter} {format_size(max(allocated))}"
     return [
-        doc.Series(f"{run.letter} reserved", x, reserved, number=number, is_dashed=True),
-        doc.Series(f"{run.letter} allocated", x, allocated, labels=(label,), number=number),
+        doc.ChartSeries(f"{run.letter} reserved", x, reserved, number=number, is_dashed=True),
+        doc.ChartSeries(f"{run.letter} allocated", x, allocated, labels=(label,), number=number),
     ]
 
 
@@ -179,7 +179,7 @@ def _figures(comparison: Comparison) -> doc.Section:
 
 
 def _figures_across(
-    comparison: Comparison, figures: Sequence[model.Figure], detail: Detail
+    comparison: Comparison, figures: Sequence[model.ComparedFigure], detail: Detail
 ) -> doc.Table:
     runs = [
         doc.Column(r.letter, partial(_value, run=i), "right") for i, r in enumerate(comparison.runs)
@@ -208,13 +208,13 @@ def _figures_down(comparison: Comparison) -> doc.Table:
     )
 
 
-def _value(figure: model.Figure, run: int) -> str:
+def _value(figure: model.ComparedFigure, run: int) -> str:
     """Return the value of a figure in a run; a dash where it is unknown."""
     value = figure.values[run]
     return doc.size(value) if figure.unit == "bytes" else doc.count(value)
 
 
-def change_text(figure: model.Figure) -> str:
+def change_text(figure: model.ComparedFigure) -> str:
     """Return how a figure changed from the first run to the last: ``+1.00 GiB (+12 %)``."""
     delta, first = figure.delta, figure.values[0]
     if delta is None:
@@ -249,22 +249,24 @@ def _growth(comparison: Comparison) -> doc.Section:
     return doc.Section("Growing lines", blocks, note, "growth")
 
 
-def _trend_chart(trend: model.Trend) -> doc.Chart:
+def _trend_chart(trend: model.RunTrend) -> doc.Chart:
     """Return the values of a series with the line that was fitted."""
     x, values = list(trend.x), list(trend.values)
     labels = [f"{at:g}: {format_size(v)}" for at, v in zip(x, values, strict=True)]
-    series = [doc.Series("runs", x, values, "points", labels)]
+    series = [doc.ChartSeries("runs", x, values, "points", labels)]
     if trend.confidence is not None:
         level = sorted(v - trend.slope_bytes * at for v, at in zip(values, x, strict=True))
         middle = level[len(level) // 2]
         ends = [max(0.0, middle + trend.slope_bytes * at) for at in (x[0], x[-1])]
-        series.append(doc.Series("fit", (x[0], x[-1]), ends, "line", number=1))
+        series.append(doc.ChartSeries("fit", (x[0], x[-1]), ends, "line", number=1))
     return doc.Chart(series, trend.text, x_ticks=x, detail=Detail.FULL)
 
 
 def _causes(comparison: Comparison) -> doc.Section:
     items = [
-        doc.Item(c.text, (), c.confidence.value, _CONFIDENCE_STYLES.get(c.confidence, Style.DIM))
+        doc.ListItem(
+            c.text, (), c.confidence.value, _CONFIDENCE_STYLES.get(c.confidence, Style.DIM)
+        )
         for c in comparison.causes
     ]
     return doc.Section("What did it", [doc.Listing(items)], id="causes")

@@ -215,7 +215,7 @@ def _memory(
     message = message_of(diagnosis, f.device)
     asked = message.requested_bytes if message is not None and message.is_device_oom else None
     bar = doc.Bar(parts, asked, detail=detail)
-    blocks: list[doc.Block] = [bar, _what_for(f.moment, detail)]
+    blocks: list[doc.DocumentBlock] = [bar, _what_for(f.moment, detail)]
     others = [d for d in diagnosis.devices if d.reserved_bytes and d.device != f.device]
     if others and detail is Detail.USUAL:
         reserved = (f"GPU {d.device} {format_size(d.reserved_bytes or 0)}" for d in others)
@@ -372,7 +372,7 @@ def _points(strip: TimelineStrip) -> doc.Table:
     )
 
 
-def graphic(diagnosis: Diagnosis, name: str, absent: str) -> list[doc.Block]:
+def graphic(diagnosis: Diagnosis, name: str, absent: str) -> list[doc.DocumentBlock]:
     """Return the place of an interactive graphic; only a recording has what it shows."""
     if not diagnosis.analyses:
         return []

@@ -388,11 +388,11 @@ def _formulas(estimate: Estimate, detail: Detail) -> list[doc.Section]:
     ]
 
 
-def _formula(item: Item, detail: Detail) -> doc.Item:
+def _formula(item: Item, detail: Detail) -> doc.ListItem:
     lines = (item.formula, f"= {item.numbers}" if item.numbers else "", item.note)
     blocks = [doc.Paragraph(text, detail=detail) for text in lines if text]
     blocks.append(doc.Paragraph(dim(f"{item.sureness.value}; {item.source}"), detail=detail))
-    return doc.Item([strong(item.title), f"  at most {format_size(item.n_bytes)}"], blocks)
+    return doc.ListItem([strong(item.title), f"  at most {format_size(item.n_bytes)}"], blocks)
 
 
 def _symbols(workload: Workload) -> str:

@@ -53,7 +53,7 @@ class RuleText:
 
 
 @frozen
-class Term:
+class GlossaryTerm:
     """A word and what it means.
 
     Attributes:
@@ -76,22 +76,22 @@ class Explanation:
     """What is explained: one rule, one term, or all of them."""
 
     rules: Sequence[RuleText] = ()
-    terms: Sequence[Term] = ()
+    terms: Sequence[GlossaryTerm] = ()
 
 
 @cache
-def terms() -> tuple[Term, ...]:
+def terms() -> tuple[GlossaryTerm, ...]:
     """Return all terms of ``glossary.md``, one a heading, in its order."""
     text = files("fragdoctor.report").joinpath("glossary.md").read_text("utf-8")
     return tuple(_read_term(part) for part in text.split("\n## ")[1:])
 
 
-def _read_term(entry: str) -> Term:
+def _read_term(entry: str) -> GlossaryTerm:
     name, *paragraphs = (" ".join(p.split()) for p in entry.strip().split("\n\n"))
     listed = {m.group(1): m.group(2) for p in paragraphs if (m := _LIST.match(p))}
     prose = [p for p in paragraphs if not _LIST.match(p)]
     also, see = (tuple(filter(None, listed.get(k, "").split(", "))) for k in ("Also", "See"))
-    return Term(name, prose[0], "\n\n".join(prose[1:]), also, see)
+    return GlossaryTerm(name, prose[0], "\n\n".join(prose[1:]), also, see)
 
 
 def find(word: str | None) -> Explanation:
@@ -161,7 +161,7 @@ def _everything(explanation: Explanation) -> doc.ReportDocument:
     )
 
 
-def _term(term: Term) -> doc.ReportDocument:
+def _term(term: GlossaryTerm) -> doc.ReportDocument:
     also = f"  also {', '.join(term.also)}" if term.also else ""
     see = f"See also: {', '.join(term.see)}." if term.see else ""
     blocks = (*_blocks(term.text), doc.Paragraph(dim(see) if see else ""))
@@ -176,7 +176,7 @@ def _term(term: Term) -> doc.ReportDocument:
 
 def _rule(rule: RuleText) -> doc.ReportDocument:
     facts = f"severity {rule.severity.name.lower()}, {rule.status}, since {rule.since}"
-    lead: list[doc.Block] = [doc.Paragraph(dim(facts))]
+    lead: list[doc.DocumentBlock] = [doc.Paragraph(dim(facts))]
     sections: list[doc.Section] = []
     for text in rule.text.strip().split("\n\n"):
         heading = next((h for h in HEADINGS if text.startswith(h)), "")
@@ -192,9 +192,9 @@ def _rule(rule: RuleText) -> doc.ReportDocument:
     return doc.ReportDocument(title, strong(title), brief, sections, lead)
 
 
-def _blocks(text: str) -> list[doc.Block]:
+def _blocks(text: str) -> list[doc.DocumentBlock]:
     """Return prose as blocks: lists as lists, indented lines as they stand."""
-    blocks: list[doc.Block] = []
+    blocks: list[doc.DocumentBlock] = []
     for part in text.strip("\n").split("\n\n"):
         folded = ""
         for line in (*part.splitlines(), ""):
@@ -209,7 +209,7 @@ def _blocks(text: str) -> list[doc.Block]:
     return blocks
 
 
-def _prose(text: str) -> doc.Block:
+def _prose(text: str) -> doc.DocumentBlock:
     if text.startswith(("- ", "* ")):
         return doc.Bullets([_inline(text[2:])])
     return doc.Paragraph(_inline(text))

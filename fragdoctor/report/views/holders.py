@@ -148,7 +148,7 @@ def stranders_section(diagnosis: Diagnosis) -> doc.Section:
         label="Strands",
         detail=Detail.FULL,
     )
-    blocks: list[doc.Block] = [table]
+    blocks: list[doc.DocumentBlock] = [table]
     if n_shared := len(diagnosis.stranders) - len(stranders):
         shared = plural(n_shared, "further group shares", "further groups share")
         text = f"{shared} segments with others: freeing one of them alone returns nothing."

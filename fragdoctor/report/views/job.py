@@ -103,7 +103,7 @@ def counts(report: FleetReport) -> str:
 
 def _advice(report: FleetReport) -> doc.Section:
     items = [
-        doc.Item(
+        doc.ListItem(
             strong(one.advice.title),
             (
                 doc.Code([command(one.advice.setting)]),
@@ -185,7 +185,7 @@ def _odd(report: FleetReport) -> doc.Section:
     return doc.Section("Odd ranks", blocks, "and what sets them apart, the weightiest first", "odd")
 
 
-def _odd_rank(odd: OddRank, row: RankRow) -> doc.Item:
+def _odd_rank(odd: OddRank, row: RankRow) -> doc.ListItem:
     rank = row.rank
     against = f"  against group {odd.reference}" if odd.reference else ""
     peak = f"  {rank_title(rank)}, peak {doc.size(rank.peak_bytes)}"
@@ -193,7 +193,7 @@ def _odd_rank(odd: OddRank, row: RankRow) -> doc.Item:
     if rank.has_failed and rank.summary:
         lines.append(rank.summary)
     blocks = (doc.Bullets(lines), doc.Facts([("file", code(rank.path))]))
-    return doc.Item([strong(odd.label), peak, dim(against)], blocks)
+    return doc.ListItem([strong(odd.label), peak, dim(against)], blocks)
 
 
 def _table(report: FleetReport) -> doc.Section:

@@ -7,7 +7,7 @@ from typing import Final
 
 from fragdoctor.model.case import LogMarker, OomLog, OomMessage
 from fragdoctor.model.diagnosis import Diagnosis
-from fragdoctor.model.story import Direction, LogStory, Outcome, Trend
+from fragdoctor.model.story import Direction, LogStory, TrialOutcome, TrialTrend
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Detail, Span, Style, bad, dim, strong, warn
 from fragdoctor.report.views.log_story_rows import DAY_S, StoryRow, cut, story_rows
@@ -40,7 +40,9 @@ def story_section(diagnosis: Diagnosis) -> doc.Section:
     return doc.Section("Story", blocks, story_facts(story), "story")
 
 
-def _events(diagnosis: Diagnosis, story: LogStory, limit: int, detail: Detail) -> list[doc.Block]:
+def _events(
+    diagnosis: Diagnosis, story: LogStory, limit: int, detail: Detail
+) -> list[doc.DocumentBlock]:
     rows, n_left = story_rows(diagnosis, limit)
     table = doc.tabled(
         rows,
@@ -62,7 +64,7 @@ def _event(row: StoryRow) -> doc.Content:
     return [*what, dim(f"  {row.note}")] if row.note else what
 
 
-def _trends(story: LogStory) -> list[doc.Block]:
+def _trends(story: LogStory) -> list[doc.DocumentBlock]:
     trends = [t for t in story.trends if t.slope_bytes is not None]
     if not trends and story.trends:
         n = len(story.trends[0].points)
@@ -80,7 +82,7 @@ def _trends(story: LogStory) -> list[doc.Block]:
     ]
 
 
-def _direction(trend: Trend) -> doc.Content:
+def _direction(trend: TrialTrend) -> doc.Content:
     style = _DIRECTION_STYLES.get(trend.direction)
     word = trend.direction.value
     return [Span(word, style) if style else word, ", ", trend_text(trend)]
@@ -164,7 +166,7 @@ def story_facts(story: LogStory) -> str:
 
 
 def _trials_text(story: LogStory) -> str:
-    n_failed = sum(t.outcome is Outcome.FAILED or t.n_ooms > 0 for t in story.trials)
+    n_failed = sum(t.outcome is TrialOutcome.FAILED or t.n_ooms > 0 for t in story.trials)
     text = plural(len(story.trials), "trial")
     return f"{text} ({format_count(n_failed)} failed)" if n_failed else text
 
@@ -183,19 +185,19 @@ def duration_text(seconds: float | None) -> str:
     return f"{whole // DAY_S} days"
 
 
-def trend_title(trend: Trend) -> str:
+def trend_title(trend: TrialTrend) -> str:
     """Return which figure a trend is about, and where it was read."""
     at = "printed" if trend.label else "at OOM"
     rank = "" if trend.rank is None else f", rank {trend.rank}"
     return f"{trend.figure} {at}{rank}"
 
 
-def trend_span(trend: Trend) -> str:
+def trend_span(trend: TrialTrend) -> str:
     """Return the first and the last point of a trend."""
     return f"{format_size(trend.points[0])} to {format_size(trend.points[-1])}"
 
 
-def trend_text(trend: Trend) -> str:
+def trend_text(trend: TrialTrend) -> str:
     """Return how a figure goes: number of points, slope with its bounds, how sure."""
     step = {"trial": "trial", "oom": "OOM", "print": "print"}[trend.over]
     n = plural(len(trend.points), step)

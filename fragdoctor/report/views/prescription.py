@@ -27,7 +27,7 @@ def document(found: Prescription) -> doc.ReportDocument:
     """Return what was found."""
     answer, style = _answer(found)
     cure = found.cure
-    lead: list[doc.Block] = []
+    lead: list[doc.DocumentBlock] = []
     if cure is not None and not found.fits:
         lead = [
             doc.Paragraph(["Cheapest change that fits: ", doc.strong(cure.title), "."]),
@@ -95,8 +95,8 @@ def _figures(one: Tried) -> str:
     return f"Needs {format_size(one.needs_bytes)}, {compute_text(one)}, {NUMERICS[one.numerics]}"
 
 
-def _lines(one: Tried) -> list[doc.Block]:
-    blocks: list[doc.Block] = []
+def _lines(one: Tried) -> list[doc.DocumentBlock]:
+    blocks: list[doc.DocumentBlock] = []
     for treatment in one.treatments:
         blocks.append(doc.Code(treatment.lines))
         if treatment.instead:

@@ -8,7 +8,7 @@ from typing import Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.gate.budgets import BudgetResult, Outcome
-from fragdoctor.gate.judgement import CheckReport, FileJudgement, Reason, Status
+from fragdoctor.gate.judgement import CheckReport, FileJudgement, GateStatus, Reason
 from fragdoctor.model.rehearsal import (
     FailedRehearsal,
     LargestBatch,
@@ -285,7 +285,7 @@ def judged(result: RehearsalResult | RehearsalSweep, *, is_gate: bool) -> CheckR
     for case in result.failed:
         error = ConfigError(case.message)
         name = f"{result.program} ({case.gpu})"
-        files.append(FileJudgement(name, Status.ERROR, 2, error=error))
+        files.append(FileJudgement(name, GateStatus.ERROR, 2, error=error))
     return CheckReport(files)
 
 
@@ -295,12 +295,12 @@ def _judgement(
     said, oom = _answer(found, needs_bytes), found.out_of_memory
     if oom is None and is_gate and found.is_partial:
         error = ConfigError(said)
-        return FileJudgement(name, Status.ERROR, 2, error=error)
+        return FileJudgement(name, GateStatus.ERROR, 2, error=error)
     if oom is None:
         kept = BudgetResult("fits-on", Outcome.KEPT, said)
-        return FileJudgement(name, Status.OK, 0, budgets=[kept])
+        return FileJudgement(name, GateStatus.OK, 0, budgets=[kept])
     users = [] if oom.location is None else [oom.location]
     places = [*users, *(place for place in oom.stack if place not in users)]
     reason = Reason("fits-on", said, locations=places, fingerprint="rehearsed-out-of-memory")
     exceeded = BudgetResult("fits-on", Outcome.EXCEEDED, said, oom.device)
-    return FileJudgement(name, Status.FAILED, 1, [reason], [exceeded])
+    return FileJudgement(name, GateStatus.FAILED, 1, [reason], [exceeded])

@@ -113,7 +113,7 @@ def _tables(simulation: Simulation) -> list[doc.Section]:
 
 def _table(
     simulation: Simulation, results: Sequence[ReplayResult], detail: Detail
-) -> list[doc.Block]:
+) -> list[doc.DocumentBlock]:
     whole = max((r.capacity_bytes or r.peak_reserved_bytes for r in results), default=0) or 1
     best = None if simulation.best is None else simulation.best.conf
 

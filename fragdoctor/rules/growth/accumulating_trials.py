@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.model.story import Trend
+from fragdoctor.model.story import TrialTrend
 from fragdoctor.rules.rule import Context, Rule, Skip
 from fragdoctor.story.trends import accumulation, rise_bytes
 from fragdoctor.units import format_size, plural
@@ -63,7 +63,7 @@ class AccumulatingTrials(Rule):
         )
 
 
-def growth_sentence(trend: Trend) -> str:
+def growth_sentence(trend: TrialTrend) -> str:
     """Return how a figure grows, in one sentence with its numbers."""
     what = {"unallocated": "Reserved but unallocated memory"}.get(
         trend.figure, f"{trend.figure.capitalize()} memory"

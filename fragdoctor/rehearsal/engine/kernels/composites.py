@@ -15,7 +15,7 @@ import torch
 
 from fragdoctor.rehearsal.engine import session
 from fragdoctor.rehearsal.engine.dispatch import special
-from fragdoctor.rehearsal.engine.kernels.reduction import Kind, buffers_of, copy_and_sum
+from fragdoctor.rehearsal.engine.kernels.reduction import ReductionKind, buffers_of, copy_and_sum
 from fragdoctor.rehearsal.engine.kernels.scratch import (
     Call,
     Free,
@@ -269,7 +269,7 @@ def _histc(call: Call) -> Iterable[Step]:
     low, high = call.argument(2, "min", 0), call.argument(3, "max", 0)
     if low == high:
         yield from (Temp(tensor.element_size()), Temp(tensor.element_size()))
-        yield from buffers_of(tensor, None, Kind(2 * tensor.element_size()))
+        yield from buffers_of(tensor, None, ReductionKind(2 * tensor.element_size()))
 
 
 @rule("renorm")

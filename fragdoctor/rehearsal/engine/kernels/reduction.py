@@ -28,7 +28,7 @@ MAX_INT: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ReductionKind:
     """How a kind of reduction is compiled.
 
     Attributes:
@@ -155,7 +155,7 @@ def reduction_bytes(
     sizes: Sequence[int],
     strides: Sequence[int],
     axes: Sequence[int],
-    kind: Kind,
+    kind: ReductionKind,
     item_bytes: int,
     facts: session.GpuFacts,
 ) -> list[tuple[int, int]]:
@@ -181,7 +181,9 @@ def reduction_bytes(
     return found
 
 
-def _pass(dims: Sequence[Dim], kind: Kind, facts: session.GpuFacts) -> tuple[int, int] | None:
+def _pass(
+    dims: Sequence[Dim], kind: ReductionKind, facts: session.GpuFacts
+) -> tuple[int, int] | None:
     n_inputs = prod(d.size for d in dims if d.output == 0)
     n_outputs = prod(d.size for d in dims if d.output != 0)
     n_reduced = sum(1 for d in dims if d.output == 0 and d.size > 1) or sum(
@@ -213,7 +215,7 @@ def _output_vector(dims: Sequence[Dim], n_reduced: int) -> int:
 
 
 def _buffers(
-    work: _Work, shape: tuple[int, int], kind: Kind, facts: session.GpuFacts
+    work: _Work, shape: tuple[int, int], kind: ReductionKind, facts: session.GpuFacts
 ) -> tuple[int, int] | None:
     block_width, block_height = _block(*shape, kind.max_threads // work.vector)
     if work.along_input:
@@ -257,7 +259,7 @@ WELFORD_FLOAT, WELFORD_DOUBLE = 16, 32
 INDEXED: Final = 16  # a value and where it was found
 
 
-def buffers_of(tensor: torch.Tensor, axes: Sequence[int] | None, kind: Kind) -> list[Step]:
+def buffers_of(tensor: torch.Tensor, axes: Sequence[int] | None, kind: ReductionKind) -> list[Step]:
     """Return the buffers of a reduction of a tensor over some of its dimensions; None = all."""
     n_dims = tensor.dim()
     if axes is None or not len(axes):
@@ -298,14 +300,14 @@ def _sum(call: Call) -> Iterable[Step]:
         yield Temp(tensor.numel() * out.itemsize)
         tensor = torch.empty_strided(tensor.shape, tensor.stride(), dtype=out, device="meta")
     axes = _axes(call) if _dims_given(call) else None
-    yield from buffers_of(tensor, axes, Kind(_accumulator_bytes(tensor.dtype)))
+    yield from buffers_of(tensor, axes, ReductionKind(_accumulator_bytes(tensor.dtype)))
 
 
 @rule("amax", "amin")
 def _extreme(call: Call) -> Iterable[Step]:
     yield from call.results
     tensor = call.args[0]
-    yield from buffers_of(tensor, _axes(call), Kind(tensor.element_size()))
+    yield from buffers_of(tensor, _axes(call), ReductionKind(tensor.element_size()))
 
 
 @rule("max", "min")
@@ -313,29 +315,29 @@ def _extreme_or_indexed(call: Call) -> Iterable[Step]:
     yield from call.results
     tensor = call.args[0]
     if _dims_given(call):
-        yield from buffers_of(tensor, _axes(call), Kind(INDEXED))
+        yield from buffers_of(tensor, _axes(call), ReductionKind(INDEXED))
     else:
-        yield from buffers_of(tensor, None, Kind(tensor.element_size()))
+        yield from buffers_of(tensor, None, ReductionKind(tensor.element_size()))
 
 
 @rule("argmax", "argmin")
 def _arg(call: Call) -> Iterable[Step]:
     yield from call.results
-    yield from buffers_of(call.args[0], _axes(call), Kind(INDEXED))
+    yield from buffers_of(call.args[0], _axes(call), ReductionKind(INDEXED))
 
 
 @rule("aminmax")
 def _aminmax(call: Call) -> Iterable[Step]:
     yield from call.results
     tensor = call.args[0]
-    yield from buffers_of(tensor, _axes(call), Kind(2 * tensor.element_size()))
+    yield from buffers_of(tensor, _axes(call), ReductionKind(2 * tensor.element_size()))
 
 
 @rule("any", "all")
 def _any(call: Call) -> Iterable[Step]:
     yield from call.results
     axes = _axes(call) if _dims_given(call) else None
-    yield from buffers_of(call.args[0], axes, Kind(1))
+    yield from buffers_of(call.args[0], axes, ReductionKind(1))
 
 
 @rule("var", "std", "var_mean", "std_mean")
@@ -344,14 +346,18 @@ def _variance(call: Call) -> Iterable[Step]:
     tensor = call.args[0]
     size = WELFORD_DOUBLE if tensor.dtype is torch.float64 else WELFORD_FLOAT
     axes = _axes(call) if _dims_given(call) else None
-    yield from buffers_of(tensor, axes, Kind(size, values=2 if tensor.element_size() == 2 else 4))
+    yield from buffers_of(
+        tensor, axes, ReductionKind(size, values=2 if tensor.element_size() == 2 else 4)
+    )
 
 
 @rule("linalg_vector_norm")
 def _norm(call: Call) -> Iterable[Step]:
     yield from call.results
     tensor = call.args[0]
-    yield from buffers_of(tensor, _axes(call, 2), Kind(8 if tensor.dtype is torch.float64 else 4))
+    yield from buffers_of(
+        tensor, _axes(call, 2), ReductionKind(8 if tensor.dtype is torch.float64 else 4)
+    )
 
 
 @rule("norm")
@@ -359,14 +365,14 @@ def _old_norm(call: Call) -> Iterable[Step]:
     yield from call.results
     tensor = call.args[0]
     axes = _axes(call, 2) if _dims_given(call) else None
-    yield from buffers_of(tensor, axes, Kind(_accumulator_bytes(tensor.dtype)))
+    yield from buffers_of(tensor, axes, ReductionKind(_accumulator_bytes(tensor.dtype)))
 
 
 def copy_and_sum(tensor: torch.Tensor, axes: Sequence[int]) -> list[Step]:
     """Return the buffers of summing a tensor, for kernels that sum as a part of their work."""
-    return buffers_of(tensor, axes, Kind(_accumulator_bytes(tensor.dtype)))
+    return buffers_of(tensor, axes, ReductionKind(_accumulator_bytes(tensor.dtype)))
 
 
 def whole(tensor: torch.Tensor) -> list[Step]:
     """Return the buffers of summing all of a tensor."""
-    return buffers_of(tensor, None, Kind(_accumulator_bytes(tensor.dtype)))
+    return buffers_of(tensor, None, ReductionKind(_accumulator_bytes(tensor.dtype)))
