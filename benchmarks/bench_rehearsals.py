@@ -1,6 +1,6 @@
 """Rehearsals beside PyTorch's own allocator: how often they run, and how close they are.
 
-    python benchmarks/bench_rehearsals.py --python PY [--oracle DIR] [NAME ...]
+    python benchmarks/bench_rehearsals.py --python PY [--oracle DIR] [--gpu] [NAME ...]
 
 Each program of ``outlook_programs`` is rehearsed with all the memory that it wants, and its peaks
 are compared with those of ``tests/truth``, where it ran on the allocator of PyTorch 2.12.1. With
@@ -8,19 +8,23 @@ are compared with those of ``tests/truth``, where it ran on the allocator of PyT
 says that it fits is tried on that allocator, 5 % more and 5 % less. PY is a Python with that
 PyTorch and, for some of the programs, transformers, accelerate, peft, trl, lightning and diffusers.
 
+With ``--gpu`` the peaks to compare with are those of ``measured/programs_h200.csv``: the programs
+as ``gpu_program.py`` ran them on a real H200, with PyTorch 2.11.0.
+
 Of programs that are held out the table counts rows; it names none.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,7 @@ from outlook_table import HELD_OUT, LOOKED, ProgramTruth, read_truth
 from record_outlooks import PROGRAMS, Server, even_mib, read_program
 
 TRUTH = Path(__file__).resolve().parents[1] / "tests" / "truth" / "programs"
+MEASURED = Path(__file__).resolve().parent / "measured" / "programs_h200.csv"
 EDGE = 0.05
 
 
@@ -65,6 +70,19 @@ def rehearsed(name: str, python: str, *words: str) -> dict[str, Any]:
     if done.returncode == 2 or not done.stdout:
         raise RuntimeError(done.stderr.strip()[-300:] or f"exit code {done.returncode}")
     return dict(json.loads(done.stdout))
+
+
+def on_gpu(truths: Sequence[ProgramTruth]) -> Iterator[ProgramTruth]:
+    """Yield programs with the peaks that they had on a real GPU, those that were run there."""
+    with MEASURED.open(encoding="utf-8") as file:
+        measured = {row["name"]: row for row in csv.DictReader(file)}
+    for truth in truths:
+        if row := measured.get(truth.name):
+            yield replace(
+                truth,
+                peak_allocated_bytes=int(row["peak_allocated_bytes"]),
+                peak_reserved_bytes=int(row["peak_reserved_bytes"]),
+            )
 
 
 def judge(truth: ProgramTruth, python: str, server: Server | None) -> Row:
@@ -125,9 +143,12 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--python", required=True)
     parser.add_argument("--oracle", type=Path)
+    parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--set", choices=(LOOKED, HELD_OUT, "all"), default="all")
     options = parser.parse_args(argv)
     truths = [read_truth(path) for path in sorted(TRUTH.glob("*.json"))]
+    if options.gpu:
+        truths = list(on_gpu(truths))
     chosen = [
         t for t in truths if (t.name in options.names or not options.names)
         and options.set in {"all", t.split}

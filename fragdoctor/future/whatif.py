@@ -19,7 +19,7 @@ from fragdoctor.model.settings import (
     parse_conf,
     parse_version,
 )
-from fragdoctor.model.simulation import Outlook, ReplayResult
+from fragdoctor.model.simulation import Outlook, OutlookState, ReplayResult
 from fragdoctor.trace.operations import Operations, OpKind
 from fragdoctor.trace.replay import Conditions, Reproduction, allowed_by, result_of
 from fragdoctor.units import plural
@@ -34,6 +34,11 @@ ROUNDED = (
     "was asked for may be small enough"
 )
 
+LIMIT = (
+    "not known: the recording does not tell what a memory fraction allows; under the least that "
+    "explains it the run fails, under more it may not"
+)
+
 
 @frozen
 class WhatIf:
@@ -45,6 +50,8 @@ class WhatIf:
         memory_fraction: as for ``set_per_process_memory_fraction``.
         torch_version: whose rules and keys apply.
         device_total_bytes: base of the fraction; None = the capacity.
+        allowed_bytes: what a memory fraction allows that the recording does not tell; None = the
+            least that explains it.
         edit: name of the changed code, for people.
     """
 
@@ -53,6 +60,7 @@ class WhatIf:
     memory_fraction: float | None = None
     torch_version: str = ""
     device_total_bytes: int | None = None
+    allowed_bytes: int | None = None
     edit: str = ""
 
 
@@ -97,8 +105,19 @@ def conditions_of(reproduction: Reproduction, what_if: WhatIf) -> Conditions:
             )
         allowed = allowed_by(fraction, base, version)
     elif what_if.capacity_bytes is None:
-        allowed = recorded.allowed_bytes
+        allowed = what_if.allowed_bytes or least_allowed_of(reproduction)
     return Conditions(settings, era, capacity, allowed, total, fraction, version)
+
+
+def least_allowed_of(reproduction: Reproduction) -> int | None:
+    """Return the least that a memory fraction allowed in the recorded run; None: there was none.
+
+    Where the file does not tell, any limit from what was reserved up to what the failed request
+    would have needed explains the recording. What holds under the least holds under all.
+    """
+    if reproduction.fraction_is_inferred and reproduction.trace.settings.memory_fraction is None:
+        return reproduction.trace.totals.peak_reserved_bytes
+    return reproduction.conditions.allowed_bytes
 
 
 def _settings(reproduction: Reproduction, what_if: WhatIf) -> AllocatorSettings:
@@ -272,7 +291,7 @@ class FairReplay:
         if operations is not None or not looks_on:
             return self._replayed(what_if, operations, looks_on=looks_on)
         if what_if not in self._done:
-            result = self._replayed(what_if, None, looks_on=True)
+            result = self._unless_limit(what_if, self._replayed(what_if, None, looks_on=True))
             if result.fits and result.outlook is not None:
                 result = replace(result, outlook=self._known_better(what_if, result.outlook))
             self._done[what_if] = result
@@ -302,6 +321,23 @@ class FairReplay:
             return max((kept, made), key=lambda r: (r.retries, r.peak_reserved_bytes))
         return replace(made, note=OPEN, is_conclusive=False)
 
+    def _unless_limit(self, what_if: WhatIf, result: ReplayResult) -> ReplayResult:
+        """Return a result; open where only the least limit that is possible makes it fail.
+
+        Where the likeliest does too, the failure comes no sooner than under that.
+        """
+        likeliest = self._reproduction.conditions.allowed_bytes
+        used = conditions_of(self._reproduction, what_if).allowed_bytes
+        if likeliest is None or used is None or used >= likeliest or not _fails(result):
+            return result
+        more = replace(what_if, allowed_bytes=likeliest)
+        later = self._replayed(more, None, looks_on=True)
+        if _fails(later):
+            return later if result.fits else result
+        if not result.fits:
+            return replace(result, note=LIMIT, is_conclusive=False)
+        return replace(result, outlook=Outlook(OutlookState.OPEN, reason=LIMIT))
+
     def _unless_rounded(
         self, made: ReplayResult, what_if: WhatIf, operations: _ext.NativeOps | None
     ) -> ReplayResult:
@@ -323,6 +359,13 @@ class FairReplay:
         size[is_failed] = [_least_request(s, fewest) for s in size[is_failed].tolist()]
         least = replay_what_if(self._reproduction, what_if, asked.with_size(size).native(base))
         return replace(made, note=ROUNDED, is_conclusive=False) if least.fits else made
+
+
+def _fails(result: ReplayResult) -> bool:
+    outlook = result.outlook
+    return not result.fits or (
+        outlook is not None and OutlookState.FAILS in {outlook.state, outlook.likely}
+    )
 
 
 def _least_request(rounded_bytes: int, divisions: int) -> int:

@@ -273,8 +273,8 @@ def _location(place: Mapping[str, Any]) -> Location:
 def _unmodelled(gpu: RehearsedGpu) -> list[Unmodelled]:
     return [
         Unmodelled("CUDA's context and libraries, estimated", gpu.context_bytes),
-        Unmodelled("workspaces that cuDNN and cuBLASLt choose while they run"),
-        Unmodelled("buffers of NCCL"),
+        Unmodelled("workspaces that cuBLASLt chooses while it runs"),
+        Unmodelled("buffers of NCCL, about 0.5 GiB a communicator"),
     ]
 
 

@@ -16,6 +16,7 @@ from fragdoctor.future.whatif import (
     FairReplay,
     WhatIf,
     conditions_of,
+    least_allowed_of,
     replay_what_if,
 )
 from fragdoctor.inputs.snapshot_reader import read_snapshot
@@ -216,3 +217,14 @@ def test_failed_request_that_was_rounded_up_is_known_only_within_its_division(
     assert (other.note == ROUNDED) is not is_known
     assert not same.fits
     assert same.is_conclusive
+
+
+def test_inferred_fraction_promises_only_what_holds_under_the_least_of_them() -> None:
+    snapshot = record(program(30 * MIB, 30 * MIB), capacity_bytes=1000 * MIB, allowed_fraction=0.05)
+    reproduction = reproduced(snapshot)
+    likeliest = reproduction.conditions.allowed_bytes
+
+    assert likeliest is not None
+    assert least_allowed_of(reproduction) == 30 * MIB < likeliest
+    assert conditions_of(reproduction, WhatIf()).allowed_bytes == 30 * MIB
+    assert conditions_of(reproduction, WhatIf(allowed_bytes=likeliest)).allowed_bytes == likeliest

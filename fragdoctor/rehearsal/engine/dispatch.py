@@ -28,6 +28,7 @@ from fragdoctor.rehearsal.engine.kernels.scratch import (
     Out,
     Step,
     Temp,
+    UseBlas,
     has_rule,
     registered,
     steps_of,
@@ -96,8 +97,8 @@ class Plan:
                     temps[step] = allocation.take(self.device, step.n_bytes, self.operation, stack)
                 elif type(step) is Free:
                     allocation.give(temps.pop(step.temp))
-                else:
-                    use_blas(self.device)
+                elif type(step) is UseBlas:
+                    use_blas(self.device, is_lt=step.is_lt)
         finally:
             for address in reversed(temps.values()):
                 allocation.give(address)
@@ -106,19 +107,27 @@ class Plan:
 
 _plans: dict[Any, Plan] = {}
 _handlers: dict[str, Handler] = {}
-_blas_handles: dict[tuple[int, int, bool], int] = {}
+_blas_handles: dict[tuple[int, int, bool, str], int] = {}
+LT_BYTES: Final = 2**20
+"""Unless ``CUBLASLT_WORKSPACE_SIZE`` says another number of KiB."""
+_LT_IS_APART: Final = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12)
 
 
-def use_blas(device: int) -> None:
-    """Take cuBLAS's workspace: one for each thread's handle and stream, which then stays."""
+def use_blas(device: int, *, is_lt: bool = False) -> None:
+    """Take cuBLAS's workspace: one for each thread's handle and stream, which then stays.
+
+    Before PyTorch 2.12 cuBLASLt has one of its own (``aten/src/ATen/cuda/CUDABlas.cpp``).
+    """
     now = session.current()
-    key = (device, now.gpus.stream(device), allocation.in_backward())
-    if key in _blas_handles:
-        return
-    n_bytes = now.blas_workspace_bytes
-    _blas_handles[key] = allocation.take(
-        device, n_bytes, now.stacks.operation("cuBLAS workspace"), allocation.stack_here()
-    )
+    handle = (device, now.gpus.stream(device), allocation.in_backward())
+    sizes = {"cuBLAS workspace": now.blas_workspace_bytes}
+    if is_lt and _LT_IS_APART:
+        sizes["cuBLASLt workspace"] = LT_BYTES
+    for name, n_bytes in sizes.items():
+        if (*handle, name) not in _blas_handles:
+            _blas_handles[*handle, name] = allocation.take(
+                device, n_bytes, now.stacks.operation(name), allocation.stack_here()
+            )
 
 
 def clear_blas_workspaces() -> None:

@@ -3,7 +3,7 @@
 PyTorch's own code chooses the backend (``select_conv_backend``) and calls the forward kernels one
 by one; the backward pass calls its kernels past the dispatcher and is written out here, after
 ``convolution_backward`` in ``aten/src/ATen/native/Convolution.cpp`` and ``cudnn/ConvShared.cpp``.
-Workspaces of cuDNN are not known without it.
+CuDNN's workspaces are asked of cuDNN (:mod:`fragdoctor.rehearsal.engine.cudnn`).
 
 Interpolation, pooling, padding and patches copy what does not lie in one piece. A gradient of
 ``torch.cat`` is a part of a larger tensor, as in each decoder of a U-Net, and one of ``sum`` is one
@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import torch
 
+from fragdoctor.rehearsal.engine import cudnn
 from fragdoctor.rehearsal.engine.allocation import dense_strides
 from fragdoctor.rehearsal.engine.dispatch import special
 from fragdoctor.rehearsal.engine.kernels.scratch import (
@@ -31,7 +32,7 @@ from fragdoctor.rehearsal.engine.kernels.scratch import (
     n_bytes,
     rule,
 )
-from fragdoctor.rehearsal.engine.tensors import like_format
+from fragdoctor.rehearsal.engine.tensors import like_format, new
 
 BACKEND: Final = torch._C._ConvBackend  # type: ignore[attr-defined]
 ATEN: Final = torch.ops.aten
@@ -62,14 +63,43 @@ def _dense(tensor: torch.Tensor, layout: torch.memory_format) -> torch.Tensor:
 
 
 def _forward(
-    input_: torch.Tensor, weight: torch.Tensor, shape: Sequence[int], layout: torch.memory_format
+    input_: torch.Tensor,
+    weight: torch.Tensor,
+    shape: Sequence[int],
+    layout: torch.memory_format,
+    call: cudnn.Convolution | None = None,
 ) -> torch.Tensor:
+    """Return the result of a forward pass; ``call`` is made of cuDNN for it."""
     out = like_format(input_, shape, layout)
     if out.numel():
         dense_weight = _dense(weight, layout)
         dense_input = _dense(input_, layout)
+        if call is not None:
+            _take_workspaces(call, input_.get_device())
         del dense_input, dense_weight
     return out
+
+
+def _call(
+    operation: str,
+    input_: torch.Tensor,
+    weight: torch.Tensor,
+    result: Sequence[int],
+    layout: torch.memory_format,
+    geometry: Sequence[Sequence[int]],
+) -> cudnn.Convolution:
+    """Describe a call of cuDNN; ``geometry`` is padding, stride and dilation."""
+    is_last = layout in {torch.channels_last, torch.channels_last_3d}
+    x, w, y = (cudnn.Dense(tuple(s), is_last) for s in (input_.shape, weight.shape, result))
+    padding, stride, dilation = (tuple(g) for g in geometry)
+    return cudnn.Convolution(operation, input_.dtype, x, w, y, padding, stride, dilation)
+
+
+def _take_workspaces(call: cudnn.Convolution, device: int) -> None:
+    for n in cudnn.workspaces(call):
+        if n:
+            scratch = new((n,), None, torch.uint8, device)
+            del scratch
 
 
 @special("aten::cudnn_convolution")
@@ -86,8 +116,11 @@ def cudnn_convolution(
 ) -> torch.Tensor:
     """CuDNN's convolution."""
     layout = _format(self, weight, BACKEND.Cudnn)
-    geometry = (padding, [0] * len(padding), stride, dilation, groups)
-    return _forward(self, weight, _size(self, weight, geometry, transposed=False), layout)
+    shape = _size(
+        self, weight, (padding, [0] * len(padding), stride, dilation, groups), transposed=False
+    )
+    call = _call("forward", self, weight, shape, layout, (padding, stride, dilation))
+    return _forward(self, weight, shape, layout, call)
 
 
 @special("aten::cudnn_convolution_transpose")
@@ -105,8 +138,14 @@ def cudnn_convolution_transpose(
 ) -> torch.Tensor:
     """CuDNN's transposed convolution: the gradient of the inputs of the ordinary one."""
     layout = _format(self, weight, BACKEND.CudnnTranspose)
-    geometry = (padding, output_padding, stride, dilation, groups)
-    return _forward(self, weight, _size(self, weight, geometry, transposed=True), layout)
+    shape = _size(
+        self, weight, (padding, output_padding, stride, dilation, groups), transposed=True
+    )
+    call = _call(
+        "backward_data", self.new_empty(shape, device="meta"), weight, self.shape, layout,
+        (padding, stride, dilation),
+    )  # fmt: skip
+    return _forward(self, weight, shape, layout, call)
 
 
 @special("aten::_conv_depthwise2d", "aten::conv_depthwise3d")
@@ -148,15 +187,19 @@ def convolution_backward(
         _seen_dense(input) if n_dims == IMAGE - 1 else input, weight, None, stride, padding,
         dilation, transposed, output_padding, groups, bias_sizes,
     )  # fmt: skip
+    geometry = (padding, stride, dilation)
     if n_dims == IMAGE - 1:  # one dimension is worked on as two
         input = input.contiguous().unsqueeze(2)  # noqa: A001
         grad_output, weight = grad_output.unsqueeze(2), weight.unsqueeze(2)
+        geometry = ([0, *padding], [1, *stride], [1, *dilation])
     layout = _format(input, weight, backend)
     if backend in {BACKEND.Cudnn, BACKEND.CudnnTranspose}:
         gradient = grad_output
         if backend == BACKEND.CudnnTranspose:  # of others each of both results copies what has gaps
             gradient = gradient.contiguous(memory_format=_suggested(input))
-        first, second = _cudnn_backward(gradient, input, weight, output_mask, layout)
+        first, second = _cudnn_backward(
+            gradient, input, weight, output_mask, layout, geometry, transposed=transposed
+        )
         del gradient
     elif backend in {BACKEND.CudaDepthwise2d, BACKEND.CudaDepthwise3d}:
         first, second = _depthwise_backward(grad_output, input, weight, output_mask)
@@ -188,7 +231,14 @@ def _cudnn_backward(
     weight: torch.Tensor,
     mask: Sequence[bool],
     layout: torch.memory_format,
+    geometry: Sequence[Sequence[int]],
+    *,
+    transposed: bool,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    # A transposed convolution is the gradient of an ordinary one, from its result to its input.
+    of_input = "forward" if transposed else "backward_data"
+    seen, made = (grad_output, input_) if transposed else (input_, grad_output)
+    device = grad_output.get_device()
     held = input_.contiguous(memory_format=layout) if mask[1] else input_
     gradient, layout = grad_output, _suggested(held)
     if _suggested(gradient) is not layout:
@@ -199,12 +249,15 @@ def _cudnn_backward(
         first = like_format(input_, input_.shape, wanted)
         dense_weight = _dense(weight, wanted)
         dense_gradient = _dense(gradient, wanted)
+        _take_workspaces(_call(of_input, seen, weight, made.shape, wanted, geometry), device)
         del dense_gradient, dense_weight
     if mask[1]:
         wanted = _format(held, gradient, BACKEND.Cudnn)
         dense_gradient = _dense(gradient, wanted)
         dense_input = _dense(held, wanted)
         second = like_format(weight, weight.shape, wanted)
+        call = _call("backward_filter", seen, weight, made.shape, wanted, geometry)
+        _take_workspaces(call, device)
         del dense_input, dense_gradient
     del gradient, held
     return first, second
@@ -251,7 +304,15 @@ def _product(call: Call) -> Iterable[Step]:
     for tensor in call.args:
         if isinstance(tensor, torch.Tensor) and not _fits_blas(tensor):
             yield Temp(n_bytes(tensor))
-    yield UseBlas()
+    yield UseBlas(is_lt=_adds_bias(call))
+
+
+def _adds_bias(call: Call) -> bool:
+    """Return whether cuBLASLt does it (``useLtInterface`` in ``native/cuda/Blas.cpp``)."""
+    if not call.op.name().startswith("aten::addmm"):
+        return False
+    bias, _, matrix = call.args[:3]
+    return bool(bias.dim() == 1 and bias.shape[0] == matrix.shape[1] and min(matrix.shape) > 1)
 
 
 def _fits_blas(tensor: torch.Tensor) -> bool:

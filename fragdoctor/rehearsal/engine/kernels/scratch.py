@@ -38,7 +38,13 @@ class Out:
 
 @dataclass(frozen=True, slots=True)
 class UseBlas:
-    """Use the handle of cuBLAS; its first use takes a workspace."""
+    """Use the handle of cuBLAS; its first use takes a workspace.
+
+    Attributes:
+        is_lt: through cuBLASLt, which adds a bias on the way.
+    """
+
+    is_lt: bool = False
 
 
 Step = Temp | Free | Out | UseBlas

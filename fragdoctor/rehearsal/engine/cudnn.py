@@ -1,0 +1,376 @@
+"""Workspaces of convolutions, asked of cuDNN itself.
+
+Since 9.8 cuDNN plans operations for a device that is only described (NVIDIA, "Deviceless
+Ahead-of-time Compilation"): its heuristics and the plans' workspaces need no GPU. PyTorch takes the
+first plan of the heuristics that can be built (``aten/src/ATen/native/cudnn/Conv_v8.cpp``); so does
+this module, through cuDNN's C interface. Every CUDA build of PyTorch brings the library.
+
+Beside 9,000 convolutions of random shapes on an H200 (PyTorch 2.11, cuDNN 9.19) the workspaces of
+forward passes and of gradients of inputs are equal in 75 %, within 1 % of what the three tensors
+take in 87 %; those of gradients of weights in 62 and 72 %.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from fragdoctor.rehearsal.engine import session
+from fragdoctor.rehearsal.engine.session import GpuFacts
+
+FIRST_VERSION: Final = 90800
+"""``CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR`` came with 9.8."""
+
+# Numbers of ``cudnn_graph_v9.h``.
+_TENSOR, _CONVOLUTION, _ENGINE, _CONFIG, _HEURISTICS, _PLAN, _GRAPH, _DEVICE = (
+    17, 1, 2, 3, 4, 5, 15, 38
+)  # fmt: skip
+_DTYPE, _INT64, _FLOAT, _DOUBLE, _MODE, _HEURISTIC_MODE, _NOTE, _DESCRIPTOR, _CHAR = (
+    1, 3, 4, 5, 7, 8, 11, 15, 24
+)  # fmt: skip
+_OPERATIONS: Final = {
+    "forward": (10, 700, 701, 702, 703, 704, 705),
+    "backward_data": (12, 706, 707, 708, 709, 710, 711),
+    "backward_filter": (11, 712, 713, 714, 715, 716, 717),
+}
+"""Operation -> its descriptor; its attributes alpha, beta, convolution, weight, input, result."""
+_DTYPES: Final = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 9}
+_USES_TENSOR_CORES, _ROUNDS_INPUTS, _IS_NONDETERMINISTIC = 0, 1, 4
+_INSTANT, _FALLBACK = 0, 2
+_CROSS_CORRELATION = 1
+_ALIGNED: Final = 16
+"""PyTorch tells cuDNN no larger alignment, and the allocator's blocks have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A dense tensor: its shape, and whether its channels lie next to each other."""
+
+    shape: tuple[int, ...]
+    is_channels_last: bool
+
+    def strides(self) -> tuple[int, ...]:
+        """Return its strides, in elements; as PyTorch's ``fixSizeOneDimStride`` says them."""
+        n = len(self.shape)
+        inwards = [0, *range(2, n), 1] if self.is_channels_last else list(range(n))
+        found, step = [0] * n, 1
+        for dim in reversed(inwards):
+            found[dim] = step
+            step *= self.shape[dim]
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """One call of cuDNN; groups follow from the shapes.
+
+    Attributes:
+        operation: ``forward``, ``backward_data`` or ``backward_filter``.
+        input, weight, result: of the forward pass, whichever of them is asked for.
+    """
+
+    operation: str
+    dtype: torch.dtype
+    input: Dense
+    weight: Dense
+    result: Dense
+    padding: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+
+def workspaces(convolution: Convolution) -> Iterator[int]:
+    """Yield the bytes of scratch memory that a call takes, one after the other.
+
+    Where cuDNN is not installed, or knows no plan, they are what most of its kernels take: a copy
+    of each of the three tensors with channels last, unless they lie so.
+    """
+    facts, flags = session.current().facts, torch.backends.cudnn
+    plans = _plans(
+        convolution,
+        facts,
+        session.current().budget.total_bytes,
+        is_deterministic=flags.deterministic or torch.are_deterministic_algorithms_enabled(),
+        allows_tf32=bool(flags.allow_tf32),
+        wants_all=bool(flags.benchmark),
+    )
+    if not plans:
+        session.current().assumptions.note(_WITHOUT if _library() is None else _UNPLANNED)
+        yield _copies(convolution)
+        return
+    if flags.benchmark and convolution not in _BENCHMARKED:
+        _BENCHMARKED.add(convolution)
+        session.current().assumptions.note(_BENCHMARK)
+        yield max(plans)
+    yield plans[0]
+
+
+def first_plan(convolution: Convolution, facts: GpuFacts, total_bytes: int) -> int | None:
+    """Return the workspace of PyTorch's usual choice on a GPU, in bytes; None: there is no plan."""
+    plans = _plans(
+        convolution, facts, total_bytes, is_deterministic=False, allows_tf32=True, wants_all=False
+    )
+    return plans[0] if plans else None
+
+
+_WITHOUT: Final = (
+    "cuDNN is not installed in this Python (pip install nvidia-cudnn-cu13): the workspace of a "
+    "convolution is taken to be a copy of each of its tensors, as of most on an H200."
+)
+_UNPLANNED: Final = (
+    "cuDNN has no plan for some convolutions on this GPU: their workspace is taken to be a copy of "
+    "each of their tensors."
+)
+_BENCHMARK: Final = (
+    "torch.backends.cudnn.benchmark: every plan of a convolution is tried once, and the first is "
+    "taken to win."
+)
+_BENCHMARKED: Final[set[Convolution]] = set()
+"""Those whose plans were tried; PyTorch keeps the one that it chose."""
+
+
+def _copies(convolution: Convolution) -> int:
+    if convolution.input.is_channels_last:
+        return 0
+    tensors = (convolution.input, convolution.weight, convolution.result)
+    return sum(torch.Size(t.shape).numel() for t in tensors) * convolution.dtype.itemsize
+
+
+@lru_cache(maxsize=100_000)
+def _plans(
+    convolution: Convolution,
+    facts: GpuFacts,
+    total_bytes: int,
+    *,
+    is_deterministic: bool,
+    allows_tf32: bool,
+    wants_all: bool,
+) -> tuple[int, ...]:
+    """Return the workspaces of the plans in PyTorch's order: of the first, or of all."""
+    library = _library()
+    if library is None or convolution.dtype not in _DTYPES:
+        return ()
+    is_float = convolution.dtype is torch.float32
+    found: list[int] = []
+    try:
+        device = _device(library, facts, total_bytes)
+        graph = _graph(library, convolution)
+        for mode in (_INSTANT, _FALLBACK):
+            for config in _configs(library, graph, device, mode):
+                notes = _notes(library, config)
+                if (
+                    (is_deterministic and _IS_NONDETERMINISTIC in notes)
+                    or (is_float and _ROUNDS_INPUTS in notes)
+                    or (is_float and not allows_tf32 and _USES_TENSOR_CORES in notes)
+                ):
+                    continue
+                n_bytes = _workspace(library, config, device)
+                if n_bytes is not None:
+                    found.append(n_bytes)
+                    if not wants_all:
+                        return tuple(found)
+            if found:
+                break
+    except _RefusedError:
+        return ()
+    return tuple(found)
+
+
+class _RefusedError(Exception):
+    """CuDNN does not take what it was given."""
+
+
+def _check(status: int) -> None:
+    if status:
+        raise _RefusedError(status)
+
+
+class _Descriptor:
+    """A descriptor of cuDNN's backend; it lives as long as the object."""
+
+    def __init__(self, library: Any, kind: int) -> None:
+        self.library = library
+        self.pointer = ctypes.c_void_p()
+        self._held: list[Any] = []
+        _check(library.cudnnBackendCreateDescriptor(kind, ctypes.byref(self.pointer)))
+
+    def __del__(self) -> None:
+        self.library.cudnnBackendDestroyDescriptor(self.pointer)
+
+    def put(self, name: int, kind: int, buffer: Any, n: int = 1) -> None:
+        self._held.append(buffer)
+        _check(
+            self.library.cudnnBackendSetAttribute(
+                self.pointer, name, kind, ctypes.c_int64(n), ctypes.byref(buffer)
+            )
+        )
+
+    def enum(self, name: int, kind: int, value: int) -> None:
+        self.put(name, kind, ctypes.c_int(value))
+
+    def numbers(self, name: int, numbers: Sequence[int]) -> None:
+        self.put(name, _INT64, (ctypes.c_int64 * len(numbers))(*numbers), len(numbers))
+
+    def descriptor(self, name: int, other: _Descriptor) -> None:
+        self._held.append(other)
+        self.put(name, _DESCRIPTOR, ctypes.c_void_p(other.pointer.value))
+
+    def get(self, name: int, kind: int, buffer: Any, n: int) -> int:
+        """Fill a buffer of n elements; return how many there are."""
+        count = ctypes.c_int64()
+        _check(
+            self.library.cudnnBackendGetAttribute(
+                self.pointer, name, kind, ctypes.c_int64(n), ctypes.byref(count), buffer
+            )
+        )
+        return count.value
+
+    def finish(self) -> _Descriptor:
+        _check(self.library.cudnnBackendFinalize(self.pointer))
+        return self
+
+
+@cache
+def _device(library: Any, facts: GpuFacts, total_bytes: int) -> _Descriptor:
+    """Describe the GPU. Clocks and cache sizes change no choice of cuDNN's; they are an H100's."""
+    (major, minor), kind = facts.capability, facts.generation
+    text = json.dumps(
+        {
+            "maxGridSize": [2**31 - 1, 65535, 65535],
+            "maxBlockSize": [1024, 1024, 64],
+            "regsPerBlock": 65536,
+            "multiProcessorCount": facts.n_multiprocessors,
+            "warpSize": 32,
+            "maxSharedMemoryPerBlock": 49152,
+            "maxSharedMemoryPerBlockOptin": kind.block_shared_memory_bytes,
+            "reservedSharedMemoryPerBlock": 1024,
+            "maxRegistersPerSM": 65536,
+            "maxCtasPerSM": 32,
+            "maxThreadsPerBlock": 1024,
+            "maxThreadsPerSM": kind.threads_per_multiprocessor,
+            "pciDeviceId": 0,
+            "isTccDriver": 0,
+            "supportCoopLaunch": 1,
+            "totalGlobalMem": total_bytes,
+            "smClockRateKHz": 1_980_000,
+            "memClockRateKHz": 2_619_000,
+            "l2CacheSize": 50 * 2**20,
+            "cudaDeviceId": 0,
+            "deviceVer": 100 * major + 10 * minor,
+            "driverVer": 13000,
+            "deviceName": facts.name,
+        }
+    ).encode()
+    made = _Descriptor(library, _DEVICE)
+    made.put(2702, _CHAR, ctypes.create_string_buffer(text, len(text)), len(text))
+    return made.finish()
+
+
+def _graph(library: Any, convolution: Convolution) -> _Descriptor:
+    """Describe the operation."""
+    dtype = _DTYPES[convolution.dtype]
+
+    def tensor(name: str, dense: Dense) -> _Descriptor:
+        made = _Descriptor(library, _TENSOR)
+        made.enum(901, _DTYPE, dtype)
+        made.numbers(902, dense.shape)
+        made.numbers(903, dense.strides())
+        made.numbers(906, [ord(name)])
+        made.numbers(900, [_ALIGNED])
+        return made.finish()
+
+    how = _Descriptor(library, _CONVOLUTION)
+    is_double = convolution.dtype is torch.float64
+    how.enum(100, _DTYPE, _DTYPES[torch.float64 if is_double else torch.float32])
+    how.enum(101, _MODE, _CROSS_CORRELATION)
+    how.numbers(102, convolution.dilation)
+    how.numbers(103, convolution.stride)
+    how.numbers(104, convolution.padding)
+    how.numbers(105, convolution.padding)
+    how.numbers(106, [len(convolution.stride)])
+    how.finish()
+    kind, alpha, beta, described, weight, input_, result = _OPERATIONS[convolution.operation]
+    operation = _Descriptor(library, kind)
+    factor, number = (_DOUBLE, ctypes.c_double) if is_double else (_FLOAT, ctypes.c_float)
+    operation.put(alpha, factor, number(1))
+    operation.put(beta, factor, number(0))
+    operation.descriptor(described, how)
+    operation.descriptor(weight, tensor("w", convolution.weight))
+    operation.descriptor(input_, tensor("x", convolution.input))
+    operation.descriptor(result, tensor("y", convolution.result))
+    graph = _Descriptor(library, _GRAPH)
+    graph.descriptor(801, operation.finish())
+    return graph.finish()
+
+
+def _configs(library: Any, graph: _Descriptor, device: _Descriptor, mode: int) -> list[_Descriptor]:
+    """Return what the heuristics recommend, best first."""
+    heuristics = _Descriptor(library, _HEURISTICS)
+    heuristics.descriptor(201, graph)
+    heuristics.enum(200, _HEURISTIC_MODE, mode)
+    heuristics.descriptor(204, device)
+    heuristics.finish()
+    n = heuristics.get(202, _DESCRIPTOR, None, 0)
+    configs = [_Descriptor(library, _CONFIG) for _ in range(n)]
+    pointers = (ctypes.c_void_p * max(1, n))(*[c.pointer for c in configs])
+    return configs[: heuristics.get(202, _DESCRIPTOR, pointers, n)]
+
+
+def _notes(library: Any, config: _Descriptor) -> list[int]:
+    """Return the numerical notes of a recommendation's engine."""
+    engine = _Descriptor(library, _ENGINE)
+    config.get(300, _DESCRIPTOR, (ctypes.c_void_p * 1)(engine.pointer), 1)
+    notes = (ctypes.c_int * 16)()
+    return notes[: engine.get(1303, _NOTE, notes, len(notes))]
+
+
+def _workspace(library: Any, config: _Descriptor, device: _Descriptor) -> int | None:
+    """Return the scratch memory of a plan, in bytes; None if there is no such plan."""
+    plan = _Descriptor(library, _PLAN)
+    plan.descriptor(401, config)
+    plan.descriptor(407, device)
+    try:
+        plan.finish()
+    except _RefusedError:
+        return None
+    n_bytes = ctypes.c_int64()
+    plan.get(402, _INT64, ctypes.byref(n_bytes), 1)
+    return n_bytes.value
+
+
+@cache
+def _library() -> Any | None:
+    """Return cuDNN, if this Python has one that plans without a device."""
+    if _loaded("libcublasLt.so.13", "libcublasLt.so.12") is None:  # cuDNN ends the process without
+        return None
+    library = _loaded("libcudnn.so.9")
+    return library if library is not None and library.cudnnGetVersion() >= FIRST_VERSION else None
+
+
+def _loaded(*names: str) -> Any | None:
+    for name in names:
+        for path in (*_in_packages(name), name):
+            try:
+                return ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+            except OSError:
+                continue
+    return None
+
+
+def _in_packages(name: str) -> Iterator[Path]:
+    """Yield where NVIDIA's packages, or conda, put a library."""
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        yield from sorted(Path(folder).glob(f"*/lib/{name}"))
+    path = Path(sys.prefix, "lib", name)
+    if path.exists():
+        yield path

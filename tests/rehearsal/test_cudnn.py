@@ -1,0 +1,102 @@
+"""Workspaces of convolutions: of cuDNN where this Python has it, else stated copies."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from rehearsal_stage import Stage
+
+torch = pytest.importorskip("torch")
+
+from fragdoctor.rehearsal.engine import cudnn  # noqa: E402
+
+PYTHON = os.environ.get("FRAGDOCTOR_FRAMEWORKS")
+has_cudnn = cudnn._library() is not None
+
+REQUESTS = """
+    import torch
+    from torch import nn
+
+    def requests(op):
+        torch.cuda.memory._record_memory_history(enabled=None)
+        torch.cuda.memory._record_memory_history(context=None)
+        op()
+        events = torch.cuda.memory._snapshot()["device_traces"][0]
+        return [e["size"] for e in events if e["action"] == "alloc"]
+
+    conv = nn.Conv2d(16, 32, 3, padding=1, bias=False).cuda()
+    weight = conv.weight.numel() * 4
+    x = torch.ones(8, 16, 64, 64, device="cuda", requires_grad=True)
+    x_bytes, y_bytes = x.numel() * 4, 8 * 32 * 64 * 64 * 4
+"""
+
+
+@pytest.mark.skipif(has_cudnn, reason="cuDNN is here")
+def test_workspaces_without_cudnn_are_copies_and_said_so(stage: Stage) -> None:
+    found = stage.must_pass(
+        REQUESTS
+        + """
+    assert requests(lambda: conv(x)) == [y_bytes, x_bytes + weight + y_bytes]
+    y = conv(x)
+    gradient = torch.ones_like(y)
+    copies = x_bytes + weight + y_bytes
+    assert requests(lambda: y.backward(gradient)) == [x_bytes, copies, weight, copies]
+    """
+    )
+
+    assert any("nvidia-cudnn" in note for note in found["rehearsal"]["notes"])
+
+
+@pytest.mark.skipif(has_cudnn, reason="cuDNN is here")
+def test_workspaces_without_cudnn_are_none_with_channels_last(stage: Stage) -> None:
+    stage.must_pass(
+        REQUESTS
+        + """
+    conv, x = conv.to(memory_format=torch.channels_last), x.detach()
+    x = x.to(memory_format=torch.channels_last)
+    assert requests(lambda: conv(x)) == [y_bytes]
+    """
+    )
+
+
+def test_other_backends_take_no_workspace(stage: Stage) -> None:
+    stage.must_pass(
+        REQUESTS
+        + """
+    torch.backends.cudnn.enabled = False
+    assert x_bytes + weight + y_bytes not in requests(lambda: conv(x))
+    """
+    )
+
+
+@pytest.mark.parametrize(
+    ("dense", "strides"),
+    [
+        (cudnn.Dense((2, 3, 4, 5), is_channels_last=False), (60, 20, 5, 1)),
+        (cudnn.Dense((2, 3, 4, 5), is_channels_last=True), (60, 1, 15, 3)),
+        (cudnn.Dense((2, 3, 4, 5, 6), is_channels_last=True), (360, 1, 90, 18, 3)),
+        (cudnn.Dense((7, 3, 1, 1), is_channels_last=False), (3, 1, 1, 1)),
+        (cudnn.Dense((7, 3, 1, 1), is_channels_last=True), (3, 1, 3, 3)),
+    ],
+)
+def test_strides(dense: cudnn.Dense, strides: tuple[int, ...]) -> None:
+    assert dense.strides() == strides
+
+
+@pytest.mark.skipif(PYTHON is None, reason="FRAGDOCTOR_FRAMEWORKS names no Python with cuDNN")
+def test_plans_of_cudnn_are_those_of_a_real_gpu(root: Path) -> None:
+    assert PYTHON is not None
+    done = subprocess.run(
+        [PYTHON, str(root / "benchmarks" / "bench_workspaces.py")],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    rows = re.findall(r"^(\w+) +(\d+) .* tensors (\d+),", done.stdout, re.MULTILINE)
+
+    close = {name: int(n) / int(of) for name, of, n in rows}
+    assert close["forward"] > 0.85
+    assert close["backward_data"] > 0.83
+    assert close["backward_filter"] > 0.70
