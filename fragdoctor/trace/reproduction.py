@@ -55,8 +55,9 @@ def recorded_capacity(trace: Trace) -> int | None:
 def total_by_reservations(trace: Trace) -> int | None:
     """Return the device's memory as the distance of its address reservations shows it.
 
-    Expandable segments reserve 9/8 of it per stream and pool class; None where fewer than two
-    reservations are seen, or they lie closer than the memory that was in use.
+    Expandable segments reserve 9/8 of it per stream and pool class, in whole pages; the driver may
+    leave more between them. None where fewer than two reservations are seen, or they lie closer
+    than the memory that was in use.
     """
     events, initial = trace.events, trace.initial
     maps = np.flatnonzero(events.action == Action.SEGMENT_MAP)
@@ -69,7 +70,8 @@ def total_by_reservations(trace: Trace) -> int | None:
     gaps = np.diff(distinct(np.array(bases)))
     if not len(gaps):
         return None
-    total = int(gaps.min() * 8 / 9)
+    page = trace.settings.large_segment_bytes
+    total = int(gaps.min() // page * page * 8 / 9)
     return total if total >= trace.totals.peak_reserved_bytes else None
 
 
