@@ -10,7 +10,8 @@ Sources:
     Compute capability: NVIDIA, "CUDA GPU Compute Capability" (developer.nvidia.com/cuda-gpus).
     Multiprocessors: NVIDIA's data sheets and architecture white papers; compute units of AMD's.
     Threads and shared memory of a multiprocessor: CUDA C++ Programming Guide, "Technical
-    Specifications per Compute Capability".
+    Specifications per Compute Capability". L2 caches: the architectures' white papers; 50 MiB of
+    an H100 and 60 MiB of an H200 as PyTorch reports them there.
     Workspace of a handle of cuBLAS or hipBLAS: PyTorch, ``aten/src/ATen/cuda/CublasHandlePool.cpp``
     (``:4096:2:16:8``, 32 MiB for compute capability 9, 10 and 12; 32 MiB on AMD's, 128 MiB on
     gfx94x and gfx95x), seen with PyTorch 2.12.1 on each capability of NVIDIA's. Which attention
@@ -57,24 +58,24 @@ GENERATIONS: Final[Mapping[str, tuple[str, int, int, bool]]] = MappingProxyType(
 """Compute capability, or AMD's name for it -> architecture, context in MiB, workspace of a handle
 of cuBLAS in KiB, whether PyTorch takes cuDNN's attention first."""
 
-MULTIPROCESSOR: Final[Mapping[str, tuple[int, int, int]]] = MappingProxyType(
+MULTIPROCESSOR: Final[Mapping[str, tuple[int, int, int, int]]] = MappingProxyType(
     {
-        "6.0": (2048, 64, 48),
-        "6.1": (2048, 96, 48),
-        "7.0": (2048, 96, 96),
-        "7.5": (1024, 64, 64),
-        "8.0": (2048, 164, 163),
-        "8.6": (1536, 100, 99),
-        "8.7": (1536, 164, 163),
-        "8.9": (1536, 100, 99),
-        "9.0": (2048, 228, 227),
-        "10.0": (2048, 228, 227),
-        "12.0": (1536, 100, 99),
-        "12.1": (1536, 100, 99),
+        "6.0": (2048, 64, 48, 4),
+        "6.1": (2048, 96, 48, 3),
+        "7.0": (2048, 96, 96, 6),
+        "7.5": (1024, 64, 64, 6),
+        "8.0": (2048, 164, 163, 40),
+        "8.6": (1536, 100, 99, 6),
+        "8.7": (1536, 164, 163, 4),
+        "8.9": (1536, 100, 99, 96),
+        "9.0": (2048, 228, 227, 60),
+        "10.0": (2048, 228, 227, 126),
+        "12.0": (1536, 100, 99, 128),
+        "12.1": (1536, 100, 99, 24),
     }
 )
 """Compute capability -> threads that a multiprocessor holds, its shared memory and the most that
-a block may ask for of it, in KiB."""
+a block may ask for of it, in KiB; the device's L2 cache in MiB, the largest of its cards."""
 
 PRINTED: Final[Mapping[str, tuple[str, float, str, int]]] = MappingProxyType(
     {

@@ -51,6 +51,7 @@ class Generation:
         threads_per_multiprocessor: that it holds at once; 0 where that is not known.
         shared_memory_bytes: of a multiprocessor.
         block_shared_memory_bytes: the most that a block may ask for.
+        l2_cache_bytes: of the device, of the largest card.
     """
 
     compute: str
@@ -61,6 +62,7 @@ class Generation:
     threads_per_multiprocessor: int
     shared_memory_bytes: int
     block_shared_memory_bytes: int
+    l2_cache_bytes: int
 
 
 def generation_of(compute: str) -> Generation:
@@ -70,7 +72,7 @@ def generation_of(compute: str) -> Generation:
         KeyError: it is none of the table.
     """
     architecture, context, workspace, cudnn = gpu_table.GENERATIONS[compute]
-    threads, shared, block_shared = gpu_table.MULTIPROCESSOR.get(compute, (0, 0, 0))
+    threads, shared, block_shared, l2 = gpu_table.MULTIPROCESSOR.get(compute, (0, 0, 0, 0))
     return Generation(
         compute=compute,
         architecture=architecture,
@@ -80,6 +82,7 @@ def generation_of(compute: str) -> Generation:
         threads_per_multiprocessor=threads,
         shared_memory_bytes=shared * KIB,
         block_shared_memory_bytes=block_shared * KIB,
+        l2_cache_bytes=l2 * MIB,
     )
 
 

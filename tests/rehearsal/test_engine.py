@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 from rehearsal_stage import Stage
 
@@ -516,7 +518,8 @@ def test_a_product_with_a_sparse_matrix_asks_for_its_indices_and_a_result(stage:
     )
 
 
-def test_kernels_of_triton_are_left_out(stage: Stage) -> None:
+@pytest.mark.skipif(find_spec("triton") is not None, reason="Triton itself is here")
+def test_kernels_of_a_triton_are_left_out(stage: Stage) -> None:
     for name in ("triton/__init__.py", "triton/runtime/__init__.py"):
         stage.script("", name.removesuffix("/__init__.py") + "/__init__.py")
     stage.script(
@@ -539,6 +542,29 @@ def test_kernels_of_triton_are_left_out(stage: Stage) -> None:
         x = torch.ones(1 << 20, device="cuda")
         out = torch.empty_like(x)
         JITFunction()[(4,)](x, out, BLOCK=1024)
+        assert torch.cuda.memory_allocated() == 2 * 4 << 20
+        """
+    )
+
+    assert any("Triton" in note for note in found["rehearsal"]["notes"])
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_kernels_of_triton_are_left_out(stage: Stage) -> None:
+    found = stage.must_pass(
+        """
+        import torch
+        import triton
+        import triton.language as tl
+
+        @triton.jit
+        def double(x, out, BLOCK: tl.constexpr):
+            at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+            tl.store(out + at, 2 * tl.load(x + at))
+
+        x = torch.ones(1 << 20, device="cuda")
+        out = torch.empty_like(x)
+        double[(1024,)](x, out, BLOCK=1024)
         assert torch.cuda.memory_allocated() == 2 * 4 << 20
         """
     )

@@ -58,6 +58,20 @@ class Generator(_Generator):  # type: ignore[misc]
             return super().set_state(new_state)
         return self
 
+    def clone_state(self) -> Generator:
+        """Return another for the same device, as graphs with random numbers keep one."""
+        if self._fake_device is None:
+            return super().clone_state()  # type: ignore[no-any-return]
+        return Generator(self._fake_device)
+
+    def graphsafe_get_state(self) -> Any:
+        """Return a state that holds nothing."""
+        return super().graphsafe_get_state() if self._fake_device is None else self
+
+    def graphsafe_set_state(self, state: Any) -> Any:
+        """Take a state of another."""
+        return super().graphsafe_set_state(state) if self._fake_device is None else self
+
 
 POOLS: Final = ("all", "large_pool", "small_pool")
 KINDS: Final = (
@@ -149,6 +163,10 @@ def _exchange_device(device: int) -> int:
     return before
 
 
+def _maybe_exchange_device(device: int) -> int:
+    return _exchange_device(device)  # Dynamo tells the two apart
+
+
 def _current_stream(device: int) -> tuple[int, int, int]:
     return _now().gpus.stream(device), _index(device), CUDA_TYPE
 
@@ -184,7 +202,7 @@ def _properties(device: Any = None) -> Any:
         shared_memory_per_block=49152,
         shared_memory_per_block_optin=kind.block_shared_memory_bytes,
         shared_memory_per_multiprocessor=kind.shared_memory_bytes,
-        L2_cache_size=50 * 2**20,
+        L2_cache_size=kind.l2_cache_bytes,
         warp_size=32,
         is_integrated=0,
         is_multi_gpu_board=0,
@@ -286,7 +304,7 @@ _PRIMITIVES: Final[dict[str, Any]] = {
     "_cuda_getDevice": _device,
     "_cuda_setDevice": _set_device,
     "_cuda_exchangeDevice": _exchange_device,
-    "_cuda_maybeExchangeDevice": _exchange_device,
+    "_cuda_maybeExchangeDevice": _maybe_exchange_device,
     "_cuda_hasPrimaryContext": lambda _device: True,
     "_cuda_isInBadFork": lambda: False,
     "_cuda_canDeviceAccessPeer": lambda a, b: a != b,
@@ -384,7 +402,7 @@ def install(undo: ExitStack) -> None:
         "_device_count_nvml": lambda: -1,
         "_nvml_based_avail": lambda: False,
         "_exchange_device": _exchange_device,
-        "_maybe_exchange_device": _exchange_device,
+        "_maybe_exchange_device": _maybe_exchange_device,
         "_CudaDeviceProperties": _Properties,
         "_get_device_properties": _properties,
         "get_device_properties": _properties,

@@ -241,7 +241,7 @@ class _Descriptor:
 
 @cache
 def _device(library: Any, facts: GpuFacts, total_bytes: int) -> _Descriptor:
-    """Describe the GPU. Clocks and cache sizes change no choice of cuDNN's; they are an H100's."""
+    """Describe the GPU. Clocks change no choice of cuDNN's; they are an H100's."""
     (major, minor), kind = facts.capability, facts.generation
     text = json.dumps(
         {
@@ -263,7 +263,7 @@ def _device(library: Any, facts: GpuFacts, total_bytes: int) -> _Descriptor:
             "totalGlobalMem": total_bytes,
             "smClockRateKHz": 1_980_000,
             "memClockRateKHz": 2_619_000,
-            "l2CacheSize": 50 * 2**20,
+            "l2CacheSize": kind.l2_cache_bytes,
             "cudaDeviceId": 0,
             "deviceVer": 100 * major + 10 * minor,
             "driverVer": 13000,

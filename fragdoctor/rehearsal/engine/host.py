@@ -203,9 +203,6 @@ def _empty_as(weights: Weights, tensor: torch.Tensor, dtype: torch.dtype) -> tor
     return made
 
 
-_WITH_GRAPHS: Final = ("reduce-overhead", "max-autotune")
-
-
 def _pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
     """Return a copy that counts as pinned; on the CPU there is no other difference."""
     del device
@@ -255,28 +252,6 @@ def _to(original: Any) -> Any:
     return to
 
 
-def _compile_module(*_: Any, **__: Any) -> None:
-    """``Module.compile`` that leaves the module as it is."""
-    session.current().assumptions.note(
-        "torch.compile was left out: the program runs eagerly, compiled it mostly needs less."
-    )
-
-
-def _compile(model: Any = None, **options: Any) -> Any:
-    """``torch.compile`` that leaves a function or a module as it is."""
-    _compile_module()
-    if options.get("mode") in _WITH_GRAPHS:
-        session.current().assumptions.note(
-            f"The CUDA graphs of torch.compile(mode={options['mode']!r}) were left out: their "
-            "private pools keep what a step needs at most, and hold it between steps."
-        )
-    if model is None:
-        return lambda function: _compile(function, **options)
-    if isinstance(model, torch.nn.Module):
-        vars(model)["_orig_mod"] = model  # no submodule of itself
-    return model
-
-
 class _TritonFinder(MetaPathFinder):
     """Leaves out what Triton launches, from the moment that the program imports it."""
 
@@ -316,8 +291,6 @@ def install(undo: ExitStack) -> None:
     finder = _TritonFinder(undo)
     sys.meta_path.insert(0, finder)
     undo.callback(sys.meta_path.remove, finder)
-    put(undo, torch, "compile", _compile)
-    put(undo, torch.nn.Module, "compile", _compile_module)
     put(undo, torch.compiler, "cudagraph_mark_step_begin", lambda: None)
     put(undo, torch.Tensor, "pin_memory", _pin_memory)
     put(undo, torch.Tensor, "is_pinned", _is_pinned)

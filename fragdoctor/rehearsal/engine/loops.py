@@ -14,7 +14,7 @@ import runpy
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
@@ -28,6 +28,7 @@ import torch
 from fragdoctor.rehearsal.engine import put
 from fragdoctor.rehearsal.engine.memory_history import ENGINE, is_users
 from fragdoctor.rehearsal.engine.skipping import (
+    SEEN_THROUGH,
     WAIT_S,
     LoopSource,
     Passage,
@@ -197,6 +198,19 @@ def _call(name: str, like: ast.expr, number: int, *more: ast.expr) -> ast.expr:
     return ast.fix_missing_locations(ast.copy_location(called, like))
 
 
+def _unless_traced(follow: Callable[..., Any], *plain: bool) -> Callable[..., Any]:
+    """Return a call that Dynamo sees through: to the items, or to a plain answer."""
+
+    def call(number: int, *items: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return (plain or items)[0]
+        return follow(number, *items)
+
+    # Dynamo leaves out the engine's files, and this it has to see.
+    call.__code__ = call.__code__.replace(co_filename=SEEN_THROUGH)
+    return call
+
+
 @dataclass(slots=True)
 class Loops:
     """The loops of the user's own code.
@@ -211,10 +225,10 @@ class Loops:
 
     def install(self, undo: ExitStack) -> None:
         """Follow all code of the user that is loaded until ``undo`` is closed."""
-        put(undo, builtins, _FOR, self._items)
-        put(undo, builtins, _END, self._while_ends)
-        put(undo, builtins, _BEGIN, lambda number: self.begin(self._places[number]))
-        put(undo, builtins, _SKIPPED, self._has_skipped)
+        put(undo, builtins, _FOR, _unless_traced(self._items))
+        put(undo, builtins, _END, _unless_traced(self._while_ends, True))
+        put(undo, builtins, _BEGIN, _unless_traced(self._begin_number, True))
+        put(undo, builtins, _SKIPPED, _unless_traced(self._has_skipped, False))
         put(undo, builtins, _ADVANCED, self._advanced)
         cached, of_file = SourceFileLoader.get_code, runpy._get_code_from_file  # type: ignore[attr-defined]
 
@@ -253,6 +267,9 @@ class Loops:
         if threading.current_thread() is not threading.main_thread():
             return iter(items)
         return _Items(self, self._places[number], items)
+
+    def _begin_number(self, number: int) -> bool:
+        return self.begin(self._places[number])
 
     def _has_skipped(self, number: int) -> bool:
         """Whether counters are behind; asked as a round begins, which then brings them on."""

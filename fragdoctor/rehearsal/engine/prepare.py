@@ -73,6 +73,7 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
     from fragdoctor.rehearsal.engine import (
         activity,
         backward,
+        compilation,
         cuda_api,
         dispatch,
         foreign_operators,
@@ -105,6 +106,7 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
     activity.install(now, undo)
     sparse.install(undo)
     host.install(undo)
+    compilation.install(undo)
     ranks.install(undo)
     if machine.scratch is not None:
         writes.install(machine.scratch, undo)

@@ -34,6 +34,8 @@ MANY_EQUAL_ROUNDS: Final = 20
 CHEAP_EVENTS: Final = 40_000
 """So many of them, or of their events (about a second), are enough: what comes every ten rounds or
 after the first five is seen by itself as long as it is cheap."""
+SEEN_THROUGH: Final = "fragdoctor-loop"
+"""File name of the calls that are added to the user's loops; Dynamo follows them."""
 WAIT_S: Final = 5.0
 """How long items are asked for that are jumped over."""
 GO_ON_S: Final = 60.0
@@ -374,6 +376,8 @@ class Skipping:
         is_new = this not in passage.seen
         passage.seen.add(this)
         frame = sys._getframe(2)
+        while frame.f_code.co_filename == SEEN_THROUGH and frame.f_back is not None:
+            frame = frame.f_back
         if is_new:
             passage.n_known = 0
             is_over = self.most is not None and passage.n_run >= self.most

@@ -1,0 +1,200 @@
+"""``torch.compile`` in a rehearsal: everything but the kernels.
+
+Dynamo, AOTAutograd with its partition of what is kept, and Inductor with its fusion and its plan of
+buffers run as they are. Kernels are neither compiled nor launched: the wrapper that Inductor writes
+asks for its buffers, calls PyTorch's own operators for what it does not generate, and lets go of
+memory where it would on a GPU. Where a kernel can be launched in several ways, its first launch
+takes for a moment the buffer that Inductor clears the cache with between timings
+(``benchmark_gpu`` in ``_inductor/runtime/benchmarking.py``).
+
+Inductor's code generation imports Triton, whose wheel needs no GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, Final
+
+import torch
+
+from fragdoctor.rehearsal.engine import put, session
+
+_WITH_GRAPHS: Final = frozenset({"reduce-overhead", "max-autotune"})
+_NOT_HERE: Final = {
+    "compile_threads": 1,
+    "force_disable_caches": True,
+    "max_autotune": False,
+    "max_autotune_gemm": False,
+    "max_autotune_pointwise": False,
+    "triton.cudagraphs": False,
+    "triton.autotune_at_compile_time": False,
+}
+"""Inductor's settings that ask for a GPU, for other processes, or for what they left on disk."""
+_LEFT_OUT: Final = (
+    "torch.compile was left out, since Triton is not installed in this Python (pip install "
+    "triton): the program runs eagerly. Compiled it mostly needs less."
+)
+_PARTITIONED: Final = (
+    "Inductor could not plan a compiled part of the program ({}). The part runs as its partition: "
+    "what it keeps for the backward pass is as compiled, its peak can be a third too high."
+)
+_EAGER: Final = "torch.compile left a part of the program as it is: {}."
+
+
+class _Kernel:
+    """A generated kernel that does nothing, or takes the timings' buffer at its first launch.
+
+    Args:
+        n_variants: ways to launch it that Inductor chooses from by their times.
+    """
+
+    def __init__(self, n_variants: int) -> None:
+        self._n_untimed = n_variants if n_variants > 1 else 0
+
+    def run(self, *_: Any, **__: Any) -> None:
+        """Launch nothing."""
+        n = torch.cuda.get_device_properties().L2_cache_size
+        while self._n_untimed:
+            self._n_untimed -= 1
+            torch.empty(n // 4, dtype=torch.int32, device="cuda")
+
+    __call__ = run
+
+
+def _generated(_compiler: Any, name: str, source: str, *_: Any, **__: Any) -> _Kernel:
+    """``AsyncCompile.triton`` that compiles nothing."""
+    cache = importlib.import_module("torch._inductor.codecache").PyCodeCache
+    return _Kernel(len(getattr(cache.load(source), name).configs))
+
+
+def _empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+    """``_empty_strided_cuda``, which asks the allocator past the dispatcher."""
+    return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
+
+
+def _planned(original: Callable[..., Any]) -> Callable[..., Any]:
+    def compile_fx(graph: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        """``compile_fx``; where Inductor fails, the partition alone."""
+        try:
+            return original(graph, inputs, *args, **options)
+        except Exception as e:  # noqa: BLE001 - whatever Inductor does not manage
+            session.current().assumptions.note(_PARTITIONED.format(_first_line(e)))
+            backends = importlib.import_module("torch._dynamo.backends.registry")
+            return backends.lookup_backend("aot_eager_decomp_partition")(graph, inputs)
+
+    return compile_fx
+
+
+def _first_line(e: BaseException) -> str:
+    return f"{type(e).__name__}: {e}".partition("\n")[0][:200].rstrip(". ")
+
+
+class _Conversions(logging.Handler):
+    """Notes the parts of a program that Dynamo gives up."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note a warning that says so."""
+        text = record.getMessage()
+        if "WON'T CONVERT" in text:
+            found = text.partition("WON'T CONVERT")[2].split()
+            session.current().assumptions.note(_EAGER.format(" ".join(found[:4])))
+
+
+class _Compiler:
+    """Prepares Inductor at the first call of ``torch.compile``."""
+
+    def __init__(self, undo: ExitStack) -> None:
+        self._undo = undo
+        self._is_prepared = False
+
+    def prepare(self) -> None:
+        """Take out what needs a GPU or its tools."""
+        if self._is_prepared:
+            return
+        self._is_prepared = True
+        put(self._undo, torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided)
+        # The engine's own functions run while code is traced; they are no part of it.
+        importlib.import_module("torch._dynamo.trace_rules").add("fragdoctor")
+        triton = importlib.import_module("torch.utils._triton")
+        self._replace(triton.has_triton, "has_triton", lambda: True)
+        if hasattr(triton, "triton_hash_with_backend"):
+            hashed = triton.triton_hash_with_backend
+            self._replace(hashed, "triton_hash_with_backend", lambda: "REHEARSED")
+        compiler = importlib.import_module("torch._inductor.async_compile").AsyncCompile
+        put(self._undo, compiler, "triton", _generated)
+        helpers = importlib.import_module("torch._inductor.runtime.triton_helpers")
+        put(self._undo, helpers, "set_driver_to_gpu", lambda: None)
+        for name in ("warm_pool", "wakeup"):
+            if hasattr(compiler, name):
+                put(self._undo, compiler, name, classmethod(lambda *_: None))
+        planner = importlib.import_module("torch._inductor.compile_fx")
+        put(self._undo, planner, "compile_fx", _planned(planner.compile_fx))
+        config = importlib.import_module("torch._inductor.config")
+        known = {name: value for name, value in _NOT_HERE.items() if _has(config, name)}
+        self._undo.enter_context(config.patch(known))
+        dynamo = importlib.import_module("torch._dynamo.config")
+        self._undo.enter_context(dynamo.patch(suppress_errors=True))
+        logger = logging.getLogger("torch._dynamo.convert_frame")
+        handler = _Conversions()
+        logger.addHandler(handler)
+        self._undo.callback(logger.removeHandler, handler)
+
+    def _replace(self, original: Any, name: str, value: Any) -> None:
+        """Replace a function wherever it was imported to."""
+        for module in list(sys.modules.values()):
+            if getattr(module, "__dict__", {}).get(name) is original:
+                put(self._undo, module, name, value)
+
+
+def _has(config: Any, name: str) -> bool:
+    owner: Any = config
+    for part in name.split("."):
+        owner = getattr(owner, part, None)
+        if owner is None:
+            return name == "triton.autotune_at_compile_time"  # which may be None
+    return True
+
+
+def install(undo: ExitStack) -> None:
+    """Patch ``torch.compile``."""
+    compiler, original = _Compiler(undo), torch.compile
+
+    def compile_(model: Any = None, **options: Any) -> Any:
+        """``torch.compile`` without its kernels."""
+        mode = options.pop("mode", None)
+        if mode in _WITH_GRAPHS:
+            session.current().assumptions.note(
+                f"The CUDA graphs of torch.compile(mode={mode!r}) were left out: their private "
+                "pools keep what a step needs at most, and hold it between steps."
+            )
+        if importlib.util.find_spec("triton") is None:
+            session.current().assumptions.note(_LEFT_OUT)
+            return _as_it_is(model)
+        compiler.prepare()
+        if options.get("options"):
+            asked = options["options"].items()
+            options["options"] = {k: v for k, v in asked if k not in _NOT_HERE}
+        return original(model, **options)
+
+    put(undo, torch, "compile", compile_)
+
+    def compile_module(module: Any, *args: Any, **options: Any) -> None:
+        """``Module.compile`` without its kernels."""
+        compiled = compile_(module._call_impl, *args, **options)
+        if compiled != module._call_impl:
+            module._compiled_call_impl = compiled
+
+    put(undo, torch.nn.Module, "compile", compile_module)
+
+
+def _as_it_is(model: Any) -> Any:
+    if model is None:  # a decorator with options
+        return _as_it_is
+    if isinstance(model, torch.nn.Module):
+        vars(model)["_orig_mod"] = model  # no submodule of itself
+    return model
