@@ -94,6 +94,57 @@ for step in range(3):
     x = torch.randn(BATCH, 256, device="cuda")
     result = model(x).argmax(-1)
 """
+LM = MODEL.replace("nn.Linear(256, 64)", "nn.Linear(256, 8192)")
+CLASSES = """
+from torch.nn import functional as F
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for step in range(4):
+    x = torch.randn(8, BATCH // 8, 256, device="cuda")
+    target = torch.zeros(8, BATCH // 8, dtype=torch.long, device="cuda")
+    loss = F.cross_entropy(model(x).view(-1, 8192), target.view(-1))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+SHIFTED = CLASSES.replace(
+    "model(x).view(-1, 8192), target.view(-1)",
+    "model(x).float()[..., :-1, :].reshape(-1, 8192), target[:, 1:].reshape(-1)",
+)
+IN_CHUNKS = """
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+def chunked_loss(x, target, n=16):
+    def part(x, target):
+        return F.cross_entropy(F.linear(x, head.weight, head.bias), target, reduction="sum")
+    rows = zip(x.flatten(0, -2).chunk(n), target.flatten().chunk(n))
+    return sum(checkpoint(part, *row, use_reentrant=False) for row in rows) / (target != -100).sum()
+
+head = model.head
+head.forward = lambda x: x
+"""
+IN_BACKWARD = """
+own = {p: torch.optim.AdamW([p], lr=1e-3) for p in model.parameters()}
+def update(p):
+    own[p].step()
+    own[p].zero_grad()
+for p in model.parameters():
+    p.register_post_accumulate_grad_hook(update)
+for step in range(4):
+    x = torch.randn(BATCH, 256, device="cuda")
+    loss = model(x).float().square().mean()
+    loss.backward()
+"""
+ON_HOST = """
+def move(device):
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if value.dim():
+                state[name] = value.to(device)
+optimizer.register_step_pre_hook(lambda *_: move("cuda"))
+optimizer.register_step_post_hook(lambda *_: move("cpu"))
+"""
+MADE = "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\n"
 CALL = "    loss = model(x).float().square().mean()\n"
 
 
@@ -118,7 +169,7 @@ def peak(home: Path, text: str, *treatments: str) -> int:
 @pytest.mark.parametrize(
     ("treatment", "before", "after"),
     [
-        ("checkpoint:4", LOOP, CHECKPOINTED + LOOP),
+        ("checkpoint:0-3", LOOP, CHECKPOINTED + LOOP),
         ("fused", LOOP, LOOP.replace("1e-3)", "1e-3, fused=True)")),
         ("no-foreach", LOOP, LOOP.replace("1e-3)", "1e-3, foreach=False)")),
         ("adafactor", LOOP, LOOP.replace("optim.AdamW", "optim.Adafactor")),
@@ -130,6 +181,8 @@ def peak(home: Path, text: str, *treatments: str) -> int:
         ("no-grad", EVALUATED,
          EVALUATED.replace("for step", "torch.set_grad_enabled(False)\nfor step")),
         ("accumulate:2", LOADER, ACCUMULATED),
+        ("step-in-backward", LOOP, IN_BACKWARD),
+        ("state-on-host", LOOP, LOOP.replace(MADE, MADE + ON_HOST)),
     ],
 )  # fmt: skip
 def test_treatment_from_outside_equals_the_change_in_the_program(
@@ -142,12 +195,38 @@ def test_treatment_from_outside_equals_the_change_in_the_program(
         assert treated < peak(tmp_path, MODEL + before)
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (CLASSES, IN_CHUNKS + CLASSES.replace(
+            "F.cross_entropy(model(x).view(-1, 8192), target.view(-1))",
+            "chunked_loss(model(x), target)")),
+        (SHIFTED, IN_CHUNKS + SHIFTED.replace("F.cross_entropy", "chunked_loss")
+            .replace(".float()", "").replace("8192", "256")),
+    ],
+)  # fmt: skip
+def test_loss_in_chunks_from_outside_equals_the_one_written_out(
+    before: str, after: str, tmp_path: Path
+) -> None:
+    treated = peak(tmp_path, LM + before, "chunked-loss:16:head")
+
+    assert treated == peak(tmp_path, LM + after)
+    assert treated < 0.7 * peak(tmp_path, LM + before)
+
+
+def test_logits_that_are_used_otherwise_are_made_then(tmp_path: Path) -> None:
+    text = LM + CLASSES.replace("loss = F.cross", "y = model(x).softmax(-1)\n    loss = F.nll")
+    text = text.replace("F.nll_entropy(model(x)", "F.nll_loss(y.log()")
+
+    assert peak(tmp_path, text, "chunked-loss:16:head") == peak(tmp_path, text)
+
+
 def test_checkpoint_and_autocast_work_together(tmp_path: Path) -> None:
     both = CHECKPOINTED + LOOP.replace(
         CALL, f'    with torch.autocast("cuda", torch.bfloat16):\n    {CALL}'
     )
 
-    assert peak(tmp_path, MODEL + LOOP, "checkpoint:4", "autocast") == peak(tmp_path, MODEL + both)
+    assert peak(tmp_path, MODEL + LOOP, "checkpoint:0-3", "autocast") == peak(tmp_path, MODEL + both)
 
 
 def test_state_of_8_bit_adam_is_two_bytes_an_element_and_scales(tmp_path: Path) -> None:

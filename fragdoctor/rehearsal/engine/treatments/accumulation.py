@@ -13,11 +13,12 @@ from torch.utils.data import DataLoader
 from fragdoctor.rehearsal.engine import put
 
 
-def install(n: int, undo: ExitStack) -> None:
+def install(argument: str, undo: ExitStack) -> None:
     """Split batches of loaders into n, and let optimizers run and gradients go every n-th time.
 
     What a program makes a batch of by itself is split by its arguments, not here.
     """
+    n = int(argument)
     load = DataLoader.__init__
 
     @wraps(load)
