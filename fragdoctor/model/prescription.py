@@ -20,6 +20,18 @@ class Numerics(StrEnum):
     """Another computation, such as another optimizer."""
 
 
+class Place(StrEnum):
+    """Where a change is written in a program. The strings are a contract (JSON)."""
+
+    OPEN = "open"
+    """It depends on the program."""
+    BEFORE_OPTIMIZER = "before_optimizer"
+    """Before the statement that makes the optimizer."""
+    AFTER_OPTIMIZER = "after_optimizer"
+    OPTIMIZER = "optimizer"
+    """In the arguments of the optimizer."""
+
+
 @frozen
 class Treatment:
     """A change of a program that is made from outside in a rehearsal.
@@ -28,12 +40,14 @@ class Treatment:
         code: names it: ``checkpoint``.
         title: in words.
         numerics: what it does to the results.
-        extra_compute: further operations of a step, as a share of those of the step; an estimate.
-            None = not known, as of copies to the host.
+        extra_compute: further floating-point operations, as a share of those of training, counted
+            by ``torch.utils.flop_counter``'s formulas. None = not known, as of copies to the host.
         lines: what the user writes for it.
         instead: what the user writes in the words of the framework in use, ""
         specs: how the engine makes it: ``checkpoint:6``.
         conf: settings of the allocator, "" = as they are.
+        place: where its lines go.
+        arguments: what is written into a call, for a place that is one.
         batch_divisor: by what the batch in the program's arguments is divided.
     """
 
@@ -45,6 +59,8 @@ class Treatment:
     instead: str = ""
     specs: Sequence[str] = ()
     conf: str = ""
+    place: Place = Place.OPEN
+    arguments: Sequence[str] = ()
     batch_divisor: int = 1
 
 

@@ -256,10 +256,10 @@ def test_cheapest_change_that_fits_is_found_and_its_lines_do_what_was_said(stage
     (treatment,) = best["treatments"]
     assert treatment["code"] == "checkpoint"
     assert best["numerics"] == "exact"
-    n = int(treatment["specs"][0].rpartition(":")[2])
+    n = int(treatment["specs"][0].rpartition("-")[2]) + 1
     assert 1 < n < 6
     failing = [one["treatments"][0]["specs"] for one in found["tried"] if not one["fits"]]
-    assert [f"checkpoint:{n - 1}"] in failing
+    assert [f"checkpoint:0-{n - 2}"] in failing
     patched = MODEL + "\n".join(treatment["lines"]) + LOOP
     assert peak(stage.home, patched) == best["peak_allocated_bytes"]
     stage.script(patched)
@@ -363,12 +363,19 @@ def test_of_each_kind_one_is_shown_the_cheapest_that_fits_or_the_least() -> None
     assert shown([fitting, larger, *failing]) == [fitting, failing[1]]
 
 
+NOTHING = {
+    "head": None, "n_optimizers": 1, "accumulates": True, "clips": False, "scales": False,
+    "schedules": False,
+}  # fmt: skip
+
+
 def test_what_there_is_nothing_for_is_said_with_its_reason() -> None:
-    traits = {
+    traits = NOTHING | {
         "checkpoints": True, "blocks": [], "batches": [], "autocasts": True, "optimizers": ["SGD"],
     }  # fmt: skip
 
     said = list(catalogue.left_out(traits, None, "expandable_segments:True"))
 
     assert LeftOut("checkpoint", "the program checkpoints already") in said
+    assert LeftOut("step-in-backward", "gradients are accumulated") in said
     assert {"accumulate", "autocast", "expandable-segments"} <= {one.code for one in said}

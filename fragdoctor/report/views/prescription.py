@@ -19,7 +19,7 @@ _PARTIAL: Final = "Not all of the program was rehearsed: what was not seen may n
 _CUT_SHORT: Final = "The time was over before all were tried; --time gives more."
 _HOW: Final = (
     "Each line is a rehearsal of your unchanged program with that change made from outside; what "
-    "it needs is replayed. Further compute is estimated: a forward pass is a third of a step."
+    "it needs is replayed. Further compute is that of matrix products, convolutions and attention."
 )
 
 

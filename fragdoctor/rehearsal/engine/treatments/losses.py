@@ -25,14 +25,20 @@ _PASSING: Final = {
     "SqueezeBackward1", "ToCopyBackward0", "UnsafeViewBackward0", "ViewBackward0",
 }  # fmt: skip
 """Nodes between a head and its loss that change no value."""
+_CAST: Final = "ToCopyBackward0"
+_ROWS_AND_CLASSES: Final = 2
 _PRODUCTS: Final = {"AddmmBackward0", "LinearBackward0", "MmBackward0"}
 _OF_WEIGHTS: Final = {"TBackward0", "ToCopyBackward0"}
 
 
-def head_of(logits: Any, model: Any) -> str | None:
-    """Return the path in a model of the linear layer that made logits; None where none did."""
-    node = logits.grad_fn
+def head_of(logits: Any, model: Any) -> tuple[str, bool] | None:
+    """Return which linear layer of a model made logits: its path, and whether they were cast.
+
+    None where none did, or where what it made was changed.
+    """
+    node, is_cast = logits.grad_fn, False
     while node is not None and node.name() in _PASSING:
+        is_cast |= node.name() == _CAST
         node = node.next_functions[0][0]
     if node is None or node.name() not in _PRODUCTS:
         return None
@@ -44,8 +50,19 @@ def head_of(logits: Any, model: Any) -> str | None:
             weights.add(id(operand.variable))
     for path, module in model.named_modules():
         if path and type(module) is torch.nn.Linear and id(module.weight) in weights:
-            return str(path)
+            return str(path), is_cast
     return None
+
+
+def can_be_split(logits: Any, target: Any, weight: Any, args: Any, kwargs: Any) -> bool:
+    """Whether ``cross_entropy`` of rows is the sum of its parts, with these arguments."""
+    return (
+        weight is None
+        and not args
+        and kwargs.keys() <= {"ignore_index", "label_smoothing", "reduction"}
+        and logits.dim() == _ROWS_AND_CLASSES
+        and target.dim() == 1
+    )
 
 
 def in_chunks(argument: str, undo: ExitStack) -> None:
@@ -71,8 +88,7 @@ def in_chunks(argument: str, undo: ExitStack) -> None:
     ) -> Any:
         if not isinstance(input, _Logits):
             return loss(input, target, weight, *args, **kwargs)
-        known = kwargs.keys() <= {"ignore_index", "reduction"} and not args and weight is None
-        if not known or target.dim() != 1 or input.dim() != 2 or target.is_floating_point():  # noqa: PLR2004
+        if not can_be_split(input, target, weight, args, kwargs):
             return loss(input.made(), target, weight, *args, **kwargs)
         return _chunked(loss, input, target, int(number), **kwargs)
 
@@ -80,11 +96,17 @@ def in_chunks(argument: str, undo: ExitStack) -> None:
 
 
 def _chunked(
-    loss: Any, logits: _Logits, target: torch.Tensor, n: int, ignore_index: int = IGNORED,
-    reduction: str = "mean",
+    loss: Any, logits: _Logits, target: torch.Tensor, n: int, *, ignore_index: int = IGNORED,
+    reduction: str = "mean", label_smoothing: float = 0.0,
 ) -> torch.Tensor:  # fmt: skip
     def part(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return loss(logits.of(x), target, ignore_index=ignore_index, reduction=kind)
+        return loss(
+            logits.of(x),
+            target,
+            ignore_index=ignore_index,
+            reduction=kind,
+            label_smoothing=label_smoothing,
+        )
 
     kind = "none" if reduction == "none" else "sum"
     rows = zip(logits.inputs.chunk(n), target.chunk(n), strict=True)
