@@ -48,6 +48,7 @@ class Treatment:
         conf: settings of the allocator, "" = as they are.
         place: where its lines go.
         arguments: what is written into a call, for a place that is one.
+        n_gpus: over how many it spreads the program.
         batch_divisor: by what the batch in the program's arguments is divided.
     """
 
@@ -61,6 +62,7 @@ class Treatment:
     conf: str = ""
     place: Place = Place.OPEN
     arguments: Sequence[str] = ()
+    n_gpus: int = 1
     batch_divisor: int = 1
 
 
@@ -100,11 +102,17 @@ class Tried:
         return None if None in each else sum(share or 0.0 for share in each)
 
     @property
-    def rank(self) -> tuple[int, int, float, int]:
-        """What is tried first among those that fit: results, then compute, then simplicity."""
+    def n_gpus(self) -> int:
+        """Over how many GPUs the program is spread; it needs what is said on each."""
+        return max(one.n_gpus for one in self.treatments)
+
+    @property
+    def rank(self) -> tuple[int, int, int, float, int]:
+        """What comes first of those that fit: GPUs, results, compute, then simplicity."""
         known = self.extra_compute
         cost = float("inf") if known is None else known
-        return (list(Numerics).index(self.numerics), int(known is None), cost, len(self.treatments))
+        numerics = list(Numerics).index(self.numerics)
+        return (self.n_gpus, numerics, int(known is None), cost, len(self.treatments))
 
 
 @frozen

@@ -123,6 +123,14 @@ def chunked_loss(x, target, n=16):
 head = model.head
 head.forward = lambda x: x
 """
+SHARDED = """
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("nccl")
+for block in model.layers:
+    fully_shard(block)
+fully_shard(model)
+"""
 IN_BACKWARD = """
 own = {p: torch.optim.AdamW([p], lr=1e-3) for p in model.parameters()}
 def update(p):
@@ -153,11 +161,13 @@ def forks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "Runs", lambda **_: nullcontext(PREPARED))
 
 
-def rehearsed(home: Path, text: str, *treatments: str) -> Rehearsal:
+def rehearsed(home: Path, text: str, *treatments: str, **ranks: int) -> Rehearsal:
     path = home / "train.py"
     path.write_text(text)
     unlimited = rehearsed_gpu("h100", None, is_unlimited=True)
-    conditions = RehearsalConditions(gpu=unlimited, treatments=treatments, stops_by_itself=False)
+    conditions = RehearsalConditions(
+        gpu=unlimited, treatments=treatments, stops_by_itself=False, **ranks
+    )
     program = Program(str(path), is_module=False, args=[], pythons=[sys.executable])
     return runner.rehearse(program, conditions, home / "s.pickle", None, PREPARED)
 
@@ -193,6 +203,18 @@ def test_treatment_from_outside_equals_the_change_in_the_program(
     assert treated == peak(tmp_path, MODEL + after)
     if treatment not in {"fused", "no-foreach", "adafactor"}:  # the peak is in the backward pass
         assert treated < peak(tmp_path, MODEL + before)
+
+
+def test_sharding_from_outside_equals_the_one_written_out(tmp_path: Path) -> None:
+    four = {"rank": 0, "world_size": 4, "n_devices": 4}
+    model = MODEL.replace("1024", "4096")
+    outside = rehearsed(tmp_path, model + LOOP, "fully-shard:4", **four)
+
+    written = rehearsed(tmp_path, model + SHARDED + LOOP, **four)
+
+    assert outside.peak_allocated_bytes == written.peak_allocated_bytes
+    alone = rehearsed(tmp_path, model + LOOP).devices[0].allocated_bytes
+    assert outside.devices[0].allocated_bytes < 0.5 * alone
 
 
 @pytest.mark.parametrize(
@@ -365,7 +387,7 @@ def test_of_each_kind_one_is_shown_the_cheapest_that_fits_or_the_least() -> None
 
 NOTHING = {
     "head": None, "n_optimizers": 1, "accumulates": True, "clips": False, "scales": False,
-    "schedules": False,
+    "schedules": False, "is_distributed": True, "framework": "",
 }  # fmt: skip
 
 

@@ -191,6 +191,45 @@ def accumulated(traits: Traits, n: int, batch: int | None) -> Treatment:
     )
 
 
+def sharded(traits: Traits, n: int, batch: int | None) -> Treatment:
+    """Return fully sharded data parallelism over n GPUs, each with its part of the batch."""
+    model, size = _model(traits), batch or max(traits["batches"], default=0)
+    lines = [
+        f"# torchrun --nproc-per-node {n} ...",
+        "import torch.distributed as dist",
+        "from torch.distributed.fsdp import fully_shard",
+        'dist.init_process_group("nccl")  # before anything is on a GPU',
+        "torch.cuda.set_device(dist.get_node_local_rank())",
+        "# before the optimizer is made:",
+    ]
+    for group in traits["blocks"]:
+        inside = _container(model, group["path"])
+        inside = inside if group["is_list"] else f"[*{inside}.children()]"
+        first, end = group["first"], group["first"] + group["n"]
+        lines += [f"for block in {inside}[{first or ''}:{end}]:", "    fully_shard(block)"]
+    lines.append(f"fully_shard({model})")
+    if size:
+        lines.append(f"# batches of {size // n} of a DistributedSampler on each GPU")
+    return Treatment(
+        "fully-shard",
+        f"FSDP over {n} GPUs{'' if size else ', the whole batch on each'}",
+        Numerics.EXACT if size else Numerics.DIFFERENT,
+        lines=lines,
+        specs=[f"fully-shard:{n}"],
+        n_gpus=n,
+        batch_divisor=n,
+    )
+
+
+def why_not_sharded(traits: Traits) -> str:
+    """Return why a model is not sharded from outside, "" if it is."""
+    if traits["is_distributed"]:
+        return "the program has several ranks already"
+    if traits["framework"]:
+        return "set it as the framework has it, and rehearse with --world-size"
+    return "" if traits["optimizers"] else "there is no optimizer"
+
+
 def simple(traits: Traits, conf: str) -> Iterator[Treatment]:
     """Yield the treatments of this program that have no strength to choose, the cheapest first."""
     optimizers = {*traits["optimizers"]}
@@ -297,4 +336,7 @@ def left_out(traits: Traits, batch: int | None, conf: str) -> Iterator[LeftOut]:
         yield LeftOut("adamw-8bit, adafactor", "they take the place of Adam and AdamW")
     if "expandable_segments:True" in conf:
         yield LeftOut("expandable-segments", "the program has them already")
+    reason = why_not_sharded(traits)
+    if reason:
+        yield LeftOut("fully-shard", reason)
     yield LeftOut("tensor parallelism, parameters on the host", "not made from outside")

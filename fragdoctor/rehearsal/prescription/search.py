@@ -28,6 +28,7 @@ from fragdoctor.rehearsal.programs import Program
 from fragdoctor.rehearsal.sweep import with_batch
 
 MAX_MICRO_BATCHES: Final = 64
+MAX_GPUS: Final = 64
 ON_TOP: Final = ("autocast", "adamw-8bit")
 """What is tried on top of checkpointing where nothing does that leaves the results as they are."""
 
@@ -121,6 +122,23 @@ class CureSearch:
         if any(one.fits and one.numerics is Numerics.EXACT for one in self._tried):
             return
         self._combine(traits, conf, n_blocks if can_checkpoint else 0)
+        if not catalogue.why_not_sharded(traits):
+            self._fewest_gpus(traits)
+
+    def _fewest_gpus(self, traits: catalogue.Traits) -> None:
+        """Spread the program over as few GPUs as it takes; a batch is split evenly."""
+        size = self._batch or max(traits["batches"], default=0)
+        counts = [n for n in range(2, MAX_GPUS + 1) if size % n == 0]
+        low, high = -1, 0
+        while high < len(counts):
+            if self._try(catalogue.sharded(traits, counts[high], self._batch)).fits:
+                break
+            low, high = high, 2 * high + 1
+        high = min(high, len(counts))
+        while high - low > 1 and high < len(counts):
+            middle = (low + high) // 2
+            fits = self._try(catalogue.sharded(traits, counts[middle], self._batch)).fits
+            low, high = (low, middle) if fits else (middle, high)
 
     def _combine(self, traits: catalogue.Traits, conf: str, n_blocks: int) -> None:
         """Try what leaves the results alone together, then what does not on top of it."""
@@ -173,6 +191,9 @@ class CureSearch:
         conf = next((one.conf for one in treatments if one.conf), self._conditions.conf)
         divisor = max(one.batch_divisor for one in treatments)
         conditions = replace(self._conditions, treatments=specs, conf=conf)
+        n_gpus = max(one.n_gpus for one in treatments)
+        if n_gpus > 1:
+            conditions = replace(conditions, rank=0, world_size=n_gpus, n_devices=n_gpus)
         try:
             found, needs_bytes = self._rehearse(conditions, divisor)
         except ConfigError as err:

@@ -13,7 +13,7 @@ from fragdoctor.units import format_share, format_size
 NUMERICS: Final = {
     Numerics.EXACT: "exact gradients",
     Numerics.ROUNDING: "other precision",
-    Numerics.DIFFERENT: "other optimizer",
+    Numerics.DIFFERENT: "other results",
 }
 _PARTIAL: Final = "Not all of the program was rehearsed: what was not seen may need more."
 _CUT_SHORT: Final = "The time was over before all were tried; --time gives more."
@@ -92,7 +92,8 @@ def compute_text(one: Tried) -> str:
 def _figures(one: Tried) -> str:
     if one.needs_bytes is None:
         return one.error
-    return f"Needs {format_size(one.needs_bytes)}, {compute_text(one)}, {NUMERICS[one.numerics]}"
+    each = " on each GPU" if one.n_gpus > 1 else ""
+    return f"Needs {format_size(one.needs_bytes)}{each}, {compute_text(one)}, {NUMERICS[one.numerics]}"
 
 
 def _lines(one: Tried) -> list[doc.DocumentBlock]:

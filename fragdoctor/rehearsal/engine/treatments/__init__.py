@@ -21,6 +21,7 @@ from fragdoctor.rehearsal.engine.treatments import (
     losses,
     optimizer_states,
     optimizers,
+    sharding,
 )
 
 TREATMENTS: Final[dict[str, Callable[[str, ExitStack], None]]] = {
@@ -38,6 +39,7 @@ TREATMENTS: Final[dict[str, Callable[[str, ExitStack], None]]] = {
     "step-in-backward": optimizer_states.in_backward,
     "state-on-host": optimizer_states.on_host,
     "sdpa": attention.fused,
+    "fully-shard": sharding.fully_sharded,
 }
 """Each is installed with what follows its name: most need nothing."""
 

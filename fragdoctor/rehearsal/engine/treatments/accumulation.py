@@ -19,6 +19,19 @@ def install(argument: str, undo: ExitStack) -> None:
     What a program makes a batch of by itself is split by its arguments, not here.
     """
     n = int(argument)
+    split_batches(n, undo)
+    make = torch.optim.Optimizer.__init__
+
+    @wraps(make)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        _run_every(self, n)
+
+    put(undo, torch.optim.Optimizer, "__init__", made)
+
+
+def split_batches(n: int, undo: ExitStack) -> None:
+    """Let loaders give an n-th of each batch."""
     load = DataLoader.__init__
 
     @wraps(load)
@@ -28,14 +41,6 @@ def install(argument: str, undo: ExitStack) -> None:
         load(self, dataset, batch_size, *args, **kwargs)
 
     put(undo, DataLoader, "__init__", split)
-    make = torch.optim.Optimizer.__init__
-
-    @wraps(make)
-    def made(self: Any, *args: Any, **kwargs: Any) -> None:
-        make(self, *args, **kwargs)
-        _run_every(self, n)
-
-    put(undo, torch.optim.Optimizer, "__init__", made)
 
 
 def _run_every(optimizer: Any, n: int) -> None:

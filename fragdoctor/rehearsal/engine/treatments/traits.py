@@ -50,6 +50,7 @@ class Traits:
             "schedules": False,
             "has_state": False,
             "is_eager": False,
+            "is_distributed": False,
             "caches": False,
             "framework": "",
             "optimizers": [],
@@ -83,6 +84,10 @@ class Traits:
 
     def found(self) -> dict[str, Any]:
         """Return all of it, as JSON takes it."""
+        distributed = torch.distributed
+        self._found["is_distributed"] = (
+            distributed.is_available() and distributed.is_initialized()
+        )
         self._found["n_flops"] = self._operations.n_flops
         self._found["blocks"] = [self._described(group) for group in self._groups]
         if self._place is not None and self._found["n_optimizers"] == 1:
