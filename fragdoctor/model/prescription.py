@@ -137,6 +137,8 @@ class Prescription:
         left_out: treatments that there is nothing for in this program, and why.
         is_cut_short: the time was over before all were tried.
         notes: sentences on the whole.
+        diff: the cheapest change that fits, as a unified diff of the program; with it the program
+            was rehearsed as a file of its own, and needs the same. Empty where its place is open.
     """
 
     target: str
@@ -148,6 +150,7 @@ class Prescription:
     left_out: Sequence[LeftOut]
     is_cut_short: bool = False
     notes: Sequence[str] = ()
+    diff: Sequence[str] = ()
 
     @property
     def fits(self) -> bool:

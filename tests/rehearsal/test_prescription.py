@@ -282,10 +282,27 @@ def test_cheapest_change_that_fits_is_found_and_its_lines_do_what_was_said(stage
     assert 1 < n < 6
     failing = [one["treatments"][0]["specs"] for one in found["tried"] if not one["fits"]]
     assert [f"checkpoint:0-{n - 2}"] in failing
-    patched = MODEL + "\n".join(treatment["lines"]) + LOOP
+    patched = applied(MODEL + LOOP, found["diff"])
+    assert "\n".join(treatment["lines"]) in patched
     assert peak(stage.home, patched) == best["peak_allocated_bytes"]
     stage.script(patched)
     assert stage.json("--fits-on", "170MiB", "train.py")["rehearsal"]["fits"]
+
+
+def applied(text: str, diff: list[str]) -> str:
+    """Return a text with the lines of a diff that only adds."""
+    lines = text.split("\n")
+    at = 0
+    for line in diff[2:]:
+        if line.startswith("@@"):
+            at = int(line.split("+")[1].split(",")[0]) - 1
+        elif line.startswith("+"):
+            lines.insert(at, line[1:])
+            at += 1
+        else:
+            assert lines[at] == line[1:]
+            at += 1
+    return "\n".join(lines)
 
 
 @pytest.mark.usefixtures("forks")
@@ -296,6 +313,20 @@ def test_program_that_fits_needs_no_cure(stage: Stage) -> None:
 
     assert found["fits"]
     assert found["tried"] == []
+
+
+@pytest.mark.usefixtures("forks")
+def test_fewest_gpus_are_found_where_one_does_not_do(stage: Stage) -> None:
+    stage.script(MODEL.replace("1024", "8192") + LOOP.replace("BATCH", "8"))
+
+    found = cure(stage, "450MiB", code=1)
+
+    sharded = [one for one in found["tried"] if one["n_gpus"] > 1]
+    fits = {one["n_gpus"]: one["fits"] for one in sharded}
+    fewest = min(n for n, is_so in fits.items() if is_so)
+    assert fewest > 2
+    assert fits[fewest - 1] is False
+    assert found["cure"]["n_gpus"] in {1, fewest}
 
 
 @pytest.mark.usefixtures("forks")

@@ -32,7 +32,7 @@ def document(found: Prescription) -> doc.ReportDocument:
         lead = [
             doc.Paragraph(["Cheapest change that fits: ", doc.strong(cure.title), "."]),
             doc.Paragraph(f"{_figures(cure)}."),
-            *_lines(cure),
+            *(_diff(found) if found.diff else _lines(cure)),
         ]
     rest = [one for one in shown(found.tried) if one is not cure]
     return doc.ReportDocument(
@@ -94,6 +94,11 @@ def _figures(one: Tried) -> str:
         return one.error
     each = " on each GPU" if one.n_gpus > 1 else ""
     return f"Needs {format_size(one.needs_bytes)}{each}, {compute_text(one)}, {NUMERICS[one.numerics]}"
+
+
+def _diff(found: Prescription) -> list[doc.DocumentBlock]:
+    said = "With these lines in it, the program was rehearsed as a file of its own: it needs the same."
+    return [doc.Code(found.diff), doc.Paragraph(doc.dim(said))]
 
 
 def _lines(one: Tried) -> list[doc.DocumentBlock]:

@@ -16,9 +16,11 @@ import torch
 from fragdoctor.rehearsal.engine import dispatch, put, session
 from fragdoctor.rehearsal.engine.allocation import in_backward
 
-# It warns of kernels of Triton, which count nothing here either.
-logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)
+_level = logging.root.manager.disable
+logging.disable(logging.WARNING)  # of kernels of Triton, which count nothing here either
 from torch.utils.flop_counter import flop_registry  # noqa: E402
+
+logging.disable(_level)
 
 
 class Costs:

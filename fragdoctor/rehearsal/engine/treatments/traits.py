@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import weakref
 from collections.abc import Iterator
@@ -90,11 +91,8 @@ class Traits:
         )
         self._found["n_flops"] = self._operations.n_flops
         self._found["blocks"] = [self._described(group) for group in self._groups]
-        if self._place is not None and self._found["n_optimizers"] == 1:
-            filename, line, names = self._place
-            name = names.get(id(self._model()))
-            if name is not None:
-                self._found["place"] = {"filename": filename, "line": line, "model": name}
+        if self._found["n_optimizers"] != 1:
+            self._found["place"] = None
         head = self._found["head"]
         if head is not None:
             head["n_flops"] = self._head_costs.n_flops
@@ -147,7 +145,16 @@ class Traits:
             for module in (*(b for group in self._groups for b in group.blocks), *heads):
                 self._operations.of(module)
             self._model = weakref.ref(model)
+            self._found["place"] = self._place_for(model)
         return None
+
+    def _place_for(self, model: Any) -> dict[str, Any] | None:
+        """Return where the optimizer was made, where the model had a name there."""
+        if self._place is None:
+            return None
+        filename, line, names = self._place
+        name = names.get(id(model))
+        return name and {"filename": filename, "line": line, "model": name}
 
     def _began_backward(self) -> None:
         if self._is_pending:
@@ -210,7 +217,7 @@ def _place_of_optimizer() -> tuple[str, int, dict[int, str]] | None:
         return None
     at_hand = {**frame.f_globals, **frame.f_locals}
     names = {id(v): name for name, v in at_hand.items() if isinstance(v, torch.nn.Module)}
-    return frame.f_code.co_filename, frame.f_lineno, names
+    return os.path.abspath(frame.f_code.co_filename), frame.f_lineno, names  # noqa: PTH100
 
 
 def _state_of(optimizer: Any) -> Iterator[Any]:
