@@ -70,12 +70,12 @@ def checkpointed(traits: Traits, n: int) -> Treatment:
 
 def _density(of: tuple[int, Mapping[str, Any]]) -> float:
     """Bytes that a container's blocks save for each operation."""
-    return sum(of[1]["saved_bytes"]) / max(sum(of[1]["n_flops"]), 1)
+    return float(sum(of[1]["saved_bytes"]) / max(sum(of[1]["n_flops"]), 1))
 
 
 def _share(n_flops: int, traits: Traits) -> float:
     """Return operations as a share of those of training."""
-    return n_flops / max(traits["n_flops"], 1)
+    return float(n_flops / max(traits["n_flops"], 1))
 
 
 def _model(traits: Traits) -> str:
@@ -232,7 +232,13 @@ def why_not_sharded(traits: Traits) -> str:
 
 def simple(traits: Traits, conf: str) -> Iterator[Treatment]:
     """Yield the treatments of this program that have no strength to choose, the cheapest first."""
-    optimizers = {*traits["optimizers"]}
+    yield from _without_work(traits, conf)
+    yield from _of_training(traits)
+    yield from _with_other_results(traits)
+
+
+def _without_work(traits: Traits, conf: str) -> Iterator[Treatment]:
+    """Yield what leaves the results alone, and does no more work."""
     trainer = traits["framework"] == "trainer"
     if traits["zeroes"]:
         yield Treatment(
@@ -258,7 +264,7 @@ def simple(traits: Traits, conf: str) -> Iterator[Treatment]:
             instead='from_pretrained(..., attn_implementation="sdpa")',
             specs=["sdpa"], place=Place.BEFORE_OPTIMIZER,
         )  # fmt: skip
-    fusable = sorted(optimizers & _FUSED)
+    fusable = sorted({*traits["optimizers"]} & _FUSED)
     if fusable:
         yield Treatment(
             "fused", f"fused {fusable[0]}", Numerics.EXACT,
@@ -266,6 +272,10 @@ def simple(traits: Traits, conf: str) -> Iterator[Treatment]:
             instead='TrainingArguments(optim="adamw_torch_fused")' if trainer else "",
             specs=["fused"], place=Place.OPTIMIZER, arguments=["fused=True"],
         )  # fmt: skip
+
+
+def _of_training(traits: Traits) -> Iterator[Treatment]:
+    """Yield what leaves the results alone, and changes when what is computed and kept."""
     if not _why_not_in_backward(traits):
         yield _step_in_backward(traits)
     if traits["head"]:
@@ -281,6 +291,12 @@ def simple(traits: Traits, conf: str) -> Iterator[Treatment]:
             None, ["with torch.autograd.graph.save_on_cpu(pin_memory=True):  # forward and loss"],
             specs=["save-on-cpu"],
         )  # fmt: skip
+
+
+def _with_other_results(traits: Traits) -> Iterator[Treatment]:
+    """Yield other precisions, then other optimizers."""
+    optimizers = {*traits["optimizers"]}
+    trainer = traits["framework"] == "trainer"
     if traits["trains"] and not traits["autocasts"]:
         yield Treatment(
             "autocast", "autocast to bfloat16", Numerics.ROUNDING,

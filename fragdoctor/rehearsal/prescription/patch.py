@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,38 +18,38 @@ def patched(source: str, traits: Mapping[str, Any], treatments: Sequence[Treatme
     """
     if traits["place"] is None or any(one.place is Place.OPEN for one in treatments):
         return None
-    lines = source.splitlines(keepends=True)
     try:
         statement = _statement(ast.parse(source), traits["place"]["line"])
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    if statement is None or not lines[-1].endswith("\n"):
+    lines = io.StringIO(source).readlines()  # as Python's parser counts them
+    if statement is None or not _is_alone(statement, lines):
         return None
-    indent = lines[statement.lineno - 1].encode()[: statement.col_offset].decode()
-    if indent.strip() or _shares_its_line(statement, lines):
-        return None
-    for one in treatments:
-        written = [f"{indent}{line}\n" if line else "\n" for line in one.lines]
-        if one.place is Place.BEFORE_OPTIMIZER:
-            lines[statement.lineno - 1] = "".join([*written, lines[statement.lineno - 1]])
-        elif one.place is Place.AFTER_OPTIMIZER:
-            if _name_given(statement) != "optimizer":
-                return None
-            end = (statement.end_lineno or 0) - 1
-            lines[end] = "".join([lines[end], *written])
-        else:
-            call = _call_of(statement, traits["optimizers"])
-            if call is None or any(k.arg in {None, "fused", "foreach"} for k in call.keywords):
-                return None
-            _add_arguments(lines, call, one.arguments)
-    return "".join(lines)
+    is_written = all(_write(one, statement, lines, traits["optimizers"]) for one in treatments)
+    return "".join(lines) if is_written else None
+
+
+def _write(one: Treatment, at: ast.stmt, lines: list[str], optimizers: Sequence[str]) -> bool:
+    """Write a treatment at a statement; return whether that could be done."""
+    begin, end = at.lineno - 1, (at.end_lineno or 0) - 1
+    written = "".join(f"{' ' * at.col_offset}{line}\n" if line else "\n" for line in one.lines)
+    if one.place is Place.BEFORE_OPTIMIZER:
+        lines[begin] = written + lines[begin]
+        return True
+    if one.place is Place.AFTER_OPTIMIZER:
+        lines[end] += written
+        return _name_given(at) == "optimizer"
+    call = _call_of(at, optimizers)
+    if call is None or any(k.arg in {None, "fused", "foreach"} for k in call.keywords):
+        return False
+    _add_arguments(lines, call, one.arguments)
+    return True
 
 
 def diff(name: str, before: str, after: str) -> list[str]:
     """Return a unified diff of a file, without ends of lines."""
-    found = difflib.unified_diff(
-        before.splitlines(), after.splitlines(), f"a/{name}", f"b/{name}", lineterm=""
-    )
+    old, new = ([line.rstrip("\n") for line in io.StringIO(text)] for text in (before, after))
+    found = difflib.unified_diff(old, new, f"a/{name}", f"b/{name}", lineterm="")
     return list(found)
 
 
@@ -63,10 +64,12 @@ def _statement(module: ast.Module, line: int) -> ast.stmt | None:
     return simple[0] if len(simple) == 1 else None
 
 
-def _shares_its_line(statement: ast.stmt, lines: Sequence[str]) -> bool:
-    """Whether more than a comment follows a statement in its last line."""
-    end = lines[(statement.end_lineno or 0) - 1].encode()[statement.end_col_offset :].decode()
-    return bool(end.strip()) and not end.strip().startswith("#")
+def _is_alone(statement: ast.stmt, lines: Sequence[str]) -> bool:
+    """Whether nothing else is in the lines of a statement but spaces before it, and a comment."""
+    before = lines[statement.lineno - 1].encode()[: statement.col_offset]
+    after = lines[(statement.end_lineno or 0) - 1].encode()[statement.end_col_offset :]
+    is_last = not after.strip() or after.strip().startswith(b"#")
+    return not before.strip(b" ") and is_last and after.endswith(b"\n")
 
 
 def _name_given(statement: ast.stmt) -> str:

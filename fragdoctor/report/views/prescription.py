@@ -17,6 +17,7 @@ NUMERICS: Final = {
 }
 _PARTIAL: Final = "Not all of the program was rehearsed: what was not seen may need more."
 _CUT_SHORT: Final = "The time was over before all were tried; --time gives more."
+_WRITTEN: Final = "The program with these lines in it was rehearsed as well: it needs the same."
 _HOW: Final = (
     "Each line is a rehearsal of your unchanged program with that change made from outside; what "
     "it needs is replayed. Further compute is that of matrix products, convolutions and attention."
@@ -93,11 +94,15 @@ def _figures(one: Tried) -> str:
     if one.needs_bytes is None:
         return one.error
     each = " on each GPU" if one.n_gpus > 1 else ""
-    return f"Needs {format_size(one.needs_bytes)}{each}, {compute_text(one)}, {NUMERICS[one.numerics]}"
+    return (
+        f"Needs {format_size(one.needs_bytes)}{each}, {compute_text(one)}, {NUMERICS[one.numerics]}"
+    )
 
 
 def _diff(found: Prescription) -> list[doc.DocumentBlock]:
-    said = "With these lines in it, the program was rehearsed as a file of its own: it needs the same."
+    said = (
+        "With these lines in it, the program was rehearsed as a file of its own: it needs the same."
+    )
     return [doc.Code(found.diff), doc.Paragraph(doc.dim(said))]
 
 

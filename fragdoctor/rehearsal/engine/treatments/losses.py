@@ -43,7 +43,8 @@ def head_of(logits: Any, model: Any) -> tuple[str, bool] | None:
     if node is None or node.name() not in _PRODUCTS:
         return None
     weights = set()
-    for operand, _ in node.next_functions:
+    for first, _ in node.next_functions:
+        operand = first
         while operand is not None and operand.name() in _OF_WEIGHTS:
             operand = operand.next_functions[0][0]
         if hasattr(operand, "variable"):
@@ -73,8 +74,8 @@ def in_chunks(argument: str, undo: ExitStack) -> None:
     def around(model: Any) -> AbstractContextManager[Any] | None:
         if model not in seen and torch.is_grad_enabled() and model.training:
             seen.add(model)
-            head = dict(model.named_modules()).get(path)
-            if isinstance(head, torch.nn.Linear):
+            head = next((m for name, m in model.named_modules() if name == path), None)
+            if head is not None:
                 head.forward = _postponed(head)
                 undo.callback(_restore, weakref.ref(head))
         return None
@@ -84,7 +85,11 @@ def in_chunks(argument: str, undo: ExitStack) -> None:
 
     @wraps(loss)
     def cross_entropy(
-        input: Any, target: Any, weight: Any = None, *args: Any, **kwargs: Any  # noqa: A002
+        input: Any,  # noqa: A002 - its name, by which some call it
+        target: Any,
+        weight: Any = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         if not isinstance(input, _Logits):
             return loss(input, target, weight, *args, **kwargs)
@@ -100,20 +105,21 @@ def _chunked(
     reduction: str = "mean", label_smoothing: float = 0.0,
 ) -> torch.Tensor:  # fmt: skip
     def part(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return loss(
+        made: torch.Tensor = loss(
             logits.of(x),
             target,
             ignore_index=ignore_index,
             reduction=kind,
             label_smoothing=label_smoothing,
         )
+        return made
 
     kind = "none" if reduction == "none" else "sum"
     rows = zip(logits.inputs.chunk(n), target.chunk(n), strict=True)
     parts = (checkpoints.checkpoint(part, *row, use_reentrant=False) for row in rows)
     if reduction == "none":
         return torch.cat(list(parts))
-    total: Any = sum(parts)
+    total: torch.Tensor = sum(parts)
     return total / (target != ignore_index).sum() if reduction == "mean" else total
 
 
@@ -171,9 +177,7 @@ class _Logits(torch.Tensor):
         return self.of(self.inputs)
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
             name = getattr(func, "__name__", "")
@@ -189,7 +193,9 @@ class _Logits(torch.Tensor):
         return func(*_mapped(swap, args), **_mapped(swap, kwargs))
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Nothing comes here: all goes through functions."""
         raise NotImplementedError(f"{func} of logits that were not made yet")
 

@@ -86,9 +86,7 @@ class Traits:
     def found(self) -> dict[str, Any]:
         """Return all of it, as JSON takes it."""
         distributed = torch.distributed
-        self._found["is_distributed"] = (
-            distributed.is_available() and distributed.is_initialized()
-        )
+        self._found["is_distributed"] = distributed.is_available() and distributed.is_initialized()
         self._found["n_flops"] = self._operations.n_flops
         self._found["blocks"] = [self._described(group) for group in self._groups]
         if self._found["n_optimizers"] != 1:
@@ -140,7 +138,9 @@ class Traits:
             self._found["caches"] = bool(caching(model))
             self._found["is_eager"] = is_eager(model)
             self._groups = repeated_blocks(model)
-            inside = {m for group in self._groups for block in group.blocks for m in block.modules()}
+            inside = {
+                m for group in self._groups for block in group.blocks for m in block.modules()
+            }
             heads = [m for m in model.modules() if type(m) is torch.nn.Linear and m not in inside]
             for module in (*(b for group in self._groups for b in group.blocks), *heads):
                 self._operations.of(module)
@@ -154,7 +154,7 @@ class Traits:
             return None
         filename, line, names = self._place
         name = names.get(id(model))
-        return name and {"filename": filename, "line": line, "model": name}
+        return None if name is None else {"filename": filename, "line": line, "model": name}
 
     def _began_backward(self) -> None:
         if self._is_pending:
@@ -189,7 +189,7 @@ class Traits:
                 "n_logits": logits.numel(),
             }
 
-    def _made_optimizer(self, optimizer: Any, params: Any = (), *_: Any, **__: Any) -> None:
+    def _made_optimizer(self, optimizer: Any, *_: Any, **__: Any) -> None:
         self._found["n_optimizers"] += 1
         self._place = _place_of_optimizer()
         name = type(optimizer).__name__
