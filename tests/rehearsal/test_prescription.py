@@ -434,3 +434,49 @@ def test_what_there_is_nothing_for_is_said_with_its_reason() -> None:
     assert LeftOut("checkpoint", "the program checkpoints already") in said
     assert LeftOut("step-in-backward", "gradients are accumulated") in said
     assert {"accumulate", "autocast", "expandable-segments"} <= {one.code for one in said}
+
+
+def traits_of(home: Path, text: str) -> dict[str, Any]:
+    path = home / "train.py"
+    path.write_text(text)
+    unlimited = rehearsed_gpu("h100", None, is_unlimited=True)
+    conditions = RehearsalConditions(gpu=unlimited, observes=True, stops_by_itself=False)
+    program = Program(str(path), is_module=False, args=[], pythons=[sys.executable])
+    found = runner.rehearse(program, conditions, home / "s.pickle", None, PREPARED).traits
+    return dict(found)
+
+
+def test_operations_are_counted_forward_and_backward(tmp_path: Path) -> None:
+    traits = traits_of(tmp_path, LM + CLASSES)
+
+    of_block = 4 * 2 * 2048 * (2 * 256 * 1024)
+    of_head = 4 * 2 * 2048 * 256 * 8192
+    of_first = 4 * 2 * 2048 * 256 * 256  # its inputs need no gradient
+    assert traits["blocks"][0]["n_flops"] == [of_block] * 6
+    assert traits["head"] == {"path": "head", "is_cast": False, "n_flops": of_head}
+    assert traits["n_flops"] == 3 * (6 * of_block + of_head) + 2 * of_first
+
+
+def test_head_that_the_program_calls_by_itself_is_found(tmp_path: Path) -> None:
+    by_hand = CLASSES.replace("model(x)", "model.head(torch.relu(model.first(x)))")
+
+    assert traits_of(tmp_path, LM + by_hand)["head"]["path"] == ""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        ("loss.backward()", "loss.backward(retain_graph=True)\n    loss.backward()", "accumulated"),
+        ("optimizer.step()",
+         "torch.nn.utils.clip_grad_norm_(model.parameters(), 1)\n    optimizer.step()", "clipped"),
+        (MADE, MADE + "torch.optim.lr_scheduler.StepLR(optimizer, 1)\n", "scheduled"),
+        (MADE, MADE + "torch.optim.SGD(model.parameters())\n", "several"),
+    ],
+)  # fmt: skip
+def test_updates_in_the_backward_pass_are_left_out_where_they_change_results(
+    before: str, after: str, reason: str, tmp_path: Path
+) -> None:
+    traits = traits_of(tmp_path, MODEL + LOOP.replace(before, after))
+
+    (said,) = [one for one in catalogue.left_out(traits, None, "") if "backward" in one.code]
+    assert reason in said.reason

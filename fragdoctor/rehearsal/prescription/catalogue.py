@@ -108,7 +108,7 @@ def _loss_in_chunks(traits: Traits) -> Treatment:
         "    parts = (checkpoint(part, *row, use_reentrant=False) for row in rows)",
         "    return sum(parts) / (target != -100).sum()",
         "",
-        f"head = {_container(_model(traits), head['path'])}",
+        f"head = {_container(_model(traits), head['path']) if head['path'] else '...'}",
         "head.forward = lambda x: x  # in training: the model returns what its head was given",
         "loss = chunked_loss(...)  # in place of cross_entropy",
     ]
@@ -120,7 +120,7 @@ def _loss_in_chunks(traits: Traits) -> Treatment:
         ]
     return Treatment(
         "chunked-loss",
-        f"loss over {head['path']} in {N_CHUNKS} parts",
+        f"loss over {head['path'] or 'the last layer'} in {N_CHUNKS} parts",
         Numerics.EXACT,
         _share(head["n_flops"], traits),
         lines,

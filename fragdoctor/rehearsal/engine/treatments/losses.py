@@ -50,7 +50,7 @@ def head_of(logits: Any, model: Any) -> tuple[str, bool] | None:
         if hasattr(operand, "variable"):
             weights.add(id(operand.variable))
     for path, module in model.named_modules():
-        if path and type(module) is torch.nn.Linear and id(module.weight) in weights:
+        if type(module) is torch.nn.Linear and id(module.weight) in weights:
             return str(path), is_cast
     return None
 

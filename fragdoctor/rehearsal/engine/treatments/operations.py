@@ -55,8 +55,9 @@ class Operations:
             if formula is not None and (torch.is_grad_enabled() or in_backward()):
                 n_flops = int(formula(*args, **kwargs, out_val=made))
                 self.n_flops += n_flops
-                if self._inside and not in_backward():
-                    self._inside[-1][0].n_flops += n_flops
+                if not in_backward():
+                    for costs, _ in self._inside:
+                        costs.n_flops += n_flops
             return made
 
         put(undo, dispatch, "serve", counted)

@@ -64,7 +64,7 @@ class Traits:
         }
         self._operations = Operations(undo)
         self._groups: list[Blocks] = []
-        self._model: Any = lambda: None
+        self._trained: weakref.WeakSet[Any] = weakref.WeakSet()
         self._place: tuple[str, int, dict[int, str]] | None = None
         around_models(self._see, undo)
         self._is_pending = False
@@ -130,6 +130,14 @@ class Traits:
             self._note("evaluates_with_grad")
             return None
         self._note("trains")
+        if model not in self._trained:
+            self._trained.add(model)
+            inside = {
+                m for group in repeated_blocks(model) for b in group.blocks for m in b.modules()
+            }
+            for module in model.modules():
+                if type(module) is torch.nn.Linear and module not in inside:
+                    self._operations.of(module)  # it may be a head
         n_parameters = sum(p.numel() for p in model.parameters())
         if n_parameters > self._found["n_parameters"]:
             self._found["n_parameters"] = n_parameters
@@ -144,7 +152,6 @@ class Traits:
             heads = [m for m in model.modules() if type(m) is torch.nn.Linear and m not in inside]
             for module in (*(b for group in self._groups for b in group.blocks), *heads):
                 self._operations.of(module)
-            self._model = weakref.ref(model)
             self._found["place"] = self._place_for(model)
         return None
 
@@ -174,20 +181,17 @@ class Traits:
         self, logits: Any, target: Any = None, weight: Any = None, *args: Any, **kwargs: Any
     ) -> None:
         """Note the head that a loss is computed over, where that can be done in parts."""
-        model = self._model()
-        if self._found["head"] is not None or model is None:
+        if self._found["head"] is not None or not can_be_split(
+            logits, target, weight, args, kwargs
+        ):
             return
-        if not can_be_split(logits, target, weight, args, kwargs):
-            return
-        found = head_of(logits, model)
-        if found is not None:
-            path, is_cast = found
-            self._head_costs = self._operations.of(model.get_submodule(path))
-            self._found["head"] = {
-                "path": path,
-                "is_cast": is_cast,
-                "n_logits": logits.numel(),
-            }
+        for model in self._trained:
+            found = head_of(logits, model)
+            if found is not None:
+                path, is_cast = found
+                self._head_costs = self._operations.of(model.get_submodule(path))
+                self._found["head"] = {"path": path, "is_cast": is_cast}
+                return
 
     def _made_optimizer(self, optimizer: Any, *_: Any, **__: Any) -> None:
         self._found["n_optimizers"] += 1
