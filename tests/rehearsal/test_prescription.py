@@ -332,6 +332,21 @@ def test_fewest_gpus_are_found_where_one_does_not_do(stage: Stage) -> None:
 
 
 @pytest.mark.usefixtures("forks")
+def test_what_a_change_breaks_later_is_no_cure(stage: Stage) -> None:
+    stage.script(
+        MODEL.replace("1024", "8192")
+        + LOOP.replace("BATCH", "8")
+        + "for p in model.parameters():\n    assert type(p) is nn.Parameter\n"
+    )
+
+    found = cure(stage, "250MiB", code=1)
+
+    sharded = [one for one in found["tried"] if one["n_gpus"] > 1]
+    assert sharded
+    assert not any(one["fits"] for one in sharded)
+
+
+@pytest.mark.usefixtures("forks")
 def test_combinations_are_tried_where_nothing_single_fits(stage: Stage) -> None:
     stage.script(MODEL + LOOP.replace("BATCH", "256 * int(sys.argv[1])"))
 

@@ -30,8 +30,12 @@ from fragdoctor.rehearsal.sweep import with_batch
 
 MAX_MICRO_BATCHES: Final = 64
 MAX_GPUS: Final = 64
+WORTH: Final = 0.98
+"""Share of the need at which twice the GPUs, at most, is not worth looking further."""
 BESIDE: Final = ("chunked-loss",)
 """What is tried beside fewer checkpointed blocks, as it leaves the results alone and costs less."""
+TOGETHER: Final = ("fused", "chunked-loss", "state-on-host", "save-on-cpu")
+"""What is tried all together, where each lowers the need and none is enough."""
 ON_TOP: Final = ("autocast", "adamw-8bit")
 """What is tried on top of checkpointing where nothing does that leaves the results as they are."""
 
@@ -91,6 +95,8 @@ class CureSearch:
             found, needs_bytes = self._rehearse(replace(self._conditions, observes=True), 1)
             if keep is not None:
                 shutil.copyfile(self._snapshot, keep)
+            self._needs_bytes = needs_bytes
+            self._partial_reason = found.partial_reason
             self._ends_at = time.monotonic() + self._seconds
             is_cut_short = False
             if needs_bytes > self._capacity_bytes:
@@ -166,6 +172,16 @@ class CureSearch:
                 break
         if any(one.fits and one.numerics is Numerics.EXACT for one in self._tried):
             return
+        needs_bytes = self._needs_bytes
+        helping = [
+            one.treatments[0]
+            for one in self._tried
+            if one.numerics is Numerics.EXACT and not one.treatments[0].conf
+            and len(one.treatments) == 1 and one.treatments[0].code in TOGETHER
+            and not one.error and (one.needs_bytes or 0) < needs_bytes
+        ]  # fmt: skip
+        if len(helping) > 1 and self._try(*helping).fits:
+            return
         self._combine(traits, conf, n_blocks if can_checkpoint else 0)
         if not catalogue.why_not_sharded(traits):
             self._fewest_gpus(traits)
@@ -175,11 +191,15 @@ class CureSearch:
         size = self._batch or max(traits["batches"], default=0)
         counts = [n for n in range(2, MAX_GPUS + 1) if size % n == 0]
         low, high = -1, 0
+        needs_bytes = self._needs_bytes
         while high < len(counts):
-            if self._try(catalogue.sharded(traits, counts[high], self._batch)).fits:
+            tried = self._try(catalogue.sharded(traits, counts[high], self._batch))
+            if tried.fits:
                 break
+            if tried.error or (tried.needs_bytes or 0) >= WORTH * needs_bytes:
+                return  # what more GPUs share is little of it
+            needs_bytes = tried.needs_bytes or 0
             low, high = high, 2 * high + 1
-        high = min(high, len(counts))
         while high - low > 1 and high < len(counts):
             middle = (low + high) // 2
             fits = self._try(catalogue.sharded(traits, counts[middle], self._batch)).fits
@@ -239,8 +259,12 @@ class CureSearch:
         except ConfigError as err:
             tried = Tried(treatments, False, None, None, err.message)
         else:
-            fits = needs_bytes <= self._capacity_bytes
-            tried = Tried(treatments, fits, needs_bytes, found.peak_allocated_bytes)
+            # What ended before the program as it is did may not have seen its peak.
+            as_far = not found.is_partial or found.partial_reason == self._partial_reason
+            fits = needs_bytes <= self._capacity_bytes and as_far
+            error = "" if as_far else f"Not rehearsed as far: {found.partial_reason}."
+            peak_bytes = found.peak_allocated_bytes
+            tried = Tried(treatments, fits, needs_bytes, peak_bytes, error)
         self._tried.append(tried)
         return tried
 
