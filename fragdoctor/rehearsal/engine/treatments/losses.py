@@ -74,9 +74,9 @@ def in_chunks(argument: str, undo: ExitStack) -> None:
     def around(model: Any) -> AbstractContextManager[Any] | None:
         if model not in seen and torch.is_grad_enabled() and model.training:
             seen.add(model)
-            head = next((m for name, m in model.named_modules() if name == path), None)
-            if head is not None:
-                head.forward = _postponed(head)
+            head: Any = dict(model.named_modules()).get(path)
+            if type(head) is torch.nn.Linear:
+                vars(head)["forward"] = _postponed(head)
                 undo.callback(_restore, weakref.ref(head))
         return None
 
