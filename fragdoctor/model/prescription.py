@@ -20,6 +20,18 @@ class Numerics(StrEnum):
     """Another computation, such as another optimizer."""
 
 
+class Place(StrEnum):
+    """Where a change is written in a program. The strings are a contract (JSON)."""
+
+    OPEN = "open"
+    """It depends on the program."""
+    BEFORE_OPTIMIZER = "before_optimizer"
+    """Before the statement that makes the optimizer."""
+    AFTER_OPTIMIZER = "after_optimizer"
+    OPTIMIZER = "optimizer"
+    """In the arguments of the optimizer."""
+
+
 @frozen
 class Treatment:
     """A change of a program that is made from outside in a rehearsal.
@@ -28,12 +40,15 @@ class Treatment:
         code: names it: ``checkpoint``.
         title: in words.
         numerics: what it does to the results.
-        extra_compute: further operations of a step, as a share of those of the step; an estimate.
-            None = not known, as of copies to the host.
+        extra_compute: further floating-point operations, as a share of those of training, counted
+            by ``torch.utils.flop_counter``'s formulas. None = not known, as of copies to the host.
         lines: what the user writes for it.
         instead: what the user writes in the words of the framework in use, ""
         specs: how the engine makes it: ``checkpoint:6``.
         conf: settings of the allocator, "" = as they are.
+        place: where its lines go.
+        arguments: what is written into a call, for a place that is one.
+        n_gpus: over how many it spreads the program.
         batch_divisor: by what the batch in the program's arguments is divided.
     """
 
@@ -45,6 +60,9 @@ class Treatment:
     instead: str = ""
     specs: Sequence[str] = ()
     conf: str = ""
+    place: Place = Place.OPEN
+    arguments: Sequence[str] = ()
+    n_gpus: int = 1
     batch_divisor: int = 1
 
 
@@ -84,11 +102,17 @@ class Tried:
         return None if None in each else sum(share or 0.0 for share in each)
 
     @property
-    def rank(self) -> tuple[int, int, float, int]:
-        """What is tried first among those that fit: results, then compute, then simplicity."""
+    def n_gpus(self) -> int:
+        """Over how many GPUs the program is spread; it needs what is said on each."""
+        return max(one.n_gpus for one in self.treatments)
+
+    @property
+    def rank(self) -> tuple[int, int, int, float, int]:
+        """What comes first of those that fit: GPUs, results, compute, then simplicity."""
         known = self.extra_compute
         cost = float("inf") if known is None else known
-        return (list(Numerics).index(self.numerics), int(known is None), cost, len(self.treatments))
+        numerics = list(Numerics).index(self.numerics)
+        return (self.n_gpus, numerics, int(known is None), cost, len(self.treatments))
 
 
 @frozen
@@ -113,6 +137,8 @@ class Prescription:
         left_out: treatments that there is nothing for in this program, and why.
         is_cut_short: the time was over before all were tried.
         notes: sentences on the whole.
+        diff: the cheapest change that fits, as a unified diff of the program; with it the program
+            was rehearsed as a file of its own, and needs the same. Empty where its place is open.
     """
 
     target: str
@@ -124,6 +150,7 @@ class Prescription:
     left_out: Sequence[LeftOut]
     is_cut_short: bool = False
     notes: Sequence[str] = ()
+    diff: Sequence[str] = ()
 
     @property
     def fits(self) -> bool:

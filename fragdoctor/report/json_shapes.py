@@ -234,7 +234,7 @@ _DIAGNOSES: Final[Mapping[type, Shape]] = {
     rehearsal.RehearsalResult: Shape(inline=("diagnosis",)),
     rehearsal.Rehearsal: Shape(without=("traits",)),
     prescription.Prescription: Shape(properties=("fits", "cure"), computed=_VERSION),
-    prescription.Tried: Shape(properties=("title", "numerics", "extra_compute")),
+    prescription.Tried: Shape(properties=("title", "numerics", "extra_compute", "n_gpus")),
     rehearsal.RehearsalSweep: Shape(properties=("fits",), computed=_VERSION),
     rehearsal.Unmodelled: _BYTES,
     OtherProcess: _BYTES,

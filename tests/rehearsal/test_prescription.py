@@ -94,6 +94,65 @@ for step in range(3):
     x = torch.randn(BATCH, 256, device="cuda")
     result = model(x).argmax(-1)
 """
+LM = MODEL.replace("nn.Linear(256, 64)", "nn.Linear(256, 8192)")
+CLASSES = """
+from torch.nn import functional as F
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for step in range(4):
+    x = torch.randn(8, BATCH // 8, 256, device="cuda")
+    target = torch.zeros(8, BATCH // 8, dtype=torch.long, device="cuda")
+    loss = F.cross_entropy(model(x).view(-1, 8192), target.view(-1))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+SHIFTED = CLASSES.replace(
+    "model(x).view(-1, 8192), target.view(-1)",
+    "model(x).float()[..., :-1, :].reshape(-1, 8192), target[:, 1:].reshape(-1)",
+)
+IN_CHUNKS = """
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+def chunked_loss(x, target, n=16):
+    def part(x, target):
+        return F.cross_entropy(F.linear(x, head.weight, head.bias), target, reduction="sum")
+    rows = zip(x.flatten(0, -2).chunk(n), target.flatten().chunk(n))
+    return sum(checkpoint(part, *row, use_reentrant=False) for row in rows) / (target != -100).sum()
+
+head = model.head
+head.forward = lambda x: x
+"""
+SHARDED = """
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("nccl")
+for block in model.layers:
+    fully_shard(block)
+fully_shard(model)
+"""
+IN_BACKWARD = """
+own = {p: torch.optim.AdamW([p], lr=1e-3) for p in model.parameters()}
+def update(p):
+    own[p].step()
+    own[p].zero_grad()
+for p in model.parameters():
+    p.register_post_accumulate_grad_hook(update)
+for step in range(4):
+    x = torch.randn(BATCH, 256, device="cuda")
+    loss = model(x).float().square().mean()
+    loss.backward()
+"""
+ON_HOST = """
+def move(device):
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if value.dim():
+                state[name] = value.to(device)
+optimizer.register_step_pre_hook(lambda *_: move("cuda"))
+optimizer.register_step_post_hook(lambda *_: move("cpu"))
+"""
+MADE = "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\n"
 CALL = "    loss = model(x).float().square().mean()\n"
 
 
@@ -102,11 +161,13 @@ def forks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "Runs", lambda **_: nullcontext(PREPARED))
 
 
-def rehearsed(home: Path, text: str, *treatments: str) -> Rehearsal:
+def rehearsed(home: Path, text: str, *treatments: str, **ranks: int) -> Rehearsal:
     path = home / "train.py"
     path.write_text(text)
     unlimited = rehearsed_gpu("h100", None, is_unlimited=True)
-    conditions = RehearsalConditions(gpu=unlimited, treatments=treatments, stops_by_itself=False)
+    conditions = RehearsalConditions(
+        gpu=unlimited, treatments=treatments, stops_by_itself=False, **ranks
+    )
     program = Program(str(path), is_module=False, args=[], pythons=[sys.executable])
     return runner.rehearse(program, conditions, home / "s.pickle", None, PREPARED)
 
@@ -118,7 +179,7 @@ def peak(home: Path, text: str, *treatments: str) -> int:
 @pytest.mark.parametrize(
     ("treatment", "before", "after"),
     [
-        ("checkpoint:4", LOOP, CHECKPOINTED + LOOP),
+        ("checkpoint:0-3", LOOP, CHECKPOINTED + LOOP),
         ("fused", LOOP, LOOP.replace("1e-3)", "1e-3, fused=True)")),
         ("no-foreach", LOOP, LOOP.replace("1e-3)", "1e-3, foreach=False)")),
         ("adafactor", LOOP, LOOP.replace("optim.AdamW", "optim.Adafactor")),
@@ -130,6 +191,8 @@ def peak(home: Path, text: str, *treatments: str) -> int:
         ("no-grad", EVALUATED,
          EVALUATED.replace("for step", "torch.set_grad_enabled(False)\nfor step")),
         ("accumulate:2", LOADER, ACCUMULATED),
+        ("step-in-backward", LOOP, IN_BACKWARD),
+        ("state-on-host", LOOP, LOOP.replace(MADE, MADE + ON_HOST)),
     ],
 )  # fmt: skip
 def test_treatment_from_outside_equals_the_change_in_the_program(
@@ -142,12 +205,52 @@ def test_treatment_from_outside_equals_the_change_in_the_program(
         assert treated < peak(tmp_path, MODEL + before)
 
 
+def test_sharding_from_outside_equals_the_one_written_out(tmp_path: Path) -> None:
+    four = {"rank": 0, "world_size": 4, "n_devices": 4}
+    model = MODEL.replace("1024", "4096")
+    outside = rehearsed(tmp_path, model + LOOP, "fully-shard:4", **four)
+
+    written = rehearsed(tmp_path, model + SHARDED + LOOP, **four)
+
+    assert outside.peak_allocated_bytes == written.peak_allocated_bytes
+    alone = rehearsed(tmp_path, model + LOOP).devices[0].allocated_bytes
+    assert outside.devices[0].allocated_bytes < 0.5 * alone
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (CLASSES, IN_CHUNKS + CLASSES.replace(
+            "F.cross_entropy(model(x).view(-1, 8192), target.view(-1))",
+            "chunked_loss(model(x), target)")),
+        (SHIFTED, IN_CHUNKS + SHIFTED.replace("F.cross_entropy", "chunked_loss")
+            .replace(".float()", "").replace("8192", "256")),
+    ],
+)  # fmt: skip
+def test_loss_in_chunks_from_outside_equals_the_one_written_out(
+    before: str, after: str, tmp_path: Path
+) -> None:
+    treated = peak(tmp_path, LM + before, "chunked-loss:16:head")
+
+    assert treated == peak(tmp_path, LM + after)
+    assert treated < 0.7 * peak(tmp_path, LM + before)
+
+
+def test_logits_that_are_used_otherwise_are_made_then(tmp_path: Path) -> None:
+    text = LM + CLASSES.replace("loss = F.cross", "y = model(x).softmax(-1)\n    loss = F.nll")
+    text = text.replace("F.nll_entropy(model(x)", "F.nll_loss(y.log()")
+
+    assert peak(tmp_path, text, "chunked-loss:16:head") == peak(tmp_path, text)
+
+
 def test_checkpoint_and_autocast_work_together(tmp_path: Path) -> None:
     both = CHECKPOINTED + LOOP.replace(
         CALL, f'    with torch.autocast("cuda", torch.bfloat16):\n    {CALL}'
     )
 
-    assert peak(tmp_path, MODEL + LOOP, "checkpoint:4", "autocast") == peak(tmp_path, MODEL + both)
+    assert peak(tmp_path, MODEL + LOOP, "checkpoint:0-3", "autocast") == peak(
+        tmp_path, MODEL + both
+    )
 
 
 def test_state_of_8_bit_adam_is_two_bytes_an_element_and_scales(tmp_path: Path) -> None:
@@ -177,14 +280,31 @@ def test_cheapest_change_that_fits_is_found_and_its_lines_do_what_was_said(stage
     (treatment,) = best["treatments"]
     assert treatment["code"] == "checkpoint"
     assert best["numerics"] == "exact"
-    n = int(treatment["specs"][0].rpartition(":")[2])
+    n = int(treatment["specs"][0].rpartition("-")[2]) + 1
     assert 1 < n < 6
     failing = [one["treatments"][0]["specs"] for one in found["tried"] if not one["fits"]]
-    assert [f"checkpoint:{n - 1}"] in failing
-    patched = MODEL + "\n".join(treatment["lines"]) + LOOP
+    assert [f"checkpoint:0-{n - 2}"] in failing
+    patched = applied(MODEL + LOOP, found["diff"])
+    assert "\n".join(treatment["lines"]) in patched
     assert peak(stage.home, patched) == best["peak_allocated_bytes"]
     stage.script(patched)
     assert stage.json("--fits-on", "170MiB", "train.py")["rehearsal"]["fits"]
+
+
+def applied(text: str, diff: list[str]) -> str:
+    """Return a text with the lines of a diff that only adds."""
+    lines = text.split("\n")
+    at = 0
+    for line in diff[2:]:
+        if line.startswith("@@"):
+            at = int(line.split("+")[1].split(",")[0]) - 1
+        elif line.startswith("+"):
+            lines.insert(at, line[1:])
+            at += 1
+        else:
+            assert lines[at] == line[1:]
+            at += 1
+    return "\n".join(lines)
 
 
 @pytest.mark.usefixtures("forks")
@@ -195,6 +315,35 @@ def test_program_that_fits_needs_no_cure(stage: Stage) -> None:
 
     assert found["fits"]
     assert found["tried"] == []
+
+
+@pytest.mark.usefixtures("forks")
+def test_fewest_gpus_are_found_where_one_does_not_do(stage: Stage) -> None:
+    stage.script(MODEL.replace("1024", "8192") + LOOP.replace("BATCH", "8"))
+
+    found = cure(stage, "250MiB", code=1)
+
+    sharded = [one for one in found["tried"] if one["n_gpus"] > 1]
+    fits = {one["n_gpus"]: one["fits"] for one in sharded}
+    fewest = min(n for n, is_so in fits.items() if is_so)
+    assert fewest > 2
+    assert fits[fewest - 1] is False
+    assert found["cure"]["n_gpus"] in {1, fewest}
+
+
+@pytest.mark.usefixtures("forks")
+def test_what_a_change_breaks_later_is_no_cure(stage: Stage) -> None:
+    stage.script(
+        MODEL.replace("1024", "8192")
+        + LOOP.replace("BATCH", "8")
+        + "for p in model.parameters():\n    assert type(p) is nn.Parameter\n"
+    )
+
+    found = cure(stage, "250MiB", code=1)
+
+    sharded = [one for one in found["tried"] if one["n_gpus"] > 1]
+    assert sharded
+    assert not any(one["fits"] for one in sharded)
 
 
 @pytest.mark.usefixtures("forks")
@@ -284,12 +433,65 @@ def test_of_each_kind_one_is_shown_the_cheapest_that_fits_or_the_least() -> None
     assert shown([fitting, larger, *failing]) == [fitting, failing[1]]
 
 
+NOTHING = {
+    "head": None, "n_optimizers": 1, "accumulates": True, "clips": False, "scales": False,
+    "schedules": False, "is_distributed": True, "framework": "",
+}  # fmt: skip
+
+
 def test_what_there_is_nothing_for_is_said_with_its_reason() -> None:
-    traits = {
+    traits = NOTHING | {
         "checkpoints": True, "blocks": [], "batches": [], "autocasts": True, "optimizers": ["SGD"],
     }  # fmt: skip
 
     said = list(catalogue.left_out(traits, None, "expandable_segments:True"))
 
     assert LeftOut("checkpoint", "the program checkpoints already") in said
+    assert LeftOut("step-in-backward", "gradients are accumulated") in said
     assert {"accumulate", "autocast", "expandable-segments"} <= {one.code for one in said}
+
+
+def traits_of(home: Path, text: str) -> dict[str, Any]:
+    path = home / "train.py"
+    path.write_text(text)
+    unlimited = rehearsed_gpu("h100", None, is_unlimited=True)
+    conditions = RehearsalConditions(gpu=unlimited, observes=True, stops_by_itself=False)
+    program = Program(str(path), is_module=False, args=[], pythons=[sys.executable])
+    found = runner.rehearse(program, conditions, home / "s.pickle", None, PREPARED).traits
+    return dict(found)
+
+
+def test_operations_are_counted_forward_and_backward(tmp_path: Path) -> None:
+    traits = traits_of(tmp_path, LM + CLASSES)
+
+    of_block = 4 * 2 * 2048 * (2 * 256 * 1024)
+    of_head = 4 * 2 * 2048 * 256 * 8192
+    of_first = 4 * 2 * 2048 * 256 * 256  # its inputs need no gradient
+    assert traits["blocks"][0]["n_flops"] == [of_block] * 6
+    assert traits["head"] == {"path": "head", "is_cast": False, "n_flops": of_head}
+    assert traits["n_flops"] == 3 * (6 * of_block + of_head) + 2 * of_first
+
+
+def test_head_that_the_program_calls_by_itself_is_found(tmp_path: Path) -> None:
+    by_hand = CLASSES.replace("model(x)", "model.head(torch.relu(model.first(x)))")
+
+    assert traits_of(tmp_path, LM + by_hand)["head"]["path"] == ""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        ("loss.backward()", "loss.backward(retain_graph=True)\n    loss.backward()", "accumulated"),
+        ("optimizer.step()",
+         "torch.nn.utils.clip_grad_norm_(model.parameters(), 1)\n    optimizer.step()", "clipped"),
+        (MADE, MADE + "torch.optim.lr_scheduler.StepLR(optimizer, 1)\n", "scheduled"),
+        (MADE, MADE + "torch.optim.SGD(model.parameters())\n", "several"),
+    ],
+)  # fmt: skip
+def test_updates_in_the_backward_pass_are_left_out_where_they_change_results(
+    before: str, after: str, reason: str, tmp_path: Path
+) -> None:
+    traits = traits_of(tmp_path, MODEL + LOOP.replace(before, after))
+
+    (said,) = [one for one in catalogue.left_out(traits, None, "") if "backward" in one.code]
+    assert reason in said.reason

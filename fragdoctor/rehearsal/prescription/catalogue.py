@@ -8,14 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from fragdoctor.model.prescription import LeftOut, Numerics, Treatment
+from fragdoctor.model.prescription import LeftOut, Numerics, Place, Treatment
 
 Traits = Mapping[str, Any]
 """What ``engine/treatments/traits.py`` found."""
-
-FORWARD_SHARE: Final = 1 / 3
-"""Of the operations of a training step: a backward pass takes twice those of the forward pass
-(Kaplan et al., 2020, section 2.1)."""
 
 _BF16: Final = {
     "trainer": "TrainingArguments(bf16=True)",
@@ -26,22 +22,35 @@ _ADAM: Final = {"Adam", "AdamW"}
 _FUSED: Final = {"Adam", "AdamW", "SGD", "Adagrad"}
 
 
+N_CHUNKS: Final = 16
+"""Parts that a loss over logits is computed in: they then take less than what else a step has."""
+
+
 def checkpointed(traits: Traits, n: int) -> Treatment:
-    """Return checkpointing of the first n repeated blocks."""
+    """Return checkpointing of n repeated blocks.
+
+    Those come first that save most for each operation that is carried out again; of one container
+    they follow each other.
+    """
     groups = traits["blocks"]
     total = sum(group["n"] for group in groups)
+    model = _model(traits)
     lines = ["import functools", "from torch.utils.checkpoint import checkpoint"]
     if traits["caches"]:
-        lines.append("model.config.use_cache = False")
-    left, again = n, 0.0
-    for group in groups:
+        lines.append(f"{model}.config.use_cache = False")
+    left, again, ranges = n, 0, []
+    begins = [sum(group["n"] for group in groups[:i]) for i in range(len(groups))]
+    for begin, group in sorted(zip(begins, groups, strict=True), key=_density, reverse=True):
         here = min(left, group["n"])
         if not here:
             break
         left -= here
-        again += group["n_parameters"] * here / group["n"]
+        again += sum(group["n_flops"][:here])
+        ranges.append(f"{begin}-{begin + here - 1}")
+        inside = _container(model, group["path"])
+        inside = inside if group["is_list"] else f"[*{inside}.children()]"
         lines += [
-            f"for block in {_container(group)}[{group['first'] or ''}:{group['first'] + here}]:",
+            f"for block in {inside}[{group['first'] or ''}:{group['first'] + here}]:",
             "    block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)",
         ]
     instead = ""
@@ -51,22 +60,102 @@ def checkpointed(traits: Traits, n: int) -> Treatment:
         "checkpoint",
         f"checkpoint {'all ' if n == total else f'{n} of '}{total} blocks ({_places(groups)})",
         Numerics.EXACT,
-        FORWARD_SHARE * again / max(traits["n_parameters"], 1),
+        _share(again, traits),
         lines,
         instead,
-        [f"checkpoint:{n}"],
+        [f"checkpoint:{','.join(ranges)}"],
+        place=Place.BEFORE_OPTIMIZER,
     )
 
 
-def _container(group: Mapping[str, Any]) -> str:
-    parts = [part for part in group["path"].split(".") if part]
-    path = "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in parts)
-    inside = f"model{path}"
-    return inside if group["is_list"] else f"[*{inside}.children()]"
+def _density(of: tuple[int, Mapping[str, Any]]) -> float:
+    """Bytes that a container's blocks save for each operation."""
+    return float(sum(of[1]["saved_bytes"]) / max(sum(of[1]["n_flops"]), 1))
+
+
+def _share(n_flops: int, traits: Traits) -> float:
+    """Return operations as a share of those of training."""
+    return float(n_flops / max(traits["n_flops"], 1))
+
+
+def _model(traits: Traits) -> str:
+    """Return what the program calls its model, where that is known."""
+    return str(traits["place"]["model"]) if traits["place"] else "model"
+
+
+def _container(model: str, path: str) -> str:
+    parts = [part for part in path.split(".") if part]
+    return model + "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in parts)
 
 
 def _places(groups: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(dict.fromkeys(group["path"] or group["kind"] for group in groups[:3]))
+
+
+def _loss_in_chunks(traits: Traits) -> Treatment:
+    """Return the loss over a head's logits, computed in parts that are checkpointed."""
+    head = traits["head"]
+    cast = ".float()" if head["is_cast"] else ""
+    lines = [
+        "import torch.nn.functional as F",
+        "from torch.utils.checkpoint import checkpoint",
+        "",
+        f"def chunked_loss(x, target, n={N_CHUNKS}):",
+        "    def part(x, target):",
+        f"        logits = F.linear(x, head.weight, head.bias){cast}",
+        '        return F.cross_entropy(logits, target, reduction="sum")',
+        "    rows = zip(x.flatten(0, -2).chunk(n), target.flatten().chunk(n))",
+        "    parts = (checkpoint(part, *row, use_reentrant=False) for row in rows)",
+        "    return sum(parts) / (target != -100).sum()",
+        "",
+        f"head = {_container(_model(traits), head['path']) if head['path'] else '...'}",
+        "head.forward = lambda x: x  # in training: the model returns what its head was given",
+        "loss = chunked_loss(...)  # in place of cross_entropy",
+    ]
+    if traits["framework"] == "trainer":
+        lines[-1:] = [
+            "def loss_function(logits, labels, **_):",
+            "    return chunked_loss(logits[:, :-1], labels[:, 1:])",
+            f"{_model(traits)}.loss_function = loss_function",
+        ]
+    return Treatment(
+        "chunked-loss",
+        f"loss over {head['path'] or 'the last layer'} in {N_CHUNKS} parts",
+        Numerics.EXACT,
+        _share(head["n_flops"], traits),
+        lines,
+        specs=[f"chunked-loss:{N_CHUNKS}:{head['path']}"],
+    )
+
+
+def _step_in_backward(traits: Traits) -> Treatment:
+    model = _model(traits)
+    kind = traits["optimizers"][0]
+    return Treatment(
+        "step-in-backward",
+        "update each parameter in the backward pass",
+        Numerics.EXACT,
+        lines=[
+            f"own = {{p: torch.optim.{kind}([p], ...) for p in {model}.parameters()}}",
+            "def update(p):",
+            "    own[p].step()",
+            "    own[p].zero_grad()",
+            f"for p in {model}.parameters():",
+            "    p.register_post_accumulate_grad_hook(update)",
+        ],
+        specs=["step-in-backward"],
+    )
+
+
+_STATE_ON_HOST: Final = [
+    "def move(device):",
+    "    for state in optimizer.state.values():",
+    "        for name, value in state.items():",
+    "            if torch.is_tensor(value) and value.dim():",
+    "                state[name] = value.to(device)",
+    'optimizer.register_step_pre_hook(lambda *_: move("cuda"))',
+    'optimizer.register_step_post_hook(lambda *_: move("cpu"))',
+]
 
 
 def accumulated(traits: Traits, n: int, batch: int | None) -> Treatment:
@@ -102,9 +191,54 @@ def accumulated(traits: Traits, n: int, batch: int | None) -> Treatment:
     )
 
 
+def sharded(traits: Traits, n: int, batch: int | None) -> Treatment:
+    """Return fully sharded data parallelism over n GPUs, each with its part of the batch."""
+    model, size = _model(traits), batch or max(traits["batches"], default=0)
+    lines = [
+        f"# torchrun --nproc-per-node {n} ...",
+        "import torch.distributed as dist",
+        "from torch.distributed.fsdp import fully_shard",
+        'dist.init_process_group("nccl")  # before anything is on a GPU',
+        "torch.cuda.set_device(dist.get_node_local_rank())",
+        "# before the optimizer is made:",
+    ]
+    for group in traits["blocks"]:
+        inside = _container(model, group["path"])
+        inside = inside if group["is_list"] else f"[*{inside}.children()]"
+        first, end = group["first"], group["first"] + group["n"]
+        lines += [f"for block in {inside}[{first or ''}:{end}]:", "    fully_shard(block)"]
+    lines.append(f"fully_shard({model})")
+    if size:
+        lines.append(f"# batches of {size // n} of a DistributedSampler on each GPU")
+    return Treatment(
+        "fully-shard",
+        f"FSDP over {n} GPUs{'' if size else ', the whole batch on each'}",
+        Numerics.EXACT if size else Numerics.DIFFERENT,
+        lines=lines,
+        specs=[f"fully-shard:{n}"],
+        n_gpus=n,
+        batch_divisor=n,
+    )
+
+
+def why_not_sharded(traits: Traits) -> str:
+    """Return why a model is not sharded from outside, "" if it is."""
+    if traits["is_distributed"]:
+        return "the program has several ranks already"
+    if traits["framework"]:
+        return "set it as the framework has it, and rehearse with --world-size"
+    return "" if traits["optimizers"] else "there is no optimizer"
+
+
 def simple(traits: Traits, conf: str) -> Iterator[Treatment]:
     """Yield the treatments of this program that have no strength to choose, the cheapest first."""
-    optimizers = {*traits["optimizers"]}
+    yield from _without_work(traits, conf)
+    yield from _of_training(traits)
+    yield from _with_other_results(traits)
+
+
+def _without_work(traits: Traits, conf: str) -> Iterator[Treatment]:
+    """Yield what leaves the results alone, and does no more work."""
     trainer = traits["framework"] == "trainer"
     if traits["zeroes"]:
         yield Treatment(
@@ -122,13 +256,34 @@ def simple(traits: Traits, conf: str) -> Iterator[Treatment]:
             "expandable-segments", "expandable segments", Numerics.EXACT,
             lines=[f"export PYTORCH_CUDA_ALLOC_CONF={both}"], conf=both,
         )  # fmt: skip
-    fusable = sorted(optimizers & _FUSED)
+    if traits["is_eager"]:
+        model = _model(traits)
+        yield Treatment(
+            "sdpa", "attention by fused kernels", Numerics.EXACT,
+            lines=[f'{model}.set_attn_implementation("sdpa")'],
+            instead='from_pretrained(..., attn_implementation="sdpa")',
+            specs=["sdpa"], place=Place.BEFORE_OPTIMIZER,
+        )  # fmt: skip
+    fusable = sorted({*traits["optimizers"]} & _FUSED)
     if fusable:
         yield Treatment(
             "fused", f"fused {fusable[0]}", Numerics.EXACT,
             lines=[f"torch.optim.{fusable[0]}(..., fused=True)"],
             instead='TrainingArguments(optim="adamw_torch_fused")' if trainer else "",
-            specs=["fused"],
+            specs=["fused"], place=Place.OPTIMIZER, arguments=["fused=True"],
+        )  # fmt: skip
+
+
+def _of_training(traits: Traits) -> Iterator[Treatment]:
+    """Yield what leaves the results alone, and changes when what is computed and kept."""
+    if not _why_not_in_backward(traits):
+        yield _step_in_backward(traits)
+    if traits["head"]:
+        yield _loss_in_chunks(traits)
+    if traits["has_state"]:
+        yield Treatment(
+            "state-on-host", "state of the optimizer on the host between updates", Numerics.EXACT,
+            None, _STATE_ON_HOST, specs=["state-on-host"], place=Place.AFTER_OPTIMIZER,
         )  # fmt: skip
     if traits["trains"]:
         yield Treatment(
@@ -136,6 +291,12 @@ def simple(traits: Traits, conf: str) -> Iterator[Treatment]:
             None, ["with torch.autograd.graph.save_on_cpu(pin_memory=True):  # forward and loss"],
             specs=["save-on-cpu"],
         )  # fmt: skip
+
+
+def _with_other_results(traits: Traits) -> Iterator[Treatment]:
+    """Yield other precisions, then other optimizers."""
+    optimizers = {*traits["optimizers"]}
+    trainer = traits["framework"] == "trainer"
     if traits["trains"] and not traits["autocasts"]:
         yield Treatment(
             "autocast", "autocast to bfloat16", Numerics.ROUNDING,
@@ -156,6 +317,19 @@ def simple(traits: Traits, conf: str) -> Iterator[Treatment]:
         )  # fmt: skip
 
 
+def _why_not_in_backward(traits: Traits) -> str:
+    """Return why updates in the backward pass would change results, "" if they do not."""
+    reasons = {
+        "there is no optimizer": not traits["n_optimizers"],
+        "there are several optimizers": traits["n_optimizers"] > 1,
+        "gradients are accumulated": traits["accumulates"],
+        "gradients are clipped, all together": traits["clips"],
+        "the loss is scaled": traits["scales"],
+        "the learning rate is scheduled": traits["schedules"],
+    }
+    return next((reason for reason, is_so in reasons.items() if is_so), "")
+
+
 def left_out(traits: Traits, batch: int | None, conf: str) -> Iterator[LeftOut]:
     """Yield the treatments that there is nothing for here, and why."""
     if traits["checkpoints"]:
@@ -167,12 +341,18 @@ def left_out(traits: Traits, batch: int | None, conf: str) -> Iterator[LeftOut]:
             "accumulate",
             "no DataLoader makes the batches; give --batch 32, and {batch} in the arguments",
         )
+    reason = _why_not_in_backward(traits)
+    if reason:
+        yield LeftOut("step-in-backward", reason)
+    if not traits["head"]:
+        yield LeftOut("chunked-loss", "no linear layer followed by cross_entropy of its rows")
     if traits["autocasts"]:
         yield LeftOut("autocast", "the program uses it already")
     if not {*traits["optimizers"]} & _ADAM:
         yield LeftOut("adamw-8bit, adafactor", "they take the place of Adam and AdamW")
     if "expandable_segments:True" in conf:
         yield LeftOut("expandable-segments", "the program has them already")
-    yield LeftOut(
-        "FSDP, tensor parallelism, attention kernels, losses in chunks", "not made from outside"
-    )
+    reason = why_not_sharded(traits)
+    if reason:
+        yield LeftOut("fully-shard", reason)
+    yield LeftOut("tensor parallelism, parameters on the host", "not made from outside")

@@ -8,10 +8,11 @@ where no single one does that leaves the results as they are.
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -22,12 +23,19 @@ from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.prescription import Numerics, Prescription, Treatment, Tried
 from fragdoctor.model.rehearsal import Rehearsal
 from fragdoctor.rehearsal import runner
-from fragdoctor.rehearsal.prescription import catalogue
+from fragdoctor.rehearsal.prescription import catalogue, patch
 from fragdoctor.rehearsal.process import RehearsalConditions, Runs
 from fragdoctor.rehearsal.programs import Program
 from fragdoctor.rehearsal.sweep import with_batch
 
 MAX_MICRO_BATCHES: Final = 64
+MAX_GPUS: Final = 64
+WORTH: Final = 0.98
+"""Share of the need at which twice the GPUs, at most, is not worth looking further."""
+BESIDE: Final = ("chunked-loss",)
+"""What is tried beside fewer checkpointed blocks, as it leaves the results alone and costs less."""
+TOGETHER: Final = ("fused", "chunked-loss", "state-on-host", "save-on-cpu")
+"""What is tried all together, where each lowers the need and none is enough."""
 ON_TOP: Final = ("autocast", "adamw-8bit")
 """What is tried on top of checkpointing where nothing does that leaves the results as they are."""
 
@@ -87,6 +95,8 @@ class CureSearch:
             found, needs_bytes = self._rehearse(replace(self._conditions, observes=True), 1)
             if keep is not None:
                 shutil.copyfile(self._snapshot, keep)
+            self._needs_bytes = needs_bytes
+            self._partial_reason = found.partial_reason
             self._ends_at = time.monotonic() + self._seconds
             is_cut_short = False
             if needs_bytes > self._capacity_bytes:
@@ -94,6 +104,8 @@ class CureSearch:
                     self._search(found)
                 except _TimeIsOverError:
                     is_cut_short = True
+            tried = sorted(self._tried, key=lambda one: (not one.fits, one.rank))
+            diff = self._diff(found.traits, tried[0]) if tried and tried[0].fits else []
         conf = self._conditions.conf or found.conf
         return Prescription(
             target=self._program.target,
@@ -101,26 +113,97 @@ class CureSearch:
             capacity_bytes=self._capacity_bytes,
             needs_bytes=needs_bytes,
             is_partial=found.is_partial,
-            tried=sorted(self._tried, key=lambda one: (not one.fits, one.rank)),
+            tried=tried,
             left_out=list(catalogue.left_out(found.traits, self._batch, conf)),
             is_cut_short=is_cut_short,
             notes=[*found.notes],
+            diff=diff,
         )
+
+    def _diff(self, traits: catalogue.Traits, cure: Tried) -> list[str]:
+        """Return a change as a diff of the program, which with it is rehearsed to need the same.
+
+        It is empty where it is not certain where the change goes, or where that was not so.
+        """
+        program, place = self._program, traits["place"]
+        path = Path(program.target)
+        if program.kind != "script" or not place or place["filename"] != str(path.absolute()):
+            return []
+        before = path.read_text(encoding="utf-8")
+        after = patch.patched(before, traits, cure.treatments)
+        if after is None:
+            return []
+        copy = self._snapshot.with_name(path.name)
+        copy.write_text(after, encoding="utf-8")
+        self._on_try("the program with the change in it")
+        paths = [str(path.resolve().parent), os.environ.get("PYTHONPATH", "")]
+        variables = {
+            **self._conditions.variables,
+            "PYTHONPATH": os.pathsep.join(p for p in paths if p),
+        }
+        self._program = replace(program, target=str(copy))
+        try:
+            conditions = self._conditions_of(cure.treatments)
+            found, needs_bytes = self._rehearse(
+                replace(conditions, treatments=[], variables=variables), _divisor(cure.treatments)
+            )
+        except ConfigError:
+            return []
+        finally:
+            self._program = program
+        same = (cure.needs_bytes, cure.peak_allocated_bytes)
+        if (needs_bytes, found.peak_allocated_bytes) != same:
+            return []
+        name = path.name if path.is_absolute() else path.as_posix()
+        return patch.diff(name, before, after)
 
     def _search(self, found: Rehearsal) -> None:
         traits, conf = found.traits, self._conditions.conf or found.conf
-        for treatment in catalogue.simple(traits, conf):
-            self._try(treatment)
         n_blocks = sum(group["n"] for group in traits["blocks"])
         can_checkpoint = bool(n_blocks) and not traits["checkpoints"]
         if can_checkpoint:
             self._fewest(traits, n_blocks)
+        for treatment in catalogue.simple(traits, conf):
+            tried = self._try(treatment)
+            if can_checkpoint and treatment.code in BESIDE and not tried.fits:
+                self._fewest(traits, n_blocks, treatment)
         for n in self._micro_batches(traits):
             if self._try(catalogue.accumulated(traits, n, self._batch)).fits:
                 break
         if any(one.fits and one.numerics is Numerics.EXACT for one in self._tried):
             return
+        needs_bytes = self._needs_bytes
+        helping = [
+            one.treatments[0]
+            for one in self._tried
+            if one.numerics is Numerics.EXACT and not one.treatments[0].conf
+            and len(one.treatments) == 1 and one.treatments[0].code in TOGETHER
+            and not one.error and (one.needs_bytes or 0) < needs_bytes
+        ]  # fmt: skip
+        if len(helping) > 1 and self._try(*helping).fits:
+            return
         self._combine(traits, conf, n_blocks if can_checkpoint else 0)
+        if not catalogue.why_not_sharded(traits):
+            self._fewest_gpus(traits)
+
+    def _fewest_gpus(self, traits: catalogue.Traits) -> None:
+        """Spread the program over as few GPUs as it takes; a batch is split evenly."""
+        size = self._batch or max(traits["batches"], default=0)
+        counts = [n for n in range(2, MAX_GPUS + 1) if size % n == 0]
+        low, high = -1, 0
+        needs_bytes = self._needs_bytes
+        while high < len(counts):
+            tried = self._try(catalogue.sharded(traits, counts[high], self._batch))
+            if tried.fits:
+                break
+            if tried.error or (tried.needs_bytes or 0) >= WORTH * needs_bytes:
+                return  # what more GPUs share is little of it
+            needs_bytes = tried.needs_bytes or 0
+            low, high = high, 2 * high + 1
+        while high - low > 1 and high < len(counts):
+            middle = (low + high) // 2
+            fits = self._try(catalogue.sharded(traits, counts[middle], self._batch)).fits
+            low, high = (low, middle) if fits else (middle, high)
 
     def _combine(self, traits: catalogue.Traits, conf: str, n_blocks: int) -> None:
         """Try what leaves the results alone together, then what does not on top of it."""
@@ -169,19 +252,31 @@ class CureSearch:
         if time.monotonic() > self._ends_at:
             raise _TimeIsOverError
         self._on_try(" + ".join(one.title for one in treatments))
-        specs = [spec for one in treatments for spec in one.specs]
-        conf = next((one.conf for one in treatments if one.conf), self._conditions.conf)
-        divisor = max(one.batch_divisor for one in treatments)
-        conditions = replace(self._conditions, treatments=specs, conf=conf)
         try:
-            found, needs_bytes = self._rehearse(conditions, divisor)
+            found, needs_bytes = self._rehearse(
+                self._conditions_of(treatments), _divisor(treatments)
+            )
         except ConfigError as err:
             tried = Tried(treatments, False, None, None, err.message)
         else:
-            fits = needs_bytes <= self._capacity_bytes
-            tried = Tried(treatments, fits, needs_bytes, found.peak_allocated_bytes)
+            # What ended before the program as it is did may not have seen its peak.
+            as_far = not found.is_partial or found.partial_reason == self._partial_reason
+            fits = needs_bytes <= self._capacity_bytes and as_far
+            error = "" if as_far else f"Not rehearsed as far: {found.partial_reason}."
+            peak_bytes = found.peak_allocated_bytes
+            tried = Tried(treatments, fits, needs_bytes, peak_bytes, error)
         self._tried.append(tried)
         return tried
+
+    def _conditions_of(self, treatments: Sequence[Treatment]) -> RehearsalConditions:
+        """Return how a program with treatments is rehearsed."""
+        specs = [spec for one in treatments for spec in one.specs]
+        conf = next((one.conf for one in treatments if one.conf), self._conditions.conf)
+        conditions = replace(self._conditions, treatments=specs, conf=conf)
+        n_gpus = max(one.n_gpus for one in treatments)
+        if n_gpus > 1:
+            conditions = replace(conditions, rank=0, world_size=n_gpus, n_devices=n_gpus)
+        return conditions
 
     def _rehearse(self, conditions: RehearsalConditions, divisor: int) -> tuple[Rehearsal, int]:
         """Return a rehearsal, and the least that PyTorch must have for it, by replay."""
@@ -192,6 +287,10 @@ class CureSearch:
         least = simulate(read_snapshot(self._snapshot), smallest_capacity=True).results
         needs = least[0].smallest_capacity_bytes if least else None
         return found, needs or found.peak_reserved_bytes
+
+
+def _divisor(treatments: Sequence[Treatment]) -> int:
+    return max(one.batch_divisor for one in treatments)
 
 
 def seconds_of(text: str) -> float:

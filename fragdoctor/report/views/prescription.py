@@ -13,13 +13,14 @@ from fragdoctor.units import format_share, format_size
 NUMERICS: Final = {
     Numerics.EXACT: "exact gradients",
     Numerics.ROUNDING: "other precision",
-    Numerics.DIFFERENT: "other optimizer",
+    Numerics.DIFFERENT: "other results",
 }
 _PARTIAL: Final = "Not all of the program was rehearsed: what was not seen may need more."
 _CUT_SHORT: Final = "The time was over before all were tried; --time gives more."
+_WRITTEN: Final = "The program with these lines in it was rehearsed as well: it needs the same."
 _HOW: Final = (
     "Each line is a rehearsal of your unchanged program with that change made from outside; what "
-    "it needs is replayed. Further compute is estimated: a forward pass is a third of a step."
+    "it needs is replayed. Further compute is that of matrix products, convolutions and attention."
 )
 
 
@@ -32,7 +33,7 @@ def document(found: Prescription) -> doc.ReportDocument:
         lead = [
             doc.Paragraph(["Cheapest change that fits: ", doc.strong(cure.title), "."]),
             doc.Paragraph(f"{_figures(cure)}."),
-            *_lines(cure),
+            *(_diff(found) if found.diff else _lines(cure)),
         ]
     rest = [one for one in shown(found.tried) if one is not cure]
     return doc.ReportDocument(
@@ -92,7 +93,17 @@ def compute_text(one: Tried) -> str:
 def _figures(one: Tried) -> str:
     if one.needs_bytes is None:
         return one.error
-    return f"Needs {format_size(one.needs_bytes)}, {compute_text(one)}, {NUMERICS[one.numerics]}"
+    each = " on each GPU" if one.n_gpus > 1 else ""
+    return (
+        f"Needs {format_size(one.needs_bytes)}{each}, {compute_text(one)}, {NUMERICS[one.numerics]}"
+    )
+
+
+def _diff(found: Prescription) -> list[doc.DocumentBlock]:
+    said = (
+        "With these lines in it, the program was rehearsed as a file of its own: it needs the same."
+    )
+    return [doc.Code(found.diff), doc.Paragraph(doc.dim(said))]
 
 
 def _lines(one: Tried) -> list[doc.DocumentBlock]:

@@ -13,14 +13,18 @@ from typing import Final
 
 from fragdoctor.rehearsal.engine.treatments import (
     accumulation,
+    attention,
     blocks,
     contexts,
     evaluation,
     gradients,
+    losses,
+    optimizer_states,
     optimizers,
+    sharding,
 )
 
-TREATMENTS: Final[dict[str, Callable[[int, ExitStack], None]]] = {
+TREATMENTS: Final[dict[str, Callable[[str, ExitStack], None]]] = {
     "checkpoint": blocks.checkpoint,
     "accumulate": accumulation.install,
     "fused": optimizers.fused,
@@ -31,16 +35,21 @@ TREATMENTS: Final[dict[str, Callable[[int, ExitStack], None]]] = {
     "save-on-cpu": contexts.save_on_cpu,
     "no-grad": evaluation.no_grad,
     "set-to-none": gradients.set_to_none,
+    "chunked-loss": losses.in_chunks,
+    "step-in-backward": optimizer_states.in_backward,
+    "state-on-host": optimizer_states.on_host,
+    "sdpa": attention.fused,
+    "fully-shard": sharding.fully_sharded,
 }
-"""Each is installed with a number, which most do without."""
+"""Each is installed with what follows its name: most need nothing."""
 
 
 def apply(specs: Sequence[str], undo: ExitStack) -> None:
-    """Install treatments: ``checkpoint:6``, ``autocast``.
+    """Install treatments: ``checkpoint:0-5``, ``autocast``.
 
     Raises:
         KeyError: there is no such treatment.
     """
     for spec in specs:
-        name, _, number = spec.partition(":")
-        TREATMENTS[name](int(number or 0), undo)
+        name, _, argument = spec.partition(":")
+        TREATMENTS[name](argument, undo)

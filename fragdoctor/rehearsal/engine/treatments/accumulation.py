@@ -13,11 +13,25 @@ from torch.utils.data import DataLoader
 from fragdoctor.rehearsal.engine import put
 
 
-def install(n: int, undo: ExitStack) -> None:
+def install(argument: str, undo: ExitStack) -> None:
     """Split batches of loaders into n, and let optimizers run and gradients go every n-th time.
 
     What a program makes a batch of by itself is split by its arguments, not here.
     """
+    n = int(argument)
+    split_batches(n, undo)
+    make = torch.optim.Optimizer.__init__
+
+    @wraps(make)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        _run_every(self, n)
+
+    put(undo, torch.optim.Optimizer, "__init__", made)
+
+
+def split_batches(n: int, undo: ExitStack) -> None:
+    """Let loaders give an n-th of each batch."""
     load = DataLoader.__init__
 
     @wraps(load)
@@ -27,14 +41,6 @@ def install(n: int, undo: ExitStack) -> None:
         load(self, dataset, batch_size, *args, **kwargs)
 
     put(undo, DataLoader, "__init__", split)
-    make = torch.optim.Optimizer.__init__
-
-    @wraps(make)
-    def made(self: Any, *args: Any, **kwargs: Any) -> None:
-        make(self, *args, **kwargs)
-        _run_every(self, n)
-
-    put(undo, torch.optim.Optimizer, "__init__", made)
 
 
 def _run_every(optimizer: Any, n: int) -> None:

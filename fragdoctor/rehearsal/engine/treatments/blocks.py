@@ -1,4 +1,4 @@
-"""Repeated blocks of a model, found in its module tree, and checkpointing of the first of them."""
+"""Repeated blocks of a model, found in its module tree, and checkpointing of some of them."""
 
 from __future__ import annotations
 
@@ -77,8 +77,13 @@ def caching(model: Any) -> list[Any]:
     return [config for config in found if getattr(config, "use_cache", False) is True]
 
 
-def checkpoint(n: int, undo: ExitStack) -> None:
-    """Checkpoint the first n repeated blocks of each model that is trained."""
+def checkpoint(ranges: str, undo: ExitStack) -> None:
+    """Checkpoint repeated blocks of each model that is trained: ``0-3,8-9`` in their order."""
+    chosen = {
+        i
+        for first, _, last in (part.partition("-") for part in ranges.split(","))
+        for i in range(int(first), int(last or first) + 1)
+    }
     seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def around(model: Any) -> AbstractContextManager[Any] | None:
@@ -87,7 +92,7 @@ def checkpoint(n: int, undo: ExitStack) -> None:
             for config in caching(model):
                 config.use_cache = False  # a cache would be filled again when a block is run again
             blocks = [block for group in repeated_blocks(model) for block in group.blocks]
-            for block in blocks[:n]:
+            for block in (b for i, b in enumerate(blocks) if i in chosen):
                 block.forward = _checkpointed(block)
                 undo.callback(_restore, weakref.ref(block))
         return None

@@ -11,12 +11,12 @@ import torch
 from fragdoctor.rehearsal.engine.treatments.calls import around_models, before_backward
 
 
-def autocast(_: int, undo: ExitStack) -> None:
+def autocast(_: str, undo: ExitStack) -> None:
     """Compute forward passes and losses in bfloat16 where that is safe."""
     _until_backward(lambda: torch.autocast("cuda", torch.bfloat16), undo, evaluates=True)
 
 
-def save_on_cpu(_: int, undo: ExitStack) -> None:
+def save_on_cpu(_: str, undo: ExitStack) -> None:
     """Keep what forward passes save for the backward pass on the host."""
     _until_backward(lambda: torch.autograd.graph.save_on_cpu(pin_memory=True), undo)
 

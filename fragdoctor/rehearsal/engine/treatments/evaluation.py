@@ -10,7 +10,7 @@ import torch
 from fragdoctor.rehearsal.engine.treatments.calls import around_models
 
 
-def no_grad(_: int, undo: ExitStack) -> None:
+def no_grad(_: str, undo: ExitStack) -> None:
     """Call models that are in evaluation mode without recording a graph."""
 
     def around(model: Any) -> AbstractContextManager[Any] | None:

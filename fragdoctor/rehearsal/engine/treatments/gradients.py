@@ -11,7 +11,7 @@ import torch
 from fragdoctor.rehearsal.engine import put
 
 
-def set_to_none(_: int, undo: ExitStack) -> None:
+def set_to_none(_: str, undo: ExitStack) -> None:
     """Let ``zero_grad`` free gradients, whatever it was asked for."""
     for kind in (torch.optim.Optimizer, torch.nn.Module):
         _without_zeros(kind, undo)

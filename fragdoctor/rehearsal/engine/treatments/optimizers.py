@@ -20,13 +20,13 @@ _MAP: Final = 256
 """Values that 8 bits stand for, kept as a table of 32 bits for each kind of state."""
 
 
-def fused(_: int, undo: ExitStack) -> None:
+def fused(_: str, undo: ExitStack) -> None:
     """Run each optimizer that can as one kernel, without temporaries."""
     for name in HAVE_FUSED:
         _with_defaults(getattr(torch.optim, name), undo, fused=True, foreach=False)
 
 
-def without_foreach(_: int, undo: ExitStack) -> None:
+def without_foreach(_: str, undo: ExitStack) -> None:
     """Update one tensor after another: temporaries are of one tensor, not of all."""
     for name in (*HAVE_FUSED, "NAdam", "RAdam", "RMSprop", "Adadelta", "Adamax"):
         _with_defaults(getattr(torch.optim, name), undo, foreach=False)
@@ -45,7 +45,7 @@ def _with_defaults(kind: Any, undo: ExitStack, **changed: Any) -> None:
     put(undo, kind, "__init__", made)
 
 
-def adafactor(_: int, undo: ExitStack) -> None:
+def adafactor(_: str, undo: ExitStack) -> None:
     """Put Adafactor (factored second moments) in place of Adam and AdamW."""
     for name in ("Adam", "AdamW"):
         put(undo, torch.optim, name, _in_place_of(getattr(torch.optim, name), _adafactor_of))
@@ -55,7 +55,7 @@ def _adafactor_of(params: Any, lr: Any, weight_decay: float) -> torch.optim.Opti
     return torch.optim.Adafactor(params, lr=lr, weight_decay=weight_decay)
 
 
-def in_8_bits(_: int, undo: ExitStack) -> None:
+def in_8_bits(_: str, undo: ExitStack) -> None:
     """Keep the state of Adam and AdamW in 8 bits, as bitsandbytes does."""
     for name in ("Adam", "AdamW"):
         put(undo, torch.optim, name, _in_place_of(getattr(torch.optim, name), EightBitAdam))

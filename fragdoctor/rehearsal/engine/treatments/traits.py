@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
+import weakref
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
 from functools import wraps
+from types import FrameType
 from typing import Any, Final
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import checkpoint
 from torch.utils.data import DataLoader
 
 from fragdoctor.rehearsal.engine import put
-from fragdoctor.rehearsal.engine.treatments.blocks import caching, repeated_blocks
-from fragdoctor.rehearsal.engine.treatments.calls import around_models
+from fragdoctor.rehearsal.engine.memory_history import is_users
+from fragdoctor.rehearsal.engine.treatments.attention import is_eager
+from fragdoctor.rehearsal.engine.treatments.blocks import Blocks, caching, repeated_blocks
+from fragdoctor.rehearsal.engine.treatments.calls import around_models, before_backward
+from fragdoctor.rehearsal.engine.treatments.losses import can_be_split, head_of
+from fragdoctor.rehearsal.engine.treatments.operations import Operations
 
 FRAMEWORKS: Final = {
     "trainer": ("transformers.trainer", "Trainer"),
@@ -31,7 +40,18 @@ class Traits:
         self._found: dict[str, Any] = {
             "model": "",
             "blocks": [],
+            "head": None,
             "n_parameters": 0,
+            "n_flops": 0,
+            "n_optimizers": 0,
+            "place": None,
+            "accumulates": False,
+            "scales": False,
+            "clips": False,
+            "schedules": False,
+            "has_state": False,
+            "is_eager": False,
+            "is_distributed": False,
             "caches": False,
             "framework": "",
             "optimizers": [],
@@ -42,7 +62,21 @@ class Traits:
             "zeroes": False,
             "evaluates_with_grad": False,
         }
+        self._operations = Operations(undo)
+        self._groups: list[Blocks] = []
+        self._trained: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._place: tuple[str, int, dict[int, str]] | None = None
         around_models(self._see, undo)
+        self._is_pending = False
+        before_backward(self._began_backward, undo)
+        self._watch(torch.nn.functional, "cross_entropy", self._lost, undo)
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            self._watch(torch.nn.utils, name, lambda *_, **__: self._note("clips"), undo)
+        self._watch(torch.amp.GradScaler, "scale", self._scaled, undo)
+        scheduler = torch.optim.lr_scheduler.LRScheduler
+        self._watch(scheduler, "__init__", lambda *_, **__: self._note("schedules"), undo)
+        after_step = register_optimizer_step_post_hook(self._updated)
+        undo.callback(after_step.remove)
         self._watch(torch.optim.Optimizer, "__init__", self._made_optimizer, undo)
         self._watch(DataLoader, "__init__", self._made_loader, undo)
         self._watch(checkpoint, "checkpoint", lambda *_, **__: self._note("checkpoints"), undo)
@@ -51,7 +85,28 @@ class Traits:
 
     def found(self) -> dict[str, Any]:
         """Return all of it, as JSON takes it."""
+        distributed = torch.distributed
+        self._found["is_distributed"] = distributed.is_available() and distributed.is_initialized()
+        self._found["n_flops"] = self._operations.n_flops
+        self._found["blocks"] = [self._described(group) for group in self._groups]
+        if self._found["n_optimizers"] != 1:
+            self._found["place"] = None
+        head = self._found["head"]
+        if head is not None:
+            head["n_flops"] = self._head_costs.n_flops
         return self._found
+
+    def _described(self, group: Blocks) -> dict[str, Any]:
+        costs = [self._operations.of(block) for block in group.blocks]
+        return {
+            "path": group.path,
+            "first": group.first,
+            "is_list": group.is_list,
+            "kind": type(group.blocks[0]).__name__,
+            "n": len(group.blocks),
+            "n_flops": [one.n_flops for one in costs],
+            "saved_bytes": [one.saved_bytes for one in costs],
+        }
 
     def _watch(self, owner: Any, name: str, see: Any, undo: ExitStack) -> None:
         original = getattr(owner, name)
@@ -75,26 +130,72 @@ class Traits:
             self._note("evaluates_with_grad")
             return None
         self._note("trains")
+        if model not in self._trained:
+            self._trained.add(model)
+            inside = {
+                m for group in repeated_blocks(model) for b in group.blocks for m in b.modules()
+            }
+            for module in model.modules():
+                if type(module) is torch.nn.Linear and module not in inside:
+                    self._operations.of(module)  # it may be a head
         n_parameters = sum(p.numel() for p in model.parameters())
         if n_parameters > self._found["n_parameters"]:
             self._found["n_parameters"] = n_parameters
             self._found["framework"] = _framework()
             self._found["model"] = type(model).__name__
             self._found["caches"] = bool(caching(model))
-            self._found["blocks"] = [
-                {
-                    "path": group.path,
-                    "first": group.first,
-                    "is_list": group.is_list,
-                    "kind": type(group.blocks[0]).__name__,
-                    "n": len(group.blocks),
-                    "n_parameters": group.n_parameters,
-                }
-                for group in repeated_blocks(model)
-            ]
+            self._found["is_eager"] = is_eager(model)
+            self._groups = repeated_blocks(model)
+            inside = {
+                m for group in self._groups for block in group.blocks for m in block.modules()
+            }
+            heads = [m for m in model.modules() if type(m) is torch.nn.Linear and m not in inside]
+            for module in (*(b for group in self._groups for b in group.blocks), *heads):
+                self._operations.of(module)
+            self._found["place"] = self._place_for(model)
         return None
 
+    def _place_for(self, model: Any) -> dict[str, Any] | None:
+        """Return where the optimizer was made, where the model had a name there."""
+        if self._place is None:
+            return None
+        filename, line, names = self._place
+        name = names.get(id(model))
+        return None if name is None else {"filename": filename, "line": line, "model": name}
+
+    def _began_backward(self) -> None:
+        if self._is_pending:
+            self._note("accumulates")
+        self._is_pending = True
+
+    def _updated(self, optimizer: Any, *_: Any) -> None:
+        self._is_pending = False
+        if any(torch.is_tensor(v) and v.is_cuda and v.dim() for v in _state_of(optimizer)):
+            self._note("has_state")
+
+    def _scaled(self, scaler: Any, *_: Any) -> None:
+        if scaler.is_enabled():
+            self._note("scales")
+
+    def _lost(
+        self, logits: Any, target: Any = None, weight: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        """Note the head that a loss is computed over, where that can be done in parts."""
+        if self._found["head"] is not None or not can_be_split(
+            logits, target, weight, args, kwargs
+        ):
+            return
+        for model in self._trained:
+            found = head_of(logits, model)
+            if found is not None:
+                path, is_cast = found
+                self._head_costs = self._operations.of(model.get_submodule(path))
+                self._found["head"] = {"path": path, "is_cast": is_cast}
+                return
+
     def _made_optimizer(self, optimizer: Any, *_: Any, **__: Any) -> None:
+        self._found["n_optimizers"] += 1
+        self._place = _place_of_optimizer()
         name = type(optimizer).__name__
         if name not in self._found["optimizers"]:
             self._found["optimizers"].append(name)
@@ -109,6 +210,23 @@ class Traits:
     def _zeroed(self, _owner: Any, set_to_none: bool = True, *_: Any, **__: Any) -> None:
         if not set_to_none:
             self._note("zeroes")
+
+
+def _place_of_optimizer() -> tuple[str, int, dict[int, str]] | None:
+    """Return where the user's code makes an optimizer, and how it calls its modules there."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return None
+    at_hand = {**frame.f_globals, **frame.f_locals}
+    names = {id(v): name for name, v in at_hand.items() if isinstance(v, torch.nn.Module)}
+    return os.path.abspath(frame.f_code.co_filename), frame.f_lineno, names  # noqa: PTH100
+
+
+def _state_of(optimizer: Any) -> Iterator[Any]:
+    for state in optimizer.state.values():
+        yield from state.values()
 
 
 def _framework() -> str:

@@ -1,0 +1,243 @@
+"""The loss over the classes of a linear head, a part of the rows at a time.
+
+Logits are rows times classes, and so is their gradient: with many classes (a vocabulary) they are
+the largest tensors of a step. Checkpointed in parts, the head never has more than one part of them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import AbstractContextManager, ExitStack
+from functools import wraps
+from typing import Any, Final
+
+import torch
+from torch.nn import functional
+from torch.utils import checkpoint as checkpoints
+
+from fragdoctor.rehearsal.engine import put
+from fragdoctor.rehearsal.engine.treatments.calls import around_models
+
+IGNORED: Final = -100
+"""The class that ``cross_entropy`` leaves out unless it is told another."""
+_PASSING: Final = {
+    "AliasBackward0", "CloneBackward0", "ReshapeAliasBackward0", "SliceBackward0",
+    "SqueezeBackward1", "ToCopyBackward0", "UnsafeViewBackward0", "ViewBackward0",
+}  # fmt: skip
+"""Nodes between a head and its loss that change no value."""
+_CAST: Final = "ToCopyBackward0"
+_ROWS_AND_CLASSES: Final = 2
+_PRODUCTS: Final = {"AddmmBackward0", "LinearBackward0", "MmBackward0"}
+_OF_WEIGHTS: Final = {"TBackward0", "ToCopyBackward0"}
+
+
+def head_of(logits: Any, model: Any) -> tuple[str, bool] | None:
+    """Return which linear layer of a model made logits: its path, and whether they were cast.
+
+    None where none did, or where what it made was changed.
+    """
+    node, is_cast = logits.grad_fn, False
+    while node is not None and node.name() in _PASSING:
+        is_cast |= node.name() == _CAST
+        node = node.next_functions[0][0]
+    if node is None or node.name() not in _PRODUCTS:
+        return None
+    weights = set()
+    for first, _ in node.next_functions:
+        operand = first
+        while operand is not None and operand.name() in _OF_WEIGHTS:
+            operand = operand.next_functions[0][0]
+        if hasattr(operand, "variable"):
+            weights.add(id(operand.variable))
+    for path, module in model.named_modules():
+        if type(module) is torch.nn.Linear and id(module.weight) in weights:
+            return str(path), is_cast
+    return None
+
+
+def can_be_split(logits: Any, target: Any, weight: Any, args: Any, kwargs: Any) -> bool:
+    """Whether ``cross_entropy`` of rows is the sum of its parts, with these arguments."""
+    return (
+        weight is None
+        and not args
+        and kwargs.keys() <= {"ignore_index", "label_smoothing", "reduction"}
+        and logits.dim() == _ROWS_AND_CLASSES
+        and target.dim() == 1
+    )
+
+
+def in_chunks(argument: str, undo: ExitStack) -> None:
+    """Compute ``cross_entropy`` over a head in parts: ``16:lm_head``."""
+    number, _, path = argument.partition(":")
+    seen: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def around(model: Any) -> AbstractContextManager[Any] | None:
+        if model not in seen and torch.is_grad_enabled() and model.training:
+            seen.add(model)
+            head: Any = dict(model.named_modules()).get(path)
+            if type(head) is torch.nn.Linear:
+                vars(head)["forward"] = _postponed(head)
+                undo.callback(_restore, weakref.ref(head))
+        return None
+
+    around_models(around, undo)
+    loss = functional.cross_entropy
+
+    @wraps(loss)
+    def cross_entropy(
+        input: Any,  # noqa: A002 - its name, by which some call it
+        target: Any,
+        weight: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        if not isinstance(input, _Logits):
+            return loss(input, target, weight, *args, **kwargs)
+        if not can_be_split(input, target, weight, args, kwargs):
+            return loss(input.made(), target, weight, *args, **kwargs)
+        return _chunked(loss, input, target, int(number), **kwargs)
+
+    put(undo, functional, "cross_entropy", cross_entropy)
+
+
+def _chunked(
+    loss: Any, logits: _Logits, target: torch.Tensor, n: int, *, ignore_index: int = IGNORED,
+    reduction: str = "mean", label_smoothing: float = 0.0,
+) -> torch.Tensor:  # fmt: skip
+    def part(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = loss(
+            logits.of(x),
+            target,
+            ignore_index=ignore_index,
+            reduction=kind,
+            label_smoothing=label_smoothing,
+        )
+        return made
+
+    kind = "none" if reduction == "none" else "sum"
+    rows = zip(logits.inputs.chunk(n), target.chunk(n), strict=True)
+    parts = (checkpoints.checkpoint(part, *row, use_reentrant=False) for row in rows)
+    if reduction == "none":
+        return torch.cat(list(parts))
+    total: torch.Tensor = sum(parts)
+    return total / (target != ignore_index).sum() if reduction == "mean" else total
+
+
+def _postponed(head: Any) -> Any:
+    forward = head.forward
+
+    def call(x: torch.Tensor) -> Any:
+        if not (torch.is_grad_enabled() and head.training):
+            return forward(x)
+        return _Logits.later(head, x)
+
+    return call
+
+
+def _restore(head: weakref.ref[Any]) -> None:
+    module = head()
+    if module is not None and "forward" in vars(module):
+        del module.forward
+
+
+class _Logits(torch.Tensor):
+    """What a head will make of its inputs: a tensor without memory.
+
+    What keeps the classes last (views, slices of rows, casts) is noted. For whatever else asks,
+    the head is called then.
+    """
+
+    head: Any
+    inputs: torch.Tensor
+
+    @classmethod
+    def later(cls, head: Any, inputs: torch.Tensor, dtype: Any = None) -> _Logits:
+        """Return what a head makes of inputs, in its own type or another."""
+        if dtype is None:
+            own = inputs.dtype
+            dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else own
+        made: _Logits = torch.Tensor._make_wrapper_subclass(
+            cls,
+            (*inputs.shape[:-1], head.out_features),
+            dtype=dtype,
+            device=inputs.device,
+            requires_grad=True,
+        )
+        made.head, made.inputs = head, inputs
+        return made
+
+    def of(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the logits of some inputs, as the program would have them."""
+        made = functional.linear(inputs, self.head.weight, self.head.bias)
+        with torch._C.DisableTorchFunctionSubclass():
+            return made.to(self.dtype)
+
+    def made(self) -> torch.Tensor:
+        """Return all of them."""
+        return self.of(self.inputs)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunctionSubclass():
+            name = getattr(func, "__name__", "")
+            if name == "__get__" or name in _OF_SHAPES:
+                return func(*args, **kwargs)
+            this = args[0] if args and isinstance(args[0], cls) else None
+            if this is not None and name in _KEEPING:
+                kept = this._kept(func, args[1:], kwargs)
+                if kept is not None:
+                    return kept
+        full = {id(t): t.made() for t in _flat((args, kwargs)) if isinstance(t, cls)}
+        swap = lambda t: full.get(id(t), t)  # noqa: E731
+        return func(*_mapped(swap, args), **_mapped(swap, kwargs))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Nothing comes here: all goes through functions."""
+        raise NotImplementedError(f"{func} of logits that were not made yet")
+
+    def _kept(self, func: Any, args: Any, kwargs: Any) -> _Logits | None:
+        """Return the same of the inputs, where it leaves the classes where they are."""
+        whole = torch.empty(self.shape, dtype=self.dtype, device="meta")
+        rows = torch.arange(self.shape[:-1].numel()).view(*self.shape[:-1], 1)
+        try:
+            after = func(whole, *args, **kwargs)
+            if func.__name__ == "__getitem__":
+                inputs = func(self.inputs, *args, **kwargs)
+                kept = func(rows.expand(self.shape), *args, **kwargs)
+                is_kept = kept.shape[-1] == self.shape[-1] and bool((kept == kept[..., :1]).all())
+            else:
+                inputs = self.inputs
+                if after.shape != self.shape:
+                    inputs = inputs.reshape(*after.shape[:-1], inputs.shape[-1])
+                is_kept = after.shape[-1] == self.shape[-1]
+        except (RuntimeError, TypeError, IndexError):
+            return None
+        if not is_kept or inputs.shape[:-1] != after.shape[:-1]:
+            return None
+        return _Logits.later(self.head, inputs, after.dtype)
+
+
+_OF_SHAPES: Final = {"dim", "element_size", "is_floating_point", "numel", "size", "stride"}
+_KEEPING: Final = {
+    "__getitem__", "bfloat16", "contiguous", "flatten", "float", "half", "reshape", "to", "view",
+}  # fmt: skip
+
+
+def _flat(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [part for one in value for part in _flat(one)]
+    return [value]
+
+
+def _mapped(swap: Any, value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _mapped(swap, one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_mapped(swap, one) for one in value)
+    return swap(value)

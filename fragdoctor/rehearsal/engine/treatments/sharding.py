@@ -1,0 +1,70 @@
+"""A model over several GPUs: each holds a part of every parameter, its gradient and its state."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+from contextlib import ExitStack
+from functools import wraps
+from typing import Any
+
+import torch
+
+from fragdoctor.rehearsal.engine import put
+from fragdoctor.rehearsal.engine.treatments.accumulation import split_batches
+from fragdoctor.rehearsal.engine.treatments.blocks import repeated_blocks
+
+
+def fully_sharded(argument: str, undo: ExitStack) -> None:
+    """Shard models as their optimizer is made, block by block, and give each rank its batch.
+
+    The number of ranks is that of the rehearsal, which is of one of them.
+    """
+    split_batches(int(argument), undo)
+    make = torch.optim.Optimizer.__init__
+
+    @wraps(make)
+    def made(self: Any, params: Any, *args: Any, **kwargs: Any) -> None:
+        groups = list(params)
+        if groups and not isinstance(groups[0], dict):
+            groups = [{"params": groups}]
+        sharded: dict[int, Any] = {}
+        for model in _models_of(p for group in groups for p in _listed(group["params"])):
+            sharded |= _shard(model)
+        groups = [
+            {**group, "params": [sharded.get(id(p), p) for p in _listed(group["params"])]}
+            for group in groups
+        ]
+        del sharded, params
+        make(self, groups, *args, **kwargs)
+
+    put(undo, torch.optim.Optimizer, "__init__", made)
+
+
+def _listed(params: Any) -> list[Any]:
+    return [params] if isinstance(params, torch.Tensor) else list(params)
+
+
+def _models_of(params: Iterable[Any]) -> list[Any]:
+    """Return the outermost modules that hold some parameters."""
+    wanted = {id(p) for p in params}
+    modules = [m for m in gc.get_objects() if issubclass(type(m), torch.nn.Module)]
+    inner = {id(child) for m in modules for child in m.children()}
+    return [
+        m for m in modules if id(m) not in inner and any(id(p) in wanted for p in m.parameters())
+    ]
+
+
+def _shard(model: Any) -> dict[int, Any]:
+    """Shard a model; return what took the place of each parameter."""
+    from torch.distributed.fsdp import fully_shard
+
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("nccl")
+    before = [(name, id(p)) for name, p in model.named_parameters()]
+    for group in repeated_blocks(model):
+        for block in group.blocks:
+            fully_shard(block)
+    fully_shard(model)
+    after = dict(model.named_parameters())
+    return {number: after[name] for name, number in before}
