@@ -317,6 +317,7 @@ def test_program_that_fits_needs_no_cure(stage: Stage) -> None:
     assert found["tried"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forks")
 def test_fewest_gpus_are_found_where_one_does_not_do(stage: Stage) -> None:
     stage.script(MODEL.replace("1024", "8192") + LOOP.replace("BATCH", "8"))
@@ -331,6 +332,7 @@ def test_fewest_gpus_are_found_where_one_does_not_do(stage: Stage) -> None:
     assert found["cure"]["n_gpus"] in {1, fewest}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forks")
 def test_what_a_change_breaks_later_is_no_cure(stage: Stage) -> None:
     stage.script(

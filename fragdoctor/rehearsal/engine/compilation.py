@@ -80,8 +80,11 @@ def _empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
 def _planned(original: Callable[..., Any]) -> Callable[..., Any]:
     def compile_fx(graph: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         """``compile_fx``; where Inductor fails, the partition alone."""
+        errors = importlib.import_module("torch._dynamo.exc")
         try:
             return original(graph, inputs, *args, **options)
+        except (errors.RestartAnalysis, errors.SkipFrame):
+            raise  # Dynamo goes on from there
         except Exception as e:  # noqa: BLE001 - whatever Inductor does not manage
             session.current().assumptions.note(_PARTITIONED.format(_first_line(e)))
             backends = importlib.import_module("torch._dynamo.backends.registry")

@@ -112,12 +112,6 @@ def _loss_in_chunks(traits: Traits) -> Treatment:
         "head.forward = lambda x: x  # in training: the model returns what its head was given",
         "loss = chunked_loss(...)  # in place of cross_entropy",
     ]
-    if traits["framework"] == "trainer":
-        lines[-1:] = [
-            "def loss_function(logits, labels, **_):",
-            "    return chunked_loss(logits[:, :-1], labels[:, 1:])",
-            f"{_model(traits)}.loss_function = loss_function",
-        ]
     return Treatment(
         "chunked-loss",
         f"loss over {head['path'] or 'the last layer'} in {N_CHUNKS} parts",
