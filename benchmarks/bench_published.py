@@ -4,9 +4,10 @@
 
 Asks ``fragdoctor estimate`` for each row of ``benchmarks/published/`` as the command line would,
 and prints for both halves: the median error by class, the bias (the median of signed errors), the
-share of figures inside the printed interval, and the verdict on the card where a run failed or came
-close to the limit. ``--rows`` prints each row of the half that may be looked at; the rows of the
-held-out half are never printed.
+shares of figures below, inside and above the printed interval, its median width as a share of its
+lower end, and the verdict on the card where a run failed or came close to the limit. Advice is left
+out: it takes most of the time, and no figure here comes from it. ``--rows`` prints each row of the
+half that may be looked at; the rows of the held-out half are never printed.
 
 A figure of PyTorch's allocated memory is compared with the allocated peak, any other with the
 reserved one. The interval is the one that is printed: what the card must have free.
@@ -26,10 +27,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
+from unittest import mock
 
 from fragdoctor.cli.app import invoke
 from fragdoctor.errors import FragdoctorError
-from fragdoctor.model.gpus import gpu_of
+from fragdoctor.estimation import formula
+from fragdoctor.estimation.judge import Estimator, fit_of
+from fragdoctor.model.gpus import GpuModel, gpu_of
+from fragdoctor.model.memory_estimate import Estimate
+from fragdoctor.model.workload import Workload
 
 FOLDER = Path(__file__).parent / "published"
 HALVES = ("looked_at", "held_out")
@@ -42,9 +48,17 @@ class Outcome(NamedTuple):
 
     row: Mapping[str, str]
     error: float | None
-    is_inside: bool | None
+    side: str  # of the interval: below, inside, above, or "" where there is none
+    width: float  # of the interval, as a share of its lower end
     verdict: str  # right, open, wrong, or "" away from the limit
     refusal: str
+
+
+def without_advice(workload: Workload, estimator: Estimator, gpus: Sequence[GpuModel]) -> Estimate:
+    """Return what ``estimation.judge.judged`` does, without batches, measures and the map."""
+    footprint = estimator.footprint_of(workload)
+    fits = tuple(fit_of(footprint, gpu, largest=None, possible=None) for gpu in gpus)
+    return Estimate(workload, footprint, fits, (), estimator.error)
 
 
 def asked(row: Mapping[str, str]) -> dict[str, Any]:
@@ -52,7 +66,10 @@ def asked(row: Mapping[str, str]) -> dict[str, Any]:
     model = [] if {"--layers", "--params"} & set(row["options"].split()) else [row["model"]]
     words = [*model, *shlex.split(row["options"]), "--gpu", row["gpu"], "--format", "json"]
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
+    with (
+        contextlib.redirect_stdout(printed),
+        mock.patch.object(formula, "judged", without_advice),
+    ):
         invoke(["estimate", *words, "--no-config"])
     found: dict[str, Any] = json.loads(printed.getvalue())
     return found
@@ -63,16 +80,18 @@ def outcome_of(row: Mapping[str, str]) -> Outcome:
     try:
         found = asked(row)
     except FragdoctorError as refused:
-        return Outcome(row, None, None, "", str(refused))
+        return Outcome(row, None, "", 0.0, "", str(refused))
     error: float | None = None
-    inside: bool | None = None
+    side = ""
+    low = found["needs_low_bytes"]
+    high = found["needs_high_bytes"] or low
     measured = 0.0
     if row["figure"]:
         measured = float(row["figure"]) * UNITS[row["unit"]]
         error = _point(found, row["what"]) / measured - 1
         if row["what"] != "cache":
-            inside = found["needs_low_bytes"] <= measured <= (found["needs_high_bytes"] or measured)
-    return Outcome(row, error, inside, _verdict(row, found, measured), "")
+            side = "below" if measured < low else "inside" if measured <= high else "above"
+    return Outcome(row, error, side, high / low - 1, _verdict(row, found, measured), "")
 
 
 def _point(found: Mapping[str, Any], what: str) -> float:
@@ -105,14 +124,13 @@ def print_half(name: str, outcomes: Sequence[Outcome]) -> None:
         groups["all"].append(outcome)
         if outcome.row["complete"] == "yes":
             groups["source states everything"].append(outcome)
-    print(f"  {'class':26} {'n':>4} {'median':>8} {'bias':>8} {'inside':>8}")
+    columns = ("median", "bias", "below", "inside", "above", "width")
+    print(f"  {'class':26} {'n':>4}" + "".join(f"{column:>9}" for column in columns))
     for group, members in sorted(groups.items()):
         errors = [o.error for o in members if o.error is not None]
-        inside = [o.is_inside for o in members if o.is_inside is not None]
-        share = f"{sum(inside) / len(inside):8.0%}" if inside else f"{'-':>8}"
         print(
             f"  {group:26} {len(members):4} {median(map(abs, errors)):8.1%} "
-            f"{median(errors):+8.1%} {share}"
+            f"{median(errors):+8.1%}{_interval(members)}"
         )
     verdicts = [(o.verdict, o.row["ran"]) for o in outcomes if o.verdict]
     counts = {v: sum(found == v for found, _ in verdicts) for v in ("right", "open", "wrong")}
@@ -120,13 +138,20 @@ def print_half(name: str, outcomes: Sequence[Outcome]) -> None:
     print(f"  at the limit: {counts}, of the wrong ones {false_fits} said that it fits")
 
 
+def _interval(members: Sequence[Outcome]) -> str:
+    """Return on which side of the interval the figures lie, and its median width."""
+    shown = [o for o in members if o.side]
+    if not shown:
+        return f"{'-':>9}" * 4
+    shares = [sum(o.side == s for o in shown) / len(shown) for s in ("below", "inside", "above")]
+    return "".join(f"{share:9.0%}" for share in [*shares, median(o.width for o in shown)])
+
+
 def print_rows(outcomes: Sequence[Outcome]) -> None:
     """Print each row of a half that may be looked at."""
     for o in outcomes:
         said = o.refusal or (
-            f"{o.verdict:6}"
-            if o.error is None
-            else f"{o.error:+7.1%} {o.is_inside!s:5} {o.verdict}"
+            f"{o.verdict:6}" if o.error is None else f"{o.error:+7.1%} {o.side:6} {o.verdict}"
         )
         print(f"  {o.row['setting']:12} {o.row['model']:16} {said}  {o.row['options']}")
 

@@ -51,11 +51,11 @@ _TRACE: Final = frozenset(
 _FORMULA: Final = frozenset(
     {"gpu", "dtype", "batch", "seq", "attention", "lora", "lora_targets", "zero", "fsdp",
      "world_size", "inference", "explain", "tensor_parallel", "context_parallel",
-     "pipeline_parallel", "expert_parallel", "dora"}
+     "pipeline_parallel", "expert_parallel", "dora", "keep_logits"}
 )  # fmt: skip
 _TRAINING: Final = frozenset(
     {"optimizer", "master_weights", "grad_dtype", "checkpointing", "grad_accumulation",
-     "keep_logits", "sequence_parallel", "offload"}
+     "sequence_parallel", "offload"}
 )  # fmt: skip
 _CACHE: Final = frozenset(
     {"new_tokens", "kv_dtype", "cache", "gpu_memory_utilization", "max_num_seqs",

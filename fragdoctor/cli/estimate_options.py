@@ -150,7 +150,10 @@ class EstimateOptions(options.EstimateOutput):
         int, _count("--max-num-batched-tokens", "Set what one step of the server reads")
     ] = 0
     keep_logits: Annotated[
-        bool, typer.Option("--keep-logits", help="Count logits held by the loop during backward")
+        bool,
+        typer.Option(
+            "--keep-logits", help="Count logits held through backward, or of a whole prompt"
+        ),
     ] = False
     family: Annotated[
         Family, typer.Option("--family", help="Choose how layers are built without a config.json")

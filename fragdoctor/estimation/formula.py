@@ -97,7 +97,7 @@ def logits_formula(workload: Workload, most_bytes: int) -> tuple[str, str]:
     elements = units(workload)["B*S*V"]
     if not elements:
         return "", ""
-    if workload.inference:
+    if workload.inference and not workload.keeps_logits:
         return "B x V x 4 B", f"{workload.batch} x {format_count(workload.shape.vocab)} x 4 B"
     each = f"{round(most_bytes / elements, 1):g}"
     return f"B*S*V x {each} B", f"{format_count(elements)} x {each} B"

@@ -109,6 +109,14 @@ def play_inference(workload: Workload, workspace_bytes: int, buffer_bytes: float
         tape.free(*scratch, *passing)
         passing = after
     tape.free(*passing, stream)
+    if workload.keeps_logits:
+        # Transformers before 4.45 (its pull request 31292) made logits of the whole prompt, and an
+        # fp32 copy of them by logits.float() while the first ones were alive.
+        tape.moment("logits of the whole prompt")
+        tape.alloc("logits", sizes["B*S*V"] * precision.compute)
+        if precision.compute != FP32:
+            tape.alloc("logits", sizes["B*S*V"] * FP32)
+        return tape
     tape.moment("logits of the last token")
     tape.alloc("logits", workload.batch * shape.vocab * FP32)
     return tape

@@ -311,7 +311,8 @@ class Workload:
         offload: what is kept in the host's memory: ``optimizer``, ``parameters``, ``activations``.
         stream_shards: GPUs among which the residual stream of this one's part is split.
         dora: LoRA with a magnitude for each output (DoRA).
-        keeps_logits: the training loop holds the logits in a variable through the backward pass.
+        keeps_logits: the training loop holds the logits in a variable through the backward pass; a
+            prefill makes those of the whole prompt, and not of its last token alone.
     """
 
     shape: ModelShape

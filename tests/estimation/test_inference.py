@@ -223,3 +223,17 @@ def test_mixed_precision_of_deepspeed_and_fsdp() -> None:
     items = {i.id: i.n_bytes for i in formula_footprint(sharded).items}
     assert items["parameters"] == pytest.approx(4 * n / 8, rel=0.001)
     assert items["gradients"] == pytest.approx(4 * n / 8, rel=0.02)
+
+
+def test_logits_of_a_whole_prompt_are_kept_twice() -> None:
+    """Qwen2's page: 0.5B (2.5 has its shape) in bf16 took 27.61 GiB at
+    30,720 tokens, with logits and an fp32 copy.
+    """
+    last = formula_footprint(of("qwen2.5-0.5b", dtype="bf16", attention="flash", seq=30_720))
+    whole = formula_footprint(
+        of("qwen2.5-0.5b", dtype="bf16", attention="flash", seq=30_720, keeps_logits=True)
+    )
+
+    assert last.reserved_bytes < 3 * GIB
+    assert whole.reserved_bytes == pytest.approx(27.61 * GIB, rel=0.05)
+    assert {i.id: i.n_bytes for i in whole.items}["logits"] == 30_720 * 151_936 * (2 + 4)
