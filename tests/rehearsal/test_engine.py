@@ -627,3 +627,36 @@ def test_products_have_the_dtype_that_is_asked_for(stage: Stage) -> None:
         assert out.shape == (64, 16)
         """
     )
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "x.index_add_(0, i, s)",
+        "x.index_add(0, i, s)",
+        "x.index_copy_(0, i, s)",
+        "x.scatter_(0, i[:, None].expand(5, 4), s)",
+        "x.scatter_add_(0, i[:, None].expand(5, 4), s)",
+        "x.index_put_((i,), s)",
+        "x.masked_scatter_(x > 0, s)",
+        "x[:4] @ s[:4]",
+        "torch.nn.functional.linear(x, s)",
+    ],
+)
+def test_two_types_are_refused_as_a_gpu_refuses_them(stage: Stage, call: str) -> None:
+    """As under autocast, where one of them is computed in another type."""
+    stage.must_pass(
+        f"""
+        import torch
+
+        x = torch.zeros(10, 4, device="cuda")
+        i = torch.arange(5, device="cuda")
+        s = torch.ones(5, 4, device="cuda", dtype=torch.bfloat16)
+        try:
+            {call}
+        except RuntimeError as e:
+            assert "type" in str(e), e
+        else:
+            raise AssertionError("a GPU refuses it")
+        """
+    )

@@ -348,6 +348,7 @@ def test_what_a_change_breaks_later_is_no_cure(stage: Stage) -> None:
     assert not any(one["fits"] for one in sharded)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forks")
 def test_combinations_are_tried_where_nothing_single_fits(stage: Stage) -> None:
     stage.script(MODEL + LOOP.replace("BATCH", "256 * int(sys.argv[1])"))

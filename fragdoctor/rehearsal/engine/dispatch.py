@@ -154,6 +154,7 @@ def functional(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _plan(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+    meta_functions.check_types(op, args)
     device = device_of(args, kwargs)
     meta_args, meta_kwargs = meta_functions.on_meta(args), meta_functions.on_meta(kwargs)
     found = meta_functions.infer(op, meta_args, meta_kwargs)
@@ -203,6 +204,7 @@ def _made(number: int, made: list[torch.Tensor], _args: Any) -> torch.Tensor:
 def in_place(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operation that changes its arguments: only its scratch memory shows."""
     name = op.overloadpacket.__name__
+    meta_functions.check_types(op, args)
     if has_rule(name):
         key = (op, meta_functions.described(args))
         plan = _plans.get(key)
@@ -235,6 +237,7 @@ def _mark(argument: Any) -> str:
 
 def out_variant(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operation that writes into tensors given to it, which are resized where need be."""
+    meta_functions.check_types(op, args)
     outs = [kwargs[a.name] for a in op._schema.arguments if a.is_out]
     inputs = {k: v for k, v in kwargs.items() if not any(v is out for out in outs)}
     metas = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -66,6 +66,31 @@ def on_meta(value: Any, *, keeps_numbers: bool = True) -> Any:
         return item
 
     return tree_map(convert, value)
+
+
+_OF_ONE_TYPE: Final = {
+    "addmm": (1, 2), "index_add": (0, 3), "index_copy": (0, 3), "_index_put_impl": (0, 2),
+    "masked_scatter": (0, 2), "mm": (0, 1), "scatter": (0, 3), "scatter_add": (0, 3),
+    "scatter_reduce": (0, 3),
+}  # fmt: skip
+"""Operation -> two arguments whose types CUDA's kernel wants equal, and PyTorch's for no device
+does not."""
+
+
+def check_types(op: Any, args: Sequence[Any]) -> None:
+    """Refuse what a GPU's kernel refuses.
+
+    Raises:
+        RuntimeError: two arguments are of different types.
+    """
+    name = op.overloadpacket.__name__
+    first, second = _OF_ONE_TYPE.get(name.rstrip("_"), (0, 0))
+    if second < len(args) and first != second:
+        a, b = args[first], args[second]
+        if torch.is_tensor(a) and torch.is_tensor(b) and a.dtype != b.dtype:
+            raise RuntimeError(
+                f"{name}(): expected two tensors of the same dtype, but got {a.dtype} and {b.dtype}"
+            )
 
 
 def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from fragdoctor.rehearsal.engine import values
+from fragdoctor.rehearsal.engine import meta_functions, values
 from fragdoctor.rehearsal.engine.allocation import Scratch
 from fragdoctor.rehearsal.engine.dispatch import functional, special
 from fragdoctor.rehearsal.engine.kernels import cub
@@ -90,7 +90,7 @@ def index(op: Any, self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -
 
 @special("aten::_index_put_impl_")
 def index_put(
-    _op: Any,
+    op: Any,
     self: torch.Tensor,
     indices: Sequence[torch.Tensor | None],
     values: torch.Tensor,
@@ -98,6 +98,7 @@ def index_put(
     unsafe: bool = False,
 ) -> torch.Tensor:
     """``x[i] = v``; where values add up the indices are sorted first (Indexing.cu)."""
+    meta_functions.check_types(op, (self, indices, values))
     given = [t for t in indices if t is not None]
     is_mask = len(given) == 1 and given[0].dtype in MASKS
     if not accumulate and is_mask and values.numel() == 1:
