@@ -31,7 +31,7 @@ from fragdoctor.rehearsal.sweep import with_batch
 MAX_MICRO_BATCHES: Final = 64
 MAX_GPUS: Final = 64
 WORTH: Final = 0.98
-"""Share of the need at which twice the GPUs, at most, is not worth looking further."""
+"""Share of the peak at which twice the GPUs, at most, is not worth looking further."""
 BESIDE: Final = ("chunked-loss",)
 """What is tried beside fewer checkpointed blocks, as it leaves the results alone and costs less."""
 TOGETHER: Final = ("fused", "chunked-loss", "state-on-host", "save-on-cpu")
@@ -191,14 +191,15 @@ class CureSearch:
         size = self._batch or max(traits["batches"], default=0)
         counts = [n for n in range(2, MAX_GPUS + 1) if size % n == 0]
         low, high = -1, 0
-        needs_bytes = self._needs_bytes
+        peak_bytes = self._needs_bytes
         while high < len(counts):
             tried = self._try(catalogue.sharded(traits, counts[high], self._batch))
             if tried.fits:
                 break
-            if tried.error or (tried.needs_bytes or 0) >= WORTH * needs_bytes:
+            # Live memory, since what is reserved falls in steps.
+            if tried.error or (tried.peak_allocated_bytes or 0) >= WORTH * peak_bytes:
                 return  # what more GPUs share is little of it
-            needs_bytes = tried.needs_bytes or 0
+            peak_bytes = tried.peak_allocated_bytes or 0
             low, high = high, 2 * high + 1
         while high - low > 1 and high < len(counts):
             middle = (low + high) // 2
