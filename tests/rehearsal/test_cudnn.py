@@ -63,6 +63,22 @@ def test_workspaces_without_cudnn_are_none_with_channels_last(stage: Stage) -> N
     )
 
 
+@pytest.mark.skipif(has_cudnn, reason="cuDNN is here")
+def test_a_workspace_that_cannot_be_had_does_not_end_the_program(stage: Stage) -> None:
+    """PyTorch goes on to the next plan."""
+    stage.must_pass(
+        REQUESTS
+        + """
+    x = torch.ones(8, 16, 256, 256, device="cuda")
+    y_bytes = 2 * x.numel() * 4
+    torch.cuda.set_per_process_memory_fraction(
+        (torch.cuda.memory_reserved() + y_bytes + (2 << 20)) / torch.cuda.mem_get_info()[1]
+    )
+    assert requests(lambda: conv(x)) == [y_bytes]
+    """
+    )
+
+
 def test_other_backends_take_no_workspace(stage: Stage) -> None:
     stage.must_pass(
         REQUESTS

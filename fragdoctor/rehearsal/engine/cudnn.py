@@ -12,11 +12,12 @@ take in 87 %; those of gradients of weights in 62 and 72 %.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -88,30 +89,55 @@ class Convolution:
     dilation: tuple[int, ...]
 
 
-def workspaces(convolution: Convolution) -> Iterator[int]:
-    """Yield the bytes of scratch memory that a call takes, one after the other.
+def take(convolution: Convolution, ask: Callable[[int], None]) -> None:
+    """Take the scratch memory of a call and give it back, as PyTorch does.
 
-    Where cuDNN is not installed, or knows no plan, they are what most of its kernels take: a copy
-    of each of the three tensors with channels last, unless they lie so.
+    A plan whose workspace cannot be had is passed over, and the next one is tried (``try_configs``
+    in ``Conv_v8.cpp``). Where cuDNN is not installed, or knows no plan, the workspace is what most
+    of its kernels take: a copy of each of the three tensors with channels last, unless they lie so.
+
+    Args:
+        convolution: the call.
+        ask: takes some bytes and gives them back.
+
+    Raises:
+        RuntimeError: no plan's workspace can be had.
     """
-    facts, flags = session.current().facts, torch.backends.cudnn
-    plans = _plans(
-        convolution,
-        facts,
-        session.current().budget.total_bytes,
-        is_deterministic=flags.deterministic or torch.are_deterministic_algorithms_enabled(),
-        allows_tf32=bool(flags.allow_tf32),
-        wants_all=bool(flags.benchmark),
-    )
+    is_tried = torch.backends.cudnn.benchmark and convolution not in _BENCHMARKED
+    plans = _plans_here(convolution, wants_all=torch.backends.cudnn.benchmark)
     if not plans:
         session.current().assumptions.note(_WITHOUT if _library() is None else _UNPLANNED)
-        yield _copies(convolution)
-        return
-    if flags.benchmark and convolution not in _BENCHMARKED:
+        plans = (_copies(convolution), 0)
+    elif is_tried:
         _BENCHMARKED.add(convolution)
         session.current().assumptions.note(_BENCHMARK)
-        yield max(plans)
+        with contextlib.suppress(torch.OutOfMemoryError):
+            ask(max(plans))
+    for n_bytes in _one_after_the_other(convolution, plans):
+        try:
+            ask(n_bytes)
+        except torch.OutOfMemoryError:
+            continue
+        return
+    raise RuntimeError("GET was unable to find an engine to execute this computation")
+
+
+def _one_after_the_other(convolution: Convolution, plans: Sequence[int]) -> Iterator[int]:
+    """Yield the plans' workspaces; the others only when the first one was not to be had."""
     yield plans[0]
+    yield from (_plans_here(convolution, wants_all=True) or plans)[1:]
+
+
+def _plans_here(convolution: Convolution, *, wants_all: bool) -> tuple[int, ...]:
+    flags, now = torch.backends.cudnn, session.current()
+    return _plans(
+        convolution,
+        now.facts,
+        now.budget.total_bytes,
+        is_deterministic=flags.deterministic or torch.are_deterministic_algorithms_enabled(),
+        allows_tf32=bool(flags.allow_tf32),
+        wants_all=wants_all,
+    )
 
 
 def first_plan(convolution: Convolution, facts: GpuFacts, total_bytes: int) -> int | None:

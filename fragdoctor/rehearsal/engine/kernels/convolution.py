@@ -96,10 +96,11 @@ def _call(
 
 
 def _take_workspaces(call: cudnn.Convolution, device: int) -> None:
-    for n in cudnn.workspaces(call):
-        if n:
-            scratch = new((n,), None, torch.uint8, device)
-            del scratch
+    def ask(n_bytes: int) -> None:
+        if n_bytes:
+            new((n_bytes,), None, torch.uint8, device)
+
+    cudnn.take(call, ask)
 
 
 @special("aten::cudnn_convolution")
