@@ -40,7 +40,6 @@ from fragdoctor.rehearsal.process import (
     SNAPSHOT,
     OnStep,
     RehearsalConditions,
-    RehearsedGpu,
     Runs,
     rehearsed_gpu,
 )
@@ -241,7 +240,7 @@ def _rehearsal(
             )
             for a in found["assumptions"]
         ],
-        unmodelled=_unmodelled(conditions.gpu),
+        unmodelled=_unmodelled(conditions),
         notes=found["notes"],
         snapshot=snapshot,
         torch_version=conditions.torch_version or found["torch"],
@@ -270,12 +269,12 @@ def _location(place: Mapping[str, Any]) -> Location:
     return Location(place["filename"], place["line"] or 0, place.get("name", ""))
 
 
-def _unmodelled(gpu: RehearsedGpu) -> list[Unmodelled]:
-    return [
-        Unmodelled("CUDA's context and libraries, estimated", gpu.context_bytes),
-        Unmodelled("workspaces that cuBLASLt chooses while it runs"),
-        Unmodelled("buffers of NCCL, about 0.5 GiB a communicator"),
-    ]
+def _unmodelled(conditions: RehearsalConditions) -> list[Unmodelled]:
+    found = [Unmodelled("CUDA's context and libraries, estimated", conditions.gpu.context_bytes)]
+    if conditions.world_size > 1:
+        # 490 MiB a communicator of one rank, on an H200.
+        found.append(Unmodelled("buffers of NCCL, about 0.5 GiB a communicator"))
+    return found
 
 
 def judge(rehearsal: Rehearsal, name: str) -> RehearsalResult:
