@@ -376,19 +376,20 @@ def _workspace(library: Any, config: _Descriptor, device: _Descriptor) -> int | 
 @cache
 def _library() -> Any | None:
     """Return cuDNN, if this Python has one that plans without a device."""
-    if _loaded("libcublasLt.so.13", "libcublasLt.so.12") is None:  # cuDNN ends the process without
+    # CuDNN ends the process where that of its own CUDA is missing; which one it is nobody says.
+    products = [_loaded(f"libcublasLt.so.{major}") for major in (12, 13)]
+    if products == [None, None]:
         return None
     library = _loaded("libcudnn.so.9")
     return library if library is not None and library.cudnnGetVersion() >= FIRST_VERSION else None
 
 
-def _loaded(*names: str) -> Any | None:
-    for name in names:
-        for path in (*_in_packages(name), name):
-            try:
-                return ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
-            except OSError:
-                continue
+def _loaded(name: str) -> Any | None:
+    for path in (*_in_packages(name), name):
+        try:
+            return ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+        except OSError:
+            continue
     return None
 
 
