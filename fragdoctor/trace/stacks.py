@@ -6,11 +6,11 @@ frames at all, unless a hook, a custom function or a checkpointed module calls b
 then the outermost frame lies in torch. With ``stacks="all"`` C++ frames name the engine.
 
 The line of a stack is its innermost frame that is not library code. Library code is what lies in
-``site-packages`` or ``dist-packages``, a source tree of torch, Python's standard library, code
-without a file (``<frozen ...>``, ``<string>``) and C++ frames. Notebook cells
-(``<ipython-input-...>``, ``ipykernel_*``) are the user's. Where every frame is library code (a
-server started by a console script), the innermost frame of a package that is neither torch nor the
-standard library stands for it, then the outermost torch frame, then the outermost Python frame.
+``site-packages`` or ``dist-packages``, a source tree of torch, what Inductor generated, Python's
+standard library, code without a file (``<frozen ...>``, ``<string>``) and C++ frames. Notebook
+cells (``<ipython-input-...>``, ``ipykernel_*``) are the user's. Where every frame is library code
+(a server started by a console script), the innermost frame of a package that is neither torch nor
+the standard library stands for it, then the outermost torch frame, then the outermost Python frame.
 A stack of C++ frames alone, an empty one and a missing one have no line: -1.
 """
 
@@ -36,6 +36,8 @@ _TORCH = re.compile(
     r"(?:^|[/\\])torch[/\\](?:_\w+|amp|ao|autograd|backends|cuda|distributed|fx|func|functional"
     r"|jit|nn|onnx|optim|profiler|random|serialization|sparse|testing|utils)(?:\.py|[/\\])"
 )
+# ``code_hash`` in torch/_inductor/codecache.py: "c" and 51 characters of a digest in base 32.
+_GENERATED = re.compile(r"(?:^|[/\\])c[a-z2-7]{51}\.py$")
 # Of packages what runs a program rather than being a part of its model.
 _PLUMBING = re.compile(
     r"[/\\](?:site|dist)-packages[/\\](?:(?:accelerate|click|deepspeed|fire|hydra|ignite|lightning"
@@ -64,7 +66,7 @@ def _classified(name: str) -> int:
     if _PACKAGES.search(name):
         rest = _PACKAGES.split(name)[-1]
         return TORCH if rest.startswith(("torch/", "torch\\", "torch.py")) else PACKAGE
-    if _TORCH.search(name):
+    if _TORCH.search(name) or _GENERATED.search(name):
         return TORCH
     return STDLIB if _STDLIB.search(name) else USER
 

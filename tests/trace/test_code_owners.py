@@ -27,6 +27,8 @@ from fragdoctor.trace.stacks import (
         ("/opt/venv/lib/python3/site-packages/torch/nn/modules/module.py", TORCH),
         ("C:\\py\\Lib\\site-packages\\torch\\optim\\adam.py", TORCH),
         ("/home/me/pytorch/torch/nn/modules/linear.py", TORCH),
+        ("/tmp/r2/cr2ksix45cwftptmfe6spwwef2uqptwlmfaayit2tu3tblxzbqlv.py", TORCH),
+        ("/home/me/cr2ksix45.py", USER),
         ("/usr/lib/python3/dist-packages/numpy/core.py", PACKAGE),
         ("/v/lib/python3.12/site-packages/transformers/trainer.py", PACKAGE),
         ("/usr/lib/python3.11/threading.py", STDLIB),
