@@ -173,5 +173,5 @@ def logs() -> Any:
 
 
 def huge() -> Any:
-    """Four times the memory of a large machine, were it real."""
-    return nn.Linear(2**20, 2**20, bias=False), torch.zeros(1, 2**20)
+    """Four times the memory of a large machine, were it real; for bf16, as its input is."""
+    return nn.Linear(2**20, 2**20, bias=False), torch.zeros(1, 2**20, dtype=torch.bfloat16)
