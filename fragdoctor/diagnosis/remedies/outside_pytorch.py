@@ -6,6 +6,7 @@ Some ask for one more look: a shape, a call, a recording.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Final
@@ -21,10 +22,11 @@ from fragdoctor.diagnosis.remedies.remedy import (
 )
 from fragdoctor.model.case import OtherProcess
 from fragdoctor.model.diagnosis import Cause, Predicted
-from fragdoctor.model.finding import Confidence, Evidence
+from fragdoctor.model.finding import Confidence, Evidence, Location
 from fragdoctor.model.gpu_sharing import ProcessDemand, share_gpu
 from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FailedRequest
+from fragdoctor.rules.rule import line_text
 from fragdoctor.units import format_count, format_size
 
 PEERS_LOOK_THE_SAME: Final = (
@@ -402,11 +404,15 @@ class FixShape(Remedy):
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose to look at the shape at the failing line."""
-        if not case.supports(Cause.SIZE_BUG):
-            return
-        is_main = case.cause is Cause.SIZE_BUG
         r = case.failed_request
+        is_main = case.cause is Cause.SIZE_BUG
+        is_beyond = r is not None and r.is_alone_too_large and case.is_allocator_case
+        if not (case.supports(Cause.SIZE_BUG) or (is_beyond and case.cause is Cause.CAPACITY)):
+            return
+        line = case.asking_stack[:1]
         yield self.proposal(
+            title=f"Print the shape at {line_text(line[0])} and correct it" if line else "",
+            locations=case.asking_stack,
             weight=CURES if is_main else HELPS + 25,
             confidence=Confidence.PROVEN if is_main else Confidence.POSSIBLE,
             change="print(x.shape, x.dtype) before the call; check negative or NaN-derived sizes, "
@@ -431,8 +437,12 @@ class FusedAttention(Remedy):
             return
         if case.cause is not Cause.CAPACITY:
             return
+        attends = next((f for f in case.asking_frames if is_attention(f)), None)
+        if case.asking_frames and attends is None:
+            return
         yield self.proposal(
-            weight=HELPS + 24,
+            title="" if attends is None else f"Never make the scores of {line_text(attends)}",
+            weight=HELPS + 24 if attends is None else HELPS + 26,
             confidence=Confidence.POSSIBLE,
             change="torch.nn.functional.scaled_dot_product_attention with its flash or "
             "memory-efficient kernel, attn_implementation='sdpa' or 'flash_attention_2' in "
@@ -442,6 +452,15 @@ class FusedAttention(Remedy):
             caveats=("output_attentions=True, and some masks, bring the slow path back.",),
             verify="The request of this size is gone from the trace.",
         )
+
+
+ATTENTION: Final = re.compile(r"att(?:n|en[dt])|softmax|sdpa", re.IGNORECASE)
+"""Names of functions and files that attend."""
+
+
+def is_attention(frame: Location) -> bool:
+    """Return whether the function of a frame, or its file, is named as attention."""
+    return any(ATTENTION.search(name) for name in (frame.function, frame.basename))
 
 
 def one_tensor_text(r: FailedRequest) -> str:

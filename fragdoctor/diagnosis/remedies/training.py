@@ -49,6 +49,7 @@ class FusedOptimizer(SavingRemedy):
 
     code: ClassVar[str] = "fused-optimizer"
     title: ClassVar[str] = "Update the parameters in one fused kernel"
+    burden: ClassVar[Burden] = Burden.NONE
     doing: ClassVar[str] = "the optimizer fused"
     change: ClassVar[str] = "torch.optim.AdamW(..., fused=True)"
     cost: ClassVar[str] = "None; it is usually faster."
@@ -87,6 +88,7 @@ class SetGradientsToNone(SavingRemedy):
 
     code: ClassVar[str] = "set-to-none"
     title: ClassVar[str] = "Free the gradients after each step"
+    burden: ClassVar[Burden] = Burden.NONE
     doing: ClassVar[str] = "gradients set to None"
     change: ClassVar[str] = "optimizer.zero_grad(set_to_none=True), the default since PyTorch 2.0"
     cost: ClassVar[str] = "None."
