@@ -299,6 +299,8 @@ class SmallerBatch(SavingRemedy):
                 Confidence.LIKELY,
             )
             return
+        if r.requested_bytes * BATCH_SHARES[-1] > (r.available_bytes or r.requested_bytes):
+            return  # not even the smallest part that is tried: a shape is wrong
         is_main = case.cause is not Cause.MEMORY_LIMIT and not only_builds(case)
         yield self.proposal(
             weight=HELPS + 20 if is_main else MAY_HELP,

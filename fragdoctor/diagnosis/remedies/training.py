@@ -149,7 +149,7 @@ class GradientCheckpointing(SavingRemedy):
     doing: ClassVar[str] = "the layers checkpointed"
     change: ClassVar[str] = (
         "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) around each repeated "
-        "block; in Transformers model.gradient_checkpointing_enable()"
+        "block"
     )
     cost: ClassVar[str] = "About 33 % more compute: the forward pass runs once more."
     caveats: ClassVar[tuple[str, ...]] = (
