@@ -19,6 +19,7 @@ from fragdoctor.diagnosis.remedies.allocator_settings import (
 )
 from fragdoctor.diagnosis.remedies.capacity import (
     LessModelMemory,
+    LimitBatch,
     SavingRemedy,
     SmallerBatch,
     first_enough,
@@ -110,6 +111,7 @@ REMEDIES: Final[tuple[Remedy, ...]] = (
     OffloadOptimizer(),
     StepInBackward(),
     OptimizerWithoutForeach(),
+    LimitBatch(),
     SmallerBatch(),
     CombinedSavings(),
     LessModelMemory(),

@@ -13,6 +13,7 @@ from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal
 from fragdoctor.model.frameworks import Change, Framework, frameworks_in, words_for
 
 CHANGES: Final = {
+    "limit-batch": Change.BATCH,
     "smaller-batch": Change.BATCH,
     "gradient-checkpointing": Change.CHECKPOINT,
     "fused-optimizer": Change.FUSED,
