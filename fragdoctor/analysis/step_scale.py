@@ -30,7 +30,7 @@ def step_scale(trace: Trace, state: int) -> float | None:
         return None
     events = trace.events
     rows = np.flatnonzero(np.isin(events.action[: state + 1], (Action.ALLOC, Action.OOM)))
-    rows = rows[(rows >= begins[0]) & (events.stack[rows] >= 0)]
+    rows = rows[events.stack[rows] >= 0]
     rows = rows[trace.stacks.roles.in_module[events.stack[rows]]]
     line, size = trace.stacks.lines_of(events.stack[rows]), events.size_bytes[rows]
     lines, at = np.unique(line, return_inverse=True)

@@ -29,7 +29,10 @@ MOST: Final = 0.5
 """Of the blocks of a model that are seen to be weights: built, moved, loaded, or with gradients."""
 
 SAME_SHARE: Final = 0.9
-"""Of the bytes of a copy that have their match in the model: buffers may be missing."""
+"""Of a copy's blocks, and of its bytes, that have their match: buffers may be missing."""
+
+STATES: Final = 2
+"""Of an optimizer for each weight at most; where there are more, both networks are trained."""
 
 
 @frozen
@@ -69,7 +72,8 @@ def find_weight_copies(
     rows = live[may_be]
     rows = rows[np.argsort(lives.start[rows], kind="stable")]
     old = _old_model(trace, rows, live, is_weight)
-    return old if old is not None else _copy(trace, rows, is_weight)
+    state_bytes = lives.requested_bytes[live[roles.in_step[stack] | roles.makes_state[stack]]]
+    return old if old is not None else _copy(trace, rows, is_weight, state_bytes)
 
 
 def _groups(trace: Trace, rows: I64) -> list[I64]:
@@ -80,7 +84,7 @@ def _groups(trace: Trace, rows: I64) -> list[I64]:
     return [group for group in groups if len(group) >= MIN_BLOCKS]
 
 
-def _copy(trace: Trace, rows: I64, is_weight: Bools) -> WeightCopies | None:
+def _copy(trace: Trace, rows: I64, is_weight: Bools, state_bytes: I64) -> WeightCopies | None:
     """Return the blocks of a line that have the sizes of a model which another line made."""
     size = trace.lives.requested_bytes
     found: list[WeightCopies] = []
@@ -89,6 +93,9 @@ def _copy(trace: Trace, rows: I64, is_weight: Bools) -> WeightCopies | None:
     for i, model in enumerate(groups):
         if is_weight[model].mean() < MOST:
             break
+        n_states = int(np.isin(state_bytes, size[model]).sum())
+        if n_states > STATES * len(model):
+            continue
         alike = (g for g in groups[i + 1 :] if _are_alike(size[model], size[g]))
         found += [_found(trace, group, group, None) for group in alike]
     return max(found, key=lambda one: one.n_bytes, default=None)
@@ -117,12 +124,15 @@ def _turns(trace: Trace, group: I64) -> list[I64]:
 
 
 def _are_alike(one: I64, other: I64) -> bool:
-    """Return whether two groups of blocks have the same sizes, as many of each."""
-    first, second = Counter(one.tolist()), Counter(other.tolist())
-    both = first & second
-    common = sum(size * n for size, n in both.items())
-    total = max(int(one.sum()), int(other.sum()))
-    return len(both) >= MIN_SIZES and common >= SAME_SHARE * total
+    """Return whether two groups of blocks have the same sizes, as many of each.
+
+    A network and its mirror (an autoencoder, a generator and its critic) share the large ones only.
+    """
+    both = Counter(one.tolist()) & Counter(other.tolist())
+    n, n_bytes = both.total(), sum(size * n for size, n in both.items())
+    are_as_many = n >= SAME_SHARE * max(len(one), len(other))
+    are_as_large = n_bytes >= SAME_SHARE * max(int(one.sum()), int(other.sum()))
+    return len(both) >= MIN_SIZES and are_as_many and are_as_large
 
 
 def _found(trace: Trace, rows: I64, weights: I64, freed_row: int | None) -> WeightCopies:

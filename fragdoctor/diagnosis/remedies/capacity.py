@@ -427,7 +427,7 @@ class LimitBatch(SmallerBatch):
         return replace(judged, recommendation=recommendation)
 
 
-LARGER: Final = 1.25
+LARGER: Final = 1.5
 """Times the largest step before: what the batches of most programs differ by is less."""
 
 

@@ -87,7 +87,7 @@ from fragdoctor.diagnosis.remedies.training import (
     SmallerOptimizerState,
     StepInBackward,
 )
-from fragdoctor.diagnosis.remedies.weights import WeightsOnce
+from fragdoctor.diagnosis.remedies.weights import CopyOfWeights, SpareWeights
 from fragdoctor.frozen import frozen
 from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation
 from fragdoctor.model.finding import Confidence
@@ -102,7 +102,8 @@ REMEDIES: Final[tuple[Remedy, ...]] = (
     DefaultSettings(),
     RaiseMemoryLimit(),
     # Less memory.
-    WeightsOnce(),
+    SpareWeights(),
+    CopyOfWeights(),
     SetGradientsToNone(),
     FusedOptimizer(),
     ChunkedLoss(),

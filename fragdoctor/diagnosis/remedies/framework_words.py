@@ -23,7 +23,7 @@ CHANGES: Final = {
     "gather-on-host": Change.GATHER,
     "fused-attention": Change.ATTENTION,
     "less-model-memory": Change.WEIGHTS,
-    "weights-once": Change.COPIES,
+    "copy-of-weights": Change.COPIES,
 }
 """What the remedies propose, by their codes."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Final
 
@@ -31,59 +32,50 @@ MIN_SHARE: Final = 0.05
 CAUSES: Final = (*SHORT_OF_MEMORY, Cause.FRAGMENTATION, Cause.LEAK)
 
 
-class WeightsOnce(SavingRemedy):
-    """A copy of the weights on the host, or an old model dropped before the next is built."""
+class CopyOfWeights(SavingRemedy):
+    """A copy of the weights that could be on the host."""
 
-    code: ClassVar[str] = "weights-once"
-    title: ClassVar[str] = "Hold the weights once"
-    burden: ClassVar[Burden] = Burden.NONE
-    doing: ClassVar[str] = "the weights held once"
+    code: ClassVar[str] = "copy-of-weights"
+    title: ClassVar[str] = "Keep the copy of the weights on the host"
+    doing: ClassVar[str] = "the copy of the weights on the host"
     change: ClassVar[str] = (
-        "a checkpoint: torch.load(path, map_location='cpu'), and del it after load_state_dict(); a "
-        "moving average, a best state or a frozen copy: keep it on the host (copy.deepcopy(model)"
-        ".cpu()), or del it when it is not needed"
+        "a moving average, a best state or a reference: .cpu() of it, brought up to date every "
+        "few steps, or del it when it is not needed"
     )
     cost: ClassVar[str] = "A copy over the bus whenever it is brought up to date."
+    caveats: ClassVar[tuple[str, ...]] = (
+        "A target network or a teacher that every step runs has to stay.",
+    )
     effort: ClassVar[int] = 1
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it where blocks of the same sizes as the weights are live beside them."""
         copies = copies_of(case)
-        if copies is None or case.cause not in CAUSES or not case.is_allocator_case:
+        if copies is None or case.cause not in CAUSES or not self.is_about(case, copies):
             return
         stack = case.context.python_stack(copies.stack)
-        where = line_text(stack[0] if stack else None)
-        held = format_size(copies.n_bytes)
-        change, why = self.change, f"{held} of weights were made at {where}, as large as the model."
-        title, cost = f"Hold the weights once: {where} made a copy", self.cost
-        if copies.freed_row is not None:
-            title = f"Drop the old model before {where} builds the next"
-            change = (
-                "del model, optimizer before the next is built, and keep no reference to them: "
-                "lists of results, closures, an exception's traceback; keep figures, or "
-                "model.cpu()"
-            )
-            why = (
-                f"{held} are left of models that {where} built before, "
-                f"{format_size(copies.weight_bytes)} of it weights."
-            )
-            cost = "None, if the old model is not used any more."
-        elif any(
-            f.filename.endswith("torch/serialization.py") for f in case.context.stack(copies.stack)
-        ):
-            title = f"Load the checkpoint of {where} on the CPU"
-            cost = "None."
+        title, change = self.said(copies, line_text(stack[0] if stack else None))
         yield self.proposal(
             title=title,
             weight=CURES - 1 if case.cause is Cause.LEAK else HELPS + 25,
             confidence=Confidence.LIKELY,
             change=change,
-            why=why,
-            cost=cost,
+            why=f"{format_size(copies.n_bytes)} are held beside the model.",
+            cost=self.cost,
+            caveats=self.caveats,
             locations=stack,
-            verify="memory_allocated() before the first step falls by that much.",
+            verify="memory_allocated() before a step falls by that much.",
             evidence=(Evidence("held twice", copies.n_bytes, "bytes", "trace"),),
         )
+
+    def is_about(self, case: JudgedCase, copies: WeightCopies) -> bool:
+        """Return whether it is this remedy that these copies call for."""
+        return copies.freed_row is None and not is_checkpoint(case, copies)
+
+    def said(self, copies: WeightCopies, where: str) -> tuple[str, str]:
+        """Return title and change for copies that were made at a place."""
+        del copies
+        return f"Keep the copy of the weights that {where} made on the host", self.change
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
         """Return the run without the copy, or with the old model freed when the next is built."""
@@ -96,6 +88,43 @@ class WeightsOnce(SavingRemedy):
         if copies.freed_row is None:
             return (requests_removed(rows),)
         return (requests_freed_at(rows, copies.freed_row),)
+
+
+class SpareWeights(CopyOfWeights):
+    """Weights that nobody uses any more: a checkpoint after loading, a model before the next."""
+
+    code: ClassVar[str] = "spare-weights"
+    title: ClassVar[str] = "Let go of weights that are not used any more"
+    burden: ClassVar[Burden] = Burden.NONE
+    doing: ClassVar[str] = "spare weights dropped"
+    change: ClassVar[str] = (
+        "del the old model and its optimizer before the next is built, and keep no reference to "
+        "them: a list of results, a closure, the traceback of an exception"
+    )
+    cost: ClassVar[str] = "None."
+    caveats: ClassVar[tuple[str, ...]] = ()
+    effort: ClassVar[int] = 0
+
+    def is_about(self, case: JudgedCase, copies: WeightCopies) -> bool:
+        """Return whether the copies are a checkpoint or an old model."""
+        return copies.freed_row is not None or is_checkpoint(case, copies)
+
+    def said(self, copies: WeightCopies, where: str) -> tuple[str, str]:
+        """Return title and change for copies that were made at a place."""
+        if copies.freed_row is None:
+            return f"Load the checkpoint of {where} on the CPU", LOAD
+        return f"Drop the old model before {where} builds the next", self.change
+
+
+def is_checkpoint(case: JudgedCase, copies: WeightCopies) -> bool:
+    """Return whether ``torch.load`` or safetensors made the copies."""
+    frames = case.context.stack(copies.stack)
+    return any(LOADERS.search(f.filename.replace("\\", "/")) for f in frames)
+
+
+LOAD: Final = "torch.load(path, map_location='cpu'), and del it after load_state_dict()"
+
+LOADERS: Final = re.compile(r"/torch/serialization\.py$|/safetensors/torch\.py$")
 
 
 def copies_of(case: JudgedCase) -> WeightCopies | None:
