@@ -72,7 +72,7 @@ def find_weight_copies(
     rows = live[may_be]
     rows = rows[np.argsort(lives.start[rows], kind="stable")]
     old = _old_model(trace, rows, live, is_weight)
-    state_bytes = lives.requested_bytes[live[roles.in_step[stack] | roles.makes_state[stack]]]
+    state_bytes = lives.requested_bytes[live[roles.makes_state[stack]]]
     return old if old is not None else _copy(trace, rows, is_weight, state_bytes)
 
 

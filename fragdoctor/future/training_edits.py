@@ -247,9 +247,7 @@ def requests_removed(rows: I64) -> Edit:
     """Return the edit that leaves out what some events make, as where it is made on the host."""
 
     def change(_: Reproduction, ops: Operations) -> Operations:
-        made = (ops.kind == OpKind.MALLOC) & _is_in(rows, ops.row.astype(np.int64))
-        is_gone = np.isin(ops.allocation, ops.allocation[made]) & (ops.kind <= OpKind.COMPLETE)
-        return Operations(ops.table[~is_gone])
+        return _without_requests(ops, rows)
 
     return Edit(f"without {plural(len(rows), 'request')}", change)
 

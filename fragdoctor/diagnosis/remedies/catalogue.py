@@ -17,6 +17,7 @@ from fragdoctor.diagnosis.remedies.allocator_settings import (
     MaxSplitSize,
     RoundupDivisions,
 )
+from fragdoctor.diagnosis.remedies.attention import FusedAttention
 from fragdoctor.diagnosis.remedies.capacity import (
     LessModelMemory,
     LimitBatch,
@@ -48,7 +49,6 @@ from fragdoctor.diagnosis.remedies.outside_pytorch import (
     FewerProcesses,
     FixShape,
     FreeOtherProcess,
-    FusedAttention,
     JaxPreallocation,
     LessHostMemory,
     LibraryHeadroom,
@@ -106,6 +106,7 @@ REMEDIES: Final[tuple[Remedy, ...]] = (
     CopyOfWeights(),
     SetGradientsToNone(),
     FusedOptimizer(),
+    FusedAttention(),
     ChunkedLoss(),
     GradientCheckpointing(),
     SmallerOptimizerState(),
@@ -153,7 +154,6 @@ REMEDIES: Final[tuple[Remedy, ...]] = (
     SmallerKernelBlocks(),
     # Better evidence.
     FixShape(),
-    FusedAttention(),
     LocateDriverCall(),
     RecordSnapshot(),
 )

@@ -6,7 +6,6 @@ Some ask for one more look: a shape, a call, a recording.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Final
@@ -22,7 +21,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
 )
 from fragdoctor.model.case import OtherProcess
 from fragdoctor.model.diagnosis import Cause, Predicted
-from fragdoctor.model.finding import Confidence, Evidence, Location
+from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.model.gpu_sharing import ProcessDemand, share_gpu
 from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FailedRequest
@@ -422,45 +421,6 @@ class FixShape(Remedy):
             cost="None.",
             verify="The printed size is what was meant.",
         )
-
-
-class FusedAttention(Remedy):
-    """Attention scores of a long sequence in one tensor."""
-
-    code: ClassVar[str] = "fused-attention"
-    title: ClassVar[str] = "If these are attention scores, never make them"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it where one tensor alone is larger than the device."""
-        r = case.failed_request
-        if r is None or not case.is_allocator_case or not r.is_alone_too_large:
-            return
-        if case.cause is not Cause.CAPACITY:
-            return
-        attends = next((f for f in case.asking_frames if is_attention(f)), None)
-        if case.asking_frames and attends is None:
-            return
-        yield self.proposal(
-            title="" if attends is None else f"Never make the scores of {line_text(attends)}",
-            weight=HELPS + 24 if attends is None else HELPS + 26,
-            confidence=Confidence.POSSIBLE,
-            change="torch.nn.functional.scaled_dot_product_attention with its flash or "
-            "memory-efficient kernel, attn_implementation='sdpa' or 'flash_attention_2' in "
-            "Transformers, enable_attention_slicing() in Diffusers",
-            why=one_tensor_text(r),
-            cost="None; it is faster too.",
-            caveats=("output_attentions=True, and some masks, bring the slow path back.",),
-            verify="The request of this size is gone from the trace.",
-        )
-
-
-ATTENTION: Final = re.compile(r"att(?:n|en[dt])|softmax|sdpa", re.IGNORECASE)
-"""Names of functions and files that attend."""
-
-
-def is_attention(frame: Location) -> bool:
-    """Return whether the function of a frame, or its file, is named as attention."""
-    return any(ATTENTION.search(name) for name in (frame.function, frame.basename))
 
 
 def one_tensor_text(r: FailedRequest) -> str:
