@@ -31,7 +31,9 @@ def step_scale(trace: Trace, state: int) -> float | None:
     events = trace.events
     rows = np.flatnonzero(np.isin(events.action[: state + 1], (Action.ALLOC, Action.OOM)))
     rows = rows[events.stack[rows] >= 0]
-    rows = rows[trace.stacks.roles.in_module[events.stack[rows]]]
+    is_inside = trace.stacks.roles.in_module[events.stack[rows]]
+    if is_inside[rows >= begins[-1]].any():
+        rows = rows[is_inside]
     line, size = trace.stacks.lines_of(events.stack[rows]), events.size_bytes[rows]
     lines, at = np.unique(line, return_inverse=True)
     is_now = rows >= begins[-1]

@@ -256,6 +256,6 @@ def _training(context: Context, bench: Bench | None, verdict: Verdict) -> Traini
     """Return the passes and layers of the run, where less memory may be called for."""
     if bench is None or context.analysis is None:
         return None
-    if verdict.cause not in (*SHORT_OF_MEMORY, Cause.HEALTHY):
+    if verdict.cause not in (*SHORT_OF_MEMORY, Cause.FRAGMENTATION, Cause.HEALTHY):
         return None
     return training_run(context.analysis.trace, context.analysis.phases, bench.requests)

@@ -78,7 +78,8 @@ class SavingRemedy(Remedy):
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it where memory is short, or where a healthy run could do with less."""
-        if case.training is None or case.cause not in (*SHORT_OF_MEMORY, Cause.HEALTHY):
+        causes = (*SHORT_OF_MEMORY, Cause.FRAGMENTATION, Cause.HEALTHY)
+        if case.training is None or case.cause not in causes:
             return
         if self.edits(case):
             yield self.proposal(

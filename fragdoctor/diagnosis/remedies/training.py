@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Final
+
+import numpy as np
 
 from fragdoctor.analysis.training_run import only_infers
 from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
@@ -59,9 +62,29 @@ class FusedOptimizer(SavingRemedy):
     effort: ClassVar[int] = 1
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
-        """Return the run without the optimizer's temporaries."""
+        """Return the run without the optimizer's temporaries, if it can be fused."""
         run = case.training
+        if not can_be_fused(case):
+            return ()
         return (optimizer_fused(run.temporary_row),) if run and len(run.temporary_row) else ()
+
+
+FUSED: Final = frozenset({"adam", "adamw", "sgd", "adagrad"})
+"""Files of ``torch/optim`` whose optimizers have ``fused=True`` (torch 2.13)."""
+
+_OPTIMIZER: Final = re.compile(r"/torch/optim/(\w+)\.py$")
+_NO_OPTIMIZER: Final = frozenset({"optimizer", "lr_scheduler", "swa_utils"})
+
+
+def can_be_fused(case: JudgedCase) -> bool:
+    """Return whether the optimizer in the stacks has a fused kernel; True where none is seen."""
+    snapshot = case.context.snapshot
+    if snapshot is None:
+        return True
+    files = (snapshot.strings[i] for i in np.unique(snapshot.frames.filename).tolist() if i >= 0)
+    found = {m[1] for f in files if (m := _OPTIMIZER.search(f[:1000].replace("\\", "/")))}
+    found -= _NO_OPTIMIZER
+    return not found or bool(found & FUSED)
 
 
 class OptimizerWithoutForeach(SavingRemedy):
