@@ -28,13 +28,10 @@ def left_of_attempts(trace: Trace, ooms: Sequence[OomEvent], last: OomEvent) -> 
     end, state = max(earlier), last.row - trace.first_row
     lives, in_module = trace.lives, trace.stacks.roles.in_module
     live = lives.allocated_at(state)
-    left = live[in_module[lives.stack[live]] & (lives.start[live] < end)]
-    left = left[lives.start[left] >= 0]
-    if not len(left):
-        return none
+    left = live[(lives.start[live] >= 0) & (lives.start[live] < end)]
     again = lives.stack[(lives.start > end) & (lives.start < state)]
-    is_again = np.isin(lives.stack[left], again[again >= 0])
-    if not is_again.any():
+    made_again = left[np.isin(lives.stack[left], again[again >= 0])]
+    if not in_module[lives.stack[made_again]].any():
         return none
-    begin = int(lives.start[left[is_again]].min())
-    return live[(lives.start[live] >= begin) & (lives.start[live] < end)].astype(np.int64)
+    begin = int(lives.start[made_again].min())
+    return left[lives.start[left] >= begin].astype(np.int64)
