@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.training_run import TrainingRequests
-from fragdoctor.model.arrays import distinct
+from fragdoctor.model.arrays import distinct, is_among
 from fragdoctor.model.snapshot import I64
 from fragdoctor.trace.stacks import BACKWARD, LOSS, SILENT
 from fragdoctor.trace.trace import Trace
@@ -33,10 +33,10 @@ def find_attention_scores(trace: Trace, requests: TrainingRequests) -> I64:
         return np.zeros(0, np.int64)
     results = distinct(size[is_softmax])
     function = _functions(trace)[stacks.lines_of(stack)]
-    is_near = np.isin(function, distinct(function[is_softmax])) & stacks.roles.in_module[stack]
+    is_near = is_among(function, distinct(function[is_softmax])) & stacks.roles.in_module[stack]
     other_types = np.concatenate((results, 2 * results, results // 2, results // 4))
-    is_gradient = np.isin(stacks.roles.role[stack], (BACKWARD, SILENT)) & np.isin(size, results)
-    rows: I64 = requests.row[(is_near & np.isin(size, other_types)) | is_gradient]
+    is_gradient = np.isin(stacks.roles.role[stack], (BACKWARD, SILENT)) & is_among(size, results)
+    rows: I64 = requests.row[(is_near & is_among(size, other_types)) | is_gradient]
     return rows
 
 

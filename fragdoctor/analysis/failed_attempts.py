@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fragdoctor.analysis.result import OomEvent
+from fragdoctor.model.arrays import is_among
 from fragdoctor.model.snapshot import I64
 from fragdoctor.trace.trace import Trace
 
@@ -30,7 +31,7 @@ def left_of_attempts(trace: Trace, ooms: Sequence[OomEvent], last: OomEvent) -> 
     live = lives.allocated_at(state)
     left = live[(lives.start[live] >= 0) & (lives.start[live] < end)]
     again = lives.stack[(lives.start > end) & (lives.start < state)]
-    made_again = left[np.isin(lives.stack[left], again[again >= 0])]
+    made_again = left[is_among(lives.stack[left], again[again >= 0])]
     if not in_module[lives.stack[made_again]].any():
         return none
     begin = int(lives.start[made_again].min())

@@ -15,6 +15,7 @@ import numpy as np
 
 from fragdoctor.analysis.result import PhaseAnalysis
 from fragdoctor.frozen import frozen
+from fragdoctor.model.arrays import is_among
 from fragdoctor.model.phases import Category
 from fragdoctor.model.snapshot import I64, Bools
 from fragdoctor.trace import stacks as roles_of
@@ -93,7 +94,7 @@ def _copy(trace: Trace, rows: I64, is_weight: Bools, state_bytes: I64) -> Weight
     for i, model in enumerate(groups):
         if is_weight[model].mean() < MOST:
             break
-        n_states = int(np.isin(state_bytes, size[model]).sum())
+        n_states = int(is_among(state_bytes, size[model]).sum())
         if n_states > STATES * len(model):
             continue
         alike = (g for g in groups[i + 1 :] if _are_alike(size[model], size[g]))

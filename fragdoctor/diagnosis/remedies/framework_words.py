@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
-import numpy as np
-
 from fragdoctor.diagnosis.remedies.leaks import is_evaluation
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal
+from fragdoctor.model.arrays import distinct
 from fragdoctor.model.frameworks import Change, Framework, frameworks_in, words_for
 
 CHANGES: Final = {
@@ -56,6 +55,6 @@ def frameworks_of(case: JudgedCase) -> tuple[Framework, ...]:
     snapshot, message = case.context.snapshot, case.message
     paths = [] if message is None else [frame.file for frame in message.frames]
     if snapshot is not None:
-        files = np.unique(snapshot.frames.filename)
+        files = distinct(snapshot.frames.filename)
         paths += [snapshot.strings[i] for i in files.tolist() if i >= 0]
     return frameworks_in(paths)

@@ -12,6 +12,7 @@ from fragdoctor.diagnosis.bench import Attempt, Bench
 from fragdoctor.diagnosis.remedies.remedy import CURES, HELPS, JudgedCase, Proposal, Remedy
 from fragdoctor.future.edits import combined
 from fragdoctor.future.training_edits import requests_freed_at, requests_removed
+from fragdoctor.model.arrays import is_among
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence, Location
 from fragdoctor.model.snapshot import I64
@@ -122,4 +123,4 @@ def _left_bytes(case: JudgedCase) -> int:
     if found is None or analysis is None:
         return 0
     lives = analysis.trace.lives
-    return int(lives.size_bytes[np.isin(lives.start, found[0])].sum())
+    return int(lives.size_bytes[is_among(lives.start, found[0])].sum())

@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Final
 
-import numpy as np
-
 from fragdoctor.analysis.training_run import only_infers
 from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
 from fragdoctor.diagnosis.remedies.capacity import (
@@ -39,6 +37,7 @@ from fragdoctor.future.training_edits import (
     states_quantized,
     step_in_backward,
 )
+from fragdoctor.model.arrays import distinct
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.rules.capacity.optimizer_state import optimizer_holders
 from fragdoctor.units import format_size
@@ -81,7 +80,7 @@ def can_be_fused(case: JudgedCase) -> bool:
     snapshot = case.context.snapshot
     if snapshot is None:
         return True
-    files = (snapshot.strings[i] for i in np.unique(snapshot.frames.filename).tolist() if i >= 0)
+    files = (snapshot.strings[i] for i in distinct(snapshot.frames.filename).tolist() if i >= 0)
     found = {m[1] for f in files if (m := _OPTIMIZER.search(f[:1000].replace("\\", "/")))}
     found -= _NO_OPTIMIZER
     return not found or bool(found & FUSED)
