@@ -451,7 +451,8 @@ def _secondary(r: FailedRequest, first: Cause) -> Iterator[Hypothesis]:
     if first in (Cause.SIZE_BUG, Cause.UNKNOWN):
         return
     missing = r.uncovered_bytes or r.requested_bytes
-    if r.total_bytes is not None and r.requested_bytes > r.total_bytes:
+    if r.is_alone_too_large:  # whoever else is there
+        yield Hypothesis(Cause.SIZE_BUG, Confidence.POSSIBLE, "")
         return
     for hypothesis, n_bytes in _outside_candidates(r):
         if r.total_bytes is not None and n_bytes >= missing:

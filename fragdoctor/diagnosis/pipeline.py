@@ -27,6 +27,7 @@ from fragdoctor.diagnosis.functions import function_holders
 from fragdoctor.diagnosis.moments import deciding_moment, moment_report
 from fragdoctor.diagnosis.remedies.capacity import SHORT_OF_MEMORY
 from fragdoctor.diagnosis.remedies.catalogue import proposals, prove, rank
+from fragdoctor.diagnosis.remedies.framework_words import in_framework_words
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase
 from fragdoctor.diagnosis.run_state import find_notes
 from fragdoctor.diagnosis.verdict import CaseEvidence, find_verdict
@@ -192,7 +193,8 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
     ordered = [leader, *(c for c in contexts if c is not leader)]
     moments = [(c, deciding_moment(c, leader, verdict)) for c in ordered]
     segments, n_segments = segment_reports(*moments[0])
-    recommendations, rejected = rank(proof.proposals, verdict.cause)
+    worded = in_framework_words(judged, proof.proposals)
+    recommendations, rejected = rank(worded, verdict.cause)
     if verdict.cause is Cause.HEALTHY and leader.failed_request is not None:
         rejected = ()  # the program came to terms with its failures: none is left to be mended
     figures = (f for c, at in moments if (f := device_figures(c, at)) is not None)
@@ -254,6 +256,6 @@ def _training(context: Context, bench: Bench | None, verdict: Verdict) -> Traini
     """Return the passes and layers of the run, where less memory may be called for."""
     if bench is None or context.analysis is None:
         return None
-    if verdict.cause not in (*SHORT_OF_MEMORY, Cause.HEALTHY):
+    if verdict.cause not in (*SHORT_OF_MEMORY, Cause.FRAGMENTATION, Cause.HEALTHY):
         return None
     return training_run(context.analysis.trace, context.analysis.phases, bench.requests)

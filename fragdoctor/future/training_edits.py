@@ -247,11 +247,27 @@ def requests_removed(rows: I64) -> Edit:
     """Return the edit that leaves out what some events make, as where it is made on the host."""
 
     def change(_: Reproduction, ops: Operations) -> Operations:
-        made = (ops.kind == OpKind.MALLOC) & _is_in(rows, ops.row.astype(np.int64))
-        is_gone = np.isin(ops.allocation, ops.allocation[made]) & (ops.kind <= OpKind.COMPLETE)
-        return Operations(ops.table[~is_gone])
+        return _without_requests(ops, rows)
 
     return Edit(f"without {plural(len(rows), 'request')}", change)
+
+
+def requests_freed_at(rows: I64, row: int) -> Edit:
+    """Return the edit that frees what some events make before another event, and not later."""
+
+    def change(_: Reproduction, ops: Operations) -> Operations:
+        chosen = _requested_at(ops, rows)
+        is_end = is_free(ops.kind) | (ops.kind == OpKind.COMPLETE)
+        reached = reached_rows(ops)
+        # What is freed before that anyway has to stay so.
+        chosen[ops.allocation[is_end & (reached < row)]] = False
+        rest = Operations(ops.table[~(chosen[ops.allocation] & is_end)])
+        new = frees_of(np.flatnonzero(chosen).astype(np.uint32))
+        new["row"] = row
+        at = np.searchsorted(reached_rows(rest), np.full(len(new), row))
+        return Operations(np.insert(rest.table, at, new))
+
+    return Edit(f"{plural(len(rows), 'request')} freed before event {row}", change)
 
 
 def buffers_preallocated(rows: I64, n_buffers: int) -> Edit:

@@ -15,6 +15,7 @@ from fragdoctor.diagnosis.pipeline import build_contexts, diagnose
 from fragdoctor.diagnosis.remedies.allocator_settings import ExpandableSegments, GarbageCollection
 from fragdoctor.diagnosis.remedies.capacity import first_enough
 from fragdoctor.diagnosis.remedies.catalogue import REMEDIES, rank
+from fragdoctor.diagnosis.remedies.leaks import is_evaluation
 from fragdoctor.diagnosis.remedies.outside_pytorch import FreeOtherProcess
 from fragdoctor.diagnosis.remedies.remedy import CURES, Burden, JudgedCase, Remedy, helps
 from fragdoctor.diagnosis.verdict import CaseEvidence, find_verdict
@@ -22,11 +23,12 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.future.whatif import WhatIf
 from fragdoctor.model.case import Case, Overrides
 from fragdoctor.model.diagnosis import Cause, Predicted
-from fragdoctor.model.finding import Confidence
+from fragdoctor.model.finding import Confidence, Location
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState, ReplayResult
 
 FRAGMENTED = new_style("500.00 MiB", "3.81 GiB", "488.00 MiB", "2.67 GiB", "673.42 MiB")
 FULL = new_style("48.00 MiB", "2.93 GiB", "12.00 MiB", "2.91 GiB", "7.31 MiB")
+HUGE = new_style("400.00 GiB", "23.69 GiB", "23.00 GiB", "64.83 MiB", "1.17 MiB")
 LIMITED = new_style(
     "384.00 MiB", "16.00 GiB", "13.07 GiB", "2.91 GiB", "17.46 MiB", allowed="3.20 GiB"
 )
@@ -393,6 +395,46 @@ def test_leak_is_freed_at_its_line_and_arithmetic_says_that_it_fits():
 def test_leak_in_evaluation_asks_for_no_grad():
     assert "no-grad" in codes(diagnose(Case(snapshot=leaking(function="evaluate"))))
     assert "no-grad" not in codes(diagnose(Case(snapshot=leaking())))
+
+
+def test_frames_of_the_interpreter_do_not_evaluate():
+    native = Location("/src/Python/ceval.c", 4769, "_PyEval_EvalFrameDefault")
+
+    assert not is_evaluation([Location("loop.py", 5, "train"), native])
+    assert is_evaluation([Location("loop.py", 5, "validate"), native])
+
+
+def test_tensor_beyond_the_device_is_a_shape_to_print_at_its_line():
+    code = 'File "/app/graph.py", line 4, in adjacency\n    return torch.zeros(n, n)\n'
+    text = f"Traceback (most recent call last):\n  {code}" + HUGE
+
+    best, *others = diagnose(case_of(text)).recommendations
+
+    assert (best.code, best.title) == (
+        "fix-shape",
+        "Print the shape at graph.py:4 in adjacency and correct it",
+    )
+    assert not {"fused-attention", "smaller-batch"} & {r.code for r in others}
+
+
+def test_tensor_beyond_the_device_in_attention_is_its_scores():
+    code = 'File "/app/model.py", line 9, in attention\n    s = q @ k.transpose(-2, -1)\n'
+    text = f"Traceback (most recent call last):\n  {code}" + HUGE
+
+    found = codes(diagnose(case_of(text)))
+
+    assert found.index("fused-attention") < found.index("fix-shape")
+
+
+def test_advice_is_in_the_words_of_the_framework_of_the_traceback():
+    site = "/venv/lib/python3.11/site-packages/transformers"
+    code = f'File "{site}/trainer.py", line 4020, in training_step\n    loss = f(x)\n'
+    text = f"Traceback (most recent call last):\n  {code}" + FULL
+
+    changes = {r.code: r.change for r in diagnose(case_of(text)).recommendations}
+
+    assert changes["smaller-batch"].startswith("with Trainer: lower per_device_train_batch_size")
+    assert "gradient_checkpointing=True" in changes["gradient-checkpointing"]
 
 
 def test_model_that_does_not_fit_is_told_from_a_batch():

@@ -26,6 +26,7 @@ from fragdoctor.future.training_edits import (
     optimizer_fused,
     optimizer_one_by_one,
     passes_scaled,
+    requests_freed_at,
     states_offloaded,
     states_quantized,
     step_in_backward,
@@ -136,6 +137,18 @@ def test_gradients_that_are_freed_anyway_are_no_saving() -> None:
 
     with pytest.raises(SimulationError, match="do not outlive"):
         edit.apply(bench.reproduction)
+
+
+def test_requests_are_freed_at_an_event_unless_they_are_gone_by_then() -> None:
+    bench, run = recorded("gpt")
+    after_first = int(run.optimizer[1][0])
+    base = tuple(PEAKS["gpt"]["base"])
+
+    earlier = peaks(bench, requests_freed_at(run.state_row, after_first))
+    gone = peaks(bench, requests_freed_at(run.temporary_row, bench.requests.row[-1]))
+
+    assert earlier[0] < base[0]
+    assert gone == base
 
 
 def test_accumulation_checkpoints_every_forward_pass() -> None:

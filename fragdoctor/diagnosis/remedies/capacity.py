@@ -9,7 +9,9 @@ from typing import ClassVar, Final
 
 import numpy as np
 
+from fragdoctor.analysis.step_scale import step_scale
 from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
+from fragdoctor.diagnosis.remedies.leaks import is_evaluation
 from fragdoctor.diagnosis.remedies.remedy import (
     HELPS,
     MAY_HELP,
@@ -29,6 +31,7 @@ from fragdoctor.model.simulation import OutlookBasis, OutlookState
 from fragdoctor.model.snapshot import Action
 from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
 from fragdoctor.rules.failed_request import FailedRequest
+from fragdoctor.rules.request_sources import matching_oom
 from fragdoctor.rules.traceback_signs import GrowsWith
 from fragdoctor.units import MIB, format_share, format_size, plural
 
@@ -75,7 +78,8 @@ class SavingRemedy(Remedy):
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it where memory is short, or where a healthy run could do with less."""
-        if case.training is None or case.cause not in (*SHORT_OF_MEMORY, Cause.HEALTHY):
+        causes = (*SHORT_OF_MEMORY, Cause.FRAGMENTATION, Cause.HEALTHY)
+        if case.training is None or case.cause not in causes:
             return
         if self.edits(case):
             yield self.proposal(
@@ -280,7 +284,11 @@ class SmallerBatch(SavingRemedy):
     combines: ClassVar[bool] = False
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it for capacity, peaks and limits."""
+        """Propose it for capacity, peaks and limits, where the batch is one as the others are."""
+        if not is_outsized(case):
+            yield from self._proposed(case)
+
+    def _proposed(self, case: JudgedCase) -> Iterator[Proposal]:
         r = case.failed_request
         if not case.is_allocator_case or case.cause not in SHORT_OF_MEMORY:
             return
@@ -299,6 +307,10 @@ class SmallerBatch(SavingRemedy):
                 Confidence.LIKELY,
             )
             return
+        if r.requested_bytes * BATCH_SHARES[-1] > (r.available_bytes or r.requested_bytes):
+            return  # not even the smallest part that is tried: a shape is wrong
+        if r.requested_bytes * BATCH_SHARES[-1] > (r.available_bytes or r.requested_bytes):
+            return  # not even the smallest part that is tried would do: a shape is wrong
         is_main = case.cause is not Cause.MEMORY_LIMIT and not only_builds(case)
         yield self.proposal(
             weight=HELPS + 20 if is_main else MAY_HELP,
@@ -375,6 +387,63 @@ class SmallerBatch(SavingRemedy):
             f"({100 * eighths / 8:g} %); {KEPT_BATCH}",
         )
         return replace(judged, recommendation=r)
+
+
+class LimitBatch(SmallerBatch):
+    """A batch that is larger than all before it: an evaluation's, or one of large samples."""
+
+    code: ClassVar[str] = "limit-batch"
+    title: ClassVar[str] = "Limit the size of a batch"
+    burden: ClassVar[Burden] = Burden.CHANGE
+    cost: ClassVar[str] = "None for the batches that passed."
+    is_usual: ClassVar[bool] = False
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose it where the step that failed asks for more than any before, line by line."""
+        if not is_outsized(case):
+            return
+        scale = scale_of_failure(case)
+        title = f"{self.title}: this one is {scale:.1f} times the largest before it"
+        change = "sort samples by size, or cap the tokens, pixels, nodes or edges of a batch"
+        if is_evaluation(case.asking_stack):
+            title = (
+                f"Evaluate with smaller batches: this one is {scale:.1f} times the largest before"
+            )
+            change = "a smaller batch, or smaller inputs, where the evaluation loads its data"
+        for proposal in self._proposed(case):
+            r = proposal.recommendation
+            yield replace(proposal, recommendation=replace(r, title=title, change=change))
+
+    def judged(
+        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Outcome]
+    ) -> Proposal | None:
+        """Return it with the part of this batch that fits."""
+        judged = super().judged(case, bench, proposal, outcomes)
+        if judged is None or judged.is_rejected or proposal is None:
+            return judged
+        said, r = proposal.recommendation, judged.recommendation
+        part = r.change.split(";")[0]
+        change = f"{said.change}; {part} fits" if r.predicted.fits else f"{said.change}; {part}"
+        recommendation = replace(r, title=said.title, change=change)
+        return replace(judged, recommendation=recommendation)
+
+
+LARGER: Final = 1.5
+"""Times the largest step before: what the batches of most programs differ by is less."""
+
+
+def scale_of_failure(case: JudgedCase) -> float:
+    """Return how much larger the step that failed is than all before it; 1 where nothing says."""
+    analysis = case.context.analysis
+    event = None if analysis is None else matching_oom(analysis, case.message)
+    if analysis is None or event is None or analysis.timeline is None:
+        return 1.0
+    return step_scale(analysis.trace, event.row - analysis.trace.first_row) or 1.0
+
+
+def is_outsized(case: JudgedCase) -> bool:
+    """Return whether the step that failed is larger than every step before it."""
+    return scale_of_failure(case) >= LARGER
 
 
 KEPT_BATCH: Final = "in training gradient accumulation keeps the effective batch"

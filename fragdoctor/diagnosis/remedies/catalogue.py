@@ -17,8 +17,10 @@ from fragdoctor.diagnosis.remedies.allocator_settings import (
     MaxSplitSize,
     RoundupDivisions,
 )
+from fragdoctor.diagnosis.remedies.attention import FusedAttention
 from fragdoctor.diagnosis.remedies.capacity import (
     LessModelMemory,
+    LimitBatch,
     SavingRemedy,
     SmallerBatch,
     first_enough,
@@ -47,7 +49,6 @@ from fragdoctor.diagnosis.remedies.outside_pytorch import (
     FewerProcesses,
     FixShape,
     FreeOtherProcess,
-    FusedAttention,
     JaxPreallocation,
     LessHostMemory,
     LibraryHeadroom,
@@ -86,6 +87,7 @@ from fragdoctor.diagnosis.remedies.training import (
     SmallerOptimizerState,
     StepInBackward,
 )
+from fragdoctor.diagnosis.remedies.weights import CopyOfWeights, SpareWeights
 from fragdoctor.frozen import frozen
 from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation
 from fragdoctor.model.finding import Confidence
@@ -100,14 +102,18 @@ REMEDIES: Final[tuple[Remedy, ...]] = (
     DefaultSettings(),
     RaiseMemoryLimit(),
     # Less memory.
+    SpareWeights(),
+    CopyOfWeights(),
     SetGradientsToNone(),
     FusedOptimizer(),
+    FusedAttention(),
     ChunkedLoss(),
     GradientCheckpointing(),
     SmallerOptimizerState(),
     OffloadOptimizer(),
     StepInBackward(),
     OptimizerWithoutForeach(),
+    LimitBatch(),
     SmallerBatch(),
     CombinedSavings(),
     LessModelMemory(),
@@ -148,7 +154,6 @@ REMEDIES: Final[tuple[Remedy, ...]] = (
     SmallerKernelBlocks(),
     # Better evidence.
     FixShape(),
-    FusedAttention(),
     LocateDriverCall(),
     RecordSnapshot(),
 )
@@ -158,6 +163,9 @@ OUTSIDE: Final = (Cause.OTHER_PROCESS, Cause.MEMORY_LIMIT)
 
 KNOWN_CURE: Final = 1
 """Place of what removes them: after what is known to hold, before what nobody knows."""
+
+UNTRIED: Final = 100
+"""Place of what no replay shows to fit: after what one does."""
 
 CONFIDENCE_ORDER: Final = {Confidence.PROVEN: 0, Confidence.LIKELY: 1, Confidence.POSSIBLE: 2}
 
@@ -198,7 +206,7 @@ def _order(proposal: Proposal, cause: Cause) -> tuple[int | str, ...]:
     tier = _tier(prospect(p.outlook), is_setting=is_setting, cause=cause)
     if cause in OUTSIDE and not is_setting and proposal.weight >= CURES and p.fits is not False:
         is_cure, tier = True, min(tier, KNOWN_CURE)
-    how_far: tuple[int, ...] = (0,) * 6
+    how_far: tuple[int, ...] = (UNTRIED, *(0,) * 5)
     if is_cure:
         how_far = (
             tier,

@@ -30,9 +30,7 @@ class GatherOnHost(Remedy):
         yield self.proposal(
             weight=CURES,
             confidence=Confidence.LIKELY,
-            change="keep outputs.append(out.cpu()), or only the figure that is wanted; in "
-            "Transformers eval_accumulation_steps=1, or a preprocess_logits_for_metrics that "
-            "returns logits.argmax(-1)",
+            change="keep outputs.append(out.cpu()), or only the figure that is wanted",
             why=f"{gathered_text(case.context, kept)}.",
             locations=kept_stack(case.context, kept),
             cost="A copy to the host for each batch; as much host memory.",

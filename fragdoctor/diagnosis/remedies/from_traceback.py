@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar, Final
 
+import numpy as np
+
+from fragdoctor.analysis.failed_attempts import left_of_attempts
+from fragdoctor.diagnosis.bench import Attempt, Bench
 from fragdoctor.diagnosis.remedies.remedy import CURES, HELPS, JudgedCase, Proposal, Remedy
+from fragdoctor.future.edits import combined
+from fragdoctor.future.training_edits import requests_freed_at, requests_removed
+from fragdoctor.model.arrays import is_among
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence, Location
+from fragdoctor.model.snapshot import I64
+from fragdoctor.rules.request_sources import matching_oom
+from fragdoctor.units import format_size
 
 CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.HEALTHY)
 """Causes to which the place of the failure adds nothing."""
@@ -54,17 +64,63 @@ class RetryOutsideHandler(Remedy):
     title: ClassVar[str] = "Retry after the except block, not inside it"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it where the traceback says that another exception was being handled."""
+        """Propose it where a traceback was being handled, or an earlier attempt is still held."""
         message = case.message
-        if message is None or not message.is_in_handler or case.cause in CLOSED:
+        is_in_handler = message is not None and message.is_in_handler
+        left = _left_bytes(case)
+        if not (is_in_handler or left) or case.cause in CLOSED:
             return
+        why = "An exception's traceback holds the frames of its attempt, and these their tensors"
         yield self.proposal(
             weight=ABOVE_GENERIC + 1 if case.sign is None else HELPS,
             confidence=Confidence.LIKELY,
-            change="set a flag in the except block and try again after it; gc.collect() and "
-            "torch.cuda.empty_cache() before the second attempt",
-            why="Inside an except block the exception's traceback holds the frames of the first "
-            "attempt, and with them its tensors: the second attempt starts with a full device.",
+            change="set a flag in the except block and try again after it; keep str(error), not "
+            "the exception; gc.collect() and torch.cuda.empty_cache() before the next attempt",
+            why=f"{why}: {format_size(left)} of an attempt that had failed were still held."
+            if left
+            else f"{why}: the second attempt starts with a full device.",
             cost="None.",
+            saves_bytes=left or None,
             verify="memory_allocated() before the second attempt is what it was before the first.",
         )
+
+    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
+        """Try the last attempt with what those before had made freed when the next one began.
+
+        The failures before were caught, and the program went on: they are left out.
+        """
+        del bench
+        found, analysis = _left(case), case.context.analysis
+        if proposal is None or found is None or analysis is None:
+            return []
+        rows, row = found
+        caught = np.array([oom.row - analysis.trace.first_row for oom in analysis.ooms], np.int64)
+        edits = (requests_removed(np.sort(caught[caught < row])), requests_freed_at(rows, row))
+        return [Attempt.of_edit(combined(edits))]
+
+
+MIN_LEFT: Final = 0.1
+"""Of live memory; less of an attempt is not why the next one fails."""
+
+
+def _left(case: JudgedCase) -> tuple[I64, int] | None:
+    """Return (events that made what is left of failed attempts, event after the last of them)."""
+    analysis = case.context.analysis
+    event = None if analysis is None else matching_oom(analysis, case.message)
+    if analysis is None or event is None or not analysis.capture.has_trace:
+        return None
+    trace = analysis.trace
+    left = left_of_attempts(trace, analysis.ooms, event)
+    if int(trace.lives.size_bytes[left].sum()) < MIN_LEFT * event.active_bytes or not len(left):
+        return None
+    before = max(oom.row for oom in analysis.ooms if oom.row < event.row)
+    starts: I64 = np.sort(trace.lives.start[left]).astype(np.int64)
+    return starts, before - trace.first_row + 1
+
+
+def _left_bytes(case: JudgedCase) -> int:
+    found, analysis = _left(case), case.context.analysis
+    if found is None or analysis is None:
+        return 0
+    lives = analysis.trace.lives
+    return int(lives.size_bytes[is_among(lives.start, found[0])].sum())

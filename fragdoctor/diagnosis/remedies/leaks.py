@@ -32,7 +32,7 @@ from fragdoctor.story.trends import (
     memory_over_trials,
     trials_before_failure,
 )
-from fragdoctor.trace.stacks import BACKWARD
+from fragdoctor.trace.stacks import BACKWARD, PACKAGE, USER, classify_file
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import format_size, plural
 
@@ -155,10 +155,6 @@ WAYS: Final = {
 """What to change, by what the kept memory looks like."""
 
 
-ONLY_OUTPUTS: Final = 3
-"""Blocks a step that are no graph: what a model returns, kept without what it was made from."""
-
-
 class NoGrad(_Leak):
     """Evaluation that builds graphs."""
 
@@ -166,44 +162,58 @@ class NoGrad(_Leak):
     title: ClassVar[str] = "Evaluate without building graphs"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose no_grad where the growth comes from code that evaluates."""
-        kept = _kept(case)
-        if kept is None:
+        """Propose no_grad where graphs are kept that no backward pass waits for.
+
+        Where modules were recorded, what is kept of their results tells a graph from outputs alone.
+        Those of an evaluation under no_grad already are none.
+        """
+        kept, analysis = _kept(case), case.context.analysis
+        if kept is None or analysis is None:
             return
         stack = kept_stack(case.context, kept)
-        builds_graphs = kept.pattern in (
-            KeptPattern.GRAPH,
-            KeptPattern.RESULTS,
-            KeptPattern.TENSORS,
-        )
         is_seen = kept.pattern is KeptPattern.EVALUATION
         evaluates = is_evaluation(stack)
-        if not (is_seen or (builds_graphs and evaluates)):
+        is_told = kept.pattern is KeptPattern.GRAPH or is_seen
+        has_modules = len(analysis.trace.module_rows) > 0
+        if has_modules and not is_told:
             return
-        analysis = case.context.analysis
-        waits = not evaluates and analysis is not None and may_wait(analysis.trace, kept)
-        is_few = kept.n_survivors <= ONLY_OUTPUTS * kept.n_steps
-        is_graph = is_seen or kept.pattern is KeptPattern.GRAPH or not is_few
-        is_sure = is_graph and not waits
+        if not (is_seen or (evaluates and kept.pattern in MAY_BE_GRAPHS)):
+            return
+        waits = not evaluates and may_wait(analysis.trace, kept)
+        is_sure = is_told and not waits
+        maker, held = maker_text(case.context, kept), format_size(kept.survivor_bytes)
         reason = (
             "No backward pass ran while it grew, as in an evaluation"
             if is_seen
             else "The growth comes from code that evaluates"
         )
+        title = self.title
+        change = f"wrap the loop that reaches {maker} in torch.no_grad() or torch.inference_mode()"
+        if is_seen and not evaluates:
+            title = "Run the backward pass for each batch, or evaluate without graphs"
+            change = (
+                "in training call (loss / n).backward() for each of n micro-batches, in place of "
+                f"one backward() of their sum; in an evaluation {change}"
+            )
+            reason = "Graph after graph was built at this line, and no backward pass ran"
         yield self.proposal(
+            title=title,
             weight=CURES + 8 if case.cause is Cause.LEAK and is_sure else CURES - 25,
             confidence=Confidence.LIKELY if is_sure else Confidence.POSSIBLE,
-            change=f"wrap the loop that reaches {maker_text(case.context, kept)} in "
-            "torch.no_grad() or torch.inference_mode()",
-            why=f"{reason}; with gradients on, every kept output "
-            f"keeps its whole graph ({format_size(kept.survivor_bytes)} here).",
+            change=change,
+            why=f"{reason}; with gradients on, every kept output keeps its whole graph "
+            f"({held} here).",
             locations=stack,
             predicted=_predicted(case, kept),
             cost="None: evaluation needs no gradients.",
             caveats=("model.eval() alone does not stop graphs from being built.",),
-            verify="memory_allocated() stays level during evaluation.",
+            verify="memory_allocated() stays level from batch to batch.",
             saves_bytes=kept.survivor_bytes,
         )
+
+
+MAY_BE_GRAPHS: Final = (KeptPattern.GRAPH, KeptPattern.RESULTS, KeptPattern.TENSORS)
+"""What the outputs of an evaluation may look like."""
 
 
 class FindLeak(Remedy):
@@ -280,8 +290,12 @@ def may_wait(trace: Trace, kept: KeptMemory) -> bool:
 
 
 def is_evaluation(stack: Sequence[Location]) -> bool:
-    """Return whether a stack runs through code whose name says that it evaluates."""
-    return any(EVALUATION.search(f.function) or EVALUATION.search(f.basename) for f in stack)
+    """Return whether a stack runs through a program's code whose name says that it evaluates.
+
+    Frames of the interpreter do not count: all of them run through ``_PyEval_EvalFrame``.
+    """
+    own = [f for f in stack if classify_file(f.filename) in (USER, PACKAGE)]
+    return any(EVALUATION.search(f.function) or EVALUATION.search(f.basename) for f in own)
 
 
 def _predicted(case: JudgedCase, kept: KeptMemory) -> Predicted:

@@ -25,6 +25,7 @@ from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.model.gpu_sharing import ProcessDemand, share_gpu
 from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FailedRequest
+from fragdoctor.rules.rule import line_text
 from fragdoctor.units import format_count, format_size
 
 PEERS_LOOK_THE_SAME: Final = (
@@ -402,11 +403,15 @@ class FixShape(Remedy):
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose to look at the shape at the failing line."""
-        if not case.supports(Cause.SIZE_BUG):
-            return
-        is_main = case.cause is Cause.SIZE_BUG
         r = case.failed_request
+        is_main = case.cause is Cause.SIZE_BUG
+        is_beyond = r is not None and r.is_alone_too_large and case.is_allocator_case
+        if not (case.supports(Cause.SIZE_BUG) or (is_beyond and case.cause is Cause.CAPACITY)):
+            return
+        line = case.asking_stack[:1]
         yield self.proposal(
+            title=f"Print the shape at {line_text(line[0])} and correct it" if line else "",
+            locations=case.asking_stack,
             weight=CURES if is_main else HELPS + 25,
             confidence=Confidence.PROVEN if is_main else Confidence.POSSIBLE,
             change="print(x.shape, x.dtype) before the call; check negative or NaN-derived sizes, "
@@ -415,32 +420,6 @@ class FixShape(Remedy):
             why=case.verdict.summary if is_main or r is None else one_tensor_text(r),
             cost="None.",
             verify="The printed size is what was meant.",
-        )
-
-
-class FusedAttention(Remedy):
-    """Attention scores of a long sequence in one tensor."""
-
-    code: ClassVar[str] = "fused-attention"
-    title: ClassVar[str] = "If these are attention scores, never make them"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it where one tensor alone is larger than the device."""
-        r = case.failed_request
-        if r is None or not case.is_allocator_case or not r.is_alone_too_large:
-            return
-        if case.cause is not Cause.CAPACITY:
-            return
-        yield self.proposal(
-            weight=HELPS + 24,
-            confidence=Confidence.POSSIBLE,
-            change="torch.nn.functional.scaled_dot_product_attention with its flash or "
-            "memory-efficient kernel, attn_implementation='sdpa' or 'flash_attention_2' in "
-            "Transformers, enable_attention_slicing() in Diffusers",
-            why=one_tensor_text(r),
-            cost="None; it is faster too.",
-            caveats=("output_attentions=True, and some masks, bring the slow path back.",),
-            verify="The request of this size is gone from the trace.",
         )
 
 

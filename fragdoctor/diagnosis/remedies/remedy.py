@@ -18,8 +18,10 @@ from fragdoctor.model.finding import Confidence, Evidence, Location, RuleResults
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.simulation import Outlook, OutlookState, ReplayResult
 from fragdoctor.rules.failed_request import FailedRequest
-from fragdoctor.rules.rule import Context
+from fragdoctor.rules.request_sources import matching_oom
+from fragdoctor.rules.rule import MAX_STACK, Context, from_user
 from fragdoctor.rules.traceback_signs import GrowsWith, TracebackSign, sign_of
+from fragdoctor.trace.stacks import NATIVE, classify_file
 from fragdoctor.units import format_count, format_size, plural
 
 CURES: Final = 90
@@ -88,6 +90,26 @@ class JudgedCase:
     def sign(self) -> TracebackSign | None:
         """What the traceback of the message shows, where no trace says more."""
         return sign_of(self.message)
+
+    @property
+    def asking_frames(self) -> tuple[Location, ...]:
+        """The stack of the request that failed, innermost first.
+
+        That of the trace, else of the message's traceback; C++ frames are left out.
+        """
+        analysis, message = self.context.analysis, self.message
+        event = None if analysis is None else matching_oom(analysis, message)
+        if event is not None:
+            found = self.context.stack(event.stack)
+        else:
+            frames = () if message is None else message.frames
+            found = tuple(Location(f.file, f.line or 0, f.function) for f in frames[::-1])
+        return tuple(f for f in found if classify_file(f.filename) != NATIVE)
+
+    @property
+    def asking_stack(self) -> tuple[Location, ...]:
+        """The stack of the request that failed, from the user's own line outwards."""
+        return from_user(self.asking_frames)[:MAX_STACK]
 
     def has_marker(self, kind: str) -> bool:
         """Return whether a line of the log says something, by the kind of its marker."""

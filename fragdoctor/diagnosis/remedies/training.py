@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Final
 
@@ -36,6 +37,7 @@ from fragdoctor.future.training_edits import (
     states_quantized,
     step_in_backward,
 )
+from fragdoctor.model.arrays import distinct
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.rules.capacity.optimizer_state import optimizer_holders
 from fragdoctor.units import format_size
@@ -49,6 +51,7 @@ class FusedOptimizer(SavingRemedy):
 
     code: ClassVar[str] = "fused-optimizer"
     title: ClassVar[str] = "Update the parameters in one fused kernel"
+    burden: ClassVar[Burden] = Burden.NONE
     doing: ClassVar[str] = "the optimizer fused"
     change: ClassVar[str] = "torch.optim.AdamW(..., fused=True)"
     cost: ClassVar[str] = "None; it is usually faster."
@@ -58,9 +61,29 @@ class FusedOptimizer(SavingRemedy):
     effort: ClassVar[int] = 1
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
-        """Return the run without the optimizer's temporaries."""
+        """Return the run without the optimizer's temporaries, if it can be fused."""
         run = case.training
+        if not can_be_fused(case):
+            return ()
         return (optimizer_fused(run.temporary_row),) if run and len(run.temporary_row) else ()
+
+
+FUSED: Final = frozenset({"adam", "adamw", "sgd", "adagrad"})
+"""Files of ``torch/optim`` whose optimizers have ``fused=True`` (torch 2.13)."""
+
+_OPTIMIZER: Final = re.compile(r"/torch/optim/(\w+)\.py$")
+_NO_OPTIMIZER: Final = frozenset({"optimizer", "lr_scheduler", "swa_utils"})
+
+
+def can_be_fused(case: JudgedCase) -> bool:
+    """Return whether the optimizer in the stacks has a fused kernel; True where none is seen."""
+    snapshot = case.context.snapshot
+    if snapshot is None:
+        return True
+    files = (snapshot.strings[i] for i in distinct(snapshot.frames.filename).tolist() if i >= 0)
+    found = {m[1] for f in files if (m := _OPTIMIZER.search(f[:1000].replace("\\", "/")))}
+    found -= _NO_OPTIMIZER
+    return not found or bool(found & FUSED)
 
 
 class OptimizerWithoutForeach(SavingRemedy):
@@ -87,6 +110,7 @@ class SetGradientsToNone(SavingRemedy):
 
     code: ClassVar[str] = "set-to-none"
     title: ClassVar[str] = "Free the gradients after each step"
+    burden: ClassVar[Burden] = Burden.NONE
     doing: ClassVar[str] = "gradients set to None"
     change: ClassVar[str] = "optimizer.zero_grad(set_to_none=True), the default since PyTorch 2.0"
     cost: ClassVar[str] = "None."
@@ -147,7 +171,7 @@ class GradientCheckpointing(SavingRemedy):
     doing: ClassVar[str] = "the layers checkpointed"
     change: ClassVar[str] = (
         "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) around each repeated "
-        "block; in Transformers model.gradient_checkpointing_enable()"
+        "block"
     )
     cost: ClassVar[str] = "About 33 % more compute: the forward pass runs once more."
     caveats: ClassVar[tuple[str, ...]] = (

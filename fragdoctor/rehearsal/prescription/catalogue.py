@@ -1,6 +1,6 @@
 """The treatments that a program may get, from what it was seen to use.
 
-Names of arguments are those of Transformers 4.57, Lightning 2.6 and Accelerate 1.15.
+What a framework calls them is in ``model/frameworks.py``.
 """
 
 from __future__ import annotations
@@ -8,16 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from fragdoctor.model.frameworks import Change, words_of
 from fragdoctor.model.prescription import LeftOut, Numerics, Place, Treatment
 
 Traits = Mapping[str, Any]
 """What ``engine/treatments/traits.py`` found."""
 
-_BF16: Final = {
-    "trainer": "TrainingArguments(bf16=True)",
-    "lightning": 'Trainer(precision="bf16-mixed")',
-    "accelerate": 'Accelerator(mixed_precision="bf16")',
-}
 _ADAM: Final = {"Adam", "AdamW"}
 _FUSED: Final = {"Adam", "AdamW", "SGD", "Adagrad"}
 
@@ -54,8 +50,8 @@ def checkpointed(traits: Traits, n: int) -> Treatment:
             "    block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)",
         ]
     instead = ""
-    if n == total and traits["framework"] == "trainer":
-        instead = "TrainingArguments(gradient_checkpointing=True)"
+    if n == total:
+        instead = words_of(traits["framework"], Change.CHECKPOINT)
     return Treatment(
         "checkpoint",
         f"checkpoint {'all ' if n == total else f'{n} of '}{total} blocks ({_places(groups)})",
@@ -156,16 +152,7 @@ def accumulated(traits: Traits, n: int, batch: int | None) -> Treatment:
     """Return n micro-batches to a step, of a batch in the arguments or of loaders."""
     size = batch or max(traits["batches"])
     micro = max(size // n, 1)
-    instead = ""
-    if traits["framework"] == "trainer":
-        instead = (
-            f"TrainingArguments(per_device_train_batch_size={micro}, "
-            f"gradient_accumulation_steps={n})"
-        )
-    elif traits["framework"] == "lightning":
-        instead = f"Trainer(accumulate_grad_batches={n}), with batches of {micro}"
-    elif traits["framework"] == "accelerate":
-        instead = f"Accelerator(gradient_accumulation_steps={n}), with batches of {micro}"
+    words = words_of(traits["framework"], Change.ACCUMULATE)
     return Treatment(
         "accumulate",
         f"batch {micro} x {n} accumulated",
@@ -179,7 +166,7 @@ def accumulated(traits: Traits, n: int, batch: int | None) -> Treatment:
             "        optimizer.step()",
             "        optimizer.zero_grad()",
         ],
-        instead,
+        words.format(batch=micro, n=n),
         [f"accumulate:{n}"],
         batch_divisor=n,
     )
@@ -233,7 +220,7 @@ def simple(traits: Traits, conf: str) -> Iterator[Treatment]:
 
 def _without_work(traits: Traits, conf: str) -> Iterator[Treatment]:
     """Yield what leaves the results alone, and does no more work."""
-    trainer = traits["framework"] == "trainer"
+    framework = traits["framework"]
     if traits["zeroes"]:
         yield Treatment(
             "set-to-none", "free gradients instead of zeroing them", Numerics.EXACT,
@@ -263,7 +250,7 @@ def _without_work(traits: Traits, conf: str) -> Iterator[Treatment]:
         yield Treatment(
             "fused", f"fused {fusable[0]}", Numerics.EXACT,
             lines=[f"torch.optim.{fusable[0]}(..., fused=True)"],
-            instead='TrainingArguments(optim="adamw_torch_fused")' if trainer else "",
+            instead=words_of(framework, Change.FUSED),
             specs=["fused"], place=Place.OPTIMIZER, arguments=["fused=True"],
         )  # fmt: skip
 
@@ -290,19 +277,19 @@ def _of_training(traits: Traits) -> Iterator[Treatment]:
 def _with_other_results(traits: Traits) -> Iterator[Treatment]:
     """Yield other precisions, then other optimizers."""
     optimizers = {*traits["optimizers"]}
-    trainer = traits["framework"] == "trainer"
+    framework = traits["framework"]
     if traits["trains"] and not traits["autocasts"]:
         yield Treatment(
             "autocast", "autocast to bfloat16", Numerics.ROUNDING,
             lines=['with torch.autocast("cuda", torch.bfloat16):  # forward and loss'],
-            instead=_BF16.get(traits["framework"], ""),
+            instead=words_of(framework, Change.BF16),
             specs=["autocast"],
         )  # fmt: skip
     for name in sorted(optimizers & _ADAM):
         yield Treatment(
             "adamw-8bit", f"8-bit {name}", Numerics.DIFFERENT,
             lines=[f"bitsandbytes.optim.{name}8bit(...)"],
-            instead='TrainingArguments(optim="adamw_8bit")' if trainer else "",
+            instead=words_of(framework, Change.STATE_8BIT),
             specs=["adamw-8bit"],
         )  # fmt: skip
         yield Treatment(

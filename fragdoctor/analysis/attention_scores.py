@@ -1,0 +1,48 @@
+"""Attention scores: what a program makes around a softmax, in the sizes of its result.
+
+Scores, the masked and scaled ones, weights and what dropout makes of them have as many elements
+each; the function that calls the softmax makes them all, and a fused kernel makes none of them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import numpy as np
+
+from fragdoctor.analysis.training_run import TrainingRequests
+from fragdoctor.model.arrays import distinct, is_among
+from fragdoctor.model.snapshot import I64
+from fragdoctor.trace.stacks import BACKWARD, LOSS, SILENT
+from fragdoctor.trace.trace import Trace
+from fragdoctor.units import MIB
+
+_SOFTMAX: Final = re.compile(r"(?:^|.*[:_])softmax|Softmax", re.IGNORECASE)
+
+MIN_BYTES: Final = MIB
+"""Smaller results are those of routers, gates and short sequences."""
+
+
+def find_attention_scores(trace: Trace, requests: TrainingRequests) -> I64:
+    """Return the events that ask for attention scores or their gradients, ascending."""
+    stacks, stack, size = trace.stacks, requests.stack, requests.size_bytes
+    is_softmax = stacks.calls(_SOFTMAX)[stack] & ~stacks.calls(LOSS)[stack]
+    is_softmax &= stacks.roles.in_module[stack] & (size >= MIN_BYTES)
+    if not is_softmax.any():
+        return np.zeros(0, np.int64)
+    results = distinct(size[is_softmax])
+    function = _functions(trace)[stacks.lines_of(stack)]
+    is_near = is_among(function, distinct(function[is_softmax])) & stacks.roles.in_module[stack]
+    other_types = np.concatenate((results, 2 * results, results // 2, results // 4))
+    is_gradient = np.isin(stacks.roles.role[stack], (BACKWARD, SILENT)) & is_among(size, results)
+    rows: I64 = requests.row[(is_near & is_among(size, other_types)) | is_gradient]
+    return rows
+
+
+def _functions(trace: Trace) -> I64:
+    """Return a number for the function of each frame, and a last one for no frame."""
+    frames = trace.snapshot.frames
+    pairs = np.stack((frames.filename, frames.name)).astype(np.int64)
+    _, number = np.unique(pairs, axis=1, return_inverse=True)
+    return np.append(number.reshape(-1), -1).astype(np.int64)

@@ -1,0 +1,147 @@
+"""Weights that are held twice: a copy beside the model, or an old model beside its successor.
+
+The tensors of a model have sizes that hardly anything else has together. Blocks that another line
+made in the same sizes, as many of each, are a copy: a checkpoint on the GPU, a moving average, a
+best state. Where one line made all of them in turn, with work in between, a model was built anew
+while the old one was still held.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+import numpy as np
+
+from fragdoctor.analysis.result import PhaseAnalysis
+from fragdoctor.frozen import frozen
+from fragdoctor.model.arrays import is_among
+from fragdoctor.model.phases import Category
+from fragdoctor.model.snapshot import I64, Bools
+from fragdoctor.trace import stacks as roles_of
+from fragdoctor.trace.trace import Trace
+
+MIN_SIZES: Final = 2
+"""Sizes that the tensors of a model have: one size may be anything."""
+
+MIN_BLOCKS: Final = 4
+
+MOST: Final = 0.5
+"""Of the blocks of a model that are seen to be weights: built, moved, loaded, or with gradients."""
+
+SAME_SHARE: Final = 0.9
+"""Of a copy's blocks, and of its bytes, that have their match: buffers may be missing."""
+
+STATES: Final = 2
+"""Of an optimizer for each weight at most; where there are more, both networks are trained."""
+
+
+@frozen
+class WeightCopies:
+    """The blocks of weights that are held beside those of the model.
+
+    Attributes:
+        rows: of ``Lives``, ascending; of an old model also its gradients and its optimizer's state.
+        weight_bytes: of the weights among them; ``n_bytes`` of all.
+        stack: of the largest of the weights.
+        freed_row: event before which an old model could have been let go of; None of a copy, which
+            need not be made on the GPU at all.
+    """
+
+    rows: I64
+    weight_bytes: int
+    n_bytes: int
+    stack: int
+    freed_row: int | None
+
+
+def find_weight_copies(
+    trace: Trace, phases: PhaseAnalysis | None, state: int
+) -> WeightCopies | None:
+    """Return the weights held twice after ``state`` events, the most bytes; None without any."""
+    lives, roles = trace.lives, trace.stacks.roles
+    live = lives.allocated_at(state)
+    stack = lives.stack[live]
+    may_be = (stack >= 0) & ~roles.in_module[stack] & ~roles.in_step[stack]
+    may_be &= ~roles.makes_state[stack]
+    may_be &= ~np.isin(roles.role[stack], (roles_of.BACKWARD, roles_of.SILENT, roles_of.OPTIMIZER))
+    is_weight = roles.makes_model[lives.stack]
+    if phases is not None and len(phases.category) == len(lives):
+        is_other = np.isin(phases.category, (Category.GRADIENTS, Category.OPTIMIZER_STATE))
+        may_be &= ~is_other[live]
+        is_weight |= phases.category == Category.PARAMETERS
+    rows = live[may_be]
+    rows = rows[np.argsort(lives.start[rows], kind="stable")]
+    old = _old_model(trace, rows, live, is_weight)
+    state_bytes = lives.requested_bytes[live[roles.makes_state[stack]]]
+    return old if old is not None else _copy(trace, rows, is_weight, state_bytes)
+
+
+def _groups(trace: Trace, rows: I64) -> list[I64]:
+    """Return rows by the user's line that made them."""
+    frame = trace.stacks.lines_of(trace.lives.stack[rows])
+    ids, member = np.unique(frame, return_inverse=True)
+    groups = [rows[member.reshape(-1) == i] for i in range(len(ids))]
+    return [group for group in groups if len(group) >= MIN_BLOCKS]
+
+
+def _copy(trace: Trace, rows: I64, is_weight: Bools, state_bytes: I64) -> WeightCopies | None:
+    """Return the blocks of a line that have the sizes of a model which another line made."""
+    size = trace.lives.requested_bytes
+    found: list[WeightCopies] = []
+    # Of two that may both be the model the one is a copy that was made later.
+    groups = sorted(_groups(trace, rows), key=lambda g: (-is_weight[g].mean(), g[0]))
+    for i, model in enumerate(groups):
+        if is_weight[model].mean() < MOST:
+            break
+        n_states = int(is_among(state_bytes, size[model]).sum())
+        if n_states > STATES * len(model):
+            continue
+        alike = (g for g in groups[i + 1 :] if _are_alike(size[model], size[g]))
+        found += [_found(trace, group, group, None) for group in alike]
+    return max(found, key=lambda one: one.n_bytes, default=None)
+
+
+def _old_model(trace: Trace, rows: I64, live: I64, is_weight: Bools) -> WeightCopies | None:
+    """Return what is left of models that a line made before it made the last one."""
+    start, size = trace.lives.start, trace.lives.requested_bytes
+    found: list[WeightCopies] = []
+    for group in _groups(trace, rows):
+        *earlier, last = _turns(trace, group)
+        old = [turn for turn in earlier if _are_alike(size[turn], size[last])]
+        if not old or is_weight[group].mean() < MOST:
+            continue
+        begin, end = int(start[old[0][0]]), int(start[last[0]])
+        inside = (start[live] >= begin) & (start[live] < end)
+        found.append(_found(trace, live[inside], np.concatenate(old), end))
+    return max(found, key=lambda one: one.n_bytes, default=None)
+
+
+def _turns(trace: Trace, group: I64) -> list[I64]:
+    """Return a line's blocks in the runs between which a module was called."""
+    called = trace.module_rows
+    turn = np.searchsorted(called, trace.lives.start[group])
+    return np.split(group, np.flatnonzero(np.diff(turn)) + 1)
+
+
+def _are_alike(one: I64, other: I64) -> bool:
+    """Return whether two groups of blocks have the same sizes, as many of each.
+
+    A network and its mirror (an autoencoder, a generator and its critic) share the large ones only.
+    """
+    both = Counter(one.tolist()) & Counter(other.tolist())
+    n, n_bytes = both.total(), sum(size * n for size, n in both.items())
+    are_as_many = n >= SAME_SHARE * max(len(one), len(other))
+    are_as_large = n_bytes >= SAME_SHARE * max(int(one.sum()), int(other.sum()))
+    return len(both) >= MIN_SIZES and are_as_many and are_as_large
+
+
+def _found(trace: Trace, rows: I64, weights: I64, freed_row: int | None) -> WeightCopies:
+    size = trace.lives.size_bytes
+    return WeightCopies(
+        rows=np.sort(rows),
+        weight_bytes=int(size[weights].sum()),
+        n_bytes=int(size[rows].sum()),
+        stack=int(trace.lives.stack[weights[int(size[weights].argmax())]]),
+        freed_row=freed_row,
+    )

@@ -1,0 +1,85 @@
+"""Attention that makes its scores, in place of a kernel that does not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Final
+
+from fragdoctor.analysis.attention_scores import find_attention_scores
+from fragdoctor.diagnosis.remedies.capacity import SHORT_OF_MEMORY, SavingRemedy
+from fragdoctor.diagnosis.remedies.outside_pytorch import one_tensor_text
+from fragdoctor.diagnosis.remedies.remedy import HELPS, Burden, JudgedCase, Proposal
+from fragdoctor.future.edits import Edit
+from fragdoctor.future.training_edits import requests_removed
+from fragdoctor.model.diagnosis import Cause
+from fragdoctor.model.finding import Confidence, Location
+from fragdoctor.rules.rule import line_text
+
+ATTENTION: Final = re.compile(r"att(?:n|en[dt])|softmax|sdpa", re.IGNORECASE)
+"""Names of functions and files that attend."""
+
+
+class FusedAttention(SavingRemedy):
+    """Attention scores grow with the square of the length, and a fused kernel makes none."""
+
+    code: ClassVar[str] = "fused-attention"
+    title: ClassVar[str] = "If these are attention scores, never make them"
+    burden: ClassVar[Burden] = Burden.NONE
+    acts_on: ClassVar[str] = "attention scores"
+    doing: ClassVar[str] = "fused attention"
+    change: ClassVar[str] = (
+        "torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=...), with its flash "
+        "or memory-efficient kernel"
+    )
+    cost: ClassVar[str] = "None; it is faster too."
+    caveats: ClassVar[tuple[str, ...]] = (
+        "output_attentions=True, and some masks, bring the slow path back.",
+    )
+    verify: ClassVar[str] = "Requests of this size are gone from the trace."
+    effort: ClassVar[int] = 1
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose it where a softmax's function makes scores, or one tensor exceeds the device."""
+        r = case.failed_request
+        if r is None or not case.is_allocator_case or case.cause not in SHORT_OF_MEMORY:
+            return
+        line = scores_line(case)
+        asking = next((f for f in case.asking_frames if is_attention(f)), None)
+        is_alone = r.is_alone_too_large and case.cause is Cause.CAPACITY
+        if line is None and not (is_alone and (asking is not None or not case.asking_frames)):
+            return
+        where = asking or line
+        yield self.proposal(
+            title="" if where is None else f"Never make the attention scores of {line_text(where)}",
+            weight=HELPS + (24 if where is None else 26),
+            confidence=Confidence.POSSIBLE,
+            change=self.change,
+            why=one_tensor_text(r) if is_alone else "Scores and their softmax are kept.",
+            cost=self.cost,
+            caveats=self.caveats,
+            verify=self.verify,
+        )
+
+    def edits(self, case: JudgedCase) -> Sequence[Edit]:
+        """Return the run without scores, weights and their gradients."""
+        analysis, bench = case.context.analysis, case.bench
+        if analysis is None or bench is None:
+            return ()
+        rows = find_attention_scores(analysis.trace, bench.requests)
+        return (requests_removed(rows),) if len(rows) else ()
+
+
+def scores_line(case: JudgedCase) -> Location | None:
+    """Return the line of the first scores that are seen to be made; None without any."""
+    analysis, bench = case.context.analysis, case.bench
+    if analysis is None or bench is None:
+        return None
+    rows = find_attention_scores(analysis.trace, bench.requests)
+    stacks = analysis.trace.events.stack[rows].tolist()
+    return next((line for s in stacks if (line := case.context.user_line(s)) is not None), None)
+
+
+def is_attention(frame: Location) -> bool:
+    """Return whether the function of a frame, or its file, is named as attention."""
+    return any(ATTENTION.search(name) for name in (frame.function, frame.basename))

@@ -1,0 +1,60 @@
+"""Advice in the words of the framework whose code the stacks run through."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Final
+
+from fragdoctor.diagnosis.remedies.leaks import is_evaluation
+from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal
+from fragdoctor.model.arrays import distinct
+from fragdoctor.model.frameworks import Change, Framework, frameworks_in, words_for
+
+CHANGES: Final = {
+    "limit-batch": Change.BATCH,
+    "smaller-batch": Change.BATCH,
+    "gradient-checkpointing": Change.CHECKPOINT,
+    "fused-optimizer": Change.FUSED,
+    "smaller-optimizer-state": Change.STATE_8BIT,
+    "offload-optimizer": Change.OFFLOAD_STATE,
+    "chunked-loss": Change.LOSS,
+    "gather-on-host": Change.GATHER,
+    "fused-attention": Change.ATTENTION,
+    "less-model-memory": Change.WEIGHTS,
+    "copy-of-weights": Change.COPIES,
+}
+"""What the remedies propose, by their codes."""
+
+ADDED: Final = (Change.BATCH, Change.EVALUATION_BATCH, Change.WEIGHTS, Change.COPIES)
+"""Changes whose own text says more (how much, of what), so that it stays behind the words."""
+
+
+def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Iterator[Proposal]:
+    """Yield proposals, their changes as the framework of the case spells them where it does."""
+    frameworks = frameworks_of(case)
+    for one in proposals:
+        change = CHANGES.get(one.recommendation.code)
+        if change is None or one.is_rejected:
+            yield one
+            continue
+        if change is Change.BATCH and is_evaluation(case.asking_stack):
+            change = Change.EVALUATION_BATCH
+        found = words_for(change, frameworks)
+        if found is None:
+            yield one
+            continue
+        text = f"with {found[0]}: {found[1]}"
+        if change in ADDED and one.recommendation.change:
+            text = f"{text}; {one.recommendation.change}"
+        yield replace(one, recommendation=replace(one.recommendation, change=text))
+
+
+def frameworks_of(case: JudgedCase) -> tuple[Framework, ...]:
+    """Return the frameworks of a recording's stacks, else of the traceback of a message."""
+    snapshot, message = case.context.snapshot, case.message
+    paths = [] if message is None else [frame.file for frame in message.frames]
+    if snapshot is not None:
+        files = distinct(snapshot.frames.filename)
+        paths += [snapshot.strings[i] for i in files.tolist() if i >= 0]
+    return frameworks_in(paths)

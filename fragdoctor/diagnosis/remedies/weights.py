@@ -1,0 +1,142 @@
+"""Remedies for weights that are held twice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Final
+
+import numpy as np
+
+from fragdoctor.analysis.weight_copies import WeightCopies, find_weight_copies
+from fragdoctor.diagnosis.remedies.capacity import SHORT_OF_MEMORY, SavingRemedy
+from fragdoctor.diagnosis.remedies.remedy import (
+    CURES,
+    HELPS,
+    Burden,
+    JudgedCase,
+    Proposal,
+)
+from fragdoctor.future.edits import Edit
+from fragdoctor.future.training_edits import requests_freed_at, requests_removed
+from fragdoctor.model.diagnosis import Cause
+from fragdoctor.model.finding import Confidence, Evidence
+from fragdoctor.model.snapshot import I64
+from fragdoctor.rules.request_sources import matching_oom
+from fragdoctor.rules.rule import line_text
+from fragdoctor.units import format_size
+
+MIN_SHARE: Final = 0.05
+"""Of live memory; smaller copies are not why a device is full."""
+
+CAUSES: Final = (*SHORT_OF_MEMORY, Cause.FRAGMENTATION, Cause.LEAK)
+
+
+class CopyOfWeights(SavingRemedy):
+    """A copy of the weights that could be on the host."""
+
+    code: ClassVar[str] = "copy-of-weights"
+    title: ClassVar[str] = "Keep the copy of the weights on the host"
+    doing: ClassVar[str] = "the copy of the weights on the host"
+    change: ClassVar[str] = (
+        "a moving average, a best state or a reference: .cpu() of it, brought up to date every "
+        "few steps, or del it when it is not needed"
+    )
+    cost: ClassVar[str] = "A copy over the bus whenever it is brought up to date."
+    caveats: ClassVar[tuple[str, ...]] = (
+        "A target network or a teacher that every step runs has to stay.",
+    )
+    effort: ClassVar[int] = 1
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose it where blocks of the same sizes as the weights are live beside them."""
+        copies = copies_of(case)
+        if copies is None or case.cause not in CAUSES or not self.is_about(case, copies):
+            return
+        stack = case.context.python_stack(copies.stack)
+        title, change = self.said(copies, line_text(stack[0] if stack else None))
+        yield self.proposal(
+            title=title,
+            weight=CURES - 1 if case.cause is Cause.LEAK else HELPS + 25,
+            confidence=Confidence.LIKELY,
+            change=change,
+            why=f"{format_size(copies.n_bytes)} are held beside the model.",
+            cost=self.cost,
+            caveats=self.caveats,
+            locations=stack,
+            verify="memory_allocated() before a step falls by that much.",
+            evidence=(Evidence("held twice", copies.n_bytes, "bytes", "trace"),),
+        )
+
+    def is_about(self, case: JudgedCase, copies: WeightCopies) -> bool:
+        """Return whether it is this remedy that these copies call for."""
+        return copies.freed_row is None and not is_checkpoint(case, copies)
+
+    def said(self, copies: WeightCopies, where: str) -> tuple[str, str]:
+        """Return title and change for copies that were made at a place."""
+        del copies
+        return f"Keep the copy of the weights that {where} made on the host", self.change
+
+    def edits(self, case: JudgedCase) -> Sequence[Edit]:
+        """Return the run without the copy, or with the old model freed when the next is built."""
+        copies, analysis = copies_of(case), case.context.analysis
+        if copies is None or analysis is None:
+            return ()
+        rows: I64 = analysis.trace.lives.start[copies.rows].astype(np.int64)
+        if rows.min() < 0:
+            return ()  # older than the trace
+        if copies.freed_row is None:
+            return (requests_removed(rows),)
+        return (requests_freed_at(rows, copies.freed_row),)
+
+
+class SpareWeights(CopyOfWeights):
+    """Weights that nobody uses any more: a checkpoint after loading, a model before the next."""
+
+    code: ClassVar[str] = "spare-weights"
+    title: ClassVar[str] = "Let go of weights that are not used any more"
+    burden: ClassVar[Burden] = Burden.NONE
+    doing: ClassVar[str] = "spare weights dropped"
+    change: ClassVar[str] = (
+        "del the old model and its optimizer before the next is built, and keep no reference to "
+        "them: a list of results, a closure, the traceback of an exception"
+    )
+    cost: ClassVar[str] = "None."
+    caveats: ClassVar[tuple[str, ...]] = ()
+    effort: ClassVar[int] = 0
+
+    def is_about(self, case: JudgedCase, copies: WeightCopies) -> bool:
+        """Return whether the copies are a checkpoint or an old model."""
+        return copies.freed_row is not None or is_checkpoint(case, copies)
+
+    def said(self, copies: WeightCopies, where: str) -> tuple[str, str]:
+        """Return title and change for copies that were made at a place."""
+        if copies.freed_row is None:
+            return f"Load the checkpoint of {where} on the CPU", LOAD
+        return f"Drop the old model before {where} builds the next", self.change
+
+
+def is_checkpoint(case: JudgedCase, copies: WeightCopies) -> bool:
+    """Return whether ``torch.load`` or safetensors made the copies."""
+    frames = case.context.stack(copies.stack)
+    return any(LOADERS.search(f.filename.replace("\\", "/")) for f in frames)
+
+
+LOAD: Final = "torch.load(path, map_location='cpu'), and del it after load_state_dict()"
+
+LOADERS: Final = re.compile(r"/torch/serialization\.py$|/safetensors/torch\.py$")
+
+
+def copies_of(case: JudgedCase) -> WeightCopies | None:
+    """Return the weights held twice when the request failed, else at the peak."""
+    analysis = case.context.analysis
+    if analysis is None or analysis.timeline is None:
+        return None
+    event = matching_oom(analysis, case.message)
+    trace = analysis.trace
+    state = analysis.timeline.peak_allocated_state
+    if event is not None:
+        state = event.row - trace.first_row
+    found = find_weight_copies(trace, analysis.phases, state)
+    live = int(analysis.timeline.allocated_bytes[state])
+    return found if found is not None and found.n_bytes >= MIN_SHARE * live else None

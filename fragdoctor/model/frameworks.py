@@ -1,0 +1,252 @@
+"""The words of frameworks: how each of them spells a change that saves memory.
+
+One table for what a recording, a message and a rehearsal advise. A framework is seen by the files
+of its own that stacks run through. Names are as the stated version has them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Final
+
+from fragdoctor.frozen import frozen
+
+
+class Change(StrEnum):
+    """A change that frameworks have a name for."""
+
+    BATCH = "batch"
+    ACCUMULATE = "accumulate"
+    EVALUATION_BATCH = "evaluation-batch"
+    CHECKPOINT = "checkpoint"
+    BF16 = "bf16"
+    FUSED = "fused"
+    STATE_8BIT = "state-8bit"
+    OFFLOAD_STATE = "offload-state"
+    LOSS = "loss"
+    GATHER = "gather"
+    ATTENTION = "attention"
+    WEIGHTS = "weights"
+    COPIES = "copies"
+
+
+@frozen
+class Framework:
+    """A framework and its words.
+
+    Attributes:
+        name: as people write it.
+        key: as a rehearsal's traits name it, "" for one that it does not tell.
+        source: version and file that the words are from.
+        files: searched in the paths of frames, with ``/`` between their parts.
+        words: of each change; ``{batch}`` and ``{n}`` of ``ACCUMULATE`` are a micro-batch and how
+            many make a step.
+    """
+
+    name: str
+    source: str
+    files: str
+    words: Mapping[Change, str]
+    key: str = ""
+
+
+FRAMEWORKS: Final[tuple[Framework, ...]] = (
+    Framework(
+        "vLLM",
+        "vllm 0.11, engine/arg_utils.py",
+        r"/vllm/(?:engine|v1|worker|executor|model_executor|entrypoints|attention|lora)/",
+        {
+            Change.BATCH: "lower max_num_seqs, max_num_batched_tokens or max_model_len",
+            Change.WEIGHTS: "tensor_parallel_size over more GPUs, quantization, cpu_offload_gb",
+        },
+    ),
+    Framework(
+        "SGLang",
+        "sglang 0.4, srt/server_args.py",
+        r"/sglang/(?:srt|lang)/",
+        {
+            Change.BATCH: "lower --max-running-requests or --chunked-prefill-size, or "
+            "--mem-fraction-static, which leaves less to the KV cache",
+            Change.WEIGHTS: "--tp over more GPUs, --quantization, --cpu-offload-gb",
+        },
+    ),
+    Framework(
+        "ComfyUI",
+        "ComfyUI 0.3, comfy/cli_args.py and nodes.py",
+        r"/comfy/(?:\w+\.py|ldm/|sd\w*/|k_diffusion/)|/ComfyUI/",
+        {
+            Change.BATCH: "a smaller image or batch_size in the latent node; VAE Decode (Tiled) "
+            "where decoding fails",
+            Change.ATTENTION: "--use-pytorch-cross-attention or --use-quad-cross-attention",
+            Change.WEIGHTS: "--lowvram or --novram, or an fp8 or GGUF checkpoint",
+        },
+    ),
+    Framework(
+        "TRL",
+        "trl 1.16, trainer/*_config.py",
+        r"/trl/(?:trainer|models|extras)/",
+        {
+            Change.BATCH: "lower per_device_train_batch_size (and raise "
+            "gradient_accumulation_steps), or lower max_length; in GRPO max_completion_length or "
+            "num_generations",
+            Change.ACCUMULATE: "SFTConfig(per_device_train_batch_size={batch}, "
+            "gradient_accumulation_steps={n}), or the config of your trainer",
+            Change.EVALUATION_BATCH: "lower per_device_eval_batch_size",
+            Change.CHECKPOINT: "gradient_checkpointing=True in the trainer's config",
+            Change.BF16: "bf16=True in the trainer's config",
+            Change.FUSED: 'optim="adamw_torch_fused"',
+            Change.STATE_8BIT: 'optim="adamw_8bit"',
+            Change.LOSS: 'SFTConfig(loss_type="chunked_nll")',
+            Change.GATHER: "eval_accumulation_steps=1, or prediction_loss_only=True",
+            Change.ATTENTION: 'model_init_kwargs={"attn_implementation": "sdpa"}',
+            Change.COPIES: "a LoRA peft_config, whose base model is the reference, or "
+            "precompute_ref_log_probs=True in DPOConfig",
+        },
+    ),
+    Framework(
+        "Trainer",
+        "transformers 4.57, training_args.py",
+        r"/transformers/(?:trainer\w*|training_args)\.py$",
+        {
+            Change.BATCH: "lower per_device_train_batch_size, and raise "
+            "gradient_accumulation_steps by as much",
+            Change.ACCUMULATE: "TrainingArguments(per_device_train_batch_size={batch}, "
+            "gradient_accumulation_steps={n})",
+            Change.EVALUATION_BATCH: "lower per_device_eval_batch_size",
+            Change.CHECKPOINT: "TrainingArguments(gradient_checkpointing=True)",
+            Change.BF16: "TrainingArguments(bf16=True)",
+            Change.FUSED: 'TrainingArguments(optim="adamw_torch_fused")',
+            Change.STATE_8BIT: 'TrainingArguments(optim="adamw_8bit")',
+            Change.LOSS: "TrainingArguments(use_liger_kernel=True)",
+            Change.GATHER: "TrainingArguments(eval_accumulation_steps=1), and a "
+            "preprocess_logits_for_metrics that returns logits.argmax(-1); or "
+            "prediction_loss_only=True",
+            Change.ATTENTION: 'from_pretrained(..., attn_implementation="sdpa")',
+        },
+        "trainer",
+    ),
+    Framework(
+        "Lightning",
+        "lightning 2.6, pytorch/trainer/trainer.py",
+        r"/(?:pytorch_lightning|lightning/(?:pytorch|fabric))/",
+        {
+            Change.BATCH: "a smaller batch_size in the DataLoader, and "
+            "Trainer(accumulate_grad_batches=...) higher by as much",
+            Change.ACCUMULATE: "Trainer(accumulate_grad_batches={n}), with batches of {batch}",
+            Change.EVALUATION_BATCH: "a smaller batch_size in val_dataloader()",
+            Change.BF16: 'Trainer(precision="bf16-mixed")',
+            Change.OFFLOAD_STATE: 'Trainer(strategy="deepspeed_stage_2_offload")',
+        },
+        "lightning",
+    ),
+    Framework(
+        "DeepSpeed",
+        "deepspeed 0.17, runtime/constants.py and runtime/zero/config.py",
+        r"/deepspeed/(?:runtime|ops|utils|inference|module_inject)/",
+        {
+            Change.BATCH: 'a lower "train_micro_batch_size_per_gpu", and higher '
+            '"gradient_accumulation_steps"',
+            Change.OFFLOAD_STATE: '"zero_optimization": {"offload_optimizer": {"device": "cpu"}}',
+            Change.WEIGHTS: '"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}',
+        },
+    ),
+    Framework(
+        "accelerate",
+        "accelerate 1.15, accelerator.py",
+        r"/accelerate/(?:accelerator|optimizer|scheduler|data_loader)\.py$",
+        {
+            Change.BATCH: "a smaller batch_size in the DataLoader, and "
+            "Accelerator(gradient_accumulation_steps=...) higher by as much",
+            Change.ACCUMULATE: "Accelerator(gradient_accumulation_steps={n}), with batches of "
+            "{batch}",
+            Change.BF16: 'Accelerator(mixed_precision="bf16")',
+        },
+        "accelerate",
+    ),
+    Framework(
+        "FSDP",
+        "torch 2.13, distributed/fsdp",
+        r"/torch/distributed/fsdp/",
+        {
+            Change.OFFLOAD_STATE: "fully_shard(..., offload_policy=CPUOffloadPolicy()), or "
+            "FSDP(..., cpu_offload=CPUOffload(offload_params=True))",
+            Change.BF16: "fully_shard(..., "
+            "mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))",
+        },
+    ),
+    Framework(
+        "PyG",
+        "torch_geometric 2.6, loader",
+        r"/torch_geometric/",
+        {
+            Change.BATCH: 'DynamicBatchSampler(dataset, max_num=..., mode="edge"), which limits a '
+            "batch by its edges; for one large graph NeighborLoader with fewer num_neighbors or a "
+            "smaller batch_size",
+        },
+    ),
+    Framework(
+        "Diffusers",
+        "diffusers 0.39, pipelines/pipeline_utils.py and models/modeling_utils.py",
+        r"/diffusers/(?:pipelines|models|schedulers|loaders)/",
+        {
+            Change.BATCH: "a smaller height and width, or num_images_per_prompt=1; "
+            "pipe.vae.enable_tiling() where decoding fails",
+            Change.CHECKPOINT: "unet.enable_gradient_checkpointing(), or the transformer's",
+            Change.ATTENTION: "pipe.enable_attention_slicing()",
+            Change.WEIGHTS: "pipe.enable_model_cpu_offload(); "
+            "pipe.enable_sequential_cpu_offload() keeps even less on the GPU",
+        },
+    ),
+    Framework(
+        "timm",
+        "timm 1.0, train.py and models",
+        r"/timm/(?:models|layers|loss|optim|utils|data|task)/",
+        {
+            Change.BATCH: "a lower --batch-size (-b) of timm's train.py",
+            Change.EVALUATION_BATCH: "a lower --validation-batch-size (-vb) of timm's train.py",
+            Change.CHECKPOINT: "model.set_grad_checkpointing(), or --grad-checkpointing of timm's "
+            "train.py",
+            Change.BF16: "--amp of timm's train.py",
+            Change.COPIES: "--model-ema-force-cpu of timm's train.py",
+        },
+    ),
+    Framework(
+        "PEFT",
+        "peft 0.21, utils/other.py",
+        r"/peft/(?:tuners|utils|peft_model|mapping)",
+        {
+            Change.WEIGHTS: "a base model in 4 bits (BitsAndBytesConfig(load_in_4bit=True)) and "
+            "prepare_model_for_kbit_training(model)",
+        },
+    ),
+    Framework(
+        "Transformers",
+        "transformers 4.57, modeling_utils.py",
+        r"/transformers/(?:models|generation|integrations|modeling_\w+|pipelines)",
+        {
+            Change.CHECKPOINT: "model.gradient_checkpointing_enable()",
+            Change.ATTENTION: 'from_pretrained(..., attn_implementation="sdpa")',
+            Change.WEIGHTS: "from_pretrained(..., dtype=torch.bfloat16), or 4 bits: "
+            "BitsAndBytesConfig(load_in_4bit=True)",
+        },
+    ),
+)
+"""Those come first whose words hold for the others below them: TRL runs Trainer's loop."""
+
+
+def frameworks_in(paths: Iterable[str]) -> tuple[Framework, ...]:
+    """Return the frameworks that files of frames belong to, in the order of the table."""
+    distinct = {path[:1000].replace("\\", "/") for path in paths}
+    return tuple(f for f in FRAMEWORKS if any(re.search(f.files, path) for path in distinct))
+
+
+def words_for(change: Change, frameworks: Iterable[Framework]) -> tuple[str, str] | None:
+    """Return (framework, words) of the first that has words for a change; None without one."""
+    return next(((f.name, f.words[change]) for f in frameworks if change in f.words), None)
+
+
+def words_of(key: str, change: Change) -> str:
+    """Return the words of a framework by the key that a rehearsal found, "" without any."""
+    return next((f.words.get(change, "") for f in FRAMEWORKS if key and f.key == key), "")
