@@ -72,6 +72,9 @@ class record:  # noqa: N801 - used as a verb: with fragdoctor.record(): ...
         max_entries: events kept per GPU.
         stacks: ``python``, or ``all`` for C++ frames too.
         module_paths: note the running module of the model with each allocation (PyTorch 2.10+).
+        census: find out by which names of the program memory is held: half a second a bundle at
+            most, and seldom at the end of an optimizer's step.
+        sources: put the source around the lines that allocate into the bundle.
         at_end: write a bundle at the end of the block too, unless a failure that has one ended it.
         quiet: do not name the bundles on standard error.
 
@@ -86,6 +89,8 @@ class record:  # noqa: N801 - used as a verb: with fragdoctor.record(): ...
         max_entries: int = DEFAULT_MAX_ENTRIES,
         stacks: str = "python",
         module_paths: bool = False,
+        census: bool = True,
+        sources: bool = True,
         at_end: bool = True,
         quiet: bool = False,
     ) -> None:
@@ -99,6 +104,8 @@ class record:  # noqa: N801 - used as a verb: with fragdoctor.record(): ...
         self._max_entries = max_entries
         self._stacks = stacks
         self._module_paths = module_paths
+        self._census = census
+        self._sources = sources
         self._at_end = at_end
         self._quiet = quiet
         self._recorder: Recorder | None = None
@@ -117,8 +124,9 @@ class record:  # noqa: N801 - used as a verb: with fragdoctor.record(): ...
         torch.cuda.init()
         place = Path(self._path or f"fragdoctor-record-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
         options = Options(
-            str(place.parent), self._max_entries, self._stacks, module_paths=self._module_paths
-        )
+            str(place.parent), self._max_entries, self._stacks, module_paths=self._module_paths,
+            census=self._census, sources=self._sources,
+        )  # fmt: skip
         self._recorder = Recorder(options, torch, name=place.name)
         self._recorder.start()
         return self
@@ -162,6 +170,8 @@ class record:  # noqa: N801 - used as a verb: with fragdoctor.record(): ...
             self._path,
             max_entries=self._max_entries,
             module_paths=self._module_paths,
+            census=self._census,
+            sources=self._sources,
             stacks=self._stacks,
             at_end=self._at_end,
             quiet=self._quiet,

@@ -66,6 +66,12 @@ def run(
             "a few microseconds a module call",
         ),
     ] = False,
+    no_census: Annotated[
+        bool, typer.Option("--no-census", help="Do not look up which names hold memory")
+    ] = False,
+    no_sources: Annotated[
+        bool, typer.Option("--no-sources", help="Put no lines of source into the bundle")
+    ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -131,6 +137,8 @@ def run(
                 max_entries=max_entries,
                 stacks=stacks.value,
                 module_paths=module_paths,
+                census=not no_census,
+                sources=not no_sources,
                 status=str(status),
                 command=tuple(command),
             )

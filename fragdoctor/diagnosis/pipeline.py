@@ -25,6 +25,7 @@ from fragdoctor.diagnosis.figures import (
 )
 from fragdoctor.diagnosis.functions import function_holders
 from fragdoctor.diagnosis.moments import deciding_moment, moment_report
+from fragdoctor.diagnosis.owners import cycle_note, owner_reports, twice_note
 from fragdoctor.diagnosis.remedies.capacity import SHORT_OF_MEMORY
 from fragdoctor.diagnosis.remedies.catalogue import proposals, prove, rank
 from fragdoctor.diagnosis.remedies.framework_words import in_framework_words
@@ -202,7 +203,13 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
     if verdict.state is RunState.FITS:
         recommendations = _worth_it(recommendations, verdict, devices)
     holders = tuple(h for c, at in moments for h in holder_reports(c, at))
-    about = (capacity_note(leader, bench), balance_note(devices, verdict, case.snapshot))
+    owners = tuple(o for c, at in moments for o in owner_reports(c, at))
+    about = (
+        capacity_note(leader, bench),
+        balance_note(devices, verdict, case.snapshot),
+        twice_note(leader),
+        cycle_note(owners, leader),
+    )
     return Diagnosis(
         case=case,
         verdict=verdict,
@@ -211,6 +218,7 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
         stranders=tuple(p for c, at in moments for p in strander_reports(c, at)),
         holders=holders,
         functions=function_holders(holders, case.snapshot),
+        owners=owners,
         fidelity=fidelity,
         findings=results.findings,
         skipped=results.skipped,

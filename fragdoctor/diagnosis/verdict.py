@@ -22,6 +22,7 @@ from fragdoctor.diagnosis.run_state import backed_off, run_state
 from fragdoctor.diagnosis.verdict_message import evidence_of_message, read_message, read_no_message
 from fragdoctor.diagnosis.verdict_stats import evidence_of_stats, read_stats
 from fragdoctor.model.case import NO_FAILURE
+from fragdoctor.model.census import HoldingKind
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import ACTIVE, LIVE_AT_FAILURE, Confidence, Evidence
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState, ReplayResult
@@ -31,7 +32,7 @@ from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
 from fragdoctor.rules.capacity.transient_peak import Transient, find_transient
 from fragdoctor.rules.failed_request import FULL_SLACK_SHARE, FailedRequest
 from fragdoctor.rules.growth.accumulating_trials import growth_sentence
-from fragdoctor.rules.growth.growing_line import gathered_text, kept_text
+from fragdoctor.rules.growth.growing_line import gathered_text, keeper, kept_text
 from fragdoctor.rules.request_sources import is_one_of_several
 from fragdoctor.rules.rule import Context
 from fragdoctor.story.trends import accumulation, growing_cache
@@ -260,7 +261,10 @@ def _growth(e: CaseEvidence) -> Hypothesis | None:
             return None
         ending = f", until the {failed.request_text} failed"
     check = "look for a list, a cache or a loss that keeps its graph"
-    if kept.pattern is KeptPattern.BUFFER:
+    owner = keeper(e.context, kept)
+    if owner is not None and owner.kind is HoldingKind.CONTAINER:
+        check = f"does anything bound {owner.name}"
+    elif kept.pattern is KeptPattern.BUFFER:
         check = "does anything bound its length"
     return Hypothesis(
         Cause.LEAK,

@@ -35,6 +35,11 @@ SNAPSHOT: Final = "snapshot.pickle"
 MEMBERS: Final[tuple[str, ...]] = (SNAPSHOT, "stats.json", "oom.txt")
 """What is read of a bundle beside its manifest, in this order."""
 
+CENSUS: Final = "census.json"
+SOURCES: Final = "sources.json"
+ADDED: Final = (CENSUS, SOURCES)
+"""What says more of a snapshot, and nothing without one."""
+
 _MAX_MANIFEST_BYTES: Final = 4 * MIB
 _MAX_ENTRIES: Final = 1000
 FORMAT: Final = "fragdoctor-bundle"
@@ -51,9 +56,10 @@ class BundleFiles(Protocol):
 
     facts: BundleFacts
     names: tuple[str, ...]
+    added: tuple[str, ...]
 
     def open(self, name: str) -> BinaryIO:
-        """Open one of ``names``."""
+        """Open one of ``names`` or ``added``."""
         ...
 
 
@@ -161,6 +167,7 @@ class _Directory:
         self._path = path
         self.facts = read_manifest(self._manifest(), str(path))
         self.names: tuple[str, ...] = tuple(n for n in MEMBERS if _is_regular(path / n))
+        self.added: tuple[str, ...] = tuple(n for n in ADDED if _is_regular(path / n))
 
     def open(self, name: str) -> BinaryIO:
         check_place(self._path / name)
@@ -178,6 +185,7 @@ class _RemoteDirectory:
         self._url = url
         there = {name.rsplit("/", 1)[-1] for name in list_remote(url, most=_MAX_ENTRIES)}
         self.names: tuple[str, ...] = tuple(n for n in MEMBERS if n in there)
+        self.added: tuple[str, ...] = tuple(n for n in ADDED if n in there)
         with self.open(MANIFEST) as file:
             self.facts = read_manifest(_bounded(file, without_secrets(url)), without_secrets(url))
 
@@ -194,6 +202,7 @@ class _Archive:
         self._members = self._find()
         manifest = self._members.pop(MANIFEST)
         self.names: tuple[str, ...] = tuple(n for n in MEMBERS if n in self._members)
+        self.added: tuple[str, ...] = tuple(n for n in ADDED if n in self._members)
         with self._stream(manifest) as file:
             self.facts = read_manifest(_bounded(file, name), name)
 
@@ -204,7 +213,7 @@ class _Archive:
         entries = self._archive.infolist()
         if len(entries) > _MAX_ENTRIES:
             raise LimitExceeded(
-                f"{self._name} holds {len(entries)} members.", hint="A bundle holds four."
+                f"{self._name} holds {len(entries)} members.", hint="A bundle holds six."
             )
         homes = {parts_of(e.filename)[:-1] for e in entries if _is_manifest(e)}
         if len(homes) != 1 or any(len(home) > 1 for home in homes):
@@ -216,7 +225,7 @@ class _Archive:
         found: dict[str, zipfile.ZipInfo] = {}
         for entry in entries:
             *folder, file = parts_of(entry.filename) or ("",)
-            if tuple(folder) != home or file not in (MANIFEST, *MEMBERS):
+            if tuple(folder) != home or file not in (MANIFEST, *MEMBERS, *ADDED):
                 continue
             if file in found or not is_usual(entry):
                 raise RefusedSnapshot(

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
 from fragdoctor.errors import ConfigError, InputError, LimitExceeded, NotASnapshot, RefusedSnapshot
-from fragdoctor.inputs.bundles import SNAPSHOT, BundleFiles, is_bundle, open_bundle, with_facts
+from fragdoctor.inputs.bundles import (
+    CENSUS,
+    SNAPSHOT,
+    BundleFiles,
+    is_bundle,
+    open_bundle,
+    with_facts,
+)
 from fragdoctor.inputs.classify import (
     STDIN,
     TEXT_SUFFIXES,
@@ -27,6 +34,7 @@ from fragdoctor.inputs.classify import (
 from fragdoctor.inputs.remote import is_remote
 from fragdoctor.inputs.source import HEAD_BYTES, open_source, shown
 from fragdoctor.model.case import BundleFacts, Case, OomLog, OomMessage, Overrides, StatsSeries
+from fragdoctor.model.census import Census
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.model.story import Scene
 
@@ -43,6 +51,8 @@ class _Parts:
     sources: list[str] = field(default_factory=list)
     bundles: list[tuple[str, BundleFacts]] = field(default_factory=list)
     quiet: list[OomLog] = field(default_factory=list)
+    censuses: tuple[Census, ...] = ()
+    source_lines: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
 
     @property
     def n_read(self) -> int:
@@ -86,6 +96,8 @@ def read_case(names: Sequence[str], overrides: Overrides, *, beside: Sequence[st
         overrides=overrides if facts is None else with_facts(overrides, facts),
         sources=tuple(parts.sources),
         bundle=facts,
+        censuses=parts.censuses,
+        source_lines=parts.source_lines,
     )
 
 
@@ -190,9 +202,12 @@ def _read_bundle(name: str, bundle: BundleFiles, parts: _Parts) -> None:
         )
     unusable: list[tuple[str, InputError]] = []
     n_before = parts.n_read
-    for file in bundle.names:
+    for file in (*bundle.names, *bundle.added):
         try:
-            _read_member(name, file, bundle, parts)
+            if file in bundle.names:
+                _read_member(name, file, bundle, parts)
+            else:
+                _read_added(file, bundle, parts)
         except (RefusedSnapshot, LimitExceeded) as e:
             message = e.message.removeprefix(_IT).lstrip()
             raise type(e)(f"{file} in {shown(name)} {message}", hint=e.hint, offset=e.offset) from e
@@ -223,6 +238,17 @@ def _read_member(name: str, file: str, bundle: BundleFiles, parts: _Parts) -> No
         data, damage = read_text(stream, file)
         if data:
             _read_text(_IT, classify(data[:HEAD_BYTES]), data, parts, damage)
+
+
+def _read_added(file: str, bundle: BundleFiles, parts: _Parts) -> None:
+    """Read what says more of the snapshot: the names that hold memory, or lines of source."""
+    from fragdoctor.inputs.census_reader import read_censuses, read_source_lines
+
+    with bundle.open(file) as raw, open_source(raw, name=_IT) as stream:
+        if file == CENSUS:
+            parts.censuses = read_censuses(cast("BinaryIO", stream))
+        else:
+            parts.source_lines = read_source_lines(cast("BinaryIO", stream))
 
 
 _IT: Final = "it"

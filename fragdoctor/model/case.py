@@ -10,6 +10,7 @@ from dataclasses import field
 from typing import Final
 
 from fragdoctor.frozen import frozen
+from fragdoctor.model.census import Census
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.model.story import Scene
 
@@ -347,6 +348,9 @@ class Case:
         overrides: what the user said on the command line.
         sources: the names of the inputs, in the order given; hostile text.
         bundle: the manifest, where the inputs came as a bundle of ``fragdoctor run``.
+        censuses: who held memory by name, the earliest first, as the bundle has it.
+        source_lines: lines of the program, file -> number -> text, as the bundle has them; hostile
+            text.
     """
 
     snapshot: Snapshot | None = None
@@ -355,6 +359,8 @@ class Case:
     overrides: Overrides = field(default_factory=Overrides)
     sources: Sequence[str] = ()
     bundle: BundleFacts | None = None
+    censuses: Sequence[Census] = ()
+    source_lines: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
 
     @property
     def holds_nothing(self) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fragdoctor.errors import ConfigError
 from fragdoctor.frozen import frozen
 from fragdoctor.model.case import Case
+from fragdoctor.model.census import HoldingKind
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, SkippedRule
 from fragdoctor.model.hooks import drawn
 from fragdoctor.model.phases import Category, HeldBytes, MomentReport, PhaseReport, TrainingPhase
@@ -311,6 +312,39 @@ class HolderReport:
 
 
 @frozen
+class OwnerReport:
+    """Who holds memory by the name that the program has for it, at ``moment``.
+
+    Attributes:
+        name: ``agent.buffer``, its numbers as ``*`` where several are alike; "" for ``unnamed``.
+        kind: how it holds the memory.
+        class_name: class of the module, the optimizer or the container, "".
+        n_items: items of the container; tensors whose graph it is; else 0.
+        scope: ``train()``, the function whose local the name begins with; "" for a global.
+        place: where that function was, None for a global.
+        through: how items of the container hold it, where that is through frames, "".
+        location: the line that made most of it.
+        grown_bytes: what it holds more than in the first census; None where that does not say.
+        n_items_before: its items then.
+    """
+
+    device: int
+    name: str
+    kind: HoldingKind
+    held_bytes: int
+    n_blocks: int
+    class_name: str = ""
+    n_items: int = 0
+    scope: str = ""
+    place: Location | None = None
+    through: str = ""
+    location: Location | None = None
+    moment: Moment = Moment.END
+    grown_bytes: int | None = None
+    n_items_before: int | None = None
+
+
+@frozen
 class FunctionHolder:
     """Several lines of one function that hold memory together, at the moment of the holders.
 
@@ -431,6 +465,7 @@ class Diagnosis:
     device that the verdict is about; ``phases`` has one report per device with a trace, that one
     first.
     ``functions`` are those with several lines among the holders, most bytes first.
+    ``owners`` are the names that hold memory, most bytes of a device first; empty without a census.
     ``notes`` are about the inputs, ``replay_notes`` about what a replay can and cannot say.
     ``story`` is None if there is no log, or nothing happens in it. ``moment`` is one that was asked
     for. ``failure`` is the request that the verdict is about, None where none of the GPU failed.
@@ -445,6 +480,7 @@ class Diagnosis:
     stranders: Sequence[StranderReport] = ()
     holders: Sequence[HolderReport] = ()
     functions: Sequence[FunctionHolder] = ()
+    owners: Sequence[OwnerReport] = ()
     fidelity: FidelityReport = field(default_factory=FidelityReport)
     findings: Sequence[Finding] = ()
     skipped: Sequence[SkippedRule] = ()

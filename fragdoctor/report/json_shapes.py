@@ -33,6 +33,7 @@ from fragdoctor.model.diagnosis import (
     Cause,
     Diagnosis,
     HolderReport,
+    OwnerReport,
     Predicted,
     Verdict,
 )
@@ -228,6 +229,7 @@ _DIAGNOSES: Final[Mapping[type, Shape]] = {
         },
     ),
     HolderReport: Shape(properties=("held_bytes",)),
+    OwnerReport: Shape(null=("name", "class_name", "scope", "through")),
     Predicted: Shape(properties=("promise",)),
     OomResult: Shape(inline=("diagnosis",)),
     OomMessage: Shape(properties=("live_bytes",)),

@@ -13,6 +13,7 @@ from fragdoctor.model.diagnosis import (
     Cause,
     Diagnosis,
     Failure,
+    Moment,
     Predicted,
     RunState,
     Status,
@@ -23,6 +24,12 @@ from fragdoctor.model.phases import Category, CategoryShare, TrainingPhase
 from fragdoctor.model.simulation import FidelityReport, Outlook, OutlookState
 from fragdoctor.report.document import Style
 from fragdoctor.units import format_count, format_share, format_size, plural
+
+LIVE_WHEN: Final = {
+    Moment.FAILURE: "when it failed",
+    Moment.PEAK: "at the peak",
+    Moment.END: "now",
+}
 
 CAUSE_TITLES: Final = {
     Cause.HEALTHY: "Healthy",

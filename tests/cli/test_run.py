@@ -81,6 +81,7 @@ def test_run_of_a_program_that_runs_out_keeps_its_code_and_leaves_one_bundle(run
         "bundle.json",
         "oom.txt",
         "snapshot.pickle",
+        "sources.json",
         "stats.json",
     }
     manifest = runner.manifest(bundle)
@@ -328,6 +329,18 @@ def test_run_names_its_directory_after_the_program_and_overwrites_nothing(runner
     assert 2 == len(names)
 
 
+def test_run_puts_the_source_of_the_lines_into_the_bundle_unless_told_not_to(runner) -> None:
+    script = runner.script("torch.alloc(60)\ntorch.alloc(60)\n")
+
+    runner.run(str(script), options=("-q",))
+    runner.run(str(script), options=("-q", "--no-sources", "--no-census"))
+
+    first, second = sorted(runner.bundles(), key=lambda b: (runner.out / b).stat().st_mtime_ns)
+    lines = json.loads((runner.out / first / "sources.json").read_text(encoding="utf-8"))["files"]
+    assert "torch.alloc(60)" in lines[str(script)].values()
+    assert not (runner.out / second / "sources.json").exists()
+
+
 def test_run_whose_snapshot_fails_keeps_the_rest_and_the_program_unaware(runner) -> None:
     script = runner.script("torch.alloc(60)\ntorch.alloc(60)\n")
 
@@ -336,7 +349,7 @@ def test_run_whose_snapshot_fails_keeps_the_rest_and_the_program_unaware(runner)
     assert 1 == done.returncode
     (bundle,) = runner.bundles()
     manifest = runner.manifest(bundle)
-    assert ["stats.json", "oom.txt"] == manifest["files"]
+    assert ["stats.json", "sources.json", "oom.txt"] == manifest["files"]
     assert ["snapshot.pickle: RuntimeError: the snapshot cannot be taken"] == manifest["problems"]
     assert b"Not enough capacity" in done.stderr  # the message alone tells as much
 

@@ -13,6 +13,8 @@ MANIFEST = "bundle.json"
 SNAPSHOT = "snapshot.pickle"
 STATS = "stats.json"
 MESSAGE = "oom.txt"
+CENSUS = "census.json"
+SOURCES = "sources.json"
 FORMAT = "fragdoctor-bundle"
 VERSION = 1
 

@@ -15,9 +15,11 @@ from datetime import datetime, timezone
 from typing import Any
 
 from . import bundle_writer
+from .census_log import CensusLog, can_take
 from .facts import device_facts, masked, program_facts, used_devices
 from .module_paths import ModulePaths
 from .record_options import Options, Pace, find_ranks
+from .source_lines import seen_snapshots, user_lines, write_sources
 from .step_marks import StepMarks, has_annotations
 
 _MESSAGE_CHARACTERS = 64 * 1024
@@ -74,6 +76,8 @@ class Recorder:
         self._last_oom = ""
         self._module_paths: ModulePaths | None = None
         self._step_marks: StepMarks | None = None
+        self._census: CensusLog | None = None
+        self._user_lines: dict[str, set[int]] = {}
         self.on_idle: Callable[[], None] = _nothing
         self._lock = threading.Lock()
         self._started = time.time()
@@ -94,6 +98,9 @@ class Recorder:
                 self._module_paths = ModulePaths(self.torch)
             except RuntimeError as e:
                 self._note(e)
+        if self.options.census and can_take(self.torch):
+            self._census = CensusLog(self.torch)
+            self._census.begin()
         _observe(self)
 
     def stop(self) -> None:
@@ -103,6 +110,9 @@ class Recorder:
         if self._module_paths is not None:
             self._module_paths.remove()
             self._module_paths = None
+        if self._census is not None:
+            self._census.stop()
+            self._census = None
         if self._step_marks is not None:
             self._step_marks.remove()
             self._step_marks = None
@@ -234,10 +244,13 @@ class Recorder:
         failed = fields.get("oom", {}).get("device")
         devices = sorted({*used_devices(self.torch), *([failed] if failed is not None else ())})
         ranks = find_ranks()
-        parts: dict[str, Callable[[str], None]] = {
-            bundle_writer.SNAPSHOT: self._dump,
-            bundle_writer.STATS: lambda path: self._write_stats(path, devices),
-        }
+        parts: dict[str, Callable[[str], None]] = {}
+        if self._census is not None:  # first: what follows makes objects of its own
+            parts[bundle_writer.CENSUS] = self._census.write
+        parts[bundle_writer.SNAPSHOT] = self._dump
+        parts[bundle_writer.STATS] = lambda path: self._write_stats(path, devices)
+        if self.options.sources:
+            parts[bundle_writer.SOURCES] = self._write_sources
         if error is not None and _is_about_memory(error):
             parts[bundle_writer.MESSAGE] = lambda path: _write_text(path, str(error))
         prefix = "" if ranks.rank is None else f"rank{ranks.rank}-"
@@ -278,8 +291,14 @@ class Recorder:
 
     def _dump(self, path: str) -> None:
         marks = contextlib.nullcontext() if self._step_marks is None else self._step_marks.shown()
-        with _without_inductor(self.torch), marks:
-            self.torch.cuda.memory._dump_snapshot(path)
+        memory = self.torch.cuda.memory
+        self._user_lines = {}  # none of an earlier bundle, where this one fails
+        with _without_inductor(self.torch), marks, seen_snapshots(memory) as seen:
+            memory._dump_snapshot(path)
+        self._user_lines = user_lines(seen[-1]) if seen and self.options.sources else {}
+
+    def _write_sources(self, path: str) -> None:
+        write_sources(path, self._user_lines, self._started)
 
     def _write_stats(self, path: str, devices: list[int]) -> None:
         stats = {str(d): dict(self.torch.cuda.memory_stats(d)) for d in devices}

@@ -31,6 +31,8 @@ class Options(NamedTuple):
         status: file to which each process appends what it reached; "" = nowhere.
         command: the command line as given to ``fragdoctor run``.
         module_paths: note the running module of the model with each allocation.
+        census: find out by which names the program holds memory.
+        sources: put the source around the user's lines into the bundle.
     """
 
     directory: str
@@ -42,6 +44,8 @@ class Options(NamedTuple):
     status: str = ""
     command: tuple[str, ...] = ()
     module_paths: bool = False
+    census: bool = True
+    sources: bool = True
 
     def to_environment(self) -> str:
         """Return the value of ``VARIABLE``; of a very long command its beginning.

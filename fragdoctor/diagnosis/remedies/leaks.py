@@ -19,11 +19,12 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Remedy,
 )
 from fragdoctor.future.edits import leak_removed
+from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence, Location
 from fragdoctor.model.story import LogStory
 from fragdoctor.rules.growth.accumulating_trials import growth_sentence
-from fragdoctor.rules.growth.growing_line import maker_text
+from fragdoctor.rules.growth.growing_line import keeper, maker_text
 from fragdoctor.rules.rule import Context, line_text
 from fragdoctor.story.trends import (
     accumulation,
@@ -81,9 +82,13 @@ class FreeLeak(_Leak):
         is_graph = kept.pattern in (KeptPattern.GRAPH, KeptPattern.EVALUATION)
         if is_graph and any(k.kind is KeptKind.LOSS for k in kept.kinds):
             change = LOSS_KEPT
+        title = f"what {maker_text(context, kept)} makes"
         verb = "Bound" if kept.pattern is KeptPattern.BUFFER else "Let go of"
+        owner = keeper(context, kept)
+        if owner is not None and owner.kind in _KEEPERS:
+            verb, title, change = _by_name(owner, title, change, kept.pattern)
         yield self.proposal(
-            title=f"{verb} what {maker_text(context, kept)} makes",
+            title=f"{verb} {title}",
             weight=CURES + 5 if case.cause is Cause.LEAK else CURES - 30,
             confidence=Confidence.LIKELY,
             change=change,
@@ -103,6 +108,27 @@ class FreeLeak(_Leak):
             ),
             saves_bytes=kept.survivor_bytes,
         )
+
+
+_KEEPERS: Final = (HoldingKind.CONTAINER, HoldingKind.GRAPH, HoldingKind.CYCLE)
+_SPECIAL: Final = (
+    KeptPattern.EVALUATION, KeptPattern.HOOK, KeptPattern.COPIES, KeptPattern.OPTIMIZER,
+    KeptPattern.GRADIENTS,
+)  # fmt: skip
+"""Patterns whose advice says more than to find what a census has found."""
+
+
+def _by_name(owner: Owner, what: str, change: str, pattern: KeptPattern) -> tuple[str, str, str]:
+    """Return verb, object and change of the advice where a census names what keeps the memory."""
+    title = f"{owner.name}, which keeps {what}"
+    if owner.kind is HoldingKind.CYCLE:
+        way = "set a reference of the cycle to None when it is done, or make one a weakref.ref"
+        return "Break the reference cycle", title, f"{way}; gc.collect() frees what it keeps"
+    if owner.kind is HoldingKind.GRAPH:
+        way = f"store {owner.name} without its graph: .detach(), or .item() where it is one number"
+        return "Detach", title, f"{way}; {change}" if pattern in _SPECIAL else way
+    way = f"clear {owner.name} or give it a limit, or keep .detach().cpu() of what it needs"
+    return "Bound", title, f"{way}; {change}" if pattern in _SPECIAL else way
 
 
 LOSS_KEPT: Final = (

@@ -6,8 +6,8 @@ import shlex
 from dataclasses import replace
 from typing import Final
 
-from fragdoctor.model.diagnosis import ChecklistItem, Diagnosis, Failure, Status
-from fragdoctor.model.finding import Confidence, Finding, Severity
+from fragdoctor.model.diagnosis import ChecklistItem, Diagnosis, Status
+from fragdoctor.model.finding import Confidence, Finding, Location, Severity
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.simulation import OutlookBasis
 from fragdoctor.model.snapshot import Provenance
@@ -15,8 +15,8 @@ from fragdoctor.report import document as doc
 from fragdoctor.report import words
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import Detail, Span, Style, code, dim, location_text
-from fragdoctor.report.source_files import relative, source_line, source_text
-from fragdoctor.report.views import advice, device_memory, holders, log_story
+from fragdoctor.report.source_files import MAX_QUOTED, relative, source_line, source_text
+from fragdoctor.report.views import advice, device_memory, holders, log_story, owners
 from fragdoctor.report.views.key_figures import key_figures
 from fragdoctor.report.words import (
     CHECK_TITLES,
@@ -221,7 +221,7 @@ def document(diagnosis: Diagnosis, options: RenderOptions) -> doc.ReportDocument
     is_explored = bool(diagnosis.analyses)  # the page draws them, and can be asked more
     failure: list[doc.DocumentBlock] = []
     if failed:
-        line = _line_that_asked(diagnosis.failure, options)
+        line = _line_that_asked(diagnosis, options)
         failure = [doc.Code([line] if line else []), doc.Paragraph(headline)]
         headline = doc.Span(failed, Style.BAD)
     return doc.ReportDocument(
@@ -245,6 +245,7 @@ def document(diagnosis: Diagnosis, options: RenderOptions) -> doc.ReportDocument
                     *device_memory.phase_sections(diagnosis),
                     holders.stranders_section(diagnosis),
                     holders.segments_section(diagnosis),
+                    owners.owners_section(diagnosis),
                     holders.holders_section(diagnosis),
                     findings_section(diagnosis),
                     *about_sections(diagnosis),
@@ -265,13 +266,15 @@ def page(diagnosis: Diagnosis, options: RenderOptions) -> str:
     return render_page(diagnosis, document(diagnosis, options))
 
 
-def _line_that_asked(failure: Failure | None, options: RenderOptions) -> str:
+def _line_that_asked(diagnosis: Diagnosis, options: RenderOptions) -> str:
     """Return the source of the line whose request failed: ``52 | x = f(y)``, "" where unknown."""
+    failure = diagnosis.failure
     if failure is None or failure.location is None:
         return ""
     place = failure.location
     here = replace(place, filename=relative(place.filename, options))
     text = source_text(here, options.source_root) or failure.source_text
+    text = text or _recorded_line(diagnosis, place)
     return f"{place.line} | {text}" if text else ""
 
 
@@ -281,7 +284,16 @@ def _line_to_change(diagnosis: Diagnosis, options: RenderOptions) -> str:
         return ""
     location = first.locations[0]
     here = replace(location, filename=relative(location.filename, options))
-    return source_line(here, options.source_root)
+    recorded = _recorded_line(diagnosis, location)
+    return source_line(here, options.source_root) or (
+        f"{location.basename}:{location.line}: {recorded}" if recorded else ""
+    )
+
+
+def _recorded_line(diagnosis: Diagnosis, place: Location) -> str:
+    """Return a line of the program as its bundle has it, "" where it has none."""
+    lines = diagnosis.case.source_lines.get(place.filename, {})
+    return lines.get(place.line, "").strip()[:MAX_QUOTED]
 
 
 def _rehearsal_of(diagnosis: Diagnosis) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
+from fragdoctor.model.census import HoldingKind
 from fragdoctor.model.diagnosis import (
     Cause,
     Diagnosis,
@@ -21,8 +22,9 @@ from fragdoctor.model.gpus import CUBLAS_WORKSPACES
 from fragdoctor.model.phases import Category
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Detail, Style, dim, location_text
+from fragdoctor.report.views import owners
 from fragdoctor.report.views.device_memory import graphic, moment_of, when
-from fragdoctor.report.words import CATEGORY_NAMES, shown_first
+from fragdoctor.report.words import CATEGORY_NAMES, LIVE_WHEN, shown_first
 from fragdoctor.trace.stacks import USER, classify_file
 from fragdoctor.units import format_count, format_size, plural
 
@@ -41,6 +43,11 @@ def short_holders(diagnosis: Diagnosis) -> doc.Section:
     device = diagnosis.verdict.device
     mine = [h for h in diagnosis.holders if device in (None, h.device) and h.held_bytes]
     one = _main_function(diagnosis, mine)
+    has_names = any(
+        o.kind is not HoldingKind.UNNAMED for o in diagnosis.owners if device in (None, o.device)
+    )
+    if has_names and diagnosis.verdict.cause is not Cause.FRAGMENTATION:
+        return owners.short_owners(diagnosis, one)
     rest = mine if one is None else [h for h in mine if not one.has(h)]
     top = sorted(rest, key=lambda h: h.held_bytes, reverse=True)[: _MAX_HOLDERS - (one is not None)]
     rows: list[HolderReport | FunctionHolder] = [*top] if one is None else [one, *top]
@@ -74,7 +81,7 @@ def short_holders(diagnosis: Diagnosis) -> doc.Section:
     )
     moment = rows[0].moment if rows else Moment.END
     more = "; strands: the free memory held back" if shows_stranders else ""
-    return doc.Section("Who holds it", [table], f"live {_LIVE_WHEN[moment]}{more}")
+    return doc.Section("Who holds it", [table], f"live {LIVE_WHEN[moment]}{more}")
 
 
 _MOST: Final = 0.5
@@ -97,13 +104,6 @@ def _main_function(diagnosis: Diagnosis, holders: Sequence[HolderReport]) -> Fun
 def _place(row: HolderReport | FunctionHolder) -> doc.Content:
     """Return a line of the program, or a function and its lines."""
     return doc.code(row.short if isinstance(row, FunctionHolder) else location_text(row.location))
-
-
-_LIVE_WHEN: Final = {
-    Moment.FAILURE: "when it failed",
-    Moment.PEAK: "at the peak",
-    Moment.END: "now",
-}
 
 
 def _within(holder: HolderReport) -> list[doc.Content]:

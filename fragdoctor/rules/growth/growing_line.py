@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar, Final
 
+import numpy as np
+
+from fragdoctor.analysis.owners import main_owner, named_blocks
 from fragdoctor.analysis.result import KeptKind, KeptMemory
+from fragdoctor.model.arrays import is_among
+from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, Severity
 from fragdoctor.rules.rule import Context, Need, Rule, line_text
-from fragdoctor.units import format_size, plural
+from fragdoctor.units import format_count, format_size, plural
 
 MAX_LINES: Final = 5
 """Lines named; a leak of a whole graph shows as many lines of the model."""
@@ -101,13 +106,42 @@ def gathered_text(context: Context, kept: KeptMemory) -> str:
     )
 
 
+def keeper(context: Context, kept: KeptMemory) -> Owner | None:
+    """Return who holds most of what grows, by a census; None where none says."""
+    a = context.analysis
+    named = None if a is None else named_blocks(a.trace, context.case.censuses)
+    if a is None or named is None:
+        return None
+    lives = a.trace.lives
+    rows = np.flatnonzero(lives.survives)
+    frames = [g.frame for g in kept.lines]
+    stacks = [g.stack for g in kept.lines if g.frame < 0]
+    is_kept = is_among(a.trace.stacks.lines_of(lives.stack[rows]), [f for f in frames if f >= 0])
+    is_kept |= is_among(lives.stack[rows], stacks)
+    mine = rows[is_kept]
+    return main_owner(named, mine, lives.size_bytes[mine])
+
+
+def owner_name(owner: Owner) -> str:
+    """Return a name with what it is, to begin a sentence."""
+    if owner.kind is HoldingKind.CONTAINER:
+        return f"{owner.name} ({owner.class_name} of {format_count(owner.n_items)})"
+    if owner.kind is HoldingKind.GRAPH:
+        return f"The autograd graph of {owner.name}"
+    if owner.kind is HoldingKind.CYCLE:
+        return f"The reference cycle {owner.name}"
+    return owner.name or f"A {owner.class_name}"
+
+
 def kept_text(context: Context, kept: KeptMemory) -> str:
     """Return what is kept and how it grows, as the beginning of a sentence."""
     kinds = ", ".join(plural(k.n_per_step, *KIND_WORDS[k.kind]) for k in kept.kinds[:3])
     within = context.line_of_library(kept.stack)
     where = "" if within is None else f", most in {line_text(within)}"
+    owner = keeper(context, kept)
+    keeps = "Something keeps" if owner is None else f"{owner_name(owner)} keeps"
     return (
-        f"Something keeps what {maker_text(context, kept)} makes{where}: {kinds}, "
+        f"{keeps} what {maker_text(context, kept)} makes{where}: {kinds}, "
         f"{format_size(kept.slope_bytes)} a step, {format_size(kept.survivor_bytes)} after "
         f"{plural(kept.n_steps, 'step')}"
     )

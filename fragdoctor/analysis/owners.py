@@ -1,0 +1,190 @@
+"""Which blocks of a trace the names of a census hold, matched by address, and which names grow.
+
+A block that a census names keeps its owner until it is freed: at any other moment of the trace the
+names are those of the blocks that lived at both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import Final
+
+import numpy as np
+
+from fragdoctor.frozen import frozen
+from fragdoctor.model.arrays import distinct, largest_groups
+from fragdoctor.model.census import Census, HoldingKind, Owner
+from fragdoctor.model.snapshot import I32, I64
+from fragdoctor.trace.trace import Trace
+
+_Alike = tuple[str, HoldingKind, str]
+_INDEX: Final = re.compile(r"\[\d+\]|(?<=\.)\d+(?=\.|$)")
+_SAME_SHARE: Final = 0.9
+_KEEPS: Final = (HoldingKind.CONTAINER, HoldingKind.GRAPH, HoldingKind.CYCLE)
+_WEIGHTS: Final = (HoldingKind.PARAMETERS, HoldingKind.CONTAINER)
+_MOST_COMPARED: Final = 50
+_LEAST_SAMPLE: Final = 20
+"""Blocks of a stack that have to be seen: nine tenths of fewer say little."""
+
+
+@frozen(eq=False)
+class NamedBlocks:
+    """Who holds the blocks of one device.
+
+    Attributes:
+        owners: those of all censuses, alike ones together: ``layers[*].cache`` is one.
+        of_row: ``int32[n]``, place in ``owners`` for each row of ``Lives``; -1 without a name.
+    """
+
+    owners: Sequence[Owner]
+    of_row: I32
+
+
+@frozen
+class Growth:
+    """How much more a name holds in the last census than in the first."""
+
+    n_bytes: int
+    n_items_before: int
+
+
+def general(name: str) -> str:
+    """Return a name with its numbers as ``*``: what equal layers hold is one."""
+    return _INDEX.sub(lambda m: "[*]" if m[0][0] == "[" else "*", name)
+
+
+def named_blocks(trace: Trace, censuses: Sequence[Census]) -> NamedBlocks | None:
+    """Return who holds the blocks of a device; None without a census of it."""
+    lives = trace.lives
+    of_row = np.full(len(lives), -1, np.int32)
+    owners: list[Owner] = []
+    places: dict[_Alike, int] = {}
+    for i, census in enumerate(censuses):
+        mine = np.flatnonzero((census.device == trace.device) & (census.holder >= 0))
+        if not len(mine):
+            continue
+        is_last = i == len(censuses) - 1
+        rows = lives.allocated_at(len(trace.events) if is_last else _state_at(trace, census))
+        held = _blocks_at(trace, rows, census.address[mine])
+        merged = _merged(census, is_last, owners, places)
+        found = held >= 0
+        of_row[held[found]] = merged[census.holder[mine[found]]]
+        if is_last and not census.is_complete:
+            _fill_up(trace, rows, of_row)
+    return NamedBlocks(tuple(owners), of_row) if owners else None
+
+
+def _fill_up(trace: Trace, rows: I64, of_row: I32) -> None:
+    """Give blocks that a cut census did not reach to whom nearly all that it saw of their stack is.
+
+    Such a census has looked at an even sample of the tensors.
+    """
+    stack, place = trace.lives.stack[rows], of_row[rows]
+    seen = place >= 0
+    for one in distinct(stack[seen & (stack >= 0)]).tolist():
+        known = place[seen & (stack == one)]
+        sums = largest_groups(known, np.ones(len(known), np.int64))
+        n_seen = int(sums.n_bytes.sum())
+        if n_seen >= _LEAST_SAMPLE and sums.n_bytes[0] >= _SAME_SHARE * n_seen:
+            of_row[rows[(stack == one) & ~seen]] = int(sums.group[0])
+
+
+def _state_at(trace: Trace, census: Census) -> int:
+    """Return the events of the device before a census."""
+    return int(np.searchsorted(trace.events.time_us, census.time_us, "right"))
+
+
+def _blocks_at(
+    trace: Trace, rows: I64, address: np.ndarray[tuple[int], np.dtype[np.uint64]]
+) -> I64:
+    """Return the row of the block that holds each address, among some rows; -1 where none does."""
+    if not len(rows):
+        return np.full(len(address), -1, np.int64)
+    order = np.argsort(trace.lives.address[rows], kind="stable")
+    begin = trace.lives.address[rows][order]
+    at = np.searchsorted(begin, address, "right") - 1
+    inside = np.maximum(at, 0)
+    offset = address - begin[inside]
+    size = trace.lives.size_bytes[rows][order][inside].astype(np.uint64)
+    return np.where((at >= 0) & (offset < size), rows[order][inside], -1)
+
+
+def _merged(
+    census: Census, is_last: bool, owners: list[Owner], places: dict[_Alike, int]
+) -> I32:  # fmt: skip
+    """Return the place of each owner of a census among those of all; the last one's figures win."""
+    alike: dict[_Alike, list[Owner]] = {}
+    for owner in census.owners:
+        alike.setdefault((general(owner.name), owner.kind, owner.scope), []).append(owner)
+    for key, same in alike.items():
+        one = same[0]
+        if len({o.name for o in same}) > 1:
+            one = replace(one, name=key[0], n_items=sum(o.n_items for o in same))
+        if key not in places:
+            places[key] = len(owners)
+            owners.append(one)
+        elif is_last:
+            owners[places[key]] = one
+    keys = ((general(o.name), o.kind, o.scope) for o in census.owners)
+    return np.array([places[key] for key in keys], np.int32)
+
+
+def growth_of(owner: Owner, censuses: Sequence[Census]) -> Growth | None:
+    """Return how a container, a graph or a cycle has grown; None where no earlier census says."""
+    if len(censuses) < 2 or owner.kind not in _KEEPS:
+        return None
+    before, n_items = _held_in(owner, censuses[0])
+    after, _ = _held_in(owner, censuses[-1])
+    return Growth(after - before, n_items) if after > before else None
+
+
+def _held_in(owner: Owner, census: Census) -> tuple[int, int]:
+    """Return bytes and items of an owner; a container with one item went by the name of that."""
+    n_bytes = n_items = 0
+    for other, held in zip(census.owners, census.bytes_by_owner, strict=True):
+        name = general(other.name)
+        is_it = name == general(owner.name) and other.kind is owner.kind
+        if other.scope == owner.scope and (is_it or name.startswith(f"{general(owner.name)}[")):
+            n_bytes += held
+            n_items += other.n_items if is_it else 1
+    return n_bytes, n_items
+
+
+def main_owner(named: NamedBlocks, rows: I64, sizes: I64) -> Owner | None:
+    """Return who holds most of some blocks, None where no name holds half of their bytes."""
+    place = named.of_row[rows]
+    known = place >= 0
+    if not known.any():
+        return None
+    sums = np.zeros(len(named.owners), np.int64)
+    np.add.at(sums, place[known], sizes[known])
+    most = int(np.argmax(sums))
+    return named.owners[most] if 2 * sums[most] >= sizes.sum() else None
+
+
+def held_twice(censuses: Sequence[Census], least_bytes: int) -> tuple[Owner, Owner, int] | None:
+    """Return two owners of storages of the same sizes, and the bytes of the first; None without.
+
+    One holds parameters; gradients and optimizer state have their sizes for a reason.
+    """
+    if not censuses:
+        return None
+    last = censuses[-1]
+    known = [
+        i
+        for i, n in enumerate(last.bytes_by_owner)
+        if n >= least_bytes and last.owners[i].kind in _WEIGHTS
+    ]  # fmt: skip
+    sizes = {i: Counter(last.size_bytes[last.holder == i].tolist()) for i in known[:_MOST_COMPARED]}
+    for first, second in combinations(sizes, 2):
+        if HoldingKind.PARAMETERS not in (last.owners[first].kind, last.owners[second].kind):
+            continue
+        both = sum(size * n for size, n in (sizes[first] & sizes[second]).items())
+        larger = max(sum(s * n for s, n in sizes[i].items()) for i in (first, second))
+        if both >= _SAME_SHARE * larger:
+            return last.owners[first], last.owners[second], both
+    return None

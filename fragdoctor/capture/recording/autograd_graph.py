@@ -1,0 +1,125 @@
+"""What the autograd graph of a tensor keeps for the backward pass, without unpacking any of it.
+
+A tensor that hooks packed is not read, for their unpacking may be a whole forward pass: what was
+packed is an object of the program like any other.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from .object_search import class_is
+
+_MAX_PACKED = 64
+_PREFIX = "_raw_saved_"
+
+
+class GraphNode(NamedTuple):
+    """One operation of a graph: what it keeps for the backward pass, and the nodes that it calls.
+
+    ``after`` are ids of nodes.
+    """
+
+    kept: list[Any]
+    after: list[int]
+
+
+class GraphReader:
+    """Reads graphs, each node once.
+
+    Args:
+        torch: the program's own.
+        deadline: of ``time.thread_time``; the reading ends there.
+
+    Attributes:
+        nodes: the nodes read, by the id of their Python object.
+        is_complete: whether it ended before the deadline.
+    """
+
+    def __init__(self, torch: Any, deadline: float) -> None:
+        base = getattr(torch._C, "TensorBase", None) or torch._C._TensorBase
+        self._grad_fn = base.grad_fn.__get__
+        self._tensor = torch.Tensor
+        saved = getattr(torch._C._autograd, "SavedTensor", None)
+        self._can_read = saved is not None and hasattr(saved, "unpack_hook")
+        self._saved = saved
+        self._custom = torch._C._FunctionBase
+        self._names: dict[int, list[Any]] = {}
+        self._held: list[Any] = []  # a node's object, and so its id, lives as long as it is held
+        self._deadline = deadline
+        self.nodes: dict[int, GraphNode] = {}
+        self.is_complete = True
+
+    def read(self, tensor: Any) -> int:
+        """Read the graph of a tensor and return the id of its first node; 0 = not read."""
+        first = self._grad_fn(tensor) if self._can_read else None
+        todo = [] if first is None else [first]
+        while todo:
+            node = todo.pop()
+            if id(node) in self.nodes:
+                continue
+            if len(self.nodes) % 64 == 63 and time.thread_time() > self._deadline:
+                self.is_complete = False
+                return 0
+            self._held.append(node)
+            after = [n for n, _ in self._next(node) if n is not None]
+            self._held += after
+            self.nodes[id(node)] = GraphNode(list(self._saved_of(node)), [id(n) for n in after])
+            todo += after
+        return 0 if first is None else id(first)
+
+    def _next(self, node: Any) -> Any:
+        if class_is(type(node), self._custom):
+            return self._custom.next_functions.__get__(node) or ()
+        return node.next_functions  # a class of C++
+
+    def _saved_of(self, node: Any) -> Iterator[Any]:
+        kind = type(node)
+        if class_is(kind, self._custom):
+            raw = self._custom._raw_saved_tensors.__get__(node)
+            yield from self._inside(node)
+            yield from self._read(raw)
+            return
+        getters = self._names.get(id(kind))
+        if getters is None:
+            names = type.__dict__["__dict__"].__get__(kind)
+            getters = [g.__get__ for n, g in names.items() if n.startswith(_PREFIX)]
+            self._names[id(kind)] = getters
+        for get in getters:
+            try:
+                yield from self._read(get(node))
+            except RuntimeError:  # released after a backward pass
+                continue
+
+    def _read(self, raw: Any) -> Iterator[Any]:
+        for saved in raw if type(raw) is tuple else (raw,):
+            if type(saved) is not self._saved:
+                continue
+            try:
+                value = saved.data
+            except RuntimeError:
+                continue
+            if class_is(type(value), self._tensor):
+                yield value
+            elif saved.unpack_hook is not None:
+                yield from self._inside(value)
+
+    def _inside(self, value: Any) -> Iterator[Any]:
+        """Yield the tensors in a small object: what a hook packed, the context of a function."""
+        todo, seen = [value], {id(value)}
+        while todo and len(seen) < _MAX_PACKED:
+            one = todo.pop()
+            if class_is(type(one), self._tensor):
+                yield one
+                continue
+            for inner in gc.get_referents(one):
+                if (
+                    id(inner) not in seen
+                    and gc.is_tracked(inner)
+                    and not class_is(type(inner), type)
+                ):
+                    seen.add(id(inner))
+                    todo.append(inner)

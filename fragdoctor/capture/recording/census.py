@@ -1,0 +1,350 @@
+"""A census: every live CUDA storage that Python knows, and the name of what holds it.
+
+It allocates nothing on a GPU, imports nothing and calls nothing of the program. Parameters and
+buffers go by their module, optimizer state by its optimizer, gradients by the module of their
+parameters; every other tensor by the shortest way from a name of the program; what only the
+autograd graph keeps by the tensor whose graph it is; what no name leads to, by the reference cycle.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from array import array
+from typing import Any, NamedTuple
+
+from .autograd_graph import GraphReader
+from .cuda_storages import CudaStorages
+from .object_climb import Climb
+from .object_names import class_name
+from .object_owners import Naming, Owner
+from .object_search import Search, class_is, dict_of
+
+FORMAT = "fragdoctor-census"
+VERSION = 1
+LIMIT_S = 0.5
+_SHARES = (0.5, 0.35, 0.45, 0.75)
+"""Of the time, by which objects are sorted out, tensors read, their graphs, and names searched."""
+
+_LEAST_SHARE = 0.1
+"""For reading, where sorting out took longer."""
+
+_MAX_STORAGES = 200_000
+_MAX_OWNERS = 2_000
+_MOST_CLIMBED = 6
+_LISTINGS = 6
+"""A climb takes as long as so many lists of all objects, and more."""
+
+_WORTH_CLIMBING = 0.02
+"""Of all bytes: gradients on their way through C++ have no name, and are little."""
+
+
+_Claim = tuple[Any, str, list[int]]
+"""A module or an optimizer, how it holds storages, and their addresses."""
+
+
+class Census(NamedTuple):
+    """All that one census found.
+
+    Attributes:
+        time_us: when, as the events of a snapshot count time.
+        seconds: how long it took.
+        step: runs of optimizers before it; 0 = none, or not counted.
+        is_complete: whether everything was looked at in time.
+        owners: who holds anything.
+        devices, addresses, sizes, holders: of each storage; the last is a place in ``owners``,
+            -1 where no name leads to it.
+    """
+
+    time_us: int
+    seconds: float
+    step: int
+    is_complete: bool
+    owners: list[Owner]
+    devices: array[int]
+    addresses: array[int]
+    sizes: array[int]
+    holders: array[int]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as the file of a bundle has it."""
+        columns = ("devices", "addresses", "sizes", "holders")
+        return {
+            **self._asdict(),
+            "owners": [o._asdict() for o in self.owners],
+            **{name: list(getattr(self, name)) for name in columns},
+        }
+
+
+def take_census(torch: Any, step: int = 0, limit_s: float = LIMIT_S) -> Census:
+    """Return who holds the CUDA storages of this process now.
+
+    It takes ``limit_s`` of one core at most, to a few hundredths: beyond that tensors are sampled,
+    and what was not reached has no owner. The collector, which may call the program's code, waits.
+    """
+    started = time.thread_time()
+    time_us = time.time_ns() // 1000
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        with torch._C.DisableTorchFunction():
+            taking = _Taking(torch, started, limit_s)
+            taking.take()
+    finally:
+        if was_on:
+            gc.enable()
+    sizes, devices, held = taking.storages.sizes, taking.storages.devices, taking.held
+    rows = sorted(sizes, key=sizes.__getitem__, reverse=True)[:_MAX_STORAGES]
+    return Census(
+        time_us,
+        round(time.thread_time() - started, 4),
+        step,
+        taking.is_complete and taking.storages.is_complete,
+        taking.owners,
+        array("q", [devices[address] for address in rows]),
+        array("Q", rows),
+        array("q", [sizes[address] for address in rows]),
+        array("q", [held.get(address, -1) for address in rows]),
+    )
+
+
+class _Graphs(NamedTuple):
+    """Autograd graphs by the ids of their nodes.
+
+    Attributes:
+        heads: id of a tensor -> its node.
+        after: a node -> the nodes that it calls.
+        kept: a node -> the storages that it keeps and that are nobody's yet.
+    """
+
+    heads: dict[int, int]
+    after: dict[int, list[int]]
+    kept: dict[int, list[int]]
+
+    def outputs(self) -> set[int]:
+        """Return the ids of the tensors on whose nodes no other node rests."""
+        inner = {n for after in self.after.values() for n in after}
+        return {tensor for tensor, node in self.heads.items() if node not in inner}
+
+    def kept_from(self, node: int, seen: set[int]) -> list[int]:
+        """Return what is kept from a node on, but for nodes seen."""
+        found: list[int] = []
+        todo = [node]
+        while todo:
+            one = todo.pop()
+            if one not in seen:
+                seen.add(one)
+                found += self.kept.get(one, ())
+                todo += self.after.get(one, ())
+        return found
+
+
+class _Rest(NamedTuple):
+    """Tensors that no module and no optimizer has, by their ids, with the storage of each."""
+
+    tensors: dict[int, Any]
+    addresses: dict[int, int]
+    with_graph: list[Any]
+    with_gradient: list[tuple[int, int]]
+
+
+class _Taking:
+    """One census in the making: storages are claimed by owners, each by the first.
+
+    Objects are reached through locals of frames, so that no list of all objects may live by then:
+    whose dict of locals nobody else has is seen by its references (``frame_locals``).
+    """
+
+    def __init__(self, torch: Any, started: float, limit_s: float) -> None:
+        self._torch = torch
+        self._find_until, self._read_until, self._graph_until, self._search_until = (
+            started + share * limit_s for share in _SHARES
+        )
+        self._deadline = started + limit_s
+        self._least_s = _LEAST_SHARE * limit_s
+        self._module = torch.nn.Module
+        self.storages = CudaStorages(torch)
+        self.owners: list[Owner] = []
+        self.held: dict[int, int] = {}
+        self.is_complete = True
+        self._owner_places: dict[Owner, int] = {}
+
+    def take(self) -> None:
+        """Find everything and name it."""
+        found = self.storages.find(self._find_until)
+        claims = [*self._of_modules(found.modules), *self._of_optimizers(found.optimizers)]
+        claimed = {address for _, _, addresses in claims for address in addresses}
+        self._read_until = max(self._read_until, time.thread_time() + self._least_s)
+        rest = self._read(found.tensors, claimed)
+        self._graph_until = max(self._graph_until, time.thread_time() + self._least_s)
+        graphs = self._read_graphs(rest.with_graph, claimed)
+        kept = {address for addresses in graphs.kept.values() for address in addresses}
+        # What a graph keeps has an owner in any case; the others are searched for to the end.
+        needed = {number for number, address in rest.addresses.items() if address not in kept}
+        needed |= {id(head) for head, _, _ in claims} | graphs.outputs()
+        hidden = {id(found.tensors), id(found.modules), id(found.optimizers), id(rest.tensors)}
+        hidden |= {id(rest.with_graph), id(claims)}
+        search = Search(needed, {*rest.addresses, *graphs.heads}, hidden, self._search_until)
+        search.run()
+        self.is_complete &= search.is_complete
+        naming = Naming(search, self._module)
+        for head, kind, addresses in claims:
+            owner = self._part_owner(naming, search.places.get(id(head)), head, kind)
+            self._claim(owner, addresses)
+        sizes = self.storages.sizes
+        places = ((search.places.get(number), a) for number, a in rest.addresses.items())
+        leaves = [(place, a, sizes[a]) for place, a in places if place is not None]
+        for owner, addresses in naming.owners_of(leaves):
+            self._claim(owner, addresses)
+        self._name_graphs(search, naming, graphs)
+        for number, gradient in rest.with_gradient:
+            if number in search.places:
+                owner = naming.owner_at(search.places[number])
+                self._claim(owner._replace(name=f"{owner.name}.grad"), [gradient])
+        self._name_unreached(search, rest, hidden)
+
+    def _read(self, tensors: list[Any], claimed: set[int]) -> _Rest:
+        """Read tensors, as many as there is time for."""
+        rest = _Rest({}, {}, [], [])
+        storages = self.storages
+        for i, tensor in enumerate(tensors):
+            if i % 512 == 511 and time.thread_time() > self._read_until:
+                self.is_complete = False
+                break
+            address = storages.address(tensor)
+            if not address or address in claimed:
+                continue
+            rest.tensors[id(tensor)] = tensor
+            rest.addresses[id(tensor)] = address
+            if storages.has_graph(tensor):
+                rest.with_graph.append(tensor)
+            else:
+                gradient = storages.gradient(tensor)
+                if gradient:
+                    rest.with_gradient.append((id(tensor), gradient))
+        return rest
+
+    # ---- modules and optimizers -----------------------------------------------------------------
+
+    def _of_modules(self, modules: list[Any]) -> list[_Claim]:
+        """Return the outermost modules with their parameters, and with their gradients."""
+        names = {id(m): dict_of(m) or {} for m in modules}
+        inner = {id(m) for n in names.values() for m in _values(n.get("_modules"))}
+        found: list[_Claim] = []
+        seen: set[int] = set()
+        for top in (m for m in modules if id(m) not in inner):
+            parameters: list[Any] = []
+            todo = [top]
+            while todo:
+                one = todo.pop()
+                if id(one) not in seen and id(one) in names:
+                    seen.add(id(one))
+                    parameters += _values(names[id(one)].get("_parameters"))
+                    parameters += _values(names[id(one)].get("_buffers"))
+                    todo += _values(names[id(one)].get("_modules"))
+            found.append((top, "parameters", self.storages.addresses(parameters)))
+            found.append((top, "gradients", self._gradients(parameters)))
+        return [claim for claim in found if claim[2]]
+
+    def _gradients(self, parameters: list[Any]) -> list[int]:
+        tensors = self.storages.tensors(parameters)
+        leaves = (t for t in tensors if not self.storages.has_graph(t))
+        return [address for t in leaves if (address := self.storages.gradient(t))]
+
+    def _of_optimizers(self, optimizers: list[Any]) -> list[_Claim]:
+        states = ((one, _values((dict_of(one) or {}).get("state"))) for one in optimizers)
+        kept = ((one, [t for s in state for t in _values(s)]) for one, state in states)
+        found = [(one, "optimizer", self.storages.addresses(tensors)) for one, tensors in kept]
+        return [claim for claim in found if claim[2]]
+
+    def _part_owner(self, naming: Naming, place: int | None, head: Any, kind: str) -> Owner:
+        owner = Owner("", kind) if place is None else naming.owner_at(place)
+        name = f"{owner.name}.state" if owner.name and kind == "optimizer" else owner.name
+        return owner._replace(name=name, kind=kind, class_name=class_name(type(head)))
+
+    # ---- graphs, cycles -------------------------------------------------------------------------
+
+    def _read_graphs(self, tensors: list[Any], claimed: set[int]) -> _Graphs:
+        """Return what graphs keep that is nobody's yet."""
+        found = _Graphs({}, {}, {})
+        if self._is_backward_elsewhere():
+            return found
+        reader = GraphReader(self._torch, self._graph_until)
+        for t in tensors:
+            if node := reader.read(t):
+                found.heads[id(t)] = node
+        self.is_complete &= reader.is_complete
+        for number, read in reader.nodes.items():
+            found.after[number] = read.after
+            kept = [a for a in self.storages.addresses(read.kept) if a not in claimed]
+            if kept:
+                found.kept[number] = kept
+        return found
+
+    def _is_backward_elsewhere(self) -> bool:
+        """Return whether graphs may be taken apart by other threads while they are read.
+
+        Autograd works with a thread a GPU; the one that calls here waits.
+        """
+        node = getattr(self._torch._C, "_current_autograd_node", None)
+        return node is not None and node() is not None and self._torch.cuda.device_count() > 1
+
+    def _name_graphs(self, search: Search, naming: Naming, graphs: _Graphs) -> None:
+        """Claim what only autograd graphs keep, for the tensors whose graphs they are."""
+        heads = graphs.heads.items()
+        placed = sorted((search.places[t], n) for t, n in heads if t in search.places)
+        seen: set[int] = set()
+        holders: dict[int, list[tuple[int, list[int]]]] = {}
+        for place, node in placed:
+            kept = [a for a in graphs.kept_from(node, seen) if a not in self.held]
+            if kept:
+                holders.setdefault(naming.direct_container(place), []).append((place, kept))
+        for at, members in holders.items():
+            owner = naming.owner_at(at if len(members) > 1 else members[0][0])
+            owner = owner._replace(kind="graph", n_items=len(members))
+            for _, kept in members:
+                self._claim(owner, kept)
+
+    def _name_unreached(self, search: Search, rest: _Rest, hidden: set[int]) -> None:
+        """Claim what no name of the user leads to: for a cycle, or for a name of a library.
+
+        The largest are asked for; what hangs on further instances of the classes of a cycle is
+        found from these.
+        """
+        sizes = self.storages.sizes
+        left = [number for number, a in rest.addresses.items() if a not in self.held]
+        n_left = sum(sizes[rest.addresses[number]] for number in left)
+        if n_left <= _WORTH_CLIMBING * sum(sizes.values()):
+            return
+        if time.thread_time() + _LISTINGS * self.storages.listing_s > self._deadline:
+            self.is_complete = False
+            return
+        left.sort(key=lambda number: -sizes[rest.addresses[number]])
+        climb = Climb(hidden, search.places, self._deadline, self.storages.listing_s)
+        for number in left[:_MOST_CLIMBED]:
+            if rest.addresses[number] in self.held:
+                continue
+            found = climb.holder(rest.tensors[number])
+            if found is not None:
+                kind = "cycle" if found.classes else "tensor"
+                owner = Owner(found.name, kind, len(found.classes))
+                below = climb.below(found.classes, rest.addresses)
+                self._claim(owner, [rest.addresses[n] for n in (number, *below)])
+        self.is_complete &= climb.is_complete
+
+    def _claim(self, owner: Owner, addresses: list[int]) -> None:
+        """Give storages to an owner, as far as they have none yet."""
+        fresh = [a for a in addresses if a not in self.held]
+        if not fresh:
+            return
+        place = self._owner_places.get(owner)
+        if place is None and len(self.owners) < _MAX_OWNERS:
+            place = self._owner_places[owner] = len(self.owners)
+            self.owners.append(owner)
+        for address in fresh:
+            self.held[address] = -1 if place is None else place
+
+
+def _values(names: Any) -> list[Any]:
+    """Return the values of a dict of the program, [] for anything else."""
+    return list(dict.values(names)) if class_is(type(names), dict) else []

@@ -1,0 +1,151 @@
+"""Who holds a tensor: the outermost container on the way to it of which no one item has it all."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from .object_names import INSIDE_MODULES, class_name, container_of, length_of, way_name
+from .object_search import Search, class_is, dict_of
+
+_MOST_HELD_ALONE = 0.9
+"""Of a container's bytes: an item with as many is named in its place."""
+
+
+class Owner(NamedTuple):
+    """Who holds storages, by the name that the program has for it.
+
+    Attributes:
+        name: ``agent.buffer``.
+        kind: ``parameters``, ``gradients``, ``optimizer``, ``tensor``, ``graph`` (what the graph
+            of the named tensors keeps), ``cycle``, ``container``.
+        n_items: items of the container; tensors whose graph it is; 0 elsewhere.
+        class_name: class of the module, the optimizer or the container.
+        scope: ``train()``, the function whose local it begins with; "" for a global.
+        place: file, line and function where that local was alive, None for a global.
+        through: how items of the container hold it, where that is through frames.
+    """
+
+    name: str
+    kind: str
+    n_items: int = 0
+    class_name: str = ""
+    scope: str = ""
+    place: tuple[str, int, str] | None = None
+    through: str = ""
+
+
+class Naming:
+    """Names what a search has reached.
+
+    Args:
+        search: the search, which has ended.
+        module: the class of modules.
+    """
+
+    def __init__(self, search: Search, module: type) -> None:
+        self._search = search
+        self._module = module
+        self._bytes: list[int] = []
+        self._largest: list[int] = []
+        self._cuts: dict[int, int] = {}
+
+    def owners_of(self, leaves: list[tuple[int, int, int]]) -> Iterator[tuple[Owner, list[int]]]:
+        """Yield owners of tensors, each with its storages.
+
+        ``leaves`` are the place of a tensor in the search, its storage and the bytes of that.
+        """
+        below: dict[int, list[tuple[int, int, int]]] = {}
+        for leaf in leaves:
+            below.setdefault(self._search.parents[leaf[0]], []).append(leaf)
+        self._sum_up(below)
+        found: dict[int, list[Any]] = {}
+        for parent, items in sorted(below.items()):
+            cut = -1 if parent < 0 else self._outermost(self._search.parents[parent])
+            of_parent = parent if parent >= 0 and self._is_container(parent) else -1
+            for place, address, n in items:
+                at = cut
+                if at < 0:
+                    is_most = of_parent < 0 or n >= _MOST_HELD_ALONE * self._bytes[of_parent]
+                    at = place if is_most else of_parent
+                found.setdefault(at, []).append((place, address, n))
+        for at, members in found.items():
+            largest = max(members, key=lambda m: m[2])[0]
+            owner = self.owner_at(at)._replace(through=self._through(at, largest))
+            yield owner, [address for _, address, _ in members]
+
+    def _through(self, at: int, place: int) -> str:
+        """Return the rest of a way from a container, where it leads through frames."""
+        if at == place:
+            return ""
+        root, way = self._search.way(place)
+        n = len(self._search.way(at)[1])
+        rest = way_name(root, way)[len(way_name(root, way[:n])) :]
+        return rest[rest.find(" -> ") :] if " -> " in rest else ""
+
+    def owner_at(self, place: int) -> Owner:
+        """Return who holds, by the name of what was reached at a place."""
+        root, way = self._search.way(place)
+        value = self._search.objects[place]
+        container = container_of(value)
+        kind, n_items, of_class = "tensor", 0, ""
+        if container is not None:
+            kind, n_items = "container", length_of(value, container)
+            of_class = class_name(type(value))
+        return Owner(way_name(root, way), kind, n_items, of_class, root.scope, root.place)
+
+    def direct_container(self, place: int) -> int:
+        """Return the place of the container that holds a tensor directly, else its own."""
+        above = self._search.parents[place]
+        return above if above >= 0 and self._is_container(above) else place
+
+    def _sum_up(self, below: dict[int, list[tuple[int, int, int]]]) -> None:
+        """Note the bytes that each object leads to: what it is reached from stands before it."""
+        parents = self._search.parents
+        self._bytes = [0] * len(parents)
+        self._largest = [0] * len(parents)
+        counted: set[int] = set()
+        for parent, items in below.items():
+            for _, address, n in items:
+                if parent >= 0 and address not in counted:
+                    counted.add(address)
+                    self._bytes[parent] += n
+        for at in range(len(parents) - 1, -1, -1):
+            above = parents[at]
+            if self._bytes[at] and above >= 0:
+                self._bytes[above] += self._bytes[at]
+                self._largest[above] = max(self._largest[above], self._bytes[at])
+
+    def _outermost(self, at: int) -> int:
+        """Return the first container on a way of which no item has nearly all, -1 for none."""
+        way = []
+        while at >= 0 and at not in self._cuts:
+            way.append(at)
+            at = self._search.parents[at]
+        cut = self._cuts[at] if at >= 0 else -1
+        for one in reversed(way):
+            if cut < 0 and self._largest[one] < _MOST_HELD_ALONE * self._bytes[one]:
+                cut = one if self._is_container(one) else -1
+            self._cuts[one] = cut
+        return cut
+
+    def _is_container(self, at: int) -> bool:
+        """Return whether it is a container of the program's own making.
+
+        The attributes of an instance are a dict, the cells of a function a tuple, and a module
+        keeps its parts in dicts.
+        """
+        objects, parents = self._search.objects, self._search.parents
+        value, above = objects[at], parents[at]
+        if container_of(value) is None:
+            return False
+        holder = objects[above] if above >= 0 else None
+        if dict_of(holder) is value or type(holder) is types.FunctionType:
+            return False
+        keeper = objects[parents[above]] if above >= 0 and parents[above] >= 0 else None
+        for module in (holder, keeper):
+            if class_is(type(module), self._module):
+                names = dict_of(module) or {}
+                return not any(names.get(n) is value for n in INSIDE_MODULES)
+        return True

@@ -1,0 +1,98 @@
+"""The source around the user's lines that allocate, so that a report shows it on any machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tokenize
+from collections.abc import Iterator
+from typing import Any
+
+from .object_search import is_users
+
+FORMAT = "fragdoctor-sources"
+VERSION = 1
+_AROUND = 2
+_MAX_SITES = 2_000
+_MAX_FILE_BYTES = 2_000_000
+_MAX_LINE = 200
+
+
+@contextlib.contextmanager
+def seen_snapshots(memory: Any) -> Iterator[list[Any]]:
+    """Yield a list to which the snapshots are added that PyTorch makes to write them."""
+    make = memory._snapshot
+    found: list[Any] = []
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        found.append(make(*args, **kwargs))
+        return found[-1]
+
+    memory._snapshot = noted
+    try:
+        yield found
+    finally:
+        memory._snapshot = make
+
+
+def user_lines(snapshot: dict[str, Any]) -> dict[str, set[int]]:
+    """Return the lines of the user's files in the stacks of a snapshot, by file."""
+    found: dict[str, set[int]] = {}
+    own: dict[str, bool] = {}
+    seen = set()
+    n_sites = 0
+    for frames in _stacks(snapshot):
+        if id(frames) in seen:
+            continue
+        seen.add(id(frames))
+        for frame in frames:
+            name, line = frame.get("filename", ""), frame.get("line", 0)
+            if name not in own:
+                own[name] = is_users(name) and not name.endswith((".cpp", ".cu", ".h", ".so"))
+            if own[name] and line > 0 and line not in found.get(name, ()):
+                found.setdefault(name, set()).add(line)
+                n_sites += 1
+        if n_sites >= _MAX_SITES:
+            break
+    return found
+
+
+def _stacks(snapshot: dict[str, Any]) -> Iterator[list[Any]]:
+    for trace in snapshot.get("device_traces", ()):
+        for event in reversed(trace):
+            yield event.get("frames", [])
+    for segment in snapshot.get("segments", ()):
+        for block in segment.get("blocks", ()):
+            yield block.get("frames", [])
+
+
+def write_sources(path: str, lines_of: dict[str, set[int]], unchanged_since: float) -> None:
+    """Write the lines of files with those around them; files changed since a time (s) are left out.
+
+    What such a file holds now is not what runs.
+    """
+    files = {}
+    for name, lines in lines_of.items():
+        text = _lines_of(name, unchanged_since)
+        wanted = {n for line in lines for n in range(line - _AROUND, line + _AROUND + 1)}
+        kept = {n: text[n - 1].rstrip()[:_MAX_LINE] for n in wanted if 0 < n <= len(text)}
+        if kept:
+            files[name] = {str(n): kept[n] for n in sorted(kept)}
+    with open(path, "w", encoding="utf-8", errors="replace") as f:
+        json.dump({"format": FORMAT, "version": VERSION, "files": files}, f, indent=1)
+
+
+def _lines_of(name: str, unchanged_since: float) -> list[str]:
+    try:
+        state = os.stat(name)
+        if state.st_mtime > unchanged_since or state.st_size > _MAX_FILE_BYTES:
+            return []
+        with tokenize.open(name) as f:
+            return f.read().splitlines()
+    except (OSError, SyntaxError, ValueError):
+        # A cell of a notebook is no file; IPython keeps its lines here.
+        cache = getattr(sys.modules.get("linecache"), "cache", {})
+        entry = cache.get(name)
+        return list(entry[2]) if type(entry) is tuple and len(entry) == 4 else []

@@ -1,0 +1,110 @@
+"""Who holds the memory of a device at the moment of the report, by the program's own names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from fragdoctor.analysis.owners import NamedBlocks, growth_of, held_twice, named_blocks
+from fragdoctor.diagnosis.moments import DecidingMoment
+from fragdoctor.model.arrays import largest_groups
+from fragdoctor.model.census import HoldingKind, Owner
+from fragdoctor.model.diagnosis import OwnerReport
+from fragdoctor.model.finding import Location
+from fragdoctor.model.snapshot import I64
+from fragdoctor.rules.rule import Context
+from fragdoctor.units import format_size
+
+MAX_OWNERS: Final = 30
+_NOTED_SHARE: Final = 0.1
+"""Of the live memory: less is no news."""
+
+
+def owner_reports(context: Context, moment: DecidingMoment | None) -> tuple[OwnerReport, ...]:
+    """Return who holds the live memory, most first: names, and lines for what no name holds.
+
+    Nothing where no census says who holds any of it.
+    """
+    if context.analysis is None or moment is None or not context.case.censuses:
+        return ()
+    trace = context.analysis.trace
+    named = named_blocks(trace, context.case.censuses)
+    if named is None:
+        return ()
+    rows = trace.lives.allocated_at(moment.state)
+    place = named.of_row[rows].astype(np.int64)
+    if not (place >= 0).any():
+        return ()
+    # What no name holds is told by its lines, which count on from the last owner.
+    line = trace.stacks.lines_of(trace.lives.stack[rows]).astype(np.int64)
+    group = np.where(place >= 0, place, len(named.owners) + 1 + line)
+    sums = largest_groups(group, trace.lives.size_bytes[rows])
+    found = []
+    for at, n_bytes, n_blocks in zip(*(column.tolist() for column in sums), strict=True):
+        report = _report(context, moment, named, at, rows[group == at])
+        found.append(replace(report, held_bytes=n_bytes, n_blocks=n_blocks))
+        if len(found) == MAX_OWNERS:
+            break
+    return tuple(found)
+
+
+def _report(
+    context: Context, moment: DecidingMoment, named: NamedBlocks, at: int, rows: I64
+) -> OwnerReport:
+    assert context.analysis is not None  # noqa: S101 - the caller has it
+    owner = named.owners[at] if at < len(named.owners) else Owner("", HoldingKind.UNNAMED)
+    growth = growth_of(owner, context.case.censuses)
+    return OwnerReport(
+        device=context.analysis.device,
+        name=owner.name,
+        kind=owner.kind,
+        held_bytes=0,
+        n_blocks=0,
+        class_name=owner.class_name,
+        n_items=owner.n_items,
+        scope=owner.scope,
+        place=owner.place,
+        through=owner.through,
+        location=_made_at(context, rows),
+        moment=moment.kind,
+        grown_bytes=None if growth is None else growth.n_bytes,
+        n_items_before=None if growth is None else growth.n_items_before,
+    )
+
+
+def _made_at(context: Context, rows: I64) -> Location | None:
+    """Return the line that made most of some blocks."""
+    assert context.analysis is not None  # noqa: S101 - the caller has it
+    lives, stacks = context.analysis.trace.lives, context.analysis.trace.stacks
+    lines = largest_groups(stacks.lines_of(lives.stack[rows]), lives.size_bytes[rows])
+    return context.frame(int(lines.group[0]))
+
+
+def cycle_note(owners: Sequence[OwnerReport], context: Context) -> str:
+    """Return what only Python's collector would free, "" where that is little."""
+    a = context.analysis
+    cycles = [o for o in owners if o.kind is HoldingKind.CYCLE and a and o.device == a.device]
+    n_bytes = sum(o.held_bytes for o in cycles)
+    if a is None or n_bytes < _NOTED_SHARE * a.active_bytes or not cycles:
+        return ""
+    return (
+        f"{format_size(n_bytes)} hang on reference cycles ({cycles[0].name}) that only Python's "
+        "collector frees: gc.collect() gives them back, and a weakref.ref avoids the cycle."
+    )
+
+
+def twice_note(context: Context) -> str:
+    """Return that two names hold the same weights, "" where none do."""
+    a = context.analysis
+    live = 0 if a is None else a.active_bytes
+    found = held_twice(context.case.censuses, int(_NOTED_SHARE * live)) if live else None
+    if found is None:
+        return ""
+    first, second, n_bytes = found
+    return (
+        f"{first.name or first.class_name} and {second.name or second.class_name} hold tensors of "
+        f"the same sizes, {format_size(n_bytes)} each: the weights may be held twice."
+    )
