@@ -173,6 +173,14 @@ class Recorder:
         finally:
             self.is_on = False
 
+    def on_request(self) -> None:
+        """Write the state of now, because another process asks for it."""
+        try:
+            with self._writing():
+                self._write("attach", "request")
+        except Exception as e:  # as above
+            self._note(e)
+
     def on_block_end(self, error: BaseException | None, *, at_end: bool) -> None:
         """Write the state at the end of a block if asked to, and stop."""
         try:
@@ -253,7 +261,8 @@ class Recorder:
                 },
                 parts,
             )
-        self.bundles.append(bundle)
+        if reason != "request":  # what becomes known later is about the program's own end
+            self.bundles.append(bundle)
         return bundle
 
     def _manifest(self, reason: str, devices: list[int]) -> dict[str, Any]:
