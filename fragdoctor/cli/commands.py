@@ -195,7 +195,7 @@ COMMANDS: Final = (
     ),
     Command(
         "attach",
-        "Say what a program that runs holds now, and go on",
+        "Diagnose a program while it runs, and let it go on",
         [
             "fragdoctor attach 4711",
             "fragdoctor attach 4711 --wait 10 --format html -o now.html",
