@@ -246,7 +246,7 @@ class Recorder:
             bundle_writer.SNAPSHOT: self._dump,
             bundle_writer.STATS: lambda path: self._write_stats(path, devices),
         }
-        if error is not None and _is_about_memory(error):
+        if error is not None and is_about_memory(error):
             parts[bundle_writer.MESSAGE] = lambda path: _write_text(path, str(error))
         prefix = "" if ranks.rank is None else f"rank{ranks.rank}-"
         with _without_collector():
@@ -352,7 +352,7 @@ def _on_oom(device: int, asked: int, total: int, free: int) -> None:
         recorder.on_oom(device, asked, total, free, writes=recorder is recorders[-1])
 
 
-def _is_about_memory(error: BaseException) -> bool:
+def is_about_memory(error: BaseException) -> bool:
     """Return whether an exception is about memory, PyTorch's allocator or another one's."""
     text = str(error).lower()
     return any(word in text for word in ("out of memory", "alloc_failed", "not enough memory"))
