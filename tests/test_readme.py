@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = {
     path.relative_to(ROOT): path.read_text(encoding="utf-8")
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 }
 TEXT = "\n".join(PAGES.values())
 SCREENS = re.findall(r"<!-- run: (fragdoctor [^\n]+) -->\n```text\n(.*?)```", TEXT, re.DOTALL)
