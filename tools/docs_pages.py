@@ -13,15 +13,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-from gallery import gallery
+from gallery import KINDS, gallery
 
 from fragdoctor.cli.commands import whole_group
 from fragdoctor.report.base import RenderOptions, render
 from fragdoctor.report.views.explain import THEMES, find
 from fragdoctor.rules.registry import RULES
 
-DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
-GLOSSARY: Final = DOCS / "glossary.md"
+GLOSSARY: Final = Path(__file__).resolve().parents[1] / "docs" / "glossary.md"
 _RULE: Final = re.compile(rf"`({'|'.join(rule.code for rule in RULES)})`")
 _SCREEN: Final = re.compile(r"<!-- page: ([a-z-]+) -->")
 
@@ -75,8 +74,8 @@ def _menu(entries: Any) -> Any:
         return {name: _menu(entry) for name, entry in entries.items()}
     if not entries.endswith("/"):
         return entries
-    kept = (path.relative_to(DOCS).as_posix() for path in sorted(DOCS.glob(f"{entries}*.md")))
-    pages = [*(page for page in _made() if page.startswith(entries)), *kept]
+    written = ("gallery/index.md", *(f"gallery/{kind.name}.md" for kind in KINDS))
+    pages = [page for page in (*_made(), *written) if page.startswith(entries)]
     return sorted(pages, key=lambda page: not page.endswith("/index.md"))
 
 
