@@ -22,6 +22,7 @@ from fragdoctor.rules.registry import RULES
 
 GLOSSARY: Final = Path(__file__).resolve().parents[1] / "docs" / "glossary.md"
 _RULE: Final = re.compile(rf"`({'|'.join(rule.code for rule in RULES)})`")
+_HEADING: Final = re.compile(r"^##(?=#* )", re.MULTILINE)
 _SCREEN: Final = re.compile(r"<!-- page: ([a-z-]+) -->")
 
 
@@ -50,7 +51,7 @@ def rule_pages() -> dict[str, str]:
     pages, lines = {}, ["# Rules"]
     for rule in RULES:
         text = render("explain", "markdown", find(rule.code), RenderOptions())
-        pages[f"rules/{rule.code}.md"] = text
+        pages[f"rules/{rule.code}.md"] = _HEADING.sub("#", text)  # a page begins with its first
     for prefix, theme in THEMES.items():
         lines += ["", f"## {theme}", ""]
         lines += [
