@@ -8,21 +8,28 @@ What they log goes through the framework's own loggers (TensorBoard, Weights & B
 bytes and counts: ``gpu_memory/allocated_bytes``, ``peak_bytes`` (since what was logged before),
 ``reserved_bytes``, ``stranded_bytes``, ``headroom_bytes`` (what PyTorch could still allocate at the
 peak) and ``retries`` (flushes of the cache so far). With a ``bundle`` the training is recorded too,
-as ``fragdoctor.record`` does. Without a GPU nothing is logged, and training goes on.
+as ``fragdoctor.record`` does, and at an out-of-memory error the report is written beside the
+bundle and handed to the trackers in use (see ``fragdoctor.tracking``). Without a GPU nothing is
+logged, and training goes on. ``report_failures`` is for other programs, such as a worker of Ray.
 
 A framework is imported when its function is called; this module needs none of them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any, Final, Self
 
 from fragdoctor.capture.record import record
+from fragdoctor.capture.recording.history_recorder import is_about_memory
 from fragdoctor.capture.watch import read_figures
 from fragdoctor.errors import ConfigError
+from fragdoctor.tracking import hand_over
 
 PREFIX: Final = "gpu_memory/"
 StrPath = str | os.PathLike[str]
@@ -34,11 +41,19 @@ class MemoryMeter:
     Args:
         bundle: where to record, as ``fragdoctor.record`` takes it; None records nothing.
         device: number of the GPU; None is the current one.
+        trackers: returns what the framework logs to, which is handed the report of a failure.
     """
 
-    def __init__(self, bundle: StrPath | None = None, device: int | None = None) -> None:
+    def __init__(
+        self,
+        bundle: StrPath | None = None,
+        device: int | None = None,
+        trackers: Callable[[], Iterable[Any]] = tuple,
+    ) -> None:
         self._bundle = bundle
         self._device = device
+        self._trackers = trackers
+        self._recording: record | None = None
         self._open = ExitStack()
         self._is_running = False
         self._torch: Any = None
@@ -50,7 +65,7 @@ class MemoryMeter:
             return
         self._is_running = True
         if self._bundle is not None:
-            self._open.enter_context(record(self._bundle))
+            self._recording = self._open.enter_context(record(self._bundle))
         self._torch.cuda.reset_peak_memory_stats(self._device)
 
     def read(self) -> dict[str, float]:
@@ -71,41 +86,72 @@ class MemoryMeter:
         return {f"{PREFIX}{k}": float(v) for k, v in figures.items() if v is not None}
 
     def stop(self, error: BaseException | None = None) -> None:
-        """End; a recording writes its bundle, that of a failure if there was one."""
+        """End; a recording writes its bundle, and a failure for want of memory is reported."""
         self._is_running = False
         kind = None if error is None else type(error)
         self._open.__exit__(kind, error, None if error is None else error.__traceback__)
+        bundles = () if self._recording is None else self._recording.bundles
+        self._recording = None
+        if bundles and error is not None and is_about_memory(error):
+            hand_over(bundles[-1], self._trackers())
 
 
-def trainer_callback(trainer: Any, bundle: StrPath | None = None) -> Any:
+@contextlib.contextmanager
+def report_failures(bundle: StrPath, *trackers: Any) -> Iterator[None]:
+    """Record a block; report a failure for want of memory to the trackers in use.
+
+        with report_failures("bundles/run"):
+            train()
+
+    Args:
+        bundle: where to record.
+        trackers: beside the active runs of Weights & Biases, MLflow and Comet, such as a
+            ``SummaryWriter``.
+    """
+    meter = MemoryMeter(bundle, trackers=lambda: trackers)
+    meter.start()
+    try:
+        yield
+    except BaseException as e:
+        meter.stop(e)
+        raise
+    meter.stop()
+
+
+def trainer_callback(trainer: Any = None, bundle: StrPath | None = None) -> Any:
     """Return a callback for the ``Trainer`` of transformers (and of TRL).
 
         trainer.add_callback(trainer_callback(trainer))
 
-    Figures are logged in the steps in which the trainer logs.
+    Figures are logged in the steps in which the trainer logs. Trainers tell callbacks nothing of
+    exceptions: the failure is reported when it ends the program.
 
     Args:
-        trainer: the trainer that it is added to; its ``log`` is used.
+        trainer: the trainer that it is added to; its ``log`` is used. None logs no figures.
         bundle: where to record; None records nothing.
 
     Raises:
         ConfigError: transformers is not installed.
     """
     base = _base("transformers", "TrainerCallback")
-    meter = MemoryMeter(bundle)
+    meter = MemoryMeter(bundle, trackers=lambda: _callbacks_of(trainer))
+    ends = ExitStack()
 
     class MemoryCallback(base):  # type: ignore[misc, valid-type]
         """Logs GPU memory where the trainer logs."""
 
         def on_train_begin(self, *_: Any, **__: Any) -> None:
+            ends.close()
+            ends.enter_context(_told_of_failures(meter))
             meter.start()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             del args, state
-            if control.should_log and (figures := meter.read()):
+            if control.should_log and trainer is not None and (figures := meter.read()):
                 trainer.log(figures)
 
         def on_train_end(self, *_: Any, **__: Any) -> None:
+            ends.close()
             meter.stop()
 
     return MemoryCallback()
@@ -123,7 +169,8 @@ def lightning_callback(bundle: StrPath | None = None) -> Any:
         ConfigError: neither lightning nor pytorch_lightning is installed.
     """
     base = _base("lightning.pytorch", "Callback", "pytorch_lightning")
-    meter = MemoryMeter(bundle)
+    loggers: list[Any] = []
+    meter = MemoryMeter(bundle, trackers=lambda: loggers)
 
     class MemoryCallback(base):  # type: ignore[misc, valid-type]
         """Logs GPU memory at the end of each batch, as often as the trainer logs."""
@@ -142,7 +189,8 @@ def lightning_callback(bundle: StrPath | None = None) -> Any:
             meter.stop()
 
         def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-            del trainer, pl_module
+            del pl_module
+            loggers[:] = trainer.loggers
             meter.stop(exception)
 
     return MemoryCallback()
@@ -170,7 +218,9 @@ class AccelerateLog:
             raise ConfigError(f"every is {every!r}.", hint="Give a number of steps.")
         self._accelerator = accelerator
         self._every = every
-        self._meter = MemoryMeter(bundle)
+        self._meter = MemoryMeter(
+            bundle, trackers=lambda: getattr(self._accelerator, "trackers", ())
+        )
         self._n_steps = 0
 
     def __enter__(self) -> Self:
@@ -185,6 +235,28 @@ class AccelerateLog:
         self._n_steps += 1
         if self._n_steps % self._every == 0 and (figures := self._meter.read()):
             self._accelerator.log(figures, step=self._n_steps)
+
+
+def _callbacks_of(trainer: Any) -> Iterable[Any]:
+    """Return the callbacks of a trainer, which hold the writers that know of no active run."""
+    return getattr(getattr(trainer, "callback_handler", None), "callbacks", ())
+
+
+@contextlib.contextmanager
+def _told_of_failures(meter: MemoryMeter) -> Iterator[None]:
+    """Stop a meter with the exception that ends the program, before others are told of it."""
+    before = sys.excepthook
+
+    def tell(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        meter.stop(error)
+        before(kind, error, trace)
+
+    sys.excepthook = tell
+    try:
+        yield
+    finally:
+        if sys.excepthook is tell:
+            sys.excepthook = before
 
 
 def _base(module: str, name: str, *others: str) -> Any:

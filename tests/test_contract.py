@@ -91,7 +91,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "fleet": {"errors", "frozen", "installed", "units", "model", "inputs", "trace", "diagnosis"},
     "export": {"errors", "frozen", "units", "model", "trace", "report"},
     "capture": {"errors", "units", "rehearsal"},
-    "integrations": {"errors", "capture"},
+    "integrations": {"errors", "capture", "tracking"},
+    "tracking": {"errors", "api", "report"},
     "rehearsal": {
         "errors",
         "frozen",
@@ -108,7 +109,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # Capture runs inside the user's program and traces the user's model: torch is there.
 MAY_IMPORT_TORCH = {"capture", "estimation", "rehearsal"}
 # They speak from inside the user's program, where no command line stands above them.
-MAY_PRINT = {"cli", "capture", "magics", "rehearsal"}
+MAY_PRINT = {"cli", "capture", "magics", "rehearsal", "tracking"}
 FORBIDDEN = {"eval", "exec", "compile", "__import__"} | {
     "pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "torch",
 }  # fmt: skip

@@ -21,6 +21,7 @@ from command_line import Run
 from fragdoctor.cli.app import with_command
 from fragdoctor.cli.commands import whole_group
 from fragdoctor.model.diagnosis import Cause
+from fragdoctor.rehearsal.programs import LAUNCHERS
 from fragdoctor.report.views.explain import find, terms
 from fragdoctor.rules.registry import RULES
 
@@ -30,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = {
     path.relative_to(ROOT): path.read_text(encoding="utf-8")
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 }
 TEXT = "\n".join(PAGES.values())
 SCREENS = re.findall(r"<!-- run: (fragdoctor [^\n]+) -->\n```text\n(.*?)```", TEXT, re.DOTALL)
@@ -130,7 +131,8 @@ def test_readme_python_prints_what_it_says(program, printed):
 @pytest.mark.parametrize("line", COMMAND_LINES)
 def test_readme_command_exists_with_its_options(line, root, said):
     name, *rest = with_command(shlex.split(line)[1:], COMMANDS)
-    options = {word for word in rest if word.startswith("--")}
+    end = next((i for i, word in enumerate(rest) if word in {"--", *LAUNCHERS}), None)
+    options = {word for word in rest[:end] if word.startswith("--")}
 
     shown = said([name, "--help"], root)
 

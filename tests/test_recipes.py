@@ -1,4 +1,4 @@
-"""The job script of docs/recipes.md is run as it stands, with stand-ins for Slurm and torchrun."""
+"""docs/recipes.md: its job script runs, with stand-ins for Slurm; libraries have its arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
+PYTHON = os.environ.get("FRAGDOCTOR_FRAMEWORKS") or sys.executable
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
 SRUN = """#!/bin/bash
@@ -74,3 +76,64 @@ def test_slurm_script_leaves_a_folder_a_node_and_one_report(tmp_path: Path) -> N
         "bundles-7/node1/rank3-oom1.zip",
     ]
     assert "rank 3" in done.stdout
+
+
+TAKES = {
+    "TrainingArguments": "import transformers; owner = transformers.TrainingArguments",
+    "SFTConfig": "import trl; owner = trl.SFTConfig",
+    "Trainer": "import lightning; owner = lightning.Trainer",
+    "Accelerator": "import accelerate; owner = accelerate.Accelerator",
+}
+LOOK_UP = "import inspect; print(*inspect.signature(owner).parameters)"
+METHODS = """from diffusers import AutoencoderKL, DiffusionPipeline, UNet2DConditionModel
+for owner in (AutoencoderKL, DiffusionPipeline, UNet2DConditionModel):
+    print(*dir(owner))"""
+
+
+def cells(name: str) -> list[str]:
+    """Return the second column of the table that is marked with a name."""
+    table = re.search(rf"<!-- {name} -->[^\n]*\n\|[^\n]*\n((?:\|[^\n]*\n)+)", PAGE)
+    assert table is not None, name
+    return [line.split("|")[2] for line in table[1].splitlines()]
+
+
+def names_known(program: str) -> set[str]:
+    done = subprocess.run(
+        [PYTHON, "-c", program], capture_output=True, text=True, timeout=240, check=False
+    )
+    if "ModuleNotFoundError" in done.stderr:
+        pytest.skip(
+            f"{PYTHON} has not all frameworks; FRAGDOCTOR_FRAMEWORKS names a Python that has"
+        )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TAKES)
+def test_arguments_of_a_table_are_those_of_its_class(name: str) -> None:
+    named = {n for cell in cells(name) for n in re.findall(r"`(\w+)[=`]", cell)}
+    known = names_known(f"{TAKES[name]}; {LOOK_UP}")
+
+    assert named - {"DataLoader"} <= known
+    assert len(named) >= 3
+
+
+@pytest.mark.slow
+def test_methods_of_diffusers_exist() -> None:
+    named = {n for cell in cells("diffusers") for n in re.findall(r"(\w+)\(\)", cell)}
+
+    assert named <= names_known(METHODS)
+    assert len(named) >= 5
+
+
+def test_pod_of_the_page_writes_its_bundle_to_a_volume() -> None:
+    block = re.search(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    assert block is not None
+    spec = yaml.safe_load(block[1])["spec"]
+
+    (container,) = spec["containers"]
+    command = container["command"]
+    mounted = {m["mountPath"]: m["name"] for m in container["volumeMounts"]}
+    assert mounted[command[command.index("-o") + 1]] == "bundles"
+    assert {v["name"] for v in spec["volumes"]} == set(mounted.values())

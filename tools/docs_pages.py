@@ -1,21 +1,29 @@
 """Pages of the documentation that the package itself knows: commands, rules and the glossary.
 
-``mkdocs build`` calls ``on_files`` and gets a page a command and a page a rule. Run as a program
-this writes ``docs/glossary.md``, which is kept in the repository so that it can be read there.
+``mkdocs build`` gets a page a command and a page a rule from here, links to these, their places in
+the menu, and the interactive pages of the gallery. Run as a program this writes
+``docs/glossary.md``, which is kept in the repository so that it can be read there.
 """
 
 from __future__ import annotations
 
+import re
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from gallery import KINDS, gallery
 
 from fragdoctor.cli.commands import whole_group
 from fragdoctor.report.base import RenderOptions, render
 from fragdoctor.report.views.explain import THEMES, find
 from fragdoctor.rules.registry import RULES
 
-GLOSSARY = Path(__file__).resolve().parents[1] / "docs" / "glossary.md"
+GLOSSARY: Final = Path(__file__).resolve().parents[1] / "docs" / "glossary.md"
+_RULE: Final = re.compile(rf"`({'|'.join(rule.code for rule in RULES)})`")
+_HEADING: Final = re.compile(r"^##(?=#* )", re.MULTILINE)
+_SCREEN: Final = re.compile(r"<!-- page: ([a-z-]+) -->")
 
 
 def glossary() -> str:
@@ -43,7 +51,7 @@ def rule_pages() -> dict[str, str]:
     pages, lines = {}, ["# Rules"]
     for rule in RULES:
         text = render("explain", "markdown", find(rule.code), RenderOptions())
-        pages[f"rules/{rule.code}.md"] = text
+        pages[f"rules/{rule.code}.md"] = _HEADING.sub("#", text)  # a page begins with its first
     for prefix, theme in THEMES.items():
         lines += ["", f"## {theme}", ""]
         lines += [
@@ -54,13 +62,55 @@ def rule_pages() -> dict[str, str]:
     return {**pages, "rules/index.md": "\n".join(lines) + "\n"}
 
 
+@cache
+def _made() -> dict[str, str]:
+    return {**command_pages(), **rule_pages()}
+
+
+def _menu(entries: Any) -> Any:
+    """Return entries of the menu with each folder (``commands/``) as a list of its pages."""
+    if isinstance(entries, list):
+        return [_menu(entry) for entry in entries]
+    if isinstance(entries, dict):
+        return {name: _menu(entry) for name, entry in entries.items()}
+    if not entries.endswith("/"):
+        return entries
+    written = ("gallery/index.md", *(f"gallery/{kind.name}.md" for kind in KINDS))
+    pages = [page for page in (*_made(), *written) if page.startswith(entries)]
+    return sorted(pages, key=lambda page: not page.endswith("/index.md"))
+
+
+def on_config(config: Any) -> Any:
+    """Fill the menu; called by mkdocs."""
+    config["nav"] = _menu(config["nav"])
+    return config
+
+
 def on_files(found: Any, config: Any) -> Any:
     """Add the pages to those in ``docs/``; called by mkdocs."""
     from mkdocs.structure.files import File
 
-    for path, text in {**command_pages(), **rule_pages()}.items():
+    screens = {f"gallery/{one.kind.name}.page.html": one.page for one in gallery()}
+    for path, text in {**_made(), **screens}.items():
         found.append(File.generated(config, path, content=text))
     return found
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Frame the interactive pages that a page asks for, and link rules; called by mkdocs."""
+    up = "../" * page.url.count("/")
+
+    def frame(match: re.Match[str]) -> str:
+        place = f"{up}gallery/{match[1]}.page.html"
+        return (
+            f'<iframe class="sample" data-src="{place}" title="The page of fragdoctor" '
+            'loading="lazy"></iframe>\n\n'
+            f'<a href="{place}">Open it alone</a>: one file, which loads and sends nothing.'
+        )
+
+    up_files = "../" * page.file.src_uri.count("/")
+    linked = _RULE.sub(lambda m: f"[{m[0]}]({up_files}rules/{m[1]}.md)", markdown)
+    return _SCREEN.sub(frame, linked)
 
 
 if __name__ == "__main__":

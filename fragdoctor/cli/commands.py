@@ -194,6 +194,15 @@ COMMANDS: Final = (
         settings={"allow_interspersed_args": False},
     ),
     Command(
+        "attach",
+        "Diagnose a program while it runs, and let it go on",
+        [
+            "fragdoctor attach 4711",
+            "fragdoctor attach 4711 --wait 10 --format html -o now.html",
+        ],
+        "\n\n\b\nThe program runs under fragdoctor run, or both in Python 3.14. Linux only.",
+    ),
+    Command(
         "rehearse",
         "Run a program without a GPU and say what its memory would do",
         [

@@ -26,6 +26,9 @@ PIPE_WIDTH: Final = 80
 _PROGRESS_AFTER_S: Final = 0.3
 _PROGRESS_EVERY_S: Final = 0.1
 _PROGRESS_AT_LEAST_EVERY_S: Final = 0.4
+_LINKING_PROGRAMS: Final = ("iTerm.app", "WezTerm", "ghostty", "Hyper", "Tabby")
+_LINKING_TERMINALS: Final = ("xterm-kitty", "xterm-ghostty", "alacritty", "foot", "wezterm")
+_LINKING_VTE: Final = 5000  # GNOME Terminal and others; it crashed on links before
 _MAX_COUNTED: Final = 10_000  # of more than this a percentage says more
 
 
@@ -67,7 +70,23 @@ def render_options(
         verbosity=verbosity,
         source_root=_working_directory(),
         path_map=tuple(_mapped(text) for text in path_map or ()),
+        link=_line_link() if is_terminal and not os.environ.get("CI") else "",
     )
+
+
+def _line_link() -> str:
+    """Return where lines of a program lead (OSC 8), "" in terminals not known to follow links."""
+    environ = os.environ
+    if environ.get("TERM_PROGRAM") == "vscode":
+        return "vscode://file{path}:{line}"
+    vte = environ.get("VTE_VERSION", "")
+    known = (
+        environ.get("TERM_PROGRAM") in _LINKING_PROGRAMS
+        or environ.get("TERM") in _LINKING_TERMINALS
+        or (vte.isdecimal() and int(vte) >= _LINKING_VTE)
+        or any(environ.get(name) for name in ("WT_SESSION", "KONSOLE_VERSION", "FORCE_HYPERLINK"))
+    )
+    return "file://{path}#{line}" if known else ""
 
 
 def _mapped(text: str) -> tuple[str, str]:

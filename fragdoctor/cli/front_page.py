@@ -15,6 +15,7 @@ Usage: fragdoctor COMMAND [ARGS]...  or  fragdoctor FILE...
 Commands:
   analyze    Diagnose a memory snapshot, message, statistics or log
   run        Run a program under the recorder and diagnose what it leaves
+  attach     Diagnose a program while it runs, and let it go on
   rehearse   Run a program without a GPU and say what its memory would do
   oom        Diagnose a pasted out-of-memory message or a whole log
   check      Fail in CI where memory got worse or breaks a budget

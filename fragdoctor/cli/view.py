@@ -10,42 +10,28 @@ import secrets
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final, Protocol
 
 import typer
 
 from fragdoctor.cli import console, options
+from fragdoctor.cli.dropped import Readable, Sent, announced, opened
 from fragdoctor.cli.exit import OK
+from fragdoctor.cli.pages import Abandoned, Answer, IsWanted, Shown, shown_case
 from fragdoctor.errors import FragdoctorError
-from fragdoctor.model.hooks import watched_by
-
-if TYPE_CHECKING:
-    from fragdoctor.future.whatif import FairReplay
-    from fragdoctor.model.diagnosis import Diagnosis
-    from fragdoctor.trace.replay import Reproduction
-    from fragdoctor.trace.trace import Trace
-
-IsWanted = Callable[[], bool]
-Answer = Callable[[object, IsWanted], dict[str, Any]]
 
 HOST: Final = "127.0.0.1"
 MAX_QUESTION_BYTES: Final = 4096
+MAX_OPENED: Final = 4
 MAX_CONNECTIONS: Final = 64
 """At a time, each with a thread; a browser opens six to one server."""
 
 _QUEUE: Final = 512
 _SLOT_WAIT_S: Final = 1.0
-_LOOK_EVERY_S: Final = 0.05
-MAX_CONF: Final = 1000
-_SHOWN: Final = (
-    *("conf", "capacity_bytes", "margin_bytes", "fits", "is_conclusive", "note"),
-    *("oom_event", "oom_bytes", "ooms", "retries", "driver_calls"),
-    *("peak_reserved_bytes", "peak_allocated_bytes"),
-    *("smallest_capacity_bytes", "smallest_capacity_note"),
-)
 _HEADERS: Final = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "frame-ancestors 'none'",
@@ -55,8 +41,12 @@ _HEADERS: Final = {
 }
 
 Paths = Annotated[
-    list[str],
-    typer.Argument(metavar="PATH...", help="A snapshot, with its messages, statistics and logs"),
+    list[str] | None,
+    typer.Argument(
+        metavar="[PATH]...",
+        help="A snapshot, with its messages, statistics and logs; without one the page takes "
+        "files that are dropped on it",
+    ),
 ]
 Port = Annotated[
     int, options.option("--port", "N", "Set the port; 0 is any free", min=0, max=65535)
@@ -64,89 +54,18 @@ Port = Annotated[
 NoBrowser = Annotated[bool, typer.Option("--no-browser", help="Print the address only")]
 
 
-class Abandoned(Exception):  # noqa: N818 - no error: whoever asked went away
-    """Nobody waits for the answer any more."""
+class Opener(Protocol):
+    """Makes a page of files that the body of a request holds."""
 
-
-class ViewReplays:
-    """Answers what-ifs by replay; each device is reproduced once, when it is first asked about."""
-
-    def __init__(self, diagnosis: Diagnosis) -> None:
-        self._traces: dict[int, Trace] = {d: a.trace for d, a in diagnosis.analyses.items()}
-        self._ready: dict[int, tuple[Reproduction, FairReplay]] = {}
-        self._lock = threading.Lock()
-
-    def __call__(self, question: object, is_wanted: IsWanted) -> dict[str, Any]:
-        """Return what the replay of a question says.
-
-        Args:
-            is_wanted: returns whether somebody still waits for the answer.
-            question: ``device``, ``conf`` ("" or null: as recorded), ``capacity_bytes`` (null: as
-                recorded) and ``smallest`` (whether to look for the smallest capacity).
-
-        Raises:
-            FragdoctorError: a setting is wrong, or there is nothing to replay.
-            ValueError: it is no such question.
-            Abandoned: nobody waits for the answer.
-        """
-        from fragdoctor.future.search import with_smallest_capacity
-        from fragdoctor.future.whatif import WhatIf
-        from fragdoctor.model.simulation import Promise
-        from fragdoctor.report import words
-        from fragdoctor.report.views.advice import PROMISES
-
-        if not isinstance(question, dict):
-            raise ValueError("no object")  # noqa: TRY004 - what was sent is wrong, not the program
-        device, conf, capacity = (question.get(k) for k in ("device", "conf", "capacity_bytes"))
-        if type(device) is not int or device not in self._traces:
-            raise ValueError("no such device")
-        if conf is not None and (not isinstance(conf, str) or len(conf) > MAX_CONF):
-            raise ValueError("conf is no text")
-        if capacity is not None and (type(capacity) is not int or not 0 < capacity < 2**50):
-            raise ValueError("capacity_bytes is no size")
-        with self._turn(is_wanted):
-            reproduction, fair = self._replay_of(device)
-            what_if = WhatIf(conf=conf or None, capacity_bytes=capacity)
-            with watched_by(lambda *_: _go_on(is_wanted)):
-                _go_on(is_wanted)
-                result = fair.replay(what_if)
-                if question.get("smallest") is True:
-                    result = with_smallest_capacity(reproduction, what_if, result)
-        outlook = result.outlook
-        promise = Promise.of(result.fits, outlook)
-        return {
-            **{name: getattr(result, name) for name in _SHOWN},
-            "outlook": "" if outlook is None else words.outlook_text(outlook),
-            "said": [PROMISES[promise].value, promise.value],
-        }
-
-    @contextlib.contextmanager
-    def _turn(self, is_wanted: IsWanted) -> Iterator[None]:
-        """Wait until no other question is answered, as long as somebody waits for this one."""
-        while not self._lock.acquire(timeout=_LOOK_EVERY_S):
-            _go_on(is_wanted)
-        try:
-            yield
-        finally:
-            self._lock.release()
-
-    def _replay_of(self, device: int) -> tuple[Reproduction, FairReplay]:
-        from fragdoctor.future.simulator import reproduce
-        from fragdoctor.future.whatif import FairReplay
-
-        if device not in self._ready:
-            reproduction = reproduce(self._traces[device])
-            self._ready[device] = (reproduction, FairReplay(reproduction))
-        return self._ready[device]
-
-
-def _go_on(is_wanted: IsWanted) -> None:
-    if not is_wanted():
-        raise Abandoned
+    def __call__(self, files: Sequence[Sent], body: Readable, is_wanted: IsWanted) -> Shown:
+        """Return the page; raises as ``dropped.opened``."""
 
 
 class Viewer(ThreadingHTTPServer):
-    """Serves one page and its questions under an address that nobody can guess.
+    """Serves a page and its questions under an address that nobody can guess.
+
+    With an ``opener`` the page may send files, whose pages are served below it; the last
+    ``MAX_OPENED`` of them are kept.
 
     Only this machine reaches it; a foreign name for this address (DNS rebinding) is refused, and so
     is a request that a page of another origin sends. Connections beyond ``MAX_CONNECTIONS`` wait in
@@ -156,7 +75,7 @@ class Viewer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = _QUEUE
 
-    def __init__(self, page: str, answer: Answer, port: int = 0) -> None:
+    def __init__(self, front: Shown, port: int = 0, opener: Opener | None = None) -> None:
         try:
             super().__init__((HOST, port), _Handler)
         except OSError as e:
@@ -165,8 +84,10 @@ class Viewer(ThreadingHTTPServer):
             raise ConfigError(
                 f"Port {port} cannot be used: {e.strerror or e}.", hint="Leave --port out."
             ) from e
-        self.page = page.encode()
-        self.answer = answer
+        self.pages = {"": front}
+        self.opener = opener
+        self._n_opened = 0
+        self._opening = threading.Lock()
         self.token = secrets.token_urlsafe(24)
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
 
@@ -193,6 +114,21 @@ class Viewer(ThreadingHTTPServer):
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
+    def open(
+        self, opener: Opener, files: Sequence[Sent], body: Readable, is_wanted: IsWanted
+    ) -> str:
+        """Make a page of files, one at a time; return where it is."""
+        with self._opening:
+            shown = opener(files, body, is_wanted)
+            self._n_opened += 1
+            place = f"{self._n_opened}/"
+            self.pages = {
+                name: page
+                for name, page in [*self.pages.items(), (place, shown)]
+                if not name or int(name[:-1]) > self._n_opened - MAX_OPENED
+            }
+            return place
+
     @property
     def origin(self) -> str:
         """Scheme, host and port."""
@@ -212,19 +148,44 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 10
 
     def do_GET(self) -> None:
-        if self._may(""):
-            self._send(HTTPStatus.OK, "text/html; charset=utf-8", self.server.page)
+        if (place := self._place()) is not None:
+            shown = self.server.pages.get(place)
+            if shown is None:
+                self._refuse(HTTPStatus.NOT_FOUND)
+            else:
+                self._send(HTTPStatus.OK, "text/html; charset=utf-8", shown.page)
 
     def do_POST(self) -> None:
-        if not self._may("try"):
+        place = self._place()
+        if place is None:
+            return
+        opener = self.server.opener
+        if place == "open" and opener is not None:
+            self._answer(partial(self._open, opener))
+            return
+        shown = self.server.pages.get(place.removesuffix("try")) if place.endswith("try") else None
+        if shown is None or shown.answer is None:
+            self._refuse(HTTPStatus.NOT_FOUND)
             return
         n_bytes = _length(self.headers.get("Content-Length", ""))
         if n_bytes is None:
             self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
             return
+        self._answer(partial(self._try, shown.answer, n_bytes))
+
+    def _try(self, answer: Answer, n_bytes: int) -> Mapping[str, Any]:
+        return answer(json.loads(self.rfile.read(n_bytes)), self._is_wanted)
+
+    def _open(self, opener: Opener) -> Mapping[str, Any]:
+        self.close_connection = True  # of a refusal not all is read
+        files = announced(self.headers.get("Fragdoctor-Files", ""))
+        if self.headers.get("Content-Length", "") != str(sum(file.n_bytes for file in files)):
+            raise ValueError("another length")
+        return {"page": self.server.open(opener, files, self.rfile, self._is_wanted)}
+
+    def _answer(self, answer_of: Callable[[], Mapping[str, Any]]) -> None:
         try:
-            question = json.loads(self.rfile.read(n_bytes))
-            answer = self.server.answer(question, self._is_wanted)
+            answer = answer_of()
         except Abandoned:
             self.close_connection = True
         except FragdoctorError as e:
@@ -246,18 +207,18 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             self.connection.settimeout(self.timeout)
 
-    def _may(self, name: str) -> bool:
-        """Refuse what does not come from the page itself, and return whether it does."""
-        wanted = f"/{self.server.token}/{name}"
+    def _place(self) -> str | None:
+        """Return what is asked for; refuse what does not come from the page itself (None)."""
+        start = f"/{self.server.token}/"
         host = f"{HOST}:{self.server.server_port}"
         origin = self.headers.get("Origin", self.server.origin)
         if self.headers.get("Host") != host or origin != self.server.origin:
             self._refuse(HTTPStatus.FORBIDDEN)
-        elif not hmac.compare_digest(self.path.encode(), wanted.encode()):
+        elif not hmac.compare_digest(self.path[: len(start)].encode(), start.encode()):
             self._refuse(HTTPStatus.NOT_FOUND)
         else:
-            return True
-        return False
+            return self.path[len(start) :]
+        return None
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Refuse what is no request that is answered here, with the headers of all answers."""
@@ -318,25 +279,25 @@ def in_browser(address: str) -> Iterator[None]:
 
 
 def view(
-    paths: Paths,
+    paths: Paths = None,
     capacity: options.DeviceSize = None,
     device: options.Device = None,
     port: Port = 0,
     no_browser: NoBrowser = False,
 ) -> int:
-    """Diagnose the inputs and serve the page until Ctrl-C."""
-    from fragdoctor.diagnosis.pipeline import diagnose
-    from fragdoctor.inputs.cases import read_case
+    """Serve the page of the inputs, or of what is dropped on it, until Ctrl-C."""
     from fragdoctor.model.case import Overrides
-    from fragdoctor.report.base import RenderOptions
-    from fragdoctor.report.page.page import render_page
-    from fragdoctor.report.views.analyze import document
 
-    with console.Progress("Reading"):
-        case = read_case(paths, Overrides(capacity_bytes=capacity, device=device))
-        diagnosis = diagnose(case)
-        page = render_page(diagnosis, document(diagnosis, RenderOptions()), is_live=True)
-    server = Viewer(page, ViewReplays(diagnosis), port)
+    known = Overrides(capacity_bytes=capacity, device=device)
+    if paths:
+        from fragdoctor.inputs.cases import read_case
+
+        with console.Progress("Reading"):
+            server = Viewer(shown_case(read_case(paths, known)), port)
+    else:
+        from fragdoctor.report.page.page import render_drop_page
+
+        server = Viewer(Shown(render_drop_page().encode()), port, partial(opened, known))
     typer.echo(f"{server.address}\nOnly this machine can open it. Ctrl-C ends it.")
     try:
         with contextlib.nullcontext() if no_browser else in_browser(server.address):

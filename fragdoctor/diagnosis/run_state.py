@@ -139,6 +139,7 @@ def _of_bundle(facts: BundleFacts) -> list[str]:
         "oom": "at an out-of-memory error",
         "exit": "at the program's exit",
         "block": "at the end of a recorded block",
+        "request": "while it ran, for fragdoctor attach",
         "signal": f"at {facts.signal or 'a signal'}",
     }.get(facts.reason, "")
     notes = [f"The bundle{of_rank} was written {moment}."] if moment else []

@@ -199,7 +199,8 @@ class BundleFacts:
     """The manifest of a bundle, checked; all text is hostile.
 
     Attributes:
-        reason: ``oom``, ``exit``, ``signal`` or ``block`` (end of ``fragdoctor.record``).
+        reason: ``oom``, ``exit``, ``signal``, ``block`` (end of ``fragdoctor.record``) or
+            ``request`` (``fragdoctor attach``).
         time: when it was written, ISO 8601 in UTC.
         pid: process id, as the program saw it.
         rank, local_rank, world_size: where it was one of many.

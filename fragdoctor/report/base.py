@@ -35,6 +35,8 @@ class RenderOptions:
         verbosity: quiet is the answer alone, full is everything.
         source_root: directory of the sources (absolute); paths below it are written relative to it
             where a format points at files, "" to leave paths as they are.
+        link: where the lines of a program lead at a terminal, with ``{path}`` and ``{line}``;
+            "" for no links.
         path_map: (as recorded, here): the beginning of a recorded path and what stands there on
             this machine, absolute or seen from ``source_root``.
     """
@@ -45,6 +47,7 @@ class RenderOptions:
     verbosity: Verbosity = Verbosity.NORMAL
     source_root: str = ""
     path_map: tuple[tuple[str, str], ...] = ()
+    link: str = ""
 
     @property
     def text_width(self) -> int:

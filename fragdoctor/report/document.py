@@ -445,6 +445,7 @@ class ReportDocument:
         sections: the rest, most important first.
         footer: what the full report has more. ``links``: where words of cells lead, on a page.
         figures: the most telling ones, which a page shows beside the headline.
+        places: where lines of the program lead at a terminal, by how they are written.
     """
 
     title: str
@@ -457,3 +458,4 @@ class ReportDocument:
     footer: str = ""
     links: Mapping[str, str] = field(default_factory=dict)
     figures: Sequence[Figure] = ()
+    places: Mapping[str, str] = field(default_factory=dict)

@@ -31,7 +31,7 @@ def render(document: doc.ReportDocument, options: RenderOptions) -> str:
         if last:  # remarks and footer are one paragraph
             page.blank()
         page.paragraph(doc.dim(document.footer))
-    return page.render()
+    return page.render(document.places)
 
 
 def _write_blocks(page: Page, section: doc.Section, *, indent: int) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import Final
@@ -177,8 +177,12 @@ class Page:
         top = max(chosen)
         return "".join(steps[round((len(steps) - 1) * v / top) if top > 0 else 0] for v in chosen)
 
-    def render(self) -> str:
-        """Return the page as text, ending in a newline."""
+    def render(self, places: Mapping[str, str] = MappingProxyType({})) -> str:
+        """Return the page as text, ending in a newline.
+
+        Args:
+            places: where words lead, in colour; a part of a longer name leads nowhere.
+        """
         out = io.StringIO()
         if not self.options.color:
             out.writelines(f"{line.plain.rstrip()}\n" for line in self._lines)
@@ -196,6 +200,8 @@ class Page:
         )
         for line in self._lines:
             line.rstrip()
+            for word, target in places.items():
+                line.highlight_regex(rf"(?<![\w.-]){re.escape(word)}(?!\d)", f"link {target}")
             console.print(line, soft_wrap=True)
         return out.getvalue()
 

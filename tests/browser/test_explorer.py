@@ -11,7 +11,8 @@ import pytest
 from page_samples import MIB, of_snapshot, tiny, tiny_diagnosis
 from stock import from_python
 
-from fragdoctor.cli.view import Viewer, ViewReplays
+from fragdoctor.cli.pages import Shown, ViewReplays
+from fragdoctor.cli.view import Viewer
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.inputs.cases import read_case
 from fragdoctor.inputs.snapshot_reader import read_snapshot
@@ -567,7 +568,7 @@ def live(chromium):
     """Return a page that a viewer serves, and what was replayed for it."""
     diagnosis = diagnose(read_case([str(SAMPLES / "fragmentation_oom.pickle")], Overrides()))
     text = render_page(diagnosis, document(diagnosis, RenderOptions()), is_live=True)
-    server = Viewer(text, ViewReplays(diagnosis))
+    server = Viewer(Shown(text.encode(), ViewReplays(diagnosis)))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     page = chromium.open(server.address)

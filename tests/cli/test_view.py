@@ -16,13 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from fragdoctor.cli.pages import Abandoned, Shown, ViewReplays
 from fragdoctor.cli.view import (
     HOST,
     MAX_CONNECTIONS,
     MAX_QUESTION_BYTES,
-    Abandoned,
     Viewer,
-    ViewReplays,
     in_browser,
 )
 from fragdoctor.diagnosis.pipeline import diagnose
@@ -42,7 +41,7 @@ def diagnosis():
 
 @pytest.fixture(scope="module")
 def viewer(diagnosis):
-    server = Viewer("<p>the page</p>", ViewReplays(diagnosis))
+    server = Viewer(Shown(b"<p>the page</p>", ViewReplays(diagnosis)))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield server
@@ -86,7 +85,7 @@ def test_without_the_token_there_is_nothing(viewer, path):
 
 
 def test_token_is_long_and_new_each_time(diagnosis):
-    one, two = (Viewer("", ViewReplays(diagnosis)) for _ in range(2))
+    one, two = (Viewer(Shown(b"", ViewReplays(diagnosis))) for _ in range(2))
     one.server_close()
     two.server_close()
 
@@ -238,7 +237,7 @@ def test_abandoned_questions_do_not_delay_the_next(diagnosis, monkeypatch):
         time.sleep(0.2)
         return replay(self, what_if)
 
-    server = Viewer("", ViewReplays(diagnosis))
+    server = Viewer(Shown(b"", ViewReplays(diagnosis)))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
@@ -276,7 +275,7 @@ def test_search_for_somebody_who_went_away_ends(diagnosis, monkeypatch):
 
 
 def test_connections_are_bounded(diagnosis):
-    server = Viewer("", ViewReplays(diagnosis))
+    server = Viewer(Shown(b"", ViewReplays(diagnosis)))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     before = threading.active_count()
@@ -316,7 +315,7 @@ def test_browser_is_not_told_the_token_in_its_arguments(monkeypatch):
 
 def test_port_in_use_is_said(viewer, diagnosis):
     with pytest.raises(ConfigError, match="cannot be used"):
-        Viewer("", ViewReplays(diagnosis), viewer.server_port)
+        Viewer(Shown(b"", ViewReplays(diagnosis)), viewer.server_port)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")

@@ -27,6 +27,7 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 from .history_recorder import Recorder
+from .on_request import OnRequest
 from .record_options import Options
 
 GRACE_S = 3.0
@@ -40,11 +41,18 @@ class OnTerm:
     While ``is_busy`` (a bundle is being written) it waits: ``resume`` is to be called after that.
     It steps back from each signal for which the program has a handler of its own or which it
     ignores, as under nohup, and hides from programs that ask whether there is a handler.
+    ``on_others`` is told the numbers of all signals that come, in a thread.
     """
 
-    def __init__(self, act: Callable[[str], None], is_busy: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        act: Callable[[str], None],
+        is_busy: Callable[[], bool],
+        on_others: Callable[[bytes], None] = lambda numbers: None,  # noqa: ARG005
+    ) -> None:
         self._act = act
         self._is_busy = is_busy
+        self._on_others = on_others
         self._deferred = 0  # number of the signal that waits for a bundle
         self._pid = os.getpid()
         self._begun = threading.Event()
@@ -110,6 +118,7 @@ class OnTerm:
             if number and not self._begun.wait(GRACE_S):
                 self._act_once(number)
                 _die(number)
+            self._on_others(numbers)
 
     def _ours_of(self, numbers: bytes) -> int:
         """Return a signal that our handler is for, 0 where all are the program's own."""
@@ -215,10 +224,14 @@ def _on_cuda(options: Options, torch: Any) -> None:
         recorder.start()
         note(options, "cuda")
         _at_exit(lambda: _on_exit(options, recorder))
+        on_request = OnRequest(lambda: _on_request(options, recorder))
         on_term = OnTerm(
-            lambda name: _on_term(options, recorder, name), lambda: recorder.is_writing
+            lambda name: _on_term(options, recorder, name),
+            lambda: recorder.is_writing,
+            on_request.step_in,
         )
         recorder.on_idle = on_term.resume
+        _quietly(on_request.install)
         _quietly(on_term.install)
     except Exception as e:  # see above
         note(options, "problem", f"{type(e).__name__}: {e}")
@@ -239,6 +252,11 @@ def _on_exit(options: Options, recorder: Recorder) -> None:
 
 def _on_term(options: Options, recorder: Recorder, name: str) -> None:
     recorder.on_exit(signal_name=name)
+    report(options, recorder)
+
+
+def _on_request(options: Options, recorder: Recorder) -> None:
+    recorder.on_request()
     report(options, recorder)
 
 

@@ -183,6 +183,14 @@ class Recorder:
         finally:
             self.is_on = False
 
+    def on_request(self) -> None:
+        """Write the state of now, because another process asks for it."""
+        try:
+            with self._writing():
+                self._write("attach", "request")
+        except Exception as e:  # as above
+            self._note(e)
+
     def on_block_end(self, error: BaseException | None, *, at_end: bool) -> None:
         """Write the state at the end of a block if asked to, and stop."""
         try:
@@ -251,7 +259,7 @@ class Recorder:
         parts[bundle_writer.STATS] = lambda path: self._write_stats(path, devices)
         if self.options.sources:
             parts[bundle_writer.SOURCES] = self._write_sources
-        if error is not None and _is_about_memory(error):
+        if error is not None and is_about_memory(error):
             parts[bundle_writer.MESSAGE] = lambda path: _write_text(path, str(error))
         prefix = "" if ranks.rank is None else f"rank{ranks.rank}-"
         with _without_collector():
@@ -266,7 +274,8 @@ class Recorder:
                 },
                 parts,
             )
-        self.bundles.append(bundle)
+        if reason != "request":  # what becomes known later is about the program's own end
+            self.bundles.append(bundle)
         return bundle
 
     def _manifest(self, reason: str, devices: list[int]) -> dict[str, Any]:
@@ -362,7 +371,7 @@ def _on_oom(device: int, asked: int, total: int, free: int) -> None:
         recorder.on_oom(device, asked, total, free, writes=recorder is recorders[-1])
 
 
-def _is_about_memory(error: BaseException) -> bool:
+def is_about_memory(error: BaseException) -> bool:
     """Return whether an exception is about memory, PyTorch's allocator or another one's."""
     text = str(error).lower()
     return any(word in text for word in ("out of memory", "alloc_failed", "not enough memory"))

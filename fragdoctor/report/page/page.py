@@ -20,7 +20,7 @@ from fragdoctor.model.arrays import GroupSums, largest_groups
 from fragdoctor.model.diagnosis import Diagnosis, MomentFigures, Recommendation
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.report import escape, html
-from fragdoctor.report.document import Chart, Graphic, ReportDocument
+from fragdoctor.report.document import Chart, Graphic, Paragraph, ReportDocument
 from fragdoctor.report.html import drawn
 from fragdoctor.report.page.blob import Sink
 from fragdoctor.report.page.lives_data import MAX_BLOCKS, lives_data, segment_map_data
@@ -202,6 +202,7 @@ SCRIPTS: Final = (
 
 
 READING_SCRIPTS: Final = ("drawing", "common", "envelope", "charts")
+DROP_SCRIPTS: Final = ("drawing", "common", "drop")
 WITHOUT_TRACE: Final = {
     "events": "This recording has no events that can be stepped through.",
     "whatif": "Nothing was replayed: that takes a recording of a run that failed or was tight.",
@@ -267,6 +268,29 @@ def render_reading_page(document: ReportDocument) -> str:
         _script(READING_SCRIPTS),
         html.source("page/reading.css"),
         charts=escape.json_in_script(json.dumps(charts)),
+    )
+
+
+def render_drop_page() -> str:
+    """Return the page that takes files and hands them to the server that it came from."""
+    document = ReportDocument(
+        title="Open a recording",
+        headline="Open a recording, a message or a log.",
+        brief=(),
+        sections=(),
+        lead=(
+            Paragraph(
+                "A memory snapshot, with its out-of-memory message, statistics and log; or the "
+                "snapshots of several ranks. They stay on this machine."
+            ),
+        ),
+    )
+    return html.page(
+        document,
+        "page/drop.html.j2",
+        _script(DROP_SCRIPTS),
+        html.source("page/reading.css") + html.source("page/drop.css"),
+        may_ask=True,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -15,7 +16,13 @@ from fragdoctor.report import document as doc
 from fragdoctor.report import words
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import Detail, Span, Style, code, dim, location_text
-from fragdoctor.report.source_files import MAX_QUOTED, relative, source_line, source_text
+from fragdoctor.report.source_files import (
+    MAX_QUOTED,
+    links_to,
+    relative,
+    source_line,
+    source_text,
+)
 from fragdoctor.report.views import advice, device_memory, holders, log_story, owners
 from fragdoctor.report.views.key_figures import key_figures
 from fragdoctor.report.words import (
@@ -33,6 +40,7 @@ _SOURCES: Final = {"memory_stats": "stats", "oom message": "message", "user": "o
 _MAX_OTHER: Final = 20
 _SHORT_NOTES: Final = 2
 _MAX_TO_COPY: Final = 3
+_MOST_LINKED: Final = 12
 _REHEARSE: Final = "Rehearse the program without a GPU: that shows what the rest of the step needs."
 
 
@@ -256,7 +264,20 @@ def document(diagnosis: Diagnosis, options: RenderOptions) -> doc.ReportDocument
         footer=footer(diagnosis),
         tone=tone,
         kicker=", ".join(words.source_name(s) for s in diagnosis.case.sources[:3]),
+        places=links_to(_lines_named(diagnosis), options),
     )
+
+
+def _lines_named(diagnosis: Diagnosis) -> Iterator[Location]:
+    """Yield the lines of the program that a report is most likely to name."""
+    if diagnosis.failure is not None and diagnosis.failure.location is not None:
+        yield diagnosis.failure.location
+    yield from (Location(f.filename, f.first_line, f.function) for f in diagnosis.functions)
+    held = [row.location for row in diagnosis.holders[:_MOST_LINKED]]
+    stranding = [row.location for row in diagnosis.stranders[:_MOST_LINKED]]
+    yield from (location for location in (*held, *stranding) if location is not None)
+    for one in diagnosis.recommendations[:_MOST_LINKED]:
+        yield from one.locations
 
 
 def page(diagnosis: Diagnosis, options: RenderOptions) -> str:

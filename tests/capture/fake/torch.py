@@ -204,6 +204,7 @@ cuda = types.SimpleNamespace(
     OutOfMemoryError=OutOfMemoryError,
     _lazy_call=_lazy_call,
     init=_lazy_init,
+    is_initialized=lambda: _State.is_initialized,
     is_available=lambda: os.environ.get("FAKE_NO_GPU") is None,
     device_count=lambda: 1,
     current_device=lambda: 0,

@@ -1,0 +1,190 @@
+"""A bundle of a program that runs: asked for by a signal, or taken by its own Python.
+
+A program under ``fragdoctor run`` has a recorder that answers a signal (``on_request``); whether it
+does is read from ``/proc``, since the signal would end any other. Else, from Python 3.14 on,
+``sys.remote_exec`` has the program write a bundle itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from fragdoctor.capture.launcher import BOOTSTRAP
+from fragdoctor.capture.recording.bundle_writer import MANIFEST
+from fragdoctor.capture.recording.on_request import NUMBER
+from fragdoctor.capture.recording.record_options import Options, from_environment
+from fragdoctor.errors import ConfigError
+
+_PROC: Final = Path("/proc")
+_LOOK_EVERY_S: Final = 0.1
+_MOST_NAMED: Final = 16
+_HANGS: Final = "It may be busy outside of Python, or stopped. Wait longer with --wait."
+_FROM_START: Final = "Start it with: fragdoctor run -- COMMAND, which can be asked at any time."
+
+
+@contextlib.contextmanager
+def bundle_of(pid: int, wait_s: float) -> Iterator[Path]:
+    """Yield a bundle of what a running program holds now.
+
+    That of a program under ``fragdoctor run`` lies with its others and stays there; any other is
+    removed at the end of the block.
+
+    Args:
+        pid: the program, or what started it.
+        wait_s: seconds to wait for the bundle.
+
+    Raises:
+        ConfigError: there is no such program, it cannot be asked, or it does not answer.
+    """
+    if not (_PROC / "self").exists():
+        raise ConfigError(
+            "A running program can be attached on Linux only.",
+            hint="In the program: with fragdoctor.record(): ...",
+        )
+    if not (_PROC / str(pid)).exists():
+        raise ConfigError(f"No process {pid} runs here.", hint="Find it with: nvidia-smi")
+    target, options = _recorded(pid)
+    if options is not None:
+        yield _asked(target, options, wait_s)
+        return
+    if any(_environment_of(process) is not None for process in _with_children(pid)):
+        raise ConfigError(f"Process {pid} has not used a GPU yet.", hint="Attach it later.")
+    execute: Callable[[int, str], None] | None = getattr(sys, "remote_exec", None)
+    if execute is None:
+        here = f"{sys.version_info.major}.{sys.version_info.minor}"
+        raise ConfigError(
+            f"Process {pid} was not started by fragdoctor run, and attaching to it takes "
+            f"Python 3.14, for it and for fragdoctor; this is Python {here}.",
+            hint=_FROM_START,
+        )
+    with _place_for(pid) as place:
+        yield _executed(pid, place, execute, wait_s)
+
+
+def _recorded(pid: int) -> tuple[int, Options | None]:
+    """Return the process that answers, and how it records; None where none does.
+
+    Raises:
+        ConfigError: several do.
+    """
+    answering = {p: o for p in _with_children(pid) if (o := _options_of(p)) is not None}
+    if pid in answering:
+        return pid, answering[pid]
+    if len(answering) > 1:
+        named = ", ".join(str(p) for p in [*answering][:_MOST_NAMED])
+        raise ConfigError(f"Process {pid} started several that use a GPU.", hint=f"One of: {named}")
+    return next(iter(answering.items()), (pid, None))
+
+
+def _with_children(pid: int) -> Sequence[int]:
+    """Return a process and all that it and its children started."""
+    parents = {}
+    for place in _PROC.iterdir():
+        if place.name.isdigit():
+            parents[int(place.name)] = int(_status(int(place.name)).get("PPid", "0"))
+    found = [pid]
+    for one in found:  # grows meanwhile
+        found += sorted(child for child, parent in parents.items() if parent == one)
+    return found
+
+
+def _status(pid: int) -> Mapping[str, str]:
+    """Return what ``/proc/PID/status`` says; nothing of a process that has ended."""
+    try:
+        lines = (_PROC / str(pid) / "status").read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _options_of(pid: int) -> Options | None:
+    """Return how a process records, None where it would not survive the signal."""
+    caught = int(_status(pid).get("SigCgt", "0"), 16)
+    is_armed = NUMBER is not None and bool(caught >> (NUMBER - 1) & 1)
+    return _environment_of(pid) if is_armed else None
+
+
+def _environment_of(pid: int) -> Options | None:
+    """Return how ``fragdoctor run`` told a process to record, None where it did not."""
+    try:
+        words = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    pairs = (os.fsdecode(word).partition("=") for word in words)
+    return from_environment({name: value for name, _, value in pairs})
+
+
+def _asked(pid: int, options: Options, wait_s: float) -> Path:
+    place = Path(options.directory)
+    before = set(_bundles(place, pid))
+    try:
+        os.kill(pid, NUMBER or 0)
+    except OSError as e:
+        raise ConfigError(f"Process {pid} cannot be asked: {e.strerror}.", hint="") from e
+    return _awaited(lambda: next((b for b in _bundles(place, pid) if b not in before), None),
+                    pid, wait_s)  # fmt: skip
+
+
+def _bundles(place: Path, pid: int) -> Sequence[Path]:
+    """Return the bundles that a process has written on request, whatever its rank."""
+    return sorted(b.parent for b in place.glob(f"*attach-pid{pid}*/{MANIFEST}"))
+
+
+def _awaited(found: Callable[[], Path | None], pid: int, wait_s: float) -> Path:
+    """Return what appears.
+
+    Raises:
+        ConfigError: it does not, in this time, or the process ends.
+    """
+    end = time.monotonic() + wait_s
+    while (bundle := found()) is None:
+        if not (_PROC / str(pid)).exists():
+            raise ConfigError(f"Process {pid} ended before it answered.", hint=_FROM_START)
+        if time.monotonic() > end:
+            raise ConfigError(f"Process {pid} did not answer in {wait_s:g} s.", hint=_HANGS)
+        time.sleep(_LOOK_EVERY_S)
+    return bundle
+
+
+@contextlib.contextmanager
+def _place_for(pid: int) -> Iterator[Path]:
+    """Make a folder that only the user of a process may use."""
+    with tempfile.TemporaryDirectory(prefix="fragdoctor-") as name:
+        place = Path(name)
+        owner = (_PROC / str(pid)).stat()
+        if owner.st_uid != os.geteuid():
+            with contextlib.suppress(PermissionError):  # then remote_exec is refused too
+                os.chown(place, owner.st_uid, owner.st_gid)
+        yield place
+
+
+def _executed(pid: int, place: Path, execute: Callable[[int, str], None], wait_s: float) -> Path:
+    problem = place / "problem.txt"
+    script = place / "script.py"
+    taker = str(BOOTSTRAP / "on_demand.py")
+    # One expression: the program runs it in its main module, where no name is to be left.
+    script.write_text(
+        f'__import__("runpy").run_path({taker!r})["take"]({str(place)!r}, {str(problem)!r})\n',
+        encoding="utf-8",
+    )
+    script.chmod(0o644)
+    try:
+        execute(pid, str(script))
+    except (OSError, RuntimeError, ValueError) as e:
+        reason = str(getattr(e, "strerror", "") or e).rstrip(".")
+        raise ConfigError(f"Process {pid} cannot be attached: {reason}.", hint=_FROM_START) from e
+
+    def found() -> Path | None:
+        if problem.exists():
+            said = problem.read_text("utf-8", errors="replace")
+            raise ConfigError(f"Process {pid} has no snapshot: {said}.", hint="Attach it later.")
+        return next(iter(_bundles(place, pid)), None)
+
+    return _awaited(found, pid, wait_s)

@@ -1,0 +1,52 @@
+"""``fragdoctor attach``: what a program that runs holds now."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from fragdoctor.cli import console, options
+from fragdoctor.cli.analyze import exit_code
+from fragdoctor.frozen import frozen
+
+
+@frozen(kw_only=True)
+class AttachOptions(options.CaseOptions):
+    """Which program is asked, and how long it may take."""
+
+    pid: Annotated[
+        int,
+        typer.Argument(
+            metavar="PID", help="The program, or what started it; nvidia-smi shows it", min=1
+        ),
+    ]
+    wait: Annotated[
+        float, options.option("--wait", "SECONDS", "Wait so long for its answer", min=1.0)
+    ] = 60.0
+    output_format: options.Format = options.ReportFormat.TEXT
+    fail_on: options.FailOnOption = None
+
+
+def attach(asked: AttachOptions) -> int:
+    """Have the program write a bundle, diagnose it, and print the report; the program goes on."""
+    look = console.look_of(asked)
+    console.check_output(asked.output, force=asked.force)
+
+    from fragdoctor.capture.attach import bundle_of
+    from fragdoctor.diagnosis.pipeline import diagnose
+    from fragdoctor.inputs.cases import read_bundle
+    from fragdoctor.report import escape
+    from fragdoctor.report.base import render
+
+    with console.Progress("Waiting for its snapshot"), bundle_of(asked.pid, asked.wait) as bundle:
+        diagnosis = diagnose(read_bundle(bundle, asked.overrides()))
+        report = render("analyze", asked.output_format.value, diagnosis, look)
+    console.write_report(report, asked.output, force=asked.force)
+    if bundle.exists() and not asked.quiet:
+        sys.stderr.write(f"Recorded in {escape.terminal(str(bundle))}\n")
+    return exit_code(diagnosis, asked.fail_on, exit_zero=asked.exit_zero)
+
+
+command = options.command_of(AttachOptions, attach)

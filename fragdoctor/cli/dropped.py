@@ -1,0 +1,125 @@
+"""Files that were dropped on the page of ``fragdoctor view``: diagnosed as if they were named."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import BinaryIO, Final, NamedTuple, Protocol
+from urllib.parse import unquote
+
+from fragdoctor.cli.pages import IsWanted, Shown, go_on, shown_case
+from fragdoctor.errors import ConfigError, FragdoctorError
+from fragdoctor.limits import DEFAULT_LIMITS
+from fragdoctor.model.case import Overrides
+from fragdoctor.model.hooks import watched_by
+from fragdoctor.units import format_size
+
+MAX_FILES: Final = 256
+MAX_NAME: Final = 200
+_CHUNK_BYTES: Final = 1 << 20
+
+
+class Readable(Protocol):
+    """What bytes are read from."""
+
+    def read(self, n_bytes: int, /) -> bytes:
+        """Return so many bytes, fewer at the end."""
+
+
+class Sent(NamedTuple):
+    """A file as it is announced: its name without folders, and its size."""
+
+    name: str
+    n_bytes: int
+
+
+def announced(text: str) -> Sequence[Sent]:
+    """Return the files that a request says it holds, one after the other.
+
+    Args:
+        text: their names and sizes, as JSON in which every special character is percent-encoded.
+
+    Raises:
+        ValueError: it says nothing of the kind.
+    """
+    found: list[Sent] = []
+    told = json.loads(unquote(text, errors="strict"))
+    if not isinstance(told, list) or not all(isinstance(pair, list) for pair in told):
+        raise ValueError("no list of files")
+    for name, n_bytes in told:
+        if not isinstance(name, str) or type(n_bytes) is not int or n_bytes < 0:
+            raise ValueError("no file")
+        last = re.split(r"[/\\]", name)[-1].replace("\0", "")[-MAX_NAME:]
+        found.append(Sent(last if last not in ("", ".", "..") else "file", n_bytes))
+    if not 0 < len(found) <= MAX_FILES:
+        raise ValueError("no files, or too many")
+    return found
+
+
+def opened(known: Overrides, files: Sequence[Sent], body: Readable, is_wanted: IsWanted) -> Shown:
+    """Return the page of files that are read from the body of a request.
+
+    They are kept in a folder of the user's own until they have been diagnosed.
+
+    Raises:
+        FragdoctorError: they are not, are refused, or find no room.
+        ValueError: there are fewer bytes than announced.
+        Abandoned: nobody waits for the page.
+    """
+    with TemporaryDirectory(prefix="fragdoctor-") as name:
+        folder = Path(name)
+        _check_room(sum(file.n_bytes for file in files), folder)
+        paths = []
+        for number, file in enumerate(files):
+            (folder / str(number)).mkdir()  # two may have one name
+            path = folder / str(number) / file.name
+            with path.open("xb") as copy:
+                _copy(body, copy, file.n_bytes)
+            paths.append(str(path))
+        try:
+            with watched_by(lambda *_: go_on(is_wanted)):
+                return _diagnosed(paths, [file.name for file in files], known)
+        except FragdoctorError as e:
+            here = re.compile(re.escape(f"{folder}/") + r"\d+/")
+            raise ConfigError(here.sub("", e.message), hint=here.sub("", e.hint)) from e
+
+
+def _check_room(n_bytes: int, folder: Path) -> None:
+    limit = min(DEFAULT_LIMITS.max_input_bytes, shutil.disk_usage(folder).free)
+    if n_bytes > limit:
+        raise ConfigError(
+            f"These are {format_size(n_bytes)}; there is room for {format_size(limit)}.",
+            hint="Name the file instead: fragdoctor view FILE",
+        )
+
+
+def _copy(body: Readable, copy: BinaryIO, n_bytes: int) -> None:
+    while n_bytes:
+        part = body.read(min(n_bytes, _CHUNK_BYTES))
+        if not part:
+            raise ValueError("cut short")
+        copy.write(part)
+        n_bytes -= len(part)
+
+
+def _diagnosed(paths: Sequence[str], names: Sequence[str], known: Overrides) -> Shown:
+    from fragdoctor.cli.analyze import Engine, ReplayChoice, analyze_fleet
+    from fragdoctor.cli.options import ReportFormat
+    from fragdoctor.inputs.cases import read_case
+    from fragdoctor.inputs.discovery import discover
+    from fragdoctor.report.base import RenderOptions
+
+    found = discover(paths) if len(paths) > 1 else None
+    if found is not None and found.is_fleet:
+        _, page = analyze_fleet(
+            found, known, RenderOptions(), ReportFormat.HTML,
+            engine=Engine(workers=1), replays=ReplayChoice.GROUPS,
+        )  # fmt: skip
+        return Shown(page.encode())
+    case = read_case(paths if found is None else found.case_names, known)
+    return shown_case(replace(case, sources=tuple(names)))

@@ -1,0 +1,134 @@
+"""The pages that ``fragdoctor view`` serves, each with the replay that answers its questions."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from fragdoctor.model.hooks import watched_by
+
+if TYPE_CHECKING:
+    from fragdoctor.future.whatif import FairReplay
+    from fragdoctor.model.case import Case
+    from fragdoctor.model.diagnosis import Diagnosis
+    from fragdoctor.trace.replay import Reproduction
+    from fragdoctor.trace.trace import Trace
+
+IsWanted = Callable[[], bool]
+Answer = Callable[[object, IsWanted], dict[str, Any]]
+
+_LOOK_EVERY_S: Final = 0.05
+MAX_CONF: Final = 1000
+_SHOWN: Final = (
+    *("conf", "capacity_bytes", "margin_bytes", "fits", "is_conclusive", "note"),
+    *("oom_event", "oom_bytes", "ooms", "retries", "driver_calls"),
+    *("peak_reserved_bytes", "peak_allocated_bytes"),
+    *("smallest_capacity_bytes", "smallest_capacity_note"),
+)
+
+
+class Shown(NamedTuple):
+    """A page, and what answers its what-ifs; None where it has none."""
+
+    page: bytes
+    answer: Answer | None = None
+
+
+def shown_case(case: Case) -> Shown:
+    """Diagnose a case; return its page.
+
+    Raises:
+        FragdoctorError: it cannot be diagnosed.
+    """
+    from fragdoctor.diagnosis.pipeline import diagnose
+    from fragdoctor.report.base import RenderOptions
+    from fragdoctor.report.page.page import render_page
+    from fragdoctor.report.views.analyze import document
+
+    diagnosis = diagnose(case)
+    page = render_page(diagnosis, document(diagnosis, RenderOptions()), is_live=True)
+    return Shown(page.encode(), ViewReplays(diagnosis))
+
+
+class Abandoned(Exception):  # noqa: N818 - no error: whoever asked went away
+    """Nobody waits for the answer any more."""
+
+
+class ViewReplays:
+    """Answers what-ifs by replay; each device is reproduced once, when it is first asked about."""
+
+    def __init__(self, diagnosis: Diagnosis) -> None:
+        self._traces: dict[int, Trace] = {d: a.trace for d, a in diagnosis.analyses.items()}
+        self._ready: dict[int, tuple[Reproduction, FairReplay]] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, question: object, is_wanted: IsWanted) -> dict[str, Any]:
+        """Return what the replay of a question says.
+
+        Args:
+            is_wanted: returns whether somebody still waits for the answer.
+            question: ``device``, ``conf`` ("" or null: as recorded), ``capacity_bytes`` (null: as
+                recorded) and ``smallest`` (whether to look for the smallest capacity).
+
+        Raises:
+            FragdoctorError: a setting is wrong, or there is nothing to replay.
+            ValueError: it is no such question.
+            Abandoned: nobody waits for the answer.
+        """
+        from fragdoctor.future.search import with_smallest_capacity
+        from fragdoctor.future.whatif import WhatIf
+        from fragdoctor.model.simulation import Promise
+        from fragdoctor.report import words
+        from fragdoctor.report.views.advice import PROMISES
+
+        if not isinstance(question, dict):
+            raise ValueError("no object")  # noqa: TRY004 - what was sent is wrong, not the program
+        device, conf, capacity = (question.get(k) for k in ("device", "conf", "capacity_bytes"))
+        if type(device) is not int or device not in self._traces:
+            raise ValueError("no such device")
+        if conf is not None and (not isinstance(conf, str) or len(conf) > MAX_CONF):
+            raise ValueError("conf is no text")
+        if capacity is not None and (type(capacity) is not int or not 0 < capacity < 2**50):
+            raise ValueError("capacity_bytes is no size")
+        with self._turn(is_wanted):
+            reproduction, fair = self._replay_of(device)
+            what_if = WhatIf(conf=conf or None, capacity_bytes=capacity)
+            with watched_by(lambda *_: go_on(is_wanted)):
+                go_on(is_wanted)
+                result = fair.replay(what_if)
+                if question.get("smallest") is True:
+                    result = with_smallest_capacity(reproduction, what_if, result)
+        outlook = result.outlook
+        promise = Promise.of(result.fits, outlook)
+        return {
+            **{name: getattr(result, name) for name in _SHOWN},
+            "outlook": "" if outlook is None else words.outlook_text(outlook),
+            "said": [PROMISES[promise].value, promise.value],
+        }
+
+    @contextlib.contextmanager
+    def _turn(self, is_wanted: IsWanted) -> Iterator[None]:
+        """Wait until no other question is answered, as long as somebody waits for this one."""
+        while not self._lock.acquire(timeout=_LOOK_EVERY_S):
+            go_on(is_wanted)
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _replay_of(self, device: int) -> tuple[Reproduction, FairReplay]:
+        from fragdoctor.future.simulator import reproduce
+        from fragdoctor.future.whatif import FairReplay
+
+        if device not in self._ready:
+            reproduction = reproduce(self._traces[device])
+            self._ready[device] = (reproduction, FairReplay(reproduction))
+        return self._ready[device]
+
+
+def go_on(is_wanted: IsWanted) -> None:
+    """Raise ``Abandoned`` where nobody waits any more."""
+    if not is_wanted():
+        raise Abandoned
