@@ -27,8 +27,8 @@ from fragdoctor.trace.trace import Trace
 
 MAX_OPTIONS: Final = 8
 """Ways to checkpoint one module that are weighed: of those with more results, every n-th is."""
-MAX_MOMENTS: Final = 4
-"""Moments at which memory is weighed; a rehearsal of the set that is found counts all."""
+MAX_MOMENTS: Final = 6
+"""Moments at which memory is weighed: the peak, and then those that a set leaves too high."""
 STATES: Final = 512
 """Sums of saved bytes that are told apart. More of them change no set of the benchmark's models."""
 N_HALVINGS: Final = 10
@@ -41,10 +41,12 @@ class Choice:
     Attributes:
         number: among the parts of the model.
         kept: numbers of the counted operations in it whose results are kept.
+        n_flops: operations that are carried out again, in all that was rehearsed.
     """
 
     number: int
     kept: tuple[int, ...]
+    n_flops: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +55,18 @@ class Plan:
 
     Attributes:
         choices: in the order of the modules.
-        n_flops: operations that are carried out again, in all that was rehearsed.
     """
 
     choices: tuple[Choice, ...]
-    n_flops: int
+
+    @property
+    def n_flops(self) -> int:
+        """Operations that are carried out again."""
+        return sum(one.n_flops for one in self.choices)
+
+    def without(self, choice: Choice) -> Plan:
+        """Return the set without one of its modules."""
+        return Plan(tuple(one for one in self.choices if one is not choice))
 
 
 @dataclass(slots=True)
@@ -65,8 +74,7 @@ class _Option:
     """A way to checkpoint a module.
 
     Attributes:
-        kept: see :class:`Choice`.
-        n_flops: operations that are carried out again.
+        kept, n_flops: see :class:`Choice`.
         dropped_bytes: made again, over all calls.
         saved_bytes: by moment; negative where making it again takes more than was there.
     """
@@ -152,21 +160,45 @@ class Checkpoints:
     def cheapest(self, limit_bytes: int) -> Plan | None:
         """Return the cheapest set with which memory stays under a limit; None if none does."""
         needs = self._needs - limit_bytes
-        binding = self._binding(needs)
-        goals = tuple(int(needs[i]) for i in binding)
-        states = _Sums(goals, binding).over(self._roots)
+        moments = [int(needs.argmax())]
+        while True:
+            best = self._cheapest(needs, moments)
+            if best is None:
+                return None
+            missing = needs - self._saved(best)
+            worst = int(missing.argmax())
+            if missing[worst] <= 0 or worst in moments or len(moments) == MAX_MOMENTS:
+                return best
+            moments.append(worst)
+
+    def _saved(self, plan: Plan) -> I64:
+        """Return what a set saves at each moment."""
+        options = {p.number: {o.kept: o for o in p.options} for p in _all(self._roots)}
+        saved = np.zeros_like(self._needs)
+        for choice in plan.choices:
+            saved += options[choice.number][choice.kept].saved_bytes
+        return saved
+
+    def _cheapest(self, needs: I64, moments: list[int]) -> Plan | None:
+        """Return the cheapest set that saves what some of the moments need."""
+        goals = tuple(int(needs[i]) for i in moments)
+        states = _Sums(goals, moments).over(self._roots)
         reached = [s for s in states if all(a >= b for a, b in zip(s.saved, goals, strict=True))]
         if not reached:
             return None
         best: _State | None = min(reached, key=lambda state: state.cost)
-        n_flops = best.cost[0] if best else 0
         chosen = []
         while best is not None:
             if best.option is not None:
                 number, option = best.option
-                chosen.append(Choice(number, option.kept))
+                chosen.append(Choice(number, option.kept, option.n_flops))
             best = best.before
-        return Plan(tuple(sorted(chosen, key=lambda one: one.number)), n_flops)
+        return Plan(tuple(sorted(chosen, key=lambda one: one.number)))
+
+    def everything(self) -> Plan:
+        """Return the set of all outermost modules of which something is saved."""
+        outermost = [part for root in self._roots for part in _outermost(root)]
+        return Plan(tuple(Choice(one.number, (), one.options[0].n_flops) for one in outermost))
 
     def lowest_bytes(self) -> int:
         """Return about the lowest limit under which there is a set."""
@@ -175,21 +207,6 @@ class Checkpoints:
             middle = (low + high) // 2
             low, high = (low, middle) if self.cheapest(middle) else (middle, high)
         return high
-
-    def _binding(self, needs: I64) -> list[int]:
-        """Return the moments whose needs imply those of the others."""
-        is_open = np.ones(len(needs), bool)
-        found: list[int] = []
-        while is_open.any() and len(found) < MAX_MOMENTS:
-            moment = int(np.argmax(np.where(is_open, needs, np.iinfo(np.int64).min)))
-            found.append(moment)
-            # By how much any set saves less elsewhere than here, at most.
-            less = _least(self._roots, moment, len(needs))
-            is_open &= less < needs - needs[moment]
-            is_open[moment] = False
-            if len(found) == 1:  # what is under the limit whatever is done
-                is_open &= _least(self._roots, None, len(needs)) < needs
-        return found
 
     def _options(
         self, measures: _Measures, calls: Sequence[Mapping[str, Any]]
@@ -203,8 +220,9 @@ class Checkpoints:
         for n in range(n_products):
             same = [one.products[n] for one in measured]
             n_bytes = sum(one.n_bytes for one in same)
-            if n_bytes and all(one.can_be_kept for one in same):
-                per_byte[n] = sum(one.n_flops for one in same) / n_bytes
+            n_flops = sum(one.n_flops for one in same)
+            if n_bytes and n_flops and all(one.can_be_kept for one in same):
+                per_byte[n] = n_flops / n_bytes
         ranked = sorted(per_byte, key=lambda n: per_byte[n], reverse=True)
         n_each = -(-max(len(ranked), 1) // (MAX_OPTIONS - 1))
         lengths = dict.fromkeys([*range(0, len(ranked), n_each), len(ranked)])
@@ -231,16 +249,13 @@ def _all(parts: Sequence[_Part]) -> Iterator[_Part]:
         yield from _all(part.parts)
 
 
-def _least(parts: Sequence[_Part], moment: int | None, n: int) -> I64:
-    """Return the least that a set saves at each of n moments, beyond what it saves at one."""
-    total = np.zeros(n, np.int64)
-    for part in parts:
-        least = np.minimum(_least(part.parts, moment, n), 0)
-        for option in part.options:
-            here = 0 if moment is None else option.saved_bytes[moment]
-            least = np.minimum(least, option.saved_bytes - here)
-        total += least
-    return total
+def _outermost(part: _Part) -> Iterator[_Part]:
+    """Yield a module, or those within it where it saves nothing itself."""
+    if part.options:
+        yield part
+    else:
+        for inner in part.parts:
+            yield from _outermost(inner)
 
 
 class _Sums:
@@ -307,14 +322,12 @@ class _Product:
     """A counted operation of a call.
 
     Attributes:
-        event: events before it.
-        n_flops: what it took.
+        n_flops: what it takes to carry it out again.
         lives: rows of the blocks that it made and that are no outputs of the call.
         n_bytes: theirs.
         can_be_kept: whether they stay as they were made.
     """
 
-    event: int
     n_flops: int
     lives: frozenset[int]
     n_bytes: int
@@ -349,11 +362,6 @@ class _Measures:
                 return row
         return None
 
-    def made(self, address: int, event: int) -> int | None:
-        """Return the first block made at an address from an event on."""
-        rows = self._rows.get(address, ())
-        return next((row for row in rows if self.start[row] >= event), None)
-
     def bytes_of(self, rows: frozenset[int]) -> int:
         """Size of blocks."""
         return int(sum(self.size_bytes[row] for row in rows))
@@ -387,11 +395,14 @@ class _Call:
         self.products = [self._product(one, outputs) for one in call["products"]]
 
     def _product(self, product: Mapping[str, Any], outputs: set[int | None]) -> _Product:
-        made = {self._measures.made(a, product["event"]) for a in product["addresses"]}
+        made = {self._measures.at(a, product["event"]) for a in product["addresses"]}
         lives = frozenset(row for row in made if row is not None and row not in outputs)
         n_bytes = self._measures.bytes_of(lives)
         can_be_kept = not product["is_changed"]
-        return _Product(product["event"], product["n_flops"], lives, n_bytes, can_be_kept)
+        # A call is carried out again up to the last block that is needed.
+        is_again = product["event"] <= self._ends or not lives.isdisjoint(self.left)
+        n_flops = product["n_flops"] if is_again else 0
+        return _Product(n_flops, lives, n_bytes, can_be_kept)
 
     def saved_bytes(self, kept: set[int]) -> int:
         """Bytes less between the passes if it is checkpointed and some results are kept."""
@@ -400,12 +411,8 @@ class _Call:
         return bytes_of(self.left - results) - bytes_of(results - self.left) - self._held_bytes
 
     def n_flops(self, kept: set[int]) -> int:
-        """Operations that are carried out again: up to the last block that is needed."""
-        return sum(
-            one.n_flops
-            for n, one in enumerate(self.products)
-            if n not in kept and one.event <= self._ends
-        )
+        """Operations that are carried out again if some results are kept."""
+        return sum(one.n_flops for n, one in enumerate(self.products) if n not in kept)
 
     def again_bytes(self, measures: _Measures) -> int:
         """Memory as it is made again, with all else as it is."""

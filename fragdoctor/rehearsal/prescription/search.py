@@ -258,10 +258,20 @@ class CureSearch:
                 limits.has_no_set()
                 continue
             if plan not in seen:
-                treatment = catalogue.checkpointed(base.measured.traits, plan)
-                seen[plan] = self._try(treatment, *others)
+                seen[plan] = self._checkpoints(base, plan, others)
             limits.has(seen[plan])
-        return any(tried.fits for tried in seen.values())
+        if any(tried.fits for tried in seen.values()):
+            return True
+        # Sets that leave the same tensors need different memory, for the holes between them.
+        plan = base.measured.everything()
+        is_cure = plan not in seen and self._checkpoints(base, plan, others).fits
+        for choice in sorted(plan.choices, key=lambda one: -one.n_flops)[:MAX_SETS]:
+            if is_cure and self._checkpoints(base, plan.without(choice), others).fits:
+                plan = plan.without(choice)
+        return is_cure
+
+    def _checkpoints(self, base: _Base, plan: Plan, others: Sequence[Treatment]) -> Tried:
+        return self._try(catalogue.checkpointed(base.measured.traits, plan), *others)
 
     def _try(self, *treatments: Treatment, is_base: bool = False) -> Tried:
         """Rehearse the program with treatments, and observe it where others are to come beside.

@@ -30,7 +30,7 @@ class Product:
     """A counted operation within a call of a module.
 
     Attributes:
-        event: number of events of the GPU's memory before it.
+        event: number of events of the GPU's memory up to it.
         n_flops: what it took.
         addresses: of the storages that it returned.
         is_changed: whether one of them was written in place by the end of the call.
@@ -111,15 +111,14 @@ class Operations:
 
         def counted(op: Any, args: Any, kwargs: Any) -> Any:
             formula = COUNTED.get(op.overloadpacket)
-            event = _now()[1] if formula is not None and self._inside else 0
             made = serve(op, args, kwargs)
             if formula is not None and (torch.is_grad_enabled() or in_backward()):
                 n_flops = int(formula(*args, **kwargs, out_val=made))
                 self.n_flops += n_flops
                 if not in_backward():
-                    self._note(Product(event, n_flops, _addresses(made)))
+                    self._note(n_flops, made)
             elif self._inside and op._schema.is_mutable and not in_backward():
-                self._note_change(_addresses(args))
+                self._note_change(_written(op, args))
             return made
 
         put(undo, dispatch, "serve", counted)
@@ -134,15 +133,17 @@ class Operations:
         """Return what a module takes; it is counted from the first time that it is asked for."""
         return self._of.setdefault(module, Calls())
 
-    def _note(self, product: Product) -> None:
+    def _note(self, n_flops: int, made: Any) -> None:
+        if not self._inside:
+            return
+        product = Product(_now()[1], n_flops, _addresses(made))
         for module, call in self._inside:
             self._of[module].n_flops += product.n_flops
             call.products.append(product)
 
     def _note_change(self, addresses: list[int]) -> None:
-        # Of an operation in place the first argument is written.
         for product in self._inside[0][1].products if addresses else ():
-            product.is_changed |= addresses[0] in product.addresses
+            product.is_changed |= not {*addresses}.isdisjoint(product.addresses)
 
     def _enter(self, module: Any, inputs: Any) -> None:
         if module in self._of and torch.is_grad_enabled() and not in_backward():
@@ -164,8 +165,20 @@ def _now() -> tuple[int, int]:
     return device, int(now.gpus.figures(device)["events"])
 
 
+def _written(op: Any, args: Any) -> list[int]:
+    """Return where the storages lie that an operation changes in place."""
+    marks = [a.alias_info is not None and a.alias_info.is_write for a in op._schema.arguments]
+    # Those that results are put into are new: PyTorch's own code makes them.
+    is_out = [a.is_out for a in op._schema.arguments]
+    return _addresses(
+        [v for v, is_so, out in zip(args, marks, is_out, strict=False) if is_so and not out]
+    )
+
+
 def _tensors(values: Any) -> list[torch.Tensor]:
-    return [v for v in tree_leaves(values) if isinstance(v, torch.Tensor) and v.is_cuda]
+    """Return the plain tensors on GPUs in some values; others may be made by being looked at."""
+    plain = (torch.Tensor, torch.nn.Parameter)
+    return [v for v in tree_leaves(values) if type(v) in plain and v.is_cuda]
 
 
 def _addresses(values: Any) -> list[int]:
