@@ -196,8 +196,10 @@ class Checkpoints:
         return Plan(tuple(sorted(chosen, key=lambda one: one.number)))
 
     def everything(self) -> Plan:
-        """Return the set of all outermost modules of which something is saved."""
-        outermost = [part for root in self._roots for part in _outermost(root)]
+        """Return the set of all repeated blocks, and of what is outermost beside them."""
+        blocks = {name for group in self.traits["blocks"] for name in group["names"]}
+        numbers = {n for n, part in enumerate(self.traits["parts"]) if part["path"] in blocks}
+        outermost = [one for root in self._roots for one in _outermost(root, numbers)]
         return Plan(tuple(Choice(one.number, (), one.options[0].n_flops) for one in outermost))
 
     def lowest_bytes(self) -> int:
@@ -249,13 +251,14 @@ def _all(parts: Sequence[_Part]) -> Iterator[_Part]:
         yield from _all(part.parts)
 
 
-def _outermost(part: _Part) -> Iterator[_Part]:
-    """Yield a module, or those within it where it saves nothing itself."""
-    if part.options:
+def _outermost(part: _Part, blocks: set[int]) -> Iterator[_Part]:
+    """Yield a module, or those within it where blocks are or where it saves nothing itself."""
+    has_blocks = any(one.number in blocks for one in _all(part.parts))
+    if part.options and (part.number in blocks or not has_blocks):
         yield part
     else:
         for inner in part.parts:
-            yield from _outermost(inner)
+            yield from _outermost(inner, blocks)
 
 
 class _Sums:
