@@ -280,10 +280,7 @@ def test_cheapest_change_that_fits_is_found_and_its_lines_do_what_was_said(stage
     (treatment,) = best["treatments"]
     assert treatment["code"] == "checkpoint"
     assert best["numerics"] == "exact"
-    n = int(treatment["specs"][0].rpartition("-")[2]) + 1
-    assert 1 < n < 6
-    failing = [one["treatments"][0]["specs"] for one in found["tried"] if not one["fits"]]
-    assert [f"checkpoint:0-{n - 2}"] in failing
+    assert treatment["specs"] == ["checkpoint:0-4"]
     patched = applied(MODEL + LOOP, found["diff"])
     assert "\n".join(treatment["lines"]) in patched
     assert peak(stage.home, patched) == best["peak_allocated_bytes"]
@@ -470,7 +467,8 @@ def test_operations_are_counted_forward_and_backward(tmp_path: Path) -> None:
     of_block = 4 * 2 * 2048 * (2 * 256 * 1024)
     of_head = 4 * 2 * 2048 * 256 * 8192
     of_first = 4 * 2 * 2048 * 256 * 256  # its inputs need no gradient
-    assert traits["blocks"][0]["n_flops"] == [of_block] * 6
+    for part in traits["parts"]:
+        assert sum(p["n_flops"] for c in part["calls"] for p in c["products"]) == of_block
     assert traits["head"] == {"path": "head", "is_cast": False, "n_flops": of_head}
     assert traits["n_flops"] == 3 * (6 * of_block + of_head) + 2 * of_first
 

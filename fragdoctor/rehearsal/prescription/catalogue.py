@@ -5,11 +5,13 @@ What a framework calls them is in ``model/frameworks.py``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from fragdoctor.model.frameworks import Change, words_of
 from fragdoctor.model.prescription import LeftOut, Numerics, Place, Treatment
+from fragdoctor.rehearsal.prescription.checkpoints import Plan
 
 Traits = Mapping[str, Any]
 """What ``engine/treatments/traits.py`` found."""
@@ -18,55 +20,116 @@ _ADAM: Final = {"Adam", "AdamW"}
 _FUSED: Final = {"Adam", "AdamW", "SGD", "Adagrad"}
 
 
+_NUMBER: Final = re.compile(r"\.?\d+")
+_MEMBER: Final = re.compile(r"(.*)\[(\d+)\]")
 N_CHUNKS: Final = 16
 """Parts that a loss over logits is computed in: they then take less than what else a step has."""
 
 
-def checkpointed(traits: Traits, n: int) -> Treatment:
-    """Return checkpointing of n repeated blocks.
+_KEEPING: Final = [
+    "from torch.utils.checkpoint import (",
+    "    CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts",
+    ")",
+    "from torch.utils.flop_counter import flop_registry",
+    "",
+    "def keeping(*numbers):  # of matrix products, convolutions and attention in a call",
+    "    def contexts():",
+    "        n = {False: -1, True: -1}",
+    "        def policy(context, op, *args, **kwargs):",
+    '            is_counted = getattr(op, "overloadpacket", None) in flop_registry',
+    "            n[context.is_recompute] += is_counted",
+    "            is_kept = is_counted and n[context.is_recompute] in numbers",
+    "            choice = CheckpointPolicy",
+    "            return choice.MUST_SAVE if is_kept else choice.PREFER_RECOMPUTE",
+    "        return create_selective_checkpoint_contexts(policy)",
+    "    return contexts",
+    "",
+]
 
-    Those come first that save most for each operation that is carried out again; of one container
-    they follow each other.
-    """
-    groups = traits["blocks"]
-    total = sum(group["n"] for group in groups)
+
+def checkpointed(traits: Traits, plan: Plan) -> Treatment:
+    """Return checkpointing of the modules of a plan."""
     model = _model(traits)
-    lines = ["import functools", "from torch.utils.checkpoint import checkpoint"]
+    by_kept: dict[tuple[int, ...], list[int]] = {}
+    for choice in plan.choices:
+        by_kept.setdefault(choice.kept, []).append(choice.number)
+    lines = ["import functools"]
+    lines += _KEEPING if any(by_kept) else ["from torch.utils.checkpoint import checkpoint"]
     if traits["caches"]:
         lines.append(f"{model}.config.use_cache = False")
-    left, again, ranges = n, 0, []
-    begins = [sum(group["n"] for group in groups[:i]) for i in range(len(groups))]
-    for begin, group in sorted(zip(begins, groups, strict=True), key=_density, reverse=True):
-        here = min(left, group["n"])
-        if not here:
-            break
-        left -= here
-        again += sum(group["n_flops"][:here])
-        ranges.append(f"{begin}-{begin + here - 1}")
-        inside = _container(model, group["path"])
-        inside = inside if group["is_list"] else f"[*{inside}.children()]"
+    specs = []
+    for kept, numbers in by_kept.items():
+        suffix = f"={'.'.join(map(str, kept))}" if kept else ""
+        specs += [f"{part}{suffix}" for part in _ranges(numbers)]
+        written = [model + traits["parts"][n]["written"] for n in numbers]
         lines += [
-            f"for block in {inside}[{group['first'] or ''}:{group['first'] + here}]:",
+            f"for block in {_together(written)}:",
             "    block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)",
         ]
+        if kept:
+            arguments = f"use_reentrant=False, context_fn=keeping({', '.join(map(str, kept))})"
+            lines[-1:] = [
+                "    block.forward = functools.partial(",
+                f"        checkpoint, block.forward, {arguments}",
+                "    )",
+            ]
+    paths = [traits["parts"][choice.number]["path"] for choice in plan.choices]
+    blocks = [name for group in traits["blocks"] for name in group["names"]]
     instead = ""
-    if n == total:
+    if paths == blocks and not any(by_kept):
         instead = words_of(traits["framework"], Change.CHECKPOINT)
+    n_kept = sum(bool(choice.kept) for choice in plan.choices)
     return Treatment(
         "checkpoint",
-        f"checkpoint {'all ' if n == total else f'{n} of '}{total} blocks ({_places(groups)})",
+        f"checkpoint {_counted(paths, blocks)}{', some results kept' if n_kept else ''}",
         Numerics.EXACT,
-        _share(again, traits),
+        _share(plan.n_flops, traits),
         lines,
         instead,
-        [f"checkpoint:{','.join(ranges)}"],
+        [f"checkpoint:{','.join(specs)}"],
         place=Place.BEFORE_OPTIMIZER,
     )
 
 
-def _density(of: tuple[int, Mapping[str, Any]]) -> float:
-    """Bytes that a container's blocks save for each operation."""
-    return float(sum(of[1]["saved_bytes"]) / max(sum(of[1]["n_flops"]), 1))
+def _counted(paths: Sequence[str], blocks: Sequence[str]) -> str:
+    """Return in words how many modules these are."""
+    kinds = list(dict.fromkeys(_NUMBER.sub("", path) for path in paths))
+    where = ", ".join(kinds[:3]) + (", ..." if len(kinds) > 3 else "")
+    n = len(paths)
+    if {*paths} <= {*blocks}:
+        n_all = len(blocks)
+        return f"{'all ' if n == n_all else f'{n} of '}{n_all} blocks ({where})"
+    return f"{n} module{'s' if n > 1 else ''} ({where})"
+
+
+def _ranges(numbers: Sequence[int]) -> list[str]:
+    """Return ascending numbers as ``0-3`` and ``8``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return [f"{first}-{last}" if last > first else f"{first}" for first, last in runs]
+
+
+def _together(written: Sequence[str]) -> str:
+    """Return what a loop runs over: ``model.layers[0:4]``, or a list of modules."""
+    runs: list[tuple[str, str, list[int]]] = []
+    for one in written:
+        found = _MEMBER.fullmatch(one)
+        stem, number = (found[1], int(found[2])) if found else (one, -1)
+        if found and runs and runs[-1][0] == stem and runs[-1][2][1] == number - 1:
+            runs[-1][2][1] = number
+        else:
+            runs.append((stem, one, [number, number]))
+    pieces = [
+        one if first == last else f"*{stem}[{first or ''}:{last + 1}]"
+        for stem, one, (first, last) in runs
+    ]
+    if len(pieces) == 1 and pieces[0].startswith("*"):
+        return pieces[0][1:]
+    return f"[{', '.join(pieces)}]"
 
 
 def _share(n_flops: int, traits: Traits) -> float:
@@ -82,10 +145,6 @@ def _model(traits: Traits) -> str:
 def _container(model: str, path: str) -> str:
     parts = [part for part in path.split(".") if part]
     return model + "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in parts)
-
-
-def _places(groups: Sequence[Mapping[str, Any]]) -> str:
-    return ", ".join(dict.fromkeys(group["path"] or group["kind"] for group in groups[:3]))
 
 
 def _loss_in_chunks(traits: Traits) -> Treatment:
@@ -186,7 +245,7 @@ def sharded(traits: Traits, n: int, batch: int | None) -> Treatment:
     for group in traits["blocks"]:
         inside = _container(model, group["path"])
         inside = inside if group["is_list"] else f"[*{inside}.children()]"
-        first, end = group["first"], group["first"] + group["n"]
+        first, end = group["first"], group["first"] + len(group["names"])
         lines += [f"for block in {inside}[{first or ''}:{end}]:", "    fully_shard(block)"]
     lines.append(f"fully_shard({model})")
     if size:
@@ -315,8 +374,8 @@ def left_out(traits: Traits, batch: int | None, conf: str) -> Iterator[LeftOut]:
     """Yield the treatments that there is nothing for here, and why."""
     if traits["checkpoints"]:
         yield LeftOut("checkpoint", "the program checkpoints already")
-    elif not traits["blocks"]:
-        yield LeftOut("checkpoint", "the model has no repeated blocks")
+    elif not any(part["calls"] for part in traits["parts"]):
+        yield LeftOut("checkpoint", "the model calls no module that calls others")
     if batch is None and not traits["batches"]:
         yield LeftOut(
             "accumulate",

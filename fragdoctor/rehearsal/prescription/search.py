@@ -1,8 +1,8 @@
 """The search for the cheapest change that makes a program fit.
 
 Each is a rehearsal of the unchanged program with treatments made from outside, in forks of one
-process. Single ones come first. Of those with a strength, as many blocks are checkpointed and as
-many micro-batches made as it takes: more of them never need more. Combinations are tried only
+process. Single ones come first. The cheapest set of modules is checkpointed, and as many
+micro-batches made as it takes: more of them never need more. Combinations are tried only
 where no single one does that leaves the results as they are.
 """
 
@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +24,7 @@ from fragdoctor.model.prescription import Numerics, Prescription, Treatment, Tri
 from fragdoctor.model.rehearsal import Rehearsal
 from fragdoctor.rehearsal import runner
 from fragdoctor.rehearsal.prescription import catalogue, patch
+from fragdoctor.rehearsal.prescription.checkpoints import Checkpoints, Plan
 from fragdoctor.rehearsal.process import RehearsalConditions, Runs
 from fragdoctor.rehearsal.programs import Program
 from fragdoctor.rehearsal.sweep import with_batch
@@ -32,6 +33,10 @@ MAX_MICRO_BATCHES: Final = 64
 MAX_GPUS: Final = 64
 WORTH: Final = 0.98
 """Share of the peak at which twice the GPUs, at most, is not worth looking further."""
+MAX_SETS: Final = 8
+"""Sets of checkpointed modules that are rehearsed beside the same other treatments."""
+FINE: Final = 0.005
+"""Share of the capacity that a limit is found to."""
 BESIDE: Final = ("chunked-loss",)
 """What is tried beside fewer checkpointed blocks, as it leaves the results alone and costs less."""
 TOGETHER: Final = ("fused", "chunked-loss", "state-on-host", "save-on-cpu")
@@ -79,6 +84,8 @@ class CureSearch:
         self._seconds = seconds
         self._on_try = on_try
         self._tried: list[Tried] = []
+        self._can_checkpoint = False
+        self._bases: dict[tuple[str, ...], _Base] = {}
 
     def run(self, keep: Path | None = None) -> Prescription:
         """Return what was found.
@@ -96,6 +103,7 @@ class CureSearch:
             if keep is not None:
                 shutil.copyfile(self._snapshot, keep)
             self._needs_bytes = needs_bytes
+            self._measure([], found, needs_bytes)
             self._partial_reason = found.partial_reason
             self._ends_at = time.monotonic() + self._seconds
             is_cut_short = False
@@ -159,16 +167,14 @@ class CureSearch:
 
     def _search(self, found: Rehearsal) -> None:
         traits, conf = found.traits, self._conditions.conf or found.conf
-        n_blocks = sum(group["n"] for group in traits["blocks"])
-        can_checkpoint = bool(n_blocks) and not traits["checkpoints"]
-        if can_checkpoint:
-            self._fewest(traits, n_blocks)
+        self._can_checkpoint = not traits["checkpoints"]
+        self._checkpoint()
         for treatment in catalogue.simple(traits, conf):
-            tried = self._try(treatment)
-            if can_checkpoint and treatment.code in BESIDE and not tried.fits:
-                self._fewest(traits, n_blocks, treatment)
+            tried = self._try(treatment, is_base=treatment.code in {*BESIDE, *ON_TOP})
+            if treatment.code in BESIDE and not tried.fits:
+                self._checkpoint(treatment)
         for n in self._micro_batches(traits):
-            if self._try(catalogue.accumulated(traits, n, self._batch)).fits:
+            if self._try(catalogue.accumulated(traits, n, self._batch), is_base=True).fits:
                 break
         if any(one.fits and one.numerics is Numerics.EXACT for one in self._tried):
             return
@@ -182,7 +188,7 @@ class CureSearch:
         ]  # fmt: skip
         if len(helping) > 1 and self._try(*helping).fits:
             return
-        self._combine(traits, conf, n_blocks if can_checkpoint else 0)
+        self._combine(traits, conf)
         if not catalogue.why_not_sharded(traits):
             self._fewest_gpus(traits)
 
@@ -206,20 +212,19 @@ class CureSearch:
             fits = self._try(catalogue.sharded(traits, counts[middle], self._batch)).fits
             low, high = (low, middle) if fits else (middle, high)
 
-    def _combine(self, traits: catalogue.Traits, conf: str, n_blocks: int) -> None:
+    def _combine(self, traits: catalogue.Traits, conf: str) -> None:
         """Try what leaves the results alone together, then what does not on top of it."""
         base: list[Treatment] = []
-        for n in self._micro_batches(traits) if n_blocks else ():
-            split = catalogue.accumulated(traits, n, self._batch)
-            if self._try(catalogue.checkpointed(traits, n_blocks), split).fits:
+        for n in self._micro_batches(traits):
+            base = [catalogue.accumulated(traits, n, self._batch)]
+            if self._checkpoint(*base):
                 return
-            base = [split]
         more = [t for t in catalogue.simple(traits, conf) if t.code in ON_TOP]
-        if not n_blocks or not more:
+        if not self._can_checkpoint or not more:
             return
-        found = [self._fewest(traits, n_blocks, *base, one) for one in more]
+        found = [self._checkpoint(*base, one) for one in more]
         if not any(found):
-            self._fewest(traits, n_blocks, *base, *more)
+            self._checkpoint(*base, *more)
 
     def _micro_batches(self, traits: catalogue.Traits) -> Iterator[int]:
         """Yield numbers of micro-batches that a batch can be split into."""
@@ -229,23 +234,47 @@ class CureSearch:
             yield n
             n *= 2
 
-    def _fewest(self, traits: catalogue.Traits, most: int, *others: Treatment) -> bool:
-        """Checkpoint all blocks beside other treatments, and the fewest that fit if they do.
+    def _checkpoint(self, *others: Treatment) -> bool:
+        """Checkpoint the cheapest set of modules that fits, beside other treatments.
+
+        What a set saves is reckoned for tensors, what it needs is rehearsed: where the two differ
+        the limit for the tensors is moved until it does not pay any more.
 
         Returns:
-            whether any number of them fits.
+            whether any set, or none at all, lets it fit.
         """
-        low, high = 0, most
-        if not self._try(catalogue.checkpointed(traits, most), *others).fits:
+        if not self._can_checkpoint:
             return False
-        while high - low > 1:
-            middle = (low + high) // 2
-            fits = self._try(catalogue.checkpointed(traits, middle), *others).fits
-            low, high = (low, middle) if fits else (middle, high)
-        return True
+        if others and _key(others) not in self._bases and self._try(*others, is_base=True).fits:
+            return True
+        base = self._bases.get(_key(others))
+        if base is None or not base.measured.can_save:
+            return False
+        limits = _Limits(self._capacity_bytes, base)
+        seen: dict[Plan, Tried] = {}
+        while len(seen) < MAX_SETS and limits.next is not None:
+            plan = base.measured.cheapest(limits.next)
+            if plan is None:
+                limits.has_no_set()
+                continue
+            if plan not in seen:
+                seen[plan] = self._checkpoints(base, plan, others)
+            limits.has(seen[plan])
+        if any(tried.fits for tried in seen.values()):
+            return True
+        # Sets that leave the same tensors need different memory, for the holes between them.
+        plan = base.measured.everything()
+        is_cure = plan not in seen and self._checkpoints(base, plan, others).fits
+        for choice in sorted(plan.choices, key=lambda one: -one.n_flops)[:MAX_SETS]:
+            if is_cure and self._checkpoints(base, plan.without(choice), others).fits:
+                plan = plan.without(choice)
+        return is_cure
 
-    def _try(self, *treatments: Treatment) -> Tried:
-        """Rehearse the program with treatments.
+    def _checkpoints(self, base: _Base, plan: Plan, others: Sequence[Treatment]) -> Tried:
+        return self._try(catalogue.checkpointed(base.measured.traits, plan), *others)
+
+    def _try(self, *treatments: Treatment, is_base: bool = False) -> Tried:
+        """Rehearse the program with treatments, and observe it where others are to come beside.
 
         Raises:
             _TimeIsOverError: there is no time for it.
@@ -253,9 +282,11 @@ class CureSearch:
         if time.monotonic() > self._ends_at:
             raise _TimeIsOverError
         self._on_try(" + ".join(one.title for one in treatments))
+        conditions = self._conditions_of(treatments)
+        observes = is_base and self._can_checkpoint
         try:
             found, needs_bytes = self._rehearse(
-                self._conditions_of(treatments), _divisor(treatments)
+                replace(conditions, observes=observes), _divisor(treatments)
             )
         except ConfigError as err:
             tried = Tried(treatments, False, None, None, err.message)
@@ -266,8 +297,15 @@ class CureSearch:
             error = "" if as_far else f"Not rehearsed as far: {found.partial_reason}."
             peak_bytes = found.peak_allocated_bytes
             tried = Tried(treatments, fits, needs_bytes, peak_bytes, error)
+            if observes and not fits and as_far:
+                self._measure(treatments, found, needs_bytes)
         self._tried.append(tried)
         return tried
+
+    def _measure(self, treatments: Sequence[Treatment], found: Rehearsal, needs_bytes: int) -> None:
+        """Note what the rehearsal that has just ended tells of its modules."""
+        measured = Checkpoints(read_snapshot(self._snapshot), found.traits)
+        self._bases[_key(treatments)] = _Base(measured, needs_bytes)
 
     def _conditions_of(self, treatments: Sequence[Treatment]) -> RehearsalConditions:
         """Return how a program with treatments is rehearsed."""
@@ -288,6 +326,72 @@ class CureSearch:
         least = simulate(read_snapshot(self._snapshot), smallest_capacity=True).results
         needs = least[0].smallest_capacity_bytes if least else None
         return found, needs or found.peak_reserved_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """What modules are checkpointed in: the program, or the program with other treatments.
+
+    Attributes:
+        measured: its modules.
+        needs_bytes: the least that PyTorch must have for it.
+    """
+
+    measured: Checkpoints
+    needs_bytes: int
+
+
+class _Limits:
+    """Limits for tensors, one after another, until the set that just fits is known.
+
+    Attributes:
+        next: the one to try next, None after the last.
+    """
+
+    def __init__(self, capacity_bytes: int, base: _Base) -> None:
+        self._capacity_bytes = capacity_bytes
+        self._measured = base.measured
+        self._step = max(int(FINE * capacity_bytes), 1)
+        self._lowest: int | None = None
+        self._fits: int | None = None
+        self._fails = base.measured.peak_bytes
+        self._is_base = True
+        # What is reserved beside tensors stays about the same.
+        guess = capacity_bytes - max(base.needs_bytes - base.measured.peak_bytes, 0)
+        self.next: int | None = min(guess, self._fails - 1)
+
+    def has_no_set(self) -> None:
+        """No set of modules keeps tensors under the last limit: go on with the lowest that does."""
+        is_known = self._lowest is not None
+        self._lowest = self._measured.lowest_bytes()
+        self.next = None if is_known or self._lowest >= self._fails else self._lowest
+
+    def has(self, tried: Tried) -> None:
+        """Take account of the set that was found for the last limit."""
+        limit = self.next or 0
+        if tried.needs_bytes is None:
+            self.next = None
+        elif tried.fits:
+            self._fits = limit
+            spare = self._capacity_bytes - tried.needs_bytes
+            self._step = max(2 * self._step, spare)
+        else:
+            self._fails, self._is_base = limit, False
+        if self._fits is None:
+            too_much = (tried.needs_bytes or 0) - self._capacity_bytes
+            self.next = None if limit == self._lowest else limit - max(too_much, self._step)
+            if self._lowest is not None and self.next is not None:
+                self.next = max(self.next, self._lowest)
+        elif self._fails - self._fits <= FINE * self._capacity_bytes:
+            self.next = None
+        elif self._is_base:
+            self.next = min(self._fits + self._step, (self._fits + self._fails + 1) // 2)
+        else:
+            self.next = (self._fits + self._fails) // 2
+
+
+def _key(treatments: Sequence[Treatment]) -> tuple[str, ...]:
+    return tuple(spec for one in treatments for spec in one.specs)
 
 
 def _divisor(treatments: Sequence[Treatment]) -> int:

@@ -1,16 +1,23 @@
-"""Repeated blocks of a model, found in its module tree, and checkpointing of some of them."""
+"""Parts of a model, found in its module tree, and checkpointing of some of them.
+
+A part is any module that calls several others with parameters. Which ones are worth it is measured
+(``fragdoctor/rehearsal/prescription/checkpoints.py``), so what they are called does not matter.
+"""
 
 from __future__ import annotations
 
+import keyword
 import weakref
 from contextlib import AbstractContextManager, ExitStack
-from functools import wraps
+from functools import partial, wraps
+from itertools import count, islice
 from typing import Any, Final
 
 import torch
 from torch.utils import checkpoint as checkpoints
 
 from fragdoctor.rehearsal.engine.treatments.calls import around_models
+from fragdoctor.rehearsal.engine.treatments.operations import COUNTED
 
 MIN_BLOCKS: Final = 2
 
@@ -23,7 +30,7 @@ class Blocks:
         blocks: in the order of their container.
         first: place of the first among the container's children.
         is_list: whether the container can be cut like a list.
-        n_parameters: of all of them.
+        names: paths of the blocks in the model.
     """
 
     def __init__(self, path: str, container: Any, blocks: list[Any]) -> None:
@@ -31,7 +38,8 @@ class Blocks:
         self.blocks = blocks
         self.first = next(i for i, m in enumerate(container.children()) if m is blocks[0])
         self.is_list = isinstance(container, (torch.nn.ModuleList, torch.nn.Sequential))
-        self.n_parameters = sum(p.numel() for b in blocks for p in b.parameters())
+        names = {child: name for name, child in container.named_children()}
+        self.names = [f"{path}.{names[block]}".lstrip(".") for block in blocks]
 
 
 def repeated_blocks(model: Any) -> list[Blocks]:
@@ -77,13 +85,49 @@ def caching(model: Any) -> list[Any]:
     return [config for config in found if getattr(config, "use_cache", False) is True]
 
 
-def checkpoint(ranges: str, undo: ExitStack) -> None:
-    """Checkpoint repeated blocks of each model that is trained: ``0-3,8-9`` in their order."""
-    chosen = {
-        i
-        for first, _, last in (part.partition("-") for part in ranges.split(","))
-        for i in range(int(first), int(last or first) + 1)
-    }
+def parts_of(model: Any) -> list[tuple[str, Any]]:
+    """Return the modules within a model that can be checkpointed, with their paths.
+
+    Each stands before those within it.
+    """
+    return [
+        (path, module)
+        for path, module in model.named_modules()
+        if path and type(module).forward is not torch.nn.Module.forward and _n_layers(module) > 1
+    ]
+
+
+def expression(model: Any, path: str) -> str:
+    """Return how a module within a model is written after the model's name: ``.layers[3].mlp``."""
+    written, module = "", model
+    for name in path.split("."):
+        if isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)) and name.isdecimal():
+            written += f"[{name}]"
+        elif name.isidentifier() and not keyword.iskeyword(name):
+            written += f".{name}"
+        else:
+            written += f".get_submodule({name!r})"
+        module = getattr(module, name)
+    return written
+
+
+def _n_layers(module: Any) -> int:
+    """Number of modules with parameters of their own, up to two."""
+    has_own = (m for m in module.modules() if next(m.parameters(recurse=False), None) is not None)
+    return sum(1 for _ in islice(has_own, 2))
+
+
+def checkpoint(argument: str, undo: ExitStack) -> None:
+    """Checkpoint parts of each model that is trained: ``0-3,8=0.2`` by their numbers.
+
+    Of part 8 the results of its first and third counted operation are kept.
+    """
+    chosen: dict[int, tuple[int, ...]] = {}
+    for part in argument.split(","):
+        numbers, _, kept = part.partition("=")
+        first, _, last = numbers.partition("-")
+        for number in range(int(first), int(last or first) + 1):
+            chosen[number] = tuple(int(n) for n in kept.split(".") if n)
     seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def around(model: Any) -> AbstractContextManager[Any] | None:
@@ -91,25 +135,39 @@ def checkpoint(ranges: str, undo: ExitStack) -> None:
             seen.add(model)
             for config in caching(model):
                 config.use_cache = False  # a cache would be filled again when a block is run again
-            blocks = [block for group in repeated_blocks(model) for block in group.blocks]
-            for block in (b for i, b in enumerate(blocks) if i in chosen):
-                block.forward = _checkpointed(block)
-                undo.callback(_restore, weakref.ref(block))
+            for number, (_, part) in enumerate(parts_of(model)):
+                if number in chosen:
+                    part.forward = _checkpointed(part, chosen[number])
+                    undo.callback(_restore, weakref.ref(part))
         return None
 
     around_models(around, undo)
 
 
-def _checkpointed(block: Any) -> Any:
+def _checkpointed(block: Any, kept: tuple[int, ...]) -> Any:
     forward = block.forward
+    more: dict[str, Any] = {"context_fn": partial(_keeping, kept)} if kept else {}
 
     @wraps(forward)
     def call(*args: Any, **kwargs: Any) -> Any:
         if not (torch.is_grad_enabled() and block.training):
             return forward(*args, **kwargs)
-        return checkpoints.checkpoint(forward, *args, use_reentrant=False, **kwargs)
+        return checkpoints.checkpoint(forward, *args, use_reentrant=False, **more, **kwargs)
 
     return call
+
+
+def _keeping(kept: tuple[int, ...]) -> Any:
+    """Return contexts that keep the results of counted operations, by their numbers in a call."""
+    counts = {False: count(), True: count()}
+
+    def policy(context: Any, op: Any, *_: Any, **__: Any) -> Any:
+        is_counted = getattr(op, "overloadpacket", None) in COUNTED
+        is_kept = is_counted and next(counts[context.is_recompute]) in kept
+        choice = checkpoints.CheckpointPolicy
+        return choice.MUST_SAVE if is_kept else choice.PREFER_RECOMPUTE
+
+    return checkpoints.create_selective_checkpoint_contexts(policy)
 
 
 def _restore(block: weakref.ref[Any]) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import weakref
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Final
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from fragdoctor.rehearsal.engine import dispatch, put, session
 from fragdoctor.rehearsal.engine.allocation import in_backward
@@ -21,19 +22,78 @@ logging.disable(logging.WARNING)  # of kernels of Triton, which count nothing he
 from torch.utils.flop_counter import flop_registry  # noqa: E402
 
 logging.disable(_level)
+COUNTED: Final[dict[Any, Any]] = flop_registry
+"""Formulas of operations."""
 
 
-class Costs:
-    """What forward passes of a module took in training.
+class Product:
+    """A counted operation within a call of a module.
 
     Attributes:
-        n_flops: of all its calls.
-        saved_bytes: the most that a call left allocated.
+        event: number of events of the GPU's memory up to it.
+        n_flops: what it took.
+        addresses: of the storages that it returned.
+        is_changed: whether one of them was written in place by the end of the call.
+    """
+
+    def __init__(self, event: int, n_flops: int, addresses: list[int]) -> None:
+        self.event = event
+        self.n_flops = n_flops
+        self.addresses = addresses
+        self.is_changed = False
+
+
+class Call:
+    """A forward pass of a module in training.
+
+    Attributes:
+        device: the GPU that was the current one.
+        begin, end: numbers of events of the GPU's memory before and after it.
+        backward: that as its backward pass began; None = it has not.
+        inputs, outputs: addresses of the storages that it was given and that it returned.
+        products: its counted operations.
+        saves_output: whether the backward pass of its last operation needs what that returned.
+    """
+
+    def __init__(self, inputs: Any) -> None:
+        self.device, self.begin = _now()
+        self.end = self.begin
+        self.backward: int | None = None
+        self.inputs = _addresses(inputs)
+        self.outputs: list[int] = []
+        self.products: list[Product] = []
+        self.saves_output = False
+
+    def returned(self, outputs: Any) -> None:
+        """Note what the module returned."""
+        _, self.end = _now()
+        self.outputs = _addresses(outputs)
+        for value in _tensors(outputs):
+            if value.grad_fn is not None:
+                self.saves_output |= hasattr(type(value.grad_fn), "_saved_result")
+            if value.requires_grad:
+                value.register_hook(self._began_backward)
+
+    def _began_backward(self, _: Any) -> None:
+        if self.backward is None:
+            _, self.backward = _now()
+
+    def described(self) -> dict[str, Any]:
+        """Return it as JSON takes it."""
+        return vars(self) | {"products": [vars(one) for one in self.products]}
+
+
+class Calls:
+    """The forward passes of a module in training.
+
+    Attributes:
+        n_flops: of all of them.
+        calls: one after another.
     """
 
     def __init__(self) -> None:
         self.n_flops = 0
-        self.saved_bytes = 0
+        self.calls: list[Call] = []
 
 
 class Operations:
@@ -45,19 +105,20 @@ class Operations:
 
     def __init__(self, undo: ExitStack) -> None:
         self.n_flops = 0
-        self._of: weakref.WeakKeyDictionary[Any, Costs] = weakref.WeakKeyDictionary()
-        self._inside: list[tuple[Costs, int]] = []
+        self._of: weakref.WeakKeyDictionary[Any, Calls] = weakref.WeakKeyDictionary()
+        self._inside: list[tuple[Any, Call]] = []
         serve = dispatch.serve
 
         def counted(op: Any, args: Any, kwargs: Any) -> Any:
+            formula = COUNTED.get(op.overloadpacket)
             made = serve(op, args, kwargs)
-            formula = flop_registry.get(op.overloadpacket)
             if formula is not None and (torch.is_grad_enabled() or in_backward()):
                 n_flops = int(formula(*args, **kwargs, out_val=made))
                 self.n_flops += n_flops
                 if not in_backward():
-                    for costs, _ in self._inside:
-                        costs.n_flops += n_flops
+                    self._note(n_flops, made)
+            elif self._inside and op._schema.is_mutable and not in_backward():
+                self._note_change(_written(op, args))
             return made
 
         put(undo, dispatch, "serve", counted)
@@ -68,21 +129,58 @@ class Operations:
         ):
             undo.callback(hook.remove)
 
-    def of(self, module: Any) -> Costs:
+    def of(self, module: Any) -> Calls:
         """Return what a module takes; it is counted from the first time that it is asked for."""
-        return self._of.setdefault(module, Costs())
+        return self._of.setdefault(module, Calls())
 
-    def _enter(self, module: Any, _: Any) -> None:
-        costs = self._of.get(module)
-        if costs is not None and torch.is_grad_enabled() and not in_backward():
-            self._inside.append((costs, _allocated()))
+    def _note(self, n_flops: int, made: Any) -> None:
+        if not self._inside:
+            return
+        product = Product(_now()[1], n_flops, _addresses(made))
+        for module, call in self._inside:
+            self._of[module].n_flops += product.n_flops
+            call.products.append(product)
 
-    def _leave(self, module: Any, *_: Any) -> None:
-        if self._inside and self._of.get(module) is self._inside[-1][0]:
-            costs, before = self._inside.pop()
-            costs.saved_bytes = max(costs.saved_bytes, _allocated() - before)
+    def _note_change(self, addresses: list[int]) -> None:
+        for product in self._inside[0][1].products if addresses else ():
+            product.is_changed |= not {*addresses}.isdisjoint(product.addresses)
+
+    def _enter(self, module: Any, inputs: Any) -> None:
+        if module in self._of and torch.is_grad_enabled() and not in_backward():
+            self._inside.append((module, Call(inputs)))
+
+    def _leave(self, module: Any, _: Any, outputs: Any) -> None:
+        if self._inside and self._inside[-1][0] is module:
+            _, call = self._inside.pop()
+            call.returned(outputs)
+            self._of[module].calls.append(call)
 
 
-def _allocated() -> int:
+def _now() -> tuple[int, int]:
+    """Return the current GPU, and how many events its memory had."""
     now = session.current()
-    return int(now.gpus.figures(now.gpus.device())["allocated"]) if now.is_started else 0
+    if not now.is_started:
+        return 0, 0
+    device = int(now.gpus.device())
+    return device, int(now.gpus.figures(device)["events"])
+
+
+def _written(op: Any, args: Any) -> list[int]:
+    """Return where the storages lie that an operation changes in place."""
+    marks = [a.alias_info is not None and a.alias_info.is_write for a in op._schema.arguments]
+    # Those that results are put into are new: PyTorch's own code makes them.
+    is_out = [a.is_out for a in op._schema.arguments]
+    return _addresses(
+        [v for v, is_so, out in zip(args, marks, is_out, strict=False) if is_so and not out]
+    )
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    """Return the plain tensors on GPUs in some values; others may be made by being looked at."""
+    plain = (torch.Tensor, torch.nn.Parameter)
+    return [v for v in tree_leaves(values) if type(v) in plain and v.is_cuda]
+
+
+def _addresses(values: Any) -> list[int]:
+    """Return where the storages of tensors on GPUs lie."""
+    return [v.untyped_storage().data_ptr() for v in _tensors(values)]

@@ -20,7 +20,13 @@ from torch.utils.data import DataLoader
 from fragdoctor.rehearsal.engine import put
 from fragdoctor.rehearsal.engine.memory_history import is_users
 from fragdoctor.rehearsal.engine.treatments.attention import is_eager
-from fragdoctor.rehearsal.engine.treatments.blocks import Blocks, caching, repeated_blocks
+from fragdoctor.rehearsal.engine.treatments.blocks import (
+    Blocks,
+    caching,
+    expression,
+    parts_of,
+    repeated_blocks,
+)
 from fragdoctor.rehearsal.engine.treatments.calls import around_models, before_backward
 from fragdoctor.rehearsal.engine.treatments.losses import can_be_split, head_of
 from fragdoctor.rehearsal.engine.treatments.operations import Operations
@@ -40,6 +46,7 @@ class Traits:
         self._found: dict[str, Any] = {
             "model": "",
             "blocks": [],
+            "parts": [],
             "head": None,
             "n_parameters": 0,
             "n_flops": 0,
@@ -64,6 +71,7 @@ class Traits:
         }
         self._operations = Operations(undo)
         self._groups: list[Blocks] = []
+        self._parts: list[tuple[str, str, Any]] = []
         self._trained: weakref.WeakSet[Any] = weakref.WeakSet()
         self._place: tuple[str, int, dict[int, str]] | None = None
         around_models(self._see, undo)
@@ -88,7 +96,8 @@ class Traits:
         distributed = torch.distributed
         self._found["is_distributed"] = distributed.is_available() and distributed.is_initialized()
         self._found["n_flops"] = self._operations.n_flops
-        self._found["blocks"] = [self._described(group) for group in self._groups]
+        self._found["blocks"] = [_described(group) for group in self._groups]
+        self._found["parts"] = [self._part(*part) for part in self._parts]
         if self._found["n_optimizers"] != 1:
             self._found["place"] = None
         head = self._found["head"]
@@ -96,17 +105,9 @@ class Traits:
             head["n_flops"] = self._head_costs.n_flops
         return self._found
 
-    def _described(self, group: Blocks) -> dict[str, Any]:
-        costs = [self._operations.of(block) for block in group.blocks]
-        return {
-            "path": group.path,
-            "first": group.first,
-            "is_list": group.is_list,
-            "kind": type(group.blocks[0]).__name__,
-            "n": len(group.blocks),
-            "n_flops": [one.n_flops for one in costs],
-            "saved_bytes": [one.saved_bytes for one in costs],
-        }
+    def _part(self, path: str, written: str, part: Any) -> dict[str, Any]:
+        calls = [call.described() for call in self._operations.of(part).calls]
+        return {"path": path, "written": written, "calls": calls}
 
     def _watch(self, owner: Any, name: str, see: Any, undo: ExitStack) -> None:
         original = getattr(owner, name)
@@ -132,11 +133,8 @@ class Traits:
         self._note("trains")
         if model not in self._trained:
             self._trained.add(model)
-            inside = {
-                m for group in repeated_blocks(model) for b in group.blocks for m in b.modules()
-            }
             for module in model.modules():
-                if type(module) is torch.nn.Linear and module not in inside:
+                if type(module) is torch.nn.Linear:
                     self._operations.of(module)  # it may be a head
         n_parameters = sum(p.numel() for p in model.parameters())
         if n_parameters > self._found["n_parameters"]:
@@ -146,12 +144,9 @@ class Traits:
             self._found["caches"] = bool(caching(model))
             self._found["is_eager"] = is_eager(model)
             self._groups = repeated_blocks(model)
-            inside = {
-                m for group in self._groups for block in group.blocks for m in block.modules()
-            }
-            heads = [m for m in model.modules() if type(m) is torch.nn.Linear and m not in inside]
-            for module in (*(b for group in self._groups for b in group.blocks), *heads):
-                self._operations.of(module)
+            self._parts = [(path, expression(model, path), m) for path, m in parts_of(model)]
+            for _, _, part in self._parts:
+                self._operations.of(part)
             self._found["place"] = self._place_for(model)
         return None
 
@@ -210,6 +205,15 @@ class Traits:
     def _zeroed(self, _owner: Any, set_to_none: bool = True, *_: Any, **__: Any) -> None:
         if not set_to_none:
             self._note("zeroes")
+
+
+def _described(group: Blocks) -> dict[str, Any]:
+    return {
+        "path": group.path,
+        "first": group.first,
+        "is_list": group.is_list,
+        "names": group.names,
+    }
 
 
 def _place_of_optimizer() -> tuple[str, int, dict[int, str]] | None:

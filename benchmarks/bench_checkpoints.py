@@ -1,0 +1,161 @@
+"""The cheapest checkpointed modules beside every n-th block, all, and PyTorch's own solver.
+
+    python benchmarks/bench_checkpoints.py --python PY --solver DIR [NAME ...]
+
+For each model of ``unequal_models.py`` blocks are checkpointed: all, every second, every third, and
+as ``torch.distributed._tools.sac_ilp.sac_milp`` says for some budgets. Each is rehearsed, and what
+it needs is the limit under which ``rehearse --cure`` looks for its own set. PY has PyTorch,
+Transformers and diffusers; DIR is a folder with PuLP and pwlf. Operations are those that both
+rehearsals counted, not those that were planned.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from unequal_models import HELD_OUT, LOOKED, MODELS
+
+from fragdoctor.errors import ConfigError
+from fragdoctor.model.rehearsal import Rehearsal
+from fragdoctor.rehearsal.prescription.search import CureSearch
+from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
+from fragdoctor.rehearsal.programs import Program
+
+HERE: Final = Path(__file__).resolve().parent
+MIB: Final = 2**20
+SHARES: Final = (0.8, 0.6)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A way to checkpoint, and ours under the same need.
+
+    Attributes:
+        how: the other way.
+        needs, peak, again: memory in MiB and further operations as a share: the other's, ours.
+    """
+
+    how: str
+    needs: tuple[float, float]
+    peak: tuple[float, float]
+    again: tuple[float, float]
+
+
+class Comparison(CureSearch):
+    """Rehearses other ways to checkpoint, and ours under what each of them needs."""
+
+    def __init__(self, name: str, python: str, solver: str) -> None:
+        self.name, self.rows, self.missing = name, list[Row](), list[str]()
+        self._solver = solver
+        program = Program(str(HERE / "unequal_models.py"), False, [name], [python])
+        gpu = rehearsed_gpu("h100", MIB, is_unlimited=False)
+        conditions = RehearsalConditions(
+            gpu=gpu, stops_by_itself=False, allows_writes=True, variables={"PYTHONPATH": solver}
+        )
+        super().__init__(program, conditions, None, 1e5)
+
+    def _search(self, found: Rehearsal) -> None:
+        self._can_checkpoint = True
+        self._n_flops = found.traits["n_flops"]
+        paths = [part["path"] for part in found.traits["parts"]]
+        names = [name for group in found.traits["blocks"] for name in group["names"]]
+        numbers = [paths.index(name) for name in names if name in paths]
+        for how, chosen in (
+            ("all blocks", numbers),
+            ("every 2nd", numbers[::2]),
+            ("every 3rd", numbers[::3]),
+        ):
+            if chosen:
+                self._compare(how, self._program, ["checkpoint:" + ",".join(map(str, chosen))])
+        for share in SHARES:
+            plan = self._snapshot.with_name("plan.json")
+            plan.unlink(missing_ok=True)
+            script = str(HERE / "sac_program.py")
+            args = ["plan", self.name, str(share), str(plan)]
+            how = f"sac_milp, {share:.0%}"
+            try:
+                self._observed(replace(self._program, target=script, args=args), [])
+            except ConfigError as err:
+                self.missing.append(f"{how}: {err.message}")
+                continue
+            if not json.loads(plan.read_text()):
+                self.missing.append(f"{how}: no solution")
+                continue
+            args = ["run", self.name, str(plan)]
+            self._compare(how, replace(self._program, target=script, args=args), [])
+
+    def _compare(self, how: str, program: Program, specs: Sequence[str]) -> None:
+        try:
+            other = self._observed(program, specs)
+        except ConfigError as err:
+            self.missing.append(f"{how}: {err.message}")
+            return
+        self._capacity_bytes = other[0]
+        begin = len(self._tried)
+        if other[0] >= self._needs_bytes:
+            ours = (self._needs_bytes, self._bases[()].measured.peak_bytes, 0.0)
+        else:
+            self._checkpoint()
+            fitting = [one for one in self._tried[begin:] if one.fits]
+            if not fitting:
+                self.missing.append(f"{how}: needs {other[0] / MIB:.0f} MiB, none of ours does")
+                return
+            best = min(fitting, key=lambda one: one.rank)
+            ours = self._observed(self._program, best.treatments[0].specs)
+        pairs = list(zip(other, ours, strict=True))
+        needs, peak = (tuple(n / MIB for n in pair) for pair in pairs[:2])
+        self.rows.append(Row(how, needs, peak, pairs[2]))  # type: ignore[arg-type]
+
+    def _observed(self, program: Program, specs: Sequence[str]) -> tuple[int, int, float]:
+        """Return needed and peak allocated bytes, and further operations as a share."""
+        before, self._program = self._program, program
+        try:
+            conditions = replace(self._conditions, observes=True, treatments=specs)
+            found, needs_bytes = self._rehearse(conditions, 1)
+        finally:
+            self._program = before
+        again = found.traits["n_flops"] / self._n_flops - 1
+        return needs_bytes, found.peak_allocated_bytes, again
+
+
+def main(argv: Sequence[str]) -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--solver", required=True)
+    parser.add_argument("names", nargs="*")
+    options = parser.parse_args(argv)
+    rows: list[tuple[str, Row]] = []
+    print("| model | way | needs, ours (MiB) | peak, ours (MiB) | again, ours |")
+    print("| --- | --- | --- | --- | --- |")
+    for name in options.names or MODELS:
+        one = Comparison(name, options.python, options.solver)
+        one.run()
+        for row in one.rows:
+            print(
+                f"| {name} | {row.how} "
+                f"| {row.needs[0]:.0f}, {row.needs[1]:.0f} "
+                f"| {row.peak[0]:.0f}, {row.peak[1]:.0f} "
+                f"| {row.again[0]:.1%}, {row.again[1]:.1%} |"
+            )
+        for text in one.missing:
+            print(f"| {name} | {text} | | | |", flush=True)
+        rows += [(name, row) for row in one.rows]
+    for half, names in (("looked at", LOOKED), ("held out", HELD_OUT)):
+        these = [row for name, row in rows if name in names]
+        worse = sum(row.again[1] > row.again[0] + 5e-4 for row in these)
+        less = sum(row.again[1] < row.again[0] - 5e-4 for row in these)
+        higher = sum(row.peak[1] > row.peak[0] for row in these)
+        print(f"{half}: {len(these)}, fewer operations {less}, more {worse}, higher peak {higher}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
