@@ -171,3 +171,34 @@ def test_a_limit_of_time_ends_the_rehearsal(stage: Stage) -> None:
     )
 
     assert found["partial_reason"] == "the time limit of 1 s was over"
+
+
+def test_loop_of_layers_keeps_what_a_frame_shows_no_longer_than_the_program(stage: Stage) -> None:
+    """Whether rounds of loops are looked at changes no peak: real 2.12.1 has 54,542,336 bytes."""
+    stage.script("""
+        import torch
+        from torch import nn
+
+        class Deep(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers = nn.ModuleList(
+                    nn.Sequential(
+                        nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU()
+                    )
+                    for _ in range(8)
+                )
+
+            def forward(self, x):
+                for layer in self.layers:
+                    x = layer(x)
+                return x
+
+        net, x = Deep().cuda(), torch.zeros(4096, 256).cuda()
+        with torch.no_grad():
+            net(x)
+    """)
+
+    found = stage.json("--unlimited", "train.py")["rehearsal"]
+
+    assert found["peak_allocated_bytes"] == 54_542_336

@@ -10,6 +10,7 @@ the program itself adds to (``step += 1``) are brought to where they would be.
 from __future__ import annotations
 
 import ast
+import inspect
 import operator
 import sys
 import threading
@@ -200,11 +201,25 @@ def _number(node: ast.expr, names: Mapping[str, Any]) -> Number | None:
     return None
 
 
+def _locals_of(frame: FrameType) -> Mapping[str, Any]:
+    """Return the local names of a frame, which keeps none of them.
+
+    Before Python 3.13 a function's frame keeps the dict that it shows, and tensors in it live on.
+    """
+    shown = frame.f_locals
+    if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        return shown  # a module's or a class's own names
+    found = dict(shown)
+    if isinstance(shown, dict):
+        shown.clear()
+    return found
+
+
 class _Names(Mapping[str, Any]):
     """The names that a frame sees."""
 
     def __init__(self, frame: FrameType) -> None:
-        self._scopes = frame.f_locals, frame.f_globals
+        self._scopes = _locals_of(frame), frame.f_globals
 
     def __getitem__(self, name: str) -> Any:
         for scope in self._scopes:
@@ -561,7 +576,7 @@ def n_remaining(iterator: Any, items: Any, n_taken: int) -> int | None:
             found = [n_remaining(part, part, n_taken) for part in inner]
             return min((n for n in found if n is not None), default=None)
         if isinstance(iterator, GeneratorType) and iterator.gi_frame is not None:
-            items = iterator.gi_frame.f_locals.get("self", items)
+            items = _locals_of(iterator.gi_frame).get("self", items)
         total = len(iterator) if hasattr(type(iterator), "__len__") else len(items)
         return max(0, total - n_taken)
     return None
