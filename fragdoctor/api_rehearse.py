@@ -62,7 +62,7 @@ def rehearse(  # noqa: PLR0913 - the conditions of one rehearsal, all by keyword
     conditions = replace(conditions, conf=conf, n_steps=steps, time_limit_s=time_limit_s)
     with TemporaryDirectory(prefix="fragdoctor-") as scratch:
         found = runner.rehearse(program, conditions, Path(scratch) / "snapshot.pickle")
-        result = runner.judge(found, Path(program.target).name)
+        result = runner.judge(found, program.name)
     return replace(result, rehearsal=replace(result.rehearsal, snapshot=""))
 
 

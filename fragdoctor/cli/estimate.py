@@ -6,14 +6,13 @@ as if it had been heeded.
 
 from __future__ import annotations
 
-import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import redirect_stdout
 from dataclasses import fields, replace
 from enum import StrEnum
 from inspect import Parameter
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -44,10 +43,9 @@ def _names(kind: type) -> frozenset[str]:
 
 
 _OUTPUT: Final = _names(EstimateOutput)
-_TRACE: Final = frozenset(
-    {"model", "gpu", "dtype", "batch", "inference", "input_shape", "input_dtype", "explain",
-     "verbose"}
-)  # fmt: skip
+_REHEARSAL: Final = frozenset(
+    {"model", "gpu", "dtype", "batch", "inference", "input_shape", "input_dtype"}
+)
 _FORMULA: Final = frozenset(
     {"gpu", "dtype", "batch", "seq", "attention", "lora", "lora_targets", "zero", "fsdp",
      "world_size", "inference", "explain", "tensor_parallel", "context_parallel",
@@ -69,8 +67,8 @@ USED: Final[Mapping[Route, AbstractSet[str]]] = MappingProxyType(
     {
         Route.GPUS: _OUTPUT | {"list_gpus"},
         Route.MODELS: _OUTPUT | {"list_models"},
-        Route.MODEL: _OUTPUT | _TRACE | {"optimizer", "grad_accumulation", "loss", "steps"},
-        Route.MODEL_INFERENCE: _OUTPUT | _TRACE,
+        Route.MODEL: _OUTPUT | _REHEARSAL | {"optimizer", "grad_accumulation", "loss", "steps"},
+        Route.MODEL_INFERENCE: _OUTPUT | _REHEARSAL,
         Route.FILE: _OUTPUT | _FORMULA | _TRAINING | {"inputs"},
         Route.FILE_INFERENCE: _OUTPUT | _FORMULA | _CACHE | {"inputs"},
         Route.COUNT: _OUTPUT | _FORMULA | _TRAINING | _SHAPE | {"dropout"},
@@ -98,8 +96,8 @@ _HINTS: Final[Mapping[Route, str]] = MappingProxyType(
     {
         Route.GPUS: "Leave it out.",
         Route.MODELS: "Leave it out.",
-        Route.MODEL: "The traced code decides that: build it so in the factory.",
-        Route.MODEL_INFERENCE: "One forward pass is traced: leave it out, or drop --inference.",
+        Route.MODEL: "Your code decides that: build it so in the factory.",
+        Route.MODEL_INFERENCE: "Only forward passes run: leave it out, or drop --inference.",
         Route.FILE: "The file describes the model; see fragdoctor estimate --help.",
         Route.FILE_INFERENCE: "Leave it out, or drop --inference.",
         Route.COUNT: "See fragdoctor estimate --help.",
@@ -109,7 +107,7 @@ _HINTS: Final[Mapping[Route, str]] = MappingProxyType(
 _BELONGS: Final[Mapping[str, str]] = MappingProxyType(
     {
         **dict.fromkeys(
-            ("input_shape", "input_dtype", "loss", "steps", "verbose"),
+            ("input_shape", "input_dtype", "loss", "steps"),
             "It belongs to --model MODULE:FACTORY.",
         ),
         **dict.fromkeys(
@@ -171,6 +169,7 @@ if TYPE_CHECKING:
     from fragdoctor.estimation.request import Request
     from fragdoctor.model.gpus import GpuModel
     from fragdoctor.model.memory_estimate import Estimate
+    from fragdoctor.model.rehearsal import RehearsalResult, RehearsalSweep
     from fragdoctor.report.base import RenderOptions
 
 
@@ -237,7 +236,7 @@ def _request(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Request:
         optimizer=chosen.optimizer,
         master_weights=chosen.master_weights,
         grad_dtype=chosen.grad_dtype or "",
-        batch=chosen.batch or 1,
+        batch=_one_batch(chosen.batch or "1"),
         seq=chosen.seq or 0,
         attention=chosen.attention.value,
         checkpointing=chosen.checkpointing.strip().lower(),
@@ -273,6 +272,23 @@ def _request(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Request:
     )
 
 
+def _one_batch(text: str) -> int:
+    """Return a batch size for formulas, which say by themselves which is the largest.
+
+    Raises:
+        ConfigError: it is none, or several.
+    """
+    from fragdoctor.rehearsal.sweep import parse_batches
+
+    sizes = parse_batches(text).sizes
+    if len(sizes) > 1:
+        raise ConfigError(
+            "Formulas take one --batch, and say with --gpu which is the largest.",
+            hint="Lists and searches of batch sizes belong to --model MODULE:FACTORY.",
+        )
+    return sizes[0]
+
+
 def _with_server(found: Estimate, chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Estimate:
     """Return an estimate with what a server holds on the first GPU.
 
@@ -296,38 +312,44 @@ def _with_server(found: Estimate, chosen: EstimateOptions, gpus: Sequence[GpuMod
 
 
 def _of_model(chosen: EstimateOptions, look: RenderOptions, given: frozenset[str]) -> str:
-    """Return the report on the user's own model; what its code prints goes to standard error.
+    """Return the rehearsal of steps of the user's own model.
 
     Of the options given on the command line those are refused that the factory decides by itself.
 
     Raises:
-        ConfigError: the model cannot be traced; with ``--verbose`` its traceback is printed first.
+        ConfigError: the model cannot be rehearsed.
     """
-    from fragdoctor.model.gpus import gpu_of
-    from fragdoctor.rehearsal.tracing.traced import traced_estimate
-    from fragdoctor.rehearsal.tracing.training_setup import TrainingSetup, parse_shape
+    from fragdoctor.cli.rehearse import Asked, diagnosed, swept
+    from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
+    from fragdoctor.rehearsal.programs import pythons
+    from fragdoctor.rehearsal.step_script import own_model, parse_shape, step_options, step_program
+    from fragdoctor.rehearsal.sweep import parse_batches
     from fragdoctor.report.base import render
 
-    gpus = [gpu_of(name) for name in dict.fromkeys(chosen.gpu or ())]
-    setup = TrainingSetup(
-        batch=chosen.batch,
+    spec = chosen.model or ""
+    build = own_model(spec)
+    options = step_options(
+        chosen.dtype or "",
+        chosen.optimizer,
         input_shape=parse_shape(chosen.input_shape or ""),
         input_dtype=chosen.input_dtype,
         loss=chosen.loss,
-        optimizer=chosen.optimizer,
         grad_accumulation=chosen.grad_accumulation,
         inference=chosen.inference,
-        steps=chosen.steps,
-        given=given,
+        given=tuple(sorted(given)),
     )
-    try:
-        with console.Progress("Tracing"), redirect_stdout(sys.stderr):
-            found = traced_estimate(chosen.model or "", setup, gpus, dtype=chosen.dtype or "")
-    except ConfigError as err:
-        if chosen.verbose and err.__cause__ is not None:
-            sys.stderr.write("".join(traceback.format_exception(err.__cause__)))
-        raise
-    return render("estimate", chosen.output_format.value, found, look, explain=chosen.explain)
+    names: list[str | None] = [*dict.fromkeys(chosen.gpu or ())]
+    gpus = [rehearsed_gpu(name, None, is_unlimited=name is None) for name in names or [None]]
+    base = RehearsalConditions(gpu=gpus[0], n_steps=chosen.steps)
+    batches = None if chosen.batch is None else parse_batches(chosen.batch)
+    with TemporaryDirectory(prefix="fragdoctor-") as folder:
+        program = step_program(
+            spec, build, options, pythons(None), Path(folder), has_batch=batches is not None
+        )
+        asked = Asked(program, base, gpus, [None], batches)
+        found: RehearsalResult | RehearsalSweep
+        found = diagnosed(asked) if asked.is_one else swept(asked)
+        return render("rehearse", chosen.output_format.value, found, look)
 
 
 def _command(context_of_command: typer.Context, **values: Any) -> int:

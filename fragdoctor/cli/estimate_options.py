@@ -77,7 +77,14 @@ class EstimateOptions(options.EstimateOutput):
     grad_dtype: Annotated[
         str | None, options.option("--grad-dtype", "KIND", "Set the precision of gradients")
     ] = None
-    batch: Annotated[int | None, _count("--batch", "Set the sequences a GPU a pass", 1)] = None
+    batch: Annotated[
+        str | None,
+        options.option(
+            "--batch",
+            "N",
+            "Set the sequences a GPU a pass; with --model also 8,16 or 1..512 to search",
+        ),
+    ] = None
     seq: Annotated[int | None, _count("--seq", "Set tokens a sequence", 1)] = None
     attention: Annotated[
         AttentionKind, typer.Option("--attention", help="Choose how attention is computed")
@@ -187,9 +194,13 @@ class EstimateOptions(options.EstimateOutput):
         str, options.option("--loss", "ce|mean", "Choose a loss where --model has none")
     ] = ""
     steps: Annotated[
-        int, options.option("--steps", "N", "Trace this many steps (--model)", min=1, max=20)
-    ] = 2
+        int | None,
+        options.option(
+            "--steps",
+            "N",
+            "Stop --model after N steps; without it, when their memory repeats",
+            min=1,
+            max=200,
+        ),
+    ] = None
     explain: options.Explain = False
-    verbose: Annotated[
-        bool, typer.Option("-v", "--verbose", help="Show the traceback of an error inside --model")
-    ] = False

@@ -151,10 +151,10 @@ def rehearse(chosen: RehearseOptions) -> int:
         return _cured(chosen, asked, look)
     result: RehearsalResult | RehearsalSweep
     if asked.is_one:
-        result = _judged(chosen, asked)
+        result = _diagnosed(chosen, asked)
         code = _code(chosen, [result.rehearsal], fits=result.rehearsal.fits)
     else:
-        result = _swept(chosen, asked)
+        result = swept(asked, _folder_of(chosen.snapshot))
         code = USAGE if result.failed else _code(chosen, result.rehearsals, fits=result.fits)
     is_gate = _is_gate(chosen)
     for name, target in targets:
@@ -367,19 +367,23 @@ def _snapshot_path(place: Path, program: Program, *, force: bool) -> Path:
     return file
 
 
-def _judged(chosen: RehearseOptions, asked: Asked) -> RehearsalResult:
-    """Rehearse once, and diagnose the snapshot."""
+def _diagnosed(chosen: RehearseOptions, asked: Asked) -> RehearsalResult:
+    """Rehearse once; leave the snapshot where it was asked for."""
+    kept = None
+    if chosen.snapshot is not None:
+        kept = _snapshot_path(chosen.snapshot, asked.program, force=chosen.force)
+    return diagnosed(asked, kept)
+
+
+def diagnosed(asked: Asked, kept: Path | None = None) -> RehearsalResult:
+    """Rehearse once, and diagnose the snapshot, which is kept where a path is given."""
     from fragdoctor.rehearsal import runner
-    from fragdoctor.rehearsal.runner import judge
     from fragdoctor.rehearsal.sweep import with_batch
 
     program, batch = asked.program, None
     if asked.batches is not None:
         batch = asked.batches.sizes[0]
         program = with_batch(program, batch)
-    kept = None
-    if chosen.snapshot is not None:
-        kept = _snapshot_path(chosen.snapshot, program, force=chosen.force)
     with console.Progress("Rehearsing") as progress, TemporaryDirectory() as scratch:
         snapshot = kept or Path(scratch, "snapshot.pickle")
 
@@ -394,8 +398,8 @@ def _judged(chosen: RehearseOptions, asked: Asked) -> RehearsalResult:
             raise
         found = replace(found, batch=batch)
         if kept is not None:
-            return judge(found, kept.name)
-        result = judge(found, Path(program.target).name)
+            return runner.judge(found, kept.name)
+        result = runner.judge(found, program.name)
         return replace(result, rehearsal=replace(result.rehearsal, snapshot=""))
 
 
@@ -435,11 +439,12 @@ def _cured(chosen: RehearseOptions, asked: Asked, look: RenderOptions) -> int:
     return FINDINGS
 
 
-def _swept(chosen: RehearseOptions, asked: Asked) -> RehearsalSweep:
-    """Rehearse several times."""
-    from fragdoctor.rehearsal.sweep import Sweep
+def _folder_of(keep: Path | None) -> Path | None:
+    """Return the folder for the snapshots of several rehearsals, made where it is missing.
 
-    keep = chosen.snapshot
+    Raises:
+        ConfigError: there is something else at its place.
+    """
     if keep is not None:
         if keep.exists() and not (keep.is_dir() and not any(keep.iterdir())):
             raise ConfigError(
@@ -447,6 +452,13 @@ def _swept(chosen: RehearseOptions, asked: Asked) -> RehearsalSweep:
                 hint="Name a new or an empty folder: each rehearsal leaves a snapshot.",
             )
         keep.mkdir(parents=True, exist_ok=True)
+    return keep
+
+
+def swept(asked: Asked, keep: Path | None = None) -> RehearsalSweep:
+    """Rehearse several times."""
+    from fragdoctor.rehearsal.sweep import Sweep
+
     with console.Progress("Rehearsing") as progress:
 
         def on_case(name: str) -> OnStep:

@@ -104,34 +104,16 @@ def _fit(workload: Workload, footprint: Footprint, estimator: Estimator, gpu: Gp
         )
 
     others = [(seq, largest(seq, sure=True)) for seq in _other_lengths(workload)]
-    return fit_of(
-        footprint,
-        gpu,
-        largest=largest(workload.seq, sure=True),
-        possible=largest(workload.seq, sure=False),
-        other_lengths=tuple((seq, batch) for seq, batch in others if batch is not None),
-    )
-
-
-def fit_of(
-    footprint: Footprint,
-    gpu: GpuModel,
-    *,
-    largest: int | None,
-    possible: int | None,
-    other_lengths: Sequence[tuple[int, int]] = (),
-) -> Fit:
-    """Return whether a footprint fits on a GPU; the batches are found by the caller."""
     usable = gpu.usable_bytes
     state, high = footprint.state_on(usable), footprint.needs_high_bytes
     return Fit(
         gpu=gpu,
         fits=state is FitState.FITS,
         margin_bytes=min(-1, usable - footprint.needs_low_bytes) if high is None else usable - high,
-        largest_batch=largest,
-        other_lengths=other_lengths,
+        largest_batch=largest(workload.seq, sure=True),
+        other_lengths=tuple((seq, batch) for seq, batch in others if batch is not None),
         state=state,
-        largest_possible_batch=possible,
+        largest_possible_batch=largest(workload.seq, sure=False),
     )
 
 

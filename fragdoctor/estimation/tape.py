@@ -236,7 +236,7 @@ def needs_of(tape: Tape, workload: Workload) -> Needs:
     fixed = CHURN_TENSORS * largest + CHURN_PAGES
     formula = round(sum(2 * doubt[tag] * n for tag, n in at_high.items()))
     allocator = round(sum(moves[tag] * n for tag, n in at_high.items())) + fixed
-    is_whole = workload.shape.has_layers or workload.model_route != ""
+    is_whole = workload.shape.has_layers
     return Needs(
         low_bytes=int(low),
         high_bytes=int(high) + fixed if is_whole else None,

@@ -32,7 +32,7 @@ class Doubt:
     """A part of the width between the bounds of an estimate.
 
     Attributes:
-        id: ``formulas``, ``allocator`` or ``trace``.
+        id: ``formulas`` or ``allocator``.
         reason: where it comes from, one phrase.
         n_bytes: how much of the width it makes up.
     """
@@ -197,23 +197,8 @@ class KeptTensor:
 
 
 @frozen
-class CodeLine:
-    """What a line of the user's code holds at the peak.
-
-    Attributes:
-        item: the row it is part of.
-    """
-
-    filename: str
-    line: int
-    function: str
-    n_bytes: int
-    item: str
-
-
-@frozen
 class Footprint:
-    """Memory of one workload at one batch size, whichever route found it.
+    """Memory of one workload at one batch size.
 
     Attributes:
         items: rows in the order to print them; ``Share.item`` names them.
@@ -222,9 +207,7 @@ class Footprint:
         n_parameters: all parameters, frozen ones and adapters included.
         n_trainable: those that get gradients.
         notes: what was assumed, one sentence each.
-        route: ``formula`` or ``model``.
-        layer: what one layer keeps, by operation; empty where the route does not know layers.
-        lines: of a traced model, the lines that hold most at the peak.
+        layer: what one layer keeps, by operation; empty where layers are not known.
         needs_low_bytes: with less, the run cannot be served.
         needs_high_bytes: with this much it is served; None where a part of it is not known.
         doubts: what makes up the width between the two.
@@ -236,9 +219,7 @@ class Footprint:
     n_parameters: int
     n_trainable: int
     notes: Sequence[str] = ()
-    route: str = "formula"
     layer: Sequence[KeptTensor] = ()
-    lines: Sequence[CodeLine] = ()
     needs_low_bytes: int = 0
     needs_high_bytes: int | None = None
     doubts: Sequence[Doubt] = ()

@@ -343,4 +343,3 @@ class Workload:
     dora: bool = False
     keeps_logits: bool = False
     compute: str = ""
-    model_route: str = ""

@@ -170,6 +170,7 @@ class Program:
         pythons: interpreters to run it with, the first that can rehearse is taken.
         notebook: its code, where the target is a notebook.
         note: what was left out before it, a sentence or "".
+        title: what reports call it, where that is not the target's name.
     """
 
     target: str
@@ -178,6 +179,12 @@ class Program:
     pythons: Sequence[str]
     notebook: Notebook | None = None
     note: str = ""
+    title: str = ""
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        return self.title or Path(self.target).name
 
     @property
     def kind(self) -> str:

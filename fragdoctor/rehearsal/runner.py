@@ -168,6 +168,8 @@ def _failed(found: Mapping[str, Any], tail: str, conditions: RehearsalConditions
             hint="What it printed last is above.",
             output=tail,
         )
+    if failure["advice"] is not None:
+        return ProgramFailed(failure["text"], hint=failure["advice"])
     place = failure["location"]
     where = f" at {_location(place)}" if place else ""
     text = failure["text"].strip().splitlines()

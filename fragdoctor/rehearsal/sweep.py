@@ -121,7 +121,8 @@ class Sweep:
         is_search = self.batches is not None and self.batches.is_search
         why = runs.blocker
         notes = [f"Each rehearsal imports its libraries anew: {why}."] if why else []
-        return RehearsalSweep(self.program.target, found, failed, largest, is_search, notes)
+        name = self.program.title or self.program.target
+        return RehearsalSweep(name, found, failed, largest, is_search, notes)
 
     def _check(self) -> None:
         if self.batches is None:

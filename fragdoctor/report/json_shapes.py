@@ -368,7 +368,6 @@ _ESTIMATES: Final[Mapping[type, Shape]] = {
     memory_estimate.PhasePeak: Shape(names={"n_bytes": "peak_bytes"}),
     memory_estimate.Share: _BYTES,
     memory_estimate.KeptTensor: _BYTES,
-    memory_estimate.CodeLine: _BYTES,
     memory_estimate.Fit: Shape(
         inline=("gpu",),
         computed={

@@ -1,4 +1,4 @@
-"""``fragdoctor estimate --model``: the user's own code, traced."""
+"""``fragdoctor estimate --model``: steps of the user's own model, rehearsed."""
 
 from __future__ import annotations
 
@@ -76,57 +76,57 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
-def test_estimate_of_own_model_names_phases_lines_and_batch(run: Run) -> None:
+def test_own_model_is_rehearsed_as_a_program_is(run: Run) -> None:
     outcome = run(
         "estimate", "--model", "my_project:build", "--input-shape", "64,512", "--loss", "mean",
         "--gpu", "1GiB",
     )  # fmt: skip
 
     assert outcome.code == 0, outcome.err
-    assert "Fits on 1GiB" in outcome.out
-    assert "optimizer states" in outcome.out
-    assert "my_project:build, 2.1M parameters" in outcome.out
+    assert "Fits in the 574.00 MiB that PyTorch has on 1GiB" in outcome.out
+    assert "optimizer state" in outcome.out
+    assert "Sequential has 2,099,712 parameters" in outcome.out
     assert "imported" not in outcome.out
 
 
-def test_estimate_of_own_model_as_json_is_one_document(run: Run) -> None:
+@pytest.mark.slow
+def test_batches_are_searched_on_each_gpu(run: Run) -> None:
+    outcome = run(
+        "estimate", "--model", "my_project:build", "--input-shape", "64x512", "--loss", "mean",
+        "--batch", "1..100000", "--gpu", "1GiB", "--gpu", "2GiB",
+    )  # fmt: skip
+
+    assert outcome.code == 0, outcome.err
+    assert "The largest batch that fits on 1GiB is" in outcome.out
+    assert "The largest batch that fits on 2GiB is" in outcome.out
+
+
+def test_own_model_as_json_is_one_document(run: Run) -> None:
     outcome = run(
         "estimate", "--model", "my_project:build", "--input-shape", "64x512", "--batch", "128",
         "--optimizer", "sgd", "--format", "json", "--gpu", "1GiB",
     )  # fmt: skip
 
-    document = json.loads(outcome.out)
-    assert document["route"] == "model"
-    items = {item["id"]: item["largest_bytes"] for item in document["items"]}
-    assert items["parameters"] == 2 * 512 * 2048 * 4 + (512 + 2048) * 4
-    assert items["inputs"] == 128 * 512 * 4
-    assert "optimizer_state" not in items
+    found = json.loads(outcome.out)["rehearsal"]
+    assert found["fits"]
+    assert found["batch"] == 128
 
 
-def test_error_in_own_model_is_one_sentence_with_its_line(run: Run) -> None:
-    outcome = run("estimate", "--model", "my_project:fails")
-
-    assert outcome.code == 2
-    assert "Error: my_project:fails failed at my_project.py:11 in fails: Attr" in outcome.err
-    assert "Traceback" not in outcome.err
-
-
-def test_failing_operation_is_one_sentence_and_logs_nothing(
-    run: Run, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("factory", "sentence"),
+    [
+        ("fails", "failed at {here}my_project.py:11 in fails: AttributeError"),
+        ("misfit", "failed at {here}my_project.py:19 in forward: RuntimeError: mat1 and mat2"),
+        ("ends", "The program ended with exit code 7"),
+    ],
+)
+def test_error_in_own_model_is_one_sentence_with_its_line(
+    run: Run, project: Path, factory: str, sentence: str
 ) -> None:
-    outcome = run("estimate", "--model", "my_project:misfit")
+    outcome = run("estimate", "--model", f"my_project:{factory}")
 
     assert outcome.code == 2
-    assert "my_project.py:19 in forward: RuntimeError: mat1 and mat2 shapes" in outcome.err
-    assert caplog.text == ""
-
-
-def test_factory_that_ends_the_program_is_said(run: Run) -> None:
-    outcome = run("estimate", "--model", "my_project:ends")
-
-    assert outcome.code == 2
-    assert "ended the program at my_project.py:25 in ends" in outcome.err
+    assert sentence.format(here=f"{project}/") in outcome.err
 
 
 def test_syntax_error_is_told_with_its_own_line(run: Run, project: Path) -> None:
@@ -135,14 +135,8 @@ def test_syntax_error_is_told_with_its_own_line(run: Run, project: Path) -> None
     outcome = run("estimate", "--model", "broken_project:f")
 
     assert outcome.code == 2
-    assert "broken_project.py:2: SyntaxError" in outcome.err
-
-
-def test_error_in_own_model_has_its_traceback_when_asked(run: Run) -> None:
-    outcome = run("estimate", "--model", "my_project:fails", "--verbose")
-
-    assert outcome.code == 2
-    assert "Traceback" in outcome.err
+    assert 'broken_project.py", line 2' in outcome.err
+    assert "SyntaxError" in outcome.err
 
 
 @pytest.mark.parametrize(
@@ -150,7 +144,7 @@ def test_error_in_own_model_has_its_traceback_when_asked(run: Run) -> None:
     [
         (["--params", "7B"], "--params does not go with --model"),
         (["--input-shape", "8,a"], "--input-shape wants sizes such as 8,1024"),
-        (["--dtype", "int4"], "cannot be traced in int4"),
+        (["--dtype", "int4"], "cannot be rehearsed in int4"),
         (["--input-shape", "8,512", "--input-dtype", "decimal"], "no dtype 'decimal' in torch"),
         (["--input-shape", "8,512", "--loss", "best"], "no loss 'best'"),
         ([], "gives no inputs for the model"),
@@ -163,31 +157,22 @@ def test_option_that_does_not_go_with_a_model_is_said(
 
     assert outcome.code == 2
     assert sentence in outcome.err
+    assert "Traceback" not in outcome.err
 
 
-def test_missing_torch_names_the_extra(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-
-    outcome = run("estimate", "--model", "my_project:build")
+def test_several_batches_are_refused_by_formulas(run: Run) -> None:
+    outcome = run("estimate", "--params", "7B", "--batch", "1..8")
 
     assert outcome.code == 2
-    assert "fragdoctor[torch]" in outcome.err
+    assert "Formulas take one --batch" in outcome.err
 
 
 def test_value_that_the_model_reads_is_told_with_its_line(run: Run) -> None:
-    outcome = run("estimate", "--model", "my_project:branching", "--loss", "mean")
+    outcome = run("estimate", "--model", "my_project:branching", "--loss", "mean", "--gpu", "1GiB")
 
     line = MODEL.splitlines().index("        if y.abs().max().item() > 1.0:") + 1
-    text = " ".join(outcome.out.split())
-    assert f"The model read a value (.item()) at my_project.py:{line}; a trace has no" in text
-    assert "branches that depend on it may differ" in text
-
-
-def test_model_that_reads_no_value_has_no_such_note(run: Run) -> None:
-    outcome = run("estimate", "--model", "my_project:complete", "--dtype", "amp-fp16")
-
-    assert outcome.code == 0, outcome.err
-    assert ".item()" not in outcome.out
+    assert "Assumed about values" in outcome.out
+    assert f"my_project.py:{line}" in outcome.out
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn
 
 import torch
 
+from fragdoctor.errors import ConfigError
 from fragdoctor.rehearsal.engine import put
 from fragdoctor.rehearsal.engine.memory_history import ENGINE, History, is_users, snapshot
 from fragdoctor.rehearsal.engine.session import SeenOom, Session
@@ -216,7 +217,8 @@ class ProgramOutcome:
         return {
             "is_of_other_layout": _has_other_layout(error),
             "type": type(error).__name__,
-            "text": str(error)[:2000],
+            "text": (error.message if isinstance(error, ConfigError) else str(error))[:2000],
+            "advice": error.hint if isinstance(error, ConfigError) else None,
             "location": None
             if place is None
             else {"filename": place.filename, "line": place.lineno, "name": place.name},

@@ -24,7 +24,6 @@ class Machine:
     Attributes:
         native: the library of the fake GPUs.
         n_devices: how many GPUs.
-        n_hidden: GPUs after these that the program does not see: memory that does not count.
         capacity_bytes: what the driver of each has for PyTorch; None = unlimited.
         total_bytes: memory of each.
         torch_version: whose allocator it is; "" = of the PyTorch that is here.
@@ -34,7 +33,6 @@ class Machine:
 
     native: Path
     n_devices: int = 1
-    n_hidden: int = 0
     capacity_bytes: int | None = None
     total_bytes: int = 80 * 2**30
     torch_version: str = ""
@@ -65,8 +63,8 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
         parse_conf(""),
         machine.torch_version or version,
     )
-    now = session.Session(gpus, machine.n_devices, machine.facts, budget, machine.n_hidden)
-    gpus.start(now.n_devices + now.n_hidden, budget)
+    now = session.Session(gpus, machine.n_devices, machine.facts, budget)
+    gpus.start(now.n_devices, budget)
     undo.callback(gpus.close)
     session.begin(now)
     undo.callback(session.end)

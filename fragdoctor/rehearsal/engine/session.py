@@ -132,7 +132,6 @@ class Session:
         n_devices: how many.
         facts: of every one of them.
         budget: of every one of them.
-        n_hidden: GPUs beyond these, which the program does not see.
         stacks: where requests came from.
         progress: told what the program does, and knows its steps.
         marks: of what it does.
@@ -145,7 +144,6 @@ class Session:
     n_devices: int
     facts: GpuFacts
     budget: Budget
-    n_hidden: int = 0
     stacks: RecordedStacks = field(default_factory=RecordedStacks)
     on_oom: list[Callable[[int, int], Any]] = field(default_factory=list)
     history: History | None = None
@@ -172,7 +170,7 @@ class Session:
         text = environment_settings(self.version)
         self.budget = replace(self.budget, settings=self._parsed(text))
         device = self.gpus.device()
-        self.gpus.start(self.n_devices + self.n_hidden, self.budget)
+        self.gpus.start(self.n_devices, self.budget)
         self.gpus.set_device(device)
 
     def start_all(self) -> None:

@@ -19,7 +19,7 @@ from fragdoctor.model.memory_estimate import (
 )
 from fragdoctor.model.workload import Workload
 from fragdoctor.report import document as doc
-from fragdoctor.report.document import Detail, Span, Style, code, dim, strong
+from fragdoctor.report.document import Detail, Span, Style, dim, strong
 from fragdoctor.report.views.what_fits import (
     STATES,
     TONES,
@@ -57,7 +57,6 @@ def document(estimate: Estimate, *, explain: bool = False) -> doc.ReportDocument
         lead=[doc.Paragraph(_workload_text(estimate))],
         sections=[
             _at_the_peak(estimate),
-            _lines(estimate),
             _phases(estimate),
             _fits(estimate),
             map_section(estimate),
@@ -178,8 +177,6 @@ _PRECISIONS: Final = MappingProxyType(
 
 def _assumed(w: Workload) -> list[str]:
     """Return the assumptions that decide, in one sentence."""
-    if w.model_route:
-        return []
     if w.inference:
         cache = f" and {w.kv_dtype} KV cache" if w.kv_dtype else ""
         return [f"Counted: weights in {w.dtype}{cache}, batch {format_count(w.batch)}."]
@@ -283,19 +280,6 @@ def _at_the_peak(estimate: Estimate) -> doc.Section:
     )
     note = f"{PHASES[peak.name]}: {peak.moment}" if peak.moment else ""
     return doc.Section("At the peak", [table], note, "peak")
-
-
-def _lines(estimate: Estimate) -> doc.Section:
-    """Return which lines of the user's code hold most at the peak; known from a trace only."""
-    titles = {item.id: item.title for item in estimate.footprint.items}
-    table = doc.tabled(
-        estimate.footprint.lines,
-        doc.Column("", "n_bytes", "right"),
-        doc.Column("", lambda x: code(f"{x.filename}:{x.line} in {x.function}"), "path"),
-        doc.Column("", lambda x: titles.get(x.item, x.item)),
-        label="Lines at the peak",
-    )
-    return doc.Section("Your lines that hold most at the peak", [table], id="lines")
 
 
 def _phases(estimate: Estimate) -> doc.Section:

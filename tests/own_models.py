@@ -1,4 +1,4 @@
-"""Models for the tests of tracing; each function is a factory as ``--model`` wants it."""
+"""Models for the tests; each function is a factory as ``estimate --model`` wants it."""
 
 from __future__ import annotations
 
@@ -136,8 +136,12 @@ class Recurrent(nn.Module):
         return states
 
 
-def recurrent(kind: str) -> Any:
-    return Recurrent(kind), torch.zeros(8, 4, 32)
+def lstm() -> Any:
+    return Recurrent("LSTM"), torch.zeros(8, 4, 32)
+
+
+def gru() -> Any:
+    return Recurrent("GRU"), torch.zeros(8, 4, 32)
 
 
 def with_constants() -> Any:
@@ -173,5 +177,7 @@ def logs() -> Any:
 
 
 def huge() -> Any:
-    """Four times the memory of a large machine, were it real; for bf16, as its input is."""
-    return nn.Linear(2**20, 2**20, bias=False), torch.zeros(1, 2**20, dtype=torch.bfloat16)
+    """Many times the memory of this machine, were it real; for bf16, as its input is."""
+    width = 2**15
+    layers = (nn.Linear(width, width, bias=False) for _ in range(256))
+    return nn.Sequential(*layers), torch.zeros(1, width, dtype=torch.bfloat16)

@@ -1,0 +1,243 @@
+"""What a step of one model consists of, for the script that :mod:`..step_script` writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from fragdoctor.errors import ConfigError
+from fragdoctor.rehearsal.engine import session
+from fragdoctor.rehearsal.engine.own_model import OwnModel
+from fragdoctor.units import format_count
+
+DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+LOSSES: Final = ("", "ce", "mean")
+TOKENS_DIMENSIONS: Final = 3
+
+
+class ModelStep:
+    """A model on the GPU with its inputs, its loss and its optimizer.
+
+    Args:
+        own: what was built, on the CPU or on the GPU.
+        batch: first dimension of the inputs; None = as they are.
+        input_shape: shape of the one input, where none was built; () = none.
+        input_dtype: its dtype, a name in ``torch``.
+        loss: ``ce``, ``mean`` or "" (what the outputs suggest).
+        optimizer: a class of ``torch.optim``, used unless one was built.
+        optimizer_options: what it gets.
+        dtype: what the model is converted to, or "" (as built).
+        autocast: ``bf16``, ``fp16`` or "".
+        grad_accumulation: passes a step.
+        inference: whether nothing is trained.
+        given: names of options that the user insists on: refused where the factory decides.
+
+    Attributes:
+        model: on the GPU.
+        optimizer: of its parameters; None where none can be trained, or nothing is.
+        scaler: where gradients are scaled, as fp16 needs it; else it changes nothing.
+        train_step: the user's own step, or None.
+
+    Raises:
+        ConfigError: options that the factory decides, or that say nothing that exists.
+    """
+
+    def __init__(
+        self,
+        own: OwnModel,
+        *,
+        batch: int | None,
+        input_shape: Sequence[int],
+        input_dtype: str,
+        loss: str,
+        optimizer: str,
+        optimizer_options: Mapping[str, float],
+        dtype: str,
+        autocast: str,
+        grad_accumulation: int,
+        inference: bool,
+        given: Sequence[str],
+    ) -> None:
+        self._own, self._loss, self._autocast = own, loss, DTYPES.get(autocast)
+        _refuse_ignored(own, given, inference=inference, autocast=autocast)
+        self.model = own.model.to(device="cuda", dtype=DTYPES.get(dtype))
+        self.train_step = own.train_step
+        self.passes = range(grad_accumulation)
+        if own.inputs is None and input_shape:
+            own.inputs = _zeros(input_shape, input_dtype)
+        if own.inputs is None and own.train_step is None:
+            raise ConfigError(
+                "The factory gives no inputs for the model.",
+                hint="Return (model, inputs), or say --input-shape 8,1024 --input-dtype int64.",
+            )
+        _place_inputs(own, batch)
+        self.inputs = own.inputs
+        self.model.train(not inference)
+        self.optimizer = None if inference else _optimizer_of(own, optimizer, optimizer_options)
+        self.scaler = torch.amp.GradScaler("cuda", enabled=autocast == "fp16" and not inference)
+        self._note_parameters()
+
+    def forward(self) -> Any:
+        """Call the model once and return what it gives."""
+        args, kwargs, _ = self._own.arguments()
+        with self._precision():
+            return self.model(*args, **kwargs)
+
+    def loss(self) -> torch.Tensor:
+        """Call the model once and return the loss, scaled where gradients are.
+
+        Raises:
+            ConfigError: there is none that is one number.
+        """
+        args, kwargs, targets = self._own.arguments()
+        with self._precision():
+            outputs = self.model(*args, **kwargs)
+            loss = self._loss_of(outputs, targets, args)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise ConfigError(
+                f"The loss is {_described(loss)}, not one number.",
+                hint="Give loss_fn in the factory, or --loss ce or --loss mean.",
+            )
+        return self.scaler.scale(loss)
+
+    def update(self) -> None:
+        """Let the optimizer step, and give the gradients' memory back."""
+        if self.optimizer is not None:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad()
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return torch.autocast("cuda", self._autocast) if self._autocast else nullcontext()
+
+    def _loss_of(self, outputs: Any, targets: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
+        if self._own.loss_fn is not None:
+            return self._own.loss_fn(outputs, *targets)
+        own = outputs.get("loss") if isinstance(outputs, dict) else getattr(outputs, "loss", None)
+        if own is not None and not self._loss:
+            return own
+        first = _first_tensor(outputs)
+        if first.numel() == 1 and not self._loss:
+            return first
+        if self._loss not in LOSSES:
+            raise ConfigError(
+                f"There is no loss {self._loss!r}.",
+                hint="Use --loss ce or --loss mean, or give loss_fn in the factory.",
+            )
+        kind = self._loss or _suggested_loss(first, args)
+        if not self._loss:
+            _note(f"No loss was given; took {kind} of the first output (--loss).")
+        if kind == "mean":
+            return first.float().mean()
+        labels = (
+            targets[0]
+            if targets
+            else torch.zeros(first.shape[:-1], dtype=torch.int64, device="cuda")
+        )
+        return torch.nn.functional.cross_entropy(
+            first.reshape(-1, first.shape[-1]), labels.reshape(-1)
+        )
+
+    def _note_parameters(self) -> None:
+        parameters = list(self.model.parameters())
+        n, n_trained = (
+            sum(p.numel() for p in parameters if p.requires_grad or not only_trained)
+            for only_trained in (False, True)
+        )
+        trained = "" if self.optimizer is None else f", {format_count(n_trained)} of them trained"
+        _note(f"{type(self.model).__name__} has {format_count(n)} parameters{trained}.")
+
+
+def _note(sentence: str) -> None:
+    session.current().assumptions.note(sentence)
+
+
+def _zeros(shape: Sequence[int], dtype_name: str) -> torch.Tensor:
+    dtype = getattr(torch, dtype_name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ConfigError(
+            f"There is no dtype {dtype_name!r} in torch.",
+            hint="Use float32, bfloat16, float16, int64, ...",
+        )
+    return torch.zeros(tuple(shape), dtype=dtype, device="cuda")
+
+
+def _place_inputs(own: OwnModel, batch: int | None) -> None:
+    """Move inputs and targets to the GPU, with another first dimension where one is asked for."""
+    given = [t for t in tree_leaves((own.inputs,)) if isinstance(t, torch.Tensor)]
+    before = given[0].shape[0] if given and given[0].dim() else None
+
+    def place(value: object) -> object:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if batch is not None and value.dim() and value.shape[0] == before:
+            return value.new_zeros((batch, *value.shape[1:]), device="cuda")
+        return value.to("cuda")
+
+    own.inputs, own.targets = tree_map(place, (own.inputs, own.targets))
+    for tensor in tree_leaves((own.inputs, own.targets)):  # whatever stands for data: no value
+        if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
+            session.current().known.forget(tensor)
+
+
+def _optimizer_of(
+    own: OwnModel, name: str, options: Mapping[str, float]
+) -> torch.optim.Optimizer | None:
+    given = own.optimizer
+    trained = [p for p in own.model.parameters() if p.requires_grad]
+    if isinstance(given, torch.optim.Optimizer):
+        return given
+    if callable(given):
+        own_optimizer: torch.optim.Optimizer = given(trained)
+        return own_optimizer
+    if not trained:
+        return None
+    made: torch.optim.Optimizer = getattr(torch.optim, name)(trained, lr=1e-3, **options)
+    return made
+
+
+def _refuse_ignored(own: OwnModel, given: Sequence[str], *, inference: bool, autocast: str) -> None:
+    """Refuse options on the command line that the factory's own parts would override."""
+    has_step = own.train_step is not None and not inference
+    decided = {
+        "input_shape": ("inputs", own.inputs is not None),
+        "optimizer": ("optimizer", own.optimizer is not None and not inference),
+        "loss": ("loss", own.loss_fn is not None or has_step),
+        "grad_accumulation": ("train_step", has_step),
+        "dtype": ("train_step, where autocast belongs", has_step and bool(autocast)),
+    }
+    for name, (what, is_decided) in decided.items():
+        if is_decided and name in given:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} does not go with a factory that gives its own {what}.",
+                hint="Leave the option out, or that part of the factory.",
+            )
+
+
+def _first_tensor(outputs: object) -> torch.Tensor:
+    logits = (
+        outputs.get("logits") if isinstance(outputs, dict) else getattr(outputs, "logits", None)
+    )
+    for leaf in tree_leaves(outputs if logits is None else logits):
+        if isinstance(leaf, torch.Tensor):
+            return leaf
+    raise ConfigError(
+        "The model returns no tensor to make a loss of.",
+        hint="Give loss_fn or train_step in the factory.",
+    )
+
+
+def _suggested_loss(output: torch.Tensor, args: tuple[Any, ...]) -> str:
+    """Token ids in and a vector for each out: a language model."""
+    tokens = bool(args) and isinstance(args[0], torch.Tensor) and not args[0].is_floating_point()
+    return "ce" if tokens and output.dim() == TOKENS_DIMENSIONS else "mean"
+
+
+def _described(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"of type {type(value).__name__}"

@@ -1,0 +1,170 @@
+"""A small script that runs steps of one model, to be rehearsed as any other program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, field
+from pathlib import Path
+from typing import Any, Final
+
+from fragdoctor.errors import ConfigError
+from fragdoctor.frozen import frozen
+from fragdoctor.rehearsal.process import MOST_STEPS
+from fragdoctor.rehearsal.programs import Program
+from fragdoctor.rehearsal.sweep import PLACEHOLDER
+
+PRECISIONS: Final[Mapping[str, tuple[str, str]]] = {
+    "": ("", ""), "fp32": ("fp32", ""), "bf16": ("bf16", ""), "fp16": ("fp16", ""),
+    "amp-bf16": ("", "bf16"), "amp-fp16": ("", "fp16"),
+}  # fmt: skip
+"""What each ``--dtype`` converts the model to, and what autocast takes."""
+OPTIMIZERS: Final[Mapping[str, tuple[str, Mapping[str, float]]]] = {
+    "adamw": ("AdamW", {}), "adam": ("Adam", {}), "sgd": ("SGD", {}),
+    "sgd-momentum": ("SGD", {"momentum": 0.9}), "rmsprop": ("RMSprop", {}),
+    "adagrad": ("Adagrad", {}), "adamax": ("Adamax", {}), "nadam": ("NAdam", {}),
+    "radam": ("RAdam", {}), "adadelta": ("Adadelta", {}), "adafactor": ("Adafactor", {}),
+}  # fmt: skip
+"""Classes of ``torch.optim``, and their options, by what ``--optimizer`` calls them."""
+
+_HEAD: Final = '''\
+"""Written by fragdoctor estimate: steps of {title}."""
+
+import os
+import sys
+
+sys.path[0] = os.getcwd()
+
+import torch
+
+from fragdoctor.rehearsal.engine import {module}
+from fragdoctor.rehearsal.engine.model_step import ModelStep
+
+batch = int(sys.argv[1]) if len(sys.argv) > 1 else None
+own = {module}.build({arguments})
+step = ModelStep(own, batch=batch, **{options})
+'''
+_TRAINING: Final = f'''
+
+def train():
+    """Forward and backward passes, then the optimizer."""
+    for _ in step.passes:
+        step.loss().backward()
+    step.update()
+
+
+for _ in range({MOST_STEPS} + 1):
+    if step.train_step is not None:
+        step.train_step(step.model, step.optimizer, step.inputs)
+    else:
+        train()
+'''
+_INFERENCE: Final = """
+with torch.no_grad():
+    for _ in range(2):
+        step.forward()
+"""
+
+
+@frozen
+class StepOptions:
+    """How a model is run: see :class:`fragdoctor.rehearsal.engine.model_step.ModelStep`."""
+
+    input_shape: tuple[int, ...] = ()
+    input_dtype: str = "float32"
+    loss: str = ""
+    optimizer: str = "AdamW"
+    optimizer_options: Mapping[str, float] = field(default_factory=dict)
+    dtype: str = ""
+    autocast: str = ""
+    grad_accumulation: int = 1
+    inference: bool = False
+    given: tuple[str, ...] = ()
+
+
+def step_options(dtype: str, optimizer: str, **options: Any) -> StepOptions:
+    """Return options with a precision and an optimizer by their names.
+
+    Raises:
+        ConfigError: PyTorch has no such precision or optimizer by itself.
+    """
+    if dtype not in PRECISIONS:
+        raise ConfigError(
+            f"A model cannot be rehearsed in {dtype}.",
+            hint=f"Use one of {', '.join(filter(None, PRECISIONS))}, or let the factory do it.",
+        )
+    if optimizer not in OPTIMIZERS:
+        raise ConfigError(
+            f"Optimizer {optimizer!r} cannot be rehearsed: it is not one of torch.optim.",
+            hint=f"Use one of {', '.join(OPTIMIZERS)}, or let the factory return its own.",
+        )
+    converted, autocast = PRECISIONS[dtype]
+    name, its_options = OPTIMIZERS[optimizer]
+    return StepOptions(
+        optimizer=name,
+        optimizer_options=its_options,
+        dtype=converted,
+        autocast=autocast,
+        **options,
+    )
+
+
+def own_model(spec: str) -> tuple[str, tuple[str, ...]]:
+    """Return what builds ``pkg.module:factory``: a module of the engine, and its arguments.
+
+    Raises:
+        ConfigError: the name has another form.
+    """
+    module, colon, name = spec.partition(":")
+    if not (colon and module and name):
+        raise ConfigError(
+            f"--model wants pkg.module:factory, not {spec!r}.",
+            hint="Name a function without arguments that builds the model: my_project.model:build",
+        )
+    return "own_model", (spec,)
+
+
+def step_program(  # noqa: PLR0913 - the parts of one script
+    title: str,
+    build: tuple[str, Sequence[object]],
+    options: StepOptions,
+    pythons: Sequence[str],
+    folder: Path,
+    *,
+    has_batch: bool,
+) -> Program:
+    """Write the script into a folder and return it as a program.
+
+    With ``has_batch`` its argument has a place for the batch size, else that is the model's own.
+
+    ``title`` is what reports call it; ``build`` a module of the engine and what its ``build`` gets.
+    """
+    module, arguments = build
+    head = _HEAD.format(
+        title=title.encode("unicode_escape").decode("ascii").replace('"', "'"),
+        module=module,
+        arguments=", ".join(map(repr, arguments)),
+        options=asdict(options),
+    )
+    script = folder / "step.py"
+    script.write_text(head + (_INFERENCE if options.inference else _TRAINING), encoding="utf-8")
+    args = (PLACEHOLDER,) if has_batch else ()
+    return Program(str(script), False, args, pythons, title=title)
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """Return the sizes in ``8,1024`` or ``8x1024``; () for "".
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if not text.strip():
+        return ()
+    try:
+        sizes = tuple(int(part) for part in text.lower().replace("x", ",").split(","))
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        raise ConfigError(
+            f"--input-shape wants sizes such as 8,1024, not {text!r}.", hint="Batch comes first."
+        )
+    return sizes
