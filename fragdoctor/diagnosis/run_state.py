@@ -11,7 +11,7 @@ from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.frozen import frozen
 from fragdoctor.model.case import NO_FAILURE, BundleFacts, Case
 from fragdoctor.model.diagnosis import Cause, RunState
-from fragdoctor.model.snapshot import Action
+from fragdoctor.model.snapshot import Action, Snapshot
 from fragdoctor.rules.failed_request import rounding_bytes
 from fragdoctor.rules.input_quality.cut_message import missing_figures
 from fragdoctor.rules.rule import Context
@@ -129,7 +129,21 @@ def find_notes(case: Case, contexts: Sequence[Context], leader: Context) -> tupl
             f"{len(contexts)} devices are in the snapshot; the verdict is about device "
             f"{leader.device}."
         )
+    if case.snapshot is not None:
+        notes.extend(_of_host(case.snapshot))
     return tuple(dict.fromkeys(notes))
+
+
+def _of_host(snapshot: Snapshot) -> list[str]:
+    """Tell the host's page-locked memory apart from that of the GPUs; PyTorch 2.15 records it."""
+    known = [segment for segment in snapshot.host_segments if segment.size_bytes > 0]
+    n_bytes = sum(segment.size_bytes for segment in known)
+    if not n_bytes:
+        return []
+    free = sum(segment.size_bytes for segment in known if segment.allocated is False)
+    cached = f", {format_size(free)} of it cached for reuse" if free else ""
+    held = f"The host has {format_size(n_bytes)} page-locked (pinned)"
+    return [f"{held}{cached}: it is in no figure here."]
 
 
 def _of_bundle(facts: BundleFacts) -> list[str]:

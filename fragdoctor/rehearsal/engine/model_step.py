@@ -144,12 +144,12 @@ class ModelStep:
 
     def _note_parameters(self) -> None:
         parameters = list(self.model.parameters())
-        n, n_trained = (
-            sum(p.numel() for p in parameters if p.requires_grad or not only_trained)
-            for only_trained in (False, True)
-        )
-        trained = "" if self.optimizer is None else f", {format_count(n_trained)} of them trained"
-        _note(f"{type(self.model).__name__} has {format_count(n)} parameters{trained}.")
+        n = sum(p.numel() for p in parameters)
+        n_trained = sum(p.numel() for p in parameters if p.requires_grad)
+        said = f"{type(self.model).__name__} has {format_count(n)} parameters"
+        if self.optimizer is not None and n_trained < n:
+            said += f", {format_count(n_trained)} of them trained"
+        _note(f"{said}.")
 
 
 def _note(sentence: str) -> None:
