@@ -8,7 +8,7 @@ compared, which says how exactly the model reproduces the file.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from fragdoctor._native import _ext
@@ -44,14 +44,6 @@ class Conditions:
     device_total_bytes: int | None = None
     memory_fraction: float | None = None
     torch_version: str = ""
-
-    def with_less(self, share: float) -> Conditions:
-        """Return the same with a share less memory."""
-        capacity, allowed = (
-            None if limit is None else int(limit * (1 - share))
-            for limit in (self.capacity_bytes, self.allowed_bytes)
-        )
-        return replace(self, capacity_bytes=capacity, allowed_bytes=allowed)
 
     def native(self) -> _ext.AllocatorConfig:
         """Return them as the native model takes them.

@@ -383,14 +383,6 @@ class Stacks:
             found[i] = not len(inner) or lines[i] < 0 or lines[i] not in inner
         return found
 
-    def runs_in(self, pattern: re.Pattern[str]) -> Bools:
-        """Return which stacks run through a file of a name; False at the end for the id -1."""
-        table = self._snapshot.stacks
-        matches = _frames_matching(self._snapshot, pattern)
-        is_in = _first(np.flatnonzero(matches[table.frames]), table.offsets) >= 0
-        result: Bools = np.append(is_in, False)
-        return result
-
     def lines_of(self, stack: I32) -> I32:
         """Return the user's line of each stack id, -1 for the id -1."""
         return frames_of(stack, self.lines)

@@ -68,10 +68,6 @@ def class_name(kind: type) -> str:
     return str(type.__dict__["__name__"].__get__(kind))
 
 
-def _is_dict(value: Any) -> bool:
-    return type(value) is dict or type(value) is OrderedDict
-
-
 def _step(value: Any, child: Any) -> str:  # noqa: PLR0911 - one line a type
     """Return how one object holds another, as Python writes it where it can be written."""
     kind = type(value)

@@ -226,7 +226,6 @@ class _Properties(SimpleNamespace):
 
 def _mem_get_info(device: Any = None) -> tuple[int, int]:
     index = device.index if isinstance(device, torch.device) else device
-    _now().asked_for_memory = True
     figures, total = _now().gpus.figures(_index(index)), _now().budget.total_bytes
     return min(figures["driver_free"], max(0, total - figures["reserved"])), total
 

@@ -149,7 +149,6 @@ class Session:
     history: History | None = None
     fractions: dict[int, float] = field(default_factory=dict)
     captures: list[Any] = field(default_factory=list)
-    asked_for_memory: bool = False
     progress: StepProgress = field(default_factory=StepProgress)
     marks: Marks = field(default_factory=Marks)
     is_started: bool = False
