@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slow
 # Casts that autocast has cached are freed in the order of a hash table of pointers, which differs
 # from process to process; what is reused next, and with it the rounding of blocks, follows it.
 TOLERANCE = 0.005
+RESERVED_TOLERANCE = 0.01
 FACTORY = """
 from scenarios import GPT, get_batch, train_step
 
@@ -88,7 +89,7 @@ def test_peaks_agree_with_the_recording(
 
     peak, reserved = (recorded[f"{kind}_bytes.all.peak"] for kind in ("allocated", "reserved"))
     assert found.peak_allocated_bytes == pytest.approx(peak, rel=TOLERANCE)
-    assert found.peak_reserved_bytes == pytest.approx(reserved, rel=0.002)
+    assert found.peak_reserved_bytes == pytest.approx(reserved, rel=RESERVED_TOLERANCE)
 
 
 def test_peak_agrees_with_the_sample(root: Path, samples: Path, folder: Path) -> None:
