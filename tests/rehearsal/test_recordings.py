@@ -26,6 +26,10 @@ pytestmark = pytest.mark.slow
 TOLERANCE = 0.005
 RESERVED_TOLERANCE = 0.01
 FACTORY = """
+import sys
+
+sys.path.insert(0, {samples!r})
+
 from scenarios import GPT, get_batch, train_step
 
 
@@ -45,7 +49,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def rehearsed_gpt(root: Path, folder: Path, batch: int, length: int, **options: Any) -> Rehearsal:
-    text = FACTORY.format(options=options, batch=batch, length=length)
+    samples = str(root / "sample_snapshots")
+    text = FACTORY.format(samples=samples, options=options, batch=batch, length=length)
     (folder / "gpt_project.py").write_text(text, encoding="utf-8")
     program = step_program(
         "GPT",
@@ -55,10 +60,7 @@ def rehearsed_gpt(root: Path, folder: Path, batch: int, length: int, **options: 
         folder,
         has_batch=False,
     )
-    conditions = RehearsalConditions(
-        gpu=rehearsed_gpu(None, None, is_unlimited=True),
-        variables={"PYTHONPATH": str(root / "sample_snapshots")},
-    )
+    conditions = RehearsalConditions(gpu=rehearsed_gpu(None, None, is_unlimited=True))
     snapshot = folder / "snapshot.pickle"
     return runner.rehearse(program, conditions, snapshot, runs=PREPARED)  # type: ignore[arg-type]
 
