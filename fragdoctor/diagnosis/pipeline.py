@@ -26,7 +26,7 @@ from fragdoctor.diagnosis.figures import (
 from fragdoctor.diagnosis.functions import function_holders
 from fragdoctor.diagnosis.moments import deciding_moment, moment_report
 from fragdoctor.diagnosis.owners import cycle_note, owner_reports, twice_note
-from fragdoctor.diagnosis.remedies.capacity import SHORT_OF_MEMORY
+from fragdoctor.diagnosis.remedies.capacity import MAY_SAVE
 from fragdoctor.diagnosis.remedies.catalogue import proposals, prove, rank
 from fragdoctor.diagnosis.remedies.framework_words import in_framework_words
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase
@@ -264,6 +264,6 @@ def _training(context: Context, bench: Bench | None, verdict: Verdict) -> Traini
     """Return the passes and layers of the run, where less memory may be called for."""
     if bench is None or context.analysis is None:
         return None
-    if verdict.cause not in (*SHORT_OF_MEMORY, Cause.FRAGMENTATION, Cause.HEALTHY):
+    if verdict.cause not in MAY_SAVE:
         return None
     return training_run(context.analysis.trace, context.analysis.phases, bench.requests)

@@ -32,6 +32,10 @@ class Change(StrEnum):
     COPIES = "copies"
 
 
+HAVE_FUSED: Final = ("Adam", "AdamW", "SGD", "Adagrad")
+"""Optimizers of ``torch.optim`` with ``fused=True`` (torch 2.13); files go by the same names."""
+
+
 @frozen
 class Framework:
     """A framework and its words.

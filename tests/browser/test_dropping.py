@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import threading
 from functools import partial
 from pathlib import Path
 
 import pytest
+from served import served
 
 from fragdoctor.cli.dropped import opened
 from fragdoctor.cli.pages import Shown
@@ -21,17 +21,13 @@ SAMPLES = Path(__file__).parents[2] / "sample_snapshots"
 
 @pytest.fixture
 def page(chromium):
-    server = Viewer(Shown(render_drop_page().encode()), opener=partial(opened, Overrides()))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    shown = chromium.open(server.address)
-    shown.until("!!window.fragdoctor")
-    yield shown
-    assert not [said for said in shown.complaints() if "400 (Bad Request)" not in said]
-    shown.close()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    front = Shown(render_drop_page().encode())
+    with served(Viewer(front, opener=partial(opened, Overrides()))) as server:
+        shown = chromium.open(server.address)
+        shown.until("!!window.fragdoctor")
+        yield shown
+        assert not [said for said in shown.complaints() if "400 (Bad Request)" not in said]
+        shown.close()
 
 
 def drop(page, name: str, data: bytes) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
 from page_samples import MIB, of_snapshot, tiny, tiny_diagnosis
+from served import served
 from stock import from_python
 
 from fragdoctor.cli.pages import Shown, ViewReplays
@@ -568,15 +568,10 @@ def live(chromium):
     """Return a page that a viewer serves, and what was replayed for it."""
     diagnosis = diagnose(read_case([str(SAMPLES / "fragmentation_oom.pickle")], Overrides()))
     text = render_page(diagnosis, document(diagnosis, RenderOptions()), is_live=True)
-    server = Viewer(Shown(text.encode(), ViewReplays(diagnosis)))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    page = chromium.open(server.address)
-    yield page
-    page.close()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with served(Viewer(Shown(text.encode(), ViewReplays(diagnosis)))) as server:
+        page = chromium.open(server.address)
+        yield page
+        page.close()
 
 
 def test_live_what_if_replays_the_settings_chosen_and_the_capacity(live):

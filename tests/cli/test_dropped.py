@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
-import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from served import served
 
 from fragdoctor.cli import dropped
 from fragdoctor.cli.dropped import MAX_FILES, Sent, announced, opened
@@ -25,13 +25,9 @@ File = tuple[str, bytes]
 
 @pytest.fixture
 def viewer() -> Iterator[Viewer]:
-    server = Viewer(Shown(render_drop_page().encode()), opener=partial(opened, Overrides()))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    page = Shown(render_drop_page().encode())
+    with served(Viewer(page, opener=partial(opened, Overrides()))) as server:
+        yield server
 
 
 def ask(viewer: Viewer, method: str, place: str, body: bytes = b"", **headers: str):
@@ -123,15 +119,8 @@ def test_the_last_pages_are_kept(viewer: Viewer, monkeypatch: pytest.MonkeyPatch
 
 
 def test_page_of_a_named_file_takes_none() -> None:
-    server = Viewer(Shown(b"page"))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with served(Viewer(Shown(b"page"))) as server:
         assert ask(server, "POST", "open", b"x", Fragdoctor_Files=quote('[["a",1]]'))[0] == 404
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def test_names_lose_their_folders() -> None:

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from served import served
 
 from fragdoctor.cli.pages import Abandoned, Shown, ViewReplays
 from fragdoctor.cli.view import (
@@ -41,13 +42,8 @@ def diagnosis():
 
 @pytest.fixture(scope="module")
 def viewer(diagnosis):
-    server = Viewer(Shown(b"<p>the page</p>", ViewReplays(diagnosis)))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with served(Viewer(Shown(b"<p>the page</p>", ViewReplays(diagnosis)))) as server:
+        yield server
 
 
 def ask(viewer, method, path, body=None, **headers):
@@ -237,10 +233,7 @@ def test_abandoned_questions_do_not_delay_the_next(diagnosis, monkeypatch):
         time.sleep(0.2)
         return replay(self, what_if)
 
-    server = Viewer(Shown(b"", ViewReplays(diagnosis)))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with served(Viewer(Shown(b"", ViewReplays(diagnosis)))) as server:
         assert try_(server, {"device": 0})[0] == 200  # reproduced: that is needed by all
         monkeypatch.setattr(FairReplay, "replay", slow)
         for i in range(300):
@@ -249,10 +242,6 @@ def test_abandoned_questions_do_not_delay_the_next(diagnosis, monkeypatch):
         start = time.monotonic()
         status, _ = try_(server, {"device": 0})
         took_s = time.monotonic() - start
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
     assert status == 200
     assert took_s < 1.2  # its own replay included
@@ -275,21 +264,14 @@ def test_search_for_somebody_who_went_away_ends(diagnosis, monkeypatch):
 
 
 def test_connections_are_bounded(diagnosis):
-    server = Viewer(Shown(b"", ViewReplays(diagnosis)))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    before = threading.active_count()
-    idle = [raw(server, b"GET") for _ in range(MAX_CONNECTIONS + 20)]
-    try:
+    with served(Viewer(Shown(b"", ViewReplays(diagnosis)))) as server:
+        before = threading.active_count()
+        idle = [raw(server, b"GET") for _ in range(MAX_CONNECTIONS + 20)]
         time.sleep(0.5)
         n_threads = threading.active_count() - before
         for connection in idle:
             connection.close()
         status, _ = try_(server, {"device": 0})
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
     assert n_threads <= MAX_CONNECTIONS
     assert status == 200

@@ -27,10 +27,9 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 from .history_recorder import Recorder
-from .on_request import OnRequest
+from .on_request import GRACE_S, OnRequest
 from .record_options import Options
 
-GRACE_S = 3.0
 NAMES = ("SIGTERM", "SIGHUP")
 """Schedulers and kill send the first; a terminal that goes away, as of SSH, the second."""
 

@@ -16,6 +16,7 @@ NUMBER: int | None = signal.SIGRTMAX - 7 if hasattr(signal, "SIGRTMAX") else Non
 """The signal; None where the system has no real-time signals (macOS, Windows)."""
 
 GRACE_S = 3.0
+"""The main thread has so long to get to a handler before a thread answers in its place."""
 
 
 class OnRequest:

@@ -31,11 +31,13 @@ from fragdoctor.model.simulation import OutlookBasis, OutlookState
 from fragdoctor.model.snapshot import Action
 from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
 from fragdoctor.rules.failed_request import FailedRequest
-from fragdoctor.rules.request_sources import matching_oom
 from fragdoctor.rules.traceback_signs import GrowsWith
 from fragdoctor.units import MIB, format_share, format_size, plural
 
 SHORT_OF_MEMORY: Final = (Cause.CAPACITY, Cause.TRANSIENT_PEAK, Cause.MEMORY_LIMIT)
+
+MAY_SAVE: Final = (*SHORT_OF_MEMORY, Cause.FRAGMENTATION, Cause.HEALTHY)
+"""Causes for which it is worth to see what a training run could do without."""
 
 MIN_SAVING_SHARE: Final = 0.03
 """Of the peak; less is not worth a change of the program, and within the error of the edits."""
@@ -78,8 +80,7 @@ class SavingRemedy(Remedy):
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it where memory is short, or where a healthy run could do with less."""
-        causes = (*SHORT_OF_MEMORY, Cause.FRAGMENTATION, Cause.HEALTHY)
-        if case.training is None or case.cause not in causes:
+        if case.training is None or case.cause not in MAY_SAVE:
             return
         if self.edits(case):
             yield self.proposal(
@@ -285,8 +286,9 @@ class SmallerBatch(SavingRemedy):
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it for capacity, peaks and limits, where the batch is one as the others are."""
-        if not is_outsized(case):
-            yield from self._proposed(case)
+        found = list(self._proposed(case))
+        if found and scale_of_failure(case) < LARGER:
+            yield from found
 
     def _proposed(self, case: JudgedCase) -> Iterator[Proposal]:
         r = case.failed_request
@@ -307,8 +309,6 @@ class SmallerBatch(SavingRemedy):
                 Confidence.LIKELY,
             )
             return
-        if r.requested_bytes * BATCH_SHARES[-1] > (r.available_bytes or r.requested_bytes):
-            return  # not even the smallest part that is tried: a shape is wrong
         if r.requested_bytes * BATCH_SHARES[-1] > (r.available_bytes or r.requested_bytes):
             return  # not even the smallest part that is tried would do: a shape is wrong
         is_main = case.cause is not Cause.MEMORY_LIMIT and not only_builds(case)
@@ -400,9 +400,10 @@ class LimitBatch(SmallerBatch):
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it where the step that failed asks for more than any before, line by line."""
-        if not is_outsized(case):
+        found = list(self._proposed(case))
+        scale = scale_of_failure(case) if found else 1.0
+        if scale < LARGER:
             return
-        scale = scale_of_failure(case)
         title = f"{self.title}: this one is {scale:.1f} times the largest before it"
         change = "sort samples by size, or cap the tokens, pixels, nodes or edges of a batch"
         if is_evaluation(case.asking_stack):
@@ -410,7 +411,7 @@ class LimitBatch(SmallerBatch):
                 f"Evaluate with smaller batches: this one is {scale:.1f} times the largest before"
             )
             change = "a smaller batch, or smaller inputs, where the evaluation loads its data"
-        for proposal in self._proposed(case):
+        for proposal in found:
             r = proposal.recommendation
             yield replace(proposal, recommendation=replace(r, title=title, change=change))
 
@@ -434,16 +435,10 @@ LARGER: Final = 1.5
 
 def scale_of_failure(case: JudgedCase) -> float:
     """Return how much larger the step that failed is than all before it; 1 where nothing says."""
-    analysis = case.context.analysis
-    event = None if analysis is None else matching_oom(analysis, case.message)
+    analysis, event = case.context.analysis, case.asking_event
     if analysis is None or event is None or analysis.timeline is None:
         return 1.0
     return step_scale(analysis.trace, event.row - analysis.trace.first_row) or 1.0
-
-
-def is_outsized(case: JudgedCase) -> bool:
-    """Return whether the step that failed is larger than every step before it."""
-    return scale_of_failure(case) >= LARGER
 
 
 KEPT_BATCH: Final = "in training gradient accumulation keeps the effective batch"

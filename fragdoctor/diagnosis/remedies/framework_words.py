@@ -8,7 +8,6 @@ from typing import Final
 
 from fragdoctor.diagnosis.remedies.leaks import is_evaluation
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal
-from fragdoctor.model.arrays import distinct
 from fragdoctor.model.frameworks import Change, Framework, frameworks_in, words_for
 
 CHANGES: Final = {
@@ -52,9 +51,6 @@ def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Itera
 
 def frameworks_of(case: JudgedCase) -> tuple[Framework, ...]:
     """Return the frameworks of a recording's stacks, else of the traceback of a message."""
-    snapshot, message = case.context.snapshot, case.message
-    paths = [] if message is None else [frame.file for frame in message.frames]
-    if snapshot is not None:
-        files = distinct(snapshot.frames.filename)
-        paths += [snapshot.strings[i] for i in files.tolist() if i >= 0]
-    return frameworks_in(paths)
+    message = case.message
+    said = () if message is None else (frame.file for frame in message.frames)
+    return frameworks_in((*said, *case.files))

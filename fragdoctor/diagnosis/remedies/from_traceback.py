@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 
@@ -12,11 +12,9 @@ from fragdoctor.diagnosis.bench import Attempt, Bench
 from fragdoctor.diagnosis.remedies.remedy import CURES, HELPS, JudgedCase, Proposal, Remedy
 from fragdoctor.future.edits import combined
 from fragdoctor.future.training_edits import requests_freed_at, requests_removed
-from fragdoctor.model.arrays import is_among
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence, Location
 from fragdoctor.model.snapshot import I64
-from fragdoctor.rules.request_sources import matching_oom
 from fragdoctor.units import format_size
 
 CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.HEALTHY)
@@ -67,7 +65,8 @@ class RetryOutsideHandler(Remedy):
         """Propose it where a traceback was being handled, or an earlier attempt is still held."""
         message = case.message
         is_in_handler = message is not None and message.is_in_handler
-        left = _left_bytes(case)
+        attempts = _left(case)
+        left = 0 if attempts is None else attempts.n_bytes
         if not (is_in_handler or left) or case.cause in CLOSED:
             return
         why = "An exception's traceback holds the frames of its attempt, and these their tensors"
@@ -93,9 +92,11 @@ class RetryOutsideHandler(Remedy):
         found, analysis = _left(case), case.context.analysis
         if proposal is None or found is None or analysis is None:
             return []
-        rows, row = found
         caught = np.array([oom.row - analysis.trace.first_row for oom in analysis.ooms], np.int64)
-        edits = (requests_removed(np.sort(caught[caught < row])), requests_freed_at(rows, row))
+        edits = (
+            requests_removed(np.sort(caught[caught < found.row])),
+            requests_freed_at(found.starts, found.row),
+        )
         return [Attempt.of_edit(combined(edits))]
 
 
@@ -103,24 +104,30 @@ MIN_LEFT: Final = 0.1
 """Of live memory; less of an attempt is not why the next one fails."""
 
 
-def _left(case: JudgedCase) -> tuple[I64, int] | None:
-    """Return (events that made what is left of failed attempts, event after the last of them)."""
-    analysis = case.context.analysis
-    event = None if analysis is None else matching_oom(analysis, case.message)
+class _Left(NamedTuple):
+    """What is left of failed attempts.
+
+    Attributes:
+        starts: events that made it, ascending.
+        n_bytes: how much it is.
+        row: event after the last of the attempts.
+    """
+
+    starts: I64
+    n_bytes: int
+    row: int
+
+
+def _left(case: JudgedCase) -> _Left | None:
+    """Return what is left of the attempts before the one that failed last; None if little is."""
+    analysis, event = case.context.analysis, case.asking_event
     if analysis is None or event is None or not analysis.capture.has_trace:
         return None
     trace = analysis.trace
     left = left_of_attempts(trace, analysis.ooms, event)
-    if int(trace.lives.size_bytes[left].sum()) < MIN_LEFT * event.active_bytes or not len(left):
+    n_bytes = int(trace.lives.size_bytes[left].sum())
+    if n_bytes < MIN_LEFT * event.active_bytes or not len(left):
         return None
     before = max(oom.row for oom in analysis.ooms if oom.row < event.row)
     starts: I64 = np.sort(trace.lives.start[left]).astype(np.int64)
-    return starts, before - trace.first_row + 1
-
-
-def _left_bytes(case: JudgedCase) -> int:
-    found, analysis = _left(case), case.context.analysis
-    if found is None or analysis is None:
-        return 0
-    lives = analysis.trace.lives
-    return int(lives.size_bytes[is_among(lives.start, found[0])].sum())
+    return _Left(starts, n_bytes, before - trace.first_row + 1)

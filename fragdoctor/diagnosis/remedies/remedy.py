@@ -8,9 +8,11 @@ from dataclasses import field, replace
 from enum import IntEnum
 from typing import ClassVar, Final
 
+from fragdoctor.analysis.result import OomEvent
 from fragdoctor.analysis.training_run import TrainingRun
 from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
 from fragdoctor.frozen import frozen
+from fragdoctor.model.arrays import distinct
 from fragdoctor.model.case import NO_FAILURE, OomMessage
 from fragdoctor.model.conf_keys import KEYS, key_is_known
 from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation, Verdict
@@ -92,13 +94,27 @@ class JudgedCase:
         return sign_of(self.message)
 
     @property
+    def asking_event(self) -> OomEvent | None:
+        """The recorded failure that the case is about, None where the trace has none."""
+        analysis = self.context.analysis
+        return None if analysis is None else matching_oom(analysis, self.message)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files of all frames in the snapshot."""
+        snapshot = self.context.snapshot
+        if snapshot is None:
+            return ()
+        ids = distinct(snapshot.frames.filename).tolist()
+        return tuple(snapshot.strings[i] for i in ids if i >= 0)
+
+    @property
     def asking_frames(self) -> tuple[Location, ...]:
         """The stack of the request that failed, innermost first.
 
         That of the trace, else of the message's traceback; C++ frames are left out.
         """
-        analysis, message = self.context.analysis, self.message
-        event = None if analysis is None else matching_oom(analysis, message)
+        event, message = self.asking_event, self.message
         if event is not None:
             found = self.context.stack(event.stack)
         else:

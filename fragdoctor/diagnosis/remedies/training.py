@@ -37,8 +37,8 @@ from fragdoctor.future.training_edits import (
     states_quantized,
     step_in_backward,
 )
-from fragdoctor.model.arrays import distinct
 from fragdoctor.model.finding import Confidence, Evidence
+from fragdoctor.model.frameworks import HAVE_FUSED
 from fragdoctor.rules.capacity.optimizer_state import optimizer_holders
 from fragdoctor.units import format_size
 
@@ -68,22 +68,15 @@ class FusedOptimizer(SavingRemedy):
         return (optimizer_fused(run.temporary_row),) if run and len(run.temporary_row) else ()
 
 
-FUSED: Final = frozenset({"adam", "adamw", "sgd", "adagrad"})
-"""Files of ``torch/optim`` whose optimizers have ``fused=True`` (torch 2.13)."""
-
 _OPTIMIZER: Final = re.compile(r"/torch/optim/(\w+)\.py$")
 _NO_OPTIMIZER: Final = frozenset({"optimizer", "lr_scheduler", "swa_utils"})
 
 
 def can_be_fused(case: JudgedCase) -> bool:
     """Return whether the optimizer in the stacks has a fused kernel; True where none is seen."""
-    snapshot = case.context.snapshot
-    if snapshot is None:
-        return True
-    files = (snapshot.strings[i] for i in distinct(snapshot.frames.filename).tolist() if i >= 0)
-    found = {m[1] for f in files if (m := _OPTIMIZER.search(f[:1000].replace("\\", "/")))}
-    found -= _NO_OPTIMIZER
-    return not found or bool(found & FUSED)
+    paths = (file[:1000].replace("\\", "/") for file in case.files)
+    found = {m[1] for path in paths if (m := _OPTIMIZER.search(path))} - _NO_OPTIMIZER
+    return not found or not found.isdisjoint(name.lower() for name in HAVE_FUSED)
 
 
 class OptimizerWithoutForeach(SavingRemedy):

@@ -22,7 +22,6 @@ from fragdoctor.future.training_edits import requests_freed_at, requests_removed
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.model.snapshot import I64
-from fragdoctor.rules.request_sources import matching_oom
 from fragdoctor.rules.rule import line_text
 from fragdoctor.units import format_size
 
@@ -50,8 +49,10 @@ class CopyOfWeights(SavingRemedy):
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it where blocks of the same sizes as the weights are live beside them."""
+        if case.cause not in CAUSES:
+            return
         copies = copies_of(case)
-        if copies is None or case.cause not in CAUSES or not self.is_about(case, copies):
+        if copies is None or not self.is_about(case, copies):
             return
         stack = case.context.python_stack(copies.stack)
         title, change = self.said(copies, line_text(stack[0] if stack else None))
@@ -129,10 +130,9 @@ LOADERS: Final = re.compile(r"/torch/serialization\.py$|/safetensors/torch\.py$"
 
 def copies_of(case: JudgedCase) -> WeightCopies | None:
     """Return the weights held twice when the request failed, else at the peak."""
-    analysis = case.context.analysis
+    analysis, event = case.context.analysis, case.asking_event
     if analysis is None or analysis.timeline is None:
         return None
-    event = matching_oom(analysis, case.message)
     trace = analysis.trace
     state = analysis.timeline.peak_allocated_state
     if event is not None:

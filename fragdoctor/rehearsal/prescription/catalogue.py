@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from fragdoctor.model.frameworks import Change, words_of
+from fragdoctor.model.frameworks import HAVE_FUSED, Change, words_of
 from fragdoctor.model.prescription import LeftOut, Numerics, Place, Treatment
 from fragdoctor.rehearsal.prescription.checkpoints import Plan
 
@@ -17,9 +17,6 @@ Traits = Mapping[str, Any]
 """What ``engine/treatments/traits.py`` found."""
 
 _ADAM: Final = {"Adam", "AdamW"}
-_FUSED: Final = {"Adam", "AdamW", "SGD", "Adagrad"}
-
-
 _NUMBER: Final = re.compile(r"\.?\d+")
 _MEMBER: Final = re.compile(r"(.*)\[(\d+)\]")
 N_CHUNKS: Final = 16
@@ -304,7 +301,7 @@ def _without_work(traits: Traits, conf: str) -> Iterator[Treatment]:
             instead='from_pretrained(..., attn_implementation="sdpa")',
             specs=["sdpa"], place=Place.BEFORE_OPTIMIZER,
         )  # fmt: skip
-    fusable = sorted({*traits["optimizers"]} & _FUSED)
+    fusable = sorted({*traits["optimizers"]} & {*HAVE_FUSED})
     if fusable:
         yield Treatment(
             "fused", f"fused {fusable[0]}", Numerics.EXACT,

@@ -103,9 +103,6 @@ class _State:
     option: tuple[int, _Option] | None = None
     before: _State | None = None
 
-    def __post_init__(self) -> None:
-        self.saved = tuple(int(n) for n in self.saved)
-
 
 class Checkpoints:
     """What checkpointing saves in a program, and what it costs.

@@ -103,11 +103,13 @@ class CureSearch:
             if keep is not None:
                 shutil.copyfile(self._snapshot, keep)
             self._needs_bytes = needs_bytes
-            self._measure([], found, needs_bytes)
             self._partial_reason = found.partial_reason
-            self._ends_at = time.monotonic() + self._seconds
             is_cut_short = False
             if needs_bytes > self._capacity_bytes:
+                self._can_checkpoint = not found.traits["checkpoints"]
+                if self._can_checkpoint:
+                    self._measure([], found, needs_bytes)
+                self._ends_at = time.monotonic() + self._seconds
                 try:
                     self._search(found)
                 except _TimeIsOverError:
@@ -167,7 +169,6 @@ class CureSearch:
 
     def _search(self, found: Rehearsal) -> None:
         traits, conf = found.traits, self._conditions.conf or found.conf
-        self._can_checkpoint = not traits["checkpoints"]
         self._checkpoint()
         for treatment in catalogue.simple(traits, conf):
             tried = self._try(treatment, is_base=treatment.code in {*BESIDE, *ON_TOP})

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import torch
 
+from fragdoctor.model.frameworks import HAVE_FUSED
 from fragdoctor.rehearsal.engine import put
 
-HAVE_FUSED: Final = ("Adam", "AdamW", "SGD", "Adagrad")
 _SMALL: Final = 4096
 """Elements below which bitsandbytes keeps the state of a tensor in 32 bits (``min_8bit_size``)."""
 _QUANTILE_BLOCK: Final = 256

@@ -70,7 +70,6 @@ class Traits:
             "evaluates_with_grad": False,
         }
         self._operations = Operations(undo)
-        self._groups: list[Blocks] = []
         self._parts: list[tuple[str, str, Any]] = []
         self._trained: weakref.WeakSet[Any] = weakref.WeakSet()
         self._place: tuple[str, int, dict[int, str]] | None = None
@@ -96,7 +95,6 @@ class Traits:
         distributed = torch.distributed
         self._found["is_distributed"] = distributed.is_available() and distributed.is_initialized()
         self._found["n_flops"] = self._operations.n_flops
-        self._found["blocks"] = [_described(group) for group in self._groups]
         self._found["parts"] = [self._part(*part) for part in self._parts]
         if self._found["n_optimizers"] != 1:
             self._found["place"] = None
@@ -143,7 +141,7 @@ class Traits:
             self._found["model"] = type(model).__name__
             self._found["caches"] = bool(caching(model))
             self._found["is_eager"] = is_eager(model)
-            self._groups = repeated_blocks(model)
+            self._found["blocks"] = [_described(group) for group in repeated_blocks(model)]
             self._parts = [(path, expression(model, path), m) for path, m in parts_of(model)]
             for _, _, part in self._parts:
                 self._operations.of(part)
