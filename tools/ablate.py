@@ -29,7 +29,7 @@ from fragdoctor.analysis import kept
 from fragdoctor.diagnosis import decision, verdict
 from fragdoctor.future import alignment, outlook, repetition, steps
 from fragdoctor.future.outlook import Outlooks
-from fragdoctor.future.repetition import _AlignedSteps
+from fragdoctor.future.repetition import AlignedSteps
 from fragdoctor.future.steps import _ModelCalls
 from fragdoctor.model import turns
 
@@ -68,9 +68,9 @@ def _ablations() -> dict[str, Ablation]:
         "marks of PyTorch": _set(steps, "find_optimizer_steps", _always(None)),
         "turns of optimizers": _set(steps, "period_of", _always(1)),
         "evaluation as a step of its own": _set(_ModelCalls, "evaluated_until", _always(None)),
-        "even growth": _set(_AlignedSteps, "_growths", no_growth),
-        "doubt: spread of steps": _set(_AlignedSteps, "_spread", _always(0.0)),
-        "doubt: unexplained memory": _set(_AlignedSteps, "_unexplained", _always(0.0)),
+        "even growth": _set(AlignedSteps, "_growths", no_growth),
+        "doubt: spread of steps": _set(AlignedSteps, "_spread", _always(0.0)),
+        "doubt: unexplained memory": _set(AlignedSteps, "_unexplained", _always(0.0)),
         "what a first step makes once": _set(repetition, "_without_first_time", rest_as_it_is),
         "least of a first step": _set(Outlooks, "_first_step_takes", 0.0),
         "anchors of an alignment": _set(alignment, "_anchors", _always((nothing, nothing))),

@@ -87,6 +87,7 @@ class Outlooks:
         max_steps: whole steps to play after the one under way; where None, until the pattern
             repeats, at most ``MAX_STEPS``.
         is_edited: the requests are not those of the recording.
+        recorded: the futures of those of the recording, where known.
     """
 
     def __init__(
@@ -96,12 +97,14 @@ class Outlooks:
         max_steps: int | None = None,
         *,
         is_edited: bool = False,
+        recorded: Outlooks | None = None,
     ) -> None:
         self._trace = trace
         self._is_edited = is_edited
         self._operations = operations
         self._asked = max_steps
-        self.repetition = repetition_of(trace, Operations.of(operations))
+        known = None if recorded is None else recorded.repetition
+        self.repetition: Repetition | None = repetition_of(trace, Operations.of(operations), known)
 
     def replay(self, conditions: Conditions, *, remakes_start: bool) -> tuple[Any, Outlook]:
         """Return what the native replay of the recorded part said, and what comes after it."""

@@ -72,6 +72,7 @@ class Repetition:
         period_steps: how many of them are steps of the program, not evaluation.
         counts_first: whether the step under way is one of the program's.
         rows: event row at which each complete step began, and that under way.
+        steps: what it was made from.
     """
 
     play: Callable[[float], _ext.NativeFuture]
@@ -84,6 +85,7 @@ class Repetition:
     period_steps: int
     counts_first: bool
     rows: I64
+    steps: AlignedSteps
 
     @property
     def period(self) -> int:
@@ -96,23 +98,27 @@ class Repetition:
         return self.play(1.0)
 
 
-def repetition_of(trace: Trace, operations: Operations) -> Repetition | None:
+def repetition_of(
+    trace: Trace, operations: Operations, recorded: Repetition | None = None
+) -> Repetition | None:
     """Return how the program goes on after some requests; None where no complete step says so.
 
     Args:
         trace: of the device.
         operations: its requests, as recorded or edited.
+        recorded: how it goes on after the requests as recorded; which request of one step is which
+            of another is not looked for again where only sizes were edited.
     """
     window = StepWindow.of(trace, operations)
     if window is None:
         return None
-    steps = _AlignedSteps(window)
+    steps = AlignedSteps(window, None if recorded is None else recorded.steps)
     if steps.like < 0:
         return None
     return _repeated(steps, int(operations.table["pool"].max(initial=0)))
 
 
-class _AlignedSteps:
+class AlignedSteps:
     """The steps of a window, aligned request by request.
 
     Attributes:
@@ -129,8 +135,23 @@ class _AlignedSteps:
         growth: ``int64[n_slots]``: bytes by which the size in each slot rises with every step.
     """
 
-    def __init__(self, window: StepWindow) -> None:
+    def __init__(self, window: StepWindow, recorded: AlignedSteps | None = None) -> None:
         self.w, self.n = window, window.n_complete
+        if recorded is not None and window.is_resized(recorded.w):
+            self._align_like(recorded)
+        else:
+            self._align()
+        if self.like < 0:
+            return
+        self.size = np.full((self.n + 1, max(self.n_slots, 1)), np.nan)
+        made = np.flatnonzero(window.kind == OpKind.MALLOC)
+        self.size[window.step[made], self.slot[made]] = window.size[made]
+        self.growth = self._growths()
+        self.period = self._period([self._exactly(t) for t in range(self.n)])
+
+    def _align(self) -> None:
+        """Find which request of one step is which of another, and what becomes of each block."""
+        window = self.w
         tells = window.trace.stacks.roles.role[window.stack] != stacks.SILENT
         self._requests = [
             Requests(window.stack[at], window.size[at], tells[at]) for at in window.requests
@@ -138,18 +159,26 @@ class _AlignedSteps:
         self.kinds = [hash(r.site.tobytes()) for r in self._requests[: self.n]]
         self.period = self._period(self.kinds)
         self._unlike = 0.0
+        self.like: int
         self.like, self.n_same, own = self._match()
         if self.like < 0:
             return
+        self.slot: I64
+        self.n_slots: int
         self.slot, self.n_slots = self._slots(own)
         self.age = np.full(len(window.kind), -1, np.int64)
         self._follow_blocks()
         self.fate = self._fates()
-        self.size = np.full((self.n + 1, max(self.n_slots, 1)), np.nan)
-        made = np.flatnonzero(window.kind == OpKind.MALLOC)
-        self.size[window.step[made], self.slot[made]] = window.size[made]
-        self.growth = self._growths()
-        self.period = self._period([self._exactly(t) for t in range(self.n)])
+
+    def _align_like(self, recorded: AlignedSteps) -> None:
+        """Take over what does not depend on sizes."""
+        self._requests, self.kinds, self._unlike = (
+            recorded._requests,
+            recorded.kinds,
+            recorded._unlike,
+        )
+        self.like, self.n_same, self.n_slots = recorded.like, recorded.n_same, recorded.n_slots
+        self.slot, self.age, self.fate = recorded.slot, recorded.age, recorded.fate
 
     def _exactly(self, step: int) -> int:
         """Return a number that is equal for steps whose requests are alike but for their growth."""
@@ -382,7 +411,7 @@ class _AlignedSteps:
         return float(max(more, 0) / max(live[3], 1))
 
 
-def _repeated(s: _AlignedSteps, n_pools: int) -> Repetition:
+def _repeated(s: AlignedSteps, n_pools: int) -> Repetition:
     w, n = s.w, s.n
     rest = _rest(s)
     goes_on = w.has_failed or len(rest) > 0
@@ -429,10 +458,11 @@ def _repeated(s: _AlignedSteps, n_pools: int) -> Repetition:
         period_steps=sum(counts[1:]),
         counts_first=counts[0],
         rows=w.rows,
+        steps=s,
     )
 
 
-def _order(s: _AlignedSteps, *, goes_on: bool) -> list[int]:
+def _order(s: AlignedSteps, *, goes_on: bool) -> list[int]:
     """Return the steps that repeat: the last period, the step under way as its last one."""
     n, whole = s.n, s.period
     if not goes_on or not s.w.at[-1] - s.w.at[n]:
@@ -440,7 +470,7 @@ def _order(s: _AlignedSteps, *, goes_on: bool) -> list[int]:
     return list(range(max(0, n + 1 - whole), n + 1))
 
 
-def _rest(s: _AlignedSteps) -> FutureOperations:
+def _rest(s: AlignedSteps) -> FutureOperations:
     """Return what is missing of the step under way, the failing request first."""
     w = s.w
     requests = w.requests[s.like]
@@ -459,7 +489,7 @@ def _rest(s: _AlignedSteps) -> FutureOperations:
     return rest
 
 
-def _without_first_time(s: _AlignedSteps, rest: FutureOperations) -> FutureOperations:
+def _without_first_time(s: AlignedSteps, rest: FutureOperations) -> FutureOperations:
     """Return the rest without what a first step makes for good (optimizer state, workspaces).
 
     Gradients that live at its end go before the next backward pass, as ``zero_grad`` lets them go
@@ -483,7 +513,7 @@ def _without_first_time(s: _AlignedSteps, rest: FutureOperations) -> FutureOpera
     return _joined(result[:first], frees, result[first:])
 
 
-def _converted(s: _AlignedSteps, *parts: I64) -> list[FutureOperations]:
+def _converted(s: AlignedSteps, *parts: I64) -> list[FutureOperations]:
     """Return recorded operations, a list for each part of them, as future ones."""
     w, at = s.w, np.concatenate(parts)
     kind, slot = w.kind[at], s.slot[at]
@@ -504,7 +534,7 @@ def _converted(s: _AlignedSteps, *parts: I64) -> list[FutureOperations]:
     return [result[low:high] for low, high in pairwise(ends)]
 
 
-def _held(s: _AlignedSteps) -> npt.NDArray[np.int32]:
+def _held(s: AlignedSteps) -> npt.NDArray[np.int32]:
     """Return the blocks of the window that live at its end: id, slot, born, age."""
     w = s.w
     made = np.flatnonzero((w.kind == OpKind.MALLOC) & (s.age < 0) & (w.allocation >= 0))

@@ -249,8 +249,14 @@ class FairReplay:
         """Return the futures of requests: edited ones, or those of the recorded run where None."""
         if operations is None:
             return self._outlooks
-        trace = self._reproduction.trace
-        return Outlooks(trace, operations, self._max_steps, is_edited=True)
+        recorded = self._outlooks
+        return Outlooks(
+            self._reproduction.trace,
+            operations,
+            self._max_steps,
+            is_edited=True,
+            recorded=recorded,
+        )
 
     def look_of(
         self, operations: _ext.NativeOps | None

@@ -60,6 +60,11 @@ class StepWindow:
     rows: I64
     row: I64
 
+    def is_resized(self, other: StepWindow) -> bool:
+        """Return whether its operations are those of another window, but for their sizes."""
+        names = ("at", "kind", "allocation", "stack")
+        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
+
     @classmethod
     def of(cls, trace: Trace, operations: Operations) -> StepWindow | None:
         """Return the window of a trace; None without a complete step that asked for anything."""

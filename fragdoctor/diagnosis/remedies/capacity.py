@@ -9,7 +9,6 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from fragdoctor.analysis.step_scale import step_scale
 from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
 from fragdoctor.diagnosis.remedies.leaks import is_evaluation
 from fragdoctor.diagnosis.remedies.remedy import (
@@ -28,8 +27,6 @@ from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.model.phases import Category
 from fragdoctor.model.simulation import OutlookBasis, OutlookState
-from fragdoctor.model.snapshot import Action
-from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
 from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.rules.traceback_signs import GrowsWith
 from fragdoctor.units import MIB, format_share, format_size, plural
@@ -222,34 +219,6 @@ def _how_far(predicted: Predicted) -> str:
     return f"{served}{spare}, but it fails after {plural(steps, 'more step')}"
 
 
-BUILD_FREES_SHARE: Final = 0.02
-"""Building a model frees next to nothing; a single forward pass frees more than this."""
-
-
-def fails_in_optimizer_step(case: JudgedCase) -> bool:
-    """Return whether the request failed inside an optimizer's step, after the backward pass."""
-    analysis = case.context.analysis
-    return analysis is not None and fails_in_optimizer(case.context, analysis)
-
-
-def only_builds(case: JudgedCase) -> bool:
-    """Return whether nothing was ever freed before the failure: the model itself is being built.
-
-    Small blocks do not count: making a weight frees a scalar or two.
-    """
-    analysis, snapshot = case.context.analysis, case.context.snapshot
-    if analysis is None or snapshot is None or not analysis.capture.has_trace:
-        return False
-    if analysis.capture.is_late_start or analysis.capture.missing_actions:
-        return False
-    if len(analysis.trace.module_rows):  # it has been called
-        return False
-    rows = snapshot.events.device_slice(analysis.device)
-    frees = snapshot.events.action[rows] == Action.FREE_REQUESTED
-    freed = int(snapshot.events.size_bytes[rows][frees].sum())
-    return freed <= BUILD_FREES_SHARE * analysis.active_bytes
-
-
 def may_be_activations(case: JudgedCase) -> bool:
     """Return whether activations of a training step may be what fills the device."""
     r = case.failed_request
@@ -257,7 +226,7 @@ def may_be_activations(case: JudgedCase) -> bool:
         return False
     if case.cause not in (Cause.CAPACITY, Cause.TRANSIENT_PEAK) or r.is_alone_too_large:
         return False
-    return not (fails_in_optimizer_step(case) or only_builds(case) or _is_no_training(case))
+    return not (case.fails_in_optimizer_step or case.only_builds or _is_no_training(case))
 
 
 def _is_no_training(case: JudgedCase) -> bool:
@@ -287,7 +256,7 @@ class SmallerBatch(SavingRemedy):
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it for capacity, peaks and limits, where the batch is one as the others are."""
         found = list(self._proposed(case))
-        if found and scale_of_failure(case) < LARGER:
+        if found and case.step_scale < LARGER:
             yield from found
 
     def _proposed(self, case: JudgedCase) -> Iterator[Proposal]:
@@ -296,7 +265,7 @@ class SmallerBatch(SavingRemedy):
             return
         if r is None or r.missing_bytes <= 0:
             return
-        if fails_in_optimizer_step(case):
+        if case.fails_in_optimizer_step:
             why = (
                 "The failure is in the optimizer's step, when the activations of the batch are "
                 "freed already; weights, gradients and state do not shrink with the batch."
@@ -311,7 +280,7 @@ class SmallerBatch(SavingRemedy):
             return
         if r.requested_bytes * BATCH_SHARES[-1] > (r.available_bytes or r.requested_bytes):
             return  # not even the smallest part that is tried would do: a shape is wrong
-        is_main = case.cause is not Cause.MEMORY_LIMIT and not only_builds(case)
+        is_main = case.cause is not Cause.MEMORY_LIMIT and not case.only_builds
         yield self.proposal(
             weight=HELPS + 20 if is_main else MAY_HELP,
             confidence=Confidence.POSSIBLE,
@@ -325,7 +294,7 @@ class SmallerBatch(SavingRemedy):
 
     def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
         """Try parts of the present batch, as many as the length of the trace allows."""
-        if proposal is None or proposal.is_rejected or only_builds(case):
+        if proposal is None or proposal.is_rejected or case.only_builds:
             return []
         is_short = bench.n_operations <= SHORT_TRACE_OPERATIONS
         shares: tuple[float, ...] = BATCH_SHARES if is_short else LONG_TRACE_SHARES
@@ -401,7 +370,7 @@ class LimitBatch(SmallerBatch):
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it where the step that failed asks for more than any before, line by line."""
         found = list(self._proposed(case))
-        scale = scale_of_failure(case) if found else 1.0
+        scale = case.step_scale if found else 1.0
         if scale < LARGER:
             return
         title = f"{self.title}: this one is {scale:.1f} times the largest before it"
@@ -431,14 +400,6 @@ class LimitBatch(SmallerBatch):
 
 LARGER: Final = 1.5
 """Times the largest step before: what the batches of most programs differ by is less."""
-
-
-def scale_of_failure(case: JudgedCase) -> float:
-    """Return how much larger the step that failed is than all before it; 1 where nothing says."""
-    analysis, event = case.context.analysis, case.asking_event
-    if analysis is None or event is None or analysis.timeline is None:
-        return 1.0
-    return step_scale(analysis.trace, event.row - analysis.trace.first_row) or 1.0
 
 
 KEPT_BATCH: Final = "in training gradient accumulation keeps the effective batch"
@@ -499,7 +460,7 @@ class LessModelMemory(Remedy):
             return
         if r.is_alone_too_large:
             return
-        is_building = only_builds(case) and not fails_in_optimizer_step(case)
+        is_building = case.only_builds and not case.fails_in_optimizer_step
         held = _model_bytes(case)
         why = "Lower precision halves weights, gradients and activations alike."
         if is_building:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from functools import cached_property
 from typing import ClassVar, Final
 
 from fragdoctor.analysis.result import OomEvent
+from fragdoctor.analysis.step_scale import step_scale
 from fragdoctor.analysis.training_run import TrainingRun
 from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
 from fragdoctor.frozen import frozen
@@ -19,6 +21,8 @@ from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation, Verdict
 from fragdoctor.model.finding import Confidence, Evidence, Location, RuleResults
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.simulation import Outlook, OutlookState, ReplayResult
+from fragdoctor.model.snapshot import Action
+from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
 from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.rules.request_sources import matching_oom
 from fragdoctor.rules.rule import MAX_STACK, Context, from_user
@@ -38,6 +42,9 @@ MAY_HELP: Final = 35
 ASKS: Final = 15
 """Weight of one that only brings better evidence."""
 
+BUILD_FREES_SHARE: Final = 0.02
+"""Building a model frees next to nothing; a single forward pass frees more than this."""
+
 VARIABLES: Final = {
     "cuda": "PYTORCH_CUDA_ALLOC_CONF",
     "rocm": "PYTORCH_HIP_ALLOC_CONF",
@@ -48,7 +55,7 @@ VARIABLES: Final = {
 """On CUDA always the old name: the new one is buggy in 2.9 and does not exist before."""
 
 
-@frozen
+@dataclass(frozen=True)
 class JudgedCase:
     """One device of a case with its verdict and the results of the rules.
 
@@ -88,18 +95,18 @@ class JudgedCase:
         """The message, if one was given."""
         return self.context.message
 
-    @property
+    @cached_property
     def sign(self) -> TracebackSign | None:
         """What the traceback of the message shows, where no trace says more."""
         return sign_of(self.message)
 
-    @property
+    @cached_property
     def asking_event(self) -> OomEvent | None:
         """The recorded failure that the case is about, None where the trace has none."""
         analysis = self.context.analysis
         return None if analysis is None else matching_oom(analysis, self.message)
 
-    @property
+    @cached_property
     def files(self) -> tuple[str, ...]:
         """The files of all frames in the snapshot."""
         snapshot = self.context.snapshot
@@ -108,7 +115,7 @@ class JudgedCase:
         ids = distinct(snapshot.frames.filename).tolist()
         return tuple(snapshot.strings[i] for i in ids if i >= 0)
 
-    @property
+    @cached_property
     def asking_frames(self) -> tuple[Location, ...]:
         """The stack of the request that failed, innermost first.
 
@@ -122,10 +129,41 @@ class JudgedCase:
             found = tuple(Location(f.file, f.line or 0, f.function) for f in frames[::-1])
         return tuple(f for f in found if classify_file(f.filename) != NATIVE)
 
-    @property
+    @cached_property
     def asking_stack(self) -> tuple[Location, ...]:
         """The stack of the request that failed, from the user's own line outwards."""
         return from_user(self.asking_frames)[:MAX_STACK]
+
+    @cached_property
+    def fails_in_optimizer_step(self) -> bool:
+        """Whether the request failed inside an optimizer's step, after the backward pass."""
+        analysis = self.context.analysis
+        return analysis is not None and fails_in_optimizer(self.context, analysis)
+
+    @cached_property
+    def only_builds(self) -> bool:
+        """Whether nothing was ever freed before the failure: the model itself is being built.
+
+        Small blocks do not count: making a weight frees a scalar or two.
+        """
+        analysis = self.context.analysis
+        if analysis is None or not analysis.capture.has_trace:
+            return False
+        if analysis.capture.is_late_start or analysis.capture.missing_actions:
+            return False
+        if len(analysis.trace.module_rows):  # it has been called
+            return False
+        events = analysis.trace.events
+        freed = int(events.size_bytes[events.action == Action.FREE_REQUESTED].sum())
+        return freed <= BUILD_FREES_SHARE * analysis.active_bytes
+
+    @cached_property
+    def step_scale(self) -> float:
+        """How much larger the step that failed is than all before it; 1 where nothing says."""
+        analysis, event = self.context.analysis, self.asking_event
+        if analysis is None or event is None or analysis.timeline is None:
+            return 1.0
+        return step_scale(analysis.trace, event.row - analysis.trace.first_row) or 1.0
 
     def has_marker(self, kind: str) -> bool:
         """Return whether a line of the log says something, by the kind of its marker."""

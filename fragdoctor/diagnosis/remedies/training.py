@@ -12,7 +12,6 @@ from fragdoctor.diagnosis.remedies.capacity import (
     CUT,
     SHORT_OF_MEMORY,
     SavingRemedy,
-    fails_in_optimizer_step,
     is_cut,
     may_be_activations,
     saved_bytes,
@@ -224,7 +223,7 @@ class SmallerOptimizerState(SavingRemedy):
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it where the trace shows the step; else where the failure is inside it."""
         analysis = case.context.analysis
-        is_short = case.cause in SHORT_OF_MEMORY and fails_in_optimizer_step(case)
+        is_short = case.cause in SHORT_OF_MEMORY and case.fails_in_optimizer_step
         if case.training is not None or analysis is None or not is_short:
             yield from super().propose(case)
             return
