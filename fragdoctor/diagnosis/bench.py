@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fragdoctor.analysis.growing_buffers import GrowingBuffers, find_growing_buffers
+from fragdoctor.analysis.result import KeptMemory
 from fragdoctor.analysis.training_run import NO_ROW, TrainingRequests
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.frozen import frozen
-from fragdoctor.future.edits import Edit
+from fragdoctor.future.edits import Edit, leak_removed
 from fragdoctor.future.search import usual_candidates
 from fragdoctor.future.simulator import (
     continued_with,
@@ -91,11 +92,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Bench:
-    """A reproduced run to try things on."""
+    """A reproduced run to try things on; ``kept`` is what grows in it from step to step."""
 
     reproduction: Reproduction
     simulation: Simulation
     fair_replay: FairReplay
+    kept: KeptMemory | None = None
 
     @property
     def is_exact(self) -> bool:
@@ -130,9 +132,29 @@ class Bench:
         return not self.recorded.fits or self.recorded.retries > 0
 
     @cached_property
-    def _looked_on(self) -> dict[WhatIf, ReplayResult]:
-        """Edited what-ifs by their names, with what comes after the recorded part."""
+    def _tried(self) -> dict[Attempt, Outcome | None]:
+        """What came of attempts, with the recorded part alone of edits that save."""
         return {}
+
+    @cached_property
+    def _looked_on(self) -> dict[Attempt, ReplayResult]:
+        """Edited what-ifs with what comes after the recorded part."""
+        return {}
+
+    @cached_property
+    def let_go(self) -> Attempt | None:
+        """The attempt in which what grows is freed at the end of the step that made it."""
+        lines = () if self.kept is None else [growth.frame for growth in self.kept.lines]
+        addresses = self.reproduction.trace.live_blocks_of(lines).tolist() if lines else ()
+        return Attempt.of_edit(leak_removed(addresses)) if addresses else None
+
+    @property
+    def refutes_leak(self) -> bool:
+        """Whether the recorded request fails even where nothing of what grows is kept."""
+        if self.let_go is None or not self.is_exact or self.recorded.fits:
+            return False
+        found = self.tried(self.let_go)
+        return found is not None and found.result.is_conclusive and not found.result.fits
 
     @cached_property
     def n_operations(self) -> int:
@@ -190,7 +212,7 @@ class Bench:
             if self._edits_apart:
                 edits = pools.enter_context(ThreadPoolExecutor(1))
             begun = [
-                (replays if attempt.edit is None else edits).submit(self._run, attempt)
+                (replays if attempt.edit is None else edits).submit(self.tried, attempt)
                 for attempt in attempts
             ]
             try:
@@ -214,13 +236,19 @@ class Bench:
         attempt, is_known = outcome.attempt, outcome.result.outlook is not None
         if is_known or self.is_long or self.recorded.fits or not outcome.result.fits:
             return outcome
-        if attempt.what_if not in self._looked_on:
+        if attempt not in self._looked_on:
             try:
                 result = self.fair_replay.replay(attempt.what_if, self._edited(attempt))
             except (SimulationError, ConfigError):
                 result = outcome.result
-            self._looked_on[attempt.what_if] = result
-        return replace(outcome, result=self._looked_on[attempt.what_if])
+            self._looked_on[attempt] = result
+        return replace(outcome, result=self._looked_on[attempt])
+
+    def tried(self, attempt: Attempt) -> Outcome | None:
+        """Return what comes of an attempt, None where the trace does not say enough for it."""
+        if attempt not in self._tried:
+            self._tried[attempt] = self._run(attempt)
+        return self._tried[attempt]
 
     def _run(self, attempt: Attempt) -> Outcome | None:
         try:
@@ -391,4 +419,5 @@ def set_up(context: Context, other: Snapshot | None = None) -> tuple[Bench | Non
         return None, FidelityReport(reason=error.message)
     run = continued_with(reproduction, other)
     simulation = simulation_of(reproduction, (), run)
-    return Bench(reproduction, simulation, FairReplay(reproduction, other=run)), simulation.fidelity
+    replay = FairReplay(reproduction, other=run)
+    return Bench(reproduction, simulation, replay, context.analysis.kept), simulation.fidelity

@@ -247,7 +247,8 @@ def _growth_in_log(e: CaseEvidence) -> Hypothesis | None:
 def _growth(e: CaseEvidence) -> Hypothesis | None:
     """Memory grows from step to step: that explains any lack, and holes between what leaked.
 
-    Where free memory was enough and all that was kept is less than the request, holes matter.
+    Where free memory was enough and all that was kept is less than the request, holes matter; where
+    the request fails without all that was kept, something else does.
     """
     kept, failed = e.kept, e.failed
     if kept is None:
@@ -258,6 +259,8 @@ def _growth(e: CaseEvidence) -> Hypothesis | None:
         if e.reading.cause not in LEAKS_INTO:
             return None
         if e.reading.cause is Cause.FRAGMENTATION and is_small:
+            return None
+        if e.bench is not None and e.bench.refutes_leak:
             return None
         ending = f", until the {failed.request_text} failed"
     check = "look for a list, a cache or a loss that keeps its graph"

@@ -18,7 +18,6 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Proposal,
     Remedy,
 )
-from fragdoctor.future.edits import leak_removed
 from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence, Location
@@ -61,9 +60,8 @@ class _Leak(Remedy):
 
     def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
         """Try the run with the survivors freed at the end of the step that made them."""
-        del bench, proposal
-        addresses = leaked_blocks(case)
-        return [Attempt.of_edit(leak_removed(addresses))] if addresses else []
+        del case, proposal
+        return [] if bench.let_go is None else [bench.let_go]
 
 
 class FreeLeak(_Leak):
@@ -330,15 +328,6 @@ def _predicted(case: JudgedCase, kept: KeptMemory) -> Predicted:
         return Predicted()
     margin = r.margin_bytes + kept.survivor_bytes
     return Predicted(fits=margin >= 0, margin_bytes=margin, method="arithmetic")
-
-
-def leaked_blocks(case: JudgedCase) -> tuple[int, ...]:
-    """Return the addresses of the live blocks that belong to lines which grow step by step."""
-    analysis = case.context.analysis
-    if analysis is None or analysis.kept is None:
-        return ()
-    lines = [g.frame for g in analysis.kept.lines]
-    return tuple(analysis.trace.live_blocks_of(lines).tolist()) if lines else ()
 
 
 # ---- from trial to trial ---------------------------------------------------------------------
