@@ -21,6 +21,7 @@ from fragdoctor.diagnosis.decision import Hypothesis, decide, some_fragmentation
 from fragdoctor.diagnosis.run_state import backed_off, run_state
 from fragdoctor.diagnosis.verdict_message import evidence_of_message, read_message, read_no_message
 from fragdoctor.diagnosis.verdict_stats import evidence_of_stats, read_stats
+from fragdoctor.future.outlook import ENOUGH
 from fragdoctor.model.case import NO_FAILURE
 from fragdoctor.model.census import HoldingKind
 from fragdoctor.model.diagnosis import Cause, Verdict
@@ -434,12 +435,13 @@ _ORDER: Final = list(Confidence).index
 def _prospect(result: ReplayResult, n_steps: int) -> OutlookState | None:
     """Return what is known or likely of a run under a setting.
 
-    What lets it come as far again as it has come is no failure of the setting.
+    What lets it come as far again as it has come, in three steps or more, is no failure of the
+    setting.
     """
     outlook = result.outlook
     if outlook is None:
         return None
-    if n_steps and (outlook.fails_after_steps or 0) >= n_steps:
+    if n_steps and (outlook.fails_after_steps or 0) >= max(n_steps, ENOUGH):
         return OutlookState.HOLDS
     return outlook.likely if outlook.state is OutlookState.OPEN else outlook.state
 
