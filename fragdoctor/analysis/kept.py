@@ -159,6 +159,7 @@ def _traced(
         results = (names.index(KeptKind.ACTIVATION), names.index(KeptKind.LOSS))
         is_result = np.isin(kind, results)
         made, size, share = stack[is_result], size[is_result], WHOLE_GRAPH
+    survivor_bytes = sum(g.survivor_bytes for g in lines)
     return KeptMemory(
         frame=_shared_frame(trace, made, size, share),
         stack=largest,
@@ -166,9 +167,9 @@ def _traced(
         kinds=tuple(kinds),
         pattern=pattern,
         n_steps=n_steps,
-        slope_bytes=sum(g.slope_bytes for g in lines),
+        slope_bytes=survivor_bytes // n_steps,
         n_survivors=sum(g.n_survivors for g in lines),
-        survivor_bytes=sum(g.survivor_bytes for g in lines),
+        survivor_bytes=survivor_bytes,
         node=_node(trace, largest),
         forward_frame=_forward_frame(trace, rows[stack == largest]),
     )

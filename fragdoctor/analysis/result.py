@@ -183,7 +183,7 @@ class KeptMemory:
         lines: the growing lines, most bytes first.
         kinds: most bytes first.
         pattern: what it looks like.
-        n_steps: in which it grew, by ``slope_bytes`` each (median).
+        n_steps: in which it grew, by ``slope_bytes`` each on average.
         survivor_bytes, n_survivors: all that is kept.
         node: autograd node that made it, "" where no C++ frame names one.
         forward_frame: for results of the backward pass the frame id of the forward line that the
