@@ -162,6 +162,11 @@ class CaseEvidence:
         return bench.survivors()
 
     @property
+    def is_refuted_leak(self) -> bool:
+        """Whether the recorded request fails even where nothing of what grows is kept."""
+        return self.bench is not None and self.bench.refutes_leak
+
+    @property
     def prospects(self) -> set[OutlookState | None]:
         """What is known or likely of the run under these settings."""
         n_steps = 0 if self.bench is None else self.bench.n_steps
@@ -261,7 +266,7 @@ def _growth(e: CaseEvidence) -> Hypothesis | None:
             return None
         if e.reading.cause is Cause.FRAGMENTATION and is_small:
             return None
-        if e.bench is not None and e.bench.refutes_leak:
+        if e.is_refuted_leak:
             return None
         ending = f", until the {failed.request_text} failed"
     check = "look for a list, a cache or a loss that keeps its graph"
@@ -448,7 +453,7 @@ def _prospect(result: ReplayResult, n_steps: int) -> OutlookState | None:
 
 def _other_than_holes(e: CaseEvidence) -> Cause:
     """Return what a step lacks that no setting finishes."""
-    if e.kept is not None:
+    if e.kept is not None and not e.is_refuted_leak:
         return Cause.LEAK
     if e.gathered is not None:
         return Cause.TRANSIENT_PEAK
