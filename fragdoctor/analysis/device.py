@@ -326,12 +326,14 @@ def _analyzed(trace: Trace) -> DeviceAnalysis:
     phases = None if totals is None else find_phases(trace)
     stranded, n_stranded = find_stranded_segments(layout)
     active = int(blocks.size_bytes[blocks.state != BlockState.INACTIVE].sum())
-    kept = None if totals is None else find_kept(trace, steps, growth, active, phases)
+    end = trace.n_events if trace.n_until_unwound is None else trace.n_until_unwound
+    held = active if totals is None else int(totals.active_bytes[end])
+    kept = None if totals is None else find_kept(trace, steps, growth, held, phases)
     gathered = None
     if totals is not None and kept is None:
         rounds = StepEnds(evaluation_rounds(trace))
         lines = find_growth(trace, rounds)
-        found = find_kept(trace, rounds, lines, active, phases)
+        found = find_kept(trace, rounds, lines, held, phases)
         if found is not None and found.pattern is KeptPattern.EVALUATION:
             growth, kept = lines, found  # nobody gathers autograd graphs on purpose
         else:

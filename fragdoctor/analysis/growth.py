@@ -53,10 +53,15 @@ class StepEnds:
         """Return the step of each event: -1 before the first, n after the last."""
         return np.searchsorted(self.rows, rows, side="right").astype(np.int64) - 1
 
+    def end_of(self, rows: I32 | I64) -> I64:
+        """Return the row at which the step of each event ends; of one under way ``NEVER``."""
+        step = self.of_rows(rows)
+        return np.append(self.rows, NEVER)[np.minimum(step + 1, len(self.rows))].astype(np.int64)
+
 
 def find_growth(trace: Trace, steps: StepEnds) -> tuple[Growth, ...]:
     """Return the lines whose memory grows from step to step, most bytes first."""
-    n, lives = len(steps), trace.lives
+    n, lives = len(steps), trace.lives_of_program
     if n < 2:
         return ()
     report_progress("Analysing: growth")
@@ -86,7 +91,7 @@ def find_growth(trace: Trace, steps: StepEnds) -> tuple[Growth, ...]:
 
 def _groups(trace: Trace) -> tuple[I64, I64]:
     """Return the group of each block, its user line or else its size, and the groups' frames."""
-    lives = trace.lives
+    lives = trace.lives_of_program
     lines = trace.stacks.lines_of(lives.stack).astype(np.int64)
     if (lines >= 0).any():
         return lines + 1, np.arange(int(lines.max()) + 2) - 1
@@ -115,7 +120,7 @@ def _growth(held: I64) -> tuple[int, int] | None:
 
 
 def _described(trace: Trace, frame: int, rows: I64, born: I64, slope: int) -> Growth:
-    lives = trace.lives
+    lives = trace.lives_of_program
     return Growth(
         frame=frame,
         stack=int(largest_groups(lives.stack[rows], lives.size_bytes[rows]).group[0]),

@@ -74,13 +74,13 @@ def find_kept(
         trace: of the device.
         steps: from one to the next of which memory grows.
         growth: the lines that grow.
-        active_bytes: live memory at the end.
+        active_bytes: live memory in the end, before an exception lets go of it.
         phases: None where the file shows no passes.
     """
     least = LARGE_SHARE * max(1, active_bytes)
     if sum(g.survivor_bytes for g in growth) < least:
         return _growing_buffer(trace, steps, least)
-    return _traced(trace, phases, growth, _survivors(trace, growth))
+    return _traced(trace, phases, growth, steps)
 
 
 def _growing_buffer(trace: Trace, steps: StepEnds, least_bytes: float) -> KeptMemory | None:
@@ -90,7 +90,7 @@ def _growing_buffer(trace: Trace, steps: StepEnds, least_bytes: float) -> KeptMe
     """
     if not len(Steps.of(trace).of_kind(StepKind.TRAIN)):
         return None
-    lives, requests = trace.lives, _requests(trace)
+    lives, requests = trace.lives_of_program, _requests(trace)
     found = [
         (b, np.flatnonzero(np.isin(lives.start, b.row)))
         for b in find_growing_buffers(requests)
@@ -104,7 +104,7 @@ def _growing_buffer(trace: Trace, steps: StepEnds, least_bytes: float) -> KeptMe
         is_batch = is_input(requests, buffers, [b for b, _ in found])
         if buffers.total_bytes < least_bytes or is_batch:
             continue
-        survivors = rows[lives.free[rows] == NEVER]
+        left = rows[lives.free[rows] == NEVER]
         kind = list(KeptKind)[int(_kinds(trace, np.array([buffers.stack], np.int32))[0])]
         return KeptMemory(
             frame=int(trace.stacks.lines_of(np.array([buffers.stack], np.int32))[0]),
@@ -114,14 +114,16 @@ def _growing_buffer(trace: Trace, steps: StepEnds, least_bytes: float) -> KeptMe
             pattern=KeptPattern.BUFFER,
             n_steps=buffers.n_grown,
             slope_bytes=buffers.n_buffers * buffers.step_bytes,
-            n_survivors=len(survivors),
-            survivor_bytes=int(lives.size_bytes[survivors].sum()),
+            n_survivors=len(left),
+            survivor_bytes=int(lives.size_bytes[left].sum()),
+            rows=left,
+            ends=steps.end_of(lives.start[left]),
         )
     return None
 
 
 def _requests(trace: Trace) -> TrainingRequests:
-    lives = trace.lives
+    lives = trace.lives_of_program
     made = np.flatnonzero(lives.start >= 0)
     free = lives.free[made].astype(np.int64)
     return TrainingRequests(
@@ -136,10 +138,10 @@ def _requests(trace: Trace) -> TrainingRequests:
 
 
 def _traced(
-    trace: Trace, phases: PhaseAnalysis | None, lines: Sequence[Growth], rows: I64
+    trace: Trace, phases: PhaseAnalysis | None, lines: Sequence[Growth], steps: StepEnds
 ) -> KeptMemory:
-    lead = lines[0]
-    stack, size = trace.lives.stack[rows], trace.lives.size_bytes[rows]
+    lead, rows = lines[0], survivors(trace, lines)
+    stack, size = trace.lives_of_program.stack[rows], trace.lives_of_program.size_bytes[rows]
     kind = _kinds(trace, stack)
     n_steps = lead.n_steps
     names = list(KeptKind)
@@ -170,6 +172,8 @@ def _traced(
         slope_bytes=survivor_bytes // n_steps,
         n_survivors=sum(g.n_survivors for g in lines),
         survivor_bytes=survivor_bytes,
+        rows=rows,
+        ends=steps.end_of(trace.lives_of_program.start[rows]),
         node=_node(trace, largest),
         forward_frame=_forward_frame(trace, rows[stack == largest]),
     )
@@ -177,7 +181,7 @@ def _traced(
 
 def _are_copies_of_weights(trace: Trace, rows: I64) -> bool:
     """Return whether survivors have sizes of weights that were there before, and several."""
-    lives, roles = trace.lives, trace.stacks.roles
+    lives, roles = trace.lives_of_program, trace.stacks.roles
     older = np.flatnonzero((lives.free == NEVER) & (lives.start < lives.start[rows].min()))
     stack = lives.stack[older]
     is_weight = ~roles.in_step[stack] & ~is_among(stack, lives.stack[rows])
@@ -187,9 +191,9 @@ def _are_copies_of_weights(trace: Trace, rows: I64) -> bool:
     return len(sizes) >= MIN_SIZES and bool(is_among(sizes, weights).all())
 
 
-def _survivors(trace: Trace, lines: Sequence[Growth]) -> I64:
-    """Return the lives that the growing lines made in the trace and that are still there."""
-    lives = trace.lives
+def survivors(trace: Trace, lines: Sequence[Growth]) -> I64:
+    """Return the rows of the lives that growing lines made in the trace and that stay."""
+    lives = trace.lives_of_program
     rows = np.flatnonzero((lives.start >= 0) & (lives.free == NEVER))
     frame = trace.stacks.lines_of(lives.stack[rows])
     first = min(g.first_event for g in lines) - trace.first_row
@@ -271,7 +275,7 @@ def _pattern(
     n_steps: int,
 ) -> KeptPattern:
     """Return what the kept memory looks like."""
-    stack = trace.lives.stack[rows]
+    stack = trace.lives_of_program.stack[rows]
     total = max(1, sum(k.n_bytes for k in kinds))
     share = {k.kind: k.n_bytes / total for k in kinds}
     for kind, pattern in (
@@ -285,10 +289,10 @@ def _pattern(
     if len(rows) >= GRAPH_BLOCKS * n_steps and results >= MOST and _is_graph(trace, rows):
         trains = _trains_meanwhile(trace, phases, rows)
         return KeptPattern.GRAPH if trains else KeptPattern.EVALUATION
-    sizes = trace.lives.requested_bytes[rows]
+    sizes = trace.lives_of_program.requested_bytes[rows]
     if len(rows) >= GRAPH_BLOCKS and len(distinct(sizes)) >= MANY_SIZES * len(rows):
         return KeptPattern.SHAPES
-    if len(rows) and _is_hook(trace, _heaviest(stack, trace.lives.size_bytes[rows])):
+    if len(rows) and _is_hook(trace, _heaviest(stack, trace.lives_of_program.size_bytes[rows])):
         return KeptPattern.HOOK
     return KeptPattern.RESULTS if results >= MOST else KeptPattern.TENSORS
 
@@ -306,7 +310,7 @@ def _is_graph(trace: Trace, rows: I64) -> bool:
 
 def _trains_meanwhile(trace: Trace, phases: PhaseAnalysis | None, rows: I64) -> bool:
     """Return whether the program runs a backward pass or an optimizer while the memory grows."""
-    start = trace.lives.start[rows]
+    start = trace.lives_of_program.start[rows]
     if phases is None or not len(phases.labels):
         return True
     first, end = int(start.min()), int(start.max())
@@ -356,7 +360,7 @@ def _forward_frame(trace: Trace, rows: I64) -> int:
     A node frees what it saved as soon as it has run: the next block of the forward pass that goes
     after a result was made belongs to the line that the result is the gradient of.
     """
-    lives, lines = trace.lives, trace.stacks
+    lives, lines = trace.lives_of_program, trace.stacks
     role = lines.roles.role[lives.stack[rows]]
     rows = rows[np.isin(role, (roles_of.BACKWARD, roles_of.SILENT))]
     saved = np.flatnonzero(lines.roles.in_module[lives.stack] & (lives.free >= 0))

@@ -178,10 +178,10 @@ def end_of_work(trace: Trace, passes: Passes) -> int | None:
     it, the state of the optimizer.
     """
     lives = trace.lives
-    last_failure = _last(trace, Action.OOM)
-    last_allocation = _last(trace, Action.ALLOC)
-    if last_failure > last_allocation:
-        return last_failure + 1
+    if trace.n_until_unwound is not None:
+        return trace.n_until_unwound
+    rows = np.flatnonzero(trace.events.action == Action.ALLOC)
+    last_allocation = int(rows[-1]) if len(rows) else -1
     forward = np.flatnonzero(passes.label == TrainingPhase.FORWARD)
     if last_allocation == -1 or not len(forward) or passes.label[0] != TrainingPhase.SETUP:
         return None
@@ -193,11 +193,6 @@ def end_of_work(trace: Trace, passes: Passes) -> int | None:
     made_in = passes.label[passes.of_rows()[np.maximum(lives.start, 0)]]
     stays = (lives.start < first_step) | (made_in == TrainingPhase.OPTIMIZER)
     return int(lives.free[goes_late & stays & (lives.start < last_step)].min())
-
-
-def _last(trace: Trace, action: Action) -> int:
-    rows = np.flatnonzero(trace.events.action == action)
-    return int(rows[-1]) if len(rows) else -1
 
 
 def sort_by_lifetime(lives: Lives, passes: Passes, totals: Totals) -> Categories:

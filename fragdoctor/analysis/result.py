@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from fragdoctor.frozen import frozen
 from fragdoctor.model.phases import Category, TrainingPhase
+from fragdoctor.model.snapshot import I64
 from fragdoctor.trace.lives import Totals
 from fragdoctor.trace.trace import Trace
 
@@ -173,7 +174,7 @@ class KeptBlocks:
     n_bytes: int
 
 
-@frozen
+@frozen(eq=False)
 class KeptMemory:
     """What grows, and what makes it.
 
@@ -185,6 +186,8 @@ class KeptMemory:
         pattern: what it looks like.
         n_steps: in which it grew, by ``slope_bytes`` each on average.
         survivor_bytes, n_survivors: all that is kept.
+        rows: ``int64[n_survivors]``, of the lives that are kept.
+        ends: ``int64[n_survivors]``, event row at which the step that made each ends.
         node: autograd node that made it, "" where no C++ frame names one.
         forward_frame: for results of the backward pass the frame id of the forward line that the
             pass was working on, -1 where the order of events does not say.
@@ -199,6 +202,8 @@ class KeptMemory:
     slope_bytes: int
     n_survivors: int
     survivor_bytes: int
+    rows: I64
+    ends: I64
     node: str = ""
     forward_frame: int = -1
 

@@ -84,10 +84,15 @@ def _batch(_trace: Trace, value: str) -> Edit:
 
 
 def _no_leak(trace: Trace, value: str) -> Edit:
+    from fragdoctor.analysis.device import analyze_trace
     from fragdoctor.future.edits import leak_removed
 
     _refuse_value("no-leak", value)
-    return leak_removed(_leaked(trace))
+    found = analyze_trace(trace)
+    kept = found.kept or found.gathered
+    if kept is None:
+        raise SimulationError(f"No line of GPU {trace.device} keeps more memory with each step.")
+    return leak_removed(kept.rows, kept.ends)
 
 
 def _no_stranders(trace: Trace, value: str) -> Edit:
@@ -124,16 +129,6 @@ def _stranding(trace: Trace, value: str) -> list[int]:
     if not stranders:
         raise SimulationError(f"No live block of GPU {trace.device} strands free memory.")
     return [address for strander in stranders for address in strander.addresses]
-
-
-def _leaked(trace: Trace) -> list[int]:
-    """Return the live blocks of all lines that grow step by step."""
-    from fragdoctor.analysis.device import analyze_trace
-
-    growing = [g.frame for g in analyze_trace(trace).growth]
-    if not growing:
-        raise SimulationError(f"No line of GPU {trace.device} keeps more memory with each step.")
-    return [int(address) for address in trace.live_blocks_of(growing)]
 
 
 def _whole(what: str, text: str) -> int:

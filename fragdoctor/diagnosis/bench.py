@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fragdoctor.analysis.growing_buffers import GrowingBuffers, find_growing_buffers
-from fragdoctor.analysis.result import KeptMemory
+from fragdoctor.analysis.result import KeptMemory, KeptPattern
 from fragdoctor.analysis.training_run import NO_ROW, TrainingRequests
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.frozen import frozen
@@ -75,6 +75,16 @@ class Attempt:
     def of_edit(cls, edit: Edit, *, is_saving: bool = False) -> Attempt:
         """Return the attempt with a change of the code under the recorded settings."""
         return cls(WhatIf(edit=edit.name), edit, is_saving=is_saving)
+
+
+def without(kept: KeptMemory) -> Attempt | None:
+    """Return the attempt in which kept memory is freed at the end of the step that made it.
+
+    None for a buffer, which stays and should not grow.
+    """
+    if kept.pattern is KeptPattern.BUFFER or not len(kept.rows):
+        return None
+    return Attempt.of_edit(leak_removed(kept.rows, kept.ends))
 
 
 @frozen
@@ -144,9 +154,7 @@ class Bench:
     @cached_property
     def let_go(self) -> Attempt | None:
         """The attempt in which what grows is freed at the end of the step that made it."""
-        lines = () if self.kept is None else [growth.frame for growth in self.kept.lines]
-        addresses = self.reproduction.trace.live_blocks_of(lines).tolist() if lines else ()
-        return Attempt.of_edit(leak_removed(addresses)) if addresses else None
+        return None if self.kept is None else without(self.kept)
 
     @property
     def refutes_leak(self) -> bool:

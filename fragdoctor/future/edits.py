@@ -162,19 +162,20 @@ def blocks_moved_to_start(addresses: Sequence[int]) -> Edit:
     return Edit(f"{plural(len(set(addresses)), 'block')} made at the start", change)
 
 
-def leak_removed(addresses: Sequence[int]) -> Edit:
-    """Return the edit that frees blocks, live at the end, when the step that made them ends."""
+def leak_removed(allocations: I64, ends: I64) -> Edit:
+    """Return the edit that frees each allocation before the row at which its step ends.
+
+    One whose step is still under way at the end of the trace stays.
+    """
 
     def change(reproduction: Reproduction, ops: Operations) -> Operations:
-        allocations = _live_at_end(reproduction, addresses)
-        steps = _steps(reproduction)
-        made = np.isin(ops.allocation, allocations) & (ops.kind == OpKind.MALLOC)
-        step = steps.at(ops.row[made].astype(np.int64))
-        is_closed = step + 1 < len(steps)  # the last step has not ended
-        ends = steps.rows[step[is_closed] + 1]
-        return _freed_before(ops, ops.allocation[made][is_closed], ends)
+        is_closed = ends <= reproduction.trace.n_events
+        gone = allocations[is_closed].astype(np.uint32)
+        is_freed = np.isin(ops.kind, (*_FREES, OpKind.COMPLETE))
+        goes_later = is_freed & np.isin(ops.allocation, gone)
+        return _freed_before(_taken(ops, np.flatnonzero(~goes_later)), gone, ends[is_closed])
 
-    return Edit(f"{len(set(addresses))} survivors freed at the end of their step", change)
+    return Edit(f"{plural(len(allocations), 'survivor')} freed at the end of their step", change)
 
 
 def batch_scaled(factor: float) -> Edit:

@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from fragdoctor._native import _ext
 from fragdoctor.frozen import frozen
@@ -186,6 +185,22 @@ class Trace:
         return Lives(self.native, source, self.facts)
 
     @cached_property
+    def n_until_unwound(self) -> int | None:
+        """Events up to a failure that no allocation follows; None where there is no such failure.
+
+        What is freed after it the exception lets go of, not the program.
+        """
+        rows = np.flatnonzero(np.isin(self.events.action, (Action.OOM, Action.ALLOC)))
+        if not len(rows) or self.events.action[rows[-1]] != Action.OOM:
+            return None
+        return int(rows[-1]) + 1
+
+    @cached_property
+    def lives_of_program(self) -> Lives:
+        """Every block, those that only the exception of the last failure let go of still alive."""
+        return self.lives.until(self.n_until_unwound)
+
+    @cached_property
     def totals(self) -> Totals:
         """Allocated, active and reserved bytes in every state."""
         return Totals(self.native, self.facts)
@@ -285,13 +300,6 @@ class Trace:
     def is_late(self) -> bool:
         """Whether memory was allocated before the first event."""
         return bool(self.facts["initial_allocated_bytes"])
-
-    def live_blocks_of(self, lines: npt.ArrayLike) -> U64:
-        """Return the addresses of blocks that some user lines (frame ids) keep at the end."""
-        blocks = self.blocks
-        is_live = blocks.state == BlockState.ALLOCATED
-        result: U64 = blocks.address[is_live & np.isin(self.stacks.lines_of(blocks.stack), lines)]
-        return result
 
     @cached_property
     def n_requests(self) -> int:

@@ -76,6 +76,24 @@ def test_find_kept_graphs_are_traced_to_the_line_that_their_stacks_share():
     assert kept.slope_bytes == 3 * ACTIVATION + MIB
 
 
+def test_find_kept_what_an_exception_lets_go_of_after_the_failure_was_kept():
+    loop, graphs = trained(), []
+    for _ in range(8):
+        graphs += [(loop.new(ACTIVATION, stack), stack) for stack in LAYERS]
+        loop.step()
+    whole, place = kept_of(loop)
+    loop.toy.refuse(100 * MIB, MIB)
+    for block, stack in graphs:  # as the file is written where the exception was handled
+        loop.free(block, stack)
+
+    kept, place_after = kept_of(loop)
+
+    assert whole is not None
+    assert kept is not None
+    assert (kept.survivor_bytes, kept.n_steps) == (whole.survivor_bytes, whole.n_steps)
+    assert place_after == place
+
+
 def test_find_kept_losses_without_a_backward_pass_are_those_of_an_evaluation():
     loop = trained()
     for _ in range(3):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from programs import program, record, reproduced
 from stock import from_python
 
+from fragdoctor.analysis.growth import StepEnds
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.future import edits
 from fragdoctor.future.edits import Edit
@@ -174,13 +176,15 @@ def test_steps_without_stacks_are_refused() -> None:
 def test_leak_removed_frees_survivors_at_the_end_of_their_step() -> None:
     snapshot = stepped(4)
     reproduction = reproduced(snapshot)
-    leaked = live_addresses(snapshot)[1:]
+    lives = reproduction.trace.lives
+    leaked = np.flatnonzero(lives.survives)[1:]
+    ends = StepEnds.of(reproduction.trace).end_of(lives.start[leaked])
 
-    operations = changed(reproduction, edits.leak_removed(leaked))
+    operations = changed(reproduction, edits.leak_removed(leaked, ends))
 
     before = Operations.of(reproduction.operations)
     n_frees = int((operations.kind == OpKind.FREE).sum())
-    assert n_frees == int((before.kind == OpKind.FREE).sum()) + 3  # the last step has not ended
+    assert n_frees == int((before.kind == OpKind.FREE).sum()) + 4
 
 
 def test_largest_step_first_runs_every_request_once() -> None:

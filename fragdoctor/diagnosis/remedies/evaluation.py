@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from fragdoctor.analysis.result import KeptPattern
-from fragdoctor.diagnosis.bench import Attempt, Bench
+from fragdoctor.diagnosis.bench import Attempt, Bench, without
 from fragdoctor.diagnosis.remedies.leaks import kept_stack
 from fragdoctor.diagnosis.remedies.remedy import CURES, JudgedCase, Proposal, Remedy
-from fragdoctor.future.edits import combined, leak_removed
+from fragdoctor.future.edits import combined
 from fragdoctor.future.training_edits import requests_removed
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.rules.growth.growing_line import gathered_text
@@ -51,6 +51,5 @@ class GatherOnHost(Remedy):
         if analysis.gathered.pattern is KeptPattern.BUFFER:
             joined = [requests_removed(b.row) for b in bench.growing_buffers]
             return [Attempt.of_edit(combined(joined))] if joined else []
-        lines = [g.frame for g in analysis.gathered.lines]
-        addresses = tuple(analysis.trace.live_blocks_of(lines).tolist())
-        return [Attempt.of_edit(leak_removed(addresses))] if addresses else []
+        attempt = without(analysis.gathered)
+        return [] if attempt is None else [attempt]
