@@ -188,10 +188,10 @@ def _beyond_device(r: FailedRequest) -> Iterator[Hypothesis]:
             f"device of {format_size(r.total_bytes)}: attention scores, or a wrong shape?",
         )
         yield Hypothesis(Cause.SIZE_BUG, Confidence.POSSIBLE, "")
-    elif r.needed_bytes is not None and r.needed_bytes - r.pending_bytes - r.segment_rest_bytes > (
-        # The size of the device is a printed figure even where the rest comes from a snapshot.
-        r.total_bytes + r.tolerance_bytes + rounding_bytes(r.total_bytes)
-    ):
+        return
+    least = (r.needed_bytes or 0) - r.pending_bytes - r.saved_by_layout_bytes
+    # The size of the device is a printed figure even where the rest comes from a snapshot.
+    if least > r.total_bytes + r.tolerance_bytes + rounding_bytes(r.total_bytes):
         if r.limit_is_binding and r.is_covered_by_free:
             return
         yield Hypothesis(
@@ -290,7 +290,7 @@ def _over_available(r: FailedRequest) -> Iterator[Hypothesis]:
             f"{format_size(r.pending_bytes)} are freed but still wait for other streams; without "
             f"them the {r.request_text} would have fit.",
         )
-    missing = -r.margin_bytes - r.segment_rest_bytes
+    missing = -r.margin_bytes - r.saved_by_layout_bytes
     confidence = Confidence.PROVEN if missing > r.tolerance_bytes else Confidence.LIKELY
     ending = ": no allocator setting can make that fit." if r.is_beyond_settings else "."
     yield Hypothesis(

@@ -71,6 +71,8 @@ class FailedRequest:
         block_bytes: the block inside that segment, where a trace records it.
         live_bytes: L, allocated blocks and blocks that wait for other streams.
         pending_bytes: the part of L that is already freed but waits for other streams.
+        unsplit_bytes: the part of L that blocks have beyond their requests because a rest was too
+            small to be split off; another layout may do without it.
         other_processes: processes other than this one; ``own_pid`` is this one's id in the list.
         is_exact: the figures come from a snapshot; otherwise they are rounded to two decimals.
         may_hide_limit: this version's message does not print a memory fraction.
@@ -95,6 +97,7 @@ class FailedRequest:
     unallocated_bytes: int | None = None
     pools_free_bytes: int = 0
     pending_bytes: int = 0
+    unsplit_bytes: int = 0
     reserved_bytes: int | None = None
     limit_bytes: int | None = None
     process_bytes: int | None = None
@@ -205,12 +208,17 @@ class FailedRequest:
         return max(0, self.requested_bytes - self.block_bytes)
 
     @property
-    def is_beyond_settings(self) -> bool:
-        """Whether live blocks and the block asked for exceed what PyTorch could have.
+    def saved_by_layout_bytes(self) -> int:
+        """The part of L + r that another layout may do without: all that nobody asked for."""
+        return self.segment_rest_bytes + self.unsplit_bytes
 
-        Then no setting can help; where only the whole segment is too much, one still may.
+    @property
+    def is_beyond_settings(self) -> bool:
+        """Whether what is live and what was asked for exceed what PyTorch could have.
+
+        Then no setting can help; where only rests of segments and blocks are too much, one may.
         """
-        return self.margin_bytes is not None and self.margin_bytes + self.segment_rest_bytes < 0
+        return self.margin_bytes is not None and self.margin_bytes + self.saved_by_layout_bytes < 0
 
     @property
     def limit_is_binding(self) -> bool:

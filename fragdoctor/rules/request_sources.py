@@ -26,6 +26,7 @@ from fragdoctor.rules.failed_request import (
     rounding_bytes,
 )
 from fragdoctor.rules.traceback_signs import sign_of
+from fragdoctor.trace.trace import Trace
 from fragdoctor.units import MIB
 
 SMALL_BYTES = MIB
@@ -209,6 +210,7 @@ def request_of_event(
         unallocated_bytes=max(0, event.reserved_bytes - event.active_bytes - pools_free),
         pools_free_bytes=pools_free,
         pending_bytes=max(0, event.active_bytes - event.allocated_bytes),
+        unsplit_bytes=_unsplit_bytes(analysis.trace, event.row - analysis.trace.first_row),
         reserved_bytes=event.reserved_bytes,
         limit_bytes=limit,
         process_bytes=printed.process_bytes if printed is not None else None,
@@ -225,6 +227,14 @@ def request_of_event(
         doing=printed.doing if printed is not None else "",
         is_caught=was_caught(snapshot, analysis, event.row),
     )
+
+
+def _unsplit_bytes(trace: Trace, state: int) -> int:
+    """Return the bytes of allocated blocks beyond their requests, which are rounded to 512."""
+    rows = trace.lives.allocated_at(state)
+    asked = trace.lives.requested_bytes[rows]
+    rest = trace.lives.size_bytes[rows] - (asked + 511) // 512 * 512
+    return int(rest[asked > 0].clip(min=0).sum())
 
 
 def asked_request(analysis: DeviceAnalysis, overrides: Overrides) -> FailedRequest | None:

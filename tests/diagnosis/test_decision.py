@@ -211,3 +211,17 @@ def test_small_block_in_a_large_segment_is_no_proof_against_settings():
     assert "no allocator setting" not in small.summary
     assert (whole.cause, whole.confidence) == (Cause.CAPACITY, Confidence.PROVEN)
     assert "no allocator setting" in whole.summary
+
+
+def test_rests_of_live_blocks_are_no_proof_against_settings():
+    """Blocks of the default layout keep rests of up to 1 MiB that other layouts do not."""
+    figures = {"requested_bytes": 20 * MIB, "block_bytes": 20 * MIB, "live_bytes": 990 * MIB,
+               "reserved_bytes": 996 * MIB, "free_bytes": 4 * MIB, "unallocated_bytes": 6 * MIB,
+               "is_exact": True}  # fmt: skip
+
+    loose = decide(FailedRequest("trace", unsplit_bytes=11 * MIB, **figures))[0]
+    tight = decide(FailedRequest("trace", unsplit_bytes=9 * MIB, **figures))[0]
+
+    assert (loose.cause, loose.confidence) == (Cause.CAPACITY, Confidence.LIKELY)
+    assert "no allocator setting" not in loose.summary
+    assert (tight.cause, tight.confidence) == (Cause.CAPACITY, Confidence.PROVEN)
