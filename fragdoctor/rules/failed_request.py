@@ -97,7 +97,6 @@ class FailedRequest:
     unallocated_bytes: int | None = None
     pools_free_bytes: int = 0
     pending_bytes: int = 0
-    unsplit_bytes: int = 0
     reserved_bytes: int | None = None
     limit_bytes: int | None = None
     process_bytes: int | None = None
@@ -115,6 +114,7 @@ class FailedRequest:
     is_caught: bool = False
     doing: str = ""
     pool_is_unprinted: bool = False
+    unsplit_bytes: int = 0
 
     @property
     def request_text(self) -> str:
