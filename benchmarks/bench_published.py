@@ -57,7 +57,7 @@ class Outcome(NamedTuple):
 def without_advice(workload: Workload, estimator: Estimator, gpus: Sequence[GpuModel]) -> Estimate:
     """Return what ``estimation.judge.judged`` does, without batches, measures and the map."""
     footprint = estimator.footprint_of(workload)
-    fits = tuple(fit_of(footprint, gpu, largest=None, possible=None) for gpu in gpus)
+    fits = tuple(fit_of(footprint, gpu) for gpu in gpus)
     return Estimate(workload, footprint, fits, (), estimator.error)
 
 

@@ -32,6 +32,8 @@ class Route(StrEnum):
     MODELS = "--list-models"
     MODEL = "--model"
     MODEL_INFERENCE = "--model with --inference"
+    LIBRARY = "--rehearse"
+    LIBRARY_INFERENCE = "--rehearse with --inference"
     FILE = "formulas for a model's file"
     FILE_INFERENCE = "formulas for a model's file with --inference"
     COUNT = "formulas for --params or dimensions"
@@ -46,6 +48,10 @@ _OUTPUT: Final = _names(EstimateOutput)
 _REHEARSAL: Final = frozenset(
     {"model", "gpu", "dtype", "batch", "inference", "input_shape", "input_dtype"}
 )
+_LIBRARY: Final = frozenset(
+    {"inputs", "rehearse", "gpu", "dtype", "batch", "seq", "attention", "inference"}
+)
+_ADAPTED: Final = frozenset({"lora", "lora_targets"})
 _FORMULA: Final = frozenset(
     {"gpu", "dtype", "batch", "seq", "attention", "lora", "lora_targets", "zero", "fsdp",
      "world_size", "inference", "explain", "tensor_parallel", "context_parallel",
@@ -69,6 +75,11 @@ USED: Final[Mapping[Route, AbstractSet[str]]] = MappingProxyType(
         Route.MODELS: _OUTPUT | {"list_models"},
         Route.MODEL: _OUTPUT | _REHEARSAL | {"optimizer", "grad_accumulation", "loss", "steps"},
         Route.MODEL_INFERENCE: _OUTPUT | _REHEARSAL,
+        Route.LIBRARY: _OUTPUT
+        | _LIBRARY
+        | _ADAPTED
+        | {"optimizer", "checkpointing", "grad_accumulation", "steps"},
+        Route.LIBRARY_INFERENCE: _OUTPUT | _LIBRARY | _ADAPTED,
         Route.FILE: _OUTPUT | _FORMULA | _TRAINING | {"inputs"},
         Route.FILE_INFERENCE: _OUTPUT | _FORMULA | _CACHE | {"inputs"},
         Route.COUNT: _OUTPUT | _FORMULA | _TRAINING | _SHAPE | {"dropout"},
@@ -98,6 +109,8 @@ _HINTS: Final[Mapping[Route, str]] = MappingProxyType(
         Route.MODELS: "Leave it out.",
         Route.MODEL: "Your code decides that: build it so in the factory.",
         Route.MODEL_INFERENCE: "Only forward passes run: leave it out, or drop --inference.",
+        Route.LIBRARY: "Leave it out, or leave --rehearse out: formulas know it.",
+        Route.LIBRARY_INFERENCE: "Leave it out, or drop --rehearse or --inference.",
         Route.FILE: "The file describes the model; see fragdoctor estimate --help.",
         Route.FILE_INFERENCE: "Leave it out, or drop --inference.",
         Route.COUNT: "See fragdoctor estimate --help.",
@@ -107,9 +120,11 @@ _HINTS: Final[Mapping[Route, str]] = MappingProxyType(
 _BELONGS: Final[Mapping[str, str]] = MappingProxyType(
     {
         **dict.fromkeys(
-            ("input_shape", "input_dtype", "loss", "steps"),
+            ("input_shape", "input_dtype", "loss"),
             "It belongs to --model MODULE:FACTORY.",
         ),
+        "steps": "It belongs to --rehearse and to --model MODULE:FACTORY.",
+        "rehearse": "It takes a config.json, or the name of a model.",
         **dict.fromkeys(
             (
                 "kv_dtype",
@@ -137,6 +152,8 @@ def route_of(chosen: EstimateOptions) -> Route:
         return Route.GPUS if chosen.list_gpus else Route.MODELS
     if chosen.model is not None:
         return Route.MODEL_INFERENCE if chosen.inference else Route.MODEL
+    if chosen.inputs and chosen.rehearse:
+        return Route.LIBRARY_INFERENCE if chosen.inference else Route.LIBRARY
     if chosen.inputs:
         return Route.FILE_INFERENCE if chosen.inference else Route.FILE
     return Route.COUNT_INFERENCE if chosen.inference else Route.COUNT
@@ -166,10 +183,12 @@ def refuse_unused(route: Route, given: AbstractSet[str]) -> None:
 
 
 if TYPE_CHECKING:
+    from fragdoctor.estimation.families import UncoveredModelError
     from fragdoctor.estimation.request import Request
     from fragdoctor.model.gpus import GpuModel
     from fragdoctor.model.memory_estimate import Estimate
     from fragdoctor.model.rehearsal import RehearsalResult, RehearsalSweep
+    from fragdoctor.rehearsal.step_script import Build, StepOptions
     from fragdoctor.report.base import RenderOptions
 
 
@@ -200,8 +219,35 @@ def _answer(
 
         return render("models", chosen.output_format.value, known_models(), look)
     if route in (Route.MODEL, Route.MODEL_INFERENCE):
-        return _of_model(chosen, look, given)
-    return _of_formulas(chosen, look)
+        return _of_own_model(chosen, look, given)
+    if route in (Route.LIBRARY, Route.LIBRARY_INFERENCE):
+        return _of_library(chosen, look, given)
+    from fragdoctor.estimation.families import UncoveredModelError
+
+    try:
+        return _of_formulas(chosen, look)
+    except UncoveredModelError as refused:
+        return _of_uncovered(refused, chosen, look, given)
+
+
+def _of_uncovered(
+    refused: UncoveredModelError,
+    chosen: EstimateOptions,
+    look: RenderOptions,
+    given: frozenset[str],
+) -> str:
+    """Return the rehearsal of a model that no formula covers, where its library can be imported.
+
+    Raises:
+        UncoveredModelError: it cannot be rehearsed either; its hint says why.
+    """
+    route = Route.LIBRARY_INFERENCE if chosen.inference else Route.LIBRARY
+    try:
+        refuse_unused(route, given)
+        return _of_library(chosen, look, given)
+    except ConfigError as error:
+        refused.hint = f"{error.message} {error.hint}".strip()
+        raise refused from error
 
 
 def _of_formulas(chosen: EstimateOptions, look: RenderOptions) -> str:
@@ -311,7 +357,7 @@ def _with_server(found: Estimate, chosen: EstimateOptions, gpus: Sequence[GpuMod
     return replace(found, serving=serving)
 
 
-def _of_model(chosen: EstimateOptions, look: RenderOptions, given: frozenset[str]) -> str:
+def _of_own_model(chosen: EstimateOptions, look: RenderOptions, given: frozenset[str]) -> str:
     """Return the rehearsal of steps of the user's own model.
 
     Of the options given on the command line those are refused that the factory decides by itself.
@@ -319,12 +365,7 @@ def _of_model(chosen: EstimateOptions, look: RenderOptions, given: frozenset[str
     Raises:
         ConfigError: the model cannot be rehearsed.
     """
-    from fragdoctor.cli.rehearse import Asked, diagnosed, swept
-    from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
-    from fragdoctor.rehearsal.programs import pythons
-    from fragdoctor.rehearsal.step_script import own_model, parse_shape, step_options, step_program
-    from fragdoctor.rehearsal.sweep import parse_batches
-    from fragdoctor.report.base import render
+    from fragdoctor.rehearsal.step_script import own_model, parse_shape, step_options
 
     spec = chosen.model or ""
     build = own_model(spec)
@@ -338,13 +379,57 @@ def _of_model(chosen: EstimateOptions, look: RenderOptions, given: frozenset[str
         inference=chosen.inference,
         given=tuple(sorted(given)),
     )
+    return _rehearsed(spec, build, options, chosen, look)
+
+
+def _of_library(chosen: EstimateOptions, look: RenderOptions, given: frozenset[str]) -> str:
+    """Return the rehearsal of steps of a model by its own class in Transformers or Diffusers.
+
+    Raises:
+        ConfigError: options that exclude each other, or a model that cannot be rehearsed.
+        InputError: the input is no configuration.
+    """
+    from fragdoctor.estimation.model_shapes import configuration_of
+    from fragdoctor.rehearsal.step_script import library_model, step_options
+
+    inputs = chosen.inputs or []
+    configuration = configuration_of(inputs)
+    build = library_model(
+        configuration,
+        seq=chosen.seq or 0,
+        attention=chosen.attention.value,
+        checkpointing=chosen.checkpointing.strip().lower(),
+        lora_rank=chosen.lora or 0,
+        lora_targets=chosen.lora_targets,
+        inference=chosen.inference,
+    )
+    options = step_options(
+        chosen.dtype or ("bf16" if chosen.inference else "fp32"),
+        chosen.optimizer,
+        grad_accumulation=chosen.grad_accumulation,
+        inference=chosen.inference,
+        given=tuple(sorted(given)),
+    )
+    return _rehearsed(inputs[0], build, options, chosen, look)
+
+
+def _rehearsed(
+    title: str, build: Build, options: StepOptions, chosen: EstimateOptions, look: RenderOptions
+) -> str:
+    from fragdoctor.cli.rehearse import Asked, diagnosed, swept
+    from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
+    from fragdoctor.rehearsal.programs import pythons
+    from fragdoctor.rehearsal.step_script import step_program
+    from fragdoctor.rehearsal.sweep import parse_batches
+    from fragdoctor.report.base import render
+
     names: list[str | None] = [*dict.fromkeys(chosen.gpu or ())]
     gpus = [rehearsed_gpu(name, None, is_unlimited=name is None) for name in names or [None]]
     base = RehearsalConditions(gpu=gpus[0], n_steps=chosen.steps)
     batches = None if chosen.batch is None else parse_batches(chosen.batch)
     with TemporaryDirectory(prefix="fragdoctor-") as folder:
         program = step_program(
-            spec, build, options, pythons(None), Path(folder), has_batch=batches is not None
+            title, build, options, pythons(None), Path(folder), has_batch=batches is not None
         )
         asked = Asked(program, base, gpus, [None], batches)
         found: RehearsalResult | RehearsalSweep

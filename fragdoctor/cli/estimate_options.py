@@ -82,7 +82,7 @@ class EstimateOptions(options.EstimateOutput):
         options.option(
             "--batch",
             "N",
-            "Set the sequences a GPU a pass; with --model also 8,16 or 1..512 to search",
+            "Set the sequences a GPU a pass; of a rehearsal also 8,16 or 1..512 to search",
         ),
     ] = None
     seq: Annotated[int | None, _count("--seq", "Set tokens a sequence", 1)] = None
@@ -175,6 +175,10 @@ class EstimateOptions(options.EstimateOutput):
     dropout: Annotated[
         float | None, options.option("--dropout", "P", "Set dropout", min=0.0, max=1.0)
     ] = None
+    rehearse: Annotated[
+        bool,
+        typer.Option("--rehearse", help="Run the model's own class of Transformers or Diffusers"),
+    ] = False
     model: Annotated[
         str | None,
         options.option(
@@ -198,7 +202,7 @@ class EstimateOptions(options.EstimateOutput):
         options.option(
             "--steps",
             "N",
-            "Stop --model after N steps; without it, when their memory repeats",
+            "Stop a rehearsal after N steps; without it, when their memory repeats",
             min=1,
             max=200,
         ),

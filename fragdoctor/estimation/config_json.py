@@ -32,7 +32,6 @@ from fragdoctor.estimation.families import (
     refuse_uncovered,
     refuse_unknown,
 )
-from fragdoctor.estimation.unet import unet_shape
 from fragdoctor.model.workload import LayerBuild, LayerSizes, ModelShape, ParameterGroup, shared
 from fragdoctor.opening import open_readable
 from fragdoctor.units import MIB
@@ -108,8 +107,6 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
         InputError: keys are missing or have impossible values; the sentence names them.
     """
     refuse_uncovered(config, name)
-    if config.get("_class_name") in ("UNet2DConditionModel", "UNet2DModel"):
-        return unet_shape(config, name)
     if config.get("model_type") == "clip":
         return clip_shape(
             ConfigReader(_part(config, "text_config"), name, "clip"),

@@ -20,9 +20,18 @@ from fragdoctor.estimation.architectures import (
 )
 from fragdoctor.model.workload import LayerSizes, ModelShape, Norm, ParameterGroup, Role, shared
 
-TRACE_HINT: Final = "Trace it instead: fragdoctor estimate --model pkg.module:factory"
+TRACE_HINT: Final = (
+    "Its own class can be rehearsed: install transformers or diffusers beside torch and add "
+    "--rehearse; or build it yourself: fragdoctor estimate --model pkg.module:factory"
+)
+
+
+class UncoveredModelError(InputError):
+    """A model that no formula covers."""
+
 
 _UNCOVERED: Final = {
+    "a UNet": "UNet2DConditionModel UNet2DModel",
     "an image autoencoder": "AutoencoderKL",
     "a ControlNet": "ControlNetModel",
     "a diffusion transformer": (
@@ -68,12 +77,12 @@ def refuse_uncovered(config: Mapping[str, Any], name: str) -> None:
     """Refuse a model that the formulas do not cover, by name.
 
     Raises:
-        InputError: it is one of :data:`UNCOVERED`.
+        UncoveredModelError: it is one of :data:`UNCOVERED`.
     """
     for key in ("_class_name", "model_type"):
         stated = config.get(key)
         if isinstance(stated, str) and stated in UNCOVERED:
-            raise InputError(
+            raise UncoveredModelError(
                 f"{name} is {UNCOVERED[stated]} ({stated}), which the formulas do not cover.",
                 hint=TRACE_HINT,
             )
@@ -83,14 +92,14 @@ def refuse_unknown(config: Mapping[str, Any], kind: str, name: str) -> None:
     """Refuse a model of an unknown type unless it is built as most decoders of today are.
 
     Raises:
-        InputError: it is no language model, or its feed-forward has no gate.
+        UncoveredModelError: it is no language model, or its feed-forward has no gate.
     """
     names = config.get("architectures")
     heads = [n for n in names if isinstance(n, str)] if isinstance(names, list) else []
     decodes = all(n.endswith(("CausalLM", "LMHeadModel", "ConditionalGeneration")) for n in heads)
     gated = config.get("hidden_act") in ("silu", "swish") or "rms_norm_eps" in config
     if kind and not (decodes and (gated or not heads)):
-        raise InputError(
+        raise UncoveredModelError(
             f"{name} is a model of type {kind[:60]!r}, which the formulas do not cover.",
             hint=TRACE_HINT,
         )

@@ -22,7 +22,6 @@ from fragdoctor.estimation.states import (
 from fragdoctor.estimation.step import StepPlayer, segment_layers
 from fragdoctor.estimation.tape import Needs, Tape, most_of_each, needs_of, phases_of, reserved_of
 from fragdoctor.estimation.training_choices import AUTOCAST_DOC, ZERO, optimizer_of, precision_of
-from fragdoctor.estimation.unet import UnetPlayer
 from fragdoctor.model.gpus import GpuModel, generation_of
 from fragdoctor.model.memory_estimate import (
     Doubt,
@@ -50,7 +49,7 @@ def layer_terms(workload: Workload, *, crosses: bool = False) -> dict[str, float
 def kept_tensors(workload: Workload) -> list[KeptTensor]:
     """Return what each operation of a layer keeps, for ``--explain``."""
     shape = workload.shape
-    if not shape.has_layers or workload.seq <= 0 or workload.inference or shape.unet:
+    if not shape.has_layers or workload.seq <= 0 or workload.inference:
         return []
     sizes = units(workload)
     return [
@@ -64,8 +63,6 @@ def kept_tensors(workload: Workload) -> list[KeptTensor]:
 
 def activation_formula(workload: Workload) -> tuple[str, str]:
     """Return the activations' formula in symbols and in numbers."""
-    if workload.shape.unet is not None:
-        return "what each operation saves for its backward", "played operation by operation"
     if not workload.shape.has_layers or workload.seq <= 0:
         return "", ""
     sizes, terms = units(workload), layer_terms(workload)
@@ -160,10 +157,6 @@ def play(workload: Workload, *, bounds: bool = False) -> Tape:
     workspace = generation_of(workload.compute).blas_workspace_bytes
     local = local_part(workload)
     buffers = communication_elements(workload) * precision_of(workload.dtype).compute
-    unet = workload.shape.unet
-    if unet is not None:
-        player = UnetPlayer(local, unet, bounds=bounds)
-        return player.served(workspace) if workload.inference else player.play(workspace)
     if workload.inference:
         return play_inference(local, workspace, buffers)
     return StepPlayer(local, bounds=bounds).play(workspace, buffers)
@@ -354,7 +347,7 @@ def _kv_cache(workload: Workload, most: Mapping[str, int]) -> Item:
 
 def _activations(workload: Workload, most: Mapping[str, int]) -> Item:
     formula, numbers = activation_formula(workload)
-    segment = segment_layers(workload) if workload.shape.unet is None else 0
+    segment = segment_layers(workload)
     source = "PyTorch derivatives.yaml, operation by operation; compare " + KORTHIKANTI
     title = "Activations kept for backward"
     if segment:

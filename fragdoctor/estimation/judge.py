@@ -104,16 +104,24 @@ def _fit(workload: Workload, footprint: Footprint, estimator: Estimator, gpu: Gp
         )
 
     others = [(seq, largest(seq, sure=True)) for seq in _other_lengths(workload)]
+    return replace(
+        fit_of(footprint, gpu),
+        largest_batch=largest(workload.seq, sure=True),
+        largest_possible_batch=largest(workload.seq, sure=False),
+        other_lengths=tuple((seq, batch) for seq, batch in others if batch is not None),
+    )
+
+
+def fit_of(footprint: Footprint, gpu: GpuModel) -> Fit:
+    """Return whether a footprint fits on a GPU, without the batches that would."""
     usable = gpu.usable_bytes
     state, high = footprint.state_on(usable), footprint.needs_high_bytes
     return Fit(
         gpu=gpu,
         fits=state is FitState.FITS,
         margin_bytes=min(-1, usable - footprint.needs_low_bytes) if high is None else usable - high,
-        largest_batch=largest(workload.seq, sure=True),
-        other_lengths=tuple((seq, batch) for seq, batch in others if batch is not None),
+        largest_batch=None,
         state=state,
-        largest_possible_batch=largest(workload.seq, sure=False),
     )
 
 

@@ -283,6 +283,24 @@ def unknown_model(name: str) -> InputError:
     )
 
 
+def configuration_of(inputs: Sequence[str]) -> Config:
+    """Return the ``config.json`` that one input is, holds, or stands for by name.
+
+    Raises:
+        ConfigError: there is no such input, or several.
+        InputError: it cannot be read, or is something else.
+    """
+    if len(inputs) != 1:
+        raise ConfigError("One model is rehearsed at a time.", hint="Give one config.json or name.")
+    path = Path(inputs[0])
+    if not path.exists() and is_model_name(inputs[0]):
+        preset = preset_of(inputs[0])
+        if preset is None:
+            raise unknown_model(inputs[0])
+        return dict(preset.config)
+    return read_config(path / "config.json" if path.is_dir() else path)
+
+
 INDEX_NAMES: Final = (
     "model.safetensors.index.json",
     "diffusion_pytorch_model.safetensors.index.json",

@@ -28,16 +28,16 @@ MAX_WORLD: Final = 1 << 20
 MAX_LAYERS: Final = 2000
 FORMULA_ERROR: Final = (
     "How sure: on 66 recorded runs of GPT-, Llama- and T5-like models the peak came out within 7 % "
-    "and reserved memory within 15 %, on PyTorch's own allocator with steps of 119 models of "
+    "and reserved memory within 15 %, on PyTorch's own allocator with steps of 108 models of "
     "Transformers and Diffusers, most in 3 precisions, the peak within 5 % for 9 of 10 and within "
-    "10 % for all; code that keeps other tensors differs more. Trace your own with --model for "
-    "less doubt."
+    "10 % for all; code that keeps other tensors differs more. --rehearse runs the model's own "
+    "class where its library is installed, --model your own code."
 )
 
 UNCHECKED_ERROR: Final = (
-    "How sure: the 66 recorded runs and the 119 models of Transformers and Diffusers that the "
-    "formulas were compared with were not of this architecture: take it as a rough figure. Trace "
-    "your own with --model for less doubt."
+    "How sure: the 66 recorded runs and the 108 models of Transformers and Diffusers that the "
+    "formulas were compared with were not of this architecture: take it as a rough figure. "
+    "--rehearse runs the model's own class where its library is installed."
 )
 NO_LAYERS_ERROR: Final = (
     "How sure: parameters, gradients and optimizer states follow from the counts; activations, "

@@ -83,48 +83,6 @@ class ParameterGroup:
         return self.n_each * self.count
 
 
-@frozen
-class UnetBlock:
-    """One resolution of a UNet.
-
-    Attributes:
-        attention: after each of its convolution pairs: ``cross`` for transformers that attend to
-            the prompt, ``pixels`` for plain attention among the pixels, "" for none.
-        n_transformers: transformer blocks in each of the former.
-    """
-
-    channels: int
-    n_layers: int
-    attention: str
-    n_heads: int
-    n_transformers: int
-
-
-@frozen
-class Unet:
-    """A diffusion UNet as Diffusers builds it.
-
-    Attributes:
-        side: pixels, or latent ones, along each edge.
-        context_width: numbers of a token of the prompt; 0 = no prompt.
-        has_linear_projection: transformers project by matrices, not by 1 x 1 convolutions.
-        n_classes: class embeddings; 0 = none.
-        added_width: numbers that describe the picture besides (SDXL); 0 = none.
-    """
-
-    side: int
-    in_channels: int
-    out_channels: int
-    down: Sequence[UnetBlock]
-    middle: UnetBlock | None
-    up: Sequence[UnetBlock]
-    n_groups: int = 32
-    context_width: int = 0
-    has_linear_projection: bool = False
-    n_classes: int = 0
-    added_width: int = 0
-
-
 @frozen(kw_only=True)
 class LayerBuild:
     """How the code of a model builds its layers.
@@ -227,7 +185,6 @@ class ModelShape(LayerSizes):
         encoder_seq: length of the encoder's sequence where it is not the decoder's; 0 = the same.
         fixed_seq: the only length that the model takes, such as a picture's patches; 0 = any.
         input_elements: numbers that a picture brings in, in the place of token ids.
-        unet: what the model is instead of repeated layers.
         assumptions: what was derived or assumed, one sentence each.
     """
 
@@ -265,7 +222,6 @@ class ModelShape(LayerSizes):
     encoder_seq: int = 0
     fixed_seq: int = 0
     input_elements: int = 0
-    unet: Unet | None = None
     assumptions: Sequence[str] = ()
 
     @property
@@ -281,7 +237,7 @@ class ModelShape(LayerSizes):
     @property
     def has_layers(self) -> bool:
         """Whether the shape of the layers is known, so that activations can be derived."""
-        return (self.n_layers > 0 and self.hidden > 0) or bool(self.towers) or self.unet is not None
+        return (self.n_layers > 0 and self.hidden > 0) or bool(self.towers)
 
 
 @frozen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field
 from pathlib import Path
@@ -40,7 +41,7 @@ from fragdoctor.rehearsal.engine import {module}
 from fragdoctor.rehearsal.engine.model_step import ModelStep
 
 batch = int(sys.argv[1]) if len(sys.argv) > 1 else None
-own = {module}.build({arguments})
+own = {build}
 step = ModelStep(own, batch=batch, **{options})
 '''
 _TRAINING: Final = f'''
@@ -63,6 +64,19 @@ with torch.no_grad():
     for _ in range(2):
         step.forward()
 """
+
+
+@frozen
+class Build:
+    """What builds the model: a module of the engine, and what its ``build`` gets."""
+
+    module: str
+    arguments: tuple[object, ...]
+    options: Mapping[str, object] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        named = (f"{name}={value!r}" for name, value in self.options.items())
+        return f"{self.module}.build({', '.join([*map(repr, self.arguments), *named])})"
 
 
 @frozen
@@ -108,8 +122,8 @@ def step_options(dtype: str, optimizer: str, **options: Any) -> StepOptions:
     )
 
 
-def own_model(spec: str) -> tuple[str, tuple[str, ...]]:
-    """Return what builds ``pkg.module:factory``: a module of the engine, and its arguments.
+def own_model(spec: str) -> Build:
+    """Return what builds ``pkg.module:factory``.
 
     Raises:
         ConfigError: the name has another form.
@@ -120,12 +134,52 @@ def own_model(spec: str) -> tuple[str, tuple[str, ...]]:
             f"--model wants pkg.module:factory, not {spec!r}.",
             hint="Name a function without arguments that builds the model: my_project.model:build",
         )
-    return "own_model", (spec,)
+    return Build("own_model", (spec,))
+
+
+ATTENTION: Final = ("sdpa", "eager")
+"""Ways of attention that Transformers has without further packages."""
+
+
+def library_model(  # noqa: PLR0913 - the options of a step, by their names
+    configuration: Mapping[str, object],
+    *,
+    seq: int,
+    attention: str,
+    checkpointing: str,
+    lora_rank: int,
+    lora_targets: str,
+    inference: bool,
+) -> Build:
+    """Return what builds the model of a ``config.json``; 0 = not given.
+
+    Raises:
+        ConfigError: an option that no library's own class has.
+    """
+    if attention not in ATTENTION:
+        raise ConfigError(
+            f"--attention {attention} cannot be rehearsed.",
+            hint=f"Choose {' or '.join(ATTENTION)}, or leave --rehearse out.",
+        )
+    if checkpointing not in ("none", "full"):
+        raise ConfigError(
+            f"--checkpointing {checkpointing} is no switch of Transformers.",
+            hint="Choose none or full, or leave --rehearse out.",
+        )
+    options = {
+        "seq": seq,
+        "attention": attention,
+        "is_checkpointed": checkpointing == "full",
+        "lora_rank": lora_rank,
+        "lora_targets": tuple(t.strip() for t in lora_targets.split(",") if t.strip()),
+        "inference": inference,
+    }
+    return Build("library_model", (json.dumps(configuration),), options)
 
 
 def step_program(  # noqa: PLR0913 - the parts of one script
     title: str,
-    build: tuple[str, Sequence[object]],
+    build: Build,
     options: StepOptions,
     pythons: Sequence[str],
     folder: Path,
@@ -136,13 +190,12 @@ def step_program(  # noqa: PLR0913 - the parts of one script
 
     With ``has_batch`` its argument has a place for the batch size, else that is the model's own.
 
-    ``title`` is what reports call it; ``build`` a module of the engine and what its ``build`` gets.
+    ``title`` is what reports call it.
     """
-    module, arguments = build
     head = _HEAD.format(
         title=title.encode("unicode_escape").decode("ascii").replace('"', "'"),
-        module=module,
-        arguments=", ".join(map(repr, arguments)),
+        module=build.module,
+        build=build,
         options=asdict(options),
     )
     script = folder / "step.py"

@@ -1,0 +1,213 @@
+"""A model of Transformers or Diffusers, built by its own class from its configuration alone."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from fragdoctor.errors import ConfigError
+from fragdoctor.rehearsal.engine import session
+from fragdoctor.rehearsal.engine.own_model import OwnModel
+
+HEADS: Final = (
+    "AutoModelForCausalLM",
+    "AutoModelForSeq2SeqLM",
+    "AutoModelForMaskedLM",
+    "AutoModelForImageClassification",
+    "AutoModel",
+)
+"""What a configuration that names no class is taken for: the first that has one for it."""
+
+DEFAULT_SEQ: Final = 2048
+STORED: Final = ("quantization_config", "compression_config")
+OWN_CODE: Final = "Build it in a function of your own: fragdoctor estimate --model pkg.module:build"
+
+
+def build(
+    text: str,
+    *,
+    seq: int,
+    attention: str,
+    is_checkpointed: bool,
+    lora_rank: int,
+    lora_targets: Sequence[str],
+    inference: bool,
+) -> OwnModel:
+    """Return the model that a ``config.json`` describes, with random inputs for one sample.
+
+    Args:
+        text: the file's text.
+        seq: tokens of the sample.
+        attention: Transformers' ``attn_implementation``.
+        is_checkpointed: whether each layer is recomputed in the backward pass.
+        lora_rank: of adapters, which alone are trained then; 0 = all is trained.
+        lora_targets: ``attention``, ``all-linear``, or names of layers.
+        inference: whether nothing is trained.
+
+    Raises:
+        ConfigError: no library here has the class, or its inputs are not known.
+    """
+    config = json.loads(text)
+    if any(config.get(key) for key in STORED):
+        raise ConfigError(
+            "The weights are quantised, and the class alone does not say how they are kept.",
+            hint="Leave --rehearse out: the formula counts them.",
+        )
+    name = config.get("_class_name")
+    if name:
+        own = _of_diffusers(config, str(name))
+    else:
+        own = _of_transformers(config, seq, attention, inference=inference)
+    if lora_rank:
+        own.model = _adapted(own.model, lora_rank, lora_targets)
+    if is_checkpointed:
+        _checkpoint(own.model, has_adapters=lora_rank > 0)
+    return own
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as err:
+        raise ConfigError(
+            f"{name} cannot be imported by {sys.executable}.",
+            hint=f"pip install {name} there, or leave --rehearse out: the formula needs nothing.",
+        ) from err
+
+
+def _of_transformers(
+    config: dict[str, Any], seq: int, attention: str, *, inference: bool
+) -> OwnModel:
+    library = _library("transformers")
+    kind, names = config.get("model_type"), config.get("architectures") or []
+    rest = {key: value for key, value in config.items() if key not in ("model_type", "torch_dtype")}
+    try:
+        made = library.AutoConfig.for_model(kind, **rest)
+    except (ValueError, KeyError, TypeError) as err:
+        raise ConfigError(
+            f"Transformers {library.__version__} has no model of type {str(kind)[:60]!r}.",
+            hint=f"Upgrade it. {OWN_CODE}",
+        ) from err
+    own = getattr(library, str(names[0]), None) if names else None
+    if own is not None:
+        model = own._from_config(made, attn_implementation=attention)
+    else:
+        heads = (getattr(library, name) for name in HEADS)
+        head = next((h for h in heads if type(made) in h._model_mapping), None)
+        if head is None:
+            raise ConfigError(f"Transformers has no class for {kind!r}.", hint=OWN_CODE)
+        model = head.from_config(made, attn_implementation=attention)
+    return OwnModel(model, inputs=_inputs(model, made, seq, inference=inference))
+
+
+def _inputs(model: torch.nn.Module, config: Any, seq: int, *, inference: bool) -> dict[str, Any]:
+    """Return the inputs of one sample, by what the model's ``forward`` takes."""
+    takes = inspect.signature(model.forward).parameters
+    if not seq:
+        seq = min(DEFAULT_SEQ, getattr(config, "max_position_embeddings", None) or DEFAULT_SEQ)
+        note = f"Sequences of {seq} tokens are assumed; --seq sets the length."
+        if getattr(model, "main_input_name", "") != "pixel_values":
+            session.current().assumptions.note(note)
+    ids = torch.zeros((1, seq), dtype=torch.int64)
+    main = getattr(model, "main_input_name", "")
+    if main == "input_ids":
+        found: dict[str, Any] = {"input_ids": ids}
+        if "pixel_values" in takes and type(model).__name__ == "CLIPModel":
+            found |= {"pixel_values": _image(config.vision_config), "return_loss": True}
+    elif main == "pixel_values":
+        found = {"pixel_values": _image(config)}
+    elif main == "input_features":
+        length = 2 * config.max_source_positions
+        found = {"input_features": torch.zeros((1, config.num_mel_bins, length))}
+    else:
+        raise ConfigError(f"What {type(model).__name__} takes is not known here.", hint=OWN_CODE)
+    if inference:
+        is_pair = "decoder_input_ids" in takes
+        return found | ({"decoder_input_ids": ids} if is_pair else {})
+    if "labels" in takes:
+        has_class = "Classification" in type(model).__name__
+        found["labels"] = torch.zeros((1,), dtype=torch.int64) if has_class else ids
+    elif "decoder_input_ids" in takes:
+        found["decoder_input_ids"] = ids
+    return found
+
+
+def _image(config: Any) -> torch.Tensor:
+    size = config.image_size
+    height, width = (size, size) if isinstance(size, int) else size
+    return torch.zeros((1, getattr(config, "num_channels", 3), height, width))
+
+
+def _of_diffusers(config: Mapping[str, Any], name: str) -> OwnModel:
+    own = getattr(_library("diffusers"), name, None)
+    if own is None or not name.startswith(("UNet2D", "AutoencoderKL")):
+        raise ConfigError(f"What {name[:60]} takes is not known here.", hint=OWN_CODE)
+    model = own.from_config(dict(config))
+    made, ids = model.config, torch.zeros((1,), dtype=torch.int64)
+    size = made.sample_size
+    height, width = (size, size) if isinstance(size, int) else size
+    inputs: dict[str, Any] = {"sample": torch.zeros((1, made.in_channels, height, width))}
+    if name == "AutoencoderKL":
+        return OwnModel(model, inputs=inputs)
+    inputs["timestep"] = ids
+    width = getattr(made, "cross_attention_dim", None)
+    if width:
+        width = width if isinstance(width, int) else width[0]
+        inputs["encoder_hidden_states"] = torch.zeros((1, 77, width))
+    if getattr(made, "addition_embed_type", None) == "text_time":
+        n_ids = 6
+        pooled = made.projection_class_embeddings_input_dim - n_ids * made.addition_time_embed_dim
+        inputs["added_cond_kwargs"] = {
+            "text_embeds": torch.zeros((1, pooled)),
+            "time_ids": torch.zeros((1, n_ids)),
+        }
+    elif getattr(made, "class_embed_type", None) or getattr(made, "num_class_embeds", None):
+        inputs["class_labels"] = ids
+    return OwnModel(model, inputs=inputs)
+
+
+def _adapted(model: torch.nn.Module, rank: int, targets: Sequence[str]) -> torch.nn.Module:
+    library = _library("peft")
+    wanted: str | list[str] = list(targets)
+    if list(targets) == ["all-linear"]:
+        wanted = "all-linear"
+    elif list(targets) == ["attention"]:
+        wanted = sorted(_matrices_of_attention(model))
+    made = library.LoraConfig(r=rank, target_modules=wanted)
+    try:
+        adapted: torch.nn.Module = library.get_peft_model(model, made)
+    except ValueError as err:
+        raise ConfigError(
+            f"--lora-targets {','.join(targets)} names no layer that PEFT adapts.",
+            hint="Choose attention, all-linear, or names of linear layers.",
+        ) from err
+    return adapted
+
+
+def _matrices_of_attention(model: torch.nn.Module) -> set[str]:
+    """Return the names of what has a matrix inside modules that are called attention."""
+    return {
+        name
+        for module in model.modules()
+        if "attention" in type(module).__name__.lower()
+        for name, part in module.named_children()
+        if isinstance(weight := getattr(part, "weight", None), torch.Tensor) and weight.dim() == 2
+    }
+
+
+def _checkpoint(model: torch.nn.Module, *, has_adapters: bool) -> None:
+    switch: Any = model
+    for name in ("gradient_checkpointing_enable", "enable_gradient_checkpointing"):
+        if hasattr(model, name):
+            getattr(switch, name)()
+            break
+    else:
+        raise ConfigError(f"{type(model).__name__} has no switch for checkpointing.", hint=OWN_CODE)
+    if has_adapters and hasattr(model, "enable_input_require_grads"):
+        switch.enable_input_require_grads()
