@@ -29,7 +29,7 @@ VALUES = {
     "gpu_memory_utilization": "0.9", "max_num_seqs": "8", "max_num_batched_tokens": "2048",
 }  # fmt: skip
 # Options that choose the route themselves.
-CHOOSERS = {"list_gpus", "list_models", "model", "inputs", "inference"}
+CHOOSERS = {"list_gpus", "list_models", "model", "inputs", "inference", "rehearse"}
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +43,8 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> dict[Route, list[str]]
         Route.MODELS: ["--list-models"],
         Route.MODEL: ["--model", "some.module:build"],
         Route.MODEL_INFERENCE: ["--model", "some.module:build", "--inference"],
+        Route.LIBRARY: [str(config), "--rehearse"],
+        Route.LIBRARY_INFERENCE: [str(config), "--rehearse", "--inference"],
         Route.FILE: [str(config)],
         Route.FILE_INFERENCE: [str(config), "--inference"],
         Route.COUNT: ["--params", "7B"],

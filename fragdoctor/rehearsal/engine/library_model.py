@@ -44,7 +44,7 @@ def build(
     Args:
         text: the file's text.
         seq: tokens of the sample.
-        attention: Transformers' ``attn_implementation``.
+        attention: ``eager``, or ``sdpa`` where the class has it.
         is_checkpointed: whether each layer is recomputed in the backward pass.
         lora_rank: of adapters, which alone are trained then; 0 = all is trained.
         lora_targets: ``attention``, ``all-linear``, or names of layers.
@@ -77,7 +77,7 @@ def _library(name: str) -> Any:
     except ImportError as err:
         raise ConfigError(
             f"{name} cannot be imported by {sys.executable}.",
-            hint=f"pip install {name} there, or leave --rehearse out: the formula needs nothing.",
+            hint=f"pip install {name} there, beside torch.",
         ) from err
 
 
@@ -94,15 +94,17 @@ def _of_transformers(
             f"Transformers {library.__version__} has no model of type {str(kind)[:60]!r}.",
             hint=f"Upgrade it. {OWN_CODE}",
         ) from err
+    # Without a word of ours each class takes the best that it has.
+    how = {"attn_implementation": "eager"} if attention == "eager" else {}
     own = getattr(library, str(names[0]), None) if names else None
     if own is not None:
-        model = own._from_config(made, attn_implementation=attention)
+        model = own._from_config(made, **how)
     else:
         heads = (getattr(library, name) for name in HEADS)
         head = next((h for h in heads if type(made) in h._model_mapping), None)
         if head is None:
             raise ConfigError(f"Transformers has no class for {kind!r}.", hint=OWN_CODE)
-        model = head.from_config(made, attn_implementation=attention)
+        model = head.from_config(made, **how)
     return OwnModel(model, inputs=_inputs(model, made, seq, inference=inference))
 
 

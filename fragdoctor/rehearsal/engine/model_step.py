@@ -30,7 +30,7 @@ class ModelStep:
         loss: ``ce``, ``mean`` or "" (what the outputs suggest).
         optimizer: a class of ``torch.optim``, used unless one was built.
         optimizer_options: what it gets.
-        dtype: what the model is converted to, or "" (as built).
+        dtype: what the model and its inputs are converted to, or "" (as built).
         autocast: ``bf16``, ``fp16`` or "".
         grad_accumulation: passes a step.
         inference: whether nothing is trained.
@@ -75,6 +75,8 @@ class ModelStep:
                 hint="Return (model, inputs), or say --input-shape 8,1024 --input-dtype int64.",
             )
         _place_inputs(own, batch)
+        if dtype:
+            own.inputs = tree_map(lambda value: _converted(value, DTYPES[dtype]), own.inputs)
         self.inputs = own.inputs
         self.model.train(not inference)
         self.optimizer = None if inference else _optimizer_of(own, optimizer, optimizer_options)
@@ -182,6 +184,13 @@ def _place_inputs(own: OwnModel, batch: int | None) -> None:
     for tensor in tree_leaves((own.inputs, own.targets)):  # whatever stands for data: no value
         if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
             session.current().known.forget(tensor)
+
+
+def _converted(value: object, dtype: torch.dtype) -> object:
+    """Return an input in the model's precision; what is no floating point number stays."""
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value.to(dtype)
+    return value
 
 
 def _optimizer_of(
