@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.rehearsal.engine import library_model
@@ -64,6 +66,12 @@ class Unet(torch.nn.Module):
         return made
 
 
+class _Adapted(torch.nn.Module):
+    def __init__(self, base: Any, config: Any) -> None:
+        super().__init__()
+        self.base, self.config = base, config
+
+
 @pytest.fixture(autouse=True)
 def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put stand-ins for Transformers, Diffusers and PEFT in place."""
@@ -86,15 +94,9 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     diffusers.FluxTransformer2DModel = Unet  # type: ignore[attr-defined]
     peft = ModuleType("peft")
     peft.LoraConfig = SimpleNamespace  # type: ignore[attr-defined]
-    peft.get_peft_model = lambda model, config: _Adapted(model, config)  # type: ignore[attr-defined]
+    peft.get_peft_model = _Adapted  # type: ignore[attr-defined]
     for module in (transformers, diffusers, peft):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-
-
-class _Adapted(torch.nn.Module):
-    def __init__(self, base: Any, config: Any) -> None:
-        super().__init__()
-        self.base, self.config = base, config
 
 
 def built(config: dict[str, Any], **options: Any) -> Any:
