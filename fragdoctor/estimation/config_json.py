@@ -26,7 +26,6 @@ from fragdoctor.estimation.architectures import (
 )
 from fragdoctor.estimation.families import (
     classifier_parameters,
-    clip_shape,
     n_labels,
     other_family,
     refuse_uncovered,
@@ -107,12 +106,6 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
         InputError: keys are missing or have impossible values; the sentence names them.
     """
     refuse_uncovered(config, name)
-    if config.get("model_type") == "clip":
-        return clip_shape(
-            ConfigReader(_part(config, "text_config"), name, "clip"),
-            ConfigReader(_part(config, "vision_config"), name, "clip"),
-            ConfigReader(config, name, "clip"),
-        )
     config, nested = _language_part(config)
     if not config.keys() & {"model_type", "_class_name"} and not any(
         k in config for keys in KEYS.values() for k in keys

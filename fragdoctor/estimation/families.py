@@ -1,4 +1,4 @@
-"""Models that are no plain decoder or encoder: T5, BART, Whisper, ViT, CLIP, DiT, Mamba.
+"""Models that are no plain decoder or encoder: T5, BART, Whisper, ViT.
 
 And what the formulas do not cover, by name: their answer would be a guess.
 """
@@ -35,9 +35,11 @@ _UNCOVERED: Final = {
     "an image autoencoder": "AutoencoderKL",
     "a ControlNet": "ControlNetModel",
     "a diffusion transformer": (
-        "Transformer2DModel PixArtTransformer2DModel SD3Transformer2DModel FluxTransformer2DModel"
+        "DiTTransformer2DModel Transformer2DModel PixArtTransformer2DModel SD3Transformer2DModel "
+        "FluxTransformer2DModel"
     ),
-    "a Mamba-2 model": "mamba2",
+    "a CLIP model": "clip",
+    "a Mamba model": "mamba mamba2",
     "a hybrid of attention and Mamba layers": (
         "jamba falcon_h1 zamba zamba2 bamba nemotron_h granitemoehybrid"
     ),
@@ -138,10 +140,6 @@ def other_family(reader: Reader, kind: str) -> ModelShape | None:
         return _vit_shape(reader, kind)
     if kind in ("whisper", "bart", "mbart"):
         return _encoder_decoder_shape(reader, kind)
-    if reader.config.get("_class_name") == "DiTTransformer2DModel":
-        return _dit_shape(reader)
-    if kind == "mamba":
-        return _mamba_shape(reader)
     return None
 
 
@@ -211,51 +209,6 @@ def n_labels(reader: Reader) -> int:
     return len(names) if isinstance(names, dict) and names else reader.whole("num_labels", 2)
 
 
-def clip_shape(text: Reader, vision: Reader, whole: Reader) -> ModelShape:
-    """CLIP: Radford et al. 2021, https://arxiv.org/abs/2103.00020: two towers."""
-    positions = text.whole("positions", 77)
-    words = _tower(text, vocab=text.whole("vocab", 49_408), positions=positions)
-    n_patches = _patches(vision) + 1
-    pictures = _tower(vision, positions=n_patches)
-    width = whole.whole("projection_dim", 512)
-    seen = replace(
-        _tower_shape(vision, "vision", pictures, n_patches),
-        parameters=(
-            *parameters_of(pictures),
-            outside("vision.norm", pictures.hidden, role=Role.NORM, count=2),
-            *_patch_embedding(vision, pictures.hidden, bias=False),
-        ),
-        input_elements=3 * vision.whole("image_size", 224) ** 2,
-        front_elements=2 * n_patches * pictures.hidden,
-    )
-    towers = (_tower_shape(text, "text", words, positions), seen)
-    projections = [
-        outside("text_projection", width, words.hidden),
-        outside("visual_projection", width, pictures.hidden),
-        outside("logit_scale", 1),
-    ]  # fmt: skip
-    inside = [
-        replace(group, name=f"{tower.name}.{group.name}")
-        for tower in towers
-        for group in tower.parameters
-    ]
-    return ModelShape(
-        name="clip", source=whole.name, parameters=(*inside, *projections),
-        has_lm_head=False, towers=towers, fixed_seq=positions, max_positions=positions,
-        assumptions=(
-            f"Each pair is {positions} tokens of text and {n_patches} of a picture.",
-        ),
-    )  # fmt: skip
-
-
-def _tower_shape(reader: Reader, name: str, d: Dimensions, n_tokens: int) -> ModelShape:
-    return ModelShape(
-        **shared(replace(d, activation=reader.text(("hidden_act",), "quick_gelu")), LayerSizes),
-        name=name, source=reader.name, parameters=tuple(parameters_of(d)),
-        has_lm_head=False, fixed_seq=n_tokens, max_positions=n_tokens,
-    )  # fmt: skip
-
-
 def _t5_shape(reader: Reader, kind: str) -> ModelShape:
     hidden, ffn = reader.whole("hidden"), reader.whole("ffn")
     n_layers = reader.whole("n_layers", limit=MAX_LAYERS)
@@ -282,45 +235,6 @@ def _t5_shape(reader: Reader, kind: str) -> ModelShape:
         hidden_dropout=dropout, attention_dropout=dropout, ffn_dropout=dropout,
         softmax_fp32=True, upcasts_logits=False, n_cross_layers=n_decoder,
         assumptions=("Encoder and decoder are given the same length.",),
-    )  # fmt: skip
-
-
-def _dit_shape(reader: Reader) -> ModelShape:
-    """DiT: Peebles and Xie 2022, https://arxiv.org/abs/2212.09748, as in Diffusers."""
-    n_heads, head_dim = reader.whole("n_heads", 16), reader.whole("attention_head_dim", 72)
-    n_layers = reader.whole("num_layers", 28, limit=MAX_LAYERS)
-    hidden, channels = n_heads * head_dim, reader.whole("in_channels", 4)
-    side, patch = reader.whole("sample_size", 32), reader.whole("patch_size", 2)
-    n_classes, n_tokens = reader.whole("num_embeds_ada_norm", 1000), max(1, (side // patch) ** 2)
-    out = patch * patch * reader.whole("out_channels", channels)
-    d = Dimensions(
-        vocab=0, hidden=hidden, n_layers=n_layers, n_heads=n_heads, n_kv_heads=n_heads,
-        head_dim=head_dim, ffn=4 * hidden, norms_per_layer=0, n_outside_norms=0,
-    )  # fmt: skip
-    time = [("time1", (hidden, 256)), ("time2", (hidden, hidden)), ("shift", (6 * hidden, hidden))]
-    groups = [*parameters_of(d)]
-    for name, shape in time:  # each block embeds the time step anew
-        groups += [
-            ParameterGroup(f"{name}.weight", shape, n_layers, Role.LINEAR, slot="norm1"),
-            ParameterGroup(f"{name}.bias", shape[:1], n_layers, Role.OTHER, slot="norm1"),
-        ]
-    groups.append(
-        ParameterGroup("classes", (n_classes + 1, hidden), n_layers, Role.OTHER, slot="norm1")
-    )
-    for name, shape in (
-        ("embedding.patches", (hidden, channels * patch * patch)),
-        ("shift_out", (2 * hidden, hidden)),
-        ("head_out", (out, hidden)),
-    ):
-        groups += [
-            outside(name, *shape),
-            outside(f"{name}.bias", *shape[:1]),
-        ]
-    return ModelShape(
-        **shared(replace(d, norms_per_layer=2), LayerSizes), name="dit", source=reader.name,
-        parameters=tuple(groups), has_lm_head=False, is_modulated=True, fixed_seq=n_tokens,
-        max_positions=n_tokens, input_elements=channels * side * side,
-        assumptions=(f"Each latent picture is {n_tokens} patches.",),
     )  # fmt: skip
 
 
@@ -396,45 +310,3 @@ def _square(  # noqa: PLR0913 - one matrix after the other
             f"{part}.{name}", (hidden, hidden), count, slot, bias=name != "k" or biased_keys
         )
     ]
-
-
-def _mamba_shape(reader: Reader) -> ModelShape:
-    """Mamba: Gu and Dao 2023, https://arxiv.org/abs/2312.00752."""
-    hidden, vocab = reader.whole("hidden"), reader.whole("vocab")
-    n_layers = reader.whole("n_layers", limit=MAX_LAYERS)
-    reader.check()
-    state, kernel = reader.whole("state_size", 16), reader.whole("conv_kernel", 4)
-    inner = reader.whole("intermediate_size", reader.whole("expand", 2) * hidden)
-    rank = reader.whole("time_step_rank", -(-hidden // 16))
-    shapes: list[tuple[str, tuple[int, ...], Role, str]] = [
-        ("in_proj", (2 * inner, hidden), Role.LINEAR, "ssm_in"),
-        ("conv1d", (inner, kernel), Role.OTHER, "ssm"),
-        ("conv1d.bias", (inner,), Role.OTHER, "ssm"),
-        ("x_proj", (rank + 2 * state, inner), Role.LINEAR, "ssm"),
-        ("dt_proj", (inner, rank), Role.LINEAR, "ssm"),
-        ("dt_proj.bias", (inner,), Role.OTHER, "ssm"),
-        ("A_log", (inner, state), Role.OTHER, "ssm"),
-        ("D", (inner,), Role.OTHER, "ssm"),
-        ("out_proj", (hidden, inner), Role.LINEAR, "ssm_out"),
-        ("norm", (hidden,), Role.NORM, "norm1"),
-    ]
-    groups = [
-        outside("embedding.tokens", vocab, hidden, role=Role.EMBEDDING),
-        *(
-            ParameterGroup(name, shape, n_layers, role, slot=slot)
-            for name, shape, role, slot in shapes
-        ),
-        outside("norm_f", hidden, role=Role.NORM),
-    ]
-    return ModelShape(
-        name="mamba", source=reader.name, parameters=tuple(groups),
-        n_layers=n_layers, hidden=hidden, norm=Norm.RMSNORM_WRITTEN_OUT, upcasts_logits=True,
-        vocab=vocab, tied_head=True, n_recurrent_layers=n_layers, scan_width=inner,
-        scan_states=state, recurrent_elements=inner * (state + kernel),
-        assumptions=(
-            (
-                "The scan is counted as Transformers runs it by itself; the kernels of mamba_ssm "
-                "keep far less."
-            ),
-        ),
-    )  # fmt: skip

@@ -3,8 +3,7 @@
 What a token leaves in the cache: with grouped queries the keys and values of the key-value heads
 (Ainslie et al. 2023, https://arxiv.org/abs/2305.13245); with latent attention one short vector and
 the rotated part of the key (DeepSeek-V2, https://arxiv.org/abs/2405.04434). Layers with a sliding
-window keep the window only (Mistral 7B, https://arxiv.org/abs/2310.06825); recurrent layers keep a
-state that does not grow.
+window keep the window only (Mistral 7B, https://arxiv.org/abs/2310.06825).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class CachePart:
 
     Attributes:
         n_layers: how many layers.
-        tokens: of one sequence that each keeps; 1 for a recurrent state.
+        tokens: of one sequence that each keeps.
         elements: that one token leaves in one layer.
     """
 
@@ -47,7 +46,7 @@ def cache_parts(workload: Workload) -> list[CachePart]:
     if workload.cache == "paged":
         tokens = -(-tokens // BLOCK_TOKENS) * BLOCK_TOKENS
     n_sliding = shape.n_sliding_layers if shape.sliding_window else 0
-    parts = [CachePart(shape.n_recurrent_layers, 1, shape.recurrent_elements)]
+    parts: list[CachePart] = []
     if shape.n_cross_layers:  # the decoder's own tokens, and the encoder's once
         n = shape.n_cross_layers
         parts += [

@@ -50,28 +50,20 @@ def layer_ops(
     shape = workload.shape
     trains = not workload.lora_rank
     first = norm_op(shape.norm, precision, "norm1", trains=trains)
-    if shape.scan_width:
-        return [first, *_scan_ops(workload, precision)]
     second = norm_op(shape.norm, precision, "norm2", trains=trains)
     if shape.norms_per_layer == 1:  # one norm feeds both branches
         second = replace(second, saved=(), passing=())
     elif shape.parallel_residual:  # both norms read the same residual
         second = replace(second, saved=tuple(t for t in second.saved if t.label != "input"))
     after = _branch_norm(first) if shape.norms_per_layer >= 4 else []
-    shifted = _modulation(precision, "modulation", "normalised") if shape.is_modulated else []
-    gated = _modulation(precision, "gate of the branch", "branch") if shape.is_modulated else []
     ops = [
         first,
-        *shifted,
         *_attention_ops(workload, precision, slides=slides),
         *after,
-        *gated,
         *(_cross_attention_ops(workload, precision) if crosses else ()),
         second,
-        *shifted,
         *_mlp_ops(workload, precision),
         *after,
-        *gated,
     ]
     return [_with_magnitudes(op, workload, precision) for op in ops] if workload.dora else ops
 
@@ -101,51 +93,6 @@ def _with_magnitudes(op: Op, workload: Workload, precision: Precision) -> Op:
         saved=(*op.saved, Term("B*S", widths * each, "outputs before the magnitude")),
         scratch=(*op.scratch, Term("1", n_whole * FP32 * most, "adapted weight")),
     )
-
-
-def _scan_ops(workload: Workload, precision: Precision) -> list[Op]:
-    """Return a state space layer as Transformers runs it without kernels of ``mamba_ssm``.
-
-    The scan is a loop over tokens: decay, input and state of each are kept in fp32.
-    """
-    c = precision.compute
-    wide = 0.0 if c == FP32 else FP32  # copies in fp32
-    state = 0.0 if c == FP32 else c  # the state as it is multiplied
-    step = FP32 if precision.is_autocast else c
-    into = (2 * c, "in"), (c, "convolution"), (c, "its activation"), (c, "copy in order"), (
-        2 * step, "time step and its softplus"), (wide, "input in fp32"), (
-        FP32, "output of the scan"), (c, "activation of the gate")  # fmt: skip
-    return [
-        Op(
-            "way in", "ssm_in", linear_input("B*S*H", precision, workload, "ssm_in", 1),
-            (Term("B*S*I", 2 * c),), grads=(Term("B*S*H", c),),
-        ),
-        Op(
-            "scan", "ssm",
-            (
-                *(Term("B*S*I", each, label) for each, label in into if each),
-                Term("B*S*I*N", 3 * FP32 + state, "decay, input and state of each token"),
-            ),
-            (Term("B*S*I", c),), scratch=(Term("B*S*I*N", FP32),), grads=(Term("B*S*I", 2 * c),),
-            # Gradients of decay and input as a whole, and once more for each token's part.
-            back_scratch=(Term("B*S*I*N", 3 * FP32),),
-        ),
-        Op(
-            "way out", "ssm_out", linear_input("B*S*I", precision, workload, "ssm_out", 1),
-            (Term("B*S*H", c),), grads=(Term("B*S*I", c),),
-        ),
-    ]  # fmt: skip
-
-
-def _modulation(precision: Precision, name: str, what: str) -> list[Op]:
-    """Return a product with one number a channel that depends on the time step (DiT)."""
-    c = FP32 if precision.is_autocast and name == "modulation" else precision.compute
-    return [
-        Op(
-            name, "", (Term("B*S*H", c, what),), (Term("B*S*H", c),),
-            grads=(Term("B*S*H", c),), back_scratch=(Term("B*S*H", c),),
-        )
-    ]  # fmt: skip
 
 
 def _branch_norm(norm: Op) -> list[Op]:

@@ -69,8 +69,6 @@ def units(workload: Workload) -> Mapping[str, int]:
         "S*S": seq * seq,
         "B*S*S": tokens * seq,
         "B*S*R": tokens * shape.latent_width,
-        "B*S*I": tokens * shape.scan_width,
-        "B*S*I*N": tokens * shape.scan_width * shape.scan_states,
         "a*S*S": seq * seq * shape.n_heads,
     }
 

@@ -20,7 +20,6 @@ class ParameterPlayer:
 
     Attributes:
         bounds: buffers are played at the most that they can be.
-        towers: players of the models that this one consists of; they write on the same tape.
         kind: of the layer that is played, ``dense`` or ``sparse``.
         sizes: of the units, in that layer.
     """
@@ -31,7 +30,6 @@ class ParameterPlayer:
         self.precision = precision_of(workload.dtype)
         self.states = states_of(workload)
         self.tape = Tape() if tape is None else tape
-        self.towers: Sequence[ParameterPlayer] = ()
         self.has_shape = False
         self.kind = "sparse"
         self.decoder_sizes = units(workload)
@@ -149,11 +147,10 @@ class ParameterPlayer:
                     tape.alloc("optimizer_temporaries", g.step_bytes, g.count) for g in trained
                 ]
         tape.free(*temporary)
-        for part in (*self.towers, self):
-            for handles in part.gradients.values():
-                tape.free(*handles)
-            part.gradients = {}
-            part.states.accumulated = False
+        for handles in self.gradients.values():
+            tape.free(*handles)
+        self.gradients = {}
+        self.states.accumulated = False
 
     def _gather_outside(self) -> None:
         if self.states.gathers:

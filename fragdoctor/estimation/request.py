@@ -28,14 +28,14 @@ MAX_WORLD: Final = 1 << 20
 MAX_LAYERS: Final = 2000
 FORMULA_ERROR: Final = (
     "How sure: on 66 recorded runs of GPT-, Llama- and T5-like models the peak came out within 7 % "
-    "and reserved memory within 15 %, on PyTorch's own allocator with steps of 108 models of "
+    "and reserved memory within 15 %, on PyTorch's own allocator with steps of 101 models of "
     "Transformers and Diffusers, most in 3 precisions, the peak within 5 % for 9 of 10 and within "
     "10 % for all; code that keeps other tensors differs more. --rehearse runs the model's own "
     "class where its library is installed, --model your own code."
 )
 
 UNCHECKED_ERROR: Final = (
-    "How sure: the 66 recorded runs and the 108 models of Transformers and Diffusers that the "
+    "How sure: the 66 recorded runs and the 101 models of Transformers and Diffusers that the "
     "formulas were compared with were not of this architecture: take it as a rough figure. "
     "--rehearse runs the model's own class where its library is installed."
 )
@@ -219,7 +219,7 @@ def _dequantised(dtype: str) -> str:
 
 def _length(request: Request, shape: ModelShape) -> tuple[int, Sequence[str]]:
     if not shape.has_layers:
-        return 0 if not shape.n_recurrent_layers else request.seq, ()
+        return 0, ()
     if shape.fixed_seq:
         if request.seq not in (0, shape.fixed_seq):
             raise ConfigError(

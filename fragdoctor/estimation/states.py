@@ -85,7 +85,6 @@ def local_part(workload: Workload) -> Workload:
         dense_ffn=ceil(shape.dense_ffn / tensor),
         vocab=ceil(shape.vocab / tensor),
         n_sliding_layers=ceil(shape.n_sliding_layers / pipeline),
-        n_recurrent_layers=ceil(shape.n_recurrent_layers / pipeline),
     )
     return replace(
         workload,

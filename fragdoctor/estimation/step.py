@@ -16,7 +16,7 @@ from fragdoctor.estimation.operation_memory import Op, has_window, norm_op, unit
 from fragdoctor.estimation.parameters import ParameterPlayer
 from fragdoctor.estimation.tape import Tape
 from fragdoctor.model.memory_estimate import PhaseName
-from fragdoctor.model.workload import TOWER_PREFIXES, Role, Workload
+from fragdoctor.model.workload import Role, Workload
 
 FP32: Final = 4.0
 INDEX: Final = 8.0
@@ -44,10 +44,6 @@ class Kept:
     copies: list[int] = field(default_factory=list)
 
 
-def _is_in_tower(name: str) -> bool:
-    return name.startswith(TOWER_PREFIXES)
-
-
 class StepPlayer(ParameterPlayer):
     """Writes the tape of a workload."""
 
@@ -55,14 +51,9 @@ class StepPlayer(ParameterPlayer):
         self, workload: Workload, *, bounds: bool = False, tape: Tape | None = None
     ) -> None:
         super().__init__(workload, bounds=bounds, tape=tape)
-        self.players = [
-            StepPlayer(replace(workload, shape=t, seq=t.fixed_seq), bounds=bounds, tape=self.tape)
-            for t in workload.shape.towers
-        ]
-        self.towers = self.players
         length = workload.shape.encoder_seq
         self.encoder_sizes = units(replace(workload, seq=length)) if length else self.sizes
-        self.has_shape = workload.shape.has_layers and workload.seq > 0 and not self.towers
+        self.has_shape = workload.shape.has_layers and workload.seq > 0
         self.ops = layer_ops(workload, self.precision) if self.has_shape else []
         self.dense_ops: list[Op] = []
         if workload.shape.n_dense_layers:
@@ -82,17 +73,10 @@ class StepPlayer(ParameterPlayer):
         self.encoded = -1
 
     def _pass(self, workspace_bytes: int) -> None:
-        """Run forward and backward, tower by tower where there are several."""
-        parts: list[StepPlayer] = self.players or [self]
-        for i, part in enumerate(parts):
-            part.forward(0 if i else workspace_bytes)
-        if self.towers:
-            self.tape.phase(PhaseName.BACKWARD)
-            self._gradients_of([g for g in self.states.groups if not _is_in_tower(g.name)])
-        for i, part in enumerate(reversed(parts)):
-            part.backward(0 if i else workspace_bytes)
-        for part in {*parts, self}:
-            part.states.accumulated = self.workload.grad_accumulation > 1
+        """Run forward and backward."""
+        self.forward(workspace_bytes)
+        self.backward(workspace_bytes)
+        self.states.accumulated = self.workload.grad_accumulation > 1
 
     # Forward
 

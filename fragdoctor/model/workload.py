@@ -10,9 +10,6 @@ from typing import Any
 
 from fragdoctor.frozen import frozen
 
-TOWER_PREFIXES = ("text.", "vision.")
-"""What the names of a tower's parameters begin with in the model that it is a part of."""
-
 
 class Role(StrEnum):
     """What a parameter is for: it decides autocast, LoRA, and 8-bit states."""
@@ -169,19 +166,13 @@ class ModelShape(LayerSizes):
             key-value heads. Latent attention (MLA) keeps one short vector.
         latent_width: of the short vectors that queries, keys and values are made of (MLA).
         sliding_window: tokens that the ``n_sliding_layers`` look back to, and keep.
-        n_recurrent_layers: layers with a state of ``recurrent_elements`` a sequence and no cache.
         adds_to_logits: a bias in the weights' dtype is added to the logits (BART).
         encoder_norm: the encoder ends in a norm of its own.
         position_bias: learned numbers are added to the scores, a head each (T5).
         copies_keys: keys and values are copied out of one packed tensor, as into the cache that
             Transformers fills in training too.
         copies_attention: queries are laid out so that the output of attention is copied once more.
-        is_modulated: norms are scaled and shifted, branches scaled by the time step (DiT).
         front_elements: numbers a sequence that are kept of what comes before the layers.
-        towers: models that run one after the other on a part of the input each (CLIP); the
-            parameters of all of them are among ``parameters`` too.
-        scan_width, scan_states: channels of a state space layer, and states of each (Mamba); 0 =
-            layers attend.
         encoder_seq: length of the encoder's sequence where it is not the decoder's; 0 = the same.
         fixed_seq: the only length that the model takes, such as a picture's patches; 0 = any.
         input_elements: numbers that a picture brings in, in the place of token ids.
@@ -207,18 +198,12 @@ class ModelShape(LayerSizes):
     latent_width: int = 0
     sliding_window: int = 0
     n_sliding_layers: int = 0
-    n_recurrent_layers: int = 0
-    recurrent_elements: int = 0
     adds_to_logits: bool = False
     encoder_norm: bool = False
     position_bias: bool = False
     copies_keys: bool = False
     copies_attention: bool = False
-    is_modulated: bool = False
     front_elements: int = 0
-    scan_width: int = 0
-    scan_states: int = 0
-    towers: Sequence[ModelShape] = ()
     encoder_seq: int = 0
     fixed_seq: int = 0
     input_elements: int = 0
@@ -237,7 +222,7 @@ class ModelShape(LayerSizes):
     @property
     def has_layers(self) -> bool:
         """Whether the shape of the layers is known, so that activations can be derived."""
-        return (self.n_layers > 0 and self.hidden > 0) or bool(self.towers)
+        return self.n_layers > 0 and self.hidden > 0
 
 
 @frozen

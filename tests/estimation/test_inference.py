@@ -49,12 +49,6 @@ def test_sliding_layers_keep_their_window_only() -> None:
     assert [(p.n_layers, p.tokens) for p in cache_parts(gemma)] == [(21, 8192), (21, 4096)]
 
 
-def test_recurrent_state_does_not_grow() -> None:
-    short, long = of("mamba-130m", seq=128), of("mamba-130m", seq=4096)
-
-    assert cache_bytes_per_sequence(short) == cache_bytes_per_sequence(long) > 0
-
-
 def test_static_cache_is_as_long_as_the_positions() -> None:
     workload = of("llama-3-8b", seq=100, new_tokens=10, cache="static")
 

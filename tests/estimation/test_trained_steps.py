@@ -25,7 +25,11 @@ from fragdoctor.estimation.tape import phases_of
 from fragdoctor.model.workload import Workload
 
 MEASURED = json.loads(Path(__file__).with_name("trained_steps.json").read_text())
-ROWS = [row for row in MEASURED if row["config"].get("_class_name") not in UNCOVERED]
+ROWS = [
+    row
+    for row in MEASURED
+    if not {row["config"].get("_class_name"), row["config"].get("model_type")} & UNCOVERED.keys()
+]
 PRECISIONS = ("fp32", "bf16", "amp-bf16")
 PROMISED = 0.05
 MOST = 0.10

@@ -24,6 +24,9 @@ HEADS: Final = (
 )
 """What a configuration that names no class is taken for: the first that has one for it."""
 
+DIFFUSERS: Final = ("UNet2DModel", "UNet2DConditionModel", "DiTTransformer2DModel", "AutoencoderKL")
+"""Classes of Diffusers whose inputs are known here."""
+
 DEFAULT_SEQ: Final = 2048
 STORED: Final = ("quantization_config", "compression_config")
 OWN_CODE: Final = "Build it in a function of your own: fragdoctor estimate --model pkg.module:build"
@@ -148,16 +151,19 @@ def _image(config: Any) -> torch.Tensor:
 
 def _of_diffusers(config: Mapping[str, Any], name: str) -> OwnModel:
     own = getattr(_library("diffusers"), name, None)
-    if own is None or not name.startswith(("UNet2D", "AutoencoderKL")):
+    if own is None or name not in DIFFUSERS:
         raise ConfigError(f"What {name[:60]} takes is not known here.", hint=OWN_CODE)
     model = own.from_config(dict(config))
     made, ids = model.config, torch.zeros((1,), dtype=torch.int64)
     size = made.sample_size
     height, width = (size, size) if isinstance(size, int) else size
-    inputs: dict[str, Any] = {"sample": torch.zeros((1, made.in_channels, height, width))}
+    picture = torch.zeros((1, made.in_channels, height, width))
     if name == "AutoencoderKL":
-        return OwnModel(model, inputs=inputs)
-    inputs["timestep"] = ids
+        return OwnModel(model, inputs={"sample": picture})
+    if name == "DiTTransformer2DModel":
+        kinds = {"hidden_states": picture, "timestep": ids, "class_labels": ids}
+        return OwnModel(model, inputs=kinds)
+    inputs: dict[str, Any] = {"sample": picture, "timestep": ids}
     width = getattr(made, "cross_attention_dim", None)
     if width:
         width = width if isinstance(width, int) else width[0]
