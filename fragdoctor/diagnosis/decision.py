@@ -136,6 +136,14 @@ SHORT_OF_CAPACITY_SHARE: Final = 0.1
 """Where a message prints no free figure, less than a tenth of the device beyond reserved memory and
 request is what context, libraries and driver take."""
 
+CARVED_OUT_BYTES: Final = GIB
+"""No AMD GPU with memory of its own that PyTorch supports has less."""
+
+BEYOND_ALL_ELSE: Final = 100
+BEYOND_DEVICE: Final = 2
+"""One tensor of twice the device, against which all else that is live (weights, inputs) is less
+than a hundredth, is no activation of that model: an index or a size went wrong."""
+
 OVERSIZED_ALONE_BYTES: Final = 24 * GIB
 """A single request of the size of a large consumer card is a matter of its own size."""
 
@@ -155,6 +163,13 @@ def decide(failed: FailedRequest) -> list[Hypothesis]:
     if failed.doing:
         first = hypotheses[0]
         hypotheses[0] = replace(first, summary=f"{first.summary} It failed {failed.doing}.")
+    is_small = failed.total_bytes is not None and failed.total_bytes < CARVED_OUT_BYTES
+    if is_small and failed.backend == "rocm":
+        hypotheses[0] = replace(
+            hypotheses[0],
+            summary=f"{hypotheses[0].summary} So small a device is the share of the host's memory "
+            "that an integrated GPU has: the BIOS sets it (UMA frame buffer).",
+        )
     seen = {r.cause for r in hypotheses}
     for hypothesis in _secondary(failed, hypotheses[0].cause):
         if hypothesis.cause not in seen:
@@ -180,7 +195,19 @@ def _beyond_device(r: FailedRequest) -> Iterator[Hypothesis]:
     """The request, or live memory and request together, exceed the whole device."""
     if r.total_bytes is None:
         return
-    if r.requested_bytes > r.total_bytes:
+    is_beyond_all = (r.live_bytes and not r.doing) and r.requested_bytes >= max(
+        BEYOND_DEVICE * r.total_bytes, BEYOND_ALL_ELSE * r.live_bytes
+    )
+    if is_beyond_all:
+        yield Hypothesis(
+            Cause.SIZE_BUG,
+            Confidence.LIKELY,
+            f"A single {r.request_text}, where the device has {format_size(r.total_bytes)} and all "
+            f"else that is live {format_size(r.live_bytes)}: a size or an index is most likely "
+            "wrong.",
+        )
+        yield Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, "")
+    elif r.requested_bytes > r.total_bytes:
         yield Hypothesis(
             Cause.CAPACITY,
             Confidence.PROVEN,
@@ -193,6 +220,16 @@ def _beyond_device(r: FailedRequest) -> Iterator[Hypothesis]:
     # The size of the device is a printed figure even where the rest comes from a snapshot.
     if least > r.total_bytes + r.tolerance_bytes + rounding_bytes(r.total_bytes):
         if r.limit_is_binding and r.is_covered_by_free:
+            return
+        live = r.live_bytes or 0
+        if live > r.total_bytes:
+            yield Hypothesis(
+                Cause.CAPACITY,
+                Confidence.PROVEN,
+                f"{format_size(live)} are live on a device of {format_size(r.total_bytes)}: the "
+                "driver has moved the rest to the host's memory, as it does on Windows, and the "
+                f"{r.request_text} found no room there either.",
+            )
             return
         yield Hypothesis(
             Cause.CAPACITY,

@@ -108,7 +108,7 @@ def evidence_of_message(message: OomMessage) -> tuple[Evidence, ...]:
     figures = {
         "requested": message.requested_bytes,
         "device total": known(message.total_bytes),
-        "device free": known(message.free_bytes),
+        "device free": known(message.true_free_bytes),
         "allocated": known(message.allocated_bytes),
         "reserved": known(message.reserved_bytes),
         "reserved but unallocated": message.reserved_unallocated_bytes,
@@ -146,11 +146,12 @@ def _allocator(message: OomMessage) -> list[Hypothesis]:
     if failed is None:
         return [
             Hypothesis(
-                Cause.UNKNOWN,
+                Cause.CAPACITY,
                 Confidence.POSSIBLE,
-                "The allocator refused a request, but the message's figures are missing.",
-                "Give the whole message.",
-            )
+                "The allocator refused a request, as it does where the GPU is full; the message's "
+                "figures, which would say by whom, are missing.",
+                "Give the whole message; nvidia-smi beside the run shows who fills the GPU.",
+            ),
         ]
     return decide(failed)
 
@@ -292,7 +293,7 @@ def _library(message: OomMessage) -> list[Hypothesis]:
         f"{name} could not get memory for itself: it allocates outside PyTorch's cache, for "
         "which nothing flushes the cache"
     )
-    if message.kind == "nccl":
+    if message.kind == "nccl" and message.requested_bytes is None:
         return [
             Hypothesis(
                 Cause.UNKNOWN,

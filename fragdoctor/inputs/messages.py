@@ -167,6 +167,8 @@ class _Found:
         is_consequence = message.variant in _CONSEQUENCES and any(
             m.is_device_oom and not m.is_warning for m in self.messages
         )
+        if message.sub_kind == "size-bug" and any(m.sub_kind in _GARBLE for m in self.negative):
+            return  # a size that was never received, or read from memory that broke
         if not hit.is_marker and not is_consequence:
             self.consumed = max(self.consumed, last)
             self.messages.append(message)
@@ -254,6 +256,10 @@ def _ends_told(window: Window) -> Iterator[_RankEnd]:
 
 # Peers die after a failure of one rank; by itself such a line means the host's OOM killer.
 _CONSEQUENCES: Final = frozenset({"exit-code", "sigkill", "killed"})
+
+
+_GARBLE: Final = frozenset({"collective-timeout", "nccl-error", "illegal-access"})
+"""Failures after which sizes that a program goes on with are garbage."""
 
 
 def _distinct(markers: list[LogMarker]) -> tuple[LogMarker, ...]:

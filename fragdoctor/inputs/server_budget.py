@@ -1,6 +1,6 @@
 """What a server said at start about its memory: vLLM's and SGLang's lines as shares of the card.
 
-The lines are of vLLM 0.4 to 0.11 (worker/worker.py, v1/worker/gpu_worker.py, gpu_model_runner.py,
+The lines are of vLLM 0.4 to 0.25 (worker/worker.py, v1/worker/gpu_worker.py, gpu_model_runner.py,
 v1/core/kv_cache_utils.py) and of SGLang 0.4 (srt/model_executor/model_runner.py and
 srt/mem_cache/memory_pool.py). Of ranks that print the same, the largest figure counts.
 """
@@ -35,6 +35,7 @@ _LINES: Final = tuple(
         ("KV cache", rf"reserved for KV Cache is {_SIZE}"),
         ("KV cache", rf"Available KV cache memory: {_SIZE}"),
         ("KV cache", rf"Current kv cache memory in use is {_SIZE}"),
+        ("KV cache", r"Current kv cache memory in use is (\d{1,15}) (bytes)"),
         ("KV cache", rf"KV Cache is allocated\..{{0,80}}?\bKV size: {_SIZE}"),
         ("K of the cache", rf"KV Cache is allocated\..{{0,80}}?\bK size: {_SIZE}"),
         ("V of the cache", rf"KV Cache is allocated\..{{0,120}}?\bV size: {_SIZE}"),

@@ -25,6 +25,8 @@ _BELOW_CHARS: Final = 8 * 1024
 _MAX_FRAMES: Final = 200
 _MAX_LINES: Final = 2000
 _MAX_TEXT: Final = 300
+_ABOVE_LINES: Final = 12
+_MAX_ABOVE: Final = 2000
 
 START: Final = "Traceback (most recent call last)"
 HANDLED: Final = "During handling of the above exception"
@@ -58,7 +60,7 @@ _EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]{0,120}(?:Error|Exception|Interru
 def with_tracebacks(
     text: str, messages: Sequence[OomMessage], starts: dict[int, int]
 ) -> list[OomMessage]:
-    """Return messages with the frames of their tracebacks.
+    """Return messages with the frames of their tracebacks, and the lines above them.
 
     ``starts`` holds the offset of the line of each message; one that it lacks is left as it is.
     Each line is looked at once, however many messages there are.
@@ -70,7 +72,7 @@ def with_tracebacks(
             wanted.setdefault(starts[message.line], []).append(n)
     offsets = sorted(wanted)
     for i, (offset, block) in enumerate(_blocks(text, offsets)):
-        frames, is_in_handler = block
+        frames, is_in_handler, above = block
         if not frames:
             end = text.find("\n", offset)
             until = offsets[i + 1] if i + 1 < len(offsets) else len(text)
@@ -78,15 +80,18 @@ def with_tracebacks(
             frames = list(_frames(_leading_block([line for _, line in _lines(below)])))
         for n in wanted[offset]:
             found[n] = replace(
-                found[n], frames=tuple(frames[-_MAX_FRAMES:]), is_in_handler=is_in_handler
+                found[n],
+                above=above,
+                frames=tuple(frames[-_MAX_FRAMES:]),
+                is_in_handler=is_in_handler,
             )
     return found
 
 
 def _blocks(
     text: str, offsets: Sequence[int]
-) -> Iterator[tuple[int, tuple[list[TracebackFrame], bool]]]:
-    """Yield for each line of a message the frames above it, of the writer of that line."""
+) -> Iterator[tuple[int, tuple[list[TracebackFrame], bool, str]]]:
+    """Yield for each line of a message the frames and the last lines above it, of its writer."""
     written: dict[int | None, list[str]] = {}
     end = 0
     for offset in offsets:
@@ -102,7 +107,9 @@ def _blocks(
             written.setdefault(writer, []).append(line)
         above = written.pop(writer, [])[-_MAX_LINES:]
         block, is_in_handler = _last_block(above)
-        yield offset, (list(_frames(block)) or list(_lone_source(above[:-1])), is_in_handler)
+        frames = list(_frames(block)) or list(_lone_source(above[:-1]))
+        said = " ".join(" ".join(above[-1 - _ABOVE_LINES : -1]).split())[-_MAX_ABOVE:]
+        yield offset, (frames, is_in_handler, said)
 
 
 def _lines(text: str) -> Iterator[tuple[int | None, str]]:

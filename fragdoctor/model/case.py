@@ -71,6 +71,7 @@ class OomMessage:
         is_warning: printed by the framework as a warning, not as a failure.
         n_sequences: requests that a server had in flight or tried at start, where printed.
         intro: what stands before the message on its line, at most 300 characters; hostile text.
+        above: the last lines that its process printed before it, at most 2,000 characters; hostile.
         frames: the calls that led to it, outermost first, where a traceback is printed with it.
         is_in_handler: the traceback says that it happened while another exception was handled.
         text: the message itself, white space folded, at most 2,000 characters; hostile text.
@@ -105,6 +106,7 @@ class OomMessage:
     kv_tokens_capacity: int | None = None
     n_sequences: int | None = None
     intro: str = ""
+    above: str = ""
     frames: Sequence[TracebackFrame] = ()
     is_in_handler: bool = False
     text: str = ""
@@ -115,6 +117,15 @@ class OomMessage:
         if self.allocated_bytes is None:
             return None
         return max(0, self.allocated_bytes - (self.private_pools_bytes or 0))
+
+    @property
+    def true_free_bytes(self) -> int | None:
+        """``free_bytes``, None where it is no figure: more than the device has.
+
+        An integrated GPU that shares the host's memory prints a difference that went below zero.
+        """
+        free, total = self.free_bytes, self.total_bytes
+        return None if free is not None and total and free > total else free
 
     @property
     def is_of_caching_allocator(self) -> bool:

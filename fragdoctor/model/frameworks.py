@@ -45,6 +45,7 @@ class Framework:
         key: as a rehearsal's traits name it, "" for one that it does not tell.
         source: version and file that the words are from.
         files: searched in the paths of frames, with ``/`` between their parts.
+        logs: searched in the lines of a log, for one whose workers print without a traceback.
         words: of each change; ``{batch}`` and ``{n}`` of ``ACCUMULATE`` are a micro-batch and how
             many make a step.
     """
@@ -54,27 +55,30 @@ class Framework:
     files: str
     words: Mapping[Change, str]
     key: str = ""
+    logs: str = ""
 
 
 FRAMEWORKS: Final[tuple[Framework, ...]] = (
     Framework(
         "vLLM",
-        "vllm 0.11, engine/arg_utils.py",
+        "vllm 0.8 to 0.25, engine/arg_utils.py, config/cache.py and config/scheduler.py",
         r"/vllm/(?:engine|v1|worker|executor|model_executor|entrypoints|attention|lora)/",
         {
             Change.BATCH: "lower max_num_seqs, max_num_batched_tokens or max_model_len",
             Change.WEIGHTS: "tensor_parallel_size over more GPUs, quantization, cpu_offload_gb",
         },
+        logs=r"\bVllmWorker|\bEngineCore|\bWorker(?:_TP\d| pid=)|\bvllm\b",
     ),
     Framework(
         "SGLang",
-        "sglang 0.4, srt/server_args.py",
+        "sglang 0.4 to 0.5.20, srt/server_args.py and docs/advanced_features/server_arguments.md",
         r"/sglang/(?:srt|lang)/",
         {
             Change.BATCH: "lower --max-running-requests or --chunked-prefill-size, or "
             "--mem-fraction-static, which leaves less to the KV cache",
             Change.WEIGHTS: "--tp over more GPUs, --quantization, --cpu-offload-gb",
         },
+        logs=r"\bsglang\b|[Cc]apture cuda graph failed",
     ),
     Framework(
         "ComfyUI",
@@ -112,7 +116,7 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
     Framework(
         "Trainer",
         "transformers 4.57, training_args.py",
-        r"/transformers/(?:trainer\w*|training_args)\.py$",
+        r"/transformers/(?:trainer\w*|training_args)\.py$|/llamafactory/",
         {
             Change.BATCH: "lower per_device_train_batch_size, and raise "
             "gradient_accumulation_steps by as much",
@@ -147,7 +151,7 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
     ),
     Framework(
         "DeepSpeed",
-        "deepspeed 0.17, runtime/constants.py and runtime/zero/config.py",
+        "deepspeed 0.19.6, runtime/constants.py and runtime/zero/config.py",
         r"/deepspeed/(?:runtime|ops|utils|inference|module_inject)/",
         {
             Change.BATCH: 'a lower "train_micro_batch_size_per_gpu", and higher '
@@ -228,7 +232,8 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
     Framework(
         "Transformers",
         "transformers 4.57, modeling_utils.py",
-        r"/transformers/(?:models|generation|integrations|modeling_\w+|pipelines)",
+        r"/transformers/(?:models|generation|integrations|modeling_\w+|pipelines)"
+        r"|/accelerate/(?:utils/modeling|big_modeling)\.py$",
         {
             Change.CHECKPOINT: "model.gradient_checkpointing_enable()",
             Change.ATTENTION: 'from_pretrained(..., attn_implementation="sdpa")',
@@ -240,10 +245,19 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
 """Those come first whose words hold for the others below them: TRL runs Trainer's loop."""
 
 
-def frameworks_in(paths: Iterable[str]) -> tuple[Framework, ...]:
-    """Return the frameworks that files of frames belong to, in the order of the table."""
+SERVERS: Final = ("vLLM", "SGLang")
+"""Those that set their memory aside by themselves, by options of their own."""
+
+
+def frameworks_in(paths: Iterable[str], said: str = "") -> tuple[Framework, ...]:
+    """Return the frameworks of files of frames or of lines of a log, in the order of the table."""
     distinct = {path[:1000].replace("\\", "/") for path in paths}
-    return tuple(f for f in FRAMEWORKS if any(re.search(f.files, path) for path in distinct))
+    return tuple(
+        f
+        for f in FRAMEWORKS
+        if any(re.search(f.files, path) for path in distinct)
+        or (f.logs and re.search(f.logs, said))
+    )
 
 
 def words_for(change: Change, frameworks: Iterable[Framework]) -> tuple[str, str] | None:

@@ -75,7 +75,7 @@ def request_of_message(message: OomMessage) -> FailedRequest | None:
         known(message.process_bytes),
         message.other_processes,
         reserved,
-        in_use_bytes(known(message.total_bytes), known(message.free_bytes)),
+        in_use_bytes(known(message.total_bytes), known(message.true_free_bytes)),
     )
     sign = sign_of(message)
     active = message.active_bytes
@@ -85,7 +85,7 @@ def request_of_message(message: OomMessage) -> FailedRequest | None:
         source="oom message",
         requested_bytes=requested,
         total_bytes=known(message.total_bytes),
-        free_bytes=known(message.free_bytes),
+        free_bytes=known(message.true_free_bytes),
         live_bytes=live if live is None else live + pending,
         unallocated_bytes=unallocated if unallocated is None else max(0, unallocated - pending),
         pools_free_bytes=message.private_pools_bytes or 0,

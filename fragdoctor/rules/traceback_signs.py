@@ -1,14 +1,16 @@
 """What calls of a traceback say about a failure: a table of signs, each with its source.
 
-A sign is a place in a library that is known to need memory of its own: saving, loading, gathering,
-assigning. Advice that fits the place outweighs advice that fits any failure. The innermost call
-that is a sign counts; of several signs of one call the first in the table.
+A sign is a call of a library that is known to need memory of its own: saving, loading, gathering,
+assigning. Advice that fits the call outweighs advice that fits any failure. The innermost call
+that is a sign counts, unless an outer one says more about it; of several signs of one call the
+first in the table.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import field
 from enum import StrEnum
 from typing import Final
 
@@ -28,10 +30,33 @@ class GrowsWith(StrEnum):
 
 
 @frozen
-class TracebackSign:
-    """A place that is known to need memory of its own, and what helps there.
+class Place:
+    """Frames of a library that are a sign: those where all that is given matches.
 
-    A frame matches where all of ``file``, ``functions`` and ``code`` that are given do.
+    Attributes:
+        file: searched in the path, with ``/`` between its parts.
+        functions: names of the function, separated by spaces.
+        code: searched in the source line.
+        is_last: only as the innermost frame: further out it calls what may need the memory.
+    """
+
+    file: str = ""
+    functions: str = ""
+    code: str = ""
+    is_last: bool = False
+
+    def matches(self, frame: TracebackFrame) -> bool:
+        """Return whether a frame is at this place."""
+        return (
+            (not self.file or _search(self.file, frame.file.replace("\\", "/")))
+            and (not self.functions or frame.function.rpartition(".")[2] in self.functions.split())
+            and (not self.code or _search(self.code, frame.code))
+        )
+
+
+@frozen
+class TracebackSign:
+    """A call that is known to need memory of its own, and what helps there.
 
     Attributes:
         name: stable name.
@@ -39,14 +64,14 @@ class TracebackSign:
         grows_with: what its memory grows with.
         title, change, why: as in ``Recommendation``.
         source: library, versions and file that the names are from.
-        file: searched in the path, with ``/`` between its parts.
-        functions: names of the function.
-        code: searched in the source line.
-        intro: searched in the message and in what stands before it on its line, where no frame is
-            a sign.
+        places: its frames.
+        words: the change as frameworks spell it, by their names in ``model/frameworks.py``.
+        intro: searched in the message, in what stands before it on its line and in the lines right
+            above, where no frame is a sign.
         is_training: it may be a step of training, whose activations are kept.
         is_surrounding: it says in what the call stood, and counts where no place is a sign.
         can_leave_gpu: the call can be made on the CPU, so that it helps whoever fills the GPU.
+        refines: name of the sign of an inner frame that this one says more about.
     """
 
     name: str
@@ -56,23 +81,17 @@ class TracebackSign:
     change: str
     why: str
     source: str
-    file: str = ""
-    functions: Sequence[str] = ()
-    code: str = ""
+    places: Sequence[Place] = ()
+    words: Mapping[str, str] = field(default_factory=dict)
     intro: str = ""
     is_training: bool = True
     is_surrounding: bool = False
     can_leave_gpu: bool = False
+    refines: str = ""
 
-    def matches(self, frame: TracebackFrame) -> bool:
-        """Return whether a frame is such a place."""
-        if not (self.file or self.functions or self.code):
-            return False
-        return (
-            (not self.file or _search(self.file, frame.file.replace("\\", "/")))
-            and (not self.functions or frame.function.rpartition(".")[2] in self.functions)
-            and (not self.code or _search(self.code, frame.code))
-        )
+    def matches(self, frame: TracebackFrame, *, is_last: bool = True) -> bool:
+        """Return whether a frame is one of its places."""
+        return any(p.matches(frame) and (is_last or not p.is_last) for p in self.places)
 
 
 def _search(pattern: str, text: str) -> bool:
@@ -83,21 +102,23 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
     """Return the sign that the traceback of a message shows; None without one."""
     if message is None or message.kind in ("negative", "host-ram"):
         return None
-    said = f"{message.intro} {message.text}"
+    said = f"{message.above} {message.intro} {message.text}"
     for signs in (_PLACES, _SURROUNDINGS):
-        for frame in reversed(message.frames):
-            for sign in signs:
-                if sign.matches(frame):
-                    return sign
-        for sign in signs:
-            if sign.intro and _search(sign.intro, said):
-                return sign
+        found: TracebackSign | None = None
+        for n_inside, frame in enumerate(reversed(message.frames)):
+            here = (sign for sign in signs if sign.matches(frame, is_last=not n_inside))
+            found = next((s for s in here if found is None or s.refines == found.name), found)
+        found = found or next((s for s in signs if s.intro and _search(s.intro, said)), None)
+        if found is not None:
+            return found
     return None
 
 
 _MODEL = GrowsWith.MODEL
 _INPUT = GrowsWith.INPUT
 _BATCH = GrowsWith.BATCH
+
+SERVER_STEP: Final = "server-step"
 
 SIGNS: Final[tuple[TracebackSign, ...]] = (
     # ---- saving ----
@@ -108,39 +129,27 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         can_leave_gpu=True,
         title="Gather the state dict on the CPU, on rank 0 only",
         change="FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, "
-        "FullStateDictConfig(offload_to_cpu=True, rank0_only=True)) around state_dict(); "
-        "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, "
-        "cpu_offload=True)) since 2.3; fsdp_state_dict_type: SHARDED_STATE_DICT in accelerate",
-        why="A full state dict holds every weight of the model on each GPU at once, where "
-        "training holds a share of them.",
+        "FullStateDictConfig(offload_to_cpu=True, rank0_only=True)) around "
+        "state_dict(); get_model_state_dict(model, "
+        "options=StateDictOptions(full_state_dict=True, cpu_offload=True)) since "
+        "2.3; fsdp_state_dict_type: SHARDED_STATE_DICT in accelerate",
+        why="A full state dict holds every weight of the model on each GPU at once, "
+        "where training holds a share of them.",
         source="torch 1.12 to 2.15, torch/distributed/fsdp",
-        file=r"/torch/distributed/fsdp/_state_dict_utils\.py$"
-        r"|/torch/distributed/checkpoint/state_dict\.py$|/fsdp/_fsdp_state\.py$",
-        intro=r"/fsdp/(?:_state_dict_utils|fully_sharded_data_parallel)\.py|Failed to clone\(\) "
-        r"tensor with name",
-    ),
-    TracebackSign(
-        name="fsdp-full-state",
-        doing="while FSDP gathered the whole state dict on the GPU to save it",
-        grows_with=_MODEL,
-        can_leave_gpu=True,
-        title="Gather the state dict on the CPU, on rank 0 only",
-        change="FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, "
-        "FullStateDictConfig(offload_to_cpu=True, rank0_only=True)) around state_dict(); "
-        "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, "
-        "cpu_offload=True)) since 2.3; fsdp_state_dict_type: SHARDED_STATE_DICT in accelerate",
-        why="A full state dict holds every weight of the model on each GPU at once, where "
-        "training holds a share of them.",
-        source="torch 1.12 to 2.15, torch/distributed/fsdp; torch 2.13, optim state",
-        file=r"/torch/distributed/fsdp/",
-        functions=(
-            "state_dict",
-            "full_optim_state_dict",
-            "optim_state_dict",
-            "_optim_state_dict_impl",
-            "_full_pre_state_dict_hook",
-            "_full_post_state_dict_hook",
+        places=(
+            Place(
+                file=r"/torch/distributed/fsdp/(?:_state_dict_utils|_unshard_param_utils)\.py$"
+                r"|/torch/distributed/checkpoint/state_dict\.py$|/fsdp/_fsdp_state\.py$"
+            ),
+            Place(
+                file=r"/torch/distributed/fsdp/",
+                functions="state_dict full_optim_state_dict optim_state_dict "
+                "_optim_state_dict_impl _full_pre_state_dict_hook "
+                "_full_post_state_dict_hook",
+            ),
         ),
+        intro=r"/fsdp/(?:_state_dict_utils|fully_sharded_data_parallel)\.py"
+        r"|Failed to clone\(\) tensor with name",
     ),
     TracebackSign(
         name="zero3-gathered-save",
@@ -148,12 +157,16 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         grows_with=_MODEL,
         can_leave_gpu=True,
         title="Save the shards, and join them afterwards on the CPU",
-        change="stage3_gather_16bit_weights_on_model_save: false, then the zero_to_fp32.py that "
-        "lies beside the checkpoint",
+        change="stage3_gather_16bit_weights_on_model_save: false, then the "
+        "zero_to_fp32.py that lies beside the checkpoint",
         why="ZeRO 3 keeps a share of each weight on every GPU; saving in 16 bits gathers them.",
-        source="deepspeed 0.17, runtime/engine.py",
-        file=r"/deepspeed/",
-        functions=("_zero3_consolidated_16bit_state_dict", "save_16bit_model", "save_fp16_model"),
+        source="deepspeed 0.9 to 0.19.6, runtime/engine.py",
+        places=(
+            Place(
+                file=r"/deepspeed/",
+                functions="_zero3_consolidated_16bit_state_dict save_16bit_model save_fp16_model",
+            ),
+        ),
     ),
     # ---- loading ----
     TracebackSign(
@@ -164,20 +177,16 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         title="Load the checkpoint on the CPU",
         change="torch.load(path, map_location='cpu'), with mmap=True since 2.1; then "
         "load_state_dict() copies it into the model that is on the GPU already",
-        why="Without map_location each tensor goes to the device it was saved from: beside the "
-        "model, and of every rank to the same GPU.",
+        why="Without map_location each tensor goes to the device it was saved from: "
+        "beside the model, and of every rank to the same GPU.",
         source="torch 1.0 to 2.15, torch/serialization.py",
-        file=r"/torch/(?:serialization|storage)\.py$",
-        functions=(
-            "load",
-            "_load",
-            "_legacy_load",
-            "persistent_load",
-            "load_tensor",
-            "restore_location",
-            "default_restore_location",
-            "_cuda_deserialize",
-            "_deserialize",
+        places=(
+            Place(
+                file=r"/torch/(?:serialization|storage)\.py$",
+                functions="load _load _legacy_load persistent_load load_tensor "
+                "restore_location default_restore_location _cuda_deserialize "
+                "_deserialize",
+            ),
         ),
     ),
     TracebackSign(
@@ -186,15 +195,16 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         grows_with=_MODEL,
         can_leave_gpu=True,
         title="Load the checkpoint on the CPU, and free it after loading",
-        change="state = torch.load(path, map_location='cpu'); model.load_state_dict(state); del "
-        "state",
+        change="state = torch.load(path, map_location='cpu'); "
+        "model.load_state_dict(state); del state",
         why="A loaded checkpoint on the GPU is there beside what it is copied into.",
         source="torch 2.13, torch/nn/modules/module.py and torch/optim/optimizer.py",
-        file=r"/torch/(?:nn/modules/module|optim/optimizer)\.py$",
-        functions=(
-            "load_state_dict",
-            "_load_from_state_dict",
-            "_process_value_according_to_param_policy",
+        places=(
+            Place(
+                file=r"/torch/(?:nn/modules/module|optim/optimizer)\.py$",
+                functions="load_state_dict _load_from_state_dict "
+                "_process_value_according_to_param_policy",
+            ),
         ),
     ),
     TracebackSign(
@@ -202,27 +212,51 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="while the weights of a model were put on the GPU",
         grows_with=_MODEL,
         title="Load the weights in less memory",
-        change="torch_dtype='bfloat16' (dtype= since Transformers 5) or 4 bits "
-        "(BitsAndBytesConfig(load_in_4bit=True)); device_map='auto' over several GPUs and the "
-        "CPU; in Diffusers enable_model_cpu_offload(); in ComfyUI --lowvram or an fp8 checkpoint",
-        why="Nothing but weights was asked for: what is missing is room for the model itself, "
-        "which no batch size changes.",
-        source="torch 2.13, torch/nn/modules/module.py",
-        file=r"/torch/nn/modules/module\.py$",
-        functions=("_apply", "convert", "to", "cuda", "half", "float", "bfloat16", "to_empty"),
+        change="model.to(torch.bfloat16) or 4 bits before the weights go to the GPU; or keep some "
+        "layers on another GPU or on the CPU",
+        words={
+            "Transformers": "from_pretrained(..., dtype=torch.bfloat16) (torch_dtype= before 4.56) "
+            "or 4 bits (quantization_config=BitsAndBytesConfig(load_in_4bit=True)); "
+            "device_map='auto' over several GPUs and the CPU, with max_memory for each",
+            "Diffusers": "pipe.enable_model_cpu_offload() instead of pipe.to('cuda'), and "
+            "torch_dtype=torch.bfloat16",
+            "ComfyUI": "an fp8 or GGUF checkpoint, or start with --lowvram (--novram keeps even "
+            "less on the GPU)",
+        },
+        why="Nothing but weights was asked for: what is missing is room for the model "
+        "itself, which no batch size changes.",
+        source="torch 2.13, torch/nn/modules/module.py; transformers 4.30 to 5.0, "
+        "modeling_utils.py; accelerate 1.10, utils/modeling.py; ComfyUI 0.3, "
+        "comfy/model_patcher.py",
+        places=(
+            Place(
+                file=r"/torch/nn/modules/module\.py$",
+                functions="_apply convert to cuda half float bfloat16 to_empty",
+            ),
+            Place(
+                file=r"/comfy/model_(?:management|patcher)\.py$",
+                functions="load_models_gpu model_load model_use_more_vram partially_load load "
+                "patch_model patch_weight_to_device cast_to cast_to_device",
+            ),
+            Place(
+                file=r"/transformers/(?:modeling_utils|core_model_loading|quantizers/\w+)\.py$"
+                r"|/accelerate/utils/modeling\.py$|/safetensors/torch\.py$"
+            ),
+        ),
     ),
     TracebackSign(
-        name="loading-weights",
-        doing="while the weights of a model were put on the GPU",
+        name="whole-model-on-each-gpu",
+        doing="while DeepSpeed put the whole model on each GPU",
         grows_with=_MODEL,
-        title="Load the weights in less memory",
-        change="dtype='bfloat16' or 4 bits (BitsAndBytesConfig(load_in_4bit=True)); "
-        "device_map='auto' over several GPUs and the CPU, with max_memory for each",
-        why="Nothing but weights was asked for: what is missing is room for the model itself, "
-        "which no batch size changes.",
-        source="transformers 4.30 to 5.0, modeling_utils.py; accelerate 1.10, utils/modeling.py",
-        file=r"/transformers/(?:modeling_utils|core_model_loading|quantizers/\w+)\.py$"
-        r"|/accelerate/utils/modeling\.py$|/safetensors/torch\.py$",
+        refines="loading-weights",
+        title="Shard the model while it is built",
+        change='"zero_optimization": {"stage": 3}, and build the model inside '
+        "deepspeed.zero.Init(config_dict_or_path=...); with Transformers keep an "
+        "HfDeepSpeedConfig(config) alive before from_pretrained()",
+        why="Without zero.Init each process builds the whole model, and deepspeed.initialize() "
+        "moves it to its GPU before anything is sharded.",
+        source="deepspeed 0.9 to 0.19, runtime/engine.py",
+        places=(Place(file=r"/deepspeed/", functions="_configure_distributed_model"),),
     ),
     # ---- serving ----
     TracebackSign(
@@ -230,19 +264,23 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="while the server captured its CUDA graphs",
         grows_with=_MODEL,
         title="Leave more memory beside the server's KV cache for CUDA graphs",
-        change="SGLang: a lower --mem-fraction-static, or a lower --cuda-graph-max-bs; vLLM: a "
-        "lower --gpu-memory-utilization, fewer --max-num-seqs, or --enforce-eager",
+        change="a smaller share of the card for the cache, smaller graphs, or none",
+        words={
+            "vLLM": "a lower --gpu-memory-utilization or --max-num-seqs; --enforce-eager does "
+            "without graphs",
+            "SGLang": "a lower --mem-fraction-static, or a lower --cuda-graph-max-bs "
+            "(--cuda-graph-max-bs-decode since 0.5.20); --disable-cuda-graph does without graphs",
+        },
         why="The KV cache was sized first and has taken what the graphs need.",
         source="sglang 0.4, model_executor/cuda_graph_runner.py; vllm 0.11, "
         "v1/worker/gpu_model_runner.py",
-        file=r"/(?:sglang|vllm)/",
-        functions=(
-            "init_cuda_graphs",
-            "init_device_graphs",
-            "capture_one_batch_size",
-            "capture_model",
-            "_capture_cudagraphs",
-            "init_forward_metadata_capture_cuda_graph",
+        places=(
+            Place(
+                file=r"/(?:sglang|vllm)/",
+                functions="init_cuda_graphs init_device_graphs capture_one_batch_size "
+                "capture_model _capture_cudagraphs "
+                "init_forward_metadata_capture_cuda_graph",
+            ),
         ),
         intro=r"[Cc]apture cuda graph failed",
     ),
@@ -251,51 +289,64 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="while the server measured its peak with dummy requests, before any KV cache",
         grows_with=_MODEL,
         title="Make the server's largest step smaller, or spread the weights",
-        change="vLLM: lower --max-num-batched-tokens and --max-num-seqs; --tensor-parallel-size "
-        "over more GPUs, or a quantised checkpoint, where the weights alone fill the card",
+        change="a lower --max-num-batched-tokens and --max-num-seqs; where the weights alone fill "
+        "the card, --tensor-parallel-size over more GPUs or a quantized checkpoint",
         why="Weights and the activations of one largest step do not fit: "
         "gpu_memory_utilization only sizes the cache that comes after them.",
-        source="vllm 0.6 to 0.11, v1/worker/gpu_worker.py and gpu_model_runner.py",
-        file=r"/vllm/",
-        functions=(
-            "determine_available_memory",
-            "determine_num_available_blocks",
-            "profile_run",
-            "_dummy_run",
-            "_dummy_sampler_run",
-            "_dummy_pooler_run",
+        source="vllm 0.6 to 0.25, v1/worker/gpu_worker.py and gpu_model_runner.py",
+        places=(
+            Place(
+                file=r"/vllm/",
+                functions="determine_available_memory determine_num_available_blocks "
+                "profile_run _dummy_run _dummy_sampler_run _dummy_pooler_run",
+            ),
         ),
     ),
     TracebackSign(
         name="server-weights",
         doing="while the server loaded the weights",
         grows_with=_MODEL,
-        title="Spread the weights over more GPUs, or serve a quantised checkpoint",
-        change="--tensor-parallel-size (vLLM) or --tp (SGLang) over more GPUs; an AWQ, GPTQ or "
-        "FP8 checkpoint; --cpu-offload-gb in vLLM",
+        title="Spread the weights over more GPUs, or serve a quantized checkpoint",
+        change="an AWQ, GPTQ or FP8 checkpoint, or tensor parallelism over more GPUs",
+        words={
+            "vLLM": "--tensor-parallel-size over more GPUs; an AWQ, GPTQ or FP8 checkpoint; "
+            "--cpu-offload-gb",
+            "SGLang": "--tp over more GPUs; an AWQ, GPTQ or FP8 checkpoint; --cpu-offload-gb",
+        },
         why="The weights alone do not fit; nothing else is on the GPU yet.",
         source="vllm 0.11, model_executor/model_loader; sglang 0.4, model_executor/model_runner.py",
-        file=r"/(?:vllm|sglang)/",
-        functions=(
-            "load_model",
-            "initialize_model",
-            "_initialize_model",
-            "load_weights",
-            "create_weights",
+        places=(
+            Place(
+                file=r"/(?:vllm|sglang)/",
+                functions="load_model initialize_model _initialize_model load_weights "
+                "create_weights",
+            ),
         ),
     ),
     TracebackSign(
-        name="server-step",
+        name=SERVER_STEP,
         doing="while the server ran a step",
         grows_with=_MODEL,
         is_surrounding=True,
         title="Give the server's steps more room beside its KV cache",
-        change="vLLM: a lower --gpu-memory-utilization, lower --max-num-batched-tokens or "
-        "--max-num-seqs; SGLang: a lower --mem-fraction-static or --chunked-prefill-size",
-        why="The server fills the card with KV cache up to its limit; what a step needs beyond "
-        "what was measured at start has to come out of the rest.",
-        source="vllm 0.6 to 0.11, worker and v1/worker; sglang 0.4, srt",
-        file=r"/(?:vllm|sglang)/(?:.*/)?(?:worker|executor|model_executor|managers|layers|lora|v1)/",
+        change="a smaller share of the card for the cache, and smaller steps",
+        words={
+            "vLLM": "a lower --gpu-memory-utilization (0.92 by default in 0.25, 0.9 in earlier "
+            "ones) or "
+            "--kv-cache-memory-bytes; a lower --max-num-batched-tokens or --max-num-seqs",
+            "SGLang": "a lower --mem-fraction-static; for long prompts a lower "
+            "--chunked-prefill-size, while decoding a lower --max-running-requests",
+        },
+        why="The server fills the card with KV cache up to its limit; what a step "
+        "needs beyond what was measured at start has to come out of the rest.",
+        source="vllm 0.6 to 0.25, config/cache.py, worker and v1/worker; sglang 0.4 to 0.5.20, "
+        "srt and docs/advanced_features/server_arguments.md",
+        places=(
+            Place(
+                file=r"/(?:vllm|sglang)/(?:.*/)?(?:worker|executor|model_executor|managers|layers|lora"
+                r"|v1)/"
+            ),
+        ),
         intro=r"\bVllmWorker|\bEngineCore|\bWorker(?:_TP\d| pid=)|\bRayWorkerWrapper"
         r"|\[(?:multiproc_executor|multiproc_worker_utils|worker_base|core)\.py:\d",
     ),
@@ -304,41 +355,28 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         name="gathered-predictions",
         doing="while the predictions of the whole evaluation were joined on the GPU",
         grows_with=_INPUT,
-        can_leave_gpu=True,
         is_training=False,
+        can_leave_gpu=True,
         title="Gather the predictions on the CPU",
         change="eval_accumulation_steps=1 in TrainingArguments, and a "
-        "preprocess_logits_for_metrics that keeps what the metrics need (logits.argmax(-1)); or "
-        "prediction_loss_only=True",
-        why="Trainer keeps every batch's logits on the GPU until the evaluation ends, and joins "
-        "them with a copy.",
-        source="transformers 3.1 to 4.57, trainer.py and trainer_pt_utils.py",
-        file=r"/transformers/trainer_pt_utils\.py$|/accelerate/(?:accelerator|utils/operations)\.py$",
-        functions=(
-            "nested_concat",
-            "torch_pad_and_concatenate",
-            "nested_gather",
-            "distributed_concat",
-            "pad_across_processes",
-            "gather_for_metrics",
-            "gather",
+        "preprocess_logits_for_metrics that keeps what the metrics need "
+        "(logits.argmax(-1)); or prediction_loss_only=True",
+        why="Trainer keeps every batch's logits on the GPU until the evaluation ends, "
+        "and joins them with a copy.",
+        source="transformers 3.1 to 4.57, trainer.py and trainer_pt_utils.py; "
+        "transformers 3.1 to 4.57, trainer.py",
+        places=(
+            Place(
+                file=r"/transformers/trainer_pt_utils\.py$|/accelerate/(?:accelerator"
+                r"|utils/operations)\.py$",
+                functions="nested_concat torch_pad_and_concatenate nested_gather "
+                "distributed_concat pad_across_processes gather_for_metrics gather",
+            ),
+            Place(
+                functions="evaluation_loop prediction_loop",
+                code=r"nested_concat|torch\.cat|preds_host|\.add\(",
+            ),
         ),
-    ),
-    TracebackSign(
-        name="gathered-predictions",
-        doing="while the predictions of the whole evaluation were joined on the GPU",
-        grows_with=_INPUT,
-        can_leave_gpu=True,
-        is_training=False,
-        title="Gather the predictions on the CPU",
-        change="eval_accumulation_steps=1 in TrainingArguments, and a "
-        "preprocess_logits_for_metrics that keeps what the metrics need (logits.argmax(-1)); or "
-        "prediction_loss_only=True",
-        why="Trainer keeps every batch's logits on the GPU until the evaluation ends, and joins "
-        "them with a copy.",
-        source="transformers 3.1 to 4.57, trainer.py",
-        functions=("evaluation_loop", "prediction_loop"),
-        code=r"nested_concat|torch\.cat|preds_host|\.add\(",
     ),
     # ---- boxes and masks of detectors ----
     TracebackSign(
@@ -348,40 +386,34 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         can_leave_gpu=True,
         title="Assign on the CPU where an image has many boxes",
         change="gpu_assign_thr=100 of the assigner in MMDetection (train_cfg: "
-        "rpn.assigner.gpu_assign_thr); otherwise drop or split images with hundreds of boxes",
-        why="The matrix of overlaps has a row for each true box and a column for each anchor: one "
-        "crowded image makes it huge, whatever the batch size.",
+        "rpn.assigner.gpu_assign_thr); otherwise drop or split images with "
+        "hundreds of boxes",
+        why="The matrix of overlaps has a row for each true box and a column for each "
+        "anchor: one crowded image makes it huge, whatever the batch size.",
         source="mmdet 2.0 to 3.3, core/bbox/assigners and models/task_modules/assigners; "
-        "detectron2 0.6, structures/boxes.py; torchvision 0.23, ops/boxes.py",
-        file=r"/assigners/|iou2d_calculator\.py$|/detectron2/structures/(?:rotated_)?boxes\.py$"
-        r"|/torchvision/ops/boxes\.py$|/utils/tal\.py$",
-    ),
-    TracebackSign(
-        name="box-assignment",
-        doing="while a detector compared all boxes of an image with all anchors",
-        grows_with=_INPUT,
-        can_leave_gpu=True,
-        title="Assign on the CPU where an image has many boxes",
-        change="gpu_assign_thr=100 of the assigner in MMDetection; otherwise drop or split "
-        "images with hundreds of boxes",
-        why="The matrix of overlaps has a row for each true box and a column for each anchor: one "
-        "crowded image makes it huge, whatever the batch size.",
-        source="mmdet 2.0 to 3.3; detectron2 0.6; torchvision 0.23",
-        functions=("bbox_overlaps", "pairwise_iou", "box_iou", "box_iou_rotated"),
+        "detectron2 0.6, structures/boxes.py; torchvision 0.23, ops/boxes.py; "
+        "mmdet 2.0 to 3.3; detectron2 0.6; torchvision 0.23",
+        places=(
+            Place(
+                file=r"/assigners/|iou2d_calculator\.py$|/detectron2/structures/(?:rotated_)?boxes\.py$"
+                r"|/torchvision/ops/boxes\.py$|/utils/tal\.py$"
+            ),
+            Place(functions="bbox_overlaps pairwise_iou box_iou box_iou_rotated"),
+        ),
         intro=r"inputs of <function pairwise_iou",
     ),
     TracebackSign(
         name="mask-pasting",
         doing="while predicted masks were pasted at the size of the whole image",
         grows_with=_INPUT,
-        can_leave_gpu=True,
         is_training=False,
+        can_leave_gpu=True,
         title="Evaluate on smaller images, or paste the masks on the CPU",
-        change="a lower INPUT.MAX_SIZE_TEST or TEST.DETECTIONS_PER_IMAGE in Detectron2; test_cfg "
-        "max_per_img in MMDetection",
+        change="a lower INPUT.MAX_SIZE_TEST or TEST.DETECTIONS_PER_IMAGE in Detectron2; "
+        "test_cfg max_per_img in MMDetection",
         why="Each detection becomes a mask of the original image's size.",
         source="detectron2 0.6, layers/mask_ops.py; mmdet 3.3, mask_heads/fcn_mask_head.py",
-        functions=("paste_masks_in_image", "_do_paste_mask", "do_paste_mask"),
+        places=(Place(functions="paste_masks_in_image _do_paste_mask do_paste_mask"),),
         intro=r"inputs of <function paste_masks",
     ),
     # ---- graphs ----
@@ -394,7 +426,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "NeighborLoader or ClusterLoader for parts of a large graph",
         why="A dense adjacency has the square of the number of nodes as entries.",
         source="torch_geometric 2.6, utils/_to_dense_adj.py",
-        functions=("to_dense_adj", "to_dense_batch", "to_scipy_sparse_matrix"),
+        places=(Place(functions="to_dense_adj to_dense_batch to_scipy_sparse_matrix"),),
     ),
     TracebackSign(
         name="graph-messages",
@@ -403,10 +435,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         title="Cap the nodes and edges of a batch",
         change="DynamicBatchSampler(max_num=...) or NeighborLoader(num_neighbors=...); "
         "EdgeIndex or SparseTensor adjacency fuses message and aggregation",
-        why="A message is made for every edge, so that the largest graphs decide, not the number "
-        "of graphs.",
+        why="A message is made for every edge, so that the largest graphs decide, not "
+        "the number of graphs.",
         source="torch_geometric 2.6, nn/conv",
-        file=r"/torch_geometric/nn/",
+        places=(Place(file=r"/torch_geometric/nn/"),),
     ),
     # ---- several GPUs in one process ----
     TracebackSign(
@@ -414,13 +446,30 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="while DataParallel gathered the outputs of all GPUs on the first",
         grows_with=_BATCH,
         title="Use DistributedDataParallel instead of DataParallel",
-        change="torchrun --nproc_per_node=N train.py with DistributedDataParallel; or compute the "
-        "loss inside forward(), so that a number is gathered instead of the outputs",
+        change="torchrun --nproc_per_node=N train.py with DistributedDataParallel; or "
+        "compute the loss inside forward(), so that a number is gathered instead "
+        "of the outputs",
         why="DataParallel joins all outputs, and the loss, on one GPU: that one fills first.",
         source="torch 1.0 to 2.15, torch/nn/parallel",
-        file=r"/torch/nn/parallel/(?:scatter_gather|_functions|comm)\.py$|/torch/cuda/comm\.py$",
-        functions=("gather", "gather_map", "forward"),
-        code=r"gather",
+        places=(
+            Place(
+                file=r"/torch/nn/parallel/(?:scatter_gather|_functions|comm)\.py$|/torch/cuda/comm\.py$",
+                functions="gather gather_map forward",
+                code=r"gather",
+            ),
+        ),
+    ),
+    TracebackSign(
+        name="unequal-gpus",
+        doing="under DataParallel on GPUs of unequal size",
+        grows_with=_BATCH,
+        title="Leave the smaller GPU out",
+        change="set CUDA_VISIBLE_DEVICES, or DataParallel(device_ids=[...]), to the larger GPUs: "
+        "PyTorch's warning names the one to exclude",
+        why="DataParallel gives each GPU the same share of a batch, so that the smallest fills "
+        "first.",
+        source="torch 1.0 to 2.15, torch/nn/parallel/data_parallel.py",
+        intro=r"There is an imbalance between your GPUs",
     ),
     # ---- optimizers ----
     TracebackSign(
@@ -428,17 +477,17 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="while DeepSpeed made the state of the optimizer",
         grows_with=_MODEL,
         title="Put the optimizer's state on the host, or over more GPUs",
-        change="zero_optimization: offload_optimizer: device: cpu, or ZeRO stage 2 or 3 over more "
-        "GPUs",
-        why="Weights in 32 bits and two moments are twelve bytes a parameter, divided by the "
-        "number of GPUs.",
-        source="deepspeed 0.17, runtime/zero",
-        file=r"/deepspeed/",
-        functions=(
-            "initialize_optimizer_states",
-            "_setup_for_real_optimizer",
-            "_create_fp32_partitions",
-            "_configure_zero_optimizer",
+        change="zero_optimization: offload_optimizer: device: cpu, or ZeRO stage 2 or 3 "
+        "over more GPUs",
+        why="Weights in 32 bits and two moments are twelve bytes a parameter, divided "
+        "by the number of GPUs.",
+        source="deepspeed 0.9 to 0.19.6, runtime/zero",
+        places=(
+            Place(
+                file=r"/deepspeed/",
+                functions="initialize_optimizer_states _setup_for_real_optimizer "
+                "_create_fp32_partitions _configure_zero_optimizer",
+            ),
         ),
     ),
     TracebackSign(
@@ -446,77 +495,82 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="in a step of the optimizer, which makes its state in the first one",
         grows_with=_MODEL,
         title="Use an optimizer with less state",
-        change="bitsandbytes.optim.AdamW8bit (optim='adamw_bnb_8bit' in Trainer), Adafactor, or "
-        "foreach=False for its temporaries; ZeRO or FSDP over more GPUs; LoRA trains fewer "
-        "weights",
-        why="Adam keeps two numbers for each weight from the first step on. The batch's "
-        "activations are freed by then: a smaller batch changes nothing.",
+        change="bitsandbytes.optim.AdamW8bit, Adafactor, or fused=True, which needs no "
+        "temporaries; ZeRO or FSDP over more GPUs; LoRA trains fewer weights",
+        words={
+            "Trainer": "optim='adamw_8bit' or 'paged_adamw_8bit' in TrainingArguments; FSDP or "
+            "DeepSpeed over more GPUs; LoRA (peft) trains fewer weights",
+        },
+        why="Adam keeps two numbers for each weight from the first step on. The "
+        "batch's activations are freed by then: a smaller batch changes nothing.",
         source="torch 2.13, torch/optim",
-        file=r"/torch/optim/(?:adam|adamw|_multi_tensor|sgd|rmsprop|adagrad|radam|nadam)\.py$",
+        places=(
+            Place(
+                file=r"/torch/optim/(?:adam|adamw|_multi_tensor|sgd|rmsprop|adagrad|radam|nadam)\.py$"
+            ),
+            # What wraps a step may be handed a closure, which runs the model.
+            Place(
+                file=r"/torch/optim/(?:optimizer|lr_scheduler)\.py$|/accelerate/optimizer\.py$"
+                r"|/amp/grad_scaler\.py$",
+                is_last=True,
+            ),
+            Place(code=r"\boptim(?:izer)?\.step\(", is_last=True),
+        ),
     ),
     # ---- images ----
     TracebackSign(
         name="vae-decode",
         doing="while a VAE turned latents into pixels",
         grows_with=_INPUT,
-        title="Decode in tiles",
-        change="VAE Decode (Tiled) in ComfyUI, with smaller tiles where it is in use already, "
-        "--cpu-vae or --lowvram; pipe.vae.enable_tiling() and enable_slicing() in Diffusers, "
-        "enable_model_cpu_offload() so that the denoiser has left the GPU; fewer frames or pixels",
-        why="The decoder works at full resolution: its peak grows with the pixels of the image or "
-        "the frames of the video, after the denoiser has fit.",
+        title="Decode in tiles, or in smaller ones",
+        change="turn tiling on, or halve the tiles where it is on; torch.no_grad() in a loop of "
+        "your own; fewer frames or pixels",
+        words={
+            "Diffusers": "pipe.vae.enable_tiling() and enable_slicing(), under torch.no_grad() in "
+            "code of your own; enable_model_cpu_offload(), so that the denoiser has left the GPU",
+            "ComfyUI": "VAE Decode (Tiled), with smaller tiles where it is in use already; "
+            "--cpu-vae; a smaller image or fewer frames",
+        },
+        why="The decoder works at full resolution: its peak grows with the pixels of "
+        "the image or the frames of the video, after the denoiser has fit.",
         source="diffusers 0.35, models/autoencoders; ComfyUI 0.3, comfy/sd.py and nodes.py",
-        file=r"/diffusers/models/autoencoders/|/comfy/ldm/.*(?:vae|autoencoder)",
-    ),
-    TracebackSign(
-        name="vae-decode",
-        doing="while a VAE turned latents into pixels",
-        grows_with=_INPUT,
-        title="Decode in tiles",
-        change="VAE Decode (Tiled) in ComfyUI, with smaller tiles where it is in use already, "
-        "--cpu-vae or --lowvram; pipe.vae.enable_tiling() and enable_slicing() in Diffusers, "
-        "enable_model_cpu_offload() so that the denoiser has left the GPU; fewer frames or pixels",
-        why="The decoder works at full resolution: its peak grows with the pixels of the image or "
-        "the frames of the video, after the denoiser has fit.",
-        source="diffusers 0.35, pipelines; ComfyUI 0.3, comfy/sd.py and nodes.py",
-        intro=r"when regular VAE (?:de|en)coding",
-        code=r"\bvae\.(?:decode|encode)\(|first_stage_model\.(?:decode|encode)\(|decode_tiled|vae_decode\(",
+        places=(
+            Place(file=r"/diffusers/models/autoencoders/|/comfy/ldm/.*(?:vae|autoencoder)"),
+            Place(
+                code=r"\bvae\.(?:decode|encode)\(|first_stage_model\.(?:decode|encode)\(|decode_tiled"
+                r"|vae_decode\("
+            ),
+        ),
+        intro=r"when regular VAE (?:de|en)coding|\[Tiled VAE\]",
     ),
     TracebackSign(
         name="sampled-grid",
         doing="while features were sampled at points of a grid",
         grows_with=_INPUT,
         title="Sample in chunks of points",
-        change="split the grid along its points and join the results; fewer rays, views or points "
-        "a chunk (chunk_size, n_rays, num_points of the model); under autocast it runs in 32 bits",
-        why="grid_sample makes channels x points values and keeps grid and input for the backward "
-        "pass: the number of points decides.",
+        change="split the grid along its points and join the results; fewer rays, views "
+        "or points a chunk (chunk_size, n_rays, num_points of the model); under "
+        "autocast it runs in 32 bits",
+        why="grid_sample makes channels x points values and keeps grid and input for "
+        "the backward pass: the number of points decides.",
         source="torch 2.13, torch/nn/functional.py",
-        functions=("grid_sample",),
-    ),
-    TracebackSign(
-        name="sampled-grid",
-        doing="while features were sampled at points of a grid",
-        grows_with=_INPUT,
-        title="Sample in chunks of points",
-        change="split the grid along its points and join the results; fewer rays, views or points "
-        "a chunk (chunk_size, n_rays, num_points of the model); under autocast it runs in 32 bits",
-        why="grid_sample makes channels x points values and keeps grid and input for the backward "
-        "pass: the number of points decides.",
-        source="torch 2.13, torch/nn/functional.py",
-        code=r"\bgrid_sampler?\(",
+        places=(
+            Place(functions="grid_sample"),
+            Place(code=r"\bgrid_sampler?\("),
+        ),
     ),
     TracebackSign(
         name="gaussian-rasterizer",
         doing="in the rasterizer of a Gaussian-splatting extension",
         grows_with=_INPUT,
         title="Rebuild the rasterizer for this GPU, then look at the number of Gaussians",
-        change="pip install the extension again with TORCH_CUDA_ARCH_LIST set to this GPU's "
-        "(python -c 'import torch; print(torch.cuda.get_device_capability())')",
-        why="It sizes its buffers on the GPU: built for another architecture it reads garbage, and "
-        "asks for tens of gibibytes.",
+        change="pip install the extension again with TORCH_CUDA_ARCH_LIST set to this "
+        "GPU's (python -c 'import torch; "
+        "print(torch.cuda.get_device_capability())')",
+        why="It sizes its buffers on the GPU: built for another architecture it reads "
+        "garbage, and asks for tens of gibibytes.",
         source="diff-gaussian-rasterization, rasterize_points.cu",
-        file=r"/diff_gaussian_rasterization/|/gsplat/",
+        places=(Place(file=r"/diff_gaussian_rasterization/|/gsplat/"),),
     ),
     # ---- generating and attention ----
     TracebackSign(
@@ -524,24 +578,43 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="while attention made the scores of all pairs of tokens",
         grows_with=_INPUT,
         title="Use attention that never makes the scores",
-        change="attn_implementation='sdpa' or 'flash_attention_2' in Transformers; "
-        "torch.nn.functional.scaled_dot_product_attention; a shorter prompt or max_length",
-        why="The matrix has batch x heads x length x length entries: half the length is a quarter "
-        "of it.",
-        source="transformers 4.20 to 4.57, models/*/modeling_*.py",
-        code=r"key_states\.transpose|softmax\(\s*(?:attn|attention)_(?:weights|scores)|attn_weights"
-        r"\s?=|attention_scores\s?=|\bq\w*\s?@\s?k\w*\.transpose|baddbmm\(",
+        change="torch.nn.functional.scaled_dot_product_attention in 16 bits and without a dense "
+        "mask, or flash-attn, xformers or SageAttention where this GPU has no fused kernel of "
+        "PyTorch; a shorter sequence",
+        words={
+            "Transformers": "from_pretrained(..., attn_implementation='sdpa'), or "
+            "'flash_attention_2'; a shorter prompt or max_length",
+            "Diffusers": "pipe.enable_xformers_memory_efficient_attention(), or PyTorch 2, where "
+            "fused attention is the default; in training also enable_gradient_checkpointing(); a "
+            "lower resolution",
+            "ComfyUI": "start with --use-pytorch-cross-attention, or xformers or SageAttention "
+            "installed; a smaller image or fewer frames",
+        },
+        why="The matrix has batch x heads x length x length entries: half the length "
+        "is a quarter of it.",
+        source="transformers 4.20 to 4.57, models/*/modeling_*.py; diffusers 0.39, "
+        "models/attention_processor.py; torch 2.13, whose math kernel makes the scores",
+        places=(
+            Place(
+                code=r"key_states\.transpose|softmax\(\s*(?:attn|attention)_(?:weights|scores)"
+                r"|(?:attn|attention)_(?:weights|scores|probs)\s?=|scaled_dot_product_attention\(|\bq\w*\s?@\s?k\w*\.transpose|baddbmm\("
+            ),
+        ),
     ),
     TracebackSign(
         name="all-pairs",
         doing="while a matrix of all pairs was made",
         grows_with=_INPUT,
         title="Do not make all pairs at once",
-        change="work through the rows in chunks; a sparse or fused form of the operation; a "
-        "smaller graph, image or sequence",
+        change="work through the rows in chunks; a sparse or fused form of the operation; "
+        "a smaller graph, image or sequence",
         why="All pairs are the square of the number of items.",
         source="torch 2.13: cdist, pairwise products",
-        code=r"\btorch\.cdist\(|\ba\s?@\s?b\.transpose|all_combinations|repeat_interleave\(",
+        places=(
+            Place(
+                code=r"\btorch\.cdist\(|\ba\s?@\s?b\.transpose|all_combinations|repeat_interleave\("
+            ),
+        ),
     ),
     TracebackSign(
         name="growing-concatenation",
@@ -549,33 +622,14 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         grows_with=_INPUT,
         title="Collect on the CPU, and join once",
         change="parts.append(x.detach().cpu()) in the loop, torch.cat(parts) once after it",
-        why="Extending a tensor copies all of it for each part: old and new are there together, "
-        "and what it holds stays on the GPU.",
+        why="Extending a tensor copies all of it for each part: old and new are there "
+        "together, and what it holds stays on the GPU.",
         source="torch 2.13: cat returns a new tensor",
-        code=r"(?<![\w.])(?P<name>[A-Za-z_][\w.]*)\s*=.{0,80}\b(?:torch\.)?(?:cat|concat)\(\s*[\[(]\s*"
-        r"(?P=name)\b",
-    ),
-    TracebackSign(
-        name="loss-of-vocabulary",
-        doing="while logits over the whole vocabulary were made or turned into a loss",
-        grows_with=_BATCH,
-        title="Compute the loss in chunks, or fused",
-        change="use_liger_kernel=True in Transformers and TRL, "
-        "liger_kernel.transformers.LigerFusedLinearCrossEntropyLoss, or cut_cross_entropy; "
-        "num_logits_to_keep where few positions are scored",
-        why="Logits have batch x length x vocabulary entries, in 32 bits for the loss, and their "
-        "gradient once more.",
-        source="torch 2.13, torch/nn/functional.py; trl 0.21; transformers 4.57, loss",
-        functions=(
-            "cross_entropy",
-            "log_softmax",
-            "selective_log_softmax",
-            "_compute_distributed_log_softmax",
-            "ForCausalLMLoss",
-            "fixed_cross_entropy",
-            "entropy_from_logits",
-            "get_batch_logps",
-            "_get_per_token_logps",
+        places=(
+            Place(
+                code=r"(?<![\w.])(?P<name>[A-Za-z_][\w.]*)\s*=.{0,80}\b(?:torch\.)?(?:cat"
+                r"|concat)\(\s*[\[(]\s*(?P=name)\b"
+            ),
         ),
     ),
     TracebackSign(
@@ -583,50 +637,72 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="while logits over the whole vocabulary were made or turned into a loss",
         grows_with=_BATCH,
         title="Compute the loss in chunks, or fused",
-        change="use_liger_kernel=True in Transformers and TRL, "
-        "liger_kernel.transformers.LigerFusedLinearCrossEntropyLoss, or cut_cross_entropy; "
-        "num_logits_to_keep where few positions are scored",
-        why="Logits have batch x length x vocabulary entries, in 32 bits for the loss, and their "
-        "gradient once more.",
-        source="transformers 4.20 to 4.57, models/*/modeling_*.py",
-        code=r"\blogits\.(?:float|exp|log_softmax|softmax)\(|log_softmax\(|\blm_head\(|cross_entropy\(",
+        change="score a few hundred tokens at a time, or a fused loss "
+        "(liger_kernel.transformers.LigerFusedLinearCrossEntropyLoss, cut_cross_entropy), which "
+        "never makes all logits",
+        words={
+            "TRL": "use_liger_kernel=True in the trainer's config (SFT also has "
+            "loss_type='chunked_nll'); a lower max_length",
+            "Trainer": "TrainingArguments(use_liger_kernel=True)",
+            "Transformers": "liger_kernel's model patch, or logits_to_keep= where few positions "
+            "are scored",
+        },
+        why="Logits have batch x length x vocabulary entries, in 32 bits for the loss, "
+        "and their gradient once more.",
+        source="torch 2.13, torch/nn/functional.py; trl 0.21; transformers 4.57, loss; "
+        "transformers 4.20 to 4.57, models/*/modeling_*.py",
+        places=(
+            Place(
+                functions="cross_entropy log_softmax selective_log_softmax "
+                "_compute_distributed_log_softmax ForCausalLMLoss "
+                "fixed_cross_entropy entropy_from_logits get_batch_logps "
+                "_get_per_token_logps"
+            ),
+            Place(
+                code=r"\blogits\.(?:float|exp|log_softmax|softmax|clone)\(|log_?softmax\(|\blm_head\("
+                r"|cross_entropy\("
+            ),
+        ),
     ),
     TracebackSign(
         name="generation",
         doing="while text was generated",
         grows_with=_INPUT,
-        is_surrounding=True,
         is_training=False,
+        is_surrounding=True,
         title="Generate with a shorter context, or a smaller cache",
-        change="a shorter prompt or max_new_tokens, fewer num_beams or num_return_sequences; "
-        "cache_implementation='offloaded' or 'quantized'; no contrastive search (penalty_alpha), "
-        "which keeps the hidden states of top_k candidates; weights in 8 or 4 bits",
-        why="The cache of keys and values grows with every token of prompt and answer, for each "
-        "beam and sequence.",
+        change="a shorter prompt or max_new_tokens, fewer num_beams or "
+        "num_return_sequences; cache_implementation='offloaded' or 'quantized'; no "
+        "contrastive search (penalty_alpha), which keeps the hidden states of "
+        "top_k candidates; weights in 8 or 4 bits",
+        why="The cache of keys and values grows with every token of prompt and answer, "
+        "for each beam and sequence.",
         source="transformers 4.20 to 4.57, generation/utils.py and cache_utils.py",
-        file=r"/transformers/(?:generation/|cache_utils\.py$)",
+        places=(Place(file=r"/transformers/(?:generation/|cache_utils\.py$)"),),
     ),
     TracebackSign(
         name="evaluation",
         doing="while an evaluation ran",
         grows_with=_BATCH,
-        is_surrounding=True,
         is_training=False,
-        title="Evaluate with a smaller batch, and without gradients",
-        change="a lower per_device_eval_batch_size (it is 8 by default, whatever training uses); "
-        "torch.no_grad() or inference_mode() around a loop of your own; eval_accumulation_steps=1",
-        why="Training fits, the evaluation does not: its batch is another one, and it keeps what "
-        "it returns.",
+        is_surrounding=True,
+        title="Evaluate without gradients, and in smaller batches",
+        change="with torch.no_grad(): around the loop of the evaluation (model.eval() alone keeps "
+        "the graph); a smaller batch there; keep results with .item() or .cpu()",
+        words={
+            "Trainer": "a lower per_device_eval_batch_size (8 by default, whatever training uses), "
+            "and eval_accumulation_steps=1; gradients are off already",
+            "Lightning": "a smaller batch_size in val_dataloader(); return or keep nothing on the "
+            "GPU in validation_step(); gradients are off already",
+        },
+        why="Training fits, the evaluation does not: its batch is another one, and it "
+        "keeps what it returns.",
         source="transformers 4.57, trainer.py; lightning 2.5, loops/evaluation_loop.py",
-        functions=(
-            "evaluation_loop",
-            "prediction_loop",
-            "prediction_step",
-            "evaluate",
-            "_evaluation_step",
-            "validation_step",
-            "_run_sanity_check",
-            "validate",
+        places=(
+            Place(
+                functions="evaluation_loop prediction_loop prediction_step evaluate "
+                "_evaluation_step validation_step _run_sanity_check validate"
+            ),
         ),
     ),
 )

@@ -225,3 +225,39 @@ def test_rests_of_live_blocks_are_no_proof_against_settings():
     assert (loose.cause, loose.confidence) == (Cause.CAPACITY, Confidence.LIKELY)
     assert "no allocator setting" not in loose.summary
     assert (tight.cause, tight.confidence) == (Cause.CAPACITY, Confidence.PROVEN)
+
+
+def test_request_beyond_device_and_all_that_is_live_is_a_wrong_size():
+    wrong, *also = decide(failed(265216, 6072, 4400, 108, 16))
+    scores = decide(failed(265216, 6072, 400, 5000, 16))[0]
+    known = decide(failed(265216, 6072, 4400, 108, 16, doing="while attention made the scores"))[0]
+
+    assert wrong.cause is Cause.SIZE_BUG
+    assert Cause.CAPACITY in {h.cause for h in also}
+    assert scores.cause is Cause.CAPACITY
+    assert known.cause is Cause.CAPACITY
+
+
+def test_more_live_than_the_device_has_lies_in_the_memory_of_the_host():
+    paged = decide(failed(1823, 4096, 0, 7598, 1853))[0]
+
+    assert paged.cause is Cause.CAPACITY
+    assert "moved the rest to the host's memory" in paged.summary
+
+
+def test_free_memory_beyond_the_device_is_no_figure():
+    printed = message(
+        backend="rocm",
+        requested_bytes=288 * MIB,
+        total_bytes=512 * MIB,
+        free_bytes=1 << 64,
+        allocated_bytes=243 * MIB,
+        reserved_unallocated_bytes=20 * MIB,
+    )
+
+    request = request_of_message(printed)
+
+    assert printed.true_free_bytes is None
+    assert request is not None
+    assert request.free_bytes is None
+    assert "integrated GPU" in decide(request)[0].summary

@@ -107,3 +107,28 @@ def test_diagnose_warning_of_a_framework_is_no_failure():
 
     assert "warns" in verdict.summary
     assert Cause.HEALTHY in verdict.also
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "torch.OutOfMemoryError: Allocation on device",
+        'RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at "CUDACachingAllocator.cpp":830',
+    ],
+)
+def test_refusal_without_figures_is_most_likely_a_full_gpu(text):
+    diagnosis = diagnose(case_of(text))
+
+    assert diagnosis.verdict.cause is Cause.CAPACITY
+    assert diagnosis.verdict.confidence is Confidence.POSSIBLE
+    assert diagnosis.recommendations[0].code == "smaller-batch"
+
+
+def test_host_memory_is_saved_in_the_words_of_what_ran_out():
+    ray = "ray.memory_monitor.RayOutOfMemoryError: More than 95% of the memory on node x is used"
+    pinned = (
+        '  File "a.py", line 9, in f\n    t.pin_memory()\nRuntimeError: CUDA error: out of memory'
+    )
+
+    assert "@ray.remote" in diagnose(case_of(ray)).recommendations[0].change
+    assert "pin_memory=False" in diagnose(case_of(pinned)).recommendations[0].change

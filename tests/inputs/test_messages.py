@@ -353,3 +353,13 @@ def test_message_cut_after_one_letter_of_a_label_gives_no_figure_for_it():
     assert message.allocated_bytes == 100 << 30
     assert message.reserved_bytes is None
     assert message.reserved_unallocated_bytes is None
+
+
+def test_size_that_a_broken_collective_left_is_its_consequence():
+    garbage = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate more than 1EB memory."
+    broken = "[rank3]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=41) ran for 9"
+
+    assert parse_oom(garbage).sub_kind == "size-bug"
+    assert [m.sub_kind for m in find_messages(f"{broken}\n{garbage}").messages] == [
+        "collective-timeout"
+    ]

@@ -263,6 +263,15 @@ class SmallerBatch(SavingRemedy):
         r = case.failed_request
         if not case.is_allocator_case or case.cause not in SHORT_OF_MEMORY:
             return
+        if r is None and case.message is not None and case.sign is None:
+            yield self.proposal(
+                weight=MAY_HELP,
+                confidence=Confidence.POSSIBLE,
+                change=self.change,
+                why="The message prints no figures; the batch is what a program can shrink first.",
+                cost=self.cost,
+                verify="The call that failed succeeds.",
+            )
         if r is None or r.missing_bytes <= 0:
             return
         if case.fails_in_optimizer_step:

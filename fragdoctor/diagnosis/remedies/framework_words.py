@@ -44,13 +44,16 @@ def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Itera
             yield one
             continue
         text = f"with {found[0]}: {found[1]}"
-        if change in ADDED and one.recommendation.change:
-            text = f"{text}; {one.recommendation.change}"
+        own = one.recommendation.change
+        if change in ADDED and own and own != getattr(one.remedy, "change", ""):
+            text = f"{text}; {own}"
         yield replace(one, recommendation=replace(one.recommendation, change=text))
 
 
 def frameworks_of(case: JudgedCase) -> tuple[Framework, ...]:
     """Return the frameworks of a recording's stacks, else of the traceback of a message."""
     message = case.message
-    said = () if message is None else (frame.file for frame in message.frames)
-    return frameworks_in((*said, *case.files))
+    if message is None:
+        return frameworks_in(case.files)
+    files = (frame.file for frame in message.frames)
+    return frameworks_in((*files, *case.files), f"{message.above} {message.intro} {message.text}")

@@ -9,12 +9,16 @@ import numpy as np
 
 from fragdoctor.analysis.failed_attempts import left_of_attempts
 from fragdoctor.diagnosis.bench import Attempt, Bench
+from fragdoctor.diagnosis.remedies.framework_words import frameworks_of
 from fragdoctor.diagnosis.remedies.remedy import CURES, HELPS, JudgedCase, Proposal, Remedy
+from fragdoctor.diagnosis.remedies.serving import smaller_cache
 from fragdoctor.future.edits import combined
 from fragdoctor.future.training_edits import requests_freed_at, requests_removed
+from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence, Location
 from fragdoctor.model.snapshot import I64
+from fragdoctor.rules.traceback_signs import SERVER_STEP
 from fragdoctor.units import format_size
 
 CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.HEALTHY)
@@ -39,11 +43,17 @@ class AtTheFailingCall(Remedy):
         if sign is None or message is None or case.cause in CLOSED or case.kind == "kv-cache":
             return
         said = "It goes on more slowly" if message.is_warning else "It failed"
+        names = (f.name for f in frameworks_of(case) if f.name in sign.words)
+        change = sign.words.get(next(names, ""), sign.change)
+        if sign.name == SERVER_STEP:
+            change = "; ".join(filter(None, (smaller_cache(case), change)))
         yield self.proposal(
             title=sign.title,
-            weight=NEEDS_NO_GPU if sign.can_leave_gpu else ABOVE_GENERIC,
+            weight=NEEDS_NO_GPU
+            if sign.can_leave_gpu and not case.has_only_begun
+            else ABOVE_GENERIC,
             confidence=Confidence.LIKELY,
-            change=sign.change,
+            change=change,
             why=f"{said} {sign.doing}. {sign.why}",
             locations=tuple(
                 Location(frame.file, frame.line, frame.function)
@@ -64,7 +74,9 @@ class RetryOutsideHandler(Remedy):
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it where a traceback was being handled, or an earlier attempt is still held."""
         message = case.message
-        is_in_handler = message is not None and message.is_in_handler
+        log = case.context.case.oom
+        said = [message] if log is None else log.messages
+        is_in_handler = any(m is not None and _is_retry(m) for m in said)
         attempts = _left(case)
         left = 0 if attempts is None else attempts.n_bytes
         if not (is_in_handler or left) or case.cause in CLOSED:
@@ -98,6 +110,12 @@ class RetryOutsideHandler(Remedy):
             requests_freed_at(found.starts, found.row),
         )
         return [Attempt.of_edit(combined(edits))]
+
+
+def _is_retry(message: OomMessage) -> bool:
+    """Return whether it failed in a handler by asking again, not by passing an error on."""
+    is_passed_on = bool(message.frames) and message.frames[-1].code.startswith("raise")
+    return message.is_in_handler and message.is_of_caching_allocator and not is_passed_on
 
 
 MIN_LEFT: Final = 0.1

@@ -58,7 +58,8 @@ class FreeOtherProcess(Remedy):
             return
         is_main = case.cause is Cause.OTHER_PROCESS
         weight = CURES + 5 if is_main else MAY_HELP
-        if is_main and case.sign is not None and case.sign.can_leave_gpu:
+        is_needless = case.sign is not None and case.sign.can_leave_gpu
+        if is_main and is_needless and not case.has_only_begun:
             weight = HELPS  # the call need not be there at all
         r = case.failed_request
         held = r.other_bytes if r is not None else None
@@ -74,7 +75,7 @@ class FreeOtherProcess(Remedy):
             if peers
             else f"end or move process {pids}"
             if pids
-            else "find the holders with nvidia-smi or fuser -v /dev/nvidia*, end leftover workers",
+            else "find the holders with nvidia-smi or fuser -v /dev/nvidia*, and end leftovers",
             why=case.verdict.summary
             if is_main
             else f"{format_size(held)} may be held by other processes."
@@ -102,7 +103,7 @@ class FewerProcesses(Remedy):
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose as many processes as fit, each as large as this one would be."""
         r = case.failed_request
-        if case.cause is not Cause.OTHER_PROCESS or r is None:
+        if case.cause is not Cause.OTHER_PROCESS or r is None or case.has_only_begun:
             return
         if r.total_bytes is None or r.needed_bytes is None:
             return
@@ -219,6 +220,22 @@ class DropExpandableSegments(Remedy):
         )
 
 
+HOST_CHANGE: Final = (
+    "load checkpoints with mmap=True or low_cpu_mem_usage, and not in every rank at once; fewer "
+    "DataLoader workers and a smaller prefetch_factor; offload less to the CPU; raise the limit of "
+    "the container or scheduler"
+)
+HOST_CHANGES: Final = {
+    "ray-memory": "fewer tasks or actors at a time (num_cpus= or memory= of @ray.remote), and "
+    "smaller objects in the store; more memory on the node. RAY_memory_usage_threshold only moves "
+    "the kill",
+    "pinned-host": "pin_memory=False in the DataLoader, or smaller pinned buffers: WSL2 and some "
+    "containers allow few of them however much memory is free; in WSL2 a larger memory= in "
+    ".wslconfig",
+}
+"""What uses less of the host's memory, by the finer kind of the message."""
+
+
 class LessHostMemory(Remedy):
     """The host's memory ran out."""
 
@@ -232,8 +249,7 @@ class LessHostMemory(Remedy):
         yield self.proposal(
             weight=CURES,
             confidence=Confidence.LIKELY,
-            change="fewer DataLoader workers and a smaller prefetch_factor; load checkpoints with "
-            "mmap=True or low_cpu_mem_usage; pin less memory; raise the cgroup or scheduler limit",
+            change=HOST_CHANGES.get(case.message.sub_kind if case.message else "", HOST_CHANGE),
             why=case.verdict.summary,
             cost="Slower loading with fewer workers.",
             caveats=("No GPU setting changes this.",),
@@ -328,7 +344,7 @@ class FewerLayersOnGpu(Remedy):
         yield self.proposal(
             weight=CURES,
             confidence=Confidence.LIKELY,
-            change="lower --n-gpu-layers or --ctx-size, split over GPUs, or a smaller quantisation",
+            change="lower --n-gpu-layers or --ctx-size, split over GPUs, or a smaller quantization",
             why="One buffer holds what is put on the device; it is larger than the device can "
             "give.",
             cost="Slower inference.",
@@ -386,8 +402,9 @@ class RecordSnapshot(Remedy):
         yield self.proposal(
             weight=ASKS,
             confidence=Confidence.LIKELY,
-            change="fragdoctor run train.py; or, where it cannot be installed, "
-            "torch.cuda.memory._record_memory_history(max_entries=100000) at start and "
+            change="start the program with fragdoctor run train.py; or, where it cannot be "
+            "installed, "
+            "call torch.cuda.memory._record_memory_history(max_entries=100000) at the start and "
             "torch.cuda.memory._dump_snapshot('oom.pickle') on the error",
             why=reason,
             cost="A few microseconds per allocation.",
@@ -415,8 +432,9 @@ class FixShape(Remedy):
             weight=CURES if is_main else HELPS + 25,
             confidence=Confidence.PROVEN if is_main else Confidence.POSSIBLE,
             change="print(x.shape, x.dtype) before the call; check negative or NaN-derived sizes, "
-            "a broadcast of (N, 1) with (1, N), num_classes of one_hot, and whether a checkpoint "
-            "is damaged",
+            "the largest index (scatter, one_hot and bincount size their result by it), a "
+            "broadcast "
+            "of (N, 1) with (1, N), and whether a checkpoint is damaged",
             why=case.verdict.summary if is_main or r is None else one_tensor_text(r),
             cost="None.",
             verify="The printed size is what was meant.",

@@ -19,6 +19,7 @@ from fragdoctor.model.case import NO_FAILURE, OomMessage
 from fragdoctor.model.conf_keys import KEYS, key_is_known
 from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation, Verdict
 from fragdoctor.model.finding import Confidence, Evidence, Location, RuleResults
+from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.simulation import Outlook, OutlookState, ReplayResult
 from fragdoctor.model.snapshot import Action
@@ -99,6 +100,16 @@ class JudgedCase:
     def sign(self) -> TracebackSign | None:
         """What the traceback of the message shows, where no trace says more."""
         return sign_of(self.message)
+
+    @property
+    def has_only_begun(self) -> bool:
+        """Whether this program held less than its own CUDA context takes when it failed.
+
+        Nothing of its model was there yet: it would need the GPU for that all the same.
+        """
+        r = self.failed_request
+        reserved = None if r is None else r.reserved_bytes
+        return reserved is not None and reserved < TYPICAL_CONTEXT_BYTES
 
     @cached_property
     def asking_event(self) -> OomEvent | None:

@@ -6,17 +6,21 @@ import math
 from collections.abc import Iterator
 from typing import ClassVar, Final
 
+from fragdoctor.diagnosis.remedies.framework_words import frameworks_of
 from fragdoctor.diagnosis.remedies.remedy import CURES, JudgedCase, Proposal, Remedy
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.finding import Confidence
-from fragdoctor.units import format_count, format_size
+from fragdoctor.units import MIB, format_count, format_size
 
 LEAST_UTILIZATION: Final = 0.5
 """Below half of the card a server that was meant to have it alone is not worth starting."""
 
+CACHE_STEP_BYTES: Final = 256 * MIB
+"""A cache is told in round figures, which leave a little more than what was lacking."""
+
 SPREAD: Final = {
-    "vllm": "a quantised checkpoint, or --tensor-parallel-size over more GPUs",
-    "sglang": "a quantised checkpoint, or --tp over more GPUs",
+    "vllm": "a quantized checkpoint, or --tensor-parallel-size over more GPUs",
+    "sglang": "a quantized checkpoint, or --tp over more GPUs",
 }
 
 
@@ -44,6 +48,21 @@ class FitKvCache(Remedy):
             if message.backend == "vllm"
             else "The log's max_total_num_tokens covers one request of the full length.",
         )
+
+
+def smaller_cache(case: JudgedCase) -> str:
+    """Return vLLM's option for a cache that leaves a step what it lacked; "" without figures."""
+    log, r = case.context.case.oom, case.failed_request
+    shares = () if log is None else log.server
+    cache = next((s.n_bytes for s in shares if s.name == "KV cache"), 0)
+    is_vllm = any(f.name == "vLLM" for f in frameworks_of(case))
+    if not is_vllm or r is None or not 0 < r.missing_bytes < cache:
+        return ""
+    left = (cache - r.missing_bytes) // CACHE_STEP_BYTES * CACHE_STEP_BYTES
+    return (
+        f"--kv-cache-memory-bytes {left} leaves the step the {format_size(r.missing_bytes)} that "
+        f"it lacked (the cache has {format_size(cache)})"
+    )
 
 
 def _option(m: OomMessage) -> tuple[str, str, str]:
@@ -94,8 +113,8 @@ def _option(m: OomMessage) -> tuple[str, str, str]:
         return (
             "Give weights and KV cache a larger share of the card",
             (
-                "a higher --mem-fraction-static (0.9), with a lower --cuda-graph-max-bs to pay "
-                f"for it; {spread}"
+                "a higher --mem-fraction-static (0.9), with smaller graphs to pay for it "
+                f"(--cuda-graph-max-bs; --cuda-graph-max-bs-decode since 0.5.20); {spread}"
             ),
             "Less room for CUDA graphs and for steps.",
         )

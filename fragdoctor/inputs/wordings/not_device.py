@@ -97,6 +97,8 @@ HOST_MEMORY: Final[tuple[Wording, ...]] = (
     _host("ray-memory", "ray-memory", "runninglowonmemory",
           r"(?:taskwaskilledduetothenode|node|worker\(s\)(?:were)?killed[a-z]{0,20})?runninglowonmemory",
           40, group="ray"),
+    # ray/_private/memory_monitor.py of Ray 0.6 to 1.13
+    _host("ray-memory", "ray-memory", "rayoutofmemoryerror:", r"rayoutofmemoryerror:"),
     _host("ray-memory", "ray-memory", "killedduetomemorypressure",
           r"workers?\(?[^()]{0,60}\)?killedduetomemorypressure", 70, group="ray"),
     _host("numpy", "numpy", "unabletoallocate",

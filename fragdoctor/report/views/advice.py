@@ -18,6 +18,7 @@ from fragdoctor.model.diagnosis import (
     RunState,
 )
 from fragdoctor.model.finding import Confidence
+from fragdoctor.model.frameworks import SERVERS, frameworks_in
 from fragdoctor.model.simulation import OutlookState, Promise
 from fragdoctor.report import document as doc
 from fragdoctor.report import words
@@ -126,7 +127,7 @@ def sentence(text: str) -> str:
     if not text:
         return ""
     start = text[0].upper() if text.split(" ", 1)[0].isalpha() else text[0]
-    return start + text[1:] + ("" if text[-1] in ".!?)" else ".")
+    return start + text[1:] + ("" if text.endswith((".", "!", "?", ".)")) else ".")
 
 
 def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
@@ -139,6 +140,8 @@ def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
         gain = f"It would free up to {format_size(saves)}. " if saves else ""
         if diagnosis.case.snapshot is not None:
             return f"{gain}It was not tested by replay."
+        if not _is_recordable(diagnosis):
+            return f"{gain}Not tested."
         return f"{gain}Not tested: that takes a recording of the run ({_RECORD})."
     # The room that is left says more than the peak, which the full report has.
     figures = replace(p, peak_reserved_bytes=None) if p.margin_bytes is not None else p
@@ -150,11 +153,28 @@ def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
     return f"{text} {sentence(words.outlook_text(p.outlook))}".strip()
 
 
+def _is_recordable(diagnosis: Diagnosis) -> bool:
+    """Return whether a recording of the run would show more: it fails by its own allocations."""
+    messages = diagnosis.case.oom.messages if diagnosis.case.oom is not None else ()
+    is_own = not messages or any(m.is_of_caching_allocator for m in messages)
+    is_served = any(
+        f.name in SERVERS
+        for m in messages
+        for f in frameworks_in((frame.file for frame in m.frames), f"{m.above} {m.intro}")
+    )
+    return is_own and not is_served and diagnosis.verdict.cause not in _OF_OTHERS
+
+
+_OF_OTHERS: Final = (Cause.OTHER_PROCESS, Cause.HOST_MEMORY, Cause.NOT_MEMORY)
+
+
 def _fits_text(predicted: Predicted, diagnosis: Diagnosis) -> str:
     if not predicted.fits:
         return "the run still fails"
     is_cut = diagnosis.verdict.state is RunState.FAILED
     is_whole = predicted.outlook is not None and predicted.outlook.state is OutlookState.HOLDS
+    if predicted.method == "arithmetic":
+        return "the request fits"
     return "the recorded part fits" if is_cut and not is_whole else "the run fits"
 
 

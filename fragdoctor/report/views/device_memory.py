@@ -193,6 +193,10 @@ def when(moment: MomentFigures | None) -> str:
     return "" if moment is None or moment.is_end else f", {_MOMENT_WORDS[moment.moment]}"
 
 
+_PAGED: Final = 1.02
+"""Reserved memory beyond the device by more than figures are rounded lies in the host's memory."""
+
+
 def memory_sections(diagnosis: Diagnosis) -> list[doc.Section]:
     """Return the bar of each device's memory, the verdict's device first."""
     figures = {f.device: f for f in diagnosis.devices}
@@ -236,6 +240,12 @@ def _memory(
     ]
     blocks.append(doc.Facts(facts, detail=Detail.FULL))
     note = f"GPU {f.device}, {format_size(bar.total_bytes)} shown{when(f.moment)}"
+    if (
+        message is not None
+        and message.total_bytes
+        and bar.total_bytes > _PAGED * message.total_bytes
+    ):
+        note = f"{note}, more than its {format_size(message.total_bytes)}"
     return doc.Section("Memory", blocks, note, f"memory-{f.device}", f.device)
 
 
@@ -280,8 +290,8 @@ def parts_of(figures: DeviceFigures, message: OomMessage | None) -> list[doc.Bar
 
 def _beyond(figures: DeviceFigures, message: OomMessage | None, reserved: int) -> tuple[int, int]:
     """Return (memory outside PyTorch, free memory) of the device, 0 where nothing says it."""
-    if message is not None and message.total_bytes and message.free_bytes is not None:
-        free = max(0, message.free_bytes)
+    if message is not None and message.total_bytes and message.true_free_bytes is not None:
+        free = max(0, message.true_free_bytes)
         return max(0, message.total_bytes - free - reserved), free
     if figures.capacity_bytes is None:
         return 0, 0

@@ -132,7 +132,7 @@ def _messages(log: OomLog, detail: Detail) -> doc.Table:
         *([doc.Column("rank", "rank")] if has_ranks else []),
         doc.Column("GPU", "device_index"),
         doc.Column("asked", "requested_bytes"),
-        doc.Column("free", "free_bytes"),
+        doc.Column("free", "true_free_bytes"),
         doc.Column("kind", _kind, "wrap"),
         shown=3,
         detail=detail,
