@@ -121,10 +121,13 @@ def _inputs(model: torch.nn.Module, config: Any, seq: int, *, inference: bool) -
             session.current().assumptions.note(note)
     ids = torch.zeros((1, seq), dtype=torch.int64)
     main = getattr(model, "main_input_name", "")
+    if "return_loss" in takes and hasattr(config, "vision_config"):  # pairs of text and picture
+        text = ids[:, : config.text_config.max_position_embeddings]
+        picture = _image(config.vision_config)
+        return {"input_ids": text, "pixel_values": picture, "return_loss": not inference}
+    found: dict[str, Any]
     if main == "input_ids":
-        found: dict[str, Any] = {"input_ids": ids}
-        if "pixel_values" in takes and type(model).__name__ == "CLIPModel":
-            found |= {"pixel_values": _image(config.vision_config), "return_loss": True}
+        found = {"input_ids": ids}
     elif main == "pixel_values":
         found = {"pixel_values": _image(config)}
     elif main == "input_features":
