@@ -54,6 +54,7 @@ class Allocator {
   // Drop one use; at 0 the pool is freeable: every flush returns its cached memory, and so does
   // this call where `flush` says so (as dropping a MemPool object does).
   void pool_release(std::uint32_t pool, bool flush = false);
+  MallocResult malloc_at(std::uint64_t address, std::uint64_t size);
   // While a context is active (torch.cuda.use_mem_pool or a graph capture; they nest), malloc()
   // with pool 0 goes to the innermost pool. A capture has no event processing and no flush; up to
   // 2.12 neither has use_mem_pool, and malloc() into a private pool counts as inside one.

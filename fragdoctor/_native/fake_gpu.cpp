@@ -116,12 +116,14 @@ class Gpu final : public Observer {
                     std::int32_t operation) {
     stack_ = stack;
     operation_ = operation;
-    MallocResult result = allocator_.malloc(n_bytes, stream);
-    if (result.ok && result.block != NO_BLOCK) {
-      result.address += offset_;
-      live_[result.address] = {result.block, stack};
-    }
-    return result;
+    return handed_out(allocator_.malloc(n_bytes, stream));
+  }
+
+  MallocResult take_at(std::uint64_t address, std::uint64_t n_bytes, std::int32_t stack,
+                       std::int32_t operation) {
+    stack_ = stack;
+    operation_ = operation;
+    return handed_out(allocator_.malloc_at(address - offset_, n_bytes));
   }
 
   void give(std::uint64_t address) {
@@ -156,6 +158,14 @@ class Gpu final : public Observer {
   std::uint64_t offset() const { return offset_; }
 
  private:
+  MallocResult handed_out(MallocResult result) {
+    if (result.ok && result.block != NO_BLOCK) {
+      result.address += offset_;
+      live_[result.address] = {result.block, stack_};
+    }
+    return result;
+  }
+
   struct Live {
     BlockId block;
     std::int32_t stack;
@@ -565,6 +575,15 @@ std::uint64_t fg_take(std::int32_t device, std::uint64_t n_bytes, std::int32_t s
   Gpu* gpu = gpu_at(index);
   if (gpu == nullptr) return 0;
   const MallocResult block = gpu->take(n_bytes, current_dense_stream(index), stack, operation);
+  return block.ok ? block.address : 0;
+}
+
+std::uint64_t fg_take_at(std::uint64_t address, std::uint64_t n_bytes, std::int32_t stack,
+                         std::int32_t operation) {
+  const Lock lock(world().mutex);
+  Gpu* gpu = gpu_of(address);
+  if (gpu == nullptr) return 0;
+  const MallocResult block = gpu->take_at(address, n_bytes, stack, operation);
   return block.ok ? block.address : 0;
 }
 

@@ -75,6 +75,9 @@ FG_API void* fg_new_tensor(std::int32_t device, std::uint64_t n_bytes, std::uint
 // A block that is no tensor: the address, or 0 = out of memory (or no bytes).
 FG_API std::uint64_t fg_take(std::int32_t device, std::uint64_t n_bytes, std::int32_t stack,
                              std::int32_t operation);
+// Takes what is free at an address; 0 where it is not.
+FG_API std::uint64_t fg_take_at(std::uint64_t address, std::uint64_t n_bytes, std::int32_t stack,
+                                std::int32_t operation);
 FG_API void fg_give(std::uint64_t address);
 // Exchange the memory of a storage; 1 = done, 0 = out of memory, -1 = no storage of ours. The
 // storage is known by its address, or where it has none by what fg_name() called it.

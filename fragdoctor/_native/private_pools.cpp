@@ -40,6 +40,35 @@ bool Allocator::capture_underway(std::uint32_t pool) const {
                      [](const Context& context) { return context.is_capture; });
 }
 
+// Hand out the part of a free block that begins at an address (setCheckpointPoolState: what a graph's
+// replay left there is in use again). A front part that is left stays free.
+MallocResult Allocator::malloc_at(std::uint64_t address, std::uint64_t size) {
+  const std::uint64_t rounded = round_size(size);
+  for (BlockId id = 0; id < blocks_.size(); ++id) {
+    const Block& block = blocks_[id];
+    const bool is_free = block.in_use && block.mapped && !block.allocated &&
+                         block.event_count == 0 && !block.has_stream_uses;
+    if (!is_free || address < block.address ||
+        address + rounded > block.address + block.size) {
+      continue;
+    }
+    erase_free(id);
+    if (const std::uint64_t skipped = address - block.address; skipped > 0) {
+      const BlockId front = new_block(block.address, skipped, block.segment);
+      const bool was_split = is_split(blocks_[id]);
+      splice(front, blocks_[id].prev, id);
+      blocks_[id].address += skipped;
+      blocks_[id].size -= skipped;
+      insert_free(front);
+      const auto whole = static_cast<std::int64_t>(blocks_[id].size + skipped);
+      note_split(blocks_[id], was_split ? 1 : 2, was_split ? 0 : whole);
+    }
+    const Request request{rounded, rounded, blocks_[id].stream, blocks_[id].pool, id};
+    return {true, take_block(request, size), address};
+  }
+  return {};
+}
+
 // Bytes of private pools that no block in use covers: the "allocated in private pools" of the
 // message, which despite its wording is cached memory.
 std::uint64_t Allocator::private_free_bytes() const {

@@ -68,14 +68,17 @@ MULTIPROCESSOR: Final[Mapping[str, tuple[int, int, int, int]]] = MappingProxyTyp
         "8.6": (1536, 100, 99, 6),
         "8.7": (1536, 164, 163, 4),
         "8.9": (1536, 100, 99, 96),
-        "9.0": (2048, 228, 227, 60),
+        "9.0": (2048, 228, 227, 50),
         "10.0": (2048, 228, 227, 126),
         "12.0": (1536, 100, 99, 128),
         "12.1": (1536, 100, 99, 24),
     }
 )
 """Compute capability -> threads that a multiprocessor holds, its shared memory and the most that
-a block may ask for of it, in KiB; the device's L2 cache in MiB, the largest of its cards."""
+a block may ask for of it, in KiB; the device's L2 cache in MiB, that of most of its cards."""
+
+OTHER_L2_CACHE: Final[Mapping[str, int]] = MappingProxyType({"NVIDIA H200 141 GB": 60})
+"""Title -> L2 cache in MiB, of cards that have another than their kind."""
 
 PRINTED: Final[Mapping[str, tuple[str, float, str, int]]] = MappingProxyType(
     {

@@ -51,7 +51,7 @@ class Generation:
         threads_per_multiprocessor: that it holds at once; 0 where that is not known.
         shared_memory_bytes: of a multiprocessor.
         block_shared_memory_bytes: the most that a block may ask for.
-        l2_cache_bytes: of the device, of the largest card.
+        l2_cache_bytes: of the device, of most of the cards.
     """
 
     compute: str
@@ -84,6 +84,12 @@ def generation_of(compute: str) -> Generation:
         block_shared_memory_bytes=block_shared * KIB,
         l2_cache_bytes=l2 * MIB,
     )
+
+
+def l2_cache_bytes(title: str, compute: str) -> int:
+    """Return the L2 cache of a card; 0 where it is not known."""
+    own = gpu_table.OTHER_L2_CACHE.get(title)
+    return generation_of(compute).l2_cache_bytes if own is None else own * MIB
 
 
 TYPICAL_CONTEXT_BYTES: Final = generation_of("").context_bytes

@@ -8,6 +8,7 @@ modes, subclasses that wrap them. DLPack brings them in, and its deleter tells w
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Sequence
 from math import prod
 from types import TracebackType
@@ -42,8 +43,17 @@ _NONE: Final = -1  # no backward pass goes on
 
 
 def in_backward() -> bool:
-    """Whether the autograd engine is at work: on a GPU, in its own thread."""
+    """Whether a backward pass goes on."""
     return bool(_in_backward() != _NONE)
+
+
+def in_engine_thread() -> bool:
+    """Whether a GPU would have the autograd engine's thread at work.
+
+    A backward pass that compiled autograd took over runs in the thread that asked for it.
+    """
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    return in_backward() and not getattr(compiled, "in_compiled_autograd_region", False)
 
 
 class BlockLayout:
@@ -51,7 +61,7 @@ class BlockLayout:
 
     Attributes:
         n_bytes: what is asked for: more than the storage has where a kernel made it larger first.
-        on_cpu: it is no matter of the GPU after all.
+        on_cpu: it is no matter of the GPU after all, unless a graph is captured.
     """
 
     __slots__ = ("_strides", "_viewed_as", "bits", "code", "dtype", "n_bytes", "n_dims",
@@ -84,9 +94,9 @@ class BlockLayout:
         Raises:
             torch.OutOfMemoryError: the GPU has no more.
         """
-        if self.on_cpu:
-            return torch.zeros(self.shape, dtype=self.dtype, device="cpu")
         now = session.current()
+        if self.on_cpu and not now.captures:
+            return torch.zeros(self.shape, dtype=self.dtype, device="cpu")
         if not now.is_started:
             now.start_all()
         now.loops.skipping.n_requests += 1
@@ -123,7 +133,7 @@ def storage_bytes(sizes: Sequence[int], strides: Sequence[int], itemsize: int) -
 
 def stack_here() -> int:
     """Return the number of the stack that asks for memory."""
-    return session.current().stacks.here(in_backward=in_backward())
+    return session.current().stacks.here(in_backward=in_engine_thread())
 
 
 def take(device: int, n_bytes: int, operation: int, stack: int) -> int:
@@ -173,6 +183,13 @@ def resize_storage(storage: torch.UntypedStorage, n_bytes: int, operation: int) 
         raise now.out_of_memory(device)
     now.known.is_new(device, address.value)
     _fields[0].write(storage, address.value, n_bytes)
+
+
+def disown(storage: torch.UntypedStorage) -> None:
+    """Free the memory of a storage that may live on; it owns nothing any more."""
+    session.current().gpus.resize(
+        storage.data_ptr(), storage._cdata, 0, stack_here(), 0, ctypes.byref(ctypes.c_uint64())
+    )
 
 
 class Scratch:

@@ -18,20 +18,16 @@ import logging
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
 
-from fragdoctor.rehearsal.engine import put, session
+from fragdoctor.rehearsal.engine import graph_trees, put, session
 
-_WITH_GRAPHS: Final = frozenset({"reduce-overhead", "max-autotune"})
 _NOT_HERE: Final = {
     "compile_threads": 1,
     "force_disable_caches": True,
-    "max_autotune": False,
-    "max_autotune_gemm": False,
-    "max_autotune_pointwise": False,
-    "triton.cudagraphs": False,
     "triton.autotune_at_compile_time": False,
 }
 """Inductor's settings that ask for a GPU, for other processes, or for what they left on disk."""
@@ -46,30 +42,47 @@ _PARTITIONED: Final = (
 _EAGER: Final = "torch.compile left a part of the program as it is: {}."
 
 
-class _Kernel:
-    """A generated kernel that does nothing, or takes the timings' buffer at its first launch.
+_LAUNCHER: Final = SimpleNamespace(n_spills=0, n_regs=0)
+"""What Inductor asks of a kernel that was compiled."""
 
-    Args:
-        n_variants: ways to launch it that Inductor chooses from by their times.
+
+def _run(tuner: Any, *args: Any, stream: Any = None, **kwargs: Any) -> None:
+    """``CachingAutotuner.run``: launch nothing; the first time, try each way to launch it.
+
+    What the kernel writes in place is copied for a trial.
     """
-
-    def __init__(self, n_variants: int) -> None:
-        self._n_untimed = n_variants if n_variants > 1 else 0
-
-    def run(self, *_: Any, **__: Any) -> None:
-        """Launch nothing."""
-        n = torch.cuda.get_device_properties().L2_cache_size
-        while self._n_untimed:
-            self._n_untimed -= 1
-            torch.empty(n // 4, dtype=torch.int32, device="cuda")
-
-    __call__ = run
+    del stream
+    if tuner.launchers:
+        return
+    tuner.launchers = [_LAUNCHER]
+    n_variants = len(tuner.configs)
+    if n_variants == 1 and not tuner.inductor_meta.get("coordinate_descent_tuning"):
+        return
+    kept = tuner.copy_args_to_cpu_if_needed(*args, **kwargs)
+    for _ in range(n_variants):
+        _time(lambda: tuner.maybe_clone_args(kept, *args, **kwargs))
 
 
-def _generated(_compiler: Any, name: str, source: str, *_: Any, **__: Any) -> _Kernel:
+def _time(call: Callable[[], Any]) -> float:
+    """Do what ``benchmark_gpu`` does to time a call; time is not rehearsed."""
+    call()
+    torch.cuda.synchronize()
+    n_bytes = torch.cuda.get_device_properties().L2_cache_size
+    cleared = torch.empty(n_bytes // 4, dtype=torch.int32, device="cuda")
+    call()
+    del cleared
+    return 1.0
+
+
+def _time_template(*_: Any, **__: Any) -> float:
+    """``TritonTemplateCaller.benchmark``: PyTorch's own kernels are taken to be the faster ones."""
+    return 2 * _time(lambda: None)
+
+
+def _generated(_compiler: Any, name: str, source: str, *_: Any, **__: Any) -> Any:
     """``AsyncCompile.triton`` that compiles nothing."""
     cache = importlib.import_module("torch._inductor.codecache").PyCodeCache
-    return _Kernel(len(getattr(cache.load(source), name).configs))
+    return getattr(cache.load(source), name)
 
 
 def _empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -120,6 +133,7 @@ class _Compiler:
         if self._is_prepared:
             return
         self._is_prepared = True
+        graph_trees.install(self._undo)
         put(self._undo, torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided)
         # The engine's own functions run while code is traced; they are no part of it.
         importlib.import_module("torch._dynamo.trace_rules").add("fragdoctor")
@@ -130,6 +144,13 @@ class _Compiler:
             self._replace(hashed, "triton_hash_with_backend", lambda: "REHEARSED")
         compiler = importlib.import_module("torch._inductor.async_compile").AsyncCompile
         put(self._undo, compiler, "triton", _generated)
+        heuristics = importlib.import_module("torch._inductor.runtime.triton_heuristics")
+        put(self._undo, heuristics.CachingAutotuner, "run", _run)
+        timing = importlib.import_module("torch._inductor.runtime.benchmarking")
+        put(self._undo, timing.benchmarker, "benchmark_gpu", lambda call, **_: _time(call))
+        choices = importlib.import_module("torch._inductor.select_algorithm").TritonTemplateCaller
+        put(self._undo, choices, "benchmark", _time_template)
+        put(self._undo, choices, "precompile", lambda _: None)
         helpers = importlib.import_module("torch._inductor.runtime.triton_helpers")
         put(self._undo, helpers, "set_driver_to_gpu", lambda: None)
         for name in ("warm_pool", "wakeup"):
@@ -169,12 +190,6 @@ def install(undo: ExitStack) -> None:
 
     def compile_(model: Any = None, **options: Any) -> Any:
         """``torch.compile`` without its kernels."""
-        mode = options.pop("mode", None)
-        if mode in _WITH_GRAPHS:
-            session.current().assumptions.note(
-                f"The CUDA graphs of torch.compile(mode={mode!r}) were left out: their private "
-                "pools keep what a step needs at most, and hold it between steps."
-            )
         if importlib.util.find_spec("triton") is None:
             session.current().assumptions.note(_LEFT_OUT)
             return _as_it_is(model)

@@ -289,7 +289,7 @@ def _device(library: Any, facts: GpuFacts, total_bytes: int) -> _Descriptor:
             "totalGlobalMem": total_bytes,
             "smClockRateKHz": 1_980_000,
             "memClockRateKHz": 2_619_000,
-            "l2CacheSize": kind.l2_cache_bytes,
+            "l2CacheSize": facts.l2_cache_bytes,
             "cudaDeviceId": 0,
             "deviceVer": 100 * major + 10 * minor,
             "driverVer": 13000,

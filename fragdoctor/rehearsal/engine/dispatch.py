@@ -119,7 +119,7 @@ def use_blas(device: int, *, is_lt: bool = False) -> None:
     Before PyTorch 2.12 cuBLASLt has one of its own (``aten/src/ATen/cuda/CUDABlas.cpp``).
     """
     now = session.current()
-    handle = (device, now.gpus.stream(device), allocation.in_backward())
+    handle = (device, now.gpus.stream(device), allocation.in_engine_thread())
     sizes = {"cuBLAS workspace": now.blas_workspace_bytes}
     if is_lt and _LT_IS_APART:
         sizes["cuBLASLt workspace"] = LT_BYTES

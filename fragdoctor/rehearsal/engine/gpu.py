@@ -157,6 +157,7 @@ class Gpus:
                 ),
             ),
             "fg_take": (c_uint64, (c_int32, c_uint64, c_int32, c_int32)),
+            "fg_take_at": (c_uint64, (c_uint64, c_uint64, c_int32, c_int32)),
             "fg_give": (None, (c_uint64,)),
             "fg_resize": (
                 c_int32,

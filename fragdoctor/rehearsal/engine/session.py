@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.model.gpus import DEFAULT, Generation, generation_of
+from fragdoctor.model.gpus import DEFAULT, Generation, generation_of, l2_cache_bytes
 from fragdoctor.model.settings import AllocatorSettings, parse_conf, parse_version
 from fragdoctor.rehearsal.engine.gpu import Budget, Gpus
 from fragdoctor.rehearsal.engine.known import Known
@@ -84,6 +84,11 @@ class GpuFacts:
     def generation(self) -> Generation:
         """What GPUs of this compute capability have in common."""
         return generation_of(self.compute)
+
+    @property
+    def l2_cache_bytes(self) -> int:
+        """Of the device."""
+        return l2_cache_bytes(self.name, self.compute)
 
 
 @dataclass(frozen=True, slots=True)

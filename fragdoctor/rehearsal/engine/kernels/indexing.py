@@ -53,6 +53,7 @@ def _embedding_bag_backward(call: Call) -> Iterable[Step]:
     """Sums and means are an embedding's gradient by bags; maxima are scattered (EmbeddingBag)."""
     gradient, indices = call.args[:2]
     n_rows, by_frequency, mode = (call.args[i] for i in (6, 7, 8))
+    yield from copied_unless_dense(gradient)
     if mode == MAXIMUM or not indices.numel():
         yield Out(0)
         return

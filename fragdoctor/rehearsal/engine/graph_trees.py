@@ -1,0 +1,103 @@
+"""What ``torch/_inductor/cudagraph_trees.py`` asks of PyTorch's core.
+
+The trees themselves run as they are: a compiled function runs once in the private pool, is captured
+there with copies of its inputs, and is replayed from then on, when its results lie where they lay
+at the capture. Such results own nothing: they are storages at an address.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, Final
+
+import torch
+
+from fragdoctor.rehearsal.engine import allocation, put, session
+
+_StoragePointer = int
+
+
+def _storage(pointer: _StoragePointer) -> torch.UntypedStorage:
+    found: torch.UntypedStorage = torch.UntypedStorage._new_with_weak_ptr(pointer)
+    return found
+
+
+def _tensor_at(described: dict[str, Any], storage: torch.UntypedStorage) -> torch.Tensor:
+    """``_construct_CUDA_Tensor_From_Storage_And_Metadata``."""
+    with torch.no_grad():
+        empty = torch.empty(0, dtype=described["dtype"], device=described["device"])
+        return empty.set_(
+            storage, described["storage_offset"], described["size"], described["stride"]
+        )
+
+
+def _lie_at(tensors: Sequence[Any], addresses: Sequence[Any], indices: Sequence[int]) -> bool:
+    """``_tensors_data_ptrs_at_indices_equal``."""
+    return all(addresses[i] is None or tensors[i].data_ptr() == addresses[i] for i in indices)
+
+
+class _PoolState:
+    """``_cuda_getCheckpointState``: nothing, since the tree names the storages that live."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+
+class _Owned:
+    """Memory that results of replays own again, once more is to be captured after them."""
+
+    def __init__(self) -> None:
+        self._held: dict[_StoragePointer, Any] = {}
+
+    def restore(
+        self, _device: int, _state: _PoolState, _stale: Any, alive: Sequence[_StoragePointer]
+    ) -> None:
+        """``_cuda_setCheckpointPoolState``: take what lives in the pool, where it lies."""
+        now = session.current()
+        operation, stack = now.stacks.operation("replayed"), allocation.stack_here()
+        for pointer in dict.fromkeys(alive):
+            storage = _storage(pointer)
+            address = storage.data_ptr()
+            if pointer not in self._held and now.gpus.take_at(
+                address, storage.nbytes(), stack, operation
+            ):
+                self._held[pointer] = weakref.finalize(storage, self._give, pointer, address)
+
+    def _give(self, pointer: _StoragePointer, address: int) -> None:
+        del self._held[pointer]
+        allocation.give(address)
+
+    def free(self, pointer: _StoragePointer) -> None:
+        """``_free_And_Remove_DeleterFn``: free the memory, whoever still looks at it."""
+        if pointer in self._held:
+            self._held[pointer]()
+        else:
+            allocation.disown(_storage(pointer))
+
+
+def _nothing(*_: Any) -> None:
+    """Nothing is to be done."""
+
+
+def install(undo: ExitStack) -> None:
+    """Put the functions of the core in place until ``undo`` is closed."""
+    owned = _Owned()
+    functions: Final[dict[str, Any]] = {
+        "_construct_CUDA_Tensor_From_Storage_And_Metadata": _tensor_at,
+        "_tensors_data_ptrs_at_indices_equal": _lie_at,
+        "_free_And_Remove_DeleterFn": owned.free,
+        "_cuda_CUDAAllocator_AllocatorState": _PoolState,
+        "_cuda_getCheckpointState": _PoolState,
+        "_cuda_setCheckpointPoolState": owned.restore,
+        "_cuda_cudaCachingAllocator_raw_delete": _nothing,
+        "_cuda_checkPoolLiveAllocations": lambda *_: True,
+        "_has_Standard_Deleter": lambda _: True,
+        "_set_storage_access_error_msg": _nothing,
+        "_set_storage_data_ptr_access_error_msg": _nothing,
+        "_cuda_get_conv_benchmark_empty_cache": lambda: True,
+        "_cudnn_set_conv_benchmark_empty_cache": _nothing,
+    }
+    for name, value in functions.items():
+        put(undo, torch._C, name, value)
