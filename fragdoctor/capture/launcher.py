@@ -162,7 +162,10 @@ class Reached:
             (bool(self.problems), "".join(self.problems[:1])),
             (is_cut_short, f"the program {_end_of(code)} before it could write a bundle"),
             (self.n_recording > 0, "the program used CUDA but reserved no memory on a GPU"),
-            (bool(version) and cuda == "-", f"PyTorch {version} is built without CUDA"),
+            (
+                bool(version) and cuda == "-",
+                f"PyTorch {version} is built without CUDA; fragdoctor rehearse needs no GPU",
+            ),
             (bool(version), f"the program imported PyTorch {version} but used no GPU"),
             (self.n_inner > 0, "the fragdoctor run inside the program records by itself"),
             (self.n_started > 0, "the program did not import torch"),

@@ -230,7 +230,7 @@ _FIGURES: Final = (
     ("allocated", "allocated now", "bytes", "allocated_bytes"),
     ("active", "active now", "bytes", "active_bytes"),
     ("reserved", "reserved now", "bytes", "reserved_bytes"),
-    ("stranded_free", "stranded free memory", "bytes", "stranded_free_bytes"),
+    ("stranded_free", "stranded now", "bytes", "stranded_free_bytes"),
     ("largest_free_block", "largest free block", "bytes", "largest_free_block_bytes"),
     ("capacity", "capacity", "bytes", "capacity_bytes"),
     ("alloc_retries", "allocation retries", "count", "alloc_retries"),

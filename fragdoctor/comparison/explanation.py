@@ -258,35 +258,33 @@ def _by_length(e: ComparisonEvidence) -> list[LikelyCause]:
 
 
 def _leaks(e: ComparisonEvidence) -> list[LikelyCause]:
-    """Lines that keep memory step by step in one run and not in the other."""
+    """Lines that keep memory step by step in one run and not in the other, as one cause a run."""
     places = {(c.before, c.after): c for c in e.changes}
     old = _rates(e.before.growth)
     new = _rates(e.after.growth)
-    found = []
+    grown: dict[bool, list[tuple[GrownLine, LineChange]]] = {}
     for (before, after), change in places.items():
         a, b = old.get(before), new.get(after)
         if (a is None) == (b is None) or (before is None and after is None):
             continue
         rate = b or a
         assert rate is not None  # noqa: S101 - one of them is there
-        letter, other, quiet = (e.last, "A", e.before) if a is None else ("A", e.last, e.after)
+        grown.setdefault(a is None, []).append((rate, change))
+    found = []
+    for is_new, lines in grown.items():
+        lines.sort(key=lambda line: -line[0].slope_bytes)
+        letter, other, quiet = (e.last, "A", e.before) if is_new else ("A", e.last, e.after)
         # Without as many steps a run cannot show that a line keeps nothing.
         is_known = (quiet.n_steps or 0) >= ENOUGH_STEPS
-        contrast = f"in {other} it does not" if is_known else f"{other} has too few steps to say"
-        text = (
-            f"{place_text(after or before)} keeps {format_size(rate.slope_bytes)} more each step "
-            f"in {letter} ({plural(rate.n_steps, 'step')}), {contrast}."
-        )
-        place = after or before
-        found.append(
-            LikelyCause(
-                CauseKind.LEAK,
-                Confidence.LIKELY,
-                text,
-                change.delta_bytes,
-                () if place is None else (place,),
-            )
-        )
+        contrast = f"in {other} not" if is_known else f"{other} has too few steps to say"
+        named = tuple(place for _, c in lines if (place := c.after or c.before) is not None)
+        more = len(lines) - 1
+        who = place_text(named[0])
+        who += f" and {plural(more, 'more line')} keep" if more else " keeps"
+        slope = sum(rate.slope_bytes for rate, _ in lines)
+        text = f"{who} {format_size(slope)} more each step in {letter}, {contrast}."
+        moved = sum(change.delta_bytes for _, change in lines)
+        found.append(LikelyCause(CauseKind.LEAK, Confidence.LIKELY, text, moved, named))
     return found
 
 

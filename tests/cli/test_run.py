@@ -190,7 +190,7 @@ def test_run_without_cuda_says_so_and_exits_with_2(runner) -> None:
     done = runner.run(str(runner.script("print('trained')")), FAKE_CUDA="")
 
     assert (2, b"trained\n") == (done.returncode, done.stdout)
-    assert b"PyTorch 2.12.1+fake is built without CUDA." in done.stderr
+    assert b"PyTorch 2.12.1+fake is built without CUDA; fragdoctor rehearse" in done.stderr
 
 
 def test_run_of_a_failing_program_keeps_its_code_where_nothing_was_recorded(runner) -> None:

@@ -102,6 +102,8 @@ def test_text_report_says_the_answer_first_and_escapes(stage: Stage) -> None:
     assert done.returncode == 1
     assert done.stdout.startswith("Does not fit in 120.00 MiB: runs out of memory in step 1 at ")
     assert "Not enough capacity (proven)" in done.stdout
+    assert "Add --cure to try changes" in done.stdout
+    assert "--continue-with" not in done.stdout  # what was rehearsed is no recording to go on from
     assert "\x1b" not in done.stdout + done.stderr
 
 

@@ -209,8 +209,10 @@ def footer(diagnosis: Diagnosis) -> str:
     return f"--full: {listed}" if listed else ""
 
 
-def document(diagnosis: Diagnosis, options: RenderOptions) -> doc.ReportDocument:
-    """Return everything that a diagnosis says."""
+def document(
+    diagnosis: Diagnosis, options: RenderOptions, *, is_rehearsed: bool = False
+) -> doc.ReportDocument:
+    """Return everything that a diagnosis says; a rehearsed program has its own next step."""
     verdict = diagnosis.verdict
     leads_to, cure = advice.cure(diagnosis, _line_to_change(diagnosis, options))
     where = "" if verdict.device is None else f" on GPU {verdict.device}"
@@ -236,7 +238,7 @@ def document(diagnosis: Diagnosis, options: RenderOptions) -> doc.ReportDocument
         title=words.verdict_name(verdict),
         headline=headline,
         brief=[text for text in brief if text],
-        lead=[*failure, *cure, *_what_it_is(diagnosis)],
+        lead=[*failure, *cure, *_what_it_is(diagnosis, is_rehearsed=is_rehearsed)],
         sections=[
             *device_memory.moment_sections(diagnosis),
             *(replace(s, is_folded=is_explored) for s in in_time),
@@ -328,13 +330,14 @@ def _rehearsal_of(diagnosis: Diagnosis) -> tuple[str, ...]:
     )
 
 
-def _what_it_is(diagnosis: Diagnosis) -> list[doc.DocumentBlock]:
+def _what_it_is(diagnosis: Diagnosis, *, is_rehearsed: bool) -> list[doc.DocumentBlock]:
     """Return the finding in words: the summary, what else it may be, what would settle it."""
     verdict = diagnosis.verdict
     # What is proven has nothing left to settle.
     settled_by = "" if verdict.confidence is Confidence.PROVEN else verdict.settled_by
     outlook = verdict.outlook
     is_cut_off = outlook is not None and outlook.basis is OutlookBasis.LOWER_BOUND
+    is_cut_off = is_cut_off and not is_rehearsed
     facts = (
         ("Also possible", words.also_text(verdict)),
         ("To be sure", settled_by),

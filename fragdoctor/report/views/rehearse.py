@@ -23,6 +23,7 @@ from fragdoctor.report.views import analyze
 from fragdoctor.units import format_size, plural
 
 _MOST_GPUS: Final = 6
+_NEXT: Final = "Add --cure to try changes until one fits, or --unlimited to see all that it needs."
 
 
 def document(
@@ -32,7 +33,7 @@ def document(
     if isinstance(result, RehearsalSweep):
         return _table_of(result)
     found = result.rehearsal
-    diagnosed = analyze.document(result.diagnosis, options)
+    diagnosed = analyze.document(result.diagnosis, options, is_rehearsed=True)
     answer = summary(result)
     return replace(
         diagnosed,
@@ -120,6 +121,8 @@ def _facts(result: RehearsalResult) -> list[tuple[str, doc.Content]]:
     if found.snapshot:
         facts.append(("Snapshot", code(found.snapshot)))
     facts += [("Note", note) for note in found.notes]
+    if not found.fits:
+        facts.append(("Next", _NEXT))
     return facts
 
 
