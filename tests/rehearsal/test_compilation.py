@@ -134,22 +134,22 @@ def test_replayed_graphs_ask_for_nothing_and_own_nothing(stage: Stage) -> None:
 
 
 @needs_triton
-def test_what_is_captured_after_a_replay_spares_what_lives(stage: Stage) -> None:
-    """A result that is alive is not overwritten by another graph of the same pool."""
+def test_what_warms_up_after_a_replay_spares_what_lives(stage: Stage) -> None:
+    """A result that is alive is not overwritten by another function of the same pool."""
     stage.must_pass(
         LAYERS
         + """
     first = torch.compile(lambda x: torch.sin(x) + 1, mode="reduce-overhead")
     second = torch.compile(lambda x: torch.cos(x) * 2, mode="reduce-overhead")
     x = torch.ones(4096, 512, device="cuda")
-    for i in range(6):
+    for i in range(5):
         torch.compiler.cudagraph_mark_step_begin()
         y = first(x)
         if i > 3:
             before = torch.cuda.memory_allocated()
             z = second(y)
             assert z.data_ptr() != y.data_ptr()
-            assert i > 4 or torch.cuda.memory_allocated() >= before + 2 * size
+            assert torch.cuda.memory_allocated() >= before + 2 * size
             del z
         del y
     """
