@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any, Final
 
 from fragdoctor.model.frameworks import HAVE_FUSED, Change, words_of
 from fragdoctor.model.prescription import LeftOut, Numerics, Place, Treatment
 from fragdoctor.rehearsal.prescription.checkpoints import Plan
+from fragdoctor.rehearsal.prescription.held import HeldLine
 
 Traits = Mapping[str, Any]
 """What ``engine/treatments/traits.py`` found."""
@@ -202,6 +204,22 @@ _STATE_ON_HOST: Final = [
     'optimizer.register_step_pre_hook(lambda *_: move("cuda"))',
     'optimizer.register_step_post_hook(lambda *_: move("cpu"))',
 ]
+
+
+def held_on_host(line: HeldLine) -> Treatment:
+    """Return what a line makes held on the host, and brought to the GPU where it is used."""
+    place = f"{PurePath(line.filename).name}:{line.line}"
+    return Treatment(
+        "held-on-host",
+        f"hold on the host what {place} makes",
+        Numerics.EXACT,
+        None,
+        [
+            f'... .to("cpu")  # what {place} makes, or device="cpu" there',
+            '... .to("cuda")  # what is taken out of it, where that is used',
+        ],
+        specs=[f"held-on-host:{line.filename}:{line.line}"],
+    )
 
 
 def accumulated(traits: Traits, n: int, batch: int | None) -> Treatment:

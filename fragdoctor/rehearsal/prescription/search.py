@@ -25,6 +25,7 @@ from fragdoctor.model.rehearsal import Rehearsal
 from fragdoctor.rehearsal import runner
 from fragdoctor.rehearsal.prescription import catalogue, patch
 from fragdoctor.rehearsal.prescription.checkpoints import Checkpoints, Plan
+from fragdoctor.rehearsal.prescription.held import HeldLine, held_lines
 from fragdoctor.rehearsal.process import RehearsalConditions, Runs
 from fragdoctor.rehearsal.programs import Program
 from fragdoctor.rehearsal.sweep import with_batch
@@ -86,6 +87,7 @@ class CureSearch:
         self._tried: list[Tried] = []
         self._can_checkpoint = False
         self._bases: dict[tuple[str, ...], _Base] = {}
+        self._held: list[HeldLine] = []
 
     def run(self, keep: Path | None = None) -> Prescription:
         """Return what was found.
@@ -106,6 +108,7 @@ class CureSearch:
             self._partial_reason = found.partial_reason
             is_cut_short = False
             if needs_bytes > self._capacity_bytes:
+                self._held = held_lines(read_snapshot(self._snapshot))
                 self._can_checkpoint = not found.traits["checkpoints"]
                 if self._can_checkpoint:
                     self._measure([], found, needs_bytes)
@@ -179,6 +182,9 @@ class CureSearch:
                 break
         if any(one.fits and one.numerics is Numerics.EXACT for one in self._tried):
             return
+        for line in self._held:
+            if self._try(catalogue.held_on_host(line)).fits:
+                return
         needs_bytes = self._needs_bytes
         helping = [
             one.treatments[0]

@@ -18,6 +18,7 @@ from fragdoctor.rehearsal.engine.treatments import (
     contexts,
     evaluation,
     gradients,
+    holding,
     losses,
     optimizer_states,
     optimizers,
@@ -38,6 +39,7 @@ TREATMENTS: Final[dict[str, Callable[[str, ExitStack], None]]] = {
     "chunked-loss": losses.in_chunks,
     "step-in-backward": optimizer_states.in_backward,
     "state-on-host": optimizer_states.on_host,
+    "held-on-host": holding.on_host,
     "sdpa": attention.fused,
     "fully-shard": sharding.fully_sharded,
 }

@@ -1,0 +1,125 @@
+"""What one line of the program makes, held on the host and brought to the GPU where it is used."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from types import FrameType
+from typing import Any, Final
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from fragdoctor.rehearsal.engine.memory_history import is_users
+
+_FILLS: Final = frozenset({"zeros", "ones", "full", "empty"})
+"""Functions that make the same values on the host as on the GPU."""
+_LEAVES: Final = frozenset({"cpu", "numpy", "tolist", "item"})
+
+
+class HeldTensor(torch.Tensor):
+    """A tensor on the host that passes for one on the GPU.
+
+    Where an operation reads nothing but such tensors, and indices, it is carried out on the host,
+    as is what writes into one; what results goes to the GPU unless it is a view. Any other
+    operation is given a copy on the GPU.
+    """
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Carry out an operation that was given such a tensor."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return _carried_out(func, args, kwargs or {})
+
+
+def _carried_out(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    name = getattr(func, "__name__", "")
+    of = getattr(getattr(func, "__self__", None), "__name__", "")
+    if name == "__get__" and of in {"device", "is_cuda"}:
+        return True if of == "is_cuda" else torch.device("cuda", torch.cuda.current_device())
+    given: list[torch.Tensor] = []
+    tree_map_only(torch.Tensor, given.append, (args, kwargs))
+    held = [one for one in given if isinstance(one, HeldTensor)]
+    writes = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+    is_into_held = writes and args and isinstance(args[0], HeldTensor)
+    others = [one for one in given if not isinstance(one, HeldTensor)]
+    writes_elsewhere = (writes and not is_into_held) or "out" in kwargs
+    is_read_alone = not writes_elsewhere and not any(one.is_floating_point() for one in others)
+    on_host = is_into_held or is_read_alone or name == "__get__"
+    device = "cpu" if on_host else "cuda"
+    kinds = torch.Tensor if on_host else HeldTensor
+
+    def moved(one: torch.Tensor) -> torch.Tensor:
+        return one.as_subclass(torch.Tensor).to(device)
+
+    args, kwargs = tree_map_only(kinds, moved, (tuple(args), dict(kwargs)))
+    result = func(*args, **kwargs)
+    if is_into_held or name in _LEAVES or not on_host:
+        return given[0] if is_into_held and name != "__setitem__" else result
+    storages = {one.untyped_storage().data_ptr() for one in held}
+
+    def placed(one: torch.Tensor) -> torch.Tensor:
+        if one.is_cuda:
+            return one
+        if one.untyped_storage().data_ptr() in storages:
+            return one.as_subclass(HeldTensor)
+        return one.cuda()
+
+    return tree_map_only(torch.Tensor, placed, result)
+
+
+class _HoldingMode(TorchFunctionMode):
+    """Holds on the host what a line of the program makes on the GPU."""
+
+    def __init__(self, filename: str, line: int) -> None:
+        super().__init__()
+        self._place = filename, line
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        more = dict(kwargs or {})
+        if any(issubclass(kind, HeldTensor) for kind in types):
+            return func(*args, **more)
+        if _line_of_user() != self._place:
+            return func(*args, **more)
+        if getattr(func, "__name__", "") in _FILLS and more.get("device") is not None:
+            more["device"] = "cpu"
+            result = func(*args, **more)
+        else:
+            result = func(*args, **more)
+            is_made = type(result) is torch.Tensor and result.is_cuda and not result._is_view()
+            if not is_made or any(result is one for one in args):
+                return result
+        if type(result) is not torch.Tensor or result.requires_grad:
+            return result
+        return result.detach().cpu().as_subclass(HeldTensor)
+
+
+def _line_of_user() -> tuple[str, int]:
+    """Return the line of the user's code that is carried out."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return "", 0
+    return os.path.abspath(frame.f_code.co_filename), frame.f_lineno  # noqa: PTH100
+
+
+def on_host(argument: str, undo: ExitStack) -> None:
+    """Hold on the host what a line makes: ``/home/me/train.py:23``."""
+    filename, _, line = argument.rpartition(":")
+    undo.enter_context(_HoldingMode(filename, int(line)))

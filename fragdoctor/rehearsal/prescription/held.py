@@ -1,0 +1,56 @@
+"""Lines of the program whose tensors take the most at the peak, and which are held, not computed.
+
+What a model, an optimizer or the backward pass makes has its own treatments. What the user's own
+line makes outside of them, such as a replay memory or a buffer of rollouts, can be on the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from fragdoctor.future.simulator import trace_of
+from fragdoctor.model.snapshot import Snapshot
+from fragdoctor.trace.stacks import USER, frame_classes, frames_of, user_frames
+
+_COMPUTING: Final = ("torch/nn/modules/module.py", "torch/optim/", "torch/autograd/")
+MIN_SHARE: Final = 0.05
+"""Of the peak, that a line must hold to be tried: the most that it can win."""
+MAX_LINES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLine:
+    """A line of the program and the bytes of its tensors at the peak."""
+
+    filename: str
+    line: int
+    n_bytes: int
+
+
+def held_lines(snapshot: Snapshot) -> list[HeldLine]:
+    """Return the lines that hold most at the peak of allocated memory, the largest first."""
+    trace = trace_of(snapshot)
+    lives = trace.lives
+    peak = int(trace.totals.allocated_bytes.argmax())
+    rows = lives.allocated_at(peak)
+    classes = frame_classes(snapshot)
+    stacks = lives.stack[rows]
+    lines = frames_of(stacks, user_frames(snapshot, classes))
+    is_held = {
+        stack: not any(
+            part in frame.filename for frame in snapshot.stack(stack) for part in _COMPUTING
+        )
+        for stack in np.unique(stacks).tolist()
+    }
+    held: dict[int, int] = {}
+    sizes = lives.size_bytes[rows].tolist()
+    for stack, line, n in zip(stacks.tolist(), lines.tolist(), sizes, strict=True):
+        if line >= 0 and classes[line] == USER and is_held[stack]:
+            held[line] = held.get(line, 0) + n
+    least = MIN_SHARE * trace.totals.peak_allocated_bytes
+    most = sorted(held.items(), key=lambda one: -one[1])[:MAX_LINES]
+    frames = [(snapshot.frame(line), n) for line, n in most if n >= least]
+    return [HeldLine(frame.filename, frame.line, n) for frame, n in frames]
