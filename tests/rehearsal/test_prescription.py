@@ -153,6 +153,25 @@ optimizer.register_step_pre_hook(lambda *_: move("cuda"))
 optimizer.register_step_post_hook(lambda *_: move("cpu"))
 """
 MADE = "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\n"
+BUFFER = """
+memory = torch.zeros(64, BATCH, 256, device="cuda")
+for step in range(4):
+    memory[step] = torch.randn(BATCH, 256, device="cuda")
+    x = memory[step]
+    assert x.is_cuda and memory[:2].is_cuda
+    loss = model(x).square().mean() + memory[:4].mean()
+    loss.backward()
+    model.zero_grad()
+"""
+BUFFER_ON_HOST = """
+memory = torch.zeros(64, BATCH, 256, device="cpu")
+for step in range(4):
+    memory[step] = torch.randn(BATCH, 256, device="cuda")
+    x = memory[step]
+    loss = model(x.cuda()).square().mean() + memory[:4].mean().cuda()
+    loss.backward()
+    model.zero_grad()
+"""
 CALL = "    loss = model(x).float().square().mean()\n"
 
 
@@ -215,6 +234,27 @@ def test_sharding_from_outside_equals_the_one_written_out(tmp_path: Path) -> Non
     assert outside.peak_allocated_bytes == written.peak_allocated_bytes
     alone = rehearsed(tmp_path, model + LOOP).devices[0].allocated_bytes
     assert outside.devices[0].allocated_bytes < 0.5 * alone
+
+
+def test_buffer_on_the_host_from_outside_equals_the_one_written_out(tmp_path: Path) -> None:
+    place = f"{tmp_path / 'train.py'}:{MODEL.count(chr(10)) + 2}"
+
+    treated = peak(tmp_path, MODEL + BUFFER, f"held-on-host:{place}")
+
+    assert treated == peak(tmp_path, MODEL + BUFFER_ON_HOST)
+    assert treated < peak(tmp_path, MODEL + BUFFER) - 64 * 2048 * 256
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forks")
+def test_buffer_that_is_too_large_is_held_on_the_host(stage: Stage) -> None:
+    stage.script(MODEL + BUFFER)
+
+    found = cure(stage, "250MiB", code=1)
+
+    first = found["cure"]["treatments"][0]
+    assert first["code"] == "held-on-host"
+    assert f"train.py:{MODEL.count(chr(10)) + 2}" in first["title"]
 
 
 @pytest.mark.parametrize(

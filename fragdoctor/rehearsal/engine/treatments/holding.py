@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -116,10 +115,10 @@ def _line_of_user() -> tuple[str, int]:
         frame = frame.f_back
     if frame is None:
         return "", 0
-    return os.path.abspath(frame.f_code.co_filename), frame.f_lineno  # noqa: PTH100
+    return frame.f_code.co_filename, frame.f_lineno
 
 
 def on_host(argument: str, undo: ExitStack) -> None:
-    """Hold on the host what a line makes: ``/home/me/train.py:23``."""
+    """Hold on the host what a line makes, of a file as its code names it: ``train.py:23``."""
     filename, _, line = argument.rpartition(":")
     undo.enter_context(_HoldingMode(filename, int(line)))

@@ -113,7 +113,7 @@ class Operations:
             formula = COUNTED.get(op.overloadpacket)
             made = serve(op, args, kwargs)
             if formula is not None and (torch.is_grad_enabled() or in_backward()):
-                n_flops = int(formula(*args, **kwargs, out_val=made))
+                n_flops = _n_flops(formula, args, kwargs, made)
                 self.n_flops += n_flops
                 if not in_backward():
                     self._note(n_flops, made)
@@ -154,6 +154,17 @@ class Operations:
             _, call = self._inside.pop()
             call.returned(outputs)
             self._of[module].calls.append(call)
+
+
+def _n_flops(formula: Any, args: Any, kwargs: Any, made: Any) -> int:
+    """Return what an operation takes, 0 where PyTorch's formula has other arguments than it.
+
+    That of ``_slow_conv2d_forward`` does (PyTorch 2.12 and 2.13).
+    """
+    try:
+        return int(formula(*args, **kwargs, out_val=made))
+    except TypeError:
+        return 0
 
 
 def _now() -> tuple[int, int]:
