@@ -330,6 +330,7 @@ class _Taking:
                 owner = Owner(found.name, kind, len(found.classes))
                 below = climb.below(found.classes, rest.addresses)
                 self._claim(owner, [rest.addresses[n] for n in (number, *below)])
+        climb.forget()
         self.is_complete &= climb.is_complete
 
     def _claim(self, owner: Owner, addresses: list[int]) -> None:

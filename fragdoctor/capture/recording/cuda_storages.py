@@ -54,6 +54,14 @@ class CudaStorages:
         started = time.thread_time()
         every = gc.get_objects()
         self.listing_s = time.thread_time() - started
+        try:
+            return self._find(every, deadline)
+        finally:
+            # Emptied, since a profiler that samples frames may hold this one: to a search, whatever
+            # is in a list of all objects has somebody who wants it kept.
+            every.clear()
+
+    def _find(self, every: list[Any], deadline: float) -> Found:
         which: dict[int, int] = {}  # by ids: the metaclass of a class may have a hash of its own
         wanted: set[int] = set()
         found: tuple[list[Any], ...] = ([], [], [])
@@ -72,6 +80,7 @@ class CudaStorages:
                 at = which[id(type(value))]
                 if at or self._is_cuda(value):
                     found[at].append(value)
+            chunk.clear()
         tensors = [t for i in range(_STRIDE) for t in found[0][i::_STRIDE]]
         return Found(tensors, found[1], found[2])
 

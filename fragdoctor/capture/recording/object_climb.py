@@ -110,6 +110,10 @@ class Climb:
                             todo.append(child)
         return found
 
+    def forget(self) -> None:
+        """Let go of all objects, whoever holds this one."""
+        self._every.clear()
+
     def _global(self, names: Any, value: Any) -> str:
         key = next((k for k, v in list(names.items()) if v is value and type(k) is str), "...")
         return f"{self._modules[id(names)]}.{key}"

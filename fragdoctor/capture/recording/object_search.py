@@ -106,6 +106,8 @@ def running_frames() -> list[types.FrameType]:
                 stack.append(frame)
             frame = frame.f_back
         found += reversed(stack)
+    # It holds the frame that runs here: a cycle, and all frames with their locals in it.
+    frames.clear()
     return found
 
 

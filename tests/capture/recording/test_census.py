@@ -345,6 +345,46 @@ def test_censuses_that_follow_each_other_keep_no_tensor_alive():
     assert run() == (True, True)
 
 
+def test_census_leaves_no_frame_to_the_collector():
+    def run() -> Any:
+        tensor = new()
+        subject.take_census(LIKE_CUDA)
+        return weakref.ref(tensor)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert run()() is None
+    finally:
+        gc.enable()
+
+
+def test_profiler_that_samples_frames_during_a_census_keeps_no_tensor_alive():
+    sampled: list[Any] = []
+    is_over = threading.Event()
+
+    def sample() -> None:
+        while not is_over.wait(0.0002):
+            sampled.append(sys._current_frames().get(main))
+
+    def run() -> bool:
+        tensor = new()
+        gone = weakref.ref(tensor)
+        for _ in range(3):
+            subject.take_census(LIKE_CUDA)
+        is_over.set()
+        profiler.join()
+        sampled.clear()
+        del tensor
+        return gone() is None
+
+    main = threading.get_ident()
+    profiler = threading.Thread(target=sample)
+    profiler.start()
+
+    assert run()
+
+
 def test_dict_of_plain_values_that_the_program_took_survives_a_census():
     def run() -> Any:
         first, second = 1, "two"
