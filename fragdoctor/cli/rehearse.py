@@ -122,7 +122,7 @@ class RehearseOptions(options.FullOutput):
     ] = False
     time: Annotated[
         str,
-        options.option("--time", "TIME", "CureSearch for a cure this long: 90s, 5m"),
+        options.option("--time", "TIME", "Search for a cure this long: 90s, 5m"),
     ] = "5m"
     assume: Annotated[
         list[str] | None,
@@ -404,7 +404,7 @@ def diagnosed(asked: Asked, kept: Path | None = None) -> RehearsalResult:
 
 
 def _cured(chosen: RehearseOptions, asked: Asked, look: RenderOptions) -> int:
-    """CureSearch for the cheapest change that lets the program fit, and print what was found.
+    """Search for the cheapest change that lets the program fit, and print what was found.
 
     Raises:
         ConfigError: options do not agree, or the program cannot be rehearsed.

@@ -134,7 +134,7 @@ def test_replayed_graphs_ask_for_nothing_and_own_nothing(stage: Stage) -> None:
 
 
 @needs_triton
-def test_what_warms_up_after_a_replay_spares_what_lives(stage: Stage) -> None:
+def test_what_follows_a_replay_spares_what_lives(stage: Stage) -> None:
     """A result that is alive is not overwritten by another function of the same pool."""
     stage.must_pass(
         LAYERS
@@ -142,14 +142,15 @@ def test_what_warms_up_after_a_replay_spares_what_lives(stage: Stage) -> None:
     first = torch.compile(lambda x: torch.sin(x) + 1, mode="reduce-overhead")
     second = torch.compile(lambda x: torch.cos(x) * 2, mode="reduce-overhead")
     x = torch.ones(4096, 512, device="cuda")
-    for i in range(5):
+    for i in range(8):
         torch.compiler.cudagraph_mark_step_begin()
         y = first(x)
         if i > 3:
             before = torch.cuda.memory_allocated()
             z = second(y)
-            assert z.data_ptr() != y.data_ptr()
-            assert torch.cuda.memory_allocated() >= before + 2 * size
+            assert z.data_ptr() != y.data_ptr(), i
+            if i == 4:
+                assert torch.cuda.memory_allocated() >= before + 2 * size
             del z
         del y
     """

@@ -291,7 +291,6 @@ def install(undo: ExitStack) -> None:
     finder = _TritonFinder(undo)
     sys.meta_path.insert(0, finder)
     undo.callback(sys.meta_path.remove, finder)
-    put(undo, torch.compiler, "cudagraph_mark_step_begin", lambda: None)
     put(undo, torch.Tensor, "pin_memory", _pin_memory)
     put(undo, torch.Tensor, "is_pinned", _is_pinned)
     put(undo, torch.storage, "_to", _to(torch._utils._to))
