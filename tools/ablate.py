@@ -27,6 +27,7 @@ from truth_table import Answers, answers, counts
 
 from fragdoctor.analysis import kept
 from fragdoctor.diagnosis import decision, verdict
+from fragdoctor.diagnosis.bench import Bench
 from fragdoctor.future import alignment, outlook, repetition, steps
 from fragdoctor.future.outlook import Outlooks
 from fragdoctor.future.repetition import AlignedSteps
@@ -76,6 +77,7 @@ def _ablations() -> dict[str, Ablation]:
         "anchors of an alignment": _set(alignment, "_anchors", _always((nothing, nothing))),
         "growth to the end of memory": _set(outlook, "FORESEEN_STEPS", 0),
         "growing buffers": _set(kept, "find_growing_buffers", _always(())),
+        "leak refuted by a replay": _set(Bench, "refutes_leak", False),
     }
     # Rows of the verdict; the last one of each table decides what the others leave.
     result |= {f"verdict: {_name(r)}": _without_row(verdict, r) for r in verdict.ROWS[:-1]}

@@ -90,6 +90,7 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
         functional,
         indexing,
         sorting,
+        spectral,
     )
 
     del tensors  # it fills the table of kernels
