@@ -185,7 +185,8 @@ def equal(_op: Any, self: torch.Tensor, other: torch.Tensor) -> bool:
 @special("aten::count_nonzero.dim_IntList")
 def count_nonzero(_op: Any, self: torch.Tensor, dim: Sequence[int]) -> torch.Tensor:
     """``count_nonzero`` (ReduceOps.cpp)."""
-    result: torch.Tensor = (self != 0).sum(tuple(dim))
+    is_counted = self if self.dtype is torch.bool else self != 0
+    result: torch.Tensor = is_counted.sum(tuple(dim))
     return result
 
 

@@ -51,6 +51,24 @@ def _log_softmax_backward(call: Call) -> Iterable[Step]:
         yield from copied_unless_dense(tensor)
 
 
+@rule("_cdist_backward")
+def _cdist_backward(call: Call) -> Iterable[Step]:
+    """A gradient for each pair of points, before they are summed (DistanceKernel.cu)."""
+    yield from call.results
+    _, first, second, norm = call.args[:4]
+    if norm and first.numel():
+        yield Temp(call.outs[0].n_bytes * second.shape[-2])
+
+
+@rule("_pdist_backward")
+def _pdist_backward(call: Call) -> Iterable[Step]:
+    """As of ``cdist``, of each point and all others (DistanceKernel.cu)."""
+    yield from call.results
+    _, points, norm = call.args[:3]
+    if norm and points.numel():
+        yield Temp(call.outs[0].n_bytes * (points.shape[0] - 1))
+
+
 @rule("mse_loss", "smooth_l1_loss")
 def _pointwise_loss(call: Call) -> Iterable[Step]:
     """The result is made for the loss of each element and shrinks; another such array is summed.

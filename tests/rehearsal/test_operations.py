@@ -1,0 +1,57 @@
+"""Operations, beside what they asked PyTorch 2.12's own allocator for."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from rehearsal_stage import Stage
+
+PEAK_AND_ALL_ASKED = {
+    "torch.fft.fft(x)": (33554432, 33554432),
+    "torch.fft.rfft(x, dim=2)": (34078720, 34078720),
+    "torch.fft.rfft2(x, dim=(0, 1))": (41943040, 58720256),
+    "torch.fft.rfftn(x)": (53477376, 53477376),
+    "torch.fft.fftn(z)": (67108864, 67108864),
+    "torch.fft.fftn(z, dim=(1, 2, 3, 4))": (100663296, 100663296),
+    "torch.fft.fft2(z.transpose(1, 4))": (67108864, 67108864),
+    "torch.fft.fft2(z[:, ::2])": (33554432, 33554432),
+    "torch.fft.ifft2(z)": (33554432, 33554432),
+    "torch.fft.irfft2(z)": (66060288, 66060288),
+    "torch.fft.irfft2(z, dim=(0, 1))": (62914560, 62914560),
+    "torch.fft.irfftn(z)": (99614720, 133169152),
+    "torch.fft.hfft(z)": (99614720, 99614720),
+    "torch.cdist(p, p[:300], p=1).sum().backward()": (476196872, 950243416),
+    "torch.cdist(p, p[:300]).sum().backward()": (75824312, 84125640),
+    "F.pdist(p[:100]).sum().backward()": (30739808, 32312672),
+    "(p > 0).count_nonzero()": (3539340, 3539340),
+    "p.count_nonzero(dim=0)": (3545088, 3545088),
+}
+"""Bytes asked for at the peak, above what was there, and in all; cuFFT's workspaces are none."""
+
+
+def test_operations_ask_for_what_the_real_ones_do(stage: Stage) -> None:
+    stage.must_pass(
+        f"""
+    import torch
+    from torch.nn import functional as F
+
+    x = torch.zeros(4, 8, 64, 64, 32, device="cuda")
+    z = torch.zeros(4, 8, 64, 64, 32, dtype=torch.cfloat, device="cuda")
+    p = torch.zeros(512, 768, device="cuda", requires_grad=True)
+    wanted = {PEAK_AND_ALL_ASKED}
+    found = {{}}
+    for call in wanted:
+        p.grad = None
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_stats()
+        eval(call)
+        after = torch.cuda.memory_stats()
+        found[call] = (
+            after["requested_bytes.all.peak"] - before["requested_bytes.all.current"],
+            after["requested_bytes.all.allocated"] - before["requested_bytes.all.allocated"],
+        )
+    assert found == wanted, found
+    """
+    )
