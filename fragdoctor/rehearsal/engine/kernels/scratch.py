@@ -133,6 +133,14 @@ def held_only(*sizes: int) -> list[Step]:
     return [*temps, *(Free(temp) for temp in reversed(temps))]
 
 
+def returned_from(steps: Iterable[Step]) -> list[Step]:
+    """Return steps of a function of C++, and with them the end of what it has not freed itself."""
+    done = list(steps)
+    freed = {id(step.temp) for step in done if isinstance(step, Free)}
+    left = [step for step in done if isinstance(step, Temp) and id(step) not in freed]
+    return [*done, *(Free(temp) for temp in reversed(left))]
+
+
 def n_bytes(tensor: torch.Tensor) -> int:
     """Return the bytes of a tensor's elements."""
     return tensor.numel() * tensor.element_size()

@@ -18,6 +18,7 @@ from fragdoctor.rehearsal.engine.kernels.scratch import (
     copied_unless_dense,
     held_only,
     n_bytes,
+    returned_from,
     rule,
 )
 
@@ -92,7 +93,15 @@ def _topk(call: Call) -> Iterable[Step]:
     yield from copied_unless_dense(tensor)
     dim = call.argument(2, "dim", -1)
     length = tensor.shape[dim] if tensor.dim() else 1
-    yield from topk_steps(tensor, length)
+    yield from returned_from(topk_steps(tensor, length))
+    k = call.args[1]
+    if call.argument(4, "sorted", True) and k > SORT_IN_BLOCK:
+        # What was selected is sorted as any tensor, and its indices are gathered (TensorTopK.cpp).
+        n = tensor.numel() // max(1, length) * k
+        selected = torch.empty(n // k, k, dtype=tensor.dtype, device="meta")
+        yield from (Temp(n * INDEX_BYTES), Temp(n * tensor.element_size()))
+        yield from returned_from(sort_steps(selected, -1))
+        yield Temp(n * INDEX_BYTES)
 
 
 def topk_steps(tensor: torch.Tensor, length: int) -> Iterable[Step]:
