@@ -58,3 +58,20 @@ def test_operations_ask_for_what_the_real_ones_do(stage: Stage) -> None:
     assert found == wanted, found
     """
     )
+
+
+def test_nested_tensors_train_with_the_lengths_that_they_have(stage: Stage) -> None:
+    stage.must_pass(
+        """
+    import torch
+    from torch.nn import functional as F
+
+    rows = [torch.zeros(n, 64, device="cuda") for n in (3, 5)]
+    weight = torch.zeros(32, 64, device="cuda", requires_grad=True)
+    padded = F.linear(torch.nested.nested_tensor(rows, layout=torch.jagged), weight)
+    padded = padded.to_padded_tensor(0.0)
+    assert padded.shape == (2, 5, 32)
+    padded.sum().backward()
+    assert weight.grad.shape == weight.shape
+    """
+    )

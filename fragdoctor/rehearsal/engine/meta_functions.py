@@ -228,6 +228,14 @@ def _nms(boxes: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     return boxes.new_empty((n,), dtype=torch.int64)
 
 
+def _to_jagged(padded: torch.Tensor, _offsets: Any, total: int | None = None) -> torch.Tensor:
+    """``_padded_dense_to_jagged_forward``: rows of sequences without their padding."""
+    if total is None:
+        values.assume("jagged", "all sequences are as long as the longest")
+        total = padded.shape[0] * padded.shape[1]
+    return padded.new_empty((total, *padded.shape[2:]))
+
+
 KNOWN: Final[dict[str, Callable[..., Any]]] = {
     "_grouped_mm": _grouped_mm,
     "_logcumsumexp": _like_first,
@@ -236,6 +244,7 @@ KNOWN: Final[dict[str, Callable[..., Any]]] = {
     "_thnn_fused_gru_cell": _gru_cell,
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
     "_ctc_loss": _ctc_loss,
+    "_padded_dense_to_jagged_forward": _to_jagged,
     "nms": _nms,
     "_ctc_loss_backward": _like_second,
 }
