@@ -28,6 +28,14 @@ PEAK_AND_ALL_ASKED = {
     "p.detach().view(-1).topk(20000)": (892927, 1256209),
     "p.detach().view(-1).topk(20000, sorted=False)": (442003, 443282),
     "p.detach().view(48, -1).topk(5000)": (13494783, 15712700),
+    "r.roll(1, 0)": (1572864, 1572864),
+    "r.roll((1,2,3),(0,1,2))": (4718592, 4718592),
+    "r.transpose(0,1).roll((1,1),(0,1))": (3145728, 4718592),
+    "s.roll((1,2),(1,2)).sum().backward()": (3145736, 7864524),
+    "torch.fft.fftshift(r)": (6291456, 6291456),
+    "r.masked_scatter(mask,r.view(-1)[:1000])": (5119999, 5119999),
+    "h.masked_scatter(mask.expand_as(h),h.view(-1)[:1000])": (4333567, 4333567),
+    "r.view(8,-1).mode(0)": (2162688, 2162688),
     "(p > 0).count_nonzero()": (3539340, 3539340),
     "p.count_nonzero(dim=0)": (3545088, 3545088),
 }
@@ -43,10 +51,13 @@ def test_operations_ask_for_what_the_real_ones_do(stage: Stage) -> None:
     x = torch.zeros(4, 8, 64, 64, 32, device="cuda")
     z = torch.zeros(4, 8, 64, 64, 32, dtype=torch.cfloat, device="cuda")
     p = torch.zeros(512, 768, device="cuda", requires_grad=True)
+    s = torch.zeros(8, 64, 64, 12, device="cuda", requires_grad=True)
+    r, mask = s.detach(), torch.zeros(8, 64, 1, 1, dtype=torch.bool, device="cuda")
+    h = r.bfloat16()
     wanted = {PEAK_AND_ALL_ASKED}
     found = {{}}
     for call in wanted:
-        p.grad = None
+        p.grad = s.grad = None
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_stats()
         eval(call)

@@ -364,12 +364,6 @@ def _copied_first(call: Call) -> Iterable[Step]:
     yield from call.results
 
 
-@rule("roll")
-def _copied(call: Call) -> Iterable[Step]:
-    yield from call.results
-    yield from copied_unless_dense(call.args[0])
-
-
 @rule("im2col", "col2im")
 def _patches(call: Call) -> Iterable[Step]:
     """The result is first made as large as the input."""

@@ -14,10 +14,12 @@ from fragdoctor.rehearsal.engine.dispatch import functional, special
 from fragdoctor.rehearsal.engine.kernels import cub
 from fragdoctor.rehearsal.engine.kernels.scratch import (
     Call,
+    Free,
     Out,
     Step,
     Temp,
     copied_unless_dense,
+    held_only,
     in_order,
     n_bytes,
     rule,
@@ -31,6 +33,32 @@ MAXIMUM: Final = 2  # mode of an embedding bag
 MASKS: Final = (torch.bool, torch.uint8)
 
 in_order("_embedding_bag", "_embedding_bag_forward_only", order=(2, 1, 0, 3))
+
+
+@rule("roll")
+def _roll(call: Call) -> Iterable[Step]:
+    """Dimension by dimension, each from what the one before has made (TensorTransformations.h)."""
+    tensor, shifts = call.args[:2]
+    is_dense = tensor.is_contiguous() or not tensor.numel()
+    copied = [] if is_dense else [Temp(n_bytes(tensor))]
+    made: list[Step] = [Temp(n_bytes(tensor)) for _ in shifts[1:]]
+    made += call.results
+    return [*copied, *made[:1], *(Free(temp) for temp in copied), *made[1:]]
+
+
+@rule("masked_scatter", "masked_scatter_")
+def _masked_scatter(call: Call) -> Iterable[Step]:
+    """From which element each one is taken is a prefix sum of the mask (IndexKernel.cpp)."""
+    tensor, mask, source = call.args[:3]
+    n = tensor.numel()
+    yield from call.results
+    if not n:
+        return
+    yield Temp(n * INDEX_BYTES)
+    if mask.shape != tensor.shape or not mask.is_contiguous():
+        yield Temp(n * mask.element_size())
+    yield from held_only(cub.scan(n, INDEX_BYTES))
+    yield from copied_unless_dense(source)
 
 
 @rule("embedding_dense_backward")

@@ -150,9 +150,12 @@ def _randperm(call: Call) -> Iterable[Step]:
     yield from call.results
 
 
-@rule("kthvalue")
-def _kthvalue(call: Call) -> Iterable[Step]:
+@rule("mode")
+def _mode(call: Call) -> Iterable[Step]:
+    """Slices are counted one after the other, side by side in memory (TensorModeKernel.cpp)."""
     yield from call.results
+    tensor: torch.Tensor = call.args[0]
+    yield from copied_unless_dense(tensor.transpose(call.argument(1, "dim", -1), -1))
 
 
 @rule("median", "nanmedian")
@@ -165,10 +168,7 @@ def _median(call: Call) -> Iterable[Step]:
     n = tensor.numel()
     values, indices = Temp(n_bytes(tensor)), Temp(n * INDEX_BYTES)
     yield from (values, indices)
-    steps = list(sort_steps(tensor.reshape(-1), 0)) if n else []
-    freed = {step.temp for step in steps if type(step) is Free}
-    yield from steps
-    yield from (Free(s) for s in reversed(steps) if type(s) is Temp and s not in freed)
+    yield from returned_from(sort_steps(tensor.reshape(-1), 0) if n else ())
     yield Free(indices)
     missing = Temp(1)
     yield missing
