@@ -86,3 +86,36 @@ def test_nested_tensors_train_with_the_lengths_that_they_have(stage: Stage) -> N
     assert weight.grad.shape == weight.shape
     """
     )
+
+
+def test_results_are_laid_out_as_a_gpu_does(stage: Stage) -> None:
+    """What comes after them copies what is not in order; strides are those of PyTorch 2.12."""
+    stage.must_pass(
+        """
+    import torch
+    from torch.nn import functional as F
+
+    def transposed(*shape):
+        return torch.zeros(shape, device="cuda").mT.contiguous().mT
+
+    dense = torch.zeros(512, 768, device="cuda", requires_grad=True)
+    other = transposed(512, 768).requires_grad_()
+    gradient = transposed(512, 768)
+    in_order, by_columns = (768, 1), (1, 512)
+
+    def back(function, x, gradient):
+        y = function(x)
+        return torch.autograd.grad(y, x, gradient.reshape(y.shape) if y.dim() else None)[0]
+
+    assert other.abs().stride() == by_columns
+    assert torch.add(gradient, gradient, out=dense.new_empty(0)).stride() == by_columns
+    assert torch.complex(other, other).stride() == by_columns
+    assert other.logcumsumexp(1).stride() == in_order
+    for function in (F.celu, F.softplus, F.hardtanh, F.hardswish):
+        assert back(function, dense, gradient).stride() == by_columns, function
+        assert back(function, other, dense.detach()).stride() == in_order, function
+    for function in (lambda x: F.layer_norm(x, (768,)), lambda x: F.log_softmax(x, 1)):
+        assert back(function, dense, gradient).stride() == in_order, function
+    assert back(lambda x: F.mse_loss(x, gradient), other, dense).stride() == in_order
+    """
+    )

@@ -259,6 +259,9 @@ def out_variant(op: Any, *args: Any, **kwargs: Any) -> Any:
     for out, meta in zip(outs, metas.values(), strict=True):
         if isinstance(out, torch.Tensor) and out.shape != meta.shape:
             out.resize_(meta.shape)
+            laid_out = meta_functions.pointwise_strides(op, args, meta.shape)
+            if laid_out is not None:
+                out.as_strided_(meta.shape, laid_out)
     operation = session.current().stacks.operation(op.overloadpacket.__name__)
     steps = [step for step in steps_of(call) if type(step) is not Out]
     Plan(call.device, operation, steps, (), _no_results).run(args)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Final
 
 import torch
+from torch._prims_common import compute_elementwise_output_strides
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fragdoctor.rehearsal.engine import session, values
@@ -93,6 +95,18 @@ def check_types(op: Any, args: Sequence[Any]) -> None:
             )
 
 
+_LAID_OUT_AS: Final[dict[str, tuple[int, ...]]] = {
+    "_fused_rms_norm_backward": (), "_log_softmax_backward_data": (), "_logcumsumexp": (),
+    "mse_loss_backward": (), "multi_margin_loss_backward": (), "native_layer_norm_backward": (),
+    "poisson": (), "rrelu_with_noise": (),
+    "native_batch_norm_backward": (1,),
+    "elu_backward": (0, 5), "hardswish_backward": (0, 1), "hardtanh_backward": (0, 1),
+    "logit_backward": (0, 1), "softplus_backward": (0, 1),
+}  # fmt: skip
+"""Operation -> the arguments by which CUDA's kernel lays out its first result, () = contiguous,
+where PyTorch's meta function lays it out otherwise."""
+
+
 def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the results of an operation on meta tensors.
 
@@ -100,6 +114,40 @@ def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         UnknownResultError: there is no meta function for it.
         RuntimeError: the arguments do not go together.
     """
+    found = _inferred(op, args, kwargs)
+    like = _LAID_OUT_AS.get(op.overloadpacket.__name__)
+    if like is None or op._overloadname == "out":
+        return found
+    first, *rest = found if isinstance(found, (tuple, list)) else (found,)
+    if first is not None:
+        laid_out = compute_elementwise_output_strides(*(args[i] for i in like)) if like else None
+        first = (
+            torch.empty(first.shape, dtype=first.dtype, device=META)
+            if laid_out is None
+            else torch.empty_strided(first.shape, laid_out, dtype=first.dtype, device=META)
+        )
+    return (first, *rest) if isinstance(found, (tuple, list)) else first
+
+
+def pointwise_strides(op: Any, args: Any, shape: torch.Size) -> tuple[int, ...] | None:
+    """Return how an operation lays out what it resizes (TensorIterator), None = contiguous."""
+    tensors = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor) and t.dim()]
+    is_simple = bool(tensors) and all(t.shape == shape for t in tensors)
+    if not is_simple or not _is_pointwise(op.overloadpacket):
+        return None
+    return tuple(compute_elementwise_output_strides(*tensors))
+
+
+@cache
+def _is_pointwise(packet: Any) -> bool:
+    """Whether an operation works element by element; not all overloads of such one say so."""
+    overloads = (getattr(packet, name) for name in packet.overloads())
+    return packet.__name__ in {"complex", "polar"} or any(
+        torch.Tag.pointwise in o.tags for o in overloads
+    )
+
+
+def _inferred(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         known = KNOWN.get(op.overloadpacket.__name__)
         if known is not None:

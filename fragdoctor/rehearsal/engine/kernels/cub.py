@@ -47,8 +47,8 @@ def radix_sort(n: int, key_bytes: int, value_bytes: int = 0, bits: int | None = 
     tile = _SORT_TILE.get((key_bytes, value_bytes), 4608)
     passes = -(-(8 * key_bytes if bits is None else bits) // RADIX_BITS)
     lookback = -(-n // tile) * RADIX_DIGITS * OFFSET_BYTES
-    values = (n * value_bytes,) if value_bytes else ()
-    return buffers(n * key_bytes, *values, lookback + passes * PASS_BYTES, 1)
+    between = [n * key_bytes, n * value_bytes] if passes > 1 else []
+    return buffers(*between, lookback + passes * PASS_BYTES, 1)
 
 
 def radix_sort_in_place(n: int) -> int:
