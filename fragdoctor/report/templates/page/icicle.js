@@ -20,7 +20,8 @@ class Icicle {
     this.onView = () => {};
     this.showLibrary = false;
     this.kinds = [["stack", "call stack"], ...(lives && lives.category ? [["category", "category"]] : []), ...Object.keys(lives ? lives.names : {}).map((kind) => [kind, kind])];
-    this.by = "stack";
+    this.by = this.keyed = "stack";
+    this.keys = lives ? lives.keysBy("stack") : null;
     this.hover = null;
     this.focus = null;
     this.draw = onFrame(() => this.paint());
