@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 _REMOTE: Final = {"http", "https", "ssh"}
 
@@ -25,6 +26,39 @@ def requirement() -> str | None:
     if text is None:
         return f"fragdoctor=={found.version}"
     return _from_address(json.loads(text))
+
+
+def requirement_of_checkout() -> str | None:
+    """Return the origin and the commit of the folder that this copy was built from, for pip.
+
+    Whether that commit is there, nobody has looked. None where the folder is no checkout of git
+    with an origin elsewhere. What stands before an ``@`` in an https address, a token, is left out.
+    """
+    try:
+        text = distribution("fragdoctor").read_text("direct_url.json")
+    except PackageNotFoundError:
+        return None
+    url = urlsplit(str(json.loads(text or "{}").get("url", "")))
+    if url.scheme != "file":
+        return None
+    folder = unquote(url.path)
+    origin = urlsplit(_git(folder, "remote", "get-url", "origin"))
+    commit = _git(folder, "rev-parse", "HEAD")
+    if origin.scheme != "https" or not origin.hostname or not commit:
+        return None
+    return f"git+https://{origin.netloc.rpartition('@')[2]}{origin.path}@{commit}"
+
+
+def _git(folder: str, *words: str) -> str:
+    """Return what git says of a folder, "" where it says nothing."""
+    try:
+        done = subprocess.run(  # noqa: S603 - a fixed command, no shell
+            ["git", "-C", folder, *words],  # noqa: S607
+            capture_output=True, text=True, timeout=10, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def _from_address(origin: dict[str, Any]) -> str | None:

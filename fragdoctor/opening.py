@@ -1,19 +1,26 @@
-"""Files that the user names, opened for reading without waiting for ever."""
+"""Files that the user names, opened without waiting for ever."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import queue
 import stat
 import threading
+import time
 from typing import Final
 
-from fragdoctor.errors import InputError
+from fragdoctor.errors import ConfigError, InputError
 
 WRITER_WAIT_S: Final = 10.0
 """How long a named pipe may have no writer; one that has one may be as slow as it likes."""
+
+READER_WAIT_S: Final = 10.0
+"""The same of one that is written to and has no reader."""
+
+_POLL_S: Final = 0.05
 
 
 def open_readable(path: str | os.PathLike[str]) -> io.FileIO:
@@ -25,6 +32,33 @@ def open_readable(path: str | os.PathLike[str]) -> io.FileIO:
     """
     is_pipe = stat.S_ISFIFO(os.stat(path).st_mode)  # noqa: PTH116 - names of any kind, as open
     return io.FileIO(_end_of_pipe(path) if is_pipe else os.fspath(path), "rb")
+
+
+def open_writable(path: str | os.PathLike[str]) -> io.FileIO:
+    """Open a device or a pipe to write to it. Opening a pipe would wait for somebody to read it.
+
+    Raises:
+        OSError: as ``open``.
+        ConfigError: it is a pipe, and nobody reads it.
+    """
+    if not stat.S_ISFIFO(os.stat(path).st_mode):  # noqa: PTH116 - names of any kind, as open
+        return io.FileIO(os.fspath(path), "wb")
+    last = time.monotonic() + READER_WAIT_S
+    while True:
+        try:
+            end = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as e:
+            if e.errno != errno.ENXIO:
+                raise
+            if time.monotonic() > last:
+                raise ConfigError(
+                    f"Nobody reads the pipe {os.fspath(path)}.",
+                    hint="Start the program that reads it first.",
+                ) from None
+            time.sleep(_POLL_S)
+        else:
+            os.set_blocking(end, True)
+            return io.FileIO(end, "wb")
 
 
 def _end_of_pipe(path: str | os.PathLike[str]) -> int:

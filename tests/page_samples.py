@@ -6,14 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 import diagnoses
+import numpy as np
 from stock import from_python
 
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.model.case import Case
+from fragdoctor.model.census import Census, HoldingKind, Owner
 from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis, HolderReport, StranderReport
 from fragdoctor.model.finding import Location
-from fragdoctor.model.snapshot import Snapshot
+from fragdoctor.model.snapshot import MODULE_MARK, Snapshot
 
 MIB = 2**20
 BASE = 0x7F00_0000_0000
@@ -135,3 +137,26 @@ def tiny(text: str = "train.py", device: int = 0) -> dict[str, Any]:
 
 def tiny_diagnosis(text: str = "train.py") -> Diagnosis:
     return of_snapshot(from_python(tiny(text)))
+
+
+def named(text: str = "") -> Diagnosis:
+    """Return ``tiny`` with modules and owners: its 2 MiB are of both, its 4 MiB of neither.
+
+    ``text`` is added to the names: hostile ones.
+    """
+    data = tiny()
+    for event in data["device_traces"][0]:
+        is_first = event["action"] == "alloc" and event["addr"] < BASE + 64 * MIB
+        event["user_metadata"] = f"{MODULE_MARK}layers.{event['size'] >> 21}.mlp{text}" * is_first
+    census = Census(
+        time_us=data["device_traces"][0][-1]["time_us"],
+        step=0,
+        is_complete=True,
+        owners=(Owner(f"agent.buffer{text}", HoldingKind.CONTAINER, 3, "list"),),
+        device=np.array([0], np.int32),
+        address=np.array([BASE + 12 * MIB], np.uint64),
+        size_bytes=np.array([2 * MIB], np.int64),
+        holder=np.array([0], np.int32),
+    )
+    found = of_snapshot(from_python(data))
+    return replace(found, case=replace(found.case, censuses=(census,)))

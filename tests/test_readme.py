@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 import shlex
@@ -204,6 +205,35 @@ def test_documentation_has_a_page_for_each_command_and_rule():
     assert all(
         f"({Path(page).name})" in listed for page in (*commands, *rules) if "index" not in page
     )
+
+
+def test_documentation_has_a_page_for_each_term():
+    pages = docs_pages.term_pages()
+
+    assert len(pages) == len(terms()) + 1
+    for path, text in pages.items():
+        for link in re.findall(r"\]\(([\w-]+\.md)\)", text):
+            assert f"terms/{link}" in pages, (path, link)
+    page = pages["terms/hole.md"]
+    assert page.startswith("# hole\n\n**Free space in a segment")
+    assert "[fragmentation](fragmentation.md)" in page
+
+
+def test_notebook_is_a_page_with_what_its_cells_show():
+    notebook = json.loads((ROOT / "docs/notebook.ipynb").read_text(encoding="utf-8"))
+    n_code = sum(cell["cell_type"] == "code" for cell in notebook["cells"])
+    page = docs_pages.notebook_page()
+
+    assert page.count("```python\n") == n_code
+    assert all("\n" not in one for one in re.findall(r'<div class="output">(.*?)\n\n', page))
+    assert page.count('<div class="output">') >= 2
+
+
+def test_versions_link_to_the_releases_where_these_are_known():
+    assert "/releases" not in docs_pages.versions_page("")
+    page = docs_pages.versions_page("https://host/owner/fragdoctor/")
+    assert "(https://host/owner/fragdoctor/releases)" in page
+    assert "## [0.2.0]" in page
 
 
 def test_readme_has_screens_programs_and_commands():

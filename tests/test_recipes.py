@@ -89,6 +89,15 @@ METHODS = """from diffusers import AutoencoderKL, DiffusionPipeline, UNet2DCondi
 for owner in (AutoencoderKL, DiffusionPipeline, UNet2DConditionModel):
     print(*dir(owner))"""
 
+# Read, not imported: that takes the libraries that it trains with.
+TORCHTITAN = """import re
+from importlib.util import find_spec
+spec = find_spec("torchtitan")
+if spec is None:
+    raise ModuleNotFoundError("torchtitan")
+with open(f"{spec.submodule_search_locations[0]}/config/configs.py") as file:
+    print(*re.findall(r"^    (\\w+): ", file.read(), re.MULTILINE))"""
+
 
 def cells(name: str) -> list[str]:
     """Return the second column of the table that is marked with a name."""
@@ -124,6 +133,14 @@ def test_methods_of_diffusers_exist() -> None:
     named = {n for cell in cells("diffusers") for n in re.findall(r"(\w+)\(\)", cell)}
 
     assert named <= names_known(METHODS)
+    assert len(named) >= 5
+
+
+@pytest.mark.slow
+def test_options_of_torchtitan_are_fields_of_its_configuration() -> None:
+    named = {n for cell in cells("torchtitan") for n in re.findall(r"`--\w+\.(\w+)", cell)}
+
+    assert named <= names_known(TORCHTITAN)
     assert len(named) >= 5
 
 

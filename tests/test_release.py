@@ -110,3 +110,23 @@ def test_missing_compiler_is_said_with_what_to_install(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "fragdoctor is built with a C++17 compiler, and none was found" in said
     assert "apt-get install g++" in said
+
+
+def test_conda_recipe_says_what_the_project_says(project: dict[str, Any]) -> None:
+    recipe = yaml.safe_load((ROOT / "packaging/recipe.yaml").read_text(encoding="utf-8"))
+    stated, needs = project["project"], recipe["requirements"]
+
+    run = [one if isinstance(one, str) else one["then"] for one in needs["run"]]
+    python = f"python {stated['requires-python']}"
+    assert {one.replace(" ", "") for one in run} == {
+        python.replace(" ", ""), *(d.split(";")[0].strip() for d in stated["dependencies"])
+    }  # fmt: skip
+    backend = {one.replace(" ", "") for one in needs["host"]} - {"python", "pip"}
+    assert backend == set(project["build-system"]["requires"])
+    (script,) = recipe["build"]["python"]["entry_points"]
+    assert script == f"fragdoctor = {stated['scripts']['fragdoctor']}"
+    assert recipe["context"]["version"] == stated["version"]
+    assert recipe["about"]["summary"] == stated["description"]
+    for test in recipe["tests"]:
+        for path in test.get("files", {}).get("source", ()):
+            assert (ROOT / path).is_file()

@@ -1,12 +1,14 @@
-"""Pages of the documentation that the package itself knows: commands, rules and the glossary.
+"""Pages of the documentation that stand elsewhere: commands, rules, terms, notebook, changes.
 
-``mkdocs build`` gets a page a command and a page a rule from here, links to these, their places in
-the menu, and the interactive pages of the gallery. Run as a program this writes
-``docs/glossary.md``, which is kept in the repository so that it can be read there.
+``mkdocs build`` gets a page a command, a rule and a term from the package, the notebook with its
+outputs, the changes by version, links to these, their places in the menu, and the interactive
+pages of the gallery. Run as a program this writes ``docs/glossary.md``, which is kept in the
+repository so that it can be read there.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from functools import cache
 from importlib.resources import files
@@ -17,10 +19,11 @@ from gallery import KINDS, gallery
 
 from fragdoctor.cli.commands import whole_group
 from fragdoctor.report.base import RenderOptions, render
-from fragdoctor.report.views.explain import THEMES, find
+from fragdoctor.report.views.explain import THEMES, GlossaryTerm, find, terms
 from fragdoctor.rules.registry import RULES
 
-GLOSSARY: Final = Path(__file__).resolve().parents[1] / "docs" / "glossary.md"
+ROOT: Final = Path(__file__).resolve().parents[1]
+GLOSSARY: Final = ROOT / "docs" / "glossary.md"
 _RULE: Final = re.compile(rf"`({'|'.join(rule.code for rule in RULES)})`")
 _HEADING: Final = re.compile(r"^##(?=#* )", re.MULTILINE)
 _SCREEN: Final = re.compile(r"<!-- page: ([a-z-]+) -->")
@@ -62,9 +65,66 @@ def rule_pages() -> dict[str, str]:
     return {**pages, "rules/index.md": "\n".join(lines) + "\n"}
 
 
+def term_pages() -> dict[str, str]:
+    """Return a page for each term of the glossary, and their list."""
+    pages = {}
+    for term in terms():
+        also = [f"Also: {', '.join(term.also)}."] if term.also else []
+        see = [f"See: {', '.join(_linked(name) for name in term.see)}."] if term.see else []
+        paragraphs = [f"# {term.name}", f"**{term.short}**", term.text, *also, *see]
+        pages[f"terms/{_slug(term)}.md"] = "\n\n".join(filter(None, paragraphs)) + "\n"
+    rows = [
+        f"- [{term.name}]({_slug(term)}.md): {term.short}"
+        for term in sorted(terms(), key=lambda term: term.name.lower())
+    ]
+    listed = [glossary().split("\n## ")[0].strip(), "\n".join(rows)]
+    return {"terms/index.md": "\n\n".join(listed) + "\n", **{p: pages[p] for p in sorted(pages)}}
+
+
+def _slug(term: GlossaryTerm) -> str:
+    return re.sub(r"\W+", "-", term.name.lower())
+
+
+def _linked(name: str) -> str:
+    (term,) = find(name).terms
+    return f"[{name}]({_slug(term)}.md)"
+
+
+def notebook_page() -> str:
+    """Return the notebook as a page: its texts, its code, and what its cells show."""
+    notebook = json.loads((ROOT / "docs" / "notebook.ipynb").read_text("utf-8"))
+    parts = []
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else _fenced(source, "python"))
+        parts += [_shown(output) for output in cell.get("outputs", ())]
+    return "\n\n".join(parts) + "\n"
+
+
+def _fenced(text: str, language: str) -> str:
+    return f"```{language}\n{text.rstrip()}\n```"
+
+
+def _shown(output: dict[str, Any]) -> str:
+    data = output.get("data", {})
+    if "text/html" in data:
+        in_one_line = re.sub(r"\s*\n\s*", " ", "".join(data["text/html"]))  # a blank one ends it
+        return f'<div class="output">{in_one_line}</div>'
+    return _fenced("".join(output.get("text") or data["text/plain"]), "text")
+
+
+def versions_page(repository: str) -> str:
+    """Return what changed in each version, with where they are found if that is known."""
+    changes = (ROOT / "CHANGELOG.md").read_text("utf-8").replace("](docs/", "](")
+    if not repository:
+        return changes
+    place = f"[All versions and their files]({repository.rstrip('/')}/releases)"
+    return changes.replace("# Changelog\n", f"# Changelog\n\n{place}\n", 1)
+
+
 @cache
 def _made() -> dict[str, str]:
-    return {**command_pages(), **rule_pages()}
+    return {**command_pages(), **rule_pages(), **term_pages(), "notebook.md": notebook_page()}
 
 
 def _menu(entries: Any) -> Any:
@@ -91,7 +151,8 @@ def on_files(found: Any, config: Any) -> Any:
     from mkdocs.structure.files import File
 
     screens = {f"gallery/{one.kind.name}.page.html": one.page for one in gallery()}
-    for path, text in {**_made(), **screens}.items():
+    versions = {"versions.md": versions_page(config["repo_url"] or "")}
+    for path, text in {**_made(), **versions, **screens}.items():
         found.append(File.generated(config, path, content=text))
     return found
 
@@ -109,6 +170,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         )
 
     up_files = "../" * page.file.src_uri.count("/")
+    markdown = markdown.replace("](notebook.ipynb)", "](notebook.md)")
     linked = _RULE.sub(lambda m: f"[{m[0]}]({up_files}rules/{m[1]}.md)", markdown)
     return _SCREEN.sub(frame, linked)
 

@@ -142,6 +142,7 @@ class Reached:
         n_recording: processes that used CUDA; n_unused: those of them that reserved no memory.
         problems: what went wrong in them.
         n_inner: ``fragdoctor run`` was called by the program so often; each of them records alone.
+        without_torch: the Python that should have imported PyTorch and has none; "" = none did.
     """
 
     n_started: int = 0
@@ -150,6 +151,7 @@ class Reached:
     n_unused: int = 0
     problems: tuple[str, ...] = ()
     n_inner: int = 0
+    without_torch: str = ""
 
     def why_nothing(self, code: int) -> str:
         """Why nothing was recorded by a program with this exit code; hostile text may be in it."""
@@ -168,6 +170,10 @@ class Reached:
             ),
             (bool(version), f"the program imported PyTorch {version} but used no GPU"),
             (self.n_inner > 0, "the fragdoctor run inside the program records by itself"),
+            (
+                bool(self.without_torch),
+                f"the program's Python, {self.without_torch}, has no PyTorch",
+            ),
             (self.n_started > 0, "the program did not import torch"),
         )
         return next((text for applies, text in reasons if applies), _NO_PYTHON)
@@ -195,6 +201,7 @@ def read_status(path: Path) -> Reached:
         n_recording=sum(word == "cuda" for word, _ in words),
         n_unused=sum(word == "unused" for word, _ in words),
         n_inner=sum(word == "inner" for word, _ in words),
+        without_torch=next((detail for word, detail in words if word == "missing"), ""),
         problems=tuple(dict.fromkeys(detail for word, detail in words if word == "problem")),
     )
 

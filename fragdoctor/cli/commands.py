@@ -190,7 +190,7 @@ COMMANDS: Final = (
             "fragdoctor run -o bundles --zip -- torchrun --nproc-per-node 8 train.py",
         ],
         "\n\n\b\nThe report goes to standard error; output and exit code stay the program's.\n"
-        "Only a program that succeeds with nothing to record (no torch, no CUDA) ends in 2.",
+        "A program that succeeds with nothing to record (no torch, no CUDA) ends in 2.",
         settings={"allow_interspersed_args": False},
     ),
     Command(
@@ -207,9 +207,9 @@ COMMANDS: Final = (
         "Run a program without a GPU and say what its memory would do",
         [
             "fragdoctor rehearse train.py --gpu h100 -- --epochs 1 --batch-size 32",
-            "fragdoctor rehearse -m train --fits-on 24GiB --batch 1..512 -- --batch {batch}",
+            "fragdoctor rehearse -m train --gpu 24GiB --batch 1..512 -- --batch {batch}",
         ],
-        "\n\n\b\nThe program needs PyTorch 2.6 or newer and no GPU; what it computes is made up.\n"
+        "\n\n\b\nThe program needs PyTorch 2.6 or newer, no GPU; what it computes is made up.\n"
         "Exit code 0: it fits; 1: it runs out of memory; 2: it cannot be rehearsed.",
     ),
     Command(
@@ -264,7 +264,7 @@ COMMANDS: Final = (
         "estimate",
         "Say before a run whether it fits, and what would make it fit",
         [
-            "fragdoctor estimate config.json --gpu a100-40g --batch 4 --seq 2048 --dtype bf16",
+            "fragdoctor estimate llama-3.1-8b --gpu rtx-4090 --lora 16 --dtype bf16",
             "fragdoctor estimate --params 7B --gpu 24GiB --lora 16 --explain",
         ],
     ),
@@ -281,7 +281,7 @@ COMMANDS: Final = (
         "Write a snapshot as tables, a trace, stacks, or redacted",
         [
             "fragdoctor export snapshot.pickle --format trace -o trace.json",
-            "fragdoctor export snapshot.pickle --format snapshot --redact -o shared.pickle",
+            "fragdoctor export run.pickle --format snapshot --redact -o shared.pickle",
         ],
     ),
     Command(

@@ -11,12 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from io import BufferedWriter
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Final, Self, TextIO
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.hooks import watched_by
+from fragdoctor.opening import open_writable
 from fragdoctor.report.base import RenderOptions, Verbosity
 
 if TYPE_CHECKING:
@@ -214,7 +216,7 @@ def binary_output(output: Path | None, *, force: bool = False) -> Iterator[Binar
         return
     check_output(output, force=force)
     if output.exists() and not output.is_file():
-        with output.open("wb") as device:
+        with BufferedWriter(open_writable(output)) as device:
             yield device
         return
     target = output.resolve() if output.is_symlink() else output

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from fragdoctor.cli import options
+from fragdoctor.cli.option_groups import OWN
 from fragdoctor.frozen import frozen
 
 
@@ -35,8 +36,11 @@ class Family(StrEnum):
     GPT = "gpt"
 
 
-def _count(name: str, text: str, low: int = 0) -> Any:
-    return options.option(name, "N", text, min=low)
+_REHEARSAL: Final = "A rehearsal in place of formulas"
+
+
+def _count(name: str, text: str, low: int = 0, **more: Any) -> Any:
+    return options.option(name, "N", text, min=low, **more)
 
 
 @frozen(kw_only=True)
@@ -83,6 +87,7 @@ class EstimateOptions(options.EstimateOutput):
             "--batch",
             "N",
             "Set the sequences a GPU a pass; of a rehearsal also 8,16 or 1..512 to search",
+            rich_help_panel=OWN,
         ),
     ] = None
     seq: Annotated[int | None, _count("--seq", "Set tokens a sequence", 1)] = None
@@ -109,7 +114,10 @@ class EstimateOptions(options.EstimateOutput):
         int | None, options.option("--zero", "STAGE", "Shard states by ZeRO stage", min=0, max=3)
     ] = None
     fsdp: Annotated[bool, typer.Option("--fsdp", help="Shard everything, as ZeRO stage 3")] = False
-    world_size: Annotated[int, _count("--world-size", "Set the GPUs that share states", 1)] = 1
+    world_size: Annotated[
+        int,
+        _count("--world-size", "Set the GPUs that share states", 1, rich_help_panel="Several GPUs"),
+    ] = 1
     tensor_parallel: Annotated[
         int, _count("--tensor-parallel", "Set the GPUs that share the matrices", 1)
     ] = 1
@@ -177,7 +185,11 @@ class EstimateOptions(options.EstimateOutput):
     ] = None
     rehearse: Annotated[
         bool,
-        typer.Option("--rehearse", help="Run the model's own class of Transformers or Diffusers"),
+        typer.Option(
+            "--rehearse",
+            help="Run the model's own class of Transformers or Diffusers",
+            rich_help_panel=_REHEARSAL,
+        ),
     ] = False
     model: Annotated[
         str | None,
@@ -205,6 +217,7 @@ class EstimateOptions(options.EstimateOutput):
             "Stop a rehearsal after N steps; without it, when their memory repeats",
             min=1,
             max=200,
+            rich_help_panel=_REHEARSAL,
         ),
     ] = None
     explain: options.Explain = False

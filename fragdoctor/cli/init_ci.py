@@ -13,7 +13,7 @@ from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK
 from fragdoctor.errors import ConfigError
 from fragdoctor.frozen import frozen
-from fragdoctor.installed import requirement
+from fragdoctor.installed import requirement, requirement_of_checkout
 
 GITHUB: Final = Path(".github/workflows/gpu-memory.yml")
 GITLAB: Final = Path(".gitlab/gpu-memory.yml")
@@ -86,9 +86,12 @@ def workflow(chosen: InitCiOptions, target: Path) -> str:
     script, *args = chosen.words
     package = chosen.install or requirement()
     if package is None:
+        known = requirement_of_checkout()
+        origin = known or "git+https://HOST/OWNER/fragdoctor@COMMIT"
+        ifs = ", if this commit is pushed" if known else ""
         raise ConfigError(
             "This fragdoctor was installed from a folder, which the CI machine does not have.",
-            hint="Say what pip installs there: --install 'git+https://HOST/OWNER/fragdoctor@COMMIT'",
+            hint=f"Say what pip installs there{ifs}: --install {shlex.quote(origin)}",
         )
     if not chosen.is_module and not Path(script).is_file():
         raise ConfigError(f"{script} does not exist.", hint="Run it at the root of the repository.")

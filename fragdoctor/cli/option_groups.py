@@ -12,6 +12,48 @@ from typing import Any, Final
 OWN: Final = "Options"
 
 GROUPS: Final = {
+    "A model without a config.json": (
+        "--family",
+        "--vocab",
+        "--layers",
+        "--hidden",
+        "--heads",
+        "--kv-heads",
+        "--ffn",
+        "--positions",
+    ),
+    "Training": (
+        "--optimizer",
+        "--master-weights",
+        "--grad-dtype",
+        "--grad-accumulation",
+        "--checkpointing",
+        "--lora",
+        "--lora-targets",
+        "--dora",
+        "--offload",
+        "--keep-logits",
+        "--dropout",
+    ),
+    "Several GPUs": (
+        "--zero",
+        "--fsdp",
+        "--tensor-parallel",
+        "--sequence-parallel",
+        "--context-parallel",
+        "--pipeline-parallel",
+        "--expert-parallel",
+    ),
+    "Inference": (
+        "--inference",
+        "--new-tokens",
+        "--kv-dtype",
+        "--cache",
+        "--gpu-memory-utilization",
+        "--max-num-seqs",
+        "--max-num-batched-tokens",
+    ),
+    "A rehearsal in place of formulas": ("--model", "--input-shape", "--input-dtype", "--loss"),
     "The program": (
         "--module",
         "--python",

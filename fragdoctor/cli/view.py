@@ -90,16 +90,18 @@ class Viewer(ThreadingHTTPServer):
         self._opening = threading.Lock()
         self.token = secrets.token_urlsafe(24)
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._placed: set[Any] = set()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer a connection in a thread of its own; close it where no place gets free."""
         if not self._slots.acquire(timeout=_SLOT_WAIT_S):
             self.shutdown_request(request)
             return
+        self._placed.add(request)
         try:
             super().process_request(request, client_address)
-        except BaseException:
-            self._slots.release()
+        except BaseException:  # Ctrl-C also while the thread that answers has started
+            self._make_place(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -107,6 +109,12 @@ class Viewer(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self._make_place(request)
+
+    def _make_place(self, request: Any) -> None:
+        """Give back the place of a connection, once."""
+        with contextlib.suppress(KeyError):
+            self._placed.remove(request)
             self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:

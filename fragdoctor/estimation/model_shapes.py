@@ -42,6 +42,7 @@ from fragdoctor.inputs.classify import (
     open_input,
     something_else,
 )
+from fragdoctor.model.gpus import known_gpu
 from fragdoctor.model.memory_estimate import KnownModel
 from fragdoctor.model.workload import LayerSizes, ModelShape, Norm, shared
 from fragdoctor.units import format_count
@@ -283,6 +284,29 @@ def unknown_model(name: str) -> InputError:
     )
 
 
+_MOST_WORDS: Final = 40
+
+
+def _refuse_question(inputs: Sequence[str]) -> None:
+    """Refuse words that no file has as its name, with the command that answers them.
+
+    Raises:
+        InputError: they name a known model; a GPU that they name is in the command.
+    """
+    words = " ".join(inputs).split()[:_MOST_WORDS]
+    if len(words) < 2 or any(Path(one).exists() for one in inputs):
+        return
+    plain = [word.strip(",;:?!()'\"").removesuffix(".") for word in words]
+    model = next((preset for word in plain if (preset := preset_of(word))), None)
+    if model is not None:
+        gpu = next((gpu for word in plain if (gpu := known_gpu(word))), None)
+        on = f" --gpu {gpu.name}" if gpu else ""
+        raise InputError(
+            "Those words are not the name of a model.",
+            hint=f"Ask: fragdoctor estimate {model.name}{on}",
+        )
+
+
 def configuration_of(inputs: Sequence[str]) -> Config:
     """Return the ``config.json`` that one input is, holds, or stands for by name.
 
@@ -290,6 +314,7 @@ def configuration_of(inputs: Sequence[str]) -> Config:
         ConfigError: there is no such input, or several.
         InputError: it cannot be read, or is something else.
     """
+    _refuse_question(inputs)
     if len(inputs) != 1:
         raise ConfigError("One model is rehearsed at a time.", hint="Give one config.json or name.")
     path = Path(inputs[0])
@@ -324,6 +349,7 @@ def model_of(inputs: Sequence[str]) -> FoundModel:
     """
     if "-" in inputs:
         raise ConfigError("Standard input is not read here.", hint=MODEL_INPUTS)
+    _refuse_question(inputs)
     paths = [Path(name) for name in inputs]
     if len(paths) == 1 and not paths[0].exists() and is_model_name(inputs[0]):
         preset = preset_of(inputs[0])

@@ -229,7 +229,7 @@ def gpu_of(name: str) -> GpuModel:
     Raises:
         ConfigError: neither a known GPU nor a size.
     """
-    known = _find(name) or _slice(name) or _mac(name)
+    known = known_gpu(name)
     if known is not None:
         return known
     try:
@@ -247,6 +247,11 @@ def gpu_of(name: str) -> GpuModel:
         f"{name!r} is neither a known GPU nor a size.",
         hint=f"{guess}See: fragdoctor estimate --list-gpus; or write a size such as 24GiB.",
     )
+
+
+def known_gpu(name: str) -> GpuModel | None:
+    """Return the GPU of this name, None where it is not known."""
+    return _find(name) or _slice(name) or _mac(name)
 
 
 def _find(name: str) -> GpuModel | None:

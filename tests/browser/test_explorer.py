@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
-from page_samples import MIB, of_snapshot, tiny, tiny_diagnosis
+from page_samples import MIB, named, of_snapshot, tiny, tiny_diagnosis
 from served import served
 from stock import from_python
 
@@ -273,6 +273,40 @@ def test_search_goes_to_the_moments_that_the_command_line_knows(opened, asked):
     assert opened.evaluate(f"{X}.address().get('q')") is None
     opened.evaluate(f"{X}.find('step:99')")
     assert opened.evaluate(f"{X}.moment") == expected
+
+
+TREE = """(() => {
+  const line = (node) => [node.label, node.bytes / MIB, ...node.children.map(line)];
+  return fragdoctor.icicle.tree.children.map(line);
+})()"""
+
+
+def test_icicle_by_module_and_by_owner(open_page):
+    page = open_page(named())
+    page.evaluate("fragdoctor.icicle.choose('end')")
+    unnamed = [4, ["train.py:13 step train.py", 4]]
+
+    page.evaluate("fragdoctor.icicle.chooseBy('module')")
+    assert page.evaluate(TREE) == [
+        ["no module recorded", *unnamed],
+        ["layers", 2, ["1", 2, ["mlp", 2, ["train.py:12 step train.py", 2]]]],
+    ]
+    page.until("location.hash.includes('by=module')")
+    page.evaluate("fragdoctor.icicle.chooseBy('owner')")
+    assert page.evaluate(TREE) == [
+        ["no name found", *unnamed],
+        ["agent.buffer (list of 3)", 2, ["train.py:12 step train.py", 2]],
+    ]
+    page.evaluate("fragdoctor.icicle.choose('peak')")
+    assert page.evaluate("fragdoctor.icicle.tree.bytes") == 14 * MIB
+    assert page.complaints() == []
+
+
+def test_address_keeps_by_what_the_icicle_is(open_page):
+    page = open_page(named(), fragment="by=owner")
+
+    assert page.evaluate("fragdoctor.icicle.choices.value") == "owner"
+    assert page.evaluate("fragdoctor.icicle.tree.children[0].label") == "no name found"
 
 
 def test_icicle_of_the_stretch_in_view_counts_what_it_made(opened):

@@ -37,6 +37,19 @@ def test_front_page_fits_80_columns() -> None:
     assert [line for line in FRONT_PAGE.splitlines() if len(line) > 79] == []
 
 
+@pytest.mark.parametrize("name", commands())
+def test_command_help_fits_80_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    command = commands()[name]
+    context = command.make_context(  # type: ignore[attr-defined]
+        f"fragdoctor {name}", [], resilient_parsing=True, terminal_width=80
+    )
+
+    text = command.get_help(context)  # type: ignore[attr-defined]
+
+    assert [line for line in text.splitlines() if len(line) > 80] == []
+
+
 @pytest.mark.parametrize(
     "name", ["analyze", "oom", "check", "simulate", "estimate", "export", "explain"]
 )

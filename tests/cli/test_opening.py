@@ -87,3 +87,39 @@ def test_files_are_opened_as_ever(tmp_path: Path) -> None:
         assert file.readall() == b"content"
     with pytest.raises(FileNotFoundError):
         open_readable(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("words", [["analyze", str(SAMPLE)], ["export", str(SAMPLE)]])
+def test_pipe_without_a_reader_is_refused_in_a_sentence(
+    run, pipe: Path, words, monkeypatch
+) -> None:
+    monkeypatch.setattr(opening, "READER_WAIT_S", 0.3)
+    start = time.monotonic()
+    kind = "csv" if words[0] == "export" else "text"
+
+    result = run(*words, "--format", kind, "-o", str(pipe))
+
+    assert time.monotonic() - start < 9
+    assert result.code == 2
+    assert "Nobody reads the pipe" in result.err
+    assert "Traceback" not in result.err
+
+
+def test_reader_may_come_late_and_be_slow(run, pipe: Path) -> None:
+    read: list[bytes] = []
+
+    def take() -> None:
+        time.sleep(0.4)
+        with pipe.open("rb", buffering=0) as file:
+            time.sleep(0.4)
+            while part := file.read(1000):
+                read.append(part)
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    result = run("analyze", str(SAMPLE), "--format", "html", "-o", str(pipe))
+    thread.join(20)
+
+    assert result.code == 0
+    assert b"".join(read).endswith(b"</html>\n")
+    assert len(b"".join(read)) > 100_000  # more than a pipe holds

@@ -200,6 +200,16 @@ def test_run_of_a_failing_program_keeps_its_code_where_nothing_was_recorded(runn
     assert b"the program did not import torch" in done.stderr
 
 
+def test_run_in_a_python_without_pytorch_names_that_python(runner) -> None:
+    words = "import sys; sys.path[:] = []; import torch"
+
+    done = runner.run("--", sys.executable, "-c", words)
+
+    assert 1 == done.returncode
+    assert b"No module named 'torch'" in done.stderr
+    assert f"the program's Python, {sys.executable}, has no PyTorch.".encode() in done.stderr
+
+
 @pytest.mark.parametrize("flag", ["-I", "-E", "-S"])
 def test_run_of_a_python_that_ignores_its_environment_says_so(runner, flag) -> None:
     done = runner.run("--", sys.executable, flag, "-c", "pass")

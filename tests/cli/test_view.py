@@ -300,6 +300,27 @@ def test_port_in_use_is_said(viewer, diagnosis):
         Viewer(Shown(b"", ViewReplays(diagnosis)), viewer.server_port)
 
 
+def test_interrupt_while_an_answer_begins_is_not_lost(diagnosis, monkeypatch):
+    server = Viewer(Shown(b"", ViewReplays(diagnosis)))
+    start = threading.Thread.start
+
+    def interrupted(thread):
+        start(thread)
+        thread.join(20)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    ours, theirs = socket.socketpair()
+    with server, ours:
+        ours.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        with pytest.raises(KeyboardInterrupt):
+            server.process_request(theirs, ("", 0))
+
+        for _ in range(MAX_CONNECTIONS):
+            assert server._slots.acquire(blocking=False)
+        assert not server._slots.acquire(blocking=False)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_command_prints_the_address_and_ends_with_the_interrupt():
     command = [sys.executable, "-m", "fragdoctor", "view", str(SAMPLE), "--no-browser"]

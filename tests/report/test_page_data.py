@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oom_snapshots import full
 from page_blob import decode, decode_array
-from page_samples import MIB, frames, of_snapshot, tiny
+from page_samples import MIB, frames, named, of_snapshot, tiny
 from stock import from_python
 
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.model.snapshot import Annotation
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions, render
+from fragdoctor.report.page import names_data
 from fragdoctor.report.page.blob import (
     LEFT_OUT,
     MAX_STRINGS,
@@ -26,7 +27,7 @@ from fragdoctor.report.page.blob import (
     TextTables,
 )
 from fragdoctor.report.page.lives_data import groups_of, lives_data, segment_map_data
-from fragdoctor.report.page.page import held_at
+from fragdoctor.report.page.page import encode_payload, held_at
 from fragdoctor.report.page.timeline_data import named_ranges, timeline_data
 from fragdoctor.trace.stacks import Stacks
 from fragdoctor.trace.trace import Trace
@@ -272,3 +273,48 @@ def test_groups_are_numbered_in_time_that_grows_with_segments_alone():
     assert time.process_time() - start < 3
     assert len(groups) == n
     assert [groups[number][0] for number in group[:3]] == [n - 1, n - 2, n - 3]
+
+
+def names_of(diagnosis):
+    """Return which name each block of a page has, by kind, and the sizes of the blocks."""
+    head, body = decode(encode_payload(diagnosis))
+    lives = head["devices"]["0"]["lives"]
+    found = {
+        kind: [
+            ".".join(names["paths"][at - 1]) if at else None
+            for at in decode_array(body, names["of"]).tolist()
+        ]
+        for kind, names in lives["names"].items()
+    }
+    return found, (decode_array(body, lives["size"]) // MIB).tolist()
+
+
+def test_each_block_has_its_module_and_its_owner():
+    found, sizes = names_of(named())
+
+    assert dict(zip(sizes, found["module"], strict=True)) == {
+        12: "layers.6.mlp", 2: "layers.1.mlp", 4: None,
+    }  # fmt: skip
+    owners = dict(zip(sizes, found["owner"], strict=True))
+    assert owners == {12: None, 2: "agent.buffer (list of 3)", 4: None}
+
+
+def test_names_that_were_not_recorded_are_not_there():
+    assert names_of(of_snapshot(from_python(tiny())))[0] == {}
+
+
+def test_names_of_a_stranger_are_shown_as_they_are_written():
+    found, _ = names_of(named("\u202e\x1b[31m"))
+
+    for text in (*found["module"], *found["owner"]):
+        assert text is None or (text.isprintable() and "\\u202e" in text)
+
+
+def test_further_names_are_one(monkeypatch):
+    monkeypatch.setattr(names_data, "MAX_NAMES", 1)
+
+    found, sizes = names_of(named())
+
+    assert dict(zip(sizes, found["module"], strict=True)) == {
+        12: "layers.6.mlp", 2: "further names", 4: None,
+    }  # fmt: skip

@@ -158,7 +158,8 @@ def arm(options: Options) -> None:
     if "torch" in sys.modules:
         _on_torch(options, sys.modules["torch"])
     else:
-        sys.meta_path.insert(0, _Finder(lambda torch: _on_torch(options, torch)))
+        missing = functools.partial(note, options, "missing", sys.executable or "")
+        sys.meta_path.insert(0, _Finder(lambda torch: _on_torch(options, torch), missing))
 
 
 def note(options: Options, word: str, detail: str = "") -> None:
@@ -175,10 +176,14 @@ def note(options: Options, word: str, detail: str = "") -> None:
 
 
 class _Finder:
-    """Finds nothing itself; calls ``done`` when torch has been imported, and goes away."""
+    """Finds nothing itself; calls ``done`` when torch has been imported, and goes away.
 
-    def __init__(self, done: Callable[[Any], None]) -> None:
+    ``missing`` is called instead where there is no torch.
+    """
+
+    def __init__(self, done: Callable[[Any], None], missing: Callable[[], None]) -> None:
         self._done = done
+        self._missing = missing
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Return the spec that the other finders have for torch, its loader extended by a call."""
@@ -192,6 +197,7 @@ class _Finder:
             if spec is not None:
                 self._extend(spec.loader)
                 return spec
+        self._missing()
         return None
 
     def _extend(self, loader: Any) -> None:

@@ -7,6 +7,7 @@ then gathers them by the totals and says so.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -15,8 +16,10 @@ import numpy.typing as npt
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.frozen import frozen
 from fragdoctor.future.steps import Steps
+from fragdoctor.model.census import Census
 from fragdoctor.model.snapshot import BlockState
 from fragdoctor.report.page.blob import MAX_EXACT, Sink, compressed_size
+from fragdoctor.report.page.names_data import names_data
 from fragdoctor.trace.columns import SMALL_SEGMENT_BYTES
 from fragdoctor.trace.lives import Layout, Lives
 from fragdoctor.trace.trace import SegmentLives, Trace, large_page_bytes
@@ -156,7 +159,9 @@ def _group(trace: Trace, key: Group) -> dict[str, Any]:
 MAX_SEGMENT_LIVES: Final = 200_000
 
 
-def lives_data(analysis: DeviceAnalysis, sink: Sink, budget_bytes: int) -> dict[str, Any] | None:
+def lives_data(
+    analysis: DeviceAnalysis, sink: Sink, budget_bytes: int, censuses: Sequence[Census] = ()
+) -> dict[str, Any] | None:
     """Return the JSON part of one device's blocks over time; None without a trace.
 
     States count events: a block is allocated in state k iff ``born <= k < born + kept``, and active
@@ -183,6 +188,7 @@ def lives_data(analysis: DeviceAnalysis, sink: Sink, budget_bytes: int) -> dict[
         "complete": is_complete,
         "stack": blob.add(stack),
         "category": blob.add(category[rows]) if len(category) == len(trace.lives) else None,
+        "names": names_data(trace, censuses, rows, sink),
         "steps": blob.add(Steps.of(trace).rows),
         "growth": _growth(analysis),
         "segments": _segments(trace, segments, sink),

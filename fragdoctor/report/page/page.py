@@ -63,7 +63,7 @@ def encode_payload(diagnosis: Diagnosis, scale: float = 1.0, *, is_live: bool = 
         data: dict[str, Any] = {
             "icicle": icicle_data(analysis, sink, moments.get(device)),
             "map": segment_map_data(analysis, sink, int(MAX_BLOCKS * share)),
-            "lives": lives_data(analysis, sink, int(LIVES_BUDGET * share)),
+            "lives": lives_data(analysis, sink, int(LIVES_BUDGET * share), diagnosis.case.censuses),
             "capacity": capacity.get(device),
             **opening(moments.get(device)),
         }
@@ -171,6 +171,7 @@ def _variant(one: Recommendation) -> dict[str, Any]:
     p = one.predicted
     return {
         "name": escape.visible(name[:_MAX_TEXT]),
+        "is_change": not one.setting,
         "fits": p.fits,
         "peak": p.peak_reserved_bytes,
         "retries": p.retries,

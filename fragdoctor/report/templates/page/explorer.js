@@ -281,7 +281,10 @@ class Explorer {
       put("color", timeline.color, this.lives ? (this.lives.category ? "category" : "line") : "totals");
       put("detail", timeline.detail, "fine");
     }
-    if (this.icicle) put("tree", this.icicle.moment, this.icicle.usual);
+    if (this.icicle) {
+      put("tree", this.icicle.moment, this.icicle.usual);
+      put("by", this.icicle.by, "stack");
+    }
     if (this.blocks) {
       put("scope", this.blocks.scope, "moment");
       put("sort", this.blocks.sort, "-size");
@@ -310,6 +313,7 @@ class Explorer {
     if (this.blocks) this.blocks.restore(parts);
     this.find((parts.get("q") || "").slice(0, 200));
     if (this.icicle && parts.has("tree")) this.icicle.choose(parts.get("tree"));
+    if (this.icicle) this.icicle.chooseBy(parts.get("by") || "stack");
     this.follow();
   }
 

@@ -1,6 +1,8 @@
 // Who holds the memory: callers above, callees below, width is bytes.
 
 const FLOOR = 23;
+/** @type {Record<string, string>} */
+const WITHOUT_NAME = { module: "no module recorded", owner: "no name found" };
 
 class Icicle {
   constructor(root, data, array, text, lives, opens) {
@@ -17,6 +19,9 @@ class Icicle {
     this.view = { from: 0, to: lives ? lives.n : 0 };
     this.onView = () => {};
     this.showLibrary = false;
+    this.kinds = [["stack", "call stack"], ...(lives && lives.category ? [["category", "category"]] : []), ...Object.keys(lives ? lives.names : {}).map((kind) => [kind, kind])];
+    this.by = this.keyed = "stack";
+    this.keys = lives ? lives.keysBy("stack") : null;
     this.hover = null;
     this.focus = null;
     this.draw = onFrame(() => this.paint());
@@ -34,9 +39,12 @@ class Icicle {
     });
     const library = element("input", { type: "checkbox" });
     library.addEventListener("change", () => { this.showLibrary = library.checked; this.plant(); });
+    this.library = element("label", null, library, "library frames");
+    this.choices = element("select", { "aria-label": "By what" }, ...this.kinds.map(([kind, word]) => element("option", { value: kind }, word)));
+    this.choices.addEventListener("change", () => this.chooseBy(this.choices.value));
     this.controls = element("div", { class: "controls", role: "group", "aria-label": "Icicle controls" },
       element("div", { class: "switch", role: "group", "aria-label": "Moment" }, ...this.switches),
-      element("label", null, library, "library frames"), element("span", { class: "gap" }),
+      ...(this.kinds.length > 1 ? [element("label", null, "By ", this.choices)] : []), this.library, element("span", { class: "gap" }),
       this.up = button("All", "Back to the whole picture (Escape)", () => this.zoomTo(this.tree)));
     this.crumbs = element("p", { class: "crumbs" });
     this.canvas = element("canvas", { tabindex: "0", role: "application", "aria-roledescription": "icicle chart" });
@@ -81,6 +89,14 @@ class Icicle {
     this.onView();
   }
 
+  chooseBy(kind) {
+    if (!this.kinds.some(([known]) => known === kind)) return;
+    this.by = this.choices.value = kind;
+    this.library.hidden = kind !== "stack";
+    this.plant();
+    this.onView();
+  }
+
   /** Follow the page; what is not on show is summed up when it is asked for. */
   follow(at, anchor, view) {
     const made = view.from !== this.view.from || view.to !== this.view.to;
@@ -103,8 +119,9 @@ class Icicle {
     if (this.moments[this.moment]) {
       const m = this.moments[this.moment];
       this.tree.label = `everything allocated at the ${this.moment}`;
-      for (let i = 0; i < m.stack.length; i++) this.grow(this.tree, m.stack[i], m.bytes[i], m.blocks[i]);
-      if (m.rest_bytes) this.leaf(this.tree, `${plural(m.rest_stacks, "further stack")}`, m.rest_bytes, 0);
+      if (this.by !== "stack") this.growAll(this.tree, this.sums((i) => this.lives.isAllocated(i, m.state)));
+      else for (let i = 0; i < m.stack.length; i++) this.grow(this.tree, m.stack[i], m.bytes[i], m.blocks[i]);
+      if (this.by === "stack" && m.rest_bytes) this.leaf(this.tree, `${plural(m.rest_stacks, "further stack")}`, m.rest_bytes, 0);
       total = m.total;
       blocks = m.n_blocks;
     } else {
@@ -113,7 +130,7 @@ class Icicle {
       blocks = this.tree.blocks;
     }
     this.settle();
-    this.canvas.setAttribute("aria-label", `${this.tree.label}: ${formatSize(total)} in ${plural(blocks, "block")} by call stack, callers above callees. Arrow keys move, Enter enlarges, Escape goes back. The table below lists the source lines.`);
+    this.canvas.setAttribute("aria-label", `${this.tree.label}: ${formatSize(total)} in ${plural(blocks, "block")} by ${this.by === "stack" ? "call stack, callers above callees" : `${this.by} and line`}. Arrow keys move, Enter enlarges, Escape goes back. The table below lists the source lines.`);
     this.focus = null;
     this.zoomTo(this.tree);
   }
@@ -122,27 +139,49 @@ class Icicle {
     // Without a moment and a mark the change is that over the stretch in view.
     const { lives } = this, isView = this.moment === "change" && this.at === null && this.anchor === null;
     const at = isView ? Math.floor(this.view.to) : this.at ?? lives.n, here = (i) => lives.isAllocated(i, at);
-    const growAll = (parent, sums) => { for (const [stack, sum] of sums) if (sum.bytes > 0) this.grow(parent, stack, sum.bytes, Math.max(0, sum.blocks)); };
     if (this.moment === "moment") {
       this.tree.label = `everything allocated after event ${formatCount(at)}`;
-      growAll(this.tree, lives.sumByStack(here));
+      this.growAll(this.tree, this.sums(here));
     } else if (this.moment === "made") {
       const from = Math.ceil(this.view.from), to = Math.floor(this.view.to);
       this.tree.label = `all that events ${formatCount(from + 1)} to ${formatCount(to)} allocated, kept or not`;
-      growAll(this.tree, lives.sumByStack((i) => lives.born[i] > from && lives.born[i] <= to));
+      this.growAll(this.tree, this.sums((i) => lives.born[i] > from && lives.born[i] <= to));
     } else {
       const since = this.anchor ?? (isView ? Math.ceil(this.view.from) : 0);
       const from = this.anchor !== null ? " (A)" : isView ? "" : " (set mark A to compare with another moment)";
       this.tree.label = `changes from event ${formatCount(since)}${from} to ${formatCount(at)}${isView ? ", the stretch in view" : ""}`;
-      const sums = lives.sumByStack(here);
-      lives.sumByStack((i) => lives.isAllocated(i, since), sums, -1);
+      const sums = this.sums(here);
+      this.sums((i) => lives.isAllocated(i, since), sums, -1);
       const less = new Map();
       for (const [stack, sum] of sums) if (sum.bytes < 0) less.set(stack, { bytes: -sum.bytes, blocks: -sum.blocks });
-      growAll(this.child(this.tree, "more", "more than before"), sums);
-      growAll(this.child(this.tree, "less", "less than before"), less);
+      this.growAll(this.child(this.tree, "more", "more than before"), sums);
+      this.growAll(this.child(this.tree, "less", "less than before"), less);
       for (const node of this.tree.children) { this.tree.bytes += node.bytes; this.tree.blocks += node.blocks; }
       this.tree.children = this.tree.children.filter((node) => node.bytes);
     }
+  }
+
+  sums(admits, into, factor) {
+    if (this.keyed !== this.by) Object.assign(this, { keyed: this.by, keys: this.lives.keysBy(this.by) });
+    return this.lives.sumBy(this.keys, admits, into, factor);
+  }
+
+  growAll(parent, sums) {
+    for (const [key, sum] of sums) {
+      if (sum.bytes <= 0) continue;
+      if (this.by === "stack") this.grow(parent, key, sum.bytes, Math.max(0, sum.blocks));
+      else this.growNames(parent, key, sum.bytes, Math.max(0, sum.blocks));
+    }
+  }
+
+  // The parts of a name from the outermost, and the line that allocated it below.
+  growNames(root, key, bytes, blocks) {
+    const { parts, frame } = this.lives.namesOf(this.by, key), path = [root];
+    for (const part of parts) path.push(Object.assign(this.child(path[path.length - 1], part, part), { isName: true }));
+    if (!parts.length) path.push(this.child(root, "", WITHOUT_NAME[this.by]));
+    const last = path[path.length - 1];
+    path.push(frame < 0 ? this.child(last, -1, "no stack recorded") : this.child(last, frame, null));
+    for (const node of path) { node.bytes += bytes; node.blocks += blocks; }
   }
 
   node(label, frame, parent) { return { label, frame, bytes: 0, blocks: 0, parent, known: new Map(), children: [] }; }
@@ -188,7 +227,8 @@ class Icicle {
     while (open.length) {
       const node = open.pop();
       this.depth = Math.max(this.depth, node.depth);
-      node.children.sort((a, b) => b.bytes - a.bytes);
+      // The layers of a model stand in their order, all else by size.
+      node.children.sort((a, b) => (/^\d+$/.test(a.label) && /^\d+$/.test(b.label) ? Number(a.label) - Number(b.label) : b.bytes - a.bytes));
       let start = node.start;
       for (const next of node.children) {
         next.start = start;
@@ -246,14 +286,14 @@ class Icicle {
   paintNode(c, node, x, width, floor, isAncestor) {
     const k = theme.colors, y = floor * FLOOR, inner = Math.max(0.5, width - 1);
     this.drawn.push({ node, x, y, width });
-    const isOwn = node.frame >= 0 && this.text.isLibrary[node.frame] === 0;
+    const isOwn = node.isName || (node.frame >= 0 && this.text.isLibrary[node.frame] === 0);
     c.fillStyle = k.panel;
     c.fillRect(x, y, inner, FLOOR - 1);
     c.fillStyle = node.isLess ? k.good : this.moment === "change" && node !== this.tree ? k.strander : isOwn ? k.live : k.outside;
     c.globalAlpha = isAncestor || node === this.tree ? 0.12 : isOwn ? 0.2 + 0.38 * (node.bytes / this.tree.bytes) : 0.2;
     c.fillRect(x, y, inner, FLOOR - 1);
     c.globalAlpha = 1;
-    if (node.frame < 0 && node !== this.tree) hatch(c, x, y, inner, FLOOR - 1, k.line);
+    if (node.frame < 0 && !node.isName && node !== this.tree) hatch(c, x, y, inner, FLOOR - 1, k.line);
     if (node === this.hover || node === this.focus) {
       c.strokeStyle = k.ink;
       c.lineWidth = 1.5;
@@ -285,7 +325,7 @@ class Icicle {
 
   describe(node) {
     if (!node) {
-      this.readout.replaceChildren(element("div", { class: "wide" }, element("dt", null, `${this.tree.label}: ${formatSize(this.tree.bytes)}. Callers stand above, what they call below; width is memory. Point to read, click to enlarge, click again to go back.`)));
+      this.readout.replaceChildren(element("div", { class: "wide" }, element("dt", null, `${this.tree.label}: ${formatSize(this.tree.bytes)}. ${this.by === "stack" ? "Callers stand above, what they call below" : "Names stand above, the lines that allocated below"}; width is memory. Point to read, click to enlarge, click again to go back.`)));
       return;
     }
     const pairs = [["Memory", formatSize(node.bytes)], ["Of all", formatShare(node.bytes, this.tree.bytes)]];

@@ -23,6 +23,9 @@ class Lives {
     this.stack = Int32Array.from(array(data.stack));
     this.address = array(data.address);
     this.category = data.category ? Uint8Array.from(array(data.category)) : null;
+    // By which names blocks go: for each row a place in ``paths`` counted from 1, 0 for none.
+    this.names = {};
+    for (const [kind, { paths, of }] of Object.entries(data.names)) this.names[kind] = { paths, of: Int32Array.from(array(of)) };
     this.steps = Int32Array.from(array(data.steps));
     this.count = this.size.length;
     for (let i = 0; i < this.count; i++) {
@@ -130,12 +133,26 @@ class Lives {
       .map((l) => ({ line: l, bytes: bytes[l], blocks: blocks[l] }));
   }
 
-  // Bytes and blocks by stack of the blocks that a test admits; factor -1 counts them off.
-  sumByStack(admits, into = new Map(), factor = 1) {
+  // The names and the line of each block in one number, or its stack.
+  keysBy(kind) {
+    if (kind === "stack") return this.stack;
+    const of = kind === "category" ? this.category : this.names[kind].of, lines = this.lineFrame.length;
+    return Float64Array.from(of, (name, i) => name * lines + this.line[i]);
+  }
+
+  // What ``keysBy`` wrote, read back: the parts of the name, and the frame of the line or none.
+  namesOf(kind, key) {
+    const lines = this.lineFrame.length, name = Math.floor(key / lines), frame = this.lineFrame[key % lines];
+    const parts = kind === "category" ? [CATEGORIES[name]] : name ? this.names[kind].paths[name - 1] : [];
+    return { parts, frame };
+  }
+
+  // Bytes and blocks by key of the blocks that a test admits; factor -1 counts them off.
+  sumBy(keys, admits, into = new Map(), factor = 1) {
     for (let i = 0; i < this.count; i++) {
       if (!admits(i)) continue;
-      let sum = into.get(this.stack[i]);
-      if (!sum) into.set(this.stack[i], (sum = { bytes: 0, blocks: 0 }));
+      let sum = into.get(keys[i]);
+      if (!sum) into.set(keys[i], (sum = { bytes: 0, blocks: 0 }));
       sum.bytes += factor * this.size[i];
       sum.blocks += factor;
     }

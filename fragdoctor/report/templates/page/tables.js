@@ -32,7 +32,7 @@ class EventList {
       const event = this.lives.eventAt(at), oom = this.ooms.get(at);
       if (oom) {
         rows.push(element("li", { role: "option", "aria-selected": String(at === state), "data-state": String(at), class: "oom" },
-          element("span", { class: "num" }, formatCount(at)), element("span", null, "OUT OF MEMORY"), element("b", null, `${formatSize(oom[1])} asked`), element("span", { class: "where" }, oom[3])));
+          element("span", { class: "num" }, formatCount(at)), element("span", null, "OOM"), element("b", null, formatSize(oom[1])), element("span", { class: "where" }, oom[3])));
         continue;
       }
       const sign = event ? { 0: "+", 3: "+", 5: "+", 1: "−", 4: "−", 6: "−" }[event.kind] || "" : "";
@@ -42,6 +42,9 @@ class EventList {
       rows.push(row);
     }
     this.list.replaceChildren(...rows);
+    // On a small screen the list scrolls: the event of the moment is what it is there for.
+    const here = rows[state - first];
+    if (here) this.list.scrollTop = here.offsetTop - this.list.offsetTop - this.list.clientHeight / 2;
   }
 
   save() {

@@ -128,6 +128,6 @@ class WhatIf {
     if (row.retries) words.push(plural(row.retries, "retry", "retries"));
     if (row.calls) words.push(plural(row.calls, "driver call"));
     if (row.more) words.push(row.more);
-    return element("li", { class: row.isLive ? "live" : "" }, verdict, element("b", null, row.name), bar, element("span", { class: "from" }, words.join(" · ")));
+    return element("li", { class: row.isLive ? "live" : "" }, verdict, element("b", { class: row.isRecorded || row.is_change ? "said" : "" }, row.name), bar, element("span", { class: "from" }, words.join(" · ")));
   }
 }

@@ -1,0 +1,82 @@
+"""By which names the blocks on the page go: modules of the model, and owners, where recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fragdoctor.analysis.attribution import module_paths
+from fragdoctor.analysis.owners import named_blocks
+from fragdoctor.model.arrays import largest_groups
+from fragdoctor.model.census import Census, HoldingKind, Owner
+from fragdoctor.model.snapshot import I64
+from fragdoctor.report import escape
+from fragdoctor.report.page.blob import Sink
+from fragdoctor.trace.trace import Trace
+
+MAX_NAMES: Final = 4000
+"""Of one kind, those that ever held most; what the others hold is summed up."""
+
+_MAX_TEXT: Final = 120
+_MAX_DEPTH: Final = 24
+_FURTHER: Final = "further names"
+
+
+def names_data(
+    trace: Trace, censuses: Sequence[Census], rows: I64, sink: Sink
+) -> dict[str, Any]:  # fmt: skip
+    """Return the JSON part of the names of some rows of ``Lives``: ``module`` and ``owner``.
+
+    Each has ``paths``, lists of the parts of a name from the outermost, and ``of``, for each row
+    its place among them counted from 1, 0 where it has none. One that was not recorded is missing.
+    """
+    sizes = trace.lives.size_bytes[rows]
+    found: dict[str, Any] = {}
+    modules = module_paths(trace)
+    if modules.paths:
+        note = modules.of_row[rows].astype(np.int64)
+        place = np.where(np.isin(note, list(modules.paths)), note, -1)
+        texts = {at: path.split(".", _MAX_DEPTH) for at, path in modules.paths.items()}
+        found["module"] = _encode(place, sizes, texts, sink)
+    named = named_blocks(trace, censuses)
+    if named is not None:
+        owners = {at: [_owner_text(owner)] for at, owner in enumerate(named.owners)}
+        found["owner"] = _encode(named.of_row[rows].astype(np.int64), sizes, owners, sink)
+    return found
+
+
+def _encode(
+    place: I64, sizes: npt.NDArray[np.int64], texts: dict[int, list[str]], sink: Sink
+) -> dict[str, Any]:  # fmt: skip
+    most = largest_groups(place[place >= 0], sizes[place >= 0]).group
+    shown = [int(at) for at in most[:MAX_NAMES]]
+    number = np.full(max(texts, default=-1) + 2, 0, np.int64)  # its last is that of no name
+    number[most[MAX_NAMES:]] = len(shown) + 1
+    number[shown] = np.arange(1, len(shown) + 1)
+    paths = [[_shown(part) for part in texts[at]] for at in shown]
+    if len(most) > len(shown):
+        paths.append([_FURTHER])
+    return {"paths": paths, "of": sink.blob.add(number[place])}
+
+
+def _shown(text: str) -> str:
+    return escape.visible(escape.shorten_left(text, _MAX_TEXT)) or "(no name)"
+
+
+def _owner_text(owner: Owner) -> str:
+    """Return what holds memory in a few words: ``history`` (list of 64)."""
+    name = owner.name or f"a {owner.class_name or owner.kind.value}"
+    match owner.kind:
+        case HoldingKind.PARAMETERS | HoldingKind.GRADIENTS:
+            return f"{name}: {owner.kind.value}"
+        case HoldingKind.CONTAINER:
+            return f"{name} ({owner.class_name} of {owner.n_items:,})"
+        case HoldingKind.GRAPH:
+            return f"autograd graph kept by {name}"
+        case HoldingKind.CYCLE:
+            return f"reference cycle {name}"
+        case _:
+            return name
