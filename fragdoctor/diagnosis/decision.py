@@ -207,7 +207,7 @@ def _beyond_device(r: FailedRequest) -> Iterator[Hypothesis]:
             "wrong.",
         )
         yield Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, "")
-    elif r.requested_bytes > r.total_bytes:
+    elif r.requested_bytes > r.total_bytes >= (r.live_bytes or 0):
         yield Hypothesis(
             Cause.CAPACITY,
             Confidence.PROVEN,
@@ -285,10 +285,10 @@ def _free_enough(r: FailedRequest) -> Iterator[Hypothesis]:
             "torch.cuda.get_per_process_memory_fraction() (2.10 and later).",
         )
         return
+    fraction = "a memory fraction that this version's message does not print, "
     reasons = (
-        "a memory fraction that this version's message does not print"
-        if r.may_hide_limit
-        else "a race with another process, a driver-side limit or a limit per allocation"
+        f"{fraction if r.may_hide_limit else ''}a neighbour that has let go of its memory since, "
+        "a limit of the driver or of virtual memory, or on Windows a page file that is too small"
     )
     yield Hypothesis(
         Cause.UNKNOWN,

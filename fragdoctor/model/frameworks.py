@@ -30,6 +30,7 @@ class Change(StrEnum):
     ATTENTION = "attention"
     WEIGHTS = "weights"
     COPIES = "copies"
+    HOST_MEMORY = "host-memory"
 
 
 HAVE_FUSED: Final = ("Adam", "AdamW", "SGD", "Adagrad")
@@ -89,6 +90,10 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "where decoding fails",
             Change.ATTENTION: "--use-pytorch-cross-attention or --use-quad-cross-attention",
             Change.WEIGHTS: "--lowvram or --novram, or an fp8 or GGUF checkpoint",
+            Change.HOST_MEMORY: "--cache-none, which keeps no results between runs, smaller (fp8 "
+            "or GGUF) checkpoints and fewer models in one workflow; close other programs and on "
+            "Windows enlarge the page file; where it grows from run to run, leave out custom nodes "
+            "one by one",
         },
     ),
     Framework(
@@ -158,7 +163,12 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             '"gradient_accumulation_steps"',
             Change.OFFLOAD_STATE: '"zero_optimization": {"offload_optimizer": {"device": "cpu"}}',
             Change.WEIGHTS: '"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}',
+            Change.HOST_MEMORY: "offload less to the host, where optimizer state takes at least 12 "
+            'bytes a parameter in all: "offload_param" out first, then "offload_optimizer", or '
+            'both to "device": "nvme" with an "nvme_path" (ZeRO 3); "pin_memory": false; '
+            "more memory",
         },
+        logs=r"\[launch\.py:\d+:sigkill_handler\]|DeepSpeedZeRoOffload|see_memory_usage\]",
     ),
     Framework(
         "accelerate",
@@ -221,6 +231,12 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         },
     ),
     Framework(
+        "Unsloth",
+        "unsloth 2026, save.py",
+        r"/unsloth(?:_zoo)?/|/unsloth_compiled_cache/",
+        {},
+    ),
+    Framework(
         "PEFT",
         "peft 0.21, utils/other.py",
         r"/peft/(?:tuners|utils|peft_model|mapping)",
@@ -250,14 +266,23 @@ SERVERS: Final = ("vLLM", "SGLang")
 
 
 def frameworks_in(paths: Iterable[str], said: str = "") -> tuple[Framework, ...]:
-    """Return the frameworks of files of frames or of lines of a log, in the order of the table."""
-    distinct = {path[:1000].replace("\\", "/") for path in paths}
-    return tuple(
+    """Return the frameworks of files of frames or of lines of a log, in the order of the table.
+
+    Of two servers that which called the other counts: ``paths`` are outermost first.
+    """
+    distinct = dict.fromkeys(path[:1000].replace("\\", "/") for path in paths)
+    found = [
         f
         for f in FRAMEWORKS
         if any(re.search(f.files, path) for path in distinct)
         or (f.logs and re.search(f.logs, said))
-    )
+    ]
+    servers = [f for f in found if f.name in SERVERS]
+    for path in distinct if len(servers) > 1 else ():
+        runs = next((f for f in servers if re.search(f.files, path)), None)
+        if runs is not None:  # SGLang calls vLLM's layers; its own frames come first
+            return tuple(f for f in found if f is runs or f not in servers)
+    return tuple(found)
 
 
 def words_for(change: Change, frameworks: Iterable[Framework]) -> tuple[str, str] | None:

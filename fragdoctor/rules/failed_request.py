@@ -149,7 +149,13 @@ class FailedRequest:
 
     @property
     def is_alone_too_large(self) -> bool:
-        """Whether the request by itself exceeds the device, or all that PyTorch could have."""
+        """Whether the request by itself exceeds the device, or all that PyTorch could have.
+
+        Not where live memory does so already, in the host's memory as on Windows: then the program
+        as a whole is too large, and no single size is odd.
+        """
+        if self.total_bytes is not None and (self.live_bytes or 0) > self.total_bytes:
+            return False
         wholes = [b for b in (self.total_bytes, self.available_bytes) if b is not None]
         return bool(wholes) and self.requested_bytes > min(wholes)
 

@@ -36,6 +36,20 @@ File /job/fit.py:12, in fit(net)
 
 {OOM}
 """,
+    "Colab": f"""[/job/fit.py](https://localhost:8080/#) in fit(net)
+     11 batch = batch.cuda()
+---> 12 out = net(batch)
+
+{OOM}
+""",
+    "TorchScript": f"""Traceback of TorchScript (most recent call last):
+  File "/job/fit.py", line 12, in fit
+    batch = batch.cuda()
+    out = net(batch)
+          ~~~ <--- HERE
+    return out
+{OOM}
+""",
     "rich": f"""╭───── Traceback (most recent call last) ─────╮
 │ /job/fit.py:12 in fit                       │
 │                                             │

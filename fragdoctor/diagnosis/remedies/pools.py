@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
 from fragdoctor.diagnosis.remedies.remedy import (
+    ASKS,
     CURES,
     HELPS,
     MAY_HELP,
@@ -156,7 +157,8 @@ class RaiseMemoryLimit(Remedy):
         if r is not None and r.reserved_bytes is not None:
             needed = r.reserved_bytes + r.requested_bytes + r.tolerance_bytes
         proposal = self.proposal(
-            weight=CURES + 5 if is_main else HELPS,
+            # Where only a limit that was never printed would explain it, it has to be found first.
+            weight=CURES + 5 if is_main else ASKS - 5 if case.cause is Cause.UNKNOWN else HELPS,
             confidence=Confidence.LIKELY if is_main else Confidence.POSSIBLE,
             why=case.verdict.summary
             if is_main

@@ -90,6 +90,11 @@ HOST_MEMORY: Final[tuple[Wording, ...]] = (
           r"dataloaderworker(?:\(pid\(?s?\)?:?[\d,]{1,60}\))?iskilledbysignal:killed", 100),
     _host("dataloader-killed", "oom-killer", "exitedunexpectedly",
           r"dataloaderworker\(pid\(?s?\)?:?[\d,]{1,60}\)exitedunexpectedlywithexitcode-?9", 60),
+    # batchgenerators 0.21 to 0.25, nondet_multi_threaded_augmenter.py; nnunetv2 2.0 to 2.6,
+    # utilities/file_path_utilities.py and inference/predict_from_raw_data.py
+    _host("workers-gone", "worker-gone", "backgroundworkers",
+          r"(?:someof|some|oneormoreof|oneormore)?(?:the|our)?backgroundworkers"
+          r"(?:arenolongeralive|died)", 24, group="workers"),
     *KILLS,
     _host("page-file", "page-file", "pagingfileistoosmall",
           r"(?:\[?winerror1455\]?:?)?thepagingfileistoosmall", 18),
