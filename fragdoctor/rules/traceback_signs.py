@@ -126,6 +126,7 @@ _INPUT = GrowsWith.INPUT
 _BATCH = GrowsWith.BATCH
 
 SERVER_STEP: Final = "server-step"
+ATTENTION_SCORES: Final = "attention-scores"
 
 SIGNS: Final[tuple[TracebackSign, ...]] = (
     # ---- saving ----
@@ -656,7 +657,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         places=(Place(code=r"\bscaled_dot_product_attention\("),),
     ),
     TracebackSign(
-        name="attention-scores",
+        name=ATTENTION_SCORES,
         doing="while attention made the scores of all pairs of tokens",
         grows_with=_INPUT,
         title="Use attention that never makes the scores",
