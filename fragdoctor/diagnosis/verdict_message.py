@@ -36,6 +36,9 @@ NEXT_TO_NOTHING_BYTES: Final = 64 * MIB
 KILLS: Final = ("killed", "sigkill", "oom-killer")
 """Signs of a kill: proof only where the kernel itself says why."""
 
+TOLD_KILLS: Final = {"kernel": "The kernel", "slurm": "Slurm, or the container's limit,"}
+"""Who says why it killed a process, by variant."""
+
 WENT_ON: Final = {
     "detectron2-retry": "Detectron2 could not make a call on the GPU and goes on with its inputs "
     "on the CPU, which is slow",
@@ -434,6 +437,7 @@ def _foreign(message: OomMessage) -> list[Hypothesis]:
 
 _HOST_SURENESS: Final = {
     "worker-gone": Confidence.POSSIBLE,
+    "kernel-died": Confidence.POSSIBLE,
     "ggml-pinned": Confidence.LIKELY,
 }
 """Of the finer kinds that are neither a kill nor a lack that is told."""
@@ -445,8 +449,18 @@ def _host(message: OomMessage) -> list[Hypothesis]:
         if message.requested_bytes is not None
         else ""
     )
-    is_kill = message.sub_kind in KILLS
-    if message.sub_kind == "worker-gone":
+    is_kill = message.sub_kind in KILLS and message.variant not in TOLD_KILLS
+    if message.variant in TOLD_KILLS:
+        summary = (
+            f"{TOLD_KILLS[message.variant]} says that it killed a process because the host's "
+            "memory ran out."
+        )
+    elif message.sub_kind == "kernel-died":
+        summary = (
+            "The notebook's kernel died without an error of Python's: most often the host's memory "
+            "ran out, a crash in native code looks the same."
+        )
+    elif message.sub_kind == "worker-gone":
         summary = (
             "Worker processes are gone. Where they printed no error of their own further up, the "
             "host's out-of-memory killer ended them."
@@ -471,7 +485,7 @@ def _host(message: OomMessage) -> list[Hypothesis]:
             ),
             summary,
             "dmesg (or the scheduler's log) shows 'Out of memory: Killed process'."
-            if is_kill or message.sub_kind == "worker-gone"
+            if is_kill or message.sub_kind in ("worker-gone", "kernel-died")
             else "",
         )
     ]

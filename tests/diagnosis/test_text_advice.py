@@ -90,6 +90,38 @@ def test_workers_that_are_gone_may_have_been_killed(text):
     assert "-npp" in first.change
 
 
+KILLED = {
+    "kernel": ("[9.1] Out of memory: Killed process 7 (python) total-vm:9kB\n", Confidence.PROVEN),
+    "Slurm": (
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.\n",
+        Confidence.PROVEN,
+    ),
+    "Kubernetes": ("Reason: OOMKilled\nExit Code: 137\n", Confidence.PROVEN),
+    "shell": ("epoch 1\nKilled\n", Confidence.LIKELY),
+    "Colab": ("Your session crashed after using all available RAM.\n", Confidence.PROVEN),
+    "Kaggle": (
+        "Your notebook tried to allocate more memory than is available. It has restarted.\n",
+        Confidence.PROVEN,
+    ),
+    "Jupyter": ("The kernel appears to have died. It will restart.\n", Confidence.POSSIBLE),
+    "VS Code": ("The Kernel crashed while executing code in a cell.\n", Confidence.POSSIBLE),
+    "Ollama": (
+        "Error: model requires more system memory (9.0 GiB) than is available (7.0 GiB)\n",
+        Confidence.PROVEN,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KILLED)
+def test_end_of_a_process_is_as_sure_as_who_tells_it(name):
+    text, confidence = KILLED[name]
+
+    verdict, first = first_of(text)
+
+    assert (verdict.cause, verdict.confidence) == (Cause.HOST_MEMORY, confidence)
+    assert ("limit first" in first.change) == (name in ("Slurm", "Kubernetes"))
+
+
 # ---- llama.cpp ----
 
 CUDA_2 = "CUDA error 2 at /src/ggml-cuda.cu:77: out of memory\n"

@@ -18,10 +18,21 @@ HOST_CHANGE: Final = (
     "DataLoader workers and a smaller prefetch_factor; offload less to the CPU; raise the limit of "
     "the container or scheduler"
 )
+LIMIT_CHANGE: Final = (
+    "a higher limit first: --mem of sbatch, resources.limits.memory of the pod, --memory of docker "
+    "run; the job's accounting (sacct, kubectl top) shows how much it took"
+)
 HOST_CHANGES: Final = {
     "ray-memory": "fewer tasks or actors at a time (num_cpus= or memory= of @ray.remote), and "
     "smaller objects in the store; more memory on the node. RAY_memory_usage_threshold only moves "
     "the kill",
+    "notebook": "free what earlier cells left (del, or restart the session) and run only what is "
+    "needed; a runtime with more RAM; data read from disk as it is asked for (memory maps, "
+    "streaming); weights loaded on the GPU at once (device_map, low_cpu_mem_usage)",
+    "kernel-died": "run it as a script, which shows how it ended (Killed: memory; a signal: a "
+    "crash); watch the RAM meanwhile; then load less at once, or in parts",
+    "ollama": "a smaller model or quantization, a lower num_ctx or OLLAMA_NUM_PARALLEL=1; close "
+    "other programs, or more RAM: what does not fit on the GPU goes there",
     "worker-gone": "fewer worker processes: -npp and -nps of nnUNetv2_predict, nnUNet_n_proc_DA "
     "for nnU-Net's training, num_workers of a DataLoader; more memory for the machine or "
     "container",
@@ -77,11 +88,12 @@ def host_change(case: JudgedCase) -> str:
         if any(place.matches(frame) for frame in message.frames):
             return change
     if (message.requested_bytes or 0) >= HUGE_ON_HOST_BYTES:
+        size = format_size(message.requested_bytes)
         return (
-            f"a smaller input, tile or batch: {format_size(message.requested_bytes)} is one tensor "
-            "on the CPU; print its shape at the failing line"
+            f"a smaller input, tile or batch: {size} is one tensor on the CPU; print its shape at "
+            "the failing line"
         )
-    return HOST_CHANGE
+    return f"{LIMIT_CHANGE}; then {HOST_CHANGE}" if message.variant == "slurm" else HOST_CHANGE
 
 
 class LessHostMemory(Remedy):

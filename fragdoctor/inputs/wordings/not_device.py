@@ -95,6 +95,17 @@ HOST_MEMORY: Final[tuple[Wording, ...]] = (
     _host("workers-gone", "worker-gone", "backgroundworkers",
           r"(?:someof|some|oneormoreof|oneormore)?(?:the|our)?backgroundworkers"
           r"(?:arenolongeralive|died)", 24, group="workers"),
+    # Notebooks: Colab's and Kaggle's own words; Jupyter's and VS Code's do not say why.
+    _host("colab", "notebook", "usingallavailableram", r"crashedafterusingallavailableram", 12),
+    _host("kaggle", "notebook", "allocatemorememorythanisavailable",
+          r"triedtoallocatemorememorythanisavailable", 7),
+    _host("jupyter", "kernel-died", "kernelappearstohavedied",
+          r"(?:the)?kernelappearstohavedied", 3),
+    _host("vscode", "kernel-died", "kernelcrashedwhileexecuting",
+          r"(?:the)?kernelcrashedwhileexecutingcode", 3),
+    # Ollama 0.1.33 to 0.12, llm/server.go
+    _host("ollama", "ollama", "requiresmoresystemmemory",
+          r"modelrequiresmoresystemmemory\(<requested_bytes>\)thanisavailable", 5),
     *KILLS,
     _host("page-file", "page-file", "pagingfileistoosmall",
           r"(?:\[?winerror1455\]?:?)?thepagingfileistoosmall", 18),
