@@ -97,6 +97,18 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         },
     ),
     Framework(
+        "Stable Diffusion web UI",
+        "AUTOMATIC1111 1.10, modules/cmd_args.py",
+        r"/stable-diffusion-webui[\w-]*/|/modules/(?:sd_\w+|processing|txt2img|img2img|call_queue)\.py$",
+        {
+            Change.BATCH: "a smaller width and height, a batch size of 1, or a lower upscale in "
+            "Hires. fix",
+            Change.ATTENTION: "--opt-sdp-attention (PyTorch 2), --xformers or "
+            "--opt-sub-quad-attention",
+            Change.WEIGHTS: "--medvram, or --lowvram, which keeps even less on the GPU",
+        },
+    ),
+    Framework(
         "TRL",
         "trl 1.16, trainer/*_config.py",
         r"/trl/(?:trainer|models|extras)/",

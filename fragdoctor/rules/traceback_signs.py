@@ -568,6 +568,22 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
     ),
     TracebackSign(
+        name="paged-optimizer",
+        doing="while bitsandbytes took managed memory for a paged optimizer",
+        grows_with=_MODEL,
+        title="Use less paged state, or none",
+        change="a bitsandbytes optimizer in 8 bits (AdamW8bit, PagedAdamW8bit) instead of one in "
+        "32 bits; LoRA trains fewer weights; more host memory",
+        words={
+            "Trainer": "optim='adamw_8bit' or 'paged_adamw_8bit' in TrainingArguments instead of a "
+            "paged optimizer in 32 bits; LoRA (peft) trains fewer weights; more host memory",
+        },
+        why="Paged state is CUDA's managed memory, which lies on the host until a step needs it: "
+        "both have to have room, and WSL2 has little of it.",
+        source="bitsandbytes 0.39 to 0.48, csrc/pythonInterface.cpp: cget_managed_ptr",
+        intro=r"[Oo]ut of memory at line \d+ in file \S*pythonInterface",
+    ),
+    TracebackSign(
         name="sharded-optimizer-step",
         doing="in DeepSpeed's step of the optimizer",
         grows_with=_MODEL,
@@ -670,6 +686,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             "Diffusers": "pipe.enable_xformers_memory_efficient_attention(), or PyTorch 2, where "
             "fused attention is the default; in training also enable_gradient_checkpointing(); a "
             "lower resolution",
+            "Stable Diffusion web UI": "start with --opt-sdp-attention (PyTorch 2), --xformers or "
+            "--opt-sub-quad-attention; a smaller image",
             "ComfyUI": "start with --use-pytorch-cross-attention, or xformers or SageAttention "
             "installed; a smaller image or fewer frames",
         },
@@ -682,6 +700,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(
                 code=r"key_states\.transpose|softmax\(\s*(?:attn|attention)_(?:weights|scores)"
                 r"|(?:attn|attention)_(?:weights|scores|probs)\s?=|\bmatmul_result\s?=|\bq\w*\s?@\s?k\w*\.transpose|baddbmm\("
+                r"|einsum\(\s*f?['\"][^'\"]*i d\s?,[^'\"]*j d\s?->[^'\"]*i j['\"]"
+                r"|einsum\(\s*f?['\"](\w*)(\w)(\w)\s?,\s?\1(\w)\3\s?->\s?\1\2\4['\"]"
             ),
         ),
     ),

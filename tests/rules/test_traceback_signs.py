@@ -110,6 +110,7 @@ SHAPES = {
     "optimizer-temporaries": failing(
         frame(f"{TORCH}/optim/adam.py", "_multi_tensor_adam", "d = torch._foreach_sqrt(squares)")
     ),
+    "paged-optimizer": "Error out of memory at line 7 in file /src/csrc/pythonInterface.cpp\n",
     "sharded-optimizer-step": failing(
         frame(f"{LIB}/deepspeed/runtime/zero/stage3.py", "_optimizer_step", "self.opt.step()"),
         frame(f"{TORCH}/optim/adam.py", "_init_group", "state['exp_avg'] = zeros_like(p)"),
@@ -209,6 +210,21 @@ def test_layers_of_pixels_speak_of_images():
     assert first.title == "Use a smaller batch or smaller images"
     assert "tiles" in first.change
     assert "tiles" not in of_sound.change
+
+
+@pytest.mark.parametrize(
+    ("code", "is_attention"),
+    [
+        ("s = einsum('b i d, b j d -> b i j', q, k)", True),
+        ("s = torch.einsum('bhqd,bhkd->bhqk', q, k)", True),
+        ("y = torch.einsum('bhqk,bhkd->bhqd', w, v)", False),
+        ("y = torch.einsum('bij,bjk->bik', a, b)", False),
+    ],
+)
+def test_product_of_all_pairs_is_attention_in_any_letters(code, is_attention):
+    sign = sign_of(find_messages(failing(frame("/job/net.py", "attend", code))).messages[0])
+
+    assert (sign is not None and sign.name == "attention-scores") == is_attention
 
 
 def test_function_that_is_named_after_an_evaluation_is_one():

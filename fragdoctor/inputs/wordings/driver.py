@@ -189,7 +189,7 @@ DRIVERS: Final = (
     _driver(
         "bitsandbytes",
         "outofmemoryatline",
-        r"erroroutofmemoryatline\d{1,6}infile",
+        r"erroroutofmemoryatline\d{1,6}infile(?:[\w./\\:-]{1,200}?\.(?:cpp|cuh|cu|c|h))?",
         back=6,
         sub_kind="bitsandbytes",
     ),
