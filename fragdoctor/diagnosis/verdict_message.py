@@ -436,6 +436,7 @@ def _foreign(message: OomMessage) -> list[Hypothesis]:
 
 
 _HOST_SURENESS: Final = {
+    "ray-worker": Confidence.POSSIBLE,
     "worker-gone": Confidence.POSSIBLE,
     "kernel-died": Confidence.POSSIBLE,
     "ggml-pinned": Confidence.LIKELY,
@@ -459,6 +460,11 @@ def _host(message: OomMessage) -> list[Hypothesis]:
         summary = (
             "The notebook's kernel died without an error of Python's: most often the host's memory "
             "ran out, a crash in native code looks the same."
+        )
+    elif message.sub_kind == "ray-worker":
+        summary = (
+            "A worker of Ray's is gone, and Ray names reasons that it may have had: the host's "
+            "out-of-memory killer is one of them, a crash or a stop another."
         )
     elif message.sub_kind == "worker-gone":
         summary = (
@@ -485,7 +491,7 @@ def _host(message: OomMessage) -> list[Hypothesis]:
             ),
             summary,
             "dmesg (or the scheduler's log) shows 'Out of memory: Killed process'."
-            if is_kill or message.sub_kind in ("worker-gone", "kernel-died")
+            if is_kill or message.sub_kind in ("worker-gone", "ray-worker", "kernel-died")
             else "",
         )
     ]

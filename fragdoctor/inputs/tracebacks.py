@@ -50,12 +50,14 @@ _FORMS: Final = tuple(
     )
 )
 _MARKED_CODE: Final = re.compile(r"(?:-{2,20}>|❱)\s{0,4}(\d{1,7})\s(.{0,1000})")
-_DRIVE: Final = re.compile(r"\b[A-Z]:\\\w")
+_WINDOWS: Final = re.compile(r"\b[A-Z]:\\\w|File \"(?:[\w .-]{1,80}\\){1,30}[\w.-]{1,80}\.py\"")
 _SOURCE: Final = re.compile(r"(?:return\s|[A-Za-z_][\w.,\s\[\]*]{0,80}=\s?)[\w.(\[]")
 _FRAME_BARS: Final = " \t│|┃"
 _CARETS: Final = re.compile(r"[\s~^]{0,400}(?:<--- HERE)?$")
 _LINK: Final = re.compile(r"\[([^\[\]\n]{1,400})\]\(https?://[^()\s]{1,200}\)")
 """How Colab links the file of a frame, in what is pasted from it."""
+_OF_DRIVER: Final = re.compile(r"/ray/_private/(?:worker|client_mode_hook|auto_init_hook)\.py$")
+"""Where Ray passes on what failed in another process, at a line that is not of this one."""
 _SCRIPT_MARK: Final = "<--- HERE"
 _EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]{0,120}(?:Error|Exception|Interrupt)\b(?::|$)")
 
@@ -81,6 +83,8 @@ def with_tracebacks(
             until = offsets[i + 1] if i + 1 < len(offsets) else len(text)
             below = text[end + 1 : min(until, end + _BELOW_CHARS)] if end >= 0 else ""
             frames = list(_frames(_leading_block([line for _, line in _lines(below)])))
+        if frames and _OF_DRIVER.search(frames[-1].file.replace("\\", "/")):
+            frames = []
         for n in wanted[offset]:
             found[n] = replace(
                 found[n],
@@ -136,7 +140,7 @@ def _lines(text: str) -> Iterator[tuple[int | None, str]]:
     for raw in text.split("\n"):
         # In C:\\torch\\nn a backslash with an n is no line break that was escaped.
         raw = raw.removesuffix("\r")  # noqa: PLW2901 - of a file from Windows
-        is_windows = _DRIVE.search(raw[:4096]) is not None
+        is_windows = _WINDOWS.search(raw[:4096]) is not None
         for plain in [raw[:4096]] if is_windows else plain_lines(raw[:4096]):
             prefix, rest = split_prefix(plain)
             told = rank_in(prefix) if prefix else None

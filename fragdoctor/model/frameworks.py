@@ -217,6 +217,16 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         },
     ),
     Framework(
+        "Ultralytics",
+        "ultralytics 8.3, cfg/default.yaml and utils/tal.py",
+        r"/ultralytics/(?:engine|models|nn|utils|data)/",
+        {
+            Change.BATCH: "a lower batch= or imgsz=, or batch=0.6, which takes that share of the "
+            "GPU",
+            Change.EVALUATION_BATCH: "a lower batch=, and a lower max_det",
+        },
+    ),
+    Framework(
         "Diffusers",
         "diffusers 0.39, pipelines/pipeline_utils.py and models/modeling_utils.py",
         r"/diffusers/(?:pipelines|models|schedulers|loaders)/",

@@ -379,6 +379,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 file=r"/(?:vllm|sglang)/(?:.*/)?(?:worker|executor|model_executor|managers|layers|lora"
                 r"|v1)/"
             ),
+            Place(
+                file=r"/vllm/(?:.*/)?engine/",
+                functions="step engine_step step_async run_engine_loop _process_model_outputs",
+            ),
         ),
         intro=r"\bVllmWorker|\bEngineCore|\bWorker(?:_TP\d| pid=)|\bRayWorkerWrapper"
         r"|\[(?:multiproc_executor|multiproc_worker_utils|worker_base|core)\.py:\d",
@@ -421,6 +425,11 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         change="gpu_assign_thr=100 of the assigner in MMDetection (train_cfg: "
         "rpn.assigner.gpu_assign_thr); otherwise drop or split images with "
         "hundreds of boxes",
+        words={
+            "Ultralytics": "a lower batch=, since all images of a batch are filled up to the one "
+            "with most objects; tiles of crowded images; since 8.3.30 it goes on on the CPU by "
+            "itself there, which is slow",
+        },
         why="The matrix of overlaps has a row for each true box and a column for each "
         "anchor: one crowded image makes it huge, whatever the batch size.",
         source="mmdet 2.0 to 3.3, core/bbox/assigners and models/task_modules/assigners; "
@@ -522,6 +531,18 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 "_create_fp32_partitions _configure_zero_optimizer",
             ),
         ),
+    ),
+    TracebackSign(
+        name="sharded-buckets",
+        doing="for a bucket in which DeepSpeed moves gradients or weights",
+        grows_with=_MODEL,
+        title="Make DeepSpeed's buckets smaller",
+        change='"reduce_bucket_size" and "allgather_bucket_size" of 5e7 to 2e8 (5e8 elements by '
+        'default), or "overlap_comm": false, with which fewer of them are there at a time; then '
+        '"offload_optimizer" or a smaller micro-batch',
+        why="A bucket has that many elements, whatever the model's layers and the batch are.",
+        source="deepspeed 0.9 to 0.19.6, runtime/zero/config.py, stage_1_and_2.py and stage3.py",
+        places=(Place(file=r"/deepspeed/", code=r"\b(?:reduce|allgather|prefetch)_bucket_size"),),
     ),
     TracebackSign(
         name="optimizer-temporaries",

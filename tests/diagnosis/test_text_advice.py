@@ -199,6 +199,40 @@ def test_server_that_calls_another_ones_layers_keeps_its_words():
     assert "--gpu-memory-utilization" not in first.change
 
 
+def test_reasons_that_ray_lists_prove_none_of_them():
+    text = (
+        "(raylet) Worker exit detail: End of file. There are some potential root causes. (1) The "
+        "process is killed by SIGKILL by OOM killer due to high memory usage. (2) ray stop --force "
+        "is called.\n"
+    )
+
+    verdict, first = first_of(text)
+
+    assert (verdict.cause, verdict.confidence) == (Cause.HOST_MEMORY, Confidence.POSSIBLE)
+    assert "that worker's own log first" in first.change
+
+
+def test_limit_of_metal_is_lifted_last():
+    text = (
+        "RuntimeError: MPS backend out of memory (MPS allocated: 3.00 GB, other allocations: 9.00 "
+        "GB, max allowed: 12.50 GB). Tried to allocate 1.00 GB on private pool.\n"
+    )
+
+    codes = [r.code for r in diagnose(case_of(text)).recommendations]
+
+    assert codes.index("less-on-metal") < codes.index("raise-mps-watermark")
+
+
+def test_step_of_a_servers_engine_speaks_of_its_cache():
+    text = traceback(("/env/vllm/engine/llm_engine.py", "out = self.model(x)")).replace(
+        "in f", "in step"
+    ) + old_style("1.00 GiB", "23.69 GiB", "22.10 GiB", "412.00 MiB", "22.60 GiB")
+
+    _, first = first_of(text)
+
+    assert "--gpu-memory-utilization" in first.change
+
+
 def test_next_to_nothing_refused_to_jax_asks_who_is_on_the_gpu():
     said = "XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate {} bytes."
 

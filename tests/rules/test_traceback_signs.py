@@ -110,6 +110,11 @@ SHAPES = {
     "optimizer-temporaries": failing(
         frame(f"{TORCH}/optim/adam.py", "_multi_tensor_adam", "d = torch._foreach_sqrt(squares)")
     ),
+    "sharded-buckets": failing(
+        frame(
+            f"{LIB}/deepspeed/runtime/zero/x.py", "backward", "b = empty(self.reduce_bucket_size)"
+        )
+    ),
     "paged-optimizer": "Error out of memory at line 7 in file /src/csrc/pythonInterface.cpp\n",
     "sharded-optimizer-step": failing(
         frame(f"{LIB}/deepspeed/runtime/zero/stage3.py", "_optimizer_step", "self.opt.step()"),

@@ -60,6 +60,7 @@ from fragdoctor.diagnosis.remedies.outside_pytorch import (
 )
 from fragdoctor.diagnosis.remedies.pools import (
     EmptyCache,
+    LessOnMetal,
     RaiseMemoryLimit,
     RaiseMpsWatermark,
     RetryOnce,
@@ -151,6 +152,7 @@ REMEDIES: Final[tuple[Remedy, ...]] = (
     JaxPreallocation(),
     TensorflowMemoryGrowth(),
     FewerLayersOnGpu(),
+    LessOnMetal(),
     RaiseMpsWatermark(),
     SmallerKernelBlocks(),
     # Better evidence.

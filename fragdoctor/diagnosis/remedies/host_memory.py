@@ -26,6 +26,9 @@ HOST_CHANGES: Final = {
     "ray-memory": "fewer tasks or actors at a time (num_cpus= or memory= of @ray.remote), and "
     "smaller objects in the store; more memory on the node. RAY_memory_usage_threshold only moves "
     "the kill",
+    "ray-worker": "look into that worker's own log first (ray logs worker-ID*), and into dmesg; if "
+    "it was memory: fewer tasks at a time (num_cpus= or memory= of @ray.remote), smaller blocks "
+    "and objects in the store, or more memory on the node",
     "notebook": "free what earlier cells left (del, or restart the session) and run only what is "
     "needed; a runtime with more RAM; data read from disk as it is asked for (memory maps, "
     "streaming); weights loaded on the GPU at once (device_map, low_cpu_mem_usage)",

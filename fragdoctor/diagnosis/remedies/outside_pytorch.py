@@ -259,13 +259,19 @@ class JaxPreallocation(Remedy):
             return
         wanted = None if case.message is None else case.message.requested_bytes
         is_small = wanted is not None and wanted <= NEXT_TO_NOTHING_BYTES
+        share = "XLA_PYTHON_CLIENT_MEM_FRACTION=.95 (.75 is the default)"
         yield self.proposal(
+            title=""
+            if is_small
+            else "Make the program's arrays smaller, or give JAX a larger share",
             # Who is on the GPU is the question where next to nothing could not be had.
             weight=ASKS if is_small else HELPS,
             confidence=Confidence.POSSIBLE,
-            setting="XLA_PYTHON_CLIENT_PREALLOCATE=false",
-            change="or XLA_PYTHON_CLIENT_MEM_FRACTION=.9"
-            + ("" if is_small else "; smaller batch; jax.checkpoint"),
+            setting="XLA_PYTHON_CLIENT_PREALLOCATE=false" if is_small else "",
+            change=f"or {share}"
+            if is_small
+            else "a smaller batch or input, jax.checkpoint, donate_argnums for what is not needed "
+            f"again; {share}; XLA_PYTHON_CLIENT_PREALLOCATE=false where others use the GPU too",
             why="JAX takes 75 % of the device at start; PyTorch's settings do not apply.",
             cost="Slower allocation without preallocation.",
             verify="The peak in jax.profiler.device_memory_profile().",

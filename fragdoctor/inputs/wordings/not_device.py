@@ -106,6 +106,10 @@ HOST_MEMORY: Final[tuple[Wording, ...]] = (
     # Ollama 0.1.33 to 0.12, llm/server.go
     _host("ollama", "ollama", "requiresmoresystemmemory",
           r"modelrequiresmoresystemmemory\(<requested_bytes>\)thanisavailable", 5),
+    # Ray 2.0 to 2.50, core_worker: a worker that is gone, with reasons that it may have had
+    _host("ray-worker", "ray-worker", "potentialrootcauses",
+          r"(?:therearesome)?potentialrootcauses\.\(1\)theprocessiskilledbysigkillbyoomkiller"
+          r"(?:duetohighmemoryusage)?", 12, group="ray"),
     *KILLS,
     _host("page-file", "page-file", "pagingfileistoosmall",
           r"(?:\[?winerror1455\]?:?)?thepagingfileistoosmall", 18),
