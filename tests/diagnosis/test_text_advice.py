@@ -256,6 +256,28 @@ def test_room_that_was_refused_is_no_reason_to_raise_a_fraction_nobody_set():
     assert "page file" in first.change
 
 
+def test_message_without_what_is_reserved_proves_no_capacity():
+    whole = old_style("3.00 GiB", "10.00 GiB", "5.00 GiB", "2.00 GiB", "7.00 GiB")
+    cut = whole.partition(" 7.00 GiB reserved")[0]
+
+    of_whole, of_cut = (diagnose(case_of(text)) for text in (whole, cut))
+
+    assert of_whole.verdict.cause is Cause.FRAGMENTATION
+    assert of_cut.verdict.confidence is not Confidence.PROVEN
+    assert Cause.FRAGMENTATION in of_cut.verdict.also
+    assert Cause.OTHER_PROCESS not in (of_cut.verdict.cause, *of_cut.verdict.also)
+    assert "expandable-segments" not in [r.code for r in of_cut.rejected]
+
+
+def test_request_of_nearly_all_there_is_does_not_call_a_device_full_of_live_memory():
+    text = old_style("8.10 GiB", "10.00 GiB", "600.00 MiB", "8.15 GiB", "650.00 MiB")
+
+    summary = diagnose(case_of(text)).verdict.summary
+
+    assert "is nearly all of" in summary
+    assert "last straw" not in summary
+
+
 def test_request_beside_memory_that_spilled_to_the_host_is_no_wrong_size():
     text = old_style("10.00 GiB", "8.00 GiB", "17.00 GiB", "0 bytes", "19.00 GiB")
 
