@@ -84,6 +84,13 @@ def simply_full(r: FailedRequest) -> Hypothesis:
             f"{format_size(r.available_bytes)} that PyTorch could have: packed perfectly it would "
             "just fit, so the device is as good as full.",
         )
+    if r.requested_bytes > (r.live_bytes or 0):
+        return Hypothesis(
+            Cause.CAPACITY,
+            Confidence.LIKELY,
+            f"The {r.request_text} is nearly all of the {format_size(r.available_bytes)} that "
+            f"PyTorch could have beside the {format_size(r.live_bytes)} that are live.",
+        )
     return Hypothesis(
         Cause.CAPACITY,
         Confidence.LIKELY,
@@ -207,7 +214,7 @@ def _beyond_device(r: FailedRequest) -> Iterator[Hypothesis]:
             "wrong.",
         )
         yield Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, "")
-    elif r.requested_bytes > r.total_bytes:
+    elif r.requested_bytes > r.total_bytes >= (r.live_bytes or 0):
         yield Hypothesis(
             Cause.CAPACITY,
             Confidence.PROVEN,
@@ -285,10 +292,10 @@ def _free_enough(r: FailedRequest) -> Iterator[Hypothesis]:
             "torch.cuda.get_per_process_memory_fraction() (2.10 and later).",
         )
         return
+    fraction = "a memory fraction that this version's message does not print, "
     reasons = (
-        "a memory fraction that this version's message does not print"
-        if r.may_hide_limit
-        else "a race with another process, a driver-side limit or a limit per allocation"
+        f"{fraction if r.may_hide_limit else ''}a neighbour that has let go of its memory since, "
+        "a limit of the driver or of virtual memory, or on Windows a page file that is too small"
     )
     yield Hypothesis(
         Cause.UNKNOWN,
@@ -319,6 +326,17 @@ def _over_available(r: FailedRequest) -> Iterator[Hypothesis]:
             "other process has to be there.",
             "PYTORCH_CUDA_ALLOC_CONF=backend:native prints all figures.",
         )
+        return
+    if r.cache_is_unprinted:
+        yield Hypothesis(
+            Cause.CAPACITY,
+            Confidence.LIKELY,
+            f"{format_size(r.live_bytes)} are live and {format_size(r.free_bytes)} free on the "
+            f"device, too little for a {r.request_text}; what PyTorch keeps in its cache is "
+            "missing from the message.",
+            "The whole message says what is reserved: with much of it free it is fragmentation.",
+        )
+        yield some_fragmentation()
         return
     if r.pending_bytes and r.margin_bytes + r.pending_bytes >= 0:
         yield Hypothesis(

@@ -8,18 +8,24 @@ from __future__ import annotations
 from typing import Final
 
 from fragdoctor.diagnosis.moments import DecidingMoment
+from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Cause, Failure, Verdict
 from fragdoctor.model.finding import Location
 from fragdoctor.rules.rule import MAX_STACK, Context, from_user
 
-_NO_GPU: Final = (Cause.HEALTHY, Cause.HOST_MEMORY, Cause.NOT_MEMORY)
+_NO_GPU: Final = (Cause.HEALTHY, Cause.NOT_MEMORY)
 
 
 def find_failure(
     context: Context, verdict: Verdict, moment: DecidingMoment | None
 ) -> Failure | None:
-    """Return the failure of a device; None where nothing failed, or not for want of its memory."""
+    """Return the failure of a device; None where nothing failed, or not for want of memory.
+
+    Where the host's memory ran out, it has the line that asked and none of the GPU's figures.
+    """
     request, message = context.failed_request, context.message
+    if verdict.cause is Cause.HOST_MEMORY:
+        return _of_host(message)
     if verdict.cause in _NO_GPU or (message is not None and message.is_warning):
         return None
     if request is not None and request.source == "user":
@@ -30,13 +36,7 @@ def find_failure(
     stack = () if event is None else context.python_stack(event.stack)
     source_text = ""
     if not stack and message is not None:
-        code = {
-            Location(f.file, f.line or 0, f.function): f.code
-            for f in reversed(message.frames)
-            if f.file
-        }
-        stack = from_user(tuple(code))[:MAX_STACK]
-        source_text = code[stack[0]] if stack else ""
+        stack, source_text = _told_stack(message)
     asked = None if message is None else message.requested_bytes
     free = None if message is None else message.free_bytes
     if request is not None:
@@ -52,4 +52,32 @@ def find_failure(
         source_text=source_text,
         source="oom message" if request is None else request.source,
         is_caught=request is not None and request.is_caught,
+    )
+
+
+def _told_stack(message: OomMessage) -> tuple[tuple[Location, ...], str]:
+    """Return the stack of a traceback from the user's line outwards, and that line's source."""
+    code = {
+        Location(f.file, f.line or 0, f.function): f.code
+        for f in reversed(message.frames)
+        if f.file
+    }
+    stack = from_user(tuple(code))[:MAX_STACK]
+    return stack, code[stack[0]] if stack else ""
+
+
+def _of_host(message: OomMessage | None) -> Failure | None:
+    """Return where the host's memory ran out, as far as a traceback says it."""
+    if message is None or message.is_device_oom or not message.frames:
+        return None
+    stack, source_text = _told_stack(message)
+    return Failure(
+        device=None,
+        event=None,
+        requested_bytes=None,
+        free_bytes=None,
+        location=stack[0] if stack else None,
+        stack=stack,
+        source_text=source_text,
+        source="oom message",
     )

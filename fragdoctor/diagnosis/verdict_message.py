@@ -12,7 +12,7 @@ from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.rules.failed_request import known
 from fragdoctor.rules.request_sources import request_of_message
 from fragdoctor.rules.traceback_signs import sign_of
-from fragdoctor.units import format_count, format_size, plural
+from fragdoctor.units import MIB, format_count, format_size, plural
 
 ALLOCATOR: Final = "pytorch-caching-allocator"
 MESSAGE: Final = "oom message"
@@ -30,8 +30,14 @@ LIMIT_SUB_KINDS: Final = {
 
 WATCH: Final = "nvidia-smi shows the device's size and whether another process is on it."
 
+NEXT_TO_NOTHING_BYTES: Final = 64 * MIB
+"""Of a GPU of which JAX takes three quarters at start; less is no request that is too large."""
+
 KILLS: Final = ("killed", "sigkill", "oom-killer")
 """Signs of a kill: proof only where the kernel itself says why."""
+
+TOLD_KILLS: Final = {"kernel": "The kernel", "slurm": "Slurm, or the container's limit,"}
+"""Who says why it killed a process, by variant."""
 
 WENT_ON: Final = {
     "detectron2-retry": "Detectron2 could not make a call on the GPU and goes on with its inputs "
@@ -40,7 +46,11 @@ WENT_ON: Final = {
 }
 """What a program says that caught the failure and went on in another way, by variant."""
 
-BESIDE_PYTORCH: Final = {"thrust": "Thrust", "rmm": "RMM, the allocator of RAPIDS,"}
+BESIDE_PYTORCH: Final = {
+    "thrust": "Thrust",
+    "rmm": "RMM, the allocator of RAPIDS,",
+    "ctranslate2": "CTranslate2, which runs faster-whisper,",
+}
 """Libraries that ask the driver by themselves, by the sub-kind of their messages."""
 
 NEGATIVES: Final = {
@@ -134,6 +144,17 @@ def _allocator(message: OomMessage) -> list[Hypothesis]:
             Hypothesis(Cause.HEALTHY, Confidence.POSSIBLE, ""),
         ]
     sign = sign_of(message)
+    if message.sub_kind == "batch-search":
+        model = f" It failed {sign.doing}." if sign is not None and not sign.is_surrounding else ""
+        return [
+            Hypothesis(
+                Cause.CAPACITY,
+                Confidence.LIKELY,
+                "A search for a batch that fits went down to none: not even one sample fits beside "
+                f"what is there whatever the batch.{model}",
+                "The message of the last try has the figures: the search hides it.",
+            )
+        ]
     if failed is None and sign is not None:
         return [
             Hypothesis(
@@ -396,6 +417,11 @@ def _foreign(message: OomMessage) -> list[Hypothesis]:
     likely = (
         message.kind == "ggml" or message.backend == "directml" or wanted >= OVERSIZED_ALONE_BYTES
     )
+    if message.kind == "jax" and wanted <= NEXT_TO_NOTHING_BYTES:
+        summary += (
+            " So little is refused where the GPU is full already: of this program's own arrays, or "
+            "of another process."
+        )
     if message.kind in ("tf", "ggml") or likely:
         confidence = Confidence.LIKELY if likely else Confidence.POSSIBLE
         return [
@@ -409,14 +435,48 @@ def _foreign(message: OomMessage) -> list[Hypothesis]:
     ]
 
 
+_HOST_SURENESS: Final = {
+    "ray-worker": Confidence.POSSIBLE,
+    "worker-gone": Confidence.POSSIBLE,
+    "kernel-died": Confidence.POSSIBLE,
+    "ggml-pinned": Confidence.LIKELY,
+}
+"""Of the finer kinds that are neither a kill nor a lack that is told."""
+
+
 def _host(message: OomMessage) -> list[Hypothesis]:
     asked = (
         f" for {format_size(message.requested_bytes)}"
         if message.requested_bytes is not None
         else ""
     )
-    is_kill = message.sub_kind in KILLS
-    if message.sub_kind == "dev-shm":
+    is_kill = message.sub_kind in KILLS and message.variant not in TOLD_KILLS
+    if message.variant in TOLD_KILLS:
+        summary = (
+            f"{TOLD_KILLS[message.variant]} says that it killed a process because the host's "
+            "memory ran out."
+        )
+    elif message.sub_kind == "kernel-died":
+        summary = (
+            "The notebook's kernel died without an error of Python's: most often the host's memory "
+            "ran out, a crash in native code looks the same."
+        )
+    elif message.sub_kind == "ray-worker":
+        summary = (
+            "A worker of Ray's is gone, and Ray names reasons that it may have had: the host's "
+            "out-of-memory killer is one of them, a crash or a stop another."
+        )
+    elif message.sub_kind == "worker-gone":
+        summary = (
+            "Worker processes are gone. Where they printed no error of their own further up, the "
+            "host's out-of-memory killer ended them."
+        )
+    elif message.sub_kind == "ggml-pinned":
+        summary = (
+            "Page-locked host memory could not be had, of which WSL2 and some containers allow "
+            "little; the text says CUDA, but it is the host's memory."
+        )
+    elif message.sub_kind == "dev-shm":
         summary = "The shared memory of the host (/dev/shm) ran out, not the GPU's memory"
         summary += ", and not the disk." if message.variant == "nccl-shm" else "."
     elif is_kill:
@@ -426,10 +486,12 @@ def _host(message: OomMessage) -> list[Hypothesis]:
     return [
         Hypothesis(
             Cause.HOST_MEMORY,
-            Confidence.LIKELY if is_kill else Confidence.PROVEN,
+            _HOST_SURENESS.get(
+                message.sub_kind, Confidence.LIKELY if is_kill else Confidence.PROVEN
+            ),
             summary,
             "dmesg (or the scheduler's log) shows 'Out of memory: Killed process'."
-            if is_kill
+            if is_kill or message.sub_kind in ("worker-gone", "ray-worker", "kernel-died")
             else "",
         )
     ]

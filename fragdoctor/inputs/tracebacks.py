@@ -49,11 +49,16 @@ _FORMS: Final = tuple(
         rf"(?P<file>{_PATH}\.py):{_LINE}:? ?(?:in)?$",
     )
 )
-_MARKED_CODE: Final = re.compile(r"(?:-{2,20}>|❱)\s{0,4}\d{1,7}\s(.{0,1000})")
-_DRIVE: Final = re.compile(r"\b[A-Z]:\\\w")
+_MARKED_CODE: Final = re.compile(r"(?:-{2,20}>|❱)\s{0,4}(\d{1,7})\s(.{0,1000})")
+_WINDOWS: Final = re.compile(r"\b[A-Z]:\\\w|File \"(?:[\w .-]{1,80}\\){1,30}[\w.-]{1,80}\.py\"")
 _SOURCE: Final = re.compile(r"(?:return\s|[A-Za-z_][\w.,\s\[\]*]{0,80}=\s?)[\w.(\[]")
 _FRAME_BARS: Final = " \t│|┃"
 _CARETS: Final = re.compile(r"[\s~^]{0,400}(?:<--- HERE)?$")
+_LINK: Final = re.compile(r"\[([^\[\]\n]{1,400})\]\(https?://[^()\s]{1,200}\)")
+"""How Colab links the file of a frame, in what is pasted from it."""
+_OF_DRIVER: Final = re.compile(r"/ray/_private/(?:worker|client_mode_hook|auto_init_hook)\.py$")
+"""Where Ray passes on what failed in another process, at a line that is not of this one."""
+_SCRIPT_MARK: Final = "<--- HERE"
 _EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]{0,120}(?:Error|Exception|Interrupt)\b(?::|$)")
 
 
@@ -78,6 +83,8 @@ def with_tracebacks(
             until = offsets[i + 1] if i + 1 < len(offsets) else len(text)
             below = text[end + 1 : min(until, end + _BELOW_CHARS)] if end >= 0 else ""
             frames = list(_frames(_leading_block([line for _, line in _lines(below)])))
+        if frames and _OF_DRIVER.search(frames[-1].file.replace("\\", "/")):
+            frames = []
         for n in wanted[offset]:
             found[n] = replace(
                 found[n],
@@ -85,7 +92,22 @@ def with_tracebacks(
                 frames=tuple(frames[-_MAX_FRAMES:]),
                 is_in_handler=is_in_handler,
             )
-    return found
+    return [_with_frames_of_repeat(m, found[n + 1 :]) for n, m in enumerate(found)]
+
+
+def _with_frames_of_repeat(message: OomMessage, later: Sequence[OomMessage]) -> OomMessage:
+    """Return a message with the frames that stand with its repetition, where it has none itself.
+
+    A heading or a summary names the error, and a report below has its traceback.
+    """
+    if message.frames or message.kind == "negative" or not later:
+        return message
+    again = later[0]
+    is_same = all(
+        getattr(message, name) == getattr(again, name)
+        for name in ("kind", "variant", "requested_bytes", "device_index", "rank")
+    )
+    return replace(message, frames=again.frames) if is_same else message
 
 
 def _blocks(
@@ -118,7 +140,7 @@ def _lines(text: str) -> Iterator[tuple[int | None, str]]:
     for raw in text.split("\n"):
         # In C:\\torch\\nn a backslash with an n is no line break that was escaped.
         raw = raw.removesuffix("\r")  # noqa: PLW2901 - of a file from Windows
-        is_windows = _DRIVE.search(raw[:4096]) is not None
+        is_windows = _WINDOWS.search(raw[:4096]) is not None
         for plain in [raw[:4096]] if is_windows else plain_lines(raw[:4096]):
             prefix, rest = split_prefix(plain)
             told = rank_in(prefix) if prefix else None
@@ -177,6 +199,7 @@ def _leading_block(lines: Sequence[str]) -> Sequence[str]:
 def _frames(lines: Sequence[str]) -> Iterator[TracebackFrame]:
     """Yield the frames of a block of lines in their order."""
     frame: TracebackFrame | None = None
+    above = ""
     for line in lines:
         found = _frame_of(line)
         if found is not None:
@@ -185,12 +208,17 @@ def _frames(lines: Sequence[str]) -> Iterator[TracebackFrame]:
             frame = found
             continue
         stripped = line.strip(_FRAME_BARS)
+        if frame is not None and above and stripped.endswith(_SCRIPT_MARK):
+            # TorchScript quotes the lines around the one that it points at.
+            frame = replace(frame, code=" ".join(above.split())[:_MAX_TEXT])
         if frame is None or not stripped or _CARETS.fullmatch(stripped):
             continue
+        above = stripped
         marked = _MARKED_CODE.match(stripped)
         if marked is not None:
-            code = " ".join(marked[1].strip(_FRAME_BARS).split())
-            frame = replace(frame, code=code[:_MAX_TEXT])
+            code = " ".join(marked[2].strip(_FRAME_BARS).split())
+            number = int(marked[1]) if frame.line is None else frame.line
+            frame = replace(frame, code=code[:_MAX_TEXT], line=number)
         elif not frame.code and not stripped[0].isdigit() and not _EXCEPTION.match(stripped):
             frame = replace(frame, code=" ".join(stripped.split())[:_MAX_TEXT])
     if frame is not None:
@@ -199,7 +227,7 @@ def _frames(lines: Sequence[str]) -> Iterator[TracebackFrame]:
 
 def _frame_of(line: str) -> TracebackFrame | None:
     """Return the frame that a line opens."""
-    stripped = line.strip()
+    stripped = _LINK.sub(r"\1", line.strip())
     if len(stripped) > 1000 or (
         ".py" not in stripped and "File " not in stripped and "In[" not in stripped
     ):

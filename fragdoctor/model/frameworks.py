@@ -30,6 +30,7 @@ class Change(StrEnum):
     ATTENTION = "attention"
     WEIGHTS = "weights"
     COPIES = "copies"
+    HOST_MEMORY = "host-memory"
 
 
 HAVE_FUSED: Final = ("Adam", "AdamW", "SGD", "Adagrad")
@@ -89,6 +90,22 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "where decoding fails",
             Change.ATTENTION: "--use-pytorch-cross-attention or --use-quad-cross-attention",
             Change.WEIGHTS: "--lowvram or --novram, or an fp8 or GGUF checkpoint",
+            Change.HOST_MEMORY: "--cache-none, which keeps no results between runs, smaller (fp8 "
+            "or GGUF) checkpoints and fewer models in one workflow; close other programs and on "
+            "Windows enlarge the page file; where it grows from run to run, leave out custom nodes "
+            "one by one",
+        },
+    ),
+    Framework(
+        "Stable Diffusion web UI",
+        "AUTOMATIC1111 1.10, modules/cmd_args.py",
+        r"/stable-diffusion-webui[\w-]*/|/modules/(?:sd_\w+|processing|txt2img|img2img|call_queue)\.py$",
+        {
+            Change.BATCH: "a smaller width and height, a batch size of 1, or a lower upscale in "
+            "Hires. fix",
+            Change.ATTENTION: "--opt-sdp-attention (PyTorch 2), --xformers or "
+            "--opt-sub-quad-attention",
+            Change.WEIGHTS: "--medvram, or --lowvram, which keeps even less on the GPU",
         },
     ),
     Framework(
@@ -158,7 +175,12 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             '"gradient_accumulation_steps"',
             Change.OFFLOAD_STATE: '"zero_optimization": {"offload_optimizer": {"device": "cpu"}}',
             Change.WEIGHTS: '"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}',
+            Change.HOST_MEMORY: "offload less to the host, where optimizer state takes at least 12 "
+            'bytes a parameter in all: "offload_param" out first, then "offload_optimizer", or '
+            'both to "device": "nvme" with an "nvme_path" (ZeRO 3); "pin_memory": false; '
+            "more memory",
         },
+        logs=r"\[launch\.py:\d+:sigkill_handler\]|DeepSpeedZeRoOffload|see_memory_usage\]",
     ),
     Framework(
         "accelerate",
@@ -195,6 +217,16 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         },
     ),
     Framework(
+        "Ultralytics",
+        "ultralytics 8.3, cfg/default.yaml and utils/tal.py",
+        r"/ultralytics/(?:engine|models|nn|utils|data)/",
+        {
+            Change.BATCH: "a lower batch= or imgsz=, or batch=0.6, which takes that share of the "
+            "GPU",
+            Change.EVALUATION_BATCH: "a lower batch=, and a lower max_det",
+        },
+    ),
+    Framework(
         "Diffusers",
         "diffusers 0.39, pipelines/pipeline_utils.py and models/modeling_utils.py",
         r"/diffusers/(?:pipelines|models|schedulers|loaders)/",
@@ -219,6 +251,12 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             Change.BF16: "--amp of timm's train.py",
             Change.COPIES: "--model-ema-force-cpu of timm's train.py",
         },
+    ),
+    Framework(
+        "Unsloth",
+        "unsloth 2026, save.py",
+        r"/unsloth(?:_zoo)?/|/unsloth_compiled_cache/",
+        {},
     ),
     Framework(
         "PEFT",
@@ -250,14 +288,23 @@ SERVERS: Final = ("vLLM", "SGLang")
 
 
 def frameworks_in(paths: Iterable[str], said: str = "") -> tuple[Framework, ...]:
-    """Return the frameworks of files of frames or of lines of a log, in the order of the table."""
-    distinct = {path[:1000].replace("\\", "/") for path in paths}
-    return tuple(
+    """Return the frameworks of files of frames or of lines of a log, in the order of the table.
+
+    Of two servers that which called the other counts: ``paths`` are outermost first.
+    """
+    distinct = dict.fromkeys(path[:1000].replace("\\", "/") for path in paths)
+    found = [
         f
         for f in FRAMEWORKS
         if any(re.search(f.files, path) for path in distinct)
         or (f.logs and re.search(f.logs, said))
-    )
+    ]
+    servers = [f for f in found if f.name in SERVERS]
+    for path in distinct if len(servers) > 1 else ():
+        runs = next((f for f in servers if re.search(f.files, path)), None)
+        if runs is not None:  # SGLang calls vLLM's layers; its own frames come first
+            return tuple(f for f in found if f is runs or f not in servers)
+    return tuple(found)
 
 
 def words_for(change: Change, frameworks: Iterable[Framework]) -> tuple[str, str] | None:

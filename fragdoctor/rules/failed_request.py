@@ -86,6 +86,8 @@ class FailedRequest:
             ``rules/traceback_signs.py`` stands in it.
         pool_is_unprinted: the backend keeps a pool of its own whose size its message lacks
             (cudaMallocAsync): what is neither live nor free may be that pool.
+        cache_is_unprinted: the message was cut before it says what PyTorch reserved: then
+            ``reserved_bytes`` is the least that it can be, what is live.
     """
 
     source: str
@@ -114,6 +116,7 @@ class FailedRequest:
     is_caught: bool = False
     doing: str = ""
     pool_is_unprinted: bool = False
+    cache_is_unprinted: bool = False
     unsplit_bytes: int = 0
 
     @property
@@ -149,7 +152,13 @@ class FailedRequest:
 
     @property
     def is_alone_too_large(self) -> bool:
-        """Whether the request by itself exceeds the device, or all that PyTorch could have."""
+        """Whether the request by itself exceeds the device, or all that PyTorch could have.
+
+        Not where live memory does so already, in the host's memory as on Windows: then the program
+        as a whole is too large, and no single size is odd.
+        """
+        if self.total_bytes is not None and (self.live_bytes or 0) > self.total_bytes:
+            return False
         wholes = [b for b in (self.total_bytes, self.available_bytes) if b is not None]
         return bool(wholes) and self.requested_bytes > min(wholes)
 
@@ -218,7 +227,9 @@ class FailedRequest:
 
         Then no setting can help; where only rests of segments and blocks are too much, one may.
         """
-        return self.margin_bytes is not None and self.margin_bytes + self.saved_by_layout_bytes < 0
+        if self.margin_bytes is None or self.cache_is_unprinted:
+            return False
+        return self.margin_bytes + self.saved_by_layout_bytes < 0
 
     @property
     def limit_is_binding(self) -> bool:
@@ -266,7 +277,7 @@ class FailedRequest:
         allowance for that is deducted.
         """
         listed = sum(p.n_bytes for p in self.other_processes)
-        if self.pool_is_unprinted:
+        if self.pool_is_unprinted or self.cache_is_unprinted:
             return listed or None
         if self.total_bytes is None or self.free_bytes is None:
             return listed or None

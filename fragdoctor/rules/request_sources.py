@@ -102,7 +102,14 @@ def request_of_message(message: OomMessage) -> FailedRequest | None:
         hint=message.free_allocated_hint,
         doing="" if sign is None else sign.doing,
         pool_is_unprinted=message.variant == "cudaMallocAsync",
+        cache_is_unprinted=_lacks_cache(message),
     )
+
+
+def _lacks_cache(message: OomMessage) -> bool:
+    """Return whether a message that should print what is reserved does not: it was cut."""
+    is_ours = message.backend in ("cuda", "rocm") and message.variant != "cudaMallocAsync"
+    return is_ours and known(message.allocated_bytes) is not None and message.reserved_bytes is None
 
 
 def in_use_bytes(total: int | None, free: int | None) -> int | None:

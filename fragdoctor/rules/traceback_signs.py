@@ -36,12 +36,14 @@ class Place:
     Attributes:
         file: searched in the path, with ``/`` between its parts.
         functions: names of the function, separated by spaces.
+        named: searched in the function's name.
         code: searched in the source line.
         is_last: only as the innermost frame: further out it calls what may need the memory.
     """
 
     file: str = ""
     functions: str = ""
+    named: str = ""
     code: str = ""
     is_last: bool = False
 
@@ -50,6 +52,7 @@ class Place:
         return (
             (not self.file or _search(self.file, frame.file.replace("\\", "/")))
             and (not self.functions or frame.function.rpartition(".")[2] in self.functions.split())
+            and (not self.named or _search(self.named, frame.function))
             and (not self.code or _search(self.code, frame.code))
         )
 
@@ -68,6 +71,7 @@ class TracebackSign:
         words: the change as frameworks spell it, by their names in ``model/frameworks.py``.
         intro: searched in the message, in what stands before it on its line and in the lines right
             above, where no frame is a sign.
+        in_words: searched in the same lines of a text without frames.
         is_training: it may be a step of training, whose activations are kept.
         is_surrounding: it says in what the call stood, and counts where no place is a sign.
         can_leave_gpu: the call can be made on the CPU, so that it helps whoever fills the GPU.
@@ -84,6 +88,7 @@ class TracebackSign:
     places: Sequence[Place] = ()
     words: Mapping[str, str] = field(default_factory=dict)
     intro: str = ""
+    in_words: str = ""
     is_training: bool = True
     is_surrounding: bool = False
     can_leave_gpu: bool = False
@@ -109,6 +114,8 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
             here = (sign for sign in signs if sign.matches(frame, is_last=not n_inside))
             found = next((s for s in here if found is None or s.refines == found.name), found)
         found = found or next((s for s in signs if s.intro and _search(s.intro, said)), None)
+        if found is None and not message.frames:  # calls that were told in other words
+            found = next((s for s in signs if s.in_words and _search(s.in_words, said)), None)
         if found is not None:
             return found
     return None
@@ -119,6 +126,7 @@ _INPUT = GrowsWith.INPUT
 _BATCH = GrowsWith.BATCH
 
 SERVER_STEP: Final = "server-step"
+ATTENTION_SCORES: Final = "attention-scores"
 
 SIGNS: Final[tuple[TracebackSign, ...]] = (
     # ---- saving ----
@@ -168,6 +176,30 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
         ),
     ),
+    TracebackSign(
+        name="merged-save",
+        doing="while an adapter was merged into the weights of its model",
+        grows_with=_MODEL,
+        can_leave_gpu=True,
+        title="Merge on the CPU, or save the adapter alone",
+        change="load the base model on the CPU in 16 bits, PeftModel.from_pretrained() on it and "
+        "merge_and_unload() there; or save_pretrained() of the adapter, which is small",
+        words={
+            "Unsloth": "a lower maximum_memory_usage (0.9 by default, 0.5 for a start) in "
+            "save_pretrained_merged() or save_pretrained_gguf(); save_method='lora' saves the "
+            "adapter alone, which can be merged in a process of its own",
+        },
+        why="Merged weights are whole matrices in 16 bits, beside the quantized ones that training "
+        "has on the GPU.",
+        source="peft 0.21, tuners/tuners_utils.py and tuners/lora; unsloth 2026, save.py",
+        places=(
+            Place(file=r"/unsloth(?:_zoo)?/(?:save|saving_utils)\.py$"),
+            Place(
+                file=r"/peft/",
+                functions="merge_and_unload _unload_and_optionally_merge merge get_delta_weight",
+            ),
+        ),
+    ),
     # ---- loading ----
     TracebackSign(
         name="checkpoint-on-gpu",
@@ -212,8 +244,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="while the weights of a model were put on the GPU",
         grows_with=_MODEL,
         title="Load the weights in less memory",
-        change="model.to(torch.bfloat16) or 4 bits before the weights go to the GPU; or keep some "
-        "layers on another GPU or on the CPU",
+        change="model.to(torch.bfloat16) or 4 bits before the weights go to the GPU; a smaller "
+        "model; or keep some layers on another GPU or on the CPU",
         words={
             "Transformers": "from_pretrained(..., dtype=torch.bfloat16) (torch_dtype= before 4.56) "
             "or 4 bits (quantization_config=BitsAndBytesConfig(load_in_4bit=True)); "
@@ -281,6 +313,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 "capture_model _capture_cudagraphs "
                 "init_forward_metadata_capture_cuda_graph",
             ),
+            Place(file=r"/(?:sglang|vllm)/", code=r"torch\.cuda\.graph\("),
         ),
         intro=r"[Cc]apture cuda graph failed",
     ),
@@ -346,6 +379,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 file=r"/(?:vllm|sglang)/(?:.*/)?(?:worker|executor|model_executor|managers|layers|lora"
                 r"|v1)/"
             ),
+            Place(
+                file=r"/vllm/(?:.*/)?engine/",
+                functions="step engine_step step_async run_engine_loop _process_model_outputs",
+            ),
         ),
         intro=r"\bVllmWorker|\bEngineCore|\bWorker(?:_TP\d| pid=)|\bRayWorkerWrapper"
         r"|\[(?:multiproc_executor|multiproc_worker_utils|worker_base|core)\.py:\d",
@@ -388,6 +425,11 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         change="gpu_assign_thr=100 of the assigner in MMDetection (train_cfg: "
         "rpn.assigner.gpu_assign_thr); otherwise drop or split images with "
         "hundreds of boxes",
+        words={
+            "Ultralytics": "a lower batch=, since all images of a batch are filled up to the one "
+            "with most objects; tiles of crowded images; since 8.3.30 it goes on on the CPU by "
+            "itself there, which is slow",
+        },
         why="The matrix of overlaps has a row for each true box and a column for each "
         "anchor: one crowded image makes it huge, whatever the batch size.",
         source="mmdet 2.0 to 3.3, core/bbox/assigners and models/task_modules/assigners; "
@@ -491,6 +533,35 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
     ),
     TracebackSign(
+        name="sharded-buckets",
+        doing="for a bucket in which DeepSpeed moves gradients or weights",
+        grows_with=_MODEL,
+        title="Make DeepSpeed's buckets smaller",
+        change='"reduce_bucket_size" and "allgather_bucket_size" of 5e7 to 2e8 (5e8 elements by '
+        'default), or "overlap_comm": false, with which fewer of them are there at a time; then '
+        '"offload_optimizer" or a smaller micro-batch',
+        why="A bucket has that many elements, whatever the model's layers and the batch are.",
+        source="deepspeed 0.9 to 0.19.6, runtime/zero/config.py, stage_1_and_2.py and stage3.py",
+        places=(Place(file=r"/deepspeed/", code=r"\b(?:reduce|allgather|prefetch)_bucket_size"),),
+    ),
+    TracebackSign(
+        name="optimizer-temporaries",
+        doing="in a step of the optimizer, for temporaries as large as the weights",
+        grows_with=_MODEL,
+        title="Use the fused step, which makes no temporaries",
+        change="fused=True in the optimizer of torch.optim; where it has none foreach=False, which "
+        "is slower; then an 8-bit optimizer, or sharding over more GPUs",
+        words={
+            "TRL": "optim='adamw_torch_fused' in the trainer's config, or 'adamw_8bit'",
+            "Trainer": "optim='adamw_torch_fused' in TrainingArguments, or 'adamw_8bit'",
+        },
+        why="The foreach form works on all weights at once, and keeps its intermediate results for "
+        "all of them. The batch's activations are freed by then: a smaller batch changes nothing.",
+        source="torch 2.0 to 2.13, torch/optim: _multi_tensor_*; transformers 4.57, "
+        "training_args.py",
+        places=(Place(file=r"/torch/optim/", code=r"\btorch\._foreach_"),),
+    ),
+    TracebackSign(
         name="optimizer-state",
         doing="in a step of the optimizer, which makes its state in the first one",
         grows_with=_MODEL,
@@ -515,6 +586,37 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 is_last=True,
             ),
             Place(code=r"\boptim(?:izer)?\.step\(", is_last=True),
+        ),
+    ),
+    TracebackSign(
+        name="paged-optimizer",
+        doing="while bitsandbytes took managed memory for a paged optimizer",
+        grows_with=_MODEL,
+        title="Use less paged state, or none",
+        change="a bitsandbytes optimizer in 8 bits (AdamW8bit, PagedAdamW8bit) instead of one in "
+        "32 bits; LoRA trains fewer weights; more host memory",
+        words={
+            "Trainer": "optim='adamw_8bit' or 'paged_adamw_8bit' in TrainingArguments instead of a "
+            "paged optimizer in 32 bits; LoRA (peft) trains fewer weights; more host memory",
+        },
+        why="Paged state is CUDA's managed memory, which lies on the host until a step needs it: "
+        "both have to have room, and WSL2 has little of it.",
+        source="bitsandbytes 0.39 to 0.48, csrc/pythonInterface.cpp: cget_managed_ptr",
+        intro=r"[Oo]ut of memory at line \d+ in file \S*pythonInterface",
+    ),
+    TracebackSign(
+        name="sharded-optimizer-step",
+        doing="in DeepSpeed's step of the optimizer",
+        grows_with=_MODEL,
+        refines="optimizer-state",
+        title="Put the optimizer's state on the host, or over more GPUs",
+        change='"zero_optimization": {"offload_optimizer": {"device": "cpu"}}, with which the step '
+        "runs on the CPU; a higher ZeRO stage or more GPUs; a lower sub_group_size under ZeRO 3",
+        why="The state is what is stepped through; the batch's activations are freed by then: a "
+        "smaller batch changes nothing.",
+        source="deepspeed 0.9 to 0.19.6, runtime/zero/stage3.py, stage_1_and_2.py and engine.py",
+        places=(
+            Place(file=r"/deepspeed/runtime/", functions="_optimizer_step step _take_model_step"),
         ),
     ),
     # ---- images ----
@@ -574,7 +676,25 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     # ---- generating and attention ----
     TracebackSign(
-        name="attention-scores",
+        name="fused-attention-call",
+        doing="in fused attention, whose fast kernels make no scores",
+        grows_with=_INPUT,
+        title="Attend to fewer tokens at once",
+        change="a smaller batch or shorter sequences; on CUDA q, k and v in 16 bits without a "
+        "dense mask, so that its flash or memory-efficient kernel is taken "
+        "(torch.nn.attention.sdpa_kernel allows no other)",
+        words={
+            "ComfyUI": "a smaller image or fewer frames; --use-sage-attention or "
+            "--use-flash-attention, where they are installed",
+        },
+        why="Without a kernel for these inputs it makes the scores after all: batch x heads x "
+        "length x length.",
+        source="torch 2.0 to 2.13, torch/nn/functional.py and attention/__init__.py; ComfyUI 0.3, "
+        "comfy/cli_args.py",
+        places=(Place(code=r"\bscaled_dot_product_attention\("),),
+    ),
+    TracebackSign(
+        name=ATTENTION_SCORES,
         doing="while attention made the scores of all pairs of tokens",
         grows_with=_INPUT,
         title="Use attention that never makes the scores",
@@ -587,17 +707,22 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             "Diffusers": "pipe.enable_xformers_memory_efficient_attention(), or PyTorch 2, where "
             "fused attention is the default; in training also enable_gradient_checkpointing(); a "
             "lower resolution",
+            "Stable Diffusion web UI": "start with --opt-sdp-attention (PyTorch 2), --xformers or "
+            "--opt-sub-quad-attention; a smaller image",
             "ComfyUI": "start with --use-pytorch-cross-attention, or xformers or SageAttention "
             "installed; a smaller image or fewer frames",
         },
         why="The matrix has batch x heads x length x length entries: half the length "
         "is a quarter of it.",
         source="transformers 4.20 to 4.57, models/*/modeling_*.py; diffusers 0.39, "
-        "models/attention_processor.py; torch 2.13, whose math kernel makes the scores",
+        "models/attention_processor.py; megatron-core 0.5 to 0.14, "
+        "transformer/dot_product_attention.py",
         places=(
             Place(
                 code=r"key_states\.transpose|softmax\(\s*(?:attn|attention)_(?:weights|scores)"
-                r"|(?:attn|attention)_(?:weights|scores|probs)\s?=|scaled_dot_product_attention\(|\bq\w*\s?@\s?k\w*\.transpose|baddbmm\("
+                r"|(?:attn|attention)_(?:weights|scores|probs)\s?=|\bmatmul_result\s?=|\bq\w*\s?@\s?k\w*\.transpose|baddbmm\("
+                r"|einsum\(\s*f?['\"][^'\"]*i d\s?,[^'\"]*j d\s?->[^'\"]*i j['\"]"
+                r"|einsum\(\s*f?['\"](\w*)(\w)(\w)\s?,\s?\1(\w)\3\s?->\s?\1\2\4['\"]"
             ),
         ),
     ),
@@ -659,10 +784,11 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 "_get_per_token_logps"
             ),
             Place(
-                code=r"\blogits\.(?:float|exp|log_softmax|softmax|clone)\(|log_?softmax\(|\blm_head\("
+                code=r"logits\.(?:float|exp|log_softmax|softmax|clone)\(|log_?softmax\(|\blm_head\("
                 r"|cross_entropy\("
             ),
         ),
+        in_words=r"log_softmax|logprobs_from_logits|logits_to_logprobs|compute_log_probs\(",
     ),
     TracebackSign(
         name="generation",
@@ -703,9 +829,65 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 functions="evaluation_loop prediction_loop prediction_step evaluate "
                 "_evaluation_step validation_step _run_sanity_check validate"
             ),
+            # A function of the user's own that says so: val_one_epoch, run_validation, test_model.
+            Place(
+                named=r"(?:^|_)(?:val|valid|validate|validation|eval|evaluate|evaluation)(?:_|$)"
+            ),
         ),
+    ),
+    # ---- searches, and libraries beside PyTorch ----
+    TracebackSign(
+        name="batch-search",
+        doing="with every batch down to a single sample",
+        grows_with=_MODEL,
+        is_surrounding=True,
+        title="Make a single sample fit: the batch is not what is too large",
+        change="gradient checkpointing, weights in 16 or 4 bits, LoRA, an 8-bit optimizer; a "
+        "shorter sequence or a smaller image; make the model inside the function that is tried, "
+        "or move what is not needed off the GPU before the search starts",
+        words={
+            "TRL": "gradient_checkpointing=True, bf16=True and optim='adamw_8bit' in the trainer's "
+            "config, a LoRA peft_config; a lower max_length",
+            "Trainer": "gradient_checkpointing=True, bf16=True and optim='adamw_8bit' in "
+            "TrainingArguments, LoRA (peft) instead of all weights; shorter sequences",
+            "Diffusers": "unet.enable_gradient_checkpointing(), weights in 16 bits, LoRA, "
+            "bitsandbytes' AdamW8bit; a lower resolution; latents and text embeddings computed "
+            "beforehand",
+        },
+        why="accelerate tries smaller and smaller batches (auto_find_batch_size, "
+        "find_executable_batch_size) and found none that fits.",
+        source="accelerate 0.10 to 1.15, utils/memory.py; transformers 4.57, training_args.py; "
+        "diffusers 0.39, models/modeling_utils.py",
+        intro=r"No executable batch size found",
+    ),
+    TracebackSign(
+        name="ctranslate2",
+        doing="in CTranslate2, which faster-whisper and WhisperX run on",
+        grows_with=_INPUT,
+        is_training=False,
+        is_surrounding=True,
+        title="Transcribe in smaller batches, and with int8 weights",
+        change="a lower batch_size and beam_size, compute_type='int8_float16' or 'int8', a smaller "
+        "or distilled model; between the steps of a pipeline del model, gc.collect() and "
+        "torch.cuda.empty_cache(), since it asks the driver beside PyTorch",
+        why="It takes its memory from the driver: what PyTorch keeps in its cache for the other "
+        "models of the pipeline is not there for it.",
+        source="ctranslate2 3 and 4, src/cuda; faster-whisper 1.1, transcribe.py; whisperx 3, "
+        "README",
+        intro=r"(?:CUDA|HIP) failed with error out of memory",
     ),
 )
 
 _PLACES: Final = tuple(sign for sign in SIGNS if not sign.is_surrounding)
 _SURROUNDINGS: Final = tuple(sign for sign in SIGNS if sign.is_surrounding)
+
+# torch 2.13, torch/nn/modules/conv.py and pooling.py, torch/nn/functional.py
+_PIXELS: Final = (
+    Place(code=r"\bF\.(?:(?:conv|conv_transpose|max_pool|avg_pool)[23]d|interpolate|upsample)\("),
+    Place(file=r"/torch/nn/functional\.py$", functions="interpolate upsample"),
+)
+
+
+def works_on_pixels(message: OomMessage | None) -> bool:
+    """Return whether a layer failed that works on every pixel of images or volumes."""
+    return message is not None and any(p.matches(f) for f in message.frames[-3:] for p in _PIXELS)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import gzip
 
 import pytest
+import story_logs
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from oom_messages import new_style
+from oom_variations import disguises, messages
 
 FULL = new_style("1.00 GiB", "23.69 GiB", "412.00 MiB", "22.10 GiB", "300.00 MiB")
 TEXTS = {
@@ -14,25 +18,35 @@ TEXTS = {
     "message": FULL,
     "negative": "RuntimeError: CUDA error: device-side assert triggered",
     "cut": FULL[:120],
+    "host": "RuntimeError: [enforce fail at alloc_cpu.cpp:1] . DefaultCPUAllocator: can't allocate "
+    "memory: you tried to allocate 4096 bytes.",
+    "server": "reserved for KV Cache is -1.00GiB",
+    "trials": story_logs.optuna(3),
+    "ranks": story_logs.ranks(),
+    "trainer": story_logs.trainer(fails=True),
 }
 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_every_way_in_says_the_same(run, tmp_path, name):
-    path = tmp_path / "text.txt"
-    path.write_text(TEXTS[name] + "\n")
+    assert len(set(every_way(run, tmp_path / "text.txt", TEXTS[name]))) == 1
 
-    results = [
-        run(*words)
-        for words in (
-            ["oom", TEXTS[name]],
-            ["oom", str(path)],
-            ["analyze", str(path)],
-            [str(path)],
-        )
-    ]
 
-    assert len({(r.code, r.out) for r in results}) == 1
+@given(st.tuples(messages(), disguises()))
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_any_message_says_the_same_by_every_way(run, tmp_path, drawn):
+    (text, _), spoil = drawn
+
+    assert len(set(every_way(run, tmp_path / "text.txt", spoil(text)))) == 1
+
+
+def every_way(run, path, text):
+    """Return exit code and report of each command that a text can be given to."""
+    path.write_text(text + "\n", newline="")
+    ways = (["oom", text], ["oom", str(path)], ["analyze", str(path)], [str(path)])
+    return [(r.code, r.out) for r in (run(*words) for words in ways)]
 
 
 def test_text_without_a_failure_says_that_none_was_found(run):

@@ -36,6 +36,20 @@ File /job/fit.py:12, in fit(net)
 
 {OOM}
 """,
+    "Colab": f"""[/job/fit.py](https://localhost:8080/#) in fit(net)
+     11 batch = batch.cuda()
+---> 12 out = net(batch)
+
+{OOM}
+""",
+    "TorchScript": f"""Traceback of TorchScript (most recent call last):
+  File "/job/fit.py", line 12, in fit
+    batch = batch.cuda()
+    out = net(batch)
+          ~~~ <--- HERE
+    return out
+{OOM}
+""",
     "rich": f"""╭───── Traceback (most recent call last) ─────╮
 │ /job/fit.py:12 in fit                       │
 │                                             │
@@ -49,6 +63,7 @@ File /job/fit.py:12, in fit(net)
 {OOM}
 """,
     "Windows": PLAIN.replace("/job/fit.py", "C:\\job\\nets\\fit.py"),
+    "Windows, relative": PLAIN.replace("/job/fit.py", "nets\\torch\\fit.py"),
     "below": f"""Error occurred when executing Fit:
 
 {OOM}
@@ -122,3 +137,14 @@ def test_thousands_of_frames_are_bounded():
 
     assert 0 < len(message.frames) <= 200
     assert message.frames[-1].line == 4999
+
+
+def test_line_of_a_driver_is_not_where_a_worker_failed():
+    passed_on = (
+        'Traceback (most recent call last):\n  File "/job/main.py", line 9, in main\n'
+        "    ray.get(x)\n"
+        '  File "/env/ray/_private/worker.py", line 1012, in get_objects\n    raise value\n'
+        f"ray.exceptions.RayTaskError(OutOfMemoryError): ray::f() (pid=7)\n{OOM}\n"
+    )
+
+    assert not [m.frames for m in find_messages(passed_on).messages if m.frames]

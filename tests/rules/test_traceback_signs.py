@@ -8,6 +8,7 @@ from oom_messages import case_of, old_style
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.inputs.messages import find_messages
 from fragdoctor.model.case import TracebackFrame
+from fragdoctor.model.diagnosis import Cause
 from fragdoctor.rules.traceback_signs import SIGNS, GrowsWith, sign_of
 
 FULL = old_style("1.00 GiB", "23.69 GiB", "22.10 GiB", "412.00 MiB", "22.60 GiB")
@@ -102,6 +103,28 @@ SHAPES = {
     "loss-of-vocabulary": failing(
         frame("/job/net.py", "loss", "logits = logits.float()"),
     ),
+    "merged-save": failing(
+        frame("/job/export.py", "export", "model = model.merge_and_unload()"),
+        frame(f"{LIB}/peft/tuners/lora/layer.py", "get_delta_weight", "return b @ a"),
+    ),
+    "optimizer-temporaries": failing(
+        frame(f"{TORCH}/optim/adam.py", "_multi_tensor_adam", "d = torch._foreach_sqrt(squares)")
+    ),
+    "sharded-buckets": failing(
+        frame(
+            f"{LIB}/deepspeed/runtime/zero/x.py", "backward", "b = empty(self.reduce_bucket_size)"
+        )
+    ),
+    "paged-optimizer": "Error out of memory at line 7 in file /src/csrc/pythonInterface.cpp\n",
+    "sharded-optimizer-step": failing(
+        frame(f"{LIB}/deepspeed/runtime/zero/stage3.py", "_optimizer_step", "self.opt.step()"),
+        frame(f"{TORCH}/optim/adam.py", "_init_group", "state['exp_avg'] = zeros_like(p)"),
+    ),
+    "fused-attention-call": failing(
+        frame("/job/net.py", "attend", "y = F.scaled_dot_product_attention(q, k, v, mask)")
+    ),
+    "batch-search": "RuntimeError: No executable batch size found, reached zero.\n",
+    "ctranslate2": "RuntimeError: CUDA failed with error out of memory\n",
     "generation": failing(
         frame(f"{LIB}/transformers/generation/utils.py", "_sample", "out = self(**inputs)")
     ),
@@ -119,6 +142,23 @@ def test_traceback_shows_its_sign(name):
 
     assert sign is not None
     assert sign.name == name
+
+
+def test_search_that_found_no_batch_does_not_advise_a_smaller_one():
+    result = diagnose(case_of("RuntimeError: No executable batch size found, reached zero.\n"))
+
+    assert result.verdict.cause is Cause.CAPACITY
+    assert "smaller-batch" not in [r.code for r in result.recommendations]
+
+
+def test_search_that_found_no_batch_says_where_it_failed():
+    loading = frame(f"{TORCH}/nn/modules/module.py", "convert", "return t.to(device)")
+    text = failing(loading, message="RuntimeError: No executable batch size found, reached zero.")
+
+    result = diagnose(case_of(text))
+
+    assert result.recommendations[0].title == "Load the weights in less memory"
+    assert "while the weights of a model were put on the GPU" in result.verdict.summary
 
 
 def test_every_sign_of_the_table_is_shown_by_a_text():
@@ -161,6 +201,49 @@ def test_frames_of_plain_layers_are_no_sign():
 
     assert sign_of(message) is None
     assert diagnose(case_of(text)).recommendations[0].code == "smaller-batch"
+
+
+def test_layers_of_pixels_speak_of_images():
+    text = failing(
+        frame("/job/net.py", "forward", "x = self.conv(x)"),
+        frame(f"{TORCH}/nn/modules/conv.py", "_conv_forward", "return F.conv2d(x, w)"),
+    )
+    sound = text.replace("F.conv2d", "F.conv1d")
+
+    first, of_sound = (diagnose(case_of(t)).recommendations[0] for t in (text, sound))
+
+    assert first.title == "Use a smaller batch or smaller images"
+    assert "tiles" in first.change
+    assert "tiles" not in of_sound.change
+
+
+@pytest.mark.parametrize(
+    ("code", "is_attention"),
+    [
+        ("s = einsum('b i d, b j d -> b i j', q, k)", True),
+        ("s = torch.einsum('bhqd,bhkd->bhqk', q, k)", True),
+        ("y = torch.einsum('bhqk,bhkd->bhqd', w, v)", False),
+        ("y = torch.einsum('bij,bjk->bik', a, b)", False),
+    ],
+)
+def test_product_of_all_pairs_is_attention_in_any_letters(code, is_attention):
+    sign = sign_of(find_messages(failing(frame("/job/net.py", "attend", code))).messages[0])
+
+    assert (sign is not None and sign.name == "attention-scores") == is_attention
+
+
+def test_function_that_is_named_after_an_evaluation_is_one():
+    text = failing(
+        frame("/job/fit.py", "val_one_epoch", "loss = net(x)"),
+        frame(f"{TORCH}/nn/modules/linear.py", "forward", "return F.linear(x, w)"),
+    )
+    other = text.replace("val_one_epoch", "interval_of_values")
+
+    found = [sign_of(find_messages(t).messages[0]) for t in (text, other)]
+
+    assert found[0] is not None
+    assert found[0].name == "evaluation"
+    assert found[1] is None
 
 
 def test_innermost_sign_counts():

@@ -15,6 +15,7 @@ from fragdoctor.future.training_edits import requests_removed
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence, Location
 from fragdoctor.rules.rule import line_text
+from fragdoctor.rules.traceback_signs import ATTENTION_SCORES
 
 ATTENTION: Final = re.compile(r"att(?:n|en[dt])|softmax|sdpa", re.IGNORECASE)
 """Names of functions and files that attend."""
@@ -49,6 +50,8 @@ class FusedAttention(SavingRemedy):
         is_alone = r.is_alone_too_large and case.cause is Cause.CAPACITY
         if line is None and not (is_alone and (asking is not None or not case.asking_frames)):
             return
+        if line is None and case.sign is not None and case.sign.name == ATTENTION_SCORES:
+            return  # said at the failing call already
         where = asking or line
         yield self.proposal(
             title="" if where is None else f"Never make the attention scores of {line_text(where)}",

@@ -34,6 +34,7 @@ from fragdoctor.diagnosis.remedies.fragmentation import (
     PreallocateBuffers,
 )
 from fragdoctor.diagnosis.remedies.from_traceback import AtTheFailingCall, RetryOutsideHandler
+from fragdoctor.diagnosis.remedies.host_memory import LessHostMemory, RaiseSharedMemory
 from fragdoctor.diagnosis.remedies.leaks import (
     FewerParallelTrials,
     FindLeak,
@@ -42,24 +43,24 @@ from fragdoctor.diagnosis.remedies.leaks import (
     NoGrad,
     RestartTrials,
 )
+from fragdoctor.diagnosis.remedies.llama_cpp import FewerLayersOnGpu
 from fragdoctor.diagnosis.remedies.outside_pytorch import (
     CapOtherLibraries,
     DropExpandableSegments,
-    FewerLayersOnGpu,
     FewerProcesses,
+    FindTheLimit,
     FixShape,
     FreeOtherProcess,
     JaxPreallocation,
-    LessHostMemory,
     LibraryHeadroom,
     LocateDriverCall,
-    RaiseSharedMemory,
     RecordSnapshot,
     SmallerKernelBlocks,
     TensorflowMemoryGrowth,
 )
 from fragdoctor.diagnosis.remedies.pools import (
     EmptyCache,
+    LessOnMetal,
     RaiseMemoryLimit,
     RaiseMpsWatermark,
     RetryOnce,
@@ -143,6 +144,7 @@ REMEDIES: Final[tuple[Remedy, ...]] = (
     FewerProcesses(),
     CapOtherLibraries(),
     LibraryHeadroom(),
+    FindTheLimit(),
     DropExpandableSegments(),
     LessHostMemory(),
     RaiseSharedMemory(),
@@ -150,6 +152,7 @@ REMEDIES: Final[tuple[Remedy, ...]] = (
     JaxPreallocation(),
     TensorflowMemoryGrowth(),
     FewerLayersOnGpu(),
+    LessOnMetal(),
     RaiseMpsWatermark(),
     SmallerKernelBlocks(),
     # Better evidence.

@@ -13,6 +13,7 @@ from fragdoctor.model.frameworks import Change, Framework, frameworks_in, words_
 CHANGES: Final = {
     "limit-batch": Change.BATCH,
     "smaller-batch": Change.BATCH,
+    "less-on-metal": Change.BATCH,
     "gradient-checkpointing": Change.CHECKPOINT,
     "fused-optimizer": Change.FUSED,
     "smaller-optimizer-state": Change.STATE_8BIT,

@@ -19,6 +19,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Proposal,
     Remedy,
 )
+from fragdoctor.diagnosis.verdict_message import NEXT_TO_NOTHING_BYTES
 from fragdoctor.model.case import OtherProcess
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence
@@ -26,6 +27,7 @@ from fragdoctor.model.gpu_sharing import ProcessDemand, share_gpu
 from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FailedRequest
 from fragdoctor.rules.rule import line_text
+from fragdoctor.rules.traceback_signs import Place
 from fragdoctor.units import format_count, format_size
 
 PEERS_LOOK_THE_SAME: Final = (
@@ -168,6 +170,7 @@ LIBRARIES: Final = {
     "nccl": "NCCL",
     "thrust": "Thrust",
     "rmm": "RMM",
+    "ctranslate2": "CTranslate2",
 }
 """Libraries that ask the driver for memory, by the kind or the finer kind of their messages."""
 
@@ -197,6 +200,30 @@ class LibraryHeadroom(Remedy):
         )
 
 
+class FindTheLimit(Remedy):
+    """A refusal with more free than was asked for: a limit that no figure shows."""
+
+    code: ClassVar[str] = "find-the-limit"
+    title: ClassVar[str] = "Look for what refused it: the device had room"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose where to look, for a message whose figures explain nothing."""
+        r = case.failed_request
+        if case.cause is not Cause.UNKNOWN or r is None or not r.is_covered_by_free:
+            return
+        fraction = "" if not r.may_hide_limit else "set_per_process_memory_fraction() or "
+        yield self.proposal(
+            weight=ASKS + 5,
+            confidence=Confidence.POSSIBLE,
+            change=f"look for {fraction}a memory option of the program; on Windows enlarge the "
+            "page file, against which GPU memory counts, and close other programs; ulimit -v; "
+            "nvidia-smi -l 1 beside the run shows a neighbour that comes and goes",
+            why=case.verdict.summary,
+            cost="None.",
+            verify="The same request is served.",
+        )
+
+
 class DropExpandableSegments(Remedy):
     """Expandable segments where the platform cannot map them."""
 
@@ -220,73 +247,6 @@ class DropExpandableSegments(Remedy):
         )
 
 
-HOST_CHANGE: Final = (
-    "load checkpoints with mmap=True or low_cpu_mem_usage, and not in every rank at once; fewer "
-    "DataLoader workers and a smaller prefetch_factor; offload less to the CPU; raise the limit of "
-    "the container or scheduler"
-)
-HOST_CHANGES: Final = {
-    "ray-memory": "fewer tasks or actors at a time (num_cpus= or memory= of @ray.remote), and "
-    "smaller objects in the store; more memory on the node. RAY_memory_usage_threshold only moves "
-    "the kill",
-    "pinned-host": "pin_memory=False in the DataLoader, or smaller pinned buffers: WSL2 and some "
-    "containers allow few of them however much memory is free; in WSL2 a larger memory= in "
-    ".wslconfig",
-}
-"""What uses less of the host's memory, by the finer kind of the message."""
-
-
-class LessHostMemory(Remedy):
-    """The host's memory ran out."""
-
-    code: ClassVar[str] = "less-host-memory"
-    title: ClassVar[str] = "Use less host memory, or have more"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it for every lack of host memory but that of /dev/shm."""
-        if case.cause is not Cause.HOST_MEMORY or _is_shared_memory(case):
-            return
-        yield self.proposal(
-            weight=CURES,
-            confidence=Confidence.LIKELY,
-            change=HOST_CHANGES.get(case.message.sub_kind if case.message else "", HOST_CHANGE),
-            why=case.verdict.summary,
-            cost="Slower loading with fewer workers.",
-            caveats=("No GPU setting changes this.",),
-            verify="dmesg shows no new kill; the resident size of the process stays below the "
-            "limit.",
-        )
-
-
-class RaiseSharedMemory(Remedy):
-    """The host's shared memory ran out."""
-
-    code: ClassVar[str] = "raise-shared-memory"
-    title: ClassVar[str] = "Give the container more shared memory"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose a larger /dev/shm."""
-        if case.cause is not Cause.HOST_MEMORY or not _is_shared_memory(case):
-            return
-        is_nccl = case.message is not None and case.message.variant == "nccl-shm"
-        user = "NCCL passes data between GPUs" if is_nccl else "DataLoader workers pass batches"
-        user += " through"
-        yield self.proposal(
-            weight=CURES,
-            confidence=Confidence.LIKELY,
-            change="--shm-size=8g or --ipc=host for docker run; in Kubernetes an emptyDir with "
-            "medium: Memory on /dev/shm; "
-            + ("NCCL_SHM_DISABLE=1 to do without" if is_nccl else "fewer DataLoader workers"),
-            why=f"{user} /dev/shm, which is 64 MiB in Docker.",
-            cost="Host memory.",
-            verify="df -h /dev/shm during the run.",
-        )
-
-
-def _is_shared_memory(case: JudgedCase) -> bool:
-    return case.message is not None and case.message.sub_kind == "dev-shm"
-
-
 class JaxPreallocation(Remedy):
     """JAX takes most of the device at start."""
 
@@ -297,11 +257,21 @@ class JaxPreallocation(Remedy):
         """Propose it for messages of JAX."""
         if case.kind != "jax":
             return
+        wanted = None if case.message is None else case.message.requested_bytes
+        is_small = wanted is not None and wanted <= NEXT_TO_NOTHING_BYTES
+        share = "XLA_PYTHON_CLIENT_MEM_FRACTION=.95 (.75 is the default)"
         yield self.proposal(
-            weight=HELPS,
+            title=""
+            if is_small
+            else "Make the program's arrays smaller, or give JAX a larger share",
+            # Who is on the GPU is the question where next to nothing could not be had.
+            weight=ASKS if is_small else HELPS,
             confidence=Confidence.POSSIBLE,
-            setting="XLA_PYTHON_CLIENT_PREALLOCATE=false",
-            change="or XLA_PYTHON_CLIENT_MEM_FRACTION=.9; smaller batch; jax.checkpoint",
+            setting="XLA_PYTHON_CLIENT_PREALLOCATE=false" if is_small else "",
+            change=f"or {share}"
+            if is_small
+            else "a smaller batch or input, jax.checkpoint, donate_argnums for what is not needed "
+            f"again; {share}; XLA_PYTHON_CLIENT_PREALLOCATE=false where others use the GPU too",
             why="JAX takes 75 % of the device at start; PyTorch's settings do not apply.",
             cost="Slower allocation without preallocation.",
             verify="The peak in jax.profiler.device_memory_profile().",
@@ -328,27 +298,6 @@ class TensorflowMemoryGrowth(Remedy):
             "room.",
             cost="Some fragmentation.",
             verify="nvidia-smi shows less than the whole device in use after start.",
-        )
-
-
-class FewerLayersOnGpu(Remedy):
-    """ggml (llama.cpp) puts too much on the device."""
-
-    code: ClassVar[str] = "fewer-layers-on-gpu"
-    title: ClassVar[str] = "Put fewer layers on the GPU, or a smaller context"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it for messages of ggml."""
-        if case.kind != "ggml":
-            return
-        yield self.proposal(
-            weight=CURES,
-            confidence=Confidence.LIKELY,
-            change="lower --n-gpu-layers or --ctx-size, split over GPUs, or a smaller quantization",
-            why="One buffer holds what is put on the device; it is larger than the device can "
-            "give.",
-            cost="Slower inference.",
-            verify="The log's buffer sizes stay below the free memory.",
         )
 
 
@@ -412,6 +361,22 @@ class RecordSnapshot(Remedy):
         )
 
 
+SHAPE_CHANGE: Final = (
+    "print(x.shape, x.dtype) before the call; check negative or NaN-derived sizes, the largest "
+    "index (scatter, one_hot and bincount size their result by it), a broadcast of (N, 1) with (1, "
+    "N), and whether a checkpoint is damaged"
+)
+SENDS_OBJECTS: Final = Place(
+    code=r"(?:gather|broadcast|scatter)_object|save\w*sharded|dist_cp\.|checkpoint\w*\.save\w*\("
+)
+"""Calls that send objects between ranks: their sizes go ahead as tensors on the current device."""
+RANK_CHANGE: Final = (
+    "torch.cuda.set_device(local_rank) right at the start of each rank: objects are sent between "
+    "ranks with their sizes ahead, on the current device, and a size that never arrived is "
+    "garbage; a newer PyTorch where that is done already"
+)
+
+
 class FixShape(Remedy):
     """A size that went wrong."""
 
@@ -426,15 +391,18 @@ class FixShape(Remedy):
         if not (case.supports(Cause.SIZE_BUG) or (is_beyond and case.cause is Cause.CAPACITY)):
             return
         line = case.asking_stack[:1]
+        title, change = "", SHAPE_CHANGE
+        if line:
+            title = f"Print the shape at {line_text(line[0])} and correct it"
+        if case.message is not None and any(map(SENDS_OBJECTS.matches, case.message.frames)):
+            title = "Give each rank a device of its own before its first collective"
+            change = f"{RANK_CHANGE}; otherwise {SHAPE_CHANGE}"
         yield self.proposal(
-            title=f"Print the shape at {line_text(line[0])} and correct it" if line else "",
+            title=title,
             locations=case.asking_stack,
             weight=CURES if is_main else HELPS + 25,
             confidence=Confidence.PROVEN if is_main else Confidence.POSSIBLE,
-            change="print(x.shape, x.dtype) before the call; check negative or NaN-derived sizes, "
-            "the largest index (scatter, one_hot and bincount size their result by it), a "
-            "broadcast "
-            "of (N, 1) with (1, N), and whether a checkpoint is damaged",
+            change=change,
             why=case.verdict.summary if is_main or r is None else one_tensor_text(r),
             cost="None.",
             verify="The printed size is what was meant.",

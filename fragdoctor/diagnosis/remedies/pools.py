@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
 from fragdoctor.diagnosis.remedies.remedy import (
+    ASKS,
     CURES,
     HELPS,
     MAY_HELP,
@@ -156,7 +157,8 @@ class RaiseMemoryLimit(Remedy):
         if r is not None and r.reserved_bytes is not None:
             needed = r.reserved_bytes + r.requested_bytes + r.tolerance_bytes
         proposal = self.proposal(
-            weight=CURES + 5 if is_main else HELPS,
+            # Where only a limit that was never printed would explain it, it has to be found first.
+            weight=CURES + 5 if is_main else ASKS - 5 if case.cause is Cause.UNKNOWN else HELPS,
             confidence=Confidence.LIKELY if is_main else Confidence.POSSIBLE,
             why=case.verdict.summary
             if is_main
@@ -229,6 +231,27 @@ def _fraction(r: FailedRequest | None, needed_bytes: int | None) -> float | None
     return min(1.0, fraction) if min(1.0, fraction) > present else None
 
 
+class LessOnMetal(Remedy):
+    """Metal's memory is the machine's: use less of it before its limit is lifted."""
+
+    code: ClassVar[str] = "less-on-metal"
+    title: ClassVar[str] = "Use less at once, and give Metal's caches back"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose it where the watermark is the limit."""
+        if case.backend != "mps" or not case.supports(Cause.MEMORY_LIMIT):
+            return
+        yield self.proposal(
+            weight=HELPS + 10,
+            confidence=Confidence.LIKELY,
+            change="a smaller batch, input or model, in 16 bits; torch.mps.empty_cache() after "
+            "large steps; close other programs; fixed shapes keep the caches of graphs small",
+            why=case.verdict.summary,
+            cost="Less at a time.",
+            verify="'MPS allocated' and 'other allocations' of the message shrink.",
+        )
+
+
 class RaiseMpsWatermark(Remedy):
     """MPS stops at a watermark."""
 
@@ -243,7 +266,7 @@ class RaiseMpsWatermark(Remedy):
             weight=HELPS if case.cause is Cause.MEMORY_LIMIT else HELPS - 20,
             confidence=Confidence.POSSIBLE,
             setting="PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0",
-            change="close other programs; torch.mps.empty_cache() after large steps",
+            change="a last resort: the machine may swap or stop",
             why="MPS stops at a share of the recommended working set, not at the end of memory.",
             cost="Without the limit the whole machine may run out of memory.",
             caveats=(

@@ -46,6 +46,9 @@ ASKS: Final = 15
 BUILD_FREES_SHARE: Final = 0.02
 """Building a model frees next to nothing; a single forward pass frees more than this."""
 
+BESIDE_PYTORCH: Final = ("thrust", "rmm", "ctranslate2")
+"""Libraries that ask the driver by themselves, by the sub-kind of their messages."""
+
 VARIABLES: Final = {
     "cuda": "PYTORCH_CUDA_ALLOC_CONF",
     "rocm": "PYTORCH_HIP_ALLOC_CONF",
@@ -199,7 +202,7 @@ class JudgedCase:
     @property
     def is_library_failure(self) -> bool:
         """Whether a library that allocates for itself failed: cuBLAS, cuDNN or NCCL."""
-        is_outside = self.message is not None and self.message.sub_kind in ("thrust", "rmm")
+        is_outside = self.message is not None and self.message.sub_kind in BESIDE_PYTORCH
         return is_outside or self.kind in ("cublas", "cudnn", "nccl")
 
     @property

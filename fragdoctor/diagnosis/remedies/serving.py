@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Final
 
 from fragdoctor.diagnosis.remedies.framework_words import frameworks_of
 from fragdoctor.diagnosis.remedies.remedy import CURES, JudgedCase, Proposal, Remedy
-from fragdoctor.model.case import OomMessage
+from fragdoctor.model.case import OomMessage, ServerShare
 from fragdoctor.model.finding import Confidence
 from fragdoctor.units import MIB, format_count, format_size
 
@@ -35,7 +35,8 @@ class FitKvCache(Remedy):
         message = case.message
         if case.kind != "kv-cache" or message is None:
             return
-        title, change, cost = _option(message)
+        log = case.context.case.oom
+        title, change, cost = _option(message, () if log is None else log.server)
         yield self.proposal(
             title=title,
             weight=CURES + 6,  # it says more than to free the device
@@ -65,7 +66,27 @@ def smaller_cache(case: JudgedCase) -> str:
     )
 
 
-def _option(m: OomMessage) -> tuple[str, str, str]:
+ROOM_FOR_CACHE: Final = 0.05
+"""Of the card, as the least that a KV cache is worth starting with."""
+
+MOST_UTILIZATION: Final = 0.97
+"""The rest of a card is taken by its context and by what the driver keeps for itself."""
+
+
+def _least_utilization(shares: Sequence[ServerShare]) -> tuple[float, int] | None:
+    """Return vLLM's least share of the card for a model, and the bytes; None without figures.
+
+    Weights, what is outside PyTorch and the largest step come first; the cache gets the rest.
+    """
+    told = {s.name: s.n_bytes for s in shares}
+    whole, weights = told.get("whole GPU", 0), told.get("weights", 0)
+    if not whole or not weights:
+        return None
+    first = weights + told.get("outside PyTorch", 0) + told.get("peak of a step", 0)
+    return math.ceil(100 * (first / whole + ROOM_FOR_CACHE)) / 100, first
+
+
+def _option(m: OomMessage, shares: Sequence[ServerShare]) -> tuple[str, str, str]:
     """Return title, change and cost of what to do."""
     spread = SPREAD.get(m.backend, SPREAD["vllm"])
     if m.sub_kind == "warm-up" and m.n_sequences:
@@ -117,6 +138,29 @@ def _option(m: OomMessage) -> tuple[str, str, str]:
                 f"(--cuda-graph-max-bs; --cuda-graph-max-bs-decode since 0.5.20); {spread}"
             ),
             "Less room for CUDA graphs and for steps.",
+        )
+    return _beside_weights(_least_utilization(shares), spread)
+
+
+def _beside_weights(least: tuple[float, int] | None, spread: str) -> tuple[str, str, str]:
+    """Return title, change and cost of what makes room for a cache of vLLM."""
+    if least is not None and least[0] <= MOST_UTILIZATION:
+        return (
+            f"Start it with --gpu-memory-utilization {least[0]:.2f} or more",
+            (
+                f"weights and one step take {format_size(least[1])} before any cache, so that "
+                f"{least[0]:.2f} is the least; nothing else may use that much of the GPU; {spread}"
+            ),
+            "Less room for other programs on the GPU.",
+        )
+    if least is not None:
+        return (
+            "Make the weights or a step smaller",
+            (
+                f"{spread}; a lower --max-num-batched-tokens and --max-model-len: weights and one "
+                f"step take {format_size(least[1])}, which leaves no cache on this card"
+            ),
+            "Slower serving, or more GPUs.",
         )
     return (
         "Make room for a KV cache beside the weights",

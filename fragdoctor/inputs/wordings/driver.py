@@ -23,14 +23,22 @@ from fragdoctor.inputs.wordings.wording import (
 _PINNED: Final = re.compile(r"pin_memory\(|inpin_memory|_pin_memory|cudahostalloc|cudahostregister")
 _REQUEST: Final = compile_squeezed("SIZE")
 _GGML: Final = re.compile(r"ggml[-_](?:cuda|backend)|infunction[a-z_:]{1,80}atggml")
+_NO_PINNED: Final = "ofpinnedmemory:"
 
 
 def _cuda_error(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
-    """Recognise pinned host memory by the stack above it, and ggml's own check by its next line."""
+    """Recognise pinned host memory by what stands above it, and ggml's check by its file."""
     text = stream.squeezed
     stack = text[max(0, match.start() - 1200) : match.start()]
-    if _GGML.search(text, match.end(), match.end() + 200):
-        return fields | {"kind": "ggml"}
+    if _GGML.search(text, match.start(), match.end() + 200):
+        if _NO_PINNED not in text[max(0, match.start() - 4000) : match.start()]:
+            return fields | {"kind": "ggml"}
+        return fields | {
+            "kind": HOST,
+            "backend": "cpu",
+            "is_device_oom": False,
+            "sub_kind": "ggml-pinned",
+        }
     if _PINNED.search(stack[stack.rfind("traceback") + 1 :]):
         return fields | {
             "kind": HOST,
@@ -170,9 +178,18 @@ DRIVERS: Final = (
         may_be_prose=True,
     ),
     _driver(
+        "ctranslate2",
+        "failedwitherroroutofmemory",
+        # CTranslate2, src/cuda/utils.h: CUDA_CHECK
+        r"(?P<_word>cuda|hip)failedwitherroroutofmemory",
+        back=4,
+        refine=_word,
+        sub_kind="ctranslate2",
+    ),
+    _driver(
         "bitsandbytes",
         "outofmemoryatline",
-        r"erroroutofmemoryatline\d{1,6}infile",
+        r"erroroutofmemoryatline\d{1,6}infile(?:[\w./\\:-]{1,200}?\.(?:cpp|cuh|cu|c|h))?",
         back=6,
         sub_kind="bitsandbytes",
     ),

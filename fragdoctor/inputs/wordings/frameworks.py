@@ -18,6 +18,13 @@ from fragdoctor.inputs.wordings.wording import (
     printed_bytes,
 )
 
+_PURPOSES: Final = (
+    ("compute-buffer", re.compile(r"compute(?:pp|tg)?buffers")),
+    ("kv-buffer", re.compile(r"kv_?cache|kv_?self|memorymodule")),
+    ("weights-buffer", re.compile(r"alloc_tensor_range|errorloadingmodel")),
+)
+"""What llama.cpp says below ggml's lines of the buffer that it could not have (src/llama*.cpp)."""
+
 _BUFFER: Final = re.compile(r"(cuda|rocm|hip|vulkan|metal|sycl|musa|cann|cpu)(\d{1,3})?buffer")
 
 
@@ -31,8 +38,9 @@ def _ggml(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | N
     if named and named.group(2) and "device_index" not in fields:
         fields["device_index"] = int(named.group(2))
     if fields["backend"] == "cpu":
-        fields |= {"kind": HOST, "is_device_oom": False, "sub_kind": "ggml-host"}
-    return fields
+        return fields | {"kind": HOST, "is_device_oom": False, "sub_kind": "ggml-host"}
+    below = text[match.start() : match.end() + 400]
+    return fields | {"sub_kind": next((name for name, p in _PURPOSES if p.search(below)), "")}
 
 
 FRAMEWORKS: Final = (
@@ -169,6 +177,15 @@ FRAMEWORKS: Final = (
         back=80,
     ),
     Wording(
+        "batch-search",
+        ALLOCATOR,
+        "cuda",
+        "noexecutablebatchsizefound",
+        # accelerate 0.10 to 1.15, utils/memory.py: each try ran out of memory, down to none
+        compile_squeezed(r"noexecutablebatchsizefound,reachedzero"),
+        sub_kind="batch-search",
+    ),
+    Wording(
         "detectron2-retry",
         ALLOCATOR,
         "cuda",
@@ -242,6 +259,18 @@ KV_CACHE_CHECKS: Final = (
         compile_squeezed(r"noavailablememoryforthecacheblocks"),
         sub_kind="kv-budget",
         hint=_HINT,
+        group="vllm-kv",
+    ),
+    Wording(
+        "vllm-negative-cache",
+        KV_CACHE,
+        "vllm",
+        "reservedforkvcacheis-",
+        # worker/worker.py, 0.6 to 0.8: what weights and a step leave of the limit
+        compile_squeezed(r"reservedforkvcacheis-SIZE"),
+        sub_kind="kv-budget",
+        hint=_HINT,
+        group="vllm-kv",
     ),
     Wording(
         "vllm-tokens",

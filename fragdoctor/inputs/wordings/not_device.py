@@ -90,6 +90,26 @@ HOST_MEMORY: Final[tuple[Wording, ...]] = (
           r"dataloaderworker(?:\(pid\(?s?\)?:?[\d,]{1,60}\))?iskilledbysignal:killed", 100),
     _host("dataloader-killed", "oom-killer", "exitedunexpectedly",
           r"dataloaderworker\(pid\(?s?\)?:?[\d,]{1,60}\)exitedunexpectedlywithexitcode-?9", 60),
+    # batchgenerators 0.21 to 0.25, nondet_multi_threaded_augmenter.py; nnunetv2 2.0 to 2.6,
+    # utilities/file_path_utilities.py and inference/predict_from_raw_data.py
+    _host("workers-gone", "worker-gone", "backgroundworkers",
+          r"(?:someof|some|oneormoreof|oneormore)?(?:the|our)?backgroundworkers"
+          r"(?:arenolongeralive|died)", 24, group="workers"),
+    # Notebooks: Colab's and Kaggle's own words; Jupyter's and VS Code's do not say why.
+    _host("colab", "notebook", "usingallavailableram", r"crashedafterusingallavailableram", 12),
+    _host("kaggle", "notebook", "allocatemorememorythanisavailable",
+          r"triedtoallocatemorememorythanisavailable", 7),
+    _host("jupyter", "kernel-died", "kernelappearstohavedied",
+          r"(?:the)?kernelappearstohavedied", 3),
+    _host("vscode", "kernel-died", "kernelcrashedwhileexecuting",
+          r"(?:the)?kernelcrashedwhileexecutingcode", 3),
+    # Ollama 0.1.33 to 0.12, llm/server.go
+    _host("ollama", "ollama", "requiresmoresystemmemory",
+          r"modelrequiresmoresystemmemory\(<requested_bytes>\)thanisavailable", 5),
+    # Ray 2.0 to 2.50, core_worker: a worker that is gone, with reasons that it may have had
+    _host("ray-worker", "ray-worker", "potentialrootcauses",
+          r"(?:therearesome)?potentialrootcauses\.\(1\)theprocessiskilledbysigkillbyoomkiller"
+          r"(?:duetohighmemoryusage)?", 12, group="ray"),
     *KILLS,
     _host("page-file", "page-file", "pagingfileistoosmall",
           r"(?:\[?winerror1455\]?:?)?thepagingfileistoosmall", 18),

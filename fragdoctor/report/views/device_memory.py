@@ -25,6 +25,7 @@ from fragdoctor.model.phases import (
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import NO_STACK, Detail, Style, code, dim, location_text, strong
 from fragdoctor.report.words import CATEGORY_NAMES, PHASE_NAMES, shown_first, signed_size, sureness
+from fragdoctor.rules.request_sources import request_of_message
 from fragdoctor.units import format_count, format_share, format_size, plural
 
 # A phase's row names what it holds down to this share of its peak.
@@ -207,10 +208,15 @@ def memory_sections(diagnosis: Diagnosis) -> list[doc.Section]:
         reserved = figures[device].reserved_bytes or 0
         is_main = device == diagnosis.verdict.device or reserved > most * _IDLE_SHARE
         parts = parts_of(figures[device], message_of(diagnosis, device))
-        if parts:
+        if parts and _is_told(figures[device]):
             detail = Detail.USUAL if is_main and device == order[0] else Detail.FULL
             sections.append(_memory(diagnosis, figures[device], parts, detail))
     return sections
+
+
+def _is_told(f: DeviceFigures) -> bool:
+    """Return whether anything says what PyTorch held; of a message that is cut nothing may."""
+    return (f.moment, f.reserved_bytes, f.allocated_bytes) != (None, None, None)
 
 
 def _memory(
@@ -282,10 +288,18 @@ def parts_of(figures: DeviceFigures, message: OomMessage | None) -> list[doc.Bar
         doc.BarPart("pools", pools, "free inside private pools"),
         doc.BarPart("cached", cached - pools - stranded - releasable, "free in PyTorch's cache"),
         doc.BarPart("releasable", releasable, "free, returned on demand"),
-        doc.BarPart("outside", outside, "not PyTorch's caching allocator"),
+        doc.BarPart("outside", outside, _outside_meaning(message)),
         doc.BarPart("free", free, "not reserved by PyTorch"),
     )
     return [p for p in parts if p.n_bytes > 0]
+
+
+def _outside_meaning(message: OomMessage | None) -> str:
+    """Return what the part is that is neither live nor free; of a message that is cut, unknown."""
+    request = None if message is None else request_of_message(message)
+    if request is not None and request.cache_is_unprinted:
+        return "in PyTorch's cache or outside it: not printed"
+    return "not PyTorch's caching allocator"
 
 
 def _beyond(figures: DeviceFigures, message: OomMessage | None, reserved: int) -> tuple[int, int]:

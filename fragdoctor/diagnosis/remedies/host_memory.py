@@ -1,0 +1,151 @@
+"""Remedies for the memory of the host: RAM, page-locked memory and /dev/shm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, Final
+
+from fragdoctor.diagnosis.remedies.framework_words import frameworks_of
+from fragdoctor.diagnosis.remedies.remedy import CURES, JudgedCase, Proposal, Remedy
+from fragdoctor.model.diagnosis import Cause
+from fragdoctor.model.finding import Confidence
+from fragdoctor.model.frameworks import Change, words_for
+from fragdoctor.rules.traceback_signs import Place
+from fragdoctor.units import GIB, format_size
+
+HOST_CHANGE: Final = (
+    "load checkpoints with mmap=True or low_cpu_mem_usage, and not in every rank at once; fewer "
+    "DataLoader workers and a smaller prefetch_factor; offload less to the CPU; raise the limit of "
+    "the container or scheduler"
+)
+LIMIT_CHANGE: Final = (
+    "a higher limit first: --mem of sbatch, resources.limits.memory of the pod, --memory of docker "
+    "run; the job's accounting (sacct, kubectl top) shows how much it took"
+)
+HOST_CHANGES: Final = {
+    "ray-memory": "fewer tasks or actors at a time (num_cpus= or memory= of @ray.remote), and "
+    "smaller objects in the store; more memory on the node. RAY_memory_usage_threshold only moves "
+    "the kill",
+    "ray-worker": "look into that worker's own log first (ray logs worker-ID*), and into dmesg; if "
+    "it was memory: fewer tasks at a time (num_cpus= or memory= of @ray.remote), smaller blocks "
+    "and objects in the store, or more memory on the node",
+    "notebook": "free what earlier cells left (del, or restart the session) and run only what is "
+    "needed; a runtime with more RAM; data read from disk as it is asked for (memory maps, "
+    "streaming); weights loaded on the GPU at once (device_map, low_cpu_mem_usage)",
+    "kernel-died": "run it as a script, which shows how it ended (Killed: memory; a signal: a "
+    "crash); watch the RAM meanwhile; then load less at once, or in parts",
+    "ollama": "a smaller model or quantization, a lower num_ctx or OLLAMA_NUM_PARALLEL=1; close "
+    "other programs, or more RAM: what does not fit on the GPU goes there",
+    "worker-gone": "fewer worker processes: -npp and -nps of nnUNetv2_predict, nnUNet_n_proc_DA "
+    "for nnU-Net's training, num_workers of a DataLoader; more memory for the machine or "
+    "container",
+    "ggml-pinned": "GGML_CUDA_NO_PINNED=1 in the environment, with which llama.cpp takes ordinary "
+    "host memory; in WSL2 a larger memory= in .wslconfig; then fewer layers on the GPU",
+    "pinned-host": "pin_memory=False in the DataLoader, or smaller pinned buffers: WSL2 and some "
+    "containers allow few of them however much memory is free; in WSL2 a larger memory= in "
+    ".wslconfig",
+}
+"""What uses less of the host's memory, by the finer kind of the message."""
+
+HOST_PLACES: Final = (
+    (
+        Place(code=r"\b(?:torch|np|numpy)\.(?:cat|concat\w*|stack|[vh]stack)\("),
+        (
+            "keep of each batch only what is needed in the end (a number, the arg max, the "
+            "metric's state) instead of all outputs, which are joined here with a copy; or write "
+            "them to disk as they come"
+        ),
+    ),
+    (
+        Place(file=r"/torch/(?:serialization|storage)\.py$|/safetensors/"),
+        (
+            "load with mmap=True (torch.load) or from safetensors, in one rank after the other, "
+            "and free the loaded state after load_state_dict()"
+        ),
+    ),
+    (
+        Place(file=r"/torch/utils/data/|/multiprocessing/"),
+        (
+            "fewer DataLoader workers, each of which holds a copy of the dataset's Python objects; "
+            "a smaller prefetch_factor; samples read when they are asked for"
+        ),
+    ),
+)
+"""What uses less of the host's memory at calls of a traceback, the first that matches."""
+
+HUGE_ON_HOST_BYTES: Final = 8 * GIB
+"""One tensor of the size of a small machine's memory: its own dimensions are what is too large."""
+
+
+def host_change(case: JudgedCase) -> str:
+    """Return what uses less of the host's memory, by what the message and its place say."""
+    message = case.message
+    if message is None:
+        return HOST_CHANGE
+    if message.sub_kind in HOST_CHANGES:
+        return HOST_CHANGES[message.sub_kind]
+    words = words_for(Change.HOST_MEMORY, frameworks_of(case))
+    if words is not None:
+        return f"with {words[0]}: {words[1]}"
+    for place, change in HOST_PLACES:
+        if any(place.matches(frame) for frame in message.frames):
+            return change
+    if (message.requested_bytes or 0) >= HUGE_ON_HOST_BYTES:
+        size = format_size(message.requested_bytes)
+        return (
+            f"a smaller input, tile or batch: {size} is one tensor on the CPU; print its shape at "
+            "the failing line"
+        )
+    return f"{LIMIT_CHANGE}; then {HOST_CHANGE}" if message.variant == "slurm" else HOST_CHANGE
+
+
+class LessHostMemory(Remedy):
+    """The host's memory ran out."""
+
+    code: ClassVar[str] = "less-host-memory"
+    title: ClassVar[str] = "Use less host memory, or have more"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose it for every lack of host memory but that of /dev/shm."""
+        if case.cause is not Cause.HOST_MEMORY or _is_shared_memory(case):
+            return
+        yield self.proposal(
+            weight=CURES,
+            confidence=Confidence.LIKELY,
+            change=host_change(case),
+            locations=case.asking_stack[:1],
+            why=case.verdict.summary,
+            cost="Slower loading with fewer workers.",
+            caveats=("No GPU setting changes this.",),
+            verify="dmesg shows no new kill; the resident size of the process stays below the "
+            "limit.",
+        )
+
+
+class RaiseSharedMemory(Remedy):
+    """The host's shared memory ran out."""
+
+    code: ClassVar[str] = "raise-shared-memory"
+    title: ClassVar[str] = "Give the container more shared memory"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose a larger /dev/shm."""
+        if case.cause is not Cause.HOST_MEMORY or not _is_shared_memory(case):
+            return
+        is_nccl = case.message is not None and case.message.variant == "nccl-shm"
+        user = "NCCL passes data between GPUs" if is_nccl else "DataLoader workers pass batches"
+        user += " through"
+        yield self.proposal(
+            weight=CURES,
+            confidence=Confidence.LIKELY,
+            change="--shm-size=8g or --ipc=host for docker run; in Kubernetes an emptyDir with "
+            "medium: Memory on /dev/shm; "
+            + ("NCCL_SHM_DISABLE=1 to do without" if is_nccl else "fewer DataLoader workers"),
+            why=f"{user} /dev/shm, which is 64 MiB in Docker.",
+            cost="Host memory.",
+            verify="df -h /dev/shm during the run.",
+        )
+
+
+def _is_shared_memory(case: JudgedCase) -> bool:
+    return case.message is not None and case.message.sub_kind == "dev-shm"

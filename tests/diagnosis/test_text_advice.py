@@ -1,0 +1,300 @@
+"""What is advised first on texts of hosts, servers and libraries: it fits who wrote them."""
+
+from __future__ import annotations
+
+import pytest
+from oom_messages import case_of, new_style, old_style
+
+from fragdoctor.diagnosis.pipeline import diagnose
+from fragdoctor.model.diagnosis import Cause
+from fragdoctor.model.finding import Confidence
+
+CPU = "RuntimeError: [enforce fail at alloc_cpu.cpp:1] . DefaultCPUAllocator: can't allocate memory"
+ASKED = ": you tried to allocate {} bytes. Error code 12 (Cannot allocate memory)\n"
+
+
+def first_of(text: str):
+    """Return the verdict on a text and the first recommendation."""
+    result = diagnose(case_of(text))
+    return result.verdict, result.recommendations[0]
+
+
+def traceback(*frames: tuple[str, str]) -> str:
+    """Return a traceback of frames, each a file and its source line."""
+    lines = (f'  File "{file}", line 3, in f\n    {code}\n' for file, code in frames)
+    return "Traceback (most recent call last):\n" + "".join(lines)
+
+
+# ---- the host ----
+
+HOST = {
+    "all outputs joined": (
+        traceback(("/job/test.py", "scores = torch.cat(outputs)")) + CPU + ASKED.format(9 << 30),
+        "instead of all outputs",
+    ),
+    "one huge tensor": (CPU + ASKED.format(100 << 30), "100.00 GiB is one tensor"),
+    "workers of a loader": (
+        traceback(("/env/torch/utils/data/_utils/worker.py", "data = fetch(i)"))
+        + CPU
+        + ASKED.format(4096),
+        "fewer DataLoader workers",
+    ),
+    "DeepSpeed": (
+        "[ERROR] [launch.py:321:sigkill_handler] ['python'] exits with return code = -9\n",
+        '"offload_optimizer"',
+    ),
+    "ComfyUI": (
+        f"{CPU}{ASKED.format(4096)}\n"
+        + traceback(("/home/me/ComfyUI/execution.py", "run(node)"))
+        + CPU
+        + ASKED.format(4096),
+        "--cache-none",
+    ),
+    "nothing known": (CPU + ASKED.format(4096), "DataLoader workers"),
+}
+
+
+@pytest.mark.parametrize("name", HOST)
+def test_host_memory_is_advised_by_what_took_it(name):
+    text, said = HOST[name]
+
+    verdict, first = first_of(text)
+
+    assert verdict.cause is Cause.HOST_MEMORY
+    assert said in first.change
+
+
+def test_line_that_asked_the_host_is_named():
+    text, _ = HOST["all outputs joined"]
+
+    failure = diagnose(case_of(text)).failure
+
+    assert failure is not None
+    assert failure.location is not None
+    assert failure.location.filename == "/job/test.py"
+    assert failure.source_text == "scores = torch.cat(outputs)"
+    assert failure.requested_bytes is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RuntimeError: One or more background workers are no longer alive. Exiting.",
+        "RuntimeError: Background workers died. Look further up!",
+    ],
+)
+def test_workers_that_are_gone_may_have_been_killed(text):
+    verdict, first = first_of(text)
+
+    assert (verdict.cause, verdict.confidence) == (Cause.HOST_MEMORY, Confidence.POSSIBLE)
+    assert "-npp" in first.change
+
+
+KILLED = {
+    "kernel": ("[9.1] Out of memory: Killed process 7 (python) total-vm:9kB\n", Confidence.PROVEN),
+    "Slurm": (
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.\n",
+        Confidence.PROVEN,
+    ),
+    "Kubernetes": ("Reason: OOMKilled\nExit Code: 137\n", Confidence.PROVEN),
+    "shell": ("epoch 1\nKilled\n", Confidence.LIKELY),
+    "Colab": ("Your session crashed after using all available RAM.\n", Confidence.PROVEN),
+    "Kaggle": (
+        "Your notebook tried to allocate more memory than is available. It has restarted.\n",
+        Confidence.PROVEN,
+    ),
+    "Jupyter": ("The kernel appears to have died. It will restart.\n", Confidence.POSSIBLE),
+    "VS Code": ("The Kernel crashed while executing code in a cell.\n", Confidence.POSSIBLE),
+    "Ollama": (
+        "Error: model requires more system memory (9.0 GiB) than is available (7.0 GiB)\n",
+        Confidence.PROVEN,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KILLED)
+def test_end_of_a_process_is_as_sure_as_who_tells_it(name):
+    text, confidence = KILLED[name]
+
+    verdict, first = first_of(text)
+
+    assert (verdict.cause, verdict.confidence) == (Cause.HOST_MEMORY, confidence)
+    assert ("limit first" in first.change) == (name in ("Slurm", "Kubernetes"))
+
+
+# ---- llama.cpp ----
+
+CUDA_2 = "CUDA error 2 at /src/ggml-cuda.cu:77: out of memory\n"
+BUFFER = (
+    "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 900.00 MiB on device 0: cudaMalloc "
+    "failed: out of memory\n"
+    "ggml_gallocr_reserve_n: failed to allocate CUDA0 buffer of size 943718400\n"
+)
+LLAMA = {
+    "compute": (f"{BUFFER}graph_reserve: failed to allocate compute buffers\n", "--ubatch-size"),
+    "weights": (
+        BUFFER.replace("ggml_gallocr_reserve_n", "alloc_tensor_range")
+        + "llama_model_load: error loading model: unable to allocate CUDA0 buffer\n",
+        "these are the weights",
+    ),
+    "cache": (f"{BUFFER}llama_kv_cache_init: failed to allocate buffer for kv cache\n", "type-k"),
+    "unknown": (BUFFER, "--n-gpu-layers or --ctx-size"),
+    "WSL": (f"me@PC:/mnt/c/models$ ./main -m m.gguf\n{CUDA_2}", "GGML_CUDA_NO_PINNED=1"),
+    "elsewhere": (CUDA_2, "--n-gpu-layers or --ctx-size"),
+}
+
+
+@pytest.mark.parametrize("name", LLAMA)
+def test_buffer_of_llama_cpp_is_advised_by_its_purpose(name):
+    text, said = LLAMA[name]
+
+    verdict, first = first_of(text)
+
+    assert verdict.cause is not Cause.HOST_MEMORY
+    assert said in first.change
+    assert ("NO_PINNED" in first.change) == (name == "WSL")
+
+
+def test_pinned_memory_that_llama_cpp_could_not_have_is_the_hosts():
+    text = f"WARNING: failed to allocate 64.00 MB of pinned memory: out of memory\n{CUDA_2}"
+
+    verdict, first = first_of(text)
+
+    assert verdict.cause is Cause.HOST_MEMORY
+    assert "GGML_CUDA_NO_PINNED=1" in first.change
+
+
+# ---- servers and libraries ----
+
+BUDGET = (
+    "the current vLLM instance can use total_gpu_memory (10.00GiB) x gpu_memory_utilization (0.50) "
+    "= 5.00GiB\nmodel weights take {}GiB; non_torch_memory takes 0.10GiB; PyTorch activation peak "
+    "memory takes 0.90GiB; the rest of the memory reserved for KV Cache is -1.00GiB.\n"
+)
+
+
+def test_server_without_room_for_a_cache_is_told_the_least_share():
+    verdict, first = first_of(BUDGET.format("5.00"))
+
+    assert (verdict.cause, verdict.confidence) == (Cause.CAPACITY, Confidence.PROVEN)
+    # 5.0 + 0.1 + 0.9 of 10 GiB, and a twentieth of the card for a cache
+    assert first.title == "Start it with --gpu-memory-utilization 0.65 or more"
+
+
+def test_model_that_fills_the_card_is_not_told_a_share():
+    _, first = first_of(BUDGET.format("9.00"))
+
+    assert first.title == "Make the weights or a step smaller"
+
+
+def test_server_that_calls_another_ones_layers_keeps_its_words():
+    frames = (
+        ("/env/sglang/srt/managers/tp_worker.py", "self.run()"),
+        ("/env/vllm/model_executor/layers/linear.py", "y = x @ w"),
+    )
+
+    _, first = first_of(f"{traceback(*frames)}RuntimeError: CUDA error: out of memory\n")
+
+    assert "--mem-fraction-static" in first.change
+    assert "--gpu-memory-utilization" not in first.change
+
+
+def test_reasons_that_ray_lists_prove_none_of_them():
+    text = (
+        "(raylet) Worker exit detail: End of file. There are some potential root causes. (1) The "
+        "process is killed by SIGKILL by OOM killer due to high memory usage. (2) ray stop --force "
+        "is called.\n"
+    )
+
+    verdict, first = first_of(text)
+
+    assert (verdict.cause, verdict.confidence) == (Cause.HOST_MEMORY, Confidence.POSSIBLE)
+    assert "that worker's own log first" in first.change
+
+
+def test_limit_of_metal_is_lifted_last():
+    text = (
+        "RuntimeError: MPS backend out of memory (MPS allocated: 3.00 GB, other allocations: 9.00 "
+        "GB, max allowed: 12.50 GB). Tried to allocate 1.00 GB on private pool.\n"
+    )
+
+    codes = [r.code for r in diagnose(case_of(text)).recommendations]
+
+    assert codes.index("less-on-metal") < codes.index("raise-mps-watermark")
+
+
+def test_step_of_a_servers_engine_speaks_of_its_cache():
+    text = traceback(("/env/vllm/engine/llm_engine.py", "out = self.model(x)")).replace(
+        "in f", "in step"
+    ) + old_style("1.00 GiB", "23.69 GiB", "22.10 GiB", "412.00 MiB", "22.60 GiB")
+
+    _, first = first_of(text)
+
+    assert "--gpu-memory-utilization" in first.change
+
+
+def test_next_to_nothing_refused_to_jax_asks_who_is_on_the_gpu():
+    said = "XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate {} bytes."
+
+    _, first = first_of(said.format(1 << 20))
+    _, of_much = first_of(said.format(8 << 30))
+
+    assert first.code == "free-other-process"
+    assert of_much.code == "jax-preallocation"
+
+
+# ---- figures that explain nothing, or that are not there ----
+
+
+def test_room_that_was_refused_is_no_reason_to_raise_a_fraction_nobody_set():
+    text = new_style("60.00 MiB", "11.00 GiB", "4.00 GiB", "5.00 GiB", "200.00 MiB")
+
+    verdict, first = first_of(text)
+
+    assert verdict.cause is Cause.UNKNOWN
+    assert first.code == "find-the-limit"
+    assert "page file" in first.change
+
+
+def test_message_without_what_is_reserved_proves_no_capacity():
+    whole = old_style("3.00 GiB", "10.00 GiB", "5.00 GiB", "2.00 GiB", "7.00 GiB")
+    cut = whole.partition(" 7.00 GiB reserved")[0]
+
+    of_whole, of_cut = (diagnose(case_of(text)) for text in (whole, cut))
+
+    assert of_whole.verdict.cause is Cause.FRAGMENTATION
+    assert of_cut.verdict.confidence is not Confidence.PROVEN
+    assert Cause.FRAGMENTATION in of_cut.verdict.also
+    assert Cause.OTHER_PROCESS not in (of_cut.verdict.cause, *of_cut.verdict.also)
+    assert "expandable-segments" not in [r.code for r in of_cut.rejected]
+
+
+def test_request_of_nearly_all_there_is_does_not_call_a_device_full_of_live_memory():
+    text = old_style("8.10 GiB", "10.00 GiB", "600.00 MiB", "8.15 GiB", "650.00 MiB")
+
+    summary = diagnose(case_of(text)).verdict.summary
+
+    assert "is nearly all of" in summary
+    assert "last straw" not in summary
+
+
+def test_request_beside_memory_that_spilled_to_the_host_is_no_wrong_size():
+    text = old_style("10.00 GiB", "8.00 GiB", "17.00 GiB", "0 bytes", "19.00 GiB")
+
+    result = diagnose(case_of(text))
+
+    assert result.verdict.cause is Cause.CAPACITY
+    assert "moved the rest to the host's memory" in result.verdict.summary
+    assert "fix-shape" not in [r.code for r in result.recommendations]
+
+
+def test_garbled_size_of_a_save_by_ranks_is_about_their_devices():
+    save = traceback(("/job/save.py", "dist.all_gather_object(parts, mine)"))
+    huge = "RuntimeError: CUDA out of memory. Tried to allocate more than 1EB memory.\n"
+
+    verdict, first = first_of(save + huge)
+    _, alone = first_of(huge)
+
+    assert verdict.cause is Cause.SIZE_BUG
+    assert "torch.cuda.set_device(local_rank)" in first.change
+    assert "set_device" not in alone.change
