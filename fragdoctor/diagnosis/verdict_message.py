@@ -473,8 +473,8 @@ def _host(message: OomMessage) -> list[Hypothesis]:
         )
     elif message.sub_kind == "ggml-pinned":
         summary = (
-            "Page-locked host memory could not be had, of which WSL2 and some containers allow "
-            "little; the text says CUDA, but it is the host's memory."
+            "Page-locked host memory ran out: WSL2 and some containers allow little of it. The "
+            "text says CUDA, but it is the host's memory."
         )
     elif message.sub_kind == "dev-shm":
         summary = "The shared memory of the host (/dev/shm) ran out, not the GPU's memory"

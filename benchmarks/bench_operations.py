@@ -1,0 +1,53 @@
+"""Operations, and their backward passes, beside PyTorch's own allocator.
+
+    python benchmarks/bench_operations.py --python PY --oracle DIR
+
+Each line of ``operations.txt`` is rehearsed and run on the real allocator, under the Python PY with
+a CUDA build of PyTorch, by ``DIR/run.sh``; DIR is a folder as ``record_outlooks.py`` takes it. What
+is compared: the bytes at the peak, those of all requests, and strides of results and gradients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PROGRAM, OPERATIONS = HERE / "operation_program.py", HERE / "operations.txt"
+
+
+def rows_of(command: Sequence[str]) -> dict[str, list[str]]:
+    """Return what a run prints of each operation."""
+    done = subprocess.run(
+        [*command, str(PROGRAM), *(["--"] if "rehearse" in command else []), str(OPERATIONS)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
+    rows = (line.split("\t") for line in done.stdout.splitlines() if line.startswith("=\t"))
+    found = {text: values for _, text, *values in rows}
+    if not found:
+        sys.exit(f"{' '.join(command)} printed nothing:\n{done.stdout[-2000:]}")
+    return found
+
+
+def main() -> None:
+    """Print the operations that differ, and how many are equal."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--python", required=True)
+    parser.add_argument("--oracle", required=True, type=Path)
+    options = parser.parse_args()
+    real = rows_of([str(options.oracle / "run.sh"), options.python])
+    rehearse = ["-m", "fragdoctor", "rehearse", "--no-config", "--unlimited", "--full"]
+    ours = rows_of([sys.executable, *rehearse, "--gpu", "h100", "--python", options.python])
+    equal = [text for text in real if real[text] == ours.get(text)]
+    for text in real.keys() - set(equal):
+        print(f"{text}\n    real      {real[text]}\n    rehearsed {ours.get(text)}")
+    print(f"{len(equal)} of {len(real)} operations ask for the same and lay it out alike")
+
+
+if __name__ == "__main__":
+    main()
