@@ -1,13 +1,15 @@
 """Estimates beside what others measured on real GPUs.
 
-    python benchmarks/bench_published.py [--rows]
+    python benchmarks/bench_published.py [--rows | --calibrate]
 
 Asks ``fragdoctor estimate`` for each row of ``benchmarks/published/`` as the command line would,
 and prints for both halves: the median error by class, the bias (the median of signed errors), the
 shares of figures below, inside and above the printed interval, its median width as a share of its
 lower end, and the verdict on the card where a run failed or came close to the limit. Advice is left
 out: it takes most of the time, and no figure here comes from it. ``--rows`` prints each row of the
-half that may be looked at; the rows of the held-out half are never printed.
+half that may be looked at; the rows of the held-out half are never printed. ``--calibrate`` prints
+instead what ``fragdoctor.estimation.calibration`` holds, as it follows from the half that may be
+looked at, and what share of the figures of tables left out such spreads would cover.
 
 A figure of PyTorch's allocated memory is compared with the allocated peak, any other with the
 reserved one. The interval is the one that is printed: what the card must have free.
@@ -22,10 +24,10 @@ import io
 import json
 import shlex
 import sys
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -48,6 +50,7 @@ class Outcome(NamedTuple):
 
     row: Mapping[str, str]
     error: float | None
+    share: tuple[float, float]  # of the figure in the lower and the upper bound; 0 = no figure
     side: str  # of the interval: below, inside, above, or "" where there is none
     width: float  # of the interval, as a share of its lower end
     verdict: str  # right, open, wrong, or "" away from the limit
@@ -80,9 +83,9 @@ def outcome_of(row: Mapping[str, str]) -> Outcome:
     try:
         found = asked(row)
     except FragdoctorError as refused:
-        return Outcome(row, None, "", 0.0, "", str(refused))
+        return Outcome(row, None, (0.0, 0.0), "", 0.0, "", str(refused))
     error: float | None = None
-    side = ""
+    share, side = (0.0, 0.0), ""
     low = found["needs_low_bytes"]
     high = found["needs_high_bytes"] or low
     measured = 0.0
@@ -90,8 +93,9 @@ def outcome_of(row: Mapping[str, str]) -> Outcome:
         measured = float(row["figure"]) * UNITS[row["unit"]]
         error = _point(found, row["what"]) / measured - 1
         if row["what"] != "cache":
+            share = measured / low, measured / high
             side = "below" if measured < low else "inside" if measured <= high else "above"
-    return Outcome(row, error, side, high / low - 1, _verdict(row, found, measured), "")
+    return Outcome(row, error, share, side, high / low - 1, _verdict(row, found, measured), "")
 
 
 def _point(found: Mapping[str, Any], what: str) -> float:
@@ -156,11 +160,95 @@ def print_rows(outcomes: Sequence[Outcome]) -> None:
         print(f"  {o.row['setting']:12} {o.row['model']:16} {said}  {o.row['options']}")
 
 
+QUANTILE = 0.05
+KINDS: Mapping[str, Callable[[Sequence[str]], str]] = {
+    "all alike": lambda _: "all",
+    "inference and training": lambda options: _aim(options),
+    "and quantised bases": lambda options: (
+        "quantised" if _is_quantised(options) else _aim(options)
+    ),
+    "and sharded states": lambda options: (
+        "sharded" if _is_sharded(options)
+        else "quantised" if _is_quantised(options)
+        else _aim(options)
+    ),
+}  # fmt: skip
+"""Ways to tell runs apart by what was asked; the package has the second."""
+
+
+def _aim(options: Sequence[str]) -> str:
+    return "inference" if "--inference" in options else "training"
+
+
+def _is_quantised(options: Sequence[str]) -> bool:
+    return "int4" in options and "--inference" not in options
+
+
+def _is_sharded(options: Sequence[str]) -> bool:
+    return "--fsdp" in options or "--zero" in options
+
+
+def quantile(values: Sequence[tuple[float, float]], share: float) -> float:
+    """Return the least value that so much of the weight does not exceed: (value, weight) each."""
+    passed, total = 0.0, sum(weight for _, weight in values)
+    for value, weight in sorted(values):
+        passed += weight
+        if passed >= share * total:
+            return value
+    return max(value for value, _ in values)
+
+
+def _table(outcome: Outcome) -> str:
+    return f"{outcome.row['source']}#{outcome.row['table']}"
+
+
+def spreads_of(
+    outcomes: Sequence[Outcome], kind_of: Callable[[Sequence[str]], str]
+) -> dict[str, tuple[float, float, int, int]]:
+    """Return of each kind its spread, and of how many figures in how many tables."""
+    kinds: dict[str, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        kinds[kind_of(outcome.row["options"].split())].append(outcome)
+    found = {}
+    for kind, members in kinds.items():
+        n = Counter(map(_table, members))
+        low = quantile([(o.share[0], 1 / n[_table(o)]) for o in members], QUANTILE)
+        high = quantile([(o.share[1], 1 / n[_table(o)]) for o in members], 1 - QUANTILE)
+        found[kind] = (min(1.0, low), max(1.0, high), len(members), len(n))
+    return found
+
+
+def print_calibration() -> None:
+    """Print the spreads of the half that may be looked at, and how they do on tables left out."""
+    with (
+        (FOLDER / f"{HALVES[0]}.csv").open(encoding="utf-8", newline="") as file,
+        mock.patch.object(formula, "calibrated", lambda needs, _: needs),
+    ):
+        outcomes = [o for o in map(outcome_of, csv.DictReader(file)) if o.side]
+    for name, kind_of in KINDS.items():
+        shares = []
+        for table in {_table(o) for o in outcomes}:
+            others = spreads_of([o for o in outcomes if _table(o) != table], kind_of)
+            known = [
+                (o, others[kind])
+                for o in outcomes
+                if _table(o) == table and (kind := kind_of(o.row["options"].split())) in others
+            ]
+            shares.append(mean(o.share[0] >= s[0] and o.share[1] <= s[1] for o, s in known))
+        print(f"{name}: of a table left out {mean(shares):.0%} are inside on average")
+        for kind, (low, high, n, n_tables) in sorted(spreads_of(outcomes, kind_of).items()):
+            print(f"  {kind:10} x {low:.3f} to x {high:.3f}  of {n} figures in {n_tables} tables")
+
+
 def main() -> int:
     """Print both halves."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", action="store_true", help="print the rows that are looked at")
+    parser.add_argument("--calibrate", action="store_true", help="print the spreads instead")
     chosen = parser.parse_args()
+    if chosen.calibrate:
+        print_calibration()
+        return 0
     for name in HALVES:
         with (FOLDER / f"{name}.csv").open(encoding="utf-8", newline="") as file:
             outcomes = [outcome_of(row) for row in csv.DictReader(file)]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 
+from fragdoctor.estimation.calibration import calibrated
 from fragdoctor.estimation.inference import cache_parts, kv_element_bytes, play_inference
 from fragdoctor.estimation.judge import Estimator, judged
 from fragdoctor.estimation.layer_operations import KORTHIKANTI, layer_ops
@@ -131,7 +132,12 @@ def formula_footprint(workload: Workload) -> Footprint:
 
 
 def formula_needs(workload: Workload) -> Needs:
-    """Return the bounds of a workload's memory, without the rest of its footprint.
+    """Return the bounds of a workload's memory, without the rest of its footprint."""
+    return calibrated(_bounds(workload), workload)
+
+
+def _bounds(workload: Workload) -> Needs:
+    """Return the bounds where the program does what the formulas say.
 
     In fp32 a window that the sequence outgrows takes attention off PyTorch's fallback, and memory
     falls: there the bounds hold for both ways, so that they grow with the sequence.

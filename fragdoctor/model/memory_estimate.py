@@ -32,7 +32,7 @@ class Doubt:
     """A part of the width between the bounds of an estimate.
 
     Attributes:
-        id: ``formulas`` or ``allocator``.
+        id: ``formulas``, ``allocator``, ``attention`` or ``published``.
         reason: where it comes from, one phrase.
         n_bytes: how much of the width it makes up.
     """
