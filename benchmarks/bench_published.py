@@ -12,7 +12,8 @@ instead what ``fragdoctor.estimation.calibration`` holds, as it follows from the
 looked at, and what share of the figures of tables left out such spreads would cover.
 
 A figure of PyTorch's allocated memory is compared with the allocated peak, any other with the
-reserved one. The interval is the one that is printed: what the card must have free.
+reserved one. The interval is the one that is printed for programs of others; verdicts are by what
+the card must have free.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import json
 import shlex
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, NamedTuple
@@ -50,7 +51,7 @@ class Outcome(NamedTuple):
 
     row: Mapping[str, str]
     error: float | None
-    share: tuple[float, float]  # of the figure in the lower and the upper bound; 0 = no figure
+    share: tuple[float, ...]  # what the figure is of the least and of the most that it needs
     side: str  # of the interval: below, inside, above, or "" where there is none
     width: float  # of the interval, as a share of its lower end
     verdict: str  # right, open, wrong, or "" away from the limit
@@ -86,14 +87,14 @@ def outcome_of(row: Mapping[str, str]) -> Outcome:
         return Outcome(row, None, (0.0, 0.0), "", 0.0, "", str(refused))
     error: float | None = None
     share, side = (0.0, 0.0), ""
-    low = found["needs_low_bytes"]
-    high = found["needs_high_bytes"] or low
+    low, high = found["published_low_bytes"], found["published_high_bytes"]
+    high = high or low
     measured = 0.0
     if row["figure"]:
         measured = float(row["figure"]) * UNITS[row["unit"]]
         error = _point(found, row["what"]) / measured - 1
         if row["what"] != "cache":
-            share = measured / low, measured / high
+            share = tuple(measured / found[f"needs_{end}_bytes"] for end in ("low", "high"))
             side = "below" if measured < low else "inside" if measured <= high else "above"
     return Outcome(row, error, share, side, high / low - 1, _verdict(row, found, measured), "")
 
@@ -160,32 +161,8 @@ def print_rows(outcomes: Sequence[Outcome]) -> None:
         print(f"  {o.row['setting']:12} {o.row['model']:16} {said}  {o.row['options']}")
 
 
-QUANTILE = 0.05
-KINDS: Mapping[str, Callable[[Sequence[str]], str]] = {
-    "all alike": lambda _: "all",
-    "inference and training": lambda options: _aim(options),
-    "and quantised bases": lambda options: (
-        "quantised" if _is_quantised(options) else _aim(options)
-    ),
-    "and sharded states": lambda options: (
-        "sharded" if _is_sharded(options)
-        else "quantised" if _is_quantised(options)
-        else _aim(options)
-    ),
-}  # fmt: skip
-"""Ways to tell runs apart by what was asked; the package has the second."""
-
-
-def _aim(options: Sequence[str]) -> str:
-    return "inference" if "--inference" in options else "training"
-
-
-def _is_quantised(options: Sequence[str]) -> bool:
-    return "int4" in options and "--inference" not in options
-
-
-def _is_sharded(options: Sequence[str]) -> bool:
-    return "--fsdp" in options or "--zero" in options
+QUANTILES = (0.05, 0.04, 0.03, 0.025, 0.02, 0.01)  # to leave out on each side, widest last
+AIM = 0.9
 
 
 def quantile(values: Sequence[tuple[float, float]], share: float) -> float:
@@ -202,42 +179,38 @@ def _table(outcome: Outcome) -> str:
     return f"{outcome.row['source']}#{outcome.row['table']}"
 
 
-def spreads_of(
-    outcomes: Sequence[Outcome], kind_of: Callable[[Sequence[str]], str]
-) -> dict[str, tuple[float, float, int, int]]:
-    """Return of each kind its spread, and of how many figures in how many tables."""
-    kinds: dict[str, list[Outcome]] = defaultdict(list)
-    for outcome in outcomes:
-        kinds[kind_of(outcome.row["options"].split())].append(outcome)
-    found = {}
-    for kind, members in kinds.items():
-        n = Counter(map(_table, members))
-        low = quantile([(o.share[0], 1 / n[_table(o)]) for o in members], QUANTILE)
-        high = quantile([(o.share[1], 1 / n[_table(o)]) for o in members], 1 - QUANTILE)
-        found[kind] = (min(1.0, low), max(1.0, high), len(members), len(n))
-    return found
+def spread_of(outcomes: Sequence[Outcome], left_out: float) -> tuple[float, float]:
+    """Return the quantiles of what figures are of the bounds; each table counts once."""
+    n = Counter(map(_table, outcomes))
+    low = quantile([(o.share[0], 1 / n[_table(o)]) for o in outcomes], left_out)
+    high = quantile([(o.share[1], 1 / n[_table(o)]) for o in outcomes], 1 - left_out)
+    return min(1.0, low), max(1.0, high)
+
+
+def _inside(outcomes: Sequence[Outcome], spread: tuple[float, float]) -> list[bool]:
+    return [o.share[0] >= spread[0] and o.share[1] <= spread[1] for o in outcomes]
 
 
 def print_calibration() -> None:
-    """Print the spreads of the half that may be looked at, and how they do on tables left out."""
-    with (
-        (FOLDER / f"{HALVES[0]}.csv").open(encoding="utf-8", newline="") as file,
-        mock.patch.object(formula, "calibrated", lambda needs, _: needs),
-    ):
+    """Print spreads of the half that may be looked at, and how they do on tables left out."""
+    with (FOLDER / f"{HALVES[0]}.csv").open(encoding="utf-8", newline="") as file:
         outcomes = [o for o in map(outcome_of, csv.DictReader(file)) if o.side]
-    for name, kind_of in KINDS.items():
-        shares = []
-        for table in {_table(o) for o in outcomes}:
-            others = spreads_of([o for o in outcomes if _table(o) != table], kind_of)
-            known = [
-                (o, others[kind])
-                for o in outcomes
-                if _table(o) == table and (kind := kind_of(o.row["options"].split())) in others
-            ]
-            shares.append(mean(o.share[0] >= s[0] and o.share[1] <= s[1] for o, s in known))
-        print(f"{name}: of a table left out {mean(shares):.0%} are inside on average")
-        for kind, (low, high, n, n_tables) in sorted(spreads_of(outcomes, kind_of).items()):
-            print(f"  {kind:10} x {low:.3f} to x {high:.3f}  of {n} figures in {n_tables} tables")
+    tables = {_table(o) for o in outcomes}
+    print(f"{len(outcomes)} figures in {len(tables)} tables")
+    for left_out in QUANTILES:
+        found = []
+        for table in tables:
+            others = spread_of([o for o in outcomes if _table(o) != table], left_out)
+            found.append(_inside([o for o in outcomes if _table(o) == table], others))
+        rows = mean(is_inside for table in found for is_inside in table)
+        each = mean(mean(table) for table in found)
+        low, high = spread_of(outcomes, left_out)
+        print(
+            f"{left_out:6.1%} left out on each side: x {low:.3f} to x {high:.3f}; of tables left "
+            f"out {rows:.0%} of the rows inside, {each:.0%} of a table on average"
+        )
+        if min(rows, each) >= AIM:
+            break
 
 
 def main() -> int:

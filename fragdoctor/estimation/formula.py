@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 
-from fragdoctor.estimation.calibration import calibrated
+from fragdoctor.estimation.calibration import published_range
 from fragdoctor.estimation.inference import cache_parts, kv_element_bytes, play_inference
 from fragdoctor.estimation.judge import Estimator, judged
 from fragdoctor.estimation.layer_operations import KORTHIKANTI, layer_ops
@@ -115,6 +115,7 @@ def formula_footprint(workload: Workload) -> Footprint:
     most = most_of_each(tape)
     items = [item for item in _items(workload, states, most) if item.n_bytes > 0]
     needs = formula_needs(whole)
+    published_low, published_high = published_range(needs)
     every = states.groups if whole is workload else states_of(whole).groups
     trained = sum(g.n_each * g.count for g in every if g.is_trained)
     return Footprint(
@@ -127,17 +128,14 @@ def formula_footprint(workload: Workload) -> Footprint:
         layer=tuple(kept_tensors(workload)),
         needs_low_bytes=needs.low_bytes,
         needs_high_bytes=needs.high_bytes,
+        published_low_bytes=published_low,
+        published_high_bytes=published_high,
         doubts=needs.doubts,
     )
 
 
 def formula_needs(workload: Workload) -> Needs:
-    """Return the bounds of a workload's memory, without the rest of its footprint."""
-    return calibrated(_bounds(workload), workload)
-
-
-def _bounds(workload: Workload) -> Needs:
-    """Return the bounds where the program does what the formulas say.
+    """Return the bounds of a workload's memory, without the rest of its footprint.
 
     In fp32 a window that the sequence outgrows takes attention off PyTorch's fallback, and memory
     falls: there the bounds hold for both ways, so that they grow with the sequence.
