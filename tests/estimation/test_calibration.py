@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from estimated_workloads import recorded_peaks, workload_of
 
 from fragdoctor.estimation.calibration import HIGH_FACTOR, LOW_FACTOR, published_range
 from fragdoctor.estimation.formula import formula_footprint
 from fragdoctor.estimation.tape import Needs
-from tests.estimation.test_trained_steps import STEPS, workload_of
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-@pytest.mark.parametrize(("row", "dtype"), STEPS[::24])
-def test_both_points_lie_inside(row: dict[str, Any], dtype: str) -> None:
-    found = formula_footprint(workload_of(row, dtype))
+@pytest.mark.parametrize("row", recorded_peaks()[::6])
+def test_both_points_lie_inside(row: dict[str, Any]) -> None:
+    found = formula_footprint(workload_of(row["settings"]))
 
     assert found.published_high_bytes is not None
     assert found.published_low_bytes < found.needs_low_bytes <= found.peak_allocated_bytes
