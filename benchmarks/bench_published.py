@@ -1,16 +1,19 @@
 """Estimates beside what others measured on real GPUs.
 
-    python benchmarks/bench_published.py [--rows]
+    python benchmarks/bench_published.py [--rows | --calibrate]
 
 Asks ``fragdoctor estimate`` for each row of ``benchmarks/published/`` as the command line would,
 and prints for both halves: the median error by class, the bias (the median of signed errors), the
 shares of figures below, inside and above the printed interval, its median width as a share of its
 lower end, and the verdict on the card where a run failed or came close to the limit. Advice is left
 out: it takes most of the time, and no figure here comes from it. ``--rows`` prints each row of the
-half that may be looked at; the rows of the held-out half are never printed.
+half that may be looked at; the rows of the held-out half are never printed. ``--calibrate`` prints
+instead what ``fragdoctor.estimation.calibration`` holds, as it follows from the half that may be
+looked at, and what share of the figures of tables left out such spreads would cover.
 
 A figure of PyTorch's allocated memory is compared with the allocated peak, any other with the
-reserved one. The interval is the one that is printed: what the card must have free.
+reserved one. The interval is the one that is printed for programs of others; verdicts are by what
+the card must have free.
 """
 
 from __future__ import annotations
@@ -22,10 +25,10 @@ import io
 import json
 import shlex
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -48,6 +51,7 @@ class Outcome(NamedTuple):
 
     row: Mapping[str, str]
     error: float | None
+    share: tuple[float, ...]  # what the figure is of the least and of the most that it needs
     side: str  # of the interval: below, inside, above, or "" where there is none
     width: float  # of the interval, as a share of its lower end
     verdict: str  # right, open, wrong, or "" away from the limit
@@ -80,18 +84,19 @@ def outcome_of(row: Mapping[str, str]) -> Outcome:
     try:
         found = asked(row)
     except FragdoctorError as refused:
-        return Outcome(row, None, "", 0.0, "", str(refused))
+        return Outcome(row, None, (0.0, 0.0), "", 0.0, "", str(refused))
     error: float | None = None
-    side = ""
-    low = found["needs_low_bytes"]
-    high = found["needs_high_bytes"] or low
+    share, side = (0.0, 0.0), ""
+    low, high = found["published_low_bytes"], found["published_high_bytes"]
+    high = high or low
     measured = 0.0
     if row["figure"]:
         measured = float(row["figure"]) * UNITS[row["unit"]]
         error = _point(found, row["what"]) / measured - 1
         if row["what"] != "cache":
+            share = tuple(measured / found[f"needs_{end}_bytes"] for end in ("low", "high"))
             side = "below" if measured < low else "inside" if measured <= high else "above"
-    return Outcome(row, error, side, high / low - 1, _verdict(row, found, measured), "")
+    return Outcome(row, error, share, side, high / low - 1, _verdict(row, found, measured), "")
 
 
 def _point(found: Mapping[str, Any], what: str) -> float:
@@ -156,11 +161,67 @@ def print_rows(outcomes: Sequence[Outcome]) -> None:
         print(f"  {o.row['setting']:12} {o.row['model']:16} {said}  {o.row['options']}")
 
 
+QUANTILES = (0.05, 0.04, 0.03, 0.025, 0.02, 0.01)  # to leave out on each side, widest last
+AIM = 0.9
+
+
+def quantile(values: Sequence[tuple[float, float]], share: float) -> float:
+    """Return the least value that so much of the weight does not exceed: (value, weight) each."""
+    passed, total = 0.0, sum(weight for _, weight in values)
+    for value, weight in sorted(values):
+        passed += weight
+        if passed >= share * total:
+            return value
+    return max(value for value, _ in values)
+
+
+def _table(outcome: Outcome) -> str:
+    return f"{outcome.row['source']}#{outcome.row['table']}"
+
+
+def spread_of(outcomes: Sequence[Outcome], left_out: float) -> tuple[float, float]:
+    """Return the quantiles of what figures are of the bounds; each table counts once."""
+    n = Counter(map(_table, outcomes))
+    low = quantile([(o.share[0], 1 / n[_table(o)]) for o in outcomes], left_out)
+    high = quantile([(o.share[1], 1 / n[_table(o)]) for o in outcomes], 1 - left_out)
+    return min(1.0, low), max(1.0, high)
+
+
+def _inside(outcomes: Sequence[Outcome], spread: tuple[float, float]) -> list[bool]:
+    return [o.share[0] >= spread[0] and o.share[1] <= spread[1] for o in outcomes]
+
+
+def print_calibration() -> None:
+    """Print spreads of the half that may be looked at, and how they do on tables left out."""
+    with (FOLDER / f"{HALVES[0]}.csv").open(encoding="utf-8", newline="") as file:
+        outcomes = [o for o in map(outcome_of, csv.DictReader(file)) if o.side]
+    tables = {_table(o) for o in outcomes}
+    print(f"{len(outcomes)} figures in {len(tables)} tables")
+    for left_out in QUANTILES:
+        found = []
+        for table in tables:
+            others = spread_of([o for o in outcomes if _table(o) != table], left_out)
+            found.append(_inside([o for o in outcomes if _table(o) == table], others))
+        rows = mean(is_inside for table in found for is_inside in table)
+        each = mean(mean(table) for table in found)
+        low, high = spread_of(outcomes, left_out)
+        print(
+            f"{left_out:6.1%} left out on each side: x {low:.3f} to x {high:.3f}; of tables left "
+            f"out {rows:.0%} of the rows inside, {each:.0%} of a table on average"
+        )
+        if min(rows, each) >= AIM:
+            break
+
+
 def main() -> int:
     """Print both halves."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", action="store_true", help="print the rows that are looked at")
+    parser.add_argument("--calibrate", action="store_true", help="print the spreads instead")
     chosen = parser.parse_args()
+    if chosen.calibrate:
+        print_calibration()
+        return 0
     for name in HALVES:
         with (FOLDER / f"{name}.csv").open(encoding="utf-8", newline="") as file:
             outcomes = [outcome_of(row) for row in csv.DictReader(file)]

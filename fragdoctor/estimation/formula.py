@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 
+from fragdoctor.estimation.calibration import published_range
 from fragdoctor.estimation.inference import cache_parts, kv_element_bytes, play_inference
 from fragdoctor.estimation.judge import Estimator, judged
 from fragdoctor.estimation.layer_operations import KORTHIKANTI, layer_ops
@@ -114,6 +115,7 @@ def formula_footprint(workload: Workload) -> Footprint:
     most = most_of_each(tape)
     items = [item for item in _items(workload, states, most) if item.n_bytes > 0]
     needs = formula_needs(whole)
+    published_low, published_high = published_range(needs)
     every = states.groups if whole is workload else states_of(whole).groups
     trained = sum(g.n_each * g.count for g in every if g.is_trained)
     return Footprint(
@@ -126,6 +128,8 @@ def formula_footprint(workload: Workload) -> Footprint:
         layer=tuple(kept_tensors(workload)),
         needs_low_bytes=needs.low_bytes,
         needs_high_bytes=needs.high_bytes,
+        published_low_bytes=published_low,
+        published_high_bytes=published_high,
         doubts=needs.doubts,
     )
 

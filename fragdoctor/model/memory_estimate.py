@@ -210,7 +210,9 @@ class Footprint:
         layer: what one layer keeps, by operation; empty where layers are not known.
         needs_low_bytes: with less, the run cannot be served.
         needs_high_bytes: with this much it is served; None where a part of it is not known.
-        doubts: what makes up the width between the two.
+        published_low_bytes, published_high_bytes: between them nine of ten figures would lie that
+            others publish of such a run; None where a part of it is not known.
+        doubts: what makes up the width between the two that it needs.
     """
 
     items: Sequence[Item]
@@ -222,6 +224,8 @@ class Footprint:
     layer: Sequence[KeptTensor] = ()
     needs_low_bytes: int = 0
     needs_high_bytes: int | None = None
+    published_low_bytes: int = 0
+    published_high_bytes: int | None = None
     doubts: Sequence[Doubt] = ()
 
     def state_on(self, usable_bytes: int) -> FitState:

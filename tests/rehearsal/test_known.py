@@ -103,6 +103,28 @@ def test_choices_among_unknown_values_are_even_where_all_can_be_chosen(stage: St
     assert said[0] == "all 8 are chosen equally often"
 
 
+def test_choices_put_among_zeros_are_known_and_forgotten_when_written_over(stage: Stage) -> None:
+    stage.must_pass(
+        """
+        import torch
+        for dtype in (torch.float32, torch.bfloat16):
+            chosen = torch.randn(1536, 16, device="cuda").topk(4, dim=1).indices
+            zeros = torch.zeros([1536, 16], dtype=dtype, device="cuda")
+            gates = zeros.scatter(1, chosen, 1)  # 24,576 numbers with fractions
+            sizes = gates.long().sum(0).tolist()
+            assert sizes == [384] * 16, sizes
+            gates.add_(torch.randn_like(gates))
+            assert gates.long().sum(0).tolist() == [0] * 16  # unknown: read as zeros
+            zeros.add_(torch.randn_like(zeros))
+            assert zeros.scatter(1, chosen, 1).long().sum(0).tolist() == [0] * 16
+            in_place = torch.full((1536, 16), 0.0, dtype=dtype, device="cuda")
+            assert in_place.scatter_(1, chosen, 1).long().sum().item() == 1536 * 4
+            other = torch.ones([1536, 16], dtype=dtype, device="cuda")
+            assert other.scatter(1, chosen, 1).long().sum(0).tolist() == [0] * 16
+        """
+    )
+
+
 def test_a_loss_can_be_taken_the_logarithm_of_and_falls(stage: Stage) -> None:
     stage.must_pass(
         """

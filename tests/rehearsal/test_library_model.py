@@ -117,6 +117,21 @@ def test_decoder_gets_tokens_and_labels() -> None:
     assert shapes_of(own) == {"input_ids": (1, 16), "labels": (1, 16)}
 
 
+def test_numbers_that_the_library_does_not_read_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    assumptions = SimpleNamespace(note=notes.append)
+    current = SimpleNamespace(assumptions=assumptions)
+    monkeypatch.setattr(library_model.session, "current", lambda: current)
+
+    built({"model_type": "llama", "hidden_size": 4})
+    assert not notes
+
+    unread = f"num_{len(notes)}_of_a_newer_version"  # not a word of the class's own file
+    built({"model_type": "llama", "hidden_size": 4, unread: 8, "name": "x"})
+    assert len(notes) == 1
+    assert f"Transformers 5.0 does not read {unread} of" in notes[0]
+
+
 def test_inference_has_no_labels_and_eager_attention_is_passed_on() -> None:
     own = built({"model_type": "llama"}, inference=True, attention="eager")
 

@@ -45,6 +45,8 @@ _OF_FINITE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
 # Those that choose some of many by their values: which result says where these are.
 _CHOOSES: Final = {"topk": 1, "argmax": 0, "argmin": 0, "max": 1, "min": 1}
 _OVERWRITES: Final = frozenset({"fill_", "zero_"})
+# Those that put what is known at known places: among zeros, they make a map of the choices.
+_PUTS: Final = frozenset({"scatter", "scatter_"})
 # Those whose kernels follow the values themselves, or leave them as they are: gradients are finite.
 _BY_THEMSELVES: Final = frozenset(
     {"copy_", "set_", "resize_", "record_stream", "_amp_foreach_non_finite_check_and_unscale_"}
@@ -56,6 +58,7 @@ class _Rule:
 
     __slots__ = (
         "chooses", "decides", "is_followed", "is_of_finite", "names", "overwrites", "positions",
+        "puts", "zeroes",
     )  # fmt: skip
 
     def __init__(self, op: Any) -> None:
@@ -74,7 +77,9 @@ class _Rule:
             aliases or random or name.startswith(("empty", "_foreach")) or name in _BY_THEMSELVES
         )
         self.chooses = _CHOOSES.get(name)
-        self.overwrites = name in _OVERWRITES or bool(self.names)
+        self.puts = name in _PUTS
+        self.zeroes = name in _OVERWRITES
+        self.overwrites = self.zeroes or bool(self.names)
         self.decides = _DECIDES.get(name)
         self.is_of_finite = _OF_FINITE.get(name)
 
@@ -89,6 +94,7 @@ class Known:
     def __init__(self) -> None:
         self.on_choice: Callable[[int], object] = lambda _: None
         self._shadows: dict[tuple[int, int], torch.Tensor] = {}
+        self._zeros: set[tuple[int, int]] = set()
         self._kept_bytes = 0
         self._n_computed = 0
         self._rules: dict[Any, _Rule] = {}
@@ -109,15 +115,16 @@ class Known:
 
     def forget(self, tensor: torch.Tensor) -> None:
         """Make the values of a tensor's memory unknown."""
-        if self._shadows and tensor.numel() <= MOST_WHOLE:
+        if (self._shadows or self._zeros) and tensor.numel() <= MOST_WHOLE:
             self._drop(_key(tensor))
 
     def is_new(self, device: int, address: int) -> None:
         """Memory at an address was given out anew, or the storage there lies elsewhere now."""
-        if self._shadows:
+        if self._shadows or self._zeros:
             self._drop((device, address))
 
     def _drop(self, key: tuple[int, int]) -> None:
+        self._zeros.discard(key)
         gone = self._shadows.pop(key, None)
         if gone is not None:
             self._kept_bytes -= gone.numel()
@@ -145,6 +152,8 @@ class Known:
         if rule is None:
             rule = self._rules[op] = _Rule(op)
         result = handler(op, *args, **kwargs)
+        if rule.puts and self._put(op, rule, args, kwargs, result):
+            return result
         if rule.is_of_finite and len(args) == 2 and rule.is_of_finite(*args) and _is_small(result):
             self._settle(result, value=True)
         elif rule.positions or rule.names:
@@ -173,6 +182,24 @@ class Known:
         if found is not None:
             found.copy_((torch.arange(n, device=_CPU) % scores.shape[-1]).view(indices.shape))
             self.on_choice(scores.shape[-1])
+
+    def _put(
+        self, op: Any, rule: _Rule, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> bool:
+        """Follow what is put among zeros that are too many to be kept themselves."""
+        if not self._shadows or _key(args[0]) not in self._zeros:
+            return False
+        named = {name: value for name, value in kwargs.items() if name not in rule.names}
+        given = self._given([dict(enumerate(args[1:])), named])
+        if given is None:
+            return False
+        zeros = torch.zeros(args[0].shape, dtype=args[0].dtype, device=_CPU)
+        made = op.overloadpacket(zeros, *given[0].values(), **given[1])
+        most = MOST_WHOLE * result.element_size()
+        place = self._place(result, overwrites=True, most_bytes=most)
+        if place is not None:
+            place.copy_(made)
+        return place is not None
 
     def _write(self, op: Any, rule: _Rule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         written = [args[i] for i in rule.positions if i < len(args)]
@@ -208,6 +235,8 @@ class Known:
                 return
         for target in targets:
             self.forget(target)
+        if rule.zeroes and _is_zero(args) and _is_whole(target):
+            self._zeros.add(_key(target))
 
     def _compute(
         self,
@@ -286,10 +315,7 @@ class Known:
             return found
         n_bytes = tensor.numel() * tensor.element_size()
         most = _most(tensor) * tensor.element_size() if most_bytes is None else most_bytes
-        is_whole = not tensor.storage_offset() and n_bytes == tensor.dtype.itemsize * _extent(
-            tensor.shape, tensor.stride()
-        )
-        if not is_whole or n_bytes > most:
+        if not _is_whole(tensor) or n_bytes > most:
             return None
         self._drop(_key(tensor))
         while self._shadows and (
@@ -316,6 +342,17 @@ def _key(tensor: torch.Tensor) -> tuple[int, int]:
 def _extent(size: Sequence[int], strides: Sequence[int]) -> int:
     """Return how many elements a tensor spans."""
     return 1 + sum((n - 1) * step for n, step in zip(size, strides, strict=True))
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is all of its memory, without holes."""
+    extent = _extent(tensor.shape, tensor.stride())
+    return not tensor.storage_offset() and tensor.numel() == extent
+
+
+def _is_zero(args: Sequence[Any]) -> bool:
+    """Return whether ``zero_``, or ``fill_`` with these arguments, writes zeros."""
+    return len(args) == 1 or (isinstance(args[1], bool | int | float) and not args[1])
 
 
 def _most(tensor: torch.Tensor) -> int:

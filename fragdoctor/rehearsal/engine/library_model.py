@@ -108,7 +108,28 @@ def _of_transformers(
         if head is None:
             raise ConfigError(f"Transformers has no class for {kind!r}.", hint=OWN_CODE)
         model = head.from_config(made, **how)
+    _note_unread(rest, type(made), model, str(library.__version__))
     return OwnModel(model, inputs=_inputs(model, made, seq, inference=inference))
+
+
+def _note_unread(
+    config: Mapping[str, Any], kind: type, model: torch.nn.Module, version: str
+) -> None:
+    """Say which numbers of a configuration nothing reads: another version of the library wrote it.
+
+    They become attributes all the same, and the model is built with defaults in their place.
+    """
+    try:
+        default, code = kind(), inspect.getsource(sys.modules[type(model).__module__])
+    except (TypeError, ValueError, OSError):  # nothing to compare with
+        return
+    numbers = [name for name, value in config.items() if type(value) is int]
+    unread = [name[:40] for name in numbers if not hasattr(default, name) and name not in code]
+    if unread:
+        session.current().assumptions.note(
+            f"Transformers {version} does not read {', '.join(unread[:4])} of the configuration: "
+            "its own defaults stand for that, and the model may be another one."
+        )
 
 
 def _inputs(model: torch.nn.Module, config: Any, seq: int, *, inference: bool) -> dict[str, Any]:

@@ -99,7 +99,14 @@ def doubts_section(estimate: Estimate) -> doc.Section:
         label="Where the width comes from",
     )
     title = f"Between {bounds_text(estimate)}".replace(" to ", " and ")
-    return doc.Section(title, [table] if footprint.needs_high_bytes else (), id="doubts")
+    if footprint.needs_high_bytes is None or footprint.published_high_bytes is None:
+        return doc.Section(title, (), id="doubts")
+    others = dim(
+        "That is for a program that does what was counted. Measured in programs of others, nine of "
+        f"ten such figures would lie between {format_size(footprint.published_low_bytes)} and "
+        f"{format_size(footprint.published_high_bytes)}."
+    )
+    return doc.Section(title, [table, doc.Paragraph(others)], id="doubts")
 
 
 def combinations_section(estimate: Estimate) -> doc.Section:
