@@ -325,12 +325,18 @@ class CureSearch:
         return conditions
 
     def _rehearse(self, conditions: RehearsalConditions, divisor: int) -> tuple[Rehearsal, int]:
-        """Return a rehearsal, and the least that PyTorch must have for it, by replay."""
+        """Return a rehearsal, and the least that PyTorch must have for it, by replay.
+
+        With that much and with more it fits: what fits on less by luck, and not on somewhat more,
+        would not survive the little that a rehearsal does not know, as cuDNN's workspaces.
+        """
         program = self._program
         if self._batch is not None:
             program = with_batch(program, max(self._batch // divisor, 1))
         found = runner.rehearse(program, conditions, self._snapshot, None, self._runs)
-        least = simulate(read_snapshot(self._snapshot), smallest_capacity=True).results
+        least = simulate(
+            read_snapshot(self._snapshot), smallest_capacity=True, is_steady=True
+        ).results
         needs = least[0].smallest_capacity_bytes if least else None
         return found, needs or found.peak_reserved_bytes
 
