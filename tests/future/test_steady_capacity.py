@@ -7,6 +7,7 @@ import random
 import pytest
 from builders import BASE, MIB, alloc, block, columns, free, segment, segment_alloc, snapshot
 
+from fragdoctor.future.edits import without_noted
 from fragdoctor.future.simulator import simulate
 from fragdoctor.model.snapshot import Snapshot
 
@@ -59,3 +60,19 @@ def test_some_run_fits_on_less_by_luck() -> None:
         )
 
     assert any(least != steady for least, steady in map(both, range(12)))
+
+
+def test_noted_requests_are_left_out_and_no_others() -> None:
+    events = []
+    for i, (mib, note) in enumerate(((40, ""), (30, "of a library"), (12, ""), (20, "other"))):
+        at = BASE + i * 64 * MIB
+        events += [segment_alloc(at, mib * MIB), alloc(at, mib * MIB, user_metadata=note)]
+    held = [
+        segment(BASE + i * 64 * MIB, block(mib * MIB, "active_allocated"))
+        for i, mib in enumerate((40, 30, 12, 20))
+    ]
+
+    run = columns(snapshot(*held, traces=[events]))
+    found = simulate(run, edits=[without_noted("of a library")]).results[0]
+
+    assert found.peak_active_bytes == (40 + 12 + 20) * MIB

@@ -21,8 +21,9 @@ from typing import Any, Final
 
 import torch
 
-from fragdoctor.rehearsal.engine import cudnn
-from fragdoctor.rehearsal.engine.allocation import dense_strides
+from fragdoctor.model.marks import WORKSPACE
+from fragdoctor.rehearsal.engine import cudnn, session
+from fragdoctor.rehearsal.engine.allocation import dense_strides, give, stack_here, take
 from fragdoctor.rehearsal.engine.dispatch import special, use_blas
 from fragdoctor.rehearsal.engine.kernels.scratch import (
     Call,
@@ -104,9 +105,11 @@ def _call(
 
 
 def _take_workspaces(call: cudnn.Convolution, device: int) -> None:
+    operation = session.current().stacks.operation(WORKSPACE)
+
     def ask(n_bytes: int) -> None:
         if n_bytes:
-            new((n_bytes,), None, torch.uint8, device)
+            give(take(device, n_bytes, operation, stack_here()))
 
     cudnn.take(call, ask)
 
