@@ -150,6 +150,22 @@ def blocks_freed(addresses: Sequence[int], row: int | None = None) -> Edit:
     return Edit(f"without {plural(len(set(addresses)), 'block')}", change)
 
 
+def without_noted(note: str) -> Edit:
+    """Return the edit that leaves out requests which a trace notes so (``user_metadata``)."""
+
+    def change(reproduction: Reproduction, ops: Operations) -> Operations:
+        trace = reproduction.trace
+        events = trace.snapshot.events
+        notes = events.user_metadata[events.device_slice(trace.device)]
+        lives = trace.lives
+        rows = np.arange(lives.n_initial, lives.n_regular)
+        texts = trace.snapshot.strings
+        is_noted = [n >= 0 and texts[n] == note for n in notes[lives.start[rows]].tolist()]
+        return _without(ops, rows[is_noted].astype(np.uint32))
+
+    return Edit(f"without {note}", change)
+
+
 def blocks_moved_to_start(addresses: Sequence[int]) -> Edit:
     """Return the edit that makes blocks which are live at the end before anything else."""
 

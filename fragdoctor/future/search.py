@@ -268,14 +268,18 @@ MAX_HALVINGS = 12
 _ENDLESS = 2**50
 
 
-def with_smallest_capacity(
+def with_smallest_capacity(  # noqa: PLR0913 - one question of a what-if
     reproduction: Reproduction,
     what_if: WhatIf,
     result: ReplayResult,
     operations: _ext.NativeOps | None = None,
     look: Callable[[WhatIf], Outlook | None] | None = None,
+    *,
+    is_steady: bool = False,
 ) -> ReplayResult:
     """Return the result with the smallest capacity at which every request is served.
+
+    With ``is_steady`` it is the smallest from which on they are served at every larger one too.
 
     With ``look``, which says how the run goes on in a what-if, that is the least at which the
     whole run goes on, as far as it is known.
@@ -285,7 +289,7 @@ def with_smallest_capacity(
     jumping over those at which the run would be the very same, as far as the work allowed goes.
     """
     search = _CapacitySearch(reproduction, what_if, operations or reproduction.operations)
-    smallest, note = search.run()
+    smallest, note = search.run(is_steady=is_steady)
     if look is not None and smallest is not None:
         whole, about = search.whole_run(smallest, look)
         outlook = None if result.outlook is None else replace(result.outlook, needs_bytes=whole)
@@ -319,7 +323,7 @@ class _CapacitySearch:
             change = capacity + PAGE_BYTES  # the fraction's limit moves with the capacity
         return raw["fits"], change
 
-    def run(self) -> tuple[int | None, str]:
+    def run(self, *, is_steady: bool) -> tuple[int | None, str]:
         """Return the smallest capacity, and what there is to say about it."""
         what_if = replace(self.what_if, capacity_bytes=_ENDLESS, memory_fraction=None)
         endless = conditions_of(self.reproduction, what_if)
@@ -337,6 +341,10 @@ class _CapacitySearch:
         if not is_complete:
             return smallest, "not every smaller capacity was tried"
         failing, is_complete = self._walk(smallest, high, wanted=False)
+        while is_steady and failing is not None and is_complete:
+            above, is_complete = self._walk(failing, high, wanted=True)
+            smallest = high if above is None else above
+            failing, is_complete = self._walk(smallest, high, wanted=False)
         if failing is not None:
             return smallest, (
                 f"not monotone: it fits here, but not with {format_mebibytes(failing)}; "

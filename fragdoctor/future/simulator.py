@@ -44,6 +44,7 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
     torch_version: str | None = None,
     edits: Sequence[Edit] = (),
     smallest_capacity: bool = False,
+    is_steady: bool = False,
     device_total_bytes: int | None = None,
     steps: int | None = None,
     continue_with: Snapshot | None = None,
@@ -61,6 +62,8 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
         torch_version: whose rules and keys the what-ifs follow; the recording's where None.
         edits: code-level changes; each is replayed under every conf (or the recorded settings).
         smallest_capacity: also find the smallest capacity at which each run fits.
+        is_steady: let that be one from which on it fits at every larger one; a run may fit on less
+            by luck, where a flush comes at the right moment.
         device_total_bytes: memory of the device, base of fractions; the capacity where None.
         steps: whole steps to look on after the one under way; where None, until they repeat.
         continue_with: a recording of the same program that goes further (a rehearsal, a healthy
@@ -103,7 +106,9 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
         result = fair.replay(one, operations)
         if smallest_capacity:
             look = fair.look_of(operations)
-            result = with_smallest_capacity(reproduction, one, result, operations, look)
+            result = with_smallest_capacity(
+                reproduction, one, result, operations, look, is_steady=is_steady
+            )
         results.append(result)
         if progress is not None:
             progress(i + 1, len(asked))

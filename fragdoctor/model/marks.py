@@ -13,3 +13,6 @@ BACKWARD: Final = OURS + "backward"
 NO_GRAD: Final = OURS + "no_grad#"
 """Before the class of a model that is called, from outside of any other model's, and keeps nothing
 for a backward pass: evaluation, inference, a teacher, what reinforcement learning collects."""
+
+WORKSPACE: Final = "cuDNN workspace"
+"""The ``user_metadata`` of memory that cuDNN is thought to ask for: no more than most of it is."""

@@ -79,6 +79,20 @@ def test_a_workspace_that_cannot_be_had_does_not_end_the_program(stage: Stage) -
     )
 
 
+def test_workspaces_are_noted_as_what_is_only_thought(stage: Stage) -> None:
+    stage.must_pass(
+        REQUESTS
+        + """
+    torch.cuda.memory._record_memory_history()
+    conv(x)
+    events = torch.cuda.memory._snapshot()["device_traces"][0]
+    noted = {e["size"]: e["user_metadata"] for e in events if e["action"] == "alloc"}
+    assert noted.pop(y_bytes) == ""
+    assert set(noted.values()) == {"cuDNN workspace"}, noted
+    """
+    )
+
+
 def test_other_backends_take_no_workspace(stage: Stage) -> None:
     stage.must_pass(
         REQUESTS

@@ -283,6 +283,51 @@ def test_recurrent_layers_go_through_the_cells_of_cuda(stage: Stage) -> None:
     )
 
 
+def test_convolutions_without_cudnn_lay_patches_out_as_columns(stage: Stage) -> None:
+    # Sizes: PyTorch 2.12.1's own kernels on a simulated GPU.
+    stage.must_pass(
+        """
+        import torch
+        from torch.nn import functional as F
+        torch.backends.cudnn.enabled = False
+
+        def peaks(of, x, w, bias=None, **how):
+            with torch.no_grad():
+                gradient = torch.zeros_like(of(x, w, bias, **how))
+            found = []
+            inputs = [t.requires_grad_() for t in (x, w, bias) if t is not None]
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            y = of(x, w, bias, **how)
+            found.append(torch.cuda.max_memory_allocated() - before)
+            torch.cuda.reset_peak_memory_stats()
+            torch.autograd.grad(y, inputs, gradient)
+            return (*found, torch.cuda.max_memory_allocated() - before)
+
+        def zeros(*sizes):
+            return torch.zeros(sizes, device="cuda")
+
+        square = torch.zeros(512, 512, device="cuda", requires_grad=True)
+        (square @ square).sum().backward()  # cuBLAS has its workspaces
+        image, sound = (4, 64, 50, 40), (4, 64, 500)
+        for peak, of, x, w, n_bias, how in (
+            ((7680000, 9949696), F.conv2d, image, (96, 64, 3, 3), 96, {"padding": 1}),
+            ((3072000, 5657088), F.conv2d, image, (96, 64, 1, 1), 96, {}),
+            ((6359040, 8629248), F.conv2d, image, (96, 64, 3, 3), 96, {"dilation": 2}),
+            ((5926912, 9487360), F.conv2d, image, (96, 32, 3, 3), 96, {"groups": 2}),
+            ((1147392, 1733632), F.conv1d, sound, (96, 64, 3), 96, {}),
+            ((19035648, 21250560), F.conv3d, (4, 16, 20, 20, 20), (96, 16, 3, 3, 3), 96, {}),
+            ((8412160, 10557952), F.conv_transpose2d, image, (64, 32, 4, 4), 32, {"stride": 2}),
+            ((773120, 1314304), F.conv_transpose1d, sound, (64, 32, 4), 32, {"stride": 2}),
+            ((1494016, 1764864), F.conv_transpose2d, (5, 24, 31, 17), (24, 12, 3, 5), 0,
+             {"stride": 3, "padding": 1}),
+        ):
+            found = peaks(of, zeros(*x), zeros(*w), zeros(n_bias) if n_bias else None, **how)
+            assert found == peak, (of, how, found)
+        """
+    )
+
+
 def test_the_fast_path_of_a_transformer_asks_for_what_its_parts_do(stage: Stage) -> None:
     # Sizes: PyTorch 2.12.1's own kernels on a simulated GPU.
     stage.must_pass(

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
 
+from fragdoctor.model.marks import WORKSPACE
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.rehearsal.engine.gpu import ACTIONS, STATES, Event, Gpus
 
@@ -263,10 +264,13 @@ def _trace(
         return []
     with_stacks = history.context in {"alloc", "all"}
     entries = []
+    workspace = stacks.operation(WORKSPACE)
     for event in gpus.trace(device, history.first.get(device, 0))[:end]:
         action = ACTIONS[event.action]
         if action not in history.skip_actions:
             entries.append(_entry(event, action, stacks if with_stacks else None))
+            if 0 <= event.operation == workspace:
+                entries[-1]["user_metadata"] = WORKSPACE
     return entries[-history.max_entries :] if history.max_entries < len(entries) else entries
 
 

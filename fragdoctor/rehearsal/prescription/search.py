@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Final
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.future.simulator import simulate
+from fragdoctor.future.edits import without_noted
+from fragdoctor.future.simulator import simulate, trace_of
 from fragdoctor.inputs.snapshot_reader import read_snapshot
+from fragdoctor.model.marks import WORKSPACE
 from fragdoctor.model.prescription import Numerics, Prescription, Treatment, Tried
 from fragdoctor.model.rehearsal import Rehearsal
 from fragdoctor.rehearsal import runner
@@ -325,14 +327,26 @@ class CureSearch:
         return conditions
 
     def _rehearse(self, conditions: RehearsalConditions, divisor: int) -> tuple[Rehearsal, int]:
-        """Return a rehearsal, and the least that PyTorch must have for it, by replay."""
+        """Return a rehearsal, and the least that PyTorch must have for it, by replay.
+
+        With that much and with more it fits: what fits on less by luck, and not on somewhat more,
+        would not survive the little that a rehearsal does not know.
+        """
         program = self._program
         if self._batch is not None:
             program = with_batch(program, max(self._batch // divisor, 1))
         found = runner.rehearse(program, conditions, self._snapshot, None, self._runs)
-        least = simulate(read_snapshot(self._snapshot), smallest_capacity=True).results
-        needs = least[0].smallest_capacity_bytes if least else None
-        return found, needs or found.peak_reserved_bytes
+        snapshot = read_snapshot(self._snapshot)
+        trace = trace_of(snapshot)
+        # Workspaces are known for most convolutions and no more. Without them a run may need more,
+        # as later requests lie in other holes.
+        runs = (
+            simulate(trace, smallest_capacity=True, is_steady=True, edits=edits).results
+            for edits in ((), (without_noted(WORKSPACE),))
+            if not edits or WORKSPACE in snapshot.strings
+        )
+        needs = [one[0].smallest_capacity_bytes or 0 for one in runs if one]
+        return found, max(needs, default=0) or found.peak_reserved_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,9 @@
 PyTorch's own code chooses the backend (``select_conv_backend``) and calls the forward kernels one
 by one; the backward pass calls its kernels past the dispatcher and is written out here, after
 ``convolution_backward`` in ``aten/src/ATen/native/Convolution.cpp`` and ``cudnn/ConvShared.cpp``.
-CuDNN's workspaces are asked of cuDNN (:mod:`fragdoctor.rehearsal.engine.cudnn`).
+CuDNN's workspaces are asked of cuDNN (:mod:`fragdoctor.rehearsal.engine.cudnn`). Where cuDNN is
+not taken, PyTorch lays the patches of one sample out as columns and multiplies them
+(``ConvolutionMM2d.cu``, ``NaiveDilatedConvolution.cu``, ``NaiveConvolutionTranspose*.cu``).
 
 Interpolation, pooling, padding and patches copy what does not lie in one piece. A gradient of
 ``torch.cat`` is a part of a larger tensor, as in each decoder of a U-Net, and one of ``sum`` is one
@@ -14,13 +16,15 @@ value for all. Read off PyTorch's own allocator, kernel by kernel (``UpSample*.c
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import prod
 from typing import Any, Final
 
 import torch
 
-from fragdoctor.rehearsal.engine import cudnn
-from fragdoctor.rehearsal.engine.allocation import dense_strides
-from fragdoctor.rehearsal.engine.dispatch import special
+from fragdoctor.model.marks import WORKSPACE
+from fragdoctor.rehearsal.engine import cudnn, session
+from fragdoctor.rehearsal.engine.allocation import dense_strides, give, stack_here, take
+from fragdoctor.rehearsal.engine.dispatch import special, use_blas
 from fragdoctor.rehearsal.engine.kernels.scratch import (
     Call,
     Free,
@@ -35,6 +39,11 @@ from fragdoctor.rehearsal.engine.kernels.scratch import (
 from fragdoctor.rehearsal.engine.tensors import like_format, new
 
 BACKEND: Final = torch._C._ConvBackend  # type: ignore[attr-defined]
+TRANSPOSED: Final = (BACKEND.SlowTranspose2d, BACKEND.SlowTranspose3d)
+DILATED: Final = (BACKEND.SlowDilated2d, BACKEND.SlowDilated3d)
+COLUMNS: Final = (BACKEND.Slow2d, *DILATED, *TRANSPOSED)
+"""Backends that lay patches out as columns."""
+FROM_BIAS_ON: Final = ("bias", "stride", "padding")
 ATEN: Final = torch.ops.aten
 IMAGE: Final = 4
 
@@ -96,9 +105,11 @@ def _call(
 
 
 def _take_workspaces(call: cudnn.Convolution, device: int) -> None:
+    operation = session.current().stacks.operation(WORKSPACE)
+
     def ask(n_bytes: int) -> None:
         if n_bytes:
-            new((n_bytes,), None, torch.uint8, device)
+            give(take(device, n_bytes, operation, stack_here()))
 
     cudnn.take(call, ask)
 
@@ -194,6 +205,7 @@ def convolution_backward(
         grad_output, weight = grad_output.unsqueeze(2), weight.unsqueeze(2)
         geometry = ([0, *padding], [1, *stride], [1, *dilation])
     layout = _format(input, weight, backend)
+    bias = None
     if backend in {BACKEND.Cudnn, BACKEND.CudnnTranspose}:
         gradient = grad_output
         if backend == BACKEND.CudnnTranspose:  # of others each of both results copies what has gaps
@@ -204,14 +216,17 @@ def convolution_backward(
         del gradient
     elif backend in {BACKEND.CudaDepthwise2d, BACKEND.CudaDepthwise3d}:
         first, second = _depthwise_backward(grad_output, input, weight, output_mask)
+    elif backend in COLUMNS:
+        first, second, bias = _columns_backward(
+            grad_output, input.contiguous(), weight, output_mask, backend, groups
+        )
     else:
         first = like_format(input, input.shape, layout) if output_mask[0] else None
         second = like_format(weight, weight.shape, layout) if output_mask[1] else None
     if n_dims == IMAGE - 1:
         first = None if first is None else first.squeeze(2)
         second = None if second is None else second.squeeze(2)
-    bias = None
-    if output_mask[2]:
+    if output_mask[2] and bias is None:
         bias = grad_output.sum([0, *range(2, grad_output.dim())])
     return first, second, bias
 
@@ -296,6 +311,110 @@ def _depthwise_backward(
     while held:
         held.pop()
     return first, second
+
+
+@rule("_slow_conv2d_forward", "slow_conv_dilated2d", "slow_conv_dilated3d")
+@rule("slow_conv_transpose2d", "slow_conv_transpose3d")
+def _by_columns(call: Call) -> Iterable[Step]:
+    """The columns of one sample, and ones that a transposed convolution adds its bias with."""
+    input_, weight, kernel = call.args[:3]
+    bias, stride, padding = (call.argument(3 + i, n) for i, n in enumerate(FROM_BIAS_ON))
+    is_transposed = "transpose" in call.op.name()
+    yield from copied_unless_dense(input_)
+    yield from copied_unless_dense(weight)
+    yield from call.results
+    made = call.outs[0].shape[2:]
+    is_direct = call.op.name().startswith("aten::_slow_conv2d") and not (
+        any(n != 1 for n in (*kernel, *stride)) or any(padding)
+    )
+    if not is_direct:
+        positions = input_.shape[2:] if is_transposed else made
+        yield Temp(_column_numbers(weight, positions) * input_.element_size())
+    if is_transposed and bias is not None:
+        yield Temp(prod(made) * input_.element_size())
+    yield UseBlas()
+
+
+def _column_numbers(weight: torch.Tensor, positions: Sequence[int]) -> int:
+    """Return how many numbers the columns of one sample are."""
+    return prod(weight.shape[1:]) * prod(positions)
+
+
+Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+
+
+def _columns_backward(
+    grad_output: torch.Tensor,
+    input_: torch.Tensor,
+    weight: torch.Tensor,
+    mask: Sequence[bool],
+    backend: Any,
+    groups: int,
+) -> Gradients:
+    """The gradients of a convolution by columns: group by group, and then put together."""
+    if groups == 1:
+        return _group_backward(grad_output, input_, weight, mask, backend)
+    found: list[Gradients] = []
+    for n in range(groups):
+        gradient, seen, filters = (
+            tensor.tensor_split(groups, dim)[n].contiguous()
+            for tensor, dim in ((grad_output, 1), (input_, 1), (weight, 0))
+        )
+        found.append(_group_backward(gradient, seen, filters, mask, backend))
+        del gradient, seen, filters
+    first, second, bias = (
+        torch.cat([one[i] for one in found], dim) if mask[i] else None  # type: ignore[misc]
+        for i, dim in enumerate((1, 0, 0))
+    )
+    return first, second, bias
+
+
+def _of_parameters(
+    gradient: torch.Tensor, weight: torch.Tensor, mask: Sequence[bool], *, is_by_image: bool
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return the gradients of weight and bias, the latter first where one sum makes it."""
+    bias = gradient.sum([0, 2, 3]) if mask[2] and is_by_image else None
+    second = new(weight.shape, None, weight.dtype, weight.get_device()) if mask[1] else None
+    if mask[2] and bias is None:
+        bias = new((gradient.shape[1],), None, weight.dtype, weight.get_device())
+    return second, bias
+
+
+def _group_backward(
+    grad_output: torch.Tensor,
+    input_: torch.Tensor,
+    weight: torch.Tensor,
+    mask: Sequence[bool],
+    backend: Any,
+) -> Gradients:
+    device = grad_output.get_device()
+    gradient, filters = grad_output.contiguous(), weight.contiguous()
+    is_transposed = backend in TRANSPOSED
+    positions = (input_ if is_transposed else gradient).shape[2:]
+    n_numbers = _column_numbers(weight, positions)
+
+    def empty(shape: Sequence[int]) -> torch.Tensor:
+        return new(shape, None, input_.dtype, device)
+
+    def columns() -> torch.Tensor:
+        made = empty((n_numbers,))
+        use_blas(device)
+        return made
+
+    first = held = None
+    if mask[0]:
+        first = empty(input_.shape)
+        if backend == BACKEND.Slow2d:
+            held = columns()
+        elif is_transposed:
+            columns()
+    second, bias = _of_parameters(gradient, weight, mask, is_by_image=backend == BACKEND.Slow2d)
+    if held is None and (any(mask[1:]) if is_transposed else any(mask[:2])):
+        held = columns()
+    if mask[2] and backend in DILATED:
+        gradient[0].sum(list(range(1, gradient.dim() - 1)))  # added to the bias, sample by sample
+    del held, gradient, filters
+    return first, second, bias
 
 
 @rule("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "addbmm", "dot", "vdot")
