@@ -213,7 +213,7 @@ def _cases(sweep: RehearsalSweep) -> doc.Table:
     columns = [
         doc.Column("GPU", "gpu"),
         doc.Column("batch", lambda r: doc.count(r.batch), "right"),
-        doc.Column("settings", lambda r: code(r.conf or "(default)"), "wrap"),
+        doc.Column("settings", lambda r: code(r.conf or "(default)"), "list"),
     ]
     told = [len({getattr(r, name) for r in every}) > 1 for name in ("gpu", "batch", "conf")]
     return doc.tabled(
