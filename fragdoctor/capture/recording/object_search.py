@@ -90,6 +90,7 @@ def frame_locals(frame: types.FrameType) -> dict[str, Any]:
     if code.co_flags & _OPTIMIZED and type(shown) is dict and sys.getrefcount(shown) <= 3:
         for name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
             shown.pop(name, None)
+    del shown  # a profiler may hold this frame: the next look would take it for somebody's
     return found
 
 
