@@ -435,16 +435,43 @@ def _foreign(message: OomMessage) -> list[Hypothesis]:
     ]
 
 
-_HOST_SURENESS: Final = {
-    "ray-worker": Confidence.POSSIBLE,
-    "worker-gone": Confidence.POSSIBLE,
-    "kernel-died": Confidence.POSSIBLE,
-    "ggml-pinned": Confidence.LIKELY,
+SHOWS_KILL: Final = "dmesg (or the scheduler's log) shows 'Out of memory: Killed process'."
+
+_HOST_SIGNS: Final = {
+    "kernel-died": Hypothesis(
+        Cause.HOST_MEMORY,
+        Confidence.POSSIBLE,
+        "The notebook's kernel died without an error of Python's: most often the host's memory "
+        "ran out, a crash in native code looks the same.",
+        SHOWS_KILL,
+    ),
+    "ray-worker": Hypothesis(
+        Cause.HOST_MEMORY,
+        Confidence.POSSIBLE,
+        "A worker of Ray's is gone, and Ray names reasons that it may have had: the host's "
+        "out-of-memory killer is one of them, a crash or a stop another.",
+        SHOWS_KILL,
+    ),
+    "worker-gone": Hypothesis(
+        Cause.HOST_MEMORY,
+        Confidence.POSSIBLE,
+        "Worker processes are gone. Where they printed no error of their own further up, the "
+        "host's out-of-memory killer ended them.",
+        SHOWS_KILL,
+    ),
+    "ggml-pinned": Hypothesis(
+        Cause.HOST_MEMORY,
+        Confidence.LIKELY,
+        "Page-locked host memory ran out: WSL2 and some containers allow little of it. The "
+        "text says CUDA, but it is the host's memory.",
+    ),
 }
-"""Of the finer kinds that are neither a kill nor a lack that is told."""
+"""What the finer kinds say that are neither a kill nor a lack that is told."""
 
 
 def _host(message: OomMessage) -> list[Hypothesis]:
+    if message.sub_kind in _HOST_SIGNS:
+        return [_HOST_SIGNS[message.sub_kind]]
     asked = (
         f" for {format_size(message.requested_bytes)}"
         if message.requested_bytes is not None
@@ -456,26 +483,6 @@ def _host(message: OomMessage) -> list[Hypothesis]:
             f"{TOLD_KILLS[message.variant]} says that it killed a process because the host's "
             "memory ran out."
         )
-    elif message.sub_kind == "kernel-died":
-        summary = (
-            "The notebook's kernel died without an error of Python's: most often the host's memory "
-            "ran out, a crash in native code looks the same."
-        )
-    elif message.sub_kind == "ray-worker":
-        summary = (
-            "A worker of Ray's is gone, and Ray names reasons that it may have had: the host's "
-            "out-of-memory killer is one of them, a crash or a stop another."
-        )
-    elif message.sub_kind == "worker-gone":
-        summary = (
-            "Worker processes are gone. Where they printed no error of their own further up, the "
-            "host's out-of-memory killer ended them."
-        )
-    elif message.sub_kind == "ggml-pinned":
-        summary = (
-            "Page-locked host memory ran out: WSL2 and some containers allow little of it. The "
-            "text says CUDA, but it is the host's memory."
-        )
     elif message.sub_kind == "dev-shm":
         summary = "The shared memory of the host (/dev/shm) ran out, not the GPU's memory"
         summary += ", and not the disk." if message.variant == "nccl-shm" else "."
@@ -486,13 +493,9 @@ def _host(message: OomMessage) -> list[Hypothesis]:
     return [
         Hypothesis(
             Cause.HOST_MEMORY,
-            _HOST_SURENESS.get(
-                message.sub_kind, Confidence.LIKELY if is_kill else Confidence.PROVEN
-            ),
+            Confidence.LIKELY if is_kill else Confidence.PROVEN,
             summary,
-            "dmesg (or the scheduler's log) shows 'Out of memory: Killed process'."
-            if is_kill or message.sub_kind in ("worker-gone", "ray-worker", "kernel-died")
-            else "",
+            SHOWS_KILL if is_kill else "",
         )
     ]
 

@@ -96,9 +96,8 @@ def check_types(op: Any, args: Sequence[Any]) -> None:
 
 
 _LAID_OUT_AS: Final[dict[str, tuple[int, ...]]] = {
-    "_fused_rms_norm_backward": (), "_log_softmax_backward_data": (), "_logcumsumexp": (),
-    "mse_loss_backward": (), "multi_margin_loss_backward": (), "native_layer_norm_backward": (),
-    "poisson": (), "rrelu_with_noise": (),
+    "_fused_rms_norm_backward": (), "_log_softmax_backward_data": (), "mse_loss_backward": (),
+    "native_layer_norm_backward": (), "poisson": (), "rrelu_with_noise": (),
     "native_batch_norm_backward": (1,),
     "elu_backward": (0, 5), "hardswish_backward": (0, 1), "hardtanh_backward": (0, 1),
     "logit_backward": (0, 1), "softplus_backward": (0, 1),
@@ -120,12 +119,11 @@ def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return found
     first, *rest = found if isinstance(found, (tuple, list)) else (found,)
     if first is not None:
-        laid_out = compute_elementwise_output_strides(*(args[i] for i in like)) if like else None
-        first = (
-            torch.empty(first.shape, dtype=first.dtype, device=META)
-            if laid_out is None
-            else torch.empty_strided(first.shape, laid_out, dtype=first.dtype, device=META)
-        )
+        if like:
+            strides = compute_elementwise_output_strides(*(args[i] for i in like))
+            first = first.new_empty_strided(first.shape, strides)
+        else:
+            first = first.new_empty(first.shape)
     return (first, *rest) if isinstance(found, (tuple, list)) else first
 
 
@@ -217,12 +215,12 @@ def _function_of(op: Any) -> Callable[..., Any]:
     return op if found is None else found
 
 
-def _like_first(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    return torch.empty_like(tensor)
+def _as_first(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return tensor.new_empty(tensor.shape)
 
 
-def _like_second(_: Any, tensor: torch.Tensor, *__: Any, **___: Any) -> torch.Tensor:
-    return torch.empty_like(tensor)
+def _as_second(_: Any, tensor: torch.Tensor, *__: Any, **___: Any) -> torch.Tensor:
+    return tensor.new_empty(tensor.shape)
 
 
 def _ctc_loss(
@@ -286,14 +284,14 @@ def _to_jagged(padded: torch.Tensor, _offsets: Any, total: int | None = None) ->
 
 KNOWN: Final[dict[str, Callable[..., Any]]] = {
     "_grouped_mm": _grouped_mm,
-    "_logcumsumexp": _like_first,
-    "multi_margin_loss_backward": _like_second,
-    "multilabel_margin_loss_backward": _like_second,
+    "_logcumsumexp": _as_first,
+    "multi_margin_loss_backward": _as_second,
+    "multilabel_margin_loss_backward": _as_second,
     "_thnn_fused_gru_cell": _gru_cell,
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
     "_ctc_loss": _ctc_loss,
     "_padded_dense_to_jagged_forward": _to_jagged,
     "nms": _nms,
-    "_ctc_loss_backward": _like_second,
+    "_ctc_loss_backward": _as_second,
 }
 """Results of operations for which PyTorch has no meta function, or one that takes too little."""

@@ -39,8 +39,7 @@ in_order("_embedding_bag", "_embedding_bag_forward_only", order=(2, 1, 0, 3))
 def _roll(call: Call) -> Iterable[Step]:
     """Dimension by dimension, each from what the one before has made (TensorTransformations.h)."""
     tensor, shifts = call.args[:2]
-    is_dense = tensor.is_contiguous() or not tensor.numel()
-    copied = [] if is_dense else [Temp(n_bytes(tensor))]
+    copied = copied_unless_dense(tensor)
     made: list[Step] = [Temp(n_bytes(tensor)) for _ in shifts[1:]]
     made += call.results
     return [*copied, *made[:1], *(Free(temp) for temp in copied), *made[1:]]
@@ -50,13 +49,13 @@ def _roll(call: Call) -> Iterable[Step]:
 def _masked_scatter(call: Call) -> Iterable[Step]:
     """From which element each one is taken is a prefix sum of the mask (IndexKernel.cpp)."""
     tensor, mask, source = call.args[:3]
-    n = tensor.numel()
+    shape = torch.broadcast_shapes(tensor.shape, mask.shape)
+    n = shape.numel()
     yield from call.results
     if not n:
         return
     yield Temp(n * INDEX_BYTES)
-    if mask.shape != tensor.shape or not mask.is_contiguous():
-        yield Temp(n * mask.element_size())
+    yield from copied_unless_dense(mask.expand(shape))
     yield from held_only(cub.scan(n, INDEX_BYTES))
     yield from copied_unless_dense(source)
 

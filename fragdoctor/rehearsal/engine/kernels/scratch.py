@@ -127,12 +127,6 @@ def in_order(*names: str, order: tuple[int, ...]) -> None:
     rule(*names)(ordered)
 
 
-def held_only(*sizes: int) -> list[Step]:
-    """Return scratch memory that is freed again before the next step, the last first."""
-    temps = [Temp(size) for size in sizes]
-    return [*temps, *(Free(temp) for temp in reversed(temps))]
-
-
 def returned_from(steps: Iterable[Step]) -> list[Step]:
     """Return steps of a function of C++, and with them the end of what it has not freed itself."""
     done = list(steps)
@@ -141,12 +135,17 @@ def returned_from(steps: Iterable[Step]) -> list[Step]:
     return [*done, *(Free(temp) for temp in reversed(left))]
 
 
+def held_only(*sizes: int) -> list[Step]:
+    """Return scratch memory that is freed again before the next step, the last first."""
+    return returned_from(map(Temp, sizes))
+
+
 def n_bytes(tensor: torch.Tensor) -> int:
     """Return the bytes of a tensor's elements."""
     return tensor.numel() * tensor.element_size()
 
 
-def copied_unless_dense(tensor: object) -> list[Step]:
+def copied_unless_dense(tensor: object) -> list[Temp]:
     """Return the copy that a kernel makes of what is not contiguous."""
     if isinstance(tensor, torch.Tensor) and not tensor.is_contiguous() and tensor.numel():
         return [Temp(n_bytes(tensor))]

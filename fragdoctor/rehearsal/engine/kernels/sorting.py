@@ -97,11 +97,11 @@ def _topk(call: Call) -> Iterable[Step]:
     k = call.args[1]
     if call.argument(4, "sorted", True) and k > SORT_IN_BLOCK:
         # What was selected is sorted as any tensor, and its indices are gathered (TensorTopK.cpp).
-        n = tensor.numel() // max(1, length) * k
-        selected = torch.empty(n // k, k, dtype=tensor.dtype, device="meta")
-        yield from (Temp(n * INDEX_BYTES), Temp(n * tensor.element_size()))
+        n_slices = tensor.numel() // max(1, length)
+        selected = torch.empty(n_slices, k, dtype=tensor.dtype, device="meta")
+        yield from (Temp(n_slices * k * INDEX_BYTES), Temp(n_bytes(selected)))
         yield from returned_from(sort_steps(selected, -1))
-        yield Temp(n * INDEX_BYTES)
+        yield Temp(n_slices * k * INDEX_BYTES)
 
 
 def topk_steps(tensor: torch.Tensor, length: int) -> Iterable[Step]:
