@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
+
 from fragdoctor.diagnosis.moments import DecidingMoment
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Cause, Failure, Verdict
 from fragdoctor.model.finding import Location
 from fragdoctor.rules.rule import MAX_STACK, Context, from_user
+from fragdoctor.trace import stacks
 
 _NO_GPU: Final = (Cause.HEALTHY, Cause.NOT_MEMORY)
 
@@ -52,7 +55,32 @@ def find_failure(
         source_text=source_text,
         source="oom message" if request is None else request.source,
         is_caught=request is not None and request.is_caught,
+        backward_of=None if event is None or moment is None else _backward_of(context, moment),
     )
+
+
+def _backward_of(context: Context, moment: DecidingMoment) -> Location | None:
+    """Return the forward line that the backward pass had reached when a request failed in it.
+
+    The thread of the autograd engine has no Python frames. But a node frees what it saved as soon
+    as it has run: what was freed last, since requests come without a stack, was made by the forward
+    line that the pass was at. None where the request has a stack, or nothing was freed yet.
+    """
+    trace = moment.analysis.trace
+    lives, roles = trace.lives, trace.stacks.roles
+    failed = moment.failed
+    if failed is None or not roles.trains or context.python_stack(failed.stack):
+        return None
+    role = roles.role[lives.stack]
+    made = (lives.start >= 0) & (lives.start < moment.state)
+    is_silent = np.isin(role, (stacks.BACKWARD, stacks.SILENT))
+    since = lives.start[made & ~is_silent].max(initial=-1)
+    begun = lives.start[made & is_silent & (lives.start > since)].min(initial=moment.state)
+    is_saved = (role == stacks.FORWARD) & (trace.stacks.lines_of(lives.stack) >= 0)
+    saved = np.flatnonzero(is_saved & (lives.free > begun) & (lives.free < moment.state))
+    if not len(saved):
+        return None
+    return context.user_line(int(lives.stack[saved[lives.free[saved].argmax()]]))
 
 
 def _told_stack(message: OomMessage) -> tuple[tuple[Location, ...], str]:

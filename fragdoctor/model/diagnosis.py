@@ -193,6 +193,8 @@ class Failure:
         source_text: that line as a traceback prints it, ""; hostile text.
         source: the inputs that say it: ``trace``, ``oom message``, ``trace and oom message``.
         is_caught: the program went on.
+        backward_of: the forward line that the backward pass had reached, where the request came
+            from a thread of the autograd engine, which has no Python stack.
     """
 
     device: int | None
@@ -204,6 +206,7 @@ class Failure:
     source_text: str = ""
     source: str = ""
     is_caught: bool = False
+    backward_of: Location | None = None
 
 
 @frozen

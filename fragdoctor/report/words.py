@@ -176,6 +176,9 @@ def failure_line(failure: Failure | None) -> str:
         return f"Failed at {failure.location.short}."
     gpu = "" if failure.device is None else f" on GPU {failure.device}"
     at = "" if failure.location is None else f" at {failure.location.short}"
+    if failure.backward_of is not None:
+        comma = "," if at else ""
+        at += f"{comma} in the backward pass near {failure.backward_of.short}"
     figures = ((failure.requested_bytes, "asked"), (failure.free_bytes, "free"))
     said = ", ".join(f"{format_size(n)} {what}" for n, what in figures if n is not None)
     return f"Out of memory{gpu}{at}{f': {said}' if said else ''}."

@@ -272,8 +272,8 @@ def document(
 
 def _lines_named(diagnosis: Diagnosis) -> Iterator[Location]:
     """Yield the lines of the program that a report is most likely to name."""
-    if diagnosis.failure is not None and diagnosis.failure.location is not None:
-        yield diagnosis.failure.location
+    if diagnosis.failure is not None:
+        yield from filter(None, (diagnosis.failure.location, diagnosis.failure.backward_of))
     yield from (Location(f.filename, f.first_line, f.function) for f in diagnosis.functions)
     held = [row.location for row in diagnosis.holders[:_MOST_LINKED]]
     stranding = [row.location for row in diagnosis.stranders[:_MOST_LINKED]]
@@ -292,9 +292,9 @@ def page(diagnosis: Diagnosis, options: RenderOptions) -> str:
 def _line_that_asked(diagnosis: Diagnosis, options: RenderOptions) -> str:
     """Return the source of the line whose request failed: ``52 | x = f(y)``, "" where unknown."""
     failure = diagnosis.failure
-    if failure is None or failure.location is None:
+    place = None if failure is None else failure.location or failure.backward_of
+    if failure is None or place is None:
         return ""
-    place = failure.location
     here = replace(place, filename=relative(place.filename, options))
     text = source_text(here, options.source_root) or failure.source_text
     text = text or _recorded_line(diagnosis, place)
