@@ -17,6 +17,7 @@ A stack of C++ frames alone, an empty one and a missing one have no line: -1.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from functools import cached_property, lru_cache
 from typing import Final
 
@@ -351,6 +352,19 @@ class Stacks:
     def lines(self) -> I32:
         """Frame id of the user's own line for each stack, -1 where it has none."""
         return user_frames(self._snapshot, self.classes)
+
+    @cached_property
+    def script(self) -> str:
+        """The file of the user's that most stacks begin in; "" for notebooks and ``python -m``."""
+        ends = self.python.offsets[1:][np.diff(self.python.offsets) > 0]
+        ids, n_stacks = np.unique(self.python.frames[ends - 1], return_counts=True)
+        n_of: Counter[str] = Counter()
+        for frame_id, n in zip(ids.tolist(), n_stacks.tolist(), strict=True):
+            frame = self._snapshot.frame(frame_id)
+            if frame.name == "<module>" and classify_file(frame.filename) == USER:
+                n_of[frame.filename] += n
+        ((script, _),) = n_of.most_common(1) or [("", 0)]
+        return script if script.endswith(".py") and not _NOTEBOOK.match(script) else ""
 
     @cached_property
     def roles(self) -> StackRoles:

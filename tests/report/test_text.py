@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import diagnoses
 import pytest
@@ -12,12 +13,16 @@ from attacks import ATTACKS, assert_all_seen
 from builders import MIB
 from rich.cells import cell_len
 
+from fragdoctor.diagnosis.pipeline import diagnose
+from fragdoctor.inputs.snapshot_reader import read_snapshot
+from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import RunState
 from fragdoctor.model.phases import Category
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
 from fragdoctor.report.base import RenderOptions, Verbosity, render
 from fragdoctor.report.words import outlook_text
 
+SAMPLES = Path(__file__).parents[2] / "sample_snapshots"
 WIDTHS = (60, 80, 120)
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 EXPORT = "  export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
@@ -229,3 +234,19 @@ def test_report_megabyte_name_is_cut() -> None:
     hostile = diagnoses.planted(diagnoses.healthy(), "x" * 1_000_000)
 
     assert len(text_of(hostile)) < 300_000
+
+
+@pytest.mark.parametrize(
+    ("script", "shown"),
+    [("/app/main.py", "main.py"), ("D:\\app\\main.py", "main.py"), ("src/main.py", "src/main.py"),
+     ("/app/$(id).py", "train.py"), ("-x.py", "train.py"), ("/app/a b.py", "train.py")],
+)  # fmt: skip
+def test_rehearsal_to_copy_names_the_script_where_that_is_safe_to_paste(script, shown):
+    data = read_snapshot(SAMPLES / "capacity_oom.pickle")
+    names = tuple(script if n.endswith("record.py") else n for n in data.strings)
+
+    told = diagnose(Case(snapshot=replace(data, strings=names)))
+
+    said = render("analyze", "text", told, RenderOptions(80))
+
+    assert f"fragdoctor rehearse {shown} --unlimited" in said

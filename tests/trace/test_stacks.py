@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from builders import alloc, block, columns, frame, segment, snapshot
+from builders import BASE, alloc, block, columns, frame, segment, snapshot
 
 from fragdoctor.trace import stacks as stack_roles
-from fragdoctor.trace.stacks import frame_classes
+from fragdoctor.trace.stacks import Stacks, frame_classes
 
 T = "/opt/venv/lib/python3.11/site-packages/torch"
 W = r"C:\venv\Lib\site-packages\torch"
@@ -108,3 +108,27 @@ def test_stack_roles_closure_that_calls_a_module_is_forward():
 
     assert roles.role[stack] == stack_roles.FORWARD
     assert not roles.in_step[stack]
+
+
+def script_of(*stacks):
+    events = [alloc(BASE + 512 * i, 512, frames=list(stack)) for i, stack in enumerate(stacks)]
+    blocks = [block(512, "active_allocated") for _ in stacks]
+    return Stacks(columns(snapshot(segment(BASE, *blocks), events=events))).script
+
+
+STEP, WORKER = frame("/app/net.py", 3, "step"), frame("/usr/lib/python3.11/threading.py", 9, "run")
+
+
+def test_script_is_what_most_stacks_begin_in():
+    main, other = (frame(f"/app/{name}.py", 9, "<module>") for name in ("train", "check"))
+
+    assert script_of((STEP, main), (STEP, main), (STEP, other), (STEP, WORKER)) == "/app/train.py"
+
+
+@pytest.mark.parametrize(
+    "outer",
+    [frame("/tmp/ipykernel_8/42.py", 1, "<module>"), frame("<frozen runpy>", 1, "<module>"), WORKER,
+     frame("/app/train.py", 1, "main")],
+)  # fmt: skip
+def test_script_is_unknown_where_no_file_of_the_user_begins(outer):
+    assert script_of((STEP, outer)) == ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import posixpath
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
@@ -41,6 +43,9 @@ _MAX_OTHER: Final = 20
 _SHORT_NOTES: Final = 2
 _MAX_TO_COPY: Final = 3
 _MOST_LINKED: Final = 12
+_SCRIPT: Final = re.compile(r"[\w.][\w./-]*\.py")
+"""A script's path that can be copied into a shell as it is."""
+
 _REHEARSE: Final = "Rehearse the program without a GPU: that shows what the rest of the step needs."
 
 
@@ -238,7 +243,7 @@ def document(
         title=words.verdict_name(verdict),
         headline=headline,
         brief=[text for text in brief if text],
-        lead=[*failure, *cure, *_what_it_is(diagnosis, is_rehearsed=is_rehearsed)],
+        lead=[*failure, *cure, *_what_it_is(diagnosis, options, is_rehearsed=is_rehearsed)],
         sections=[
             *device_memory.moment_sections(diagnosis),
             *(replace(s, is_folded=is_explored) for s in in_time),
@@ -319,18 +324,28 @@ def _recorded_line(diagnosis: Diagnosis, place: Location) -> str:
     return lines.get(place.line, "").strip()[:MAX_QUOTED]
 
 
-def _rehearsal_of(diagnosis: Diagnosis) -> tuple[str, ...]:
-    """Return what to type to continue a recording with a rehearsal of its program."""
+def _rehearsal_of(diagnosis: Diagnosis, options: RenderOptions) -> tuple[str, ...]:
+    """Return what to type to continue a recording with a rehearsal of its program.
+
+    The stacks name the program; where it is not below the root, by its file's own name.
+    """
     sources = [shlex.quote(source) for source in diagnosis.case.sources[:_MAX_TO_COPY]]
     if diagnosis.case.bundle is not None and diagnosis.case.bundle.command:
         return (f"fragdoctor analyze {' '.join(sources)} --rehearse",)
+    scripts = (a.trace.stacks.script for a in diagnosis.analyses.values())
+    script = relative(next(filter(None, scripts), "train.py"), options)
+    is_elsewhere = posixpath.isabs(script) or ":" in script  # a drive of Windows
+    script = posixpath.basename(script) if is_elsewhere else script
+    script = script if _SCRIPT.fullmatch(script) else "train.py"
     return (
-        "fragdoctor rehearse train.py --unlimited --snapshot rehearsed.pickle",
+        f"fragdoctor rehearse {script} --unlimited --snapshot rehearsed.pickle",
         f"fragdoctor analyze {' '.join(sources)} --continue-with rehearsed.pickle",
     )
 
 
-def _what_it_is(diagnosis: Diagnosis, *, is_rehearsed: bool) -> list[doc.DocumentBlock]:
+def _what_it_is(
+    diagnosis: Diagnosis, options: RenderOptions, *, is_rehearsed: bool
+) -> list[doc.DocumentBlock]:
     """Return the finding in words: the summary, what else it may be, what would settle it."""
     verdict = diagnosis.verdict
     # What is proven has nothing left to settle.
@@ -343,7 +358,7 @@ def _what_it_is(diagnosis: Diagnosis, *, is_rehearsed: bool) -> list[doc.Documen
         ("To be sure", settled_by),
         ("To know more", _REHEARSE if is_cut_off else ""),
     )
-    to_copy = _rehearsal_of(diagnosis) if is_cut_off else ()
+    to_copy = _rehearsal_of(diagnosis, options) if is_cut_off else ()
     further = (("To be sure", verdict.settled_by if not settled_by else ""),)
     return [
         doc.Gap(),
