@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -115,24 +114,3 @@ def test_device_beside_that_of_the_verdict_has_no_bar_on_the_first_screen():
     said = render("analyze", "text", told, RenderOptions(100))
 
     assert len([line for line in said.splitlines() if line.startswith("Memory  GPU")]) == 1
-
-
-TRUTH = Path(__file__).parents[1] / "truth"
-
-
-@pytest.mark.slow
-def test_line_whose_backward_pass_failed_is_the_one_that_pytorchs_anomaly_mode_names():
-    """``benchmarks/record_backward_lines.py`` asked PyTorch for the lines."""
-    lines = json.loads((TRUTH / "backward_lines.json").read_text())
-    told = {}
-    for path in sorted(TRUTH.glob("*.pickle.gz")):
-        failure = diagnose(Case(snapshot=read_snapshot(path))).failure
-        if failure is not None and failure.backward_of is not None:
-            place = failure.backward_of
-            told[path.name.removesuffix(".pickle.gz")] = f"{place.basename}:{place.line}"
-
-    right = {name for name, line in told.items() if lines.get(name) == line}
-
-    assert told.keys() <= lines.keys()  # none failed elsewhere
-    assert len(told) >= 0.85 * len(lines)
-    assert len(right) >= 0.9 * len(told), told.items() - lines.items()

@@ -7,58 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from figures import FIGURES, contradictions_in
 
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.inputs.messages import find_messages
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.case import Case, Overrides
-from fragdoctor.model.diagnosis import Cause, Diagnosis, RunState
-from fragdoctor.report.base import RenderOptions, Verbosity, render
+from fragdoctor.model.diagnosis import Cause, RunState
+from fragdoctor.report.base import RenderOptions, render
 from fragdoctor.units import GIB, MIB
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_snapshots"
-
-SIZE = r"(\d[\d,]*(?:\.\d+)? (?:bytes|B|KiB|MiB|GiB|TiB))"
-OF_BAR = r"(?=[ |]+>?[\d.]+ %)"
-"""What follows a figure of the memory bar, which is of the moment of the failure or the peak."""
-
-FIGURES = {
-    "missing": (
-        rf"{SIZE} (?:are|is|would be) missing",
-        rf"PyTorch could have by {SIZE}",
-        rf"\bby {SIZE}: no allocator",
-        rf"{SIZE} more than PyTorch could",
-        rf"[Ss]hort of {SIZE}",
-    ),
-    "what PyTorch could have": (
-        rf"the {SIZE} that PyTorch could have",
-        rf"{SIZE} *\|?  ?what PyTorch could have",
-    ),
-    "outside": (rf"\boutside[ |]+{SIZE}", rf"{SIZE} of this process's memory are outside"),
-    "request": (rf"[Rr]equest of {SIZE}(?! at event| fails)",),
-    "peak allocated": (
-        rf"allocated \(peak {SIZE}",
-        rf"peak allocated {SIZE}(?= *\))",
-        rf"peak allocated[ |]+{SIZE}(?= most held)",
-    ),
-    "peak reserved": (
-        rf"reserved \(peak {SIZE}",
-        rf"peak reserved[ |]+{SIZE}(?= most taken)",
-        rf"(?:NO|yes)[ |]+{SIZE}(?:[ |]|(?:[\d,.]+ [KMGT]?i?B)|[\d,-]+)*as recorded",
-    ),
-    "holes": (rf"{SIZE} of it in holes", rf"{SIZE} are free in holes"),
-    "allocated": (
-        rf"allocated[ |]+{SIZE}(?= held by)",
-        rf"allocated[ |]+{SIZE}{OF_BAR}",
-    ),
-    "reserved": (rf"reserved[ |]+{SIZE}(?= taken from|[ |]+snapshot)", rf"of {SIZE} reserved are"),
-    "stranded": (
-        rf"stranded[ |]+{SIZE}{OF_BAR}",
-        rf"stranded free[ |]+{SIZE}(?= free,|[ |]+snapshot)",
-        rf"with {SIZE} of free cache stranded",
-    ),
-}
-"""How each thing is written; all sentences of a report must agree on its figure."""
 
 
 def cases_of(path: Path) -> list[Case]:
@@ -79,22 +38,6 @@ def contradictions(case: Case) -> list[str]:
     first = diagnosis.verdict.device
     mine = [d for d in diagnosis.devices if d.device == first] or diagnosis.devices[:1]
     return contradictions_in(replace(diagnosis, devices=mine))
-
-
-def contradictions_in(diagnosis: Diagnosis) -> list[str]:
-    """Return what the reports of one device say in two ways."""
-    found = []
-    moment = diagnosis.devices[0].moment if diagnosis.devices else None
-    bar = "" if moment is None or moment.is_end else OF_BAR
-    for form, verbosity in (("text", "NORMAL"), ("text", "FULL"), ("markdown", "FULL")):
-        options = RenderOptions(120, verbosity=Verbosity[verbosity])
-        said = re.sub(r"[\s`*]+", " ", render("analyze", form, diagnosis, options))
-        for thing, patterns in FIGURES.items():
-            same = [p for p in patterns if not bar or bar not in p]
-            figures = {m for pattern in same for m in re.findall(pattern, said)}
-            if len(figures) > 1:
-                found.append(f"{form}: {thing}: {sorted(figures)}")
-    return found
 
 
 COMMITTED = sorted([*SAMPLES.glob("*.pickle*"), *SAMPLES.glob("*_oom.txt")])
