@@ -425,7 +425,9 @@ def _foreign(message: OomMessage) -> list[Hypothesis]:
     if free is not None and wanted > free:
         summary = f"{name} asked for {format_size(wanted)} with {format_size(free)} free."
     else:
-        summary = f"{name} could not allocate {format_size(wanted)}; no totals are printed."
+        summary = (
+            f"{name} could not allocate {format_size(wanted)}; the size of the device is not printed."
+        )
     likely = (
         message.kind == "ggml" or message.backend == "directml" or wanted >= OVERSIZED_ALONE_BYTES
     )
