@@ -426,7 +426,8 @@ def _foreign(message: OomMessage) -> list[Hypothesis]:
         summary = f"{name} asked for {format_size(wanted)} with {format_size(free)} free."
     else:
         summary = (
-            f"{name} could not allocate {format_size(wanted)}; the size of the device is not printed."
+            f"{name} could not allocate {format_size(wanted)}; the size of the device is not "
+            "printed."
         )
     likely = (
         message.kind == "ggml" or message.backend == "directml" or wanted >= OVERSIZED_ALONE_BYTES
