@@ -125,8 +125,7 @@ nb::dict block_columns(fragdoctor::BlockColumns& b) {
   return out;
 }
 
-nb::dict event_columns(SnapshotTables& t) {
-  fragdoctor::EventColumns& e = t.events;
+nb::dict event_columns(fragdoctor::EventColumns& e, fragdoctor::Column<int64_t>& offsets) {
   nb::dict out;
   out["action"] = array(e.action);
   out["address"] = array(e.address);
@@ -137,7 +136,7 @@ nb::dict event_columns(SnapshotTables& t) {
   out["pool"] = array(e.pool);
   out["compile_context"] = array(e.compile_context);
   out["user_metadata"] = array(e.user_metadata);
-  out["offsets"] = array(t.event_offsets);
+  out["offsets"] = array(offsets);
   return out;
 }
 
@@ -173,7 +172,8 @@ nb::dict to_python(SnapshotTables& t) {
   out["pools"] = array(t.pools);
   out["segments"] = segment_columns(t.segments);
   out["blocks"] = block_columns(t.blocks);
-  out["events"] = event_columns(t);
+  out["events"] = event_columns(t.events, t.event_offsets);
+  out["host_events"] = event_columns(t.host_events, t.host_event_offsets);
   out["oom_rows"] = array(t.oom_rows);
   out["oom_free_bytes"] = array(t.oom_free_bytes);
   out["annotation_device"] = array(t.annotations.device);
@@ -187,7 +187,6 @@ nb::dict to_python(SnapshotTables& t) {
   out["unknown_keys"] = counts(t.unknown_keys);
   out["unknown_values"] = counts(t.unknown_values);
   out["n_replaced_strings"] = t.n_replaced_strings;
-  out["n_host_events"] = t.n_host_events;
   out["is_list"] = t.is_list;
   out["keys_seen"] = keys_seen(t);
   out["actions_seen"] = t.actions_seen;

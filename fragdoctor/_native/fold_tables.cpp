@@ -253,7 +253,16 @@ void SchemaFold::gather_settings(SnapshotTables& out) {
 }
 
 void SchemaFold::gather_host(SnapshotTables& out) {
-  out.n_host_events = top_.n_host_events;
+  out.host_event_offsets.push_back(0);
+  for (const RowRange& trace : top_.host_traces) {
+    for (uint64_t i = trace.first; i < trace.first + trace.count; ++i) {
+      out.host_events.push_back({events_.action[i], events_.address[i], events_.size_bytes[i],
+                                 events_.stream[i], events_.time_us[i], events_.stack[i],
+                                 events_.pool[i], events_.compile_context[i],
+                                 events_.user_metadata[i]});
+    }
+  }
+  out.host_event_offsets.push_back(static_cast<int64_t>(out.host_events.action.size()));
   const RowRange range = top_.host_segments;
   for (uint64_t i = range.first; i < range.first + range.count; ++i) {
     if (top_.host_are_segments) {

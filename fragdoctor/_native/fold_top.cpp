@@ -126,10 +126,10 @@ void SchemaFold::read_host(const DictView& dict, Top& top) {
   if (const Value* host = dict.get(Key::host_traces); host != nullptr) {
     if (host->tag == Tag::traces) {
       for (uint64_t i = 0; i < host->bits; ++i) {
-        top.n_host_events += waiting_traces_[host->id + i].count;
+        top.host_traces.push_back(waiting_traces_[host->id + i]);
       }
     } else if (host->tag == Tag::events && host->kind != ListKind::empty) {
-      top.n_host_events = host->bits;
+      top.host_traces.push_back({host->id, host->bits});
     } else if (host->tag != Tag::empty_list) {
       count_unknown_value("host_traces", intern_text("", 0));
     }

@@ -123,7 +123,7 @@ class SchemaFold {
     RowRange segments{0, 0}, annotations{0, 0}, host_segments{0, 0};
     bool host_are_segments = false;
     std::vector<RowRange> traces;
-    uint64_t n_host_events = 0;
+    std::vector<RowRange> host_traces;
     bool has_settings = false;
     std::vector<PlainEntry> settings;  // nested dicts stand before the dict that holds them
     size_t settings_start = 0;         // where they stood in plain_

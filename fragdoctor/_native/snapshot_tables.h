@@ -109,11 +109,12 @@ struct SnapshotTables {
   Column<uint64_t> oom_free_bytes;
   AnnotationColumns annotations;
   HostSegmentColumns host_segments;
+  EventColumns host_events;
+  Column<int64_t> host_event_offsets;
   bool has_settings = false;
   std::vector<Setting> settings;
   std::vector<std::pair<std::string, uint64_t>> unknown_keys, unknown_values;
   uint64_t n_replaced_strings = 0;
-  uint64_t n_host_events = 0;
   bool is_list = false;
   uint64_t keys_seen[kNShapes] = {};
   uint32_t actions_seen = 0;

@@ -347,6 +347,18 @@ def _kv_cache(message: OomMessage) -> list[Hypothesis]:
                 "little for their logits over the whole vocabulary.",
             )
         ]
+    if message.sub_kind == "prefill":
+        return [
+            Hypothesis(
+                Cause.CAPACITY,
+                Confidence.LIKELY,
+                "At start-up the server ran one prefill of "
+                f"{format_count(message.kv_tokens_requested or 0)} tokens, and what the weights "
+                "leave of the card was too little for it and its KV cache.",
+                "The error of PyTorch, further up in the log, has the figures.",
+            ),
+            Hypothesis(Cause.OTHER_PROCESS, Confidence.POSSIBLE, ""),
+        ]
     total, free, wanted = message.total_bytes, message.free_bytes, message.requested_bytes
     if total is not None and free is not None and wanted is not None:
         return [
@@ -413,7 +425,10 @@ def _foreign(message: OomMessage) -> list[Hypothesis]:
     if free is not None and wanted > free:
         summary = f"{name} asked for {format_size(wanted)} with {format_size(free)} free."
     else:
-        summary = f"{name} could not allocate {format_size(wanted)}; no totals are printed."
+        summary = (
+            f"{name} could not allocate {format_size(wanted)}; the size of the device is not "
+            "printed."
+        )
     likely = (
         message.kind == "ggml" or message.backend == "directml" or wanted >= OVERSIZED_ALONE_BYTES
     )

@@ -299,6 +299,7 @@ class _Redaction:
             events=events,
             annotations=self._annotations(),
             host_segments=(),
+            host_events=None,
             settings=self._settings(),
             provenance=replace(s.provenance, source="redacted", unknown_keys={}, unknown_values={}),
         )

@@ -320,6 +320,9 @@ def _to_snapshot(
         else AllocatorSettings.from_recorded(settings),
         annotations=_annotations(tables),
         host_segments=_host_segments(tables),
+        host_events=EventTable(**tables["host_events"])
+        if len(tables["host_events"]["action"])
+        else None,
         provenance=Provenance(
             source=f"{stream.name}: {entry}" if entry else stream.name,
             container=container,
@@ -333,7 +336,6 @@ def _to_snapshot(
             unknown_keys=tables["unknown_keys"],
             unknown_values=tables["unknown_values"],
             n_replaced_strings=tables["n_replaced_strings"],
-            n_host_events=tables["n_host_events"],
             has_trailing_bytes=tables["has_trailing_bytes"],
         ),
     )

@@ -215,7 +215,6 @@ class Provenance:
         unknown_keys: key path (``events.foo``) -> number of times it was met.
         unknown_values: such as an action name of a newer version -> number of times.
         n_replaced_strings: strings with lone surrogates, which became U+FFFD.
-        n_host_events: events of ``host_traces`` (counted, not kept).
         has_trailing_bytes: something follows after the end of the pickle (ignored).
         other_entries: names of further files in an HTML page; hostile text.
     """
@@ -232,7 +231,6 @@ class Provenance:
     unknown_keys: Mapping[str, int] = field(default_factory=dict)
     unknown_values: Mapping[str, int] = field(default_factory=dict)
     n_replaced_strings: int = 0
-    n_host_events: int = 0
     has_trailing_bytes: bool = False
     other_entries: Sequence[str] = ()
 
@@ -246,6 +244,7 @@ class Snapshot:
         streams: ``uint64`` stream handles; 0 is the default stream.
         pools: ``int64`` of shape (n, 2), the two halves of a pool id; (0, 0) is the default pool.
         oom_free_bytes: event row -> driver-free bytes at that ``oom`` (rows without are absent).
+        host_events: the ``host_traces`` as those of one device, 0; None where there are none.
         settings: the ``allocator_settings``; defaults with ``is_recorded`` False where absent.
     """
 
@@ -261,6 +260,7 @@ class Snapshot:
     settings: AllocatorSettings
     annotations: Sequence[Annotation] = ()
     host_segments: Sequence[HostSegment] = ()
+    host_events: EventTable | None = None
     provenance: Provenance = field(default_factory=Provenance)
 
     @cached_property

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.case import Case
-from fragdoctor.model.snapshot import HostSegment
+from fragdoctor.model.snapshot import Action, EventTable, HostSegment
 from fragdoctor.units import GIB
 
 SAMPLE = Path(__file__).parents[2] / "sample_snapshots" / "fragmentation_oom.pickle"
@@ -33,3 +35,30 @@ def test_nothing_is_said_where_no_host_memory_is_recorded():
     found = diagnose(Case(snapshot=read_snapshot(SAMPLE)))
 
     assert not any("page-locked" in note for note in found.notes)
+
+
+def test_holders_of_page_locked_memory_are_named_with_the_moment_and_the_peak():
+    plain = read_snapshot(SAMPLE)
+    first, last = plain.events.time_us[0], plain.events.time_us[-1]
+    stack = int(plain.events.stack[plain.events.stack >= 0][0])
+    one = np.array([stack, stack], np.int32)
+    host = EventTable(
+        action=np.array([Action.ALLOC, Action.ALLOC], np.uint8),
+        address=np.array([1 << 30, 1 << 31], np.uint64),
+        size_bytes=np.array([GIB // 2, GIB], np.uint64),
+        stream=np.zeros(2, np.int32),
+        time_us=np.array([first, last + 1]),
+        stack=one,
+        pool=one * 0 - 1,
+        compile_context=one * 0 - 1,
+        user_metadata=one * 0 - 1,
+        offsets=np.array([0, 2]),
+    )
+    segments = (HostSegment(1 << 30, GIB // 2, True), HostSegment(1 << 31, GIB, True))
+
+    found = diagnose(Case(snapshot=replace(plain, host_segments=segments, host_events=host)))
+
+    [note] = [n for n in found.notes if n.startswith("Host tensors")]
+    assert note.startswith("Host tensors held 512.00 MiB of page-locked memory at the failure (")
+    assert note.endswith("), and 1.50 GiB at most.")
+    assert found.devices == diagnose(Case(snapshot=plain)).devices

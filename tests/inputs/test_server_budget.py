@@ -78,3 +78,17 @@ def test_failure_at_start_gives_the_option_with_its_figure(text, cause, option):
 
 def test_log_carries_the_budget_of_its_server():
     assert [s.name for s in find_messages(V1).server] == ["weights", "KV cache", "CUDA graphs"]
+
+
+def test_a_prefill_that_does_not_fit_at_start_gets_the_options_of_its_server():
+    text = (
+        'Error: Warmup(Generation("Not enough memory to handle 2048 prefill tokens. '
+        'You need to decrease `--max-batch-prefill-tokens`"))'
+    )
+
+    found = diagnose(case_of(text))
+
+    assert found.verdict.cause is Cause.CAPACITY
+    assert "2,048 tokens" in found.verdict.summary
+    assert "--max-batch-prefill-tokens 512" in found.recommendations[0].change
+    assert "--num-shard" in found.recommendations[0].change

@@ -20,6 +20,7 @@ CACHE_STEP_BYTES: Final = 256 * MIB
 
 SPREAD: Final = {
     "vllm": "a quantized checkpoint, or --tensor-parallel-size over more GPUs",
+    "tgi": "--quantize, or --num-shard over more GPUs",
     "sglang": "a quantized checkpoint, or --tp over more GPUs",
 }
 
@@ -36,7 +37,11 @@ class FitKvCache(Remedy):
         if case.kind != "kv-cache" or message is None:
             return
         log = case.context.case.oom
-        title, change, cost = _option(message, () if log is None else log.server)
+        title, change, cost = (
+            _prefill(message.kv_tokens_requested)
+            if message.sub_kind == "prefill" and message.kv_tokens_requested
+            else _option(message, () if log is None else log.server)
+        )
         yield self.proposal(
             title=title,
             weight=CURES + 6,  # it says more than to free the device
@@ -140,6 +145,18 @@ def _option(m: OomMessage, shares: Sequence[ServerShare]) -> tuple[str, str, str
             "Less room for CUDA graphs and for steps.",
         )
     return _beside_weights(_least_utilization(shares), spread)
+
+
+def _prefill(n_tokens: int) -> tuple[str, str, str]:
+    """Return title, change and cost of what lets Text Generation Inference start."""
+    return (
+        "Prefill fewer tokens at a time, or hold the weights in fewer bytes",
+        (
+            f"--max-batch-prefill-tokens {max(1, n_tokens // 4)}, with --max-input-tokens no "
+            f"larger; where that fails too, the weights leave no room: {SPREAD['tgi']}"
+        ),
+        "Shorter prompts, and fewer prompts at a time.",
+    )
 
 
 def _beside_weights(least: tuple[float, int] | None, spread: str) -> tuple[str, str, str]:

@@ -252,6 +252,16 @@ def _free_share(fields: Fields, match: re.Match[str], _stream: LogStream) -> Fie
 
 KV_CACHE_CHECKS: Final = (
     Wording(
+        "tgi-prefill",
+        KV_CACHE,
+        "tgi",
+        "notenoughmemorytohandle",
+        # text_generation_server/models/flash_causal_lm.py, 1.0 to 2.4: warmup
+        compile_squeezed(r"notenoughmemorytohandle<kv_tokens_requested>prefilltokens"),
+        sub_kind="prefill",
+        hint="max-batch-prefill-tokens",
+    ),
+    Wording(
         "vllm-no-blocks",
         KV_CACHE,
         "vllm",
