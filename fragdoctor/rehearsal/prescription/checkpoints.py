@@ -181,8 +181,7 @@ class Checkpoints:
     def _priced(self) -> list[Plan]:
         """The cheapest sets where each byte made again is worth some operations.
 
-        The more moments a knapsack weighs, the coarser its sums are; a price needs none. It also
-        treats equal modules alike, which leaves fewer holes between tensors.
+        The more moments a knapsack weighs, the coarser its sums are; a price needs none.
         """
         plans = (self._at_price(self._roots, PRICE_STEP**n)[1] for n in range(N_PRICES))
         return list(dict.fromkeys(Plan(tuple(_in_order(choices))) for choices in plans))
