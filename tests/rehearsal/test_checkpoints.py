@@ -15,7 +15,13 @@ from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.rehearsal import Rehearsal
 from fragdoctor.rehearsal import runner
 from fragdoctor.rehearsal.prescription import catalogue
-from fragdoctor.rehearsal.prescription.checkpoints import Checkpoints, Choice, Plan
+from fragdoctor.rehearsal.prescription.checkpoints import (
+    Checkpoints,
+    Choice,
+    Plan,
+    _Option,
+    _Part,
+)
 from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
 from fragdoctor.rehearsal.programs import Program
 
@@ -129,6 +135,33 @@ def test_no_set_that_is_reckoned_to_do_is_cheaper(tmp_path: Path) -> None:
         assert plan.n_flops == best
     assert found.cheapest(lowest - 1) is None
     assert found.lowest_bytes() == pytest.approx(lowest, rel=0.002)
+
+
+def test_many_moments_do_not_make_sets_dearer() -> None:
+    n_cheaper = 0
+    for seed in range(12):
+        numbers = np.random.default_rng(seed)
+        found = Checkpoints.__new__(Checkpoints)
+        found._roots, found._needs = [], np.zeros(48, np.int64)
+        for n in range(24):
+            size = int(numbers.integers(50, 400))
+            n_flops = int(size * numbers.integers(50, 300))
+            forward = size * (np.arange(24) >= n)
+            saved = np.concatenate([forward, forward[::-1]])
+            found._needs += saved
+            saved[-1 - n] -= size // 2  # as it is made again
+            kept = _Option((0,), n_flops // 3, size // 2, saved // 2)
+            found._roots.append(_Part(n, [_Option((), n_flops, size, saved), kept]))
+        limit = int(found._needs.max() // 2)
+
+        plan, knapsack = found.cheapest(limit), found._knapsack(found._needs - limit)
+
+        assert plan is not None
+        assert knapsack is not None
+        assert (found._needs - found._saved(plan)).max() <= limit
+        assert plan.n_flops <= knapsack.n_flops
+        n_cheaper += plan.n_flops < knapsack.n_flops
+    assert n_cheaper >= 6
 
 
 @pytest.mark.parametrize("share", [0.9, 0.75, 0.6])

@@ -17,6 +17,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -32,6 +33,9 @@ MAX_MOMENTS: Final = 6
 STATES: Final = 512
 """Sums of saved bytes that are told apart. More of them change no set of the benchmark's models."""
 N_HALVINGS: Final = 10
+PRICE_STEP: Final = 1.1
+N_PRICES: Final = 120
+"""Prices of a byte in operations, each a tenth above the last: from one to some 90,000."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +161,11 @@ class Checkpoints:
     def cheapest(self, limit_bytes: int) -> Plan | None:
         """Return the cheapest set with which memory stays under a limit; None if none does."""
         needs = self._needs - limit_bytes
+        thinned = (self._thinned(plan, needs) for plan in self._priced)
+        plans = [plan for plan in (self._knapsack(needs), *thinned) if plan is not None]
+        return min(plans, key=lambda plan: (plan.n_flops, len(plan.choices)), default=None)
+
+    def _knapsack(self, needs: I64) -> Plan | None:
         moments = [int(needs.argmax())]
         while True:
             best = self._cheapest(needs, moments)
@@ -168,12 +177,48 @@ class Checkpoints:
                 return best
             moments.append(worst)
 
+    @cached_property
+    def _priced(self) -> list[Plan]:
+        """The cheapest sets where each byte made again is worth some operations.
+
+        The more moments a knapsack weighs, the coarser its sums are; a price needs none.
+        """
+        plans = (self._at_price(self._roots, PRICE_STEP**n)[1] for n in range(N_PRICES))
+        return list(dict.fromkeys(Plan(tuple(_in_order(choices))) for choices in plans))
+
+    def _at_price(self, parts: Sequence[_Part], price: float) -> tuple[float, list[Choice]]:
+        """Return what sets of modules and of those within them come to at a price, the least."""
+        total, chosen = 0.0, list[Choice]()
+        for part in parts:
+            best = self._at_price(part.parts, price)
+            for option in part.options:
+                cost = option.n_flops - price * option.dropped_bytes
+                if cost < best[0]:
+                    best = cost, [Choice(part.number, option.kept, option.n_flops)]
+            total += best[0]
+            chosen += best[1]
+        return total, chosen
+
+    def _thinned(self, plan: Plan, needs: I64) -> Plan | None:
+        """Return a set without the modules that it does not need; None if it saves too little."""
+        missing = needs - self._saved(plan)
+        if missing.max() > 0:
+            return None
+        for choice in sorted(plan.choices, key=lambda one: one.n_flops, reverse=True):
+            more = missing + self._options_of[choice.number][choice.kept].saved_bytes
+            if more.max() <= 0:
+                plan, missing = plan.without(choice), more
+        return plan
+
+    @cached_property
+    def _options_of(self) -> dict[int, dict[tuple[int, ...], _Option]]:
+        return {p.number: {o.kept: o for o in p.options} for p in _all(self._roots)}
+
     def _saved(self, plan: Plan) -> I64:
         """Return what a set saves at each moment."""
-        options = {p.number: {o.kept: o for o in p.options} for p in _all(self._roots)}
         saved = np.zeros_like(self._needs)
         for choice in plan.choices:
-            saved += options[choice.number][choice.kept].saved_bytes
+            saved += self._options_of[choice.number][choice.kept].saved_bytes
         return saved
 
     def _cheapest(self, needs: I64, moments: list[int]) -> Plan | None:
@@ -190,7 +235,7 @@ class Checkpoints:
                 number, option = best.option
                 chosen.append(Choice(number, option.kept, option.n_flops))
             best = best.before
-        return Plan(tuple(sorted(chosen, key=lambda one: one.number)))
+        return Plan(tuple(_in_order(chosen)))
 
     def everything(self) -> Plan:
         """Return the set of all repeated blocks, and of what is outermost beside them."""
@@ -240,6 +285,10 @@ class Checkpoints:
                 saved[end : end + 1] -= max(again, 0)
             if dropped > 0:
                 yield _Option(tuple(sorted(kept)), n_flops, dropped, saved)
+
+
+def _in_order(choices: Sequence[Choice]) -> list[Choice]:
+    return sorted(choices, key=lambda one: one.number)
 
 
 def _all(parts: Sequence[_Part]) -> Iterator[_Part]:
