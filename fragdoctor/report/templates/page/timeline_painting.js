@@ -159,8 +159,9 @@ const timelinePainting = {
     if (!this.capacity) return;
     const at = isInside ? y(this.capacity) : 0;
     const label = `capacity ${formatSize(this.capacity)}${isInside ? "" : ", above this chart"}`;
-    // On the side away from the peak's own label.
-    const isLeft = this.xOf(this.data.peak_state) > this.width / 2;
+    // On the side with more room beside the marks of the peak and the failures.
+    const marks = [this.data.peak_state, ...this.data.ooms.map((oom) => oom[0])].map((state) => this.xOf(state));
+    const isLeft = Math.min(...marks) - LEFT > this.width - RIGHT - Math.max(...marks);
     c.fillStyle = theme.colors.ink;
     c.textAlign = isLeft ? "left" : "right";
     c.fillText(label, isLeft ? LEFT + 6 : this.width - RIGHT - 6, isInside ? Math.max(at - 8, TOP + this.lanes * LANE) : TOP + this.lanes * LANE + 4);
