@@ -31,7 +31,7 @@ MAX_OPTIONS: Final = 8
 MAX_MOMENTS: Final = 6
 """Moments at which memory is weighed: the peak, and then those that a set leaves too high."""
 STATES: Final = 512
-"""Sums of saved bytes that are told apart. More of them change no set of the benchmark's models."""
+"""Sums of saved bytes that are told apart, of all moments together: of six, two of each."""
 N_HALVINGS: Final = 10
 PRICE_STEP: Final = 1.1
 N_PRICES: Final = 120
