@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from outlook_server import preload, run_program
 from outlook_table import read_truth
-from record_outlooks import read_program
+from record_outlooks import job_of, read_program
 
 HERE = Path(__file__).resolve().parent
 TRUTH = HERE.parent / "tests" / "truth"
@@ -37,13 +37,7 @@ def jobs() -> list[tuple[str, dict[str, Any]]]:
         program = read_program(HERE / "outlook_programs" / f"{name.split('@')[0]}.py")
         truth = read_truth(TRUTH / "programs" / f"{program.path.stem}.json")
         run = next(r.run for r in truth.recordings if r.snapshot.split(".")[0] == name)
-        job = {
-            "program": str(program.path),
-            "conf": run.conf,
-            "total_mib": run.total_bytes >> 20,
-            "other_mib": program.other_mib,
-        }
-        found.append((name, job))
+        found.append((name, job_of(program, run.conf, run.total_bytes >> 20)))
     return found
 
 

@@ -92,6 +92,16 @@ class Program:
         return hashlib.sha256(self.path.read_bytes()).hexdigest()[:16]
 
 
+def job_of(program: Program, conf: str, total_mib: int) -> dict[str, Any]:
+    """Return what ``run_program`` takes to run a program on a device of a size."""
+    return {
+        "program": str(program.path),
+        "conf": conf,
+        "total_mib": total_mib,
+        "other_mib": program.other_mib,
+    }
+
+
 class Server:
     """The process that runs programs."""
 
@@ -106,13 +116,8 @@ class Server:
         self, program: Program, conf: str, capacity_mib: int, recording: Path | None = None
     ) -> dict[str, Any]:
         """Run a program once."""
-        job = {
-            "program": str(program.path),
-            "conf": conf,
-            "total_mib": capacity_mib + program.other_mib,
-            "other_mib": program.other_mib,
-            "recording": str(recording.absolute()) if recording else None,
-        }
+        job = job_of(program, conf, capacity_mib + program.other_mib)
+        job["recording"] = str(recording.absolute()) if recording else None
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.write(json.dumps(job) + "\n")

@@ -14,7 +14,7 @@ import numpy as np
 from fragdoctor.analysis.training_run import TrainingRequests
 from fragdoctor.model.arrays import distinct, is_among
 from fragdoctor.model.snapshot import I64
-from fragdoctor.trace.stacks import BACKWARD, LOSS, SILENT
+from fragdoctor.trace.stacks import LOSS, is_backward
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import MIB
 
@@ -35,7 +35,7 @@ def find_attention_scores(trace: Trace, requests: TrainingRequests) -> I64:
     function = _functions(trace)[stacks.lines_of(stack)]
     is_near = is_among(function, distinct(function[is_softmax])) & stacks.roles.in_module[stack]
     other_types = np.concatenate((results, 2 * results, results // 2, results // 4))
-    is_gradient = np.isin(stacks.roles.role[stack], (BACKWARD, SILENT)) & is_among(size, results)
+    is_gradient = is_backward(stacks.roles.role[stack]) & is_among(size, results)
     rows: I64 = requests.row[(is_near & is_among(size, other_types)) | is_gradient]
     return rows
 

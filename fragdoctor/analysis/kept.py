@@ -185,7 +185,7 @@ def _are_copies_of_weights(trace: Trace, rows: I64) -> bool:
     older = np.flatnonzero((lives.free == NEVER) & (lives.start < lives.start[rows].min()))
     stack = lives.stack[older]
     is_weight = ~roles.in_step[stack] & ~is_among(stack, lives.stack[rows])
-    is_weight &= ~np.isin(roles.role[stack], (roles_of.BACKWARD, roles_of.SILENT))
+    is_weight &= ~roles_of.is_backward(roles.role[stack])
     sizes = distinct(lives.requested_bytes[rows])
     weights = lives.requested_bytes[older[is_weight]]
     return len(sizes) >= MIN_SIZES and bool(is_among(sizes, weights).all())
@@ -217,7 +217,7 @@ def _kinds(trace: Trace, stack: I32) -> I64:
     kind[trace.stacks.calls(LOSS)[stack]] = names.index(KeptKind.LOSS)
     kind[trace.stacks.calls(_COPIES)[stack]] = names.index(KeptKind.COPY)
     role = roles.role[stack]
-    is_backward = np.isin(role, (roles_of.BACKWARD, roles_of.SILENT))
+    is_backward = roles_of.is_backward(role)
     kind[is_backward] = names.index(KeptKind.GRADIENT)
     kind[roles.in_step[stack] | roles.makes_state[stack]] = names.index(KeptKind.STATE)
     return kind
@@ -362,7 +362,7 @@ def _forward_frame(trace: Trace, rows: I64) -> int:
     """
     lives, lines = trace.lives_of_program, trace.stacks
     role = lines.roles.role[lives.stack[rows]]
-    rows = rows[np.isin(role, (roles_of.BACKWARD, roles_of.SILENT))]
+    rows = rows[roles_of.is_backward(role)]
     saved = np.flatnonzero(lines.roles.in_module[lives.stack] & (lives.free >= 0))
     saved = saved[lives.free[saved] != NEVER]
     if not len(rows) or not len(saved):

@@ -73,9 +73,9 @@ def _backward_of(context: Context, moment: DecidingMoment) -> Location | None:
         return None
     role = roles.role[lives.stack]
     made = (lives.start >= 0) & (lives.start < moment.state)
-    is_silent = np.isin(role, (stacks.BACKWARD, stacks.SILENT))
-    since = lives.start[made & ~is_silent].max(initial=-1)
-    begun = lives.start[made & is_silent & (lives.start > since)].min(initial=moment.state)
+    in_pass = stacks.is_backward(role)
+    since = lives.start[made & ~in_pass].max(initial=-1)
+    begun = lives.start[made & in_pass & (lives.start > since)].min(initial=moment.state)
     is_saved = (role == stacks.FORWARD) & (trace.stacks.lines_of(lives.stack) >= 0)
     saved = np.flatnonzero(is_saved & (lives.free > begun) & (lives.free < moment.state))
     if not len(saved):

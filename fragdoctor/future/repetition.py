@@ -498,14 +498,14 @@ def _without_first_time(s: AlignedSteps, rest: FutureOperations) -> FutureOperat
     made = s.w.requests[0]
     stays = made[s.age[made] < 0]
     role = s.w.trace.stacks.roles.role[s.w.stack[stays]]
-    is_gradient = np.isin(role, (stacks.BACKWARD, stacks.SILENT))
+    is_gradient = stacks.is_backward(role)
     is_made = rest["kind"] == OpKind.MALLOC
     result: FutureOperations = rest[~(is_made & np.isin(rest["slot"], s.slot[stays[~is_gradient]]))]
     again = (result["kind"] == OpKind.MALLOC) & np.isin(result["slot"], s.slot[stays[is_gradient]])
     if not again.any():
         return result
     role = s.w.trace.stacks.roles.role[s.w.stack[made]]
-    in_backward = s.slot[made[np.isin(role, (stacks.BACKWARD, stacks.SILENT))]]
+    in_backward = s.slot[made[stacks.is_backward(role)]]
     begins = (result["kind"] == OpKind.MALLOC) & np.isin(result["slot"], in_backward)
     first = int(begins.argmax())
     frees = np.zeros(np.count_nonzero(again), FUTURE_OPERATION)

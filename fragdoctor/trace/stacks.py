@@ -119,6 +119,12 @@ def frames_of(stack: I32, lines: I32) -> I32:
 # Roles of stacks. SILENT: recorded, but without a Python frame; NO_STACK: not recorded.
 NO_STACK, FORWARD, BACKWARD, OPTIMIZER, ZERO_GRAD, SILENT = -1, 0, 1, 2, 3, 4
 
+
+def is_backward(role: I32) -> Bools:
+    """Return which roles are of a backward pass: the engine's thread has no Python frames."""
+    return np.isin(role, (BACKWARD, SILENT))
+
+
 OPTIMIZER_FILE: Final = re.compile(
     r"(?:^|[/\\])optim(?:izers?)?(?:[/\\]|\.py$)|optimizer[^/\\]*$|[/\\]runtime[/\\]zero[/\\]",
     re.IGNORECASE,

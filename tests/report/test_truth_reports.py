@@ -16,7 +16,7 @@ from figures import contradictions_in
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.case import Case
-from fragdoctor.model.diagnosis import Diagnosis
+from fragdoctor.model.diagnosis import Diagnosis, Recommendation
 from fragdoctor.model.simulation import OutlookState
 from fragdoctor.report.base import RenderOptions, render
 
@@ -24,9 +24,9 @@ TRUTH = Path(__file__).parents[1] / "truth"
 pytestmark = pytest.mark.slow
 
 
-def outcome(diagnosis: Diagnosis, index: int) -> str:
+def outcome(advice: Recommendation) -> str:
     """Return what is said of a recommendation: known to fail, likely to, or neither."""
-    predicted = diagnosis.recommendations[index].predicted
+    predicted = advice.predicted
     outlook = predicted.outlook
     if predicted.fits is False or (outlook and outlook.state is OutlookState.FAILS):
         return "fails"
@@ -42,7 +42,7 @@ def faults(diagnosis: Diagnosis) -> Iterator[str]:
         near = "at" if failure.location else "in the backward pass near"
         if not said.startswith(f"Out of memory on GPU {failure.device} {near} {place.short}"):
             yield "the first line does not say which line failed"
-    said_of = [outcome(diagnosis, i) for i in range(len(diagnosis.recommendations))]
+    said_of = [outcome(advice) for advice in diagnosis.recommendations]
     if said_of and said_of[0] and not all(said_of):
         yield f"the first advice {said_of[0]}, another does not"
 

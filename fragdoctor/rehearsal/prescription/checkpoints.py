@@ -184,7 +184,7 @@ class Checkpoints:
         The more moments a knapsack weighs, the coarser its sums are; a price needs none.
         """
         plans = (self._at_price(self._roots, PRICE_STEP**n)[1] for n in range(N_PRICES))
-        return list(dict.fromkeys(Plan(tuple(_in_order(choices))) for choices in plans))
+        return list(dict.fromkeys(_plan_of(choices) for choices in plans))
 
     def _at_price(self, parts: Sequence[_Part], price: float) -> tuple[float, list[Choice]]:
         """Return what sets of modules and of those within them come to at a price, the least."""
@@ -235,7 +235,7 @@ class Checkpoints:
                 number, option = best.option
                 chosen.append(Choice(number, option.kept, option.n_flops))
             best = best.before
-        return Plan(tuple(_in_order(chosen)))
+        return _plan_of(chosen)
 
     def everything(self) -> Plan:
         """Return the set of all repeated blocks, and of what is outermost beside them."""
@@ -287,8 +287,8 @@ class Checkpoints:
                 yield _Option(tuple(sorted(kept)), n_flops, dropped, saved)
 
 
-def _in_order(choices: Sequence[Choice]) -> list[Choice]:
-    return sorted(choices, key=lambda one: one.number)
+def _plan_of(choices: Sequence[Choice]) -> Plan:
+    return Plan(tuple(sorted(choices, key=lambda one: one.number)))
 
 
 def _all(parts: Sequence[_Part]) -> Iterator[_Part]:

@@ -160,7 +160,8 @@ const timelinePainting = {
     const at = isInside ? y(this.capacity) : 0;
     const label = `capacity ${formatSize(this.capacity)}${isInside ? "" : ", above this chart"}`;
     // On the side with more room beside the marks of the peak and the failures.
-    const marks = [this.data.peak_state, ...this.data.ooms.map((oom) => oom[0])].map((state) => this.xOf(state));
+    const marks = [this.data.peak_state, ...this.data.ooms.map((oom) => oom[0])].map((state) => this.xOf(state))
+      .filter((x) => x >= LEFT && x <= this.width - RIGHT);
     const isLeft = Math.min(...marks) - LEFT > this.width - RIGHT - Math.max(...marks);
     c.fillStyle = theme.colors.ink;
     c.textAlign = isLeft ? "left" : "right";
