@@ -92,7 +92,12 @@ def compare(asked: CompareOptions) -> int:
 
     with console.Progress("Read") as progress:
         cases = _cases(paths, asked.device, asked.torch_version, progress)
-        result = compare_cases(cases, steps=asked.steps, capacity_bytes=asked.capacity)
+        result = compare_cases(
+            cases,
+            steps=asked.steps,
+            capacity_bytes=asked.capacity,
+            explores=asked.output_format is options.DocumentFormat.HTML,
+        )
     judged = () if asked.fail_on_growth is None else judge_growth(result, asked.fail_on_growth)
     is_unknown = asked.fail_on_growth is not None and not judged
     # Standard output is one JSON document: that of the error, which then stands for the report.

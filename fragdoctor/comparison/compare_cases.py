@@ -268,11 +268,13 @@ def compare_cases(
     *,
     steps: Sequence[float] | None = None,
     capacity_bytes: int | None = None,
+    explores: bool = False,
 ) -> Comparison:
     """Return what changed between runs, each a name and a case, in time order.
 
-    Cases are read one after the other; only the first one's traces are kept, and the peaks of
-    every request of the first and the last.
+    Cases are read one after the other; only the first one's analyses are kept, and the peaks of
+    every request of the first and the last. With ``explores`` the sides of two runs have their
+    analyses, so that a page can show them.
 
     Raises:
         ConfigError: fewer than two runs, or steps that do not fit them.
@@ -282,8 +284,15 @@ def compare_cases(
         run = read_run(case, name)
         if len(compared) > 1:
             compared[-1] = compared[-1].in_the_middle()
-        compared.append(replace(run, traces={}) if compared else run)
-    return compare_runs(compared, steps=steps, capacity_bytes=capacity_bytes)
+        compared.append(run if explores or not compared else replace(run, analyses={}))
+    comparison = compare_runs(compared, steps=steps, capacity_bytes=capacity_bytes)
+    if not explores or len(compared) > 2:
+        return comparison
+    sides = zip(comparison.runs, compared, strict=True)
+    runs = tuple(
+        s if s.device is None else replace(s, analysis=r.analyses.get(s.device)) for s, r in sides
+    )
+    return replace(comparison, runs=runs)
 
 
 def compare_runs(
@@ -358,10 +367,10 @@ def _with_lines(
     proof: SettingsProof | None = None
     notes: list[str] = []
     settings = compared[-1].settings
-    trace = compared[0].traces.get(first.device)
-    if comparison.settings and trace is not None and settings is not None:
+    analysis = compared[0].analyses.get(first.device)
+    if comparison.settings and analysis is not None and settings is not None:
         proof, why = prove_settings(
-            trace, first, last, settings, equal, under=comparison.runs[-1].letter
+            analysis.trace, first, last, settings, equal, under=comparison.runs[-1].letter
         )
         if why:
             notes.append(f"The settings were not tried by replay: {why}")

@@ -107,8 +107,8 @@ class ComparedDevice:
 class ComparedRun:
     """One run: its diagnosis, and its devices where it has a snapshot.
 
-    The diagnosis is kept without the snapshot, so that a long series fits into memory; ``traces``
-    of its devices are kept for the first run only.
+    The diagnosis is kept without the snapshot, so that a long series fits into memory;
+    ``analyses`` of its devices are kept for the first run, and for the last if a page shows both.
     """
 
     name: str
@@ -117,7 +117,7 @@ class ComparedRun:
     settings: AllocatorSettings | None
     torch_version: str
     conf: str | None
-    traces: Mapping[int, Trace] = field(default_factory=dict)
+    analyses: Mapping[int, DeviceAnalysis] = field(default_factory=dict)
 
     def in_the_middle(self) -> ComparedRun:
         """Return the run without what only the first and the last of a series are asked for."""
@@ -127,7 +127,7 @@ class ComparedRun:
             else replace(d, totals=replace(d.totals, peaks_by_request=np.empty((0, 2), np.int64)))
             for number, d in self.devices.items()
         }
-        return replace(self, devices=devices, traces={})
+        return replace(self, devices=devices, analyses={})
 
 
 def read_run(case: Case, name: str) -> ComparedRun:
@@ -149,7 +149,7 @@ def read_run(case: Case, name: str) -> ComparedRun:
         settings=snapshot.settings if snapshot is not None and is_recorded else None,
         torch_version=_version(case),
         conf=snapshot.settings.conf if snapshot is not None and is_recorded else None,
-        traces={d: a.trace for d, a in analyses.items()},
+        analyses=analyses,
     )
 
 
@@ -361,6 +361,7 @@ def side(run: ComparedRun, index: int, device: int | None) -> RunSide:
         capacity_bytes=None if figures is None else figures.capacity_bytes,
         peak_place=None if own is None else own.peak_place,
         curve=None if totals is None else totals.curve,
+        moment=None if figures is None else figures.moment,
     )
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import field
 from enum import StrEnum
+from typing import Any
 
 from fragdoctor.frozen import frozen
-from fragdoctor.model.diagnosis import Cause
+from fragdoctor.model.diagnosis import Cause, MomentFigures
 from fragdoctor.model.finding import Confidence, Location
 
 
@@ -83,6 +84,9 @@ class RunSide:
         n_steps: passes of the outermost loop that the trace shows; None without a trace.
         is_cut: the trace lacks its beginning.
         peak_place: where the allocation that made the peak was asked for.
+        moment: what a report on this run alone is about.
+        analysis: the ``DeviceAnalysis``, for the graphics of the page; None unless they were asked
+            for.
     """
 
     letter: str
@@ -103,6 +107,8 @@ class RunSide:
     capacity_bytes: int | None = None
     peak_place: Location | None = None
     curve: Curve | None = None
+    moment: MomentFigures | None = None
+    analysis: Any = field(default=None, compare=False)
 
 
 @frozen

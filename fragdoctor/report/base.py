@@ -93,8 +93,8 @@ VIEWS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 """View -> its formats; the module ``views.VIEW``, or as ``_MODULES`` says, fills its document."""
 
 _PAGE: Final = "fragdoctor.report.page.page"
-_WITH_SCRIPT: Final = ("compare", "fleet")
-"""Views whose page answers to the pointer; ``analyze`` makes a page of its own."""
+_WITH_SCRIPT: Final = ("fleet",)
+"""Views whose page answers to the pointer; others with graphics make a page of their own."""
 
 _WITH_SOURCES: Final = ("analyze", "oom", "rehearse")
 """Views that quote the program, whose sources are where the options say."""

@@ -281,7 +281,7 @@ _COMPARISONS: Final[Mapping[type, Shape]] = {
     Comparison: Shape(names={"proof": "settings_proof"}),
     comparison.RunSide: Shape(
         names={"peak_place": "peak_location"},
-        without=("cause", "confidence", "summary", "curve"),
+        without=("cause", "confidence", "summary", "curve", "moment", "analysis"),
         null=("torch_version",),
         computed={
             "verdict": (RunVerdict, lambda r: RunVerdict(r.cause, r.confidence, r.summary)),

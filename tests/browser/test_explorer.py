@@ -233,10 +233,12 @@ def test_full_stop_and_comma_step_anywhere(opened):
 def test_difference_of_two_moments_adds_up(opened):
     page = opened
     page.evaluate(f"{X}.goTo(4000)")
-    page.key("a")
+    page.key("m")
     page.evaluate(f"{X}.goTo(6000)")
     page.key("d")
-    page.until(f"{X}.icicle.at === 6000 && {X}.icicle.tree.label.includes('4,000 (A) to 6,000')")
+    page.until(
+        f"{X}.icicle.at === 6000 && {X}.icicle.tree.label.includes('4,000 (marked) to 6,000')"
+    )
 
     change = page.evaluate(f"""(() => {{
       const sum = (name) => {X}.icicle.tree.children.filter((n) => n.label.startsWith(name))
@@ -430,7 +432,7 @@ def test_address_keeps_the_view_and_a_link_shows_the_same(chromium, opened, tmp_
 
 
 def test_nonsense_in_the_address_is_survived(chromium, opened, tmp_path):
-    nonsense = "at=1e99&a=-4&view=9-1&block=77777777&color=%3Cimg%3E&tree=x&sort=__proto__&gpu=8"
+    nonsense = "at=1e99&a=-4&view=9-1&block=77777777&color=%3Cimg%3E&tree=x&sort=__proto__&show=8"
 
     page = chromium.page(tmp_path / "page-0.html", fragment=nonsense)
 

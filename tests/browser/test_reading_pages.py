@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import fleets
 import pytest
 from runs import Ask, case
@@ -9,10 +11,13 @@ from runs import Ask, case
 from fragdoctor.comparison.compare_cases import compare_cases
 from fragdoctor.fleet.conclusions import conclude
 from fragdoctor.fleet.engine import fleet_of
+from fragdoctor.inputs.cases import read_case
+from fragdoctor.model.case import Overrides
 from fragdoctor.report.base import RenderOptions, render
 
 pytestmark = pytest.mark.slow
 
+SAMPLES = Path(__file__).resolve().parents[2] / "sample_snapshots"
 HOSTILE = "<img src=x onerror=window.pwned=1>"
 
 
@@ -32,10 +37,17 @@ def open_report(chromium, tmp_path):
         page.close()
 
 
-def comparison(name="b.pickle"):
+def comparison(name="b.pickle", *, explores=False):
     before = (Ask(10, 40, "build"), Ask(50, 30, calls=("linear",)), Ask(52, 60, kept=False))
     after = (*before, Ask(70, 60, name), Ask(71, 20))
-    return compare_cases([("a.pickle", case(*before)), (name, case(*after))])
+    runs = [("a.pickle", case(*before)), (name, case(*after))]
+    return compare_cases(runs, explores=explores)
+
+
+def samples():
+    names = ("fragmentation_oom.pickle", "fragmentation_cured.pickle.gz")
+    runs = [(n, read_case([str(SAMPLES / n)], Overrides())) for n in names]
+    return compare_cases(runs, explores=True)
 
 
 def job(text="train.py"):
@@ -43,10 +55,12 @@ def job(text="train.py"):
     return conclude(fleet_of([*(fleets.summary(i) for i in range(5)), odd]), notes=[text])
 
 
+@pytest.mark.parametrize("explores", [False, True])
 @pytest.mark.parametrize("width", [390, 1280, 1920])
 @pytest.mark.parametrize("dark", [False, True])
-def test_comparison_fits_the_window_and_runs_clean(open_report, width, dark):
-    page = open_report("compare", comparison(HOSTILE), width=width, dark=dark)
+def test_comparison_fits_the_window_and_runs_clean(open_report, width, dark, explores):
+    found = comparison(HOSTILE, explores=explores)
+    page = open_report("compare", found, width=width, dark=dark)
 
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate("window.pwned") is None
@@ -71,6 +85,57 @@ def test_chart_of_a_comparison_reads_the_runs_at_the_pointer_and_by_keys(open_re
     assert late[late.index("B allocated") + 1].endswith("MiB")
     assert "ended" not in early
     assert page.evaluate("document.querySelector('.chart .cursor').getAttribute('x1') > 70")
+
+
+def test_explorer_shows_what_the_other_run_held_at_the_same_place(open_report):
+    page = open_report("compare", samples())
+    page.until("window.fragdoctor.ready")
+    twin = "window.fragdoctor.explorer.twin"
+
+    steps = page.evaluate(
+        f"{twin}.here.map((state, i) => [state, {twin}.stateAt(state), {twin}.there[i]])"
+    )
+    # Both ask for the same until run A fails; only what blocks are rounded up to differs.
+    shares = page.evaluate("""(() => {
+      const { timeline, twin } = window.fragdoctor.explorer;
+      return twin.here.slice(1).map((k) => twin.allocatedAt(k) / timeline.valueAt("allocated", k));
+    })()""")
+    page.evaluate("window.fragdoctor.explorer.goTo(4000)")
+    page.until("window.fragdoctor.explorer.moment === 4000")
+    said = page.evaluate("document.getElementById('explorer-panel').innerText")
+    bytes_there = page.evaluate(f"formatSize({twin}.allocatedAt(4000))")
+
+    assert len(steps) == 8  # the beginning, and the seven steps that both runs have
+    assert all(found == there for _, found, there in steps)
+    assert all(0.98 < share < 1.02 for share in shares)
+    assert f"Allocated in run B\n{bytes_there}" in said.replace("\t", "\n")
+    assert page.complaints() == []
+
+
+def test_other_run_is_shown_at_the_place_that_was_chosen(open_report):
+    page = open_report("compare", samples())
+    page.until("window.fragdoctor.ready")
+    page.evaluate("window.fragdoctor.explorer.goTo(4000)")
+    page.until("window.fragdoctor.explorer.moment === 4000")
+    place = page.evaluate("window.fragdoctor.explorer.placeInTwin()")
+
+    page.evaluate("document.querySelector('#devices button[data-show=B]').click()")
+    page.until(f"window.fragdoctor.explorer.moment === {place}")
+
+    assert page.evaluate("window.fragdoctor.device") == "B"
+    assert page.evaluate("window.fragdoctor.explorer.twin.name") == "run A"
+    page.until("location.hash.includes('show=B')")
+
+
+def test_after_its_end_the_other_run_has_no_memory(open_report):
+    page = open_report("compare", samples())
+    page.until("window.fragdoctor.ready")
+    page.evaluate("document.querySelector('#devices button[data-show=B]').click()")
+    page.evaluate("window.fragdoctor.explorer.goTo(17000)")
+    page.until("window.fragdoctor.explorer.moment === 17000")
+
+    assert "it has ended" in page.evaluate("document.getElementById('explorer-panel').innerText")
+    assert page.complaints() == []
 
 
 def test_second_run_is_not_red(open_report):

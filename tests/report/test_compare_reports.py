@@ -132,6 +132,27 @@ def test_page_needs_nothing_and_runs_our_script_alone(make: Any) -> None:
     assert "http" not in re.sub(r'http-equiv="[^"]*"|"http://www.w3.org/2000/svg"', "", text)
 
 
+def test_page_of_two_runs_with_their_analyses_has_one_explorer_for_both() -> None:
+    runs = [("before.pickle", case(*BEFORE)), ("run.pickle", case(*AFTER))]
+
+    text = rendered("html", compare_cases(runs, explores=True))
+    page = Page(text)
+
+    assert re.findall(r'data-show="(\w+)"', text) == ["A", "B"]
+    assert 'id="timeline-graphic"' in text
+    assert 'id="timelines"' not in text  # the same curves are not drawn twice
+    assert "What if" not in text
+    assert page.tags.count("script") == 2
+
+
+def test_analyses_are_kept_for_a_page_of_two_runs_alone() -> None:
+    runs = [(f"{n}.pickle", case(*BEFORE, *[Ask(80, 20)] * n)) for n in range(1, 4)]
+
+    assert all(r.analysis is None for r in pair().runs)
+    assert all(r.analysis is None for r in compare_cases(runs, explores=True).runs)
+    assert all(r.analysis is not None for r in compare_cases(runs[:2], explores=True).runs)
+
+
 def test_page_draws_each_run_whole() -> None:
     paths = re.findall(r'<path class="alloc r\d" d="([^"]+)"', rendered("html", series()))
 

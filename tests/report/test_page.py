@@ -254,7 +254,7 @@ def test_page_of_two_devices_offers_both_and_starts_with_the_verdicts():
 
     head, _ = payload_of(page)
     assert sorted(head["devices"]) == ["0", "1"]
-    assert head["device"] == 1
+    assert head["device"] == "1"
     assert page.index('id="memory-1"') < page.index('id="memory-0"')
 
 

@@ -12,6 +12,7 @@ import base64
 import json
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -240,3 +241,7 @@ class Sink:
         """Return an empty sink for the stacks of one snapshot; ``scale`` is of ``TextTables``."""
         tables = TextTables(scale)
         return cls(BlobWriter(), tables, PageStacks(snapshot, stacks, tables))
+
+    def beside(self, snapshot: Snapshot, stacks: Stacks) -> Sink:
+        """Return a sink of another snapshot that writes to the same blob and the same tables."""
+        return replace(self, stacks=PageStacks(snapshot, stacks, self.tables))

@@ -7,7 +7,7 @@ text only.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -16,7 +16,10 @@ import numpy.typing as npt
 
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.errors import ConfigError
+from fragdoctor.frozen import frozen
 from fragdoctor.model.arrays import GroupSums, largest_groups
+from fragdoctor.model.census import Census
+from fragdoctor.model.comparison import RunSide
 from fragdoctor.model.diagnosis import Diagnosis, MomentFigures, Recommendation
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.report import escape, html
@@ -46,43 +49,88 @@ _VARIABLE: Final = "PYTORCH_CUDA_ALLOC_CONF="
 _MAX_TEXT: Final = 200
 
 
+@frozen
+class ShownDevice:
+    """What the explorer shows at a time: a device, or one run of a comparison.
+
+    Attributes:
+        key: what the page's address calls it.
+        label: what the switch calls it.
+        moment: what the report is about, where the graphics open.
+    """
+
+    key: str
+    label: str
+    analysis: DeviceAnalysis
+    capacity_bytes: int | None
+    moment: MomentFigures | None
+    censuses: Sequence[Census] = ()
+
+
+def shown_devices(diagnosis: Diagnosis) -> list[ShownDevice]:
+    """Return the devices that there are graphics of."""
+    figures = {f.device: f for f in diagnosis.devices}
+    shown = []
+    for device, analysis in sorted(diagnosis.analyses.items())[:MAX_DEVICES]:
+        own = figures.get(device)
+        capacity, moment = (None, None) if own is None else (own.capacity_bytes, own.moment)
+        censuses = diagnosis.case.censuses
+        shown.append(
+            ShownDevice(str(device), f"GPU {device}", analysis, capacity, moment, censuses)
+        )
+    return shown
+
+
+def shown_runs(runs: Sequence[RunSide]) -> list[ShownDevice]:
+    """Return the runs of a comparison that have their analyses."""
+    kept = [r for r in runs if r.analysis is not None]
+    return [
+        ShownDevice(r.letter, f"Run {r.letter}", r.analysis, r.capacity_bytes, r.moment)
+        for r in kept
+    ]
+
+
 def encode_payload(diagnosis: Diagnosis, scale: float = 1.0, *, is_live: bool = False) -> str:
     """Return the data of all graphics; "" without a recording. A scale below 1 is coarser."""
-    analyses = shown_analyses(diagnosis)
-    if not analyses:
+    shown = shown_devices(diagnosis)
+    wanted = str(diagnosis.verdict.device)
+    return _encoded(
+        shown,
+        scale,
+        device=next((s.key for s in shown if s.key == wanted), shown[0].key if shown else ""),
+        whatif=whatif_data(diagnosis, is_live=is_live),
+    )
+
+
+def _encoded(shown: Sequence[ShownDevice], scale: float, **head: Any) -> str:
+    """Return the data of what is shown, with more of the head; "" where nothing is."""
+    if not shown:
         return ""
-    first = next(iter(analyses.values())).trace
+    first = shown[0].analysis.trace
     sink = Sink.of(first.snapshot, first.stacks, scale)
-    share = scale / len(analyses)
-    capacity = {f.device: f.capacity_bytes for f in diagnosis.devices}
-    moments = {f.device: f.moment for f in diagnosis.devices}
     report_progress("Drawing the page")
-    devices: dict[str, Any] = {}
-    for device, analysis in analyses.items():
-        # The map and the icicle first: their stacks matter most if the tables fill up.
-        data: dict[str, Any] = {
-            "icicle": icicle_data(analysis, sink, moments.get(device)),
-            "map": segment_map_data(analysis, sink, int(MAX_BLOCKS * share)),
-            "lives": lives_data(analysis, sink, int(LIVES_BUDGET * share), diagnosis.case.censuses),
-            "capacity": capacity.get(device),
-            **opening(moments.get(device)),
-        }
-        budget = None if data["lives"] and data["lives"]["complete"] else TIMELINE_BUDGET * share
-        data["timeline"] = timeline_data(analysis, sink, budget)
-        devices[str(device)] = data
-    wanted = diagnosis.verdict.device
-    head = {
-        "devices": devices,
-        "device": wanted if wanted in analyses else min(analyses),
-        "whatif": whatif_data(diagnosis, is_live=is_live),
-        "text": sink.tables.encode(sink.blob),
-    }
+    devices = {}
+    for one in shown:
+        trace = one.analysis.trace
+        own = trace.snapshot is first.snapshot
+        into = sink if own else sink.beside(trace.snapshot, trace.stacks)
+        devices[one.key] = _device_data(one, into, scale / len(shown))
+    head = {"devices": devices, **head, "text": sink.tables.encode(sink.blob)}
     return sink.blob.encode(head)
 
 
-def shown_analyses(diagnosis: Diagnosis) -> dict[int, DeviceAnalysis]:
-    """Return the devices that there are graphics of."""
-    return dict(sorted(diagnosis.analyses.items())[:MAX_DEVICES])
+def _device_data(one: ShownDevice, sink: Sink, share: float) -> dict[str, Any]:
+    """Return the JSON part of one device; ``share`` is its part of what the page may take."""
+    # The map and the icicle first: their stacks matter most if the tables fill up.
+    data: dict[str, Any] = {
+        "icicle": icicle_data(one.analysis, sink, one.moment),
+        "map": segment_map_data(one.analysis, sink, int(MAX_BLOCKS * share)),
+        "lives": lives_data(one.analysis, sink, int(LIVES_BUDGET * share), one.censuses),
+        "capacity": one.capacity_bytes,
+        **opening(one.moment),
+    }
+    budget = None if data["lives"] and data["lives"]["complete"] else TIMELINE_BUDGET * share
+    return {**data, "timeline": timeline_data(one.analysis, sink, budget)}
 
 
 def held_at(lives: Lives, state: int) -> GroupSums:
@@ -190,6 +238,7 @@ SCRIPTS: Final = (
     "common",
     "envelope",
     "lives",
+    "twin",
     "bands",
     "timeline",
     "timeline_painting",
@@ -209,6 +258,10 @@ WITHOUT_TRACE: Final = {
     "whatif": "Nothing was replayed: that takes a recording of a run that failed or was tight.",
     "blocks": "This recording does not say which blocks lived when.",
 }
+COMPARED_GRAPHICS: Final = {
+    **dict.fromkeys(("timeline", "map", "icicle"), "This run has nothing to draw here."),
+    **{name: said for name, said in WITHOUT_TRACE.items() if name != "whatif"},
+}
 
 
 def graphics_of(document: ReportDocument) -> dict[str, str]:
@@ -226,21 +279,64 @@ def render_page(diagnosis: Diagnosis, document: ReportDocument, *, is_live: bool
     Raises:
         ConfigError: even the coarsest is larger.
     """
-    script = _script(SCRIPTS)
     drawn_too = {"what-if"} if whatif_data(diagnosis, is_live=is_live) else set()
-    document = replace(document, sections=[s for s in document.sections if s.id not in drawn_too])
-    devices = sorted({*shown_analyses(diagnosis), *(f.device for f in diagnosis.devices)})
+    graphics = graphics_of(document)
+    labels = {s.key: s.label for s in shown_devices(diagnosis)}
+    labels |= {str(f.device): f"GPU {f.device}" for f in diagnosis.devices}
+    return _explorer_page(
+        _without(document, drawn_too),
+        graphics,
+        dict(sorted(labels.items(), key=lambda item: int(item[0]))),
+        lambda scale: encode_payload(diagnosis, scale, is_live=is_live),
+        is_live=is_live,
+    )
+
+
+def render_compared_page(runs: Sequence[RunSide], document: ReportDocument) -> str:
+    """Return the page of a comparison: two runs with their analyses share an explorer.
+
+    Others have charts that can be read with the pointer.
+
+    Raises:
+        ConfigError: the coarsest page is larger than 5 MB.
+    """
+    shown = shown_runs(runs)
+    if len(shown) != 2 or any(one.analysis.timeline is None for one in shown):
+        return render_reading_page(document)
+    first, last = (one.key for one in shown)
+    return _explorer_page(
+        _without(document, {"timelines"}),
+        COMPARED_GRAPHICS,
+        {one.key: one.label for one in shown},
+        lambda scale: _encoded(
+            shown, scale, device=first, whatif=None, twins={first: last, last: first}
+        ),
+    )
+
+
+def _without(document: ReportDocument, ids: Collection[str]) -> ReportDocument:
+    return replace(document, sections=[s for s in document.sections if s.id not in ids])
+
+
+def _explorer_page(
+    document: ReportDocument,
+    graphics: Mapping[str, str],
+    labels: Mapping[str, str],
+    payload: Callable[[float], str],
+    *,
+    is_live: bool = False,
+) -> str:
     page = ""
     for scale in SCALES:
         page = html.page(
             document,
             "page/page.html.j2",
-            script,
+            _script(SCRIPTS),
             html.source("page/reading.css") + html.source("page/explorer.css"),
             may_ask=is_live,
-            payload=encode_payload(diagnosis, scale, is_live=is_live),
-            devices=devices,
-            graphics=graphics_of(document),
+            payload=payload(scale),
+            labels=labels,
+            graphics=graphics,
         )
         if len(page.encode()) <= MAX_PAGE_BYTES:
             return page

@@ -4,7 +4,7 @@ const STATE_KEYS = ["color", "detail"];
 
 const KEYS = [
   ["P", "the peak"], ["O", "the next failed request"], ["F", "the next flush of the cache"], ["S", "the next step"], ["G", "the steepest rise"],
-  [", and .", "one event back, one on"], ["A", "mark this moment"], ["D", "what changed since the mark"], ["/", "search"],
+  [", and .", "one event back, one on"], ["M", "mark this moment"], ["D", "what changed since the mark"], ["/", "search"],
   ["+ and -", "zoom in, zoom out"], ["[ and ]", "zoom in height"], ["arrows", "move"],
 ];
 
@@ -12,7 +12,7 @@ class Explorer {
   /**
    * @param {any} data of one device
    * @param {any} decoded the page's blob
-   * @param {number} device its number
+   * @param {string} device its key: a number, or the letter of a run
    */
   constructor(data, decoded, device) {
     const { array, text } = decoded;
@@ -28,12 +28,15 @@ class Explorer {
     this.query = "";
     this.finalMap = data.map ? SegmentMap.decoded(data.map, array) : null;
     this.timeline = place("timeline", data.timeline, (root) => new Timeline(root, data.timeline, data.capacity, array, text, this.lives));
+    const twin = decoded.head.twins ? decoded.head.twins[device] : null;
+    this.twin = twin && this.timeline ? new Twin(`run ${twin}`, decoded.head.devices[twin], decoded, this.lives) : null;
+    if (this.twin) this.timeline.showTwin(this.twin);
     const map = this.finalMap || (this.canTravel ? this.lives.layoutAt(this.lives.n) : null);
     this.map = place("map", map, (root) => new SegmentMap(root, map, text));
     this.icicle = place("icicle", data.icicle, (root) => new Icicle(root, data.icicle, array, text, this.canTravel ? this.lives : null, data.opens));
     this.events = place("events", this.canTravel ? this.lives : null, (root) => new EventList(root, this.lives, this.timeline ? this.timeline.data.ooms : [], (state) => this.goTo(state)));
     this.blocks = place("blocks", this.lives, (root) => new BlockTable(root, this.lives, (row) => this.select(row)));
-    this.whatIf = place("whatif", decoded.head.whatif && decoded.head.whatif.device === device ? decoded.head.whatif : null, (root) => new WhatIf(root, decoded.head.whatif, data.capacity, (bytes) => this.tryCapacity(bytes)));
+    this.whatIf = place("whatif", decoded.head.whatif && String(decoded.head.whatif.device) === device ? decoded.head.whatif : null, (root) => new WhatIf(root, decoded.head.whatif, data.capacity, (bytes) => this.tryCapacity(bytes)));
     this.panel = byId("explorer-panel");
     this.followSoon = onFrame(() => this.follow());
     this.buildBar();
@@ -66,8 +69,8 @@ class Explorer {
     if (lives && lives.data.growth) jumps.push(button("Leak", "Show the line that grows most, from its first block that stays to its last", () => this.showGrowth()));
     this.jumps = element("div", { class: "switch", role: "group", "aria-label": "Jump to" }, ...jumps);
     this.marks = element("div", { class: "switch", role: "group", "aria-label": "Compare two moments" },
-      button("Mark A", "Mark this moment, to compare another with it (A)", () => this.mark()),
-      button("Difference", "Show what changed between A and the moment, or over the stretch in view (D)", () => this.showDifference()));
+      button("Mark", "Mark this moment, to compare another with it (M)", () => this.mark()),
+      button("Difference", "Show what changed between the mark and the moment, or over the stretch in view (D)", () => this.showDifference()));
     const parts = [this.jumps];
     if (this.canTravel) parts.push(this.marks);
     if (lives) {
@@ -88,7 +91,7 @@ class Explorer {
     const here = this.moment ?? this.timeline.n - 1;
     const moves = {
       "/": () => { if (this.search) this.search.focus(); }, ",": () => this.goTo(here - 1), ".": () => this.goTo(here + 1),
-      a: () => this.mark(), d: () => this.showDifference(), g: () => this.showRise(),
+      m: () => this.mark(), d: () => this.showDifference(), g: () => this.showRise(),
       f: () => this.timeline.nextOf(this.timeline.data.flushes.map((m) => m[0])), s: () => { if (this.lives) this.timeline.nextOf(Array.from(this.lives.steps, (r) => r + 1)); },
       p: () => this.timeline.goTo(this.timeline.data.peak_state), o: () => this.timeline.nextOom(),
     };
@@ -202,12 +205,24 @@ class Explorer {
     const shown = state ?? this.moment ?? this.timeline.n - 1, { timeline, lives } = this, bucket = timeline.bucketOf(shown);
     const value = (name) => timeline[name].levels[0].high[bucket];
     const children = [element("h4", null, state === null ? this.nameOf(shown) : `After event ${formatCount(shown)}`),
-      element("dl", null, ...definitions([["Allocated", formatSize(value("allocated"))], ["Reserved", formatSize(value("reserved"))]]))];
+      element("dl", null, ...definitions([["Allocated", formatSize(value("allocated"))], ["Reserved", formatSize(value("reserved"))], ...this.twinFigures(shown)]))];
     if (lives) children.push(this.holders(shown, value("allocated")));
     if (pointed && pointed.block < 0) children.push(element("p", { class: "from" }, `Here: ${timeline.coloring.names[pointed.group]}, ${formatSize(pointed.bytes)}${pointed.least < Infinity ? ` in blocks under ${formatSize(pointed.least)}, too thin to draw one by one` : ""}.`));
     const block = pointed && pointed.block >= 0 ? pointed.block : this.selected;
     if (lives && block >= 0) children.push(...this.blockDetails(block, block === this.selected));
     this.panel.replaceChildren(...children);
+  }
+
+  twinFigures(state) {
+    if (!this.twin) return [];
+    const bytes = this.twin.allocatedAt(state);
+    return [[`Allocated in ${this.twin.name}`, bytes === null ? "it has ended" : formatSize(bytes)]];
+  }
+
+  // Where the other run is when this one is at its moment; null where nobody chose a moment.
+  placeInTwin() {
+    const place = this.twin && this.moment !== this.usual ? this.twin.stateAt(this.moment) : null;
+    return place === null ? null : Math.round(place);
   }
 
   nameOf(state) {
@@ -219,6 +234,7 @@ class Explorer {
   holders(state, total) {
     const list = element("ol", { class: "holders" }), coloring = this.timeline.coloring;
     const colors = coloring && coloring.lines ? coloring.colors() : null;
+    const others = this.twin ? this.twin.heldByFrame(state) : null;
     for (const { line, bytes, blocks } of this.lives.holdersAt(state, 6)) {
       const swatch = element("i");
       const at = colors ? coloring.lines.indexOf(line) : -1;
@@ -226,6 +242,8 @@ class Explorer {
       const bar = element("span", { class: "share" });
       bar.style.width = `${Math.max(1, (100 * bytes) / Math.max(1, total))}%`;
       list.append(element("li", { title: `${this.lives.lineFull(line)}: ${plural(blocks, "block")}` }, swatch, element("b", null, formatSize(bytes)), element("span", null, this.lives.lineName(line)), bar));
+      const other = others ? others.get(this.lives.lineFrame[line]) || 0 : bytes;
+      if (other !== bytes) list.lastChild.append(element("span", { class: "other" }, `${this.twin.name}: ${formatSize(other)}`));
     }
     return list;
   }

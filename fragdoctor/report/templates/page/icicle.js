@@ -13,7 +13,7 @@ class Icicle {
     for (const [name, m] of Object.entries(data)) this.moments[name] = { ...m, stack: array(m.stack), bytes: array(m.bytes), blocks: array(m.blocks) };
     this.usual = this.moments[opens] ? opens : this.moments.peak ? "peak" : "end";
     this.moment = this.usual;
-    // What the rest of the page shows: the stopped moment, the mark A, and the stretch in view.
+    // What the rest of the page shows: the stopped moment, the mark, and the stretch in view.
     this.at = null;
     this.anchor = null;
     this.view = { from: 0, to: lives ? lives.n : 0 };
@@ -31,7 +31,7 @@ class Icicle {
 
   build() {
     const names = { failure: ["Failure", "What was allocated when the request failed"], peak: ["Peak", "What was allocated at the peak"], end: ["End", "What was allocated at the end"] };
-    if (this.lives) Object.assign(names, { moment: ["Moment", "What was allocated at the moment chosen in the timeline"], made: ["Made in view", "What the stretch in view allocated, kept or not"], change: ["A to moment", "What changed between mark A and the moment"] });
+    if (this.lives) Object.assign(names, { moment: ["Moment", "What was allocated at the moment chosen in the timeline"], made: ["Made in view", "What the stretch in view allocated, kept or not"], change: ["Mark to moment", "What changed between the mark and the moment"] });
     this.switches = Object.keys(names).filter((name) => this.moments[name] || (this.lives && !["failure", "peak", "end"].includes(name))).map((name) => {
       const b = button(names[name][0], names[name][1], () => this.choose(name));
       b.dataset.moment = name;
@@ -148,7 +148,7 @@ class Icicle {
       this.growAll(this.tree, this.sums((i) => lives.born[i] > from && lives.born[i] <= to));
     } else {
       const since = this.anchor ?? (isView ? Math.ceil(this.view.from) : 0);
-      const from = this.anchor !== null ? " (A)" : isView ? "" : " (set mark A to compare with another moment)";
+      const from = this.anchor !== null ? " (marked)" : isView ? "" : " (set a mark to compare with another moment)";
       this.tree.label = `changes from event ${formatCount(since)}${from} to ${formatCount(at)}${isView ? ", the stretch in view" : ""}`;
       const sums = this.sums(here);
       this.sums((i) => lives.isAllocated(i, since), sums, -1);

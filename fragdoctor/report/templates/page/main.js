@@ -32,8 +32,8 @@ function setUpPrinting() {
 
 function showDevice(device, decoded) {
   page.device = device;
-  for (const node of elements(".device[data-device]")) node.classList.toggle("off", device !== null && node.dataset.device !== String(device));
-  for (const node of elements("#devices button")) node.setAttribute("aria-pressed", node.dataset.show === String(device) ? "true" : "false");
+  for (const node of elements(".device[data-device]")) node.classList.toggle("off", node.dataset.device !== device);
+  for (const node of elements("#devices button")) node.setAttribute("aria-pressed", node.dataset.show === device ? "true" : "false");
   const data = decoded.head.devices[device] || { timeline: null, map: null, icicle: null, lives: null };
   const explorer = page.explorer = new Explorer(data, decoded, device);
   Object.assign(page, { timeline: explorer.timeline, map: explorer.map, icicle: explorer.icicle });
@@ -62,7 +62,7 @@ function saveAddress() {
   saving = setTimeout(() => {
     saving = null;
     const parts = page.explorer.address();
-    if (byId("devices")) parts.set("gpu", String(page.device));
+    if (byId("devices")) parts.set("show", page.device);
     const text = parts.toString();
     const isPlace = location.hash.length > 1 && !location.hash.includes("=");
     if (!text && (isPlace || !location.hash)) return;
@@ -74,8 +74,8 @@ function restoreAddress(decoded) {
   const parts = new URLSearchParams(location.hash.slice(1));
   if (!location.hash.includes("=") || !page.explorer) return;
   isRestoring = true;
-  const device = Number(parts.get("gpu"));
-  if (parts.has("gpu") && device !== page.device && decoded.head.devices[device]) showDevice(device, decoded);
+  const device = parts.get("show");
+  if (device !== null && device !== page.device && Object.hasOwn(decoded.head.devices, device)) showDevice(device, decoded);
   page.explorer.restore(parts);
   isRestoring = false;
 }
@@ -95,7 +95,12 @@ async function draw(encoded) {
     const decoded = await decodePage(encoded);
     decoded.text = new TextTables(decoded.head.text, decoded.array);
     const shown = elements("#devices button");
-    for (const node of shown) node.addEventListener("click", () => { showDevice(Number(node.dataset.show), decoded); saveAddress(); });
+    for (const node of shown) node.addEventListener("click", () => {
+      const place = page.explorer.placeInTwin();
+      showDevice(node.dataset.show, decoded);
+      if (place !== null) page.explorer.goTo(place);
+      saveAddress();
+    });
     showDevice(decoded.head.device, decoded);
     restoreAddress(decoded);
     addEventListener("hashchange", () => restoreAddress(decoded));

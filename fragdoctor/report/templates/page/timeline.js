@@ -9,6 +9,7 @@ class Timeline {
     this.root = root;
     this.lives = lives;
     this.bands = lives ? new Bands(lives) : null;
+    this.twin = null;
     this.found = null;
     this.selected = -1;
     this.moment = null;
@@ -98,6 +99,11 @@ class Timeline {
     this.onView();
   }
 
+  showTwin(twin) {
+    this.twin = twin;
+    this.legend();
+  }
+
   legend() {
     const ooms = this.data.ooms.length, key = [];
     this.coloring = null;
@@ -109,6 +115,7 @@ class Timeline {
     }
     if (this.coloring && !this.lives.isComplete) key.push(["k-live", `${plural(this.lives.data.n_left_out, "smaller block")} not in this file`]);
     key.push(["k-reserved", "reserved"]);
+    if (this.twin) key.push(["k-twin", `allocated in ${this.twin.name}, by ${this.twin.bySteps ? "step" : "event"}`]);
     if (this.capacity) key.push(["k-capacity", "capacity"]);
     if (ooms) key.push(["k-oom", plural(this.data.n_ooms, "OOM")]);
     const { retries, others } = this.data.n_flushes;
@@ -263,7 +270,7 @@ class Timeline {
 
   top() {
     const showsCapacity = this.capacity && this.capacity <= 2.5 * this.reservedPeak;
-    return Math.max(this.reservedPeak, showsCapacity ? this.capacity : 0, 1) * 1.06;
+    return Math.max(this.reservedPeak, this.twin ? this.twin.peak : 0, showsCapacity ? this.capacity : 0, 1) * 1.06;
   }
 
   wheel(e) {

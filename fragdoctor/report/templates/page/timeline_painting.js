@@ -46,6 +46,7 @@ const timelinePainting = {
       this.paintBands(c, area);
       if (this.lives.isComplete) this.strokeReserved(c);
     }
+    if (this.twin) this.paintTwin(c, y);
     c.restore();
     const showsCapacity = this.capacity && this.capacity <= this.high && this.capacity >= this.low;
     this.paintCapacity(c, y, showsCapacity);
@@ -153,6 +154,25 @@ const timelinePainting = {
       before = far;
     }
     c.stroke();
+  },
+
+  // A line that stands out from the bands below it.
+  paintTwin(c, y) {
+    c.beginPath();
+    for (let x = LEFT, isDrawing = false; x < this.width - RIGHT; x++) {
+      const range = this.twin.between(this.stateAtX(x), this.stateAtX(x + 1));
+      if (!range) break;
+      if (isDrawing) c.lineTo(x + 0.5, y(range.top));
+      else c.moveTo(x + 0.5, y(range.top));
+      c.lineTo(x + 0.5, y(range.bottom));
+      isDrawing = true;
+    }
+    c.lineJoin = "round";
+    for (const [color, width] of [[theme.colors.paper, 3.5], [theme.colors.ink, 1.4]]) {
+      c.strokeStyle = color;
+      c.lineWidth = width;
+      c.stroke();
+    }
   },
 
   paintCapacity(c, y, isInside) {
@@ -301,7 +321,7 @@ const timelinePainting = {
       c.fillRect(Math.min(this.drag.from, this.drag.to), area.top, Math.abs(this.drag.to - this.drag.from), area.height);
       c.globalAlpha = 1;
     }
-    for (const [state, name] of [[this.moment, ""], [this.anchor, "A"]]) {
+    for (const [state, name] of [[this.moment, ""], [this.anchor, "M"]]) {
       if (state === null) continue;
       const x = Math.round(this.xOf(state));
       if (x < LEFT - 1 || x > this.width - RIGHT + 1) continue;
