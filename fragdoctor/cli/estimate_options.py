@@ -51,8 +51,13 @@ class EstimateOptions(options.EstimateOutput):
         list[str] | None,
         typer.Argument(
             metavar="[MODEL]...",
-            help="A config.json, a model directory, safetensors files, or a name: llama-3.1-8b",
+            help="A config.json, a model directory, safetensors files, or a name: llama-3.1-8b; "
+            "or a recipe: YAML, TOML or script of a training or a server",
         ),
+    ] = None
+    args: Annotated[
+        str | None,
+        options.option("--args", "COMMAND", "Read a recipe from a command line: \"vllm serve ...\""),
     ] = None
     params: Annotated[
         str | None, options.option("--params", "N", "Set the parameter count: 7B, 350M, 1.3e9")
