@@ -209,7 +209,7 @@ def estimate(chosen: EstimateOptions, given: frozenset[str]) -> int:
     """
     asked, (chosen, files) = chosen, with_recipes(chosen, given, _FORMULA_PARAMETERS)
     route = route_of(chosen)
-    refuse_unused(route, given - {"args"} if files else given)
+    refuse_unused(route, given - {"args", "inputs"} if files else given)
     console.answer(chosen, asked.inputs, lambda look: _answer(route, chosen, look, given, files))
     return OK
 

@@ -57,7 +57,7 @@ class EstimateOptions(options.EstimateOutput):
     ] = None
     args: Annotated[
         str | None,
-        options.option("--args", "COMMAND", "Read a recipe from a command line: \"vllm serve ...\""),
+        options.option("--args", "COMMAND", 'Read a recipe from a command line: "vllm serve ..."'),
     ] = None
     params: Annotated[
         str | None, options.option("--params", "N", "Set the parameter count: 7B, 350M, 1.3e9")

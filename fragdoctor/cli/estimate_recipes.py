@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
+from dataclasses import fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fragdoctor.model.recipe import RecipeUse
 
 SUFFIXES: Final = (".yaml", ".yml", ".toml", ".json", ".sh", ".bash", ".slurm", ".sbatch")
+_DEFAULTS: Final = {field.name: field.default for field in fields(EstimateOptions)}
 _NO_QUESTION: Final = ("output", "force", "quiet", "no_color", "output_format", "explain", "args")
 
 
@@ -59,7 +60,7 @@ def with_recipes(
         )
     on_line = {
         name: _plain(getattr(chosen, name))
-        for name in EstimateOptions.__slots__
+        for name in _DEFAULTS
         if name in given and name not in (*_NO_QUESTION, "inputs")
     }
     if question.models:
@@ -79,7 +80,8 @@ def with_recipes(
     if "batch" in values:
         values["batch"] = str(values["batch"])
     shown = {name: value for name, value in on_line.items() if name != "inputs"}
-    return replace(chosen, inputs=models or None, **values), use_of(resolved, models, shown)
+    told = {n: v for n, v in values.items() if _plain(v) != _plain(_DEFAULTS.get(n))}
+    return replace(chosen, inputs=models or None, **values), use_of(resolved, models, told | shown)
 
 
 def _plain(value: Any) -> Any:

@@ -66,7 +66,8 @@ _RULES: Final[dict[str, Rule]] = {
     "parallelism_config_tp_size": Becomes("tensor_parallel", count),
     "parallelism_config_cp_size": Becomes("context_parallel", count),
     "parallelism_config_sp_size": Becomes("context_parallel", count),
-    "parallelism_config_dp_replicate_size": Matters("copies of the whole are not counted apart"),
+    "parallelism_config_dp_replicate_size": Becomes("replicas", count),
+    "parallelism_config_dp_shard_size": Becomes("shard", count),
     "megatron_lm_tp_degree": Becomes("tensor_parallel", count),
     "megatron_lm_pp_degree": Becomes("pipeline_parallel", count),
     "megatron_lm_sequence_parallelism": Becomes("sequence_parallel", when_on(True)),
@@ -89,7 +90,7 @@ def complete_fsdp(reading: Reading, entries: Entries) -> None:
             elif stays:
                 reading.notes.append(f"{reading.source}: {key} is off: {_WHOLE}; not counted.")
         if "hybrid" in text_of(value) and last == "sharding_strategy":
-            reading.take("hybrid", True, key, value)  # noqa: FBT003 - a value like any other
+            reading.take("hybrid", True, key, value)
     if reading.value("engine") == "fsdp" and reading.value("stage") == 2:
         reading.notes.append(
             f"{reading.source}: with {reading.facts['stage'].text}, the estimate keeps whole "
@@ -97,27 +98,31 @@ def complete_fsdp(reading: Reading, entries: Entries) -> None:
         )
     host = reading.facts.pop("offload_fsdp", None)
     if host is not None:
-        reading.take("offload_parameters", True, host.key, host.text)  # noqa: FBT003
-        reading.take("offload_optimizer", True, host.key, host.text)  # noqa: FBT003
+        reading.take("offload_parameters", True, host.key, host.text)
+        reading.take("offload_optimizer", True, host.key, host.text)
+
+
+def _complete_engine(reading: Reading, keys: str) -> None:
+    """Tell from other entries how a run is shared, where no entry says it."""
+    if "fsdp_config" in keys or "fsdp_sharding" in keys:
+        reading.take("engine", "fsdp", "fsdp_config", "FSDP", is_default=True)
+    elif "zero_stage" in keys or "deepspeed_config" in keys:
+        reading.take("engine", "deepspeed", "deepspeed_config", "DeepSpeed", is_default=True)
 
 
 def _complete(reading: Reading, entries: Entries) -> None:
-    keys = " ".join(entries)
-    if "engine" not in reading.facts:
-        if "fsdp_config" in keys or "fsdp_sharding" in keys:
-            reading.take("engine", "fsdp", "fsdp_config", "FSDP", is_default=True)
-        elif "zero_stage" in keys or "deepspeed_config" in keys:
-            reading.take("engine", "deepspeed", "deepspeed_config", "DeepSpeed", is_default=True)
+    if "distributed_type" not in entries:
+        _complete_engine(reading, " ".join(entries))
     if reading.value("engine") != "fsdp":
         for fact in ("offload_fsdp", "hybrid"):
             reading.drop(fact, "FSDP is not used")
-    if reading.value("engine") == "deepspeed" and "stage" not in reading.facts:
-        if not reading.references:
-            reading.take("stage", 2, "zero_stage", 2, is_default=True)
+    if reading.value("engine") == "deepspeed" and not reading.references:
+        reading.take("stage", 2, "zero_stage", 2, is_default=True)
     elif reading.value("engine") != "deepspeed":
         for fact in ("offload_optimizer", "offload_parameters"):
             reading.drop(fact, "DeepSpeed is not used")
     complete_fsdp(reading, entries)
+    reading.drop("shard", "follows from the other degrees")
     if reading.value("engine") == "ddp":
         reading.drop("stage", "neither FSDP nor DeepSpeed is used")
 
@@ -132,14 +137,15 @@ FORMAT: Final = Format(
     ),
     rules=MappingProxyType(_RULES),
     harmless=harmless(
-        "compute_environment", "debug", "downcast_bf16", "gpu_ids", "machine_rank", "main_",
-        "rdzv", "same_network", "tpu_", "use_cpu", "enable_cpu_affinity", "deepspeed_multinode",
-        "deepspeed_hostfile", "zero3_", "gradient_clipping", "fsdp_", "dynamo_", "log_dir",
-        "max_restarts", "monitor", "node_rank", "master_", "standalone", "module", "quiet", "ipex",
-        "commands", "command_file", "mpirun", "parallelism_config", "use_parallelism", "fp8_config",
-        "include", "exclude", "hostfile", "num_cpu_threads", "offload_(optimizer|param)_nvme",
-        "role", "tee", "megatron_lm_(gradient|use_)", "deepspeed_moe", "config_file", "env$",
-        "launcher", "no_local_rank", "rdzv-", "node-rank", "master-", "max-restarts", "no_python",
+        r"""
+        compute_environment debug downcast_bf16 gpu_ids machine_rank main_ rdzv same_network
+        tpu_ use_cpu enable_cpu_affinity deepspeed_multinode deepspeed_hostfile zero3_
+        gradient_clipping fsdp_ dynamo_ log_dir max_restarts monitor node_rank master_
+        standalone module quiet ipex commands command_file mpirun parallelism_config
+        use_parallelism fp8_config include exclude hostfile num_cpu_threads
+        offload_(optimizer|param)_nvme role tee megatron_lm_(gradient|use_) deepspeed_moe
+        config_file env$ launcher no_local_rank rdzv- node-rank master- max-restarts no_python
+        """,
     ),
     sections=(
         "deepspeed_config", "fsdp_config", "parallelism_config", "megatron_lm_config",

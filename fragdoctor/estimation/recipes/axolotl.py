@@ -20,7 +20,6 @@ from fragdoctor.estimation.recipes.entries import (
     Reading,
     Rule,
     UnsayableError,
-    attention,
     count,
     harmless,
     is_off,
@@ -170,7 +169,7 @@ def _complete(reading: Reading, entries: Entries) -> None:
     activation = text_of(entries.get("gradient_checkpointing"))
     if "offload" in activation:
         key = "gradient_checkpointing"
-        reading.take("offload_activations", True, key, activation)  # noqa: FBT003
+        reading.take("offload_activations", True, key, activation)
     if not is_off(entries.get("fsdp_config")) or any(k.startswith("fsdp_config.") for k in entries):
         reading.take("engine", "fsdp", "fsdp_config", "FSDP", is_default=True)
     if "fsdp_config.fsdp_version" in entries or "fsdp_version" in entries:
@@ -221,20 +220,21 @@ FORMAT: Final = Format(
     ),
     rules=MappingProxyType(_RULES),
     harmless=harmless(
-        *HARMLESS_IN_TRAINING,
-        "model_type", "base_model_", "sample_packing", "pad_to_sequence", "train_on_inputs",
-        "lora_(fan_in|model_dir|target_linear)", "is_(llama|mistral|falcon|qwen)", "skip_prepare",
-        "processor_type", "gradient_checkpointing_kwargs", "fsdp_", "save_", "saves_", "rl_beta",
-        "loss_watchdog", "pretraining_", "pretrain_", "field_", "eval_", "torchdistx", "ddp$",
-        "multipack", "batch_flattening", "experimental", "hub_", "trl", "use_pose", "pose_",
-        "bnb_config", "peft$", "rope_scaling", "overrides_of", "qlora_sharded", "flash_attn_(fuse|rms)",
-        "dpo_", "kto_", "orpo_", "simpo_", "dataset", "unk_", "additional_special", "fix_untrained",
-        "reinit", "low_cpu", "gemma4_hybrid", "scaling_softmax", "use_kernels", "use_scattermoe",
-        "experts_implementation", "mean_resizing", "embedding", "generation_", "num_generation",
-        "skip_move", "merge", "pad_to_multiple", "curriculum", "excess_length", "min_sample",
-        "max_prompt_len", "center_rewards", "default_system", "axolotl", "auto_resume", "gc_steps",
-        "dynamic_checkpoint", "local_rank", "chat_", "adam_", "gpu_ids", "type$", "bench", "float32",
-        "ring_attn", "heads_k_stride", "quantization", "kd_", "use_onebit", "group_", "remove_",
+        HARMLESS_IN_TRAINING,
+        r"""
+        model_type base_model_ sample_packing pad_to_sequence train_on_inputs
+        lora_(fan_in|model_dir|target_linear) is_(llama|mistral|falcon|qwen) skip_prepare
+        processor_type gradient_checkpointing_kwargs fsdp_ save_ saves_ rl_beta loss_watchdog
+        pretraining_ pretrain_ field_ eval_ torchdistx ddp$ multipack batch_flattening
+        experimental hub_ trl use_pose pose_ bnb_config peft$ rope_scaling overrides_of
+        qlora_sharded flash_attn_(fuse|rms) dpo_ kto_ orpo_ simpo_ dataset unk_
+        additional_special fix_untrained reinit low_cpu gemma4_hybrid scaling_softmax
+        use_kernels use_scattermoe experts_implementation mean_resizing embedding generation_
+        num_generation skip_move merge pad_to_multiple curriculum excess_length min_sample
+        max_prompt_len center_rewards default_system axolotl auto_resume gc_steps
+        dynamic_checkpoint local_rank chat_ adam_ gpu_ids type$ bench float32 ring_attn
+        heads_k_stride quantization kd_ use_onebit group_ remove_
+        """,
     ),
     sections=("fsdp_config",),
     references=("deepspeed",),

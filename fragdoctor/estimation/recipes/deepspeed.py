@@ -133,15 +133,17 @@ FORMAT: Final = Format(
     ),
     rules=MappingProxyType(_RULES),
     harmless=harmless(
-        *HARMLESS_IN_TRAINING,
-        _BATCH, "steps_per_print", "wall_clock", "dump_state", "optimizer.params", "scheduler",
-        r"(fp16|bf16|amp)\.", "zero_allow", "zero_force", "prescale", "communication", "flops",
-        "elasticity", "autotuning", "aio", "monitor", "tensorboard", "csv_", "disable_allgather",
-        r"zero_optimization\.", "seq_parallel_comm", "gradient_predivide", "sparse_gradients",
-        "data_efficiency", "curriculum_learning", "compression", "comms", "memory_breakdown",
-        "cuda_visible", "checkpoint", "nebula", "hybrid_engine", "activation_checkpointing",
-        "compile", "tensor_parallel", "pipeline", "progressive_layer", "sparse_attention",
-        "zero_optimization$", "logging", "amp", "optimizer.legacy", "vocabulary",
+        HARMLESS_IN_TRAINING,
+        r"""
+        train_batch_size steps_per_print wall_clock dump_state optimizer.params scheduler
+        (fp16|bf16|amp)\. zero_allow zero_force prescale communication flops elasticity
+        autotuning aio monitor tensorboard csv_ disable_allgather zero_optimization\.
+        seq_parallel_comm gradient_predivide sparse_gradients data_efficiency
+        curriculum_learning compression comms memory_breakdown cuda_visible checkpoint nebula
+        hybrid_engine activation_checkpointing compile tensor_parallel pipeline
+        progressive_layer sparse_attention zero_optimization$ logging amp optimizer.legacy
+        vocabulary
+        """,
     ),
     complete=_complete,
     is_launch=True,

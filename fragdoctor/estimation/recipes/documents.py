@@ -91,7 +91,7 @@ def parse_yaml(text: str, name: str) -> Any:
         LimitExceeded: aliases, depth or size beyond any genuine configuration.
     """
     try:
-        import yaml
+        import yaml  # type: ignore[import-untyped, unused-ignore] # stubs may be installed
     except ImportError as e:
         raise ConfigError(
             f"Reading {name} needs PyYAML.", hint="pip install 'fragdoctor[yaml]'"
@@ -118,27 +118,24 @@ def _check_events(yaml: Any, text: str, name: str) -> None:
     What an alias stands for is counted again wherever it stands.
     """
     open_nodes: list[tuple[str | None, int]] = []  # anchor and count at the start
-    sizes: dict[str, int] = {}
+    sizes: dict[str | None, int] = {}
     n_nodes = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         anchor = getattr(event, "anchor", None)
         if isinstance(event, yaml.AliasEvent):
             if any(anchor == outer for outer, _ in open_nodes):
                 raise RefusedSnapshot(f"{name}: the alias *{anchor} stands inside of itself.")
-            n_nodes += sizes.get(anchor or "", 1)
-        elif isinstance(event, yaml.CollectionStartEvent):
-            open_nodes.append((anchor, n_nodes))
+            n_nodes += sizes.get(anchor, 1)
+        elif isinstance(event, yaml.NodeEvent):
             n_nodes += 1
-            if len(open_nodes) > MAX_DEPTH:
-                raise _too_deep(name)
+            sizes[anchor] = 1
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_nodes.append((anchor, n_nodes - 1))
         elif isinstance(event, yaml.CollectionEndEvent):
             outer, at_start = open_nodes.pop()
-            if outer:
-                sizes[outer] = n_nodes - at_start
-        elif isinstance(event, yaml.ScalarEvent):
-            n_nodes += 1
-            if anchor:
-                sizes[anchor] = 1
+            sizes[outer] = n_nodes - at_start
+        if len(open_nodes) > MAX_DEPTH:
+            raise _too_deep(name)
         if n_nodes > MAX_NODES:
             raise LimitExceeded(f"{name} {_LARGER}: more than {MAX_NODES} values.")
 

@@ -77,7 +77,7 @@ class Reading:
         source: its name, for people.
         facts: by their names.
         unsayable: facts without which there is no honest figure: the entry, and why.
-        references: other files that it names: the entry -> what stands there.
+        references: other files that it names, or holds: the entry -> what stands there.
         notes: sentences about what it leaves open.
     """
 
@@ -86,7 +86,7 @@ class Reading:
     facts: dict[str, Fact] = field(default_factory=dict)
     unsayable: dict[str, tuple[Fact, str]] = field(default_factory=dict)
     unused: list[UnusedEntry] = field(default_factory=list)
-    references: dict[str, str] = field(default_factory=dict)
+    references: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def value(self, fact: str) -> Any:
@@ -120,7 +120,7 @@ class Format:
         harmless: entries that have nothing to do with the memory of a GPU.
         defaults: what the program takes for an entry that is missing, where that decides memory.
         sections: nested mappings whose entries ``rules`` names without them.
-        references: entries that may hold the path of another file.
+        references: entries that may hold another configuration, or its path.
         complete: puts together what single entries do not say.
         is_launch: it describes how a run is started, not what is run.
     """
@@ -135,11 +135,19 @@ class Format:
     complete: Callable[[Reading, Entries], None] = lambda _reading, _entries: None
     is_launch: bool = False
 
-    def rule_of(self, key: str) -> Rule | None:
-        """Return the rule of an entry; None = none is known."""
-        found = self.rules.get(key)
+    def rule_of(self, key: str) -> tuple[str, Rule | None]:
+        """Return the rule of an entry and the entry that it is about; None = none is known.
+
+        What matters as a whole does so in each of its parts.
+        """
         section, _, last = key.rpartition(".")
-        return found if found or section not in self.sections else self.rules.get(last)
+        found = self.rules.get(key) or (self.rules.get(last) if section in self.sections else None)
+        while found is None and section:
+            outer = self.rules.get(section)
+            if isinstance(outer, Matters):
+                return section, outer
+            section = section.rpartition(".")[0]
+        return key, found
 
 
 DECISIVE: Final[Mapping[str, str]] = {
@@ -190,7 +198,9 @@ def is_off(value: Any) -> bool:
 def read(format_: Format, entries: Entries, source: str) -> Reading:
     """Return what a configuration says."""
     reading = Reading(source, format_)
-    given = flat(entries)
+    held = {key: entries[key] for key in format_.references if isinstance(entries.get(key), dict)}
+    reading.references.update(held)
+    given = flat({key: value for key, value in entries.items() if key not in held})
     for key, value in given.items():
         _read_entry(reading, key, value)
     for key, value in format_.defaults.items():
@@ -204,7 +214,7 @@ def read(format_: Format, entries: Entries, source: str) -> Reading:
 
 
 def _read_entry(reading: Reading, key: str, value: Any) -> None:
-    rule = reading.format.rule_of(key)
+    about, rule = reading.format.rule_of(key)
     if key in reading.format.references and isinstance(value, str) and not is_off(value):
         reading.references[key] = value
     elif rule is None:
@@ -213,9 +223,9 @@ def _read_entry(reading: Reading, key: str, value: Any) -> None:
     elif value is None or (value == AUTO and not isinstance(rule, Becomes)):
         reading.leave(key, value, Bearing.NONE, "left to the program")
     elif isinstance(rule, Matters):
-        off = is_off(value)
+        off = is_off(value) and about == key
         bearing, reason = (Bearing.NONE, "off") if off else (Bearing.MATTERS, rule.reason)
-        reading.leave(key, value, bearing, reason)
+        reading.leave(about, value if about == key else {}, bearing, reason)
     else:
         _read_fact(reading, rule, key, value)
 
@@ -281,7 +291,9 @@ def when_on(meaning: Any) -> Convert:
     return lambda value: None if is_off(value) else meaning
 
 
-def one_of(meanings: Mapping[str, Any], otherwise: str = "stands for nothing that is known") -> Convert:
+def one_of(
+    meanings: Mapping[str, Any], otherwise: str = "stands for nothing that is known"
+) -> Convert:
     """Return a conversion of a name, in lower case, by a table."""
 
     def convert(value: Any) -> Any:
@@ -360,36 +372,36 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 
 
 def targets(value: Any) -> str:
-    """Return what adapters are put on, as ``--lora-targets`` takes it."""
+    """Return what adapters are put on, as ``--lora-targets`` takes it; a pattern: everything."""
     names = value if isinstance(value, list) else re.split(r"[\s,]+", str(value).strip())
     if len(names) == 1 and text_of(names[0]) in ("all", "all-linear", "all_linear"):
         return "all-linear"
     if not all(isinstance(one, str) and _NAME.fullmatch(one) for one in names):
-        raise UnsayableError("is a pattern: the matrices that it names are not looked up")
+        return "all-linear"  # a pattern, which is not run: the most that it can name
     if set(_EVERY_LINEAR) <= set(names):
         return "all-linear"
     return "attention" if set(names) == set(_EVERY_LINEAR[:4]) else ",".join(names)
 
 
 def harmless(*patterns: str) -> re.Pattern[str]:
-    """Return what matches a key, or its last name, that begins with one of these."""
-    return re.compile(rf"(?:^|\.)(?:{'|'.join(patterns)})", re.IGNORECASE)
+    """Return what matches a key, or its last name, that begins with one of these words."""
+    words = "|".join(" ".join(patterns).split())
+    return re.compile(rf"(?:^|\.)(?:{words})", re.IGNORECASE)
 
 
-HARMLESS_IN_TRAINING: Final = (
-    "output_", "overwrite", "logging", "log_", "save_", "eval_(?!batch)", "evals_", "evaluation",
-    "do_", "test_", "val_", "validation", "hub_", "push_to", "report_to", "run_name", "wandb", "mlflow",
-    "comet", "swanlab", "use_wandb", "use_tensorboard", "use_swanlab", "project", "seed", "data_seed",
-    "full_determinism", "warmup", "lr_", "learning_rate", "embedding_lr", "loraplus", "weight_decay",
-    "adam_", "adam_beta", "max_grad_norm", "gradient_clipping", "num_train_epochs", "num_epochs",
-    "epochs", "max_steps", "dataset", "datasets", "data_", "dataloader", "tokenizer", "tokenized",
-    "chat_template", "special_tokens", "tokens", "shuffle", "resume_", "auto_resume", "preprocessing",
-    "remove_unused", "trust_remote", "ddp_timeout", "disable_tqdm", "load_best", "metric_",
-    "greater_", "group_by_length", "ignore_", "label_(names|smoothing)", "description", "max_samples",
-    "template", "early_stopping", "cosine", "lora_alpha", "use_rslora", "revision", "model_revision",
-    "model_code_revision", "cache_dir", "token$", "use_fast", "local_rank", "debug", "strict",
-    "plot_loss", "include_", "streaming", "buffer_size", "mix_strategy", "interleave", "media_dir",
-    "tf32", "use_cpu", "profiler", "eot_tokens", "system_prompt", "hf_", "ddp_find", "ddp_broadcast",
-    "lora_task_type", "optim_args", "prediction_loss", "past_index", "no_cuda", "bos_", "eos_", "pad_token",
-    "average_tokens", "completion_only", "assistant_only", "instruction_template", "response_template",
-)  # fmt: skip
+HARMLESS_IN_TRAINING: Final = r"""
+    output_ overwrite logging log_ save_ eval_(?!batch) evals_ evaluation do_ test_ val_
+    validation hub_ push_to report_to run_name wandb mlflow comet swanlab use_wandb
+    use_tensorboard use_swanlab project seed data_seed full_determinism warmup lr_ learning_rate
+    embedding_lr loraplus weight_decay adam_ adam_beta max_grad_norm gradient_clipping
+    num_train_epochs num_epochs epochs max_steps dataset datasets data_ dataloader tokenizer
+    tokenized chat_template special_tokens tokens shuffle resume_ auto_resume preprocessing
+    remove_unused trust_remote ddp_timeout disable_tqdm load_best metric_ greater_
+    group_by_length ignore_ label_(names|smoothing) description max_samples template
+    early_stopping cosine lora_alpha use_rslora revision model_revision model_code_revision
+    cache_dir token$ use_fast local_rank debug strict plot_loss include_ streaming buffer_size
+    mix_strategy interleave media_dir tf32 use_cpu profiler eot_tokens system_prompt hf_
+    ddp_find ddp_broadcast lora_task_type optim_args prediction_loss past_index no_cuda bos_
+    eos_ pad_token average_tokens completion_only assistant_only instruction_template
+    response_template
+"""

@@ -1,7 +1,8 @@
 """LLaMA-Factory's YAML and JSON (https://llamafactory.readthedocs.io/en/latest/advanced/arguments.html).
 
-It recomputes activations unless told otherwise, loads weights in the dtype of ``bf16`` or ``fp16``,
-and casts what is trained up to fp32 unless ``pure_bf16`` is set (``hparams/``, ``model/adapter.py``).
+It recomputes activations unless told otherwise, loads weights in the dtype of ``bf16`` or
+``fp16``, and casts what is trained up to fp32 unless ``pure_bf16`` is set (``hparams/``,
+``model/adapter.py``).
 """
 
 from __future__ import annotations
@@ -200,19 +201,19 @@ FORMAT: Final = Format(
     ),
     rules=MappingProxyType(_RULES),
     harmless=harmless(
-        *HARMLESS_IN_TRAINING,
-        "video_fps", "image_min", "image_do_pan", "video_min", "freeze_multi_modal", "packing",
-        "neat_packing", "pref_", "kto_", "dpo_", "simpo_", "ppo_", "use_(dft|eaft)", "eaft_", "asft_",
-        "pissa_(iter|convert)", "galore_", "apollo_", "badam_", "oft_", "freeze_(trainable|extra)",
-        "use_llama_pro", "quantization_(type|device)", "rope_scaling", "fp8_", "fsdp_", "ray_",
-        "resize_", "new_special", "add_(tokens|special)", "train_on_prompt", "mask_history", "tool_",
-        "default_system", "enable_thinking", "use_reentrant", "infer_", "export_", "vllm_", "sglang_",
-        "generating", "temperature", "top_", "repetition", "max_new_tokens", "adapter_folder",
-        "ref_model_", "reward_model_", "create_new_adapter", "moe_aux", "train_from_scratch",
-        "low_cpu", "offload_folder", "use_kv_cache", "use_v1", "print_param", "init_special",
-        "kt_", "compute_accuracy", "disable_shuffling", "callback", "enable_torch", "crop_",
-        "audio_", "use_audio", "hyper_parallel", "megatron_bridge", "deepspeed$", "split_special",
-        "preserve_thinking", "max_concurrent", "bf16$", "recompute",
+        HARMLESS_IN_TRAINING,
+        r"""
+        video_fps image_min image_do_pan video_min freeze_multi_modal packing neat_packing pref_
+        kto_ dpo_ simpo_ ppo_ use_(dft|eaft) eaft_ asft_ pissa_(iter|convert) galore_ apollo_
+        badam_ oft_ freeze_(trainable|extra) use_llama_pro quantization_(type|device)
+        rope_scaling fp8_ fsdp_ ray_ resize_ new_special add_(tokens|special) train_on_prompt
+        mask_history tool_ default_system enable_thinking use_reentrant infer_ export_ vllm_
+        sglang_ generating temperature top_ repetition max_new_tokens adapter_folder ref_model_
+        reward_model_ create_new_adapter moe_aux train_from_scratch low_cpu offload_folder
+        use_kv_cache use_v1 print_param init_special kt_ compute_accuracy disable_shuffling
+        callback enable_torch crop_ audio_ use_audio hyper_parallel megatron_bridge deepspeed$
+        split_special preserve_thinking max_concurrent bf16$ recompute
+        """,
     ),
     references=("deepspeed",),
     complete=_complete,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from fragdoctor.errors import FragdoctorError, InputError
 from fragdoctor.estimation.recipes import accelerate, vllm
@@ -20,6 +20,7 @@ from fragdoctor.model.recipe import Bearing
 _OF_MODELS: Final = ("architectures", "model_type", "weight_map", "_class_name", "segments")
 _SCRIPTS: Final = (".sh", ".bash", ".slurm", ".sbatch")
 PASTED: Final = "--args"
+NOT_HERE: Final = "is not here: what it shares among GPUs, or changes, is not counted"
 
 
 @frozen
@@ -79,10 +80,12 @@ def _of_file(path: Path, source: str) -> list[Reading]:
 def _referenced(reading: Reading, folder: Path) -> Iterator[Reading]:
     """Yield what files say that a configuration names; one that is not here is noted."""
     for key, text in reading.references.items():
+        if isinstance(text, dict):
+            yield reading_of(text, f"{reading.source}, {key}")
+            continue
         path = _found(text, folder)
         if path is None:
-            reason = "is not here: what it shares among GPUs is not counted"
-            reading.leave(key, text, Bearing.MATTERS, reason)
+            reading.leave(key, text, Bearing.MATTERS, NOT_HERE)
             continue
         inner = reading_of(read_entries(path), str(path))
         reading.leave(key, text, Bearing.NONE, "read as well")
@@ -113,8 +116,8 @@ def _of_commands(text: str, source: str, folder: Path) -> list[Reading]:
     if not found:
         raise InputError(
             f"{source} starts neither a training nor a server that is known.",
-            hint="Known are vllm serve, accelerate launch, torchrun, deepspeed, trl, axolotl train, "
-            "llamafactory-cli train, tune run and python SCRIPT.py with options.",
+            hint="Known are vllm serve, accelerate launch, torchrun, deepspeed, trl, axolotl "
+            "train, llamafactory-cli train, tune run and python SCRIPT.py with options.",
         )
     readings = _of_command(found[0], source, folder)
     if len(found) > 1:
@@ -125,13 +128,12 @@ def _of_commands(text: str, source: str, folder: Path) -> list[Reading]:
 def _of_command(command: CommandLine, source: str, folder: Path) -> list[Reading]:
     entries: Entries = command.program
     readings: list[Reading] = []
+    missing: list[str] = []
     for name in command.files:
         path = _found(name, folder)
         if path is None:
-            raise InputError(
-                f"{name}, which the command of {source} names, is not here.",
-                hint="Give the file itself beside other options, or start where it is.",
-            )
+            missing.append(name)
+            continue
         inside = read_entries(path)
         format_ = format_of(inside)
         if format_ is not None and format_.is_launch:
@@ -146,6 +148,13 @@ def _of_command(command: CommandLine, source: str, folder: Path) -> list[Reading
     if command.launch:
         launch = read(accelerate.FORMAT, command.launch, f"{source}, launcher")
         readings += [launch, *_referenced(launch, folder)]
+    if missing and (not readings or all(reading.format.is_launch for reading in readings)):
+        raise InputError(
+            f"{missing[0]}, which the command of {source} names, is not here.",
+            hint="Start where it is, or give the file itself.",
+        )
+    for name in missing:
+        readings[0].leave("--config", name, Bearing.MATTERS, NOT_HERE)
     _note_places(readings, entries)
     if not readings:
         raise InputError(f"The command of {source} has no options.", hint="Paste the whole of it.")
@@ -162,5 +171,3 @@ def _note_places(readings: Sequence[Reading], entries: Entries) -> None:
     if open_places and readings:
         names = ", ".join(map(shown, open_places[:5]))
         readings[0].notes.append(f"{readings[0].source}: {names} hold variables that are not set.")
-
-

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from fragdoctor.errors import ConfigError, FragdoctorError
-from fragdoctor.estimation.model_shapes import model_of
+from fragdoctor.estimation.model_shapes import FoundModel, model_of
 from fragdoctor.estimation.recipes.entries import AUTO, DECISIVE, Fact, Reading
 from fragdoctor.frozen import frozen
 from fragdoctor.model.recipe import Bearing, Recipe, RecipeUse, UnusedEntry, UsedEntry
@@ -35,6 +35,7 @@ _DIRECT: Final = (
     "max_num_seqs", "max_num_batched_tokens", "vocab", "layers", "hidden", "heads", "kv_heads",
     "ffn", "dtype",
 )  # fmt: skip
+_PLAIN: Final = ("fp32", "bf16", "fp16")
 _DEGREES: Final = ("tensor_parallel", "pipeline_parallel")
 
 
@@ -93,10 +94,12 @@ def resolve(
     for name in _DIRECT:
         if name in run.facts:
             run.set(name, run.value(name), name)
+    model = _model(run)
     _adapters(run)
+    _of_model(run, model)
     n_sharing = _sharing(run)
     _offload(run, n_sharing)
-    _precision(run, n_sharing)
+    _precision(run, n_sharing, model.dtype if model else "")
     kept = {
         name: setting
         for name, setting in run.settings.items()
@@ -170,14 +173,16 @@ def _sharing(run: _Run) -> int:
     """Set how states are shared, and return among how many GPUs; 1 where that is not known."""
     engine, stage = run.value("engine"), run.value("stage")
     if stage is None:
-        stage = {"fsdp": 3, "deepspeed": 2}.get(engine or "", 0)
+        stage = 3 if engine == "fsdp" else 0
     n = run.given.get("world_size") or run.value("shard_degree")
     if not n:
         total = _n_gpus(run)
         splits = 1
         for name in (*_DEGREES, *(() if engine == "fsdp" else ("context_parallel",))):
             splits *= run.given.get(name) or run.value(name) or 1
-        n = max(1, total // splits) if total else None
+        replicas = run.value("replicas") or 1
+        splits *= replicas if stage else 1
+        n = max(1, total // splits) if total else None if stage or replicas == 1 else replicas
         if n and run.value("hybrid"):
             n = max(1, n // int(run.value("n_nodes") or 1))
     if n is None and stage:
@@ -187,10 +192,11 @@ def _sharing(run: _Run) -> int:
         )
     n = n or 1
     if n > 1:
-        run.set("world_size", n, "n_gpus", "gpus_per_node", "n_nodes", "shard_degree")
+        of = ("n_gpus", "gpus_per_node", "n_nodes", "shard_degree", "replicas")
+        run.set("world_size", n, *of)
     if stage and n > 1 and not run.given.keys() & {"zero", "fsdp"}:
         if engine == "fsdp" and stage == 3:
-            run.set("fsdp", True, "engine", "stage")  # noqa: FBT003 - a value like any other
+            run.set("fsdp", True, "engine", "stage")
         else:
             run.set("zero", stage, "engine", "stage")
     return n
@@ -213,40 +219,75 @@ def _offload(run: _Run, n_sharing: int) -> None:
         run.set("offload", ",".join(parts), *(f"offload_{part}" for part in parts))
 
 
-def _precision(run: _Run, n_sharing: int) -> None:
-    """Set the one name that stands for loaded weights, mixed precision and the engine together."""
-    if "dtype" in run.settings:
-        return
-    weights, mixed = run.value("weights"), run.value("mixed")
-    if weights == AUTO:
-        weights = _stored_dtype(run)
-    engine = run.value("engine")
-    of = ("weights", "mixed", "engine")
+def _model(run: _Run) -> FoundModel | None:
+    """Return the model, if it can be known already."""
+    named = run.value("model")
+    inputs = run.given.get("inputs") or ([named] if named else None)
+    if inputs is None:
+        return None
+    try:
+        return model_of(inputs)
+    except FragdoctorError:
+        return None  # the estimate says why
+
+
+def _of_model(run: _Run, model: FoundModel | None) -> None:
+    """Settle what depends on the model: its longest sequence, and whether it has experts."""
+    if run.value("seq") == AUTO:
+        del run.settings["seq"]
+        longest = model.shape.max_positions if model else 0
+        if longest:
+            run.set("seq", longest, "seq")
+        else:
+            run.notes.append(
+                "A sequence may grow as long as the model allows, which is not known here: --seq N."
+            )
+    if "expert_parallel" in run.settings and model and not model.shape.n_experts:
+        del run.settings["expert_parallel"]
+
+
+def _precision(run: _Run, n_sharing: int, stored: str) -> None:
+    """Set the one name that stands for loaded weights, mixed precision and the engine together.
+
+    What the checkpoint itself has quantised stays so, beside adapters and in a server.
+    """
+    keeps = _has_adapter(run) or run.value("inference")
     if run.value("quantised"):
         run.set("dtype", run.value("quantised"), "quantised")
-    elif _has_adapter(run):
-        frozen_as = weights if weights in ("bf16", "fp16") else None
-        if frozen_as is None and engine == "deepspeed" and mixed:
-            frozen_as = mixed
-        run.set("dtype", frozen_as or (f"amp-{mixed}" if mixed else weights or "fp32"), *of)
-    elif mixed and engine == "deepspeed":
-        run.set("dtype", f"deepspeed-{mixed}", "mixed", "engine")
-    elif mixed and engine == "fsdp" and n_sharing > 1 and run.value("stage") in (None, 3):
-        run.set("dtype", "fsdp-bf16", "mixed", "engine")  # fp16 has the same sizes
-    elif mixed and (weights not in ("bf16", "fp16") or engine == "fsdp"):
-        run.set("dtype", f"amp-{mixed}", "mixed", "weights")
-    elif weights or mixed:
-        run.set("dtype", weights or "fp32", "weights", "mixed")
+    elif keeps and stored not in ("", *_PLAIN):
+        run.settings.pop("dtype", None)
+    elif "dtype" not in run.settings and run.facts.keys() & {"weights", "mixed"}:
+        weights = run.value("weights")
+        if weights == AUTO:
+            weights = _stored_dtype(run, stored)
+        named = _adapted_dtype if _has_adapter(run) else _trained_dtype
+        run.set("dtype", named(run, weights, n_sharing), "weights", "mixed", "engine")
 
 
-def _stored_dtype(run: _Run) -> str:
+def _adapted_dtype(run: _Run, weights: str | None, _n_sharing: int) -> str:
+    """Return the precision of a frozen base that is not quantised."""
+    mixed = run.value("mixed")
+    if weights not in ("bf16", "fp16") and mixed:
+        return str(mixed) if run.value("engine") == "deepspeed" else f"amp-{mixed}"
+    return weights or "fp32"
+
+
+def _trained_dtype(run: _Run, weights: str | None, n_sharing: int) -> str:
+    """Return the precision of weights that are trained."""
+    mixed, engine = run.value("mixed"), run.value("engine")
+    if not mixed:
+        return weights or "fp32"
+    if engine == "deepspeed":
+        return f"deepspeed-{mixed}"
+    if engine == "fsdp" and n_sharing > 1 and run.value("stage") in (None, 3):
+        return "fsdp-bf16"  # fp16 has the same sizes
+    is_cast = weights not in ("bf16", "fp16") or engine == "fsdp"
+    return f"amp-{mixed}" if is_cast else str(weights)
+
+
+def _stored_dtype(run: _Run, stored: str) -> str:
     """Return the dtype that the checkpoint itself has; bf16, and a note, where it is not known."""
-    model = run.given.get("inputs") or [run.value("model") or ""]
-    try:
-        stored = model_of(model).dtype
-    except FragdoctorError:
-        stored = ""
-    if stored in ("fp32", "bf16", "fp16"):
+    if stored in _PLAIN:
         return stored
     run.notes.append(
         "Weights are loaded in the dtype of their checkpoint, which is not known here: bf16 is "
@@ -302,16 +343,16 @@ def _option(parameter: str, value: Any) -> str:
     return f"{flag} {shlex.quote(text)}"
 
 
-def use_of(resolved: Resolved, model: Sequence[str], given: Mapping[str, Any]) -> RecipeUse:
+def use_of(resolved: Resolved, model: Sequence[str], options: Mapping[str, Any]) -> RecipeUse:
     """Return what the report says of the files, with the same question by options alone.
 
     Args:
+        resolved: what the files became.
         model: the inputs that describe the model.
-        given: parameters of the command line and their values, in order.
+        options: parameters that are not as without any option, and their values, in order.
     """
     words = ["fragdoctor estimate", *map(shlex.quote, model)]
-    options = {n: v for n, v in resolved.options.items() if n != "model"}
-    for name, value in {**options, **given}.items():
+    for name, value in options.items():
         if isinstance(value, list | tuple):
             words += [_option(name, one) for one in value]
         elif value is not False and value is not None:

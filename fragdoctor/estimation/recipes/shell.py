@@ -120,30 +120,30 @@ def _without_assignments(words: list[str], variables: dict[str, str]) -> list[st
 
 def _command_line(words: Sequence[str]) -> CommandLine | None:
     words = [word for word in words if word.strip()]
-    while words and words[0] in ("sudo", "nohup", "time", "exec", "srun", "uv", "run", "poetry"):
+    while words and words[0] in _PREFIXES:
         words = words[1:]
     if not words:
         return None
     first = words[0].rpartition("/")[2]
     second = words[1] if len(words) > 1 else ""
-    if first == "vllm" and second == "serve":
-        return _server(words[2:])
-    if "vllm/vllm-openai" in " ".join(words) and first in ("docker", "podman"):
-        image = next(i for i, word in enumerate(words) if word.startswith("vllm/vllm-openai"))
-        return _server(words[image + 1 :])
-    if first == "accelerate" and second == "launch":
+    served = _served(words, first, second)
+    if served is not None:
+        return _server(served)
+    if (first, second) in _LAUNCHERS:
         return _launched(words[2:])
     if first in ("torchrun", "deepspeed"):
         return _launched(words[1:], uses_deepspeed=first == "deepspeed")
-    if first == "trl" and second:
-        return _program(f"trl {second}", words[2:])
-    if first == "tune" and second == "run":
-        return _launched(words[2:])
-    if first in ("llamafactory-cli", "lmf") and second == "train":
-        return _program("llamafactory", words[2:])
-    if first == "axolotl" and second == "train":
-        return _program("axolotl", words[2:])
+    if first in _TRAINERS and second:
+        return _program(f"{first} {second}", words[2:])
     return _python(words) if _PYTHON.fullmatch(words[0]) else None
+
+
+def _served(words: Sequence[str], first: str, second: str) -> Sequence[str] | None:
+    """Return what stands after ``vllm serve`` or after the image of vLLM's server."""
+    if (first, second) == ("vllm", "serve"):
+        return words[2:]
+    images = [i for i, word in enumerate(words) if word.startswith(_IMAGE)]
+    return words[images[0] + 1 :] if images and first in ("docker", "podman") else None
 
 
 def _python(words: Sequence[str]) -> CommandLine | None:
@@ -152,7 +152,11 @@ def _python(words: Sequence[str]) -> CommandLine | None:
         module = rest[1]
         if module.startswith("vllm.entrypoints"):
             return _server(rest[2:])
-        if module in ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"):
+        if module in (
+            "torch.distributed.run",
+            "torch.distributed.launch",
+            "accelerate.commands.launch",
+        ):
             return _launched(rest[2:])
         return _program(module, rest[2:])
     return _program(rest[0], rest[1:]) if rest and rest[0].endswith(".py") else None
@@ -192,6 +196,13 @@ def _launched(words: Sequence[str], *, uses_deepspeed: bool = False) -> CommandL
     return CommandLine(launch, inner.program, [*files, *inner.files])
 
 
+_MODULES: Final = (
+    "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch",
+)  # fmt: skip
+_IMAGE: Final = "vllm/vllm-openai"
+_LAUNCHERS: Final = (("accelerate", "launch"), ("tune", "run"))
+_TRAINERS: Final = ("trl", "axolotl", "llamafactory-cli", "lmf")
+_PREFIXES: Final = ("sudo", "nohup", "time", "exec", "srun", "uv", "run", "poetry")
 _FLAGS_OF_LAUNCHERS: Final = (
     "--multi_gpu", "--use_deepspeed", "--use_fsdp", "--standalone", "--no_python", "--debug",
     "--use_megatron_lm", "--no_local_rank", "--use_parallelism_config", "--same_network",

@@ -7,7 +7,7 @@ does. ``data_parallel_shard_degree = -1`` takes all GPUs that are left, which th
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.entries import (
@@ -94,10 +94,7 @@ _RULES: Final[dict[str, Rule]] = {
 
 def _complete(reading: Reading, entries: Entries) -> None:
     _complete_model(reading)
-    replicas = reading.facts.pop("replicas", None)
     reshard = reading.facts.pop("reshard", None)
-    if replicas is not None:
-        reading.leave(replicas.key, replicas.text, Bearing.NONE, "copies of the whole")
     if reshard is not None:
         stays = reshard.value == "never"
         reason = "weights stay gathered between the passes, which is not counted: it needs more"
@@ -114,15 +111,15 @@ def _complete(reading: Reading, entries: Entries) -> None:
     reading.take("mixed", "bf16", "training.mixed_precision_param", "bfloat16", is_default=True)
     _complete_precision(reading)
     _complete_optimizer(reading)
-    _complete_checkpointing(reading, entries)
+    _complete_checkpointing(reading)
     _complete_pipeline(reading)
     if (reading.value("tensor_parallel") or 1) > 1:
         fact = reading.facts["tensor_parallel"]
-        reading.take("sequence_parallel", True, fact.key, fact.text)  # noqa: FBT003
+        reading.take("sequence_parallel", True, fact.key, fact.text)
     host = reading.facts.pop("offload_fsdp", None)
     if host is not None:
-        reading.take("offload_parameters", True, host.key, host.text)  # noqa: FBT003
-        reading.take("offload_optimizer", True, host.key, host.text)  # noqa: FBT003
+        reading.take("offload_parameters", True, host.key, host.text)
+        reading.take("offload_optimizer", True, host.key, host.text)
     reading.drop("expert_tensor", "as the other matrices")
     if reading.value("rank"):
         reading.take("adapter", "lora", "lora.rank", reading.facts["rank"].text)
@@ -171,7 +168,7 @@ def _complete_optimizer(reading: Reading) -> None:
         reading.leave(how.key, how.text, Bearing.NONE)
 
 
-def _complete_checkpointing(reading: Reading, entries: Entries) -> None:
+def _complete_checkpointing(reading: Reading) -> None:
     mode, option = reading.facts.pop("ac", None), reading.facts.pop("ac_option", None)
     kind = mode.value if mode else "selective"
     text = mode.text if mode else "selective"
@@ -224,10 +221,11 @@ FORMAT: Final = Format(
            for section in ("parallelism", "training", "experimental")}
     ),
     harmless=harmless(
-        "job", "profiling", "metrics", "model", "optimizer", "lr_scheduler", "training", "parallelism",
-        "experimental", "checkpoint", "activation_checkpoint", "compile", "float8", "quantize", "mx",
-        "comm", "memory_estimation", "fault_tolerance", "validation", "inference", "encoder", "debug",
-        "hf_transformers", "eval", "lora", "simple_fsdp",
+        r"""
+        job profiling metrics model optimizer lr_scheduler training parallelism experimental
+        checkpoint activation_checkpoint compile float8 quantize mx comm memory_estimation
+        fault_tolerance validation inference encoder debug hf_transformers eval lora simple_fsdp
+        """,
     ),
     complete=_complete,
 )  # fmt: skip

@@ -76,7 +76,9 @@ _RULES: Final[dict[str, Rule]] = {
     "model.lora_attn_modules": Becomes("modules", lambda value: value),
     "model.apply_lora_to_mlp": Becomes("mlp", when_on(True)),
     "model.apply_lora_to_output": Matters("an adapter on the head is not counted"),
-    "model.lora_dropout": Matters("dropout of adapters is not counted: it keeps one more input each"),
+    "model.lora_dropout": Matters(
+        "dropout of adapters is not counted: it keeps one more input each"
+    ),
     "model.use_dora": Becomes("dora", when_on(True)),
     "model.quantize_base": Becomes("quantised", when_on("int4")),
     "model.max_seq_len": Matters("--seq says it"),
@@ -99,7 +101,7 @@ _RULES: Final[dict[str, Rule]] = {
     "tensor_parallel_dim": Becomes("tensor_parallel", count),
     "context_parallel_dim": Becomes("context_parallel", count),
     "data_parallel_shard_dim": Becomes("shard_degree", count),
-    "data_parallel_replicate_dim": Matters("copies of the whole are not counted apart"),
+    "data_parallel_replicate_dim": Becomes("replicas", count),
     "expert_parallel_degree": Becomes("expert_parallel", count),
     "nproc_per_node": Becomes("gpus_per_node", count),
     "nproc-per-node": Becomes("gpus_per_node", count),
@@ -206,8 +208,8 @@ def _complete_sharing(reading: Reading) -> None:
         if not is_off(reading.value(fact_name)) and reading.value(fact_name) != 1:
             reading.take("engine", "fsdp", reading.facts[fact_name].key, "FSDP", is_default=True)
     if host is not None:
-        reading.take("offload_parameters", True, host.key, host.text)  # noqa: FBT003
-        reading.take("offload_optimizer", True, host.key, host.text)  # noqa: FBT003
+        reading.take("offload_parameters", True, host.key, host.text)
+        reading.take("offload_optimizer", True, host.key, host.text)
     if "engine" not in reading.facts and "n_gpus" not in reading.facts:
         reading.notes.append(
             f"{reading.source} does not say how many GPUs tune run starts: counted on one; for a "
@@ -224,13 +226,14 @@ FORMAT: Final = Format(
     ),
     rules=MappingProxyType(_RULES),
     harmless=harmless(
-        "output_dir", "tokenizer", "checkpointer", "dataset", "shuffle", "seed", "epochs", "max_steps",
-        "resume_", "log_", "metric_logger", "profiler", "optimizer", "lr_scheduler", "clip_grad", "loss",
-        "device", "save_", "run_val", "collate", "model", "tensor_parallel_plan", "cudnn", "quantizer",
-        "kd_", "ref_checkpointer", "teacher", "reward_", "keep_last", "temperature", "top_k", "dataset_val",
-        "use_grad", "gamma", "lmbda", "whiten", "ppo_", "num_steps", "valid_", "stop_token", "norm_",
-        "kl_", "value_", "min_response", "penalise", "forward_batch", "cp_", "fp8_recipe", "validation",
-        "model_dir", "checkpoint_dir", "name$", "project",
+        r"""
+        output_dir tokenizer checkpointer dataset shuffle seed epochs max_steps resume_ log_
+        metric_logger profiler optimizer lr_scheduler clip_grad loss device save_ run_val
+        collate model tensor_parallel_plan cudnn quantizer kd_ ref_checkpointer teacher reward_
+        keep_last temperature top_k dataset_val use_grad gamma lmbda whiten ppo_ num_steps
+        valid_ stop_token norm_ kl_ value_ min_response penalise forward_batch cp_ fp8_recipe
+        validation model_dir checkpoint_dir name$ project
+        """,
     ),
     complete=_complete,
 )  # fmt: skip

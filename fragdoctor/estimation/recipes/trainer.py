@@ -20,7 +20,6 @@ from fragdoctor.estimation.recipes.entries import (
     Matters,
     Reading,
     Rule,
-    UnsayableError,
     attention,
     count,
     dtype,
@@ -35,7 +34,9 @@ from fragdoctor.model.recipe import Bearing, UnusedEntry
 
 LOSS_IN_PARTS: Final = "logits are counted whole: this way of the loss needs less"
 COMPILED: Final = "what a compiler saves is not counted"
-EVALUATION: Final = "an evaluation pass is not counted; larger than the training batch, it can need more"
+EVALUATION: Final = (
+    "an evaluation pass is not counted; larger than the training batch, it can need more"
+)
 REFERENCE: Final = "a reference model is not counted: a second copy of the weights needs more"
 GENERATION: Final = "generation on the same GPU is not counted: it needs more"
 _EVAL_BATCHES: Final = ("per_device_eval_batch_size", "eval_batch_size")
@@ -83,10 +84,10 @@ def complete_evaluation(reading: Reading) -> None:
     """Say nothing of an evaluation batch that is no larger than the one of training."""
     batch = reading.value("batch") or 0
     for i, entry in enumerate(reading.unused):
-        if entry.key in _EVAL_BATCHES and entry.bearing is Bearing.MATTERS:
-            if entry.value.isdecimal() and int(entry.value) <= batch:
-                reason = "an evaluation pass keeps no activations"
-                reading.unused[i] = UnusedEntry(entry.key, entry.value, Bearing.NONE, reason)
+        is_open = entry.key in _EVAL_BATCHES and entry.bearing is Bearing.MATTERS
+        if is_open and entry.value.isdecimal() and int(entry.value) <= batch:
+            reason = "an evaluation pass keeps no activations"
+            reading.unused[i] = UnusedEntry(entry.key, entry.value, Bearing.NONE, reason)
 
 
 def pairs(reading: Reading, reason: str) -> None:
@@ -112,79 +113,6 @@ def deepspeed_reference(reading: Reading) -> None:
     if "deepspeed" in reading.references:
         path = reading.references["deepspeed"]
         reading.take("engine", "deepspeed", "deepspeed", path)
-
-
-_RULES: Final[dict[str, Rule]] = {
-    "per_device_train_batch_size": Becomes("batch", count),
-    "gradient_accumulation_steps": Becomes("grad_accumulation", count),
-    "gradient_checkpointing": Becomes("checkpointing", when_on("full")),
-    "optim": Becomes("optimizer", optimizer),
-    "bf16": Becomes("mixed", when_on("bf16")),
-    "fp16": Becomes("mixed", when_on("fp16")),
-    "attn_implementation": Becomes("attention", attention),
-    "fsdp": Becomes("engine", fsdp_flags),
-    **FSDP_RULES,
-    "per_device_eval_batch_size": Matters(EVALUATION),
-    "eval_accumulation_steps": Matters("kept predictions of an evaluation are not counted"),
-    "torch_compile": Matters(COMPILED),
-    "use_liger_kernel": Matters(LOSS_IN_PARTS),
-    "use_liger_loss": Matters(LOSS_IN_PARTS),
-    "use_liger": Matters(LOSS_IN_PARTS),
-    "neftune_noise_alpha": Matters("noise on the embeddings is not counted; it is small"),
-    "auto_find_batch_size": Matters("the batch is lowered until it fits; it is counted as written"),
-    "torch_empty_cache_steps": Matters("emptying the cache is not counted"),
-    "optim_target_modules": Matters("the optimizer is counted for all matrices"),
-    "ddp_bucket_cap_mb": Matters("buckets are counted as one copy of the gradients"),
-    "group_by_length": Matters("batches are counted at the full length"),
-}
-"""Entries that every program over the Trainer shares."""
-
-LORA_RULES: Final[dict[str, Rule]] = {
-    "lora_dropout": Matters("dropout of adapters is not counted: it keeps one more input each"),
-    "modules_to_save": Matters("whole layers trained beside the adapters are not counted"),
-    "lora_modules_to_save": Matters("whole layers trained beside the adapters are not counted"),
-    "lora_target_parameters": Matters("adapters on expert parameters are not counted"),
-}
-
-
-def complete_evaluation(reading: Reading) -> None:
-    """Say nothing of an evaluation batch that is no larger than the one of training."""
-    batch = reading.value("batch") or 0
-    for i, entry in enumerate(reading.unused):
-        if entry.key in _EVAL_BATCHES and entry.bearing is Bearing.MATTERS:
-            if entry.value.isdecimal() and int(entry.value) <= batch:
-                reason = "an evaluation pass keeps no activations"
-                reading.unused[i] = UnusedEntry(entry.key, entry.value, Bearing.NONE, reason)
-
-
-def pairs(reading: Reading, reason: str) -> None:
-    """Count chosen and rejected answers: preference trainers put both into one pass."""
-    found = reading.facts.pop("batch", None)
-    if found is not None:
-        text = f"{found.text} pairs"
-        reading.take("batch", 2 * found.value, found.key, text, is_default=found.is_default)
-    reading.notes.append(f"{reading.source}: {reason}")
-
-
-def without_adapter(reading: Reading, reason: str) -> None:
-    """Take back what says how adapters look, where none are trained."""
-    for fact in ("rank", "targets", "dora"):
-        reading.drop(fact, reason)
-    for i, entry in enumerate(reading.unused):
-        if entry.key in LORA_RULES and entry.bearing is Bearing.MATTERS:
-            reading.unused[i] = UnusedEntry(entry.key, entry.value, Bearing.NONE, reason)
-
-
-def deepspeed_reference(reading: Reading) -> None:
-    """Say that DeepSpeed is used where the Trainer names a file of it."""
-    if "deepspeed" in reading.references:
-        path = reading.references["deepspeed"]
-        reading.take("engine", "deepspeed", "deepspeed", path)
-
-
-def _bits(value: Any) -> str | None:
-    """Return ``int4`` or ``int8`` for ``load_in_4bit`` and the like."""
-    return None if is_off(value) else "int4"
 
 
 _RULES: Final[dict[str, Rule]] = {
@@ -340,26 +268,23 @@ FORMAT: Final = Format(
     signs=(
         frozenset({"model_name_or_path"}),
         frozenset({"per_device_train_batch_size"}),
-        frozenset({"gradient_checkpointing", "model"}),
-        frozenset({"output_dir", "learning_rate"}),
-        frozenset({PROGRAM, "model"}),
     ),
     rules=MappingProxyType(_RULES),
     harmless=harmless(
-        *HARMLESS_IN_TRAINING,
-        "beta", "temperature", "top_", "min_p", "reward_(funcs|weights)", "max_grad",
-        "model_init_kwargs", "gradient_checkpointing_kwargs", "fsdp_", "accelerator_config",
-        "missing_eos", "truncation_mode", "packing", "loss_weights", "vllm_server", "vllm_group",
-        "num_(iterations|steps)", "epsilon", "scale_rewards", "script_args", "benchmarks",
-        "callbacks", "config$", "ref_model_(mixup|sync)", "desirable", "undesirable", "disable_dropout",
-        "generation_batch", "steps_per_generation", "num_completions_to_print", "gamma", "lam$",
-        "f_divergence", "precompute_ref_log_probs", "use_weighting", "max_tool", "stop_token",
-        "kl_", "cliprange", "vf_coef", "whiten", "num_ppo", "num_mini", "total_episodes", "train_file",
-        "validation_file", "per_gpu", "text_column", "source_", "summary_", "ignore_pad", "skip_",
-        r"\(program\)", "e2b", "code_", "wandb_", "dataset_", "repetition",
-        "cosine_", "parallel_code", "pass_rate", "callbacks", "max_resample", "ld_alpha", "model_revision",
-        "importance_sampling", "mask_truncated", "pad_to_multiple", "num_workers", "run_", "name$",
-        "fp16_", "jit_mode", "deepspeed$", "distillation", "env_", "host$", "port$", "lora_bias", "bias$",
+        HARMLESS_IN_TRAINING,
+        r"""
+        beta temperature top_ min_p reward_(funcs|weights) max_grad model_init_kwargs
+        gradient_checkpointing_kwargs fsdp_ accelerator_config missing_eos truncation_mode
+        packing loss_weights vllm_server vllm_group num_(iterations|steps) epsilon scale_rewards
+        script_args benchmarks callbacks config$ ref_model_(mixup|sync) desirable undesirable
+        disable_dropout generation_batch steps_per_generation num_completions_to_print gamma
+        lam$ f_divergence precompute_ref_log_probs use_weighting max_tool stop_token kl_
+        cliprange vf_coef whiten num_ppo num_mini total_episodes train_file validation_file
+        per_gpu text_column source_ summary_ ignore_pad skip_ \(program\) e2b code_ wandb_
+        dataset_ repetition cosine_ parallel_code pass_rate callbacks max_resample ld_alpha
+        model_revision importance_sampling mask_truncated pad_to_multiple num_workers run_ name$
+        fp16_ jit_mode deepspeed$ distillation env_ host$ port$ lora_bias bias$
+        """,
     ),
     sections=("fsdp_config",),
     references=("deepspeed", "accelerate_config"),

@@ -9,8 +9,6 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any, Final
 
-from fragdoctor.errors import FragdoctorError
-from fragdoctor.estimation.model_shapes import model_of
 from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.entries import (
     AUTO,
@@ -30,7 +28,6 @@ from fragdoctor.estimation.recipes.entries import (
     text_of,
     when_on,
 )
-from fragdoctor.estimation.serving import DEFAULT_SEQS
 from fragdoctor.model.recipe import Bearing
 
 SHORT: Final = {
@@ -112,21 +109,19 @@ _RULES: Final[dict[str, Rule]] = {
 }
 
 
-def _complete(reading: Reading, entries: Entries) -> None:
-    reading.take("inference", True, "vllm", "a server", is_default=True)  # noqa: FBT003
-    _flags(reading, entries)
+def _complete(reading: Reading, _entries: Entries) -> None:
+    reading.take("inference", True, "vllm", "a server", is_default=True)
+    _flags(reading)
     _precision(reading)
     reading.take("gpu_memory_utilization", 0.9, "gpu_memory_utilization", 0.9, is_default=True)
-    reading.take("max_num_seqs", DEFAULT_SEQS, "max_num_seqs", DEFAULT_SEQS, is_default=True)
     _experts(reading)
-    if "seq" not in reading.facts:
-        _longest(reading)
+    reading.take("seq", AUTO, "max_model_len", "the model's longest", is_default=True)
     eager = reading.facts.pop("eager", None)
     if eager is not None:
         reading.leave(eager.key, eager.text, Bearing.NONE, "CUDA graphs are not counted")
 
 
-def _flags(reading: Reading, entries: Entries) -> None:
+def _flags(reading: Reading) -> None:
     loads = reading.facts.pop("load_format", None)
     if loads is not None:
         reading.leave(loads.key, loads.text, Bearing.NONE)
@@ -161,20 +156,8 @@ def _experts(reading: Reading) -> None:
         else:
             reading.leave(apart.key, apart.text, Bearing.NONE, "one GPU has all experts")
     elif replicas is not None:
-        reading.leave(replicas.key, replicas.text, Bearing.NONE, "each replica is counted by itself")
-
-
-def _longest(reading: Reading) -> None:
-    try:
-        positions = model_of([reading.value("model") or ""]).shape.max_positions
-    except FragdoctorError:
-        positions = 0
-    if positions:
-        reading.take("seq", positions, "max_model_len", "the model's longest", is_default=True)
-    else:
-        reading.notes.append(
-            f"{reading.source}: without max_model_len a sequence may grow as long as the model "
-            "allows; --seq N says how long that is."
+        reading.leave(
+            replicas.key, replicas.text, Bearing.NONE, "each replica is counted by itself"
         )
 
 
@@ -208,19 +191,20 @@ FORMAT: Final = Format(
     signs=tuple(frozenset({sign}) for sign in _SIGNS),
     rules=MappingProxyType(_RULES),
     harmless=harmless(
-        "host", "port", "served_model", "api_key", "trust_remote", "tokenizer", "chat_template",
-        "enable_auto_tool", "tool_", "reasoning", "seed", "revision", "download_dir", "log",
-        "disable_log", "uvicorn", "ssl", "allowed", "root_path", "middleware", "enable_prefix",
-        "enable_chunked", "async_scheduling", "stream_interval", "swap_space", "block_size", "distributed",
-        "generation_config", "override_", "default_chat", "response_role", "mm_processor_cache",
-        "mm_encoder", "language_model_only", "guided", "structured", "scheduling", "config_format",
-        "tokenizer_mode", "otlp", "collect", "disable_custom", "skip_mm", "enable_server", "headless",
-        "data_parallel", "code_revision", "hf_", "model_impl", "logits_processors", "safetensors",
-        "enable_log", "max_log_len", "nnodes", "node_rank", "master_", "api_server", "worker", "device",
-        "config$", "additional_config", "attention_backend", "all2all", "moe_backend", "numa", "ray",
-        "enable_dbo", "dbo_", "profiler", "observability", "use_tqdm", "max_parallel", "weight_transfer",
-        "disable_uvicorn", "disable_fastapi", "enable_request", "performance_mode", "calculate_kv",
-        "enable_flashinfer", "mamba_", "prefix_caching", "structured_outputs", "media_", "kernel_config",
+        r"""
+        host port served_model api_key trust_remote tokenizer chat_template enable_auto_tool
+        tool_ reasoning seed revision download_dir log disable_log uvicorn ssl allowed root_path
+        middleware enable_prefix enable_chunked async_scheduling stream_interval swap_space
+        block_size distributed generation_config override_ default_chat response_role
+        mm_processor_cache mm_encoder language_model_only guided structured scheduling
+        config_format tokenizer_mode otlp collect disable_custom skip_mm enable_server headless
+        data_parallel code_revision hf_ model_impl logits_processors safetensors enable_log
+        max_log_len nnodes node_rank master_ api_server worker device config$ additional_config
+        attention_backend all2all moe_backend numa ray enable_dbo dbo_ profiler observability
+        use_tqdm max_parallel weight_transfer disable_uvicorn disable_fastapi enable_request
+        performance_mode calculate_kv enable_flashinfer mamba_ prefix_caching structured_outputs
+        media_ kernel_config
+        """,
     ),
     complete=_complete,
 )  # fmt: skip
