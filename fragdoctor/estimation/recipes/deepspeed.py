@@ -10,6 +10,7 @@ from fragdoctor.estimation.recipes.entries import (
     AUTO,
     HARMLESS_IN_TRAINING,
     Becomes,
+    Fact,
     Format,
     Matters,
     Reading,
@@ -113,8 +114,10 @@ def _complete(reading: Reading, entries: Entries) -> None:
     reading.take("engine", "deepspeed", "zero_optimization", "DeepSpeed", is_default=True)
     if "stage" not in reading.facts:
         reading.take("stage", 0, "zero_optimization.stage", 0, is_default=True)
-    if reading.value("offload_optimizer") and reading.value("optimizer") == "adamw":
-        reading.drop("optimizer", "on the host, DeepSpeed's own Adam takes its place")
+    own = reading.facts.get("optimizer")
+    is_own = is_off(entries.get("optimizer.params.torch_adam"))
+    if own is not None and own.value in ("adam", "adamw") and is_own:
+        reading.facts["optimizer"] = Fact("adamw-fused", own.key, own.text)
     whole = entries.get(_BATCH)
     if whole not in (None, AUTO) and reading.value("batch") is None:
         reading.notes.append(
