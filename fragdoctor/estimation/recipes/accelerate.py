@@ -41,6 +41,7 @@ _WHOLE: Final = "weights stay gathered between forward and backward, which needs
 FSDP_RULES: Final[dict[str, Rule]] = {
     "fsdp_sharding_strategy": Becomes("stage", SHARDING),
     "fsdp_offload_params": Becomes("offload_fsdp", when_on(True)),
+    "fsdp_forward_prefetch": Matters("a layer that is gathered ahead is not counted"),
     "fsdp_activation_checkpointing": Becomes("checkpointing", when_on("full")),
 }
 """Entries of FSDP as several programs write them; ``complete_fsdp`` reads the rest."""

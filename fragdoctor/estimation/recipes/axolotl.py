@@ -129,7 +129,9 @@ _RULES: Final[dict[str, Rule]] = {
     "qat": Matters("fake quantisation keeps copies, which are not counted: it needs more"),
     "quantize_moe_experts": Matters("quantised experts are counted with the rest"),
     "gptq": Matters("the model's own quantisation is counted where its config.json says it"),
-    "model_quantization_config": Matters("quantisation on load is not counted: it needs less"),
+    "model_quantization_config": Becomes("loads_as", name),
+    "model_quantization_config_kwargs.dequantize": Becomes("dequantised", when_on(True)),
+    "fused_attn_kernel": Matters("fused kernels of attention keep less than is counted"),
     "gpu_memory_limit": Matters("a limit is not heeded; --gpu SIZE says it"),
     "max_memory": Matters("a limit is not heeded; --gpu SIZE says it"),
     "device_map": Matters("a model spread over several GPUs is not counted"),
@@ -165,6 +167,7 @@ def _complete(reading: Reading, entries: Entries) -> None:
     reading.take("batch", 1, "micro_batch_size", 1, is_default=True)
     reading.take("seq", 512, "sequence_len", 512, is_default=True)
     _complete_adapter(reading, entries)
+    _complete_quantisation(reading)
     _complete_loss_of_preferences(reading)
     activation = text_of(entries.get("gradient_checkpointing"))
     if "offload" in activation:
@@ -193,6 +196,16 @@ def _complete_adapter(reading: Reading, entries: Entries) -> None:
         reading.take("targets", "all-linear", "lora_target_linear", "true")
     reading.take("rank", 8, "lora_r", 8, is_default=True)
     reading.take("targets", "q_proj,v_proj", "lora_target_modules", "as PEFT", is_default=True)
+
+
+def _complete_quantisation(reading: Reading) -> None:
+    """Tell a checkpoint that is stored quantised and used so from one that is not."""
+    loads = reading.facts.pop("loads_as", None)
+    if loads is not None and not reading.value("dequantised"):
+        reason = "quantisation on load is counted where the model's config.json has it"
+        reading.leave(loads.key, loads.text, Bearing.MATTERS, reason)
+    elif loads is not None:
+        reading.leave(loads.key, loads.text, Bearing.NONE, "it is dequantised")
 
 
 def _complete_loss_of_preferences(reading: Reading) -> None:

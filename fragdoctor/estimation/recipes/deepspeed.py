@@ -63,6 +63,9 @@ _RULES: Final[dict[str, Rule]] = {
     "zero_optimization.max_live_parameters": Matters(
         "weights that stay gathered are not counted: a large limit needs more"
     ),
+    "zero_optimization.overlap_comm": Matters(
+        "buckets are counted once; those that are filled meanwhile need more"
+    ),
     "zero_optimization.sub_group_size": Matters(
         "the optimizer's step is not counted in groups: smaller ones need less"
     ),

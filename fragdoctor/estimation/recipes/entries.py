@@ -218,7 +218,7 @@ def _read_entry(reading: Reading, key: str, value: Any) -> None:
     if key in reading.format.references and isinstance(value, str) and not is_off(value):
         reading.references[key] = value
     elif rule is None:
-        known = reading.format.harmless.search(key) is not None
+        known = value is None or reading.format.harmless.search(key) is not None
         reading.leave(key, value, Bearing.NONE if known else Bearing.UNKNOWN)
     elif value is None or (value == AUTO and not isinstance(rule, Becomes)):
         reading.leave(key, value, Bearing.NONE, "left to the program")
@@ -390,6 +390,7 @@ def harmless(*patterns: str) -> re.Pattern[str]:
 
 
 HARMLESS_IN_TRAINING: Final = r"""
+    torch_compile_ trackio_ low_cpu_ _comment accuracy_eval max_(train|eval)_
     output_ overwrite logging log_ save_ eval_(?!batch) evals_ evaluation do_ test_ val_
     validation hub_ push_to report_to run_name wandb mlflow comet swanlab use_wandb
     use_tensorboard use_swanlab project seed data_seed full_determinism warmup lr_ learning_rate

@@ -251,7 +251,7 @@ def _precision(run: _Run, n_sharing: int, stored: str) -> None:
 
     What the checkpoint itself has quantised stays so, beside adapters and in a server.
     """
-    keeps = _has_adapter(run) or run.value("inference")
+    keeps = (_has_adapter(run) or run.value("inference")) and not run.value("dequantised")
     if run.value("quantised"):
         run.set("dtype", run.value("quantised"), "quantised")
     elif keeps and stored not in ("", *_PLAIN):
@@ -261,7 +261,8 @@ def _precision(run: _Run, n_sharing: int, stored: str) -> None:
         if weights == AUTO:
             weights = _stored_dtype(run, stored)
         named = _adapted_dtype if _has_adapter(run) else _trained_dtype
-        run.set("dtype", named(run, weights, n_sharing), "weights", "mixed", "engine")
+        of = ("weights", "mixed", "engine", "dequantised")
+        run.set("dtype", named(run, weights, n_sharing), *of)
 
 
 def _adapted_dtype(run: _Run, weights: str | None, _n_sharing: int) -> str:

@@ -84,6 +84,8 @@ _RULES: Final[dict[str, Rule]] = {
     "activation_checkpoint.selective_ac_option": Becomes("ac_option", text_of),
     "activation_checkpoint.memory_budget": Matters("a memory budget is not counted"),
     "lora.rank": Becomes("rank", count),
+    "data.max_patches_per_image": Matters("pictures are not counted: they need more"),
+    "data.max_images_per_batch": Matters("pictures are not counted: they need more"),
     "encoder.t5_encoder": Matters("encoders of texts are not counted: they need more"),
     "encoder.clip_encoder": Matters("encoders of texts are not counted: they need more"),
     "encoder.autoencoder_path": Matters("the autoencoder is not counted: it needs more"),

@@ -82,6 +82,10 @@ _RULES: Final[dict[str, Rule]] = {
     "model.use_dora": Becomes("dora", when_on(True)),
     "model.quantize_base": Becomes("quantised", when_on("int4")),
     "model.max_seq_len": Matters("--seq says it"),
+    "model.encoder_trainable": Matters("what of the model is trained is not told apart"),
+    "model.decoder_trainable": Matters("what of the model is trained is not told apart"),
+    "model.fusion_trainable": Matters("what of the model is trained is not told apart"),
+    "model.image_size": Matters("pictures are not counted: they need more"),
     "tokenizer.max_seq_len": Becomes("seq", count),
     "dataset.max_seq_len": Becomes("seq", count),
     "batch_size": Becomes("batch", count),
@@ -227,7 +231,7 @@ FORMAT: Final = Format(
     rules=MappingProxyType(_RULES),
     harmless=harmless(
         r"""
-        output_dir tokenizer checkpointer dataset shuffle seed epochs max_steps resume_ log_
+        low_cpu output_dir tokenizer checkpointer dataset shuffle seed epochs max_steps resume_ log_
         metric_logger profiler optimizer lr_scheduler clip_grad loss device save_ run_val
         collate model tensor_parallel_plan cudnn quantizer kd_ ref_checkpointer teacher reward_
         keep_last temperature top_k dataset_val use_grad gamma lmbda whiten ppo_ num_steps

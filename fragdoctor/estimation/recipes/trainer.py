@@ -37,7 +37,9 @@ COMPILED: Final = "what a compiler saves is not counted"
 EVALUATION: Final = (
     "an evaluation pass is not counted; larger than the training batch, it can need more"
 )
-REFERENCE: Final = "a reference model is not counted: a second copy of the weights needs more"
+REFERENCE: Final = (
+    "a reference model, where there is one, is not counted: a second copy of the weights needs more"
+)
 GENERATION: Final = "generation on the same GPU is not counted: it needs more"
 _EVAL_BATCHES: Final = ("per_device_eval_batch_size", "eval_batch_size")
 
@@ -150,6 +152,7 @@ _RULES: Final[dict[str, Rule]] = {
     "use_bnb_nested_quant": Matters("4 bits are counted with double quantisation anyway"),
     "num_processes": Becomes("n_gpus", count),
     "use_vllm": Matters(GENERATION),
+    "vllm_device": Matters(GENERATION),
     "vllm_gpu_memory_utilization": Matters(GENERATION),
     "vllm_mode": Matters(GENERATION),
     "num_generations": Matters("completions are generated too, which is not counted"),
