@@ -264,8 +264,8 @@ def preset_of(name: str) -> Preset | None:
 
 def _by_its_name(name: str, preset: Preset) -> Sequence[str]:
     """Return what is taken for granted where a name is not the model's own."""
-    last = name.strip().lower().rpartition("/")[2]
-    if last in (preset.name, preset.hub.lower().rpartition("/")[2]):
+    hub = preset.hub.lower()
+    if name.strip().lower() in (preset.name, hub, hub.rpartition("/")[2]):
         return ()
     return (f"By its name, {name} is taken to have the shape of {preset.hub}.",)
 

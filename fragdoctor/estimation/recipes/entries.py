@@ -297,6 +297,7 @@ def one_of(
     """Return a conversion of a name, in lower case, by a table."""
 
     def convert(value: Any) -> Any:
+        """Return what a name means; raise ``UnsayableError`` for one that is not known."""
         key = text_of(value)
         if key not in meanings:
             raise UnsayableError(otherwise)

@@ -316,8 +316,12 @@ def _report(run: _Run, reading: Reading, kept: Mapping[str, Setting]) -> Recipe:
         elif not fact.is_default:
             unused.append(_idle(fact, parameters))
     named = {key for entry in used for key in entry.key.split(" + ")}
-    left = {(e.key, e.bearing): e for e in unused
-            if e.bearing is not Bearing.NONE or e.key not in named}  # fmt: skip
+    named |= {entry.key for entry in unused if entry.bearing is not Bearing.NONE}
+    left = {
+        (entry.key, entry.bearing): entry
+        for entry in unused
+        if entry.bearing is not Bearing.NONE or entry.key not in named
+    }
     return Recipe(reading.source, reading.format.title, tuple(used), tuple(left.values()))
 
 
