@@ -52,12 +52,12 @@ class EstimateOptions(options.EstimateOutput):
         typer.Argument(
             metavar="[MODEL]...",
             help="A config.json, a model directory, safetensors files, or a name: llama-3.1-8b; "
-            "or a recipe: YAML, TOML or script of a training or a server",
+            "a recipe of a training or a server: YAML, TOML, JSON or a script",
         ),
     ] = None
     args: Annotated[
         str | None,
-        options.option("--args", "COMMAND", 'Read a recipe from a command line: "vllm serve ..."'),
+        options.option("--args", "COMMAND", "Take a command line as a recipe: 'vllm serve ...'"),
     ] = None
     params: Annotated[
         str | None, options.option("--params", "N", "Set the parameter count: 7B, 350M, 1.3e9")

@@ -338,9 +338,10 @@ def _idle(fact: Fact, parameters: Iterable[str]) -> UnusedEntry:
 
 
 def _option(parameter: str, value: Any) -> str:
-    if parameter in ("model", "inputs"):
-        text = value if isinstance(value, str) else " ".join(value)
-        return shlex.quote(text) if isinstance(value, str) else text
+    if parameter == "model":
+        return "the model"
+    if parameter == "inputs":
+        return " ".join(map(shlex.quote, value))
     flag = f"--{parameter.replace('_', '-')}"
     if value is True:
         return flag

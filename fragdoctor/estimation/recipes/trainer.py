@@ -173,7 +173,8 @@ PROGRAM: Final = "(program)"
 
 def kind_of(entries: Mapping[str, Any]) -> str:
     """Return what is trained: ``sft``, ``dpo``, ``kto``, ``grpo``; "" for a Trainer of any kind."""
-    program = str(entries.get(PROGRAM, "")).rpartition("/")[2].removesuffix(".py")
+    whole = str(entries.get(PROGRAM, ""))
+    program = whole.rpartition("/")[2].removesuffix(".py")
     for kinds, found in ((_ONLINE, "grpo"), (_PREFERENCES, "dpo"), (("kto",), "kto"),
                          (("sft",), "sft")):  # fmt: skip
         if any(one in program for one in kinds):
@@ -184,7 +185,9 @@ def kind_of(entries: Mapping[str, Any]) -> str:
         return "dpo"
     trl = {"dataset_mixture", "dataset_name", "max_seq_length", "packing", "use_liger_kernel",
            "dataset_text_field", "assistant_only_loss", "max_length", "use_peft"}  # fmt: skip
-    return "sft" if entries.keys() & trl and "model_max_length" not in entries else ""
+    is_trl = whole.startswith(("trl/", "trl ")) or "examples/scripts/" in whole
+    is_like = entries.keys() & trl and "model_max_length" not in entries
+    return "sft" if is_trl or is_like else ""
 
 
 def _complete(reading: Reading, entries: Entries) -> None:

@@ -211,8 +211,8 @@ def asked(folder: Path, *files: tuple[str, str], **options: object) -> RecipeUse
                 "--load_in_4bit --lora_target_modules q_proj k_proj v_proj o_proj\n"
             ),
             (
-                "Qwen/Qwen2.5-0.5B --optimizer adamw-fused --batch 8 --seq 1024 --checkpointing full "
-                "--lora 32 --dtype int4"
+                "Qwen/Qwen2.5-0.5B --optimizer adamw-fused --batch 8 --seq 1024 "
+                "--checkpointing full --lora 32 --dtype int4"
             ),
         ),
     ],
