@@ -23,6 +23,8 @@ MAX_DEPTH: Final = 32
 MAX_NODES: Final = 20_000
 """Values of a file, each counted as often as aliases repeat it."""
 
+MAX_BITS: Final = 128
+
 Entries = Mapping[str, Any]
 
 YAML_SUFFIXES: Final = (".yaml", ".yml")
@@ -67,7 +69,7 @@ def read_entries(path: Path) -> Entries:
         found = _parsed(json.loads, text, name, "JSON")
     if not isinstance(found, dict):
         raise InputError(f"{name} holds no names with values.", hint="Give a configuration file.")
-    _check_depth(found, name)
+    _check_values(found, name)
     return {str(key): value for key, value in found.items()}
 
 
@@ -145,7 +147,8 @@ def _offset_of(error: Any) -> int | None:
     return mark.index if mark else None
 
 
-def _check_depth(value: Any, name: str) -> None:
+def _check_values(value: Any, name: str) -> None:
+    """Refuse nesting and numbers beyond any genuine configuration."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         level = [
@@ -154,6 +157,8 @@ def _check_depth(value: Any, name: str) -> None:
             if isinstance(outer, dict | list)
             for inner in (outer.values() if isinstance(outer, dict) else outer)
         ]
+        if any(isinstance(inner, int) and inner.bit_length() > MAX_BITS for inner in level):
+            raise LimitExceeded(f"{name} holds a number beyond any genuine configuration.")
         if not level:
             return
     raise _too_deep(name)

@@ -24,7 +24,7 @@ from fragdoctor.estimation.training_choices import optimizer_of
 from fragdoctor.frozen import frozen
 from fragdoctor.model.recipe import Bearing, UnusedEntry
 
-_SHOWN: Final = 60
+_SHOWN: Final = 80
 _OFF: Final = ("", "none", "no", "null", "false", "off", "n", "0")
 AUTO: Final = "auto"
 
@@ -95,11 +95,11 @@ class Reading:
 
     def take(self, fact: str, value: Any, key: str, text: Any, *, is_default: bool = False) -> None:
         """Note a fact, unless the file has said it already."""
-        self.facts.setdefault(fact, Fact(value, key, shown(text), is_default))
+        self.facts.setdefault(fact, Fact(value, shown(key), shown(text), is_default))
 
     def leave(self, key: str, value: Any, bearing: Bearing, reason: str = "") -> None:
         """Note an entry that becomes nothing."""
-        self.unused.append(UnusedEntry(key, shown(value), bearing, reason))
+        self.unused.append(UnusedEntry(shown(key), shown(value), bearing, reason))
 
     def drop(self, fact: str, reason: str) -> None:
         """Take back a fact that means nothing beside the others; a default leaves no trace."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from fragdoctor.errors import FragdoctorError, InputError
+from fragdoctor.errors import FragdoctorError, InputError, LimitExceeded
 from fragdoctor.estimation.recipes import accelerate, vllm
 from fragdoctor.estimation.recipes.documents import YAML_SUFFIXES, Entries, read_entries, read_text
 from fragdoctor.estimation.recipes.entries import Reading, flat, read, shown
@@ -19,6 +20,7 @@ from fragdoctor.model.recipe import Bearing
 
 _OF_MODELS: Final = ("architectures", "model_type", "weight_map", "_class_name", "segments")
 _SCRIPTS: Final = (".sh", ".bash", ".slurm", ".sbatch")
+MAX_REFERENCES: Final = 3
 PASTED: Final = "--args"
 NOT_HERE: Final = "is not here: what it shares among GPUs, or changes, is not counted"
 
@@ -77,8 +79,10 @@ def _of_file(path: Path, source: str) -> list[Reading]:
     return [reading, *_referenced(reading, path.parent)]
 
 
-def _referenced(reading: Reading, folder: Path) -> Iterator[Reading]:
+def _referenced(reading: Reading, folder: Path, depth: int = 0) -> Iterator[Reading]:
     """Yield what files say that a configuration names; one that is not here is noted."""
+    if depth == MAX_REFERENCES:
+        raise LimitExceeded(f"{reading.source} names files that name further ones, without end.")
     for key, text in reading.references.items():
         if isinstance(text, dict):
             yield reading_of(text, f"{reading.source}, {key}")
@@ -90,13 +94,15 @@ def _referenced(reading: Reading, folder: Path) -> Iterator[Reading]:
         inner = reading_of(read_entries(path), str(path))
         reading.leave(key, text, Bearing.NONE, "read as well")
         yield inner
+        yield from _referenced(inner, path.parent, depth + 1)
 
 
 def _found(text: str, folder: Path) -> Path | None:
     """Return the file of a name beside the configuration, or in the current directory."""
     for path in (folder / text, Path(text)):
-        if path.is_file():
-            return path
+        with contextlib.suppress(OSError, ValueError):  # a name that no file can have
+            if path.is_file():
+                return path
     return None
 
 

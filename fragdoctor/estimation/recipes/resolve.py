@@ -14,11 +14,12 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from fragdoctor.errors import ConfigError, FragdoctorError
 from fragdoctor.estimation.model_shapes import FoundModel, model_of
-from fragdoctor.estimation.recipes.entries import AUTO, DECISIVE, Fact, Reading
+from fragdoctor.estimation.recipes.entries import AUTO, DECISIVE, Fact, Reading, shown
 from fragdoctor.frozen import frozen
 from fragdoctor.model.recipe import Bearing, Recipe, RecipeUse, UnusedEntry, UsedEntry
 
@@ -219,12 +220,26 @@ def _offload(run: _Run, n_sharing: int) -> None:
         run.set("offload", ",".join(parts), *(f"offload_{part}" for part in parts))
 
 
+def is_model_place(text: str) -> bool:
+    """Return whether what a recipe calls its model is a name, a folder or an ordinary file."""
+    try:
+        path = Path(text)
+        return not path.exists() or path.is_dir() or path.is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
 def _model(run: _Run) -> FoundModel | None:
     """Return the model, if it can be known already."""
     named = run.value("model")
     inputs = run.given.get("inputs") or ([named] if named else None)
     if inputs is None:
         return None
+    if not is_model_place(named or ""):
+        raise ConfigError(
+            f"{shown(named)!r} is neither the name nor the folder of a model.",
+            hint="Name one on the command line.",
+        )
     try:
         return model_of(inputs)
     except FragdoctorError:

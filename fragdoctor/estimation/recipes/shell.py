@@ -12,10 +12,17 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from fragdoctor.errors import LimitExceeded
 from fragdoctor.estimation.recipes.trainer import PROGRAM
 from fragdoctor.frozen import frozen
 
 MAX_WORDS: Final = 20_000
+MAX_OPEN_LINES: Final = 500
+"""Lines that one quote may go over: each is looked at again with those before it."""
+
+MAX_WORD: Final = 10_000
+"""Characters of a word, its variables replaced: each of them may double it."""
+
 _ASSIGNED: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _VARIABLE: Final = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-([^{}$]*))?\})")
 _BETWEEN: Final = re.compile(r"[();<>|&]+")
@@ -45,6 +52,7 @@ def command_lines(text: str) -> list[CommandLine]:
     """Return the commands of a text that start a training or a server.
 
     Raises:
+        LimitExceeded: variables become larger than any genuine value.
         ValueError: a quote is not closed.
     """
     found = (_command_line(words) for words in _commands(text))
@@ -72,7 +80,7 @@ def _commands(text: str) -> Iterator[list[str]]:
 
 def _lines(text: str) -> Iterator[str]:
     """Yield whole commands: lines that go on after a backslash or inside of quotes are one."""
-    whole = ""
+    whole, n_open = "", 0
     for line in text.replace("\r\n", "\n").split("\n"):
         stripped = line.strip()
         if not whole and (not stripped or stripped.startswith("#")):
@@ -83,9 +91,12 @@ def _lines(text: str) -> Iterator[str]:
         if stripped.endswith("\\"):
             whole = whole.rstrip("\n").rstrip().removesuffix("\\") + " "
             continue
+        n_open += 1
+        if n_open > MAX_OPEN_LINES:
+            raise ValueError("a quote is not closed")
         if not _is_open(whole):
             yield whole
-            whole = ""
+            whole, n_open = "", 0
     if whole:
         if _is_open(whole):
             raise ValueError("a quote is not closed")
@@ -105,7 +116,10 @@ def _filled_in(word: str, variables: Mapping[str, str]) -> str:
         name = found[1] or found[2]
         return variables.get(name, found[3] if found[3] is not None else found[0])
 
-    return _VARIABLE.sub(value_of, word)
+    filled = _VARIABLE.sub(value_of, word)
+    if len(filled) > MAX_WORD:
+        raise LimitExceeded("A word of the command line is larger than any genuine one.")
+    return filled
 
 
 def _without_assignments(words: list[str], variables: dict[str, str]) -> list[str]:

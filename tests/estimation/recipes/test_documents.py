@@ -121,3 +121,11 @@ def test_without_pyyaml_the_install_line_is_named(monkeypatch: pytest.MonkeyPatc
         parse_yaml("a: 1", "sft.yaml")
 
     assert "pip install 'fragdoctor[yaml]'" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["a.yaml", "a.toml"])
+def test_number_beyond_any_configuration_is_refused(tmp_path: Path, name: str) -> None:
+    text = "a: 0x" + "F" * 9000 if name.endswith("yaml") else "a = 0x" + "F" * 9000
+
+    with pytest.raises(LimitExceeded, match="number"):
+        read_entries(written(tmp_path, name, text))

@@ -10,7 +10,7 @@ import pytest
 from fragdoctor.cli.estimate import _FORMULA_PARAMETERS
 from fragdoctor.cli.estimate_options import EstimateOptions
 from fragdoctor.cli.estimate_recipes import with_recipes
-from fragdoctor.errors import ConfigError, InputError
+from fragdoctor.errors import ConfigError, InputError, LimitExceeded
 from fragdoctor.estimation.recipes.formats import FORMATS, format_of, reading_of
 from fragdoctor.model.recipe import Bearing, RecipeUse
 
@@ -397,3 +397,28 @@ def test_each_format_is_recognised_as_itself() -> None:
     titles = [format_of(parse_yaml(text, "a")).title for text in texts]
 
     assert len(set(titles)) == len(texts) == len(FORMATS) - 1  # torchtitan's is TOML
+
+
+def test_files_that_name_each_other_end(tmp_path: Path) -> None:
+    own = "compute_environment: X\ndeepspeed_config: {deepspeed_config_file: loop.yaml}\n"
+
+    with pytest.raises(LimitExceeded, match="without end"):
+        asked(tmp_path, ("loop.yaml", own), ("gpt2", ""))
+
+
+@pytest.mark.parametrize("value", ["/dev/zero", "x" * 5000])
+def test_model_that_is_no_file_of_a_model_is_not_opened(tmp_path: Path, value: str) -> None:
+    with pytest.raises(ConfigError, match="neither the name nor the folder"):
+        asked(tmp_path, ("a.yml", AXOLOTL.replace("NousResearch/Llama-2-7b-hf", value)))
+
+
+def test_name_that_no_file_can_have_is_not_here(tmp_path: Path) -> None:
+    use = asked(tmp_path, ("a.yml", AXOLOTL + f"deepspeed: {'d' * 5000}\n"))
+
+    assert "deepspeed" in [entry.key for entry in use.files[0].unused_that(Bearing.MATTERS)]
+
+
+def test_long_names_are_shortened(tmp_path: Path) -> None:
+    use = asked(tmp_path, ("a.yml", AXOLOTL + f"{'k' * 900}: 1\n"))
+
+    assert max(len(entry.key) for entry in use.files[0].unused) <= 80

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from fragdoctor.errors import ConfigError
-from fragdoctor.estimation.recipes.formats import reading_of
+from fragdoctor.errors import ConfigError, FragdoctorError
+from fragdoctor.estimation.recipes.entries import Format, flat, read
+from fragdoctor.estimation.recipes.formats import FORMATS, reading_of
 from fragdoctor.estimation.recipes.resolve import Resolved, resolve
 from fragdoctor.model.recipe import Bearing
 
@@ -192,3 +193,33 @@ def test_checkpoint_that_is_stored_quantised_stays_so_beside_adapters() -> None:
 
     assert "dtype" not in stored.options
     assert "bf16" == dequantised.options["dtype"]
+
+
+ODD: list[Any] = [
+    None, True, False, "auto", "", "x", -1, 0, 1, 1.5, "1e9999", "nan", float("inf"), 10**30, [],
+    [1, None], ["a"], {}, {"a": {"b": 1}}, "$X", "\x00", "99999999999999999999",
+]  # fmt: skip
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("format_", FORMATS, ids=[format_.title for format_ in FORMATS])
+def test_odd_values_are_used_listed_or_refused_in_a_sentence(
+    format_: Format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fragdoctor.estimation.recipes.resolve._model", lambda _: None)  # slow
+    for key in format_.rules:
+        for value in ODD:
+            entries = nested(key, value)
+            try:
+                readings = [read(format_, entries, "file")]
+                found = resolve(readings, {"inputs": ["gpt2"]}, ANYTHING)
+            except FragdoctorError:
+                continue
+            named = [e.key for file in found.files for e in (*file.used, *file.unused)]
+
+            assert named or not flat(entries), (key, value)

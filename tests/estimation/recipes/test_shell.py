@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from fragdoctor.errors import LimitExceeded
 from fragdoctor.estimation.recipes.shell import CommandLine, arguments, command_lines
 from fragdoctor.estimation.recipes.trainer import PROGRAM
 
@@ -131,3 +134,21 @@ def test_other_commands_of_a_script_are_passed_over() -> None:
 def test_open_quote_is_an_error() -> None:
     with pytest.raises(ValueError, match="quote"):
         command_lines("python train.py --name 'x\n")
+
+
+def test_variables_that_double_are_refused() -> None:
+    """Forty lines would stand for a million million characters."""
+    lines = ["V0=xxxxxxxxxx", *(f"V{i + 1}=$V{i}$V{i}" for i in range(40))]
+
+    with pytest.raises(LimitExceeded):
+        command_lines("\n".join([*lines, "python train.py --name $V40"]))
+
+
+def test_quote_that_is_never_closed_does_not_take_for_ever() -> None:
+    text = "python train.py --name '\n" + "x\n" * 100_000
+
+    started = time.monotonic()
+    with pytest.raises(ValueError, match="quote"):
+        command_lines(text)
+
+    assert time.monotonic() - started < 10
