@@ -54,7 +54,7 @@ _LIBRARY: Final = frozenset(
 )
 _ADAPTED: Final = frozenset({"lora", "lora_targets"})
 _FORMULA: Final = frozenset(
-    {"gpu", "dtype", "batch", "seq", "attention", "lora", "lora_targets", "zero", "fsdp",
+    {"args", "gpu", "dtype", "batch", "seq", "attention", "lora", "lora_targets", "zero", "fsdp",
      "world_size", "inference", "explain", "tensor_parallel", "context_parallel",
      "pipeline_parallel", "expert_parallel", "dora", "keep_logits"}
 )  # fmt: skip
@@ -132,7 +132,6 @@ _BELONGS: Final[Mapping[str, str]] = MappingProxyType(
         ),
         "steps": "It belongs to --rehearse and to --model MODULE:FACTORY.",
         "rehearse": "It takes a config.json, or the name of a model.",
-        "args": "It takes the command line of a training or of a server.",
         **dict.fromkeys(
             (
                 "kv_dtype",
@@ -207,9 +206,11 @@ def estimate(chosen: EstimateOptions, given: frozenset[str]) -> int:
     ``given`` names the options that stand on the command line: a default, or a value of the
     configuration, is nothing to refuse.
     """
+    if route_of(chosen) not in _FORMULAS:
+        refuse_unused(route_of(chosen), given)
     asked, (chosen, files) = chosen, with_recipes(chosen, given, _FORMULA_PARAMETERS)
     route = route_of(chosen)
-    refuse_unused(route, given - {"args", "inputs"} if files else given)
+    refuse_unused(route, given - {"inputs"} if files else given)
     console.answer(chosen, asked.inputs, lambda look: _answer(route, chosen, look, given, files))
     return OK
 
