@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fragdoctor.cli.estimate_options import AttentionKind, EstimateOptions
-from fragdoctor.errors import ConfigError
+from fragdoctor.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
     from fragdoctor.model.recipe import RecipeUse
@@ -75,6 +75,8 @@ def with_recipes(
             f"{question.readings[0].source} names no model that is known here.",
             hint=f"Add one: fragdoctor estimate {question.readings[0].source} llama-3.1-8b",
         )
+    if named and not question.models:
+        _check_model(named, question.readings[0].source)
     if "attention" in values:
         values["attention"] = AttentionKind(values["attention"])
     if "batch" in values:
@@ -82,6 +84,22 @@ def with_recipes(
     shown = {name: value for name, value in on_line.items() if name != "inputs"}
     told = {n: v for n, v in values.items() if _plain(v) != _plain(_DEFAULTS.get(n))}
     return replace(chosen, inputs=models or None, **values), use_of(resolved, models, told | shown)
+
+
+def _check_model(named: str, source: str) -> None:
+    """Refuse a model of a recipe that is not known, with what to do about it.
+
+    Raises:
+        InputError: as an estimate without a recipe, and that another may be named.
+    """
+    from fragdoctor.estimation.model_shapes import model_of
+
+    try:
+        model_of([named])
+    except InputError as e:
+        beside = f"fragdoctor estimate {source} config.json"
+        e.hint = f"{e.hint} Its configuration, or a model like it, goes beside the recipe: {beside}"
+        raise
 
 
 def _plain(value: Any) -> Any:

@@ -156,7 +156,7 @@ _PAIRED: Final = ("dpo", "ipo", "orpo", "simpo", "cpo")
 
 
 def _complete(reading: Reading, entries: Entries) -> None:
-    deepspeed_reference(reading)
+    deepspeed_reference(reading, entries)
     for kind in ("mixed",):
         if reading.value(kind):
             fact = reading.facts[kind]

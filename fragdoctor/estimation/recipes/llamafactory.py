@@ -71,8 +71,7 @@ def _unknown_optimizer(value: Any) -> None:
 _PICTURES: Final = Matters("pictures and videos are not counted: they need more")
 _RULES: Final[dict[str, Rule]] = {
     "model_name_or_path": Becomes("model", name),
-    **TRAINER_RULES,
-    "gradient_checkpointing": Matters("disable_gradient_checkpointing decides on it"),
+    **{key: rule for key, rule in TRAINER_RULES.items() if key != "gradient_checkpointing"},
     "disable_gradient_checkpointing": Becomes("checkpointing", when_on("none")),
     "cutoff_len": Becomes("seq", count),
     "finetuning_type": Becomes("adapter", _TUNING),
@@ -126,7 +125,7 @@ _FEWER: Final = ("pt", "sft")
 
 
 def _complete(reading: Reading, entries: Entries) -> None:
-    deepspeed_reference(reading)
+    deepspeed_reference(reading, entries)
     found = reading.facts.pop("mixed", None)
     pure = reading.facts.pop("pure", None)
     _method(reading)
@@ -203,6 +202,7 @@ FORMAT: Final = Format(
     harmless=harmless(
         HARMLESS_IN_TRAINING,
         r"""
+        gradient_checkpointing
         video_fps image_min image_do_pan video_min freeze_multi_modal packing neat_packing pref_
         kto_ dpo_ simpo_ ppo_ use_(dft|eaft) eaft_ asft_ pissa_(iter|convert) galore_ apollo_
         badam_ oft_ freeze_(trainable|extra) use_llama_pro quantization_(type|device)

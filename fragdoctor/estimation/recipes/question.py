@@ -176,4 +176,8 @@ def _note_places(readings: Sequence[Reading], entries: Entries) -> None:
     open_places = [key for key, value in entries.items() if _PLACE.search(str(value))]
     if open_places and readings:
         names = ", ".join(map(shown, open_places[:5]))
-        readings[0].notes.append(f"{readings[0].source}: {names} hold variables that are not set.")
+        readings[0].notes.append(f"{readings[0].source}: variables that are not set: {names}.")
+    for reading in readings:
+        if _PLACE.search(str(reading.value("model") or "")):
+            found = reading.facts.pop("model")
+            reading.leave(found.key, found.text, Bearing.MATTERS, "is a variable that is not set")

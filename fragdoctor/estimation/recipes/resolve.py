@@ -13,12 +13,17 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from fragdoctor.errors import ConfigError, FragdoctorError
-from fragdoctor.estimation.model_shapes import FoundModel, model_of
+from fragdoctor.estimation.model_shapes import (
+    FoundModel,
+    is_model_name,
+    model_of,
+    preset_of,
+)
 from fragdoctor.estimation.recipes.entries import AUTO, DECISIVE, Fact, Reading, shown
 from fragdoctor.frozen import frozen
 from fragdoctor.model.recipe import Bearing, Recipe, RecipeUse, UnusedEntry, UsedEntry
@@ -92,6 +97,7 @@ def resolve(
     run = _Run(_in_order(readings), given)
     _collect(run)
     _refuse_unsayable(run)
+    _name_model(run)
     for name in _DIRECT:
         if name in run.facts:
             run.set(name, run.value(name), name)
@@ -218,6 +224,16 @@ def _offload(run: _Run, n_sharing: int) -> None:
         )
     if parts:
         run.set("offload", ",".join(parts), *(f"offload_{part}" for part in parts))
+
+
+def _name_model(run: _Run) -> None:
+    """Take the name of a folder for the model where the folder itself is on another machine."""
+    found = run.facts.get("model")
+    if found is None or is_model_name(found.value):
+        return
+    last = str(found.value).rstrip("/").rpartition("/")[2]
+    if not Path(found.value).exists() and preset_of(last):
+        run.facts["model"] = replace(found, value=last)
 
 
 def is_model_place(text: str) -> bool:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from fragdoctor.estimation.recipes.accelerate import FSDP_RULES, complete_fsdp
+from fragdoctor.estimation.recipes.deepspeed import stage
 from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.entries import (
     HARMLESS_IN_TRAINING,
@@ -40,6 +41,7 @@ EVALUATION: Final = (
 REFERENCE: Final = (
     "a reference model, where there is one, is not counted: a second copy of the weights needs more"
 )
+PICTURES: Final = Matters("pictures are not counted, nor what is trained of their tower")
 GENERATION: Final = "generation on the same GPU is not counted: it needs more"
 _EVAL_BATCHES: Final = ("per_device_eval_batch_size", "eval_batch_size")
 
@@ -110,11 +112,11 @@ def without_adapter(reading: Reading, reason: str) -> None:
             reading.unused[i] = UnusedEntry(entry.key, entry.value, Bearing.NONE, reason)
 
 
-def deepspeed_reference(reading: Reading) -> None:
-    """Say that DeepSpeed is used where the Trainer names a file of it."""
-    if "deepspeed" in reading.references:
-        path = reading.references["deepspeed"]
-        reading.take("engine", "deepspeed", "deepspeed", path)
+def deepspeed_reference(reading: Reading, entries: Entries) -> None:
+    """Say that DeepSpeed is used where the Trainer names a file of it, or is told so."""
+    found = reading.references.get("deepspeed", entries.get("deepspeed") is True)
+    if found:
+        reading.take("engine", "deepspeed", "deepspeed", found)
 
 
 _RULES: Final[dict[str, Rule]] = {
@@ -128,8 +130,18 @@ _RULES: Final[dict[str, Rule]] = {
     **TRAINER_RULES,
     "use_peft": Becomes("adapter", when_on("lora")),
     "use_lora": Becomes("adapter", when_on("lora")),
+    "lora_enable": Becomes("adapter", when_on("lora")),
+    "zero_stage": Becomes("stage", stage),
+    "max_source_length": Becomes("source", count),
+    "max_target_length": Becomes("target", count),
+    "vision_tower": PICTURES,
+    "mm_tunable_parts": PICTURES,
+    "max_pixels": PICTURES,
+    "image_size": PICTURES,
+    "freeze_vision_tower": PICTURES,
     "lora_r": Becomes("rank", count),
     "lora_rank": Becomes("rank", count),
+    "lora_dim": Becomes("rank", count),
     "lora_target_modules": Becomes("targets", targets),
     "use_dora": Becomes("dora", when_on(True)),
     **LORA_RULES,
@@ -185,17 +197,24 @@ def kind_of(entries: Mapping[str, Any]) -> str:
         return "dpo"
     trl = {"dataset_mixture", "dataset_name", "max_seq_length", "packing", "use_liger_kernel",
            "dataset_text_field", "assistant_only_loss", "max_length", "use_peft"}  # fmt: skip
-    is_trl = whole.startswith(("trl/", "trl ")) or "examples/scripts/" in whole
+    is_trl = _is_trl(whole)
     is_like = entries.keys() & trl and "model_max_length" not in entries
     return "sft" if is_trl or is_like else ""
 
 
+def _is_trl(program: str) -> bool:
+    """Return whether a program is one of TRL's own."""
+    return program.startswith(("trl/", "trl ")) or "examples/scripts/" in program
+
+
 def _complete(reading: Reading, entries: Entries) -> None:
     kind = kind_of(entries)
-    deepspeed_reference(reading)
+    deepspeed_reference(reading, entries)
     _defaults(reading, entries, kind)
+    _own_adapter(reading, entries)
     if "adapter" not in reading.facts and not reading.unsayable:
         without_adapter(reading, "no adapters are trained")
+    _defaults_of_adapter(reading)
     _length(reading, kind)
     _loss(reading, kind)
     if kind == "dpo":
@@ -234,14 +253,49 @@ def _defaults(reading: Reading, entries: Entries, kind: str) -> None:
             take("seq", 1024, "max_length")
         else:
             take("completion", 512, "max_completion_length")
-    if reading.value("adapter"):
-        take("rank", 16, "lora_r")
-        take("targets", "q_proj,v_proj", "lora_target_modules", "as PEFT for Llama: q_proj, v_proj")
     take("weights", "fp32", "dtype", "float32")
+
+
+def _own_adapter(reading: Reading, entries: Entries) -> None:
+    """Tell whether adapters are trained where no entry switches them on.
+
+    TRL trains none without ``use_peft``, whatever else is written; a program of somebody's own that
+    is given their rank does.
+    """
+    rank = reading.facts.get("rank")
+    if rank is None or entries.keys() & {"use_peft", "use_lora", "lora_enable"}:
+        return
+    program = str(entries.get(PROGRAM, ""))
+    if program and not _is_trl(program):
+        reading.take("adapter", "lora", rank.key, rank.text)
+    else:
+        reading.notes.append(
+            f"{reading.source}: {rank.key} without use_peft trains no adapters in TRL; --lora "
+            f"{rank.value} counts them."
+        )
+
+
+def _defaults_of_adapter(reading: Reading) -> None:
+    if reading.value("adapter"):
+        text = "as PEFT for Llama: q_proj, v_proj"
+        reading.take("rank", 16, "lora_r", 16, is_default=True)
+        reading.take("targets", "q_proj,v_proj", "lora_target_modules", text, is_default=True)
+
+
+def _whole(reading: Reading) -> None:
+    """Count source and target as one sequence, as programs for language models put them together."""
+    parts = [reading.facts.pop(name, None) for name in ("source", "target")]
+    found = [part for part in parts if part is not None]
+    if found:
+        key, text = (
+            " + ".join(words) for words in zip(*((p.key, p.text) for p in found), strict=True)
+        )
+        reading.take("seq", sum(part.value for part in found), key, text)
 
 
 def _length(reading: Reading, kind: str) -> None:
     """Count prompt and completion where they are limited apart."""
+    _whole(reading)
     prompt, completion = reading.facts.pop("prompt", None), reading.facts.pop("completion", None)
     if kind != "grpo":
         for part in (prompt, completion):
@@ -279,6 +333,7 @@ FORMAT: Final = Format(
     harmless=harmless(
         HARMLESS_IN_TRAINING,
         r"""
+        mm_ lazy_preprocess version$ group_by_modality image_(folder|aspect) do_ trainable
         beta temperature top_ min_p reward_(funcs|weights) max_grad model_init_kwargs
         gradient_checkpointing_kwargs fsdp_ accelerator_config missing_eos truncation_mode
         packing loss_weights vllm_server vllm_group num_(iterations|steps) epsilon scale_rewards

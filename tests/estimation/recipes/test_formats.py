@@ -422,3 +422,47 @@ def test_long_names_are_shortened(tmp_path: Path) -> None:
     use = asked(tmp_path, ("a.yml", AXOLOTL + f"{'k' * 900}: 1\n"))
 
     assert max(len(entry.key) for entry in use.files[0].unused) <= 80
+
+
+OWN = "torchrun --nproc_per_node=2 my/train.py --model_name_or_path {} --per_device_train_batch_size 1"
+
+
+def test_rank_given_to_a_program_of_ones_own_trains_adapters(tmp_path: Path) -> None:
+    text = OWN.format("gpt2") + " --lora_r 64 --max_source_length 96 --max_target_length 32"
+
+    command = asked(tmp_path, ("run.sh", text)).command
+
+    assert "--lora 64" in command
+    assert "--seq 128" in command
+    assert "--world-size 2" in command
+
+
+def test_rank_without_use_peft_trains_none_in_trl_and_is_said(tmp_path: Path) -> None:
+    use = asked(tmp_path, ("a.yaml", TRL + "lora_r: 64\n"))
+
+    assert "--lora" not in use.command
+    assert any("without use_peft" in note for note in use.notes)
+
+
+def test_folder_of_another_machine_is_known_by_its_name(tmp_path: Path) -> None:
+    text = OWN.format("/data/models/Qwen2.5-3B-Instruct")
+
+    assert "estimate Qwen2.5-3B-Instruct" in asked(tmp_path, ("run.sh", text)).command
+
+
+@pytest.mark.parametrize("model", ["/data/models/mine", "org/unknown-7b"])
+def test_model_that_is_not_known_says_what_to_put_beside(tmp_path: Path, model: str) -> None:
+    with pytest.raises(InputError) as caught:
+        asked(tmp_path, ("run.sh", OWN.format(model)))
+
+    assert "goes beside the recipe" in caught.value.hint
+
+
+def test_variable_that_is_not_set_is_no_model(tmp_path: Path) -> None:
+    text = OWN.format('"${BASE_MODEL}"')
+
+    with pytest.raises(ConfigError, match="names no model"):
+        asked(tmp_path, ("run.sh", text))
+    use = asked(tmp_path, ("run.sh", text), ("gpt2", ""))
+
+    assert any("model_name_or_path" in note for note in use.notes)
