@@ -229,7 +229,7 @@ def _offload(run: _Run, n_sharing: int) -> None:
 def _name_model(run: _Run) -> None:
     """Take the name of a folder for the model where the folder itself is on another machine."""
     found = run.facts.get("model")
-    if found is None or is_model_name(found.value):
+    if found is None or is_model_name(found.value) or not is_model_place(found.value):
         return
     last = str(found.value).rstrip("/").rpartition("/")[2]
     if not Path(found.value).exists() and preset_of(last):

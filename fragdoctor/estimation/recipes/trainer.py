@@ -283,13 +283,11 @@ def _defaults_of_adapter(reading: Reading) -> None:
 
 
 def _whole(reading: Reading) -> None:
-    """Count source and target as one sequence, as programs for language models put them together."""
+    """Count source and target as one sequence: programs for language models join them."""
     parts = [reading.facts.pop(name, None) for name in ("source", "target")]
     found = [part for part in parts if part is not None]
     if found:
-        key, text = (
-            " + ".join(words) for words in zip(*((p.key, p.text) for p in found), strict=True)
-        )
+        key, text = " + ".join(p.key for p in found), " + ".join(p.text for p in found)
         reading.take("seq", sum(part.value for part in found), key, text)
 
 

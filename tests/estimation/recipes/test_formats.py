@@ -424,7 +424,7 @@ def test_long_names_are_shortened(tmp_path: Path) -> None:
     assert max(len(entry.key) for entry in use.files[0].unused) <= 80
 
 
-OWN = "torchrun --nproc_per_node=2 my/train.py --model_name_or_path {} --per_device_train_batch_size 1"
+OWN = "torchrun --nproc_per_node=2 my/t.py --model_name_or_path {} --per_device_train_batch_size 1"
 
 
 def test_rank_given_to_a_program_of_ones_own_trains_adapters(tmp_path: Path) -> None:
