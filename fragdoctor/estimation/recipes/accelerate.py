@@ -79,6 +79,14 @@ _RULES: Final[dict[str, Rule]] = {
 }
 
 
+def offload_to_host(reading: Reading) -> None:
+    """FSDP's offload keeps weights and optimizer states on the host, both or none."""
+    host = reading.facts.pop("offload_fsdp", None)
+    if host is not None:
+        reading.take("offload_parameters", True, host.key, host.text)
+        reading.take("offload_optimizer", True, host.key, host.text)
+
+
 def complete_fsdp(reading: Reading, entries: Entries) -> None:
     """Read what FSDP's entries say together: version 2 writes a flag where 1 has a strategy."""
     for key, value in entries.items():
@@ -97,10 +105,7 @@ def complete_fsdp(reading: Reading, entries: Entries) -> None:
             f"{reading.source}: with {reading.facts['stage'].text}, the estimate keeps whole "
             "weights on each GPU, as ZeRO-2 does."
         )
-    host = reading.facts.pop("offload_fsdp", None)
-    if host is not None:
-        reading.take("offload_parameters", True, host.key, host.text)
-        reading.take("offload_optimizer", True, host.key, host.text)
+    offload_to_host(reading)
 
 
 def _complete_engine(reading: Reading, keys: str) -> None:

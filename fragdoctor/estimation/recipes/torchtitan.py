@@ -9,6 +9,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Final
 
+from fragdoctor.estimation.recipes.accelerate import offload_to_host
 from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.entries import (
     Becomes,
@@ -118,10 +119,7 @@ def _complete(reading: Reading, entries: Entries) -> None:
     if (reading.value("tensor_parallel") or 1) > 1:
         fact = reading.facts["tensor_parallel"]
         reading.take("sequence_parallel", True, fact.key, fact.text)
-    host = reading.facts.pop("offload_fsdp", None)
-    if host is not None:
-        reading.take("offload_parameters", True, host.key, host.text)
-        reading.take("offload_optimizer", True, host.key, host.text)
+    offload_to_host(reading)
     reading.drop("expert_tensor", "as the other matrices")
     if reading.value("rank"):
         reading.take("adapter", "lora", "lora.rank", reading.facts["rank"].text)

@@ -11,6 +11,7 @@ import re
 from types import MappingProxyType
 from typing import Any, Final
 
+from fragdoctor.estimation.recipes.accelerate import offload_to_host
 from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.entries import (
     Becomes,
@@ -204,16 +205,14 @@ def _complete_optimizer(reading: Reading) -> None:
 
 def _complete_sharing(reading: Reading) -> None:
     """Say that FSDP is used where an entry means nothing without it."""
-    host, sharded = reading.facts.pop("offload_fsdp", None), reading.facts.pop("is_sharded", None)
+    host, sharded = reading.facts.get("offload_fsdp"), reading.facts.pop("is_sharded", None)
     for fact in (host, sharded):
         if fact is not None:
             reading.take("engine", "fsdp", fact.key, fact.text)
     for fact_name in ("shard_degree", "gpus_per_node", "tensor_parallel"):
         if not is_off(reading.value(fact_name)) and reading.value(fact_name) != 1:
             reading.take("engine", "fsdp", reading.facts[fact_name].key, "FSDP", is_default=True)
-    if host is not None:
-        reading.take("offload_parameters", True, host.key, host.text)
-        reading.take("offload_optimizer", True, host.key, host.text)
+    offload_to_host(reading)
     if "engine" not in reading.facts and "n_gpus" not in reading.facts:
         reading.notes.append(
             f"{reading.source} does not say how many GPUs tune run starts: counted on one; for a "
