@@ -10,9 +10,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import fields, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args, get_type_hints
 
-from fragdoctor.cli.estimate_options import AttentionKind, EstimateOptions
+from fragdoctor.cli.estimate_options import EstimateOptions
 from fragdoctor.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
@@ -77,10 +77,7 @@ def with_recipes(
         )
     if named and not question.models:
         _check_model(named, question.readings[0].source)
-    if "attention" in values:
-        values["attention"] = AttentionKind(values["attention"])
-    if "batch" in values:
-        values["batch"] = str(values["batch"])
+    values = {name: _typed(name, value) for name, value in values.items()}
     shown = {name: value for name, value in on_line.items() if name != "inputs"}
     told = {n: v for n, v in values.items() if _plain(v) != _plain(_DEFAULTS.get(n))}
     return replace(chosen, inputs=models or None, **values), use_of(resolved, models, told | shown)
@@ -100,6 +97,15 @@ def _check_model(named: str, source: str) -> None:
         beside = f"fragdoctor estimate {source} config.json"
         e.hint = f"{e.hint} Its configuration, or a model like it, goes beside the recipe: {beside}"
         raise
+
+
+def _typed(name: str, value: Any) -> Any:
+    """Return a value as the option has it: a batch as text, a choice as a member of its enum."""
+    kind = get_type_hints(EstimateOptions)[name]
+    enums = [k for k in (kind, *get_args(kind)) if isinstance(k, type) and issubclass(k, StrEnum)]
+    if enums:
+        return enums[0](value)
+    return str(value) if name == "batch" else value
 
 
 def _plain(value: Any) -> Any:

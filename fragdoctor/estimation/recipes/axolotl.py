@@ -14,12 +14,12 @@ from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.entries import (
     AUTO,
     HARMLESS_IN_TRAINING,
+    LOSS_IN_PARTS,
     Becomes,
     Format,
     Matters,
     Reading,
     Rule,
-    UnsayableError,
     count,
     harmless,
     is_off,
@@ -35,7 +35,6 @@ from fragdoctor.estimation.recipes.trainer import (
     EVALUATION,
     GENERATION,
     LORA_RULES,
-    LOSS_IN_PARTS,
     REFERENCE,
     TRAINER_RULES,
     complete_evaluation,
@@ -62,10 +61,9 @@ def _checkpointing(value: Any) -> str | None:
     return "full"
 
 
-def _plugins(value: Any) -> None:
-    """Return nothing: which plugins save memory is said by their own entries, but for one."""
-    if "CutCrossEntropy" in str(value):
-        raise UnsayableError(f"cut cross-entropy: {LOSS_IN_PARTS}")
+def _plugins(value: Any) -> str | None:
+    """Return what a plugin means: which ones save memory is said by their entries, but for one."""
+    return "fused" if "CutCrossEntropy" in str(value) else None
 
 
 _RULES: Final[dict[str, Rule]] = {
@@ -99,11 +97,11 @@ _RULES: Final[dict[str, Rule]] = {
     "sequence_parallel_degree": Becomes("context_parallel", count),
     "tensor_parallel_size": Becomes("tensor_parallel", count),
     **LORA_RULES,
-    "plugins": Becomes("plugins", _plugins),
+    "plugins": Becomes("logits", _plugins),
     "chunked_cross_entropy": Matters(LOSS_IN_PARTS),
     "flash_attn_cross_entropy": Matters(LOSS_IN_PARTS),
-    "cut_cross_entropy": Matters(LOSS_IN_PARTS),
-    "liger_fused_linear_cross_entropy": Matters(LOSS_IN_PARTS),
+    "cut_cross_entropy": Becomes("logits", when_on("fused")),
+    "liger_fused_linear_cross_entropy": Becomes("logits", when_on("fused")),
     "liger_cross_entropy": Matters(LOSS_IN_PARTS),
     "liger_rms_norm": Matters("fused norms keep less than is counted"),
     "liger_layer_norm": Matters("fused norms keep less than is counted"),

@@ -8,6 +8,7 @@ parameters of the command; the others are put together in ``resolve``:
 * ``engine``: ``deepspeed`` or ``fsdp``, ``stage``: what it shards (ZeRO 0 to 3);
 * ``n_gpus``, ``gpus_per_node``, ``n_nodes``, ``shard_degree``: how many GPUs share it;
 * ``adapter``: ``lora`` or ``none``, ``rank``, ``targets``;
+* ``logits``: how the loss gets them (``fused``, ``chunked``);
 * ``offload_optimizer``, ``offload_parameters``, ``offload_activations``: True.
 """
 
@@ -149,6 +150,10 @@ class Format:
             section = section.rpartition(".")[0]
         return key, found
 
+
+LOSS_IN_PARTS: Final = "logits are counted whole: this way of the loss needs less"
+IN_WORDS: Final[Mapping[str, str]] = {"logits": LOSS_IN_PARTS}
+"""Facts that are told in words where no option takes them -> what is not counted."""
 
 DECISIVE: Final[Mapping[str, str]] = {
     "optimizer": "optimizer",

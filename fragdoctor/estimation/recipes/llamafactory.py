@@ -33,7 +33,6 @@ from fragdoctor.estimation.recipes.entries import (
 from fragdoctor.estimation.recipes.trainer import (
     GENERATION,
     LORA_RULES,
-    LOSS_IN_PARTS,
     REFERENCE,
     TRAINER_RULES,
     complete_evaluation,
@@ -93,7 +92,7 @@ _RULES: Final[dict[str, Rule]] = {
     "pissa_init": Matters("the initialisation of adapters (PiSSA) is not counted"),
     "quantization_method": Becomes("method", text_of),
     "double_quantization": Matters("4 bits are counted with double quantisation anyway"),
-    "enable_liger_kernel": Matters(LOSS_IN_PARTS),
+    "enable_liger_kernel": Becomes("logits", when_on("fused")),
     "use_unsloth": Matters("Unsloth's kernels and loss keep less than is counted"),
     "use_unsloth_gc": Matters("checkpoints on the host are not counted: they need less"),
     "upcast_layernorm": Matters("fp32 norms are not counted: they need more"),

@@ -24,7 +24,7 @@ from fragdoctor.estimation.model_shapes import (
     model_of,
     preset_of,
 )
-from fragdoctor.estimation.recipes.entries import AUTO, DECISIVE, Fact, Reading, shown
+from fragdoctor.estimation.recipes.entries import AUTO, DECISIVE, IN_WORDS, Fact, Reading, shown
 from fragdoctor.frozen import frozen
 from fragdoctor.model.recipe import Bearing, Recipe, RecipeUse, UnusedEntry, UsedEntry
 
@@ -39,7 +39,7 @@ _DIRECT: Final = (
     "tensor_parallel", "sequence_parallel", "context_parallel", "pipeline_parallel",
     "expert_parallel", "inference", "new_tokens", "kv_dtype", "gpu_memory_utilization",
     "max_num_seqs", "max_num_batched_tokens", "vocab", "layers", "hidden", "heads", "kv_heads",
-    "ffn", "dtype",
+    "ffn", "dtype", "logits",
 )  # fmt: skip
 _PLAIN: Final = ("fp32", "bf16", "fp16")
 _DEGREES: Final = ("tensor_parallel", "pipeline_parallel")
@@ -345,7 +345,7 @@ def _report(run: _Run, reading: Reading, kept: Mapping[str, Setting]) -> Recipe:
             won = ", ".join(_option(p, run.given[p]) for p in winners)
             used.append(UsedEntry(fact.key, fact.text, option, fact.is_default, won))
         elif not fact.is_default:
-            unused.append(_idle(fact, parameters))
+            unused.append(_idle(name, fact, parameters))
     named = {key for entry in used for key in entry.key.split(" + ")}
     named |= {entry.key for entry in unused if entry.bearing is not Bearing.NONE}
     left = {
@@ -363,7 +363,9 @@ def _outdone(fact: Fact, counted: Fact, source: Reading) -> UnusedEntry:
     return UnusedEntry(fact.key, fact.text, Bearing.MATTERS, reason)
 
 
-def _idle(fact: Fact, parameters: Iterable[str]) -> UnusedEntry:
+def _idle(name: str, fact: Fact, parameters: Iterable[str]) -> UnusedEntry:
+    if name in IN_WORDS:
+        return UnusedEntry(fact.key, fact.text, Bearing.MATTERS, IN_WORDS[name])
     reason = "does not go with the other options" if list(parameters) else "changes nothing here"
     return UnusedEntry(fact.key, fact.text, Bearing.NONE, reason)
 

@@ -153,9 +153,10 @@ def _complete(reading: Reading, entries: Entries) -> None:
     loss = reading.facts.pop("loss", None)
     if loss is not None:
         in_parts = any(kind in str(loss.value).lower() for kind in _LOSSES)
-        bearing = Bearing.MATTERS if in_parts else Bearing.NONE
-        reason = "logits are counted whole: this way of the loss needs less" if in_parts else ""
-        reading.leave(loss.key, loss.text, bearing, reason)
+        if in_parts:
+            reading.take("logits", "chunked", loss.key, loss.text)
+        else:
+            reading.leave(loss.key, loss.text, Bearing.NONE)
     validation = reading.facts.pop("validation", None)
     if validation is not None:
         reason = "a validation pass keeps no activations"

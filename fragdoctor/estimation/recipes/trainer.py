@@ -33,7 +33,6 @@ from fragdoctor.estimation.recipes.entries import (
 )
 from fragdoctor.model.recipe import Bearing, UnusedEntry
 
-LOSS_IN_PARTS: Final = "logits are counted whole: this way of the loss needs less"
 COMPILED: Final = "what a compiler saves is not counted"
 EVALUATION: Final = (
     "an evaluation pass is not counted; larger than the training batch, it can need more"
@@ -64,9 +63,9 @@ TRAINER_RULES: Final[dict[str, Rule]] = {
     "per_device_eval_batch_size": Matters(EVALUATION),
     "eval_accumulation_steps": Matters("kept predictions of an evaluation are not counted"),
     "torch_compile": Matters(COMPILED),
-    "use_liger_kernel": Matters(LOSS_IN_PARTS),
-    "use_liger_loss": Matters(LOSS_IN_PARTS),
-    "use_liger": Matters(LOSS_IN_PARTS),
+    "use_liger_kernel": Becomes("logits", when_on("fused")),
+    "use_liger_loss": Becomes("logits", when_on("fused")),
+    "use_liger": Becomes("logits", when_on("fused")),
     "neftune_noise_alpha": Matters("noise on the embeddings is not counted; it is small"),
     "auto_find_batch_size": Matters("the batch is lowered until it fits; it is counted as written"),
     "torch_empty_cache_steps": Matters("emptying the cache is not counted"),
@@ -316,7 +315,7 @@ def _loss(reading: Reading, kind: str) -> None:
     if found is None:
         return
     if kind == "sft" and "chunked" in str(found.value):
-        reading.leave(found.key, found.text, Bearing.MATTERS, LOSS_IN_PARTS)
+        reading.take("logits", "chunked", found.key, found.text)
     else:
         reading.leave(found.key, found.text, Bearing.NONE)
 
