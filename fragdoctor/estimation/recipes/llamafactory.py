@@ -38,6 +38,7 @@ from fragdoctor.estimation.recipes.trainer import (
     complete_evaluation,
     deepspeed_reference,
     pairs,
+    scales_unquantised,
     without_adapter,
 )
 from fragdoctor.model.recipe import Bearing
@@ -91,7 +92,7 @@ _RULES: Final[dict[str, Rule]] = {
     "additional_target": Matters("layers trained beside the adapters are not counted"),
     "pissa_init": Matters("the initialisation of adapters (PiSSA) is not counted"),
     "quantization_method": Becomes("method", text_of),
-    "double_quantization": Matters("4 bits are counted with double quantisation anyway"),
+    "double_quantization": Becomes("double", lambda value: "no" if is_off(value) else None),
     "enable_liger_kernel": Becomes("logits", when_on("fused")),
     "use_unsloth": Matters("Unsloth's kernels and loss keep less than is counted"),
     "use_unsloth_gc": Matters("checkpoints on the host are not counted: they need less"),
@@ -150,6 +151,8 @@ def _complete(reading: Reading, entries: Entries) -> None:
 
 
 def _method(reading: Reading) -> None:
+    if reading.facts.pop("double", None) is not None:
+        scales_unquantised(reading)
     method = reading.facts.pop("method", None)
     if method is None:
         return

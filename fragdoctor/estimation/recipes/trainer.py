@@ -8,6 +8,7 @@ LLaMA-Factory hand the same arguments on, and share the rules here.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -111,6 +112,13 @@ def without_adapter(reading: Reading, reason: str) -> None:
             reading.unused[i] = UnusedEntry(entry.key, entry.value, Bearing.NONE, reason)
 
 
+def scales_unquantised(reading: Reading) -> None:
+    """Count a 4-bit base without double quantisation: its scales stay in fp32."""
+    found = reading.facts.get("quantised")
+    if found is not None and found.value == "int4":
+        reading.facts["quantised"] = replace(found, value="nf4")
+
+
 def deepspeed_reference(reading: Reading, entries: Entries) -> None:
     """Say that DeepSpeed is used where the Trainer names a file of it, or is told so."""
     found = reading.references.get("deepspeed", entries.get("deepspeed") is True)
@@ -159,8 +167,7 @@ _RULES: Final[dict[str, Rule]] = {
     "activation_offloading": Becomes("offload_activations", when_on(True)),
     "loss_type": Becomes("loss", lambda value: value),
     "padding_free": Matters("batches are counted padded to the full length"),
-    "bnb_4bit_quant_type": Matters("counted as NF4 with double quantisation"),
-    "use_bnb_nested_quant": Matters("4 bits are counted with double quantisation anyway"),
+    "use_bnb_nested_quant": Becomes("nested", when_on(True)),
     "num_processes": Becomes("n_gpus", count),
     "use_vllm": Matters(GENERATION),
     "vllm_device": Matters(GENERATION),
@@ -210,6 +217,11 @@ def _complete(reading: Reading, entries: Entries) -> None:
     kind = kind_of(entries)
     deepspeed_reference(reading, entries)
     _defaults(reading, entries, kind)
+    nested = reading.facts.pop("nested", None)
+    if kind and nested is None:
+        scales_unquantised(reading)
+    elif nested is not None:
+        reading.leave(nested.key, nested.text, Bearing.NONE, "as 4 bits are counted")
     _own_adapter(reading, entries)
     if "adapter" not in reading.facts and not reading.unsayable:
         without_adapter(reading, "no adapters are trained")
@@ -330,6 +342,7 @@ FORMAT: Final = Format(
     harmless=harmless(
         HARMLESS_IN_TRAINING,
         r"""
+        bnb_4bit_
         mm_ lazy_preprocess version$ group_by_modality image_(folder|aspect) do_ trainable
         beta temperature top_ min_p reward_(funcs|weights) max_grad model_init_kwargs
         gradient_checkpointing_kwargs fsdp_ accelerator_config missing_eos truncation_mode

@@ -16,7 +16,7 @@ from fragdoctor.model.recipe import Bearing, RecipeUse
 
 AXOLOTL = """
 base_model: NousResearch/Llama-2-7b-hf
-plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]
+chunked_cross_entropy: true
 load_in_4bit: true
 adapter: qlora
 lora_r: 32
@@ -58,7 +58,7 @@ batch_size: 4
 batch_size_val: ${batch_size}
 gradient_accumulation_steps: 2
 optimizer: {_component_: torch.optim.AdamW, fused: true, lr: 1e-4}
-loss: {_component_: torchtune.modules.loss.LinearCrossEntropyLoss}
+loss: {_component_: torch.nn.CrossEntropyLoss}
 enable_activation_checkpointing: true
 enable_activation_offloading: true
 dtype: bf16
@@ -90,7 +90,7 @@ attn_implementation: flash_attention_2
 bf16: true
 max_length: 8192
 packing: true
-use_liger_kernel: true
+torch_compile: true
 per_device_train_batch_size: 2
 per_device_eval_batch_size: 2
 gradient_accumulation_steps: 4
@@ -212,7 +212,7 @@ def asked(folder: Path, *files: tuple[str, str], **options: object) -> RecipeUse
             ),
             (
                 "Qwen/Qwen2.5-0.5B --optimizer adamw-fused --batch 8 --seq 1024 "
-                "--checkpointing full --lora 32 --dtype int4"
+                "--checkpointing full --lora 32 --dtype nf4"
             ),
         ),
     ],
@@ -264,8 +264,8 @@ def test_what_is_not_counted_is_listed_with_its_reason(tmp_path: Path) -> None:
     (file,) = asked(tmp_path, ("a.yml", AXOLOTL)).files
 
     matters = {entry.key: entry.reason for entry in file.unused_that(Bearing.MATTERS)}
-    assert {"plugins"} == matters.keys()
-    assert "logits are counted whole" in matters["plugins"]
+    assert {"chunked_cross_entropy"} == matters.keys()
+    assert "logits are counted whole" in matters["chunked_cross_entropy"]
     assert ["my_own_entry"] == [entry.key for entry in file.unused_that(Bearing.UNKNOWN)]
     assert {"wandb_project", "datasets"} <= {e.key for e in file.unused_that(Bearing.NONE)}
 

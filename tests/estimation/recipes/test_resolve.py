@@ -35,7 +35,13 @@ def resolved(*files: dict[str, Any], given: dict[str, Any] | None = None) -> Res
         ({"torch_dtype": "bfloat16", "use_peft": True}, "bf16"),
         ({"torch_dtype": "float32", "bf16": True, "use_peft": True}, "amp-bf16"),
         ({"torch_dtype": "auto", "bf16": True}, "bf16"),  # as the checkpoint of Llama 3.1 is
-        ({"load_in_4bit": True, "use_peft": True, "bf16": True}, "int4"),
+        ({"load_in_4bit": True, "use_peft": True, "bf16": True}, "nf4"),
+        ({"load_in_4bit": True, "use_bnb_nested_quant": True, "use_peft": True}, "int4"),
+        ({"stage": "sft", "template": "x", "quantization_bit": 4}, "int4"),
+        (
+            {"stage": "sft", "template": "x", "quantization_bit": 4, "double_quantization": False},
+            "nf4",
+        ),
         ({"load_in_8bit": True, "use_peft": True, "bf16": True}, "int8"),
     ],
 )
