@@ -265,7 +265,7 @@ COMMANDS: Final = (
         "Say before a run whether it fits, and what would make it fit",
         [
             "fragdoctor estimate llama-3.1-8b --gpu rtx-4090 --lora 16 --dtype bf16",
-            "fragdoctor estimate --params 7B --gpu 24GiB --lora 16 --explain",
+            "fragdoctor estimate qlora.yml --gpu rtx-4090",
         ],
     ),
     Command(

@@ -20,6 +20,7 @@ import typer
 
 from fragdoctor.cli import console
 from fragdoctor.cli.estimate_options import EstimateOptions
+from fragdoctor.cli.estimate_recipes import with_recipes
 from fragdoctor.cli.exit import OK
 from fragdoctor.cli.options import EstimateOutput, command_with, parameters_of
 from fragdoctor.errors import ConfigError
@@ -53,7 +54,7 @@ _LIBRARY: Final = frozenset(
 )
 _ADAPTED: Final = frozenset({"lora", "lora_targets"})
 _FORMULA: Final = frozenset(
-    {"gpu", "dtype", "batch", "seq", "attention", "lora", "lora_targets", "zero", "fsdp",
+    {"args", "gpu", "dtype", "batch", "seq", "attention", "lora", "lora_targets", "zero", "fsdp",
      "world_size", "inference", "explain", "tensor_parallel", "context_parallel",
      "pipeline_parallel", "expert_parallel", "dora", "keep_logits"}
 )  # fmt: skip
@@ -87,6 +88,12 @@ USED: Final[Mapping[Route, AbstractSet[str]]] = MappingProxyType(
     }
 )
 """The parameters of the command that each route uses."""
+
+_FORMULA_PARAMETERS: Final = {
+    False: USED[Route.FILE] | USED[Route.COUNT],
+    True: USED[Route.FILE_INFERENCE] | USED[Route.COUNT_INFERENCE],
+}
+"""What configuration files may become, with ``--inference`` and without it."""
 
 PARAMETERS: Final = tuple(field.name for field in fields(EstimateOptions))
 """All parameters of the command, in their order."""
@@ -187,6 +194,7 @@ if TYPE_CHECKING:
     from fragdoctor.estimation.request import Request
     from fragdoctor.model.gpus import GpuModel
     from fragdoctor.model.memory_estimate import Estimate
+    from fragdoctor.model.recipe import RecipeUse
     from fragdoctor.model.rehearsal import RehearsalResult, RehearsalSweep
     from fragdoctor.rehearsal.step_script import Build, StepOptions
     from fragdoctor.report.base import RenderOptions
@@ -198,14 +206,21 @@ def estimate(chosen: EstimateOptions, given: frozenset[str]) -> int:
     ``given`` names the options that stand on the command line: a default, or a value of the
     configuration, is nothing to refuse.
     """
+    if route_of(chosen) not in _FORMULAS:
+        refuse_unused(route_of(chosen), given)
+    asked, (chosen, files) = chosen, with_recipes(chosen, given, _FORMULA_PARAMETERS)
     route = route_of(chosen)
-    refuse_unused(route, given)
-    console.answer(chosen, chosen.inputs, lambda look: _answer(route, chosen, look, given))
+    refuse_unused(route, given - {"inputs"} if files else given)
+    console.answer(chosen, asked.inputs, lambda look: _answer(route, chosen, look, given, files))
     return OK
 
 
 def _answer(
-    route: Route, chosen: EstimateOptions, look: RenderOptions, given: frozenset[str]
+    route: Route,
+    chosen: EstimateOptions,
+    look: RenderOptions,
+    given: frozenset[str],
+    files: RecipeUse | None,
 ) -> str:
     """Return the report of a route; its modules are loaded only when it is taken."""
     if route is Route.GPUS:
@@ -225,8 +240,10 @@ def _answer(
     from fragdoctor.estimation.families import UncoveredModelError
 
     try:
-        return _of_formulas(chosen, look)
+        return _of_formulas(chosen, look, files)
     except UncoveredModelError as refused:
+        if files:  # a rehearsal has no place for what was used of them
+            raise
         return _of_uncovered(refused, chosen, look, given)
 
 
@@ -250,7 +267,7 @@ def _of_uncovered(
         raise refused from error
 
 
-def _of_formulas(chosen: EstimateOptions, look: RenderOptions) -> str:
+def _of_formulas(chosen: EstimateOptions, look: RenderOptions, files: RecipeUse | None) -> str:
     """Return the report on a model whose shape is known or assumed.
 
     Raises:
@@ -268,6 +285,7 @@ def _of_formulas(chosen: EstimateOptions, look: RenderOptions) -> str:
         found = estimate_of(_request(chosen, gpus), gpus)
     if chosen.gpu_memory_utilization:
         found = _with_server(found, chosen, gpus)
+    found = replace(found, recipe=files)
     return render("estimate", chosen.output_format.value, found, look, explain=chosen.explain)
 
 

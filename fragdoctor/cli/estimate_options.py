@@ -51,8 +51,13 @@ class EstimateOptions(options.EstimateOutput):
         list[str] | None,
         typer.Argument(
             metavar="[MODEL]...",
-            help="A config.json, a model directory, safetensors files, or a name: llama-3.1-8b",
+            help="A config.json, a model directory, safetensors files, or a name: llama-3.1-8b; "
+            "a recipe of a training or a server: YAML, TOML, JSON or a script",
         ),
+    ] = None
+    args: Annotated[
+        str | None,
+        options.option("--args", "COMMAND", "Take a command line as a recipe: 'vllm serve ...'"),
     ] = None
     params: Annotated[
         str | None, options.option("--params", "N", "Set the parameter count: 7B, 350M, 1.3e9")

@@ -26,6 +26,7 @@ from typing import Any, Final
 from fragdoctor.errors import ConfigError, InputError
 from fragdoctor.estimation.architectures import Dimensions, outside, parameters_of
 from fragdoctor.estimation.config_json import Config, quantised_dtype, read_config, shape_of_config
+from fragdoctor.estimation.model_names import base_of
 from fragdoctor.estimation.safetensors import (
     TensorEntry,
     read_files,
@@ -253,12 +254,20 @@ def known_models() -> tuple[KnownModel, ...]:
 
 
 def preset_of(name: str) -> Preset | None:
-    """Return the model of this name, or of this repository on the hub."""
+    """Return the model of this name, of this repository on the hub, or the base of a tuned one."""
     key = name.strip().lower()
     for preset in presets().values():
         if key in (preset.name, preset.hub.lower(), preset.hub.lower().split("/")[-1]):
             return preset
-    return None
+    return presets().get(base_of(name, ((p.name, p.hub) for p in presets().values())))
+
+
+def _by_its_name(name: str, preset: Preset) -> Sequence[str]:
+    """Return what is taken for granted where a name is not the model's own."""
+    hub = preset.hub.lower()
+    if name.strip().lower() in (preset.name, hub, hub.rpartition("/")[2]):
+        return ()
+    return (f"By its name, {name} is taken to have the shape of {preset.hub}.",)
 
 
 def is_model_name(name: str) -> bool:
@@ -356,7 +365,9 @@ def model_of(inputs: Sequence[str]) -> FoundModel:
         if preset is None:
             raise unknown_model(inputs[0])
         shape = shape_of_config(preset.config, f"config.json of {preset.hub}")
-        return FoundModel(replace(shape, name=preset.name), _config_dtype(preset.config))
+        notes = (*shape.assumptions, *_by_its_name(inputs[0], preset))
+        shape = replace(shape, name=preset.name, assumptions=notes)
+        return FoundModel(shape, _config_dtype(preset.config))
     if len(paths) == 1 and paths[0].is_dir():
         return _of_directory(paths[0])
     tensors: list[Path] = []

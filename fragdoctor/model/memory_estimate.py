@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from fragdoctor.frozen import frozen
 from fragdoctor.model.gpus import GpuModel
+from fragdoctor.model.recipe import RecipeUse
 from fragdoctor.model.workload import Workload
 
 
@@ -324,6 +325,7 @@ class Estimate:
             empty where it fits as it is, or nothing does.
         serving: what a server holds, if one was asked for.
         fit_map: batches and lengths that fit on the first GPU; None without one.
+        recipe: what was read of configuration files; None without any.
     """
 
     workload: Workload
@@ -334,3 +336,4 @@ class Estimate:
     combinations: Sequence[Combination] = ()
     serving: Serving | None = None
     fit_map: FitMap | None = None
+    recipe: RecipeUse | None = None

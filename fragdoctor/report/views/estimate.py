@@ -20,6 +20,7 @@ from fragdoctor.model.memory_estimate import (
 from fragdoctor.model.workload import Workload
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Detail, Span, Style, dim, strong
+from fragdoctor.report.views.recipes import recipe_lead, recipe_sections
 from fragdoctor.report.views.what_fits import (
     STATES,
     TONES,
@@ -54,7 +55,7 @@ def document(estimate: Estimate, *, explain: bool = False) -> doc.ReportDocument
         title="Will it fit",
         headline=Span(answer, tone),
         brief=[answer],
-        lead=[doc.Paragraph(_workload_text(estimate))],
+        lead=[doc.Paragraph(_workload_text(estimate)), *recipe_lead(estimate.recipe)],
         sections=[
             _at_the_peak(estimate),
             _phases(estimate),
@@ -64,6 +65,7 @@ def document(estimate: Estimate, *, explain: bool = False) -> doc.ReportDocument
             doubts_section(estimate),
             combinations_section(estimate),
             _savings(estimate),
+            *recipe_sections(estimate.recipe),
             *_formulas(estimate, Detail.USUAL if explain else Detail.FULL),
             _notes(estimate, explain=explain),
         ],

@@ -1,0 +1,112 @@
+"""Configuration files among the inputs of ``fragdoctor estimate``.
+
+What they say becomes the options of the command, where the command line does not say it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import fields, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, get_args, get_type_hints
+
+from fragdoctor.cli.estimate_options import EstimateOptions
+from fragdoctor.errors import ConfigError, InputError
+
+if TYPE_CHECKING:
+    from fragdoctor.model.recipe import RecipeUse
+
+SUFFIXES: Final = (".yaml", ".yml", ".toml", ".json", ".sh", ".bash", ".slurm", ".sbatch")
+_DEFAULTS: Final = {field.name: field.default for field in fields(EstimateOptions)}
+_NO_QUESTION: Final = ("output", "force", "quiet", "no_color", "output_format", "explain", "args")
+
+
+def may_be_recipe(text: str) -> bool:
+    """Return whether an input may be a configuration file: cheap, before anything is loaded."""
+    return text.lower().endswith(SUFFIXES) and Path(text).is_file()
+
+
+def with_recipes(
+    chosen: EstimateOptions,
+    given: frozenset[str],
+    usable: Mapping[bool, AbstractSet[str]],
+) -> tuple[EstimateOptions, RecipeUse | None]:
+    """Return the options with what files say, and what was used of them; None without files.
+
+    Args:
+        chosen: the options of the command line, files among the inputs.
+        given: those that stand on the command line, and win.
+        usable: parameters that formulas use, with ``--inference`` and without it.
+
+    Raises:
+        ConfigError: files that describe two runs or no model, or say what cannot be said here.
+        InputError: a file cannot be read, or nothing says whose it is.
+    """
+    inputs = chosen.inputs or []
+    if not chosen.args and not any(map(may_be_recipe, inputs)):
+        return chosen, None
+    from fragdoctor.estimation.recipes.question import question_of
+    from fragdoctor.estimation.recipes.resolve import resolve, use_of
+
+    question = question_of(inputs, chosen.args or "")
+    if not question.readings:
+        return chosen, None
+    if chosen.rehearse or chosen.model:
+        raise ConfigError(
+            "Configuration files are estimated by formulas, not rehearsed.",
+            hint="Leave --rehearse and --model out, or rehearse the program: fragdoctor rehearse.",
+        )
+    on_line = {
+        name: _plain(getattr(chosen, name))
+        for name in _DEFAULTS
+        if name in given and name not in (*_NO_QUESTION, "inputs")
+    }
+    if question.models:
+        on_line = {"inputs": list(question.models), **on_line}
+    is_inference = chosen.inference or any(r.value("inference") for r in question.readings)
+    resolved = resolve(question.readings, on_line, usable[is_inference])
+    values = dict(resolved.options)
+    named = values.pop("model", None)
+    models = list(question.models) or ([named] if named else [])
+    if not models and not values.keys() & {"layers"} and not given & {"params", "layers"}:
+        raise ConfigError(
+            f"{question.readings[0].source} names no model that is known here.",
+            hint=f"Add one: fragdoctor estimate {question.readings[0].source} llama-3.1-8b",
+        )
+    if named and not question.models:
+        _check_model(named, question.readings[0].source)
+    values = {name: _typed(name, value) for name, value in values.items()}
+    shown = {name: value for name, value in on_line.items() if name != "inputs"}
+    told = {n: v for n, v in values.items() if _plain(v) != _plain(_DEFAULTS.get(n))}
+    return replace(chosen, inputs=models or None, **values), use_of(resolved, models, told | shown)
+
+
+def _check_model(named: str, source: str) -> None:
+    """Refuse a model of a recipe that is not known, with what to do about it.
+
+    Raises:
+        InputError: as an estimate without a recipe, and that another may be named.
+    """
+    from fragdoctor.estimation.model_shapes import model_of
+
+    try:
+        model_of([named])
+    except InputError as e:
+        beside = f"fragdoctor estimate {source} config.json"
+        e.hint = f"{e.hint} Its configuration, or a model like it, goes beside the recipe: {beside}"
+        raise
+
+
+def _typed(name: str, value: Any) -> Any:
+    """Return a value as the option has it: a batch as text, a choice as a member of its enum."""
+    kind = get_type_hints(EstimateOptions)[name]
+    enums = [k for k in (kind, *get_args(kind)) if isinstance(k, type) and issubclass(k, StrEnum)]
+    if enums:
+        return enums[0](value)
+    return str(value) if name == "batch" else value
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, StrEnum) else value

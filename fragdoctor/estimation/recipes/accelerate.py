@@ -1,0 +1,163 @@
+"""Accelerate's YAML, and the options of programs that start processes.
+
+Names as in ``accelerate/commands/config`` and ``accelerate launch --help``
+(https://huggingface.co/docs/accelerate/package_reference/cli); ``torchrun`` and ``deepspeed`` say
+with other names how many processes there are.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Final
+
+from fragdoctor.estimation.recipes.deepspeed import DEVICE, stage
+from fragdoctor.estimation.recipes.documents import Entries
+from fragdoctor.estimation.recipes.entries import (
+    Becomes,
+    Format,
+    Matters,
+    Reading,
+    Rule,
+    count,
+    harmless,
+    is_off,
+    mixed_dtype,
+    one_of,
+    text_of,
+    when_on,
+)
+
+ENGINE: Final = one_of(
+    {"fsdp": "fsdp", "deepspeed": "deepspeed", "multi_gpu": "ddp", "no": None, "false": None,
+     "none": None, "tp": "ddp"},
+    "is no way to share a run among GPUs that an estimate knows",
+)  # fmt: skip
+SHARDING: Final = one_of(
+    {"full_shard": 3, "1": 3, "shard_grad_op": 2, "2": 2, "no_shard": 0, "3": 0,
+     "hybrid_shard": 3, "4": 3, "hybrid_shard_zero2": 2, "5": 2, "true": 3, "false": 3},
+)  # fmt: skip
+_WHOLE: Final = "weights stay gathered between forward and backward, which needs more"
+
+FSDP_RULES: Final[dict[str, Rule]] = {
+    "fsdp_sharding_strategy": Becomes("stage", SHARDING),
+    "fsdp_offload_params": Becomes("offload_fsdp", when_on(True)),
+    "fsdp_forward_prefetch": Matters("a layer that is gathered ahead is not counted"),
+    "fsdp_activation_checkpointing": Becomes("checkpointing", when_on("full")),
+}
+"""Entries of FSDP as several programs write them; ``complete_fsdp`` reads the rest."""
+
+_RULES: Final[dict[str, Rule]] = {
+    "distributed_type": Becomes("engine", ENGINE),
+    "use_fsdp": Becomes("engine", when_on("fsdp")),
+    "use_deepspeed": Becomes("engine", when_on("deepspeed")),
+    "multi_gpu": Becomes("engine", when_on("ddp")),
+    "mixed_precision": Becomes("mixed", mixed_dtype),
+    "num_processes": Becomes("n_gpus", count),
+    "num_machines": Becomes("n_nodes", count),
+    "nproc_per_node": Becomes("gpus_per_node", count),
+    "nproc-per-node": Becomes("gpus_per_node", count),
+    "num_gpus": Becomes("gpus_per_node", count),
+    "nnodes": Becomes("n_nodes", count),
+    "num_nodes": Becomes("n_nodes", count),
+    "zero_stage": Becomes("stage", stage),
+    "offload_optimizer_device": Becomes("offload_optimizer", DEVICE),
+    "offload_param_device": Becomes("offload_parameters", DEVICE),
+    "gradient_accumulation_steps": Becomes("grad_accumulation", count),
+    **FSDP_RULES,
+    "parallelism_config_tp_size": Becomes("tensor_parallel", count),
+    "parallelism_config_cp_size": Becomes("context_parallel", count),
+    "parallelism_config_sp_size": Becomes("context_parallel", count),
+    "parallelism_config_dp_replicate_size": Becomes("replicas", count),
+    "parallelism_config_dp_shard_size": Becomes("shard", count),
+    "megatron_lm_tp_degree": Becomes("tensor_parallel", count),
+    "megatron_lm_pp_degree": Becomes("pipeline_parallel", count),
+    "megatron_lm_sequence_parallelism": Becomes("sequence_parallel", when_on(True)),
+    "megatron_lm_recompute_activations": Matters("--checkpointing says it"),
+    "megatron_lm_use_distributed_optimizer": Becomes("stage", when_on(1)),
+    "dynamo_backend": Matters("what a compiler saves is not counted"),
+    "backend": Matters("8-bit floating point is counted as bf16"),
+}
+
+
+def offload_to_host(reading: Reading) -> None:
+    """FSDP's offload keeps weights and optimizer states on the host, both or none."""
+    host = reading.facts.pop("offload_fsdp", None)
+    if host is not None:
+        reading.take("offload_parameters", True, host.key, host.text)
+        reading.take("offload_optimizer", True, host.key, host.text)
+
+
+def complete_fsdp(reading: Reading, entries: Entries) -> None:
+    """Read what FSDP's entries say together: version 2 writes a flag where 1 has a strategy."""
+    for key, value in entries.items():
+        last = key.rpartition(".")[2].removeprefix("fsdp_")
+        if last == "reshard_after_forward" and "stage" not in reading.facts:
+            stays = value is not None and is_off(value)
+            code = text_of(value)
+            if code in ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard"):
+                reading.take("stage", SHARDING(value), key, value)
+            elif stays:
+                reading.notes.append(f"{reading.source}: {key} is off: {_WHOLE}; not counted.")
+        if "hybrid" in text_of(value) and last == "sharding_strategy":
+            reading.take("hybrid", True, key, value)
+    if reading.value("engine") == "fsdp" and reading.value("stage") == 2:
+        reading.notes.append(
+            f"{reading.source}: with {reading.facts['stage'].text}, the estimate keeps whole "
+            "weights on each GPU, as ZeRO-2 does."
+        )
+    offload_to_host(reading)
+
+
+def _complete_engine(reading: Reading, keys: str) -> None:
+    """Tell from other entries how a run is shared, where no entry says it."""
+    if "fsdp_config" in keys or "fsdp_sharding" in keys:
+        reading.take("engine", "fsdp", "fsdp_config", "FSDP", is_default=True)
+    elif "zero_stage" in keys or "deepspeed_config" in keys:
+        reading.take("engine", "deepspeed", "deepspeed_config", "DeepSpeed", is_default=True)
+
+
+def _complete(reading: Reading, entries: Entries) -> None:
+    if "distributed_type" not in entries:
+        _complete_engine(reading, " ".join(entries))
+    if reading.value("engine") != "fsdp":
+        for fact in ("offload_fsdp", "hybrid"):
+            reading.drop(fact, "FSDP is not used")
+    if reading.value("engine") == "deepspeed" and not reading.references:
+        reading.take("stage", 2, "zero_stage", 2, is_default=True)
+    elif reading.value("engine") != "deepspeed":
+        for fact in ("offload_optimizer", "offload_parameters"):
+            reading.drop(fact, "DeepSpeed is not used")
+    complete_fsdp(reading, entries)
+    reading.drop("shard", "follows from the other degrees")
+    if reading.value("engine") == "ddp":
+        reading.drop("stage", "neither FSDP nor DeepSpeed is used")
+
+
+FORMAT: Final = Format(
+    title="Accelerate configuration",
+    signs=(
+        frozenset({"distributed_type"}),
+        frozenset({"compute_environment"}),
+        frozenset({"mixed_precision", "num_processes"}),
+        frozenset({"num_processes", "num_machines"}),
+    ),
+    rules=MappingProxyType(_RULES),
+    harmless=harmless(
+        r"""
+        compute_environment debug downcast_bf16 gpu_ids machine_rank main_ rdzv same_network
+        tpu_ use_cpu enable_cpu_affinity deepspeed_multinode deepspeed_hostfile zero3_
+        gradient_clipping fsdp_ dynamo_ log_dir max_restarts monitor node_rank master_
+        standalone module quiet ipex commands command_file mpirun parallelism_config
+        use_parallelism fp8_config include exclude hostfile num_cpu_threads
+        offload_(optimizer|param)_nvme role tee megatron_lm_(gradient|use_) deepspeed_moe
+        config_file env$ launcher no_local_rank rdzv- node-rank master- max-restarts no_python
+        """,
+    ),
+    sections=(
+        "deepspeed_config", "fsdp_config", "parallelism_config", "megatron_lm_config",
+        "fp8_config", "dynamo_config",
+    ),
+    references=("deepspeed_config.deepspeed_config_file", "deepspeed_config_file"),
+    complete=_complete,
+    is_launch=True,
+)  # fmt: skip

@@ -1,0 +1,414 @@
+"""What an entry of a file becomes: the types that the tables of all formats are made of.
+
+A *fact* is what an entry says about the run, under one name for all formats. Most are the
+parameters of the command; the others are put together in ``resolve``:
+
+* ``weights``: dtype that the weights are loaded in (``fp32``, ``bf16``, ``fp16``, ``auto``),
+  ``mixed``: dtype of mixed precision, ``quantised``: dtype of a frozen quantised base;
+* ``engine``: ``deepspeed`` or ``fsdp``, ``stage``: what it shards (ZeRO 0 to 3);
+* ``n_gpus``, ``gpus_per_node``, ``n_nodes``, ``shard_degree``: how many GPUs share it;
+* ``adapter``: ``lora`` or ``none``, ``rank``, ``targets``;
+* ``logits``: how the loss gets them (``fused``, ``chunked``);
+* ``offload_optimizer``, ``offload_parameters``, ``offload_activations``: True.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from fragdoctor.errors import ConfigError
+from fragdoctor.estimation.recipes.documents import Entries
+from fragdoctor.estimation.training_choices import optimizer_of
+from fragdoctor.frozen import frozen
+from fragdoctor.model.recipe import Bearing, UnusedEntry
+
+_SHOWN: Final = 80
+_OFF: Final = ("", "none", "no", "null", "false", "off", "n", "0")
+AUTO: Final = "auto"
+
+
+class UnsayableError(Exception):
+    """A value that no option of an estimate stands for; the text says why, without a full stop."""
+
+
+Convert = Callable[[Any], Any]
+"""From a file's value to a fact's; None = the entry is off. Raises ``UnsayableError``."""
+
+
+@frozen
+class Becomes:
+    """An entry that says a fact."""
+
+    fact: str
+    convert: Convert
+
+
+@frozen
+class Matters:
+    """An entry that no option stands for, though it changes the memory; off, it does not.
+
+    Attributes:
+        reason: what is not counted, and which way that moves the figure; no full stop.
+    """
+
+    reason: str
+
+
+Rule = Becomes | Matters
+
+
+@frozen
+class Fact:
+    """What one entry says."""
+
+    value: Any
+    key: str
+    text: str
+    is_default: bool = False
+
+
+@dataclass(slots=True)
+class Reading:
+    """What one file says.
+
+    Attributes:
+        source: its name, for people.
+        facts: by their names.
+        unsayable: facts without which there is no honest figure: the entry, and why.
+        references: other files that it names, or holds: the entry -> what stands there.
+        notes: sentences about what it leaves open.
+    """
+
+    source: str
+    format: Format
+    facts: dict[str, Fact] = field(default_factory=dict)
+    unsayable: dict[str, tuple[Fact, str]] = field(default_factory=dict)
+    unused: list[UnusedEntry] = field(default_factory=list)
+    references: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def value(self, fact: str) -> Any:
+        """Return the value of a fact; None where the file does not say it."""
+        return self.facts[fact].value if fact in self.facts else None
+
+    def take(self, fact: str, value: Any, key: str, text: Any, *, is_default: bool = False) -> None:
+        """Note a fact, unless the file has said it already."""
+        self.facts.setdefault(fact, Fact(value, shown(key), shown(text), is_default))
+
+    def leave(self, key: str, value: Any, bearing: Bearing, reason: str = "") -> None:
+        """Note an entry that becomes nothing."""
+        self.unused.append(UnusedEntry(shown(key), shown(value), bearing, reason))
+
+    def drop(self, fact: str, reason: str) -> None:
+        """Take back a fact that means nothing beside the others; a default leaves no trace."""
+        found = self.facts.pop(fact, None)
+        if found is not None and not found.is_default:
+            self.unused.append(UnusedEntry(found.key, found.text, Bearing.NONE, reason))
+
+
+@frozen
+class Format:
+    """A program's configuration.
+
+    Attributes:
+        title: for people, ``Axolotl recipe``.
+        signs: keys that only this program's files have together; one of the sets is enough. A dot
+            stands between nested names.
+        rules: what entries become. An entry inside of ``sections`` is also found by its last name.
+        harmless: entries that have nothing to do with the memory of a GPU.
+        defaults: what the program takes for an entry that is missing, where that decides memory.
+        sections: nested mappings whose entries ``rules`` names without them.
+        references: entries that may hold another configuration, or its path.
+        complete: puts together what single entries do not say.
+        is_launch: it describes how a run is started, not what is run.
+    """
+
+    title: str
+    signs: Sequence[frozenset[str]]
+    rules: Mapping[str, Rule]
+    harmless: re.Pattern[str]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    sections: Sequence[str] = ()
+    references: Sequence[str] = ()
+    complete: Callable[[Reading, Entries], None] = lambda _reading, _entries: None
+    is_launch: bool = False
+
+    def rule_of(self, key: str) -> tuple[str, Rule | None]:
+        """Return the rule of an entry and the entry that it is about; None = none is known.
+
+        What matters as a whole does so in each of its parts.
+        """
+        section, _, last = key.rpartition(".")
+        found = self.rules.get(key) or (self.rules.get(last) if section in self.sections else None)
+        while found is None and section:
+            outer = self.rules.get(section)
+            if isinstance(outer, Matters):
+                return section, outer
+            section = section.rpartition(".")[0]
+        return key, found
+
+
+LOSS_IN_PARTS: Final = "logits are counted whole: this way of the loss needs less"
+IN_WORDS: Final[Mapping[str, str]] = {"logits": LOSS_IN_PARTS}
+"""Facts that are told in words where no option takes them -> what is not counted."""
+
+DECISIVE: Final[Mapping[str, str]] = {
+    "optimizer": "optimizer",
+    "quantised": "dtype",
+    "weights": "dtype",
+    "mixed": "dtype",
+    "adapter": "lora",
+}
+"""Facts without which there is no honest figure -> the option that can say them instead."""
+
+
+def flat(entries: Entries, prefix: str = "") -> dict[str, Any]:
+    """Return nested mappings as one, with dots between names; lists are values."""
+    found: dict[str, Any] = {}
+    for key, value in entries.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and value:
+            found |= flat(value, f"{name}.")
+        else:
+            found[name] = value
+    return found
+
+
+def shown(value: Any) -> str:
+    """Return a value as the report shows it: one line, not too long."""
+    if isinstance(value, bool):
+        text = str(value).lower()
+    elif isinstance(value, list):
+        text = ", ".join(map(shown, value[:8])) if all(map(_is_plain, value)) else "[...]"
+    elif isinstance(value, dict):
+        text = "{...}"
+    else:
+        text = "null" if value is None else str(value)
+    text = " ".join(text.split())
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | int | float)
+
+
+def is_off(value: Any) -> bool:
+    """Return whether an entry says that something is not wanted."""
+    return value in (None, False, 0, [], {}) or text_of(value) in _OFF
+
+
+def read(format_: Format, entries: Entries, source: str) -> Reading:
+    """Return what a configuration says."""
+    reading = Reading(source, format_)
+    held = {key: entries[key] for key in format_.references if isinstance(entries.get(key), dict)}
+    reading.references.update(held)
+    given = flat({key: value for key, value in entries.items() if key not in held})
+    for key, value in given.items():
+        _read_entry(reading, key, value)
+    for key, value in format_.defaults.items():
+        rule = format_.rules[key]
+        if isinstance(rule, Becomes) and rule.fact not in reading.facts.keys() | reading.unsayable:
+            converted = rule.convert(value)
+            if converted is not None:
+                reading.take(rule.fact, converted, key, value, is_default=True)
+    format_.complete(reading, given)
+    return reading
+
+
+def _read_entry(reading: Reading, key: str, value: Any) -> None:
+    about, rule = reading.format.rule_of(key)
+    if key in reading.format.references and isinstance(value, str) and not is_off(value):
+        reading.references[key] = value
+    elif rule is None:
+        known = value is None or reading.format.harmless.search(key) is not None
+        reading.leave(key, value, Bearing.NONE if known else Bearing.UNKNOWN)
+    elif value is None or (value == AUTO and not isinstance(rule, Becomes)):
+        reading.leave(key, value, Bearing.NONE, "left to the program")
+    elif isinstance(rule, Matters):
+        off = is_off(value) and about == key
+        bearing, reason = (Bearing.NONE, "off") if off else (Bearing.MATTERS, rule.reason)
+        reading.leave(about, value if about == key else {}, bearing, reason)
+    else:
+        _read_fact(reading, rule, key, value)
+
+
+def _read_fact(reading: Reading, rule: Becomes, key: str, value: Any) -> None:
+    try:
+        converted = rule.convert(value)
+    except UnsayableError as e:
+        if rule.fact in DECISIVE:
+            reading.unsayable.setdefault(rule.fact, (Fact(None, key, shown(value)), str(e)))
+        else:
+            reading.leave(key, value, Bearing.MATTERS, str(e))
+        return
+    before = reading.facts.get(rule.fact)
+    if converted is None:
+        reading.leave(key, value, Bearing.NONE, "off")
+    elif before is None:
+        reading.take(rule.fact, converted, key, value)
+    elif before.value == converted:
+        reading.leave(key, value, Bearing.NONE, f"says the same as {before.key}")
+    else:
+        reading.leave(key, value, Bearing.MATTERS, f"contradicts {before.key}, which was used")
+
+
+def text_of(value: Any) -> str:
+    """Return a value in lower case, as names are compared."""
+    return str(value).strip().lower()
+
+
+def name(value: Any) -> str:
+    """Return a name or a path as it is."""
+    if not isinstance(value, str) or not value.strip():
+        raise UnsayableError("is no name")
+    return value.strip()
+
+
+def count(value: Any) -> int | None:
+    """Return a whole number of at least 1; None for 0, less, or ``auto``."""
+    if value == AUTO:
+        return None
+    try:
+        number = float(value) if not isinstance(value, bool) else None
+    except (TypeError, ValueError):
+        number = None
+    if number is None or number != number or abs(number) > 2**53 or number != int(number):  # noqa: PLR0124 - not a number
+        raise UnsayableError("is no whole number")
+    return int(number) if number >= 1 else None
+
+
+def share(value: Any) -> float:
+    """Return a share between 0 and 1."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = -1.0
+    if not 0 < number <= 1:
+        raise UnsayableError("is no share of 1")
+    return number
+
+
+def when_on(meaning: Any) -> Convert:
+    """Return a conversion of a flag: this where it is set, else nothing."""
+    return lambda value: None if is_off(value) else meaning
+
+
+def one_of(
+    meanings: Mapping[str, Any], otherwise: str = "stands for nothing that is known"
+) -> Convert:
+    """Return a conversion of a name, in lower case, by a table."""
+
+    def convert(value: Any) -> Any:
+        """Return what a name means; raise ``UnsayableError`` for one that is not known."""
+        key = text_of(value)
+        if key not in meanings:
+            raise UnsayableError(otherwise)
+        return meanings[key]
+
+    return convert
+
+
+DTYPE_NAMES: Final[Mapping[str, str | None]] = {
+    "float32": "fp32", "fp32": "fp32", "float": "fp32", "torch.float32": "fp32",
+    "bfloat16": "bf16", "bf16": "bf16", "torch.bfloat16": "bf16",
+    "float16": "fp16", "fp16": "fp16", "half": "fp16", "torch.float16": "fp16",
+    "auto": "auto", "null": None, "none": None,
+}  # fmt: skip
+dtype: Final = one_of(DTYPE_NAMES, "is no dtype that an estimate knows")
+mixed_dtype: Final = one_of(
+    {"bf16": "bf16", "fp16": "fp16", "no": None, "none": None, "false": None, "auto": None},
+    "is no mixed precision that an estimate knows",
+)
+
+_ATTENTION: Final[Mapping[str, str | None]] = {
+    "sdpa": "sdpa", "eager": "eager", "xformers": "sdpa", "auto": None, "disabled": "eager",
+    "fa2": "flash", "fa3": "flash", "flex_attention": "flash", "flex": "flash", "s2": "flash",
+}  # fmt: skip
+
+
+def attention(value: Any) -> str | None:
+    """Return how attention is computed; kernels that write no scores are all like ``flash``."""
+    key = text_of(value)
+    if "flash" in key or "sage" in key:
+        return "flash"
+    if key not in _ATTENTION:
+        raise UnsayableError("is no attention that an estimate knows; counted as sdpa")
+    return _ATTENTION[key]
+
+
+_MORE_OPTIMIZERS: Final = {
+    "lion-32bit": "lion", "paged-adam-32bit": "paged-adamw", "adamw-torch-xla": "adamw",
+}  # fmt: skip
+
+
+def optimizer(value: Any) -> str:
+    """Return the optimizer of a name as Transformers writes it: ``paged_adamw_8bit``."""
+    key = text_of(value).replace("_", "-")
+    try:
+        return optimizer_of(_MORE_OPTIMIZERS.get(key, key)).name
+    except ConfigError as e:
+        raise UnsayableError("is no optimizer that an estimate knows") from e
+
+
+_CLASSES: Final = {
+    "adam": "adam", "adamw": "adamw", "sgd": "sgd", "adamax": "adamax", "nadam": "nadam",
+    "radam": "radam", "rmsprop": "rmsprop", "adagrad": "adagrad", "adadelta": "adadelta",
+    "adafactor": "adafactor", "lion": "lion", "muon": "muon", "fusedadam": "adamw-fused",
+    "adam8bit": "adamw-8bit", "adamw8bit": "adamw-8bit", "adamw4bit": "adamw-4bit",
+    "lion8bit": "lion-8bit", "sgd8bit": "sgd-8bit", "pagedadam": "paged-adamw",
+    "pagedadamw": "paged-adamw", "pagedadam8bit": "paged-adamw-8bit",
+    "pagedadamw32bit": "paged-adamw",
+    "pagedadamw8bit": "paged-adamw-8bit", "adamwschedulefree": "schedule-free-adamw",
+}  # fmt: skip
+
+
+def optimizer_class(value: Any) -> str:
+    """Return the optimizer of a class, ``bitsandbytes.optim.PagedAdamW8bit``."""
+    key = text_of(value).rsplit(".", maxsplit=1)[-1]
+    if key not in _CLASSES:
+        raise UnsayableError("is no optimizer that an estimate knows")
+    return _CLASSES[key]
+
+
+_EVERY_LINEAR: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+
+
+def targets(value: Any) -> str:
+    """Return what adapters are put on, as ``--lora-targets`` takes it; a pattern: everything."""
+    names = value if isinstance(value, list) else re.split(r"[\s,]+", str(value).strip())
+    if len(names) == 1 and text_of(names[0]) in ("all", "all-linear", "all_linear"):
+        return "all-linear"
+    if not all(isinstance(one, str) and _NAME.fullmatch(one) for one in names):
+        return "all-linear"  # a pattern, which is not run: the most that it can name
+    if set(_EVERY_LINEAR) <= set(names):
+        return "all-linear"
+    return "attention" if set(names) == set(_EVERY_LINEAR[:4]) else ",".join(names)
+
+
+def harmless(*patterns: str) -> re.Pattern[str]:
+    """Return what matches a key, or its last name, that begins with one of these words."""
+    words = "|".join(" ".join(patterns).split())
+    return re.compile(rf"(?:^|\.)(?:{words})", re.IGNORECASE)
+
+
+HARMLESS_IN_TRAINING: Final = r"""
+    torch_compile_ trackio_ low_cpu_ _comment accuracy_eval max_(train|eval)_
+    output_ overwrite logging log_ save_ eval_(?!batch) evals_ evaluation do_ test_ val_
+    validation hub_ push_to report_to run_name wandb mlflow comet swanlab use_wandb
+    use_tensorboard use_swanlab project seed data_seed full_determinism warmup lr_ learning_rate
+    embedding_lr loraplus weight_decay adam_ adam_beta max_grad_norm gradient_clipping
+    num_train_epochs num_epochs epochs max_steps dataset datasets data_ dataloader tokenizer
+    tokenized chat_template special_tokens tokens shuffle resume_ auto_resume preprocessing
+    remove_unused trust_remote ddp_timeout disable_tqdm load_best metric_ greater_
+    group_by_length ignore_ label_(names|smoothing) description max_samples template
+    early_stopping cosine lora_alpha use_rslora revision model_revision model_code_revision
+    cache_dir token$ use_fast local_rank debug strict plot_loss include_ streaming buffer_size
+    mix_strategy interleave media_dir tf32 use_cpu profiler eot_tokens system_prompt hf_
+    ddp_find ddp_broadcast lora_task_type optim_args prediction_loss past_index no_cuda bos_
+    eos_ pad_token average_tokens completion_only assistant_only instruction_template
+    response_template
+"""

@@ -1,0 +1,59 @@
+"""Tells whose configuration a file is, by the entries that stand in it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fragdoctor.errors import InputError
+from fragdoctor.estimation.recipes import (
+    accelerate,
+    axolotl,
+    deepspeed,
+    llamafactory,
+    torchtitan,
+    torchtune,
+    trainer,
+    vllm,
+)
+from fragdoctor.estimation.recipes.documents import Entries
+from fragdoctor.estimation.recipes.entries import Format, Reading, flat, read
+
+FORMATS: Final = (
+    deepspeed.FORMAT,
+    torchtune.FORMAT,
+    torchtitan.FORMAT,
+    axolotl.FORMAT,
+    llamafactory.FORMAT,
+    accelerate.FORMAT,
+    trainer.FORMAT,
+    vllm.FORMAT,
+)
+"""In the order in which they are tried: what has names of its own comes first."""
+
+KNOWN: Final = (
+    "Known are files of Axolotl, LLaMA-Factory, torchtune, torchtitan, TRL and Transformers, vLLM, "
+    "Accelerate and DeepSpeed."
+)
+
+
+def format_of(entries: Entries) -> Format | None:
+    """Return whose configuration it is; None where nothing in it says so."""
+    for format_ in FORMATS:
+        keys = flat(vllm.plain(entries) if format_ is vllm.FORMAT else entries).keys()
+        # A section counts by its own name too.
+        names = {*keys, *(key.partition(".")[0] for key in keys)}
+        if any(sign <= names for sign in format_.signs):
+            return format_
+    return None
+
+
+def reading_of(entries: Entries, source: str) -> Reading:
+    """Return what a configuration says.
+
+    Raises:
+        InputError: nothing in it says whose configuration it is.
+    """
+    format_ = format_of(entries)
+    if format_ is None:
+        raise InputError(f"Nothing in {source} says which program's it is.", hint=KNOWN)
+    return read(format_, vllm.plain(entries) if format_ is vllm.FORMAT else entries, source)

@@ -1,0 +1,222 @@
+"""LLaMA-Factory's YAML and JSON (https://llamafactory.readthedocs.io/en/latest/advanced/arguments.html).
+
+It recomputes activations unless told otherwise, loads weights in the dtype of ``bf16`` or
+``fp16``, and casts what is trained up to fp32 unless ``pure_bf16`` is set (``hparams/``,
+``model/adapter.py``).
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any, Final
+
+from fragdoctor.estimation.recipes.accelerate import complete_fsdp
+from fragdoctor.estimation.recipes.documents import Entries
+from fragdoctor.estimation.recipes.entries import (
+    HARMLESS_IN_TRAINING,
+    Becomes,
+    Format,
+    Matters,
+    Reading,
+    Rule,
+    UnsayableError,
+    attention,
+    count,
+    harmless,
+    is_off,
+    name,
+    one_of,
+    targets,
+    text_of,
+    when_on,
+)
+from fragdoctor.estimation.recipes.trainer import (
+    GENERATION,
+    LORA_RULES,
+    REFERENCE,
+    TRAINER_RULES,
+    complete_evaluation,
+    deepspeed_reference,
+    pairs,
+    scales_unquantised,
+    without_adapter,
+)
+from fragdoctor.model.recipe import Bearing
+
+_TUNING: Final = one_of(
+    {"lora": "lora", "full": None},
+    "trains what an estimate cannot count",
+)
+
+
+def _bits(value: Any) -> str | None:
+    """Return the dtype of a base quantised on load.
+
+    Raises:
+        UnsayableError: neither 4 nor 8 bits.
+    """
+    if is_off(value):
+        return None
+    known = {"4": "int4", "8": "int8"}
+    if str(value) not in known:
+        raise UnsayableError("bits are no quantisation that an estimate knows")
+    return known[str(value)]
+
+
+def _unknown_optimizer(value: Any) -> None:
+    if not is_off(value):
+        raise UnsayableError("is no optimizer that an estimate knows")
+
+
+_PICTURES: Final = Matters("pictures and videos are not counted: they need more")
+_RULES: Final[dict[str, Rule]] = {
+    "model_name_or_path": Becomes("model", name),
+    **{key: rule for key, rule in TRAINER_RULES.items() if key != "gradient_checkpointing"},
+    "disable_gradient_checkpointing": Becomes("checkpointing", when_on("none")),
+    "cutoff_len": Becomes("seq", count),
+    "finetuning_type": Becomes("adapter", _TUNING),
+    "lora_rank": Becomes("rank", count),
+    "lora_target": Becomes("targets", targets),
+    "use_dora": Becomes("dora", when_on(True)),
+    "quantization_bit": Becomes("quantised", _bits),
+    "flash_attn": Becomes("attention", attention),
+    "pure_bf16": Becomes("pure", when_on("bf16")),
+    "use_galore": Becomes("optimizer", when_on("galore")),
+    "use_muon": Becomes("optimizer", when_on("muon")),
+    "use_apollo": Becomes("optimizer", _unknown_optimizer),
+    "use_badam": Becomes("optimizer", _unknown_optimizer),
+    "use_adam_mini": Becomes("optimizer", _unknown_optimizer),
+    "galore_rank": Matters("GaLore's states are counted at rank 128"),
+    "stage": Becomes("task", text_of),
+    **LORA_RULES,
+    "additional_target": Matters("layers trained beside the adapters are not counted"),
+    "pissa_init": Matters("the initialisation of adapters (PiSSA) is not counted"),
+    "quantization_method": Becomes("method", text_of),
+    "double_quantization": Becomes("double", lambda value: "no" if is_off(value) else None),
+    "enable_liger_kernel": Becomes("logits", when_on("fused")),
+    "use_unsloth": Matters("Unsloth's kernels and loss keep less than is counted"),
+    "use_unsloth_gc": Matters("checkpoints on the host are not counted: they need less"),
+    "upcast_layernorm": Matters("fp32 norms are not counted: they need more"),
+    "upcast_lmhead_output": Matters("fp32 logits are counted once"),
+    "shift_attn": Matters("shifted attention is not counted"),
+    "mixture_of_depths": Matters("skipped layers are counted"),
+    "use_asft_loss": Matters(REFERENCE),
+    "ref_model": Matters(REFERENCE),
+    "reward_model": Matters("a reward model is not counted: it needs more"),
+    "image_max_pixels": _PICTURES,
+    "image_resolution": _PICTURES,
+    "video_max_pixels": _PICTURES,
+    "video_resolution": _PICTURES,
+    "video_maxlen": _PICTURES,
+    "freeze_vision_tower": Matters("only the language model is counted, not the pictures' tower"),
+    "freeze_language_model": Matters("the language model is counted as trained"),
+    "fp8": Matters("8-bit floating point is counted as bf16"),
+    "resize_vocab": Matters("more rows of the embedding are not counted"),
+    "use_hyper_parallel": Matters("hyper-parallel training is not counted"),
+    "use_mca": Matters("training by Megatron-Core is not counted"),
+    "use_megatron_bridge": Matters("training by Megatron is not counted"),
+    "use_kt": Matters("experts on the CPU (KTransformers) are counted on the GPU"),
+    "predict_with_generate": Matters("generation in an evaluation is not counted"),
+    "adapter_name_or_path": Matters("an adapter that is loaded is counted as trained anew"),
+    "ray_num_workers": Becomes("n_gpus", count),
+}
+
+_FEWER: Final = ("pt", "sft")
+
+
+def _complete(reading: Reading, entries: Entries) -> None:
+    deepspeed_reference(reading, entries)
+    found = reading.facts.pop("mixed", None)
+    pure = reading.facts.pop("pure", None)
+    _method(reading)
+    if "adapter" not in reading.facts and "finetuning_type" not in entries:
+        reading.take("adapter", "lora", "finetuning_type", "lora", is_default=True)
+    if pure is not None:
+        reading.take("weights", "bf16", pure.key, pure.text)
+        if reading.value("adapter") is None:
+            reading.take("dtype", "bf16", pure.key, pure.text)
+    elif found is not None:
+        reading.take("mixed", found.value, found.key, found.text)
+        kept = found.value if reading.value("adapter") else "fp32"
+        reading.take("weights", kept, found.key, found.text)
+    else:
+        loaded = "auto" if reading.value("adapter") else "fp32"
+        reading.take("weights", loaded, "bf16", "not set", is_default=True)
+    _defaults(reading)
+    if reading.value("adapter") is None:
+        without_adapter(reading, "no adapters are trained")
+    _task(reading)
+    complete_evaluation(reading)
+    complete_fsdp(reading, entries)
+
+
+def _method(reading: Reading) -> None:
+    if reading.facts.pop("double", None) is not None:
+        scales_unquantised(reading)
+    method = reading.facts.pop("method", None)
+    if method is None:
+        return
+    if method.value in ("bnb", "bitsandbytes") or "quantised" not in reading.facts:
+        reading.leave(method.key, method.text, Bearing.NONE)
+    else:
+        reason = f"is counted as {reading.facts['quantised'].value} of bitsandbytes"
+        reading.leave(method.key, method.text, Bearing.MATTERS, reason)
+
+
+def _defaults(reading: Reading) -> None:
+    def take(fact: str, value: Any, key: str, text: Any = None) -> None:
+        reading.take(fact, value, key, value if text is None else text, is_default=True)
+
+    take("batch", 8, "per_device_train_batch_size")
+    take("seq", 2048, "cutoff_len")
+    take("checkpointing", "full", "disable_gradient_checkpointing", "false")
+    if reading.value("checkpointing") == "none":
+        reading.drop("checkpointing", "no activations are recomputed, as counted")
+    if "optimizer" not in reading.unsayable:
+        take("optimizer", "adamw-fused", "optim", "adamw_torch_fused")
+    if reading.value("adapter"):
+        take("rank", 8, "lora_rank")
+        take("targets", "all-linear", "lora_target", "all")
+
+
+def _task(reading: Reading) -> None:
+    task = reading.facts.pop("task", None)
+    if task is None:
+        return
+    reading.leave(task.key, task.text, Bearing.NONE, "see the notes" * (task.value not in _FEWER))
+    if task.value in ("dpo", "rm"):
+        pairs(reading, f"stage {task.text}: chosen and rejected answers are one pass.")
+    if task.value in ("dpo", "kto", "ppo") and reading.value("adapter") is None:
+        reading.notes.append(f"{reading.source}: {REFERENCE}.")
+    if task.value == "ppo":
+        reading.notes.append(f"{reading.source}: {GENERATION}.")
+
+
+FORMAT: Final = Format(
+    title="LLaMA-Factory recipe",
+    signs=(
+        frozenset({"model_name_or_path", "finetuning_type"}),
+        frozenset({"model_name_or_path", "cutoff_len"}),
+        frozenset({"model_name_or_path", "template", "stage"}),
+        frozenset({"model_name_or_path", "template", "dataset"}),
+    ),
+    rules=MappingProxyType(_RULES),
+    harmless=harmless(
+        HARMLESS_IN_TRAINING,
+        r"""
+        gradient_checkpointing
+        video_fps image_min image_do_pan video_min freeze_multi_modal packing neat_packing pref_
+        kto_ dpo_ simpo_ ppo_ use_(dft|eaft) eaft_ asft_ pissa_(iter|convert) galore_ apollo_
+        badam_ oft_ freeze_(trainable|extra) use_llama_pro quantization_(type|device)
+        rope_scaling fp8_ fsdp_ ray_ resize_ new_special add_(tokens|special) train_on_prompt
+        mask_history tool_ default_system enable_thinking use_reentrant infer_ export_ vllm_
+        sglang_ generating temperature top_ repetition max_new_tokens adapter_folder ref_model_
+        reward_model_ create_new_adapter moe_aux train_from_scratch low_cpu offload_folder
+        use_kv_cache use_v1 print_param init_special kt_ compute_accuracy disable_shuffling
+        callback enable_torch crop_ audio_ use_audio hyper_parallel megatron_bridge deepspeed$
+        split_special preserve_thinking max_concurrent bf16$ recompute
+        """,
+    ),
+    references=("deepspeed",),
+    complete=_complete,
+)  # fmt: skip

@@ -1,0 +1,183 @@
+"""From the inputs of a question to what its configuration files say."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from fragdoctor.errors import FragdoctorError, InputError, LimitExceeded
+from fragdoctor.estimation.recipes import accelerate, vllm
+from fragdoctor.estimation.recipes.documents import YAML_SUFFIXES, Entries, read_entries, read_text
+from fragdoctor.estimation.recipes.entries import Reading, flat, read, shown
+from fragdoctor.estimation.recipes.formats import format_of, reading_of
+from fragdoctor.estimation.recipes.shell import CommandLine, command_lines
+from fragdoctor.estimation.recipes.trainer import PROGRAM
+from fragdoctor.frozen import frozen
+from fragdoctor.model.recipe import Bearing
+
+_OF_MODELS: Final = ("architectures", "model_type", "weight_map", "_class_name", "segments")
+_SCRIPTS: Final = (".sh", ".bash", ".slurm", ".sbatch")
+MAX_REFERENCES: Final = 3
+PASTED: Final = "--args"
+NOT_HERE: Final = "is not here: what it shares among GPUs, or changes, is not counted"
+
+
+@frozen
+class Question:
+    """What is asked: inputs that are configuration files, and those that describe a model."""
+
+    readings: Sequence[Reading]
+    models: Sequence[str]
+
+
+def is_recipe(path: Path) -> bool:
+    """Return whether a file is a configuration of a program, by its suffix; JSON, by its entries.
+
+    JSON that cannot be read is left to what reads models.
+    """
+    suffix = path.suffix.lower()
+    if suffix in (*YAML_SUFFIXES, ".toml", *_SCRIPTS):
+        return True
+    if suffix != ".json" or not path.is_file():
+        return False
+    try:
+        entries = read_entries(path)
+    except FragdoctorError:
+        return False
+    return not entries.keys() & set(_OF_MODELS) and format_of(entries) is not None
+
+
+def question_of(inputs: Sequence[str], pasted: str = "") -> Question:
+    """Return what is asked by inputs and a pasted command line.
+
+    Raises:
+        ConfigError: PyYAML is missing.
+        InputError: a file cannot be read, or nothing says whose it is.
+        RefusedSnapshot: a file holds what no genuine configuration holds.
+        LimitExceeded: a file is too large or nested too deeply.
+    """
+    readings: list[Reading] = []
+    models = []
+    for text in inputs:
+        path = Path(text)
+        if not is_recipe(path):
+            models.append(text)
+        elif path.suffix.lower() in _SCRIPTS:
+            readings += _of_commands(read_text(path), text, path.parent)
+        else:
+            readings += _of_file(path, text)
+    if pasted:
+        readings += _of_commands(pasted, PASTED, Path())
+    return Question(readings, models)
+
+
+def _of_file(path: Path, source: str) -> list[Reading]:
+    reading = reading_of(read_entries(path), source)
+    return [reading, *_referenced(reading, path.parent)]
+
+
+def _referenced(reading: Reading, folder: Path, depth: int = 0) -> Iterator[Reading]:
+    """Yield what files say that a configuration names; one that is not here is noted."""
+    if depth == MAX_REFERENCES:
+        raise LimitExceeded(f"{reading.source} names files that name further ones, without end.")
+    for key, text in reading.references.items():
+        if isinstance(text, dict):
+            yield reading_of(text, f"{reading.source}, {key}")
+            continue
+        path = _found(text, folder)
+        if path is None:
+            reading.leave(key, text, Bearing.MATTERS, NOT_HERE)
+            continue
+        inner = reading_of(read_entries(path), str(path))
+        reading.leave(key, text, Bearing.NONE, "read as well")
+        yield inner
+        yield from _referenced(inner, path.parent, depth + 1)
+
+
+def _found(text: str, folder: Path) -> Path | None:
+    """Return the file of a name beside the configuration, or in the current directory."""
+    for path in (folder / text, Path(text)):
+        with contextlib.suppress(OSError, ValueError):  # a name that no file can have
+            if path.is_file():
+                return path
+    return None
+
+
+_PLACE: Final = re.compile(r"\$[\w{(]|<[^<>]+>")
+
+
+def _of_commands(text: str, source: str, folder: Path) -> list[Reading]:
+    """Return what the first command says that starts a training or a server.
+
+    Raises:
+        InputError: there is none, or it names a file that is not here.
+    """
+    try:
+        found = command_lines(text)
+    except ValueError as e:
+        raise InputError(f"{source} is no command line: {e}.") from e
+    if not found:
+        raise InputError(
+            f"{source} starts neither a training nor a server that is known.",
+            hint="Known are vllm serve, accelerate launch, torchrun, deepspeed, trl, axolotl "
+            "train, llamafactory-cli train, tune run and python SCRIPT.py with options.",
+        )
+    readings = _of_command(found[0], source, folder)
+    if len(found) > 1:
+        readings[0].notes.append(f"{source}: only the first of {len(found)} commands was read.")
+    return readings
+
+
+def _of_command(command: CommandLine, source: str, folder: Path) -> list[Reading]:
+    entries: Entries = command.program
+    readings: list[Reading] = []
+    missing: list[str] = []
+    for name in command.files:
+        path = _found(name, folder)
+        if path is None:
+            missing.append(name)
+            continue
+        inside = read_entries(path)
+        format_ = format_of(inside)
+        if format_ is not None and format_.is_launch:
+            readings += _of_file(path, str(path))
+        else:
+            entries = {**flat(inside), **entries}
+    if command.is_server:
+        readings.insert(0, read(vllm.FORMAT, vllm.plain(entries), source))
+    elif entries.keys() - {PROGRAM}:
+        program = reading_of(_as_written(entries), source)
+        readings[:0] = [program, *_referenced(program, folder)]
+    if command.launch:
+        launch = read(accelerate.FORMAT, command.launch, f"{source}, launcher")
+        readings += [launch, *_referenced(launch, folder)]
+    if missing and (not readings or all(reading.format.is_launch for reading in readings)):
+        raise InputError(
+            f"{missing[0]}, which the command of {source} names, is not here.",
+            hint="Start where it is, or give the file itself.",
+        )
+    for name in missing:
+        readings[0].leave("--config", name, Bearing.MATTERS, NOT_HERE)
+    _note_places(readings, entries)
+    if not readings:
+        raise InputError(f"The command of {source} has no options.", hint="Paste the whole of it.")
+    return readings
+
+
+def _as_written(entries: Entries) -> Entries:
+    """Return options under the names of a file: underscores for dashes; ``model`` as it is."""
+    return {key if "." in key else key.replace("-", "_"): value for key, value in entries.items()}
+
+
+def _note_places(readings: Sequence[Reading], entries: Entries) -> None:
+    open_places = [key for key, value in entries.items() if _PLACE.search(str(value))]
+    if open_places and readings:
+        names = ", ".join(map(shown, open_places[:5]))
+        readings[0].notes.append(f"{readings[0].source}: variables that are not set: {names}.")
+    for reading in readings:
+        if _PLACE.search(str(reading.value("model") or "")):
+            found = reading.facts.pop("model")
+            reading.leave(found.key, found.text, Bearing.MATTERS, "is a variable that is not set")

@@ -1,0 +1,399 @@
+"""Puts together what all files of a question say, as options of an estimate.
+
+* Precision. DeepSpeed keeps 16-bit weights and fp32 copies beside the optimizer's states
+  (https://www.deepspeed.ai/docs/config-json/). FSDP computes in 16 bits on fp32 shards: Accelerate
+  casts what is trained up for that (``Accelerator.prepare_model``). Autocast leaves weights as they
+  were loaded: fp32 weights get 16-bit copies (``amp-bf16``), 16-bit weights none.
+* Adapters are fp32 beside a frozen base, which stays as it was loaded or quantised.
+* GPUs that share states are those of the run, less what splits the model instead.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from fragdoctor.errors import ConfigError, FragdoctorError
+from fragdoctor.estimation.model_shapes import (
+    FoundModel,
+    is_model_name,
+    model_of,
+    preset_of,
+)
+from fragdoctor.estimation.recipes.entries import AUTO, DECISIVE, IN_WORDS, Fact, Reading, shown
+from fragdoctor.frozen import frozen
+from fragdoctor.model.recipe import Bearing, Recipe, RecipeUse, UnusedEntry, UsedEntry
+
+STAGES: Final = {
+    0: "nothing is shared",
+    1: "optimizer states are shared",
+    2: "gradients and optimizer states are shared",
+    3: "weights, gradients and optimizer states are shared",
+}
+_DIRECT: Final = (
+    "model", "optimizer", "batch", "seq", "attention", "checkpointing", "dora", "grad_accumulation",
+    "tensor_parallel", "sequence_parallel", "context_parallel", "pipeline_parallel",
+    "expert_parallel", "inference", "new_tokens", "kv_dtype", "gpu_memory_utilization",
+    "max_num_seqs", "max_num_batched_tokens", "vocab", "layers", "hidden", "heads", "kv_heads",
+    "ffn", "dtype", "logits",
+)  # fmt: skip
+_PLAIN: Final = ("fp32", "bf16", "fp16")
+_DEGREES: Final = ("tensor_parallel", "pipeline_parallel")
+
+
+@frozen
+class Setting:
+    """The value of a parameter of the command, and the facts that it follows from."""
+
+    value: Any
+    facts: Sequence[str]
+
+
+@dataclass(slots=True)
+class _Run:
+    """All facts; the first reading that says one counts, launch files after the others."""
+
+    readings: Sequence[Reading]
+    given: Mapping[str, Any]
+    facts: dict[str, Fact] = field(default_factory=dict)
+    sources: dict[str, Reading] = field(default_factory=dict)
+    settings: dict[str, Setting] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def value(self, fact: str) -> Any:
+        return self.facts[fact].value if fact in self.facts else None
+
+    def set(self, parameter: str, value: Any, *facts: str) -> None:
+        self.settings[parameter] = Setting(value, [fact for fact in facts if fact in self.facts])
+
+
+@frozen
+class Resolved:
+    """Options, by the parameters of the command, and what the report says of the files."""
+
+    options: Mapping[str, Any]
+    settings: Mapping[str, Setting]
+    files: Sequence[Recipe]
+    notes: Sequence[str]
+
+
+def resolve(
+    readings: Sequence[Reading], given: Mapping[str, Any], usable: AbstractSet[str]
+) -> Resolved:
+    """Return the options that files become.
+
+    Args:
+        readings: what each file says.
+        given: parameters of the command line and their values; they win.
+        usable: parameters that the way taken uses; others of a file are listed as not used.
+
+    Raises:
+        ConfigError: two files describe two runs, or a value that decides cannot be said.
+    """
+    run = _Run(_in_order(readings), given)
+    _collect(run)
+    _refuse_unsayable(run)
+    _name_model(run)
+    for name in _DIRECT:
+        if name in run.facts:
+            run.set(name, run.value(name), name)
+    model = _model(run)
+    _adapters(run)
+    _of_model(run, model)
+    n_sharing = _sharing(run)
+    _offload(run, n_sharing)
+    _precision(run, n_sharing, model.dtype if model else "")
+    kept = {
+        name: setting
+        for name, setting in run.settings.items()
+        if name == "model" or (name not in given and name in usable)
+    }
+    files = [_report(run, reading, kept) for reading in readings]
+    notes = [*run.notes, *(note for reading in readings for note in reading.notes)]
+    return Resolved({n: s.value for n, s in kept.items()}, kept, files, tuple(dict.fromkeys(notes)))
+
+
+def _in_order(readings: Sequence[Reading]) -> Sequence[Reading]:
+    runs = [reading for reading in readings if not reading.format.is_launch]
+    if len(runs) > 1:
+        raise ConfigError(
+            f"{runs[0].source} and {runs[1].source} describe two runs.",
+            hint="Give one of them, with files of Accelerate or DeepSpeed beside it.",
+        )
+    return [*runs, *(reading for reading in readings if reading.format.is_launch)]
+
+
+def _collect(run: _Run) -> None:
+    """Take each fact from the first file that states it, else from the first that defaults."""
+    for wants_default in (False, True):
+        for reading in run.readings:
+            for name, fact in reading.facts.items():
+                if fact.is_default is wants_default and name not in run.facts:
+                    run.facts[name], run.sources[name] = fact, reading
+
+
+def _refuse_unsayable(run: _Run) -> None:
+    for reading in run.readings:
+        for name, (fact, reason) in reading.unsayable.items():
+            option = DECISIVE[name]
+            if option in run.given:
+                reading.leave(fact.key, fact.text, Bearing.MATTERS, reason)
+                continue
+            raise ConfigError(
+                f"{reading.source}: {fact.key} {fact.text!r} {reason}.",
+                hint=f"Give what comes nearest: {_NEAREST[option]}",
+            )
+
+
+_NEAREST: Final = {
+    "optimizer": "--optimizer adamw, or another that keeps as many states.",
+    "dtype": "--dtype KIND, as fragdoctor estimate --help lists them.",
+    "lora": "--lora RANK, if adapters of about that size are trained.",
+}
+
+
+def _adapters(run: _Run) -> None:
+    if run.value("adapter") != "lora":
+        run.settings.pop("dora", None)
+        return
+    run.set("lora", run.value("rank") or 8, "rank", "adapter")
+    if "targets" in run.facts:
+        run.set("lora_targets", run.value("targets"), "targets")
+
+
+def _has_adapter(run: _Run) -> bool:
+    return "lora" in run.given or "lora" in run.settings
+
+
+def _n_gpus(run: _Run) -> int | None:
+    if run.value("n_gpus"):
+        return int(run.value("n_gpus"))
+    each = run.value("gpus_per_node")
+    return int(each) * int(run.value("n_nodes") or 1) if each else None
+
+
+def _sharing(run: _Run) -> int:
+    """Set how states are shared, and return among how many GPUs; 1 where that is not known."""
+    engine, stage = run.value("engine"), run.value("stage")
+    if stage is None:
+        stage = 3 if engine == "fsdp" else 0
+    n = run.given.get("world_size") or run.value("shard_degree")
+    if not n:
+        total = _n_gpus(run)
+        splits = 1
+        for name in (*_DEGREES, *(() if engine == "fsdp" else ("context_parallel",))):
+            splits *= run.given.get(name) or run.value(name) or 1
+        replicas = run.value("replicas") or 1
+        splits *= replicas if stage else 1
+        n = max(1, total // splits) if total else None if stage or replicas == 1 else replicas
+        if n and run.value("hybrid"):
+            n = max(1, n // int(run.value("n_nodes") or 1))
+    if n is None and stage:
+        run.notes.append(
+            f"{_first_source(run, 'engine')}: {STAGES[stage]} among GPUs, and no file says among "
+            "how many. Counted on one; --world-size N says it."
+        )
+    n = n or 1
+    if n > 1:
+        of = ("n_gpus", "gpus_per_node", "n_nodes", "shard_degree", "replicas")
+        run.set("world_size", n, *of)
+    if stage and n > 1 and not run.given.keys() & {"zero", "fsdp"}:
+        if engine == "fsdp" and stage == 3:
+            run.set("fsdp", True, "engine", "stage")
+        else:
+            run.set("zero", stage, "engine", "stage")
+    return n
+
+
+def _first_source(run: _Run, fact: str) -> str:
+    return run.sources[fact].source if fact in run.sources else run.readings[0].source
+
+
+def _offload(run: _Run, n_sharing: int) -> None:
+    kinds = ("optimizer", "parameters", "activations")
+    parts = [kind for kind in kinds if run.value(f"offload_{kind}")]
+    if "parameters" in parts and n_sharing == 1:
+        # Weights leave the GPU only where they are shared, as an estimate counts.
+        parts.remove("parameters")
+        run.notes.append(
+            "Weights on the host are counted only where GPUs share them: here they stay."
+        )
+    if parts:
+        run.set("offload", ",".join(parts), *(f"offload_{part}" for part in parts))
+
+
+def _name_model(run: _Run) -> None:
+    """Take the name of a folder for the model where the folder itself is on another machine."""
+    found = run.facts.get("model")
+    if found is None or is_model_name(found.value) or not is_model_place(found.value):
+        return
+    last = str(found.value).rstrip("/").rpartition("/")[2]
+    if not Path(found.value).exists() and preset_of(last):
+        run.facts["model"] = replace(found, value=last)
+
+
+def is_model_place(text: str) -> bool:
+    """Return whether what a recipe calls its model is a name, a folder or an ordinary file."""
+    try:
+        path = Path(text)
+        return not path.exists() or path.is_dir() or path.is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
+def _model(run: _Run) -> FoundModel | None:
+    """Return the model, if it can be known already."""
+    named = run.value("model")
+    inputs = run.given.get("inputs") or ([named] if named else None)
+    if inputs is None:
+        return None
+    if not is_model_place(named or ""):
+        raise ConfigError(
+            f"{shown(named)!r} is neither the name nor the folder of a model.",
+            hint="Name one on the command line.",
+        )
+    try:
+        return model_of(inputs)
+    except FragdoctorError:
+        return None  # the estimate says why
+
+
+def _of_model(run: _Run, model: FoundModel | None) -> None:
+    """Settle what depends on the model: its longest sequence, and whether it has experts."""
+    if run.value("seq") == AUTO:
+        del run.settings["seq"]
+        longest = model.shape.max_positions if model else 0
+        if longest:
+            run.set("seq", longest, "seq")
+        else:
+            run.notes.append(
+                "A sequence may grow as long as the model allows, which is not known here: --seq N."
+            )
+    if "expert_parallel" in run.settings and model and not model.shape.n_experts:
+        del run.settings["expert_parallel"]
+
+
+def _precision(run: _Run, n_sharing: int, stored: str) -> None:
+    """Set the one name that stands for loaded weights, mixed precision and the engine together.
+
+    What the checkpoint itself has quantised stays so, beside adapters and in a server.
+    """
+    keeps = (_has_adapter(run) or run.value("inference")) and not run.value("dequantised")
+    if run.value("quantised"):
+        run.set("dtype", run.value("quantised"), "quantised")
+    elif keeps and stored not in ("", *_PLAIN):
+        run.settings.pop("dtype", None)
+    elif "dtype" not in run.settings and run.facts.keys() & {"weights", "mixed"}:
+        weights = run.value("weights")
+        if weights == AUTO:
+            weights = _stored_dtype(run, stored)
+        named = _adapted_dtype if _has_adapter(run) else _trained_dtype
+        of = ("weights", "mixed", "engine", "dequantised")
+        run.set("dtype", named(run, weights, n_sharing), *of)
+
+
+def _adapted_dtype(run: _Run, weights: str | None, _n_sharing: int) -> str:
+    """Return the precision of a frozen base that is not quantised."""
+    mixed = run.value("mixed")
+    if weights not in ("bf16", "fp16") and mixed:
+        return str(mixed) if run.value("engine") == "deepspeed" else f"amp-{mixed}"
+    return weights or "fp32"
+
+
+def _trained_dtype(run: _Run, weights: str | None, n_sharing: int) -> str:
+    """Return the precision of weights that are trained."""
+    mixed, engine = run.value("mixed"), run.value("engine")
+    if not mixed:
+        return weights or "fp32"
+    if engine == "deepspeed":
+        return f"deepspeed-{mixed}"
+    if engine == "fsdp" and n_sharing > 1 and run.value("stage") in (None, 3):
+        return "fsdp-bf16"  # fp16 has the same sizes
+    is_cast = weights not in ("bf16", "fp16") or engine == "fsdp"
+    return f"amp-{mixed}" if is_cast else str(weights)
+
+
+def _stored_dtype(run: _Run, stored: str) -> str:
+    """Return the dtype that the checkpoint itself has; bf16, and a note, where it is not known."""
+    if stored in _PLAIN:
+        return stored
+    run.notes.append(
+        "Weights are loaded in the dtype of their checkpoint, which is not known here: bf16 is "
+        "counted; --dtype sets it."
+    )
+    return "bf16"
+
+
+def _report(run: _Run, reading: Reading, kept: Mapping[str, Setting]) -> Recipe:
+    used, unused = [], list(reading.unused)
+    for name, fact in reading.facts.items():
+        if run.sources[name] is not reading:
+            counted = run.facts[name]
+            if not fact.is_default:
+                unused.append(_outdone(fact, counted, run.sources[name]))
+            continue
+        parameters = [p for p, setting in run.settings.items() if name in setting.facts]
+        option = ", ".join(_option(p, kept[p].value) for p in parameters if p in kept)
+        winners = [p for p in parameters if p in run.given]
+        if name == "model" and "inputs" in run.given:
+            option, winners = "", ["inputs"]
+        if option or winners:
+            won = ", ".join(_option(p, run.given[p]) for p in winners)
+            used.append(UsedEntry(fact.key, fact.text, option, fact.is_default, won))
+        elif not fact.is_default:
+            unused.append(_idle(name, fact, parameters))
+    named = {key for entry in used for key in entry.key.split(" + ")}
+    named |= {entry.key for entry in unused if entry.bearing is not Bearing.NONE}
+    left = {
+        (entry.key, entry.bearing): entry
+        for entry in unused
+        if entry.bearing is not Bearing.NONE or entry.key not in named
+    }
+    return Recipe(reading.source, reading.format.title, tuple(used), tuple(left.values()))
+
+
+def _outdone(fact: Fact, counted: Fact, source: Reading) -> UnusedEntry:
+    if fact.value == counted.value:
+        return UnusedEntry(fact.key, fact.text, Bearing.NONE, f"{source.source} says the same")
+    reason = f"{counted.key} of {source.source} was used"
+    return UnusedEntry(fact.key, fact.text, Bearing.MATTERS, reason)
+
+
+def _idle(name: str, fact: Fact, parameters: Iterable[str]) -> UnusedEntry:
+    if name in IN_WORDS:
+        return UnusedEntry(fact.key, fact.text, Bearing.MATTERS, IN_WORDS[name])
+    reason = "does not go with the other options" if list(parameters) else "changes nothing here"
+    return UnusedEntry(fact.key, fact.text, Bearing.NONE, reason)
+
+
+def _option(parameter: str, value: Any) -> str:
+    if parameter == "model":
+        return "the model"
+    if parameter == "inputs":
+        return " ".join(map(shlex.quote, value))
+    flag = f"--{parameter.replace('_', '-')}"
+    if value is True:
+        return flag
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{flag} {shlex.quote(text)}"
+
+
+def use_of(resolved: Resolved, model: Sequence[str], options: Mapping[str, Any]) -> RecipeUse:
+    """Return what the report says of the files, with the same question by options alone.
+
+    Args:
+        resolved: what the files became.
+        model: the inputs that describe the model.
+        options: parameters that are not as without any option, and their values, in order.
+    """
+    words = ["fragdoctor estimate", *map(shlex.quote, model)]
+    for name, value in options.items():
+        if isinstance(value, list | tuple):
+            words += [_option(name, one) for one in value]
+        elif value is not False and value is not None:
+            words.append(_option(name, value))
+    return RecipeUse(tuple(resolved.files), " ".join(words), tuple(resolved.notes))

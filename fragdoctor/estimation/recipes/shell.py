@@ -1,0 +1,261 @@
+"""Takes command lines apart, pasted or from a shell script. Nothing is run.
+
+Of the shell's language it knows what such scripts use: line continuations, quotes, comments,
+``NAME=value`` and ``$NAME``, ``${NAME:-default}``, and the signs between commands. What else stands
+for a value stays as it is written, and is then no number or name.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from fragdoctor.errors import LimitExceeded
+from fragdoctor.estimation.recipes.trainer import PROGRAM
+from fragdoctor.frozen import frozen
+
+MAX_WORDS: Final = 20_000
+MAX_OPEN_LINES: Final = 500
+"""Lines that one quote may go over: each is looked at again with those before it."""
+
+MAX_WORD: Final = 10_000
+"""Characters of a word, its variables replaced: each of them may double it."""
+
+_ASSIGNED: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_VARIABLE: Final = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-([^{}$]*))?\})")
+_BETWEEN: Final = re.compile(r"[();<>|&]+")
+_FLAG: Final = re.compile(r"--?[A-Za-z][\w.-]*(=.*)?", re.DOTALL)
+_OVERRIDE: Final = re.compile(r"[A-Za-z_][\w.]*=.*", re.DOTALL)
+_PYTHON: Final = re.compile(r"(.*/)?python[0-9.]*")
+
+
+@frozen
+class CommandLine:
+    """A command that starts a training or a server.
+
+    Attributes:
+        launch: options of what starts it: ``accelerate launch``, ``torchrun``, ``deepspeed``.
+        program: options of the program, with its name; empty where there is none.
+        files: configuration files that it names, in order.
+        is_server: it is ``vllm serve`` or the like.
+    """
+
+    launch: Mapping[str, Any]
+    program: Mapping[str, Any]
+    files: Sequence[str] = ()
+    is_server: bool = False
+
+
+def command_lines(text: str) -> list[CommandLine]:
+    """Return the commands of a text that start a training or a server.
+
+    Raises:
+        LimitExceeded: variables become larger than any genuine value.
+        ValueError: a quote is not closed.
+    """
+    found = (_command_line(words) for words in _commands(text))
+    return [command for command in found if command is not None]
+
+
+def _commands(text: str) -> Iterator[list[str]]:
+    """Yield the words of each command, variables replaced where they were set before."""
+    variables: dict[str, str] = {}
+    n_words = 0
+    for line in _lines(text):
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        words: list[str] = []
+        for word in [*lexer, ";"]:
+            n_words += 1
+            if n_words > MAX_WORDS:
+                return
+            if not _BETWEEN.fullmatch(word):
+                words.append(_filled_in(word, variables))
+                continue
+            yield _without_assignments(words, variables)
+            words = []
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Yield whole commands: lines that go on after a backslash or inside of quotes are one."""
+    whole, n_open = "", 0
+    for line in text.replace("\r\n", "\n").split("\n"):
+        stripped = line.strip()
+        if not whole and (not stripped or stripped.startswith("#")):
+            continue
+        if stripped.startswith("#"):  # a comment between continued lines
+            continue
+        whole = f"{whole}{line}\n"
+        if stripped.endswith("\\"):
+            whole = whole.rstrip("\n").rstrip().removesuffix("\\") + " "
+            continue
+        n_open += 1
+        if n_open > MAX_OPEN_LINES:
+            raise ValueError("a quote is not closed")
+        if not _is_open(whole):
+            yield whole
+            whole, n_open = "", 0
+    if whole:
+        if _is_open(whole):
+            raise ValueError("a quote is not closed")
+        yield whole
+
+
+def _is_open(text: str) -> bool:
+    try:
+        shlex.split(text, comments=True)
+    except ValueError:
+        return True
+    return False
+
+
+def _filled_in(word: str, variables: Mapping[str, str]) -> str:
+    def value_of(found: re.Match[str]) -> str:
+        name = found[1] or found[2]
+        return variables.get(name, found[3] if found[3] is not None else found[0])
+
+    filled = _VARIABLE.sub(value_of, word)
+    if len(filled) > MAX_WORD:
+        raise LimitExceeded("A word of the command line is larger than any genuine one.")
+    return filled
+
+
+def _without_assignments(words: list[str], variables: dict[str, str]) -> list[str]:
+    rest = words[1:] if words and words[0] in ("export", "env", "local") else words
+    for i, word in enumerate(rest):
+        found = _ASSIGNED.fullmatch(word)
+        if found is None:
+            return rest[i:]
+        variables[found[1]] = found[2]
+    return []
+
+
+def _command_line(words: Sequence[str]) -> CommandLine | None:
+    words = [word for word in words if word.strip()]
+    while words and words[0] in _PREFIXES:
+        words = words[1:]
+    if not words:
+        return None
+    first = words[0].rpartition("/")[2]
+    second = words[1] if len(words) > 1 else ""
+    served = _served(words, first, second)
+    if served is not None:
+        return _server(served)
+    if (first, second) in _LAUNCHERS:
+        return _launched(words[2:])
+    if first in ("torchrun", "deepspeed"):
+        return _launched(words[1:], uses_deepspeed=first == "deepspeed")
+    if first in _TRAINERS and second:
+        return _program(f"{first} {second}", words[2:])
+    return _python(words) if _PYTHON.fullmatch(words[0]) else None
+
+
+def _served(words: Sequence[str], first: str, second: str) -> Sequence[str] | None:
+    """Return what stands after ``vllm serve`` or after the image of vLLM's server."""
+    if (first, second) == ("vllm", "serve"):
+        return words[2:]
+    images = [i for i, word in enumerate(words) if word.startswith(_IMAGE)]
+    return words[images[0] + 1 :] if images and first in ("docker", "podman") else None
+
+
+def _python(words: Sequence[str]) -> CommandLine | None:
+    rest = [word for word in words[1:] if word not in ("-u", "-O")]
+    if len(rest) > 1 and rest[0] == "-m":
+        module = rest[1]
+        if module.startswith("vllm.entrypoints"):
+            return _server(rest[2:])
+        if module in (
+            "torch.distributed.run",
+            "torch.distributed.launch",
+            "accelerate.commands.launch",
+        ):
+            return _launched(rest[2:])
+        return _program(module, rest[2:])
+    return _program(rest[0], rest[1:]) if rest and rest[0].endswith(".py") else None
+
+
+def _server(words: Sequence[str]) -> CommandLine:
+    options, others = arguments(words)
+    model = next((word for word in others if "=" not in word), None)
+    if model is not None:
+        options = {"model_tag": model, **options}
+    files = [str(options.pop(key)) for key in ("config",) if key in options]
+    return CommandLine({}, options, files, is_server=True)
+
+
+def _launched(words: Sequence[str], *, uses_deepspeed: bool = False) -> CommandLine:
+    """Split what belongs to the launcher from the program: its first word that is no option."""
+    i = 0
+    while i < len(words):
+        word = words[i]
+        if word in ("-m", "--module"):
+            break
+        if not _FLAG.fullmatch(word):
+            break
+        has_value = "=" not in word and i + 1 < len(words) and not words[i + 1].startswith("-")
+        is_program = has_value and (words[i + 1].endswith(".py") or word in _FLAGS_OF_LAUNCHERS)
+        i += 2 if has_value and not is_program else 1
+    launch, _ = arguments(words[:i])
+    files = [str(launch.pop(key)) for key in ("config_file",) if key in launch]
+    rest = list(words[i:])
+    if rest and rest[0] in ("-m", "--module"):
+        rest = rest[1:]
+    inner = _program(rest[0], rest[1:]) if rest else None
+    if inner is None:
+        return CommandLine(launch, {}, files)
+    if uses_deepspeed and "deepspeed" not in inner.program:
+        launch["use_deepspeed"] = True
+    return CommandLine(launch, inner.program, [*files, *inner.files])
+
+
+_MODULES: Final = (
+    "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch",
+)  # fmt: skip
+_IMAGE: Final = "vllm/vllm-openai"
+_LAUNCHERS: Final = (("accelerate", "launch"), ("tune", "run"))
+_TRAINERS: Final = ("trl", "axolotl", "llamafactory-cli", "lmf")
+_PREFIXES: Final = ("sudo", "nohup", "time", "exec", "srun", "uv", "run", "poetry")
+_FLAGS_OF_LAUNCHERS: Final = (
+    "--multi_gpu", "--use_deepspeed", "--use_fsdp", "--standalone", "--no_python", "--debug",
+    "--use_megatron_lm", "--no_local_rank", "--use_parallelism_config", "--same_network",
+)  # fmt: skip
+_CONFIGS: Final = ("config", "job.config_file", "job.config-file", "config_file", "cfg")
+
+
+def _program(program: str, words: Sequence[str]) -> CommandLine:
+    """Return a program's options; ``name=value`` changes an entry of the file that it names."""
+    options, others = arguments(words)
+    files = [str(options.pop(key)) for key in _CONFIGS if isinstance(options.get(key), str)]
+    for word in others:
+        if _OVERRIDE.fullmatch(word):
+            key, _, value = word.partition("=")
+            options[key] = value
+        elif word.endswith((".yaml", ".yml", ".json", ".toml")):
+            files.append(word)
+    return CommandLine({}, {PROGRAM: program, **options}, files)
+
+
+def arguments(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return options with their values, and the words before the first one or between them.
+
+    An option with several values has a list, one without a value True.
+    """
+    options: dict[str, Any] = {}
+    others: list[str] = []
+    key = ""
+    for word in words:
+        if _FLAG.fullmatch(word):
+            name, equals, value = word.lstrip("-").partition("=")
+            key = "" if equals else name
+            options[name] = value if equals else True
+        elif key and not (_OVERRIDE.fullmatch(word) and options[key] is not True):
+            before = options[key]
+            if before is True:
+                options[key] = word
+            else:
+                options[key] = [*(before if isinstance(before, list) else [before]), word]
+        else:
+            others.append(word)
+    return options, others

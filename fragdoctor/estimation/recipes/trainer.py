@@ -1,0 +1,363 @@
+"""Arguments of Transformers' Trainer and of TRL, as YAML or as they stand on a command line.
+
+Names and defaults as in ``transformers.TrainingArguments`` (4.57) and in TRL's ``ModelConfig``,
+``SFTConfig``, ``DPOConfig`` and ``GRPOConfig`` (0.29): https://huggingface.co/docs/trl. Axolotl and
+LLaMA-Factory hand the same arguments on, and share the rules here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, Final
+
+from fragdoctor.estimation.recipes.accelerate import FSDP_RULES, complete_fsdp
+from fragdoctor.estimation.recipes.deepspeed import stage
+from fragdoctor.estimation.recipes.documents import Entries
+from fragdoctor.estimation.recipes.entries import (
+    HARMLESS_IN_TRAINING,
+    Becomes,
+    Format,
+    Matters,
+    Reading,
+    Rule,
+    attention,
+    count,
+    dtype,
+    harmless,
+    is_off,
+    name,
+    optimizer,
+    targets,
+    when_on,
+)
+from fragdoctor.model.recipe import Bearing, UnusedEntry
+
+COMPILED: Final = "what a compiler saves is not counted"
+EVALUATION: Final = (
+    "an evaluation pass is not counted; larger than the training batch, it can need more"
+)
+REFERENCE: Final = (
+    "a reference model, where there is one, is not counted: a second copy of the weights needs more"
+)
+PICTURES: Final = Matters("pictures are not counted, nor what is trained of their tower")
+GENERATION: Final = "generation on the same GPU is not counted: it needs more"
+_EVAL_BATCHES: Final = ("per_device_eval_batch_size", "eval_batch_size")
+
+
+def fsdp_flags(value: Any) -> str | None:
+    """Return the engine for ``fsdp: [full_shard, auto_wrap]``, also in one text."""
+    return None if is_off(value) else "fsdp"
+
+
+TRAINER_RULES: Final[dict[str, Rule]] = {
+    "per_device_train_batch_size": Becomes("batch", count),
+    "gradient_accumulation_steps": Becomes("grad_accumulation", count),
+    "gradient_checkpointing": Becomes("checkpointing", when_on("full")),
+    "optim": Becomes("optimizer", optimizer),
+    "bf16": Becomes("mixed", when_on("bf16")),
+    "fp16": Becomes("mixed", when_on("fp16")),
+    "attn_implementation": Becomes("attention", attention),
+    "fsdp": Becomes("engine", fsdp_flags),
+    **FSDP_RULES,
+    "per_device_eval_batch_size": Matters(EVALUATION),
+    "eval_accumulation_steps": Matters("kept predictions of an evaluation are not counted"),
+    "torch_compile": Matters(COMPILED),
+    "use_liger_kernel": Becomes("logits", when_on("fused")),
+    "use_liger_loss": Becomes("logits", when_on("fused")),
+    "use_liger": Becomes("logits", when_on("fused")),
+    "neftune_noise_alpha": Matters("noise on the embeddings is not counted; it is small"),
+    "auto_find_batch_size": Matters("the batch is lowered until it fits; it is counted as written"),
+    "torch_empty_cache_steps": Matters("emptying the cache is not counted"),
+    "optim_target_modules": Matters("the optimizer is counted for all matrices"),
+    "ddp_bucket_cap_mb": Matters("buckets are counted as one copy of the gradients"),
+    "group_by_length": Matters("batches are counted at the full length"),
+}
+"""Entries that every program over the Trainer shares."""
+
+LORA_RULES: Final[dict[str, Rule]] = {
+    "lora_dropout": Matters("dropout of adapters is not counted: it keeps one more input each"),
+    "modules_to_save": Matters("whole layers trained beside the adapters are not counted"),
+    "lora_modules_to_save": Matters("whole layers trained beside the adapters are not counted"),
+    "lora_target_parameters": Matters("adapters on expert parameters are not counted"),
+}
+
+
+def complete_evaluation(reading: Reading) -> None:
+    """Say nothing of an evaluation batch that is no larger than the one of training."""
+    batch = reading.value("batch") or 0
+    for i, entry in enumerate(reading.unused):
+        is_open = entry.key in _EVAL_BATCHES and entry.bearing is Bearing.MATTERS
+        if is_open and entry.value.isdecimal() and int(entry.value) <= batch:
+            reason = "an evaluation pass keeps no activations"
+            reading.unused[i] = UnusedEntry(entry.key, entry.value, Bearing.NONE, reason)
+
+
+def pairs(reading: Reading, reason: str) -> None:
+    """Count chosen and rejected answers: preference trainers put both into one pass."""
+    found = reading.facts.pop("batch", None)
+    if found is not None:
+        text = f"{found.text} pairs"
+        reading.take("batch", 2 * found.value, found.key, text, is_default=found.is_default)
+    reading.notes.append(f"{reading.source}: {reason}")
+
+
+def without_adapter(reading: Reading, reason: str) -> None:
+    """Take back what says how adapters look, where none are trained."""
+    for fact in ("rank", "targets", "dora"):
+        reading.drop(fact, reason)
+    for i, entry in enumerate(reading.unused):
+        if entry.key in LORA_RULES and entry.bearing is Bearing.MATTERS:
+            reading.unused[i] = UnusedEntry(entry.key, entry.value, Bearing.NONE, reason)
+
+
+def scales_unquantised(reading: Reading) -> None:
+    """Count a 4-bit base without double quantisation: its scales stay in fp32."""
+    found = reading.facts.get("quantised")
+    if found is not None and found.value == "int4":
+        reading.facts["quantised"] = replace(found, value="nf4")
+
+
+def deepspeed_reference(reading: Reading, entries: Entries) -> None:
+    """Say that DeepSpeed is used where the Trainer names a file of it, or is told so."""
+    found = reading.references.get("deepspeed", entries.get("deepspeed") is True)
+    if found:
+        reading.take("engine", "deepspeed", "deepspeed", found)
+
+
+_RULES: Final[dict[str, Rule]] = {
+    "model_name_or_path": Becomes("model", name),
+    "model": Becomes("model", name),
+    "torch_dtype": Becomes("weights", dtype),
+    "dtype": Becomes("weights", dtype),
+    "model_init_kwargs.torch_dtype": Becomes("weights", dtype),
+    "model_init_kwargs.dtype": Becomes("weights", dtype),
+    "model_init_kwargs.attn_implementation": Becomes("attention", attention),
+    **TRAINER_RULES,
+    "use_peft": Becomes("adapter", when_on("lora")),
+    "use_lora": Becomes("adapter", when_on("lora")),
+    "lora_enable": Becomes("adapter", when_on("lora")),
+    "zero_stage": Becomes("stage", stage),
+    "max_source_length": Becomes("source", count),
+    "max_target_length": Becomes("target", count),
+    "vision_tower": PICTURES,
+    "mm_tunable_parts": PICTURES,
+    "max_pixels": PICTURES,
+    "image_size": PICTURES,
+    "freeze_vision_tower": PICTURES,
+    "lora_r": Becomes("rank", count),
+    "lora_rank": Becomes("rank", count),
+    "lora_dim": Becomes("rank", count),
+    "lora_target_modules": Becomes("targets", targets),
+    "use_dora": Becomes("dora", when_on(True)),
+    **LORA_RULES,
+    "load_in_4bit": Becomes("quantised", when_on("int4")),
+    "load_in_8bit": Becomes("quantised", when_on("int8")),
+    "use_4bit": Becomes("quantised", when_on("int4")),
+    "max_length": Becomes("seq", count),
+    "max_seq_length": Becomes("seq", count),
+    "max_seq_len": Becomes("seq", count),
+    "model_max_length": Becomes("seq", count),
+    "block_size": Becomes("seq", count),
+    "max_prompt_length": Becomes("prompt", count),
+    "max_completion_length": Becomes("completion", count),
+    "max_new_tokens": Becomes("completion", count),
+    "response_length": Becomes("completion", count),
+    "activation_offloading": Becomes("offload_activations", when_on(True)),
+    "loss_type": Becomes("loss", lambda value: value),
+    "padding_free": Matters("batches are counted padded to the full length"),
+    "use_bnb_nested_quant": Becomes("nested", when_on(True)),
+    "num_processes": Becomes("n_gpus", count),
+    "use_vllm": Matters(GENERATION),
+    "vllm_device": Matters(GENERATION),
+    "vllm_gpu_memory_utilization": Matters(GENERATION),
+    "vllm_mode": Matters(GENERATION),
+    "num_generations": Matters("completions are generated too, which is not counted"),
+    "ref_model": Matters(REFERENCE),
+    "sync_ref_model": Matters(REFERENCE),
+    "reward_model_path": Matters("a reward model on the same GPU is not counted: it needs more"),
+    "reward_model_name_or_path": Matters("a reward model is not counted: it needs more"),
+    "value_model_path": Matters("a value model is not counted: it needs more"),
+    "teacher_model_name_or_path": Matters("a teacher model is not counted: it needs more"),
+    "router_aux_loss_coef": Matters("the loss of routers is not counted; it is small"),
+}
+
+_PREFERENCES: Final = ("dpo", "orpo", "cpo", "simpo", "reward")
+_ONLINE: Final = ("grpo", "rloo", "ppo", "online", "xpo", "nash", "gkd", "sdpo", "gold")
+PROGRAM: Final = "(program)"
+"""The entry under which a command line leaves the name of its program."""
+
+
+def kind_of(entries: Mapping[str, Any]) -> str:
+    """Return what is trained: ``sft``, ``dpo``, ``kto``, ``grpo``; "" for a Trainer of any kind."""
+    whole = str(entries.get(PROGRAM, ""))
+    program = whole.rpartition("/")[2].removesuffix(".py")
+    for kinds, found in ((_ONLINE, "grpo"), (_PREFERENCES, "dpo"), (("kto",), "kto"),
+                         (("sft",), "sft")):  # fmt: skip
+        if any(one in program for one in kinds):
+            return found
+    if entries.keys() & {"num_generations", "reward_funcs", "max_completion_length"}:
+        return "grpo"
+    if entries.keys() & {"beta", "max_prompt_length", "precompute_ref_log_probs"}:
+        return "dpo"
+    trl = {"dataset_mixture", "dataset_name", "max_seq_length", "packing", "use_liger_kernel",
+           "dataset_text_field", "assistant_only_loss", "max_length", "use_peft"}  # fmt: skip
+    is_trl = _is_trl(whole)
+    is_like = entries.keys() & trl and "model_max_length" not in entries
+    return "sft" if is_trl or is_like else ""
+
+
+def _is_trl(program: str) -> bool:
+    """Return whether a program is one of TRL's own."""
+    return program.startswith(("trl/", "trl ")) or "examples/scripts/" in program
+
+
+def _complete(reading: Reading, entries: Entries) -> None:
+    kind = kind_of(entries)
+    deepspeed_reference(reading, entries)
+    _defaults(reading, entries, kind)
+    nested = reading.facts.pop("nested", None)
+    if kind and nested is None:
+        scales_unquantised(reading)
+    elif nested is not None:
+        reading.leave(nested.key, nested.text, Bearing.NONE, "as 4 bits are counted")
+    _own_adapter(reading, entries)
+    if "adapter" not in reading.facts and not reading.unsayable:
+        without_adapter(reading, "no adapters are trained")
+    _defaults_of_adapter(reading)
+    _length(reading, kind)
+    _loss(reading, kind)
+    if kind == "dpo":
+        pairs(reading, "chosen and rejected answers are one pass.")
+    if kind in ("dpo", "kto", "grpo") and "adapter" not in reading.facts:
+        needs = kind != "grpo" or not is_off(entries.get("beta"))
+        if needs and not _has_no_reference(entries):
+            reading.notes.append(f"{reading.source}: {REFERENCE}.")
+    if kind == "grpo":
+        reading.notes.append(f"{reading.source}: {GENERATION}.")
+    complete_evaluation(reading)
+    complete_fsdp(reading, entries)
+
+
+def _has_no_reference(entries: Entries) -> bool:
+    losses = str(entries.get("loss_type", "")) + str(entries.get(PROGRAM, ""))
+    precomputed = not is_off(entries.get("precompute_ref_log_probs"))
+    return precomputed or any(one in losses for one in ("orpo", "cpo", "simpo", "reward"))
+
+
+def _defaults(reading: Reading, entries: Entries, kind: str) -> None:
+    """State what TRL and the Trainer take for what is missing."""
+
+    def take(fact: str, value: Any, key: str, text: Any = None) -> None:
+        reading.take(fact, value, key, value if text is None else text, is_default=True)
+
+    take("batch", 8, "per_device_train_batch_size")
+    if "optimizer" not in reading.unsayable:
+        take("optimizer", "adamw-fused", "optim", "adamw_torch_fused")
+    if kind:
+        if "gradient_checkpointing" not in entries:
+            take("checkpointing", "full", "gradient_checkpointing", "true")
+        if not entries.keys() & {"bf16", "fp16"}:
+            take("mixed", "bf16", "bf16", "true")
+        if kind != "grpo":
+            take("seq", 1024, "max_length")
+        else:
+            take("completion", 512, "max_completion_length")
+    take("weights", "fp32", "dtype", "float32")
+
+
+def _own_adapter(reading: Reading, entries: Entries) -> None:
+    """Tell whether adapters are trained where no entry switches them on.
+
+    TRL trains none without ``use_peft``, whatever else is written; a program of somebody's own that
+    is given their rank does.
+    """
+    rank = reading.facts.get("rank")
+    if rank is None or entries.keys() & {"use_peft", "use_lora", "lora_enable"}:
+        return
+    program = str(entries.get(PROGRAM, ""))
+    if program and not _is_trl(program):
+        reading.take("adapter", "lora", rank.key, rank.text)
+    else:
+        reading.notes.append(
+            f"{reading.source}: {rank.key} without use_peft trains no adapters in TRL; --lora "
+            f"{rank.value} counts them."
+        )
+
+
+def _defaults_of_adapter(reading: Reading) -> None:
+    if reading.value("adapter"):
+        text = "as PEFT for Llama: q_proj, v_proj"
+        reading.take("rank", 16, "lora_r", 16, is_default=True)
+        reading.take("targets", "q_proj,v_proj", "lora_target_modules", text, is_default=True)
+
+
+def _whole(reading: Reading) -> None:
+    """Count source and target as one sequence: programs for language models join them."""
+    parts = [reading.facts.pop(name, None) for name in ("source", "target")]
+    found = [part for part in parts if part is not None]
+    if found:
+        key, text = " + ".join(p.key for p in found), " + ".join(p.text for p in found)
+        reading.take("seq", sum(part.value for part in found), key, text)
+
+
+def _length(reading: Reading, kind: str) -> None:
+    """Count prompt and completion where they are limited apart."""
+    _whole(reading)
+    prompt, completion = reading.facts.pop("prompt", None), reading.facts.pop("completion", None)
+    if kind != "grpo":
+        for part in (prompt, completion):
+            if part is not None and not part.is_default:
+                reading.leave(part.key, part.text, Bearing.NONE, "within the whole length")
+        return
+    found = [part for part in (prompt, completion) if part is not None]
+    if found and "seq" not in reading.facts:
+        key = " + ".join(part.key for part in found)
+        text = " + ".join(part.text for part in found)
+        total = sum(part.value for part in found)
+        default = all(part.is_default for part in found)
+        reading.take("seq", total, key, text, is_default=default)
+    if prompt is None:
+        reading.notes.append(f"{reading.source}: prompts have no limit and are not counted; --seq.")
+
+
+def _loss(reading: Reading, kind: str) -> None:
+    found = reading.facts.pop("loss", None)
+    if found is None:
+        return
+    if kind == "sft" and "chunked" in str(found.value):
+        reading.take("logits", "chunked", found.key, found.text)
+    else:
+        reading.leave(found.key, found.text, Bearing.NONE)
+
+
+FORMAT: Final = Format(
+    title="arguments of TRL or Transformers",
+    signs=(
+        frozenset({"model_name_or_path"}),
+        frozenset({"per_device_train_batch_size"}),
+    ),
+    rules=MappingProxyType(_RULES),
+    harmless=harmless(
+        HARMLESS_IN_TRAINING,
+        r"""
+        bnb_4bit_
+        mm_ lazy_preprocess version$ group_by_modality image_(folder|aspect) do_ trainable
+        beta temperature top_ min_p reward_(funcs|weights) max_grad model_init_kwargs
+        gradient_checkpointing_kwargs fsdp_ accelerator_config missing_eos truncation_mode
+        packing loss_weights vllm_server vllm_group num_(iterations|steps) epsilon scale_rewards
+        script_args benchmarks callbacks config$ ref_model_(mixup|sync) desirable undesirable
+        disable_dropout generation_batch steps_per_generation num_completions_to_print gamma
+        lam$ f_divergence precompute_ref_log_probs use_weighting max_tool stop_token kl_
+        cliprange vf_coef whiten num_ppo num_mini total_episodes train_file validation_file
+        per_gpu text_column source_ summary_ ignore_pad skip_ \(program\) e2b code_ wandb_
+        dataset_ repetition cosine_ parallel_code pass_rate callbacks max_resample ld_alpha
+        model_revision importance_sampling mask_truncated pad_to_multiple num_workers run_ name$
+        fp16_ jit_mode deepspeed$ distillation env_ host$ port$ lora_bias bias$
+        """,
+    ),
+    sections=("fsdp_config",),
+    references=("deepspeed", "accelerate_config"),
+    complete=_complete,
+)  # fmt: skip

@@ -1,0 +1,210 @@
+"""Arguments of ``vllm serve``, as YAML for ``--config`` or as they stand on a command line.
+
+Names and defaults as in https://docs.vllm.ai/en/stable/cli/serve/ (0.15): a server takes 0.9 of the
+GPU, serves up to 256 sequences, and lets each grow to the longest that its model was made for.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any, Final
+
+from fragdoctor.estimation.recipes.documents import Entries
+from fragdoctor.estimation.recipes.entries import (
+    AUTO,
+    Becomes,
+    Format,
+    Matters,
+    Reading,
+    Rule,
+    UnsayableError,
+    count,
+    dtype,
+    harmless,
+    is_off,
+    name,
+    one_of,
+    share,
+    text_of,
+    when_on,
+)
+from fragdoctor.model.recipe import Bearing
+
+SHORT: Final = {
+    "tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "dp": "data_parallel_size",
+    "q": "quantization", "ep": "enable_expert_parallel", "dcp": "decode_context_parallel_size",
+    "cc": "compilation_config", "o": "compilation_config",
+}  # fmt: skip
+"""Options of one dash -> their long names."""
+
+_QUANTISED: Final = one_of(
+    {"none": None, "fp8": "fp8-weights", "awq": "awq", "awq_marlin": "awq", "gptq": "gptq",
+     "gptq_marlin": "gptq", "bitsandbytes": "int4", "mxfp4": "mxfp4",
+     # Written into the model's own configuration, and counted from there.
+     "compressed-tensors": None, "modelopt": None, "modelopt_fp4": None, "gguf": None},
+    "is no quantisation that an estimate knows",
+)  # fmt: skip
+_KV: Final = one_of(
+    {"auto": None, "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bfloat16": "bf16",
+     "float16": "fp16", "bf16": "bf16", "half": "fp16"},
+    "is no precision of the cache that an estimate knows",
+)  # fmt: skip
+
+
+def length(value: Any) -> int | None:
+    """Return the tokens of ``8192``, ``32k`` (thousands) or ``32K`` (of 1024), as vLLM reads them.
+
+    Raises:
+        UnsayableError: it is no number of tokens.
+    """
+    text = str(value).strip()
+    factors = {"k": 1000, "m": 10**6, "K": 1024, "M": 1024**2}
+    if text[-1:] in factors and text[:-1].replace(".", "", 1).isdecimal():
+        return int(float(text[:-1]) * factors[text[-1]])
+    return None if text in (AUTO, "-1") else count(value)
+
+
+_MEDIA: Final = Matters("pictures and sounds are not counted: their encoder needs more")
+_RULES: Final[dict[str, Rule]] = {
+    "model": Becomes("model", name),
+    "model_tag": Becomes("model", name),
+    "tensor_parallel_size": Becomes("tensor_parallel", count),
+    "pipeline_parallel_size": Becomes("pipeline_parallel", count),
+    "data_parallel_size": Becomes("replicas", count),
+    "enable_expert_parallel": Becomes("experts_apart", when_on(True)),
+    "decode_context_parallel_size": Matters("a cache split along the sequence is not counted"),
+    "max_model_len": Becomes("seq", length),
+    "gpu_memory_utilization": Becomes("gpu_memory_utilization", share),
+    "max_num_seqs": Becomes("max_num_seqs", count),
+    "max_num_batched_tokens": Becomes("max_num_batched_tokens", length),
+    "kv_cache_dtype": Becomes("kv_dtype", _KV),
+    "dtype": Becomes("weights", dtype),
+    "quantization": Becomes("quantised", _QUANTISED),
+    "load_format": Becomes("load_format", text_of),
+    "kv_cache_memory_bytes": Matters("the pool is counted from --gpu-memory-utilization"),
+    "num_gpu_blocks_override": Matters("the pool is counted from --gpu-memory-utilization"),
+    "cpu_offload_gb": Matters("weights on the host are not counted: they need less"),
+    "enforce_eager": Becomes("eager", when_on(True)),
+    "speculative_config": Matters("a draft model and its cache are not counted: they need more"),
+    "speculative_model": Matters("a draft model and its cache are not counted: they need more"),
+    "enable_lora": Matters("adapters that are served are not counted: they need more"),
+    "max_loras": Matters("adapters that are served are not counted: they need more"),
+    "max_lora_rank": Matters("adapters that are served are not counted: they need more"),
+    "limit_mm_per_prompt": _MEDIA,
+    "mm_processor_kwargs": _MEDIA,
+    "compilation_config": Matters("CUDA graphs are not counted"),
+    "max_cudagraph_capture_size": Matters("CUDA graphs are not counted: more need more"),
+    "cuda_graph_sizes": Matters("CUDA graphs are not counted: more need more"),
+    "cudagraph_capture_sizes": Matters("CUDA graphs are not counted: more need more"),
+    "max_logprobs": Matters("log probabilities are not counted"),
+    "hf_overrides": Matters("a changed configuration of the model is not counted"),
+    "rope_scaling": Matters("a longer context is counted as --seq says"),
+    "enable_eplb": Matters("copies of experts are not counted: they need more"),
+    "eplb_config": Matters("copies of experts are not counted: they need more"),
+    "kv_transfer_config": Matters("buffers for caches that travel are not counted"),
+    "mamba_ssm_cache_dtype": Matters("states of Mamba layers are not counted"),
+    "runner": Matters("counted as generation"),
+    "task": Matters("counted as generation"),
+    "num_redundant_experts": Matters("copies of experts are not counted: they need more"),
+}
+
+
+def _complete(reading: Reading, _entries: Entries) -> None:
+    reading.take("inference", True, "vllm", "a server", is_default=True)
+    _flags(reading)
+    _precision(reading)
+    reading.take("gpu_memory_utilization", 0.9, "gpu_memory_utilization", 0.9, is_default=True)
+    _experts(reading)
+    reading.take("seq", AUTO, "max_model_len", "the model's longest", is_default=True)
+    eager = reading.facts.pop("eager", None)
+    if eager is not None:
+        reading.leave(eager.key, eager.text, Bearing.NONE, "CUDA graphs are not counted")
+
+
+def _flags(reading: Reading) -> None:
+    loads = reading.facts.pop("load_format", None)
+    if loads is not None:
+        reading.leave(loads.key, loads.text, Bearing.NONE)
+        if loads.value == "bitsandbytes":
+            reading.take("quantised", "int4", loads.key, loads.text)
+
+
+def _precision(reading: Reading) -> None:
+    """The dtype of the model is taken where none is given; a quantised one beats it."""
+    weights = reading.facts.pop("weights", None)
+    if weights is None or weights.value == AUTO:
+        if weights is not None:
+            reading.leave(weights.key, weights.text, Bearing.NONE, "the model's own")
+    elif "quantised" in reading.facts:
+        reading.leave(weights.key, weights.text, Bearing.NONE, "weights are quantised")
+    else:
+        reading.take("dtype", weights.value, weights.key, weights.text)
+    found = reading.facts.pop("quantised", None)
+    if found is not None:
+        reading.take("dtype", found.value, found.key, found.text)
+
+
+def _experts(reading: Reading) -> None:
+    """With expert parallelism, experts are split among all GPUs of the replicas."""
+    apart, replicas = reading.facts.pop("experts_apart", None), reading.facts.pop("replicas", None)
+    n = replicas.value if replicas else 1
+    if apart is not None:
+        n *= reading.value("tensor_parallel") or 1
+        if n > 1:
+            parts = [fact.key for fact in (apart, replicas) if fact]
+            reading.take("expert_parallel", n, " + ".join(parts), f"{n} GPUs")
+        else:
+            reading.leave(apart.key, apart.text, Bearing.NONE, "one GPU has all experts")
+    elif replicas is not None:
+        reading.leave(
+            replicas.key, replicas.text, Bearing.NONE, "each replica is counted by itself"
+        )
+
+
+def plain(entries: Entries) -> Entries:
+    """Return entries under their long names, with underscores, and without ``no-`` in front."""
+    found: dict[str, Any] = {}
+    for key, value in entries.items():
+        long = SHORT.get(key, key).replace("-", "_")
+        if long.startswith("no_") and not is_off(value):
+            long, value = long.removeprefix("no_"), False  # noqa: PLW2901 - its negation
+        found[long] = value
+    return found
+
+
+def served_model(value: Any) -> str:
+    """Return a model, refusing what is only a place for one."""
+    if str(value).startswith("<"):
+        raise UnsayableError("stands for a name")
+    return name(value)
+
+
+_RULES["model"] = _RULES["model_tag"] = Becomes("model", served_model)
+_SIGNS: Final = (
+    "tensor_parallel_size", "max_model_len", "gpu_memory_utilization", "kv_cache_dtype",
+    "max_num_batched_tokens", "max_num_seqs", "served_model_name", "enable_prefix_caching",
+    "tool_call_parser", "reasoning_parser", "pipeline_parallel_size", "enforce_eager",
+    "max_cudagraph_capture_size", "speculative_config", "model_tag",
+)  # fmt: skip
+FORMAT: Final = Format(
+    title="arguments of vLLM",
+    signs=tuple(frozenset({sign}) for sign in _SIGNS),
+    rules=MappingProxyType(_RULES),
+    harmless=harmless(
+        r"""
+        host port served_model api_key trust_remote tokenizer chat_template enable_auto_tool
+        tool_ reasoning seed revision download_dir log disable_log uvicorn ssl allowed root_path
+        middleware enable_prefix enable_chunked async_scheduling stream_interval swap_space
+        block_size distributed generation_config override_ default_chat response_role
+        mm_processor_cache mm_encoder language_model_only guided structured scheduling
+        config_format tokenizer_mode otlp collect disable_custom skip_mm enable_server headless
+        data_parallel code_revision hf_ model_impl logits_processors safetensors enable_log
+        max_log_len nnodes node_rank master_ api_server worker device config$ additional_config
+        attention_backend all2all moe_backend numa ray enable_dbo dbo_ profiler observability
+        use_tqdm max_parallel weight_transfer disable_uvicorn disable_fastapi enable_request
+        performance_mode calculate_kv enable_flashinfer mamba_ prefix_caching structured_outputs
+        media_ kernel_config
+        """,
+    ),
+    complete=_complete,
+)  # fmt: skip

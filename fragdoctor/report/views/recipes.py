@@ -1,0 +1,77 @@
+"""What ``fragdoctor estimate`` says of the configuration files that it was asked with."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fragdoctor.model.recipe import Bearing, Recipe, RecipeUse, UnusedEntry, UsedEntry
+from fragdoctor.report import document as doc
+from fragdoctor.report.document import dim, strong
+from fragdoctor.units import plural
+
+_MOST_NAMED: Final = 4
+
+
+def recipe_lead(use: RecipeUse | None) -> list[doc.DocumentBlock]:
+    """Return what a reader of the answer alone should know: what of the files is not in it."""
+    if use is None:
+        return []
+    return [doc.Paragraph(" ".join([*map(_counted, use.files), *use.notes]))]
+
+
+def _counted(recipe: Recipe) -> str:
+    n_used = sum(not entry.is_default for entry in recipe.used)
+    said = f"From {recipe.source} ({recipe.format}): {plural(n_used, 'entry', 'entries')} used"
+    left = [entry.key for entry in recipe.unused_that(Bearing.MATTERS)]
+    if not left:
+        return f"{said}."
+    named = ", ".join(left[:_MOST_NAMED])
+    more = ", ..." if len(left) > _MOST_NAMED else ""
+    return f"{said}; not counted, though memory depends on it: {named}{more}."
+
+
+def recipe_sections(use: RecipeUse | None) -> list[doc.Section]:
+    """Return a section for each file: what its entries became, and which became nothing."""
+    if use is None:
+        return []
+    sections = [_section(i, recipe) for i, recipe in enumerate(use.files)]
+    same = [doc.Paragraph(use.command)]
+    return [*sections, doc.Section("The same by options", same, id="command")]
+
+
+def _section(number: int, recipe: Recipe) -> doc.Section:
+    used = doc.tabled(
+        recipe.used,
+        doc.Column("entry", "key", "wrap"),
+        doc.Column("value", _value, "wrap"),
+        doc.Column("counted as", _became, "wrap"),
+        label=f"Used of {recipe.source}",
+    )
+    open_ = [*recipe.unused_that(Bearing.MATTERS), *recipe.unused_that(Bearing.UNKNOWN)]
+    left = doc.tabled(
+        open_,
+        doc.Column("not counted", "key", "wrap"),
+        doc.Column("value", "value", "wrap"),
+        doc.Column("why", _reason, "wrap"),
+        label=f"Not counted of {recipe.source}",
+    )
+    rest = ", ".join(entry.key for entry in recipe.unused_that(Bearing.NONE))
+    idle = doc.Paragraph(dim(f"Nothing to do with it, or off: {rest}." if rest else ""))
+    return doc.Section(
+        f"Read from {recipe.source}", [used, left, idle], recipe.format, f"recipe-{number}"
+    )
+
+
+def _value(entry: UsedEntry) -> doc.Content:
+    return [entry.value, dim("  not in the file")] if entry.is_default else entry.value
+
+
+def _became(entry: UsedEntry) -> doc.Content:
+    if not entry.overridden_by:
+        return entry.option
+    won = strong(f"{entry.overridden_by} of the command line")
+    return [f"{entry.option}, ", won] if entry.option else won
+
+
+def _reason(entry: UnusedEntry) -> str:
+    return entry.reason or "is not known here"
