@@ -5,14 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from fragdoctor.diagnosis.decision import OVERSIZED_ALONE_BYTES, Hypothesis, decide
+from fragdoctor.diagnosis.decision import Hypothesis, decide
+from fragdoctor.diagnosis.verdict_foreign import CAPACITY_TOO, WATCH, by_its_figures, watch
 from fragdoctor.model.case import OomLog, OomMessage
 from fragdoctor.model.diagnosis import Cause
+from fragdoctor.model.engines import (
+    engine_of,
+    is_of_other_program,
+)
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.rules.failed_request import known
 from fragdoctor.rules.request_sources import request_of_message
 from fragdoctor.rules.traceback_signs import sign_of
-from fragdoctor.units import MIB, format_count, format_size, plural
+from fragdoctor.units import format_count, format_size, plural
 
 ALLOCATOR: Final = "pytorch-caching-allocator"
 MESSAGE: Final = "oom message"
@@ -25,13 +30,10 @@ LIMIT_SUB_KINDS: Final = {
     "single-allocation-limit": "The device refuses single allocations of this size, however much "
     "memory is free.",
     "buffer-too-large": "Metal refuses single buffers of this size, however much memory is free.",
+    "arena-limit": "The arena of ONNX Runtime was given a limit (gpu_mem_limit, or max_mem of "
+    "OrtArenaCfg), and less than the request is left of it.",
     "va-exhausted": "The process ran out of virtual address space for expandable segments.",
 }
-
-WATCH: Final = "nvidia-smi shows the device's size and whether another process is on it."
-
-NEXT_TO_NOTHING_BYTES: Final = 64 * MIB
-"""Of a GPU of which JAX takes three quarters at start; less is no request that is too large."""
 
 KILLS: Final = ("killed", "sigkill", "oom-killer")
 """Signs of a kill: proof only where the kernel itself says why."""
@@ -67,7 +69,9 @@ NEGATIVES: Final = {
     "shape-mismatch": "shapes do not fit together",
     "disk-full": "the disk is full",
     "file-limit": "too many files are open",
-    "segfault": "the process crashed",
+    "segfault": "the process crashed (segmentation fault)",
+    "fixed-pool": "a pool of fixed size inside ggml was too small, which no memory changes: a "
+    "newer llama.cpp sizes it by itself, else use a shorter context or batch",
 }
 """What the reader's kinds of other failures mean."""
 
@@ -248,6 +252,8 @@ def _driver(message: OomMessage) -> list[Hypothesis]:
             Hypothesis(Cause.HOST_MEMORY, Confidence.POSSIBLE, ""),
         ]
     sign = sign_of(message)
+    if is_of_other_program(message) and sign is None:
+        return by_its_figures(_framework(message), message)
     if sign is not None and message.sub_kind != "pinned-host":
         return [
             Hypothesis(
@@ -310,27 +316,32 @@ def _library(message: OomMessage) -> list[Hypothesis]:
             Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, ""),
             Hypothesis(Cause.NOT_MEMORY, Confidence.POSSIBLE, ""),
         ]
-    outside = (
-        f"{name} could not get memory for itself: it allocates outside PyTorch's cache, for "
-        "which nothing flushes the cache"
-    )
-    if message.kind == "nccl" and message.requested_bytes is None:
+    asked = message.requested_bytes
+    what = "memory for itself" if asked is None else f"{format_size(asked)} for itself"
+    engine = engine_of(message)
+    if engine is not None:
         return [
             Hypothesis(
-                Cause.UNKNOWN,
+                Cause.CAPACITY,
                 Confidence.POSSIBLE,
-                f"{outside}; the message prints no figures.",
-                "Print torch.cuda.mem_get_info() before the communicator is created.",
+                f"{name} could not get {what}: {engine.name} takes most of the GPU at start, or "
+                "another process has it.",
+                WATCH,
             ),
-            Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, ""),
+            Hypothesis(Cause.OTHER_PROCESS, Confidence.POSSIBLE, ""),
         ]
+    full = "so that the device was full" if asked is not None else "most likely it was full"
+    is_nccl = message.kind == "nccl"
     return [
         Hypothesis(
             Cause.CAPACITY,
             Confidence.POSSIBLE,
-            f"{outside}; most likely the device was full, but no figures are printed.",
-            "Print torch.cuda.mem_get_info() before the call; rerun with CUDA_LAUNCH_BLOCKING=1, "
-            "since an index out of range can look the same.",
+            f"{name} could not get {what}: it asks the driver beside PyTorch's cache, which does "
+            f"not give way for it; {full}.",
+            "Print torch.cuda.mem_get_info() before the communicator is created."
+            if is_nccl
+            else "Print torch.cuda.mem_get_info() before the call; rerun with "
+            "CUDA_LAUNCH_BLOCKING=1, since an index out of range can look the same.",
         ),
         Hypothesis(Cause.NON_PYTORCH_MEMORY, Confidence.POSSIBLE, ""),
     ]
@@ -406,6 +417,13 @@ def _foreign(message: OomMessage) -> list[Hypothesis]:
             ),
             Hypothesis(Cause.HEALTHY, Confidence.POSSIBLE, ""),
         ]
+    if message.sub_kind == "vmm":
+        text = (
+            "The driver refused a call of ggml's pool that maps virtual memory: a full GPU does "
+            "so, "
+            "and some drivers do with memory free."
+        )
+        return [Hypothesis(Cause.UNKNOWN, Confidence.POSSIBLE, text, watch(message)), CAPACITY_TOO]
     if message.variant == "tf-device":
         return [
             Hypothesis(
@@ -416,38 +434,7 @@ def _foreign(message: OomMessage) -> list[Hypothesis]:
                 "nvidia-smi names who holds it.",
             )
         ]
-    if wanted is None and message.kind == "tf":
-        text = "TensorFlow could not allocate a tensor; the message prints no totals."
-        return [Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, text, WATCH)]
-    if wanted is None:
-        return _unknown(message)
-    free = message.free_bytes
-    if free is not None and wanted > free:
-        summary = f"{name} asked for {format_size(wanted)} with {format_size(free)} free."
-    else:
-        summary = (
-            f"{name} could not allocate {format_size(wanted)}; the size of the device is not "
-            "printed."
-        )
-    likely = (
-        message.kind == "ggml" or message.backend == "directml" or wanted >= OVERSIZED_ALONE_BYTES
-    )
-    if message.kind == "jax" and wanted <= NEXT_TO_NOTHING_BYTES:
-        summary += (
-            " So little is refused where the GPU is full already: of this program's own arrays, or "
-            "of another process."
-        )
-    if message.kind in ("tf", "ggml") or likely:
-        confidence = Confidence.LIKELY if likely else Confidence.POSSIBLE
-        return [
-            Hypothesis(Cause.CAPACITY, confidence, summary, WATCH),
-            Hypothesis(Cause.OTHER_PROCESS, Confidence.POSSIBLE, ""),
-        ]
-    return [
-        Hypothesis(Cause.UNKNOWN, Confidence.POSSIBLE, summary, WATCH),
-        Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, ""),
-        Hypothesis(Cause.OTHER_PROCESS, Confidence.POSSIBLE, ""),
-    ]
+    return by_its_figures(name, message)
 
 
 SHOWS_KILL: Final = "dmesg (or the scheduler's log) shows 'Out of memory: Killed process'."
@@ -517,9 +504,16 @@ def _host(message: OomMessage) -> list[Hypothesis]:
 
 def _not_memory(message: OomMessage) -> list[Hypothesis]:
     if message.kind == "shared-memory":
+        figures = ""
+        if message.requested_bytes is not None and message.limit_bytes is not None:
+            figures = (
+                f": {format_size(message.requested_bytes)} of {format_size(message.limit_bytes)}"
+            )
         summary = (
-            "A kernel needs more on-chip shared memory or registers than a multiprocessor has; "
-            "device memory is not short."
+            "A kernel needs more on-chip memory than a core of the TPU has; HBM is not short."
+            if message.backend == "jax"
+            else "A kernel needs more on-chip shared memory or registers than a multiprocessor "
+            f"has{figures}; device memory is not short."
         )
     else:
         what = NEGATIVES.get(message.sub_kind)
@@ -528,18 +522,10 @@ def _not_memory(message: OomMessage) -> list[Hypothesis]:
 
 
 def _framework(message: OomMessage) -> str:
-    names = {
-        "jax": "JAX",
-        "tf": "TensorFlow",
-        "ggml": "ggml (llama.cpp)",
-        "vllm": "vLLM",
-        "onnxruntime": "ONNX Runtime",
-        "paddle": "PaddlePaddle",
-        "cupy": "CuPy",
-        "mps": "MPS",
-        "directml": "DirectML",
-    }
-    return names.get(message.kind, names.get(message.backend, "The framework"))
+    engine = engine_of(message)
+    if engine is not None:
+        return engine.name
+    return {"vllm": "vLLM", "mps": "MPS"}.get(message.backend, "The program")
 
 
 _OF_KIND: Final = {

@@ -16,7 +16,7 @@ from fragdoctor.frozen import frozen
 from fragdoctor.inputs.log_cleaning import plain_lines, rank_in
 from fragdoctor.inputs.log_streams import LogStream, Window, windows
 from fragdoctor.inputs.scenes import line_starts, scan
-from fragdoctor.inputs.server_budget import server_budget
+from fragdoctor.inputs.server_budget import server_budget, utilization
 from fragdoctor.inputs.tracebacks import MAX_MESSAGES, with_tracebacks
 from fragdoctor.inputs.wordings.allocator_message import VARIANTS, hits
 from fragdoctor.inputs.wordings.backends import CUDA_ASYNC, JAX_AND_TENSORFLOW, MPS
@@ -24,6 +24,7 @@ from fragdoctor.inputs.wordings.driver import DRIVERS, LIBRARIES
 from fragdoctor.inputs.wordings.frameworks import FRAMEWORKS, KV_CACHE_CHECKS
 from fragdoctor.inputs.wordings.not_device import HOST_MEMORY, NOT_DEVICE_MEMORY
 from fragdoctor.inputs.wordings.wording import NEGATIVE, SHARED_MEMORY, Hit, Wording
+from fragdoctor.inputs.xla_program import xla_program
 from fragdoctor.model.case import NO_FAILURE, LogMarker, OomLog, OomMessage
 
 # Earlier families win where two match the same words.
@@ -138,6 +139,19 @@ def find_messages(text: str) -> OomLog:
     messages = found.messages or found.warnings or found.negative[:1] or _look_alike(text)
     starts = line_starts(text, sorted({m.line for m in messages[:MAX_MESSAGES]}))
     messages = with_tracebacks(text, messages, starts)
+    program = xla_program(text)
+    if program is not None:
+        messages = [
+            replace(
+                m,
+                program_bytes=program.total_bytes,
+                largest_buffer_bytes=program.largest_bytes,
+                largest_buffer=program.largest,
+            )
+            if m.kind == "jax"
+            else m
+            for m in messages
+        ]
     markers = _distinct(found.markers)
     return OomLog(
         messages=tuple(messages),
@@ -147,6 +161,8 @@ def find_messages(text: str) -> OomLog:
         n_bytes=len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")),
         scenes=scan(text, messages, markers),
         server=server_budget(text),
+        utilization=utilization(text),
+        program=() if program is None else program.parts,
     )
 
 
@@ -164,6 +180,11 @@ class _Found:
     def add(self, hit: Hit, last: int) -> None:
         """Sort one hit in."""
         message = hit.message
+        if message.variant in _FAILS_AFTER_ASSERT and any(
+            m.kind == "device-assert" and m.line <= message.line for m in self.markers
+        ):
+            message = replace(message, kind=NEGATIVE, sub_kind="device-assert", is_device_oom=False)
+            hit = replace(hit, message=message, is_marker=True)
         is_consequence = message.variant in _CONSEQUENCES and any(
             m.is_device_oom and not m.is_warning for m in self.messages
         )
@@ -257,6 +278,12 @@ def _ends_told(window: Window) -> Iterator[_RankEnd]:
 # Peers die after a failure of one rank; by itself such a line means the host's OOM killer.
 _CONSEQUENCES: Final = frozenset({"exit-code", "sigkill", "killed"})
 
+
+_FAILS_AFTER_ASSERT: Final = frozenset(
+    {"cublas", "cublas-init", "cudnn", "cudnn-init", "cudnn-no-engine", "cudnn-internal"}
+)
+"""Errors without figures of libraries: an assertion on the device breaks the context, after which
+every call of theirs fails, whatever it says (CUDA's programming guide, Assertion)."""
 
 _GARBLE: Final = frozenset({"collective-timeout", "nccl-error", "illegal-access"})
 """Failures after which sizes that a program goes on with are garbage."""

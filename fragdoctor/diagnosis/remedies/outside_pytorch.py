@@ -19,7 +19,6 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Proposal,
     Remedy,
 )
-from fragdoctor.diagnosis.verdict_message import NEXT_TO_NOTHING_BYTES
 from fragdoctor.model.case import OtherProcess
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence
@@ -183,7 +182,7 @@ class LibraryHeadroom(Remedy):
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose headroom where such a library failed."""
-        if not case.is_library_failure or case.message is None:
+        if not case.is_library_failure or case.message is None or case.is_of_other_program:
             return
         library = LIBRARIES.get(case.kind) or LIBRARIES[case.message.sub_kind]
         yield self.proposal(
@@ -193,9 +192,9 @@ class LibraryHeadroom(Remedy):
             "communicators early, for example by one small matmul or all_reduce at start",
             why=f"{library} allocates for itself; a cache that fills the device leaves it no room.",
             cost="PyTorch has 5 % less memory.",
-            caveats=(
-                "An index out of range can look the same: rerun with CUDA_LAUNCH_BLOCKING=1.",
-            ),
+            caveats=("An index out of range can look the same: rerun with CUDA_LAUNCH_BLOCKING=1.",)
+            if case.kind in ("cublas", "cudnn")
+            else (),
             verify="mem_get_info() shows some hundred MiB free when the library starts.",
         )
 
@@ -244,60 +243,6 @@ class DropExpandableSegments(Remedy):
             cost="More fragmentation where shapes vary.",
             caveats=("A library may set it on import: look for it in os.environ.",),
             verify="The error is gone, or prints figures.",
-        )
-
-
-class JaxPreallocation(Remedy):
-    """JAX takes most of the device at start."""
-
-    code: ClassVar[str] = "jax-preallocation"
-    title: ClassVar[str] = "Size the preallocation of JAX"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it for messages of JAX."""
-        if case.kind != "jax":
-            return
-        wanted = None if case.message is None else case.message.requested_bytes
-        is_small = wanted is not None and wanted <= NEXT_TO_NOTHING_BYTES
-        share = "XLA_PYTHON_CLIENT_MEM_FRACTION=.95 (.75 is the default)"
-        yield self.proposal(
-            title=""
-            if is_small
-            else "Make the program's arrays smaller, or give JAX a larger share",
-            # Who is on the GPU is the question where next to nothing could not be had.
-            weight=ASKS if is_small else HELPS,
-            confidence=Confidence.POSSIBLE,
-            setting="XLA_PYTHON_CLIENT_PREALLOCATE=false" if is_small else "",
-            change=f"or {share}"
-            if is_small
-            else "a smaller batch or input, jax.checkpoint, donate_argnums for what is not needed "
-            f"again; {share}; XLA_PYTHON_CLIENT_PREALLOCATE=false where others use the GPU too",
-            why="JAX takes 75 % of the device at start; PyTorch's settings do not apply.",
-            cost="Slower allocation without preallocation.",
-            verify="The peak in jax.profiler.device_memory_profile().",
-        )
-
-
-class TensorflowMemoryGrowth(Remedy):
-    """TensorFlow takes nearly the whole device at start."""
-
-    code: ClassVar[str] = "tf-memory-growth"
-    title: ClassVar[str] = "Let TensorFlow grow its memory on demand"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it for messages of TensorFlow."""
-        if case.kind not in ("tf", "cudnn") or case.backend != "tf":
-            return
-        yield self.proposal(
-            weight=HELPS,
-            confidence=Confidence.POSSIBLE,
-            setting="TF_FORCE_GPU_ALLOW_GROWTH=true",
-            change="tf.config.experimental.set_memory_growth(gpu, True); a smaller batch if the "
-            "tensor itself is too large",
-            why="TensorFlow takes nearly the whole device at start, which leaves libraries no "
-            "room.",
-            cost="Some fragmentation.",
-            verify="nvidia-smi shows less than the whole device in use after start.",
         )
 
 
@@ -429,7 +374,9 @@ class LocateDriverCall(Remedy):
         """Propose to find the call behind a driver's message."""
         if case.kind != "driver-no-figures" or case.cause is not Cause.UNKNOWN:
             return
-        if case.message is not None and case.message.sub_kind == "driver-api":
+        if case.is_of_other_program or (
+            case.message is not None and case.message.sub_kind == "driver-api"
+        ):
             return
         yield self.proposal(
             weight=ASKS + 10,

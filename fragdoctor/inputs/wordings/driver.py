@@ -78,6 +78,14 @@ def _cut_request(fields: Fields, match: re.Match[str], stream: LogStream) -> Fie
     return None if not is_cut or _REQUEST.match(stream.squeezed, match.end("_label")) else fields
 
 
+def _of_trtllm(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
+    """Say of TensorRT-LLM's checks whose they are (cpp/include/tensorrt_llm/common)."""
+    around = stream.before(match.start(), 200) + stream.after(match.end(), 200)
+    if "tensorrt" in around:
+        return fields | {"kind": OTHER, "backend": "tensorrt", "sub_kind": "trtllm"}
+    return fields
+
+
 def _word(fields: Fields, match: re.Match[str], _stream: LogStream) -> Fields | None:
     return fields | {"backend": BACKEND_OF_WORD.get(match.group("_word"), "cuda")}
 
@@ -262,8 +270,10 @@ DRIVERS: Final = (
     _driver(
         "error-in-file",
         "outofmemory",
-        r"(?:(?P<_word>cuda|hip)error(?:at|in)|gpuassert)[\w./:+'\"-]{0,140}?:outofmemory",
-        back=160,
+        r"(?:(?P<_word>cuda|hip)(?:runtime|driver)?error(?:at|in)|gpuassert)"
+        r"[\w./:+'\"(),*&>-]{0,140}?:outofmemory",
+        back=170,
+        refine=_of_trtllm,
     ),
     _driver(
         "allocation-on-device",
@@ -307,7 +317,10 @@ DRIVERS: Final = (
 )
 
 
-_TF: Final = re.compile(r"tensorflow|stream_executor|xla/")
+_TF: Final = re.compile(
+    r"tensorflow|stream_executor|xla/|couldnotcreatecudnnhandle:$|failedtocreatecublashandle:$"
+)
+"""TensorFlow's files, and what only its stream executor says (xla/stream_executor/cuda)."""
 
 
 def _backend(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
@@ -337,6 +350,15 @@ LIBRARIES: Final = (
         ),
         back=40,
         refine=_backend,
+        sub_kind="handle",
+    ),
+    Wording(
+        "cublas",
+        "cublas",
+        "cuda",
+        "createcublashandlefailed",
+        # MXNet, mshadow/stream_gpu-inl.h: CreateBlasHandle
+        compile_squeezed(r"createcublashandlefailed"),
         sub_kind="handle",
     ),
     Wording(

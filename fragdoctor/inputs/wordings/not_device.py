@@ -59,6 +59,8 @@ KILLS: Final = (
     _kill("kernel", "invokedoom-killer", r"invokedoom-killer"),
     _kill("slurm", "killevent", r"oom[-_]killevent", 4),
     _kill("slurm", "oomkilled", r"oomkilled"),
+    # Kubernetes, pkg/kubelet/eviction/helpers.go: nodeLowMessageFmt
+    _kill("evicted", "lowonresource:memory", r"(?:thenodewas)?lowonresource:memory", 10),
     _host("killed", _SUB_KIND, "killed", r"killed", group="kill", refine=_alone),
     _kill("killed", "killed", r"line\d{1,6}:\d{1,9}killed", 24),
     _kill("killed", "killed", r"\[\d{1,3}\][+-]?(?:\d{1,9})?killed", 16),
@@ -66,6 +68,9 @@ KILLS: Final = (
 
 
 HOST_MEMORY: Final[tuple[Wording, ...]] = (
+    # c10/core/impl/alloc_cpu.cpp says it so where it was built by Microsoft's compiler
+    _host("cpu-allocator", "windows-commit", "defaultcpuallocator:notenoughmemory",
+          r"defaultcpuallocator:notenoughmemory:(?:youtriedtoallocate<requested_bytes>)?"),
     _host("cpu-allocator", "cpu-allocator", "defaultcpuallocator:",
           r"defaultcpuallocator:(?:can'?tallocatememory|notenoughmemory|[a-z']{1,60}):?"
           r"(?:youtriedtoallocate<requested_bytes>)?"),
@@ -196,7 +201,22 @@ NEGATIVES: Final = (
     _negative("disk-full", "nospaceleftondevice", backend="cpu"),
     _negative("file-limit", "toomanyopenfiles", backend="cpu"),
     _negative("segfault", "signal11(sigsegv)", backend="cpu"),
+    _negative("segfault", "killedbysignal:segmentationfault", backend="cpu"),
+    # ggml/src/ggml.c of 2023: memory of fixed size that a graph takes its tensors from
+    _negative("fixed-pool", "notenoughspaceinthecontext'smemorypool", backend="cpu"),
+    _negative("fixed-pool", "notenoughspaceinthescratchmemorypool", backend="cpu"),
 )
+
+
+def _on_chip(fields: Fields, match: re.Match[str], _stream: LogStream) -> Fields:
+    """Read Triton's figures, which are bytes of a multiprocessor (runtime/errors.py)."""
+    if match.group("_required"):
+        return fields | {
+            "requested_bytes": int(match.group("_required")),
+            "limit_bytes": int(match.group("_limit")),
+        }
+    return fields
+
 
 NOT_DEVICE_MEMORY: Final = (
     Wording(
@@ -206,11 +226,13 @@ NOT_DEVICE_MEMORY: Final = (
         "outofresource:",
         compile_squeezed(
             r"(?:outofresources:)?outofresource:(?:sharedmemory|tensormemory|threads|registers)"
+            r"(?:,required:(?P<_required>\d{1,12}),,?hardwarelimit(?:ation)?:(?P<_limit>\d{1,12}))?"
         ),
         back=16,
         is_device_oom=False,
         sub_kind="on-chip",
         group="triton",
+        refine=_on_chip,
     ),
     Wording(
         "ptxas-shared-memory",
