@@ -132,7 +132,9 @@ def _size_alone(name: str, m: OomMessage) -> Iterator[Hypothesis]:
     wanted = m.requested_bytes
     if wanted is None:
         return
-    text = f"{name} could not allocate {format_size(wanted)}."
+    used = known(m.allocated_bytes)
+    beside = "" if used is None else f" beside the {format_size(used)} that it has in use"
+    text = f"{name} could not allocate {format_size(wanted)}{beside}."
     if wanted <= NEXT_TO_NOTHING_BYTES and m.kind in ("jax", "tf"):
         text += (
             " So little is refused where the GPU is full already: of this program's own arrays, or "

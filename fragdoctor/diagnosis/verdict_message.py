@@ -38,12 +38,18 @@ LIMIT_SUB_KINDS: Final = {
 KILLS: Final = ("killed", "sigkill", "oom-killer")
 """Signs of a kill: proof only where the kernel itself says why."""
 
-TOLD_KILLS: Final = {"kernel": "The kernel", "slurm": "Slurm, or the container's limit,"}
+TOLD_KILLS: Final = {
+    "evicted": "Kubernetes",
+    "kernel": "The kernel",
+    "slurm": "Slurm, or the container's limit,",
+}
 """Who says why it killed a process, by variant."""
 
 WENT_ON: Final = {
     "detectron2-retry": "Detectron2 could not make a call on the GPU and goes on with its inputs "
     "on the CPU, which is slow",
+    "spilled": "The GPU's memory is full, and Windows' driver has moved part of it to the host's "
+    "memory (shared GPU memory), which makes the program slow",
     "vae-retry": "The VAE did not fit at once and goes on in tiles, which is slower",
 }
 """What a program says that caught the failure and went on in another way, by variant."""
@@ -324,20 +330,20 @@ def _library(message: OomMessage) -> list[Hypothesis]:
             Hypothesis(
                 Cause.CAPACITY,
                 Confidence.POSSIBLE,
-                f"{name} could not get {what}: {engine.name} takes most of the GPU at start, or "
-                "another process has it.",
+                f"{name} could not get {what}: {engine.name} has taken the GPU's memory already, "
+                "or another process has.",
                 WATCH,
             ),
             Hypothesis(Cause.OTHER_PROCESS, Confidence.POSSIBLE, ""),
         ]
-    full = "so that the device was full" if asked is not None else "most likely it was full"
+    full = "the device was full" if asked is not None else "most likely the device was full"
     is_nccl = message.kind == "nccl"
     return [
         Hypothesis(
             Cause.CAPACITY,
             Confidence.POSSIBLE,
             f"{name} could not get {what}: it asks the driver beside PyTorch's cache, which does "
-            f"not give way for it; {full}.",
+            f"not give way for it: {full}.",
             "Print torch.cuda.mem_get_info() before the communicator is created."
             if is_nccl
             else "Print torch.cuda.mem_get_info() before the call; rerun with "
@@ -357,6 +363,16 @@ def _kv_cache(message: OomMessage) -> list[Hypothesis]:
                 "requests, and what gpu_memory_utilization leaves beside the KV cache is too "
                 "little for their logits over the whole vocabulary.",
             )
+        ]
+    if message.sub_kind == "total-tokens":
+        return [
+            Hypothesis(
+                Cause.CAPACITY,
+                Confidence.LIKELY,
+                f"A KV cache of {format_count(message.kv_tokens_requested or 0)} tokens, which the "
+                "server was told to hold at a time, does not fit beside the weights.",
+            ),
+            Hypothesis(Cause.OTHER_PROCESS, Confidence.POSSIBLE, ""),
         ]
     if message.sub_kind == "prefill":
         return [

@@ -23,7 +23,7 @@ from fragdoctor.inputs.wordings.backends import CUDA_ASYNC, JAX_AND_TENSORFLOW, 
 from fragdoctor.inputs.wordings.driver import DRIVERS, LIBRARIES
 from fragdoctor.inputs.wordings.frameworks import FRAMEWORKS, KV_CACHE_CHECKS
 from fragdoctor.inputs.wordings.not_device import HOST_MEMORY, NOT_DEVICE_MEMORY
-from fragdoctor.inputs.wordings.wording import NEGATIVE, SHARED_MEMORY, Hit, Wording
+from fragdoctor.inputs.wordings.wording import ALLOCATOR, NEGATIVE, SHARED_MEMORY, Hit, Wording
 from fragdoctor.inputs.xla_program import xla_program
 from fragdoctor.model.case import NO_FAILURE, LogMarker, OomLog, OomMessage
 
@@ -136,7 +136,9 @@ def find_messages(text: str) -> OomLog:
             found.add(hit, last)
         found.ends.extend(_ends_told(window))
     found.name_ranks()
-    messages = found.messages or found.warnings or found.negative[:1] or _look_alike(text)
+    messages = (
+        _without_echoes(found.messages) or found.warnings or found.negative[:1] or _look_alike(text)
+    )
     starts = line_starts(text, sorted({m.line for m in messages[:MAX_MESSAGES]}))
     messages = with_tracebacks(text, messages, starts)
     program = xla_program(text)
@@ -227,6 +229,21 @@ class _Found:
                 ranks = set()
             if len(ranks) == 1:
                 self.messages[i] = replace(message, rank=ranks.pop())
+
+
+def _without_echoes(messages: list[OomMessage]) -> list[OomMessage]:
+    """Return messages less bare requests that another allocator reports itself.
+
+    People quote "tried to allocate 8 GiB", which without a head is nobody's in particular.
+    """
+    told = {m.requested_bytes for m in messages if m.kind != ALLOCATOR}
+    return [
+        m
+        for m in messages
+        if m.variant != "torch"
+        or m.requested_bytes not in told
+        or "out of memory" in f"{m.intro} {m.text}".lower()
+    ]
 
 
 _END_LINES: Final = 400

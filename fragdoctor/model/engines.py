@@ -394,7 +394,7 @@ def need_of(message: OomMessage) -> Need:
     """Return what the memory was for, as far as the message and its traceback say it."""
     if message.sub_kind in _NEEDS:
         return _NEEDS[message.sub_kind]
-    if message.kind in ("cudnn", "cublas"):
+    if message.kind in ("cudnn", "cublas") or message.variant == "tf-device":
         return Need.LIBRARY
     if any(_VARIABLES.search(frame.code) for frame in message.frames):
         return Need.WEIGHTS

@@ -95,6 +95,8 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "Windows enlarge the page file; where it grows from run to run, leave out custom nodes "
             "one by one",
         },
+        # what it shows of cudaMallocAsync's message
+        logs=r"\bComfyUI\b|Allocation on device\s*$",
     ),
     Framework(
         "Stable Diffusion web UI",

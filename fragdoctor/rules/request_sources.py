@@ -117,6 +117,10 @@ def in_use_bytes(total: int | None, free: int | None) -> int | None:
     return None if total is None or free is None else total - free
 
 
+LEAST_CONTEXT_BYTES: Final = 100 * MIB
+"""The smallest context that CUDA 10 to 13 were seen to take (model/gpus.py has the usual one)."""
+
+
 def split_processes(
     own: int | None,
     listed: Sequence[OtherProcess],
@@ -131,6 +135,12 @@ def split_processes(
     context is this one; of several candidates, the closest.
     """
     others = tuple(p for p in listed if known(p.n_bytes) is not None)
+    if own is None and reserved is None and in_use is not None:
+        # A process that is there at all has a context: what leaves no room for ours is ours.
+        alone = [p for p in others if in_use - p.n_bytes < LEAST_CONTEXT_BYTES]
+        if len(alone) == 1:
+            rest = tuple(p for p in others if p is not alone[0])
+            return alone[0].n_bytes, rest, alone[0].pid
     if own is not None or reserved is None or reserved == 0:
         return own, others, None
     low = reserved - rounding_bytes(reserved) * 2

@@ -16,6 +16,7 @@ from typing import Final
 
 from fragdoctor.frozen import frozen
 from fragdoctor.model.case import OomMessage, TracebackFrame
+from fragdoctor.units import GIB
 
 
 class GrowsWith(StrEnum):
@@ -76,6 +77,7 @@ class TracebackSign:
         is_surrounding: it says in what the call stood, and counts where no place is a sign.
         can_leave_gpu: the call can be made on the CPU, so that it helps whoever fills the GPU.
         refines: name of the sign of an inner frame that this one says more about.
+        least_bytes: it takes a request of at least that size.
     """
 
     name: str
@@ -93,6 +95,7 @@ class TracebackSign:
     is_surrounding: bool = False
     can_leave_gpu: bool = False
     refines: str = ""
+    least_bytes: int = 0
 
     def matches(self, frame: TracebackFrame, *, is_last: bool = True) -> bool:
         """Return whether a frame is one of its places."""
@@ -108,7 +111,9 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
     if message is None or message.kind in ("negative", "host-ram"):
         return None
     said = f"{message.above} {message.intro} {message.text}"
-    for signs in (_PLACES, _SURROUNDINGS):
+    asked = message.requested_bytes or 0
+    for table in (_PLACES, _SURROUNDINGS):
+        signs = [sign for sign in table if asked >= sign.least_bytes]
         found: TracebackSign | None = None
         for n_inside, frame in enumerate(reversed(message.frames)):
             here = (sign for sign in signs if sign.matches(frame, is_last=not n_inside))
@@ -124,6 +129,8 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
 _MODEL = GrowsWith.MODEL
 _INPUT = GrowsWith.INPUT
 _BATCH = GrowsWith.BATCH
+
+_RASTERIZER: Final = Place(file=r"/diff_gaussian_rasterization/|/gsplat/")
 
 SERVER_STEP: Final = "server-step"
 ATTENTION_SCORES: Final = "attention-scores"
@@ -665,6 +672,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         name="gaussian-rasterizer",
         doing="in the rasterizer of a Gaussian-splatting extension",
         grows_with=_INPUT,
+        least_bytes=16 * GIB,
         title="Rebuild the rasterizer for this GPU, then look at the number of Gaussians",
         change="pip install the extension again with TORCH_CUDA_ARCH_LIST set to this "
         "GPU's (python -c 'import torch; "
@@ -672,7 +680,21 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="It sizes its buffers on the GPU: built for another architecture it reads "
         "garbage, and asks for tens of gibibytes.",
         source="diff-gaussian-rasterization, rasterize_points.cu",
-        places=(Place(file=r"/diff_gaussian_rasterization/|/gsplat/"),),
+        places=(_RASTERIZER,),
+    ),
+    TracebackSign(
+        name="gaussian-tiles",
+        doing="in the rasterizer of a Gaussian-splatting extension",
+        grows_with=_INPUT,
+        title="Render fewer Gaussians or pixels at once",
+        change="a lower resolution (-r 2, --downscale-factor, data_factor) or one view at a time; "
+        "fewer Gaussians: a higher gradient threshold of densification, cap_max of the MCMC "
+        "strategy, opacity pruning; images on the CPU (--data_device cpu); packed=True in gsplat",
+        why="It lists every pair of a Gaussian and a tile of the image that it touches: large or "
+        "many Gaussians and pixels make that list long.",
+        source="gsplat 1.4, cuda/_wrapper.py: isect_tiles; diff-gaussian-rasterization, "
+        "cuda_rasterizer/rasterizer_impl.cu",
+        places=(_RASTERIZER,),
     ),
     # ---- generating and attention ----
     TracebackSign(
@@ -859,6 +881,20 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         source="accelerate 0.10 to 1.15, utils/memory.py; transformers 4.57, training_args.py; "
         "diffusers 0.39, models/modeling_utils.py",
         intro=r"No executable batch size found",
+    ),
+    TracebackSign(
+        name="spilled",
+        doing="with part of the GPU's memory on the host, where Windows' driver had moved it",
+        grows_with=_BATCH,
+        is_surrounding=True,
+        title="Use less than the GPU's own memory",
+        change="a smaller batch, input or model, until nvidia-smi stays some hundred MiB below the "
+        "card's size; to get an error instead of a slow run: NVIDIA Control Panel, Manage 3D "
+        "settings, CUDA - Sysmem Fallback Policy: Prefer No Sysmem Fallback",
+        why="What does not fit goes to the host's memory, over the bus, at a small part of the "
+        "speed.",
+        source="NVIDIA's driver for Windows since 536.40; support answer 5490",
+        in_words=r"[Ss]hared GPU memory|[Ss]ysmem [Ff]allback",
     ),
     TracebackSign(
         name="ctranslate2",

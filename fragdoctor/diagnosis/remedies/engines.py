@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import ClassVar, Final
 
 from fragdoctor.diagnosis.remedies.host_memory import HOST_CHANGES
-from fragdoctor.diagnosis.remedies.remedy import CURES, HELPS, JudgedCase, Proposal, Remedy
+from fragdoctor.diagnosis.remedies.remedy import ASKS, CURES, HELPS, JudgedCase, Proposal, Remedy
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.engines import ANY_PROGRAM, Need, engine_of, need_of
 from fragdoctor.model.finding import Confidence
@@ -18,6 +18,11 @@ TOLD: Final = (Need.WEIGHTS, Need.CACHE, Need.GRAPH, Need.LIMIT, Need.POOL, Need
 """Needs that the text itself names, so that what meets them removes the cause."""
 
 CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.HEALTHY, Cause.SIZE_BUG)
+
+
+def _is_open(case: JudgedCase, need: Need) -> bool:
+    """Return whether who is on the device is the question, since so little was refused."""
+    return need is Need.FULL and case.cause is Cause.UNKNOWN
 
 
 class LessOnTheDevice(Remedy):
@@ -39,7 +44,7 @@ class LessOnTheDevice(Remedy):
             change = f"{HOST_CHANGES['ggml-pinned']}: {change}"
         yield self.proposal(
             title=title,
-            weight=CURES if need in TOLD else HELPS,
+            weight=CURES if need in TOLD else ASKS if _is_open(case, need) else HELPS,
             confidence=Confidence.LIKELY if need in TOLD else Confidence.POSSIBLE,
             change=change,
             why=case.verdict.summary,

@@ -106,7 +106,7 @@ class EmptyCache(Remedy):
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it where memory is needed outside PyTorch's cache; reject it elsewhere."""
-        if case.is_library_failure:
+        if case.is_library_failure and not case.is_of_other_program:
             yield self.proposal(
                 title="Call torch.cuda.empty_cache() before the library starts",
                 weight=HELPS,
@@ -146,7 +146,7 @@ class RaiseMemoryLimit(Remedy):
         """Propose a higher limit where the limit forbade the request and the device has room."""
         if not case.supports(Cause.MEMORY_LIMIT):
             return
-        if case.backend == "mps" or case.kind == "kv-cache":
+        if case.backend == "mps" or case.kind == "kv-cache" or case.is_of_other_program:
             return
         is_main = case.cause is Cause.MEMORY_LIMIT
         r = case.failed_request
@@ -202,7 +202,7 @@ def _with_fraction(
 ) -> Proposal:
     """Return the proposal with the least fraction that admits some bytes, as far as known."""
     fraction = _fraction(r, needed_bytes)
-    present = "" if r is None or not r.fraction else f" from {r.fraction:.2f}"
+    present = "" if r is None or not r.fraction else f" from {r.fraction:.2g}"
     r_ = proposal.recommendation
     number = "" if fraction is None else f"{present} to at least {fraction:g}"
     value = "..." if fraction is None else f"{fraction:g}"

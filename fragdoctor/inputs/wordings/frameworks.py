@@ -43,6 +43,15 @@ def _ggml(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | N
     return fields | {"sub_kind": next((name for name, p in _PURPOSES if p.search(below)), "")}
 
 
+def _slow(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
+    """Keep what tells of a slow program: the words alone are part of every talk about GPUs."""
+    around = stream.squeezed[max(0, match.start() - 800) : match.end() + 800]
+    return fields if _SLOW.search(around) else None
+
+
+_SLOW: Final = re.compile(r"slow(?!est)|snail|crawl|takesforever|speeddrop|bottleneck")
+
+
 def _tensorrt(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
     """Say whether TensorRT-LLM runs the builder: its own lines stand around TensorRT's."""
     around = stream.squeezed[max(0, match.start() - 8000) : match.end() + 8000]
@@ -262,6 +271,21 @@ FRAMEWORKS: Final = (
         is_warning=True,
         sub_kind="went-on",
     ),
+    *(
+        Wording(
+            "spilled",
+            ALLOCATOR,
+            "cuda",
+            literal,
+            compile_squeezed(literal),
+            refine=_slow,
+            is_warning=True,
+            is_marker=True,
+            sub_kind="went-on",
+        )
+        # What people write who watch Windows' task manager: no program prints it.
+        for literal in ("sharedgpumemory", "sysmemfallback")
+    ),
     Wording(
         "tensorrt",
         OTHER,
@@ -314,12 +338,21 @@ KV_CACHE_CHECKS: Final = (
         "tgi",
         "notenoughmemorytohandle",
         # text_generation_server/models/flash_causal_lm.py, 1.0 to 2.4: warmup
-        compile_squeezed(
-            r"notenoughmemorytohandle(?:(?P<n_sequences>COUNT)totaltokenswith)?"
-            r"<kv_tokens_requested>prefilltokens"
-        ),
+        compile_squeezed(r"notenoughmemorytohandle<kv_tokens_requested>prefilltokens"),
         sub_kind="prefill",
         hint="max-batch-prefill-tokens",
+    ),
+    Wording(
+        "tgi-total",
+        KV_CACHE,
+        "tgi",
+        "notenoughmemorytohandle",
+        # the same, 0.9 to 1.0
+        compile_squeezed(
+            r"notenoughmemorytohandle<kv_tokens_requested>totaltokenswith\d{1,9}prefilltokens"
+        ),
+        sub_kind="total-tokens",
+        hint="max-batch-total-tokens",
     ),
     Wording(
         "vllm-no-blocks",

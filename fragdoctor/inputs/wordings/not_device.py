@@ -60,7 +60,14 @@ KILLS: Final = (
     _kill("slurm", "killevent", r"oom[-_]killevent", 4),
     _kill("slurm", "oomkilled", r"oomkilled"),
     # Kubernetes, pkg/kubelet/eviction/helpers.go: nodeLowMessageFmt
-    _kill("evicted", "lowonresource:memory", r"(?:thenodewas)?lowonresource:memory", 10),
+    _host(
+        "evicted",
+        "evicted",
+        "lowonresource:memory",
+        r"(?:thenodewas)?lowonresource:memory",
+        10,
+        group="kill",
+    ),
     _host("killed", _SUB_KIND, "killed", r"killed", group="kill", refine=_alone),
     _kill("killed", "killed", r"line\d{1,6}:\d{1,9}killed", 24),
     _kill("killed", "killed", r"\[\d{1,3}\][+-]?(?:\d{1,9})?killed", 16),
