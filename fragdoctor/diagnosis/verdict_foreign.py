@@ -11,7 +11,7 @@ from typing import Final
 from fragdoctor.diagnosis.decision import OVERSIZED_ALONE_BYTES, Hypothesis
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Cause
-from fragdoctor.model.engines import NEXT_TO_NOTHING_BYTES
+from fragdoctor.model.engines import NEXT_TO_NOTHING_BYTES, asked_bytes
 from fragdoctor.model.finding import Confidence
 from fragdoctor.rules.failed_request import known
 from fragdoctor.units import format_size
@@ -67,7 +67,7 @@ def _by_size(n_bytes: int) -> Confidence:
 
 
 def _beyond_device(name: str, m: OomMessage) -> Iterator[Hypothesis]:
-    whole, needs, wanted = _whole_bytes(m), _needs_bytes(m), m.requested_bytes
+    whole, needs, wanted = _whole_bytes(m), _needs_bytes(m), asked_bytes(m)
     if whole is None:
         return
     if needs is not None and needs > whole:
@@ -82,7 +82,7 @@ def _beyond_device(name: str, m: OomMessage) -> Iterator[Hypothesis]:
 
 
 def _beside_its_own(name: str, m: OomMessage) -> Iterator[Hypothesis]:
-    whole, used, wanted = _whole_bytes(m), known(m.allocated_bytes), m.requested_bytes
+    whole, used, wanted = _whole_bytes(m), known(m.allocated_bytes), asked_bytes(m)
     if whole is None or used is None or wanted is None or wanted + used <= whole:
         return
     text = (
@@ -110,7 +110,7 @@ def _program(_name: str, m: OomMessage) -> Iterator[Hypothesis]:
 
 
 def _beyond_free(name: str, m: OomMessage) -> Iterator[Hypothesis]:
-    free, used, wanted = m.free_bytes, known(m.allocated_bytes), m.requested_bytes
+    free, used, wanted = m.free_bytes, known(m.allocated_bytes), asked_bytes(m)
     if free is None or wanted is None or wanted <= free:
         return
     if used is not None and used > free:
@@ -129,7 +129,7 @@ def _beyond_free(name: str, m: OomMessage) -> Iterator[Hypothesis]:
 
 
 def _size_alone(name: str, m: OomMessage) -> Iterator[Hypothesis]:
-    wanted = m.requested_bytes
+    wanted = asked_bytes(m)
     if wanted is None:
         return
     used = known(m.allocated_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Final
 
@@ -338,12 +339,14 @@ def _library(message: OomMessage) -> list[Hypothesis]:
         ]
     full = "the device was full" if asked is not None else "most likely the device was full"
     is_nccl = message.kind == "nccl"
+    sign = sign_of(message)
+    failed = f" It failed {sign.doing}." if sign is not None else ""
     return [
         Hypothesis(
             Cause.CAPACITY,
             Confidence.POSSIBLE,
             f"{name} could not get {what}: it asks the driver beside PyTorch's cache, which does "
-            f"not give way for it: {full}.",
+            f"not give way for it: {full}.{failed}",
             "Print torch.cuda.mem_get_info() before the communicator is created."
             if is_nccl
             else "Print torch.cuda.mem_get_info() before the call; rerun with "
@@ -518,13 +521,16 @@ def _host(message: OomMessage) -> list[Hypothesis]:
     ]
 
 
+_ON_CHIP: Final = re.compile(
+    r"[Rr]equired: (\d{1,12}), ?,? ?[Hh]ardware limit(?:ation)?: (\d{1,12})"
+)
+"""Bytes of a multiprocessor, as Triton prints them (triton/runtime/errors.py)."""
+
+
 def _not_memory(message: OomMessage) -> list[Hypothesis]:
     if message.kind == "shared-memory":
-        figures = ""
-        if message.requested_bytes is not None and message.limit_bytes is not None:
-            figures = (
-                f": {format_size(message.requested_bytes)} of {format_size(message.limit_bytes)}"
-            )
+        told = _ON_CHIP.search(message.text)
+        figures = f": {format_size(int(told[1]))} of {format_size(int(told[2]))}" if told else ""
         summary = (
             "A kernel needs more on-chip memory than a core of the TPU has; HBM is not short."
             if message.backend == "jax"

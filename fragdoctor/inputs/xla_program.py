@@ -80,7 +80,8 @@ def xla_program(text: str) -> XlaProgram | None:
         # jit(f)/jit(main)/layer/dot_general[dimension_numbers=...]: what it is stands last
         told += " of " + operator[1].partition("[")[0].rpartition("/")[2]
     if place is not None:
-        told += f" at {place[1]}:{place[2]}"
+        file = place[1].rpartition("/")[2]
+        told += f" at {file}:{place[2]}"
     return XlaProgram(
         program.total_bytes, program.parts, _bytes(largest[1]), " ".join(told.split())[:MAX_TEXT]
     )

@@ -6,6 +6,7 @@ Names are as the stated version has them.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from enum import StrEnum
@@ -380,7 +381,11 @@ _NEEDS: Final = {
 }
 """By the finer kind of the message."""
 
-_SHAPE: Final = re.compile(r"shape\s?\[\s?(\d+)((?:\s?,\s?\d+)*)\s?\]")
+_SHAPE: Final = re.compile(
+    r"shape\s?\[\s?(\d{1,12})((?:\s?,\s?\d{1,12}){0,12})\s?\](?: and type (\w{1,20}))?"
+)
+_ELEMENT_BYTES: Final = {"half": 2, "bfloat16": 2, "double": 8, "int64": 8, "bool": 1, "uint8": 1}
+"""Sizes of TensorFlow's types that have not 4 bytes (tensorflow/core/framework/types.cc)."""
 _VARIABLES: Final = re.compile(r"variables_initializer|\.initializer\b|load_weights\(|\.restore\(")
 
 NEXT_TO_NOTHING_BYTES: Final = 64 << 20
@@ -388,6 +393,15 @@ NEXT_TO_NOTHING_BYTES: Final = 64 << 20
 
 _BATCHED_DIMENSIONS: Final = 3
 """A tensor of fewer may be a weight: its first dimension says nothing about the batch."""
+
+
+def asked_bytes(message: OomMessage) -> int | None:
+    """Return what was asked for; TensorFlow prints the shape of the tensor instead of bytes."""
+    shape = _SHAPE.search(message.text) if message.kind == "tf" else None
+    if message.requested_bytes is not None or shape is None:
+        return message.requested_bytes
+    sizes = [int(shape[1]), *(int(n) for n in shape[2].split(",") if n.strip())]
+    return math.prod(sizes) * _ELEMENT_BYTES.get(shape[3] or "float", 4)
 
 
 def need_of(message: OomMessage) -> Need:
@@ -406,7 +420,7 @@ def need_of(message: OomMessage) -> Need:
     is_batched = shape is not None and shape[2].count(",") + 1 >= _BATCHED_DIMENSIONS
     if shape is not None and is_batched and shape[1] == "1":
         return Need.ONE_INPUT
-    wanted = message.requested_bytes
+    wanted = asked_bytes(message)
     return Need.FULL if wanted is not None and wanted <= NEXT_TO_NOTHING_BYTES else Need.STEP
 
 

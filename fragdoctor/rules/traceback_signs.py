@@ -78,6 +78,7 @@ class TracebackSign:
         can_leave_gpu: the call can be made on the CPU, so that it helps whoever fills the GPU.
         refines: name of the sign of an inner frame that this one says more about.
         least_bytes: it takes a request of at least that size.
+        kind: it takes a message of that kind.
     """
 
     name: str
@@ -96,6 +97,7 @@ class TracebackSign:
     can_leave_gpu: bool = False
     refines: str = ""
     least_bytes: int = 0
+    kind: str = ""
 
     def matches(self, frame: TracebackFrame, *, is_last: bool = True) -> bool:
         """Return whether a frame is one of its places."""
@@ -113,7 +115,7 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
     said = f"{message.above} {message.intro} {message.text}"
     asked = message.requested_bytes or 0
     for table in (_PLACES, _SURROUNDINGS):
-        signs = [sign for sign in table if asked >= sign.least_bytes]
+        signs = [s for s in table if asked >= s.least_bytes and s.kind in ("", message.kind)]
         found: TracebackSign | None = None
         for n_inside, frame in enumerate(reversed(message.frames)):
             here = (sign for sign in signs if sign.matches(frame, is_last=not n_inside))
@@ -489,7 +491,28 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         source="torch_geometric 2.6, nn/conv",
         places=(Place(file=r"/torch_geometric/nn/"),),
     ),
-    # ---- several GPUs in one process ----
+    # ---- several GPUs ----
+    TracebackSign(
+        name="nccl-start",
+        doing="in NCCL's first call, when the ranks were set up",
+        grows_with=_MODEL,
+        kind="nccl",
+        title="Give each rank a GPU of its own, and load checkpoints on the CPU",
+        change="torch.cuda.set_device(local_rank) before init_process_group(), and as many ranks "
+        "on a machine as it has free GPUs; torch.load(..., map_location='cpu'), since each rank "
+        "that loads to 'cuda' puts it on GPU 0; nvidia-smi shows whether several ranks share a GPU",
+        why="NCCL makes its buffers on each rank's GPU at the first collective, beside PyTorch's "
+        "cache: what is there already leaves them no room.",
+        source="torch 1.10 to 2.15, nn/parallel/distributed.py, distributed/utils.py and fsdp",
+        places=(
+            Place(file=r"/torch/nn/parallel/distributed\.py$", functions="__init__"),
+            Place(
+                functions="_verify_param_shape_across_processes _sync_module_states "
+                "_sync_params_and_buffers _broadcast_model init_process_group "
+                "initialize_model_parallel"
+            ),
+        ),
+    ),
     TracebackSign(
         name="data-parallel-gather",
         doing="while DataParallel gathered the outputs of all GPUs on the first",

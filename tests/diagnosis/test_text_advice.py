@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from oom_messages import case_of, new_style, old_style
+from oom_messages import case_of, new_style, old_style, process
 
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.model.diagnosis import Cause
@@ -240,7 +240,7 @@ def test_next_to_nothing_refused_to_jax_asks_who_is_on_the_gpu():
     _, of_much = first_of(said.format(8 << 30))
 
     assert first.code == "free-other-process"
-    assert of_much.code == "jax-preallocation"
+    assert of_much.code == "less-on-the-device"
 
 
 # ---- figures that explain nothing, or that are not there ----
@@ -298,3 +298,255 @@ def test_garbled_size_of_a_save_by_ranks_is_about_their_devices():
     assert verdict.cause is Cause.SIZE_BUG
     assert "torch.cuda.set_device(local_rank)" in first.change
     assert "set_device" not in alone.change
+
+
+# ---- programs with allocators of their own ----
+
+# xla/service/buffer_assignment.cc: Stats::ToString and ToVerboseString
+XLA_GPU = """XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate {asked}
+bytes.
+BufferAssignment OOM Debugging.
+BufferAssignment stats:
+             parameter allocation:    {parts}
+              constant allocation:        12B
+        maybe_live_out allocation:    {parts}
+     preallocated temp allocation:         0B
+                 total allocation:    {total}
+              total fragmentation:         0B (0.00%)
+Peak buffers:
+\tBuffer 1:
+\t\tSize: {parts}
+\t\tOperator: op_name="jit(step)/jit(main)/dot_general[x=1]" source_file="/net.py" source_line=31
+\t\tXLA Label: custom-call
+\t\tShape: f32[64,2048]
+\t\t==========================
+"""
+# The TPU compiler's table, as XlaRuntimeError carries it
+XLA_TPU = """XlaRuntimeError: RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of
+memory in memory space hbm. Used 20.50G of 15.75G hbm. Exceeded hbm capacity by 4.75G.
+
+Total hbm usage >= 21.00G:
+    reserved        512.00M
+    program          20.50G
+    arguments            0B
+
+Program hbm requirement 20.50G:
+    HLO temp         20.25G (99.0% utilization)
+
+  Largest program allocations in hbm:
+
+  1. Size: 4.00G
+     Operator: op_name="jit(train)/jit(main)/attn/exp" source_file="/job/model.py" source_line=12
+     Shape: bf16[16,8,4096,4096]{{3,2,1,0}}
+"""
+SHAPE = (
+    "ResourceExhaustedError: OOM when allocating tensor with shape[{}] and type float on "
+    "/job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc [Op:Conv2D]"
+)
+
+
+def test_program_of_xla_that_exceeds_the_device_is_proven_and_names_its_largest_buffer():
+    result = diagnose(case_of(XLA_TPU.replace("{{", "{").replace("}}", "}")))
+
+    assert (result.verdict.cause, result.verdict.confidence) == (Cause.CAPACITY, Confidence.PROVEN)
+    assert "21.00 GiB of 15.75 GiB" in result.verdict.summary
+    assert "4.00 GiB: bf16[16,8,4096,4096] of exp at model.py:12" in result.verdict.summary
+    assert "nvidia-smi" not in result.verdict.settled_by
+    assert "jax.checkpoint" in result.recommendations[0].change
+
+
+@pytest.mark.parametrize(
+    ("asked", "parts", "total", "code"),
+    [
+        (4 << 20, "2.00MiB", "4.00MiB", "free-other-process"),
+        (9 << 30, "5.00GiB", "10.00GiB", "less-on-the-device"),
+    ],
+)
+def test_what_a_program_needs_in_all_says_whether_it_or_others_fill_the_gpu(
+    asked, parts, total, code
+):
+    verdict, first = first_of(XLA_GPU.format(asked=asked, parts=parts, total=total))
+
+    assert first.code == code
+    assert (verdict.cause is Cause.UNKNOWN) == (code == "free-other-process")
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [("32,512,512,16", "lower batch_size"), ("1,512,512,16", "the batch is one already")],
+)
+def test_shape_of_a_tensor_says_whether_a_smaller_batch_is_there_to_be_had(shape, said):
+    verdict, first = first_of(SHAPE.format(shape))
+
+    assert said in f"{first.title} {first.change}"
+    assert ("512.00 MiB" in verdict.summary) == (shape[0] == "3")
+
+
+OTHERS = {
+    # tensorflow/compiler/xla/stream_executor/cuda/cuda_dnn.cc
+    "TensorFlow's cuDNN": (
+        "E cuda_dnn.cc:1] Could not create cudnn handle: CUDNN_STATUS_ALLOC_FAILED\n",
+        "set_memory_growth",
+    ),
+    # paddle/fluid/memory/allocation/cuda_allocator.cc
+    "Paddle": (
+        (
+            "Out of memory error on GPU 0. Cannot allocate 1.500000GB memory on GPU 0, 14.000000GB "
+            "memory has been allocated and available memory is only 900.000000MB."
+        ),
+        "batch_size",
+    ),
+    "Ollama": (
+        "Error: llama runner process has terminated: CUDA error: out of memory\n",
+        "num_ctx",
+    ),
+    "TensorRT-LLM": (
+        (
+            "[TRT-LLM] [I] Build TensorRT engine\n[TRT] [E] 2: [virtualMemoryBuffer.cpp::"
+            "resizePhysical::9] Error Code 2: OutOfMemory (Requested size was 9663676416 bytes.)\n"
+        ),
+        "--max_batch_size",
+    ),
+    "ONNX Runtime": (
+        (
+            "bfc_arena.cc:9 AllocateRawInternal Failed to allocate memory for requested buffer of "
+            "size 1610612736"
+        ),
+        "kSameAsRequested",
+    ),
+    "a miner": ("Cuda error in func 'start' at line 9 : out of memory", "nvidia-smi"),
+    "pool of ggml": ("ggml-cuda.cu:44: CUVMM Failure: out of memory", "GGML_CUDA_NO_VMM"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_program_with_an_allocator_of_its_own_is_advised_in_its_own_options(name):
+    text, said = OTHERS[name]
+
+    result = diagnose(case_of(text))
+
+    assert said in result.recommendations[0].change
+    shown = " ".join(f"{r.title} {r.setting} {r.change}" for r in result.recommendations)
+    assert "torch" not in shown
+    assert "PYTORCH" not in shown
+
+
+def test_limit_of_an_arena_is_raised_and_no_fraction_of_pytorchs():
+    verdict, first = first_of("Available memory of 0 is smaller than requested bytes of 2048")
+
+    assert verdict.cause is Cause.MEMORY_LIMIT
+    assert "gpu_mem_limit" in first.change
+
+
+def test_library_that_fails_after_an_assertion_on_the_device_is_no_lack_of_memory():
+    # aten/src/ATen/native/cuda/Indexing.cu and CUDABlas.cpp
+    assertion = (
+        "Indexing.cu:1: indexSelectSmallIndex: block: [0,0,0], thread: [7,0,0] Assertion "
+        "`srcIndex < srcSelectDimSize` failed.\n"
+    )
+    failure = "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(h)`"
+
+    after, alone = (diagnose(case_of(text)).verdict for text in (assertion + failure, failure))
+
+    assert after.cause is Cause.NOT_MEMORY
+    assert "out of range" in after.summary
+    assert alone.cause is Cause.CAPACITY
+
+
+def test_request_that_people_quote_is_told_by_the_allocator_that_printed_it():
+    quoted = "Why does it say that it tried to allocate 6.00GiB?\n"
+    told = "bfc_allocator.cc:1] Ran out of memory trying to allocate 6.00GiB.  See logs.\n"
+
+    verdict, first = first_of(quoted + told)
+
+    assert "TensorFlow could not allocate 6.00 GiB" in verdict.summary
+    assert first.code == "less-on-the-device"
+
+
+def test_figures_of_a_kernels_on_chip_memory_are_those_of_a_multiprocessor():
+    # triton/runtime/errors.py: OutOfResources
+    verdict, _ = first_of(
+        "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 147456, "
+        "Hardware limit: 101376. Reducing block sizes or `num_stages` may help."
+    )
+
+    assert verdict.cause is Cause.NOT_MEMORY
+    assert "144.00 KiB of 99.00 KiB" in verdict.summary
+
+
+# ---- servers: what they were told ----
+
+NO_BLOCKS = "ValueError: No available memory for the cache blocks. Try increasing it.\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        ("vllm serve org/net --gpu-memory-utilization 0.95\n", "has 0.95 of the card already"),
+        ("LLM(model='net', gpu_memory_utilization=0.4)\n", "--gpu-memory-utilization 0.9"),
+        ("INFO x.py:1 Model loading took 0.2500 GiB and 1 s\n", "only 256.00 MiB"),
+    ],
+)
+def test_cache_without_room_is_advised_by_what_the_server_was_told(before, said):
+    _, first = first_of(before + NO_BLOCKS)
+
+    assert said in first.change
+
+
+def test_process_that_leaves_no_room_for_this_one_is_this_one():
+    cut = new_style(
+        "2.00 GiB",
+        "40.00 GiB",
+        "1.50 GiB",
+        "1.00 GiB",
+        "1.00 GiB",
+        processes=process(71, "38.50 GiB"),
+    ).partition(" memory in use")[0]
+
+    result = diagnose(case_of(cut))
+
+    assert result.verdict.cause is Cause.CAPACITY
+    assert "71" not in result.recommendations[0].change
+
+
+# ---- hosts ----
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("RuntimeError: DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes.\n",
+         "page file"),
+        ("OSError: [WinError 1455] The paging file is too small\n", "page file"),
+        ("Reason: OOMKilled\nExit Code: 137\n", "resources.limits.memory"),
+        ("The node was low on resource: memory.\n", "resources.requests.memory"),
+        # ggml/src/ggml-backend.cpp
+        (("ggml_backend_cpu_buffer_type_alloc_buffer: failed to allocate buffer of size 9663676416"
+          "\n"), "--ctx-size"),
+    ],
+)  # fmt: skip
+def test_host_memory_is_advised_by_who_refused_it(text, said):
+    verdict, first = first_of(text)
+
+    assert verdict.cause is Cause.HOST_MEMORY
+    assert said in first.change
+
+
+def test_worker_that_crashed_was_not_killed_for_memory():
+    text = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Segmentation fault.\n"
+
+    verdict = diagnose(case_of(text)).verdict
+
+    assert verdict.cause is Cause.NOT_MEMORY
+    assert "crashed" in verdict.summary
+
+
+def test_slow_run_beside_shared_gpu_memory_has_spilled_and_its_mention_alone_has_not():
+    slow = "Training is very slow, and Shared GPU memory is at 6.1/16.0 GB.\n"
+    idle = "GPU memory 1.0/24.0 GB, Shared GPU memory 0.1/16.0 GB.\n"
+
+    spilled, quiet = (diagnose(case_of(text)) for text in (slow, idle))
+
+    assert spilled.verdict.cause is Cause.CAPACITY
+    assert "Sysmem Fallback" in spilled.recommendations[0].change
+    assert quiet.verdict.cause is Cause.NOT_MEMORY

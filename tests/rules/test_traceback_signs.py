@@ -91,8 +91,20 @@ SHAPES = {
         frame(f"{TORCH}/nn/functional.py", "grid_sample", "return torch.grid_sampler(x, g)")
     ),
     "gaussian-rasterizer": failing(
-        frame(f"{LIB}/diff_gaussian_rasterization/__init__.py", "forward", "n = _C.run(*args)")
+        frame(f"{LIB}/diff_gaussian_rasterization/__init__.py", "forward", "n = _C.run(*args)"),
+        message=old_style("61.00 GiB", "23.69 GiB", "1.10 GiB", "21.00 GiB", "1.60 GiB"),
     ),
+    "gaussian-tiles": failing(
+        frame(f"{LIB}/gsplat/cuda/_wrapper.py", "isect_tiles", "ids = fn(means, radii)")
+    ),
+    "nccl-start": failing(
+        frame(f"{TORCH}/nn/parallel/distributed.py", "__init__", "_verify_shapes(group)"),
+        message="torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:7\n"
+        "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+        "Failed to CUDA calloc 4194304 bytes\n",
+    ),
+    "spilled": "Since the update training is very slow: the task manager shows 4 GB of Shared GPU "
+    "memory in use.\n",
     "attention-scores": failing(
         frame("/job/net.py", "forward", "w = torch.matmul(q, key_states.transpose(2, 3))")
     ),
@@ -171,7 +183,7 @@ def test_sign_names_library_and_version(sign):
 
     assert library
     assert sign.doing
-    assert sign.places or sign.intro
+    assert sign.places or sign.intro or sign.in_words
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Final
 
@@ -242,20 +241,12 @@ def _allocator(fields: Fields, match: re.Match[str], stream: LogStream) -> Field
 _OF_JAX: Final = re.compile(r"jax|external/xla|pjit\(|jit\(main\)|xlalabel:")
 """In an allocator's lines TensorFlow and JAX are alike; around them they are not."""
 
-_ELEMENT_BYTES: Final = {"half": 2, "bfloat16": 2, "double": 8, "int64": 8, "bool": 1, "uint8": 1}
-"""Sizes of TensorFlow's types (tensorflow/core/framework/types.cc) that have not 4 bytes."""
-
 
 def _tensor(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
-    """Read the tensor's size from its shape: the message prints no bytes."""
     if match.group("_where") == "cpu":
         return fields | {
             "is_device_oom": False, "kind": "host-ram", "backend": "cpu", "sub_kind": "tf-host"
         }  # fmt: skip
-    sizes = [int(n) for n in match.group("_shape").split(",") if n]
-    n_bytes = math.prod(sizes) * _ELEMENT_BYTES.get(match.group("_type") or "float", 4)
-    if sizes and n_bytes < 1 << 62:
-        fields.setdefault("requested_bytes", n_bytes)
     return _beside(fields, match, stream)
 
 
@@ -353,8 +344,8 @@ JAX_AND_TENSORFLOW: Final = (
         "tf",
         "oomwhenallocatingtensor",
         compile_squeezed(
-            r"oomwhenallocatingtensorwithshape\[(?P<_shape>[\d,]{0,200})\]"
-            r"(?:andtype(?P<_type>[a-z0-9_]{1,20}?)(?=on/|on\[|by|[^a-z0-9_]|$))?"
+            r"oomwhenallocatingtensorwithshape\[[\d,]{0,200}\]"
+            r"(?:andtype[a-z0-9_]{1,20}?(?=on/|on\[|by|[^a-z0-9_]|$))?"
             r"(?:on[\w/:]{0,80}?(?:device:)?(?P<_where>gpu|cpu|tpu|xla_gpu):<device_index>)?"
             r"(?:byallocator[\w]{1,40})?"
         ),

@@ -454,7 +454,9 @@ LIBRARIES: Final = (
         "nccl",
         "cuda",
         "ncclunhandledcudaerror",
-        compile_squeezed(r"ncclunhandledcudaerror"),
+        # torch/csrc/distributed/c10d/NCCLUtils.hpp: C10D_NCCL_CHECK says where before it says what
+        compile_squeezed(r"(?:ncclerrorin:[^;]{1,260}?)?ncclunhandledcudaerror"),
+        back=300,
         refine=_nccl_error,
         group="nccl",
     ),

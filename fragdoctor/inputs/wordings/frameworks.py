@@ -109,6 +109,20 @@ FRAMEWORKS: Final = (
         group="ggml",
     ),
     Wording(
+        "ggml-host",
+        HOST,
+        "cpu",
+        "failedtoallocatebufferofsize",
+        # ggml/src/ggml-backend.cpp: ggml_backend_cpu_buffer_type_alloc_buffer
+        compile_squeezed(
+            r"(?:ggml_backend_cpu_buffer_type_)?alloc_buffer:failedtoallocatebufferofsize"
+            r"(?P<requested_bytes>COUNT)"
+        ),
+        back=42,
+        is_device_oom=False,
+        sub_kind="ggml-host",
+    ),
+    Wording(
         "ggml",
         "ggml",
         "mps",

@@ -215,16 +215,6 @@ NEGATIVES: Final = (
 )
 
 
-def _on_chip(fields: Fields, match: re.Match[str], _stream: LogStream) -> Fields:
-    """Read Triton's figures, which are bytes of a multiprocessor (runtime/errors.py)."""
-    if match.group("_required"):
-        return fields | {
-            "requested_bytes": int(match.group("_required")),
-            "limit_bytes": int(match.group("_limit")),
-        }
-    return fields
-
-
 NOT_DEVICE_MEMORY: Final = (
     Wording(
         "triton-shared-memory",
@@ -233,13 +223,12 @@ NOT_DEVICE_MEMORY: Final = (
         "outofresource:",
         compile_squeezed(
             r"(?:outofresources:)?outofresource:(?:sharedmemory|tensormemory|threads|registers)"
-            r"(?:,required:(?P<_required>\d{1,12}),,?hardwarelimit(?:ation)?:(?P<_limit>\d{1,12}))?"
+            r"(?:,required:\d{1,12},,?hardwarelimit(?:ation)?:\d{1,12})?"
         ),
         back=16,
         is_device_oom=False,
         sub_kind="on-chip",
         group="triton",
-        refine=_on_chip,
     ),
     Wording(
         "ptxas-shared-memory",
