@@ -56,6 +56,7 @@ WENT_ON: Final = {
 """What a program says that caught the failure and went on in another way, by variant."""
 
 BESIDE_PYTORCH: Final = {
+    "bitsandbytes": "bitsandbytes",
     "thrust": "Thrust",
     "rmm": "RMM, the allocator of RAPIDS,",
     "ctranslate2": "CTranslate2, which runs faster-whisper,",

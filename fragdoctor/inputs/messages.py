@@ -183,7 +183,7 @@ class _Found:
         """Sort one hit in."""
         message = hit.message
         if message.variant in _FAILS_AFTER_ASSERT and any(
-            m.kind == "device-assert" and m.line <= message.line for m in self.markers
+            m.kind in ("device-assert", "index-error") for m in self.markers
         ):
             message = replace(message, kind=NEGATIVE, sub_kind="device-assert", is_device_oom=False)
             hit = replace(hit, message=message, is_marker=True)
@@ -300,7 +300,8 @@ _FAILS_AFTER_ASSERT: Final = frozenset(
     {"cublas", "cublas-init", "cudnn", "cudnn-init", "cudnn-no-engine", "cudnn-internal"}
 )
 """Errors without figures of libraries: an assertion on the device breaks the context, after which
-every call of theirs fails, whatever it says (CUDA's programming guide, Assertion)."""
+every call of theirs fails, whatever it says (CUDA's programming guide, Assertion). On the CPU the
+same index is an IndexError, which people add who have looked."""
 
 _GARBLE: Final = frozenset({"collective-timeout", "nccl-error", "illegal-access"})
 """Failures after which sizes that a program goes on with are garbage."""
@@ -362,6 +363,7 @@ _ASSERTION: Final = r"thread:\[\d{1,6},\d{1,6},\d{1,6}\]assertion`"
 _MARKERS: Final = (
     ("cache-flush", "allocatorcacheflushes", re.compile(r"allocatorcacheflushes"), 0),
     ("device-assert", "assertion`", re.compile(_ASSERTION), 40),
+    ("index-error", "indexoutofrangeinself", re.compile(r"indexoutofrangeinself"), 0),
     ("restart", "restartingworker", re.compile(r"restartingworker(?:s|group)"), 0),
     ("restart", "willrestartworker", re.compile(r"willrestartworkergroup"), 0),
     ("expandable-unsupported", "notsupportedonthisplat",

@@ -412,15 +412,17 @@ def need_of(message: OomMessage) -> Need:
         return Need.LIBRARY
     if any(_VARIABLES.search(frame.code) for frame in message.frames):
         return Need.WEIGHTS
-    if message.program_bytes is not None or message.variant == "jax-program":
-        needs = message.program_bytes
-        is_small = needs is not None and needs <= NEXT_TO_NOTHING_BYTES
-        return Need.FULL if is_small else Need.GRAPH
+    wanted = asked_bytes(message)
+    if message.kind == "jax":
+        needs, whole = message.program_bytes, message.total_bytes
+        is_beyond = bool(wanted and whole and wanted > whole)
+        if message.variant == "jax-program" or is_beyond or (needs or 0) > NEXT_TO_NOTHING_BYTES:
+            return Need.GRAPH
+        wanted = wanted if needs is None else needs
     shape = _SHAPE.search(message.text)
     is_batched = shape is not None and shape[2].count(",") + 1 >= _BATCHED_DIMENSIONS
     if shape is not None and is_batched and shape[1] == "1":
         return Need.ONE_INPUT
-    wanted = asked_bytes(message)
     return Need.FULL if wanted is not None and wanted <= NEXT_TO_NOTHING_BYTES else Need.STEP
 
 

@@ -266,9 +266,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         },
         why="Nothing but weights was asked for: what is missing is room for the model "
         "itself, which no batch size changes.",
+        intro=r"Node Type:\W{0,8}\w*Load(?:er)?\b|Node Type:\W{0,8}\w*Loader",
         source="torch 2.13, torch/nn/modules/module.py; transformers 4.30 to 5.0, "
         "modeling_utils.py; accelerate 1.10, utils/modeling.py; ComfyUI 0.3, "
-        "comfy/model_patcher.py",
+        "comfy/model_patcher.py and execution.py",
         places=(
             Place(
                 file=r"/torch/nn/modules/module\.py$",
@@ -378,6 +379,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             "--kv-cache-memory-bytes; a lower --max-num-batched-tokens or --max-num-seqs",
             "SGLang": "a lower --mem-fraction-static; for long prompts a lower "
             "--chunked-prefill-size, while decoding a lower --max-running-requests",
+            "TGI": "a lower --max-batch-prefill-tokens and --max-batch-total-tokens, or "
+            "--cuda-memory-fraction 0.9 or less; --num-shard over more GPUs, or --quantize",
         },
         why="The server fills the card with KV cache up to its limit; what a step "
         "needs beyond what was measured at start has to come out of the rest.",
@@ -388,12 +391,14 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 file=r"/(?:vllm|sglang)/(?:.*/)?(?:worker|executor|model_executor|managers|layers|lora"
                 r"|v1)/"
             ),
+            Place(file=r"/text_generation_server/"),
             Place(
                 file=r"/vllm/(?:.*/)?engine/",
                 functions="step engine_step step_async run_engine_loop _process_model_outputs",
             ),
         ),
-        intro=r"\bVllmWorker|\bEngineCore|\bWorker(?:_TP\d| pid=)|\bRayWorkerWrapper"
+        intro=r"\btext_generation(?:_launcher|_server|\.errors)\b|\bVllmWorker|\bEngineCore"
+        r"|\bWorker(?:_TP\d| pid=)|\bRayWorkerWrapper"
         r"|\[(?:multiproc_executor|multiproc_worker_utils|worker_base|core)\.py:\d",
     ),
     # ---- evaluation ----
@@ -635,6 +640,17 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         intro=r"[Oo]ut of memory at line \d+ in file \S*pythonInterface",
     ),
     TracebackSign(
+        name="quantized-kernel",
+        doing="in a kernel of bitsandbytes",
+        grows_with=_INPUT,
+        title="Leave room beside PyTorch's cache for bitsandbytes",
+        change="a smaller batch or a shorter prompt, fewer layers on the GPU, or a smaller model; "
+        "close other programs that use the GPU; torch.cuda.empty_cache() before a long prompt",
+        why="Its kernels ask the driver for their temporaries, beside PyTorch's cache.",
+        source="bitsandbytes 0.35 to 0.48, csrc/ops.cu: CUDA_CHECK_RETURN",
+        intro=r"[Oo]ut of memory at line \d+ in file \S*(?:ops|kernels)\.cu",
+    ),
+    TracebackSign(
         name="sharded-optimizer-step",
         doing="in DeepSpeed's step of the optimizer",
         grows_with=_MODEL,
@@ -673,7 +689,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 r"|vae_decode\("
             ),
         ),
-        intro=r"when regular VAE (?:de|en)coding|\[Tiled VAE\]",
+        intro=r"when regular VAE (?:de|en)coding|\[Tiled VAE\]|Node Type:\W{0,8}VAE(?:De|En)code",
     ),
     TracebackSign(
         name="sampled-grid",

@@ -453,6 +453,32 @@ def test_library_that_fails_after_an_assertion_on_the_device_is_no_lack_of_memor
     assert alone.cause is Cause.CAPACITY
 
 
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [("UNETLoader", "fp8"), ("VAEDecode", "Tiled"), ("KSampler", "smaller image")],
+)
+def test_report_of_comfyui_is_about_the_node_that_ran(node, said):
+    # ComfyUI, execution.py and the front end's report
+    text = (
+        f"# ComfyUI Error Report\n- **Node Type:** {node}\n- **Exception Type:** torch."
+        "OutOfMemoryError\n- **Exception Message:** Allocation on device \n## Stack Trace\n"
+    )
+
+    _, first = first_of(text)
+
+    assert said in first.change
+
+
+def test_step_of_text_generation_inference_is_advised_in_its_options():
+    text = (
+        "text_generation.errors.GenerationError: Request failed during generation: Server error: "
+    ) + new_style("42.00 MiB", "40.00 GiB", "32.00 MiB", "37.00 GiB", "1.00 GiB")
+
+    _, first = first_of(text)
+
+    assert "--max-batch-total-tokens" in first.change
+
+
 def test_request_that_people_quote_is_told_by_the_allocator_that_printed_it():
     quoted = "Why does it say that it tried to allocate 6.00GiB?\n"
     told = "bfc_allocator.cc:1] Ran out of memory trying to allocate 6.00GiB.  See logs.\n"
@@ -472,6 +498,63 @@ def test_figures_of_a_kernels_on_chip_memory_are_those_of_a_multiprocessor():
 
     assert verdict.cause is Cause.NOT_MEMORY
     assert "144.00 KiB of 99.00 KiB" in verdict.summary
+
+
+def test_index_error_beside_a_librarys_failure_is_what_it_was():
+    failure = "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(h)`"
+    told = f"{failure}\nOn the CPU it says:\nIndexError: index out of range in self\n"
+
+    assert diagnose(case_of(told)).verdict.cause is Cause.NOT_MEMORY
+
+
+def test_memory_of_a_tpus_core_is_no_matter_of_the_batch():
+    # what the TPU compiler says of its vector memory
+    verdict, first = first_of(
+        "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space "
+        "vmem. It should not be possible to run out of vmem - please file a bug against XLA."
+    )
+
+    assert verdict.cause is Cause.NOT_MEMORY
+    assert "HBM is not short" in verdict.summary
+    assert "Triton" not in first.change
+
+
+def test_xla_of_jax_is_told_by_its_files_though_they_lie_in_tensorflows_tree():
+    text = (
+        "E external/org_tensorflow/tensorflow/compiler/xla/pjrt/c.cc:9] Execution of replica 0 "
+        "failed: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 5368709120 bytes."
+    )
+
+    assert "JAX could not" in diagnose(case_of(text)).verdict.summary
+
+
+@pytest.mark.parametrize(
+    ("asked", "cause", "code"),
+    [
+        ("4.00 GiB", Cause.MEMORY_LIMIT, "split-allocation"),
+        ("3.00 GiB", Cause.UNKNOWN, "record-snapshot"),
+    ],
+)
+def test_four_gibibytes_at_once_are_refused_by_intels_driver(asked, cause, code):
+    # c10/xpu/XPUCachingAllocator.cpp of 2.5
+    verdict, first = first_of(
+        f"torch.OutOfMemoryError: XPU out of memory. Tried to allocate {asked}. GPU 0 has a total "
+        "capacity of 15.00 GiB. Of the allocated memory 1.00 GiB is allocated by PyTorch, and 0 "
+        "bytes is reserved by PyTorch but unallocated. Please use `empty_cache` to release all "
+        "unoccupied cached memory."
+    )
+
+    assert verdict.cause is cause
+    assert first.code == code
+
+
+def test_more_free_than_the_device_has_is_an_integrated_gpus_and_proves_no_size():
+    text = new_style("16.00 GiB", "15.50 GiB", "80.00 GiB", "1.00 GiB", "1.00 GiB")
+
+    verdict, first = first_of(text)
+
+    assert verdict.cause is Cause.UNKNOWN
+    assert first.code == "find-the-limit"
 
 
 # ---- servers: what they were told ----
@@ -519,6 +602,11 @@ def test_process_that_leaves_no_room_for_this_one_is_this_one():
          "page file"),
         ("OSError: [WinError 1455] The paging file is too small\n", "page file"),
         ("Reason: OOMKilled\nExit Code: 137\n", "resources.limits.memory"),
+        # mm/oom_kill.c and mm/memcontrol.c
+        ("python invoked oom-killer: order=0\n[<0>] mem_cgroup_oom_synchronize+0x1/0x2\n",
+         "resources.limits.memory"),
+        ("RuntimeError: DataLoader worker (pid 5) is killed by signal: Killed.\n",
+         "fewer DataLoader workers, each"),
         ("The node was low on resource: memory.\n", "resources.requests.memory"),
         # ggml/src/ggml-backend.cpp
         (("ggml_backend_cpu_buffer_type_alloc_buffer: failed to allocate buffer of size 9663676416"

@@ -103,6 +103,7 @@ SHAPES = {
         "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
         "Failed to CUDA calloc 4194304 bytes\n",
     ),
+    "quantized-kernel": "Error out of memory at line 88 in file /src/csrc/ops.cu\n",
     "spilled": "Since the update training is very slow: the task manager shows 4 GB of Shared GPU "
     "memory in use.\n",
     "attention-scores": failing(

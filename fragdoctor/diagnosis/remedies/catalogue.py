@@ -63,6 +63,7 @@ from fragdoctor.diagnosis.remedies.pools import (
     RaiseMpsWatermark,
     RetryOnce,
     ShareGraphPools,
+    SplitAllocation,
     WaitForStreams,
 )
 from fragdoctor.diagnosis.remedies.remedy import (
@@ -100,6 +101,7 @@ REMEDIES: Final[tuple[Remedy, ...]] = (
     GarbageCollection(),
     DefaultSettings(),
     RaiseMemoryLimit(),
+    SplitAllocation(),
     # Less memory.
     SpareWeights(),
     CopyOfWeights(),

@@ -28,7 +28,13 @@ _PAGE_FILE: Final = (
     "system managed, on a drive with room), since Windows refuses what RAM and page file together "
     "cannot back"
 )
+_FEWER_WORKERS: Final = (
+    "fewer DataLoader workers, each of which holds a copy of the dataset's Python objects; a "
+    "smaller prefetch_factor; samples read when they are asked for"
+)
 HOST_CHANGES: Final = {
+    "dataloader-killed": _FEWER_WORKERS,
+    "cgroup-kill": f"{LIMIT_CHANGE}; then {HOST_CHANGE}",
     "page-file": f"{_PAGE_FILE}; fewer DataLoader workers and processes, each of which loads "
     "PyTorch's libraries again",
     "windows-commit": f"{_PAGE_FILE}; close other programs; smaller or fewer models at a time",
@@ -80,16 +86,13 @@ HOST_PLACES: Final = (
     ),
     (
         Place(file=r"/torch/utils/data/|/multiprocessing/"),
-        (
-            "fewer DataLoader workers, each of which holds a copy of the dataset's Python objects; "
-            "a smaller prefetch_factor; samples read when they are asked for"
-        ),
+        (_FEWER_WORKERS),
     ),
 )
 """What uses less of the host's memory at calls of a traceback, the first that matches."""
 
-_OF_CONTAINER: Final = re.compile(r"\b137\b|cgroup")
-"""Docker and Kubernetes tell a kill as 128 + 9; a memory cgroup is a container's or a job's."""
+_OF_CONTAINER: Final = re.compile(r"\b137\b")
+"""Docker and Kubernetes tell a kill as 128 + 9."""
 
 HUGE_ON_HOST_BYTES: Final = 8 * GIB
 """One tensor of the size of a small machine's memory: its own dimensions are what is too large."""
@@ -103,8 +106,9 @@ def host_change(case: JudgedCase) -> str:
     words = words_for(Change.HOST_MEMORY, frameworks_of(case))
     if words is not None:
         return f"with {words[0]}: {words[1]}"
-    if message.sub_kind in HOST_CHANGES:
-        return HOST_CHANGES[message.sub_kind]
+    told = HOST_CHANGES.get(message.variant) or HOST_CHANGES.get(message.sub_kind)
+    if told is not None:
+        return told
     for place, change in HOST_PLACES:
         if any(place.matches(frame) for frame in message.frames):
             return change

@@ -170,6 +170,7 @@ LIBRARIES: Final = {
     "thrust": "Thrust",
     "rmm": "RMM",
     "ctranslate2": "CTranslate2",
+    "bitsandbytes": "bitsandbytes",
 }
 """Libraries that ask the driver for memory, by the kind or the finer kind of their messages."""
 
@@ -255,6 +256,21 @@ class SmallerKernelBlocks(Remedy):
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it for messages about shared memory."""
         if case.kind != "shared-memory":
+            return
+        if case.backend == "jax":
+            yield self.proposal(
+                title="Change the operation, or the compiler",
+                weight=HELPS,
+                confidence=Confidence.POSSIBLE,
+                change="smaller or more even shapes (multiples of 8 and 128) in the operation that "
+                "is named, smaller blocks where it is a Pallas kernel; a newer jaxlib, libtpu or "
+                "torch_xla: a kernel that XLA chose itself should fit, so that this is worth a bug "
+                "report",
+                why="On-chip memory (VMEM) is a property of the TPU's core; a smaller model or "
+                "batch changes nothing by itself.",
+                cost="None.",
+                verify="The program compiles.",
+            )
             return
         yield self.proposal(
             weight=HELPS,

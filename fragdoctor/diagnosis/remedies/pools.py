@@ -136,6 +136,44 @@ class EmptyCache(Remedy):
         return [] if failed is None else [Attempt.of_edit(empty_cache_at([failed]))]
 
 
+class SplitAllocation(Remedy):
+    """A device that refuses single allocations of a size, however much is free."""
+
+    code: ClassVar[str] = "split-allocation"
+    title: ClassVar[str] = "Allocate in smaller pieces"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose it where the size of one allocation is what was refused."""
+        if not is_single(case):
+            return
+        is_metal = case.backend == "mps"
+        yield self.proposal(
+            title="" if is_metal else "Allow allocations of 4 GiB and more, or split them",
+            weight=CURES + 6,
+            confidence=Confidence.LIKELY,
+            change="a smaller batch, image or sequence, or the operation in chunks: Metal limits "
+            "the size of one buffer"
+            if is_metal
+            else "UR_L0_USE_RELAXED_ALLOCATION_LIMITS=1 in the environment (a newer driver and "
+            "PyTorch allow them by default on some GPUs); or a smaller batch, image or sequence, "
+            "or the operation in chunks",
+            why=case.verdict.summary,
+            cost="None, or a little speed.",
+            verify="The same operation is served.",
+        )
+
+
+def is_single(case: JudgedCase) -> bool:
+    """Return whether the size of one allocation was refused, rather than all memory together."""
+    told = case.message is not None and case.message.sub_kind in (
+        "single-allocation-limit",
+        "buffer-too-large",
+    )
+    return told or (
+        case.cause is Cause.MEMORY_LIMIT and case.verdict.decider == "single-allocation"
+    )
+
+
 class RaiseMemoryLimit(Remedy):
     """The process's own memory fraction: raise it, by how much."""
 
@@ -147,6 +185,8 @@ class RaiseMemoryLimit(Remedy):
         if not case.supports(Cause.MEMORY_LIMIT):
             return
         if case.backend == "mps" or case.kind == "kv-cache" or case.is_of_other_program:
+            return
+        if is_single(case):
             return
         is_main = case.cause is Cause.MEMORY_LIMIT
         r = case.failed_request

@@ -47,7 +47,7 @@ ASKS: Final = 15
 BUILD_FREES_SHARE: Final = 0.02
 """Building a model frees next to nothing; a single forward pass frees more than this."""
 
-BESIDE_PYTORCH: Final = ("thrust", "rmm", "ctranslate2")
+BESIDE_PYTORCH: Final = ("thrust", "rmm", "ctranslate2", "bitsandbytes")
 """Libraries that ask the driver by themselves, by the sub-kind of their messages."""
 
 VARIABLES: Final = {

@@ -216,11 +216,15 @@ def _beside(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
     return fields
 
 
+_OF_JAX: Final = re.compile(r"jax|external/xla|xla/(?:python|pjrt)|pjit\(|jit\(main\)|xlalabel:")
+"""In an allocator's lines TensorFlow and JAX are alike; around them they are not."""
+
+
 def _jax(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
     """Distinguish JAX from TensorFlow by the lines nearby; both report through XLA."""
     text = stream.squeezed[max(0, match.start() - 800) : match.end() + 200]
-    if "tensorflow" in text and "jax" not in text and "xlaruntimeerror" not in text:
-        return fields | {"kind": "tf", "backend": "tf"}
+    if "tensorflow" in text and not (_OF_JAX.search(text) or "xlaruntimeerror" in text):
+        fields |= {"kind": "tf", "backend": "tf"}
     return _beside(fields, match, stream)
 
 
@@ -236,10 +240,6 @@ def _allocator(fields: Fields, match: re.Match[str], stream: LogStream) -> Field
     if _OF_JAX.search(around):
         fields |= {"kind": "jax", "backend": "jax"}
     return _beside(fields, match, stream)
-
-
-_OF_JAX: Final = re.compile(r"jax|external/xla|pjit\(|jit\(main\)|xlalabel:")
-"""In an allocator's lines TensorFlow and JAX are alike; around them they are not."""
 
 
 def _tensor(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:

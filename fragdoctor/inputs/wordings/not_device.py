@@ -10,6 +10,7 @@ from fragdoctor.inputs.wordings.wording import (
     NEGATIVE,
     SHARED_MEMORY,
     Fields,
+    Refine,
     Wording,
     compile_squeezed,
 )
@@ -24,8 +25,19 @@ def _alone(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | 
     return fields if is_alone else None
 
 
-def _kill(variant: str, literal: str, pattern: str, back: int = 0) -> Wording:
-    return _host(variant, _SUB_KIND, literal, pattern, back, group="kill")
+def _of_cgroup(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
+    """Tell a limit of a container or a job from a full machine (Linux, mm/memcontrol.c)."""
+    around = stream.squeezed[max(0, match.start() - 1000) : match.end() + 4000]
+    is_limited = (
+        "mem_cgroup_o" in around or "memorycgroup" in around or "constraint_memcg" in around
+    )
+    return fields | ({"sub_kind": "cgroup-kill"} if is_limited else {})
+
+
+def _kill(
+    variant: str, literal: str, pattern: str, back: int = 0, refine: Refine | None = None
+) -> Wording:
+    return _host(variant, _SUB_KIND, literal, pattern, back, group="kill", refine=refine)
 
 
 KILLS: Final = (
@@ -54,9 +66,10 @@ KILLS: Final = (
         "killedprocess",
         r"(?:outofmemory|memorycgroupoutofmemory):?killedprocess\d{1,9}",
         26,
+        refine=_of_cgroup,
     ),
-    _kill("kernel", "oom-kill:constraint", r"oom-kill:constraint"),
-    _kill("kernel", "invokedoom-killer", r"invokedoom-killer"),
+    _kill("kernel", "oom-kill:constraint", r"oom-kill:constraint", refine=_of_cgroup),
+    _kill("kernel", "invokedoom-killer", r"invokedoom-killer", refine=_of_cgroup),
     _kill("slurm", "killevent", r"oom[-_]killevent", 4),
     _kill("slurm", "oomkilled", r"oomkilled"),
     # Kubernetes, pkg/kubelet/eviction/helpers.go: nodeLowMessageFmt
