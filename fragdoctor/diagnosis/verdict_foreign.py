@@ -13,6 +13,7 @@ from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.engines import NEXT_TO_NOTHING_BYTES, asked_bytes
 from fragdoctor.model.finding import Confidence
+from fragdoctor.model.gpus import monitor_of
 from fragdoctor.rules.failed_request import known
 from fragdoctor.units import format_size
 
@@ -21,14 +22,12 @@ WATCH: Final = "nvidia-smi shows the device's size and whether another process i
 CAPACITY_TOO: Final = Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, "")
 _OTHER_TOO: Final = Hypothesis(Cause.OTHER_PROCESS, Confidence.POSSIBLE, "")
 
-_TOOLS: Final = {"rocm": "rocm-smi", "xpu": "xpu-smi", "npu": "npu-smi", "musa": "mthreads-gmi"}
-
 
 def watch(message: OomMessage) -> str:
     """Return what shows who is on the device, by its maker; "" where there is no such tool."""
     if message.variant == "jax-program" or message.backend in ("cpu", "directml"):
         return ""
-    return WATCH.replace("nvidia-smi", _TOOLS.get(message.backend, "nvidia-smi"))
+    return WATCH.replace("nvidia-smi", monitor_of(message.backend))
 
 
 def by_its_figures(name: str, message: OomMessage) -> list[Hypothesis]:

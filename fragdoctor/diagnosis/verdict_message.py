@@ -42,7 +42,7 @@ KILLS: Final = ("killed", "sigkill", "oom-killer")
 TOLD_KILLS: Final = {
     "evicted": "Kubernetes",
     "kernel": "The kernel",
-    "slurm": "Slurm, or the container's limit,",
+    "slurm": "The job's scheduler or the container's limit",
 }
 """Who says why it killed a process, by variant."""
 
@@ -58,7 +58,6 @@ WENT_ON: Final = {
 BESIDE_PYTORCH: Final = {
     "bitsandbytes": "bitsandbytes",
     "thrust": "Thrust",
-    "rmm": "RMM, the allocator of RAPIDS,",
     "ctranslate2": "CTranslate2, which runs faster-whisper,",
 }
 """Libraries that ask the driver by themselves, by the sub-kind of their messages."""
@@ -233,36 +232,59 @@ def _unknown(message: OomMessage) -> list[Hypothesis]:
     ]
 
 
+DRIVER_CALLS: Final = {
+    "driver-api": (
+        Hypothesis(
+            Cause.UNKNOWN,
+            Confidence.POSSIBLE,
+            "The driver refused to map an expandable segment: this error comes from no other call "
+            "of the allocator. WSL2, Jetson and some containers refuse it with memory free.",
+            "Run once with expandable_segments:False: a device that is full then prints its "
+            "figures.",
+        ),
+        CAPACITY_TOO,
+    ),
+    "no-context": (
+        Hypothesis(
+            Cause.OTHER_PROCESS,
+            Confidence.POSSIBLE,
+            "CUDA could not start: the driver had no memory for a context, before this program "
+            "put anything on the GPU.",
+            "nvidia-smi shows whether the device is full; a limit of virtual memory (ulimit -v) "
+            "or a driver that was updated without a reboot looks the same.",
+        ),
+        Hypothesis(Cause.HOST_MEMORY, Confidence.POSSIBLE, ""),
+    ),
+    "pinned-host": (
+        Hypothesis(
+            Cause.HOST_MEMORY,
+            Confidence.LIKELY,
+            "Pinned host memory could not be had; the text says CUDA, but it is the host's memory.",
+        ),
+        Hypothesis(Cause.UNKNOWN, Confidence.POSSIBLE, ""),
+    ),
+    "unread": (
+        Hypothesis(
+            Cause.UNKNOWN,
+            Confidence.POSSIBLE,
+            "A line says that memory ran out, in the words of a program that is not known here, "
+            "and not whether it was the GPU's or the host's.",
+            "nvidia-smi and free -h beside the run show which of them fills up.",
+        ),
+        CAPACITY_TOO,
+        Hypothesis(Cause.HOST_MEMORY, Confidence.POSSIBLE, ""),
+    ),
+}
+"""Calls of the driver without figures that the text tells apart, by sub-kind."""
+
+
 def _driver(message: OomMessage) -> list[Hypothesis]:
-    if message.sub_kind == "driver-api":
-        return [
-            Hypothesis(
-                Cause.UNKNOWN,
-                Confidence.POSSIBLE,
-                "The driver refused to map an expandable segment: this error comes from no other "
-                "call of the allocator. WSL2, Jetson and some containers refuse it with memory "
-                "free.",
-                "Run once with expandable_segments:False: a device that is full then prints its "
-                "figures.",
-            ),
-            Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, ""),
-        ]
-    if message.sub_kind == "no-context":
-        return [
-            Hypothesis(
-                Cause.OTHER_PROCESS,
-                Confidence.POSSIBLE,
-                "CUDA could not start: the driver had no memory for a context, before this program "
-                "put anything on the GPU.",
-                "nvidia-smi shows whether the device is full; a limit of virtual memory (ulimit "
-                "-v) or a driver that was updated without a reboot looks the same.",
-            ),
-            Hypothesis(Cause.HOST_MEMORY, Confidence.POSSIBLE, ""),
-        ]
+    if message.sub_kind in DRIVER_CALLS:
+        return list(DRIVER_CALLS[message.sub_kind])
     sign = sign_of(message)
     if is_of_other_program(message) and sign is None:
         return by_its_figures(_framework(message), message)
-    if sign is not None and message.sub_kind != "pinned-host":
+    if sign is not None:
         return [
             Hypothesis(
                 Cause.CAPACITY,
@@ -272,16 +294,6 @@ def _driver(message: OomMessage) -> list[Hypothesis]:
             ),
             Hypothesis(Cause.OTHER_PROCESS, Confidence.POSSIBLE, ""),
         ]
-    if message.sub_kind == "pinned-host":
-        return [
-            Hypothesis(
-                Cause.HOST_MEMORY,
-                Confidence.LIKELY,
-                "Pinned host memory could not be had; the text says CUDA, but it is the host's "
-                "memory.",
-            ),
-            Hypothesis(Cause.UNKNOWN, Confidence.POSSIBLE, ""),
-        ]
     return [
         Hypothesis(
             Cause.UNKNOWN,
@@ -290,7 +302,7 @@ def _driver(message: OomMessage) -> list[Hypothesis]:
             "device memory, pinned host memory and the context are all possible.",
             "Run with CUDA_LAUNCH_BLOCKING=1 to see the failing call, and watch nvidia-smi.",
         ),
-        Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, ""),
+        CAPACITY_TOO,
     ]
 
 

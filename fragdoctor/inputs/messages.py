@@ -20,7 +20,7 @@ from fragdoctor.inputs.server_budget import server_budget, utilization
 from fragdoctor.inputs.tracebacks import MAX_MESSAGES, with_tracebacks
 from fragdoctor.inputs.wordings.allocator_message import VARIANTS, hits
 from fragdoctor.inputs.wordings.backends import CUDA_ASYNC, JAX_AND_TENSORFLOW, MPS
-from fragdoctor.inputs.wordings.driver import DRIVERS, LIBRARIES
+from fragdoctor.inputs.wordings.driver import DRIVERS, LAST_RESORT, LIBRARIES
 from fragdoctor.inputs.wordings.frameworks import FRAMEWORKS, KV_CACHE_CHECKS
 from fragdoctor.inputs.wordings.not_device import HOST_MEMORY, NOT_DEVICE_MEMORY
 from fragdoctor.inputs.wordings.wording import ALLOCATOR, NEGATIVE, SHARED_MEMORY, Hit, Wording
@@ -44,7 +44,7 @@ _GROUP_GAP: Final = 900  # squeezed characters between the parts of one report, 
 
 def variants() -> tuple[str, ...]:
     """Return the names of all wordings that stand in the table, sorted."""
-    return tuple(sorted({w.variant for w in WORDINGS} | set(VARIANTS)))
+    return tuple(sorted({w.variant for w in (*WORDINGS, *LAST_RESORT)} | set(VARIANTS)))
 
 
 def hits_of(stream: LogStream) -> Iterator[Hit]:
@@ -88,7 +88,17 @@ _FILLABLE: Final = (
 )  # fmt: skip
 
 
+_TELL_WHY: Final = frozenset({"kernel", "slurm", "evicted"})
+"""Words on a kill that say why; "Killed" of a shell and an exit code do not."""
+
+
 def _filled(first: OomMessage, second: OomMessage) -> OomMessage:
+    if (
+        second.variant in _TELL_WHY
+        and first.variant not in _TELL_WHY
+        and first.sub_kind == "oom-killer"
+    ):
+        return replace(second, line=first.line)
     missing = {name: getattr(second, name) for name in _FILLABLE if getattr(first, name) is None}
     return replace(first, **missing)
 
@@ -126,6 +136,7 @@ def find_messages(text: str) -> OomLog:
         hits: list[tuple[int, int, Hit]] = []
         for stream in window.streams():
             found.markers.extend(markers_of(stream, window.report_before))
+            found.unread.extend(hit.message for w in LAST_RESORT for hit in w.hits(stream))
             for hit in hits_of(stream):
                 first = stream.ordinal_at(hit.start)
                 if window.report_before is not None and first >= window.report_before:
@@ -137,7 +148,11 @@ def find_messages(text: str) -> OomLog:
         found.ends.extend(_ends_told(window))
     found.name_ranks()
     messages = (
-        _without_echoes(found.messages) or found.warnings or found.negative[:1] or _look_alike(text)
+        _without_echoes(found.messages)
+        or found.warnings
+        or found.negative[:1]
+        or sorted(found.unread, key=lambda m: m.line)[:1]
+        or _look_alike(text)
     )
     starts = line_starts(text, sorted({m.line for m in messages[:MAX_MESSAGES]}))
     messages = with_tracebacks(text, messages, starts)
@@ -176,6 +191,7 @@ class _Found:
     markers: list[LogMarker] = field(default_factory=list)
     negative: list[OomMessage] = field(default_factory=list)
     warnings: list[OomMessage] = field(default_factory=list)
+    unread: list[OomMessage] = field(default_factory=list)
     consumed: int = -1  # last raw line that a message reaches
     ends: list[_RankEnd] = field(default_factory=list)
 

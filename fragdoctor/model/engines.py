@@ -315,6 +315,55 @@ ENGINES: Final[tuple[Engine, ...]] = (
         },
     ),
     Engine(
+        "RMM, the allocator of RAPIDS,",
+        "rmm and cudf 24.02 to 25.08, docs/user_guide",
+        frozenset({"rmm"}),
+        {
+            Need.STEP: (
+                "Work in smaller parts, or let them spill to the host",
+                (
+                    "cudf.set_option('spill', True), or rmm.reinitialize(managed_memory=True) "
+                    "before "
+                    "anything is read; files in parts (dask_cudf), del of frames that are not "
+                    "needed; "
+                    "a higher maximum_pool_size, where a pool was given one; nvidia-smi shows who "
+                    "else is on the GPU"
+                ),
+            ),
+        },
+    ),
+    Engine(
+        "CUDA.jl",
+        "CUDA.jl 5, docs/src/usage/memory.md",
+        frozenset({"julia"}),
+        {
+            Need.STEP: (
+                "Use less at once, and give back what Julia has not yet collected",
+                (
+                    "a smaller batch or arrays in Float32; CUDA.unsafe_free!(x) where an array is "
+                    "done with, GC.gc(true) and CUDA.reclaim() between steps, since arrays live "
+                    "until Julia collects them; nvidia-smi shows who else is on the GPU"
+                ),
+            ),
+        },
+        logs=r"\.julia[/\\]|\bCuArrays\b|CUDA\.jl|\bLoadError: ",
+    ),
+    Engine(
+        "Numba",
+        "numba 0.61, docs/source/cuda/memory.rst",
+        frozenset(),
+        {
+            Need.STEP: (
+                "Put less on the GPU at a time",
+                (
+                    "arrays in parts and in 32 bits, del of device arrays that are not needed; "
+                    "nvidia-smi shows who else is on the GPU"
+                ),
+            ),
+        },
+        logs=r"\bnumba[./\\]cuda|numba\.cuda|CudaAPIError",
+    ),
+    Engine(
         "DirectML",
         "torch-directml 0.2",
         frozenset({"directml"}),
@@ -434,6 +483,9 @@ _OF_TORCH: Final = frozenset(
 """Variants of driver messages that PyTorch prints; llama.cpp says "CUDA error: out of memory" too,
 but names itself around it."""
 
+_IN_FILE: Final = re.compile(r"out of memory\W{1,3}(?:at )?\S{1,160}\.\w{1,3}:\d", re.IGNORECASE)
+"""A check of a program's own, with its place; PyTorch's error has none right after the words."""
+
 
 def is_of_other_program(message: OomMessage | None) -> bool:
     """Return whether a program other than PyTorch asked the device for memory."""
@@ -441,7 +493,8 @@ def is_of_other_program(message: OomMessage | None) -> bool:
         return False
     if engine_of(message) is not None:
         return True
-    if message.kind != "driver-no-figures" or message.variant in _OF_TORCH:
+    is_of_torch = message.variant in _OF_TORCH and not _IN_FILE.search(message.text)
+    if message.kind != "driver-no-figures" or is_of_torch:
         return False
     said = f"{message.above} {message.intro} {message.text}"
     files = " ".join(frame.file for frame in message.frames)

@@ -302,6 +302,19 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     # ---- serving ----
     TracebackSign(
+        name="wake-up",
+        doing="while vLLM took back the memory that it had given away to sleep",
+        grows_with=_MODEL,
+        title="Leave room on the GPU for vLLM to wake up",
+        change="a lower gpu_memory_utilization; before wake_up() the trainer's weights, gradients "
+        "and optimizer off the GPU, and torch.cuda.empty_cache()",
+        why="It maps its weights and its KV cache again in the old size, beside whatever the "
+        "trainer on the same GPU has taken or cached since.",
+        source="vllm 0.7 to 0.11, csrc/cumem_allocator.cpp and device_allocator/cumem.py",
+        places=(Place(file=r"/vllm/device_allocator/cumem\.py$"),),
+        intro=r"cumem_allocator\.cpp",
+    ),
+    TracebackSign(
         name="graph-capture",
         doing="while the server captured its CUDA graphs",
         grows_with=_MODEL,
@@ -624,6 +637,25 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
     ),
     TracebackSign(
+        name="master-weights",
+        doing="while the optimizer's copy of the weights in 32 bits was made",
+        grows_with=_MODEL,
+        title="Shard the optimizer, or keep it on the CPU",
+        change="ZeRO or FSDP over more GPUs, or the optimizer offloaded to the CPU; "
+        "bitsandbytes.optim.AdamW8bit on weights in bf16; LoRA trains fewer weights",
+        why="Mixed precision keeps each weight in 32 bits beside the one in 16, and Adam adds two "
+        "more numbers in 32 bits: no batch size changes that.",
+        source="deepspeed 0.9 to 0.19, runtime/zero/stage_1_and_2.py; colossalai 0.2 to 0.4, "
+        "zero/low_level/low_level_optim.py; apex, amp/_process_optimizer.py",
+        places=(
+            Place(
+                file=r"/(?:deepspeed|colossalai|apex|megatron)/",
+                code=r"\b(?:fp32|master|single_partition)\w*(?:\[[^\]]*\])?(?:\.append\(| ?= ?)"
+                r".{0,80}(?:\.float\(|float32)",
+            ),
+        ),
+    ),
+    TracebackSign(
         name="paged-optimizer",
         doing="while bitsandbytes took managed memory for a paged optimizer",
         grows_with=_MODEL,
@@ -734,6 +766,23 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         source="gsplat 1.4, cuda/_wrapper.py: isect_tiles; diff-gaussian-rasterization, "
         "cuda_rasterizer/rasterizer_impl.cu",
         places=(_RASTERIZER,),
+    ),
+    # ---- a volume in windows ----
+    TracebackSign(
+        name="sliding-window",
+        doing="while MONAI put the windows of a whole volume together on the GPU",
+        grows_with=_INPUT,
+        is_training=False,
+        can_leave_gpu=True,
+        title="Put the windows together on the CPU",
+        change="sliding_window_inference(..., sw_device='cuda', device='cpu'), and the volume "
+        "itself on the CPU; a lower sw_batch_size",
+        why="The output has the size of the whole volume times the number of classes, in 32 bits, "
+        "with a map of counts beside it; the network only ever sees one window.",
+        source="monai 0.2 to 1.5, inferers/utils.py and inferer.py",
+        places=(Place(file=r"/monai/inferers/", is_last=True),),
+        intro=r"sliding_window_inference\s+(?:count_map|output_image)|(?:count_map|output_image\w*)"
+        r"(?:\.append\(| ?= ?)torch\.zeros\(",
     ),
     # ---- generating and attention ----
     TracebackSign(
@@ -868,6 +917,19 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         places=(Place(file=r"/transformers/(?:generation/|cache_utils\.py$)"),),
     ),
     TracebackSign(
+        name="volatile",
+        doing="in a forward pass whose graph is kept, since volatile=True has no effect any more",
+        grows_with=_INPUT,
+        is_training=False,
+        is_surrounding=True,
+        title="Run it inside torch.no_grad()",
+        change="with torch.no_grad(): around the calls, in place of Variable(x, volatile=True), "
+        "which has done nothing since PyTorch 0.4",
+        why="Every layer's input is kept for a backward pass that never comes.",
+        source="torch 0.4, torch/csrc/autograd/python_variable.cpp",
+        intro=r"volatile was removed and now has no effect",
+    ),
+    TracebackSign(
         name="evaluation",
         doing="while an evaluation ran",
         grows_with=_BATCH,
@@ -885,6 +947,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="Training fits, the evaluation does not: its batch is another one, and it "
         "keeps what it returns.",
         source="transformers 4.57, trainer.py; lightning 2.5, loops/evaluation_loop.py",
+        # progress bars: catalyst, Lightning
+        intro=r"(?:\(valid(?:ation)?\)|\bValidat(?:ing|ion(?: DataLoader \d+)?)):\s{1,6}\d{1,3}%",
         places=(
             Place(
                 functions="evaluation_loop prediction_loop prediction_step evaluate "

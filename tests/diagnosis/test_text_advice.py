@@ -638,3 +638,137 @@ def test_slow_run_beside_shared_gpu_memory_has_spilled_and_its_mention_alone_has
     assert spilled.verdict.cause is Cause.CAPACITY
     assert "Sysmem Fallback" in spilled.recommendations[0].change
     assert quiet.verdict.cause is Cause.NOT_MEMORY
+
+
+# ---- programs without PyTorch, and what nothing here knows ----
+
+PROGRAMS = {
+    # rmm, include/rmm/mr/device/cuda_memory_resource.hpp and error.hpp: RMM_CUDA_TRY_ALLOC
+    "rmm": (
+        ("MemoryError: std::bad_alloc: CUDA error at: /env/include/rmm/mr/device/"
+        "cuda_memory_resource.hpp:68: cudaErrorMemoryAllocation out of memory\n"),
+        "cudf.set_option('spill', True)",
+    ),
+    # rmm, include/rmm/mr/device/pool_memory_resource.hpp
+    "rmm's pool": (
+        ("MemoryError: std::bad_alloc: RMM failure at:/env/include/rmm/mr/device/"
+        "pool_memory_resource.hpp:182: Maximum pool size exceeded\n"),
+        "maximum_pool_size",
+    ),
+    # CUDA.jl, src/memory.jl: OutOfGPUMemoryError and memory_status
+    "CUDA.jl": (
+        ("ERROR: Out of GPU memory trying to allocate 3.000 GiB\n"
+        "Effective GPU memory usage: 90.00% (7.200 GiB/8.000 GiB)\n"
+        "Memory pool usage: 6.000 GiB (6.500 GiB reserved)\n"),
+        "CUDA.reclaim()",
+    ),
+    # numba, cuda/cudadrv/driver.py: _check_ctypes_error
+    "Numba": (
+        ("numba.cuda.cudadrv.driver.CudaAPIError: [2] Call to cuMemAlloc results in "
+        "CUDA_ERROR_OUT_OF_MEMORY\n"),
+        "32 bits",
+    ),
+    # spconv, include/tensorview/tensor.h: checkCudaErrors
+    "spconv": ("RuntimeError: storage /x/tensor.h 9\ncuda failed with error 2 out of memory.\n",
+               "nvidia-smi"),
+    "a program of C++": ("terminate called: what(): /src/cuda/pool.hpp(7):\nerror: out of memory\n",
+                         "nvidia-smi"),
+    "a check with its file": ("CUDA error: out of memory (/src/net/backend.cc:442\n", "nvidia-smi"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program_without_pytorch_is_advised_in_its_own_options(name):
+    text, said = PROGRAMS[name]
+
+    verdict, first = first_of(text)
+
+    assert verdict.cause in (Cause.CAPACITY, Cause.UNKNOWN)
+    assert said in first.change
+    assert "pin_memory" not in first.change
+    assert "torch." not in first.change
+
+
+def test_memory_of_julia_is_read_with_what_is_free():
+    (message,) = case_of(PROGRAMS["CUDA.jl"][0]).oom.messages
+
+    assert message.requested_bytes == 3 << 30
+    assert (message.total_bytes, message.allocated_bytes) == (8 << 30, 6 << 30)
+    assert message.free_bytes == pytest.approx(0.8 * 2**30, rel=1e-6)
+
+
+def test_line_that_nothing_here_knows_is_no_proof_that_memory_is_fine():
+    told, talked = (
+        diagnose(case_of(text))
+        for text in ("Error: out of memory\n", "They say that out of memory errors are common.\n")
+    )
+
+    assert told.verdict.cause is Cause.UNKNOWN
+    assert Cause.HOST_MEMORY in told.verdict.also
+    assert "free -h" in told.recommendations[0].change
+    assert talked.verdict.cause is Cause.NOT_MEMORY
+
+
+def test_words_of_a_program_that_is_known_go_before_the_last_resort():
+    text = "Error: out of memory\n" + old_style(
+        "1.00 GiB", "8.00 GiB", "7.00 GiB", "0 bytes", "7.50 GiB"
+    )
+
+    assert len(case_of(text).oom.messages) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # slurmd of Slurm 18; OpenPBS, src/resmom/mom_main.c; LSF, bhist -l
+        "error: Job 51 exceeded memory limit (901 > 900), being killed\n",
+        "=>> PBS: job killed: mem 9012kb exceeded limit 9000kb\n",
+        "TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.\n",
+        # runc, libcontainer/process_linux.go
+        "runc create failed: container init was OOM-killed (memory limit too low?)\n",
+        "job.sh: line 2:  71 Killed  python fit.py\nslurmstepd: error: Detected 1 oom_kill event\n",
+    ],
+)
+def test_scheduler_that_says_why_it_killed_a_job_is_proof(text):
+    verdict, first = first_of(text)
+
+    assert (verdict.cause, verdict.confidence) == (Cause.HOST_MEMORY, Confidence.PROVEN)
+    assert "--mem of sbatch" in first.change
+
+
+def test_program_on_the_cpu_is_advised_a_smaller_batch():
+    # tensorflow, core/framework/op_kernel.cc; paddle, fluid/memory/detail/system_allocator.cc
+    for text in (
+        (
+            "ResourceExhaustedError: OOM when allocating tensor with shape[8,9,9,64] and type float "
+            "on /job:localhost/replica:0/task:0/device:CPU:0 by allocator cpu\n"
+        ),
+        "ResourceExhaustedError: Fail to alloc memory of 564023296 size, error code is 12.\n",
+    ):
+        verdict, first = first_of(text)
+
+        assert verdict.cause is Cause.HOST_MEMORY
+        assert first.change.startswith("a smaller batch")
+
+
+def test_request_of_the_old_cpu_allocator_is_the_hosts():
+    # PyTorch 0.4 and 1.0, aten/src/TH/THGeneral.cpp
+    text = "RuntimeError: $ Torch: not enough memory: you tried to allocate 9GB. Buy new RAM!\n"
+
+    assert first_of(text)[0].cause is Cause.HOST_MEMORY
+
+
+def test_driver_without_figures_is_met_with_who_fills_the_gpu():
+    verdict, first = first_of("RuntimeError: CUDA error: out of memory\n")
+
+    assert verdict.cause is Cause.UNKNOWN
+    assert first.change.startswith("nvidia-smi beside the run: end another process")
+
+
+def test_holders_are_found_with_the_tool_of_the_devices_maker():
+    text = old_style("22.00 MiB", "60.97 GiB", "10.24 GiB", "19.52 MiB", "10.65 GiB")
+
+    first = first_of(text.replace("CUDA out", "NPU out").replace("(GPU 0", "(NPU 0"))[1]
+
+    assert "npu-smi" in first.change
+    assert "nvidia" not in first.change

@@ -26,6 +26,16 @@ def failing(*frames: str, message: str = FULL) -> str:
 
 TORCH = f"{LIB}/torch"
 SHAPES = {
+    "sliding-window": failing(
+        frame(f"{LIB}/monai/inferers/utils.py", "sliding_window_inference", "x = zeros(n)")
+    ),
+    # vllm, csrc/cumem_allocator.cpp
+    "wake-up": "CUDA Error: out of memory at /build/csrc/cumem_allocator.cpp:62\n",
+    "master-weights": failing(
+        frame(f"{LIB}/colossalai/zero/low_level_optim.py", "__init__", "fp32_flat = half.float()")
+    ),
+    "volatile": "UserWarning: volatile was removed and now has no effect.\n"
+    "RuntimeError: CUDA error: out of memory\n",
     "fsdp-full-state": failing(
         frame("/job/save.py", "save", "sd = net.state_dict()"),
         frame(f"{TORCH}/distributed/fsdp/_state_dict_utils.py", "_common_unshard", "unshard()"),
@@ -334,3 +344,14 @@ def test_step_of_a_server_is_told_a_cache_that_leaves_it_room():
     said = how(f"{budget}(EngineCore_DP0 pid=12) ERROR [core.py:700] {failed}\n")
 
     assert said.startswith("--kv-cache-memory-bytes 3758096384 leaves the step the 621.60 MiB")
+
+
+@pytest.mark.parametrize(
+    "bar",
+    # catalyst 20, callbacks/logging.py; lightning 1.5 to 2.5, callbacks/progress
+    ["0/9 * Epoch (valid):   3% 1/32 [00:01]", "Validation DataLoader 0:  12%", "Validating: 5%"],
+)
+def test_bar_of_a_validation_shows_an_evaluation(bar):
+    (message,) = find_messages(f"{bar}\nRuntimeError: CUDA error: out of memory\n").messages
+
+    assert getattr(sign_of(message), "name", "") == "evaluation"

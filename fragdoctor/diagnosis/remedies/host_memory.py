@@ -32,8 +32,14 @@ _FEWER_WORKERS: Final = (
     "fewer DataLoader workers, each of which holds a copy of the dataset's Python objects; a "
     "smaller prefetch_factor; samples read when they are asked for"
 )
+_ON_CPU: Final = (
+    "a smaller batch, or smaller images or shorter sequences: the program computes on the CPU; a "
+    "GPU build, where there is a GPU; more memory for the machine or container"
+)
 HOST_CHANGES: Final = {
     "dataloader-killed": _FEWER_WORKERS,
+    "tf-host": _ON_CPU,
+    "paddle-host": _ON_CPU,
     "cgroup-kill": f"{LIMIT_CHANGE}; then {HOST_CHANGE}",
     "page-file": f"{_PAGE_FILE}; fewer DataLoader workers and processes, each of which loads "
     "PyTorch's libraries again",

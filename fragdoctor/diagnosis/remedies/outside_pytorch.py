@@ -23,7 +23,7 @@ from fragdoctor.model.case import OtherProcess
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.model.gpu_sharing import ProcessDemand, share_gpu
-from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
+from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES, monitor_of
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FailedRequest
 from fragdoctor.rules.rule import line_text
 from fragdoctor.rules.traceback_signs import Place
@@ -45,6 +45,12 @@ def equal_processes(listed: Sequence[OtherProcess]) -> int:
     """Return how many processes hold the same amount, 0 for fewer than ``MIN_PEERS``."""
     n_most = max(Counter(p.n_bytes for p in listed).values(), default=0)
     return n_most if n_most >= MIN_PEERS else 0
+
+
+def _finders(case: JudgedCase) -> str:
+    """Return what finds the processes on the device."""
+    monitor = monitor_of("" if case.message is None else case.message.backend)
+    return f"{monitor} or fuser -v /dev/nvidia*" if monitor == "nvidia-smi" else monitor
 
 
 class FreeOtherProcess(Remedy):
@@ -76,7 +82,7 @@ class FreeOtherProcess(Remedy):
             if peers
             else f"end or move process {pids}"
             if pids
-            else "find the holders with nvidia-smi or fuser -v /dev/nvidia*, and end leftovers",
+            else f"find the holders with {_finders(case)}, and end leftovers",
             why=case.verdict.summary
             if is_main
             else f"{format_size(held)} may be held by other processes."
@@ -87,7 +93,7 @@ class FreeOtherProcess(Remedy):
                 *(() if peers else (PEERS_LOOK_THE_SAME,)),
                 *(("In a container the listed process may be this one.",) if may_be_own else ()),
             ),
-            verify="nvidia-smi shows only this process; mem_get_info() shows the memory free.",
+            verify="The same tool shows only this process; mem_get_info() shows the memory free.",
             predicted=Predicted(fits=held >= r.uncovered_bytes, method="arithmetic")
             if r is not None and held is not None and listed
             else None,
@@ -384,20 +390,30 @@ class LocateDriverCall(Remedy):
     """A driver's message without figures."""
 
     code: ClassVar[str] = "locate-driver-call"
-    title: ClassVar[str] = "Find the call that failed"
+    title: ClassVar[str] = "See whether the GPU is full, and of what"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose to find the call behind a driver's message."""
-        if case.kind != "driver-no-figures" or case.cause is not Cause.UNKNOWN:
+        message = case.message
+        if message is None or case.cause is not Cause.UNKNOWN:
             return
-        if case.is_of_other_program or (
-            case.message is not None and case.message.sub_kind == "driver-api"
-        ):
+        if message.kind != "driver-no-figures" or message.sub_kind == "driver-api":
             return
+        if case.is_of_other_program:
+            return
+        change = (
+            "nvidia-smi for the GPU and free -h for the host beside the run, then less on the "
+            "one that fills up"
+            if message.sub_kind == "unread"
+            else f"{monitor_of(message.backend)} beside the run: end another process that fills "
+            "it, or take a GPU that is free (CUDA_VISIBLE_DEVICES); where this program fills it, a "
+            "smaller batch, input or model; with room left, pin_memory=False for a test, and "
+            "CUDA_LAUNCH_BLOCKING=1, with which the traceback names the call"
+        )
         yield self.proposal(
             weight=ASKS + 10,
             confidence=Confidence.POSSIBLE,
-            change="CUDA_LAUNCH_BLOCKING=1, pin_memory=False for a test, nvidia-smi beside the run",
+            change=change,
             why="The driver's message does not say whether device memory, pinned host memory or "
             "the context ran out.",
             cost="A slow run for diagnosis.",

@@ -237,7 +237,7 @@ def _allocator(fields: Fields, match: re.Match[str], stream: LogStream) -> Field
     if "notafailure" in tail.split("ranoutofmemory", maxsplit=1)[0]:
         fields["is_warning"] = True
     around = text[max(0, match.start() - _BESIDE_CHARS) : match.start()]
-    if _OF_JAX.search(around):
+    if _OF_JAX.search(around) or "executionofreplica" in tail:
         fields |= {"kind": "jax", "backend": "jax"}
     return _beside(fields, match, stream)
 

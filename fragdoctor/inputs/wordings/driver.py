@@ -18,6 +18,7 @@ from fragdoctor.inputs.wordings.wording import (
     Fields,
     Wording,
     compile_squeezed,
+    printed_bytes,
 )
 
 _PINNED: Final = re.compile(r"pin_memory\(|inpin_memory|_pin_memory|cudahostalloc|cudahostregister")
@@ -78,6 +79,14 @@ def _cut_request(fields: Fields, match: re.Match[str], stream: LogStream) -> Fie
     return None if not is_cut or _REQUEST.match(stream.squeezed, match.end("_label")) else fields
 
 
+def _julia(fields: Fields, match: re.Match[str], _stream: LogStream) -> Fields:
+    """Read what is free on the device: all that nobody uses."""
+    used, total = match.group("_used_bytes"), fields.get("total_bytes")
+    if used is None or total is None:
+        return fields
+    return fields | {"free_bytes": max(0, total - printed_bytes(used))}
+
+
 def _of_trtllm(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
     """Say of TensorRT-LLM's checks whose they are (cpp/include/tensorrt_llm/common)."""
     around = stream.before(match.start(), 200) + stream.after(match.end(), 200)
@@ -104,7 +113,8 @@ DRIVERS: Final = (
     _driver(
         "runtime-error",
         "error:outofmemory",
-        r"(?P<_word>cuda|hip|xpu|musa|npu|mlu)(?:runtime)?error:outofmemory",
+        r"(?P<_word>cuda|hip|xpu|musa|npu|mlu)(?:runtime)?error:outofmemory"
+        r"(?:\(?(?:at)?[\w./:\\+-]{1,160}\.(?:cc|cpp|cxx|cuh?|hpp|h|c):\d{1,6}\)?)?",
         back=12,
         refine=lambda f, m, s: _cuda_error(_word(f, m, s) or f, m, s),
         may_be_prose=True,
@@ -231,13 +241,27 @@ DRIVERS: Final = (
         back=32,
         sub_kind="thrust",
     ),
-    _driver(
-        "rmm",
-        "bad_alloc:out_of_memory",
-        r"bad_alloc:out_of_memory(?::cudaerror)?(?:at:[\w./:+-]{1,200}?"
-        r":cudaerrormemoryallocationoutofmemory)?",
-        kind=OTHER,
-        sub_kind="rmm",
+    *(
+        _driver("rmm", literal, pattern, kind=OTHER, backend="rmm")
+        # rmm 0.10 to 25.08, error.hpp, cuda_memory_resource.hpp and pool_memory_resource.hpp
+        for literal, pattern in (
+            (
+                "bad_alloc:out_of_memory",
+                (
+                    r"bad_alloc:out_of_memory(?::cudaerror)?(?:(?:at)?:[\w./:+-]{1,200}?"
+                    r":cudaerrormemoryallocationoutofmemory)?"
+                ),
+            ),
+            (
+                "bad_alloc:cudaerrorat:",
+                (
+                    r"bad_alloc:cudaerrorat:[\w./:+-]{1,200}?:cudaerrormemoryallocation"
+                    r"(?:outofmemory)?"
+                ),
+            ),
+            ("maximumpoolsizeexceeded", r"maximumpoolsizeexceeded"),
+            ("rmm_error_out_of_memory", r"rmm_error_out_of_memory"),
+        )
     ),
     _driver(
         "cuda-malloc",
@@ -251,11 +275,23 @@ DRIVERS: Final = (
     _driver(
         "numbered-error",
         "outofmemory",
-        r"(?!cudaruntimeerror\(2\):outof)(?P<_word>cuda|hip)(?:runtime|driver|api)?"
+        r"(?!cudaruntimeerror\(2\):outof)(?P<_word>cuda|hip)(?:runtime|driver|api|failedwith)?"
         r"(?:error|failure|status)(?:code)?[=:(\[#]{0,2}0{0,3}2[)\]]?"
         r"(?:(?:at|in|@)[\w./:+-]{1,120}?)?[:,;-]{0,2}[\"'(]{0,2}outofmemory",
         back=160,
         refine=lambda f, m, s: _cuda_error(_word(f, m, s) or f, m, s),
+    ),
+    _driver(
+        "julia",
+        "outofgpumemory",
+        # CUDA.jl 2 to 5, src/memory.jl: OutOfGPUMemoryError and memory_status
+        r"outofgpumemory(?:tryingtoallocate<requested_bytes>)?"
+        r"(?:effectivegpumemoryusage:[\d.]{1,8}%\(<_used_bytes>/<total_bytes>\))?"
+        r"(?:memorypoolusage:<allocated_bytes>\(<reserved_bytes>reserved\))?",
+        refine=_julia,
+        kind=OTHER,
+        backend="julia",
+        may_be_prose=True,
     ),
     _driver(
         "tensorrt-runtime", "cudaruntime(outofmemory)", r"cudaruntime\(outofmemory\)", kind=OTHER
@@ -316,6 +352,30 @@ DRIVERS: Final = (
     ),
 )
 
+
+_ON_DEVICE: Final = re.compile(r"cuda|gpu|hip|rocm|vram|xpu|device")
+
+
+def _unread(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
+    """Say where it is open whether the device's memory is meant."""
+    around = stream.squeezed[max(0, match.start() - 600) : match.end() + 200]
+    return fields | ({} if _ON_DEVICE.search(around) else {"sub_kind": "unread"})
+
+
+LAST_RESORT: Final = tuple(
+    _driver(
+        "unread",
+        literal,
+        r"(?:(?:fatalerror|error|exception|failure|what\(\)|panicked[^:]{0,40}):{1,2}[\"'(]{0,2})?"
+        r"(?:ran|running|there(?:is|was))?(?:outof|notenough|insufficient)"
+        r"(?:device|gpu|video|graphics|free|available)?(?:memory|vram)",
+        back=90,
+        refine=_unread,
+        may_be_prose=True,
+    )
+    for literal in ("outof", "notenough", "insufficient")
+)
+"""What reads like a lack of memory in words of a program that nothing else here knows."""
 
 _TF: Final = re.compile(
     r"tensorflow|stream_executor|xla/|couldnotcreatecudnnhandle:$|failedtocreatecublashandle:$"

@@ -72,6 +72,24 @@ KILLS: Final = (
     _kill("kernel", "invokedoom-killer", r"invokedoom-killer", refine=_of_cgroup),
     _kill("slurm", "killevent", r"oom[-_]killevent", 4),
     _kill("slurm", "oomkilled", r"oomkilled"),
+    # runc, libcontainer/process_linux.go
+    _kill(
+        "slurm", "oom-killed", r"(?:containerinitwas)?oom-killed(?:\(memorylimittoolow\?\))?", 16
+    ),
+    # Slurm to 19.05, slurmd/common/proctrack and jobacct_gather; OpenPBS, mom_main.c; LSF, bhist
+    _kill(
+        "slurm",
+        "exceededmemorylimit",
+        r"(?:job|step)[\d._a-z]{1,30}exceededmemorylimit(?:\(\d{1,15}>\d{1,15}\))?",
+        34,
+    ),
+    _kill(
+        "slurm",
+        "jobkilled:",
+        r"=>>pbs:jobkilled:(?:v?mem|pmem|pvmem)[\d.kmgb]{1,20}exceededlimit",
+        7,
+    ),
+    _kill("slurm", "term_memlimit", r"term_memlimit"),
     # Kubernetes, pkg/kubelet/eviction/helpers.go: nodeLowMessageFmt
     _host(
         "evicted",
@@ -94,6 +112,9 @@ HOST_MEMORY: Final[tuple[Wording, ...]] = (
     _host("cpu-allocator", "cpu-allocator", "defaultcpuallocator:",
           r"defaultcpuallocator:(?:can'?tallocatememory|notenoughmemory|[a-z']{1,60}):?"
           r"(?:youtriedtoallocate<requested_bytes>)?"),
+    # aten/src/TH/THGeneral.cpp of PyTorch 0.4 and 1.0
+    _host("cpu-allocator", "cpu-allocator", "torch:notenoughmemory:",
+          r"torch:notenoughmemory:youtriedtoallocate<requested_bytes>"),
     _host("dataloader-bus-error", "dev-shm", "buserror",
           r"dataloaderworker(?:\(pid\(?s?\)?:?[\d,]{1,60}\))?iskilledbysignal:buserror"
           r"(?:\.itispossiblethatdataloader'?sworkersareoutofsharedmemory)?", 100, group="shm"),

@@ -201,7 +201,7 @@ _FAILED: Final = re.compile(
 )
 _RAISED: Final = re.compile(
     r"(?:error|exception):|(?:unableto|couldnot|cannot|can'?t|failedto)[\w.'\"-]{1,60}:$"
-    r"|\.(?:py|h|hpp|cc|cpp|cu|cuh|rs|c):\d{1,6}[:\])]{1,2}$",
+    r"|\.(?:py|h|hpp|cc|cpp|cu|cuh|rs|c)[:(]\d{1,6}[:\])]{1,2}$",
     re.ASCII,
 )
 _ADVICE: Final = re.compile(
