@@ -127,6 +127,20 @@ def _beyond_free(name: str, m: OomMessage) -> Iterator[Hypothesis]:
     yield _OTHER_TOO
 
 
+def _with_room(name: str, m: OomMessage) -> Iterator[Hypothesis]:
+    free, wanted = m.free_bytes, asked_bytes(m)
+    if free is None or wanted is None or wanted > free:
+        return
+    text = (
+        f"{name} was refused {format_size(wanted)} with {format_size(free)} free on the device: a "
+        "full device does not explain it; possible are a limit of the driver or of virtual "
+        "memory, free memory in pieces, or a neighbour that has let go of its own since."
+    )
+    yield Hypothesis(Cause.UNKNOWN, Confidence.POSSIBLE, text, watch(m))
+    yield CAPACITY_TOO
+    yield _OTHER_TOO
+
+
 def _size_alone(name: str, m: OomMessage) -> Iterator[Hypothesis]:
     wanted = asked_bytes(m)
     if wanted is None:
@@ -154,5 +168,6 @@ _ROWS: Final[tuple[Callable[[str, OomMessage], Iterator[Hypothesis]], ...]] = (
     _beside_its_own,
     _program,
     _beyond_free,
+    _with_room,
     _size_alone,
 )

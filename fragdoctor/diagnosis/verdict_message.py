@@ -117,7 +117,7 @@ def _read(message: OomMessage) -> list[Hypothesis]:
         return [
             Hypothesis(Cause.MEMORY_LIMIT, Confidence.PROVEN, LIMIT_SUB_KINDS[message.sub_kind])
         ]
-    if message.sub_kind in BESIDE_PYTORCH:
+    if message.sub_kind in BESIDE_PYTORCH and engine_of(message) is None:
         return _beside_pytorch(BESIDE_PYTORCH[message.sub_kind])
     if message.kind == ALLOCATOR:
         return _allocator(message)

@@ -349,6 +349,38 @@ ENGINES: Final[tuple[Engine, ...]] = (
         logs=r"\.julia[/\\]|\bCuArrays\b|CUDA\.jl|\bLoadError: ",
     ),
     Engine(
+        "MLX",
+        "mlx 0.2 to 0.29, python/src/memory.cpp; mlx-lm 0.28, generate.py; macOS 14",
+        frozenset(),
+        {
+            Need.STEP: (
+                "Use a smaller model or context, or let the GPU have more of the memory",
+                (
+                    "a model in fewer bits, a shorter prompt or --max-kv-size, one model at a "
+                    "time; mx.set_cache_limit(0) and mx.clear_cache() give back what is cached; "
+                    "close other programs; sudo sysctl iogpu.wired_limit_mb=N raises the share"
+                ),
+            ),
+        },
+        logs=r"\[METAL\]|\bmlx\b|\bmlx_",
+    ),
+    Engine(
+        "XGBoost",
+        "xgboost 2 and 3, doc/gpu/index.rst and doc/tutorials/external_memory.rst",
+        frozenset(),
+        {
+            Need.STEP: (
+                "Put less on the GPU",
+                (
+                    "QuantileDMatrix instead of DMatrix, a lower max_bin or max_depth, fewer rows "
+                    "(subsample with sampling_method='gradient_based') or external memory; del of "
+                    "boosters and matrices of earlier runs; nvidia-smi shows who else is on the GPU"
+                ),
+            ),
+        },
+        logs=r"\bxgboost\b|XGBoostError",
+    ),
+    Engine(
         "Numba",
         "numba 0.61, docs/source/cuda/memory.rst",
         frozenset(),
@@ -396,8 +428,8 @@ ANY_PROGRAM: Final = Engine(
         Need.STEP: (
             "See who fills the GPU, and put less on it",
             (
-                "nvidia-smi (rocm-smi, xpu-smi) beside the run: end what else is there; a smaller "
-                "model, input or batch, as far as the program has options for it"
+                "MONITOR beside the run: end what else is there; a smaller model, input or batch, "
+                "as far as the program has options for it"
             ),
         ),
     },

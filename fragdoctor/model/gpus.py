@@ -297,6 +297,7 @@ _MONITORS: Final = {
     "npu": "npu-smi",
     "musa": "mthreads-gmi",
     "mlu": "cnmon",
+    "mps": "Activity Monitor",
 }
 
 

@@ -954,6 +954,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 functions="evaluation_loop prediction_loop prediction_step evaluate "
                 "_evaluation_step validation_step _run_sanity_check validate"
             ),
+            Place(file=r"(?:^|/)evaluation/"),
             # A function of the user's own that says so: val_one_epoch, run_validation, test_model.
             Place(
                 named=r"(?:^|_)(?:val|valid|validate|validation|eval|evaluate|evaluation)(?:_|$)"

@@ -740,8 +740,8 @@ def test_program_on_the_cpu_is_advised_a_smaller_batch():
     # tensorflow, core/framework/op_kernel.cc; paddle, fluid/memory/detail/system_allocator.cc
     for text in (
         (
-            "ResourceExhaustedError: OOM when allocating tensor with shape[8,9,9,64] and type float "
-            "on /job:localhost/replica:0/task:0/device:CPU:0 by allocator cpu\n"
+            "ResourceExhaustedError: OOM when allocating tensor with shape[8,9,9,64] and type "
+            "float on /job:localhost/replica:0/task:0/device:CPU:0 by allocator cpu\n"
         ),
         "ResourceExhaustedError: Fail to alloc memory of 564023296 size, error code is 12.\n",
     ):
@@ -772,3 +772,59 @@ def test_holders_are_found_with_the_tool_of_the_devices_maker():
 
     assert "npu-smi" in first.change
     assert "nvidia" not in first.change
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        # Khronos, CL/cl.h and vulkan_core.h
+        ("OpenCL error, line 11, error CL_MEM_OBJECT_ALLOCATION_FAILURE\n", "nvidia-smi"),
+        ("vkAllocateMemory failed with VK_ERROR_OUT_OF_DEVICE_MEMORY\n", "nvidia-smi"),
+        # PhysX, PxgCudaMemoryAllocator.cpp; carb.cudainterop
+        ("PxgCudaDeviceMemoryAllocator fail to allocate memory 4096 bytes!! Result = 2\n",
+         "nvidia-smi"),
+        ("[Error] CUDA error 2: cudaErrorMemoryAllocation - out of memory)\n", "nvidia-smi"),
+        # hashcat, src/ext_cuda.c and src/backend.c
+        ("* Device #1: card, 4096 MB\ncuMemAlloc(): out of memory\n", "nvidia-smi"),
+        ("- Device #1: Device does not provide enough allocatable device-memory\n", "nvidia-smi"),
+        # wgpu-core, src/device/mod.rs
+        ("thread panicked at 'wgpu error\n In Device::create_buffer\n Not enough memory left",
+         "nvidia-smi"),
+        # mlx, backend/metal/device.cpp
+        ("std::runtime_error: [METAL] Command buffer execution failed: Insufficient Memory\n",
+         "iogpu.wired_limit_mb"),
+        ('MetalExecutionError: Code=8 "Insufficient Memory (IOAF code 8)"\n', "Activity Monitor"),
+    ],
+)  # fmt: skip
+def test_programs_of_every_kind_say_that_a_device_is_full(text, said):
+    verdict, first = first_of(text)
+
+    assert verdict.cause is Cause.CAPACITY
+    assert said in first.change
+    assert "torch" not in first.change
+
+
+def test_request_that_fits_what_is_free_is_no_full_device():
+    # xgboost, src/common/device_vector.cu: ThrowOOMError
+    text = (
+        "xgboost.core.XGBoostError: Memory allocation error on worker 0: std::bad_alloc: "
+        "cudaErrorMemoryAllocation: out of memory\n- Free memory: {}\n- Requested memory: 4096\n"
+    )
+
+    roomy, full = (first_of(text.format(free))[0] for free in (9 << 30, 1024))
+
+    assert (roomy.cause, full.cause) == (Cause.UNKNOWN, Cause.CAPACITY)
+    assert "9.00 GiB free" in roomy.summary
+
+
+@pytest.mark.parametrize(
+    "talk",
+    [
+        "If you see an out of memory error, reduce the batch.\n",
+        "There is not enough memory when you run this on a laptop, please use a server.\n",
+        "Runs out of memory issues are fixed in 1.2.\n",
+        "GPU memory is enough; the model needs 6 GB.\n",
+    ],
+)
+def test_talk_of_memory_is_no_failure(talk):
+    assert diagnose(case_of(talk)).verdict.cause is Cause.NOT_MEMORY

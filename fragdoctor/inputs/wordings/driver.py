@@ -18,6 +18,7 @@ from fragdoctor.inputs.wordings.wording import (
     Fields,
     Wording,
     compile_squeezed,
+    explains,
     printed_bytes,
 )
 
@@ -187,6 +188,26 @@ DRIVERS: Final = (
         sub_kind="driver-host",
     ),
     _driver(
+        "opencl-code",
+        "cl_",
+        # Khronos' CL/cl.h; programs print the names of its error codes
+        r"cl_(?:mem_object_allocation_failure|out_of_resources)",
+        backend="opencl",
+    ),
+    _driver("vulkan-code", "vk_error_out_of", r"vk_error_out_of_device_memory", backend="vulkan"),
+    *(
+        _driver(
+            "driver-host-code",
+            literal,
+            literal,
+            backend="cpu",
+            kind=HOST,
+            is_device_oom=False,
+            sub_kind="driver-host",
+        )
+        for literal in ("cl_out_of_host_memory", "vk_error_out_of_host_memory")
+    ),
+    _driver(
         "driver-code", "cuda_error_out_of_memory", r"cuda_error_out_of_memory(?::outofmemory)?"
     ),
     _driver(
@@ -214,7 +235,9 @@ DRIVERS: Final = (
     _driver(
         "thrust",
         "bad_alloc:cuda",
-        r"bad_alloc:cuda(?:error)?[a-z]{0,30}:outofmemory",
+        # xgboost, src/common/device_vector.cu and device_helpers.cuh: the figures below it
+        r"bad_alloc:cuda(?:error)?[a-z]{0,30}:outofmemory(?:-?freememory:(?P<free_bytes>COUNT)"
+        r"-?requestedmemory:(?P<requested_bytes>COUNT))?",
         sub_kind="thrust",
     ),
     _driver(
@@ -267,7 +290,7 @@ DRIVERS: Final = (
         "cuda-malloc",
         "outofmemory",
         r"(?P<_word>cuda|hip|cu)(?:malloc|memalloc)(?!\w{0,12}host)[\w&*,]{0,20}(?:\([^()]{0,60}\))?"
-        r"(?:retry|call)?(?:failed|returned)(?:witherror|error)?[\d:,(\"']{0,6}outofmemory",
+        r"(?:retry|call)?(?:failed|returned)?(?:witherror|error)?[\d:,(\"']{0,6}outofmemory",
         back=120,
         refine=_word,
         may_be_prose=True,
@@ -277,7 +300,8 @@ DRIVERS: Final = (
         "outofmemory",
         r"(?!cudaruntimeerror\(2\):outof)(?P<_word>cuda|hip)(?:runtime|driver|api|failedwith)?"
         r"(?:error|failure|status)(?:code)?[=:(\[#]{0,2}0{0,3}2[)\]]?"
-        r"(?:(?:at|in|@)[\w./:+-]{1,120}?)?[:,;-]{0,2}[\"'(]{0,2}outofmemory",
+        r"(?:(?:at|in|@)[\w./:+-]{1,120}?)?[:,;-]{0,2}[\"'(]{0,2}"
+        r"(?:cudaerrormemoryallocation[:-]{1,2})?outofmemory",
         back=160,
         refine=lambda f, m, s: _cuda_error(_word(f, m, s) or f, m, s),
     ),
@@ -353,27 +377,46 @@ DRIVERS: Final = (
 )
 
 
-_ON_DEVICE: Final = re.compile(r"cuda|gpu|hip|rocm|vram|xpu|device")
+_ON_DEVICE: Final = re.compile(r"cuda|gpu|hip|rocm|vram|xpu|device|metal|opencl|vulkan|graphics")
+_ERROR: Final = re.compile(
+    r"error|fail|exception|fatal|panic|abort|terminat|unable|(?:could|can|do(?:es)?)n(?:o|')t"
+)
 
 
-def _unread(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
-    """Say where it is open whether the device's memory is meant."""
-    around = stream.squeezed[max(0, match.start() - 600) : match.end() + 200]
-    return fields | ({} if _ON_DEVICE.search(around) else {"sub_kind": "unread"})
+def _unread(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
+    """Keep a line that reports an error; say where it is open whose memory is meant."""
+    text, (start, end) = stream.squeezed, match.span()
+    before = stream.before(start, 120)
+    line = f"{before}{match.group()}{stream.after(end, 60)}"
+    if explains(stream, match) or not (_ERROR.search(line) or not before.strip("\"'([{>*-:")):
+        return None
+    around = text[max(0, start - 600) : end + 200]
+    if not _ON_DEVICE.search(around):
+        return fields | {"sub_kind": "unread"}
+    return fields | ({"backend": "mps"} if "metal" in around else {})
 
 
 LAST_RESORT: Final = tuple(
-    _driver(
-        "unread",
-        literal,
-        r"(?:(?:fatalerror|error|exception|failure|what\(\)|panicked[^:]{0,40}):{1,2}[\"'(]{0,2})?"
-        r"(?:ran|running|there(?:is|was))?(?:outof|notenough|insufficient)"
-        r"(?:device|gpu|video|graphics|free|available)?(?:memory|vram)",
-        back=90,
-        refine=_unread,
-        may_be_prose=True,
+    _driver("unread", literal, pattern, back=60, refine=_unread)
+    for literal, pattern in (
+        *(
+            (
+                literal,
+                (
+                    r"(?:ran|running|there(?:is|was))?(?:outof|not(?:have|provide)?enough|insufficient)"
+                    r"(?:allocatable|device|gpu|video|graphics|free|available|-){0,3}(?:memory|vram)"
+                ),
+            )
+            for literal in ("outof", "enough", "insufficient")
+        ),
+        (
+            "allocate",
+            (
+                r"fail(?:ed|s|ure)?to(?:re)?allocate(?:gpu|device)?(?:memory)?(?:of)?(?:size)?"
+                r"(?P<requested_bytes>COUNT)bytes"
+            ),
+        ),
     )
-    for literal in ("outof", "notenough", "insufficient")
 )
 """What reads like a lack of memory in words of a program that nothing else here knows."""
 
