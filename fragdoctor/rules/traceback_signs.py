@@ -830,7 +830,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         places=(
             Place(
                 code=r"key_states\.transpose|softmax\(\s*(?:attn|attention)_(?:weights|scores)"
-                r"|(?:attn|attention)_(?:weights|scores|probs)\s?=|\bmatmul_result\s?=|\bq\w*\s?@\s?k\w*\.transpose|baddbmm\("
+                r"|(?:attn|attention)_(?:weights|scores|probs)\s?=|\bmatmul_result\s?=|(?:\bq\w*|\))\s?@\s?k\w*\.transpose|baddbmm\("
                 r"|einsum\(\s*f?['\"][^'\"]*i d\s?,[^'\"]*j d\s?->[^'\"]*i j['\"]"
                 r"|einsum\(\s*f?['\"](\w*)(\w)(\w)\s?,\s?\1(\w)\3\s?->\s?\1\2\4['\"]"
             ),

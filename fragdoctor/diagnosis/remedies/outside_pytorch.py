@@ -333,6 +333,10 @@ SHAPE_CHANGE: Final = (
     "index (scatter, one_hot and bincount size their result by it), a broadcast of (N, 1) with (1, "
     "N), and whether a checkpoint is damaged"
 )
+SMALLER_TENSOR: Final = (
+    "a shorter sequence, a smaller image (tiles), graph or batch, or the work in parts; if it is "
+    "not meant to be that large"
+)
 SENDS_OBJECTS: Final = Place(
     code=r"(?:gather|broadcast|scatter)_object|save\w*sharded|dist_cp\.|checkpoint\w*\.save\w*\("
 )
@@ -358,9 +362,12 @@ class FixShape(Remedy):
         if not (case.supports(Cause.SIZE_BUG) or (is_beyond and case.cause is Cause.CAPACITY)):
             return
         line = case.asking_stack[:1]
-        title, change = "", SHAPE_CHANGE
-        if line:
-            title = f"Print the shape at {line_text(line[0])} and correct it"
+        at = f" at {line_text(line[0])}" if line else ""
+        if is_main:
+            title, change = f"Print the shape{at or ' at the failing line'} and correct it", ""
+        else:
+            title, change = f"Make the one huge tensor{at} smaller", f"{SMALLER_TENSOR}: "
+        change += SHAPE_CHANGE
         if case.message is not None and any(map(SENDS_OBJECTS.matches, case.message.frames)):
             title = "Give each rank a device of its own before its first collective"
             change = f"{RANK_CHANGE}; otherwise {SHAPE_CHANGE}"
