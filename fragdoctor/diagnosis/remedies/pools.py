@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
 from fragdoctor.diagnosis.remedies.remedy import (
@@ -136,6 +136,10 @@ class EmptyCache(Remedy):
         return [] if failed is None else [Attempt.of_edit(empty_cache_at([failed]))]
 
 
+TENTH: Final = 0.1
+"""A fraction below it is told by its first two digits: hundredths would not tell it apart."""
+
+
 class SplitAllocation(Remedy):
     """A device that refuses single allocations of a size, however much is free."""
 
@@ -242,7 +246,8 @@ def _with_fraction(
 ) -> Proposal:
     """Return the proposal with the least fraction that admits some bytes, as far as known."""
     fraction = _fraction(r, needed_bytes)
-    present = "" if r is None or not r.fraction else f" from {r.fraction:.2g}"
+    told = 0.0 if r is None else r.fraction or 0.0
+    present = f" from {told:{'.2f' if told >= TENTH else '.2g'}}" if told else ""
     r_ = proposal.recommendation
     number = "" if fraction is None else f"{present} to at least {fraction:g}"
     value = "..." if fraction is None else f"{fraction:g}"
