@@ -405,6 +405,7 @@ LAST_RESORT: Final = tuple(
                 (
                     r"(?:ran|running|there(?:is|was))?(?:outof|not(?:have|provide)?enough|insufficient)"
                     r"(?:allocatable|device|gpu|video|graphics|free|available|-){0,3}(?:memory|vram)"
+                    r"(?!error|exception)"
                 ),
             )
             for literal in ("outof", "enough", "insufficient")
