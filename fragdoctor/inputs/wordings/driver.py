@@ -386,6 +386,8 @@ _ERROR: Final = re.compile(
 def _unread(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
     """Keep a line that reports an error; say where it is open whose memory is meant."""
     text, (start, end) = stream.squeezed, match.span()
+    if " " not in stream.text(start, end):
+        return None  # the name of an exception
     before = stream.before(start, 120)
     line = f"{before}{match.group()}{stream.after(end, 60)}"
     if explains(stream, match) or not (_ERROR.search(line) or not before.strip("\"'([{>*-:")):
@@ -405,7 +407,6 @@ LAST_RESORT: Final = tuple(
                 (
                     r"(?:ran|running|there(?:is|was))?(?:outof|not(?:have|provide)?enough|insufficient)"
                     r"(?:allocatable|device|gpu|video|graphics|free|available|-){0,3}(?:memory|vram)"
-                    r"(?!error|exception)"
                 ),
             )
             for literal in ("outof", "enough", "insufficient")
