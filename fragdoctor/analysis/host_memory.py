@@ -17,6 +17,7 @@ from fragdoctor.analysis.result import Growth
 from fragdoctor.frozen import frozen
 from fragdoctor.model.arrays import largest_groups
 from fragdoctor.model.finding import Location
+from fragdoctor.model.phases import LineBytes
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import (
     I64,
@@ -31,14 +32,6 @@ from fragdoctor.trace.trace import Trace
 
 
 @frozen
-class HostHolder:
-    """Page-locked bytes that one source line holds; ``location`` is None without a stack."""
-
-    location: Location | None
-    held_bytes: int
-
-
-@frozen
 class HostMemory:
     """Page-locked memory that the program asked for, at one moment and over the recording.
 
@@ -50,7 +43,7 @@ class HostMemory:
 
     held_bytes: int
     peak_bytes: int
-    holders: Sequence[HostHolder]
+    holders: Sequence[LineBytes]
     growth: Sequence[tuple[Location | None, Growth]]
 
 
@@ -81,7 +74,7 @@ def host_memory(
         held_bytes=int(lives.size_bytes[held].sum()),
         peak_bytes=int(trace.totals.allocated_bytes.max()),
         holders=[
-            HostHolder(snapshot.location(frame), n_bytes)
+            LineBytes(snapshot.location(frame), n_bytes)
             for frame, n_bytes in zip(groups.group.tolist(), groups.n_bytes.tolist(), strict=True)
         ],
         growth=[(snapshot.location(g.frame), g) for g in find_growth(trace, steps)],

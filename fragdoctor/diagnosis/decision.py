@@ -265,6 +265,26 @@ def _limit(r: FailedRequest) -> Iterator[Hypothesis]:
     yield limit
 
 
+LARGEST_OF_XPU_BYTES: Final = 4 * GIB
+"""Level Zero's maxMemAllocSize on Arc: larger ones need its relaxed limits (Intel's
+compute-runtime, programmers-guide/ALLOCATIONS_GREATER_THAN_4GB.md)."""
+
+
+def _single_allocation(r: FailedRequest) -> Iterator[Hypothesis]:
+    """The device has room, but not for one allocation of that size."""
+    if r.backend != "xpu" or r.requested_bytes < LARGEST_OF_XPU_BYTES or r.total_bytes is None:
+        return
+    if (r.live_bytes or 0) + r.requested_bytes > r.total_bytes:
+        return
+    yield Hypothesis(
+        Cause.MEMORY_LIMIT,
+        Confidence.LIKELY,
+        f"The {r.request_text} is a single allocation of 4 GiB or more, which Intel's driver "
+        f"refuses on many GPUs, however much of the {format_size(r.total_bytes)} is free.",
+    )
+    yield Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, "")
+
+
 def _free_enough(r: FailedRequest) -> Iterator[Hypothesis]:
     """The driver had the memory: neither capacity nor fragmentation explains the failure."""
     if not r.is_covered_by_free or r.fails_by_pages:
@@ -450,6 +470,7 @@ ROWS: Final[tuple[Callable[[FailedRequest], Iterator[Hypothesis]], ...]] = (
     _size_bug,
     _beyond_device,
     _limit,
+    _single_allocation,
     _free_enough,
     _others_first,
     _found_too_late,

@@ -24,6 +24,7 @@ from fragdoctor.diagnosis.figures import (
     timeline_strip,
 )
 from fragdoctor.diagnosis.functions import function_holders
+from fragdoctor.diagnosis.host_report import host_report
 from fragdoctor.diagnosis.moments import deciding_moment, moment_report
 from fragdoctor.diagnosis.owners import cycle_note, owner_reports, twice_note
 from fragdoctor.diagnosis.remedies.capacity import MAY_SAVE
@@ -204,6 +205,7 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
         recommendations = _worth_it(recommendations, verdict, devices)
     holders = tuple(h for c, at in moments for h in holder_reports(c, at))
     owners = tuple(o for c, at in moments for o in owner_reports(c, at))
+    host = host_report(case.snapshot, moments[0][1])
     about = (
         capacity_note(leader, bench),
         balance_note(devices, verdict, case.snapshot),
@@ -225,7 +227,7 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
         recommendations=recommendations,
         rejected=rejected,
         corrections=find_corrections(judged),
-        notes=tuple(n for n in (*about, *find_notes(case, contexts, leader)) if n),
+        notes=tuple(n for n in (*about, *find_notes(case, contexts, leader, host)) if n),
         replay_notes=proof.notes,
         timeline=timeline_strip(leader),
         worst_segments=segments,
@@ -234,6 +236,7 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
         story=leader.story,
         moment=moment,
         failure=find_failure(leader, verdict, moments[0][1]),
+        host=host,
         analyses={c.analysis.device: c.analysis for c in contexts if c.analysis is not None},
     )
 

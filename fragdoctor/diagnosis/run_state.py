@@ -7,13 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.growth import StepEnds
-from fragdoctor.analysis.host_memory import host_memory
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.frozen import frozen
 from fragdoctor.model.case import NO_FAILURE, BundleFacts, Case
-from fragdoctor.model.diagnosis import Cause, RunState
-from fragdoctor.model.snapshot import Action, Snapshot
+from fragdoctor.model.diagnosis import Cause, HostMemoryReport, RunState
+from fragdoctor.model.snapshot import Action
 from fragdoctor.rules.failed_request import rounding_bytes
 from fragdoctor.rules.input_quality.cut_message import missing_figures
 from fragdoctor.rules.rule import Context
@@ -109,7 +107,12 @@ NO_EVENT = (
 )
 
 
-def find_notes(case: Case, contexts: Sequence[Context], leader: Context) -> tuple[str, ...]:
+def find_notes(
+    case: Case,
+    contexts: Sequence[Context],
+    leader: Context,
+    host: HostMemoryReport | None = None,
+) -> tuple[str, ...]:
     """Return one sentence each: what is cut, what does not match, what was left out."""
     notes: list[str] = []
     for context in contexts:
@@ -134,35 +137,21 @@ def find_notes(case: Case, contexts: Sequence[Context], leader: Context) -> tupl
             f"{len(contexts)} devices are in the snapshot; the verdict is about device "
             f"{leader.device}."
         )
-    if case.snapshot is not None:
-        notes.extend(_of_host(case.snapshot, leader.analysis))
+    if host is not None:
+        notes.extend(_of_host(host))
     return tuple(dict.fromkeys(notes))
 
 
-def _of_host(snapshot: Snapshot, analysis: DeviceAnalysis | None) -> list[str]:
+def _of_host(host: HostMemoryReport) -> list[str]:
     """Tell the host's page-locked memory apart from that of the GPUs; PyTorch 2.15 records it."""
-    known = [segment for segment in snapshot.host_segments if segment.size_bytes > 0]
-    n_bytes = sum(segment.size_bytes for segment in known)
-    free = sum(segment.size_bytes for segment in known if segment.allocated is False)
-    cached = f", {format_size(free)} of it cached for reuse" if free else ""
-    held = f"The host has {format_size(n_bytes)} page-locked (pinned)"
-    notes = [f"{held}{cached}: it is in no figure here."] if n_bytes else []
-    if snapshot.host_events is None:
+    cached = f", {format_size(host.cached_bytes)} of it cached for reuse"
+    held = f"The host has {format_size(host.reserved_bytes)} page-locked (pinned)"
+    notes = [f"{held}{cached if host.cached_bytes else ''}: it is in no figure here."]
+    if host.moment is None:
         return notes
-    moment_us = step_times = None
-    if analysis is not None and analysis.capture.has_trace:
-        times = analysis.trace.events.time_us
-        rows = StepEnds.of(analysis.trace).rows
-        step_times = times[np.minimum(rows, len(times) - 1)]
-        if analysis.ooms:
-            moment_us = int(times[analysis.ooms[-1].row - analysis.trace.first_row])
-            moment_us = moment_us if moment_us >= 0 else None
-    host = host_memory(snapshot, moment_us, step_times)
-    if host is None or not host.peak_bytes:
-        return notes
-    when = "at the end" if moment_us is None else "at the failure"
+    when = f"at the {host.moment}"
     lines = "; ".join(
-        f"{format_size(h.held_bytes)} by {h.location or 'lines that were not recorded'}"
+        f"{format_size(h.n_bytes)} by {h.location or 'lines that were not recorded'}"
         for h in host.holders[:_MOST_HOST_LINES]
     )
     notes.append(
@@ -170,12 +159,12 @@ def _of_host(snapshot: Snapshot, analysis: DeviceAnalysis | None) -> list[str]:
         f"{f' ({lines})' if lines else ''}, and {format_size(host.peak_bytes)} at most."
     )
     notes.extend(
-        f"Page-locked memory of the host grows at {place or 'a line that was not recorded'}: "
-        f"{format_size(g.slope_bytes)} a step, {format_size(g.survivor_bytes)} by the end. It is "
-        "the computer's memory, not a GPU's."
-        for place, g in host.growth[:_MOST_HOST_LINES]
+        f"Page-locked memory of the host grows at {g.location or 'a line that was not recorded'}: "
+        f"{format_size(g.bytes_per_step)} a step, {format_size(g.survivor_bytes)} by the end. It "
+        "is the computer's memory, not a GPU's."
+        for g in host.growth[:_MOST_HOST_LINES]
     )
-    return notes
+    return notes if host.reserved_bytes else notes[1:]
 
 
 def _of_bundle(facts: BundleFacts) -> list[str]:

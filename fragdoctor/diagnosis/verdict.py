@@ -530,10 +530,13 @@ def _no_failure(e: CaseEvidence) -> list[Hypothesis]:
     if e.context.retries and e.context.retries[0]:
         n_retries, source = e.context.retries
         about = "about " if source == "trace" else ""
+        allocations = (
+            "one allocation" if n_retries == 1 else f"{about}{format_count(n_retries)} allocations"
+        )
         summary = (
-            f"No request failed, but {about}{format_count(n_retries)} "
-            f"{'retry' if n_retries == 1 else 'retries'} had to flush the cache first: the run is "
-            f"near its limit, with {format_size(space.stranded_free_bytes)} of free cache stranded."
+            f"No request failed, but {allocations} had to flush the cache and try again: the run "
+            f"is near its limit, with {format_size(space.stranded_free_bytes)} of free cache "
+            "stranded."
         )
         return [
             Hypothesis(Cause.HEALTHY, Confidence.LIKELY, summary, row="retries"),

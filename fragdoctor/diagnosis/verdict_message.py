@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Final
 
-from fragdoctor.diagnosis.decision import OVERSIZED_ALONE_BYTES, Hypothesis, decide
+from fragdoctor.diagnosis.decision import Hypothesis, decide
+from fragdoctor.diagnosis.verdict_foreign import CAPACITY_TOO, WATCH, by_its_figures, watch
 from fragdoctor.model.case import OomLog, OomMessage
 from fragdoctor.model.diagnosis import Cause
+from fragdoctor.model.engines import (
+    engine_of,
+    is_of_other_program,
+)
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.rules.failed_request import known
 from fragdoctor.rules.request_sources import request_of_message
 from fragdoctor.rules.traceback_signs import sign_of
-from fragdoctor.units import MIB, format_count, format_size, plural
+from fragdoctor.units import format_count, format_size, plural
 
 ALLOCATOR: Final = "pytorch-caching-allocator"
 MESSAGE: Final = "oom message"
@@ -25,30 +31,33 @@ LIMIT_SUB_KINDS: Final = {
     "single-allocation-limit": "The device refuses single allocations of this size, however much "
     "memory is free.",
     "buffer-too-large": "Metal refuses single buffers of this size, however much memory is free.",
+    "arena-limit": "The arena of ONNX Runtime was given a limit (gpu_mem_limit, or max_mem of "
+    "OrtArenaCfg), and less than the request is left of it.",
     "va-exhausted": "The process ran out of virtual address space for expandable segments.",
 }
-
-WATCH: Final = "nvidia-smi shows the device's size and whether another process is on it."
-
-NEXT_TO_NOTHING_BYTES: Final = 64 * MIB
-"""Of a GPU of which JAX takes three quarters at start; less is no request that is too large."""
 
 KILLS: Final = ("killed", "sigkill", "oom-killer")
 """Signs of a kill: proof only where the kernel itself says why."""
 
-TOLD_KILLS: Final = {"kernel": "The kernel", "slurm": "Slurm, or the container's limit,"}
+TOLD_KILLS: Final = {
+    "evicted": "Kubernetes",
+    "kernel": "The kernel",
+    "slurm": "The job's scheduler or the container's limit",
+}
 """Who says why it killed a process, by variant."""
 
 WENT_ON: Final = {
     "detectron2-retry": "Detectron2 could not make a call on the GPU and goes on with its inputs "
     "on the CPU, which is slow",
+    "spilled": "The GPU's memory is full, and Windows' driver has moved part of it to the host's "
+    "memory (shared GPU memory), which makes the program slow",
     "vae-retry": "The VAE did not fit at once and goes on in tiles, which is slower",
 }
 """What a program says that caught the failure and went on in another way, by variant."""
 
 BESIDE_PYTORCH: Final = {
+    "bitsandbytes": "bitsandbytes",
     "thrust": "Thrust",
-    "rmm": "RMM, the allocator of RAPIDS,",
     "ctranslate2": "CTranslate2, which runs faster-whisper,",
 }
 """Libraries that ask the driver by themselves, by the sub-kind of their messages."""
@@ -67,7 +76,9 @@ NEGATIVES: Final = {
     "shape-mismatch": "shapes do not fit together",
     "disk-full": "the disk is full",
     "file-limit": "too many files are open",
-    "segfault": "the process crashed",
+    "segfault": "the process crashed (segmentation fault)",
+    "fixed-pool": "a pool of fixed size inside ggml was too small, which no memory changes: a "
+    "newer llama.cpp sizes it by itself, else use a shorter context or batch",
 }
 """What the reader's kinds of other failures mean."""
 
@@ -106,7 +117,7 @@ def _read(message: OomMessage) -> list[Hypothesis]:
         return [
             Hypothesis(Cause.MEMORY_LIMIT, Confidence.PROVEN, LIMIT_SUB_KINDS[message.sub_kind])
         ]
-    if message.sub_kind in BESIDE_PYTORCH:
+    if message.sub_kind in BESIDE_PYTORCH and engine_of(message) is None:
         return _beside_pytorch(BESIDE_PYTORCH[message.sub_kind])
     if message.kind == ALLOCATOR:
         return _allocator(message)
@@ -221,34 +232,59 @@ def _unknown(message: OomMessage) -> list[Hypothesis]:
     ]
 
 
+DRIVER_CALLS: Final = {
+    "driver-api": (
+        Hypothesis(
+            Cause.UNKNOWN,
+            Confidence.POSSIBLE,
+            "The driver refused to map an expandable segment: this error comes from no other call "
+            "of the allocator. WSL2, Jetson and some containers refuse it with memory free.",
+            "Run once with expandable_segments:False: a device that is full then prints its "
+            "figures.",
+        ),
+        CAPACITY_TOO,
+    ),
+    "no-context": (
+        Hypothesis(
+            Cause.OTHER_PROCESS,
+            Confidence.POSSIBLE,
+            "CUDA could not start: the driver had no memory for a context, before this program "
+            "put anything on the GPU.",
+            "nvidia-smi shows whether the device is full; a limit of virtual memory (ulimit -v) "
+            "or a driver that was updated without a reboot looks the same.",
+        ),
+        Hypothesis(Cause.HOST_MEMORY, Confidence.POSSIBLE, ""),
+    ),
+    "pinned-host": (
+        Hypothesis(
+            Cause.HOST_MEMORY,
+            Confidence.LIKELY,
+            "Pinned host memory could not be had; the text says CUDA, but it is the host's memory.",
+        ),
+        Hypothesis(Cause.UNKNOWN, Confidence.POSSIBLE, ""),
+    ),
+    "unread": (
+        Hypothesis(
+            Cause.UNKNOWN,
+            Confidence.POSSIBLE,
+            "A line says that memory ran out, in the words of a program that is not known here, "
+            "and not whether it was the GPU's or the host's.",
+            "nvidia-smi and free -h beside the run show which of them fills up.",
+        ),
+        CAPACITY_TOO,
+        Hypothesis(Cause.HOST_MEMORY, Confidence.POSSIBLE, ""),
+    ),
+}
+"""Calls of the driver without figures that the text tells apart, by sub-kind."""
+
+
 def _driver(message: OomMessage) -> list[Hypothesis]:
-    if message.sub_kind == "driver-api":
-        return [
-            Hypothesis(
-                Cause.UNKNOWN,
-                Confidence.POSSIBLE,
-                "The driver refused to map an expandable segment: this error comes from no other "
-                "call of the allocator. WSL2, Jetson and some containers refuse it with memory "
-                "free.",
-                "Run once with expandable_segments:False: a device that is full then prints its "
-                "figures.",
-            ),
-            Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, ""),
-        ]
-    if message.sub_kind == "no-context":
-        return [
-            Hypothesis(
-                Cause.OTHER_PROCESS,
-                Confidence.POSSIBLE,
-                "CUDA could not start: the driver had no memory for a context, before this program "
-                "put anything on the GPU.",
-                "nvidia-smi shows whether the device is full; a limit of virtual memory (ulimit "
-                "-v) or a driver that was updated without a reboot looks the same.",
-            ),
-            Hypothesis(Cause.HOST_MEMORY, Confidence.POSSIBLE, ""),
-        ]
+    if message.sub_kind in DRIVER_CALLS:
+        return list(DRIVER_CALLS[message.sub_kind])
     sign = sign_of(message)
-    if sign is not None and message.sub_kind != "pinned-host":
+    if is_of_other_program(message) and sign is None:
+        return by_its_figures(_framework(message), message)
+    if sign is not None:
         return [
             Hypothesis(
                 Cause.CAPACITY,
@@ -258,16 +294,6 @@ def _driver(message: OomMessage) -> list[Hypothesis]:
             ),
             Hypothesis(Cause.OTHER_PROCESS, Confidence.POSSIBLE, ""),
         ]
-    if message.sub_kind == "pinned-host":
-        return [
-            Hypothesis(
-                Cause.HOST_MEMORY,
-                Confidence.LIKELY,
-                "Pinned host memory could not be had; the text says CUDA, but it is the host's "
-                "memory.",
-            ),
-            Hypothesis(Cause.UNKNOWN, Confidence.POSSIBLE, ""),
-        ]
     return [
         Hypothesis(
             Cause.UNKNOWN,
@@ -276,7 +302,7 @@ def _driver(message: OomMessage) -> list[Hypothesis]:
             "device memory, pinned host memory and the context are all possible.",
             "Run with CUDA_LAUNCH_BLOCKING=1 to see the failing call, and watch nvidia-smi.",
         ),
-        Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, ""),
+        CAPACITY_TOO,
     ]
 
 
@@ -310,27 +336,34 @@ def _library(message: OomMessage) -> list[Hypothesis]:
             Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, ""),
             Hypothesis(Cause.NOT_MEMORY, Confidence.POSSIBLE, ""),
         ]
-    outside = (
-        f"{name} could not get memory for itself: it allocates outside PyTorch's cache, for "
-        "which nothing flushes the cache"
-    )
-    if message.kind == "nccl" and message.requested_bytes is None:
+    asked = message.requested_bytes
+    what = "memory for itself" if asked is None else f"{format_size(asked)} for itself"
+    engine = engine_of(message)
+    if engine is not None:
         return [
             Hypothesis(
-                Cause.UNKNOWN,
+                Cause.CAPACITY,
                 Confidence.POSSIBLE,
-                f"{outside}; the message prints no figures.",
-                "Print torch.cuda.mem_get_info() before the communicator is created.",
+                f"{name} could not get {what}: {engine.name} has taken the GPU's memory already, "
+                "or another process has.",
+                WATCH,
             ),
-            Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, ""),
+            Hypothesis(Cause.OTHER_PROCESS, Confidence.POSSIBLE, ""),
         ]
+    full = "the device was full" if asked is not None else "most likely the device was full"
+    is_nccl = message.kind == "nccl"
+    sign = sign_of(message)
+    failed = f" It failed {sign.doing}." if sign is not None else ""
     return [
         Hypothesis(
             Cause.CAPACITY,
             Confidence.POSSIBLE,
-            f"{outside}; most likely the device was full, but no figures are printed.",
-            "Print torch.cuda.mem_get_info() before the call; rerun with CUDA_LAUNCH_BLOCKING=1, "
-            "since an index out of range can look the same.",
+            f"{name} could not get {what}: it asks the driver beside PyTorch's cache, which does "
+            f"not give way for it: {full}.{failed}",
+            "Print torch.cuda.mem_get_info() before the communicator is created."
+            if is_nccl
+            else "Print torch.cuda.mem_get_info() before the call; rerun with "
+            "CUDA_LAUNCH_BLOCKING=1, since an index out of range can look the same.",
         ),
         Hypothesis(Cause.NON_PYTORCH_MEMORY, Confidence.POSSIBLE, ""),
     ]
@@ -346,6 +379,16 @@ def _kv_cache(message: OomMessage) -> list[Hypothesis]:
                 "requests, and what gpu_memory_utilization leaves beside the KV cache is too "
                 "little for their logits over the whole vocabulary.",
             )
+        ]
+    if message.sub_kind == "total-tokens":
+        return [
+            Hypothesis(
+                Cause.CAPACITY,
+                Confidence.LIKELY,
+                f"A KV cache of {format_count(message.kv_tokens_requested or 0)} tokens, which the "
+                "server was told to hold at a time, does not fit beside the weights.",
+            ),
+            Hypothesis(Cause.OTHER_PROCESS, Confidence.POSSIBLE, ""),
         ]
     if message.sub_kind == "prefill":
         return [
@@ -406,6 +449,13 @@ def _foreign(message: OomMessage) -> list[Hypothesis]:
             ),
             Hypothesis(Cause.HEALTHY, Confidence.POSSIBLE, ""),
         ]
+    if message.sub_kind == "vmm":
+        text = (
+            "The driver refused a call of ggml's pool that maps virtual memory: a full GPU does "
+            "so, "
+            "and some drivers do with memory free."
+        )
+        return [Hypothesis(Cause.UNKNOWN, Confidence.POSSIBLE, text, watch(message)), CAPACITY_TOO]
     if message.variant == "tf-device":
         return [
             Hypothesis(
@@ -416,38 +466,7 @@ def _foreign(message: OomMessage) -> list[Hypothesis]:
                 "nvidia-smi names who holds it.",
             )
         ]
-    if wanted is None and message.kind == "tf":
-        text = "TensorFlow could not allocate a tensor; the message prints no totals."
-        return [Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, text, WATCH)]
-    if wanted is None:
-        return _unknown(message)
-    free = message.free_bytes
-    if free is not None and wanted > free:
-        summary = f"{name} asked for {format_size(wanted)} with {format_size(free)} free."
-    else:
-        summary = (
-            f"{name} could not allocate {format_size(wanted)}; the size of the device is not "
-            "printed."
-        )
-    likely = (
-        message.kind == "ggml" or message.backend == "directml" or wanted >= OVERSIZED_ALONE_BYTES
-    )
-    if message.kind == "jax" and wanted <= NEXT_TO_NOTHING_BYTES:
-        summary += (
-            " So little is refused where the GPU is full already: of this program's own arrays, or "
-            "of another process."
-        )
-    if message.kind in ("tf", "ggml") or likely:
-        confidence = Confidence.LIKELY if likely else Confidence.POSSIBLE
-        return [
-            Hypothesis(Cause.CAPACITY, confidence, summary, WATCH),
-            Hypothesis(Cause.OTHER_PROCESS, Confidence.POSSIBLE, ""),
-        ]
-    return [
-        Hypothesis(Cause.UNKNOWN, Confidence.POSSIBLE, summary, WATCH),
-        Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, ""),
-        Hypothesis(Cause.OTHER_PROCESS, Confidence.POSSIBLE, ""),
-    ]
+    return by_its_figures(name, message)
 
 
 SHOWS_KILL: Final = "dmesg (or the scheduler's log) shows 'Out of memory: Killed process'."
@@ -515,11 +534,21 @@ def _host(message: OomMessage) -> list[Hypothesis]:
     ]
 
 
+_ON_CHIP: Final = re.compile(
+    r"[Rr]equired: (\d{1,12}), ?,? ?[Hh]ardware limit(?:ation)?: (\d{1,12})"
+)
+"""Bytes of a multiprocessor, as Triton prints them (triton/runtime/errors.py)."""
+
+
 def _not_memory(message: OomMessage) -> list[Hypothesis]:
     if message.kind == "shared-memory":
+        told = _ON_CHIP.search(message.text)
+        figures = f": {format_size(int(told[1]))} of {format_size(int(told[2]))}" if told else ""
         summary = (
-            "A kernel needs more on-chip shared memory or registers than a multiprocessor has; "
-            "device memory is not short."
+            "A kernel needs more on-chip memory than a core of the TPU has; HBM is not short."
+            if message.backend == "jax"
+            else "A kernel needs more on-chip shared memory or registers than a multiprocessor "
+            f"has{figures}; device memory is not short."
         )
     else:
         what = NEGATIVES.get(message.sub_kind)
@@ -528,18 +557,10 @@ def _not_memory(message: OomMessage) -> list[Hypothesis]:
 
 
 def _framework(message: OomMessage) -> str:
-    names = {
-        "jax": "JAX",
-        "tf": "TensorFlow",
-        "ggml": "ggml (llama.cpp)",
-        "vllm": "vLLM",
-        "onnxruntime": "ONNX Runtime",
-        "paddle": "PaddlePaddle",
-        "cupy": "CuPy",
-        "mps": "MPS",
-        "directml": "DirectML",
-    }
-    return names.get(message.kind, names.get(message.backend, "The framework"))
+    engine = engine_of(message)
+    if engine is not None:
+        return engine.name
+    return {"vllm": "vLLM", "mps": "MPS"}.get(message.backend, "The program")
 
 
 _OF_KIND: Final = {

@@ -388,8 +388,10 @@ def joined_logs(logs: Sequence[OomLog]) -> OomLog | None:
         sum(log.n_lines for log in logs),
         sum(log.n_bytes for log in logs),
         scenes,
-        next((log.server for log in logs if log.server), ()),
-        " ".join(log.damage for log in logs if log.damage),
+        server=next((log.server for log in logs if log.server), ()),
+        utilization=next((log.utilization for log in logs if log.utilization), None),
+        program=next((log.program for log in logs if log.program), ()),
+        damage=" ".join(log.damage for log in logs if log.damage),
     )
 
 

@@ -59,7 +59,8 @@ NEEDLES: Final = (
     "of memory, used", "allocate request for", "that was not possible", "resourceexhausted",
     "fail to alloc", "process name:", "srun: error", "return code", "gpu video memory",
     "shared memory segment", "insufficient shared memory",
-    "not supported on this platform",
+    "not supported on this platform", "cublas handle", "cannot malloc", "low on resource",
+    "segmentation fault", "memory pool", "shared gpu memory", "fallback pol",
 )  # fmt: skip
 
 # Each stands in many needles: text that lacks it need not be searched for any of those.

@@ -16,14 +16,15 @@ from fragdoctor.frozen import frozen
 from fragdoctor.inputs.log_cleaning import plain_lines, rank_in
 from fragdoctor.inputs.log_streams import LogStream, Window, windows
 from fragdoctor.inputs.scenes import line_starts, scan
-from fragdoctor.inputs.server_budget import server_budget
+from fragdoctor.inputs.server_budget import server_budget, utilization
 from fragdoctor.inputs.tracebacks import MAX_MESSAGES, with_tracebacks
 from fragdoctor.inputs.wordings.allocator_message import VARIANTS, hits
 from fragdoctor.inputs.wordings.backends import CUDA_ASYNC, JAX_AND_TENSORFLOW, MPS
-from fragdoctor.inputs.wordings.driver import DRIVERS, LIBRARIES
+from fragdoctor.inputs.wordings.driver import DRIVERS, LAST_RESORT, LIBRARIES
 from fragdoctor.inputs.wordings.frameworks import FRAMEWORKS, KV_CACHE_CHECKS
 from fragdoctor.inputs.wordings.not_device import HOST_MEMORY, NOT_DEVICE_MEMORY
-from fragdoctor.inputs.wordings.wording import NEGATIVE, SHARED_MEMORY, Hit, Wording
+from fragdoctor.inputs.wordings.wording import ALLOCATOR, NEGATIVE, SHARED_MEMORY, Hit, Wording
+from fragdoctor.inputs.xla_program import xla_program
 from fragdoctor.model.case import NO_FAILURE, LogMarker, OomLog, OomMessage
 
 # Earlier families win where two match the same words.
@@ -43,7 +44,7 @@ _GROUP_GAP: Final = 900  # squeezed characters between the parts of one report, 
 
 def variants() -> tuple[str, ...]:
     """Return the names of all wordings that stand in the table, sorted."""
-    return tuple(sorted({w.variant for w in WORDINGS} | set(VARIANTS)))
+    return tuple(sorted({w.variant for w in (*WORDINGS, *LAST_RESORT)} | set(VARIANTS)))
 
 
 def hits_of(stream: LogStream) -> Iterator[Hit]:
@@ -87,7 +88,17 @@ _FILLABLE: Final = (
 )  # fmt: skip
 
 
+_TELL_WHY: Final = frozenset({"kernel", "slurm", "evicted"})
+"""Words on a kill that say why; "Killed" of a shell and an exit code do not."""
+
+
 def _filled(first: OomMessage, second: OomMessage) -> OomMessage:
+    if (
+        second.variant in _TELL_WHY
+        and first.variant not in _TELL_WHY
+        and first.sub_kind == "oom-killer"
+    ):
+        return replace(second, line=first.line)
     missing = {name: getattr(second, name) for name in _FILLABLE if getattr(first, name) is None}
     return replace(first, **missing)
 
@@ -125,6 +136,7 @@ def find_messages(text: str) -> OomLog:
         hits: list[tuple[int, int, Hit]] = []
         for stream in window.streams():
             found.markers.extend(markers_of(stream, window.report_before))
+            found.unread.extend(hit.message for w in LAST_RESORT for hit in w.hits(stream))
             for hit in hits_of(stream):
                 first = stream.ordinal_at(hit.start)
                 if window.report_before is not None and first >= window.report_before:
@@ -135,9 +147,28 @@ def find_messages(text: str) -> OomLog:
             found.add(hit, last)
         found.ends.extend(_ends_told(window))
     found.name_ranks()
-    messages = found.messages or found.warnings or found.negative[:1] or _look_alike(text)
+    messages = (
+        _without_echoes(found.messages)
+        or found.warnings
+        or found.negative[:1]
+        or sorted(found.unread, key=lambda m: m.line)[:1]
+        or _look_alike(text)
+    )
     starts = line_starts(text, sorted({m.line for m in messages[:MAX_MESSAGES]}))
     messages = with_tracebacks(text, messages, starts)
+    program = xla_program(text)
+    if program is not None:
+        messages = [
+            replace(
+                m,
+                program_bytes=program.total_bytes,
+                largest_buffer_bytes=program.largest_bytes,
+                largest_buffer=program.largest,
+            )
+            if m.kind == "jax"
+            else m
+            for m in messages
+        ]
     markers = _distinct(found.markers)
     return OomLog(
         messages=tuple(messages),
@@ -147,6 +178,8 @@ def find_messages(text: str) -> OomLog:
         n_bytes=len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")),
         scenes=scan(text, messages, markers),
         server=server_budget(text),
+        utilization=utilization(text),
+        program=() if program is None else program.parts,
     )
 
 
@@ -158,12 +191,18 @@ class _Found:
     markers: list[LogMarker] = field(default_factory=list)
     negative: list[OomMessage] = field(default_factory=list)
     warnings: list[OomMessage] = field(default_factory=list)
+    unread: list[OomMessage] = field(default_factory=list)
     consumed: int = -1  # last raw line that a message reaches
     ends: list[_RankEnd] = field(default_factory=list)
 
     def add(self, hit: Hit, last: int) -> None:
         """Sort one hit in."""
         message = hit.message
+        if message.variant in _FAILS_AFTER_ASSERT and any(
+            m.kind in ("device-assert", "index-error") for m in self.markers
+        ):
+            message = replace(message, kind=NEGATIVE, sub_kind="device-assert", is_device_oom=False)
+            hit = replace(hit, message=message, is_marker=True)
         is_consequence = message.variant in _CONSEQUENCES and any(
             m.is_device_oom and not m.is_warning for m in self.messages
         )
@@ -206,6 +245,21 @@ class _Found:
                 ranks = set()
             if len(ranks) == 1:
                 self.messages[i] = replace(message, rank=ranks.pop())
+
+
+def _without_echoes(messages: list[OomMessage]) -> list[OomMessage]:
+    """Return messages less bare requests that another allocator reports itself.
+
+    People quote "tried to allocate 8 GiB", which without a head is nobody's in particular.
+    """
+    told = {m.requested_bytes for m in messages if m.kind != ALLOCATOR}
+    return [
+        m
+        for m in messages
+        if m.variant != "torch"
+        or m.requested_bytes not in told
+        or "out of memory" in f"{m.intro} {m.text}".lower()
+    ]
 
 
 _END_LINES: Final = 400
@@ -257,6 +311,13 @@ def _ends_told(window: Window) -> Iterator[_RankEnd]:
 # Peers die after a failure of one rank; by itself such a line means the host's OOM killer.
 _CONSEQUENCES: Final = frozenset({"exit-code", "sigkill", "killed"})
 
+
+_FAILS_AFTER_ASSERT: Final = frozenset(
+    {"cublas", "cublas-init", "cudnn", "cudnn-init", "cudnn-no-engine", "cudnn-internal"}
+)
+"""Errors without figures of libraries: an assertion on the device breaks the context, after which
+every call of theirs fails, whatever it says (CUDA's programming guide, Assertion). On the CPU the
+same index is an IndexError, which people add who have looked."""
 
 _GARBLE: Final = frozenset({"collective-timeout", "nccl-error", "illegal-access"})
 """Failures after which sizes that a program goes on with are garbage."""
@@ -318,6 +379,7 @@ _ASSERTION: Final = r"thread:\[\d{1,6},\d{1,6},\d{1,6}\]assertion`"
 _MARKERS: Final = (
     ("cache-flush", "allocatorcacheflushes", re.compile(r"allocatorcacheflushes"), 0),
     ("device-assert", "assertion`", re.compile(_ASSERTION), 40),
+    ("index-error", "indexoutofrangeinself", re.compile(r"indexoutofrangeinself"), 0),
     ("restart", "restartingworker", re.compile(r"restartingworker(?:s|group)"), 0),
     ("restart", "willrestartworker", re.compile(r"willrestartworkergroup"), 0),
     ("expandable-unsupported", "notsupportedonthisplat",

@@ -59,6 +59,9 @@ class OomMessage:
         allocated_bytes: as printed; holds ``private_pools_bytes`` since 2.4 (see ``live_bytes``).
         reserved_bytes: allocated + reserved but unallocated.
         limit_bytes: memory fraction (``allowed``), MPS ``max allowed``, KV-cache budget, ...
+        program_bytes: all that the compiled program needs at once, where XLA printed it.
+        largest_buffer_bytes, largest_buffer: the largest buffer of that program: its shape,
+            operation and source line; hostile text.
         rank: rank printed on the line of the message.
         line: 1-based line in the input where the message starts.
         variant: which wording it is, for example ``torch-1.4``, ``torch-2.1``, ``cudaMallocAsync``,
@@ -91,6 +94,9 @@ class OomMessage:
     other_processes: Sequence[OtherProcess] = ()
     private_pools_bytes: int | None = None
     limit_bytes: int | None = None
+    program_bytes: int | None = None
+    largest_buffer_bytes: int | None = None
+    largest_buffer: str = ""
     rank: int | None = None
     line: int = 1
     variant: str = ""
@@ -153,7 +159,7 @@ class LogMarker:
 
 @frozen
 class ServerShare:
-    """One line of a server's budget as it printed it at start: ``weights``, ``KV cache``, ..."""
+    """One line of a budget as a server printed it, or XLA of a program: ``weights``, ..."""
 
     name: str
     n_bytes: int
@@ -165,8 +171,9 @@ class OomLog:
 
     ``primary`` indexes the first cause: the message that a diagnosis should be about. ``scenes``
     are the lines of its story, in order: progress, trials, figures, retries, failures. ``server``
-    is the budget that a server printed at start. ``damage`` says why the text was not read to its
-    end, "" where it was.
+    is the budget that a server printed at start, ``utilization`` the share of the card that it was
+    told to use; ``program`` are the parts of a program that XLA printed. ``damage`` says why the
+    text was not read to its end, "" where it was.
     """
 
     messages: Sequence[OomMessage]
@@ -176,6 +183,8 @@ class OomLog:
     n_bytes: int = 0
     scenes: Sequence[Scene] = ()
     server: Sequence[ServerShare] = ()
+    utilization: float | None = None
+    program: Sequence[ServerShare] = ()
     damage: str = ""
 
 

@@ -15,7 +15,14 @@ from fragdoctor.model.case import Case
 from fragdoctor.model.census import HoldingKind
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, SkippedRule
 from fragdoctor.model.hooks import drawn
-from fragdoctor.model.phases import Category, HeldBytes, MomentReport, PhaseReport, TrainingPhase
+from fragdoctor.model.phases import (
+    Category,
+    HeldBytes,
+    LineBytes,
+    MomentReport,
+    PhaseReport,
+    TrainingPhase,
+)
 from fragdoctor.model.simulation import FidelityReport, Outlook, Promise
 from fragdoctor.model.story import LogStory
 
@@ -207,6 +214,36 @@ class Failure:
     source: str = ""
     is_caught: bool = False
     backward_of: Location | None = None
+
+
+@frozen
+class HostGrowth:
+    """Page-locked memory of one source line that grows from step to step and is not freed."""
+
+    location: Location | None
+    bytes_per_step: int
+    survivor_bytes: int
+
+
+@frozen
+class HostMemoryReport:
+    """Page-locked memory of the host that PyTorch allocated; it is in no figure of a GPU.
+
+    Attributes:
+        reserved_bytes: what the host's allocator had at the end of the file; ``cached_bytes`` of
+            it for reuse.
+        moment: of ``held_bytes`` and ``holders`` (most first): the failure that decides the
+            verdict, else the end. None, as these are, where the file does not record the host.
+        held_bytes: by tensors then; ``peak_bytes``: the most at once.
+    """
+
+    reserved_bytes: int
+    cached_bytes: int
+    moment: Moment | None = None
+    held_bytes: int | None = None
+    peak_bytes: int | None = None
+    holders: Sequence[LineBytes] = ()
+    growth: Sequence[HostGrowth] = ()
 
 
 @frozen
@@ -469,6 +506,7 @@ class Diagnosis:
     first.
     ``functions`` are those with several lines among the holders, most bytes first.
     ``owners`` are the names that hold memory, most bytes of a device first; empty without a census.
+    ``host`` is the host's page-locked memory, None where the file has none.
     ``notes`` are about the inputs, ``replay_notes`` about what a replay can and cannot say.
     ``story`` is None if there is no log, or nothing happens in it. ``moment`` is one that was asked
     for. ``failure`` is the request that the verdict is about, None where none of the GPU failed.
@@ -499,6 +537,7 @@ class Diagnosis:
     story: LogStory | None = None
     moment: MomentReport | None = None
     failure: Failure | None = None
+    host: HostMemoryReport | None = None
     analyses: Mapping[int, Any] = field(default_factory=dict, compare=False)
 
     def __repr__(self) -> str:

@@ -82,6 +82,17 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         logs=r"\bsglang\b|[Cc]apture cuda graph failed",
     ),
     Framework(
+        "TGI",
+        "text-generation-inference 2.4, launcher/src/main.rs",
+        r"/text_generation(?:_server)?/",
+        {
+            Change.BATCH: "a lower --max-batch-prefill-tokens, --max-input-tokens or "
+            "--max-batch-total-tokens",
+            Change.WEIGHTS: "--num-shard over more GPUs, --quantize",
+        },
+        logs=r"\btext_generation(?:_launcher|_server|\.errors)\b",
+    ),
+    Framework(
         "ComfyUI",
         "ComfyUI 0.3, comfy/cli_args.py and nodes.py",
         r"/comfy/(?:\w+\.py|ldm/|sd\w*/|k_diffusion/)|/ComfyUI/",
@@ -95,6 +106,8 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "Windows enlarge the page file; where it grows from run to run, leave out custom nodes "
             "one by one",
         },
+        # what it shows of cudaMallocAsync's message
+        logs=r"\bComfyUI\b|Allocation on device\s*$",
     ),
     Framework(
         "Stable Diffusion web UI",
@@ -283,7 +296,7 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
 """Those come first whose words hold for the others below them: TRL runs Trainer's loop."""
 
 
-SERVERS: Final = ("vLLM", "SGLang")
+SERVERS: Final = ("vLLM", "SGLang", "TGI")
 """Those that set their memory aside by themselves, by options of their own."""
 
 

@@ -289,3 +289,18 @@ def known_gpus() -> Sequence[GpuModel]:
 def kernels_of(gpu: GpuModel | None) -> GpuModel:
     """Return the GPU whose kernels are taken for one: itself, an H100 where they are not known."""
     return DEFAULT if gpu is None or gpu.capability is None else gpu
+
+
+_MONITORS: Final = {
+    "rocm": "rocm-smi",
+    "xpu": "xpu-smi",
+    "npu": "npu-smi",
+    "musa": "mthreads-gmi",
+    "mlu": "cnmon",
+    "mps": "Activity Monitor",
+}
+
+
+def monitor_of(backend: str) -> str:
+    """Return the tool that shows who is on a device, by PyTorch's name of the backend."""
+    return _MONITORS.get(backend, "nvidia-smi")

@@ -21,6 +21,7 @@ from fragdoctor.model.case import (
 from fragdoctor.model.snapshot import Action, Snapshot
 from fragdoctor.rules.failed_request import (
     CONTEXT_ALLOWANCE_BYTES,
+    SIZE_BUG_BYTES,
     FailedRequest,
     known,
     rounding_bytes,
@@ -77,6 +78,14 @@ def request_of_message(message: OomMessage) -> FailedRequest | None:
         reserved,
         in_use_bytes(known(message.total_bytes), known(message.true_free_bytes)),
     )
+    total, free = known(message.total_bytes), known(message.true_free_bytes)
+    if (
+        total is not None
+        and message.free_bytes is not None
+        and (total < message.free_bytes < SIZE_BUG_BYTES)
+    ):
+        # An integrated GPU: the size is what the BIOS carved out, what is free is the host's too.
+        total, free = None, message.free_bytes
     sign = sign_of(message)
     active = message.active_bytes
     live = message.live_bytes if known(message.allocated_bytes) is not None else None
@@ -84,8 +93,8 @@ def request_of_message(message: OomMessage) -> FailedRequest | None:
     return FailedRequest(
         source="oom message",
         requested_bytes=requested,
-        total_bytes=known(message.total_bytes),
-        free_bytes=known(message.true_free_bytes),
+        total_bytes=total,
+        free_bytes=free,
         live_bytes=live if live is None else live + pending,
         unallocated_bytes=unallocated if unallocated is None else max(0, unallocated - pending),
         pools_free_bytes=message.private_pools_bytes or 0,
@@ -117,6 +126,10 @@ def in_use_bytes(total: int | None, free: int | None) -> int | None:
     return None if total is None or free is None else total - free
 
 
+LEAST_CONTEXT_BYTES: Final = 100 * MIB
+"""The smallest context that CUDA 10 to 13 were seen to take (model/gpus.py has the usual one)."""
+
+
 def split_processes(
     own: int | None,
     listed: Sequence[OtherProcess],
@@ -131,6 +144,12 @@ def split_processes(
     context is this one; of several candidates, the closest.
     """
     others = tuple(p for p in listed if known(p.n_bytes) is not None)
+    if own is None and reserved is None and in_use is not None:
+        # A process that is there at all has a context: what leaves no room for ours is ours.
+        alone = [p for p in others if in_use - p.n_bytes < LEAST_CONTEXT_BYTES]
+        if len(alone) == 1:
+            rest = tuple(p for p in others if p is not alone[0])
+            return alone[0].n_bytes, rest, alone[0].pid
     if own is not None or reserved is None or reserved == 0:
         return own, others, None
     low = reserved - rounding_bytes(reserved) * 2

@@ -16,6 +16,7 @@ from typing import Final
 
 from fragdoctor.frozen import frozen
 from fragdoctor.model.case import OomMessage, TracebackFrame
+from fragdoctor.units import GIB
 
 
 class GrowsWith(StrEnum):
@@ -76,6 +77,8 @@ class TracebackSign:
         is_surrounding: it says in what the call stood, and counts where no place is a sign.
         can_leave_gpu: the call can be made on the CPU, so that it helps whoever fills the GPU.
         refines: name of the sign of an inner frame that this one says more about.
+        least_bytes: it takes a request of at least that size.
+        kind: it takes a message of that kind.
     """
 
     name: str
@@ -93,6 +96,8 @@ class TracebackSign:
     is_surrounding: bool = False
     can_leave_gpu: bool = False
     refines: str = ""
+    least_bytes: int = 0
+    kind: str = ""
 
     def matches(self, frame: TracebackFrame, *, is_last: bool = True) -> bool:
         """Return whether a frame is one of its places."""
@@ -108,7 +113,9 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
     if message is None or message.kind in ("negative", "host-ram"):
         return None
     said = f"{message.above} {message.intro} {message.text}"
-    for signs in (_PLACES, _SURROUNDINGS):
+    asked = message.requested_bytes or 0
+    for table in (_PLACES, _SURROUNDINGS):
+        signs = [s for s in table if asked >= s.least_bytes and s.kind in ("", message.kind)]
         found: TracebackSign | None = None
         for n_inside, frame in enumerate(reversed(message.frames)):
             here = (sign for sign in signs if sign.matches(frame, is_last=not n_inside))
@@ -124,6 +131,8 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
 _MODEL = GrowsWith.MODEL
 _INPUT = GrowsWith.INPUT
 _BATCH = GrowsWith.BATCH
+
+_RASTERIZER: Final = Place(file=r"/diff_gaussian_rasterization/|/gsplat/")
 
 SERVER_STEP: Final = "server-step"
 ATTENTION_SCORES: Final = "attention-scores"
@@ -257,9 +266,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         },
         why="Nothing but weights was asked for: what is missing is room for the model "
         "itself, which no batch size changes.",
+        intro=r"Node Type:\W{0,8}\w*Load(?:er)?\b|Node Type:\W{0,8}\w*Loader",
         source="torch 2.13, torch/nn/modules/module.py; transformers 4.30 to 5.0, "
         "modeling_utils.py; accelerate 1.10, utils/modeling.py; ComfyUI 0.3, "
-        "comfy/model_patcher.py",
+        "comfy/model_patcher.py and execution.py",
         places=(
             Place(
                 file=r"/torch/nn/modules/module\.py$",
@@ -291,6 +301,19 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         places=(Place(file=r"/deepspeed/", functions="_configure_distributed_model"),),
     ),
     # ---- serving ----
+    TracebackSign(
+        name="wake-up",
+        doing="while vLLM took back the memory that it had given away to sleep",
+        grows_with=_MODEL,
+        title="Leave room on the GPU for vLLM to wake up",
+        change="a lower gpu_memory_utilization; before wake_up() the trainer's weights, gradients "
+        "and optimizer off the GPU, and torch.cuda.empty_cache()",
+        why="It maps its weights and its KV cache again in the old size, beside whatever the "
+        "trainer on the same GPU has taken or cached since.",
+        source="vllm 0.7 to 0.11, csrc/cumem_allocator.cpp and device_allocator/cumem.py",
+        places=(Place(file=r"/vllm/device_allocator/cumem\.py$"),),
+        intro=r"cumem_allocator\.cpp",
+    ),
     TracebackSign(
         name="graph-capture",
         doing="while the server captured its CUDA graphs",
@@ -369,6 +392,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             "--kv-cache-memory-bytes; a lower --max-num-batched-tokens or --max-num-seqs",
             "SGLang": "a lower --mem-fraction-static; for long prompts a lower "
             "--chunked-prefill-size, while decoding a lower --max-running-requests",
+            "TGI": "a lower --max-batch-prefill-tokens and --max-batch-total-tokens, or "
+            "--cuda-memory-fraction 0.9 or less; --num-shard over more GPUs, or --quantize",
         },
         why="The server fills the card with KV cache up to its limit; what a step "
         "needs beyond what was measured at start has to come out of the rest.",
@@ -379,12 +404,14 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 file=r"/(?:vllm|sglang)/(?:.*/)?(?:worker|executor|model_executor|managers|layers|lora"
                 r"|v1)/"
             ),
+            Place(file=r"/text_generation_server/"),
             Place(
                 file=r"/vllm/(?:.*/)?engine/",
                 functions="step engine_step step_async run_engine_loop _process_model_outputs",
             ),
         ),
-        intro=r"\bVllmWorker|\bEngineCore|\bWorker(?:_TP\d| pid=)|\bRayWorkerWrapper"
+        intro=r"\btext_generation(?:_launcher|_server|\.errors)\b|\bVllmWorker|\bEngineCore"
+        r"|\bWorker(?:_TP\d| pid=)|\bRayWorkerWrapper"
         r"|\[(?:multiproc_executor|multiproc_worker_utils|worker_base|core)\.py:\d",
     ),
     # ---- evaluation ----
@@ -482,7 +509,28 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         source="torch_geometric 2.6, nn/conv",
         places=(Place(file=r"/torch_geometric/nn/"),),
     ),
-    # ---- several GPUs in one process ----
+    # ---- several GPUs ----
+    TracebackSign(
+        name="nccl-start",
+        doing="in NCCL's first call, when the ranks were set up",
+        grows_with=_MODEL,
+        kind="nccl",
+        title="Give each rank a GPU of its own, and load checkpoints on the CPU",
+        change="torch.cuda.set_device(local_rank) before init_process_group(), and as many ranks "
+        "on a machine as it has free GPUs; torch.load(..., map_location='cpu'), since each rank "
+        "that loads to 'cuda' puts it on GPU 0; nvidia-smi shows whether several ranks share a GPU",
+        why="NCCL makes its buffers on each rank's GPU at the first collective, beside PyTorch's "
+        "cache: what is there already leaves them no room.",
+        source="torch 1.10 to 2.15, nn/parallel/distributed.py, distributed/utils.py and fsdp",
+        places=(
+            Place(file=r"/torch/nn/parallel/distributed\.py$", functions="__init__"),
+            Place(
+                functions="_verify_param_shape_across_processes _sync_module_states "
+                "_sync_params_and_buffers _broadcast_model init_process_group "
+                "initialize_model_parallel"
+            ),
+        ),
+    ),
     TracebackSign(
         name="data-parallel-gather",
         doing="while DataParallel gathered the outputs of all GPUs on the first",
@@ -589,6 +637,25 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
     ),
     TracebackSign(
+        name="master-weights",
+        doing="while the optimizer's copy of the weights in 32 bits was made",
+        grows_with=_MODEL,
+        title="Shard the optimizer, or keep it on the CPU",
+        change="ZeRO or FSDP over more GPUs, or the optimizer offloaded to the CPU; "
+        "bitsandbytes.optim.AdamW8bit on weights in bf16; LoRA trains fewer weights",
+        why="Mixed precision keeps each weight in 32 bits beside the one in 16, and Adam adds two "
+        "more numbers in 32 bits: no batch size changes that.",
+        source="deepspeed 0.9 to 0.19, runtime/zero/stage_1_and_2.py; colossalai 0.2 to 0.4, "
+        "zero/low_level/low_level_optim.py; apex, amp/_process_optimizer.py",
+        places=(
+            Place(
+                file=r"/(?:deepspeed|colossalai|apex|megatron)/",
+                code=r"\b(?:fp32|master|single_partition)\w*(?:\[[^\]]*\])?(?:\.append\(| ?= ?)"
+                r".{0,80}(?:\.float\(|float32)",
+            ),
+        ),
+    ),
+    TracebackSign(
         name="paged-optimizer",
         doing="while bitsandbytes took managed memory for a paged optimizer",
         grows_with=_MODEL,
@@ -603,6 +670,17 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "both have to have room, and WSL2 has little of it.",
         source="bitsandbytes 0.39 to 0.48, csrc/pythonInterface.cpp: cget_managed_ptr",
         intro=r"[Oo]ut of memory at line \d+ in file \S*pythonInterface",
+    ),
+    TracebackSign(
+        name="quantized-kernel",
+        doing="in a kernel of bitsandbytes",
+        grows_with=_INPUT,
+        title="Leave room beside PyTorch's cache for bitsandbytes",
+        change="a smaller batch or a shorter prompt, fewer layers on the GPU, or a smaller model; "
+        "close other programs that use the GPU; torch.cuda.empty_cache() before a long prompt",
+        why="Its kernels ask the driver for their temporaries, beside PyTorch's cache.",
+        source="bitsandbytes 0.35 to 0.48, csrc/ops.cu: CUDA_CHECK_RETURN",
+        intro=r"[Oo]ut of memory at line \d+ in file \S*(?:ops|kernels)\.cu",
     ),
     TracebackSign(
         name="sharded-optimizer-step",
@@ -643,7 +721,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 r"|vae_decode\("
             ),
         ),
-        intro=r"when regular VAE (?:de|en)coding|\[Tiled VAE\]",
+        intro=r"when regular VAE (?:de|en)coding|\[Tiled VAE\]|Node Type:\W{0,8}VAE(?:De|En)code",
     ),
     TracebackSign(
         name="sampled-grid",
@@ -665,6 +743,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         name="gaussian-rasterizer",
         doing="in the rasterizer of a Gaussian-splatting extension",
         grows_with=_INPUT,
+        least_bytes=16 * GIB,
         title="Rebuild the rasterizer for this GPU, then look at the number of Gaussians",
         change="pip install the extension again with TORCH_CUDA_ARCH_LIST set to this "
         "GPU's (python -c 'import torch; "
@@ -672,7 +751,38 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="It sizes its buffers on the GPU: built for another architecture it reads "
         "garbage, and asks for tens of gibibytes.",
         source="diff-gaussian-rasterization, rasterize_points.cu",
-        places=(Place(file=r"/diff_gaussian_rasterization/|/gsplat/"),),
+        places=(_RASTERIZER,),
+    ),
+    TracebackSign(
+        name="gaussian-tiles",
+        doing="in the rasterizer of a Gaussian-splatting extension",
+        grows_with=_INPUT,
+        title="Render fewer Gaussians or pixels at once",
+        change="a lower resolution (-r 2, --downscale-factor, data_factor) or one view at a time; "
+        "fewer Gaussians: a higher gradient threshold of densification, cap_max of the MCMC "
+        "strategy, opacity pruning; images on the CPU (--data_device cpu); packed=True in gsplat",
+        why="It lists every pair of a Gaussian and a tile of the image that it touches: large or "
+        "many Gaussians and pixels make that list long.",
+        source="gsplat 1.4, cuda/_wrapper.py: isect_tiles; diff-gaussian-rasterization, "
+        "cuda_rasterizer/rasterizer_impl.cu",
+        places=(_RASTERIZER,),
+    ),
+    # ---- a volume in windows ----
+    TracebackSign(
+        name="sliding-window",
+        doing="while MONAI put the windows of a whole volume together on the GPU",
+        grows_with=_INPUT,
+        is_training=False,
+        can_leave_gpu=True,
+        title="Put the windows together on the CPU",
+        change="sliding_window_inference(..., sw_device='cuda', device='cpu'), and the volume "
+        "itself on the CPU; a lower sw_batch_size",
+        why="The output has the size of the whole volume times the number of classes, in 32 bits, "
+        "with a map of counts beside it; the network only ever sees one window.",
+        source="monai 0.2 to 1.5, inferers/utils.py and inferer.py",
+        places=(Place(file=r"/monai/inferers/", is_last=True),),
+        intro=r"sliding_window_inference\s+(?:count_map|output_image)|(?:count_map|output_image\w*)"
+        r"(?:\.append\(| ?= ?)torch\.zeros\(",
     ),
     # ---- generating and attention ----
     TracebackSign(
@@ -720,7 +830,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         places=(
             Place(
                 code=r"key_states\.transpose|softmax\(\s*(?:attn|attention)_(?:weights|scores)"
-                r"|(?:attn|attention)_(?:weights|scores|probs)\s?=|\bmatmul_result\s?=|\bq\w*\s?@\s?k\w*\.transpose|baddbmm\("
+                r"|(?:attn|attention)_(?:weights|scores|probs)\s?=|\bmatmul_result\s?=|(?:\bq\w*|\))\s?@\s?k\w*\.transpose|baddbmm\("
                 r"|einsum\(\s*f?['\"][^'\"]*i d\s?,[^'\"]*j d\s?->[^'\"]*i j['\"]"
                 r"|einsum\(\s*f?['\"](\w*)(\w)(\w)\s?,\s?\1(\w)\3\s?->\s?\1\2\4['\"]"
             ),
@@ -807,6 +917,19 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         places=(Place(file=r"/transformers/(?:generation/|cache_utils\.py$)"),),
     ),
     TracebackSign(
+        name="volatile",
+        doing="in a forward pass whose graph is kept, since volatile=True has no effect any more",
+        grows_with=_INPUT,
+        is_training=False,
+        is_surrounding=True,
+        title="Run it inside torch.no_grad()",
+        change="with torch.no_grad(): around the calls, in place of Variable(x, volatile=True), "
+        "which has done nothing since PyTorch 0.4",
+        why="Every layer's input is kept for a backward pass that never comes.",
+        source="torch 0.4, torch/csrc/autograd/python_variable.cpp",
+        intro=r"volatile was removed and now has no effect",
+    ),
+    TracebackSign(
         name="evaluation",
         doing="while an evaluation ran",
         grows_with=_BATCH,
@@ -824,11 +947,14 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="Training fits, the evaluation does not: its batch is another one, and it "
         "keeps what it returns.",
         source="transformers 4.57, trainer.py; lightning 2.5, loops/evaluation_loop.py",
+        # progress bars: catalyst, Lightning
+        intro=r"(?:\(valid(?:ation)?\)|\bValidat(?:ing|ion(?: DataLoader \d+)?)):\s{1,6}\d{1,3}%",
         places=(
             Place(
                 functions="evaluation_loop prediction_loop prediction_step evaluate "
                 "_evaluation_step validation_step _run_sanity_check validate"
             ),
+            Place(file=r"(?:^|/)evaluation/"),
             # A function of the user's own that says so: val_one_epoch, run_validation, test_model.
             Place(
                 named=r"(?:^|_)(?:val|valid|validate|validation|eval|evaluate|evaluation)(?:_|$)"
@@ -859,6 +985,20 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         source="accelerate 0.10 to 1.15, utils/memory.py; transformers 4.57, training_args.py; "
         "diffusers 0.39, models/modeling_utils.py",
         intro=r"No executable batch size found",
+    ),
+    TracebackSign(
+        name="spilled",
+        doing="with part of the GPU's memory on the host, where Windows' driver had moved it",
+        grows_with=_BATCH,
+        is_surrounding=True,
+        title="Use less than the GPU's own memory",
+        change="a smaller batch, input or model, until nvidia-smi stays some hundred MiB below the "
+        "card's size; to get an error instead of a slow run: NVIDIA Control Panel, Manage 3D "
+        "settings, CUDA - Sysmem Fallback Policy: Prefer No Sysmem Fallback",
+        why="What does not fit goes to the host's memory, over the bus, at a small part of the "
+        "speed.",
+        source="NVIDIA's driver for Windows since 536.40; support answer 5490",
+        in_words=r"[Ss]hared GPU memory|[Ss]ysmem [Ff]allback",
     ),
     TracebackSign(
         name="ctranslate2",

@@ -35,7 +35,7 @@ def _recorded(n_kept):
 
 
 def _lines(holders):
-    return [(h.location.line, h.held_bytes) for h in holders]
+    return [(h.location.line, h.n_bytes) for h in holders]
 
 
 def test_holders_and_peak_are_by_source_line():

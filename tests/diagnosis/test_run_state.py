@@ -6,12 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from builders import columns, oom, small
+from oom_messages import case_of
 
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.case import Case
 from fragdoctor.model.snapshot import Action, EventTable, HostSegment
-from fragdoctor.units import GIB
+from fragdoctor.units import GIB, MIB
 
 SAMPLE = Path(__file__).parents[2] / "sample_snapshots" / "fragmentation_oom.pickle"
 
@@ -61,4 +63,30 @@ def test_holders_of_page_locked_memory_are_named_with_the_moment_and_the_peak():
     [note] = [n for n in found.notes if n.startswith("Host tensors")]
     assert note.startswith("Host tensors held 512.00 MiB of page-locked memory at the failure (")
     assert note.endswith("), and 1.50 GiB at most.")
+    assert found.host is not None
+    assert (found.host.moment, found.host.held_bytes) == ("failure", GIB // 2)
+    assert found.host.peak_bytes == found.host.reserved_bytes == 3 * GIB // 2
+    assert sum(h.n_bytes for h in found.host.holders) == found.host.held_bytes
     assert found.devices == diagnose(Case(snapshot=plain)).devices
+
+
+def test_page_locked_memory_is_that_of_the_failure_which_the_message_is_about():
+    data = small()
+    data["device_traces"][0].append(oom(32 * MIB, MIB, time_us=9))
+    blocks = ((1 << 30, MIB, 2), (1 << 31, 4 * MIB, 8))
+    host = [
+        {"action": "alloc", "addr": at, "size": n, "stream": 0, "time_us": t, "frames": []}
+        for at, n, t in blocks
+    ]
+    held = [{"address": at, "size": n, "allocated": True} for at, n, _ in blocks]
+    recorded = columns(data | {"host_segments": held, "host_traces": host})
+    said = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {} MiB. GPU 0 has a total"
+
+    first, last = (
+        diagnose(replace(case_of(said.format(n)), snapshot=recorded)).host for n in (64, 32)
+    )
+
+    assert first is not None
+    assert last is not None
+    assert (first.moment, first.held_bytes) == ("failure", MIB)
+    assert (last.moment, last.held_bytes) == ("failure", 5 * MIB)

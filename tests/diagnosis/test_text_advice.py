@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from oom_messages import case_of, new_style, old_style
+from oom_messages import case_of, new_style, old_style, process
 
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.model.diagnosis import Cause
@@ -240,7 +240,7 @@ def test_next_to_nothing_refused_to_jax_asks_who_is_on_the_gpu():
     _, of_much = first_of(said.format(8 << 30))
 
     assert first.code == "free-other-process"
-    assert of_much.code == "jax-preallocation"
+    assert of_much.code == "less-on-the-device"
 
 
 # ---- figures that explain nothing, or that are not there ----
@@ -298,3 +298,533 @@ def test_garbled_size_of_a_save_by_ranks_is_about_their_devices():
     assert verdict.cause is Cause.SIZE_BUG
     assert "torch.cuda.set_device(local_rank)" in first.change
     assert "set_device" not in alone.change
+
+
+# ---- programs with allocators of their own ----
+
+# xla/service/buffer_assignment.cc: Stats::ToString and ToVerboseString
+XLA_GPU = """XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate {asked}
+bytes.
+BufferAssignment OOM Debugging.
+BufferAssignment stats:
+             parameter allocation:    {parts}
+              constant allocation:        12B
+        maybe_live_out allocation:    {parts}
+     preallocated temp allocation:         0B
+                 total allocation:    {total}
+              total fragmentation:         0B (0.00%)
+Peak buffers:
+\tBuffer 1:
+\t\tSize: {parts}
+\t\tOperator: op_name="jit(step)/jit(main)/dot_general[x=1]" source_file="/net.py" source_line=31
+\t\tXLA Label: custom-call
+\t\tShape: f32[64,2048]
+\t\t==========================
+"""
+# The TPU compiler's table, as XlaRuntimeError carries it
+XLA_TPU = """XlaRuntimeError: RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of
+memory in memory space hbm. Used 20.50G of 15.75G hbm. Exceeded hbm capacity by 4.75G.
+
+Total hbm usage >= 21.00G:
+    reserved        512.00M
+    program          20.50G
+    arguments            0B
+
+Program hbm requirement 20.50G:
+    HLO temp         20.25G (99.0% utilization)
+
+  Largest program allocations in hbm:
+
+  1. Size: 4.00G
+     Operator: op_name="jit(train)/jit(main)/attn/exp" source_file="/job/model.py" source_line=12
+     Shape: bf16[16,8,4096,4096]{{3,2,1,0}}
+"""
+SHAPE = (
+    "ResourceExhaustedError: OOM when allocating tensor with shape[{}] and type float on "
+    "/job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc [Op:Conv2D]"
+)
+
+
+def test_program_of_xla_that_exceeds_the_device_is_proven_and_names_its_largest_buffer():
+    result = diagnose(case_of(XLA_TPU.replace("{{", "{").replace("}}", "}")))
+
+    assert (result.verdict.cause, result.verdict.confidence) == (Cause.CAPACITY, Confidence.PROVEN)
+    assert "21.00 GiB of 15.75 GiB" in result.verdict.summary
+    assert "4.00 GiB: bf16[16,8,4096,4096] of exp at model.py:12" in result.verdict.summary
+    assert "nvidia-smi" not in result.verdict.settled_by
+    assert "jax.checkpoint" in result.recommendations[0].change
+
+
+@pytest.mark.parametrize(
+    ("asked", "parts", "total", "code"),
+    [
+        (4 << 20, "2.00MiB", "4.00MiB", "free-other-process"),
+        (9 << 30, "5.00GiB", "10.00GiB", "less-on-the-device"),
+    ],
+)
+def test_what_a_program_needs_in_all_says_whether_it_or_others_fill_the_gpu(
+    asked, parts, total, code
+):
+    verdict, first = first_of(XLA_GPU.format(asked=asked, parts=parts, total=total))
+
+    assert first.code == code
+    assert (verdict.cause is Cause.UNKNOWN) == (code == "free-other-process")
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [("32,512,512,16", "lower batch_size"), ("1,512,512,16", "the batch is one already")],
+)
+def test_shape_of_a_tensor_says_whether_a_smaller_batch_is_there_to_be_had(shape, said):
+    verdict, first = first_of(SHAPE.format(shape))
+
+    assert said in f"{first.title} {first.change}"
+    assert ("512.00 MiB" in verdict.summary) == (shape[0] == "3")
+
+
+OTHERS = {
+    # tensorflow/compiler/xla/stream_executor/cuda/cuda_dnn.cc
+    "TensorFlow's cuDNN": (
+        "E cuda_dnn.cc:1] Could not create cudnn handle: CUDNN_STATUS_ALLOC_FAILED\n",
+        "set_memory_growth",
+    ),
+    # paddle/fluid/memory/allocation/cuda_allocator.cc
+    "Paddle": (
+        (
+            "Out of memory error on GPU 0. Cannot allocate 1.500000GB memory on GPU 0, 14.000000GB "
+            "memory has been allocated and available memory is only 900.000000MB."
+        ),
+        "batch_size",
+    ),
+    "Ollama": (
+        "Error: llama runner process has terminated: CUDA error: out of memory\n",
+        "num_ctx",
+    ),
+    "TensorRT-LLM": (
+        (
+            "[TRT-LLM] [I] Build TensorRT engine\n[TRT] [E] 2: [virtualMemoryBuffer.cpp::"
+            "resizePhysical::9] Error Code 2: OutOfMemory (Requested size was 9663676416 bytes.)\n"
+        ),
+        "--max_batch_size",
+    ),
+    "ONNX Runtime": (
+        (
+            "bfc_arena.cc:9 AllocateRawInternal Failed to allocate memory for requested buffer of "
+            "size 1610612736"
+        ),
+        "kSameAsRequested",
+    ),
+    "a miner": ("Cuda error in func 'start' at line 9 : out of memory", "nvidia-smi"),
+    "pool of ggml": ("ggml-cuda.cu:44: CUVMM Failure: out of memory", "GGML_CUDA_NO_VMM"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_program_with_an_allocator_of_its_own_is_advised_in_its_own_options(name):
+    text, said = OTHERS[name]
+
+    result = diagnose(case_of(text))
+
+    assert said in result.recommendations[0].change
+    shown = " ".join(f"{r.title} {r.setting} {r.change}" for r in result.recommendations)
+    assert "torch" not in shown
+    assert "PYTORCH" not in shown
+
+
+def test_limit_of_an_arena_is_raised_and_no_fraction_of_pytorchs():
+    verdict, first = first_of("Available memory of 0 is smaller than requested bytes of 2048")
+
+    assert verdict.cause is Cause.MEMORY_LIMIT
+    assert "gpu_mem_limit" in first.change
+
+
+def test_library_that_fails_after_an_assertion_on_the_device_is_no_lack_of_memory():
+    # aten/src/ATen/native/cuda/Indexing.cu and CUDABlas.cpp
+    assertion = (
+        "Indexing.cu:1: indexSelectSmallIndex: block: [0,0,0], thread: [7,0,0] Assertion "
+        "`srcIndex < srcSelectDimSize` failed.\n"
+    )
+    failure = "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(h)`"
+
+    after, alone = (diagnose(case_of(text)).verdict for text in (assertion + failure, failure))
+
+    assert after.cause is Cause.NOT_MEMORY
+    assert "out of range" in after.summary
+    assert alone.cause is Cause.CAPACITY
+
+
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [("UNETLoader", "fp8"), ("VAEDecode", "Tiled"), ("KSampler", "smaller image")],
+)
+def test_report_of_comfyui_is_about_the_node_that_ran(node, said):
+    # ComfyUI, execution.py and the front end's report
+    text = (
+        f"# ComfyUI Error Report\n- **Node Type:** {node}\n- **Exception Type:** torch."
+        "OutOfMemoryError\n- **Exception Message:** Allocation on device \n## Stack Trace\n"
+    )
+
+    _, first = first_of(text)
+
+    assert said in first.change
+
+
+def test_step_of_text_generation_inference_is_advised_in_its_options():
+    text = (
+        "text_generation.errors.GenerationError: Request failed during generation: Server error: "
+    ) + new_style("42.00 MiB", "40.00 GiB", "32.00 MiB", "37.00 GiB", "1.00 GiB")
+
+    _, first = first_of(text)
+
+    assert "--max-batch-total-tokens" in first.change
+
+
+def test_request_that_people_quote_is_told_by_the_allocator_that_printed_it():
+    quoted = "Why does it say that it tried to allocate 6.00GiB?\n"
+    told = "bfc_allocator.cc:1] Ran out of memory trying to allocate 6.00GiB.  See logs.\n"
+
+    verdict, first = first_of(quoted + told)
+
+    assert "TensorFlow could not allocate 6.00 GiB" in verdict.summary
+    assert first.code == "less-on-the-device"
+
+
+def test_figures_of_a_kernels_on_chip_memory_are_those_of_a_multiprocessor():
+    # triton/runtime/errors.py: OutOfResources
+    verdict, _ = first_of(
+        "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 147456, "
+        "Hardware limit: 101376. Reducing block sizes or `num_stages` may help."
+    )
+
+    assert verdict.cause is Cause.NOT_MEMORY
+    assert "144.00 KiB of 99.00 KiB" in verdict.summary
+
+
+def test_index_error_beside_a_librarys_failure_is_what_it_was():
+    failure = "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(h)`"
+    told = f"{failure}\nOn the CPU it says:\nIndexError: index out of range in self\n"
+
+    assert diagnose(case_of(told)).verdict.cause is Cause.NOT_MEMORY
+
+
+def test_memory_of_a_tpus_core_is_no_matter_of_the_batch():
+    # what the TPU compiler says of its vector memory
+    verdict, first = first_of(
+        "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space "
+        "vmem. It should not be possible to run out of vmem - please file a bug against XLA."
+    )
+
+    assert verdict.cause is Cause.NOT_MEMORY
+    assert "HBM is not short" in verdict.summary
+    assert "Triton" not in first.change
+
+
+def test_xla_of_jax_is_told_by_its_files_though_they_lie_in_tensorflows_tree():
+    text = (
+        "E external/org_tensorflow/tensorflow/compiler/xla/pjrt/c.cc:9] Execution of replica 0 "
+        "failed: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 5368709120 bytes."
+    )
+
+    assert "JAX could not" in diagnose(case_of(text)).verdict.summary
+
+
+@pytest.mark.parametrize(
+    ("asked", "cause", "code"),
+    [
+        ("4.00 GiB", Cause.MEMORY_LIMIT, "split-allocation"),
+        ("3.00 GiB", Cause.UNKNOWN, "record-snapshot"),
+    ],
+)
+def test_four_gibibytes_at_once_are_refused_by_intels_driver(asked, cause, code):
+    # c10/xpu/XPUCachingAllocator.cpp of 2.5
+    verdict, first = first_of(
+        f"torch.OutOfMemoryError: XPU out of memory. Tried to allocate {asked}. GPU 0 has a total "
+        "capacity of 15.00 GiB. Of the allocated memory 1.00 GiB is allocated by PyTorch, and 0 "
+        "bytes is reserved by PyTorch but unallocated. Please use `empty_cache` to release all "
+        "unoccupied cached memory."
+    )
+
+    assert verdict.cause is cause
+    assert first.code == code
+
+
+def test_more_free_than_the_device_has_is_an_integrated_gpus_and_proves_no_size():
+    text = new_style("16.00 GiB", "15.50 GiB", "80.00 GiB", "1.00 GiB", "1.00 GiB")
+
+    verdict, first = first_of(text)
+
+    assert verdict.cause is Cause.UNKNOWN
+    assert first.code == "find-the-limit"
+
+
+# ---- servers: what they were told ----
+
+NO_BLOCKS = "ValueError: No available memory for the cache blocks. Try increasing it.\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        ("vllm serve org/net --gpu-memory-utilization 0.95\n", "has 0.95 of the card already"),
+        ("LLM(model='net', gpu_memory_utilization=0.4)\n", "--gpu-memory-utilization 0.9"),
+        ("INFO x.py:1 Model loading took 0.2500 GiB and 1 s\n", "only 256.00 MiB"),
+    ],
+)
+def test_cache_without_room_is_advised_by_what_the_server_was_told(before, said):
+    _, first = first_of(before + NO_BLOCKS)
+
+    assert said in first.change
+
+
+def test_process_that_leaves_no_room_for_this_one_is_this_one():
+    cut = new_style(
+        "2.00 GiB",
+        "40.00 GiB",
+        "1.50 GiB",
+        "1.00 GiB",
+        "1.00 GiB",
+        processes=process(71, "38.50 GiB"),
+    ).partition(" memory in use")[0]
+
+    result = diagnose(case_of(cut))
+
+    assert result.verdict.cause is Cause.CAPACITY
+    assert "71" not in result.recommendations[0].change
+
+
+# ---- hosts ----
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("RuntimeError: DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes.\n",
+         "page file"),
+        ("OSError: [WinError 1455] The paging file is too small\n", "page file"),
+        ("Reason: OOMKilled\nExit Code: 137\n", "resources.limits.memory"),
+        # mm/oom_kill.c and mm/memcontrol.c
+        ("python invoked oom-killer: order=0\n[<0>] mem_cgroup_oom_synchronize+0x1/0x2\n",
+         "resources.limits.memory"),
+        ("RuntimeError: DataLoader worker (pid 5) is killed by signal: Killed.\n",
+         "fewer DataLoader workers, each"),
+        ("The node was low on resource: memory.\n", "resources.requests.memory"),
+        # ggml/src/ggml-backend.cpp
+        (("ggml_backend_cpu_buffer_type_alloc_buffer: failed to allocate buffer of size 9663676416"
+          "\n"), "--ctx-size"),
+    ],
+)  # fmt: skip
+def test_host_memory_is_advised_by_who_refused_it(text, said):
+    verdict, first = first_of(text)
+
+    assert verdict.cause is Cause.HOST_MEMORY
+    assert said in first.change
+
+
+def test_worker_that_crashed_was_not_killed_for_memory():
+    text = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Segmentation fault.\n"
+
+    verdict = diagnose(case_of(text)).verdict
+
+    assert verdict.cause is Cause.NOT_MEMORY
+    assert "crashed" in verdict.summary
+
+
+def test_slow_run_beside_shared_gpu_memory_has_spilled_and_its_mention_alone_has_not():
+    slow = "Training is very slow, and Shared GPU memory is at 6.1/16.0 GB.\n"
+    idle = "GPU memory 1.0/24.0 GB, Shared GPU memory 0.1/16.0 GB.\n"
+
+    spilled, quiet = (diagnose(case_of(text)) for text in (slow, idle))
+
+    assert spilled.verdict.cause is Cause.CAPACITY
+    assert "Sysmem Fallback" in spilled.recommendations[0].change
+    assert quiet.verdict.cause is Cause.NOT_MEMORY
+
+
+# ---- programs without PyTorch, and what nothing here knows ----
+
+PROGRAMS = {
+    # rmm, include/rmm/mr/device/cuda_memory_resource.hpp and error.hpp: RMM_CUDA_TRY_ALLOC
+    "rmm": (
+        ("MemoryError: std::bad_alloc: CUDA error at: /env/include/rmm/mr/device/"
+        "cuda_memory_resource.hpp:68: cudaErrorMemoryAllocation out of memory\n"),
+        "cudf.set_option('spill', True)",
+    ),
+    # rmm, include/rmm/mr/device/pool_memory_resource.hpp
+    "rmm's pool": (
+        ("MemoryError: std::bad_alloc: RMM failure at:/env/include/rmm/mr/device/"
+        "pool_memory_resource.hpp:182: Maximum pool size exceeded\n"),
+        "maximum_pool_size",
+    ),
+    # CUDA.jl, src/memory.jl: OutOfGPUMemoryError and memory_status
+    "CUDA.jl": (
+        ("ERROR: Out of GPU memory trying to allocate 3.000 GiB\n"
+        "Effective GPU memory usage: 90.00% (7.200 GiB/8.000 GiB)\n"
+        "Memory pool usage: 6.000 GiB (6.500 GiB reserved)\n"),
+        "CUDA.reclaim()",
+    ),
+    # numba, cuda/cudadrv/driver.py: _check_ctypes_error
+    "Numba": (
+        ("numba.cuda.cudadrv.driver.CudaAPIError: [2] Call to cuMemAlloc results in "
+        "CUDA_ERROR_OUT_OF_MEMORY\n"),
+        "32 bits",
+    ),
+    # spconv, include/tensorview/tensor.h: checkCudaErrors
+    "spconv": ("RuntimeError: storage /x/tensor.h 9\ncuda failed with error 2 out of memory.\n",
+               "nvidia-smi"),
+    "a program of C++": ("terminate called: what(): /src/cuda/pool.hpp(7):\nerror: out of memory\n",
+                         "nvidia-smi"),
+    "a check with its file": ("CUDA error: out of memory (/src/net/backend.cc:442\n", "nvidia-smi"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program_without_pytorch_is_advised_in_its_own_options(name):
+    text, said = PROGRAMS[name]
+
+    verdict, first = first_of(text)
+
+    assert verdict.cause in (Cause.CAPACITY, Cause.UNKNOWN)
+    assert said in first.change
+    assert "pin_memory" not in first.change
+    assert "torch." not in first.change
+
+
+def test_memory_of_julia_is_read_with_what_is_free():
+    (message,) = case_of(PROGRAMS["CUDA.jl"][0]).oom.messages
+
+    assert message.requested_bytes == 3 << 30
+    assert (message.total_bytes, message.allocated_bytes) == (8 << 30, 6 << 30)
+    assert message.free_bytes == pytest.approx(0.8 * 2**30, rel=1e-6)
+
+
+def test_line_that_nothing_here_knows_is_no_proof_that_memory_is_fine():
+    told, talked = (
+        diagnose(case_of(text))
+        for text in ("Error: out of memory\n", "They say that out of memory errors are common.\n")
+    )
+
+    assert told.verdict.cause is Cause.UNKNOWN
+    assert Cause.HOST_MEMORY in told.verdict.also
+    assert "free -h" in told.recommendations[0].change
+    assert talked.verdict.cause is Cause.NOT_MEMORY
+
+
+def test_words_of_a_program_that_is_known_go_before_the_last_resort():
+    text = "Error: out of memory\n" + old_style(
+        "1.00 GiB", "8.00 GiB", "7.00 GiB", "0 bytes", "7.50 GiB"
+    )
+
+    assert len(case_of(text).oom.messages) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # slurmd of Slurm 18; OpenPBS, src/resmom/mom_main.c; LSF, bhist -l
+        "error: Job 51 exceeded memory limit (901 > 900), being killed\n",
+        "=>> PBS: job killed: mem 9012kb exceeded limit 9000kb\n",
+        "TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.\n",
+        # runc, libcontainer/process_linux.go
+        "runc create failed: container init was OOM-killed (memory limit too low?)\n",
+        "job.sh: line 2:  71 Killed  python fit.py\nslurmstepd: error: Detected 1 oom_kill event\n",
+    ],
+)
+def test_scheduler_that_says_why_it_killed_a_job_is_proof(text):
+    verdict, first = first_of(text)
+
+    assert (verdict.cause, verdict.confidence) == (Cause.HOST_MEMORY, Confidence.PROVEN)
+    assert "--mem of sbatch" in first.change
+
+
+def test_program_on_the_cpu_is_advised_a_smaller_batch():
+    # tensorflow, core/framework/op_kernel.cc; paddle, fluid/memory/detail/system_allocator.cc
+    for text in (
+        (
+            "ResourceExhaustedError: OOM when allocating tensor with shape[8,9,9,64] and type "
+            "float on /job:localhost/replica:0/task:0/device:CPU:0 by allocator cpu\n"
+        ),
+        "ResourceExhaustedError: Fail to alloc memory of 564023296 size, error code is 12.\n",
+    ):
+        verdict, first = first_of(text)
+
+        assert verdict.cause is Cause.HOST_MEMORY
+        assert first.change.startswith("a smaller batch")
+
+
+def test_request_of_the_old_cpu_allocator_is_the_hosts():
+    # PyTorch 0.4 and 1.0, aten/src/TH/THGeneral.cpp
+    text = "RuntimeError: $ Torch: not enough memory: you tried to allocate 9GB. Buy new RAM!\n"
+
+    assert first_of(text)[0].cause is Cause.HOST_MEMORY
+
+
+def test_driver_without_figures_is_met_with_who_fills_the_gpu():
+    verdict, first = first_of("RuntimeError: CUDA error: out of memory\n")
+
+    assert verdict.cause is Cause.UNKNOWN
+    assert first.change.startswith("nvidia-smi beside the run: end another process")
+
+
+def test_holders_are_found_with_the_tool_of_the_devices_maker():
+    text = old_style("22.00 MiB", "60.97 GiB", "10.24 GiB", "19.52 MiB", "10.65 GiB")
+
+    first = first_of(text.replace("CUDA out", "NPU out").replace("(GPU 0", "(NPU 0"))[1]
+
+    assert "npu-smi" in first.change
+    assert "nvidia" not in first.change
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        # Khronos, CL/cl.h and vulkan_core.h
+        ("OpenCL error, line 11, error CL_MEM_OBJECT_ALLOCATION_FAILURE\n", "nvidia-smi"),
+        ("vkAllocateMemory failed with VK_ERROR_OUT_OF_DEVICE_MEMORY\n", "nvidia-smi"),
+        # PhysX, PxgCudaMemoryAllocator.cpp; carb.cudainterop
+        ("PxgCudaDeviceMemoryAllocator fail to allocate memory 4096 bytes!! Result = 2\n",
+         "nvidia-smi"),
+        ("[Error] CUDA error 2: cudaErrorMemoryAllocation - out of memory)\n", "nvidia-smi"),
+        # hashcat, src/ext_cuda.c and src/backend.c
+        ("* Device #1: card, 4096 MB\ncuMemAlloc(): out of memory\n", "nvidia-smi"),
+        ("- Device #1: Device does not provide enough allocatable device-memory\n", "nvidia-smi"),
+        # wgpu-core, src/device/mod.rs
+        ("thread panicked at 'wgpu error\n In Device::create_buffer\n Not enough memory left",
+         "nvidia-smi"),
+        # mlx, backend/metal/device.cpp
+        ("std::runtime_error: [METAL] Command buffer execution failed: Insufficient Memory\n",
+         "iogpu.wired_limit_mb"),
+        ('MetalExecutionError: Code=8 "Insufficient Memory (IOAF code 8)"\n', "Activity Monitor"),
+    ],
+)  # fmt: skip
+def test_programs_of_every_kind_say_that_a_device_is_full(text, said):
+    verdict, first = first_of(text)
+
+    assert verdict.cause is Cause.CAPACITY
+    assert said in first.change
+    assert "torch" not in first.change
+
+
+def test_request_that_fits_what_is_free_is_no_full_device():
+    # xgboost, src/common/device_vector.cu: ThrowOOMError
+    text = (
+        "xgboost.core.XGBoostError: Memory allocation error on worker 0: std::bad_alloc: "
+        "cudaErrorMemoryAllocation: out of memory\n- Free memory: {}\n- Requested memory: 4096\n"
+    )
+
+    roomy, full = (first_of(text.format(free))[0] for free in (9 << 30, 1024))
+
+    assert (roomy.cause, full.cause) == (Cause.UNKNOWN, Cause.CAPACITY)
+    assert "9.00 GiB free" in roomy.summary
+
+
+@pytest.mark.parametrize(
+    "talk",
+    [
+        "If you see an out of memory error, reduce the batch.\n",
+        "There is not enough memory when you run this on a laptop, please use a server.\n",
+        "Runs out of memory issues are fixed in 1.2.\n",
+        "GPU memory is enough; the model needs 6 GB.\n",
+    ],
+)
+def test_talk_of_memory_is_no_failure(talk):
+    assert diagnose(case_of(talk)).verdict.cause is Cause.NOT_MEMORY

@@ -131,7 +131,44 @@ CASES = [
      {"requested_bytes": 8_000_000_000, "allocated_bytes": 9000}),
     (("RuntimeError: [enforce fail at alloc_cpu.cpp:72] data. DefaultCPUAllocator: not enough"
      " memory: you tried to allocate 4294967296 bytes."),
+     "host-ram", "cpu", "windows-commit", {"requested_bytes": 4 * GIB}),
+    # c10/core/impl/alloc_cpu.cpp, built by any other compiler than Microsoft's
+    (("RuntimeError: [enforce fail at alloc_cpu.cpp:114] err == 0. DefaultCPUAllocator: can't"
+      " allocate memory: you tried to allocate 4294967296 bytes. Error code 12"),
      "host-ram", "cpu", "cpu-allocator", {"requested_bytes": 4 * GIB}),
+    # ggml/src/ggml-cuda/ggml-cuda.cu: CUDA_CHECK of 2023, and CU_CHECK of the pool
+    ("CUDA error 2 at /src/ggml-cuda.cu:5010: out of memory", "ggml", "cuda", "", {}),
+    ("/src/ggml/src/ggml-cuda/ggml-cuda.cu:451: HipVMM Failure: out of memory",
+     "ggml", "rocm", "vmm", {}),
+    # src/llama-model.cpp
+    ("llama_model_load: error loading model: unable to allocate CUDA3 buffer",
+     "ggml", "cuda", "weights-buffer", {"device_index": 3}),
+    # tensorrt_llm/common/cudaUtils.h
+    (("RuntimeError: [TensorRT-LLM][ERROR] CUDA runtime error in ::cudaMallocAsync(ptr, n, s): out"
+      " of memory (/src/tensorrt_llm/runtime/tllmBuffers.h:98)"),
+     "other-framework", "tensorrt", "trtllm", {}),
+    # onnxruntime/core/framework/bfc_arena.cc
+    ("Available memory of 1024 is smaller than requested bytes of 4096",
+     "other-framework", "onnxruntime", "arena-limit", {"free_bytes": 1024}),
+    # text_generation_server/models/flash_causal_lm.py of 0.9
+    ("Not enough memory to handle 24000 total tokens with 4096 prefill tokens.",
+     "kv-cache", "tgi", "total-tokens", {"kv_tokens_requested": 24000}),
+    # xla/stream_executor/gpu/gpu_cudamallocasync_allocator.cc
+    (("gpu_async_0 cuMemAllocAsync failed to allocate 8589934592 bytes: RESOURCE_EXHAUSTED: :"
+      " CUDA_ERROR_OUT_OF_MEMORY: out of memory\n Reported by CUDA: Free memory/Total memory:"
+      " 1073741824/17179869184\nStats: Limit: 0\nInUse: 15032385536\nMaxInUse: 16106127360"),
+     "jax", "jax", "",
+     {"requested_bytes": 8 * GIB, "free_bytes": GIB, "total_bytes": 16 * GIB,
+      "allocated_bytes": 14 * GIB, "limit_bytes": None}),
+    # paddle/fluid/memory/detail/system_allocator.cc of 1.5
+    ("Cannot malloc 12.5 MB GPU memory. Please shrink FLAGS_fraction_of_gpu_memory_to_use",
+     "other-framework", "paddle", "", {"requested_bytes": 12.5 * MIB}),
+    # mshadow/stream_gpu-inl.h
+    ("Check failed: err == CUBLAS_STATUS_SUCCESS (3 vs. 0) : Create cublas handle failed",
+     "cublas", "cuda", "handle", {}),
+    # pkg/kubelet/eviction/helpers.go
+    ("The node was low on resource: memory. Container trainer was using 61Gi",
+     "host-ram", "cpu", "evicted", {}),
     ("OSError: [WinError 1455] The paging file is too small for this operation to complete.",
      "host-ram", "cpu", "page-file", {}),
     ("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.",

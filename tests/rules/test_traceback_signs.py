@@ -26,6 +26,16 @@ def failing(*frames: str, message: str = FULL) -> str:
 
 TORCH = f"{LIB}/torch"
 SHAPES = {
+    "sliding-window": failing(
+        frame(f"{LIB}/monai/inferers/utils.py", "sliding_window_inference", "x = zeros(n)")
+    ),
+    # vllm, csrc/cumem_allocator.cpp
+    "wake-up": "CUDA Error: out of memory at /build/csrc/cumem_allocator.cpp:62\n",
+    "master-weights": failing(
+        frame(f"{LIB}/colossalai/zero/low_level_optim.py", "__init__", "fp32_flat = half.float()")
+    ),
+    "volatile": "UserWarning: volatile was removed and now has no effect.\n"
+    "RuntimeError: CUDA error: out of memory\n",
     "fsdp-full-state": failing(
         frame("/job/save.py", "save", "sd = net.state_dict()"),
         frame(f"{TORCH}/distributed/fsdp/_state_dict_utils.py", "_common_unshard", "unshard()"),
@@ -91,8 +101,21 @@ SHAPES = {
         frame(f"{TORCH}/nn/functional.py", "grid_sample", "return torch.grid_sampler(x, g)")
     ),
     "gaussian-rasterizer": failing(
-        frame(f"{LIB}/diff_gaussian_rasterization/__init__.py", "forward", "n = _C.run(*args)")
+        frame(f"{LIB}/diff_gaussian_rasterization/__init__.py", "forward", "n = _C.run(*args)"),
+        message=old_style("61.00 GiB", "23.69 GiB", "1.10 GiB", "21.00 GiB", "1.60 GiB"),
     ),
+    "gaussian-tiles": failing(
+        frame(f"{LIB}/gsplat/cuda/_wrapper.py", "isect_tiles", "ids = fn(means, radii)")
+    ),
+    "nccl-start": failing(
+        frame(f"{TORCH}/nn/parallel/distributed.py", "__init__", "_verify_shapes(group)"),
+        message="torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:7\n"
+        "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+        "Failed to CUDA calloc 4194304 bytes\n",
+    ),
+    "quantized-kernel": "Error out of memory at line 88 in file /src/csrc/ops.cu\n",
+    "spilled": "Since the update training is very slow: the task manager shows 4 GB of Shared GPU "
+    "memory in use.\n",
     "attention-scores": failing(
         frame("/job/net.py", "forward", "w = torch.matmul(q, key_states.transpose(2, 3))")
     ),
@@ -171,7 +194,7 @@ def test_sign_names_library_and_version(sign):
 
     assert library
     assert sign.doing
-    assert sign.places or sign.intro
+    assert sign.places or sign.intro or sign.in_words
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -321,3 +344,14 @@ def test_step_of_a_server_is_told_a_cache_that_leaves_it_room():
     said = how(f"{budget}(EngineCore_DP0 pid=12) ERROR [core.py:700] {failed}\n")
 
     assert said.startswith("--kv-cache-memory-bytes 3758096384 leaves the step the 621.60 MiB")
+
+
+@pytest.mark.parametrize(
+    "bar",
+    # catalyst 20, callbacks/logging.py; lightning 1.5 to 2.5, callbacks/progress
+    ["0/9 * Epoch (valid):   3% 1/32 [00:01]", "Validation DataLoader 0:  12%", "Validating: 5%"],
+)
+def test_bar_of_a_validation_shows_an_evaluation(bar):
+    (message,) = find_messages(f"{bar}\nRuntimeError: CUDA error: out of memory\n").messages
+
+    assert getattr(sign_of(message), "name", "") == "evaluation"

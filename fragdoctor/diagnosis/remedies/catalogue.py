@@ -26,6 +26,7 @@ from fragdoctor.diagnosis.remedies.capacity import (
     first_enough,
     saved_bytes,
 )
+from fragdoctor.diagnosis.remedies.engines import LessOnTheDevice
 from fragdoctor.diagnosis.remedies.evaluation import GatherOnHost
 from fragdoctor.diagnosis.remedies.fragmentation import (
     BucketShapes,
@@ -43,7 +44,6 @@ from fragdoctor.diagnosis.remedies.leaks import (
     NoGrad,
     RestartTrials,
 )
-from fragdoctor.diagnosis.remedies.llama_cpp import FewerLayersOnGpu
 from fragdoctor.diagnosis.remedies.outside_pytorch import (
     CapOtherLibraries,
     DropExpandableSegments,
@@ -51,12 +51,10 @@ from fragdoctor.diagnosis.remedies.outside_pytorch import (
     FindTheLimit,
     FixShape,
     FreeOtherProcess,
-    JaxPreallocation,
     LibraryHeadroom,
     LocateDriverCall,
     RecordSnapshot,
     SmallerKernelBlocks,
-    TensorflowMemoryGrowth,
 )
 from fragdoctor.diagnosis.remedies.pools import (
     EmptyCache,
@@ -65,6 +63,7 @@ from fragdoctor.diagnosis.remedies.pools import (
     RaiseMpsWatermark,
     RetryOnce,
     ShareGraphPools,
+    SplitAllocation,
     WaitForStreams,
 )
 from fragdoctor.diagnosis.remedies.remedy import (
@@ -102,6 +101,7 @@ REMEDIES: Final[tuple[Remedy, ...]] = (
     GarbageCollection(),
     DefaultSettings(),
     RaiseMemoryLimit(),
+    SplitAllocation(),
     # Less memory.
     SpareWeights(),
     CopyOfWeights(),
@@ -149,9 +149,7 @@ REMEDIES: Final[tuple[Remedy, ...]] = (
     LessHostMemory(),
     RaiseSharedMemory(),
     FitKvCache(),
-    JaxPreallocation(),
-    TensorflowMemoryGrowth(),
-    FewerLayersOnGpu(),
+    LessOnTheDevice(),
     LessOnMetal(),
     RaiseMpsWatermark(),
     SmallerKernelBlocks(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import ClassVar, Final
 
@@ -22,7 +23,30 @@ LIMIT_CHANGE: Final = (
     "a higher limit first: --mem of sbatch, resources.limits.memory of the pod, --memory of docker "
     "run; the job's accounting (sacct, kubectl top) shows how much it took"
 )
+_PAGE_FILE: Final = (
+    "a larger page file (System, Advanced system settings, Performance, Advanced, Virtual memory: "
+    "system managed, on a drive with room), since Windows refuses what RAM and page file together "
+    "cannot back"
+)
+_FEWER_WORKERS: Final = (
+    "fewer DataLoader workers, each of which holds a copy of the dataset's Python objects; a "
+    "smaller prefetch_factor; samples read when they are asked for"
+)
+_ON_CPU: Final = (
+    "a smaller batch, or smaller images or shorter sequences: the program computes on the CPU; a "
+    "GPU build, where there is a GPU; more memory for the machine or container"
+)
 HOST_CHANGES: Final = {
+    "dataloader-killed": _FEWER_WORKERS,
+    "tf-host": _ON_CPU,
+    "paddle-host": _ON_CPU,
+    "cgroup-kill": f"{LIMIT_CHANGE}; then {HOST_CHANGE}",
+    "page-file": f"{_PAGE_FILE}; fewer DataLoader workers and processes, each of which loads "
+    "PyTorch's libraries again",
+    "windows-commit": f"{_PAGE_FILE}; close other programs; smaller or fewer models at a time",
+    "ggml-host": "a lower --ctx-size (n_ctx in Python), since without one the context that the "
+    "model was trained with is taken; --cache-type-k q8_0 and --cache-type-v q8_0; a smaller "
+    "quantization, or more layers on the GPU (--n-gpu-layers)",
     "ray-memory": "fewer tasks or actors at a time (num_cpus= or memory= of @ray.remote), and "
     "smaller objects in the store; more memory on the node. RAY_memory_usage_threshold only moves "
     "the kill",
@@ -36,6 +60,9 @@ HOST_CHANGES: Final = {
     "crash); watch the RAM meanwhile; then load less at once, or in parts",
     "ollama": "a smaller model or quantization, a lower num_ctx or OLLAMA_NUM_PARALLEL=1; close "
     "other programs, or more RAM: what does not fit on the GPU goes there",
+    "evicted": "resources.requests.memory of the pod as high as what it takes (kubectl top pod), "
+    "so that it is put on a node with room and is not the first to go; a larger node, or fewer "
+    "pods on it; then fewer DataLoader workers and less loaded at once",
     "worker-gone": "fewer worker processes: -npp and -nps of nnUNetv2_predict, nnUNet_n_proc_DA "
     "for nnU-Net's training, num_workers of a DataLoader; more memory for the machine or "
     "container",
@@ -65,13 +92,13 @@ HOST_PLACES: Final = (
     ),
     (
         Place(file=r"/torch/utils/data/|/multiprocessing/"),
-        (
-            "fewer DataLoader workers, each of which holds a copy of the dataset's Python objects; "
-            "a smaller prefetch_factor; samples read when they are asked for"
-        ),
+        (_FEWER_WORKERS),
     ),
 )
 """What uses less of the host's memory at calls of a traceback, the first that matches."""
+
+_OF_CONTAINER: Final = re.compile(r"\b137\b")
+"""Docker and Kubernetes tell a kill as 128 + 9."""
 
 HUGE_ON_HOST_BYTES: Final = 8 * GIB
 """One tensor of the size of a small machine's memory: its own dimensions are what is too large."""
@@ -82,11 +109,12 @@ def host_change(case: JudgedCase) -> str:
     message = case.message
     if message is None:
         return HOST_CHANGE
-    if message.sub_kind in HOST_CHANGES:
-        return HOST_CHANGES[message.sub_kind]
     words = words_for(Change.HOST_MEMORY, frameworks_of(case))
     if words is not None:
         return f"with {words[0]}: {words[1]}"
+    told = HOST_CHANGES.get(message.variant) or HOST_CHANGES.get(message.sub_kind)
+    if told is not None:
+        return told
     for place, change in HOST_PLACES:
         if any(place.matches(frame) for frame in message.frames):
             return change
@@ -96,7 +124,8 @@ def host_change(case: JudgedCase) -> str:
             f"a smaller input, tile or batch: {size} is one tensor on the CPU; print its shape at "
             "the failing line"
         )
-    return f"{LIMIT_CHANGE}; then {HOST_CHANGE}" if message.variant == "slurm" else HOST_CHANGE
+    is_limited = message.variant == "slurm" or _OF_CONTAINER.search(message.text)
+    return f"{LIMIT_CHANGE}; then {HOST_CHANGE}" if is_limited else HOST_CHANGE
 
 
 class LessHostMemory(Remedy):

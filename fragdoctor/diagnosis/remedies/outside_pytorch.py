@@ -19,12 +19,11 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Proposal,
     Remedy,
 )
-from fragdoctor.diagnosis.verdict_message import NEXT_TO_NOTHING_BYTES
 from fragdoctor.model.case import OtherProcess
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.model.gpu_sharing import ProcessDemand, share_gpu
-from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
+from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES, monitor_of
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FailedRequest
 from fragdoctor.rules.rule import line_text
 from fragdoctor.rules.traceback_signs import Place
@@ -46,6 +45,12 @@ def equal_processes(listed: Sequence[OtherProcess]) -> int:
     """Return how many processes hold the same amount, 0 for fewer than ``MIN_PEERS``."""
     n_most = max(Counter(p.n_bytes for p in listed).values(), default=0)
     return n_most if n_most >= MIN_PEERS else 0
+
+
+def _finders(case: JudgedCase) -> str:
+    """Return what finds the processes on the device."""
+    monitor = monitor_of("" if case.message is None else case.message.backend)
+    return f"{monitor} or fuser -v /dev/nvidia*" if monitor == "nvidia-smi" else monitor
 
 
 class FreeOtherProcess(Remedy):
@@ -77,7 +82,7 @@ class FreeOtherProcess(Remedy):
             if peers
             else f"end or move process {pids}"
             if pids
-            else "find the holders with nvidia-smi or fuser -v /dev/nvidia*, and end leftovers",
+            else f"find the holders with {_finders(case)}, and end leftovers",
             why=case.verdict.summary
             if is_main
             else f"{format_size(held)} may be held by other processes."
@@ -88,7 +93,7 @@ class FreeOtherProcess(Remedy):
                 *(() if peers else (PEERS_LOOK_THE_SAME,)),
                 *(("In a container the listed process may be this one.",) if may_be_own else ()),
             ),
-            verify="nvidia-smi shows only this process; mem_get_info() shows the memory free.",
+            verify="The same tool shows only this process; mem_get_info() shows the memory free.",
             predicted=Predicted(fits=held >= r.uncovered_bytes, method="arithmetic")
             if r is not None and held is not None and listed
             else None,
@@ -171,6 +176,7 @@ LIBRARIES: Final = {
     "thrust": "Thrust",
     "rmm": "RMM",
     "ctranslate2": "CTranslate2",
+    "bitsandbytes": "bitsandbytes",
 }
 """Libraries that ask the driver for memory, by the kind or the finer kind of their messages."""
 
@@ -183,7 +189,7 @@ class LibraryHeadroom(Remedy):
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose headroom where such a library failed."""
-        if not case.is_library_failure or case.message is None:
+        if not case.is_library_failure or case.message is None or case.is_of_other_program:
             return
         library = LIBRARIES.get(case.kind) or LIBRARIES[case.message.sub_kind]
         yield self.proposal(
@@ -193,9 +199,9 @@ class LibraryHeadroom(Remedy):
             "communicators early, for example by one small matmul or all_reduce at start",
             why=f"{library} allocates for itself; a cache that fills the device leaves it no room.",
             cost="PyTorch has 5 % less memory.",
-            caveats=(
-                "An index out of range can look the same: rerun with CUDA_LAUNCH_BLOCKING=1.",
-            ),
+            caveats=("An index out of range can look the same: rerun with CUDA_LAUNCH_BLOCKING=1.",)
+            if case.kind in ("cublas", "cudnn")
+            else (),
             verify="mem_get_info() shows some hundred MiB free when the library starts.",
         )
 
@@ -247,60 +253,6 @@ class DropExpandableSegments(Remedy):
         )
 
 
-class JaxPreallocation(Remedy):
-    """JAX takes most of the device at start."""
-
-    code: ClassVar[str] = "jax-preallocation"
-    title: ClassVar[str] = "Size the preallocation of JAX"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it for messages of JAX."""
-        if case.kind != "jax":
-            return
-        wanted = None if case.message is None else case.message.requested_bytes
-        is_small = wanted is not None and wanted <= NEXT_TO_NOTHING_BYTES
-        share = "XLA_PYTHON_CLIENT_MEM_FRACTION=.95 (.75 is the default)"
-        yield self.proposal(
-            title=""
-            if is_small
-            else "Make the program's arrays smaller, or give JAX a larger share",
-            # Who is on the GPU is the question where next to nothing could not be had.
-            weight=ASKS if is_small else HELPS,
-            confidence=Confidence.POSSIBLE,
-            setting="XLA_PYTHON_CLIENT_PREALLOCATE=false" if is_small else "",
-            change=f"or {share}"
-            if is_small
-            else "a smaller batch or input, jax.checkpoint, donate_argnums for what is not needed "
-            f"again; {share}; XLA_PYTHON_CLIENT_PREALLOCATE=false where others use the GPU too",
-            why="JAX takes 75 % of the device at start; PyTorch's settings do not apply.",
-            cost="Slower allocation without preallocation.",
-            verify="The peak in jax.profiler.device_memory_profile().",
-        )
-
-
-class TensorflowMemoryGrowth(Remedy):
-    """TensorFlow takes nearly the whole device at start."""
-
-    code: ClassVar[str] = "tf-memory-growth"
-    title: ClassVar[str] = "Let TensorFlow grow its memory on demand"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it for messages of TensorFlow."""
-        if case.kind not in ("tf", "cudnn") or case.backend != "tf":
-            return
-        yield self.proposal(
-            weight=HELPS,
-            confidence=Confidence.POSSIBLE,
-            setting="TF_FORCE_GPU_ALLOW_GROWTH=true",
-            change="tf.config.experimental.set_memory_growth(gpu, True); a smaller batch if the "
-            "tensor itself is too large",
-            why="TensorFlow takes nearly the whole device at start, which leaves libraries no "
-            "room.",
-            cost="Some fragmentation.",
-            verify="nvidia-smi shows less than the whole device in use after start.",
-        )
-
-
 class SmallerKernelBlocks(Remedy):
     """A kernel that needs more on-chip memory than the GPU has."""
 
@@ -310,6 +262,21 @@ class SmallerKernelBlocks(Remedy):
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it for messages about shared memory."""
         if case.kind != "shared-memory":
+            return
+        if case.backend == "jax":
+            yield self.proposal(
+                title="Change the operation, or the compiler",
+                weight=HELPS,
+                confidence=Confidence.POSSIBLE,
+                change="smaller or more even shapes (multiples of 8 and 128) in the operation that "
+                "is named, smaller blocks where it is a Pallas kernel; a newer jaxlib, libtpu or "
+                "torch_xla: a kernel that XLA chose itself should fit, so that this is worth a bug "
+                "report",
+                why="On-chip memory (VMEM) is a property of the TPU's core; a smaller model or "
+                "batch changes nothing by itself.",
+                cost="None.",
+                verify="The program compiles.",
+            )
             return
         yield self.proposal(
             weight=HELPS,
@@ -366,6 +333,10 @@ SHAPE_CHANGE: Final = (
     "index (scatter, one_hot and bincount size their result by it), a broadcast of (N, 1) with (1, "
     "N), and whether a checkpoint is damaged"
 )
+SMALLER_TENSOR: Final = (
+    "a shorter sequence, a smaller image (tiles), graph or batch, or the work in parts; if it is "
+    "not meant to be that large"
+)
 SENDS_OBJECTS: Final = Place(
     code=r"(?:gather|broadcast|scatter)_object|save\w*sharded|dist_cp\.|checkpoint\w*\.save\w*\("
 )
@@ -391,9 +362,12 @@ class FixShape(Remedy):
         if not (case.supports(Cause.SIZE_BUG) or (is_beyond and case.cause is Cause.CAPACITY)):
             return
         line = case.asking_stack[:1]
-        title, change = "", SHAPE_CHANGE
-        if line:
-            title = f"Print the shape at {line_text(line[0])} and correct it"
+        at = f" at {line_text(line[0])}" if line else ""
+        if is_main:
+            title, change = f"Print the shape{at or ' at the failing line'} and correct it", ""
+        else:
+            title, change = f"Make the one huge tensor{at} smaller", f"{SMALLER_TENSOR}: "
+        change += SHAPE_CHANGE
         if case.message is not None and any(map(SENDS_OBJECTS.matches, case.message.frames)):
             title = "Give each rank a device of its own before its first collective"
             change = f"{RANK_CHANGE}; otherwise {SHAPE_CHANGE}"
@@ -423,18 +397,30 @@ class LocateDriverCall(Remedy):
     """A driver's message without figures."""
 
     code: ClassVar[str] = "locate-driver-call"
-    title: ClassVar[str] = "Find the call that failed"
+    title: ClassVar[str] = "See whether the GPU is full, and of what"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose to find the call behind a driver's message."""
-        if case.kind != "driver-no-figures" or case.cause is not Cause.UNKNOWN:
+        message = case.message
+        if message is None or case.cause is not Cause.UNKNOWN:
             return
-        if case.message is not None and case.message.sub_kind == "driver-api":
+        if message.kind != "driver-no-figures" or message.sub_kind == "driver-api":
             return
+        if case.is_of_other_program:
+            return
+        change = (
+            "nvidia-smi for the GPU and free -h for the host beside the run, then less on the "
+            "one that fills up"
+            if message.sub_kind == "unread"
+            else f"{monitor_of(message.backend)} beside the run: end another process that fills "
+            "it, or take a GPU that is free (CUDA_VISIBLE_DEVICES); where this program fills it, a "
+            "smaller batch, input or model; with room left, pin_memory=False for a test, and "
+            "CUDA_LAUNCH_BLOCKING=1, with which the traceback names the call"
+        )
         yield self.proposal(
             weight=ASKS + 10,
             confidence=Confidence.POSSIBLE,
-            change="CUDA_LAUNCH_BLOCKING=1, pin_memory=False for a test, nvidia-smi beside the run",
+            change=change,
             why="The driver's message does not say whether device memory, pinned host memory or "
             "the context ran out.",
             cost="A slow run for diagnosis.",

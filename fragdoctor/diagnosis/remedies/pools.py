@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
 from fragdoctor.diagnosis.remedies.remedy import (
@@ -106,7 +106,7 @@ class EmptyCache(Remedy):
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it where memory is needed outside PyTorch's cache; reject it elsewhere."""
-        if case.is_library_failure:
+        if case.is_library_failure and not case.is_of_other_program:
             yield self.proposal(
                 title="Call torch.cuda.empty_cache() before the library starts",
                 weight=HELPS,
@@ -136,6 +136,48 @@ class EmptyCache(Remedy):
         return [] if failed is None else [Attempt.of_edit(empty_cache_at([failed]))]
 
 
+TENTH: Final = 0.1
+"""A fraction below it is told by its first two digits: hundredths would not tell it apart."""
+
+
+class SplitAllocation(Remedy):
+    """A device that refuses single allocations of a size, however much is free."""
+
+    code: ClassVar[str] = "split-allocation"
+    title: ClassVar[str] = "Allocate in smaller pieces"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose it where the size of one allocation is what was refused."""
+        if not is_single(case):
+            return
+        is_metal = case.backend == "mps"
+        yield self.proposal(
+            title="" if is_metal else "Allow allocations of 4 GiB and more, or split them",
+            weight=CURES + 6,
+            confidence=Confidence.LIKELY,
+            change="a smaller batch, image or sequence, or the operation in chunks: Metal limits "
+            "the size of one buffer"
+            if is_metal
+            else "UR_L0_USE_RELAXED_ALLOCATION_LIMITS=1 in the environment (a newer driver and "
+            "PyTorch allow them by default on some GPUs); or a smaller batch, image or sequence, "
+            "or the operation in chunks",
+            why=case.verdict.summary,
+            cost="None, or a little speed.",
+            verify="The same operation is served.",
+        )
+
+
+def is_single(case: JudgedCase) -> bool:
+    """Return whether the size of one allocation was refused, rather than all memory together."""
+    told = case.message is not None and case.message.sub_kind in (
+        "single-allocation-limit",
+        "buffer-too-large",
+    )
+    return told or (
+        case.cause is Cause.MEMORY_LIMIT and case.verdict.decider == "single-allocation"
+    )
+
+
 class RaiseMemoryLimit(Remedy):
     """The process's own memory fraction: raise it, by how much."""
 
@@ -146,7 +188,9 @@ class RaiseMemoryLimit(Remedy):
         """Propose a higher limit where the limit forbade the request and the device has room."""
         if not case.supports(Cause.MEMORY_LIMIT):
             return
-        if case.backend == "mps" or case.kind == "kv-cache":
+        if case.backend == "mps" or case.kind == "kv-cache" or case.is_of_other_program:
+            return
+        if is_single(case):
             return
         is_main = case.cause is Cause.MEMORY_LIMIT
         r = case.failed_request
@@ -202,7 +246,8 @@ def _with_fraction(
 ) -> Proposal:
     """Return the proposal with the least fraction that admits some bytes, as far as known."""
     fraction = _fraction(r, needed_bytes)
-    present = "" if r is None or not r.fraction else f" from {r.fraction:.2f}"
+    told = 0.0 if r is None else r.fraction or 0.0
+    present = f" from {told:{'.2f' if told >= TENTH else '.2g'}}" if told else ""
     r_ = proposal.recommendation
     number = "" if fraction is None else f"{present} to at least {fraction:g}"
     value = "..." if fraction is None else f"{fraction:g}"

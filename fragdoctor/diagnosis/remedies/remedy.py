@@ -18,6 +18,7 @@ from fragdoctor.model.arrays import distinct
 from fragdoctor.model.case import NO_FAILURE, OomMessage
 from fragdoctor.model.conf_keys import KEYS, key_is_known
 from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation, Verdict
+from fragdoctor.model.engines import is_of_other_program
 from fragdoctor.model.finding import Confidence, Evidence, Location, RuleResults
 from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
 from fragdoctor.model.settings import AllocatorSettings
@@ -46,7 +47,7 @@ ASKS: Final = 15
 BUILD_FREES_SHARE: Final = 0.02
 """Building a model frees next to nothing; a single forward pass frees more than this."""
 
-BESIDE_PYTORCH: Final = ("thrust", "rmm", "ctranslate2")
+BESIDE_PYTORCH: Final = ("thrust", "rmm", "ctranslate2", "bitsandbytes")
 """Libraries that ask the driver by themselves, by the sub-kind of their messages."""
 
 VARIABLES: Final = {
@@ -204,6 +205,11 @@ class JudgedCase:
         """Whether a library that allocates for itself failed: cuBLAS, cuDNN or NCCL."""
         is_outside = self.message is not None and self.message.sub_kind in BESIDE_PYTORCH
         return is_outside or self.kind in ("cublas", "cudnn", "nccl")
+
+    @cached_property
+    def is_of_other_program(self) -> bool:
+        """Whether a program other than PyTorch asked the device: none of PyTorch's words fit."""
+        return is_of_other_program(self.message)
 
     @property
     def settings(self) -> AllocatorSettings | None:

@@ -40,7 +40,11 @@ class FitKvCache(Remedy):
         title, change, cost = (
             _prefill(message.kv_tokens_requested)
             if message.sub_kind == "prefill" and message.kv_tokens_requested
-            else _option(message, () if log is None else log.server)
+            else _total_tokens(message.kv_tokens_requested)
+            if message.sub_kind == "total-tokens" and message.kv_tokens_requested
+            else _option(
+                message, () if log is None else log.server, None if log is None else log.utilization
+            )
         )
         yield self.proposal(
             title=title,
@@ -91,7 +95,9 @@ def _least_utilization(shares: Sequence[ServerShare]) -> tuple[float, int] | Non
     return math.ceil(100 * (first / whole + ROOM_FOR_CACHE)) / 100, first
 
 
-def _option(m: OomMessage, shares: Sequence[ServerShare]) -> tuple[str, str, str]:
+def _option(
+    m: OomMessage, shares: Sequence[ServerShare], utilization: float | None
+) -> tuple[str, str, str]:
     """Return title, change and cost of what to do."""
     spread = SPREAD.get(m.backend, SPREAD["vllm"])
     if m.sub_kind == "warm-up" and m.n_sequences:
@@ -144,7 +150,7 @@ def _option(m: OomMessage, shares: Sequence[ServerShare]) -> tuple[str, str, str
             ),
             "Less room for CUDA graphs and for steps.",
         )
-    return _beside_weights(_least_utilization(shares), spread)
+    return _beside_weights(shares, utilization, spread)
 
 
 def _prefill(n_tokens: int) -> tuple[str, str, str]:
@@ -159,8 +165,60 @@ def _prefill(n_tokens: int) -> tuple[str, str, str]:
     )
 
 
-def _beside_weights(least: tuple[float, int] | None, spread: str) -> tuple[str, str, str]:
+def _total_tokens(n_tokens: int) -> tuple[str, str, str]:
+    """Return title, change and cost of a smaller cache of Text Generation Inference."""
+    return (
+        "Hold fewer tokens at a time, or the weights in fewer bytes",
+        (
+            f"--max-batch-total-tokens {max(1, n_tokens // 2)} or less, but no less than "
+            f"--max-total-tokens; where that fails too, the weights leave no room: {SPREAD['tgi']}"
+        ),
+        "Fewer requests at a time.",
+    )
+
+
+LARGE_UTILIZATION: Final = 0.9
+"""vLLM's default until 0.24: whoever sets that much has nothing more to give."""
+
+SMALL_WEIGHTS_BYTES: Final = 1 << 30
+"""Every card that vLLM runs on has many times that: such weights are not what leaves no room."""
+
+
+def _beside_weights(
+    shares: Sequence[ServerShare], utilization: float | None, spread: str
+) -> tuple[str, str, str]:
     """Return title, change and cost of what makes room for a cache of vLLM."""
+    least = _least_utilization(shares)
+    weights = next((s.n_bytes for s in shares if s.name == "weights"), None)
+    if least is None and weights is not None and weights < SMALL_WEIGHTS_BYTES:
+        return (
+            "See who else is on the GPU, or give the server a larger share",
+            (
+                f"the weights take only {format_size(weights)}: end what else is there "
+                "(nvidia-smi), or a higher --gpu-memory-utilization; a lower "
+                "--max-num-batched-tokens makes the measured step smaller"
+            ),
+            "None, if it is a leftover.",
+        )
+    if least is None and utilization is not None and utilization >= LARGE_UTILIZATION:
+        return (
+            "Make the weights or a step smaller",
+            (
+                f"{spread}; a lower --max-num-batched-tokens and --max-model-len; --enforce-eager: "
+                f"the server has {utilization:.2f} of the card already"
+            ),
+            "Slower serving, or more GPUs.",
+        )
+    if least is None and utilization is not None:
+        return (
+            f"Give the server more than {utilization:.2f} of the card",
+            (
+                "--gpu-memory-utilization 0.9, if nothing else uses the GPU; it is a share of the "
+                "whole card, of which other processes' memory is subtracted; where that is not "
+                f"enough, {spread}"
+            ),
+            "Less room for other programs on the GPU.",
+        )
     if least is not None and least[0] <= MOST_UTILIZATION:
         return (
             f"Start it with --gpu-memory-utilization {least[0]:.2f} or more",

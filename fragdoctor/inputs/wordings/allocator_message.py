@@ -42,6 +42,7 @@ def _clause(name: str, literal: str, pattern: str, back: int = 0) -> Clause:
 
 
 _NAME: Final = r"(?:gpu|npu|xpu|musa|mlu|gcu|device)"
+_PROCESS: Final = r"[;,.):]{0,4}process(?P<pid>\d{1,12})has(?P<size>SIZE)"
 _GOES_ON: Final = rf"\.?\(?{_NAME}\d{{1,3}}(?:hasatotal|;)"
 CLAUSES: Final = (
     _clause("head", "outofmemory", r"(?P<_name>cuda|hip|xpu|npu|musa|mlu|gcu)outofmemory", 4),
@@ -54,7 +55,7 @@ CLAUSES: Final = (
     _clause("total", "totalcapa", r"<total_bytes>totalcapa[a-z]{1,6}", 30),
     _clause("free", "ofwhich", r"(?:of<total_bytes>)?ofwhich<free_bytes>isfree", 30),
     _clause("free", "free", r"(?<=[;,)])<free_bytes>free(?=[;,)\s]|$)", 30),
-    _clause("process", "memoryinuse", r"process(?P<pid>\d{1,12})has(?P<size>SIZE)memoryinuse", 60),
+    _clause("process", "memoryinuse", _PROCESS + "memoryinuse", 60),
     _clause("own", "thisprocesshas", r"thisprocesshas<process_bytes>memoryinuse"),
     _clause("limit", "allowed", r"<limit_bytes>allowed(?=[;,)])", 30),
     _clause("allocated", "alreadyallocated", r"<allocated_bytes>alreadyallocated", 30),
@@ -105,6 +106,7 @@ _CUT_FORMS: Final = (
     ),
     (
         _cut("free", "ofwhich", "free_bytes", "isfree"),
+        CutClause("process", compile_squeezed(_PROCESS), "memoryinuse", 0),
         _cut("own", "includingnon-pytorchmemory,thisprocesshas", "process_bytes", "memoryinuse"),
         _cut("limit", "", "limit_bytes", "allowed", 1),
         _cut("allocated", "oftheallocatedmemory", "allocated_bytes", "isallocatedbypytorch"),

@@ -9,6 +9,7 @@ from fragdoctor.inputs.log_streams import LogStream
 from fragdoctor.inputs.wordings.wording import (
     ALLOCATOR,
     HOST,
+    SHARED_MEMORY,
     Fields,
     Wording,
     compile_squeezed,
@@ -192,43 +193,61 @@ MPS: Final = (
 )
 
 
-_INUSE: Final = compile_squeezed(r"inuse:<allocated_bytes>")
-_LIMIT: Final = compile_squeezed(r"limit:<limit_bytes>")
+_BESIDE: Final = (
+    compile_squeezed(r"freememory/totalmemory:(?P<free_bytes>COUNT)/(?P<total_bytes>COUNT)"),
+    compile_squeezed(r"(?<!max)inuse:(?P<allocated_bytes>COUNT)"),
+    compile_squeezed(r"limit:(?P<limit_bytes>[1-9]\d{0,30})"),
+    compile_squeezed(r"sumtotalofin-usechunks:<allocated_bytes>"),
+)
+"""What the bfc and the cudaMallocAsync allocator of XLA print beside a failure (xla/tsl/framework/
+bfc_allocator.cc: DumpMemoryLog; stream_executor/gpu/gpu_cudamallocasync_allocator.cc)."""
+_BESIDE_CHARS: Final = 4000
+
+
+def _beside(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
+    """Add the figures that an allocator's own lines around a failure give, the nearest first."""
+    text = stream.squeezed
+    after = text[match.end() : match.end() + _BESIDE_CHARS]
+    before = text[max(0, match.start() - _BESIDE_CHARS) : match.start()]
+    for pattern in _BESIDE:
+        found = pattern.search(after) or next(reversed(list(pattern.finditer(before))), None)
+        for name, value in ({} if found is None else found.groupdict()).items():
+            fields.setdefault(name, printed_bytes(value))
+    return fields
+
+
+_OF_JAX: Final = re.compile(r"jax|external/xla|xla/(?:python|pjrt)|pjit\(|jit\(main\)|xlalabel:")
+"""In an allocator's lines TensorFlow and JAX are alike; around them they are not."""
 
 
 def _jax(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
     """Distinguish JAX from TensorFlow by the lines nearby; both report through XLA."""
     text = stream.squeezed[max(0, match.start() - 800) : match.end() + 200]
-    if "tensorflow" in text and "jax" not in text and "xlaruntimeerror" not in text:
-        return fields | {"kind": "tf", "backend": "tf"}
-    return fields
+    if "tensorflow" in text and not (_OF_JAX.search(text) or "xlaruntimeerror" in text):
+        fields |= {"kind": "tf", "backend": "tf"}
+    return _beside(fields, match, stream)
 
 
 def _allocator(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
     """Read the ``bfc`` allocator's log: "not a failure" makes it a warning."""
     text = stream.squeezed
-    if "host_bfc" in match.group():  # memory of the host, stranded for copies
+    if "host_bfc" in match.group():  # page-locked memory of the host, for copies
         fields |= {"kind": HOST, "is_device_oom": False, "sub_kind": "pinned-host"}
     tail = text[match.end() : match.end() + 200]
     if "notafailure" in tail.split("ranoutofmemory", maxsplit=1)[0]:
         fields["is_warning"] = True
-    around = text[max(0, match.start() - 400) : match.start()]
-    if "jax" in around or "external/xla" in around:
+    around = text[max(0, match.start() - _BESIDE_CHARS) : match.start()]
+    if _OF_JAX.search(around) or "executionofreplica" in tail:
         fields |= {"kind": "jax", "backend": "jax"}
-    return fields
+    return _beside(fields, match, stream)
 
 
 def _tensor(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
-    after = stream.squeezed[match.end() : match.end() + 4000]
-    for pattern, name in ((_LIMIT, "limit_bytes"), (_INUSE, "allocated_bytes")):
-        found = pattern.search(after)
-        if found and name not in fields:
-            fields[name] = int(found.group(1).rstrip("bytes").replace(",", ""))
     if match.group("_where") == "cpu":
         return fields | {
             "is_device_oom": False, "kind": "host-ram", "backend": "cpu", "sub_kind": "tf-host"
         }  # fmt: skip
-    return fields
+    return _beside(fields, match, stream)
 
 
 # As XLA prints them: "20.15G of 15.48G hbm". Squeezed, a letter of the next word follows.
@@ -300,12 +319,33 @@ JAX_AND_TENSORFLOW: Final = (
         refine=_jax,
     ),
     Wording(
+        "jax-async",
+        "jax",
+        "jax",
+        "cumemallocasyncfailedtoallocate",
+        compile_squeezed(
+            r"cumemallocasyncfailedtoallocate<requested_bytes>:?"
+            r"(?:[a-z_]{0,30}:{0,4}cuda_error_out_of_memory(?::outofmemory)?)?"
+        ),
+        refine=_jax,
+    ),
+    Wording(
+        "xla-on-chip",
+        SHARED_MEMORY,
+        "jax",
+        "ranoutofmemoryinmemoryspace",
+        compile_squeezed(r"ranoutofmemoryinmemoryspace(?:vmem|smem|cmem|sflag)"),
+        is_device_oom=False,
+        sub_kind="on-chip",
+    ),
+    Wording(
         "tf-tensor",
         "tf",
         "tf",
         "oomwhenallocatingtensor",
         compile_squeezed(
-            r"oomwhenallocatingtensorwithshape\[[\d,]{0,200}\](?:andtype[a-z0-9_]{1,20}?(?=on/|on\[|by|[^a-z0-9_]|$))?"
+            r"oomwhenallocatingtensorwithshape\[[\d,]{0,200}\]"
+            r"(?:andtype[a-z0-9_]{1,20}?(?=on/|on\[|by|[^a-z0-9_]|$))?"
             r"(?:on[\w/:]{0,80}?(?:device:)?(?P<_where>gpu|cpu|tpu|xla_gpu):<device_index>)?"
             r"(?:byallocator[\w]{1,40})?"
         ),
@@ -328,7 +368,7 @@ JAX_AND_TENSORFLOW: Final = (
         "tf",
         "ranoutofmemorytryingtoallocate",
         compile_squeezed(
-            r"allocator\((?:gpu_<device_index>_bfc|[\w/:.-]{1,60})\)ranoutofmemorytryingto"
+            r"(?:allocator\((?:gpu_<device_index>_bfc|[\w/:.-]{1,60})\))?ranoutofmemorytryingto"
             r"allocate<requested_bytes>(?:\(roundedto\d{1,20}\))?"
         ),
         back=80,

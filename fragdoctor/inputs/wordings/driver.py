@@ -18,6 +18,8 @@ from fragdoctor.inputs.wordings.wording import (
     Fields,
     Wording,
     compile_squeezed,
+    explains,
+    printed_bytes,
 )
 
 _PINNED: Final = re.compile(r"pin_memory\(|inpin_memory|_pin_memory|cudahostalloc|cudahostregister")
@@ -78,6 +80,22 @@ def _cut_request(fields: Fields, match: re.Match[str], stream: LogStream) -> Fie
     return None if not is_cut or _REQUEST.match(stream.squeezed, match.end("_label")) else fields
 
 
+def _julia(fields: Fields, match: re.Match[str], _stream: LogStream) -> Fields:
+    """Read what is free on the device: all that nobody uses."""
+    used, total = match.group("_used_bytes"), fields.get("total_bytes")
+    if used is None or total is None:
+        return fields
+    return fields | {"free_bytes": max(0, total - printed_bytes(used))}
+
+
+def _of_trtllm(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
+    """Say of TensorRT-LLM's checks whose they are (cpp/include/tensorrt_llm/common)."""
+    around = stream.before(match.start(), 200) + stream.after(match.end(), 200)
+    if "tensorrt" in around:
+        return fields | {"kind": OTHER, "backend": "tensorrt", "sub_kind": "trtllm"}
+    return fields
+
+
 def _word(fields: Fields, match: re.Match[str], _stream: LogStream) -> Fields | None:
     return fields | {"backend": BACKEND_OF_WORD.get(match.group("_word"), "cuda")}
 
@@ -96,7 +114,8 @@ DRIVERS: Final = (
     _driver(
         "runtime-error",
         "error:outofmemory",
-        r"(?P<_word>cuda|hip|xpu|musa|npu|mlu)(?:runtime)?error:outofmemory",
+        r"(?P<_word>cuda|hip|xpu|musa|npu|mlu)(?:runtime)?error:outofmemory"
+        r"(?:\(?(?:at)?[\w./:\\+-]{1,160}\.(?:cc|cpp|cxx|cuh?|hpp|h|c):\d{1,6}\)?)?",
         back=12,
         refine=lambda f, m, s: _cuda_error(_word(f, m, s) or f, m, s),
         may_be_prose=True,
@@ -169,6 +188,26 @@ DRIVERS: Final = (
         sub_kind="driver-host",
     ),
     _driver(
+        "opencl-code",
+        "cl_",
+        # Khronos' CL/cl.h; programs print the names of its error codes
+        r"cl_(?:mem_object_allocation_failure|out_of_resources)",
+        backend="opencl",
+    ),
+    _driver("vulkan-code", "vk_error_out_of", r"vk_error_out_of_device_memory", backend="vulkan"),
+    *(
+        _driver(
+            "driver-host-code",
+            literal,
+            literal,
+            backend="cpu",
+            kind=HOST,
+            is_device_oom=False,
+            sub_kind="driver-host",
+        )
+        for literal in ("cl_out_of_host_memory", "vk_error_out_of_host_memory")
+    ),
+    _driver(
         "driver-code", "cuda_error_out_of_memory", r"cuda_error_out_of_memory(?::outofmemory)?"
     ),
     _driver(
@@ -196,7 +235,9 @@ DRIVERS: Final = (
     _driver(
         "thrust",
         "bad_alloc:cuda",
-        r"bad_alloc:cuda(?:error)?[a-z]{0,30}:outofmemory",
+        # xgboost, src/common/device_vector.cu and device_helpers.cuh: the figures below it
+        r"bad_alloc:cuda(?:error)?[a-z]{0,30}:outofmemory(?:-?freememory:(?P<free_bytes>COUNT)"
+        r"-?requestedmemory:(?P<requested_bytes>COUNT))?",
         sub_kind="thrust",
     ),
     _driver(
@@ -223,19 +264,33 @@ DRIVERS: Final = (
         back=32,
         sub_kind="thrust",
     ),
-    _driver(
-        "rmm",
-        "bad_alloc:out_of_memory",
-        r"bad_alloc:out_of_memory(?::cudaerror)?(?:at:[\w./:+-]{1,200}?"
-        r":cudaerrormemoryallocationoutofmemory)?",
-        kind=OTHER,
-        sub_kind="rmm",
+    *(
+        _driver("rmm", literal, pattern, kind=OTHER, backend="rmm")
+        # rmm 0.10 to 25.08, error.hpp, cuda_memory_resource.hpp and pool_memory_resource.hpp
+        for literal, pattern in (
+            (
+                "bad_alloc:out_of_memory",
+                (
+                    r"bad_alloc:out_of_memory(?::cudaerror)?(?:(?:at)?:[\w./:+-]{1,200}?"
+                    r":cudaerrormemoryallocationoutofmemory)?"
+                ),
+            ),
+            (
+                "bad_alloc:cudaerrorat:",
+                (
+                    r"bad_alloc:cudaerrorat:[\w./:+-]{1,200}?:cudaerrormemoryallocation"
+                    r"(?:outofmemory)?"
+                ),
+            ),
+            ("maximumpoolsizeexceeded", r"maximumpoolsizeexceeded"),
+            ("rmm_error_out_of_memory", r"rmm_error_out_of_memory"),
+        )
     ),
     _driver(
         "cuda-malloc",
         "outofmemory",
         r"(?P<_word>cuda|hip|cu)(?:malloc|memalloc)(?!\w{0,12}host)[\w&*,]{0,20}(?:\([^()]{0,60}\))?"
-        r"(?:retry|call)?(?:failed|returned)(?:witherror|error)?[\d:,(\"']{0,6}outofmemory",
+        r"(?:retry|call)?(?:failed|returned)?(?:witherror|error)?[\d:,(\"']{0,6}outofmemory",
         back=120,
         refine=_word,
         may_be_prose=True,
@@ -243,11 +298,24 @@ DRIVERS: Final = (
     _driver(
         "numbered-error",
         "outofmemory",
-        r"(?!cudaruntimeerror\(2\):outof)(?P<_word>cuda|hip)(?:runtime|driver|api)?"
+        r"(?!cudaruntimeerror\(2\):outof)(?P<_word>cuda|hip)(?:runtime|driver|api|failedwith)?"
         r"(?:error|failure|status)(?:code)?[=:(\[#]{0,2}0{0,3}2[)\]]?"
-        r"(?:(?:at|in|@)[\w./:+-]{1,120}?)?[:,;-]{0,2}[\"'(]{0,2}outofmemory",
+        r"(?:(?:at|in|@)[\w./:+-]{1,120}?)?[:,;-]{0,2}[\"'(]{0,2}"
+        r"(?:cudaerrormemoryallocation[:-]{1,2})?outofmemory",
         back=160,
         refine=lambda f, m, s: _cuda_error(_word(f, m, s) or f, m, s),
+    ),
+    _driver(
+        "julia",
+        "outofgpumemory",
+        # CUDA.jl 2 to 5, src/memory.jl: OutOfGPUMemoryError and memory_status
+        r"outofgpumemory(?:tryingtoallocate<requested_bytes>)?"
+        r"(?:effectivegpumemoryusage:[\d.]{1,8}%\(<_used_bytes>/<total_bytes>\))?"
+        r"(?:memorypoolusage:<allocated_bytes>\(<reserved_bytes>reserved\))?",
+        refine=_julia,
+        kind=OTHER,
+        backend="julia",
+        may_be_prose=True,
     ),
     _driver(
         "tensorrt-runtime", "cudaruntime(outofmemory)", r"cudaruntime\(outofmemory\)", kind=OTHER
@@ -262,8 +330,10 @@ DRIVERS: Final = (
     _driver(
         "error-in-file",
         "outofmemory",
-        r"(?:(?P<_word>cuda|hip)error(?:at|in)|gpuassert)[\w./:+'\"-]{0,140}?:outofmemory",
-        back=160,
+        r"(?:(?P<_word>cuda|hip)(?:runtime|driver)?error(?:at|in)|gpuassert)"
+        r"[\w./:+'\"(),*&>-]{0,140}?:outofmemory",
+        back=170,
+        refine=_of_trtllm,
     ),
     _driver(
         "allocation-on-device",
@@ -307,7 +377,55 @@ DRIVERS: Final = (
 )
 
 
-_TF: Final = re.compile(r"tensorflow|stream_executor|xla/")
+_ON_DEVICE: Final = re.compile(r"cuda|gpu|hip|rocm|vram|xpu|device|metal|opencl|vulkan|graphics")
+_ERROR: Final = re.compile(
+    r"error|fail|exception|fatal|panic|abort|terminat|unable|(?:could|can|do(?:es)?)n(?:o|')t"
+)
+
+
+def _unread(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
+    """Keep a line that reports an error; say where it is open whose memory is meant."""
+    text, (start, end) = stream.squeezed, match.span()
+    if " " not in stream.text(start, end):
+        return None  # the name of an exception
+    before = stream.before(start, 120)
+    line = f"{before}{match.group()}{stream.after(end, 60)}"
+    if explains(stream, match) or not (_ERROR.search(line) or not before.strip("\"'([{>*-:")):
+        return None
+    around = text[max(0, start - 600) : end + 200]
+    if not _ON_DEVICE.search(around):
+        return fields | {"sub_kind": "unread"}
+    return fields | ({"backend": "mps"} if "metal" in around else {})
+
+
+LAST_RESORT: Final = tuple(
+    _driver("unread", literal, pattern, back=60, refine=_unread)
+    for literal, pattern in (
+        *(
+            (
+                literal,
+                (
+                    r"(?:ran|running|there(?:is|was))?(?:outof|not(?:have|provide)?enough|insufficient)"
+                    r"(?:allocatable|device|gpu|video|graphics|free|available|-){0,3}(?:memory|vram)"
+                ),
+            )
+            for literal in ("outof", "enough", "insufficient")
+        ),
+        (
+            "allocate",
+            (
+                r"fail(?:ed|s|ure)?to(?:re)?allocate(?:gpu|device)?(?:memory)?(?:of)?(?:size)?"
+                r"(?P<requested_bytes>COUNT)bytes"
+            ),
+        ),
+    )
+)
+"""What reads like a lack of memory in words of a program that nothing else here knows."""
+
+_TF: Final = re.compile(
+    r"tensorflow|stream_executor|xla/|couldnotcreatecudnnhandle:$|failedtocreatecublashandle:$"
+)
+"""TensorFlow's files, and what only its stream executor says (xla/stream_executor/cuda)."""
 
 
 def _backend(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
@@ -337,6 +455,15 @@ LIBRARIES: Final = (
         ),
         back=40,
         refine=_backend,
+        sub_kind="handle",
+    ),
+    Wording(
+        "cublas",
+        "cublas",
+        "cuda",
+        "createcublashandlefailed",
+        # MXNet, mshadow/stream_gpu-inl.h: CreateBlasHandle
+        compile_squeezed(r"createcublashandlefailed"),
         sub_kind="handle",
     ),
     Wording(
@@ -432,7 +559,9 @@ LIBRARIES: Final = (
         "nccl",
         "cuda",
         "ncclunhandledcudaerror",
-        compile_squeezed(r"ncclunhandledcudaerror"),
+        # torch/csrc/distributed/c10d/NCCLUtils.hpp: C10D_NCCL_CHECK says where before it says what
+        compile_squeezed(r"(?:ncclerrorin:[^;]{1,260}?)?ncclunhandledcudaerror"),
+        back=300,
         refine=_nccl_error,
         group="nccl",
     ),

@@ -43,6 +43,32 @@ def _ggml(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | N
     return fields | {"sub_kind": next((name for name, p in _PURPOSES if p.search(below)), "")}
 
 
+def _slow(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
+    """Keep what tells of a slow program: the words alone are part of every talk about GPUs."""
+    around = stream.squeezed[max(0, match.start() - 800) : match.end() + 800]
+    return fields if _SLOW.search(around) else None
+
+
+_SLOW: Final = re.compile(r"slow(?!est)|snail|crawl|takesforever|speeddrop|bottleneck")
+
+
+def _tensorrt(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
+    """Say whether TensorRT-LLM runs the builder: its own lines stand around TensorRT's."""
+    around = stream.squeezed[max(0, match.start() - 8000) : match.end() + 8000]
+    return fields | ({"sub_kind": "trtllm"} if _TRTLLM.search(around) else {})
+
+
+_TRTLLM: Final = re.compile(r"trt-llm\]|tensorrt[-_]llm|trtllm")
+
+
+def _ggml_check(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
+    """Tell the pool with virtual memory, whose calls some drivers refuse, from a full device."""
+    del stream
+    if match.group("_vmm"):
+        return fields | {"sub_kind": "vmm", "backend": "rocm" if "hip" in match.group() else "cuda"}
+    return fields
+
+
 FRAMEWORKS: Final = (
     Wording(
         "ggml",
@@ -76,11 +102,25 @@ FRAMEWORKS: Final = (
         "bufferofsize",
         compile_squeezed(
             r"failedtoallocate(?P<_word>cuda|rocm|vulkan|metal|sycl|musa|cann|mtl|cpu)"
-            r"(?:_host|_stranded)?<device_index>?(?:_split)?bufferofsize(?P<requested_bytes>COUNT)"
+            r"(?:_host|_pinned)?<device_index>?(?:_split)?bufferofsize(?P<requested_bytes>COUNT)"
         ),
         back=36,
         refine=_ggml,
         group="ggml",
+    ),
+    Wording(
+        "ggml-host",
+        HOST,
+        "cpu",
+        "failedtoallocatebufferofsize",
+        # ggml/src/ggml-backend.cpp: ggml_backend_cpu_buffer_type_alloc_buffer
+        compile_squeezed(
+            r"(?:ggml_backend_cpu_buffer_type_)?alloc_buffer:failedtoallocatebufferofsize"
+            r"(?P<requested_bytes>COUNT)"
+        ),
+        back=42,
+        is_device_oom=False,
+        sub_kind="ggml-host",
     ),
     Wording(
         "ggml",
@@ -103,6 +143,43 @@ FRAMEWORKS: Final = (
         back=64,
         refine=_ggml,
         group="ggml",
+    ),
+    Wording(
+        "ggml",
+        "ggml",
+        "cuda",
+        ":outofmemory",
+        # ggml/src/ggml-cuda/ggml-cuda.cu: CUDA_CHECK of 2023, and CU_CHECK of the pool with
+        # virtual memory, which a HIP build calls HipVMM
+        compile_squeezed(
+            r"ggml[-_](?P<_word>cuda|hip|sycl)[\w./-]{0,40}:\d{1,6}:(?P<_vmm>(?:hip|cu|cuda)vmmfailure)?"
+            r":?outofmemory"
+        ),
+        back=80,
+        refine=_ggml_check,
+        group="ggml",
+    ),
+    Wording(
+        "ggml-loading",
+        "ggml",
+        "cuda",
+        "unabletoallocate",
+        # src/llama-model.cpp: load_tensors
+        compile_squeezed(
+            r"(?:errorloadingmodel:)?unabletoallocate(?:(?P<_word>cuda|rocm|vulkan|metal|sycl|musa|cann"
+            r"|cpu)<device_index>?|backend)buffer"
+        ),
+        back=18,
+        refine=_ggml,
+        group="ggml",
+    ),
+    Wording(
+        "paddle",
+        OTHER,
+        "paddle",
+        "cannotmalloc",
+        # Paddle 1.5, paddle/fluid/memory/detail/system_allocator.cc
+        compile_squeezed(r"cannotmalloc<requested_bytes>gpumemory"),
     ),
     Wording(
         "paddle",
@@ -164,6 +241,7 @@ FRAMEWORKS: Final = (
             r"availablememoryof(?P<free_bytes>COUNT)issmallerthanrequestedbytesof(?P<requested_bytes>COUNT)"
         ),
         back=50,
+        sub_kind="arena-limit",
     ),
     Wording(
         "directml",
@@ -207,12 +285,28 @@ FRAMEWORKS: Final = (
         is_warning=True,
         sub_kind="went-on",
     ),
+    *(
+        Wording(
+            "spilled",
+            ALLOCATOR,
+            "cuda",
+            literal,
+            compile_squeezed(literal),
+            refine=_slow,
+            is_warning=True,
+            is_marker=True,
+            sub_kind="went-on",
+        )
+        # What people write who watch Windows' task manager: no program prints it.
+        for literal in ("sharedgpumemory", "sysmemfallback")
+    ),
     Wording(
         "tensorrt",
         OTHER,
         "tensorrt",
         "requestedamountofgpumemory",
         compile_squeezed(r"requestedamountofgpumemory\(<requested_bytes>\)couldnotbeallocated"),
+        refine=_tensorrt,
     ),
     Wording(
         "tensorrt",
@@ -220,9 +314,10 @@ FRAMEWORKS: Final = (
         "tensorrt",
         "outofmemory(",
         compile_squeezed(
-            r"outofmemory\((?:requested<requested_bytes>|nofurtherinformation)"
+            r"outofmemory\((?:requested(?:sizewas)?<requested_bytes>|nofurtherinformation)"
             r"[^()]{0,120}\)"
         ),
+        refine=_tensorrt,
     ),
     Wording(
         "ipex-4gb",
@@ -260,6 +355,18 @@ KV_CACHE_CHECKS: Final = (
         compile_squeezed(r"notenoughmemorytohandle<kv_tokens_requested>prefilltokens"),
         sub_kind="prefill",
         hint="max-batch-prefill-tokens",
+    ),
+    Wording(
+        "tgi-total",
+        KV_CACHE,
+        "tgi",
+        "notenoughmemorytohandle",
+        # the same, 0.9 to 1.0
+        compile_squeezed(
+            r"notenoughmemorytohandle<kv_tokens_requested>totaltokenswith\d{1,9}prefilltokens"
+        ),
+        sub_kind="total-tokens",
+        hint="max-batch-total-tokens",
     ),
     Wording(
         "vllm-no-blocks",

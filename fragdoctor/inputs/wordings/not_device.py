@@ -10,6 +10,7 @@ from fragdoctor.inputs.wordings.wording import (
     NEGATIVE,
     SHARED_MEMORY,
     Fields,
+    Refine,
     Wording,
     compile_squeezed,
 )
@@ -24,8 +25,19 @@ def _alone(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | 
     return fields if is_alone else None
 
 
-def _kill(variant: str, literal: str, pattern: str, back: int = 0) -> Wording:
-    return _host(variant, _SUB_KIND, literal, pattern, back, group="kill")
+def _of_cgroup(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
+    """Tell a limit of a container or a job from a full machine (Linux, mm/memcontrol.c)."""
+    around = stream.squeezed[max(0, match.start() - 1000) : match.end() + 4000]
+    is_limited = (
+        "mem_cgroup_o" in around or "memorycgroup" in around or "constraint_memcg" in around
+    )
+    return fields | ({"sub_kind": "cgroup-kill"} if is_limited else {})
+
+
+def _kill(
+    variant: str, literal: str, pattern: str, back: int = 0, refine: Refine | None = None
+) -> Wording:
+    return _host(variant, _SUB_KIND, literal, pattern, back, group="kill", refine=refine)
 
 
 KILLS: Final = (
@@ -54,11 +66,39 @@ KILLS: Final = (
         "killedprocess",
         r"(?:outofmemory|memorycgroupoutofmemory):?killedprocess\d{1,9}",
         26,
+        refine=_of_cgroup,
     ),
-    _kill("kernel", "oom-kill:constraint", r"oom-kill:constraint"),
-    _kill("kernel", "invokedoom-killer", r"invokedoom-killer"),
+    _kill("kernel", "oom-kill:constraint", r"oom-kill:constraint", refine=_of_cgroup),
+    _kill("kernel", "invokedoom-killer", r"invokedoom-killer", refine=_of_cgroup),
     _kill("slurm", "killevent", r"oom[-_]killevent", 4),
     _kill("slurm", "oomkilled", r"oomkilled"),
+    # runc, libcontainer/process_linux.go
+    _kill(
+        "slurm", "oom-killed", r"(?:containerinitwas)?oom-killed(?:\(memorylimittoolow\?\))?", 16
+    ),
+    # Slurm to 19.05, slurmd/common/proctrack and jobacct_gather; OpenPBS, mom_main.c; LSF, bhist
+    _kill(
+        "slurm",
+        "exceededmemorylimit",
+        r"(?:job|step)[\d._a-z]{1,30}exceededmemorylimit(?:\(\d{1,15}>\d{1,15}\))?",
+        34,
+    ),
+    _kill(
+        "slurm",
+        "jobkilled:",
+        r"=>>pbs:jobkilled:(?:v?mem|pmem|pvmem)[\d.kmgb]{1,20}exceededlimit",
+        7,
+    ),
+    _kill("slurm", "term_memlimit", r"term_memlimit"),
+    # Kubernetes, pkg/kubelet/eviction/helpers.go: nodeLowMessageFmt
+    _host(
+        "evicted",
+        "evicted",
+        "lowonresource:memory",
+        r"(?:thenodewas)?lowonresource:memory",
+        10,
+        group="kill",
+    ),
     _host("killed", _SUB_KIND, "killed", r"killed", group="kill", refine=_alone),
     _kill("killed", "killed", r"line\d{1,6}:\d{1,9}killed", 24),
     _kill("killed", "killed", r"\[\d{1,3}\][+-]?(?:\d{1,9})?killed", 16),
@@ -66,9 +106,15 @@ KILLS: Final = (
 
 
 HOST_MEMORY: Final[tuple[Wording, ...]] = (
+    # c10/core/impl/alloc_cpu.cpp says it so where it was built by Microsoft's compiler
+    _host("cpu-allocator", "windows-commit", "defaultcpuallocator:notenoughmemory",
+          r"defaultcpuallocator:notenoughmemory:(?:youtriedtoallocate<requested_bytes>)?"),
     _host("cpu-allocator", "cpu-allocator", "defaultcpuallocator:",
           r"defaultcpuallocator:(?:can'?tallocatememory|notenoughmemory|[a-z']{1,60}):?"
           r"(?:youtriedtoallocate<requested_bytes>)?"),
+    # aten/src/TH/THGeneral.cpp of PyTorch 0.4 and 1.0
+    _host("cpu-allocator", "cpu-allocator", "torch:notenoughmemory:",
+          r"torch:notenoughmemory:youtriedtoallocate<requested_bytes>"),
     _host("dataloader-bus-error", "dev-shm", "buserror",
           r"dataloaderworker(?:\(pid\(?s?\)?:?[\d,]{1,60}\))?iskilledbysignal:buserror"
           r"(?:\.itispossiblethatdataloader'?sworkersareoutofsharedmemory)?", 100, group="shm"),
@@ -196,7 +242,12 @@ NEGATIVES: Final = (
     _negative("disk-full", "nospaceleftondevice", backend="cpu"),
     _negative("file-limit", "toomanyopenfiles", backend="cpu"),
     _negative("segfault", "signal11(sigsegv)", backend="cpu"),
+    _negative("segfault", "killedbysignal:segmentationfault", backend="cpu"),
+    # ggml/src/ggml.c of 2023: memory of fixed size that a graph takes its tensors from
+    _negative("fixed-pool", "notenoughspaceinthecontext'smemorypool", backend="cpu"),
+    _negative("fixed-pool", "notenoughspaceinthescratchmemorypool", backend="cpu"),
 )
+
 
 NOT_DEVICE_MEMORY: Final = (
     Wording(
@@ -206,6 +257,7 @@ NOT_DEVICE_MEMORY: Final = (
         "outofresource:",
         compile_squeezed(
             r"(?:outofresources:)?outofresource:(?:sharedmemory|tensormemory|threads|registers)"
+            r"(?:,required:\d{1,12},,?hardwarelimit(?:ation)?:\d{1,12})?"
         ),
         back=16,
         is_device_oom=False,

@@ -201,7 +201,7 @@ _FAILED: Final = re.compile(
 )
 _RAISED: Final = re.compile(
     r"(?:error|exception):|(?:unableto|couldnot|cannot|can'?t|failedto)[\w.'\"-]{1,60}:$"
-    r"|\.(?:py|h|hpp|cc|cpp|cu|cuh|rs|c):\d{1,6}[:\])]{1,2}$",
+    r"|\.(?:py|h|hpp|cc|cpp|cu|cuh|rs|c)[:(]\d{1,6}[:\])]{1,2}$",
     re.ASCII,
 )
 _ADVICE: Final = re.compile(
@@ -224,7 +224,7 @@ def reads_as_failure(stream: LogStream, match: re.Match[str]) -> bool:
     It does after ``...Error:`` and the like, or alone at the start of a line; never after words
     such as "if you see".
     """
-    before, after = stream.before(match.start(), 80), stream.after(match.end(), 40)
+    before = stream.before(match.start(), 80)
     if _EXPLAINED.search(before):
         return False
     # also quoted, and further on in the sentence of another exception
@@ -232,7 +232,13 @@ def reads_as_failure(stream: LogStream, match: re.Match[str]) -> bool:
         return True
     if before.strip("\"'`([{>*-:"):
         return False
-    return not _ADVICE.match(after.lstrip(".'\"`*:,;-"))
+    return not explains(stream, match)
+
+
+def explains(stream: LogStream, match: re.Match[str]) -> bool:
+    """Return whether words are part of advice or of a talk about failures."""
+    after = stream.after(match.end(), 40).lstrip(".'\"`*:,;-")
+    return bool(_EXPLAINED.search(stream.before(match.start(), 80)) or _ADVICE.match(after))
 
 
 def compile_squeezed(pattern: str) -> re.Pattern[str]:

@@ -111,11 +111,16 @@ def message_sections(diagnosis: Diagnosis) -> list[doc.Section]:
     note = f"{format_count(len(log.messages))} in this text"
     messages = [_messages(log, detail)] if several else []
     quoted = doc.Paragraph(text, detail=Detail.FULL)
-    server = doc.tabled(
-        log.server, doc.Column("", "name"), doc.Column("", "n_bytes"), label="Server's budget"
-    )
+    budgets = (("Server's budget", log.server, "server"), ("XLA's program", log.program, "program"))
     return [
-        doc.Section("Server's budget", [server], id="server"),
+        *(
+            doc.Section(
+                name,
+                [doc.tabled(lines, doc.Column("", "name"), doc.Column("", "n_bytes"), label=name)],
+                id=id_,
+            )
+            for name, lines, id_ in budgets
+        ),
         doc.Section("Messages", messages, note, "messages"),
         doc.Section("The message", [quoted], id="message"),
         doc.Section(title, [markers], id="markers"),

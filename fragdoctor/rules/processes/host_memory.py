@@ -12,11 +12,11 @@ from fragdoctor.rules.rule import Context, Need, Rule
 class HostMemory(Rule):
     """The host's memory ran out, not the GPU's.
 
-    What it finds. Kills by the operating system, failed CPU allocations, full /dev/shm, failed
-    stranded memory.
+    What it finds. Kills by the operating system, failed CPU allocations, a full /dev/shm,
+    page-locked memory that could not be had.
 
-    Why it costs memory. Data loading, checkpoints and stranded buffers live in host memory; no GPU
-    setting changes that.
+    Why it costs memory. Data loading, checkpoints and page-locked buffers live in host memory; no
+    GPU setting changes that.
 
     Evidence used. The text of the log: exit codes, signals, the CPU allocator's message.
 

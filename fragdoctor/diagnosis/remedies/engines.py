@@ -1,0 +1,55 @@
+"""Less on the device, in the words of a program that has an allocator of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import ClassVar, Final
+
+from fragdoctor.diagnosis.remedies.host_memory import HOST_CHANGES
+from fragdoctor.diagnosis.remedies.remedy import ASKS, CURES, HELPS, JudgedCase, Proposal, Remedy
+from fragdoctor.model.diagnosis import Cause
+from fragdoctor.model.engines import ANY_PROGRAM, Need, engine_of, need_of
+from fragdoctor.model.finding import Confidence
+from fragdoctor.model.gpus import monitor_of
+
+WSL: Final = re.compile(r"\bWSL|/mnt/[a-z]/|microsoft-standard")
+
+TOLD: Final = (Need.WEIGHTS, Need.CACHE, Need.GRAPH, Need.LIMIT, Need.POOL, Need.ONE_INPUT)
+"""Needs that the text itself names, so that what meets them removes the cause."""
+
+CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.HEALTHY, Cause.SIZE_BUG)
+
+
+def _is_open(case: JudgedCase, need: Need) -> bool:
+    """Return whether who is on the device is the question, since so little was refused."""
+    return need is Need.FULL and case.cause is Cause.UNKNOWN
+
+
+class LessOnTheDevice(Remedy):
+    """A program with an allocator of its own, or one that nothing names, needs too much."""
+
+    code: ClassVar[str] = "less-on-the-device"
+    title: ClassVar[str] = "Put less on the device"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose the option of the program, by what the memory was for."""
+        message = case.message
+        if message is None or case.cause in CLOSED or not case.is_of_other_program:
+            return
+        engine, need = engine_of(message) or ANY_PROGRAM, need_of(message)
+        title, change = engine.advice(need)
+        change = change.replace("MONITOR", monitor_of(message.backend))
+        said = f"{message.above} {message.intro} {message.text}"
+        if case.kind == "ggml" and message.requested_bytes is None and WSL.search(said):
+            title = "Try without page-locked host memory first, then with fewer layers on the GPU"
+            change = f"{HOST_CHANGES['ggml-pinned']}: {change}"
+        yield self.proposal(
+            title=title,
+            weight=CURES if need in TOLD else ASKS if _is_open(case, need) else HELPS,
+            confidence=Confidence.LIKELY if need in TOLD else Confidence.POSSIBLE,
+            change=change,
+            why=case.verdict.summary,
+            cost="Less at a time, or slower." if need is not Need.LIMIT else "More memory in use.",
+            verify=engine.verify,
+        )
