@@ -11,9 +11,10 @@ half that may be looked at; the rows of the held-out half are never printed. ``-
 instead what ``fragdoctor.estimation.calibration`` holds, as it follows from the half that may be
 looked at, and what share of the figures of tables left out such spreads would cover.
 
-A figure of PyTorch's allocated memory is compared with the allocated peak, any other with the
-reserved one. The interval is the one that is printed for programs of others; verdicts are by what
-the card must have free.
+A figure of PyTorch's allocated memory is compared with the allocated peak, one of its reserved
+memory with the reserved one, and one whose kind is not stated with what the driver shows of the
+process: reserved memory and the CUDA context. The interval is the one that is printed for programs
+of others; verdicts are by what the card must have free.
 """
 
 from __future__ import annotations
@@ -43,6 +44,13 @@ from fragdoctor.model.workload import Workload
 FOLDER = Path(__file__).parent / "published"
 HALVES = ("looked_at", "held_out")
 UNITS = {"GB": 10**9, "GiB": 2**30, "MiB": 2**20}
+SAID_BY_SOURCE = {
+    # chunked_cross_entropy on the logits as they are; bitsandbytes 0.42; all loops accumulate.
+    "Lightning-AI/litgpt": ("--logits 16-bit --grad-accumulation 8", {"int4": "int4-0.42"}),
+    # The loss of an MPT is flash-attention's, of 16-bit logits, unless configured otherwise.
+    "mosaicml/llm-foundry": ("--logits 16-bit", {}),
+}
+"""What the code of a repository does in all its training rows, and what it means by a dtype."""
 AT_LIMIT = 0.8  # of the card: closer than that, a verdict is a question
 
 
@@ -60,7 +68,7 @@ class Outcome(NamedTuple):
 
 def without_advice(workload: Workload, estimator: Estimator, gpus: Sequence[GpuModel]) -> Estimate:
     """Return what ``estimation.judge.judged`` does, without batches, measures and the map."""
-    footprint = estimator.footprint_of(workload)
+    footprint = estimator.headline_of(workload)
     fits = tuple(fit_of(footprint, gpu) for gpu in gpus)
     return Estimate(workload, footprint, fits, (), estimator.error)
 
@@ -68,7 +76,14 @@ def without_advice(workload: Workload, estimator: Estimator, gpus: Sequence[GpuM
 def asked(row: Mapping[str, str]) -> dict[str, Any]:
     """Return the report on a row as the command prints it."""
     model = [] if {"--layers", "--params"} & set(row["options"].split()) else [row["model"]]
-    words = [*model, *shlex.split(row["options"]), "--gpu", row["gpu"], "--format", "json"]
+    options = shlex.split(row["options"])
+    if "--inference" not in options:
+        for repository, (more, means) in SAID_BY_SOURCE.items():
+            if repository in row["source"]:
+                options = [*(means.get(word, word) for word in options), *shlex.split(more)]
+        if "chunked loss" in row["note"]:
+            options += ["--logits", "chunked"]
+    words = [*model, *options, "--gpu", row["gpu"], "--format", "json"]
     printed = io.StringIO()
     with (
         contextlib.redirect_stdout(printed),
@@ -94,15 +109,23 @@ def outcome_of(row: Mapping[str, str]) -> Outcome:
         measured = float(row["figure"]) * UNITS[row["unit"]]
         error = _point(found, row["what"]) / measured - 1
         if row["what"] != "cache":
-            share = tuple(measured / found[f"needs_{end}_bytes"] for end in ("low", "high"))
-            side = "below" if measured < low else "inside" if measured <= high else "above"
+            own = measured - _outside(found, row["what"])
+            share = tuple(own / found[f"needs_{end}_bytes"] for end in ("low", "high"))
+            side = "below" if own < low else "inside" if own <= high else "above"
     return Outcome(row, error, share, side, high / low - 1, _verdict(row, found, measured), "")
 
 
 def _point(found: Mapping[str, Any], what: str) -> float:
     if what == "cache":
         return float(found["serving"]["cache_bytes"])
-    return float(found["peak_allocated_bytes" if what == "allocated" else "peak_reserved_bytes"])
+    if what == "allocated":
+        return float(found["peak_allocated_bytes"])
+    return float(found["peak_reserved_bytes"]) + _outside(found, what)
+
+
+def _outside(found: Mapping[str, Any], what: str) -> int:
+    """Return what of a figure is not PyTorch's: ``nvidia-smi`` shows the CUDA context too."""
+    return int(found["gpus"][0]["context_bytes"]) if what == "unstated" else 0
 
 
 def _verdict(row: Mapping[str, str], found: Mapping[str, Any], measured: float) -> str:

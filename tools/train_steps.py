@@ -665,7 +665,7 @@ def errors_of(row: Mapping[str, Any]) -> tuple[int, dict[str, float]]:
     shape = shape_of_config(row["config"], row["name"])
     errors = {}
     for dtype, peak in row["peak_allocated_bytes"].items():
-        seq = shape.fixed_seq or row["seq"]
+        seq = row["seq"]
         kept = {"nf4": "int4", "int8": "int8"}.get(row.get("quantised", ""), dtype)
         workload = Workload(
             shape, kept, batch=row["batch"], seq=seq, compute="9.0",

@@ -60,7 +60,7 @@ _FORMULA: Final = frozenset(
 )  # fmt: skip
 _TRAINING: Final = frozenset(
     {"optimizer", "master_weights", "grad_dtype", "checkpointing", "grad_accumulation",
-     "sequence_parallel", "offload"}
+     "sequence_parallel", "offload", "logits"}
 )  # fmt: skip
 _CACHE: Final = frozenset(
     {"new_tokens", "kv_dtype", "cache", "gpu_memory_utilization", "max_num_seqs",
@@ -307,6 +307,7 @@ def _request(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Request:
         lora_rank=chosen.lora or 0,
         lora_targets=chosen.lora_targets,
         zero_stage=3 if chosen.fsdp else chosen.zero or 0,
+        is_fsdp=chosen.fsdp,
         world_size=chosen.world_size,
         grad_accumulation=chosen.grad_accumulation,
         inference=chosen.inference,
@@ -321,6 +322,7 @@ def _request(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Request:
         offload=chosen.offload or "",
         dora=chosen.dora,
         keeps_logits=chosen.keep_logits,
+        logits=chosen.logits.value if chosen.logits else "",
         compute=gpus[0].compute if gpus else "",
         overrides=Overrides(
             vocab=chosen.vocab,

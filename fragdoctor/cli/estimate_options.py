@@ -21,6 +21,15 @@ class AttentionKind(StrEnum):
     EAGER = "eager"
 
 
+class LossKind(StrEnum):
+    """Values of ``--logits``: ``model.workload.Loss``."""
+
+    FP32 = "fp32"
+    WORKING = "16-bit"
+    CHUNKED = "chunked"
+    FUSED = "fused"
+
+
 class CacheKind(StrEnum):
     """Values of ``--cache``."""
 
@@ -175,6 +184,10 @@ class EstimateOptions(options.EstimateOutput):
             "--keep-logits", help="Count logits held through backward, or of a whole prompt"
         ),
     ] = False
+    logits: Annotated[
+        LossKind | None,
+        typer.Option("--logits", help="Choose of which logits the loss is computed"),
+    ] = None
     family: Annotated[
         Family, typer.Option("--family", help="Choose how layers are built without a config.json")
     ] = Family.LLAMA

@@ -32,6 +32,7 @@ GROUPS: Final = {
         "--lora-targets",
         "--dora",
         "--offload",
+        "--logits",
         "--keep-logits",
         "--dropout",
     ),

@@ -22,16 +22,18 @@ from fragdoctor.estimation.architectures import (
     Architecture,
     Dimensions,
     generic,
+    outside,
     parameters_of,
 )
-from fragdoctor.estimation.families import (
-    classifier_parameters,
-    n_labels,
-    other_family,
-    refuse_uncovered,
-    refuse_unknown,
+from fragdoctor.estimation.families import refuse_uncovered, refuse_unknown
+from fragdoctor.model.workload import (
+    LayerBuild,
+    LayerSizes,
+    ModelShape,
+    ParameterGroup,
+    Role,
+    shared,
 )
-from fragdoctor.model.workload import LayerBuild, LayerSizes, ModelShape, ParameterGroup, shared
 from fragdoctor.opening import open_readable
 from fragdoctor.units import MIB
 
@@ -117,9 +119,6 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
     kind = kind.lower() if isinstance(kind, str) else ""
     architecture = ARCHITECTURES.get(kind)
     reader = ConfigReader(config, name, kind)
-    special = other_family(reader, kind)
-    if special is not None:
-        return special
     notes = [nested] if nested else []
     if architecture is None:
         refuse_unknown(config, kind, name)
@@ -227,11 +226,6 @@ def quantised_dtype(config: Config) -> tuple[str, str]:
     return "", method
 
 
-def is_transformers(config: Config) -> bool:
-    """Return whether the file was written by the transformers library, not by hand."""
-    return "architectures" in config or "transformers_version" in config
-
-
 def _shape(reader: ConfigReader, a: Architecture, notes: tuple[str, ...]) -> ModelShape:
     hidden = reader.whole("hidden")
     n_layers = reader.whole("n_layers", limit=MAX_LAYERS)
@@ -335,13 +329,10 @@ def _finish(
     facts: Mapping[str, int],
     notes: tuple[str, ...],
 ) -> ModelShape:
-    hugging_face = is_transformers(reader.config)
     has_head = not a.has_no_head or _is_masked_lm(reader.config)
     if not has_head:
         notes = (*notes, "No language-model head is counted: a loss over a few classes.")
     window, n_sliding = _windows(reader, a, d.n_layers)
-    if hugging_face and has_head and not _is_masked_lm(reader.config):
-        notes = (*notes, "Taken as Hugging Face code: the loss is computed on fp32 logits.")
     return ModelShape(
         **shared(d, LayerSizes),
         name=reader.kind or "model",
@@ -349,11 +340,9 @@ def _finish(
         parameters=(*parameters_of(d), *_classifier(reader, a, d.hidden)),
         max_positions=facts["positions"],
         experts_per_token=facts["active"],
-        softmax_fp32=hugging_face and reader.kind not in ("gpt2", "gpt_oss"),
-        copies_keys=hugging_face and a.packed_qkv and not a.has_rotary,
-        upcasts_logits=hugging_face and not _is_masked_lm(reader.config),
+        softmax_fp32=reader.kind not in ("gpt2", "gpt_oss"),
+        upcasts_logits=not _is_masked_lm(reader.config),
         has_lm_head=has_head,
-        embedding_dropout=reader.share(("embd_pdrop",), a.dropout),
         hidden_dropout=reader.share(
             ("resid_pdrop", "hidden_dropout_prob", "hidden_dropout", "dropout", "resid_dropout",
              "residual_dropout"), a.dropout
@@ -370,11 +359,18 @@ def _finish(
 
 
 def _classifier(reader: ConfigReader, a: Architecture, hidden: int) -> list[ParameterGroup]:
-    """Return the matrix to a few classes, where the file names such a model."""
+    """Return the matrix to a few classes, and a square one before it, where the file names them."""
     names = reader.config.get("architectures")
     if not isinstance(names, list) or not any(str(n).endswith("Classification") for n in names):
         return []
-    return classifier_parameters(n_labels(reader), hidden, has_two=a.has_classifier_head)
+    labels = reader.config.get("id2label")
+    n = len(labels) if isinstance(labels, dict) and labels else reader.whole("num_labels", 2)
+    sizes = [("before_classifier", hidden)] if a.has_classifier_head else []
+    return [
+        group
+        for name, rows in (*sizes, ("classifier", n))
+        for group in (outside(name, rows, hidden), outside(f"{name}.bias", rows, role=Role.BIAS))
+    ]
 
 
 def _has_cap(reader: ConfigReader, key: str) -> bool:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil
+from typing import Any, Final
 
 from fragdoctor.estimation.calibration import published_range
 from fragdoctor.estimation.inference import cache_parts, kv_element_bytes, play_inference
@@ -15,14 +16,31 @@ from fragdoctor.estimation.operation_memory import attention_used, term_bytes, u
 from fragdoctor.estimation.request import Request, error_of, workload_of
 from fragdoctor.estimation.states import (
     WORKSPACE_SOURCE,
+    GroupState,
     States,
     communication_elements,
     local_part,
+    n_gpus,
     states_of,
 )
 from fragdoctor.estimation.step import StepPlayer, segment_layers
-from fragdoctor.estimation.tape import Needs, Tape, most_of_each, needs_of, phases_of, reserved_of
-from fragdoctor.estimation.training_choices import AUTOCAST_DOC, ZERO, optimizer_of, precision_of
+from fragdoctor.estimation.tape import (
+    Needs,
+    Tape,
+    most_of_each,
+    needs_of,
+    phases_of,
+    reserved_of,
+    served_bytes,
+)
+from fragdoctor.estimation.training_choices import (
+    AUTOCAST_DOC,
+    ZERO,
+    OptimizerSpec,
+    Precision,
+    optimizer_of,
+    precision_of,
+)
 from fragdoctor.model.gpus import GpuModel, generation_of
 from fragdoctor.model.memory_estimate import (
     Doubt,
@@ -32,15 +50,15 @@ from fragdoctor.model.memory_estimate import (
     KeptTensor,
     Sureness,
 )
-from fragdoctor.model.workload import Attention, Workload
-from fragdoctor.units import format_count
+from fragdoctor.model.workload import Attention, Role, Workload
+from fragdoctor.units import MIB, format_count
 
 
-def layer_terms(workload: Workload, *, crosses: bool = False) -> dict[str, float]:
+def layer_terms(workload: Workload) -> dict[str, float]:
     """Return bytes kept for each element of each unit, in one layer."""
     total: defaultdict[str, float] = defaultdict(float)
     precision = precision_of(workload.dtype)
-    ops = layer_ops(workload, precision, crosses=crosses)
+    ops = layer_ops(workload, precision)
     for op in ops:
         for term in op.saved:
             total[term.unit] += term.bytes_per
@@ -55,9 +73,7 @@ def kept_tensors(workload: Workload) -> list[KeptTensor]:
     sizes = units(workload)
     return [
         KeptTensor(op.name, t.label, f"{t.unit} x {t.bytes_per:g} B", term_bytes(t, sizes))
-        for op in layer_ops(
-            workload, precision_of(workload.dtype), crosses=workload.shape.n_cross_layers > 0
-        )
+        for op in layer_ops(workload, precision_of(workload.dtype))
         for t in op.saved
     ]
 
@@ -70,15 +86,6 @@ def activation_formula(workload: Workload) -> tuple[str, str]:
     symbols = " + ".join(f"{unit} x {each:g}" for unit, each in terms.items())
     numbers = " + ".join(f"{format_count(sizes[unit])} x {each:g}" for unit, each in terms.items())
     n_layers, segment = workload.shape.n_layers, segment_layers(workload)
-    if not segment and (n_cross := workload.shape.n_cross_layers):
-        whole = layer_terms(workload, crosses=True)
-        more = {u: n - terms.get(u, 0) for u, n in whole.items() if n > terms.get(u, 0)}
-        symbols_x = " + ".join(f"{unit} x {each:g}" for unit, each in more.items())
-        numbers_x = " + ".join(f"{format_count(sizes[u])} x {each:g}" for u, each in more.items())
-        return (
-            f"L x ({symbols}) B + L_decoder x ({symbols_x}) B",
-            f"{n_layers} x ({numbers}) B + {n_cross} x ({numbers_x}) B",
-        )
     if not segment:
         return f"L x ({symbols}) B", f"{n_layers} x ({numbers}) B"
     residual = precision_of(workload.dtype).residual
@@ -104,6 +111,11 @@ def logits_formula(workload: Workload, most_bytes: int) -> tuple[str, str]:
 CHECKPOINT_PAPER = "Chen et al. 2016, https://arxiv.org/abs/1604.06174"
 FOREACH_SOURCE = "torch.optim, foreach implementation, default on CUDA"
 KV_SOURCE = "Pope et al. 2022, https://arxiv.org/abs/2211.05102"
+MIXED_PRECISION = "Micikevicius et al. 2017, https://arxiv.org/abs/1710.03740"
+DDP_SOURCE = (
+    "DistributedDataParallel without gradient_as_bucket_view=True, "
+    "https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"
+)
 TRAINER_SOURCE = "PyTorch autograd: one gradient for each parameter, in its dtype"
 
 
@@ -134,19 +146,79 @@ def formula_footprint(workload: Workload) -> Footprint:
     )
 
 
+def settled(workload: Workload, footprint: Footprint) -> Footprint:
+    """Return a footprint whose upper bound the exact allocator has lowered where it can."""
+    tape, needs = play(workload), formula_needs(workload)
+    unsettled = needs_of(tape, workload)
+    high = served_bytes(tape, workload, unsettled)
+    if high is None or unsettled.high_bytes is None or needs.high_bytes is None:
+        return footprint
+    spared = unsettled.high_bytes - high
+    doubts = tuple(
+        replace(d, n_bytes=max(0, d.n_bytes - spared)) if d.id == "allocator" else d
+        for d in needs.doubts
+    )
+    needs = replace(needs, high_bytes=needs.high_bytes - spared, doubts=doubts)
+    return replace(
+        footprint,
+        needs_high_bytes=needs.high_bytes,
+        published_high_bytes=published_range(needs)[1],
+        doubts=doubts,
+    )
+
+
+NCCL_BYTES: Final = 490 * MIB
+"""What a communicator of NCCL takes beside the CUDA context; see ``model.gpu_table``."""
+
+
 def formula_needs(workload: Workload) -> Needs:
-    """Return the bounds of a workload's memory, without the rest of its footprint.
+    """Return the bounds of a workload's memory, without the rest of its footprint."""
+    needs = _either_attention(workload)
+    if n_gpus(workload) == 1 or needs.high_bytes is None:
+        return needs
+    degrees = (
+        workload.world_size, workload.tensor_parallel, workload.context_parallel,
+        workload.pipeline_parallel, workload.expert_parallel,
+    )  # fmt: skip
+    n_bytes = NCCL_BYTES * sum(degree > 1 for degree in degrees)
+    more = [Doubt("nccl", "communicators of NCCL, outside of PyTorch", n_bytes)]
+    if workload.is_fsdp and workload.lora_rank:
+        more.append(
+            Doubt(
+                "frozen_gradients",
+                "gradients of frozen weights that one unit of FSDP 1 holds beside adapters",
+                _frozen_gradients(workload),
+            )
+        )
+    high = needs.high_bytes + sum(doubt.n_bytes for doubt in more)
+    return replace(needs, high_bytes=high, doubts=(*needs.doubts, *more))
+
+
+def _frozen_gradients(workload: Workload) -> int:
+    """Return what FSDP 1 may keep for weights that are not trained.
+
+    Where a unit of ``FullyShardedDataParallel`` has trained and frozen parameters, its gradient is
+    that of all of them (``_validate_frozen_params`` in PyTorch's ``distributed/fsdp/wrap.py``). It
+    stays whole between micro batches under ``no_sync``. ``fully_shard`` makes no such gradient.
+    """
+    groups = states_of(local_part(workload)).groups
+    frozen = sum(g.gathered_bytes * g.count for g in groups if not g.is_trained)
+    return frozen if workload.grad_accumulation > 1 else frozen // workload.world_size
+
+
+def _either_attention(workload: Workload) -> Needs:
+    """Return the bounds for both ways in which attention may be computed.
 
     In fp32 a window that the sequence outgrows takes attention off PyTorch's fallback, and memory
     falls: there the bounds hold for both ways, so that they grow with the sequence.
     """
-    needs = needs_of(play(workload, bounds=True), workload)
+    needs = needs_of(play(workload), workload)
     falls_back = attention_used(workload, precision_of(workload.dtype)) is Attention.MATH
     if not (
         falls_back and workload.shape.n_sliding_layers and workload.attention is Attention.SDPA
     ):
         return needs
-    fused = needs_of(play(replace(workload, attention=Attention.FLASH), bounds=True), workload)
+    fused = needs_of(play(replace(workload, attention=Attention.FLASH)), workload)
     lower, higher = sorted((needs, fused), key=lambda n: n.low_bytes)
     either = Doubt(
         "attention", "whether PyTorch's fallback serves attention, which a window decides",
@@ -156,46 +228,69 @@ def formula_needs(workload: Workload) -> Needs:
     return replace(lower, high_bytes=high, doubts=(*higher.doubts, either))
 
 
-def play(workload: Workload, *, bounds: bool = False) -> Tape:
-    """Return the allocations of a workload; for bounds with buffers that grow with all sizes."""
+def play(workload: Workload) -> Tape:
+    """Return the allocations of a workload."""
     workspace = generation_of(workload.compute).blas_workspace_bytes
     local = local_part(workload)
     buffers = communication_elements(workload) * precision_of(workload.dtype).compute
     if workload.inference:
         return play_inference(local, workspace, buffers)
-    return StepPlayer(local, bounds=bounds).play(workspace, buffers)
+    return StepPlayer(local).play(workspace, buffers)
 
 
 def _items(workload: Workload, states: States, most: Mapping[str, int]) -> list[Item]:
+    """Return the rows of a footprint, each with its formula, its numbers and its source."""
+    precision, optimizer = precision_of(workload.dtype), optimizer_of(workload.optimizer)
+    trained = [g for g in states.groups if g.is_trained]
+    n, first = format_count(sum(g.n_each * g.count for g in trained)), next(iter(trained), None)
+    which = "P_adapters" if workload.lora_rank else "P"
+    gradient = f"{first.gradient_bytes / first.n_each if first else 0.0:g} B"
+    sharded = [_shard(workload, stage) for stage in range(4)]
+    copies = "autocast's copies" if precision.is_autocast else "fp8 copies"
+
+    def row(name: str, title: str, formula: str, numbers: str, source: str, **more: Any) -> Item:
+        return Item(name, title, most[name], formula, numbers, source, **more)
+
     return [
         _parameters(workload, states, most),
-        _gathered(states, most),
-        _master(workload, states, most),
-        _gradients(workload, states, most),
-        _buckets(states, most),
-        _optimizer_states(workload, states, most),
-        _weight_copies(workload, states, most),
-        _kv_cache(workload, most),
+        row("gathered_parameters", "Parameters collected while in use",
+            "2 layers + embedding and head, in full", _gathered(states),
+            f"{ZERO}; FSDP forward prefetch", sureness=Sureness.ESTIMATE),
+        row("master_weights", "fp32 master weights", f"P x 4 B{sharded[1][0]}",
+            f"{n} x 4 B{sharded[1][1]}", MIXED_PRECISION),
+        row("gradients", "Gradients", f"{which} x {gradient}{sharded[2][0]}",
+            f"{n} x {gradient}{sharded[2][1]}", ZERO if sharded[2][0] else TRAINER_SOURCE,
+            note="They live from backward to zero_grad(set_to_none=True), the default"),
+        row("buckets", "Buckets of data parallelism", f"P x {gradient}", f"{n} x {gradient}",
+            DDP_SOURCE),
+        row("optimizer_states", f"Optimizer states ({optimizer.title})",
+            *_states_formula(optimizer, which, n, first, sharded[1]),
+            f"{optimizer.source}; {ZERO}" if sharded[1][0] else optimizer.source,
+            note="They appear in the first step()"),
+        row("weight_copies",
+            f"Weights once more ({copies})",
+            f"P_linear x {precision.copies:g} B",
+            f"{format_count(_n_copied(states, precision))} x {precision.copies:g} B",
+            precision.source or AUTOCAST_DOC),
+        row("kv_cache", "KV cache", *_cache_formula(workload), KV_SOURCE),
         _activations(workload, most),
-        _logits(workload, most),
-        _temporaries(most),
-        _communication(most),
-        _optimizer_temporaries(workload, states, most),
-        Item(
-            "inputs", "Token ids and labels", most["inputs"], "2 x B x S x 8 B",
-            f"2 x {workload.batch} x {workload.seq} x 8 B", "torch.int64", Sureness.EXACT,
-        ),
-        Item(
-            "workspaces", "cuBLAS workspaces", most["workspaces"],
-            "threads x workspace", _workspace_numbers(workload), WORKSPACE_SOURCE,
-            Sureness.DERIVED,
-        ),
+        row("logits", "Logits and loss", *logits_formula(workload, most["logits"]),
+            "PyTorch cross_entropy = log_softmax + nll_loss, both backwards"),
+        row("temporaries", "Temporary tensors", "largest sum within one operation",
+            "gradients of activations, outputs that are not kept",
+            "played operation by operation", sureness=Sureness.ESTIMATE),
+        row("communication", "Buffers of parallelism", "what one layer sends and receives",
+            "of the residual stream, keys, values, experts", "Megatron-LM, ring attention, GShard",
+            sureness=Sureness.ESTIMATE),
+        row("optimizer_temporaries", "Temporaries of the optimizer step",
+            *_step_formula(optimizer, trained, n, sharded[1]), FOREACH_SOURCE),
+        row("inputs", "Token ids and labels", "2 x B x S x 8 B",
+            f"2 x {workload.batch} x {workload.seq} x 8 B", "torch.int64", sureness=Sureness.EXACT),
+        row("workspaces", "cuBLAS workspaces", "threads x workspace",
+            f"{1 if workload.inference else 2} x "
+            f"{format_count(generation_of(workload.compute).blas_workspace_bytes)} B",
+            WORKSPACE_SOURCE),
     ]  # fmt: skip
-
-
-def _workspace_numbers(workload: Workload) -> str:
-    each = generation_of(workload.compute).blas_workspace_bytes
-    return f"{1 if workload.inference else 2} x {format_count(each)} B"
 
 
 def _shard(workload: Workload, from_stage: int) -> tuple[str, str]:
@@ -204,149 +299,84 @@ def _shard(workload: Workload, from_stage: int) -> tuple[str, str]:
     return "", ""
 
 
-def _plain(n_bytes: float) -> str:
-    return f"{n_bytes:g} B"
-
-
 def _parameters(workload: Workload, states: States, most: Mapping[str, int]) -> Item:
     precision = precision_of(workload.dtype)
-    n = sum(g.n_each * g.count for g in states.groups)
     symbol, number = _shard(workload, 3)
-    size = _plain(precision.weight)
-    mixed = precision.linear_weight != precision.weight or workload.lora_rank
-    formula = f"P x {size}{symbol}"
-    numbers = f"{format_count(n)} x {size}{number}"
-    if mixed:
+    size, linear_size = f"{precision.weight:g} B", f"{precision.linear_weight:g} B"
+    adapters = sum(g.n_each * g.count for g in states.groups if ".lora_" in g.name)
+    rest = sum(g.n_each * g.count for g in states.groups) - adapters
+    formula, numbers = f"P x {size}", f"{format_count(rest)} x {size}"
+    if precision.linear_weight != precision.weight or workload.lora_rank:
         linear = sum(
             g.n_each * g.count
             for g in states.groups
-            if g.role.value in ("linear", "expert") and ".lora_" not in g.name
+            if g.role in (Role.LINEAR, Role.EXPERT) and ".lora_" not in g.name
         )
-        adapters = sum(g.n_each * g.count for g in states.groups if ".lora_" in g.name)
-        rest = n - linear - adapters
-        formula = f"P_linear x {_plain(precision.linear_weight)} + P_rest x {size}"
-        numbers = (
-            f"{format_count(linear)} x {_plain(precision.linear_weight)} + "
-            f"{format_count(rest)} x {size}"
-        )
+        formula = f"P_linear x {linear_size} + P_rest x {size}"
+        numbers = f"{format_count(linear)} x {linear_size} + {format_count(rest - linear)} x {size}"
         if adapters:
             formula += " + P_adapters x 4 B"
             numbers += f" + {format_count(adapters)} x 4 B"
-        formula, numbers = f"({formula}){symbol}", f"({numbers}){number}"
+        formula, numbers = f"({formula})", f"({numbers})"
     sure = Sureness.ASSUMED if workload.shape.is_guess else Sureness.EXACT
     source = ZERO if symbol else workload.shape.source
-    return Item("parameters", "Parameters", most["parameters"], formula, numbers, source, sure)
+    return Item(
+        "parameters", "Parameters", most["parameters"], f"{formula}{symbol}", f"{numbers}{number}",
+        source, sure,
+    )  # fmt: skip
 
 
-def _trained(states: States) -> int:
-    return sum(g.n_each * g.count for g in states.groups if g.is_trained)
-
-
-def _gathered(states: States, most: Mapping[str, int]) -> Item:
+def _gathered(states: States) -> str:
     layer = sum(g.gathered_bytes * g.per_layer for g in states.groups if g.layered)
     outside = sum(g.gathered_bytes * g.count for g in states.groups if not g.layered)
-    return Item(
-        "gathered_parameters",
-        "Parameters collected while in use",
-        most["gathered_parameters"],
-        "2 layers + embedding and head, in full",
-        f"2 x {format_count(layer)} B + {format_count(outside)} B",
-        f"{ZERO}; FSDP forward prefetch",
-        Sureness.ESTIMATE,
-    )
+    return f"2 x {format_count(layer)} B + {format_count(outside)} B"
 
 
-def _master(workload: Workload, states: States, most: Mapping[str, int]) -> Item:
-    symbol, number = _shard(workload, 1)
-    return Item(
-        "master_weights", "fp32 master weights", most["master_weights"],
-        f"P x 4 B{symbol}", f"{format_count(_trained(states))} x 4 B{number}",
-        "Micikevicius et al. 2017, https://arxiv.org/abs/1710.03740", Sureness.DERIVED,
-    )  # fmt: skip
-
-
-def _gradients(workload: Workload, states: States, most: Mapping[str, int]) -> Item:
-    symbol, number = _shard(workload, 2)
-    each = next((g.gradient_bytes / g.n_each for g in states.groups if g.is_trained), 0.0)
-    which = "P_adapters" if workload.lora_rank else "P"
-    return Item(
-        "gradients", "Gradients", most["gradients"], f"{which} x {_plain(each)}{symbol}",
-        f"{format_count(_trained(states))} x {_plain(each)}{number}",
-        ZERO if symbol else TRAINER_SOURCE, Sureness.DERIVED,
-        note="They live from backward to zero_grad(set_to_none=True), the default",
-    )  # fmt: skip
-
-
-def _buckets(states: States, most: Mapping[str, int]) -> Item:
-    each = next((g.gradient_bytes / g.n_each for g in states.groups if g.is_trained), 0.0)
-    return Item(
-        "buckets",
-        "Buckets of data parallelism",
-        most["buckets"],
-        f"P x {_plain(each)}",
-        f"{format_count(_trained(states))} x {_plain(each)}",
-        "DistributedDataParallel without gradient_as_bucket_view=True, "
-        "https://docs.pytorch.org/docs/stable/generated/"
-        "torch.nn.parallel.DistributedDataParallel.html",
-        Sureness.DERIVED,
-    )
-
-
-def _optimizer_states(workload: Workload, states: States, most: Mapping[str, int]) -> Item:
-    optimizer = optimizer_of(workload.optimizer)
-    symbol, number = _shard(workload, 1)
-    which = "P_adapters" if workload.lora_rank else "P"
-    trained = next((g for g in states.groups if g.is_trained), None)
-    element = trained.step_bytes * trained.shard / trained.n_each if trained else 4.0
-    n = format_count(_trained(states))
+def _states_formula(
+    optimizer: OptimizerSpec, which: str, n: str, first: GroupState | None, shard: tuple[str, str]
+) -> tuple[str, str]:
     if optimizer.factored:
-        formula, numbers = "sum of (rows + columns) x bytes", "one row and one column a matrix"
-    elif optimizer.fixed:
-        formula = f"{which} x {optimizer.fixed:g} B{symbol}"
-        numbers = f"{n} x {optimizer.fixed:g} B{number}"
-    else:
-        copies = f"{optimizer.copies:g}"
-        formula = f"{copies} x {which} x {round(element):g} B{symbol}"
-        numbers = f"{copies} x {n} x {round(element):g} B{number}"
-    source = f"{optimizer.source}; {ZERO}" if symbol else optimizer.source
-    return Item(
-        "optimizer_states", f"Optimizer states ({optimizer.title})", most["optimizer_states"],
-        formula, numbers, source, Sureness.DERIVED,
-        note="They appear in the first step()",
-    )  # fmt: skip
+        return "sum of (rows + columns) x bytes", "one row and one column a matrix"
+    if optimizer.fixed:
+        each = f"{optimizer.fixed:g} B"
+        return f"{which} x {each}{shard[0]}", f"{n} x {each}{shard[1]}"
+    copies, each = f"{optimizer.copies:g}", f"{_step_element(first, 4):g} B"
+    return f"{copies} x {which} x {each}{shard[0]}", f"{copies} x {n} x {each}{shard[1]}"
 
 
-def _weight_copies(workload: Workload, states: States, most: Mapping[str, int]) -> Item:
-    precision = precision_of(workload.dtype)
-    copied = ("linear", "head") if precision.is_autocast else ("linear", "expert", "head")
-    n = sum(
-        g.n_each * g.count
-        for g in states.groups
-        if g.role.value in copied and ".lora_" not in g.name
+def _step_element(group: GroupState | None, otherwise: int) -> int:
+    """Return the bytes of an element of what the optimizer keeps."""
+    return round(group.step_bytes * group.shard / group.n_each) if group else otherwise
+
+
+def _step_formula(
+    optimizer: OptimizerSpec, trained: Sequence[GroupState], n: str, shard: tuple[str, str]
+) -> tuple[str, str]:
+    largest = max(trained, key=lambda g: g.n_each, default=None)
+    what, copies = "P", f"{optimizer.step_copies:g}"
+    if optimizer.step_of_largest and largest:
+        what, n = "P_largest", format_count(largest.n_each)
+    each = f"{_step_element(largest, 0)} B"
+    return f"{copies} x {what} x {each}{shard[0]}", f"{copies} x {n} x {each}{shard[1]}"
+
+
+def _n_copied(states: States, precision: Precision) -> int:
+    roles = (
+        (Role.LINEAR, Role.HEAD) if precision.is_autocast else (Role.LINEAR, Role.EXPERT, Role.HEAD)
     )
-    what = "autocast's copies" if precision.is_autocast else "fp8 copies"
-    return Item(
-        "weight_copies", f"Weights once more ({what})", most["weight_copies"],
-        f"P_linear x {_plain(precision.copies)}",
-        f"{format_count(n)} x {_plain(precision.copies)}",
-        precision.source or AUTOCAST_DOC, Sureness.DERIVED,
-    )  # fmt: skip
+    return sum(
+        g.n_each * g.count for g in states.groups if g.role in roles and ".lora_" not in g.name
+    )
 
 
-def _kv_cache(workload: Workload, most: Mapping[str, int]) -> Item:
-    shape = workload.shape
-    each = _plain(kv_element_bytes(workload))
-    if shape.kv_elements:
-        formula = "L x B x T x (latent + rotated) x bytes"
-    else:
-        formula = "L x B x T x 2 x n_kv x d x bytes"
+def _cache_formula(workload: Workload) -> tuple[str, str]:
+    each = f"{kv_element_bytes(workload):g} B"
+    elements = "(latent + rotated)" if workload.shape.kv_elements else "2 x n_kv x d"
     numbers = " + ".join(
         f"{p.n_layers} x {workload.batch} x {format_count(p.tokens)} x {p.elements} x {each}"
         for p in cache_parts(workload)
     )
-    return Item(
-        "kv_cache", "KV cache", most["kv_cache"], formula, numbers, KV_SOURCE, Sureness.DERIVED
-    )
+    return f"L x B x T x {elements} x bytes", numbers
 
 
 def _activations(workload: Workload, most: Mapping[str, int]) -> Item:
@@ -363,51 +393,6 @@ def _activations(workload: Workload, most: Mapping[str, int]) -> Item:
     return Item("activations", title, most["activations"], formula, numbers, source, sure)
 
 
-def _logits(workload: Workload, most: Mapping[str, int]) -> Item:
-    formula, numbers = logits_formula(workload, most["logits"])
-    return Item(
-        "logits", "Logits and loss", most["logits"], formula, numbers,
-        "PyTorch cross_entropy = log_softmax + nll_loss, both backwards", Sureness.DERIVED,
-    )  # fmt: skip
-
-
-def _temporaries(most: Mapping[str, int]) -> Item:
-    return Item(
-        "temporaries", "Temporary tensors", most["temporaries"],
-        "largest sum within one operation", "gradients of activations, outputs that are not kept",
-        "played operation by operation", Sureness.ESTIMATE,
-    )  # fmt: skip
-
-
-def _communication(most: Mapping[str, int]) -> Item:
-    return Item(
-        "communication", "Buffers of parallelism", most["communication"],
-        "what one layer sends and receives", "of the residual stream, keys, values, experts",
-        "Megatron-LM, ring attention, GShard", Sureness.ESTIMATE,
-    )  # fmt: skip
-
-
-def _optimizer_temporaries(workload: Workload, states: States, most: Mapping[str, int]) -> Item:
-    optimizer = optimizer_of(workload.optimizer)
-    trained = [g for g in states.groups if g.is_trained]
-    sized = max(trained, key=lambda g: g.n_each, default=None)
-    each = sized.step_bytes * sized.shard / sized.n_each if sized else 0
-    n, what = _trained(states), "P"
-    if optimizer.step_of_largest and sized:
-        n, what = sized.n_each, "P_largest"
-    symbol, number = _shard(workload, 1)
-    copies = f"{optimizer.step_copies:g}"
-    return Item(
-        "optimizer_temporaries",
-        "Temporaries of the optimizer step",
-        most["optimizer_temporaries"],
-        f"{copies} x {what} x {round(each)} B{symbol}",
-        f"{copies} x {format_count(n)} x {round(each)} B{number}",
-        FOREACH_SOURCE,
-        Sureness.DERIVED,
-    )
-
-
 def _notes(workload: Workload) -> list[str]:
     notes = list(workload.shape.assumptions)
     falls_back = attention_used(workload, precision_of(workload.dtype)) is Attention.MATH
@@ -417,10 +402,12 @@ def _notes(workload: Workload) -> list[str]:
             "fallback with its S x S scores is counted. Where the code repeats keys and values "
             "first, write --attention flash."
         )
-    if workload.shape.position_bias and workload.attention is not Attention.EAGER:
+    narrow = precision_of(workload.dtype).compute < 4 and not workload.inference
+    if narrow and workload.loss is None and workload.shape.has_lm_head:
+        upcasts = workload.shape.upcasts_logits
         notes.append(
-            "Before version 5 Transformers writes T5's attention out, with S x S scores that are "
-            "not counted here: --attention eager counts them."
+            f"The loss is taken of {'fp32' if upcasts else '16-bit'} logits; --logits says "
+            "otherwise (16-bit, fp32, chunked, or fused as by Liger)."
         )
     if workload.grad_accumulation > 1:
         notes.append(
@@ -440,5 +427,5 @@ def estimate_of(request: Request, gpus: Sequence[GpuModel]) -> Estimate:
         InputError: an input is no model.
     """
     workload = workload_of(request)
-    estimator = Estimator(formula_footprint, formula_needs, error_of(workload))
+    estimator = Estimator(formula_footprint, formula_needs, error_of(workload), settled)
     return judged(workload, estimator, gpus)

@@ -46,20 +46,11 @@ def cache_parts(workload: Workload) -> list[CachePart]:
     if workload.cache == "paged":
         tokens = -(-tokens // BLOCK_TOKENS) * BLOCK_TOKENS
     n_sliding = shape.n_sliding_layers if shape.sliding_window else 0
-    parts: list[CachePart] = []
-    if shape.n_cross_layers:  # the decoder's own tokens, and the encoder's once
-        n = shape.n_cross_layers
-        parts += [
-            CachePart(n, tokens, shape.kv_per_token),
-            CachePart(n, shape.encoder_seq or workload.seq, shape.kv_per_token),
-        ]
-    else:
-        n_full = shape.n_layers - n_sliding
-        windowed = min(tokens, shape.sliding_window)
-        parts += [
-            CachePart(n_full, tokens, shape.kv_per_token),
-            CachePart(n_sliding, windowed, shape.kv_per_token),
-        ]
+    windowed = min(tokens, shape.sliding_window)
+    parts = [
+        CachePart(shape.n_layers - n_sliding, tokens, shape.kv_per_token),
+        CachePart(n_sliding, windowed, shape.kv_per_token),
+    ]
     return [part for part in parts if part.n_layers and part.elements and part.tokens]
 
 

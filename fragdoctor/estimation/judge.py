@@ -41,16 +41,23 @@ class Estimator:
         footprint_of: called for the workload, and for it with each measure.
         needs_of: the bounds alone, for batches, lengths and combinations.
         error: how far off the estimator was on recordings, one sentence.
+        settled: lowers the upper bound of a footprint by replaying what it was made of; too slow
+            for all that is compared.
     """
 
     footprint_of: Footprinter
     needs_of: Callable[[Workload], Needs]
     error: str = ""
+    settled: Callable[[Workload, Footprint], Footprint] = lambda _, footprint: footprint
+
+    def headline_of(self, workload: Workload) -> Footprint:
+        """Return the footprint of the workload that was asked for."""
+        return self.settled(workload, self.footprint_of(workload))
 
 
 def judged(workload: Workload, estimator: Estimator, gpus: Sequence[GpuModel]) -> Estimate:
     """Return the estimate of a workload on each of the GPUs, and what would save memory."""
-    footprint = estimator.footprint_of(workload)
+    footprint = estimator.headline_of(workload)
     fits = tuple(_fit(workload, footprint, estimator, gpu) for gpu in gpus)
     return Estimate(
         workload=workload,
@@ -72,8 +79,6 @@ def _fit_map(workload: Workload, estimator: Estimator, gpu: GpuModel) -> FitMap 
         {s for s in (workload.seq * 2**i // 4 for i in range(MAP_LENGTHS)) if 1 <= s <= limit}
         | {workload.seq}
     )
-    if workload.shape.fixed_seq:
-        lengths = [workload.seq]
     last = max(0, workload.batch.bit_length() - 1)
     batches = tuple(2**i for i in range(max(0, last - 4), max(0, last - 4) + MAP_BATCHES))
     rows = []
@@ -127,7 +132,7 @@ def fit_of(footprint: Footprint, gpu: GpuModel) -> Fit:
 
 def _other_lengths(workload: Workload) -> Sequence[int]:
     seq = workload.seq
-    if not seq or workload.shape.fixed_seq:
+    if not seq:
         return ()
     limit = workload.shape.max_positions or 4 * seq
     return tuple(s for s in (seq // 2, 2 * seq, 4 * seq) if MIN_LENGTH <= s <= limit)

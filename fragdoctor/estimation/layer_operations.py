@@ -33,19 +33,15 @@ from fragdoctor.estimation.operation_memory import (
     norm_op,
 )
 from fragdoctor.estimation.training_choices import Precision
-from fragdoctor.model.gpus import generation_of
 from fragdoctor.model.workload import Attention, ModelShape, Norm, Workload
 
 KORTHIKANTI: Final = "Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198"
 
 
-def layer_ops(
-    workload: Workload, precision: Precision, *, crosses: bool = False, slides: bool = False
-) -> list[Op]:
+def layer_ops(workload: Workload, precision: Precision, *, slides: bool = False) -> list[Op]:
     """Return the operations of one layer in forward order.
 
-    ``crosses``: of a decoder's layer that attends to an encoder's output too; ``slides``: of a
-    layer that looks back to a window only, which a mask cuts out.
+    ``slides``: of a layer that looks back to a window only, which a mask cuts out.
     """
     shape = workload.shape
     trains = not workload.lora_rank
@@ -60,7 +56,6 @@ def layer_ops(
         first,
         *_attention_ops(workload, precision, slides=slides),
         *after,
-        *(_cross_attention_ops(workload, precision) if crosses else ()),
         second,
         *_mlp_ops(workload, precision),
         *after,
@@ -123,7 +118,7 @@ def _attention_ops(workload: Workload, precision: Precision, *, slides: bool) ->
                 back_scratch=(Term("B*S*Q", 2 * rotated),),
             )
         )  # fmt: skip
-    return [*ops, *_attended(workload, precision, "out", slides=slides)]
+    return [*ops, *_attended(workload, precision, slides=slides)]
 
 
 def _latents(workload: Workload, precision: Precision) -> list[Op]:
@@ -160,69 +155,27 @@ def _head_norms(workload: Workload, precision: Precision) -> list[Op]:
     ]  # fmt: skip
 
 
-def _attended(
-    workload: Workload,
-    precision: Precision,
-    slot: str,
-    *,
-    keys: str = "B*S*K",
-    slides: bool = False,
-) -> list[Op]:
-    """Return the attention itself, to keys of a unit, and the projection of its output."""
+def _attended(workload: Workload, precision: Precision, *, slides: bool) -> list[Op]:
+    """Return the attention itself, and the projection of its output."""
     shape, c = workload.shape, precision.compute
     kind = attention_used(workload, precision, slides=slides)
     repeats = slides or shape.repeats_keys or precision.compute == FP32
-    if kind is Attention.FLASH and repeats:
-        keys = keys if keys != "B*S*K" else "B*S*Q"  # repeated to the query heads
+    keys = "B*S*Q" if kind is Attention.FLASH and repeats else "B*S*K"
     # The projection's input is the attention's output, which fused kernels keep anyway.
     kept: tuple[Term, ...] = ()
-    # cuDNN's attention lays its output out as the query.
-    prefers_cudnn = generation_of(workload.compute).prefers_cudnn_attention
-    is_copied = shape.copies_attention and c != FP32 and prefers_cudnn
-    if (kind is not Attention.FLASH or is_copied) and not workload.lora_rank:
+    if kind is not Attention.FLASH and not workload.lora_rank:
         kept = (Term("B*S*Q", c, "attention output"),)
     if workload.lora_rank:
-        kept = linear_input("B*S*Q", precision, workload, slot, 1)
+        kept = linear_input("B*S*Q", precision, workload, "out", 1)
     return [
-        _core_attention(workload, precision, kind, keys, slot, slides=slides),
-        Op("output projection", slot, kept, (Term("B*S*H", c),), grads=(Term("B*S*Q", c),)),
+        _core_attention(workload, precision, kind, keys, slides=slides),
+        Op("output projection", "out", kept, (Term("B*S*H", c),), grads=(Term("B*S*Q", c),)),
         *dropout(shape, c),
     ]
 
 
-def _cross_attention_ops(workload: Workload, precision: Precision) -> list[Op]:
-    """Return a decoder's attention to the encoder's output, which is as long as its own input.
-
-    The output of the encoder is one tensor for all layers; only autocast copies it for each.
-    """
-    c = precision.compute
-    trains = not workload.lora_rank
-    encoded: tuple[Term, ...] = ()
-    if precision.is_autocast or workload.lora_rank:
-        encoded = linear_input("B*X*H", precision, workload, "cross_kv", 2)
-    return [
-        norm_op(workload.shape.norm, precision, "norm_cross", trains=trains),
-        Op(
-            "query of cross attention", "cross_q",
-            linear_input("B*S*H", precision, workload, "cross_q", 1),
-            (Term("B*S*Q", c),), grads=(Term("B*S*H", c),),
-        ),
-        Op(
-            "key and value of cross attention", "cross_kv", encoded,
-            (Term("B*X*K", 2 * c),), grads=(Term("B*X*H", c),), back_scratch=(Term("B*X*H", c),),
-        ),
-        *_attended(workload, precision, "cross_out", keys="B*X*K"),
-    ]  # fmt: skip
-
-
-def _core_attention(  # noqa: PLR0913 - what attends to what, and how
-    workload: Workload,
-    precision: Precision,
-    kind: Attention,
-    keys: str,
-    slots_to: str,
-    *,
-    slides: bool,
+def _core_attention(
+    workload: Workload, precision: Precision, kind: Attention, keys: str, *, slides: bool
 ) -> Op:
     shape, c = workload.shape, precision.compute
     grads = (Term("B*S*Q", c), Term(keys, 2 * c))
@@ -242,11 +195,6 @@ def _core_attention(  # noqa: PLR0913 - what attends to what, and how
             saved = (*saved, Term("B*S*S", c, "mask of the window"))
         if shape.adds_slopes and precision.is_autocast:
             saved = (*saved, Term("B*a*S*S", c, "slopes, copied"))
-        if shape.copies_keys:
-            saved = (*saved, Term(keys, 2 * c, "key and value, copied"))
-        if shape.position_bias and slots_to == "out":
-            saved = (*saved, Term("a*S*S", c, "position bias"))
-            repack = (*repack, Term("B*a*S*S", c))
         return Op("fused attention", "", saved, grads=grads, back_scratch=repack)
     if kind is Attention.MATH:
         # The fallback works in fp32, on keys and values repeated to the query heads.
@@ -292,8 +240,7 @@ def _activation_saved(
     shape: ModelShape, precision: Precision, unit: str, c: float
 ) -> tuple[Term, ...]:
     if shape.activation in ("relu", "relu2", "leaky_relu"):
-        # The next linear layer keeps the result anyway, unless dropout makes another.
-        return (Term(unit, c, "result of the activation"),) if shape.ffn_dropout else ()
+        return ()  # the next linear layer keeps the result anyway
     if shape.activation in WRITTEN_OUT_GELU:
         wide = FP32 if precision.is_autocast else c
         return (
@@ -373,9 +320,6 @@ def _feed_forward(  # noqa: PLR0913 - what differs between experts and the rest,
         if shape.clamps_gate and unit == "B*S*F":
             factors.append(Term(unit, 3 * c, "clamped factors and the sigmoid"))
         ops.append(Op("gate", "", tuple(factors), (Term(unit, c),), grads=(Term(unit, 2 * c),)))
-    if shape.ffn_dropout:
-        mask = Term(unit, 1, "dropout mask")
-        ops.append(Op("dropout", "", (mask,), (Term(unit, c),), grads=(Term(unit, c),)))
     into = linear_input(unit, precision, workload, "down", 1)
     if inner != "B*S*H" and not workload.lora_rank:
         into = (Term(unit, c, "input of linear layers"),)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from fragdoctor.estimation.safetensors import slot_of_name
 from fragdoctor.estimation.training_choices import Precision
 from fragdoctor.frozen import frozen
 from fragdoctor.model.workload import Attention, ModelShape, Norm, Workload
@@ -59,9 +60,6 @@ def units(workload: Workload) -> Mapping[str, int]:
         "B*S*W": tokens * shape.shared_ffn * shape.n_shared_experts,
         "B*S*k*H": tokens * shape.hidden * (routed if shape.n_experts else 0),
         "B*S*E": tokens * shape.n_experts,
-        "B*I": batch * shape.input_elements,
-        "B*X*H": batch * (shape.encoder_seq or seq) * shape.hidden,
-        "B*X*K": batch * (shape.encoder_seq or seq) * shape.n_kv_heads * shape.head_dim,
         "B*S*V": tokens * shape.vocab if shape.has_lm_head else 0,
         "B*a*S": tokens * shape.n_heads,
         "B*a*S*S": tokens * shape.n_heads * seq,
@@ -69,7 +67,6 @@ def units(workload: Workload) -> Mapping[str, int]:
         "S*S": seq * seq,
         "B*S*S": tokens * seq,
         "B*S*R": tokens * shape.latent_width,
-        "a*S*S": seq * seq * shape.n_heads,
     }
 
 
@@ -115,8 +112,6 @@ def norm_op(norm: Norm, precision: Precision, slot: str, *, trains: bool = True)
         saved = (source, Term("B*S", FP32, "deviation"))
     else:
         kept = [Term("B*S*H", FP32, "input" if residual == FP32 else "fp32 input")]
-        if norm is Norm.RMSNORM_T5 and residual != FP32:
-            kept.append(source)
         if trains:
             wide = FP32 if norm is Norm.RMSNORM_WIDE else residual
             kept.append(Term("B*S*H", wide, "normalised"))
@@ -145,7 +140,7 @@ def linear_input(
         if precision.weight == FP32:  # nothing to widen: one tensor, or autocast's copies
             kept = precision.compute * (adapted if precision.is_autocast else 1)
         found = (Term(unit, kept, "inputs of adapters"),) if adapted else ()
-        if precision.keeps_input and slot not in ("out", "cross_out"):  # those attention keeps
+        if precision.keeps_input and slot != "out":  # those attention keeps
             found = (*found, Term(unit, precision.compute, "input of 8-bit layers"))
         return found
     if precision.is_autocast:
@@ -153,7 +148,7 @@ def linear_input(
     return (Term(unit, precision.linear_input, "input of linear layers"),)
 
 
-_ATTENTION_SLOTS: Final = ("qkv", "out", "cross_q", "cross_kv", "cross_out")
+_ATTENTION_SLOTS: Final = ("qkv", "out")
 _ALL_SLOTS: Final = (*_ATTENTION_SLOTS, "up", "down")
 
 
@@ -166,7 +161,11 @@ def adapted_linears(workload: Workload, slot: str) -> int:
 
 
 def is_adapted(workload: Workload, name: str, slot: str) -> bool:
-    """Return whether LoRA targets a matrix, by slot or by name."""
+    """Return whether LoRA targets a matrix, by slot or by name.
+
+    A name that no matrix here has is one of the model's own code, such as ``query_key_value``: it
+    stands for what does the same work.
+    """
     for target in workload.lora_targets:
         if target == "attention" and slot in _ATTENTION_SLOTS:
             return True
@@ -174,7 +173,14 @@ def is_adapted(workload: Workload, name: str, slot: str) -> bool:
             return True
         if target in name.split("."):
             return True
+        if slot and slot == slot_of_name(target) and target not in names_of(workload.shape):
+            return True
     return False
+
+
+def names_of(shape: ModelShape) -> set[str]:
+    """Return all words in the names of a model's layers."""
+    return {word for g in shape.parameters if g.layered for word in g.name.split(".")}
 
 
 def n_linears(shape: ModelShape, slot: str) -> int:

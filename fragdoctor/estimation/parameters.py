@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from fragdoctor.estimation.operation_memory import Term, term_bytes, units
-from fragdoctor.estimation.states import GroupState, column_sum_bytes, column_sum_limit, states_of
+from fragdoctor.estimation.states import GroupState, states_of
 from fragdoctor.estimation.tape import Tape
 from fragdoctor.estimation.training_choices import precision_of
 from fragdoctor.model.memory_estimate import PhaseName
@@ -19,17 +19,15 @@ class ParameterPlayer:
     """Writes on a tape what becomes of a workload's parameters.
 
     Attributes:
-        bounds: buffers are played at the most that they can be.
         kind: of the layer that is played, ``dense`` or ``sparse``.
         sizes: of the units, in that layer.
     """
 
-    def __init__(self, workload: Workload, *, bounds: bool, tape: Tape | None) -> None:
+    def __init__(self, workload: Workload) -> None:
         self.workload = workload
-        self.bounds = bounds
         self.precision = precision_of(workload.dtype)
         self.states = states_of(workload)
-        self.tape = Tape() if tape is None else tape
+        self.tape = Tape()
         self.has_shape = False
         self.kind = "sparse"
         self.decoder_sizes = units(workload)
@@ -67,7 +65,7 @@ class ParameterPlayer:
 
         They belong to the graph, or, under checkpointing, to autocast's cache until it ends.
         """
-        if not slot or not self.precision.copies:
+        if not slot or not self.precision.copies or self.precision.is_quantised:
             return []
         made = [
             self.tape.alloc("weight_copies", g.n_each * self.precision.copies, g.per_layer)
@@ -78,6 +76,17 @@ class ParameterPlayer:
             self.cache += made
             return []
         return made
+
+    def _dequantised(self, slot: str) -> int:
+        """Make the largest of a slot's quantised weights anew, in the dtype of the product.
+
+        bitsandbytes does so in forward and in backward, for one matrix at a time (``MatMul4Bit`` of
+        its ``autograd/_functions.py``).
+        """
+        if not self.precision.is_quantised:
+            return -1
+        groups = [g.n_each for g in self.states.in_slot(slot, self.kind) if g.role is Role.LINEAR]
+        return self.tape.alloc("temporaries", max(groups, default=0) * self.precision.compute)
 
     def _weight_gradients(self, slot: str, *used: int) -> None:
         """Make a slot's gradients: in the working precision first, then as they are kept.
@@ -99,7 +108,6 @@ class ParameterPlayer:
             if casts:
                 tape.free(*used)
                 used = ()
-            self._sum_over_tokens(group)
             key = group.name
             if self.states.accumulated:  # added to what is there
                 tape.free(raw, tape.alloc("temporaries", full, 1))
@@ -113,20 +121,6 @@ class ParameterPlayer:
             self.gradients.setdefault(key, []).append(kept)
             tape.free(raw)
         tape.free(*used)
-
-    def _sum_over_tokens(self, group: GroupState) -> None:
-        """Play the buffer of the sums that biases and written-out norms end in."""
-        is_written_out = self.workload.shape.norm.is_written_out
-        if not self.has_shape or not (
-            group.role is Role.BIAS or (group.role is Role.NORM and is_written_out)
-        ):
-            return
-        rows = self.sizes["B*S"]
-        if self.bounds:
-            handle = self.tape.alloc("reductions", column_sum_limit(rows, group.n_each))
-        else:
-            handle = self.tape.alloc("temporaries", column_sum_bytes(rows, group.n_each))
-        self.tape.free(handle)
 
     def _optimizer_step(self, *, is_first: bool) -> None:
         tape, states = self.tape, self.states

@@ -276,7 +276,7 @@ def groups_of(entries: Sequence[TensorEntry]) -> list[ParameterGroup]:
 
 def _group(name: str, shape: tuple[int, ...], dtype: str, count: int) -> ParameterGroup:
     layered = ".*" in name or name.startswith("*")
-    slot = _slot(name) if layered else ""
+    slot = slot_of_name(name) if layered else ""
     role = _role(name, shape, layered=layered)
     if role is Role.EMBEDDING and any(w in name for w in ("wte", "tok", "word_emb", "embed_in")):
         name = "embedding.tokens"
@@ -298,7 +298,8 @@ def _role(name: str, shape: tuple[int, ...], *, layered: bool) -> Role:
     return Role.BIAS if name.endswith("bias") else Role.OTHER
 
 
-def _slot(name: str) -> str:
+def slot_of_name(name: str) -> str:
+    """Return where in a layer a tensor of this name works, "" where the name does not say."""
     words = set(name.split("."))
     for slot, options in _SLOTS:
         if any((o in name) if "." in o else (o in words) for o in options):
@@ -338,7 +339,7 @@ def _look_at_matrix(entry: TensorEntry, facts: dict[str, int]) -> None:
         facts["hidden"], facts["query"] = rows, rows
     elif words & {"qkv", "query_key_value", "Wqkv", "qkv_proj"}:
         facts["hidden"], facts["query"] = columns, columns
-    elif _slot(entry.name) == "up":
+    elif slot_of_name(entry.name) == "up":
         conv = "c_fc" in words
         facts["ffn"] = columns if conv else rows
         if words & set(_GATES):

@@ -30,11 +30,10 @@ from fragdoctor.estimation.training_choices import (
     precision_of,
 )
 from fragdoctor.frozen import frozen
-from fragdoctor.model.gpus import DEFAULT
 from fragdoctor.model.workload import ParameterGroup, Role, Workload
 
-_BY_ROWS: Final = ("qkv", "up", "cross_q", "cross_kv")
-_BY_COLUMNS: Final = ("out", "down", "cross_out")
+_BY_ROWS: Final = ("qkv", "up")
+_BY_COLUMNS: Final = ("out", "down")
 _WHOLE: Final = ("attention.kv_a_proj.weight", "attention.q_a_proj.weight")
 
 
@@ -135,42 +134,6 @@ WORKSPACE_SOURCE: Final = (
     "aten/src/ATen/cuda/CublasHandlePool.cpp: once a handle and stream; forward and autograd's "
     "thread have one each; CUBLAS_WORKSPACE_CONFIG changes it"
 )
-
-# Reduce.cuh: threads of a block, values each should have. The formulas reduce as an H100 does.
-_THREADS, _VALUES = 512, 256
-_RESIDENT: Final = DEFAULT.generation.threads_per_multiprocessor
-_MULTIPROCESSORS: Final = DEFAULT.n_multiprocessors
-
-
-def column_sum_bytes(rows: int, columns: int) -> int:
-    """Return the buffer in which thread blocks gather the sum over rows, as of a bias's gradient.
-
-    ``setReduceConfig`` in PyTorch's ``aten/src/ATen/native/cuda/Reduce.cuh``, for a dense matrix.
-    """
-    vector = 4 if columns % 4 == 0 else 2 if columns % 2 == 0 else 1
-    most = _THREADS // vector
-    first, second = (_power_of_two(n, most) for n in (columns // vector, rows))
-    height = min(second, most // min(first, 32))
-    width = min(first, most // height)
-    values = -(-rows // height)
-    grid = -(-columns // (vector * width))
-    target = _MULTIPROCESSORS * (_RESIDENT // (width * height))
-    is_split = rows >= min(height * 16, _VALUES) and values >= _VALUES and grid <= target
-    if not is_split:
-        return 0
-    blocks = max(min(-(-target // grid), -(-values // 16)), -(-values // _VALUES))
-    return int(FP32) * columns * blocks * width * vector if blocks > 1 else 0
-
-
-def column_sum_limit(rows: int, columns: int) -> int:
-    """Return what :func:`column_sum_bytes` never exceeds, and what grows with both."""
-    most = int(FP32) * _MULTIPROCESSORS * _RESIDENT * 128
-    return 512 * columns + min(8 * rows * columns, most + rows * columns // 2)
-
-
-def _power_of_two(n: int, most: int) -> int:
-    return most if n >= most else 1 << (max(1, n).bit_length() - 1)
-
 
 FP32 = 4.0
 _QUANTISED = (Role.LINEAR, Role.EXPERT)

@@ -14,12 +14,13 @@ from typing import Final
 from fragdoctor.estimation.layer_operations import layer_ops
 from fragdoctor.estimation.operation_memory import Op, has_window, norm_op, units
 from fragdoctor.estimation.parameters import ParameterPlayer
-from fragdoctor.estimation.tape import Tape
 from fragdoctor.model.memory_estimate import PhaseName
-from fragdoctor.model.workload import Role, Workload
+from fragdoctor.model.workload import Loss, Role, Workload
 
 FP32: Final = 4.0
 INDEX: Final = 8.0
+N_CHUNKS: Final = 8
+"""Parts of the tokens whose loss is taken one after the other: torchtune's default."""
 
 
 def segment_layers(workload: Workload) -> int:
@@ -47,12 +48,8 @@ class Kept:
 class StepPlayer(ParameterPlayer):
     """Writes the tape of a workload."""
 
-    def __init__(
-        self, workload: Workload, *, bounds: bool = False, tape: Tape | None = None
-    ) -> None:
-        super().__init__(workload, bounds=bounds, tape=tape)
-        length = workload.shape.encoder_seq
-        self.encoder_sizes = units(replace(workload, seq=length)) if length else self.sizes
+    def __init__(self, workload: Workload) -> None:
+        super().__init__(workload)
         self.has_shape = workload.shape.has_layers and workload.seq > 0
         self.ops = layer_ops(workload, self.precision) if self.has_shape else []
         self.dense_ops: list[Op] = []
@@ -64,13 +61,11 @@ class StepPlayer(ParameterPlayer):
         self.sliding_ops = (
             layer_ops(workload, self.precision, slides=True) if has_window(workload) else []
         )
-        n_cross = workload.shape.n_cross_layers
-        self.first_cross = workload.shape.n_layers - n_cross
-        self.cross_ops = layer_ops(workload, self.precision, crosses=True) if n_cross else []
         self.segment = segment_layers(workload)
+        usual = Loss.FP32 if workload.shape.upcasts_logits else Loss.WORKING
+        self.loss = workload.loss or usual
+        self.n_chunks = N_CHUNKS if self.loss is Loss.CHUNKED else 1
         self.offloads = "activations" in workload.offload and not self.segment
-        self.encoder_end: list[int] = []
-        self.encoded = -1
 
     def _pass(self, workspace_bytes: int) -> None:
         """Run forward and backward."""
@@ -87,32 +82,18 @@ class StepPlayer(ParameterPlayer):
         tape.moment("forward")
         tape.alloc("workspaces", workspace_bytes)
         self.inputs = [self._unit("inputs", "B*S", INDEX) for _ in range(2)]
-        if self.workload.shape.input_elements:
-            self._pictures()
         if not self.has_shape:
             return
         self._gather_outside()
         self.layers: list[list[Kept]] = []
         self.boundaries: list[int] = []
         self._at_layer(0)
-        self.encoded = -1
         self.front: list[int] = []
-        if self.workload.shape.front_elements:
-            n_front = self.workload.batch * self.workload.shape.front_elements
-            self.front = [tape.alloc("activations", n_front * precision.compute)]
         if self.workload.shape.adds_slopes:
             self.front.append(self._unit("activations", "B*a*S*S", precision.weight))
         stream = self._unit("activations", "B*S*H", precision.residual)
-        if self.workload.shape.embedding_dropout:
-            self.mask = self._unit("activations", "B*S*H", 1)
-        else:
-            self.mask = -1
         n_layers = self.workload.shape.n_layers
         for i in range(n_layers):
-            if i == self.first_cross and self.cross_ops:
-                self._end_of_encoder(stream)
-                self._at_layer(i)
-                stream = self._unit("activations", "B*S*H", precision.residual)
             self._at_layer(i)
             tape.moment(f"forward of layer {i + 1} of {n_layers}")
             stream = self._through_layer(i, stream)
@@ -136,28 +117,6 @@ class StepPlayer(ParameterPlayer):
             tape.free(stream)
         return after
 
-    def _end_of_encoder(self, stream: int) -> None:
-        """Keep the encoder's output for the decoder's layers, and its norm's input."""
-        self.encoded, self.encoder_end = stream, []
-        if not self.workload.shape.encoder_norm:
-            return
-        p, shape = self.precision, self.workload.shape
-        norm = norm_op(shape.norm, p, "final", trains=not self.workload.lora_rank)
-        self.encoder_end = [
-            stream if t.label == "input" else self._term("activations", t) for t in norm.saved
-        ]
-        if stream not in self.encoder_end:
-            self.tape.free(stream)
-        self.encoded = self._unit("activations", "B*S*H", p.compute)
-
-    def _pictures(self) -> None:
-        """Bring pictures in, in the place of token ids; the patch embedding keeps them."""
-        p = self.precision
-        self.tape.free(*self.inputs)
-        self.inputs = [self._unit("inputs", "B*I", p.weight)]
-        if p.is_autocast:
-            self.inputs.append(self._unit("activations", "B*I", p.compute))
-
     def _layer_forward(self, layer: int, *, owns_stream: int, keeps: bool) -> list[Kept]:
         """Play one layer; the residual it reads is ``owns_stream``, already there."""
         tape = self.tape
@@ -168,6 +127,7 @@ class StepPlayer(ParameterPlayer):
             kept = Kept(op)
             kept.copies = self._weight_copies(op.slot, keeps=keeps)
             scratch = [self._term("temporaries", t) for t in op.scratch]
+            scratch.append(self._dequantised(op.slot))
             for term in op.saved:
                 is_stream = term.label == "input" and op.slot == "norm1"
                 kept.saved.append(owns_stream if is_stream else self._term("activations", term))
@@ -217,8 +177,11 @@ class StepPlayer(ParameterPlayer):
             if p.is_autocast and p.copies
         ]
         self.head_input = self._unit("activations", "B*S*H", p.compute)
+        if self.loss is Loss.FUSED:
+            self._fused_loss()
+            return
         self.logits = self._unit("logits", "B*S*V", p.compute)
-        upcasts = shape.upcasts_logits or (shape.adds_to_logits and p.is_autocast)
+        upcasts = self.loss in (Loss.FP32, Loss.CHUNKED)
         wide = upcasts and p.compute != FP32
         entropy = FP32 if wide else p.compute  # the dtype in which cross_entropy is called
         self.capped = -1
@@ -228,7 +191,7 @@ class StepPlayer(ParameterPlayer):
             self.capped = self._unit("logits", "B*S*V", p.compute)
             tape.free(quotient)
             self.logits = self._unit("logits", "B*S*V", p.compute)
-        upcast = self._unit("logits", "B*S*V", FP32) if wide else -1
+        upcast = self._unit("logits", "B*S*V", FP32 / self.n_chunks) if wide else -1
         if not self.workload.keeps_logits and wide:
             tape.free(self.logits)
             self.logits = -1
@@ -243,6 +206,17 @@ class StepPlayer(ParameterPlayer):
             self.logits = -1
         self.entropy = entropy
         tape.free(*self.cache)  # autocast ends with the forward pass
+        self.cache = []
+
+    def _fused_loss(self) -> None:
+        """Play a loss that makes logits of some tokens at a time, and its gradients right away.
+
+        Liger's ``fused_linear_cross_entropy`` takes so many tokens that their logits are about as
+        large as the hidden states; the gradient of the latter is all that stays.
+        """
+        chunk = [self._unit("logits", "B*S*H", n) for n in (self.precision.compute, FP32)]
+        self.logits = self._unit("logits", "B*S*H", self.precision.compute)
+        self.tape.free(*chunk, *self.cache)
         self.cache = []
 
     # Backward
@@ -270,11 +244,7 @@ class StepPlayer(ParameterPlayer):
                 if self.offloads and i:
                     self._bring_back(self.layers[i - 1])
                 self._layer_backward(self.layers.pop())
-                if i == self.first_cross:
-                    self._forget_encoded()
-        self._forget_encoded()
         tape.moment("backward of the embedding")
-        tape.free(self.mask)
         for group in self.states.in_slot("head"):
             if group.role is Role.EMBEDDING and group.is_trained:  # tied: the sum is a third
                 n = 1 if p.is_autocast else 2  # a gradient that was cast is added to in place
@@ -287,35 +257,39 @@ class StepPlayer(ParameterPlayer):
 
     def _loss_backward(self) -> None:
         tape, p = self.tape, self.precision
+        if self.loss is Loss.FUSED:
+            self._final_backward(self.logits)
+            return
         narrow = self.nll_input >= 0
-        grad = self._unit("logits", "B*S*V", FP32 if narrow else self.entropy)
+        grad = self._unit("logits", "B*S*V", (FP32 if narrow else self.entropy) / self.n_chunks)
         tape.free(self.nll_input)
         if narrow:
             cast = self._unit("logits", "B*S*V", self.entropy)
             tape.free(grad)
             grad = cast
-        inner = self._unit("logits", "B*S*V", self.entropy)
-        tape.free(grad, self.log_probs)
+        inner = self._unit("logits", "B*S*V", self.entropy / self.n_chunks)
+        if self.n_chunks == 1:
+            tape.free(grad, self.log_probs)
+            grad = self.log_probs = -1
         if self.entropy != p.compute:
             cast = self._unit("logits", "B*S*V", p.compute)
             tape.free(inner)
             inner = cast
-        tape.free(self.logits)
+        tape.free(self.logits, grad, self.log_probs)
         if self.capped >= 0:
             cast = self._unit("logits", "B*S*V", p.compute)
             tape.free(inner, self.capped)
             inner = cast
+        self._final_backward(inner)
+
+    def _final_backward(self, inner: int) -> None:
+        """Go back through the head and the last norm from the gradient of the logits."""
+        tape, p = self.tape, self.precision
         hidden_grad = self._unit("temporaries", "B*S*H", p.compute)
         self._weight_gradients("head", inner, self.head_input, *self.head_copies)
         scratch = [self._term("temporaries", t) for t in self.final.back_scratch]
         self._weight_gradients("final_norm")
         tape.free(hidden_grad, *scratch, *self.final_saved)
-
-    def _forget_encoded(self) -> None:
-        """Free what the decoder kept of the encoder."""
-        kept = [h for h in self.encoder_end if h != self.encoded]
-        self.tape.free(self.encoded, *kept)
-        self.encoded, self.encoder_end = -1, []
 
     def _checkpointed_backward(self) -> None:
         """Recompute each segment from its input, last first, then go back through it."""
@@ -345,7 +319,7 @@ class StepPlayer(ParameterPlayer):
             op = kept.op
             scratch = [self._term("temporaries", t) for t in op.back_scratch]
             grads = [self._term("temporaries", t) for t in op.grads]
-            tape.free(*scratch)
+            tape.free(*scratch, self._dequantised(op.slot))
             if op.slot:
                 self._weight_gradients(op.slot)
             tape.free(*incoming, *reversed(kept.saved), *kept.copies)
@@ -363,14 +337,11 @@ class StepPlayer(ParameterPlayer):
             return self.dense_ops
         if self.sliding_ops and layer < self.workload.shape.n_sliding_layers:
             return self.sliding_ops
-        return self.cross_ops if layer >= self.first_cross and self.cross_ops else self.ops
+        return self.ops
 
     def _at_layer(self, layer: int) -> None:
-        """Take the lengths of this layer's stack: an encoder may read another one."""
+        """Take the sizes of this layer: the first ones of a mixture may be dense."""
         n_dense = self.workload.shape.n_dense_layers
         if n_dense:
             self.kind = "dense" if layer < n_dense else "sparse"
             self.sizes = self.dense_sizes if layer < n_dense else self.decoder_sizes
-            return
-        is_encoder = layer < self.first_cross and self.workload.shape.n_cross_layers > 0
-        self.sizes = self.encoder_sizes if is_encoder else self.decoder_sizes

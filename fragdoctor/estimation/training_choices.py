@@ -47,7 +47,8 @@ class Precision:
         gathered: a parameter while it is in use, where it is stored wider; 0 = as stored.
         kept_gradient: a gradient as it is kept; 0 = as the parameter.
         has_master: fp32 copies of the weights belong to it.
-        keeps_input: frozen linear layers keep their input too (bitsandbytes' MatMul8bitLt).
+        keeps_input: frozen linear layers keep their input too (bitsandbytes' MatMul8bitLt, and
+            MatMul4Bit before 0.43.2).
     """
 
     name: str
@@ -66,6 +67,11 @@ class Precision:
     has_master: bool = False
     keeps_input: bool = False
 
+    @property
+    def is_quantised(self) -> bool:
+        """Whether linear layers make their weights anew for each product."""
+        return not self.trains_base and self.linear_weight < self.compute
+
 
 DEEPSPEED: Final = (
     "https://www.deepspeed.ai/docs/config-json/#bfloat16-training-options; "
@@ -73,12 +79,22 @@ DEEPSPEED: Final = (
 )
 FSDP: Final = "https://docs.pytorch.org/docs/stable/fsdp.html, MixedPrecision"
 
-# NF4 with double quantisation: 4 bits, 8 for each block of 64, 32 for each 256 blocks.
-_NF4: Final = (4 + 8 / 64 + 32 / (64 * 256)) / 8
+# NF4: 4 bits, and for each block of 64 an fp32 scale; quantised once more 8 bits, and for each 256
+# blocks an fp32 scale.
+_NF4: Final = (4 + 32 / 64) / 8
+_NF4_DOUBLE: Final = (4 + 8 / 64 + 32 / (64 * 256)) / 8
 # 4 bits, and for each group of 128 a 16-bit scale and a 4-bit zero point.
 _GROUPED_4: Final = (4 + (16 + 4) / 128) / 8
 # 4 bits, and for each group of 32 an 8-bit exponent.
 _MXFP4: Final = (4 + 8 / 32) / 8
+BNB_0_43_2: Final = (
+    "https://github.com/bitsandbytes-foundation/bitsandbytes/releases/tag/0.43.2, QLoRA: inputs "
+    "were kept without need"
+)
+PREPARED: Final = (
+    "https://github.com/huggingface/peft/blob/main/src/peft/utils/other.py, "
+    "prepare_model_for_kbit_training"
+)
 GPTQ: Final = "Frantar et al. 2022, https://arxiv.org/abs/2210.17323; groups of 128"
 AWQ: Final = "Lin et al. 2023, https://arxiv.org/abs/2306.00978; groups of 128"
 MXFP4: Final = (
@@ -128,7 +144,14 @@ PRECISIONS: Final = MappingProxyType(
             *(_gguf(name, bits) for name, bits in GGUF_BITS.items()),
             Precision("int8", 2, _INT8, 2, 2, 2, trains_base=False, source=QLORA,
                       keeps_input=True),
-            Precision("int4", 2, _NF4, 2, 2, 2, trains_base=False, source=QLORA),
+            Precision("int4", 2, _NF4_DOUBLE, 2, 2, 2, trains_base=False, source=QLORA),
+            Precision("nf4", 2, _NF4, 2, 2, 2, trains_base=False, source=QLORA),
+            # Before 0.43.2 bitsandbytes kept the inputs of frozen 4-bit layers for backward.
+            Precision("int4-0.42", 2, _NF4_DOUBLE, 2, 2, 2, trains_base=False, source=BNB_0_43_2,
+                      keeps_input=True),
+            # PEFT's prepare_model_for_kbit_training: all that is not quantised in fp32, autocast.
+            Precision("int4-peft", 4, _NF4_DOUBLE, 2, 4, 2, 2, is_autocast=True, trains_base=False,
+                      source=PREPARED),
         )
     }
 )  # fmt: skip
@@ -140,7 +163,6 @@ _OTHER_PRECISIONS: Final = MappingProxyType(
         "float16": "fp16",
         "half": "fp16",
         "amp": "amp-bf16",
-        "nf4": "int4",
         "4bit": "int4",
         "8bit": "int8",
         "float8": "fp8",

@@ -14,8 +14,7 @@ Sources:
     an H100 and 60 MiB of an H200 as PyTorch reports them there.
     Workspace of a handle of cuBLAS or hipBLAS: PyTorch, ``aten/src/ATen/cuda/CublasHandlePool.cpp``
     (``:4096:2:16:8``, 32 MiB for compute capability 9, 10 and 12; 32 MiB on AMD's, 128 MiB on
-    gfx94x and gfx95x), seen with PyTorch 2.12.1 on each capability of NVIDIA's. Which attention
-    comes first: ``check_prefer_cudnn_attention`` in ``transformers/cuda/sdp_utils.cpp`` there.
+    gfx94x and gfx95x), seen with PyTorch 2.12.1 on each capability of NVIDIA's.
     Context: what CUDA and its libraries take in a process beside PyTorch's allocator, about; it
     varies with the driver and the kernels that are loaded, and no source states it. Hopper's was
     measured: an H200, driver 580.159, PyTorch 2.11.0 with CUDA 13.0, kernels loaded as they are
@@ -31,32 +30,32 @@ from typing import Final
 
 _SMALL, _LARGE, _LARGEST = 2 * 4096 + 8 * 16, 32 * 1024, 128 * 1024
 
-GENERATIONS: Final[Mapping[str, tuple[str, int, int, bool]]] = MappingProxyType(
+GENERATIONS: Final[Mapping[str, tuple[str, int, int]]] = MappingProxyType(
     {
         # Of a GPU of which only the size is known: a typical context, and what takes the most.
-        "": ("", 450, _LARGE, True),
-        "6.0": ("pascal", 300, _SMALL, False),
-        "6.1": ("pascal", 300, _SMALL, False),
-        "7.0": ("volta", 330, _SMALL, False),
-        "7.5": ("turing", 320, _SMALL, False),
-        "8.0": ("ampere", 420, _SMALL, False),
-        "8.6": ("ampere", 420, _SMALL, False),
-        "8.7": ("ampere", 420, _SMALL, False),
-        "8.9": ("ada", 400, _SMALL, False),
-        "9.0": ("hopper", 690, _LARGE, True),
-        "10.0": ("blackwell", 620, _LARGE, True),
-        "12.0": ("blackwell", 620, _LARGE, False),
-        "12.1": ("blackwell", 620, _LARGE, False),
-        "gfx908": ("cdna", 600, _LARGE, False),
-        "gfx90a": ("cdna", 600, _LARGE, False),
-        "gfx942": ("cdna", 600, _LARGEST, False),
-        "gfx950": ("cdna", 600, _LARGEST, False),
-        "gfx1100": ("rdna", 600, _LARGE, False),
-        "apple": ("apple", 0, 0, False),
+        "": ("", 450, _LARGE),
+        "6.0": ("pascal", 300, _SMALL),
+        "6.1": ("pascal", 300, _SMALL),
+        "7.0": ("volta", 330, _SMALL),
+        "7.5": ("turing", 320, _SMALL),
+        "8.0": ("ampere", 420, _SMALL),
+        "8.6": ("ampere", 420, _SMALL),
+        "8.7": ("ampere", 420, _SMALL),
+        "8.9": ("ada", 400, _SMALL),
+        "9.0": ("hopper", 690, _LARGE),
+        "10.0": ("blackwell", 620, _LARGE),
+        "12.0": ("blackwell", 620, _LARGE),
+        "12.1": ("blackwell", 620, _LARGE),
+        "gfx908": ("cdna", 600, _LARGE),
+        "gfx90a": ("cdna", 600, _LARGE),
+        "gfx942": ("cdna", 600, _LARGEST),
+        "gfx950": ("cdna", 600, _LARGEST),
+        "gfx1100": ("rdna", 600, _LARGE),
+        "apple": ("apple", 0, 0),
     }
 )
 """Compute capability, or AMD's name for it -> architecture, context in MiB, workspace of a handle
-of cuBLAS in KiB, whether PyTorch takes cuDNN's attention first."""
+of cuBLAS in KiB."""
 
 MULTIPROCESSOR: Final[Mapping[str, tuple[int, int, int, int]]] = MappingProxyType(
     {

@@ -47,7 +47,6 @@ class Generation:
         architecture: ``hopper`` and so on, "" where only a size is known.
         context_bytes: what the CUDA context and libraries take outside PyTorch, about.
         blas_workspace_bytes: what PyTorch gives a handle of cuBLAS by default.
-        prefers_cudnn_attention: whether PyTorch takes cuDNN's attention before its own.
         threads_per_multiprocessor: that it holds at once; 0 where that is not known.
         shared_memory_bytes: of a multiprocessor.
         block_shared_memory_bytes: the most that a block may ask for.
@@ -58,7 +57,6 @@ class Generation:
     architecture: str
     context_bytes: int
     blas_workspace_bytes: int
-    prefers_cudnn_attention: bool
     threads_per_multiprocessor: int
     shared_memory_bytes: int
     block_shared_memory_bytes: int
@@ -71,14 +69,13 @@ def generation_of(compute: str) -> Generation:
     Raises:
         KeyError: it is none of the table.
     """
-    architecture, context, workspace, cudnn = gpu_table.GENERATIONS[compute]
+    architecture, context, workspace = gpu_table.GENERATIONS[compute]
     threads, shared, block_shared, l2 = gpu_table.MULTIPROCESSOR.get(compute, (0, 0, 0, 0))
     return Generation(
         compute=compute,
         architecture=architecture,
         context_bytes=context * MIB,
         blas_workspace_bytes=workspace * KIB,
-        prefers_cudnn_attention=cudnn,
         threads_per_multiprocessor=threads,
         shared_memory_bytes=shared * KIB,
         block_shared_memory_bytes=block_shared * KIB,

@@ -32,6 +32,15 @@ class Attention(StrEnum):
     EAGER = "eager"  # written out: matmul, softmax, dropout, matmul
 
 
+class Loss(StrEnum):
+    """Of which logits the loss is computed."""
+
+    FP32 = "fp32"  # of an fp32 copy of all of them: Transformers, torchtitan, autocast
+    WORKING = "16-bit"  # as the head gives them
+    CHUNKED = "chunked"  # an fp32 copy of an eighth at a time: torchtune
+    FUSED = "fused"  # never there as a whole: Liger, cut cross-entropy
+
+
 class Norm(StrEnum):
     """How a normalisation layer is computed."""
 
@@ -39,12 +48,11 @@ class Norm(StrEnum):
     RMSNORM = "rmsnorm"  # torch.nn.RMSNorm, one fused operation
     RMSNORM_WRITTEN_OUT = "rmsnorm-written-out"  # as in Hugging Face models
     RMSNORM_WIDE = "rmsnorm-wide"  # the same, but the product with the weight is made in fp32
-    RMSNORM_T5 = "rmsnorm-t5"  # the same, but the product is made before the input is widened
 
     @property
     def is_written_out(self) -> bool:
         """Whether it consists of several operations."""
-        return self in (Norm.RMSNORM_WRITTEN_OUT, Norm.RMSNORM_WIDE, Norm.RMSNORM_T5)
+        return self in (Norm.RMSNORM_WRITTEN_OUT, Norm.RMSNORM_WIDE)
 
 
 @frozen
@@ -154,11 +162,10 @@ class ModelShape(LayerSizes):
         parameters: all parameters; their sum is the parameter count.
         hidden_dropout: dropout after the sub-layers; 0 = none.
         attention_dropout: dropout of the attention probabilities.
-        ffn_dropout: dropout between the two halves of the feed-forward, as T5 has it.
-        n_cross_layers: layers, the last ones, that also attend to an encoder's output.
         has_layers: False where only the parameter count is known: activations are unknown.
         softmax_fp32: attention that is written out asks for an fp32 softmax, as Hugging Face's.
-        upcasts_logits: the loss is taken of fp32 logits, as Hugging Face's is.
+        upcasts_logits: the model's code takes the loss of fp32 logits where it is not said
+            otherwise.
         has_lm_head: the model ends in logits over the vocabulary.
         is_guess: the shape was derived from a parameter count.
         is_checked: models built like this were run and compared with the formulas.
@@ -166,16 +173,6 @@ class ModelShape(LayerSizes):
             key-value heads. Latent attention (MLA) keeps one short vector.
         latent_width: of the short vectors that queries, keys and values are made of (MLA).
         sliding_window: tokens that the ``n_sliding_layers`` look back to, and keep.
-        adds_to_logits: a bias in the weights' dtype is added to the logits (BART).
-        encoder_norm: the encoder ends in a norm of its own.
-        position_bias: learned numbers are added to the scores, a head each (T5).
-        copies_keys: keys and values are copied out of one packed tensor, as into the cache that
-            Transformers fills in training too.
-        copies_attention: queries are laid out so that the output of attention is copied once more.
-        front_elements: numbers a sequence that are kept of what comes before the layers.
-        encoder_seq: length of the encoder's sequence where it is not the decoder's; 0 = the same.
-        fixed_seq: the only length that the model takes, such as a picture's patches; 0 = any.
-        input_elements: numbers that a picture brings in, in the place of token ids.
         assumptions: what was derived or assumed, one sentence each.
     """
 
@@ -185,28 +182,16 @@ class ModelShape(LayerSizes):
     max_positions: int = 0
     experts_per_token: int = 0
     softmax_fp32: bool = False
-    upcasts_logits: bool = False
+    upcasts_logits: bool = True
     is_guess: bool = False
     is_checked: bool = True
     has_lm_head: bool = True
-    embedding_dropout: float = 0.0
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
-    ffn_dropout: float = 0.0
-    n_cross_layers: int = 0
     kv_elements: int = 0
     latent_width: int = 0
     sliding_window: int = 0
     n_sliding_layers: int = 0
-    adds_to_logits: bool = False
-    encoder_norm: bool = False
-    position_bias: bool = False
-    copies_keys: bool = False
-    copies_attention: bool = False
-    front_elements: int = 0
-    encoder_seq: int = 0
-    fixed_seq: int = 0
-    input_elements: int = 0
     assumptions: Sequence[str] = ()
 
     @property
@@ -240,6 +225,7 @@ class Workload:
         lora_rank: 0 = all parameters are trained.
         lora_targets: ``attention``, ``all-linear`` or names of matrices.
         zero_stage: 0 = plain data parallel (or one GPU).
+        is_fsdp: stage 3 is PyTorch's FSDP, not DeepSpeed's ZeRO.
         world_size: GPUs that share the states.
         grad_accumulation: micro batches a step.
         inference: weights and KV cache only.
@@ -252,6 +238,7 @@ class Workload:
         offload: what is kept in the host's memory: ``optimizer``, ``parameters``, ``activations``.
         stream_shards: GPUs among which the residual stream of this one's part is split.
         dora: LoRA with a magnitude for each output (DoRA).
+        loss: of which logits it is computed; None = as the model's own code does.
         keeps_logits: the training loop holds the logits in a variable through the backward pass; a
             prefill makes those of the whole prompt, and not of its last token alone.
     """
@@ -268,6 +255,7 @@ class Workload:
     lora_rank: int = 0
     lora_targets: Sequence[str] = ("attention",)
     zero_stage: int = 0
+    is_fsdp: bool = False
     world_size: int = 1
     grad_accumulation: int = 1
     inference: bool = False
@@ -282,5 +270,6 @@ class Workload:
     offload: Sequence[str] = ()
     stream_shards: int = 1
     dora: bool = False
+    loss: Loss | None = None
     keeps_logits: bool = False
     compute: str = ""

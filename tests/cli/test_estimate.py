@@ -31,8 +31,9 @@ def config(tmp_path: Path) -> str:
 
 def test_recorded_sample_is_met_through_the_command_line(run: Run) -> None:
     outcome = run(
-        "estimate", *GPT, "--dtype", "amp-bf16", "--batch", "8", "--seq", "512", "--format", "json"
-    )
+        "estimate", *GPT, "--dtype", "amp-bf16", "--batch", "8", "--seq", "512",
+        "--logits", "16-bit", "--format", "json",
+    )  # fmt: skip
 
     document = json.loads(outcome.out)
     # Peak allocated of the recording healthy_gpt.

@@ -122,19 +122,15 @@ def test_fp8_checkpoint_is_counted_a_byte_a_weight(run: Run, tmp_path: Path) -> 
     assert parameters[1] - parameters[0] == n_linear
 
 
-def test_cross_attention_of_t5_is_in_the_activations_and_their_formula(
-    run: Run, tmp_path: Path
+@pytest.mark.parametrize(
+    ("model", "targets", "adapted"),
+    [("falcon-7b", "query_key_value", "qkv"), ("gpt2", "c_attn", "qkv"), ("gpt2", "q_proj", "qkv")],
+)
+def test_lora_targets_by_the_names_of_the_models_own_code(
+    run: Run, model: str, targets: str, adapted: str
 ) -> None:
-    path = tmp_path / "config.json"
-    t5 = {"model_type": "t5", "d_model": 256, "d_ff": 512, "d_kv": 64, "num_layers": 4,
-          "num_heads": 4, "vocab_size": 1000}  # fmt: skip
-    path.write_text(json.dumps(t5), encoding="utf-8")
+    def trained(names: str) -> int:
+        out = run("estimate", model, "--lora", "8", "--lora-targets", names, "--format", "json").out
+        return int(json.loads(out)["n_trainable"])
 
-    outcome = run("estimate", str(path), "--seq", "256", "--format", "json")
-    document = json.loads(outcome.out)
-
-    assert "--attention eager counts them" in outcome.out
-    activations = next(i for i in document["items"] if i["id"] == "activations")
-    assert "+ L_decoder x (" in activations["formula"]
-    assert "8 x (" in activations["numbers"]
-    assert "+ 4 x (" in activations["numbers"]
+    assert trained(targets) == trained(adapted) > 0

@@ -23,7 +23,7 @@ VALUES = {
     "new_tokens": "8", "kv_dtype": "fp8", "family": "gpt", "vocab": "100", "layers": "2",
     "hidden": "64", "heads": "4", "kv_heads": "2", "ffn": "128", "positions": "64",
     "dropout": "0.1", "model": "some.module:build", "input_shape": "8,8",
-    "input_dtype": "int64", "loss": "ce", "steps": "2",
+    "input_dtype": "int64", "loss": "ce", "logits": "fused", "steps": "2",
     "tensor_parallel": "2", "context_parallel": "2", "pipeline_parallel": "2",
     "expert_parallel": "2", "offload": "optimizer", "cache": "paged",
     "gpu_memory_utilization": "0.9", "max_num_seqs": "8", "max_num_batched_tokens": "2048",

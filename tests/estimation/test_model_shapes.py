@@ -8,7 +8,6 @@ from fragdoctor.errors import InputError
 from fragdoctor.estimation.config_json import shape_of_config
 from fragdoctor.estimation.families import UNCOVERED
 from fragdoctor.estimation.model_shapes import Preset, known_models, model_of, preset_of, presets
-from fragdoctor.model.workload import Workload
 
 COVERED = [
     p
@@ -90,10 +89,3 @@ def test_what_is_not_covered_is_named(config: dict[str, object], word: str) -> N
 
     assert word in caught.value.message
     assert "--model" in caught.value.hint
-
-
-def test_pictures_have_one_length() -> None:
-    shape = model_of(["vit-base-16"]).shape
-
-    assert shape.fixed_seq == 14 * 14 + 1
-    assert Workload(shape=shape).shape.has_layers

@@ -8,7 +8,7 @@ import pytest
 from estimated_workloads import workload_of
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.estimation.formula import formula_footprint
+from fragdoctor.estimation.formula import formula_footprint, play
 from fragdoctor.estimation.training_choices import (
     OPTIMIZERS,
     PRECISIONS,
@@ -124,3 +124,42 @@ def test_unknown_names_are_refused_with_the_choices() -> None:
 
     assert "adamw-8bit" in optimizer.value.hint
     assert "amp-bf16" in precision.value.hint
+
+
+LORA = replace(
+    workload_of(
+        {"family": "llama", "hidden": 1024, "layers": 4, "heads": 16, "ffn": 4096, "vocab": 8192,
+         "dtype": "bf16", "batch": 1, "seq": 512}
+    ), lora_rank=8,
+)  # fmt: skip
+
+
+def test_nf4_without_double_quantisation_stores_a_wider_scale_for_each_block() -> None:
+    double, plain = (items(replace(LORA, dtype=d))["parameters"] for d in ("int4", "nf4"))
+    n_linear = 4 * (4 * 1024 * 1024 + 3 * 1024 * 4096)
+
+    saved = n_linear * (32 - 8 - 32 / 256) / 64 / 8
+    assert plain - double == pytest.approx(saved, rel=0.01)
+
+
+def test_bitsandbytes_before_0_43_2_kept_the_inputs_of_frozen_layers() -> None:
+    now, then = (items(replace(LORA, dtype=d))["activations"] for d in ("int4", "int4-0.42"))
+
+    # Of both norms, and of the feed-forward's way out, in 16 bits; the fused attention keeps the
+    # input of its projection anyway.
+    assert then - now == 4 * 512 * 2 * (1024 + 1024 + 4096)
+
+
+def test_preparation_for_kbit_training_widens_what_is_not_quantised() -> None:
+    plain, prepared = (items(replace(LORA, dtype=d))["parameters"] for d in ("int4", "int4-peft"))
+    rest = 2 * 8192 * 1024 + 4 * 2 * 1024 + 1024
+
+    assert prepared - plain == pytest.approx(2 * rest, rel=0.001)
+
+
+@pytest.mark.parametrize("dtype", ["int4", "int8"])
+def test_quantised_weight_is_made_anew_for_each_product(dtype: str) -> None:
+    tape = play(replace(LORA, dtype=dtype))
+
+    made = [e.n_bytes for e in tape.events if e.kind == "alloc" and e.tag == "temporaries"]
+    assert 4096 * 1024 * 2 in made

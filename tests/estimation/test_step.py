@@ -10,7 +10,7 @@ from estimated_workloads import workload_of
 from fragdoctor.estimation.formula import activation_formula, formula_footprint, layer_terms
 from fragdoctor.estimation.step import segment_layers
 from fragdoctor.estimation.tape import rounded
-from fragdoctor.model.workload import Attention, Workload
+from fragdoctor.model.workload import Attention, Loss, Workload
 
 GPT = workload_of(
     {"family": "gpt", "hidden": 512, "layers": 12, "heads": 8, "vocab": 8192,
@@ -102,3 +102,28 @@ def test_norms_of_queries_and_keys_keep_their_fp32_inputs() -> None:
     before, after = layer_terms(plain), layer_terms(normed)
     assert after["B*S*Q"] - before["B*S*Q"] == 4 + 2
     assert after["B*S*K"] - before["B*S*K"] == 4 + 2
+
+
+LLAMA = workload_of(
+    {"family": "llama", "hidden": 512, "layers": 2, "heads": 8, "vocab": 64_000,
+     "dtype": "bf16", "batch": 4, "seq": 1024, "upcasts_logits": 1}
+)  # fmt: skip
+
+
+def logits_per_element(loss: Loss | None) -> float:
+    items = {i.id: i.n_bytes for i in formula_footprint(replace(LLAMA, loss=loss)).items}
+    return items["logits"] / (4 * 1024 * 64_000)
+
+
+def test_loss_of_fp32_logits_takes_three_tensors_of_four_bytes() -> None:
+    assert abs(logits_per_element(Loss.FP32) - 12) < 0.1
+    assert logits_per_element(None) == logits_per_element(Loss.FP32)
+
+
+def test_loss_in_16_bits_takes_three_of_two_and_a_chunked_one_keeps_one_of_four() -> None:
+    assert abs(logits_per_element(Loss.WORKING) - 6) < 0.1
+    assert 4 < logits_per_element(Loss.CHUNKED) < 8
+
+
+def test_fused_loss_makes_logits_no_larger_than_the_hidden_states() -> None:
+    assert logits_per_element(Loss.FUSED) * 64_000 <= 8 * 512

@@ -10,10 +10,19 @@ from hypothesis import strategies as st
 
 from fragdoctor.errors import OutOfMemory
 from fragdoctor.estimation.architectures import Dimensions, parameters_of
+from fragdoctor.estimation.calibration import published_range
 from fragdoctor.estimation.config_json import shape_of_config
-from fragdoctor.estimation.formula import formula_footprint, formula_needs, play
+from fragdoctor.estimation.formula import formula_footprint, formula_needs, play, settled
 from fragdoctor.estimation.judge import Estimator, judged
-from fragdoctor.estimation.tape import CHURN_SHARE, Tape, needs_of, phases_of, reserved_of, rounded
+from fragdoctor.estimation.tape import (
+    CHURN_SHARE,
+    Needs,
+    Tape,
+    needs_of,
+    phases_of,
+    reserved_of,
+    rounded,
+)
 from fragdoctor.model.gpus import gpu_of
 from fragdoctor.model.memory_estimate import FitState, PhaseName
 from fragdoctor.model.workload import Attention, ModelShape, Norm, Workload
@@ -82,7 +91,7 @@ def test_reserved_covers_the_peak_and_peak_is_the_running_maximum(
     assert reserved_of(tape) >= most
 
 
-ROUTE = Estimator(formula_footprint, formula_needs)
+ROUTE = Estimator(formula_footprint, formula_needs, settled=settled)
 LLAMA_8B = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096,
     "intermediate_size": 14336, "num_attention_heads": 32, "num_hidden_layers": 32,
@@ -110,6 +119,43 @@ def is_served(tape: Tape, capacity: int) -> bool:
     except OutOfMemory:
         return False
     return True
+
+
+@pytest.mark.parametrize("changes", [{}, {"batch": 4}])
+def test_exact_allocator_serves_what_the_headline_asks_for(changes: dict[str, Any]) -> None:
+    workload = llama_8b(optimizer="adamw-8bit", **changes)
+    before = formula_footprint(workload)
+
+    after = settled(workload, before)
+
+    assert before.needs_high_bytes is not None
+    assert after.needs_high_bytes is not None
+    assert before.peak_allocated_bytes < after.needs_high_bytes < before.needs_high_bytes
+    assert is_served(play(workload), after.needs_high_bytes)
+    assert (
+        after.published_high_bytes
+        == published_range(Needs(after.needs_low_bytes, after.needs_high_bytes))[1]
+    )
+
+
+def test_adapters_under_fsdp_may_bring_gradients_of_frozen_weights() -> None:
+    fsdp = llama_8b(lora_rank=8, zero_stage=3, world_size=4)
+
+    def frozen(**changes: Any) -> int:
+        doubts = formula_needs(replace(fsdp, **changes)).doubts
+        return sum(doubt.n_bytes for doubt in doubts if doubt.id == "frozen_gradients")
+
+    n_frozen = fsdp.shape.n_parameters
+    assert frozen(is_fsdp=True) == pytest.approx(2 * n_frozen / 4, rel=0.01)
+    assert frozen(is_fsdp=True, grad_accumulation=2) == pytest.approx(2 * n_frozen, rel=0.01)
+    assert frozen() == 0
+
+
+def test_several_gpus_need_room_for_nccl() -> None:
+    one = formula_needs(llama_8b(lora_rank=8))
+    two = formula_needs(llama_8b(lora_rank=8, tensor_parallel=2))
+
+    assert {doubt.id for doubt in two.doubts} - {doubt.id for doubt in one.doubts} == {"nccl"}
 
 
 EVERY_DAY = 6  # each sixth recording is enough between two runs of all tests

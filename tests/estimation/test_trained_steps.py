@@ -20,7 +20,7 @@ from fragdoctor.estimation.config_json import shape_of_config
 from fragdoctor.estimation.families import UNCOVERED
 from fragdoctor.estimation.formula import formula_needs, play
 from fragdoctor.estimation.request import FORMULA_ERROR
-from fragdoctor.estimation.states import column_sum_bytes, column_sum_limit, states_of
+from fragdoctor.estimation.states import states_of
 from fragdoctor.estimation.tape import phases_of
 from fragdoctor.model.workload import Workload
 
@@ -48,12 +48,11 @@ def sampled(cases: list[tuple[Any, ...]]) -> list[Any]:
 
 def workload_of(row: dict[str, Any], dtype: str) -> Workload:
     shape = shape_of_config(row["config"], row["name"])
-    seq = shape.fixed_seq or row["seq"]
     workload = Workload(
         shape,
         {"nf4": "int4", "int8": "int8"}.get(row["quantised"], dtype),
         batch=row["batch"],
-        seq=seq,
+        seq=row["seq"],
         compute="9.0",
         checkpointing="full" if row["checkpointing"] else "none",
     )
@@ -131,7 +130,7 @@ def test_needs_grow_with_batch_and_length(row: dict[str, Any]) -> None:
     batches = [replace(workload, batch=n) for n in (1, 2, 5, 100)]
     lengths = [replace(workload, seq=n) for n in (100, 257, 4000)]
 
-    for runs in (batches, [] if workload.shape.fixed_seq else lengths):
+    for runs in (batches, lengths):
         bounds = [formula_needs(run) for run in runs]
         lows = [b.low_bytes for b in bounds]
         highs = [b.high_bytes or 0 for b in bounds]
@@ -147,20 +146,3 @@ def test_promise_counts_the_measured_models() -> None:
         len(r["peak_allocated_bytes"]) == len(PRECISIONS) for r in ROWS if not r["quantised"]
     )
     assert {row["split"] for row in ROWS} == {"looked", "held-out"}
-
-
-@pytest.mark.parametrize("columns", [1, 6, 64, 96, 768, 1000, 4096, 14336])
-def test_sum_over_tokens_takes_the_buffer_of_the_kernel(columns: int) -> None:
-    pytest.importorskip("torch")
-    from fragdoctor.rehearsal.engine.kernels.reduction import ReductionKind, reduction_bytes
-    from fragdoctor.rehearsal.engine.session import GpuFacts
-
-    for rows in (1, 100, 1024, 4096, 10_000, 65_536):
-        passes = reduction_bytes(
-            (rows, columns), (columns, 1), (0,), ReductionKind(4), 2, GpuFacts()
-        )
-        expected = max((size for size, _ in passes), default=0)
-
-        if columns > 1:
-            assert column_sum_bytes(rows, columns) == expected
-        assert column_sum_bytes(rows, columns) <= column_sum_limit(rows, columns)
