@@ -155,10 +155,9 @@ _PAIRED: Final = ("dpo", "ipo", "orpo", "simpo", "cpo")
 
 def _complete(reading: Reading, entries: Entries) -> None:
     deepspeed_reference(reading, entries)
-    for kind in ("mixed",):
-        if reading.value(kind):
-            fact = reading.facts[kind]
-            reading.take("weights", fact.value, fact.key, fact.text)
+    if reading.value("mixed"):
+        mixed = reading.facts["mixed"]
+        reading.take("weights", mixed.value, mixed.key, mixed.text)
     reading.take("optimizer", "adamw-fused", "optimizer", "adamw_torch_fused", is_default=True)
     if reading.unsayable.get("optimizer"):
         reading.drop("optimizer", "")

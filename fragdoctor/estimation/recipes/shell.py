@@ -166,11 +166,7 @@ def _python(words: Sequence[str]) -> CommandLine | None:
         module = rest[1]
         if module.startswith("vllm.entrypoints"):
             return _server(rest[2:])
-        if module in (
-            "torch.distributed.run",
-            "torch.distributed.launch",
-            "accelerate.commands.launch",
-        ):
+        if module in _MODULES:
             return _launched(rest[2:])
         return _program(module, rest[2:])
     return _program(rest[0], rest[1:]) if rest and rest[0].endswith(".py") else None
