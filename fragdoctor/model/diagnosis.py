@@ -15,6 +15,7 @@ from fragdoctor.model.case import Case
 from fragdoctor.model.census import HoldingKind
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, SkippedRule
 from fragdoctor.model.hooks import drawn
+from fragdoctor.model.modules import ModuleMemory
 from fragdoctor.model.phases import Category, HeldBytes, MomentReport, PhaseReport, TrainingPhase
 from fragdoctor.model.simulation import FidelityReport, Outlook, Promise
 from fragdoctor.model.story import LogStory
@@ -469,6 +470,8 @@ class Diagnosis:
     first.
     ``functions`` are those with several lines among the holders, most bytes first.
     ``owners`` are the names that hold memory, most bytes of a device first; empty without a census.
+    ``modules`` are where in the model the peak of allocated bytes of each device was, the outermost
+    modules with those inside them; empty where no module was recorded.
     ``notes`` are about the inputs, ``replay_notes`` about what a replay can and cannot say.
     ``story`` is None if there is no log, or nothing happens in it. ``moment`` is one that was asked
     for. ``failure`` is the request that the verdict is about, None where none of the GPU failed.
@@ -484,6 +487,7 @@ class Diagnosis:
     holders: Sequence[HolderReport] = ()
     functions: Sequence[FunctionHolder] = ()
     owners: Sequence[OwnerReport] = ()
+    modules: Sequence[ModuleMemory] = ()
     fidelity: FidelityReport = field(default_factory=FidelityReport)
     findings: Sequence[Finding] = ()
     skipped: Sequence[SkippedRule] = ()
