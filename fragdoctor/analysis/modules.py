@@ -159,11 +159,7 @@ class _Summed:
         if node.own.any():
             inner.append(cls(ITSELF, 1, node.own))
         sums = sum((child.sums for child in inner), np.zeros_like(node.own))
-        children = _folded(inner)
-        if len(children) == 1:  # nothing but a way to it
-            (one,) = children
-            return replace(one, name=f"{node.name}.{one.name}")
-        return cls(node.name, 1, sums, children)
+        return cls(node.name, 1, sums, _folded(inner))
 
     @property
     def form(self) -> tuple[Any, ...]:
@@ -184,6 +180,9 @@ class _Summed:
     def as_memory(self, device: int) -> ModuleMemory:
         figures = dict(zip(KINDS, self.sums[0].tolist(), strict=True))
         children = [child.as_memory(device) for child in self.children]
+        if len(children) == 1:  # nothing but the way to it
+            (one,) = children
+            return replace(one, name=f"{self.name}.{one.name}")
         return ModuleMemory(device, self.name, self.n_modules, children=children, **figures)
 
 

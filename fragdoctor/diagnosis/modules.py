@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fragdoctor.analysis.modules import module_paths, module_table
+from fragdoctor.analysis.owners import module_parts
+from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.model.census import Census
 from fragdoctor.model.modules import ModuleMemory
-from fragdoctor.rules.rule import Context
 
 
-def module_memory(context: Context) -> tuple[ModuleMemory, ...]:
+def module_memory(
+    analysis: DeviceAnalysis, censuses: Sequence[Census] = ()
+) -> tuple[ModuleMemory, ...]:
     """Return the outermost modules with what they held at the peak of allocated bytes.
 
     Empty where no module is recorded.
     """
-    a = context.analysis
-    if a is None:
-        return ()
-    state = a.n_events if a.timeline is None else a.timeline.peak_allocated_state
-    category = None if a.phases is None else a.phases.category
-    return module_table(a.trace, state, module_paths(a.trace), category)
+    trace, totals, phases = analysis.trace, analysis.timeline, analysis.phases
+    state = analysis.n_events if totals is None else totals.peak_allocated_state
+    paths = module_parts(trace, module_paths(trace), censuses)
+    return module_table(trace, state, paths, None if phases is None else phases.category)

@@ -220,7 +220,12 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
         holders=holders,
         functions=function_holders(holders, case.snapshot),
         owners=owners,
-        modules=tuple(m for c in ordered for m in module_memory(c)),
+        modules=tuple(
+            m
+            for c in ordered
+            if c.analysis is not None
+            for m in module_memory(c.analysis, case.censuses)
+        ),
         fidelity=fidelity,
         findings=results.findings,
         skipped=results.skipped,

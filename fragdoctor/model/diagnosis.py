@@ -15,7 +15,7 @@ from fragdoctor.model.case import Case
 from fragdoctor.model.census import HoldingKind
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, SkippedRule
 from fragdoctor.model.hooks import drawn
-from fragdoctor.model.modules import ModuleMemory
+from fragdoctor.model.modules import ModuleMemory, modules_frame
 from fragdoctor.model.phases import Category, HeldBytes, MomentReport, PhaseReport, TrainingPhase
 from fragdoctor.model.simulation import FidelityReport, Outlook, Promise
 from fragdoctor.model.story import LogStory
@@ -545,6 +545,13 @@ class Diagnosis:
             for h in self.holders
         )
         return _table(rows, columns, numbers=columns[2:])
+
+    def modules_frame(self) -> pd.DataFrame:
+        """Return the modules with what they held at the peak, as a DataFrame.
+
+        Its columns are those of ``fragdoctor.model.modules.modules_frame``.
+        """
+        return modules_frame(self.modules)
 
     def stranders_frame(self) -> pd.DataFrame:
         """Return the live blocks that strand free memory as a DataFrame, worst first.

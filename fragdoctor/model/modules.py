@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from fragdoctor.frozen import frozen
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 OUTSIDE: Final = "(outside of modules)"
 """What no module asked for and no module holds: batches, losses, workspaces of libraries."""
@@ -63,22 +66,32 @@ class ModuleMemory:
         return sum(getattr(self, kind) for kind in KINDS)
 
 
-@frozen
-class ModuleRow:
-    """A line of the tree: a module with the names of those above it."""
-
-    path: tuple[str, ...]
-    module: ModuleMemory
-
-    @property
-    def name(self) -> str:
-        """Its whole path, ``GPT.layers.0-23.mlp``."""
-        return ".".join(self.path)
+ModuleRow = tuple[tuple[str, ...], ModuleMemory]
+"""A line of the tree: the names from the outermost module on, and what the last of them held."""
 
 
 def rows_of(modules: Sequence[ModuleMemory], above: tuple[str, ...] = ()) -> Iterator[ModuleRow]:
     """Yield the tree line by line, each module before those inside it."""
     for module in modules:
         path = (*above, module.name)
-        yield ModuleRow(path, module)
+        yield path, module
         yield from rows_of(module.children, path)
+
+
+def modules_frame(modules: Sequence[ModuleMemory]) -> pd.DataFrame:
+    """Return the tree as a DataFrame, each module before those inside it.
+
+    Columns: ``device``, ``module`` (its whole path), ``depth`` (0 for the outermost), ``is_leaf``
+    (no module is inside it: such rows add up to the peak), ``n_modules``, one for each of
+    ``KINDS``, ``total_bytes``.
+    """
+    from fragdoctor.model.frames import table  # noqa: PLC0415 - loads pandas
+
+    numbers = ("device", "depth", "n_modules", *KINDS, "total_bytes")
+    columns = ("device", "module", "depth", "is_leaf", "n_modules", *KINDS, "total_bytes")
+    rows = (
+        (m.device, ".".join(path), len(path) - 1, not m.children, m.n_modules,
+         *(getattr(m, kind) for kind in KINDS), m.total_bytes)
+        for path, m in rows_of(modules)
+    )  # fmt: skip
+    return table(rows, columns, numbers).astype({"is_leaf": "bool"})

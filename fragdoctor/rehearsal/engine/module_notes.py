@@ -12,6 +12,7 @@ import bisect
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import takewhile
 from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -168,9 +169,12 @@ class ModuleNotes:
         """Return the class of a model; of several alive, all but the first have a number."""
         found = self._models.get(model)
         if found is None:
-            name, taken, number = type(model).__name__, set(self._models.values()), 1
-            found = name
-            while found in taken:
+            inner = model
+            while len(inner._modules) == 1 and next(iter(inner._modules)) in _WRAPPERS:
+                inner = next(iter(inner._modules.values()))
+            name, taken, number = type(inner).__name__, set(self._models.values()), 1
+            found = self._models.get(inner, name)
+            while found in taken and inner not in self._models:
                 number += 1
                 found = f"{name}#{number}"
             self._models[model] = found
@@ -298,24 +302,18 @@ def _places(tensor: Any) -> Iterator[tuple[int, int]]:
         for name in flatten()[0]:
             yield from _places(getattr(tensor, name))
         return
-    # To ask a lazily copied one for its address would copy it.
-    if not tensor.is_cuda or _C._is_cow_tensor(tensor):
+    # To ask a lazily copied one for its address would copy it; a sparse one has none.
+    if not tensor.is_cuda or tensor.layout is not torch.strided or _C._is_cow_tensor(tensor):
         return
     try:
         address = tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError, ValueError):
-        return  # sparse, or not made yet
+        return  # not made yet
     if address:
         yield tensor.get_device(), address
 
 
 def _common(one: str, other: str) -> str:
-    """Return the path of the module that both are in."""
-    if one == other:
-        return one
-    parts = []
-    for a, b in zip(one.split("."), other.split("."), strict=False):
-        if a != b:
-            break
-        parts.append(a)
-    return ".".join(parts)
+    """Return the path of the innermost module that both are in, "" of two models."""
+    pairs = zip(one.split("."), other.split("."), strict=False)
+    return ".".join(part for part, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -43,7 +43,7 @@ def modules_section(diagnosis: Diagnosis) -> doc.Section:
     tables = [
         _table(list(_opened(mine)), Detail.SHORT, in_gib=in_gib, has_devices=False),
         _table(
-            [(len(row.path) - 1, row.module) for row in rows_of(found)],
+            [(len(path) - 1, module) for path, module in rows_of(found)],
             Detail.FULL,
             in_gib=in_gib,
             has_devices=len(mine) < len(found),
@@ -109,7 +109,10 @@ def _trimmed(modules: Sequence[ModuleMemory], least: float) -> list[ModuleMemory
     """Return the tree with small neighbours, of which there are several, taken together."""
     small = [m for m in modules if m.total_bytes < least]
     large = [m for m in modules if len(small) < 2 or m.total_bytes >= least]
-    found = [replace(m, children=_trimmed(m.children, least)) for m in large]
+    found = []
+    for m in large:
+        inner = _trimmed(m.children, least)
+        found.append(replace(m, children=inner if len(inner) > 1 else ()))
     if len(large) < len(modules):
         sums = {kind: sum(getattr(m, kind) for m in small) for kind in KINDS}
         n_modules = sum(m.n_modules for m in small)
