@@ -17,11 +17,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from fragdoctor.analysis.modules import module_paths
 from fragdoctor.analysis.result import Holder, StrandedSegment, Strander
 from fragdoctor.frozen import frozen
 from fragdoctor.model.arrays import distinct, sum_by
 from fragdoctor.model.phases import Category
-from fragdoctor.model.snapshot import I32, I64, MODULE_MARK, BlockState
+from fragdoctor.model.snapshot import I32, I64, BlockState
 from fragdoctor.trace.lives import BEFORE, Layout
 from fragdoctor.trace.trace import Trace
 
@@ -121,36 +122,6 @@ def _main_categories(
     return {g: tuple(Category(c) for c in order[g, : n_main[g]].tolist()) for g in few}
 
 
-@frozen(eq=False)
-class ModulePaths:
-    """Which module of the model made each block, where that was recorded.
-
-    ``paths`` by string id (``layers.3.mlp``; hostile text), empty where none was recorded;
-    ``of_row`` is ``int32[n]``, the string id of the note that each row of ``Lives`` was made with:
-    -1 without one, and none of ``paths`` where somebody else wrote it.
-    """
-
-    paths: Mapping[int, str]
-    of_row: I32
-
-
-def module_paths(trace: Trace) -> ModulePaths:
-    """Return the modules that ran when the blocks of a device were allocated."""
-    paths = {
-        i: s.removeprefix(MODULE_MARK)
-        for i, s in enumerate(trace.snapshot.strings)
-        if s.startswith(MODULE_MARK)
-    }
-    start = trace.lives.start
-    of_row = np.full(len(start), -1, np.int32)
-    if paths:
-        events = trace.snapshot.events
-        metadata = events.user_metadata[events.device_slice(trace.device)]
-        known = np.flatnonzero((start >= 0) & (start < len(metadata)))
-        of_row[known] = metadata[start[known]]
-    return ModulePaths(paths, of_row)
-
-
 def _main_modules(
     trace: Trace, group: I64, life: npt.NDArray[np.signedinteger], size: I64
 ) -> Mapping[int, str]:
@@ -163,13 +134,13 @@ def _main_modules(
         return {}
     known = np.flatnonzero(life >= 0)
     known = known[trace.lives.start[life[known]] >= 0]
-    text = recorded.of_row[life[known]].astype(np.int64)
+    place = recorded.of_row[life[known]].astype(np.int64)
     held: dict[int, Counter[str]] = {}
     exact: dict[tuple[int, str], set[str]] = {}
-    pairs, member = np.unique(np.stack([group[known], text]), axis=1, return_inverse=True)
+    pairs, member = np.unique(np.stack([group[known], place]), axis=1, return_inverse=True)
     totals = np.bincount(member.reshape(-1), size[known], pairs.shape[1])
-    for (g, note), n_bytes in zip(pairs.T.tolist(), totals.tolist(), strict=True):
-        path = recorded.paths.get(note, "")
+    for (g, at), n_bytes in zip(pairs.T.tolist(), totals.tolist(), strict=True):
+        path = recorded.paths[at] if at >= 0 else ""
         shape = re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
         held.setdefault(g, Counter())[shape] += int(n_bytes)
         exact.setdefault((g, shape), set()).add(path)

@@ -15,9 +15,11 @@ from typing import Final
 
 import numpy as np
 
+from fragdoctor.analysis.modules import UNTOLD, ModulePaths
 from fragdoctor.frozen import frozen
 from fragdoctor.model.arrays import distinct, largest_groups
 from fragdoctor.model.census import Census, HoldingKind, Owner
+from fragdoctor.model.phases import Category
 from fragdoctor.model.snapshot import I32, I64
 from fragdoctor.trace.trace import Trace
 
@@ -26,6 +28,11 @@ _INDEX: Final = re.compile(r"\[\d+\]|(?<=\.)\d+(?=\.|$)")
 _SAME_SHARE: Final = 0.9
 _KEEPS: Final = (HoldingKind.CONTAINER, HoldingKind.GRAPH, HoldingKind.CYCLE)
 _WEIGHTS: Final = (HoldingKind.PARAMETERS, HoldingKind.CONTAINER)
+_HELD: Final = {
+    HoldingKind.PARAMETERS: Category.PARAMETERS,
+    HoldingKind.GRADIENTS: Category.GRADIENTS,
+    HoldingKind.OPTIMIZER: Category.OPTIMIZER_STATE,
+}
 _MOST_COMPARED: Final = 50
 _LEAST_SAMPLE: Final = 20
 """Blocks of a stack that have to be seen: nine tenths of fewer say little."""
@@ -131,6 +138,25 @@ def _merged(
             owners[places[key]] = one
     keys = ((general(o.name), o.kind, o.scope) for o in census.owners)
     return np.array([places[key] for key in keys], np.int32)
+
+
+def module_parts(trace: Trace, paths: ModulePaths, censuses: Sequence[Census]) -> ModulePaths:
+    """Return modules with those put in that a census names for what they hold."""
+    places = {path: at for at, path in enumerate(paths.paths)}
+    of_row, category = paths.of_row.copy(), paths.category.copy()
+    for i, census in enumerate(censuses):
+        kind = np.array([_HELD.get(o.kind, UNTOLD) for o in census.owners] + [UNTOLD], np.uint8)
+        held = kind[census.holder]
+        mine = np.flatnonzero((census.device == trace.device) & (held != UNTOLD))
+        mine = mine[census.part[mine] >= 0] if len(census.part) else mine[:0]
+        is_last = i == len(censuses) - 1
+        state = len(trace.events) if is_last else _state_at(trace, census)
+        block = _blocks_at(trace, trace.lives.allocated_at(state), census.address[mine])
+        found = block >= 0
+        place = np.array([places.setdefault(p, len(places)) for p in census.paths], np.int32)
+        of_row[block[found]] = place[census.part[mine[found]]]
+        category[block[found]] = held[mine[found]]
+    return ModulePaths(tuple(places), of_row, category)
 
 
 def growth_of(owner: Owner, censuses: Sequence[Census]) -> Growth | None:

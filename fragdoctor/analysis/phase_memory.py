@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.categories import LIKELY, POSSIBLE, Categories, sort_blocks, sums_at
+from fragdoctor.analysis.modules import UNTOLD, module_paths
 from fragdoctor.analysis.result import CategorySum, PhaseAnalysis, PhasePeaks
 from fragdoctor.future.passes import Passes, RoleRuns, annotated_passes, find_passes, last_phase
 from fragdoctor.future.steps import Steps
@@ -45,7 +46,7 @@ def find_phases(trace: Trace) -> PhaseAnalysis:
         lives = trace.lives.until(end)
         is_failed = end is not None and bool(trace.events.action[end - 1] == Action.OOM)
         passes = replace(passes, is_cut=passes.is_cut or is_failed)
-        categories = sort_blocks(lives, trace.stacks.roles, passes)
+        categories = _told(trace, sort_blocks(lives, trace.stacks.roles, passes))
         found = _summary(trace, passes, _Table(categories, lives, trace), end)
         trains = np.isin(passes.label, (TrainingPhase.BACKWARD, TrainingPhase.OPTIMIZER)).any()
         return found if trains else _untrained(found)
@@ -54,9 +55,16 @@ def find_phases(trace: Trace) -> PhaseAnalysis:
     annotated = annotated_passes(trace)
     if annotated is None:
         return PhaseAnalysis("none", NO_STACKS)
-    categories = sort_by_lifetime(trace.lives, annotated, trace.totals)
+    categories = _told(trace, sort_by_lifetime(trace.lives, annotated, trace.totals))
     found = _summary(trace, annotated, _Table(categories, trace.lives, trace))
     return replace(found, method="lifetimes", reason=ONLY_STEPS)
+
+
+def _told(trace: Trace, found: Categories) -> Categories:
+    """Return categories with what is known of parameters, gradients and optimizer state put in."""
+    paths = module_paths(trace)
+    sureness = np.where(paths.category == UNTOLD, found.sureness, LIKELY).astype(np.uint8)
+    return Categories(paths.told(found.category), sureness)
 
 
 def _untrained(found: PhaseAnalysis) -> PhaseAnalysis:

@@ -13,6 +13,8 @@ from fragdoctor.cli.exit import OK
 from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from fragdoctor.model.snapshot import Snapshot
 
 
@@ -33,6 +35,7 @@ class ExportTable(StrEnum):
     BLOCKS = "blocks"
     SEGMENTS = "segments"
     ALLOCATIONS = "allocations"
+    MODULES = "modules"
 
 
 BINARY = (ExportFormat.PARQUET, ExportFormat.SNAPSHOT)
@@ -119,8 +122,31 @@ def _write(
     else:
         from fragdoctor.export import snapshot_tables
 
-        frame = snapshot_tables.table(snapshot, table, device)
+        if table == ExportTable.MODULES:
+            frame = _modules(snapshot, device)
+        else:
+            frame = snapshot_tables.table(snapshot, table, device)
         if output_format is ExportFormat.PARQUET:
             sink.write(snapshot_tables.parquet_bytes(frame))
         else:
             snapshot_tables.write_csv(frame, text)
+
+
+def _modules(snapshot: Snapshot, device: int | None) -> pd.DataFrame:
+    """Return what the modules of the model held at the peak of each device.
+
+    Raises:
+        ConfigError: no module is noted.
+    """
+    from fragdoctor.analysis.device import analyze_device
+    from fragdoctor.diagnosis.modules import module_memory
+    from fragdoctor.model.modules import modules_frame
+
+    devices = [d for d in snapshot.devices if device in (None, d)]
+    found = [m for d in devices for m in module_memory(analyze_device(snapshot, d))]
+    if not found:
+        raise ConfigError(
+            "The snapshot does not say which module of the model its memory is for.",
+            hint="Leave one that does: fragdoctor rehearse --snapshot FILE, or run --module-paths.",
+        )
+    return modules_frame(found)

@@ -25,6 +25,7 @@ from fragdoctor.diagnosis.figures import (
 )
 from fragdoctor.diagnosis.functions import function_holders
 from fragdoctor.diagnosis.host_report import host_report
+from fragdoctor.diagnosis.modules import module_memory
 from fragdoctor.diagnosis.moments import deciding_moment, moment_report
 from fragdoctor.diagnosis.owners import cycle_note, owner_reports, twice_note
 from fragdoctor.diagnosis.remedies.capacity import MAY_SAVE
@@ -221,6 +222,12 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
         holders=holders,
         functions=function_holders(holders, case.snapshot),
         owners=owners,
+        modules=tuple(
+            m
+            for c in ordered
+            if c.analysis is not None
+            for m in module_memory(c.analysis, case.censuses)
+        ),
         fidelity=fidelity,
         findings=results.findings,
         skipped=results.skipped,

@@ -19,6 +19,7 @@ MAX_BYTES: Final = 64 * MIB
 
 _MAX_CENSUSES: Final = 8
 _MAX_OWNERS: Final = 10_000
+_MAX_PATHS: Final = 100_000
 _MAX_STORAGES: Final = 1_000_000
 _MAX_FILES: Final = 5_000
 _MAX_LINES: Final = 50_000
@@ -92,6 +93,11 @@ def _census(value: Any) -> Census | None:
     if len({len(device), len(address), len(size), len(holder)}) != 1:
         return None
     known = (holder >= 0) & (holder < len(owners))
+    paths = value.get("paths")
+    texts = [_text(p) for p in paths[:_MAX_PATHS]] if isinstance(paths, list) else []
+    part = _column(value.get("parts"), np.int32)
+    if part is None or len(part) != len(holder):
+        part = np.full(len(holder), -1, np.int32)
     return Census(
         time_us=_number(value.get("time_us")),
         step=_number(value.get("step")),
@@ -101,6 +107,8 @@ def _census(value: Any) -> Census | None:
         address=address,
         size_bytes=np.maximum(size, 0),
         holder=np.where(known, holder, -1).astype(np.int32),
+        paths=tuple(texts),
+        part=np.where((part >= 0) & (part < len(texts)), part, -1).astype(np.int32),
     )
 
 

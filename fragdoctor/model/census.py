@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import field
 from enum import StrEnum
 
 import numpy as np
@@ -68,6 +69,9 @@ class Census:
         owners: who holds anything.
         device, holder: ``int32[n]``; address: ``uint64[n]``; size_bytes: ``int64[n]``; of each
             storage. ``holder`` is a place in ``owners``, -1 where no name was found.
+        paths: of modules; part: ``int32[n]``, of each storage the place of the module whose
+            parameter, gradient or optimizer state it is, -1 without one; both empty where
+            allocations are not noted with modules.
     """
 
     time_us: int
@@ -78,6 +82,8 @@ class Census:
     address: U64
     size_bytes: I64
     holder: I32
+    paths: Sequence[str] = ()
+    part: I32 = field(default_factory=lambda: np.zeros(0, np.int32))
 
     @property
     def bytes_by_owner(self) -> Sequence[int]:

@@ -15,6 +15,7 @@ from fragdoctor.model.case import Case
 from fragdoctor.model.census import HoldingKind
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, SkippedRule
 from fragdoctor.model.hooks import drawn
+from fragdoctor.model.modules import ModuleMemory, modules_frame
 from fragdoctor.model.phases import (
     Category,
     HeldBytes,
@@ -507,6 +508,8 @@ class Diagnosis:
     ``functions`` are those with several lines among the holders, most bytes first.
     ``owners`` are the names that hold memory, most bytes of a device first; empty without a census.
     ``host`` is the host's page-locked memory, None where the file has none.
+    ``modules`` are where in the model the peak of allocated bytes of each device was, the outermost
+    modules with those inside them; empty where no module was recorded.
     ``notes`` are about the inputs, ``replay_notes`` about what a replay can and cannot say.
     ``story`` is None if there is no log, or nothing happens in it. ``moment`` is one that was asked
     for. ``failure`` is the request that the verdict is about, None where none of the GPU failed.
@@ -522,6 +525,7 @@ class Diagnosis:
     holders: Sequence[HolderReport] = ()
     functions: Sequence[FunctionHolder] = ()
     owners: Sequence[OwnerReport] = ()
+    modules: Sequence[ModuleMemory] = ()
     fidelity: FidelityReport = field(default_factory=FidelityReport)
     findings: Sequence[Finding] = ()
     skipped: Sequence[SkippedRule] = ()
@@ -580,6 +584,13 @@ class Diagnosis:
             for h in self.holders
         )
         return _table(rows, columns, numbers=columns[2:])
+
+    def modules_frame(self) -> pd.DataFrame:
+        """Return the modules with what they held at the peak, as a DataFrame.
+
+        Its columns are those of ``fragdoctor.model.modules.modules_frame``.
+        """
+        return modules_frame(self.modules)
 
     def stranders_frame(self) -> pd.DataFrame:
         """Return the live blocks that strand free memory as a DataFrame, worst first.

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -144,10 +144,6 @@ class BlockTable:
 
     def __len__(self) -> int:
         return len(self.address)
-
-
-MODULE_MARK: Final = "nn.Module: "
-"""Begins a ``user_metadata`` that names the module running; ``run --module-paths`` writes it."""
 
 
 @frozen

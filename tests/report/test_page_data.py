@@ -311,7 +311,7 @@ def test_names_of_a_stranger_are_shown_as_they_are_written():
 
 
 def test_further_names_are_one(monkeypatch):
-    monkeypatch.setattr(names_data, "MAX_NAMES", 1)
+    monkeypatch.setattr(names_data, "MAX_MODULES", 1)
 
     found, sizes = names_of(named())
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from .autograd_graph import GraphReader
 from .cuda_storages import CudaStorages
+from .module_paths import ModulePaths, common_path, path_below
 from .object_climb import Climb
 from .object_names import class_name
 from .object_owners import Naming, Owner
@@ -54,6 +55,9 @@ class Census(NamedTuple):
         owners: who holds anything.
         devices, addresses, sizes, holders: of each storage; the last is a place in ``owners``,
             -1 where no name leads to it.
+        paths: of modules, where allocations are noted with them too.
+        parts: of each storage the place in ``paths`` of the module whose parameter, gradient or
+            optimizer state it is; -1 without one.
     """
 
     time_us: int
@@ -65,10 +69,12 @@ class Census(NamedTuple):
     addresses: array[int]
     sizes: array[int]
     holders: array[int]
+    paths: list[str]
+    parts: array[int]
 
     def as_json(self) -> dict[str, Any]:
         """Return it as the file of a bundle has it."""
-        columns = ("devices", "addresses", "sizes", "holders")
+        columns = ("devices", "addresses", "sizes", "holders", "parts")
         return {
             **self._asdict(),
             "owners": [o._asdict() for o in self.owners],
@@ -76,8 +82,10 @@ class Census(NamedTuple):
         }
 
 
-def take_census(torch: Any, step: int = 0, limit_s: float = LIMIT_S) -> Census:
-    """Return who holds the CUDA storages of this process now.
+def take_census(
+    torch: Any, step: int = 0, limit_s: float = LIMIT_S, modules: ModulePaths | None = None
+) -> Census:
+    """Return who holds the CUDA storages of this process now, and for which of ``modules``.
 
     It takes ``limit_s`` of one core at most, to a few hundredths: beyond that tensors are sampled,
     and what was not reached has no owner. The collector, which may call the program's code, waits.
@@ -88,13 +96,14 @@ def take_census(torch: Any, step: int = 0, limit_s: float = LIMIT_S) -> Census:
     gc.disable()
     try:
         with torch._C.DisableTorchFunction():
-            taking = _Taking(torch, started, limit_s)
+            taking = _Taking(torch, started, limit_s, modules)
             taking.take()
     finally:
         if was_on:
             gc.enable()
     sizes, devices, held = taking.storages.sizes, taking.storages.devices, taking.held
     rows = sorted(sizes, key=sizes.__getitem__, reverse=True)[:_MAX_STORAGES]
+    paths = {path: at for at, path in enumerate(dict.fromkeys(taking.parts.values())) if path}
     return Census(
         time_us,
         round(time.thread_time() - started, 4),
@@ -105,6 +114,8 @@ def take_census(torch: Any, step: int = 0, limit_s: float = LIMIT_S) -> Census:
         array("Q", rows),
         array("q", [sizes[address] for address in rows]),
         array("q", [held.get(address, -1) for address in rows]),
+        [*paths],
+        array("q", [paths.get(taking.parts.get(address, ""), -1) for address in rows]),
     )
 
 
@@ -155,8 +166,13 @@ class _Taking:
     whose dict of locals nobody else has is seen by its references (``frame_locals``).
     """
 
-    def __init__(self, torch: Any, started: float, limit_s: float) -> None:
+    def __init__(
+        self, torch: Any, started: float, limit_s: float, modules: ModulePaths | None
+    ) -> None:
         self._torch = torch
+        self._modules = modules
+        self._path_of: dict[int, str] = {}
+        self.parts: dict[int, str] = {}
         self._find_until, self._read_until, self._graph_until, self._search_until = (
             started + share * limit_s for share in _SHARES
         )
@@ -234,17 +250,37 @@ class _Taking:
         seen: set[int] = set()
         for top in (m for m in modules if id(m) not in inner):
             parameters: list[Any] = []
-            todo = [top]
+            todo = [(top, "" if self._modules is None else self._modules.name_of(top))]
             while todo:
-                one = todo.pop()
+                one, path = todo.pop()
                 if id(one) not in seen and id(one) in names:
                     seen.add(id(one))
-                    parameters += _values(names[id(one)].get("_parameters"))
-                    parameters += _values(names[id(one)].get("_buffers"))
-                    todo += _values(names[id(one)].get("_modules"))
+                    own = _values(names[id(one)].get("_parameters"))
+                    own += _values(names[id(one)].get("_buffers"))
+                    parameters += own
+                    if path:
+                        self._are_of(path, own)
+                    inner_modules = _items(names[id(one)].get("_modules"))
+                    todo += [
+                        (module, path and path_below(path, [name]))
+                        for name, module in reversed(inner_modules)
+                    ]
             found.append((top, "parameters", self.storages.addresses(parameters)))
             found.append((top, "gradients", self._gradients(parameters)))
         return [claim for claim in found if claim[2]]
+
+    def _are_of(self, path: str, tensors: list[Any]) -> None:
+        """Note that parameters and their gradients are a module's; a shared one is the first's."""
+        for one in self.storages.tensors(tensors):
+            first = self._path_of.setdefault(id(one), path)
+            for address in (*self.storages.addresses([one]), *self._gradients([one])):
+                self._is_part(address, first)
+
+    def _is_part(self, address: int, path: str) -> None:
+        """Note whose a storage is; where several modules have it, it is of what they are all in."""
+        before = self.parts.setdefault(address, path)
+        if before != path:
+            self.parts[address] = common_path(before, path)
 
     def _gradients(self, parameters: list[Any]) -> list[int]:
         tensors = self.storages.tensors(parameters)
@@ -252,9 +288,16 @@ class _Taking:
         return [address for t in leaves if (address := self.storages.gradient(t))]
 
     def _of_optimizers(self, optimizers: list[Any]) -> list[_Claim]:
-        states = ((one, _values((dict_of(one) or {}).get("state"))) for one in optimizers)
-        kept = ((one, [t for s in state for t in _values(s)]) for one, state in states)
-        found = [(one, "optimizer", self.storages.addresses(tensors)) for one, tensors in kept]
+        found: list[_Claim] = []
+        for one in optimizers:
+            addresses: list[int] = []
+            for parameter, state in _items((dict_of(one) or {}).get("state")):
+                kept = self.storages.addresses(_values(state))
+                addresses += kept
+                if id(parameter) in self._path_of:
+                    for address in kept:
+                        self._is_part(address, self._path_of[id(parameter)])
+            found.append((one, "optimizer", addresses))
         return [claim for claim in found if claim[2]]
 
     def _part_owner(self, naming: Naming, place: int | None, head: Any, kind: str) -> Owner:
@@ -344,6 +387,11 @@ class _Taking:
             self.owners.append(owner)
         for address in fresh:
             self.held[address] = -1 if place is None else place
+
+
+def _items(names: Any) -> list[tuple[Any, Any]]:
+    """Return the items of a dict of the program, [] for anything else."""
+    return list(dict.items(names)) if class_is(type(names), dict) else []
 
 
 def _values(names: Any) -> list[Any]:

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from .census import FORMAT, VERSION, Census, take_census
+from .module_paths import ModulePaths
 
 _FIRST_STEP = 2
 _RISE = 1.01
@@ -30,13 +31,15 @@ class CensusLog:
 
     Args:
         torch: the program's own.
+        modules: names them, where allocations are noted with them.
 
     Attributes:
         problem: why one could not be taken, "".
     """
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: Any, modules: ModulePaths | None = None) -> None:
         self._torch = torch
+        self._modules = modules
         self._first: Census | None = None
         self._at_peak: Census | None = None
         self._peak_bytes = 0
@@ -79,7 +82,7 @@ class CensusLog:
     def _take(self) -> Census | None:
         try:
             with uncompiled(self._torch):
-                found = take_census(self._torch, self._step)
+                found = take_census(self._torch, self._step, modules=self._modules)
         except Exception as e:  # the program must not notice
             self.problem = f"{type(e).__name__}: {e}"[:500]
             return None

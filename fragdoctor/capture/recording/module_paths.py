@@ -1,20 +1,22 @@
 """Which module of the model allocates: its path, noted with each allocation.
 
 PyTorch keeps a text of the program's choice with every event (``_set_memory_metadata``, from 2.10
-on). Hooks on all modules put the path of the running one there (``model.layers.3.mlp``), and put
-back what was there when it returns. What the program writes itself stays.
+on). Hooks on all modules put the path of the running one there (``GPT.layers.3.mlp``: the class of
+the model first), and put back what was there when it returns. What the program writes itself stays.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
+from itertools import takewhile
 from typing import Any
 
 MARK = "nn.Module: "
 """Begins every text, so that a reader knows them from those of the program."""
 
 _LONGEST = 300
+_MOST_ABOVE = 100
 # Wrappers that repeat their name in the path of every module inside.
 _WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
@@ -40,11 +42,14 @@ class ModulePaths:
             ) from None
         self._is_compiling = torch.compiler.is_compiling
         self._paths: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._models: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._above: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
         self._threads = threading.local()
         modules = torch.nn.modules.module
         self._hooks = [
             modules.register_module_forward_pre_hook(self._enter),
             modules.register_module_forward_hook(self._leave, always_call=True),
+            modules.register_module_module_registration_hook(self._put_together),
         ]
 
     def remove(self) -> None:
@@ -82,16 +87,50 @@ class ModulePaths:
     def _path(self, module: Any, running: list[tuple[Any, str]]) -> str:
         path = self._paths.get(module)
         if path is None:
-            root = running[0][0]
-            for name, inner in root.named_modules():
-                self._paths.setdefault(inner, _plain(name)[:_LONGEST] or _class_of(inner))
-            path = self._paths.setdefault(module, _class_of(module))
+            model = self._outermost(running[0][0])
+            for name, inner in model.named_modules():
+                self._paths.setdefault(inner, path_below(self.name_of(model), name.split(".")))
+            path = self._paths.setdefault(module, self.name_of(module))
         return path
 
+    def _put_together(self, above: Any, _name: str, module: Any) -> None:
+        if module is not None and not self._is_compiling():
+            self._above[module] = weakref.ref(above)
 
-def _plain(name: str) -> str:
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+    def _outermost(self, module: Any) -> Any:
+        """Return the model that a module is a part of, as far as it was put together since."""
+        for _ in range(_MOST_ABOVE):
+            above = self._above.get(module)
+            holder = None if above is None else above()
+            if holder is None or all(m is not module for m in holder._modules.values()):
+                break
+            module = holder
+        return module
+
+    def name_of(self, model: Any) -> str:
+        """Return the class of a model; of several alive, all but the first have a number."""
+        found = self._models.get(model)
+        if found is None:
+            inner = model
+            while len(inner._modules) == 1 and next(iter(inner._modules)) in _WRAPPERS:
+                inner = next(iter(inner._modules.values()))
+            name, number = str(type(inner).__name__)[:_LONGEST], 1
+            taken = set(self._models.values())
+            found = self._models.get(inner, name)
+            while found in taken and inner not in self._models:
+                number += 1
+                found = f"{name}#{number}"
+            self._models[model] = self._models[inner] = found
+        return found
 
 
-def _class_of(module: Any) -> str:
-    return str(type(module).__name__)[:_LONGEST]
+def path_below(path: str, names: list[str]) -> str:
+    """Return the path of what is at these names below a module; wrappers add nothing to it."""
+    kept = [name for name in names if name and name not in _WRAPPERS]
+    return ".".join([path, *kept])[:_LONGEST]
+
+
+def common_path(one: str, other: str) -> str:
+    """Return the path of the innermost module that both are in, "" where they are of two models."""
+    pairs = zip(one.split("."), other.split("."))  # noqa: B905 - Python 3.9
+    return ".".join(part for part, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

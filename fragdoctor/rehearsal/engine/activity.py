@@ -12,7 +12,7 @@ from torch.autograd.profiler import record_function
 
 from fragdoctor.model.marks import BACKWARD, NO_GRAD
 from fragdoctor.rehearsal.engine import put
-from fragdoctor.rehearsal.engine.allocation import in_backward
+from fragdoctor.rehearsal.engine.marks import in_backward
 from fragdoctor.rehearsal.engine.session import Session
 
 
@@ -22,6 +22,8 @@ def install(now: Session, undo: ExitStack) -> None:
     engine = torch.autograd.Variable._execution_engine
     put(undo, torch.autograd.Variable, "_execution_engine", _Engine(engine, now))
     _watch_calls(now, undo)
+    now.modules.install(now.gpus, undo)
+    now.on_oom.append(lambda *_: now.modules.read_all())
 
 
 def _watch_ranges(now: Session, undo: ExitStack) -> None:
@@ -66,6 +68,7 @@ class _Engine:
             return self._engine.run_backward(*args, **kwargs)
         finally:
             now.marks.end(BACKWARD, now.gpus.device())
+            now.modules.end_backward()
             now.progress.end_backward()
 
 
@@ -82,9 +85,19 @@ def _watch_calls(now: Session, undo: ExitStack) -> None:
 
     @wraps(call)
     def called(module: Any, *args: Any, **kwargs: Any) -> Any:
-        # What a backward pass calls it computes again, for a call of before.
-        if inside.model or not now.is_started or in_backward() or not _has_parameters(module):
+        if not now.is_started:
             return call(module, *args, **kwargs)
+        before = now.modules.enter(module)
+        try:
+            return outermost(module, *args, **kwargs)
+        finally:
+            now.modules.leave(before)
+
+    def outermost(module: Any, *args: Any, **kwargs: Any) -> Any:
+        # What a backward pass calls it computes again, for a call of before.
+        if inside.model or in_backward() or not _has_parameters(module):
+            return call(module, *args, **kwargs)
+        now.modules.begin_call(module)
         keeps = torch.is_grad_enabled()
         name = NO_GRAD + type(module).__name__
         now.progress.begin_call(module, keeps=keeps)

@@ -17,6 +17,7 @@ from typing import Any, Final, Self
 import torch
 
 from fragdoctor.rehearsal.engine import session
+from fragdoctor.rehearsal.engine.marks import in_backward
 from fragdoctor.rehearsal.engine.vtables import StorageFields
 
 INT, UINT, FLOAT, BFLOAT, COMPLEX, BOOL = 0, 1, 2, 4, 5, 6
@@ -38,13 +39,6 @@ _new_capsule: Any = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 _from_capsule: Any = torch._C._from_dlpack
-_in_backward: Any = torch._C._current_graph_task_id
-_NONE: Final = -1  # no backward pass goes on
-
-
-def in_backward() -> bool:
-    """Whether a backward pass goes on."""
-    return bool(_in_backward() != _NONE)
 
 
 def in_engine_thread() -> bool:
@@ -131,9 +125,14 @@ def storage_bytes(sizes: Sequence[int], strides: Sequence[int], itemsize: int) -
     return itemsize * (1 + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True)))
 
 
-def stack_here() -> int:
-    """Return the number of the stack that asks for memory."""
-    return session.current().stacks.here(in_backward=in_engine_thread())
+def stack_here(*, is_librarys: bool = False) -> int:
+    """Return the number of the stack that asks for memory.
+
+    What is a library's own is for no module of the program: it stays for all of them.
+    """
+    now = session.current()
+    module = "" if is_librarys else now.modules.here()
+    return now.stacks.here(module, in_backward=in_engine_thread())
 
 
 def take(device: int, n_bytes: int, operation: int, stack: int) -> int:

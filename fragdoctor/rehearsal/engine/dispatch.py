@@ -125,8 +125,9 @@ def use_blas(device: int, *, is_lt: bool = False) -> None:
         sizes["cuBLASLt workspace"] = LT_BYTES
     for name, n_bytes in sizes.items():
         if (*handle, name) not in _blas_handles:
+            stack = allocation.stack_here(is_librarys=True)
             _blas_handles[*handle, name] = allocation.take(
-                device, n_bytes, now.stacks.operation(name), allocation.stack_here()
+                device, n_bytes, now.stacks.operation(name), stack
             )
 
 

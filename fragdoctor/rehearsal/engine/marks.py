@@ -9,10 +9,20 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
+import torch
+
 from fragdoctor.model.marks import OURS
 
 REPLAY: Final = "Optimizer.step#CUDAGraph.replay"
 """A replay of a graph in which an optimizer was captured: no optimizer is called any more."""
+
+_graph_task: Any = torch._C._current_graph_task_id
+_NONE: Final = -1
+
+
+def in_backward() -> bool:
+    """Whether a backward pass goes on."""
+    return bool(_graph_task() != _NONE)
 
 
 class Marks:

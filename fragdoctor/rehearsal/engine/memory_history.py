@@ -11,11 +11,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fragdoctor.model.marks import WORKSPACE
+from fragdoctor.model.module_notes import module_note
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.rehearsal.engine.gpu import ACTIONS, STATES, Event, Gpus
+
+if TYPE_CHECKING:
+    from fragdoctor.rehearsal.engine.module_notes import ModuleNotes
 
 ENGINE: Final = str(Path(__file__).parent)
 _NOT_USERS: Final = ("<", ENGINE, str(Path(os.__file__).parent))
@@ -47,11 +51,13 @@ class RecordedStacks:
         self._outermost: CodeType | None = None
         self._held: list[CodeType] = []  # their ids stay theirs
         self._shown: dict[int, list[Frame]] = {}
+        self._in_modules: dict[tuple[int, str], int] = {}
+        self._of_modules: list[tuple[int, str]] = []
         self.names: list[str] = []
         self.last = -1
 
-    def here(self, *, in_backward: bool) -> int:
-        """Return the number of the stack of the code that asks for memory.
+    def here(self, module: str, *, in_backward: bool) -> int:
+        """Return the number of the stack of the code that asks for memory, for a module.
 
         Where the autograd engine is at work, it does so on a GPU in a thread of its own, which has
         no Python frames but those of hooks and functions that it calls.
@@ -80,8 +86,24 @@ class RecordedStacks:
         if found is None:
             found = self._numbers[place] = len(self._stacks)
             self._stacks.append(tuple((kept[key[i]], key[i + 1]) for i in range(0, len(key), 2)))
+            self._of_modules.append((found, ""))
+        if module:
+            found = self._within(found, module)
         self.last = found
         return found
+
+    def _within(self, stack: int, module: str) -> int:
+        """Return the number of a stack as one of a module's."""
+        found = self._in_modules.get((stack, module))
+        if found is None:
+            found = self._in_modules[stack, module] = len(self._stacks)
+            self._stacks.append(self._stacks[stack])
+            self._of_modules.append((stack, module))
+        return found
+
+    def module(self, number: int) -> str:
+        """Return the path of the module that a stack is of, "" for none."""
+        return self._of_modules[number][1] if number >= 0 else ""
 
     def begin_below(self, code: CodeType) -> None:
         """Leave out the frame of a function, and what calls it: the program begins below it."""
@@ -102,6 +124,7 @@ class RecordedStacks:
         """
         if number < 0:
             return _NO_FRAMES
+        number = self._of_modules[number][0]
         found = self._shown.get(number)
         if found is None:
             found = self._shown[number] = [self._frame(*place) for place in self._stacks[number]]
@@ -174,15 +197,21 @@ def snapshot(
     *,
     only_pool: tuple[int, int] | None = None,
     at: Any = None,
+    modules: ModuleNotes | None = None,
 ) -> dict[str, Any]:
-    """Return segments, traces, settings and annotations; ``at`` the moment of a failed request."""
+    """Return segments, traces, settings and annotations; ``at`` the moment of a failed request.
+
+    With ``modules`` each allocation is noted with the module that it is for.
+    """
     has_stacks = history.enabled is not None and history.context is not None
     segments: list[dict[str, Any]] = []
     for device in range(n_devices):
         found = gpus.segments(device) if at is None else at.segments[device]
         segments += _segments(found, device, stacks if has_stacks else None, only_pool)
     ends = [None] * n_devices if at is None else at.n_events
-    traces = [_trace(gpus, device, stacks, history, ends[device]) for device in range(n_devices)]
+    traces = [
+        _trace(gpus, device, stacks, history, ends[device], modules) for device in range(n_devices)
+    ]
     return {
         "segments": segments,
         "device_traces": traces,
@@ -258,19 +287,33 @@ def _segments(
 
 
 def _trace(
-    gpus: Gpus, device: int, stacks: RecordedStacks, history: History, end: int | None
+    gpus: Gpus,
+    device: int,
+    stacks: RecordedStacks,
+    history: History,
+    end: int | None,
+    modules: ModuleNotes | None,
 ) -> list[dict[str, Any]]:
     if history.enabled != "all":
         return []
     with_stacks = history.context in {"alloc", "all"}
     entries = []
     workspace = stacks.operation(WORKSPACE)
-    for event in gpus.trace(device, history.first.get(device, 0))[:end]:
+    events = gpus.trace(device, history.first.get(device, 0))[:end]
+    held = {} if modules is None else modules.of_blocks(device, events)
+    for number, event in enumerate(events):
         action = ACTIONS[event.action]
-        if action not in history.skip_actions:
-            entries.append(_entry(event, action, stacks if with_stacks else None))
-            if 0 <= event.operation == workspace:
-                entries[-1]["user_metadata"] = WORKSPACE
+        if action in history.skip_actions:
+            continue
+        entry = _entry(event, action, stacks if with_stacks else None)
+        entries.append(entry)
+        if 0 <= event.operation == workspace:
+            entry["user_metadata"] = WORKSPACE
+        elif number in held:
+            entry["user_metadata"] = held[number]
+        elif modules is not None and event.action == ALLOC:
+            path = stacks.module(event.stack)
+            entry["user_metadata"] = module_note(path) if path else ""
     return entries[-history.max_entries :] if history.max_entries < len(entries) else entries
 
 

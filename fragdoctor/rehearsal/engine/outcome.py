@@ -91,6 +91,8 @@ class ProgramOutcome:
         skipping = now.loops.skipping
         if code and oom is None and not self.stopped and skipping.n_skips:
             self.stopped = self._failure_after_skipping()
+        if now.is_started:
+            now.modules.read_all()
         self._write_snapshot(oom)
         figures = [now.gpus.figures(d) for d in range(now.n_devices)]
         found = {
@@ -228,8 +230,9 @@ class ProgramOutcome:
         now = self.now
         marks = now.marks.annotations if oom is None else now.marks.annotations[: oom.n_marks]
         found = snapshot(
-            now.gpus, now.n_devices, now.stacks, History(), now.budget.settings, marks, at=oom
-        )
+            now.gpus, now.n_devices, now.stacks, History(), now.budget.settings, marks, at=oom,
+            modules=now.modules,
+        )  # fmt: skip
         with ExitStack() as undo:  # PyTorch's own function writes what it is given
             put(undo, torch._C, "_cuda_memorySnapshot", lambda *_: found)
             torch.cuda.memory._dump_snapshot(self.request["snapshot"])

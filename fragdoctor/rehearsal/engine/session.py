@@ -17,6 +17,7 @@ from fragdoctor.rehearsal.engine.known import Known
 from fragdoctor.rehearsal.engine.loops import Loops
 from fragdoctor.rehearsal.engine.marks import Marks, StepProgress
 from fragdoctor.rehearsal.engine.memory_history import History, RecordedStacks
+from fragdoctor.rehearsal.engine.module_notes import ModuleNotes
 from fragdoctor.trace.oom_message import oom_message
 
 
@@ -143,6 +144,7 @@ class Session:
         on_oom: called with (device, requested bytes) before the error is raised.
         known: the values that are known of tensors on the GPUs.
         loops: of the user's own code.
+        modules: of its models, and what they hold.
     """
 
     gpus: Gpus
@@ -161,6 +163,7 @@ class Session:
     assumptions: Assumptions = field(default_factory=Assumptions)
     known: Known = field(default_factory=Known)
     loops: Loops = field(default_factory=Loops)
+    modules: ModuleNotes = field(default_factory=ModuleNotes)
 
     def start(self) -> None:
         """CUDA is initialised: the settings of the environment are read now.

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 import torch
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fragdoctor.rehearsal.engine import allocation, session, values
 from fragdoctor.rehearsal.engine.allocation import BlockLayout, dense_strides, storage_bytes
@@ -171,6 +172,10 @@ def copy_(
     _op: Any, self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False
 ) -> torch.Tensor:
     """``copy_``: temporaries where layouts or dtypes differ across devices (Copy.cu)."""
+    if isinstance(
+        src, UninitializedParameter | UninitializedBuffer
+    ):  # a lazy module's: it has no shape to ask for
+        src = src.data
     if not (self.is_cuda and src.is_cuda):
         _across(self, src, non_blocking=non_blocking)
     elif self.get_device() != src.get_device():

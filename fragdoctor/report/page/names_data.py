@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fragdoctor.analysis.attribution import module_paths
+from fragdoctor.analysis.modules import MAX_DEPTH, MAX_MODULES, module_paths
 from fragdoctor.analysis.owners import named_blocks
 from fragdoctor.model.arrays import largest_groups
 from fragdoctor.model.census import Census, HoldingKind, Owner
@@ -17,11 +17,7 @@ from fragdoctor.report import escape
 from fragdoctor.report.page.blob import Sink
 from fragdoctor.trace.trace import Trace
 
-MAX_NAMES: Final = 4000
-"""Of one kind, those that ever held most; what the others hold is summed up."""
-
 _MAX_TEXT: Final = 120
-_MAX_DEPTH: Final = 24
 _FURTHER: Final = "further names"
 
 
@@ -37,10 +33,8 @@ def names_data(
     found: dict[str, Any] = {}
     modules = module_paths(trace)
     if modules.paths:
-        note = modules.of_row[rows].astype(np.int64)
-        place = np.where(np.isin(note, list(modules.paths)), note, -1)
-        texts = {at: path.split(".", _MAX_DEPTH) for at, path in modules.paths.items()}
-        found["module"] = _encode(place, sizes, texts, sink)
+        texts = {at: path.split(".", MAX_DEPTH) for at, path in enumerate(modules.paths)}
+        found["module"] = _encode(modules.of_row[rows].astype(np.int64), sizes, texts, sink)
     named = named_blocks(trace, censuses)
     if named is not None:
         owners = {at: [_owner_text(owner)] for at, owner in enumerate(named.owners)}
@@ -52,9 +46,9 @@ def _encode(
     place: I64, sizes: npt.NDArray[np.int64], texts: dict[int, list[str]], sink: Sink
 ) -> dict[str, Any]:  # fmt: skip
     most = largest_groups(place[place >= 0], sizes[place >= 0]).group
-    shown = [int(at) for at in most[:MAX_NAMES]]
+    shown = [int(at) for at in most[:MAX_MODULES]]
     number = np.full(max(texts, default=-1) + 2, 0, np.int64)  # its last is that of no name
-    number[most[MAX_NAMES:]] = len(shown) + 1
+    number[most[MAX_MODULES:]] = len(shown) + 1
     number[shown] = np.arange(1, len(shown) + 1)
     paths = [[_shown(part) for part in texts[at]] for at in shown]
     if len(most) > len(shown):

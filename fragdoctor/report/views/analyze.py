@@ -25,7 +25,7 @@ from fragdoctor.report.source_files import (
     source_line,
     source_text,
 )
-from fragdoctor.report.views import advice, device_memory, holders, log_story, owners
+from fragdoctor.report.views import advice, device_memory, holders, log_story, modules, owners
 from fragdoctor.report.views.key_figures import key_figures
 from fragdoctor.report.words import (
     CHECK_TITLES,
@@ -248,6 +248,7 @@ def document(
             *device_memory.moment_sections(diagnosis),
             *(replace(s, is_folded=is_explored) for s in in_time),
             holders.short_holders(diagnosis),
+            modules.modules_section(diagnosis),
             log_story.story_section(diagnosis),
             *log_story.message_sections(diagnosis),
             advice.short_advice(diagnosis),

@@ -437,7 +437,7 @@ def test_log_takes_censuses_after_the_second_step_and_where_the_peak_rises(tmp_p
     taken = []
     monkeypatch.setattr(
         "fragdoctor.capture.recording.census_log.take_census",
-        lambda torch, step: taken.append(step) or subject.take_census(torch, step, 0.0),
+        lambda torch, step, **_: taken.append(step) or subject.take_census(torch, step, 0.0),
     )
     log = CensusLog(like_cuda)
     weight = torch.nn.Parameter(torch.zeros(1))
@@ -476,3 +476,47 @@ def test_modules_are_never_walked_through():
     owner = owner_of(address(module.kept[0]))
 
     assert owner is None  # the module is in no table of modules
+
+
+class Tied(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(N, 2) for _ in range(2))
+        self.head = torch.nn.Linear(N, 2)
+        self.head.weight = self.layers[0].weight
+
+
+class Noted:
+    """Names models as the notes of their allocations do."""
+
+    def name_of(self, model: Any) -> str:
+        return type(model).__name__
+
+
+def test_parts_of_a_model_have_their_modules_where_these_are_noted():
+    model = Tied()
+    optimizer = torch.optim.Adam(model.parameters())
+    (model.head(torch.ones(N)) + model.layers[1](torch.ones(N))).sum().backward()
+    optimizer.step()
+    weight, inner = model.head.weight, model.layers[1].weight
+
+    found = subject.take_census(LIKE_CUDA, limit_s=30.0, modules=Noted())
+
+    def path(tensor: Any) -> str:
+        part = found.parts[found.addresses.index(address(tensor))]
+        return found.paths[part] if part >= 0 else ""
+
+    assert path(inner) == path(inner.grad) == "Tied.layers.1"
+    assert path(optimizer.state[inner]["exp_avg"]) == "Tied.layers.1"
+    assert path(weight) == path(weight.grad) == "Tied.layers.0"
+    assert path(model.head.bias) == "Tied.head"
+
+
+def test_parts_have_no_modules_where_none_are_noted():
+    model = Tied()
+
+    found = subject.take_census(LIKE_CUDA, limit_s=30.0)
+
+    assert found.paths == []
+    assert set(found.parts) == {-1}
+    del model

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 from fragdoctor.capture.recording import module_paths  # noqa: E402
 from fragdoctor.capture.recording.module_paths import MARK, ModulePaths  # noqa: E402
-from fragdoctor.model.snapshot import MODULE_MARK  # noqa: E402
+from fragdoctor.model.module_notes import MODULE_MARK  # noqa: E402
 
 
 class Notes:
@@ -62,7 +62,7 @@ class Model(torch.nn.Module):
 def test_module_paths_name_the_running_module_and_go_away_with_it(notes) -> None:
     Model(Leaf(notes), torch.nn.Sequential(Leaf(notes)))(1)
 
-    assert notes.seen == [f"{MARK}layers.0", f"{MARK}layers.1.0"]
+    assert notes.seen == [f"{MARK}Model.layers.0", f"{MARK}Model.layers.1.0"]
     assert notes.text == ""
 
 
@@ -73,7 +73,7 @@ def test_module_paths_the_caller_has_its_path_again_after_its_module(notes) -> N
 
     outer(1)
 
-    assert notes.seen == [f"{MARK}inner", f"{MARK}Leaf"]
+    assert notes.seen == [f"{MARK}Leaf.inner", f"{MARK}Leaf"]
 
 
 def test_module_paths_leave_out_the_names_of_wrappers(notes) -> None:
@@ -82,7 +82,7 @@ def test_module_paths_leave_out_the_names_of_wrappers(notes) -> None:
 
     wrapper(1)
 
-    assert notes.seen == [f"{MARK}layers.0"]
+    assert notes.seen == [f"{MARK}Model.layers.0"]
 
 
 def test_module_paths_an_exception_leaves_nothing_behind(notes) -> None:
@@ -92,7 +92,7 @@ def test_module_paths_an_exception_leaves_nothing_behind(notes) -> None:
 
     assert notes.text == ""
     Model(Leaf(notes))(1)
-    assert notes.seen[-1] == f"{MARK}layers.0"
+    assert notes.seen[-1] == f"{MARK}Model#2.layers.0"
 
 
 def test_module_paths_keep_the_texts_of_the_program(notes) -> None:
@@ -125,7 +125,7 @@ def test_module_paths_hooks_set_in_the_middle_of_a_call_do_not_disturb_it() -> N
     model(1)
     kept[0].remove()
 
-    assert notes.seen == [f"{MARK}inner"]
+    assert notes.seen == [f"{MARK}Module.inner"]
 
 
 def test_module_paths_of_two_threads_do_not_mix(notes) -> None:
@@ -139,7 +139,7 @@ def test_module_paths_of_two_threads_do_not_mix(notes) -> None:
     outer.forward = forward
     outer(1)
 
-    assert notes.seen == [f"{MARK}layers.0"]
+    assert notes.seen == [f"{MARK}Model.layers.0"]
     assert notes.text == ""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fragdoctor.rehearsal.engine import put
-from fragdoctor.rehearsal.engine.allocation import in_backward
+from fragdoctor.rehearsal.engine.marks import in_backward
 
 Around = Callable[[Any], AbstractContextManager[Any] | None]
 

@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from fragdoctor.rehearsal.engine import dispatch, put, session
-from fragdoctor.rehearsal.engine.allocation import in_backward
+from fragdoctor.rehearsal.engine.marks import in_backward
 
 _level = logging.root.manager.disable
 logging.disable(logging.WARNING)  # of kernels of Triton, which count nothing here either

@@ -1,0 +1,268 @@
+"""Rehearsals beside recordings that others made on real GPUs: request by request.
+
+    python benchmarks/real_gpus.py [--clones FOLDER] [--python PATH] [--only TEXT]
+
+Each row of ``RECORDINGS`` is a public repository with a training script and the memory snapshot
+that the script dumped on somebody's GPU. The repository is cloned (from GitHub, or from
+``FOLDER/OWNER+NAME`` where it was put), the script is run by ``fragdoctor rehearse`` in a temporary
+copy, and the snapshot that the script dumps there is compared with the one in the repository. It
+prints a table in Markdown; nothing of the repositories is kept.
+
+A request is a size that the program asked the allocator for. Requests are equal where both
+recordings have them in the same order; where their numbers differ, as many as the longest common
+runs hold. The scripts need einops, jaxtyping and pandas in their Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from fragdoctor.inputs.cases import read_snapshot
+from fragdoctor.model.snapshot import Action
+from fragdoctor.trace.trace import Trace
+
+MIB: Final = 2**20
+ALL_STEPS: Final = "1000"
+"""More than any has: with a number of steps no rounds of loops are skipped."""
+
+
+class Edit(NamedTuple):
+    """A change of the script, where its committed state is not the one that made the recording."""
+
+    file: str
+    before: str
+    after: str
+
+
+class Recording(NamedTuple):
+    """A script and what it recorded.
+
+    Attributes:
+        repository, commit: on GitHub.
+        script: its path in the repository; folder: where it is started.
+        args: its arguments.
+        recorded: the snapshot in the repository; dumped: where the script writes it.
+        gpu: whose kernels are rehearsed.
+        edits: what is changed first.
+        imports: folders that are on the path of modules.
+        paths: what of the repository is taken.
+    """
+
+    repository: str
+    commit: str
+    script: str
+    recorded: str
+    dumped: str
+    gpu: str
+    args: Sequence[str] = ()
+    folder: str = "."
+    edits: Sequence[Edit] = ()
+    imports: Sequence[str] = (".", "cs336-basics")
+    paths: Sequence[str] = ("cs336-basics", "cs336_systems")
+
+
+MAGMA27: Final = Recording(
+    "MAGMA27/assignment2-systems",
+    "15883f2b1d6bc52439d8935e280bce430151f361",
+    "cs336_systems/benchmarking_script.py",
+    "memory_snapshot.pickle",
+    "memory_snapshot.pickle",
+    "rtx4090",
+)
+
+
+def _shreyansh26(name: str) -> Recording:
+    return Recording(
+        "shreyansh26/MLSys-Experiments",
+        "b63fb8c",
+        f"model_memory_usage/{name}.py",
+        f"model_memory_usage/{name}.pkl",
+        f"model_memory_usage/{name}.pkl",
+        "h100",
+        folder="model_memory_usage",
+        imports=(),
+        paths=(f"model_memory_usage/{name}.py",),
+    )
+
+
+SILMONT2000: Final = Recording(
+    "silmont2000/assignment2-systems",
+    "133f064",
+    "cs336_systems/trace_peak_memory.py",
+    "mem_snapshot.pickle",
+    "mem_snapshot.pickle",
+    "rtx4090",
+)
+
+
+def _wedsonlin(length: int, pattern: str, word: str, autocast: str) -> Recording:
+    name = f"results/medium_{length}_{word}_memory_snapshot.pickle"
+    return Recording(
+        "Wedsonlin/assignment2-systems",
+        "8630bcf",
+        "cs336_systems/nsys_profile.py",
+        name,
+        name,
+        "rtx4090",
+        ("--context_length", str(length), "--d_model", "1024", "--d_ff", "4096",
+         "--num_layers", "24", "--num_heads", "16", "--model_name", "medium",
+         "--memory-profile", "true", "--pattern", pattern, "--autocast", autocast),
+        folder="cs336_systems",
+        # Python before 3.12 takes no quotes of the same kind within an f-string.
+        edits=(Edit("cs336_systems/nsys_profile.py", '{model.config["context_length"]}',
+                    "{model.config['context_length']}"),),
+    )  # fmt: skip
+
+
+RECORDINGS: Final = (
+    MAGMA27,
+    _shreyansh26("profile_grad"),
+    _shreyansh26("profile_no_grad"),
+    SILMONT2000,
+    # Those of 512 tokens have the requests of casts: they were recorded with autocast.
+    *(
+        _wedsonlin(n, *pattern, "true" if n == 512 else "false")
+        for pattern in (("forward-only", "inference"), ("full-training-step", "training"))
+        for n in (128, 256, 512, 1024)
+    ),
+)
+
+
+class Figures(NamedTuple):
+    """What a snapshot says of its first GPU: requests in order, peaks and segments in bytes."""
+
+    requests: Sequence[int]
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    n_segments: int
+
+
+def figures(snapshot: Path) -> Figures:
+    """Return what a snapshot says of its first GPU."""
+    source = read_snapshot(str(snapshot))
+    trace = Trace.of(source, source.devices[0])
+    events = trace.events
+    totals = trace.totals
+    return Figures(
+        events.size_bytes[events.action == Action.ALLOC].tolist(),
+        totals.peak_allocated_bytes,
+        totals.peak_reserved_bytes,
+        len(trace.segments),
+    )
+
+
+def n_equal(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many requests two recordings have in common, in order."""
+    if len(one) == len(other):
+        return sum(a == b for a, b in zip(one, other, strict=True))
+    blocks = SequenceMatcher(None, one, other, autojunk=False).get_matching_blocks()
+    return sum(block.size for block in blocks)
+
+
+def check_out(recording: Recording, clones: Path | None, home: Path) -> Path:
+    """Return a copy of what is needed of a repository, edited; the snapshot is beside it."""
+    local = None if clones is None else clones / recording.repository.replace("/", "+")
+    source = home / "source"
+    if local is not None and local.is_dir():
+        source = local / "repo" if (local / "repo").is_dir() else local
+    else:
+        url = f"https://github.com/{recording.repository}"
+        _run(["git", "clone", "-q", "--no-checkout", url, str(source)], home)
+    git = ["git", "-C", str(source)]
+    tree = home / "tree"
+    tree.mkdir()
+    archive = [*git, "archive", "-o", str(home / "tree.tar"), recording.commit, *recording.paths]
+    _run(archive, home)
+    _run(["tar", "-xf", str(home / "tree.tar"), "-C", str(tree)], home)
+    content = _run([*git, "show", f"{recording.commit}:{recording.recorded}"], home)
+    (home / "recorded.pickle").write_bytes(content)
+    for edit in recording.edits:
+        file = tree / edit.file
+        text = file.read_text(encoding="utf-8")
+        if edit.before not in text:
+            raise SystemExit(f"{recording.repository}: {edit.before!r} is not in {edit.file}")
+        file.write_text(text.replace(edit.before, edit.after), encoding="utf-8")
+    dumped = tree / recording.dumped
+    dumped.parent.mkdir(parents=True, exist_ok=True)
+    dumped.unlink(missing_ok=True)
+    return tree
+
+
+def _run(command: Sequence[str], home: Path) -> bytes:
+    return subprocess.run(command, cwd=home, check=True, capture_output=True).stdout
+
+
+def rehearse(recording: Recording, tree: Path, python: str) -> str:
+    """Rehearse the script in its copy; return why it could not be, "" if it could."""
+    paths = [str(tree / name) for name in recording.imports]
+    command = [
+        sys.executable, "-m", "fragdoctor", "rehearse", "--gpu", recording.gpu, "--unlimited",
+        "--allow-writes", "--steps", ALL_STEPS, "--python", python, "--format", "json",
+        str(tree / recording.script), "--", *recording.args,
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=tree / recording.folder, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )  # fmt: skip
+    if (tree / recording.dumped).is_file():
+        return ""
+    try:
+        said = json.loads(done.stdout)
+        return str(said["error"]["message"] if "error" in said else said["rehearsal"]["stopped"])
+    except (ValueError, KeyError):
+        return done.stderr.strip().splitlines()[-1] if done.stderr else "nothing was dumped"
+
+
+def row(recording: Recording, clones: Path | None, python: str) -> str:
+    """Return the row of the table for one recording."""
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        tree = check_out(recording, clones, home)
+        name = f"{recording.repository} {recording.commit[:7]}, {Path(recording.recorded).name}"
+        problem = rehearse(recording, tree, python)
+        if problem:
+            return f"| {name} | {recording.gpu} | not rehearsed: {problem} | | | |"
+        real, ours = figures(home / "recorded.pickle"), figures(tree / recording.dumped)
+    equal = n_equal(real.requests, ours.requests)
+    of = len(real.requests)
+    more = len(ours.requests) - of
+    requests = f"{equal:,} of {of:,}" + (f" ({more:+,})" if more else "")
+    return (
+        f"| {name} | {recording.gpu} | {requests} "
+        f"| {_pair(real.peak_allocated_bytes, ours.peak_allocated_bytes)} "
+        f"| {_pair(real.peak_reserved_bytes, ours.peak_reserved_bytes)} "
+        f"| {real.n_segments:,}" + (f", {ours.n_segments:,}" if ours[3] != real[3] else "") + " |"
+    )
+
+
+def _pair(real: int, ours: int) -> str:
+    if real == ours:
+        return f"{real / MIB:,.1f}"
+    return f"{real / MIB:,.1f}, {ours / MIB:,.1f} ({(ours - real) / real:+.2%})"
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--clones", type=Path, help="a folder with repositories, OWNER+NAME each")
+    parser.add_argument("--python", default=sys.executable, help="the scripts' Python")
+    parser.add_argument("--only", default="", help="those with this text in their repository")
+    chosen = parser.parse_args()
+    print("| recording | GPU | requests equal | peak MiB | reserved MiB | segments |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for recording in RECORDINGS:
+        if chosen.only in f"{recording.repository} {recording.recorded}":
+            print(row(recording, chosen.clones, chosen.python), flush=True)
+
+
+if __name__ == "__main__":
+    main()

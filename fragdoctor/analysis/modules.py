@@ -1,0 +1,227 @@
+"""Which module of the model each block is for, and the table of modules at a moment.
+
+A note on the allocation says it (:mod:`fragdoctor.model.module_notes`); where a recording has a
+census, that says of parameters, gradients and optimizer state whose they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fragdoctor.frozen import frozen
+from fragdoctor.model.arrays import largest_groups
+from fragdoctor.model.module_notes import GRADIENTS, OPTIMIZER, PARAMETERS, read_module_note
+from fragdoctor.model.modules import FURTHER, ITSELF, KINDS, OUTSIDE, ModuleMemory
+from fragdoctor.model.phases import Category
+from fragdoctor.model.snapshot import I32, U8
+from fragdoctor.trace.trace import Trace
+
+MAX_MODULES: Final = 4000
+"""Paths that are told apart, those that hold most; what the others hold is summed up."""
+
+MAX_DEPTH: Final = 24
+_HELD: Final = {
+    PARAMETERS: Category.PARAMETERS,
+    GRADIENTS: Category.GRADIENTS,
+    OPTIMIZER: Category.OPTIMIZER_STATE,
+}
+_COLUMNS: Final = (
+    Category.PARAMETERS,
+    Category.GRADIENTS,
+    Category.OPTIMIZER_STATE,
+    Category.ACTIVATIONS,
+    Category.TEMPORARIES,
+)
+"""In the order of ``KINDS``; every other category is the last of them."""
+
+_NUMBER: Final = re.compile(r"\d{1,9}")
+
+
+UNTOLD: Final = 255
+"""In the place of a category: nothing is read off a module."""
+
+
+@frozen(eq=False)
+class ModulePaths:
+    """Which module of the model each block is for, where that was recorded.
+
+    Attributes:
+        paths: of the modules, each once (``GPT.layers.3.mlp``; hostile text).
+        of_row: ``int32[n]``, place in ``paths`` for each row of ``Lives``; -1 without one.
+        category: ``uint8[n]``, what the module holds there; ``UNTOLD`` for what it asked for while
+            it ran.
+    """
+
+    paths: Sequence[str]
+    of_row: I32
+    category: U8
+
+    def told(self, category: U8) -> U8:
+        """Return the categories of blocks with what is read off modules put in."""
+        result: U8 = np.where(self.category == UNTOLD, category, self.category)
+        return result
+
+
+def module_paths(trace: Trace) -> ModulePaths:
+    """Return the modules that the blocks of a device are for."""
+    start, strings = trace.lives.start, trace.snapshot.strings
+    path_of = np.full(len(strings) + 1, -1, np.int32)  # the last is that of no text
+    held_of = np.full(len(strings) + 1, UNTOLD, np.uint8)
+    paths: dict[str, int] = {}
+    for at, string in enumerate(strings):
+        note = read_module_note(string)
+        if note is not None:
+            path_of[at] = paths.setdefault(note[0], len(paths))
+            held_of[at] = _HELD.get(note[1], UNTOLD)
+    text = np.full(len(start), -1, np.int32)
+    if paths:
+        events = trace.snapshot.events
+        metadata = events.user_metadata[events.device_slice(trace.device)]
+        known = np.flatnonzero((start >= 0) & (start < len(metadata)))
+        text[known] = metadata[start[known]]
+    return ModulePaths(tuple(paths), path_of[text], held_of[text])
+
+
+def module_table(
+    trace: Trace, state: int, paths: ModulePaths, category: U8 | None
+) -> tuple[ModuleMemory, ...]:
+    """Return the modules of a device with what they hold after ``state`` events, most first.
+
+    Empty where no module is recorded. ``category`` is that of each block of ``Lives``.
+    """
+    if not paths.paths:
+        return ()
+    lives = trace.lives
+    rows = lives.allocated_at(state)
+    if category is None or len(category) != len(lives):
+        category = np.full(len(lives), Category.UNKNOWN, np.uint8)
+    kind = paths.told(category)[rows]
+    column = np.full(len(Category), len(KINDS) - 1, np.int64)
+    column[list(_COLUMNS)] = np.arange(len(_COLUMNS))
+    place = paths.of_row[rows].astype(np.int64)
+    most = largest_groups(place[place >= 0], lives.size_bytes[rows][place >= 0]).group
+    further = len(paths.paths)
+    place[np.isin(place, most[MAX_MODULES:])] = further
+    sums = np.zeros((2, further + 2, len(KINDS)), np.int64)  # the last place is that of no module
+    np.add.at(sums[0], (place, column[kind]), lives.size_bytes[rows])
+    np.add.at(sums[1], (place, column[kind]), lives.requested_bytes[rows])
+    root = _Node("")
+    for at in np.flatnonzero(sums.any(axis=(0, 2))).tolist():
+        if at == further + 1:
+            path: list[str] = [OUTSIDE]
+        else:
+            path = [FURTHER] if at == further else paths.paths[at].split(".", MAX_DEPTH)
+        root.below(path).add(sums[:, at])
+    found = [_Summed.of(node) for node in root.children.values()]
+    found.sort(key=lambda node: (node.name in (OUTSIDE, FURTHER), -int(node.sums[0].sum())))
+    return tuple(node.as_memory(trace.device) for node in found)
+
+
+class _Node:
+    """A module in the making: its own sums, by block size and by request, and those inside."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.own = np.zeros((2, len(KINDS)), np.int64)
+        self.children: dict[str, _Node] = {}
+
+    def below(self, path: Sequence[str]) -> _Node:
+        """Return the node of a path from here."""
+        node = self
+        for part in path:
+            node = node.children.setdefault(part, _Node(part))
+        return node
+
+    def add(self, sums: npt.NDArray[np.int64]) -> None:
+        self.own += sums
+
+
+@frozen(eq=False)
+class _Summed:
+    """A module with what is in it; ``sums`` are by block size and by request."""
+
+    name: str
+    n_modules: int
+    sums: npt.NDArray[np.int64]
+    children: Sequence[_Summed] = ()
+
+    @classmethod
+    def of(cls, node: _Node) -> _Summed:
+        inner = [cls.of(child) for child in node.children.values()]
+        if not inner:
+            return cls(node.name, 1, node.own)
+        if node.own.any():
+            inner.append(cls(ITSELF, 1, node.own))
+        sums = sum((child.sums for child in inner), np.zeros_like(node.own))
+        return cls(node.name, 1, sums, _folded(inner))
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What equal layers have in common: what each module in them asked for."""
+        asked = tuple(self.sums[1].tolist())
+        return asked, tuple((child.name, child.form) for child in self.children)
+
+    def with_next(self, other: _Summed) -> _Summed:
+        """Return two equal modules as one."""
+        pairs = zip(self.children, other.children, strict=True)
+        return _Summed(
+            self.name,
+            self.n_modules + other.n_modules,
+            self.sums + other.sums,
+            [mine.with_next(theirs) for mine, theirs in pairs],
+        )
+
+    def as_memory(self, device: int) -> ModuleMemory:
+        figures = dict(zip(KINDS, self.sums[0].tolist(), strict=True))
+        children = [child.as_memory(device) for child in self.children]
+        if len(children) == 1:  # nothing but the way to it
+            (one,) = children
+            return replace(one, name=f"{self.name}.{one.name}")
+        return ModuleMemory(device, self.name, self.n_modules, children=children, **figures)
+
+
+def _folded(modules: Sequence[_Summed]) -> list[_Summed]:
+    """Return modules in the order of their names, neighbours by number taken together if equal.
+
+    What a block is larger than its request is the allocator's doing and tells no layers apart.
+    """
+    ordered = sorted(modules, key=_order)
+    found: list[_Summed] = []
+    for number, run in _runs(ordered):
+        merged = run[0]
+        for other in run[1:]:
+            merged = merged.with_next(other)
+        if len(run) > 1:
+            name = f"{number}-{number + len(run) - 1}"
+            merged = _Summed(name, merged.n_modules, merged.sums, merged.children)
+        found.append(merged)
+    return found
+
+
+def _order(module: _Summed) -> tuple[int, int, str]:
+    if module.name == ITSELF:
+        return 2, 0, ""
+    is_number = _NUMBER.fullmatch(module.name) is not None
+    return (0, int(module.name), "") if is_number else (1, 0, module.name)
+
+
+def _runs(modules: Sequence[_Summed]) -> Iterator[tuple[int, list[_Summed]]]:
+    """Yield runs of equal modules whose numbers follow each other, and their first number."""
+    run: list[_Summed] = []
+    first, form = -1, ()
+    for module in modules:
+        number = int(module.name) if _NUMBER.fullmatch(module.name) else -1
+        if run and 0 <= first == number - len(run) and form == module.form:
+            run.append(module)
+            continue
+        if run:
+            yield first, run
+        run, first, form = [module], number, module.form
+    if run:
+        yield first, run

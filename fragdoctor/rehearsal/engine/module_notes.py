@@ -1,0 +1,319 @@
+"""Which module of the model each request is for, and whether it holds a parameter or the like.
+
+A module that is called makes what is asked for until it returns. Autograd numbers its nodes in the
+order in which they are made, so that what a node of the backward pass asks for belongs to the
+module that ran when the node got its number. Parameters, gradients and optimizer state go by their
+addresses, which are read off the modules and optimizers whenever they may have changed.
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import takewhile
+from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary, WeakSet, ref
+
+import torch
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from fragdoctor.model.module_notes import GRADIENTS, OPTIMIZER, PARAMETERS, module_note
+from fragdoctor.rehearsal.engine.gpu import ACTIONS, Event
+from fragdoctor.rehearsal.engine.marks import in_backward
+
+_ALLOC: Final = ACTIONS.index("alloc")
+_FREE: Final = ACTIONS.index("free_requested")
+_MOST_CHANGES: Final = 2_000_000
+"""Of the running module: beyond it the older half is forgotten."""
+
+_MOST_ABOVE: Final = 100
+"""Modules above a module, at most: a ring of them ends."""
+
+# Wrappers that repeat their name in the path of every module inside, as capture leaves them out.
+_WRAPPERS: Final = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+
+
+class Claim(NamedTuple):
+    """What lies at some addresses of a GPU after ``n_events`` of it: what ``paths`` hold there."""
+
+    n_events: int
+    held: str
+    paths: Sequence[str]
+    addresses: Sequence[int]
+
+
+class _Thread(threading.local):
+    """What runs in a thread, and which module ran when autograd got to a number.
+
+    Attributes:
+        path: of the running module, "" outside of all.
+        was_called: whether it was called within the backward pass under way.
+        numbers, paths: from which number on which module ran.
+    """
+
+    def __init__(self) -> None:
+        self.path = ""
+        self.was_called = False
+        self.numbers: list[int] = []
+        self.paths: list[str] = []
+
+
+class ModuleNotes:
+    """Knows the modules of a rehearsal, and what lay where.
+
+    Attributes:
+        claims: by GPU, in the order of its events.
+    """
+
+    def __init__(self) -> None:
+        self.claims: dict[int, list[Claim]] = {}
+        self._thread = _Thread()
+        self._paths: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+        self._models: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+        self._model_of: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
+        self._above: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
+        self._owners: dict[int, tuple[ref[Any], str]] = {}
+        self._optimizers: WeakSet[Any] = WeakSet()
+        self._known: WeakKeyDictionary[Any, dict[str, list[int]]] = WeakKeyDictionary()
+        self._gpus: Any = None
+
+    def install(self, gpus: Any, undo: ExitStack) -> None:
+        """Watch how modules are put together, and the steps of optimizers."""
+        self._gpus = gpus
+        for hook in (
+            register_module_module_registration_hook(self._put_together),
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ):
+            undo.callback(hook.remove)
+
+    # ---- which module runs ----------------------------------------------------------------------
+
+    def enter(self, module: Any) -> tuple[str, bool]:
+        """Note that a module is called; return what :meth:`leave` takes when it returns."""
+        thread = self._thread
+        before = thread.path, thread.was_called
+        path = self._paths.get(module)
+        if path is None:
+            path = self._named(module, thread.path)
+        self._run(path, was_called=in_backward())
+        return before
+
+    def leave(self, before: tuple[str, bool]) -> None:
+        """Note that a module has returned, or failed."""
+        self._run(before[0], was_called=before[1])
+
+    def _run(self, path: str, *, was_called: bool) -> None:
+        thread = self._thread
+        thread.path, thread.was_called = path, was_called
+        number = torch._C._autograd._get_sequence_nr()
+        if thread.numbers and thread.numbers[-1] == number:  # no node was made since
+            thread.paths[-1] = path
+            return
+        thread.numbers.append(number)
+        thread.paths.append(path)
+        if len(thread.paths) > _MOST_CHANGES:
+            del thread.numbers[: _MOST_CHANGES // 2], thread.paths[: _MOST_CHANGES // 2]
+
+    def here(self) -> str:
+        """Return the path of the module that asks for memory now, "" outside of all."""
+        thread = self._thread
+        if thread.was_called or not in_backward():
+            return thread.path
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return ""
+        if hasattr(node, "variable"):  # it accumulates a gradient, and has no number of its own
+            return self._owned_by(node.variable)
+        at = bisect.bisect_right(thread.numbers, node._sequence_nr()) - 1
+        return thread.paths[at] if at >= 0 else ""
+
+    # ---- names ----------------------------------------------------------------------------------
+
+    def _put_together(self, above: Any, _name: str, module: Any) -> None:
+        if module is not None and not torch.compiler.is_compiling():
+            self._above[module] = ref(above)
+
+    def _named(self, module: Any, running: str) -> str:
+        """Name every module of the model that a module belongs to; return that one's path."""
+        model = module
+        for _ in range(_MOST_ABOVE):
+            above = self._above.get(model)
+            holder = None if above is None else above()
+            if holder is None or all(inner is not model for inner in holder._modules.values()):
+                break
+            model = holder
+        if model is module and running:
+            # Made while another model runs, it is a part of what made it.
+            self._paths[module] = running
+            return running
+        for name, inner in model.named_modules():
+            self._name(model, name, inner)
+        return self._paths[module]
+
+    def _name(self, model: Any, name: str, inner: Any) -> str:
+        path = self._paths.get(inner)
+        if path is None:
+            parts = [part for part in name.split(".") if part and part not in _WRAPPERS]
+            path = self._paths[inner] = ".".join([self._model_name(model), *parts])
+            self._model_of[inner] = ref(model)
+        return path
+
+    def _model_name(self, model: Any) -> str:
+        """Return the class of a model; of several alive, all but the first have a number."""
+        found = self._models.get(model)
+        if found is None:
+            inner = model
+            while len(inner._modules) == 1 and next(iter(inner._modules)) in _WRAPPERS:
+                inner = next(iter(inner._modules.values()))
+            name, taken, number = type(inner).__name__, set(self._models.values()), 1
+            found = self._models.get(inner, name)
+            while found in taken and inner not in self._models:
+                number += 1
+                found = f"{name}#{number}"
+            self._models[model] = found
+        return found
+
+    def _owned_by(self, parameter: Any) -> str:
+        found = self._owners.get(id(parameter))
+        return found[1] if found is not None and found[0]() is parameter else ""
+
+    # ---- parameters, gradients, optimizer state -------------------------------------------------
+
+    def begin_call(self, module: Any) -> None:
+        """Note what a model holds that is called, unless its first parameter is where it was."""
+        found = self._model_of.get(module)
+        model = None if found is None else found()
+        if model is None:
+            return
+        first = next(model.parameters(), None)
+        with torch._C.DisableTorchFunctionSubclass():
+            begins = [address for _, address in _places(first)]
+        known = self._known.get(model, {}).get(PARAMETERS)
+        if known is None or known[: len(begins)] != begins:
+            self._read_model(model)
+
+    def end_backward(self) -> None:
+        """Note what the models hold after a backward pass."""
+        for model in list(self._models):
+            self._read_model(model)
+
+    def read_all(self) -> None:
+        """Note what everything holds that is alive."""
+        self.end_backward()
+        for optimizer in list(self._optimizers):
+            self._after_step(optimizer)
+
+    def _read_model(self, model: Any) -> None:
+        parameters: dict[int, tuple[str, Any]] = {}  # a shared one belongs to its first module
+        buffers: list[tuple[str, Any]] = []
+        for name, inner in model.named_modules():
+            path = self._name(model, name, inner)
+            buffers += [(path, one) for one in inner._buffers.values() if one is not None]
+            for one in inner._parameters.values():
+                if one is not None and id(one) not in parameters:
+                    parameters[id(one)] = path, one
+                    if not self._owned_by(one):
+                        self._owners[id(one)] = ref(one), path
+        self._claim(PARAMETERS, [*parameters.values(), *buffers], of=model)
+        self._claim(GRADIENTS, ((path, _gradient(one)) for path, one in parameters.values()))
+
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        self._optimizers.add(optimizer)
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._claim(GRADIENTS, ((self._owned_by(p), _gradient(p)) for p in parameters))
+
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        state = ((self._owned_by(p), t) for p, s in optimizer.state.items() for t in _tensors(s))
+        self._claim(OPTIMIZER, state, of=optimizer)
+
+    def _claim(self, held: str, tensors: Iterable[tuple[str, Any]], of: Any = None) -> None:
+        """Note what lies where; of a module or an optimizer only if it is not where it was."""
+        claimed: dict[int, tuple[list[str], list[int]]] = {}
+        every: list[int] = []
+        with torch._C.DisableTorchFunctionSubclass():
+            for path, tensor in tensors:
+                for device, address in _places(tensor):
+                    paths, addresses = claimed.setdefault(device, ([], []))
+                    paths.append(path)
+                    addresses.append(address)
+                    every.append(address)
+        if of is not None:
+            known = self._known.setdefault(of, {})
+            if known.get(held) == every:
+                return
+            known[held] = every
+        for device, (paths, addresses) in claimed.items():
+            n_events = self._gpus.figures(device)["events"]
+            self.claims.setdefault(device, []).append(Claim(n_events, held, paths, addresses))
+
+    def of_blocks(self, device: int, events: Sequence[Event]) -> dict[int, str]:
+        """Return the notes of blocks that hold what is claimed, by the number of their event."""
+        alive: dict[int, int] = {}
+        found: dict[int, tuple[str, str]] = {}
+        at = 0
+        for claim in self.claims.get(device, ()):
+            for number in range(at, min(claim.n_events, len(events))):
+                event = events[number]
+                if event.action == _ALLOC:
+                    alive[event.address] = number
+                elif event.action == _FREE:
+                    alive.pop(event.address, None)
+            at = max(at, claim.n_events)
+            for path, address in zip(claim.paths, claim.addresses, strict=True):
+                block = alive.get(address, -1)
+                if block >= 0:
+                    held, before = found.get(block, (claim.held, path))
+                    found[block] = held, _common(before, path)
+        return {number: module_note(path, held) for number, (held, path) in found.items()}
+
+
+def _gradient(parameter: Any) -> Any:
+    return parameter.grad if isinstance(parameter, torch.Tensor) and parameter.is_leaf else None
+
+
+def _tensors(state: Any) -> Iterator[Any]:
+    if isinstance(state, torch.Tensor):
+        yield state
+    elif isinstance(state, Mapping | list | tuple):
+        for value in state.values() if isinstance(state, Mapping) else state:
+            yield from _tensors(value)
+
+
+_C: Any = torch._C
+
+
+def _places(tensor: Any) -> Iterator[tuple[int, int]]:
+    """Yield the GPU and address of the storage of a tensor, or of those that it is made of."""
+    if not isinstance(tensor, torch.Tensor):
+        return
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is not None:
+        for name in flatten()[0]:
+            yield from _places(getattr(tensor, name))
+        return
+    # To ask a lazily copied one for its address would copy it; a sparse one has none.
+    if not tensor.is_cuda or tensor.layout is not torch.strided or _C._is_cow_tensor(tensor):
+        return
+    try:
+        address = tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError, ValueError):
+        return  # not made yet
+    if address:
+        yield tensor.get_device(), address
+
+
+def _common(one: str, other: str) -> str:
+    """Return the path of the innermost module that both are in, "" of two models."""
+    pairs = zip(one.split("."), other.split("."), strict=False)
+    return ".".join(part for part, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
