@@ -199,6 +199,11 @@ class Checkpoints:
                 break
         return best
 
+    @property
+    def freest(self) -> Plan:
+        """Return the set of those that drop something that takes fewest operations."""
+        return next((one for one in self._frontier if one.choices), self._frontier[-1])
+
     def lowest(self) -> Plan:
         """Return about the set with which tensors take least."""
         plans = self._frontier[:: -(-len(self._frontier) // MAX_LOWEST)]

@@ -236,6 +236,9 @@ class Recomputation:
             steps.append((begin, OpKind.MALLOC if is_made else OpKind.FREE, one))
             if one in kept_rows:
                 removed.append(low + n)
+        late = [row for row in kept_rows if high <= self._dies[row] < begin]
+        steps += [(begin, OpKind.FREE, row) for row in late]
+        removed += [int(self._dies[row]) for row in late]
         return steps, removed
 
     def _end_of(self, row: int, call: ModuleCall) -> int:

@@ -265,18 +265,21 @@ class CureSearch:
         seen: dict[Plan, Tried] = {}
         fitting: Plan | None = None
         while len(seen) < MAX_SETS:
-            plan = base.cheapest(limit) or (None if seen else base.lowest())
-            if plan is None or plan in seen or (fitting and plan.cost >= fitting.cost):
+            plan = base.cheapest(limit)
+            if plan is None or plan in seen:
+                # A replay that is wrong by a little may see none: the two ends of what there is.
+                ends = () if fitting else (base.freest, base.lowest())
+                plan = next((one for one in ends if one not in seen), None)
+            if plan is None or (fitting and plan.cost >= fitting.cost):
                 break
             tried = seen[plan] = self._checkpoints(base, plan, others)
             if tried.needs_bytes is None or (fitting and not tried.fits):
                 break
             fitting = plan if tried.fits else None
-            # What a replay said to need too much is too much by this.
             spare = self._capacity_bytes - tried.needs_bytes
             if 0 <= spare <= FINE * self._capacity_bytes:
                 break
-            limit += spare
+            limit = base.needs_bytes(plan) + spare
         return fitting is not None
 
     def _learn_ends(self, base: Checkpoints, others: Sequence[Treatment]) -> None:
