@@ -320,7 +320,7 @@ def test_cheapest_change_that_fits_is_found_and_its_lines_do_what_was_said(stage
     (treatment,) = best["treatments"]
     assert treatment["code"] == "checkpoint"
     assert best["numerics"] == "exact"
-    assert treatment["compute_share"] <= 5 / 18  # five of six blocks
+    assert treatment["extra_compute"] <= 5 / 18  # five of six blocks
     patched = applied(MODEL + LOOP, found["diff"])
     assert "\n".join(treatment["lines"]) in patched
     assert peak(stage.home, patched) == best["peak_allocated_bytes"]
