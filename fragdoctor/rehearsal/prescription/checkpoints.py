@@ -16,7 +16,7 @@ counted operations (selective checkpointing), those first that take most to make
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Final
@@ -35,8 +35,8 @@ N_BEFORE: Final = 12
 """Sets before the first that fits, of which some may fit too."""
 MAX_REPLAYS: Final = 300
 """Replays after which no further set is pared down, twice as many while none fits: seconds."""
-MAX_LOWEST: Final = 48
-"""Sets of which the one that takes least is taken."""
+MAX_SAMPLES: Final = 48
+"""Sets, evenly over all, in which the first that fits is looked for, and that which takes least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class Checkpoints:
         self._n_left = MAX_REPLAYS
         # What saves more fits better but for the holes, so that some of those before may fit too.
         fits = partial(self._fits, capacity_bytes=capacity_bytes)
-        first = bisect_left(plans, 1, key=fits)
+        first = self._first(fits)
         before = [plan for plan in plans[max(first - N_BEFORE, 0) : first] if fits(plan)]
         best: Plan | None = None
         for plan in [*before, *plans[first:]]:
@@ -199,6 +199,18 @@ class Checkpoints:
                 break
         return best
 
+    def _first(self, fits: Callable[[Plan], bool]) -> int:
+        """Return the place of about the cheapest set that fits.
+
+        Sets that drop more need less as long as they are of the same modules: a model that is
+        carried out again as a whole needs most of what it needed before.
+        """
+        plans = self._frontier
+        step = -(-len(plans) // MAX_SAMPLES)
+        found = next((at for at in range(0, len(plans), step) if fits(plans[at])), len(plans))
+        low = max(found - step + 1, 0)
+        return low + bisect_left(plans[low:found], 1, key=fits)
+
     @property
     def freest(self) -> Plan:
         """Return the set of those that drop something that takes fewest operations."""
@@ -206,7 +218,7 @@ class Checkpoints:
 
     def lowest(self) -> Plan:
         """Return about the set with which tensors take least."""
-        plans = self._frontier[:: -(-len(self._frontier) // MAX_LOWEST)]
+        plans = self._frontier[:: -(-len(self._frontier) // MAX_SAMPLES)]
         return min([*plans, self._frontier[-1]], key=self._peak_bytes)
 
     def needs_bytes(self, plan: Plan) -> int:
