@@ -62,6 +62,7 @@ class Comparison(CureSearch):
 
     def _search(self, found: Rehearsal) -> None:
         self._can_checkpoint = True
+        self._peak_bytes = found.peak_allocated_bytes
         self._n_flops = found.traits["n_flops"]
         paths = [part["path"] for part in found.traits["parts"]]
         names = [name for group in found.traits["blocks"] for name in group["names"]]
@@ -99,7 +100,7 @@ class Comparison(CureSearch):
         self._capacity_bytes = other[0]
         begin = len(self._tried)
         if other[0] >= self._needs_bytes:
-            ours = (self._needs_bytes, self._bases[()].measured.peak_bytes, 0.0)
+            ours = (self._needs_bytes, self._peak_bytes, 0.0)
         else:
             self._checkpoint()
             fitting = [one for one in self._tried[begin:] if one.fits]

@@ -298,6 +298,31 @@ def with_smallest_capacity(  # noqa: PLR0913 - one question of a what-if
     return replace(result, smallest_capacity_bytes=smallest, smallest_capacity_note=note)
 
 
+def is_served(
+    reproduction: Reproduction, what_if: WhatIf, operations: _ext.NativeOps | None = None
+) -> bool:
+    """Return whether the recorded part is served at the capacity of a what-if."""
+    requests = operations or reproduction.operations
+    return _CapacitySearch(reproduction, what_if, requests).fits(_capacity(what_if))[0]
+
+
+def is_served_from(
+    reproduction: Reproduction, what_if: WhatIf, operations: _ext.NativeOps | None = None
+) -> bool:
+    """Return whether it is served at the capacity of a what-if and at every larger one.
+
+    As far as the work allowed for one search goes.
+    """
+    requests = operations or reproduction.operations
+    search = _CapacitySearch(reproduction, what_if, requests)
+    failing, _ = search.walk(_capacity(what_if), _ENDLESS, wanted=False)
+    return failing is None
+
+
+def _capacity(what_if: WhatIf) -> int:
+    return what_if.capacity_bytes or _ENDLESS
+
+
 class _CapacitySearch:
     """Walks capacities of one what-if, within a bounded number of replays."""
 
@@ -335,16 +360,16 @@ class _CapacitySearch:
         low = _pages_up(raw["peak_requested_bytes"])
         high = _pages_up(raw["peak_reserved_bytes"])
         found = self._bisect(low, high)
-        smallest, is_complete = self._walk(low, found, wanted=True)
+        smallest, is_complete = self.walk(low, found, wanted=True)
         if smallest is None:
             smallest = found
         if not is_complete:
             return smallest, "not every smaller capacity was tried"
-        failing, is_complete = self._walk(smallest, high, wanted=False)
+        failing, is_complete = self.walk(smallest, high, wanted=False)
         while is_steady and failing is not None and is_complete:
-            above, is_complete = self._walk(failing, high, wanted=True)
+            above, is_complete = self.walk(failing, high, wanted=True)
             smallest = high if above is None else above
-            failing, is_complete = self._walk(smallest, high, wanted=False)
+            failing, is_complete = self.walk(smallest, high, wanted=False)
         if failing is not None:
             return smallest, (
                 f"not monotone: it fits here, but not with {format_mebibytes(failing)}; "
@@ -391,7 +416,7 @@ class _CapacitySearch:
                 low = middle + PAGE_BYTES
         return high
 
-    def _walk(self, low: int, high: int, *, wanted: bool) -> tuple[int | None, bool]:
+    def walk(self, low: int, high: int, *, wanted: bool) -> tuple[int | None, bool]:
         """Return the first capacity in [low, high) that fits (or fails), and if all were seen."""
         at = low
         while at < high:

@@ -31,6 +31,9 @@ class Change(StrEnum):
     WEIGHTS = "weights"
     COPIES = "copies"
     HOST_MEMORY = "host-memory"
+    FSDP = "fsdp"
+    ZERO = "zero"
+    TENSOR_PARALLEL = "tensor-parallel"
 
 
 HAVE_FUSED: Final = ("Adam", "AdamW", "SGD", "Adagrad")
@@ -48,7 +51,7 @@ class Framework:
         files: searched in the paths of frames, with ``/`` between their parts.
         logs: searched in the lines of a log, for one whose workers print without a traceback.
         words: of each change; ``{batch}`` and ``{n}`` of ``ACCUMULATE`` are a micro-batch and how
-            many make a step.
+            many make a step, ``{n}`` of ``TENSOR_PARALLEL`` is the number of GPUs.
     """
 
     name: str
@@ -58,6 +61,11 @@ class Framework:
     key: str = ""
     logs: str = ""
 
+
+_ZERO_3: Final = (
+    '{"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": "auto", '
+    '"gradient_accumulation_steps": "auto"}'
+)
 
 FRAMEWORKS: Final[tuple[Framework, ...]] = (
     Framework(
@@ -139,13 +147,15 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             Change.LOSS: 'SFTConfig(loss_type="chunked_nll")',
             Change.GATHER: "eval_accumulation_steps=1, or prediction_loss_only=True",
             Change.ATTENTION: 'model_init_kwargs={"attn_implementation": "sdpa"}',
+            Change.FSDP: 'fsdp="full_shard auto_wrap" in the trainer\'s config',
+            Change.ZERO: f"deepspeed={_ZERO_3} in the trainer's config",
             Change.COPIES: "a LoRA peft_config, whose base model is the reference, or "
             "precompute_ref_log_probs=True in DPOConfig",
         },
     ),
     Framework(
         "Trainer",
-        "transformers 4.57, training_args.py",
+        "transformers 4.57, training_args.py, modeling_utils.py and integrations/deepspeed.py",
         r"/transformers/(?:trainer\w*|training_args)\.py$|/llamafactory/",
         {
             Change.BATCH: "lower per_device_train_batch_size, and raise "
@@ -162,12 +172,16 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "preprocess_logits_for_metrics that returns logits.argmax(-1); or "
             "prediction_loss_only=True",
             Change.ATTENTION: 'from_pretrained(..., attn_implementation="sdpa")',
+            Change.FSDP: 'TrainingArguments(fsdp="full_shard auto_wrap")',
+            Change.ZERO: f"TrainingArguments(deepspeed={_ZERO_3})",
+            Change.TENSOR_PARALLEL: 'from_pretrained(..., tp_plan="auto", tp_size={n}) and '
+            "TrainingArguments(parallelism_config=ParallelismConfig(tp_size={n}))",
         },
         "trainer",
     ),
     Framework(
         "Lightning",
-        "lightning 2.6, pytorch/trainer/trainer.py",
+        "lightning 2.6, pytorch/trainer/trainer.py and pytorch/strategies",
         r"/(?:pytorch_lightning|lightning/(?:pytorch|fabric))/",
         {
             Change.BATCH: "a smaller batch_size in the DataLoader, and "
@@ -176,6 +190,10 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             Change.EVALUATION_BATCH: "a smaller batch_size in val_dataloader()",
             Change.BF16: 'Trainer(precision="bf16-mixed")',
             Change.OFFLOAD_STATE: 'Trainer(strategy="deepspeed_stage_2_offload")',
+            Change.FSDP: 'Trainer(strategy="fsdp")',
+            Change.ZERO: 'Trainer(strategy="deepspeed_stage_3"), or _2 or _1',
+            Change.TENSOR_PARALLEL: "Trainer(strategy=ModelParallelStrategy("
+            "tensor_parallel_size={n})), and parallelize_module in configure_model()",
         },
         "lightning",
     ),
@@ -197,7 +215,7 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
     ),
     Framework(
         "accelerate",
-        "accelerate 1.15, accelerator.py",
+        "accelerate 1.15, accelerator.py, parallelism_config.py and utils/dataclasses.py",
         r"/accelerate/(?:accelerator|optimizer|scheduler|data_loader)\.py$",
         {
             Change.BATCH: "a smaller batch_size in the DataLoader, and "
@@ -205,6 +223,11 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             Change.ACCUMULATE: "Accelerator(gradient_accumulation_steps={n}), with batches of "
             "{batch}",
             Change.BF16: 'Accelerator(mixed_precision="bf16")',
+            Change.FSDP: "Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, "
+            'auto_wrap_policy="transformer_based_wrap"))',
+            Change.ZERO: "Accelerator(deepspeed_plugin=DeepSpeedPlugin(zero_stage=3))",
+            Change.TENSOR_PARALLEL: 'from_pretrained(..., tp_plan="auto", tp_size={n}) and '
+            "Accelerator(parallelism_config=ParallelismConfig(tp_size={n}))",
         },
         "accelerate",
     ),

@@ -56,8 +56,8 @@ def test_every_framework_names_the_version_of_its_words_and_all_fit_their_places
     for framework in FRAMEWORKS:
         assert re.search(r" \d", framework.source), framework.name
         for change, words in framework.words.items():
-            holes = set(re.findall(r"{(batch|n)}", words))
-            assert holes == ({"batch", "n"} if change is Change.ACCUMULATE else set())
+            holes = {Change.ACCUMULATE: {"batch", "n"}, Change.TENSOR_PARALLEL: {"n"}}
+            assert set(re.findall(r"{(batch|n)}", words)) == holes.get(change, set())
 
 
 def test_words_of_a_rehearsal_are_found_by_its_key():

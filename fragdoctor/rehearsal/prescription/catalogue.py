@@ -281,8 +281,14 @@ def why_not_sharded(traits: Traits) -> str:
     if traits["is_distributed"]:
         return "the program has several ranks already"
     if traits["framework"]:
-        return "set it as the framework has it, and rehearse with --world-size"
+        return _as_framework_has_it(traits, Change.FSDP)
     return "" if traits["optimizers"] else "there is no optimizer"
+
+
+def _as_framework_has_it(traits: Traits, change: Change) -> str:
+    """Return why a change over several GPUs is not made from outside, and the framework's lines."""
+    words = words_of(traits["framework"], change).replace("{n}", "N")
+    return f"the framework makes the ranks: {words}; rehearse that with --world-size N"
 
 
 def simple(traits: Traits, conf: str) -> Iterator[Treatment]:
@@ -407,7 +413,16 @@ def left_out(traits: Traits, batch: int | None, conf: str) -> Iterator[LeftOut]:
         yield LeftOut("adamw-8bit, adafactor", "they take the place of Adam and AdamW")
     if "expandable_segments:True" in conf:
         yield LeftOut("expandable-segments", "the program has them already")
+    yield from _over_gpus_left_out(traits)
+    yield LeftOut("parameters on the host", "not made from outside")
+
+
+def _over_gpus_left_out(traits: Traits) -> Iterator[LeftOut]:
     reason = why_not_sharded(traits)
     if reason:
         yield LeftOut("fully-shard", reason)
-    yield LeftOut("tensor parallelism, parameters on the host", "not made from outside")
+    if traits["framework"] and not traits["is_distributed"]:
+        yield LeftOut("zero", _as_framework_has_it(traits, Change.ZERO))
+        yield LeftOut("tensor-parallel", _as_framework_has_it(traits, Change.TENSOR_PARALLEL))
+    else:
+        yield LeftOut("tensor-parallel", "not made from outside")

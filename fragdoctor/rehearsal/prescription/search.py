@@ -13,21 +13,20 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.future.edits import without_noted
-from fragdoctor.future.simulator import simulate, trace_of
+from fragdoctor.future.simulator import trace_of
 from fragdoctor.inputs.snapshot_reader import read_snapshot
-from fragdoctor.model.marks import WORKSPACE
 from fragdoctor.model.prescription import Numerics, Prescription, Treatment, Tried
 from fragdoctor.model.rehearsal import Rehearsal
 from fragdoctor.rehearsal import runner
 from fragdoctor.rehearsal.prescription import catalogue, patch
 from fragdoctor.rehearsal.prescription.checkpoints import Checkpoints, Plan
 from fragdoctor.rehearsal.prescription.held import HeldLine, held_lines
+from fragdoctor.rehearsal.prescription.need import Need
 from fragdoctor.rehearsal.process import RehearsalConditions, Runs
 from fragdoctor.rehearsal.programs import Program
 from fragdoctor.rehearsal.sweep import with_batch
@@ -39,7 +38,7 @@ WORTH: Final = 0.98
 MAX_SETS: Final = 8
 """Sets of checkpointed modules that are rehearsed beside the same other treatments."""
 FINE: Final = 0.005
-"""Share of the capacity that a limit is found to."""
+"""Share of the capacity that may be left over."""
 BESIDE: Final = ("chunked-loss",)
 """What is tried beside fewer checkpointed blocks, as it leaves the results alone and costs less."""
 TOGETHER: Final = ("fused", "chunked-loss", "state-on-host", "save-on-cpu")
@@ -88,7 +87,8 @@ class CureSearch:
         self._on_try = on_try
         self._tried: list[Tried] = []
         self._can_checkpoint = False
-        self._bases: dict[tuple[str, ...], _Base] = {}
+        self._bases: dict[tuple[str, ...], Checkpoints] = {}
+        self._learned: set[tuple[str, ...]] = set()
         self._held: list[HeldLine] = []
 
     def run(self, keep: Path | None = None) -> Prescription:
@@ -113,7 +113,7 @@ class CureSearch:
                 self._held = held_lines(read_snapshot(self._snapshot))
                 self._can_checkpoint = not found.traits["checkpoints"]
                 if self._can_checkpoint:
-                    self._measure([], found, needs_bytes)
+                    self._bases[()] = Checkpoints(self._need, found.traits)
                 self._ends_at = time.monotonic() + self._seconds
                 try:
                     self._search(found)
@@ -246,8 +246,8 @@ class CureSearch:
     def _checkpoint(self, *others: Treatment) -> bool:
         """Checkpoint the cheapest set of modules that fits, beside other treatments.
 
-        What a set saves is reckoned for tensors, what it needs is rehearsed: where the two differ
-        the limit for the tensors is moved until it does not pay any more.
+        What a set needs is replayed, and then rehearsed: where the two differ the limit for the
+        replay is moved by as much.
 
         Returns:
             whether any set, or none at all, lets it fit.
@@ -257,32 +257,42 @@ class CureSearch:
         if others and _key(others) not in self._bases and self._try(*others, is_base=True).fits:
             return True
         base = self._bases.get(_key(others))
-        if base is None or not base.measured.can_save:
+        if base is None or not base.can_save:
             return False
-        limits = _Limits(self._capacity_bytes, base)
+        if _key(others) not in self._learned:
+            self._learn_ends(base, others)
+        limit = self._capacity_bytes
         seen: dict[Plan, Tried] = {}
-        while len(seen) < MAX_SETS and limits.next is not None:
-            plan = base.measured.cheapest(limits.next)
-            if plan is None:
-                limits.has_no_set()
-                continue
-            if plan not in seen:
-                seen[plan] = self._checkpoints(base, plan, others)
-            limits.has(seen[plan])
-        if any(tried.fits for tried in seen.values()):
-            return True
-        # Sets that leave the same tensors need different memory, for the holes between them.
-        plan = base.measured.everything()
-        is_cure = plan not in seen and self._checkpoints(base, plan, others).fits
-        for choice in sorted(plan.choices, key=lambda one: -one.n_flops)[:MAX_SETS]:
-            if is_cure and self._checkpoints(base, plan.without(choice), others).fits:
-                plan = plan.without(choice)
-        return is_cure
+        fitting: Plan | None = None
+        while len(seen) < MAX_SETS:
+            plan = base.cheapest(limit)
+            if plan is None or plan in seen:
+                # A replay that is wrong by a little may see none: the two ends of what there is.
+                ends = () if fitting else (base.freest, base.lowest())
+                plan = next((one for one in ends if one not in seen), None)
+            if plan is None or (fitting and plan.cost >= fitting.cost):
+                break
+            tried = seen[plan] = self._checkpoints(base, plan, others)
+            if tried.needs_bytes is None or (fitting and not tried.fits):
+                break
+            fitting = plan if tried.fits else None
+            spare = self._capacity_bytes - tried.needs_bytes
+            if 0 <= spare <= FINE * self._capacity_bytes:
+                break
+            limit = base.needs_bytes(plan) + spare
+        return fitting is not None
 
-    def _checkpoints(self, base: _Base, plan: Plan, others: Sequence[Treatment]) -> Tried:
-        return self._try(catalogue.checkpointed(base.measured.traits, plan), *others)
+    def _learn_ends(self, base: Checkpoints, others: Sequence[Treatment]) -> None:
+        """Rehearse the outermost modules checkpointed, for what that tells of all others."""
+        self._learned.add(_key(others))
+        treatments = (catalogue.checkpointed(base.traits, base.outermost), *others)
+        if self._try(*treatments, observes=True).needs_bytes is not None:
+            base.learn_ends(self._need.trace, self._traits)
 
-    def _try(self, *treatments: Treatment, is_base: bool = False) -> Tried:
+    def _checkpoints(self, base: Checkpoints, plan: Plan, others: Sequence[Treatment]) -> Tried:
+        return self._try(catalogue.checkpointed(base.traits, plan), *others)
+
+    def _try(self, *treatments: Treatment, is_base: bool = False, observes: bool = False) -> Tried:
         """Rehearse the program with treatments, and observe it where others are to come beside.
 
         Raises:
@@ -292,10 +302,10 @@ class CureSearch:
             raise _TimeIsOverError
         self._on_try(" + ".join(one.title for one in treatments))
         conditions = self._conditions_of(treatments)
-        observes = is_base and self._can_checkpoint
+        is_base &= self._can_checkpoint
         try:
             found, needs_bytes = self._rehearse(
-                replace(conditions, observes=observes), _divisor(treatments)
+                replace(conditions, observes=is_base or observes), _divisor(treatments)
             )
         except ConfigError as err:
             tried = Tried(treatments, False, None, None, err.message)
@@ -306,15 +316,11 @@ class CureSearch:
             error = "" if as_far else f"Not rehearsed as far: {found.partial_reason}."
             peak_bytes = found.peak_allocated_bytes
             tried = Tried(treatments, fits, needs_bytes, peak_bytes, error)
-            if observes and not fits and as_far:
-                self._measure(treatments, found, needs_bytes)
+            self._traits = found.traits
+            if is_base and not fits and as_far:
+                self._bases[_key(treatments)] = Checkpoints(self._need, found.traits)
         self._tried.append(tried)
         return tried
-
-    def _measure(self, treatments: Sequence[Treatment], found: Rehearsal, needs_bytes: int) -> None:
-        """Note what the rehearsal that has just ended tells of its modules."""
-        measured = Checkpoints(read_snapshot(self._snapshot), found.traits)
-        self._bases[_key(treatments)] = _Base(measured, needs_bytes)
 
     def _conditions_of(self, treatments: Sequence[Treatment]) -> RehearsalConditions:
         """Return how a program with treatments is rehearsed."""
@@ -327,88 +333,13 @@ class CureSearch:
         return conditions
 
     def _rehearse(self, conditions: RehearsalConditions, divisor: int) -> tuple[Rehearsal, int]:
-        """Return a rehearsal, and the least that PyTorch must have for it, by replay.
-
-        With that much and with more it fits: what fits on less by luck, and not on somewhat more,
-        would not survive the little that a rehearsal does not know.
-        """
+        """Return a rehearsal, and the least that PyTorch must have for it, by replay."""
         program = self._program
         if self._batch is not None:
             program = with_batch(program, max(self._batch // divisor, 1))
         found = runner.rehearse(program, conditions, self._snapshot, None, self._runs)
-        snapshot = read_snapshot(self._snapshot)
-        trace = trace_of(snapshot)
-        # Workspaces are known for most convolutions and no more. Without them a run may need more,
-        # as later requests lie in other holes.
-        runs = (
-            simulate(trace, smallest_capacity=True, is_steady=True, edits=edits).results
-            for edits in ((), (without_noted(WORKSPACE),))
-            if not edits or WORKSPACE in snapshot.strings
-        )
-        needs = [one[0].smallest_capacity_bytes or 0 for one in runs if one]
-        return found, max(needs, default=0) or found.peak_reserved_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class _Base:
-    """What modules are checkpointed in: the program, or the program with other treatments.
-
-    Attributes:
-        measured: its modules.
-        needs_bytes: the least that PyTorch must have for it.
-    """
-
-    measured: Checkpoints
-    needs_bytes: int
-
-
-class _Limits:
-    """Limits for tensors, one after another, until the set that just fits is known.
-
-    Attributes:
-        next: the one to try next, None after the last.
-    """
-
-    def __init__(self, capacity_bytes: int, base: _Base) -> None:
-        self._capacity_bytes = capacity_bytes
-        self._measured = base.measured
-        self._step = max(int(FINE * capacity_bytes), 1)
-        self._lowest: int | None = None
-        self._fits: int | None = None
-        self._fails = base.measured.peak_bytes
-        self._is_base = True
-        # What is reserved beside tensors stays about the same.
-        guess = capacity_bytes - max(base.needs_bytes - base.measured.peak_bytes, 0)
-        self.next: int | None = min(guess, self._fails - 1)
-
-    def has_no_set(self) -> None:
-        """No set of modules keeps tensors under the last limit: go on with the lowest that does."""
-        is_known = self._lowest is not None
-        self._lowest = self._measured.lowest_bytes()
-        self.next = None if is_known or self._lowest >= self._fails else self._lowest
-
-    def has(self, tried: Tried) -> None:
-        """Take account of the set that was found for the last limit."""
-        limit = self.next or 0
-        if tried.needs_bytes is None:
-            self.next = None
-        elif tried.fits:
-            self._fits = limit
-            spare = self._capacity_bytes - tried.needs_bytes
-            self._step = max(2 * self._step, spare)
-        else:
-            self._fails, self._is_base = limit, False
-        if self._fits is None:
-            too_much = (tried.needs_bytes or 0) - self._capacity_bytes
-            self.next = None if limit == self._lowest else limit - max(too_much, self._step)
-            if self._lowest is not None and self.next is not None:
-                self.next = max(self.next, self._lowest)
-        elif self._fails - self._fits <= FINE * self._capacity_bytes:
-            self.next = None
-        elif self._is_base:
-            self.next = min(self._fits + self._step, (self._fits + self._fails + 1) // 2)
-        else:
-            self.next = (self._fits + self._fails) // 2
+        self._need = Need(trace_of(read_snapshot(self._snapshot)))
+        return found, self._need.bytes() or found.peak_reserved_bytes
 
 
 def _key(treatments: Sequence[Treatment]) -> tuple[str, ...]:

@@ -1,0 +1,140 @@
+"""Calls of modules in a rehearsed trace: what each leaves for its backward pass, and what made it.
+
+Blocks are rows of ``Lives``; events count from the beginning of the trace.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fragdoctor.model.snapshot import I64
+from fragdoctor.trace.lives import NEVER
+from fragdoctor.trace.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A counted operation of a call.
+
+    Attributes:
+        n_flops: what it takes to carry it out again.
+        rows: blocks that it made and that are no outputs of the call.
+        n_bytes: theirs.
+        can_be_kept: whether they stay as they were made.
+    """
+
+    n_flops: int
+    rows: frozenset[int]
+    n_bytes: int
+    can_be_kept: bool
+
+
+class TraceBlocks:
+    """The blocks of a trace, by address and by the event that makes them."""
+
+    def __init__(self, trace: Trace) -> None:
+        lives = trace.lives
+        self.n_rows = lives.n_regular
+        self.start, self.free = lives.start[: self.n_rows], lives.free[: self.n_rows]
+        self.is_lasting = self.free == NEVER
+        self.size_bytes, self.requested_bytes = lives.size_bytes, lives.requested_bytes
+        self.stack = lives.stack
+        self._rows: dict[int, list[int]] = defaultdict(list)
+        for row, address in enumerate(lives.address[: self.n_rows].tolist()):
+            self._rows[address].append(row)
+
+    def made_before(self, event: int) -> int:
+        """Return how many blocks were made before an event."""
+        return int(np.searchsorted(self.start, event))
+
+    def passing_from(self, event: int) -> I64:
+        """Return the blocks that are made from an event on and do not last."""
+        return self.made_before(event) + np.flatnonzero(~self.is_lasting[self.made_before(event) :])
+
+    def at(self, addresses: Iterable[int], event: int) -> set[int]:
+        """Return the blocks that lie at some addresses after so many events."""
+        return {
+            row
+            for address in addresses
+            for row in self._rows.get(address, ())
+            if self.start[row] < event <= self.free[row]
+        }
+
+    def bytes_of(self, rows: Iterable[int]) -> int:
+        """Size of blocks."""
+        return int(sum(self.size_bytes[row] for row in rows))
+
+
+class ModuleCall:
+    """A call of a module whose backward pass has begun.
+
+    Attributes:
+        begin, end, backward: events before it, after it, and as its backward pass began.
+        first, last: the blocks that it made, the last exclusive.
+        left: those that it left for its backward pass, without its outputs.
+        outputs, inputs: blocks that it returned, and that it was given.
+        saves_output: whether the backward pass of its last operation needs what that returned.
+        again_end: events up to which it is carried out again: to the last block that is needed.
+        products: its counted operations.
+    """
+
+    def __init__(self, blocks: TraceBlocks, call: Mapping[str, Any]) -> None:
+        self.begin: int = call["begin"]
+        self.end: int = call["end"]
+        self.backward: int = call["backward"]
+        self._blocks = blocks
+        self.first, self.last = blocks.made_before(self.begin), blocks.made_before(self.end)
+        self.outputs = blocks.at(call["outputs"], self.end)
+        self.inputs = blocks.at(call["inputs"], self.begin)
+        made = slice(self.first, self.last)
+        # What is there to stay, as the workspace of a library, is not for the backward pass.
+        outlives = (blocks.free[made] >= self.backward) & ~blocks.is_lasting[made]
+        self.left = frozenset((self.first + np.flatnonzero(outlives)).tolist()) - self.outputs
+        self.saves_output: bool = call["saves_output"]
+        self.again_end = self.end if self.saves_output else self._end_of_operation()
+        self.products = [self._product(one) for one in call["products"]]
+
+    def _end_of_operation(self) -> int:
+        """Return the event after all that the operation makes that makes the last needed block."""
+        if not self.left:
+            return self.begin
+        start, stack = self._blocks.start, self._blocks.stack
+        row = max(self.left)
+        while row + 1 < self.last and start[row + 1] == start[row] + 1:
+            if stack[row + 1] != stack[row]:
+                break
+            row += 1
+        return int(start[row]) + 1
+
+    def _product(self, product: Mapping[str, Any]) -> Product:
+        rows = frozenset(self._blocks.at(product["addresses"], product["event"]) - self.outputs)
+        is_again = self.saves_output or product["event"] < self.again_end
+        is_again |= not rows.isdisjoint(self.left)
+        return Product(
+            product["n_flops"] if is_again else 0,
+            rows,
+            self._blocks.bytes_of(rows),
+            not product["is_changed"],
+        )
+
+    def kept_rows(self, kept: Iterable[int]) -> frozenset[int]:
+        """Return the blocks of some of its products."""
+        return frozenset(row for n in kept for row in self.products[n].rows)
+
+    def saved_bytes(self, kept: Iterable[int]) -> int:
+        """Bytes less between the passes if it is checkpointed and some results are kept."""
+        results, blocks = self.kept_rows(kept), self._blocks
+        # Inputs live on that would have gone.
+        held = (row for row in self.inputs if blocks.free[row] < self.backward)
+        gone, more = blocks.bytes_of(self.left - results), blocks.bytes_of(results - self.left)
+        return gone - more - blocks.bytes_of(held)
+
+    def n_flops(self, kept: Iterable[int]) -> int:
+        """Operations that are carried out again if some results are kept."""
+        numbers = {*kept}
+        return sum(one.n_flops for n, one in enumerate(self.products) if n not in numbers)

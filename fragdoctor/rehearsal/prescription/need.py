@@ -1,0 +1,70 @@
+"""What PyTorch must have for the requests of a rehearsed program, by replay.
+
+With that much and with more it fits: what fits on less by luck, and not on somewhat more, would not
+survive the little that a rehearsal does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fragdoctor._native import _ext
+from fragdoctor.future.edits import without_noted
+from fragdoctor.future.search import is_served, is_served_from, with_smallest_capacity
+from fragdoctor.future.simulator import reproduce
+from fragdoctor.future.whatif import FairReplay, WhatIf, replay_what_if
+from fragdoctor.model.marks import WORKSPACE
+from fragdoctor.trace.trace import Trace
+
+
+class Need:
+    """Replays a rehearsed program, as it is or with other requests.
+
+    Args:
+        trace: of its rehearsal.
+
+    Attributes:
+        trace: see above.
+        requests: those of the program; and those without the workspaces of convolutions, which are
+            known for most of them and no more: without them a run may need more, as later requests
+            lie in other holes.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self._reproduction = reproduce(trace)
+        self._replay = FairReplay(self._reproduction)
+        self.requests: list[_ext.NativeOps] = [self._reproduction.operations]
+        if WORKSPACE in trace.snapshot.strings:
+            self.requests.append(without_noted(WORKSPACE).apply(self._reproduction))
+
+    def bytes(self, requests: Sequence[_ext.NativeOps] | None = None) -> int:
+        """Return the least that PyTorch must have, 0 where that is not known."""
+        return max(self._bytes(one) for one in requests or self.requests)
+
+    def _bytes(self, requests: _ext.NativeOps) -> int:
+        is_own = requests is self._reproduction.operations
+        operations = None if is_own else requests
+        result = self._replay.replay(WhatIf(), operations)
+        found = with_smallest_capacity(
+            self._reproduction,
+            WhatIf(),
+            result,
+            operations,
+            self._replay.look_of(operations),
+            is_steady=True,
+        )
+        return found.smallest_capacity_bytes or 0
+
+    def fits(
+        self, requests: Sequence[_ext.NativeOps], capacity_bytes: int, *, is_steady: bool
+    ) -> bool:
+        """Return whether requests are served with a capacity, and with every larger one."""
+        what_if = WhatIf(capacity_bytes=capacity_bytes)
+        search = is_served_from if is_steady else is_served
+        return all(search(self._reproduction, what_if, one) for one in requests)
+
+    def peak_bytes(self, requests: Sequence[_ext.NativeOps]) -> int:
+        """Return the most that requests have live at once."""
+        results = (replay_what_if(self._reproduction, WhatIf(), one) for one in requests)
+        return max(one.peak_allocated_bytes for one in results)
