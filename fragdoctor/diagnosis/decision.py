@@ -276,12 +276,14 @@ def _single_allocation(r: FailedRequest) -> Iterator[Hypothesis]:
         return
     if (r.live_bytes or 0) + r.requested_bytes > r.total_bytes:
         return
+    # Whether this driver does, the message does not say; free memory may be told wrongly as well.
     yield Hypothesis(
-        Cause.MEMORY_LIMIT,
-        Confidence.LIKELY,
+        Cause.UNKNOWN,
+        Confidence.POSSIBLE,
         f"The {r.request_text} is a single allocation of 4 GiB or more, which Intel's driver "
         f"refuses on many GPUs, however much of the {format_size(r.total_bytes)} is free.",
     )
+    yield Hypothesis(Cause.MEMORY_LIMIT, Confidence.POSSIBLE, "")
     yield Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, "")
 
 

@@ -101,8 +101,9 @@ def test_explorer_shows_what_the_other_run_held_at_the_same_place(open_report):
       return twin.here.slice(1).map((k) => twin.allocatedAt(k) / timeline.valueAt("allocated", k));
     })()""")
     page.evaluate("window.fragdoctor.explorer.goTo(4000)")
-    page.until("window.fragdoctor.explorer.moment === 4000")
-    said = page.evaluate("document.getElementById('explorer-panel').innerText")
+    panel = "document.getElementById('explorer-panel').innerText"
+    page.until(f"{panel}.includes('After event 4,000')")
+    said = page.evaluate(panel)
     bytes_there = page.evaluate(f"formatSize({twin}.allocatedAt(4000))")
 
     assert len(steps) == 8  # the beginning, and the seven steps that both runs have

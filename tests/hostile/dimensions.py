@@ -147,6 +147,7 @@ def notes(n: int) -> bytes:
 
 
 def module_paths(n: int) -> bytes:
+    """Return a recording of so many modules; of fewer than 200 each has a row of its own."""
     rows = [
         alloc(BASE + 512 * i, 512, time_us=i, user_metadata=f"nn.Module: {name}.layers.{i}.mlp")
         for i, name in ((i, "model" if i % 2 else f"part_{i}") for i in range(n))
@@ -296,7 +297,7 @@ RECORDINGS: Final[tuple[tuple[Make, int], ...]] = (
     (events, 80), (live_blocks, 80), (segments, 80), (pools, 80), (streams, 80),
     (devices, 16), (depth_of_stacks, 80), (distinct_stacks, 80), (distinct_names, 80),
     (distinct_sizes, 80), (failures, 60), (annotations, 80), (notes, 80), (settings, 80),
-    (unknown_keys, 80), (snapshot_as_json, 80), (module_paths, 80), (depth_of_modules, 80),
+    (unknown_keys, 80), (snapshot_as_json, 80), (module_paths, 320), (depth_of_modules, 80),
     (steps, 40), (nested_json, 80), (nested_pickle, 80),
 )  # fmt: skip
 TEXTS: Final[tuple[tuple[str, Make, int], ...]] = (
@@ -326,7 +327,7 @@ TEXTS: Final[tuple[tuple[str, Make, int], ...]] = (
 
 # What a second recording, and a moment of the trace, are looked up in.
 FURTHER: Final = (
-    (events, 80), (live_blocks, 80), (distinct_stacks, 80), (module_paths, 80), (steps, 40),
+    (events, 80), (live_blocks, 80), (distinct_stacks, 80), (module_paths, 320), (steps, 40),
     (failures, 60), (annotations, 80),
 )  # fmt: skip
 

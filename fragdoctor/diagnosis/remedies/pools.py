@@ -173,9 +173,7 @@ def is_single(case: JudgedCase) -> bool:
         "single-allocation-limit",
         "buffer-too-large",
     )
-    return told or (
-        case.cause is Cause.MEMORY_LIMIT and case.verdict.decider == "single-allocation"
-    )
+    return told or case.verdict.decider == "single-allocation"
 
 
 class RaiseMemoryLimit(Remedy):
