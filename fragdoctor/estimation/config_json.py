@@ -71,14 +71,26 @@ def read_config(path: Path) -> Config:
         InputError: unreadable, not JSON, or not an object.
         LimitExceeded: larger than any genuine configuration.
     """
+    return parse_config(read_bounded(path, MAX_CONFIG_BYTES), str(path))
+
+
+def read_bounded(path: Path, limit_bytes: int) -> bytes:
+    """Return what a configuration file holds; the limit is in whole MiB.
+
+    Raises:
+        InputError: unreadable.
+        LimitExceeded: larger than any genuine configuration.
+    """
     try:
         with BufferedReader(open_readable(path)) as file:
-            data = file.read(MAX_CONFIG_BYTES + 1)
+            data = file.read(limit_bytes + 1)
     except OSError as e:
         raise InputError(f"{path} cannot be read: {e.strerror or e}.") from e
-    if len(data) > MAX_CONFIG_BYTES:
-        raise LimitExceeded(f"{path} is larger than any genuine configuration (16 MiB).")
-    return parse_config(data, str(path))
+    if len(data) > limit_bytes:
+        raise LimitExceeded(
+            f"{path} is larger than any genuine configuration ({limit_bytes // MIB} MiB)."
+        )
+    return data
 
 
 def parse_config(data: bytes, name: str) -> Config:

@@ -35,11 +35,10 @@ from fragdoctor.estimation.recipes.trainer import (
     EVALUATION,
     GENERATION,
     LORA_RULES,
-    REFERENCE,
     TRAINER_RULES,
     complete_evaluation,
+    count_preferences,
     deepspeed_reference,
-    pairs,
     without_adapter,
 )
 from fragdoctor.model.recipe import Bearing
@@ -211,12 +210,13 @@ def _complete_loss_of_preferences(reading: Reading) -> None:
     if found is None:
         return
     reading.leave(found.key, found.text, Bearing.NONE, "see the notes")
-    if found.value in _PAIRED:
-        pairs(reading, f"rl {found.text}: chosen and rejected answers are one pass.")
-    if found.value in _NEEDS_REFERENCE and reading.value("adapter") is None:
-        reading.notes.append(f"{reading.source}: {REFERENCE}.")
-    if found.value in ("grpo", "gdpo", "ebft"):
-        reading.notes.append(f"{reading.source}: {GENERATION}.")
+    count_preferences(
+        reading,
+        f"rl {found.text}: ",
+        is_paired=found.value in _PAIRED,
+        needs_reference=found.value in _NEEDS_REFERENCE and reading.value("adapter") is None,
+        generates=found.value in ("grpo", "gdpo", "ebft"),
+    )
 
 
 FORMAT: Final = Format(

@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
-from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
 
 from fragdoctor.errors import ConfigError, InputError, LimitExceeded, RefusedSnapshot
-from fragdoctor.opening import open_readable
+from fragdoctor.estimation.config_json import read_bounded
 from fragdoctor.units import MIB
 
 MAX_BYTES: Final = MIB
@@ -38,13 +37,7 @@ def read_text(path: Path) -> str:
         InputError: it cannot be read, or is not UTF-8.
         LimitExceeded: it is larger than 1 MiB.
     """
-    try:
-        with BufferedReader(open_readable(path)) as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as e:
-        raise InputError(f"{path} cannot be read: {e.strerror or e}.") from e
-    if len(data) > MAX_BYTES:
-        raise LimitExceeded(f"{path} {_LARGER} (1 MiB).")
+    data = read_bounded(path, MAX_BYTES)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as e:

@@ -98,6 +98,10 @@ class Reading:
         """Note a fact, unless the file has said it already."""
         self.facts.setdefault(fact, Fact(value, shown(key), shown(text), is_default))
 
+    def default(self, fact: str, value: Any, key: str, text: Any = None) -> None:
+        """Note what the program takes where no entry says a fact; ``text`` shows it otherwise."""
+        self.take(fact, value, key, value if text is None else text, is_default=True)
+
     def leave(self, key: str, value: Any, bearing: Bearing, reason: str = "") -> None:
         """Note an entry that becomes nothing."""
         self.unused.append(UnusedEntry(shown(key), shown(value), bearing, reason))

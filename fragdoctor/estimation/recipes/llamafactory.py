@@ -31,13 +31,12 @@ from fragdoctor.estimation.recipes.entries import (
     when_on,
 )
 from fragdoctor.estimation.recipes.trainer import (
-    GENERATION,
     LORA_RULES,
     REFERENCE,
     TRAINER_RULES,
     complete_evaluation,
+    count_preferences,
     deepspeed_reference,
-    pairs,
     scales_unquantised,
     without_adapter,
 )
@@ -164,19 +163,16 @@ def _method(reading: Reading) -> None:
 
 
 def _defaults(reading: Reading) -> None:
-    def take(fact: str, value: Any, key: str, text: Any = None) -> None:
-        reading.take(fact, value, key, value if text is None else text, is_default=True)
-
-    take("batch", 8, "per_device_train_batch_size")
-    take("seq", 2048, "cutoff_len")
-    take("checkpointing", "full", "disable_gradient_checkpointing", "false")
+    reading.default("batch", 8, "per_device_train_batch_size")
+    reading.default("seq", 2048, "cutoff_len")
+    reading.default("checkpointing", "full", "disable_gradient_checkpointing", "false")
     if reading.value("checkpointing") == "none":
         reading.drop("checkpointing", "no activations are recomputed, as counted")
     if "optimizer" not in reading.unsayable:
-        take("optimizer", "adamw-fused", "optim", "adamw_torch_fused")
+        reading.default("optimizer", "adamw-fused", "optim", "adamw_torch_fused")
     if reading.value("adapter"):
-        take("rank", 8, "lora_rank")
-        take("targets", "all-linear", "lora_target", "all")
+        reading.default("rank", 8, "lora_rank")
+        reading.default("targets", "all-linear", "lora_target", "all")
 
 
 def _task(reading: Reading) -> None:
@@ -184,12 +180,13 @@ def _task(reading: Reading) -> None:
     if task is None:
         return
     reading.leave(task.key, task.text, Bearing.NONE, "see the notes" * (task.value not in _FEWER))
-    if task.value in ("dpo", "rm"):
-        pairs(reading, f"stage {task.text}: chosen and rejected answers are one pass.")
-    if task.value in ("dpo", "kto", "ppo") and reading.value("adapter") is None:
-        reading.notes.append(f"{reading.source}: {REFERENCE}.")
-    if task.value == "ppo":
-        reading.notes.append(f"{reading.source}: {GENERATION}.")
+    count_preferences(
+        reading,
+        f"stage {task.text}: ",
+        is_paired=task.value in ("dpo", "rm"),
+        needs_reference=task.value in ("dpo", "kto", "ppo") and reading.value("adapter") is None,
+        generates=task.value == "ppo",
+    )
 
 
 FORMAT: Final = Format(

@@ -94,7 +94,22 @@ def complete_evaluation(reading: Reading) -> None:
             reading.unused[i] = UnusedEntry(entry.key, entry.value, Bearing.NONE, reason)
 
 
-def pairs(reading: Reading, reason: str) -> None:
+def count_preferences(
+    reading: Reading, stage: str, *, is_paired: bool, needs_reference: bool, generates: bool
+) -> None:
+    """Count what a loss of preferences needs, or say that it is not counted.
+
+    ``stage`` begins the sentence on pairs, with its own colon; "" for none.
+    """
+    if is_paired:
+        _count_pairs(reading, f"{stage}chosen and rejected answers are one pass.")
+    if needs_reference:
+        reading.notes.append(f"{reading.source}: {REFERENCE}.")
+    if generates:
+        reading.notes.append(f"{reading.source}: {GENERATION}.")
+
+
+def _count_pairs(reading: Reading, reason: str) -> None:
     """Count chosen and rejected answers: preference trainers put both into one pass."""
     found = reading.facts.pop("batch", None)
     if found is not None:
@@ -228,14 +243,16 @@ def _complete(reading: Reading, entries: Entries) -> None:
     _defaults_of_adapter(reading)
     _length(reading, kind)
     _loss(reading, kind)
-    if kind == "dpo":
-        pairs(reading, "chosen and rejected answers are one pass.")
-    if kind in ("dpo", "kto", "grpo") and "adapter" not in reading.facts:
-        needs = kind != "grpo" or not is_off(entries.get("beta"))
-        if needs and not _has_no_reference(entries):
-            reading.notes.append(f"{reading.source}: {REFERENCE}.")
-    if kind == "grpo":
-        reading.notes.append(f"{reading.source}: {GENERATION}.")
+    has_reference = kind in ("dpo", "kto") or (kind == "grpo" and not is_off(entries.get("beta")))
+    count_preferences(
+        reading,
+        "",
+        is_paired=kind == "dpo",
+        needs_reference=has_reference
+        and "adapter" not in reading.facts
+        and not _has_no_reference(entries),
+        generates=kind == "grpo",
+    )
     complete_evaluation(reading)
     complete_fsdp(reading, entries)
 
@@ -248,23 +265,19 @@ def _has_no_reference(entries: Entries) -> bool:
 
 def _defaults(reading: Reading, entries: Entries, kind: str) -> None:
     """State what TRL and the Trainer take for what is missing."""
-
-    def take(fact: str, value: Any, key: str, text: Any = None) -> None:
-        reading.take(fact, value, key, value if text is None else text, is_default=True)
-
-    take("batch", 8, "per_device_train_batch_size")
+    reading.default("batch", 8, "per_device_train_batch_size")
     if "optimizer" not in reading.unsayable:
-        take("optimizer", "adamw-fused", "optim", "adamw_torch_fused")
+        reading.default("optimizer", "adamw-fused", "optim", "adamw_torch_fused")
     if kind:
         if "gradient_checkpointing" not in entries:
-            take("checkpointing", "full", "gradient_checkpointing", "true")
+            reading.default("checkpointing", "full", "gradient_checkpointing", "true")
         if not entries.keys() & {"bf16", "fp16"}:
-            take("mixed", "bf16", "bf16", "true")
+            reading.default("mixed", "bf16", "bf16", "true")
         if kind != "grpo":
-            take("seq", 1024, "max_length")
+            reading.default("seq", 1024, "max_length")
         else:
-            take("completion", 512, "max_completion_length")
-    take("weights", "fp32", "dtype", "float32")
+            reading.default("completion", 512, "max_completion_length")
+    reading.default("weights", "fp32", "dtype", "float32")
 
 
 def _own_adapter(reading: Reading, entries: Entries) -> None:

@@ -64,10 +64,17 @@ def length(value: Any) -> int | None:
     return None if text in (AUTO, "-1") else count(value)
 
 
+def served_model(value: Any) -> str:
+    """Return a model, refusing what is only a place for one."""
+    if str(value).startswith("<"):
+        raise UnsayableError("stands for a name")
+    return name(value)
+
+
 _MEDIA: Final = Matters("pictures and sounds are not counted: their encoder needs more")
 _RULES: Final[dict[str, Rule]] = {
-    "model": Becomes("model", name),
-    "model_tag": Becomes("model", name),
+    "model": Becomes("model", served_model),
+    "model_tag": Becomes("model", served_model),
     "tensor_parallel_size": Becomes("tensor_parallel", count),
     "pipeline_parallel_size": Becomes("pipeline_parallel", count),
     "data_parallel_size": Becomes("replicas", count),
@@ -172,14 +179,6 @@ def plain(entries: Entries) -> Entries:
     return found
 
 
-def served_model(value: Any) -> str:
-    """Return a model, refusing what is only a place for one."""
-    if str(value).startswith("<"):
-        raise UnsayableError("stands for a name")
-    return name(value)
-
-
-_RULES["model"] = _RULES["model_tag"] = Becomes("model", served_model)
 _SIGNS: Final = (
     "tensor_parallel_size", "max_model_len", "gpu_memory_utilization", "kv_cache_dtype",
     "max_num_batched_tokens", "max_num_seqs", "served_model_name", "enable_prefix_caching",
