@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fragdoctor.analysis.modules import module_paths
+from fragdoctor.analysis.modules import ModulePaths
 from fragdoctor.analysis.result import Holder, StrandedSegment, Strander
 from fragdoctor.frozen import frozen
 from fragdoctor.model.arrays import distinct, sum_by
@@ -129,7 +129,7 @@ def _main_modules(
 
     The k-th of equal layers counts as one with the others: ``layers.*.mlp``.
     """
-    recorded = module_paths(trace)
+    recorded = ModulePaths.of(trace)
     if not recorded.paths:
         return {}
     known = np.flatnonzero(life >= 0)

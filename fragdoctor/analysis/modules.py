@@ -62,14 +62,21 @@ class ModulePaths:
     of_row: I32
     category: U8
 
+    @classmethod
+    def of(cls, trace: Trace) -> ModulePaths:
+        """Return the modules that the blocks of a device are for, worked out once."""
+        if cls not in trace.memo:
+            trace.memo[cls] = _find_paths(trace)
+        found: ModulePaths = trace.memo[cls]
+        return found
+
     def told(self, category: U8) -> U8:
         """Return the categories of blocks with what is read off modules put in."""
         result: U8 = np.where(self.category == UNTOLD, category, self.category)
         return result
 
 
-def module_paths(trace: Trace) -> ModulePaths:
-    """Return the modules that the blocks of a device are for."""
+def _find_paths(trace: Trace) -> ModulePaths:
     start, strings = trace.lives.start, trace.snapshot.strings
     path_of = np.full(len(strings) + 1, -1, np.int32)  # the last is that of no text
     held_of = np.full(len(strings) + 1, UNTOLD, np.uint8)

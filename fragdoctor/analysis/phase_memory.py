@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.categories import LIKELY, POSSIBLE, Categories, sort_blocks, sums_at
-from fragdoctor.analysis.modules import UNTOLD, module_paths
+from fragdoctor.analysis.modules import UNTOLD, ModulePaths
 from fragdoctor.analysis.result import CategorySum, PhaseAnalysis, PhasePeaks
 from fragdoctor.future.passes import Passes, RoleRuns, annotated_passes, find_passes, last_phase
 from fragdoctor.future.steps import Steps
@@ -62,7 +62,7 @@ def find_phases(trace: Trace) -> PhaseAnalysis:
 
 def _told(trace: Trace, found: Categories) -> Categories:
     """Return categories with what is known of parameters, gradients and optimizer state put in."""
-    paths = module_paths(trace)
+    paths = ModulePaths.of(trace)
     sureness = np.where(paths.category == UNTOLD, found.sureness, LIKELY).astype(np.uint8)
     return Categories(paths.told(found.category), sureness)
 

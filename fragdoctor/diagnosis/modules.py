@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fragdoctor.analysis.modules import module_paths, module_table
+from fragdoctor.analysis.modules import ModulePaths, module_table
 from fragdoctor.analysis.owners import module_parts
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.model.census import Census
@@ -20,5 +20,5 @@ def module_memory(
     """
     trace, totals, phases = analysis.trace, analysis.timeline, analysis.phases
     state = analysis.n_events if totals is None else totals.peak_allocated_state
-    paths = module_parts(trace, module_paths(trace), censuses)
+    paths = module_parts(trace, ModulePaths.of(trace), censuses)
     return module_table(trace, state, paths, None if phases is None else phases.category)

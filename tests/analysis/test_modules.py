@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from builders import BASE, MIB, alloc, block, columns, segment, segment_alloc, snapshot
 
-from fragdoctor.analysis.modules import MAX_DEPTH, MAX_MODULES, module_paths, module_table
+from fragdoctor.analysis.modules import MAX_DEPTH, MAX_MODULES, ModulePaths, module_table
 from fragdoctor.analysis.owners import module_parts
 from fragdoctor.model.census import Census, HoldingKind, Owner
 from fragdoctor.model.module_notes import (
@@ -31,7 +31,7 @@ def trace_of(*blocks: tuple[str, int]) -> Trace:
 
 
 def table(trace: Trace) -> dict[str, ModuleMemory]:
-    found = module_table(trace, trace.n_events, module_paths(trace), None)
+    found = module_table(trace, trace.n_events, ModulePaths.of(trace), None)
     return {".".join(path): module for path, module in rows_of(found)}
 
 
@@ -113,7 +113,7 @@ def test_hostile_paths_stay_within_bounds() -> None:
 
 def _args(note: str):
     trace = trace_of((note, MIB))
-    return trace, trace.n_events, module_paths(trace), None
+    return trace, trace.n_events, ModulePaths.of(trace), None
 
 
 def test_census_says_whose_parameters_are() -> None:
@@ -128,7 +128,7 @@ def test_census_says_whose_parameters_are() -> None:
         ("GPT.b",), np.zeros(2, np.int32),
     )  # fmt: skip
 
-    paths = module_parts(trace, module_paths(trace), [census])
+    paths = module_parts(trace, ModulePaths.of(trace), [census])
     found = {m.name: m for m in module_table(trace, trace.n_events, paths, None)[0].children}
 
     assert found["b"].parameters_bytes == MIB

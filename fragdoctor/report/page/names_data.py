@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fragdoctor.analysis.modules import MAX_DEPTH, MAX_MODULES, module_paths
+from fragdoctor.analysis.modules import MAX_DEPTH, MAX_MODULES, ModulePaths
 from fragdoctor.analysis.owners import named_blocks
 from fragdoctor.model.arrays import largest_groups
 from fragdoctor.model.census import Census, HoldingKind, Owner
@@ -31,7 +31,7 @@ def names_data(
     """
     sizes = trace.lives.size_bytes[rows]
     found: dict[str, Any] = {}
-    modules = module_paths(trace)
+    modules = ModulePaths.of(trace)
     if modules.paths:
         texts = {at: path.split(".", MAX_DEPTH) for at, path in enumerate(modules.paths)}
         found["module"] = _encode(modules.of_row[rows].astype(np.int64), sizes, texts, sink)
