@@ -27,6 +27,7 @@ from fragdoctor._native._ext import return_free_memory
 from fragdoctor.analysis.attribution import find_holders, find_stranded_segments, find_stranders
 from fragdoctor.analysis.free_space import find_ooms, free_space
 from fragdoctor.analysis.growth import StepEnds, find_growth
+from fragdoctor.analysis.idle_graph import find_idle_graph
 from fragdoctor.analysis.kept import find_kept
 from fragdoctor.analysis.phase_memory import find_phases
 from fragdoctor.analysis.result import (
@@ -329,7 +330,7 @@ def _analyzed(trace: Trace) -> DeviceAnalysis:
     end = trace.n_events if trace.n_until_unwound is None else trace.n_until_unwound
     held = active if totals is None else int(totals.active_bytes[end])
     kept = None if totals is None else find_kept(trace, steps, growth, held, phases)
-    gathered = None
+    gathered = idle_graph = None
     if totals is not None and kept is None:
         rounds = StepEnds(evaluation_rounds(trace))
         lines = find_growth(trace, rounds)
@@ -338,6 +339,7 @@ def _analyzed(trace: Trace) -> DeviceAnalysis:
             growth, kept = lines, found  # nobody gathers autograd graphs on purpose
         else:
             gathered = found
+            idle_graph = find_idle_graph(trace) if found is None else None
     requested = int(blocks.requested_bytes[blocks.state != BlockState.INACTIVE].sum())
     streams = [int(s) for s in trace.snapshot.streams]
     return DeviceAnalysis(
@@ -358,6 +360,7 @@ def _analyzed(trace: Trace) -> DeviceAnalysis:
         growth=growth,
         kept=kept,
         gathered=gathered,
+        idle_graph=idle_graph,
         sizes=size_diversity(trace),
         ooms=ooms,
         flushes=flushes.runs,

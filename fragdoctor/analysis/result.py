@@ -209,6 +209,23 @@ class KeptMemory:
 
 
 @frozen
+class IdleGraph:
+    """An autograd graph that an evaluation builds, though no backward pass will use it.
+
+    Attributes:
+        frame: id of the line that calls the model; -1 where no stack shows one.
+        n_bytes: of the results that it keeps.
+        share, usual_share: of the bytes that the model makes, those that it keeps; and the same of
+            a forward pass of training.
+    """
+
+    frame: int
+    n_bytes: int
+    share: float
+    usual_share: float
+
+
+@frozen
 class SizeDiversity:
     """How varied the request sizes of the large pool are (the food of fragmentation)."""
 
@@ -348,7 +365,8 @@ class DeviceAnalysis:
     ``n_steps`` are the steps found in the trace, 0 without any; ``once_slope_bytes`` is what they
     add once for each parameter, per step; ``floor_slope_bytes`` is the rise per step of the lowest
     allocated bytes within each. ``kept`` is what grows enough for a verdict,
-    ``gathered`` the same of what ends with an evaluation, so that it is no leak.
+    ``gathered`` the same of what ends with an evaluation, so that it is no leak; ``idle_graph`` is
+    what an evaluation keeps in its only pass.
     """
 
     trace: Trace
@@ -368,6 +386,7 @@ class DeviceAnalysis:
     growth: Sequence[Growth] = ()
     kept: KeptMemory | None = None
     gathered: KeptMemory | None = None
+    idle_graph: IdleGraph | None = None
     sizes: SizeDiversity | None = None
     ooms: Sequence[OomEvent] = ()
     flushes: Sequence[Flush] = ()

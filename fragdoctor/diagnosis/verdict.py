@@ -33,7 +33,12 @@ from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
 from fragdoctor.rules.capacity.transient_peak import Transient, find_transient
 from fragdoctor.rules.failed_request import FULL_SLACK_SHARE, FailedRequest
 from fragdoctor.rules.growth.accumulating_trials import growth_sentence
-from fragdoctor.rules.growth.growing_line import gathered_text, keeper, kept_text
+from fragdoctor.rules.growth.growing_line import (
+    gathered_text,
+    idle_graph_text,
+    keeper,
+    kept_text,
+)
 from fragdoctor.rules.request_sources import is_one_of_several
 from fragdoctor.rules.rule import Context
 from fragdoctor.story.trends import accumulation, growing_cache
@@ -334,6 +339,20 @@ def _gathers(e: CaseEvidence) -> Hypothesis | None:
     )
 
 
+def _idle_graph(e: CaseEvidence) -> Hypothesis | None:
+    """An evaluation builds a graph that no backward pass will use."""
+    analysis, failed = e.context.analysis, e.failed
+    graph = None if analysis is None else analysis.idle_graph
+    if graph is None or failed is None or e.reading.cause not in LEAKS_INTO:
+        return None
+    return Hypothesis(
+        Cause.TRANSIENT_PEAK,
+        Confidence.LIKELY,
+        f"{idle_graph_text(e.context, graph)}; the {failed.request_text} no longer fit.",
+        row="evaluation-builds-graph",
+    )
+
+
 def _setting_mends(e: CaseEvidence) -> Hypothesis | None:
     """Thresholds call memory full, but a setting is enough: what the run lacks lies in holes."""
     if e.reading.cause not in MAY_BE_HOLES or e.reading.confidence is Confidence.PROVEN:
@@ -425,6 +444,7 @@ ROWS: Final[tuple[Callable[[CaseEvidence], Hypothesis | None], ...]] = (
     _growth,
     _caught,
     _gathers,
+    _idle_graph,
     _setting_mends,
     _no_setting_mends,
     _transient,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+import pytest
 from analysis.training_loop import (
     ACTIVATION,
     APPLY,
@@ -38,6 +39,7 @@ HOOK = (frame("probe.py", 5, "store"), CALL, frame("model.py", 7, "forward"), CA
 EVALUATE = (frame("train.py", 20, "validate"), MAIN)
 CAT = (frame("bank.py", 9, "push"), *TRAIN)
 DECODE = (frame("generate.py", 30, "decode"), MAIN)
+CACHE = (frame("model.py", 31, "forward"), CALL, *DECODE)
 
 
 def kept_of(loop: TrainingLoop) -> tuple[KeptMemory | None, tuple[str, int] | None]:
@@ -152,11 +154,11 @@ def test_find_kept_a_full_window_is_none():
     assert kept_of(loop)[0] is None
 
 
-def grown(loop: TrainingLoop, i: int, old, part: int = 5 * MIB):
+def grown(loop: TrainingLoop, i: int, old, part: int = 5 * MIB, stack=CAT):
     """Return a buffer that is longer by a part, made before the old one goes."""
-    new = loop.new((i + 1) * part, CAT)
+    new = loop.new((i + 1) * part, stack)
     if old is not None:
-        loop.free(old, CAT)
+        loop.free(old, stack)
     return new
 
 
@@ -175,14 +177,15 @@ def test_find_kept_buffer_that_grows_through_training_is_endless():
     assert kept.survivor_bytes == 60 * MIB
 
 
-def test_find_kept_buffer_that_grows_without_training_is_a_cache():
+@pytest.mark.parametrize("by_model", [True, False])
+def test_find_kept_buffer_that_grows_without_training_is_a_cache_if_the_model_grows_it(by_model):
     loop, cache = trained(), None
     for i in range(40):
         for block in loop.forward():
             loop.free(block, ENGINE)
-        cache = grown(loop, i, cache)
+        cache = grown(loop, i, cache, stack=CACHE if by_model else CAT)
 
-    assert kept_of(loop)[0] is None
+    assert (kept_of(loop)[0] is None) == by_model
 
 
 def test_find_kept_two_buffers_that_grow_side_by_side_are_endless():
@@ -278,9 +281,6 @@ def request(loop: TrainingLoop) -> None:
     for _ in range(4):
         loop.new(ACTIVATION, CACHE)
     loop.free(ids, DECODE)
-
-
-CACHE = (frame("model.py", 31, "forward"), CALL, *DECODE)
 
 
 def test_find_kept_results_of_requests_are_no_graph():

@@ -59,6 +59,7 @@ HIDDEN = [
 ]
 
 PARAMETERS = (4 * MIB, 6 * MIB)
+N_LAYERS = 24  # of the deep model
 ACTIVATION, TEMPORARY, INPUT, RESULT = 10 * MIB, 3 * MIB, 2 * MIB, 8 * MIB
 
 
@@ -171,3 +172,31 @@ class TrainingLoop:
         found = analyze_device(self.snapshot(**more), 0).phases
         assert found is not None
         return found
+
+
+def deep_layers(called_at: int, function: str = "main") -> list[tuple[dict[str, Any], ...]]:
+    """Return the stack of each layer's result, where a line of the program calls the model."""
+    return [
+        (
+            frame(f"{TORCH}/nn/functional.py", 1, "linear"),
+            CALL,
+            frame("model.py", 10 + i, "forward"),
+            CALL,
+            frame("train.py", called_at, function),
+            MAIN,
+        )
+        for i in range(N_LAYERS)
+    ]
+
+
+def deeply_trained(n_steps: int = 4) -> TrainingLoop:
+    """Return a program that has trained a deep model."""
+    loop = TrainingLoop()
+    loop.build()
+    for _ in range(n_steps):
+        kept = [loop.new(ACTIVATION, stack) for stack in deep_layers(4)]
+        for block in reversed(kept):
+            loop.free(loop.new(ACTIVATION, ENGINE), ENGINE)
+            loop.free(block, ENGINE)
+        loop.optimizer()
+    return loop

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from analysis.training_loop import ENGINE, TrainingLoop
+from analysis.training_loop import (
+    ACTIVATION,
+    ENGINE,
+    TrainingLoop,
+    deep_layers,
+    deeply_trained,
+)
 from builders import MIB, alloc, block, columns, frame, free, oom, segment, segment_alloc, snapshot
 from oom_messages import case_of, new_style
 from oom_snapshots import at, calm, full, holes, late_free, leaking
@@ -285,6 +291,20 @@ def test_diagnose_evaluation_that_gathers_its_results_is_a_peak_and_may_gather_o
     assert "8.00 MiB a batch, " in found.verdict.summary
     assert "gather-on-host" in {r.code for r in found.recommendations}
     assert "free-leak" not in {r.code for r in found.recommendations}
+
+
+def test_diagnose_evaluation_that_builds_a_graph_is_a_peak_that_no_grad_lowers():
+    loop = deeply_trained()
+    for stack in deep_layers(20, "validate"):
+        loop.new(ACTIVATION, stack)
+    loop.toy.refuse(100 * MIB, 8 * MIB)
+
+    found = diagnose(Case(snapshot=loop.snapshot()))
+
+    assert found.verdict.decider == "evaluation-builds-graph"
+    assert found.verdict.cause is Cause.TRANSIENT_PEAK
+    assert "The model called at train.py:20 in validate keeps 160.00 MiB" in found.verdict.summary
+    assert "drop-idle-graph" in {r.code for r in found.recommendations}
 
 
 SITE = "/env/lib/python3.11/site-packages"

@@ -27,7 +27,7 @@ from fragdoctor.diagnosis.remedies.capacity import (
     saved_bytes,
 )
 from fragdoctor.diagnosis.remedies.engines import LessOnTheDevice
-from fragdoctor.diagnosis.remedies.evaluation import GatherOnHost
+from fragdoctor.diagnosis.remedies.evaluation import DropIdleGraph, GatherOnHost
 from fragdoctor.diagnosis.remedies.fragmentation import (
     BucketShapes,
     LargestFirst,
@@ -122,6 +122,7 @@ REMEDIES: Final[tuple[Remedy, ...]] = (
     FreeLeak(),
     GatherOnHost(),
     NoGrad(),
+    DropIdleGraph(),
     FindLeak(),
     FreeBetweenTrials(),
     FewerParallelTrials(),

@@ -194,11 +194,16 @@ class GradientCheckpointing(SavingRemedy):
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
         """Return the run with its equal layers checkpointed, unless they are already."""
-        run = case.training
-        if run is None or run.layers is None or run.is_checkpointed:
-            return ()
-        calls = run.layers
-        return (checkpointed(calls.first_row, calls.end_row, calls.forward_end_row),)
+        return layers_checkpointed(case)
+
+
+def layers_checkpointed(case: JudgedCase) -> tuple[Edit, ...]:
+    """Return the edit that checkpoints equal layers; nothing where none show, or all are."""
+    run = case.training
+    if run is None or run.layers is None or run.is_checkpointed:
+        return ()
+    calls = run.layers
+    return (checkpointed(calls.first_row, calls.end_row, calls.forward_end_row),)
 
 
 class SmallerOptimizerState(SavingRemedy):

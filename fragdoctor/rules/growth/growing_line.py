@@ -8,12 +8,12 @@ from typing import ClassVar, Final
 import numpy as np
 
 from fragdoctor.analysis.owners import main_owner, named_blocks
-from fragdoctor.analysis.result import KeptKind, KeptMemory
+from fragdoctor.analysis.result import IdleGraph, KeptKind, KeptMemory
 from fragdoctor.model.arrays import is_among
 from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, Severity
 from fragdoctor.rules.rule import Context, Need, Rule, line_text
-from fragdoctor.units import format_count, format_size, plural
+from fragdoctor.units import format_count, format_share, format_size, plural
 
 MAX_LINES: Final = 5
 """Lines named; a leak of a whole graph shows as many lines of the model."""
@@ -103,6 +103,18 @@ def gathered_text(context: Context, kept: KeptMemory) -> str:
     return (
         f"The evaluation keeps what {maker_text(context, kept)} makes: "
         f"{format_size(kept.slope_bytes)} a batch, {format_size(kept.survivor_bytes)} so far"
+    )
+
+
+def idle_graph_text(context: Context, graph: IdleGraph) -> str:
+    """Return what an evaluation keeps in its graph, as the beginning of a sentence."""
+    line = context.frame(graph.frame)
+    where = "" if line is None else f" at {line_text(line)}"
+    return (
+        f"The model called{where} keeps {format_size(graph.n_bytes)} of results, "
+        f"{format_share(graph.share, 1)} of what it makes, as much as a forward pass of training "
+        f"({format_share(graph.usual_share, 1)}): it builds a graph, and most steps have no "
+        "backward pass for that call"
     )
 
 
