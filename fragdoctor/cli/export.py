@@ -118,7 +118,7 @@ def _write(
     elif output_format is ExportFormat.SNAPSHOT:
         from fragdoctor.export.snapshot_writer import write_snapshot
 
-        write_snapshot(snapshot, sink.write)
+        write_snapshot(snapshot, sink)
     else:
         from fragdoctor.export import snapshot_tables
 
