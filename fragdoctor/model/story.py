@@ -75,21 +75,28 @@ class PrintedFigure:
 
 @frozen
 class Scene:
-    """A line of a log that belongs to its story, as the reader found it.
+    """A line of a log that belongs to its story, as the reader found it; then an event of it.
 
     Attributes:
         kind: what it reports.
         line: 1-based line.
         text: the line, white space folded, at most 300 characters; hostile text.
         time_s: seconds of the printed time (since 1970 where it is dated, since midnight where it
-            is a clock only), None where the line prints none.
+            is a clock only), None where the line prints none; in the story that of the line above.
         precision: how complete that time is.
         rank, pid: printed on the line.
-        trial: name of the trial that the line names, "".
+        trial: name of the trial that the line names, ""; in the story also where only its
+            neighbours name it.
         message: index of the message in ``OomLog.messages``, None for other lines.
         place: progress in words, such as ``epoch 3/10, step 1200``; "".
         figures: figures of memory on the line.
         count: a counter on the line (retries, cache flushes), None where there is none.
+        n_lines: lines that reported the same.
+        caused_by: index in ``LogStory.events`` of the failure that this one follows from, None
+            for a failure of its own. It may be a later index: some sweep tools print the end of a
+            trial above its traceback.
+        confidence: how sure that is; None without ``caused_by``.
+        reason: why it is a consequence, or for a later failure why it is none; "".
     """
 
     kind: SceneKind
@@ -103,34 +110,6 @@ class Scene:
     message: int | None = None
     place: str = ""
     figures: Sequence[PrintedFigure] = ()
-    count: int | None = None
-
-
-@frozen
-class StoryEvent:
-    """One event on the time line.
-
-    Attributes:
-        kind, line, text, rank, pid, trial, message, place, count: as in ``Scene``; ``trial`` also
-            where only its neighbours name it.
-        time_s: as in ``Scene``, or taken from the line above, None where the log has no times.
-        n_lines: lines that reported the same.
-        caused_by: index in ``LogStory.events`` of the failure that this one follows from, None
-            for a failure of its own. It may be a later index: some sweep tools print the end of a
-            trial above its traceback.
-        confidence: how sure that is; None without ``caused_by``.
-        reason: why it is a consequence, or for a later failure why it is none; "".
-    """
-
-    kind: SceneKind
-    line: int
-    text: str = ""
-    time_s: float | None = None
-    rank: int | None = None
-    pid: int | None = None
-    trial: str = ""
-    message: int | None = None
-    place: str = ""
     count: int | None = None
     n_lines: int = 1
     caused_by: int | None = None
@@ -220,7 +199,7 @@ class LogStory:
         duration_s: between the first and the last printed time, None where there are none.
     """
 
-    events: Sequence[StoryEvent]
+    events: Sequence[Scene]
     trials: Sequence[Trial] = ()
     trends: Sequence[TrialTrend] = ()
     is_by_time: bool = False

@@ -246,7 +246,7 @@ _DIAGNOSES: Final[Mapping[type, Shape]] = {
     phases.CategoryShare: _BYTES,
     phases.HeldBytes: _BYTES,
     phases.LineBytes: _BYTES,
-    story.StoryEvent: Shape(null=("trial", "place")),
+    story.Scene: Shape(without=("precision", "figures"), null=("trial", "place")),
     story.Trial: Shape(null=("baseline_of",)),
     story.TrialTrend: Shape(
         names={"points": "points_bytes"},

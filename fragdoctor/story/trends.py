@@ -13,7 +13,6 @@ from fragdoctor.frozen import frozen
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.story import Direction, LogStory, Scene, SceneKind, TrialTrend
-from fragdoctor.story.failures import Link, MergedScene
 from fragdoctor.story.order import Processes
 from fragdoctor.units import MIB
 
@@ -87,14 +86,12 @@ class _Point:
     trial: str
 
 
-def trends_at_failures(
-    merged: Sequence[MergedScene], links: Sequence[Link], messages: Sequence[OomMessage]
-) -> list[TrialTrend]:
+def trends_at_failures(scenes: Sequence[Scene], messages: Sequence[OomMessage]) -> list[TrialTrend]:
     """Return what was allocated, and cached without use, at the failures of each rank."""
     series: dict[tuple[int | None, int | None], list[tuple[Scene, OomMessage]]] = {}
-    for one, link in zip(merged, links, strict=True):
-        scene = one.scene
-        if scene.kind is SceneKind.OOM and scene.message is not None and link.cause is None:
+    for scene in scenes:
+        is_own = scene.kind is SceneKind.OOM and scene.caused_by is None
+        if is_own and scene.message is not None:
             message = messages[scene.message]
             series.setdefault((scene.rank, message.device_index), []).append((scene, message))
     trends: list[TrialTrend] = []
