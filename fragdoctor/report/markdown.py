@@ -30,12 +30,12 @@ def render(document: doc.ReportDocument, options: RenderOptions) -> str:
             "".join(f"{_text(doc.plain(line))}\n\n" for line in document.brief).rstrip("\n") + "\n"
         )
     details = doc.DETAILS[options.verbosity]
-    blocks = [f"## {_text(doc.plain(document.headline))}", *_blocks(document.lead, details)]
+    lead = doc.Section("", document.lead)
+    blocks = [f"## {_text(doc.plain(document.headline))}", *_section(lead, details)]
     for section in document.sections:
         blocks += _section(section, details)
     if options.verbosity is Verbosity.NORMAL:
-        folded = [b for s in document.sections for b in _section(s, (doc.Detail.FULL,))]
-        folded = [*_blocks(document.lead, (doc.Detail.FULL,)), *folded]
+        folded = [b for s in (lead, *document.sections) for b in _section(s, (doc.Detail.FULL,))]
         if folded:
             inside = "\n\n".join(folded)
             blocks.append(f"<details>\n<summary>All details</summary>\n\n{inside}\n\n</details>")
@@ -56,22 +56,13 @@ def _bounded(blocks: Sequence[str]) -> str:
 
 
 def _section(section: doc.Section, details: Sequence[doc.Detail]) -> list[str]:
-    body = _blocks(section.blocks, details)
-    if not body:
+    shown = section.only(details)
+    body = [_WRITERS[b.kind](b) for b in shown if b.kind in _WRITERS]  # others are a page's
+    if not any(body):
         return []
     note = f": {section.note}" if section.note else ""
-    return [f"### {_text(section.title + note)}", *body] if section.title else body
-
-
-def _blocks(blocks: Iterable[doc.DocumentBlock], details: Sequence[doc.Detail]) -> list[str]:
-    shown = (b for b in blocks if b.detail in details and not b.is_empty)
-    written = (_WRITERS.get(b.kind, _nothing)(b) for b in shown)
-    return [text for text in written if text]
-
-
-def _nothing(block: Any) -> str:  # noqa: ARG001 - a writer
-    """Return nothing: a picture that only a page can show."""
-    return ""
+    title = [f"### {_text(section.title + note)}"] if section.title else []
+    return [*title, *filter(None, body)]
 
 
 def _text(text: str) -> str:
@@ -141,7 +132,7 @@ def _inner(block: doc.DocumentBlock) -> list[str]:
         return [f"- {escape.markdown_code(line)}" for line in block.lines]
     if isinstance(block, doc.Paragraph):
         return [f"- {_content(block.content)}"] if doc.plain(block.content) else []
-    return _WRITERS.get(block.kind, _nothing)(block).splitlines()
+    return _WRITERS[block.kind](block).splitlines()
 
 
 def _table(block: doc.Table) -> str:

@@ -43,12 +43,9 @@ def _write_blocks(page: Page, section: doc.Section, *, indent: int) -> bool:
     elif indent:
         page.blank()
     for block in blocks:
-        _WRITERS.get(block.kind, _skip)(page, block, indent)
+        if block.kind in _WRITERS:  # other pictures only a page can show
+            _WRITERS[block.kind](page, block, indent)
     return True
-
-
-def _skip(page: Page, block: Any, indent: int) -> None:
-    """Write nothing: a picture that only a page can show."""
 
 
 def _gap(page: Page, block: doc.Gap, indent: int) -> None:  # noqa: ARG001 - a writer
@@ -87,7 +84,7 @@ def _listing(page: Page, block: doc.Listing, indent: int) -> None:
         details = doc.DETAILS[page.options.verbosity]
         for inner in item.blocks:
             if inner.detail in details and not inner.is_empty:
-                _WRITERS.get(inner.kind, _skip)(page, inner, indent + width + 1)
+                _WRITERS[inner.kind](page, inner, indent + width + 1)
     _more(page, len(block.items) - len(shown), indent)
 
 

@@ -96,7 +96,6 @@ def _runs(comparison: Comparison) -> doc.Section:
         doc.Column("", lambda row: titled(row[0].cause, row[0].confidence), "wrap"),
         doc.Column("", lambda row: _run_facts(row[0]), "wrap", style=Style.DIM),
         n_left_out=max(0, len(comparison.runs) - MAX_RUNS),
-        label="Runs",
     )
     versions = _versions(comparison)
     return doc.Section("Runs", [table, doc.Paragraph(dim(versions) if versions else "")], id="runs")
@@ -143,14 +142,12 @@ def _timelines(comparison: Comparison) -> doc.Section:
         f"Allocated and reserved memory of {plural(len(kept), 'run')}; peaks: {peaks}",
         limit_bytes=capacity,
         limit_label="" if capacity is None else f"capacity {format_size(capacity)}",
-        detail=Detail.FULL,
     )
     n_left = len(known) - len(kept)
     left = f"{plural(n_left, 'run is', 'runs are')} left out of the drawing." if n_left else ""
     note = "solid: allocated, dashed: reserved, over the events of each trace"
-    return doc.Section(
-        "Timelines", [chart, doc.Paragraph(left, detail=Detail.FULL)], note, "timelines"
-    )
+    blocks = (chart, doc.Paragraph(left))
+    return doc.Section("Timelines", blocks, note, "timelines", detail=Detail.FULL)
 
 
 def _curves(run: model.RunSide, number: int) -> list[doc.ChartSeries]:
@@ -196,7 +193,6 @@ def _figures_across(
         doc.Column("figure", "title"),
         *runs,
         doc.Column("change", change_text, "wrap"),
-        label="Figures of the runs",
         detail=detail,
     )
 
@@ -211,7 +207,6 @@ def _figures_down(comparison: Comparison) -> doc.Table:
             doc.Column(f.title, partial(_value, f), "right", from_width=width)
             for f, width in zip(figures, (0, 0, 0, 80, 100), strict=False)
         ),
-        label="Figures of the runs",
     )
 
 
@@ -249,7 +244,6 @@ def _growth(comparison: Comparison) -> doc.Section:
         doc.Column("last", lambda t: format_size(t.values[-1]), "right"),
         doc.Column("line", lambda t: code(location_text(t.place)), "path"),
         shown=_SHORT_LINES,
-        label="Growing lines",
     )
     blocks = (doc.Paragraph(trend.text, detail=Detail.FULL), _trend_chart(trend), table)
     note = f"per {trend.unit}, over {plural(len(trend.values), 'run')}"
@@ -315,7 +309,6 @@ def _line_table(comparison: Comparison, lines: Sequence[LineChange], detail: Det
         doc.Column("line", lambda c: code(_line_place(c)), "path"),
         notes=_line_notes if is_full else lambda c: _line_notes(c)[: int(c.sizes is not None)],
         n_left_out=max(0, len(lines) - MAX_LINES) + comparison.n_lines_left_out * is_full,
-        label="What each line holds in both runs",
         detail=detail,
     )
 
@@ -427,7 +420,6 @@ def _settings(comparison: Comparison) -> doc.Section:
         doc.Column("key", lambda s: code(s.key), max_width=40),
         doc.Column(comparison.runs[0].letter, "before", "wrap"),
         doc.Column(comparison.runs[-1].letter, "after", "wrap"),
-        label="Settings that differ",
     )
     return doc.Section("Settings that differ", [table, doc.Paragraph(proof)], id="settings")
 
@@ -439,11 +431,9 @@ def _phases(comparison: Comparison) -> doc.Section:
         doc.Column(comparison.runs[0].letter, "before_bytes"),
         doc.Column(comparison.runs[-1].letter, "after_bytes"),
         doc.Column("change", _phase_change),
-        label="Phases of both runs",
-        detail=Detail.FULL,
     )
     note = "highest peak of each, and what is held at the peak"
-    return doc.Section("Phases", [table], note, "phases")
+    return doc.Section("Phases", [table], note, "phases", detail=Detail.FULL)
 
 
 def _phase_change(p: model.PhaseChange) -> str:

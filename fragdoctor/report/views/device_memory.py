@@ -62,8 +62,6 @@ def _phases(report: PhaseReport) -> doc.Section:
         doc.Column("usual peak", _usual_peak, "right"),
         doc.Column("worst", lambda p: marked(p, format_size(p.worst_peak_bytes)), "right"),
         doc.Column("mostly", lambda p: _held(p.held), "wrap"),
-        label="Training phases",
-        detail=Detail.FULL,
     )
     place = _PEAK_PLACES[report.peak_phase]
     peak = f"The peak of {format_size(report.peak_bytes)} is in {place}." if place else ""
@@ -74,12 +72,13 @@ def _phases(report: PhaseReport) -> doc.Section:
     )
     blocks = (
         table,
-        doc.Paragraph(said, detail=Detail.FULL),
+        doc.Paragraph(said),
         _categories(report),
-        doc.Paragraph(dim(_KEPT_MEANS) if has_kept else "", detail=Detail.FULL),
+        doc.Paragraph(dim(_KEPT_MEANS) if has_kept else ""),
     )
     note = f"GPU {report.device}, allocated memory by phase of a training step"
-    return doc.Section("Phases", blocks, note, f"phases-{report.device}", report.device)
+    name = f"phases-{report.device}"
+    return doc.Section("Phases", blocks, note, name, report.device, detail=Detail.FULL)
 
 
 def _n_passes(p: PhaseFigures) -> str:
@@ -115,8 +114,6 @@ def _categories(report: PhaseReport) -> doc.Table:
         doc.Column("sure", sureness),
         doc.Column("mostly from", lambda s: code(_main_line(s)), "path"),
         notes=lambda s: [dim(location_text(x.location)) for x in s.lines[1:]],
-        label="Memory at the peak by category",
-        detail=Detail.FULL,
     )  # fmt: skip
 
 
@@ -224,8 +221,8 @@ def _memory(
 ) -> doc.Section:
     message = message_of(diagnosis, f.device)
     asked = message.requested_bytes if message is not None and message.is_device_oom else None
-    bar = doc.Bar(parts, asked, detail=detail)
-    blocks: list[doc.DocumentBlock] = [bar, _what_for(f.moment, detail)]
+    bar = doc.Bar(parts, asked)
+    blocks: list[doc.DocumentBlock] = [bar, _what_for(f.moment)]
     others = [d for d in diagnosis.devices if d.reserved_bytes and d.device != f.device]
     if others and detail is Detail.USUAL:
         reserved = (f"GPU {d.device} {format_size(d.reserved_bytes or 0)}" for d in others)
@@ -252,16 +249,16 @@ def _memory(
         and bar.total_bytes > _PAGED * message.total_bytes
     ):
         note = f"{note}, more than its {format_size(message.total_bytes)}"
-    return doc.Section("Memory", blocks, note, f"memory-{f.device}", f.device)
+    return doc.Section("Memory", blocks, note, f"memory-{f.device}", f.device, detail=detail)
 
 
-def _what_for(moment: MomentFigures | None, detail: Detail) -> doc.Paragraph:
+def _what_for(moment: MomentFigures | None) -> doc.Paragraph:
     """Return what the allocated memory is for, where more than half of it is known."""
     found = () if moment is None else moment.categories
     total = sum(c.n_bytes for c in found)
     known = sum(c.n_bytes for c in found if c.category is not Category.UNKNOWN)
     said = _shares(found, total, _MIN_HELD_SHARE) if 2 * known > total else ""
-    return doc.Paragraph(dim(f"Allocated: {said}.") if said else "", detail=detail)
+    return doc.Paragraph(dim(f"Allocated: {said}.") if said else "")
 
 
 def parts_of(figures: DeviceFigures, message: OomMessage | None) -> list[doc.BarPart]:
@@ -335,7 +332,6 @@ def moment_sections(diagnosis: Diagnosis) -> list[doc.Section]:
         doc.Column("", lambda h: doc.strong(format_size(h.n_bytes)), "right"),
         doc.Column("", lambda h: dim(plural(h.n_blocks, "block"))),
         doc.Column("", "location"),
-        label=f"Live memory at {m.asked}",
         shown=MAX_MOMENT_LINES,
     )
     said = doc.Paragraph(f"{totals}: {shares}." if shares else f"{totals}.")
@@ -360,7 +356,6 @@ def _change(m: MomentReport) -> doc.Section:
         doc.Column("", lambda h: doc.strong(signed_size(h.n_bytes)), "right"),
         doc.Column("", lambda h: dim(f"{h.n_blocks:+,} blocks"), "right"),
         doc.Column("", "location"),
-        label=f"Changes since {m.since}",
         shown=MAX_MOMENT_LINES,
     )
     change = signed_size(m.allocated_bytes - m.since_allocated_bytes)
@@ -391,7 +386,6 @@ def _points(strip: TimelineStrip) -> doc.Table:
         doc.Column("active", "active_bytes", from_width=100),
         doc.Column("reserved", "reserved_bytes"),
         doc.Column("note", "note", "wrap", style=doc.Style.DIM),
-        label=f"The timeline of GPU {strip.device} as a table",
         detail=Detail.FULL,
     )
 

@@ -30,9 +30,9 @@ def short_owners(diagnosis: Diagnosis, function: FunctionHolder | None) -> doc.S
         doc.Column("", lambda o: doc.strong(format_size(o.held_bytes)), "right"),
         doc.Column("", lambda o: _row(o, function), "wrap"),
         notes=_notes,
-        detail=Detail.SHORT,
     )
-    return doc.Section("Who holds it", [table], f"live {LIVE_WHEN[mine[0].moment]}")
+    when = f"live {LIVE_WHEN[mine[0].moment]}"
+    return doc.Section("Who holds it", [table], when, detail=Detail.SHORT)
 
 
 def _is_in(owner: OwnerReport, function: FunctionHolder) -> bool:
@@ -108,8 +108,6 @@ def owners_section(diagnosis: Diagnosis) -> doc.Section:
         doc.Column("by", owner_text, "wrap"),
         doc.Column("allocated at", "location"),
         notes=_notes,
-        label="Holders by name",
-        detail=Detail.FULL,
     )
     when = f"live {LIVE_WHEN[shown[0].moment]}, by the program's own names" if shown else ""
-    return doc.Section("Held by name", [table], when, "owners")
+    return doc.Section("Held by name", [table], when, "owners", detail=Detail.FULL)

@@ -45,7 +45,6 @@ def _section(number: int, recipe: Recipe) -> doc.Section:
         doc.Column("entry", "key", "wrap"),
         doc.Column("value", _value, "wrap"),
         doc.Column("counted as", _became, "wrap"),
-        label=f"Used of {recipe.source}",
     )
     open_ = [*recipe.unused_that(Bearing.MATTERS), *recipe.unused_that(Bearing.UNKNOWN)]
     left = doc.tabled(
@@ -53,7 +52,6 @@ def _section(number: int, recipe: Recipe) -> doc.Section:
         doc.Column("not counted", "key", "wrap"),
         doc.Column("value", "value", "wrap"),
         doc.Column("why", _reason, "wrap"),
-        label=f"Not counted of {recipe.source}",
     )
     rest = ", ".join(entry.key for entry in recipe.unused_that(Bearing.NONE))
     idle = doc.Paragraph(dim(f"Nothing to do with it, or off: {rest}." if rest else ""))
