@@ -162,7 +162,7 @@ def _rows(rows: Iterable[Iterable[str]]) -> str:
 
 
 def _cell(cell: doc.Cell) -> str:
-    return "" if isinstance(cell, doc.Gauge | doc.Spark) else _content(cell)
+    return "" if isinstance(cell, doc.Drawn) else _content(cell)
 
 
 def _content(content: doc.Content) -> str:

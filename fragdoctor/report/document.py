@@ -113,6 +113,7 @@ class Spark:
     values: Sequence[float]
 
 
+Drawn = Gauge | Spark
 Cell = Content | Gauge | Spark
 
 
