@@ -17,7 +17,6 @@ NUMERICS: Final = {
 }
 _PARTIAL: Final = "Not all of the program was rehearsed: what was not seen may need more."
 _CUT_SHORT: Final = "The time was over before all were tried; --time gives more."
-_WRITTEN: Final = "The program with these lines in it was rehearsed as well: it needs the same."
 _HOW: Final = (
     "Each line is a rehearsal of your unchanged program with that change made from outside; what "
     "it needs is replayed. Further compute is that of matrix products, convolutions and attention."
