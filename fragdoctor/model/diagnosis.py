@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fragdoctor.errors import ConfigError
 from fragdoctor.frozen import frozen
 from fragdoctor.model.case import Case
-from fragdoctor.model.census import HoldingKind
+from fragdoctor.model.census import Owner
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, SkippedRule
 from fragdoctor.model.hooks import drawn
 from fragdoctor.model.modules import ModuleMemory, modules_frame
@@ -357,28 +357,16 @@ class OwnerReport:
     """Who holds memory by the name that the program has for it, at ``moment``.
 
     Attributes:
-        name: ``agent.buffer``, its numbers as ``*`` where several are alike; "" for ``unnamed``.
-        kind: how it holds the memory.
-        class_name: class of the module, the optimizer or the container, "".
-        n_items: items of the container; tensors whose graph it is; else 0.
-        scope: ``train()``, the function whose local the name begins with; "" for a global.
-        place: where that function was, None for a global.
-        through: how items of the container hold it, where that is through frames, "".
+        owner: its name with numbers as ``*`` where several are alike; "" for ``unnamed``.
         location: the line that made most of it.
         grown_bytes: what it holds more than in the first census; None where that does not say.
         n_items_before: its items then.
     """
 
     device: int
-    name: str
-    kind: HoldingKind
+    owner: Owner
     held_bytes: int
     n_blocks: int
-    class_name: str = ""
-    n_items: int = 0
-    scope: str = ""
-    place: Location | None = None
-    through: str = ""
     location: Location | None = None
     moment: Moment = Moment.END
     grown_bytes: int | None = None
@@ -407,8 +395,8 @@ class FunctionHolder:
         name = Location(self.filename, 0, "").basename
         return f"{self.function} ({name}:{self.first_line}-{self.last_line})"
 
-    def has(self, holder: HolderReport) -> bool:
-        """Whether a line is one of them."""
+    def has(self, holder: HolderReport | OwnerReport) -> bool:
+        """Whether a line is one of them, or made most of what an owner holds."""
         place = holder.location
         return (
             place is not None

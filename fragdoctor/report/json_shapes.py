@@ -28,6 +28,7 @@ from fragdoctor.model import (
     workload,
 )
 from fragdoctor.model.case import LogMarker, OomMessage, OtherProcess
+from fragdoctor.model.census import Owner
 from fragdoctor.model.comparison import Comparison
 from fragdoctor.model.diagnosis import (
     SCHEMA_VERSION,
@@ -231,7 +232,8 @@ _DIAGNOSES: Final[Mapping[type, Shape]] = {
     ),
     modules.ModuleMemory: Shape(properties=("total_bytes",)),
     HolderReport: Shape(properties=("held_bytes",)),
-    OwnerReport: Shape(null=("name", "class_name", "scope", "through")),
+    OwnerReport: Shape(inline=("owner",)),
+    Owner: Shape(null=("name", "class_name", "scope", "through")),
     Predicted: Shape(properties=("promise",)),
     OomResult: Shape(inline=("diagnosis",)),
     OomMessage: Shape(properties=("live_bytes",)),

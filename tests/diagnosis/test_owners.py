@@ -78,7 +78,7 @@ def test_name_stands_first_with_the_line_that_made_it(tmp_path: Path):
     assert (first.held_bytes, first.n_blocks, str(first.location)) == (
         10 * MIB, 1, "/work/rl.py:25 in store",
     )  # fmt: skip
-    assert second.kind is HoldingKind.UNNAMED
+    assert second.owner.kind is HoldingKind.UNNAMED
 
 
 @pytest.mark.parametrize(

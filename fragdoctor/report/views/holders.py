@@ -44,7 +44,9 @@ def short_holders(diagnosis: Diagnosis) -> doc.Section:
     mine = [h for h in diagnosis.holders if device in (None, h.device) and h.held_bytes]
     one = _main_function(diagnosis, mine)
     has_names = any(
-        o.kind is not HoldingKind.UNNAMED for o in diagnosis.owners if device in (None, o.device)
+        o.owner.kind is not HoldingKind.UNNAMED
+        for o in diagnosis.owners
+        if device in (None, o.device)
     )
     if has_names and diagnosis.verdict.cause is not Cause.FRAGMENTATION:
         return owners.short_owners(diagnosis, one)
