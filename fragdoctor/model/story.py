@@ -128,19 +128,13 @@ class TrialOutcome(StrEnum):
 
 @frozen
 class Trial:
-    """One trial of a sweep: its lines, its end, and its memory.
-
-    ``baseline_bytes`` is the lowest figure of allocated memory that it printed: what the trials
-    before it left behind is in it. ``baseline_of`` says which figure that is.
-    """
+    """One trial of a sweep: its lines, its end, and how often it ran out of memory."""
 
     name: str
     first_line: int
     last_line: int
     outcome: TrialOutcome = TrialOutcome.OPEN
     n_ooms: int = 0
-    baseline_bytes: int | None = None
-    baseline_of: str = ""
 
 
 class Direction(StrEnum):
@@ -209,8 +203,3 @@ class LogStory:
     n_restarts: int = 0
     n_parallel: int = 1
     duration_s: float | None = None
-
-    def trend(self, figure: str) -> TrialTrend | None:
-        """Return the trend of a figure that says most: a direction first, then more points."""
-        known = [t for t in self.trends if t.figure == figure]
-        return max(known, key=lambda t: (t.confidence is not None, len(t.points)), default=None)

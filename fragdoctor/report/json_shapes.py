@@ -249,7 +249,6 @@ _DIAGNOSES: Final[Mapping[type, Shape]] = {
     phases.HeldBytes: _BYTES,
     phases.LineBytes: _BYTES,
     story.Scene: Shape(without=("precision", "figures"), null=("trial", "place")),
-    story.Trial: Shape(null=("baseline_of",)),
     story.TrialTrend: Shape(
         names={"points": "points_bytes"},
         null=("label",),

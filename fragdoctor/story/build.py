@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Final
@@ -51,7 +51,7 @@ class _Assignment:
     def __init__(self, scenes: Sequence[Scene]) -> None:
         self._scenes = scenes
         self._whole = list(scenes)
-        self._is_parallel = depth(_spans_of_names(scenes)) > 1
+        self._is_parallel = depth(_trial_spans(scenes)) > 1
         self._current: dict[LogSource, str] = {}
         self._started: set[str] = set()
         self._unnamed: dict[LogSource, list[int]] = {}
@@ -131,13 +131,17 @@ class _Assignment:
         return waiting
 
 
-def _spans_of_names(scenes: Sequence[Scene]) -> list[tuple[int, int]]:
-    spans: dict[str, tuple[int, int]] = {}
-    for scene in scenes:
-        if scene.trial:
-            first, _ = spans.get(scene.trial, (scene.line, 0))
-            spans[scene.trial] = first, scene.line
+def _spans(marks: Iterable[tuple[Hashable, int]]) -> list[tuple[int, int]]:
+    """Return the first and the last line of each name, of names with the lines they stand in."""
+    spans: dict[Hashable, tuple[int, int]] = {}
+    for name, line in marks:
+        first, _ = spans.get(name, (line, 0))
+        spans[name] = first, line
     return list(spans.values())
+
+
+def _trial_spans(scenes: Sequence[Scene]) -> list[tuple[int, int]]:
+    return _spans((s.trial, s.line) for s in scenes if s.trial)
 
 
 def depth(spans: Sequence[tuple[int, int]]) -> int:
@@ -158,12 +162,8 @@ def n_parallel(scenes: Sequence[Scene]) -> int:
 
     Workers of a sweep that print a pid and no rank count too.
     """
-    pids: dict[int, tuple[int, int]] = {}
-    for scene in scenes:
-        if scene.pid is not None and scene.rank is None:
-            first, _ = pids.get(scene.pid, (scene.line, 0))
-            pids[scene.pid] = first, scene.line
-    return max(1, depth(_spans_of_names(scenes)), depth(list(pids.values())))
+    workers = _spans((s.pid, s.line) for s in scenes if s.pid is not None and s.rank is None)
+    return max(1, depth(_trial_spans(scenes)), depth(workers))
 
 
 def trials_of(scenes: Sequence[Scene]) -> list[Trial]:
@@ -179,19 +179,7 @@ def _trial(name: str, members: Sequence[Scene]) -> Trial:
     outcome = TrialOutcome.OPEN
     for scene in members:
         outcome = ENDS.get(scene.kind, outcome)
-    figures = [f for s in members for f in s.figures]
-    # what is allocated says more than what is cached, and that more than the whole device
-    best = next(
-        (n for n in ("allocated", "reserved", "used") if any(f.name == n for f in figures)), ""
-    )
-    return Trial(
-        name=name,
-        first_line=members[0].line,
-        last_line=members[-1].line,
-        outcome=outcome,
-        baseline_bytes=min((f.n_bytes for f in figures if f.name == best), default=None),
-        baseline_of=best,
-    )
+    return Trial(name, members[0].line, members[-1].line, outcome)
 
 
 MAX_EVENTS: Final = 2000
