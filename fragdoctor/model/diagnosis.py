@@ -532,6 +532,10 @@ class Diagnosis:
     host: HostMemoryReport | None = None
     analyses: Mapping[int, Any] = field(default_factory=dict, compare=False)
 
+    def figures_of(self, device: int | None) -> DeviceFigures | None:
+        """Return the figures of a device, None where there are none."""
+        return next((f for f in self.devices if f.device == device), None)
+
     def __repr__(self) -> str:
         """Return the verdict in a line: the case may hold a snapshot of millions of rows."""
         verdict = self.verdict

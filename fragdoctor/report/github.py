@@ -41,6 +41,5 @@ def _annotation(result: Result) -> str:
     if place.line is not None:
         at.append(f"line={place.line}")
     at.append(f"title={prop(f'{result.code} {result.title}')}")
-    source = "" if result.source in ("", place.path) else f" [{result.source}]"
-    message = escape.github_message(f"{result.message}{source}")
+    message = escape.github_message(result.sourced)
     return f"::{_COMMANDS[result.level]} {','.join(at)}::{message}"

@@ -107,6 +107,12 @@ class Result:
     fingerprint: str
     stack: Sequence[ResultPlace] = ()
 
+    @property
+    def sourced(self) -> str:
+        """The message, with its input where the place is another."""
+        is_there = self.source in ("", self.place.path)
+        return self.message if is_there else f"{self.message} [{self.source}]"
+
 
 def results_of_check(report: CheckReport, look: RenderOptions) -> Iterator[Result]:
     """Yield why files fail or cannot be read, at most ``MAX_RESULTS``."""

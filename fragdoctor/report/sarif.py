@@ -95,7 +95,7 @@ def _result(result: Result, rule_index: int, has_baseline: bool) -> Json:
         "ruleId": result.code,
         "ruleIndex": rule_index,
         "level": _LEVELS[result.level],
-        "message": {"text": escape.visible(_message(result))},
+        "message": {"text": escape.visible(result.sourced)},
         "locations": [_location(result.place)],
         "partialFingerprints": {FINGERPRINT: escape.visible(result.fingerprint)},
     }
@@ -109,11 +109,6 @@ def _result(result: Result, rule_index: int, has_baseline: bool) -> Json:
             }
         ]
     return document
-
-
-def _message(result: Result) -> str:
-    source = "" if result.source in ("", result.place.path) else f" [{result.source}]"
-    return f"{result.message}{source}"
 
 
 def _location(place: ResultPlace) -> Json:

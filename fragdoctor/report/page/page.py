@@ -189,7 +189,7 @@ def whatif_data(diagnosis: Diagnosis, *, is_live: bool) -> dict[str, Any] | None
     device = diagnosis.verdict.device
     if device is None and diagnosis.devices:
         device = diagnosis.devices[0].device
-    figures = next((f for f in diagnosis.devices if f.device == device), None)
+    figures = diagnosis.figures_of(device)
     tried = [r for r in (*diagnosis.recommendations, *diagnosis.rejected) if _is_replayed(r)]
     if figures is None or device not in diagnosis.analyses or not (tried or is_live):
         return None

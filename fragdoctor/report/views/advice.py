@@ -314,9 +314,8 @@ def _what_ifs(diagnosis: Diagnosis) -> doc.Table:
     tested = [
         r for r in (*diagnosis.recommendations, *diagnosis.rejected) if r.predicted.method != "none"
     ]
-    first = diagnosis.verdict.device
-    figures = next((f for f in diagnosis.devices if f.device == first), None)
-    figures = figures or next(iter(diagnosis.devices), DeviceFigures(device=0))
+    first = next(iter(diagnosis.devices), DeviceFigures(device=0))
+    figures = diagnosis.figures_of(diagnosis.verdict.device) or first
     recorded = _as_recorded(figures)
     rows = [(recorded, doc.strong("as recorded")), *((r.predicted, _label(r)) for r in tested)]
     peaks = [p.peak_reserved_bytes or 0 for p, _ in rows]

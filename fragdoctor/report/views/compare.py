@@ -303,8 +303,8 @@ def _line_table(comparison: Comparison, lines: Sequence[LineChange], detail: Det
         lines[:MAX_LINES],
         doc.Column("change", _moved, "right"),
         doc.Column("", partial(_change_bar, largest), from_width=100),
-        doc.Column(comparison.runs[0].letter, _before, "right"),
-        doc.Column(comparison.runs[-1].letter, _after, "right"),
+        doc.Column(comparison.runs[0].letter, partial(_held, "before", LineKind.NEW), "right"),
+        doc.Column(comparison.runs[-1].letter, partial(_held, "after", LineKind.GONE), "right"),
         doc.Column("blocks", _blocks),
         doc.Column("line", lambda c: code(_line_place(c)), "path"),
         notes=_line_notes if is_full else lambda c: _line_notes(c)[: int(c.sizes is not None)],
@@ -330,12 +330,9 @@ def _change_bar(largest: int, change: LineChange) -> doc.Gauge:
     return doc.Gauge(end, start, _LINE_STYLES[change.kind])
 
 
-def _before(change: LineChange) -> str:
-    return "new" if change.kind is LineKind.NEW else format_size(change.before_bytes)
-
-
-def _after(change: LineChange) -> str:
-    return "gone" if change.kind is LineKind.GONE else format_size(change.after_bytes)
+def _held(side: str, unless: LineKind, change: LineChange) -> str:
+    """Return what a line holds on one side; a word where it is not there."""
+    return unless.value if change.kind is unless else format_size(getattr(change, f"{side}_bytes"))
 
 
 def _line_notes(change: LineChange) -> list[doc.Content]:

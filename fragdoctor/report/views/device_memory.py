@@ -58,11 +58,12 @@ def _phases(report: PhaseReport) -> doc.Section:
     table = doc.tabled(
         report.phases,
         doc.Column("phase", lambda p: marked(p, PHASE_NAMES[p.phase])),
-        doc.Column("passes", _n_passes, "right"),
-        doc.Column("usual peak", _usual_peak, "right"),
+        doc.Column("passes", lambda p: "unknown" if p.n_passes is None else doc.count(p.n_passes),
+                   "right"),
+        doc.Column("usual peak", lambda p: doc.size(p.n_passes and p.median_peak_bytes), "right"),
         doc.Column("worst", lambda p: marked(p, format_size(p.worst_peak_bytes)), "right"),
         doc.Column("mostly", lambda p: _held(p.held), "wrap"),
-    )
+    )  # fmt: skip
     place = _PEAK_PLACES[report.peak_phase]
     peak = f"The peak of {format_size(report.peak_bytes)} is in {place}." if place else ""
     said = " ".join(s for s in (peak, _limits(report)) if s)
@@ -79,14 +80,6 @@ def _phases(report: PhaseReport) -> doc.Section:
     note = f"GPU {report.device}, allocated memory by phase of a training step"
     name = f"phases-{report.device}"
     return doc.Section("Phases", blocks, note, name, report.device, detail=Detail.FULL)
-
-
-def _n_passes(p: PhaseFigures) -> str:
-    return "unknown" if p.n_passes is None else format_count(p.n_passes)
-
-
-def _usual_peak(p: PhaseFigures) -> str:
-    return "-" if p.n_passes is None else format_size(p.median_peak_bytes)
 
 
 def _held(shares: Sequence[CategoryShare]) -> str:
@@ -167,11 +160,8 @@ _FIGURES: Final = (
 
 def message_of(diagnosis: Diagnosis, device: int) -> OomMessage | None:
     """Return the message that the diagnosis is about, if it speaks of this device."""
-    log = diagnosis.case.oom
-    if log is None or not 0 <= log.primary < len(log.messages):
-        return None
-    message = log.messages[log.primary]
-    return message if message.device_index in (None, device) else None
+    message = diagnosis.case.primary_message
+    return message if message is not None and message.device_index in (None, device) else None
 
 
 _MOMENT_WORDS: Final = {
@@ -183,7 +173,8 @@ _MOMENT_WORDS: Final = {
 
 def moment_of(diagnosis: Diagnosis, device: int | None) -> MomentFigures | None:
     """Return the figures of the moment that a device's report is about; None without a snapshot."""
-    return next((f.moment for f in diagnosis.devices if f.device == device), None)
+    figures = diagnosis.figures_of(device)
+    return None if figures is None else figures.moment
 
 
 def when(moment: MomentFigures | None) -> str:

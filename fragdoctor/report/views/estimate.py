@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Final
@@ -32,12 +32,7 @@ from fragdoctor.report.views.what_fits import (
 )
 from fragdoctor.units import format_count, format_share, format_size
 
-PHASES: Final[Mapping[PhaseName, str]] = {
-    PhaseName.FORWARD: "forward",
-    PhaseName.BACKWARD: "backward",
-    PhaseName.OPTIMIZER_STEP: "optimizer step",
-    PhaseName.INFERENCE: "inference",
-}
+PHASES: Final = {phase: phase.value.replace("_", " ") for phase in PhaseName}
 _GPU_LEGEND: Final = (
     "total: about what PyTorch's out-of-memory messages commonly print for this GPU; drivers "
     "differ by some 0.2 GiB, and none was measured here. usable: less the CUDA context of one "

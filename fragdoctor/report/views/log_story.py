@@ -94,7 +94,7 @@ def message_sections(diagnosis: Diagnosis) -> list[doc.Section]:
     # The story holds them all in their order.
     detail = Detail.USUAL if diagnosis.story is None else Detail.FULL
     several = len(log.messages) > 1
-    judged = log.messages[log.primary] if 0 <= log.primary < len(log.messages) else None
+    judged = diagnosis.case.primary_message
     text = "" if judged is None else judged.text[:_MAX_MESSAGE]
     markers = doc.tabled(
         log.markers,
