@@ -282,26 +282,9 @@ _DIAGNOSES: Final[Mapping[type, Shape]] = {
 _COMPARISONS: Final[Mapping[type, Shape]] = {
     CompareResult: Shape(inline=("comparison",), computed=_VERSION),
     Comparison: Shape(names={"proof": "settings_proof"}),
-    comparison.RunSide: Shape(
-        names={"peak_place": "peak_location"},
-        without=("cause", "confidence", "summary", "curve", "moment", "analysis"),
-        null=("torch_version",),
-        computed={
-            "verdict": (RunVerdict, lambda r: RunVerdict(r.cause, r.confidence, r.summary)),
-        },
-    ),
+    comparison.RunSide: Shape(without=("curve", "moment", "analysis"), null=("torch_version",)),
     comparison.ComparedFigure: Shape(properties=("delta",)),
     comparison.LineChange: Shape(properties=("delta_bytes",)),
-    comparison.SizeChange: Shape(names={"new": "new_bytes", "gone": "gone_bytes"}),
-    comparison.RunTrend: Shape(
-        names={"slope_low": "slope_low_bytes", "slope_high": "slope_high_bytes"},
-        without=("exhausted_range",),
-        computed={
-            "exhausted_from": (float | None, lambda t: (t.exhausted_range or (None, None))[0]),
-            "exhausted_until": (float | None, lambda t: (t.exhausted_range or (None, None))[1]),
-        },
-    ),
-    comparison.LineTrend: Shape(names={"place": "location"}),
     JudgedGrowth: Shape(properties=("is_exceeded",), computed={"message": (str, lambda g: g.text)}),
 }
 

@@ -12,7 +12,7 @@ from fragdoctor.model import comparison as model
 from fragdoctor.model.comparison import Comparison, LineChange, LineKind, ReasonKind
 from fragdoctor.model.finding import Confidence
 from fragdoctor.report import document as doc
-from fragdoctor.report.document import NO_STACK, Detail, Span, Style, code, dim, location_text
+from fragdoctor.report.document import NO_STACK, Detail, Span, Style, code, dim
 from fragdoctor.report.words import signed_size, titled, told_apart
 from fragdoctor.units import format_count, format_share, format_size, plural
 
@@ -93,7 +93,7 @@ def _runs(comparison: Comparison) -> doc.Section:
         zip(runs, told_apart([r.name for r in runs]), strict=True),
         doc.Column("", lambda row: doc.strong(row[0].letter)),
         doc.Column("", lambda row: code(row[1]), "path"),
-        doc.Column("", lambda row: titled(row[0].cause, row[0].confidence), "wrap"),
+        doc.Column("", lambda row: titled(row[0].verdict.cause, row[0].verdict.confidence), "wrap"),
         doc.Column("", lambda row: _run_facts(row[0]), "wrap", style=Style.DIM),
         n_left_out=max(0, len(comparison.runs) - MAX_RUNS),
     )
@@ -242,7 +242,7 @@ def _growth(comparison: Comparison) -> doc.Section:
         doc.Column("slope", lambda t: signed_size(t.slope_bytes), "right"),
         doc.Column("first", lambda t: format_size(t.values[0]), "right"),
         doc.Column("last", lambda t: format_size(t.values[-1]), "right"),
-        doc.Column("line", lambda t: code(location_text(t.place)), "path"),
+        doc.Column("line", "location"),
         shown=_SHORT_LINES,
     )
     blocks = (doc.Paragraph(trend.text, detail=Detail.FULL), _trend_chart(trend), table)
@@ -372,10 +372,10 @@ def _sizes_text(change: model.SizeChange) -> str:
         before, after = format_size(change.before_bytes), format_size(change.after_bytes)
         return f"asks {change.factor:.3g}x: {before} -> {after}"
     parts = []
-    if change.new:
-        parts.append(f"new sizes {_sizes(change.new, change.n_new)}")
-    if change.gone:
-        parts.append(f"gone {_sizes(change.gone, change.n_gone)}")
+    if change.new_bytes:
+        parts.append(f"new sizes {_sizes(change.new_bytes, change.n_new)}")
+    if change.gone_bytes:
+        parts.append(f"gone {_sizes(change.gone_bytes, change.n_gone)}")
     return "; ".join(parts)
 
 
