@@ -13,7 +13,6 @@ import numpy as np
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.frozen import frozen
-from fragdoctor.model.finding import Location
 from fragdoctor.model.snapshot import I32, I64, Snapshot
 from fragdoctor.report import escape
 from fragdoctor.trace.lives import BEFORE, NEVER, Lives, Totals
@@ -84,7 +83,7 @@ def _locations(snapshot: Snapshot, stacks: Any) -> Any:
     for i, stack in enumerate(used.tolist()):
         stack_frames = snapshot.stack(stack)  # noqa: PD013 - not a DataFrame
         if stack_frames:
-            texts[i] = str(Location(*stack_frames[0]))
+            texts[i] = str(stack_frames[0])
     return texts[position.reshape(-1)]
 
 
