@@ -12,7 +12,7 @@ import base64
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from types import CodeType
 from typing import Any, Final
@@ -216,7 +216,7 @@ def page(
     came from. ``values`` are further values for the template.
     """
     style = source("report.css") + style
-    made = environment(EVERYTHING)
+    made = environment()
     made.globals["links"] = document.links
     return (
         made.get_template(template).render(
@@ -230,7 +230,7 @@ def page(
     )
 
 
-def environment(shown: Sequence[Detail]) -> jinja2.Environment:
+def environment() -> jinja2.Environment:
     """Return an environment that escapes every expression and shows what cannot be seen."""
     made = jinja2.Environment(
         loader=jinja2.PackageLoader("fragdoctor.report", "templates"),
@@ -253,12 +253,12 @@ def environment(shown: Sequence[Detail]) -> jinja2.Environment:
     }
     made.globals |= {
         "plural": plural,
-        "shown": shown,
+        "shown": EVERYTHING,
         "max_rows": MAX_ROWS,
         "long_table": LONG_TABLE,
         "is_gauge": lambda cell: isinstance(cell, Gauge),
         "is_spark": lambda cell: isinstance(cell, Spark),
-        "next_id": _counter(),
+        "next_id": map(str, itertools.count(1)).__next__,
     }
     return made
 
@@ -299,11 +299,6 @@ def policy(style: str, script: str = "", *, may_ask: bool = False) -> str:
 def source(name: str) -> str:
     """Return a style or script of ours: ``page/main.js``."""
     return files("fragdoctor.report").joinpath("templates", *name.split("/")).read_text("utf-8")
-
-
-def _counter() -> Callable[[], str]:
-    numbers = itertools.count(1)
-    return lambda: str(next(numbers))
 
 
 def _hash(text: str) -> str:

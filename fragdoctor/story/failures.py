@@ -156,7 +156,9 @@ class CauseFinder:
         return self._scenes
 
     def _linked(self, scene: Scene) -> Scene:  # noqa: PLR0911 - one return a kind
-        if scene.kind in _CUDA or (scene.kind is SceneKind.OOM and not self._has_figures(scene)):
+        message = None if scene.message is None else self._messages[scene.message]
+        has_figures = message is not None and message.requested_bytes is not None
+        if scene.kind in _CUDA or (scene.kind is SceneKind.OOM and not has_figures):
             found = self._after_sticky(scene)
             if found.caused_by is not None or scene.kind is SceneKind.OOM:
                 return found
@@ -172,11 +174,6 @@ class CauseFinder:
         if scene.kind is SceneKind.RESTART:
             return self._restart(scene)
         return scene
-
-    def _has_figures(self, scene: Scene) -> bool:
-        if scene.message is None:
-            return False
-        return self._messages[scene.message].requested_bytes is not None
 
     def _before(self, kinds: frozenset[SceneKind]) -> list[int]:
         """Return the latest failures of some kinds so far, latest first."""
