@@ -89,7 +89,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "diagnosis",
     },
     "fleet": {"errors", "frozen", "installed", "units", "model", "inputs", "trace", "diagnosis"},
-    "export": {"errors", "frozen", "units", "model", "trace", "report"},
+    "export": {"frozen", "units", "model", "trace", "report"},
     "capture": {"errors", "units", "rehearsal"},
     "integrations": {"errors", "capture", "tracking"},
     "tracking": {"errors", "api", "report"},

@@ -169,9 +169,9 @@ class TrialTrend:
     over: str
     points: Sequence[int]
     lines: Sequence[int] = ()
-    slope_bytes: float | None = None
-    low_bytes: float | None = None
-    high_bytes: float | None = None
+    slope_bytes: int | None = None
+    low_bytes: int | None = None
+    high_bytes: int | None = None
     direction: Direction = Direction.TOO_FEW
     confidence: Confidence | None = None
     label: str = ""

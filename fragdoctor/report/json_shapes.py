@@ -211,10 +211,6 @@ def _rank_error(r: fleet.RankSummary) -> RankError | None:
     return None if r.is_read else RankError(r.error_code, r.error, r.hint, r.exit_code)
 
 
-def _rounded(value: float | None) -> int | None:
-    return None if value is None else round(value)
-
-
 _VERSION: Final[Mapping[str, Computed]] = {"schema_version": (str, lambda _: SCHEMA_VERSION)}
 _SIZES: Final = ("n_layers", "hidden", "n_heads", "n_kv_heads", "ffn", "vocab")
 _BYTES: Final = Shape(names={"n_bytes": "bytes"})
@@ -249,15 +245,7 @@ _DIAGNOSES: Final[Mapping[type, Shape]] = {
     phases.HeldBytes: _BYTES,
     phases.LineBytes: _BYTES,
     story.Scene: Shape(without=("precision", "figures"), null=("trial", "place")),
-    story.TrialTrend: Shape(
-        names={"points": "points_bytes"},
-        null=("label",),
-        computed={
-            "slope_bytes": (int | None, lambda t: _rounded(t.slope_bytes)),
-            "low_bytes": (int | None, lambda t: _rounded(t.low_bytes)),
-            "high_bytes": (int | None, lambda t: _rounded(t.high_bytes)),
-        },
-    ),
+    story.TrialTrend: Shape(names={"points": "points_bytes"}, null=("label",)),
     simulation.Simulation: Shape(computed=_VERSION),
     simulation.ReplayResult: Shape(properties=("margin_bytes",)),
     CheckReport: Shape(properties=("exit_code",), computed=_VERSION),
@@ -291,10 +279,7 @@ _COMPARISONS: Final[Mapping[type, Shape]] = {
 _FLEETS: Final[Mapping[type, Shape]] = {
     fleet.FleetReport: Shape(
         names={"rows": "ranks"},
-        computed={
-            "schema_version": (str, lambda _: fleet.FLEET_SCHEMA_VERSION),
-            "kind": (str, lambda _: "fleet"),
-        },
+        computed={**_VERSION, "kind": (str, lambda _: "fleet")},
     ),
     fleet.JobVerdict: Shape(null=("first_failed",)),
     fleet.RankGroup: Shape(

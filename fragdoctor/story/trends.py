@@ -64,9 +64,9 @@ def with_slope(trend: TrialTrend, stride: float = 1.0) -> TrialTrend:
     has_bounds = n > MIN_POINTS
     return replace(
         trend,
-        slope_bytes=found.slope / stride,
-        low_bytes=found.low / stride if has_bounds else None,
-        high_bytes=found.high / stride if has_bounds else None,
+        slope_bytes=round(found.slope / stride),
+        low_bytes=round(found.low / stride) if has_bounds else None,
+        high_bytes=round(found.high / stride) if has_bounds else None,
         direction=direction,
         confidence=confidence,
     )
@@ -143,7 +143,7 @@ def trends_of_prints(scenes: Sequence[Scene], processes: Processes) -> list[Tria
             of_one = _trend(name, _one_process(points, processes), rank, label, "print")
             of_processes.setdefault((rank, name, label), []).extend(of_one)
     # of workers side by side the one that grows most
-    steepest = (max(ts, key=lambda t: t.slope_bytes or 0.0) for ts in of_processes.values() if ts)
+    steepest = (max(ts, key=lambda t: t.slope_bytes or 0) for ts in of_processes.values() if ts)
     return [*trends, *steepest]
 
 
@@ -257,7 +257,7 @@ def rise_bytes(trend: TrialTrend) -> int:
         return 0
     if trend.lines and trend.over == "print":
         return trend.points[-1] - trend.points[0]
-    return round(trend.slope_bytes * (len(trend.points) - 1))
+    return trend.slope_bytes * (len(trend.points) - 1)
 
 
 def trials_before_failure(story: LogStory) -> int | None:
