@@ -61,7 +61,7 @@ def figures(a: DeviceAnalysis) -> DeviceFigures:
 
 
 def _locations(snapshot: Snapshot, stack: int) -> tuple[Location, ...]:
-    return tuple(Location(f.filename, f.line, f.name) for f in snapshot.stack(stack))
+    return snapshot.stack(stack)
 
 
 def _strander(snapshot: Snapshot, a: DeviceAnalysis, i: int) -> StranderReport:
@@ -75,8 +75,7 @@ def _strander(snapshot: Snapshot, a: DeviceAnalysis, i: int) -> StranderReport:
 
 def _holder(snapshot: Snapshot, a: DeviceAnalysis, i: int) -> HolderReport:
     h = a.holders[i]
-    frame = snapshot.frame(h.frame) if h.frame >= 0 else None
-    location = None if frame is None else Location(frame.filename, frame.line, frame.name)
+    location = snapshot.location(h.frame)
     stack = _locations(snapshot, h.stack)
     return HolderReport(a.device, location, h.now_bytes, h.peak_bytes, h.n_now, stack)
 

@@ -89,7 +89,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "diagnosis",
     },
     "fleet": {"errors", "frozen", "installed", "units", "model", "inputs", "trace", "diagnosis"},
-    "export": {"errors", "frozen", "units", "model", "trace", "report"},
+    "export": {"frozen", "units", "model", "trace", "report"},
     "capture": {"errors", "units", "rehearsal"},
     "integrations": {"errors", "capture", "tracking"},
     "tracking": {"errors", "api", "report"},
@@ -192,6 +192,10 @@ def test_each_layer_is_known() -> None:
     assert {name_of(path) for path in MODULES} <= set(MAY_IMPORT) | ANYTHING
 
 
+def only_writes(node: ast.ImportFrom) -> bool:
+    return node.module == "pickle" and [name.name for name in node.names] == ["dump"]
+
+
 def test_no_module_unpickles_or_evaluates() -> None:
     wrong = []
     for path in MODULES:
@@ -201,7 +205,7 @@ def test_no_module_unpickles_or_evaluates() -> None:
                 used = [node.func.id]
             elif isinstance(node, ast.Import):
                 used = [alias.name.split(".")[0] for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
+            elif isinstance(node, ast.ImportFrom) and not only_writes(node):
                 used = [(node.module or "").split(".")[0]]
             allowed = {"torch"} if name_of(path) in MAY_IMPORT_TORCH else set()
             wrong += [(relative(path), name) for name in used if name in FORBIDDEN - allowed]

@@ -266,7 +266,7 @@ def _shared_frame(trace: Trace, stack: I32, size: I64, share: float) -> int:
 
 def _function(snapshot: Snapshot, frame: int) -> tuple[str, str]:
     found = snapshot.frame(frame)
-    return found.filename, found.name
+    return found.filename, found.function
 
 
 def _pattern(
@@ -336,8 +336,8 @@ def _is_hook(trace: Trace, stack: int) -> bool:
     frames = table.frames[table.offsets[stack] : table.offsets[stack + 1]].tolist()
     for inner, outer in pairwise(frames):
         if classes[inner] in (USER, PACKAGE):
-            caller, function = snapshot.frame(outer), snapshot.frame(inner).name
-            is_called = caller.name in ("_call_impl", "inner", "__call__", "_slow_forward")
+            caller, function = snapshot.frame(outer), snapshot.frame(inner).function
+            is_called = caller.function in ("_call_impl", "inner", "__call__", "_slow_forward")
             return is_called and function not in ("forward", "_forward_unimplemented")
     return False
 
@@ -350,7 +350,7 @@ def _node(trace: Trace, stack: int) -> str:
     table = trace.snapshot.stacks
     for frame in table.frames[table.offsets[stack] : table.offsets[stack + 1]].tolist():
         if classes[frame] == NATIVE:
-            found = _NODE.search(trace.snapshot.frame(frame).name[:1000])
+            found = _NODE.search(trace.snapshot.frame(frame).function[:1000])
             if found:
                 return found.group(1)
     return ""

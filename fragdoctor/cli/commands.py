@@ -30,7 +30,6 @@ FORMATS_OF_SUFFIXES: Final = (
     (".sarif", "sarif"),
     (".xml", "junit"),
     (".csv", "csv"),
-    (".parquet", "parquet"),
     (".pickle", "snapshot"),
 )
 """What the name of a file says about its format; the first that the command has counts."""

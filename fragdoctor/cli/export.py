@@ -22,14 +22,13 @@ class ExportFormat(StrEnum):
     """What a snapshot can be written as."""
 
     CSV = "csv"
-    PARQUET = "parquet"
     TRACE = "trace"
     SPEEDSCOPE = "speedscope"
     SNAPSHOT = "snapshot"
 
 
 class ExportTable(StrEnum):
-    """Tables for CSV and Parquet."""
+    """Tables for CSV."""
 
     EVENTS = "events"
     BLOCKS = "blocks"
@@ -37,8 +36,6 @@ class ExportTable(StrEnum):
     ALLOCATIONS = "allocations"
     MODULES = "modules"
 
-
-BINARY = (ExportFormat.PARQUET, ExportFormat.SNAPSHOT)
 
 SnapshotPath = Annotated[
     str,  # not a Path, which would turn the // of a URL into /
@@ -54,7 +51,7 @@ Format = Annotated[
 ]
 TableName = Annotated[
     ExportTable,
-    typer.Option("--table", help="Choose the table of csv and parquet", show_default=True),
+    typer.Option("--table", help="Choose the table of csv", show_default=True),
 ]
 Redact = Annotated[
     bool, typer.Option("--redact", help="Replace private paths and names by pseudonyms")
@@ -72,15 +69,11 @@ def export(
 ) -> int:
     """Write the snapshot in another form."""
     console.check_output(output, force=force, inputs=[snapshot])
-    if output_format in BINARY and output is None and sys.stdout.isatty():
+    if output_format is ExportFormat.SNAPSHOT and output is None and sys.stdout.isatty():
         raise ConfigError(
             f"{output_format.value} is binary and does not go to a terminal.",
             hint="Give -o FILE.",
         )
-    if output_format is ExportFormat.PARQUET:
-        from fragdoctor.export.snapshot_tables import check_parquet
-
-        check_parquet()
 
     from fragdoctor.inputs.cases import read_snapshot
 
@@ -118,7 +111,7 @@ def _write(
     elif output_format is ExportFormat.SNAPSHOT:
         from fragdoctor.export.snapshot_writer import write_snapshot
 
-        write_snapshot(snapshot, sink.write)
+        write_snapshot(snapshot, sink)
     else:
         from fragdoctor.export import snapshot_tables
 
@@ -126,10 +119,7 @@ def _write(
             frame = _modules(snapshot, device)
         else:
             frame = snapshot_tables.table(snapshot, table, device)
-        if output_format is ExportFormat.PARQUET:
-            sink.write(snapshot_tables.parquet_bytes(frame))
-        else:
-            snapshot_tables.write_csv(frame, text)
+        snapshot_tables.write_csv(frame, text)
 
 
 def _modules(snapshot: Snapshot, device: int | None) -> pd.DataFrame:

@@ -87,7 +87,7 @@ def follow(
     from fragdoctor.inputs.snapshot_reader import read_snapshot
     from fragdoctor.rehearsal.prescription.search import CureSearch, seconds_of
 
-    figures = next((f for f in diagnosis.devices if f.device == diagnosis.verdict.device), None)
+    figures = diagnosis.figures_of(diagnosis.verdict.device)
     if figures is None or figures.capacity_bytes is None:
         raise ConfigError(
             "What PyTorch could have of the GPU is not known.", hint="Give it: --capacity 24GiB"

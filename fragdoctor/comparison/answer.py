@@ -54,7 +54,7 @@ def is_same(comparison: Comparison) -> bool:
         c.delta_bytes or c.kind in (LineKind.NEW, LineKind.GONE) or c.sizes
         for c in comparison.lines
     )
-    verdicts = {(r.cause, r.confidence) for r in comparison.runs}
+    verdicts = {(r.verdict.cause, r.verdict.confidence) for r in comparison.runs}
     return not (figures or moved or comparison.settings or len(verdicts) > 1)
 
 
@@ -206,9 +206,9 @@ def _settings(comparison: Comparison) -> str:
 
 def _verdicts(comparison: Comparison) -> str:
     first, last = comparison.runs[0], comparison.runs[-1]
-    if first.cause == last.cause:
+    if first.verdict.cause == last.verdict.cause:
         return ""
-    a, b = first.cause.value.replace("_", " "), last.cause.value.replace("_", " ")
+    a, b = (run.verdict.cause.value.replace("_", " ") for run in (first, last))
     return f" The verdict changed from {a} to {b}."
 
 

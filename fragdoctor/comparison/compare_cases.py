@@ -80,15 +80,16 @@ def fit_trend(series: FigureSeries, capacity_bytes: int | None) -> RunTrend:
         unit=series.unit,
         values=tuple(values),
         slope_bytes=found.slope,
-        slope_low=found.low,
-        slope_high=found.high,
+        slope_low_bytes=found.low,
+        slope_high_bytes=found.high,
         p_value=found.p_rise,
         is_significant=found.p_rise <= MAX_P,
         confidence=sure,
         lines=_growing(series.tracks, x),
         capacity_bytes=capacity_bytes,
         exhausted_at=at,
-        exhausted_range=between,
+        exhausted_from=between and between[0],
+        exhausted_until=between and between[1],
     )
 
 
@@ -158,7 +159,7 @@ def trend_text(trend: RunTrend, place: str) -> str:
             "no forecast."
         )
     per = f"{format_size(trend.slope_bytes)} per {unit}"
-    between = f"{format_size(trend.slope_low)} to {format_size(trend.slope_high)}"
+    between = f"{format_size(trend.slope_low_bytes)} to {format_size(trend.slope_high_bytes)}"
     where = f", most of it at {place}" if place else ""
     if trend.confidence is Confidence.LIKELY:
         how = f"p = {trend.p_value:.2g}"
@@ -172,12 +173,12 @@ def _forecast(trend: RunTrend) -> str:
     unit = trend.unit
     if trend.capacity_bytes is None:
         return " When it will run out is not known: give --capacity."
-    if trend.exhausted_at is None or trend.exhausted_range is None:
+    low, high = trend.exhausted_from, trend.exhausted_until
+    if trend.exhausted_at is None or low is None:
         return ""
     capacity = format_size(trend.capacity_bytes)
     if trend.exhausted_at <= trend.x[-1]:
         return f" The capacity of {capacity} is reached."
-    low, high = trend.exhausted_range
     until = f"{high:,.0f}" if high is not None else "never"
     at = f"{trend.exhausted_at:,.0f}"
     between = "" if f"{low:,.0f}" == at == until else f"between {low:,.0f} and {until}; "
@@ -216,7 +217,7 @@ def find_trend(
         capacities = comparison.figure("capacity")
         capacity_bytes = None if capacities is None else capacities.values[-1]
     trend = fit_trend(FigureSeries(figure, values, x, unit, tracks), capacity_bytes)
-    top = next((t.place for t in trend.lines if t.place is not None), None)
+    top = next((t.location for t in trend.lines if t.location is not None), None)
     return replace(trend, text=trend_text(trend, "" if top is None else place_text(top)))
 
 

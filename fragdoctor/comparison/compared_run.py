@@ -338,16 +338,13 @@ def _peak(figures: DeviceFigures, name: str) -> int | None:
 
 def side(run: ComparedRun, index: int, device: int | None) -> RunSide:
     """Return one run as reports show it."""
-    verdict = run.diagnosis.verdict
     own = _device(run, device)
     figures = figures_of(run, device)
     totals = None if own is None else own.totals
     return RunSide(
         letter=letter(index),
         name=run.name,
-        cause=verdict.cause,
-        confidence=verdict.confidence,
-        summary=verdict.summary,
+        verdict=run.diagnosis.verdict,
         device=device,
         devices=tuple(f.device for f in run.diagnosis.devices),
         torch_version=run.torch_version,
@@ -359,7 +356,7 @@ def side(run: ComparedRun, index: int, device: int | None) -> RunSide:
         n_events=None if figures is None else figures.n_events,
         n_steps=None if own is None else own.n_steps,
         capacity_bytes=None if figures is None else figures.capacity_bytes,
-        peak_place=None if own is None else own.peak_place,
+        peak_location=None if own is None else own.peak_place,
         curve=None if totals is None else totals.curve,
         moment=None if figures is None else figures.moment,
     )

@@ -85,8 +85,8 @@ def size_change(a: LineUse, b: LineUse) -> SizeChange | None:
         factor=_factor(a, b),
         before_bytes=typical_a,
         after_bytes=typical_b,
-        new=tuple(new[:MAX_SHOWN_SIZES]),
-        gone=tuple(gone[:MAX_SHOWN_SIZES]),
+        new_bytes=tuple(new[:MAX_SHOWN_SIZES]),
+        gone_bytes=tuple(gone[:MAX_SHOWN_SIZES]),
         n_new=len(new),
         n_gone=len(gone),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -42,13 +41,10 @@ def owner_reports(context: Context, moment: DecidingMoment | None) -> tuple[Owne
     line = trace.stacks.lines_of(trace.lives.stack[rows]).astype(np.int64)
     group = np.where(place >= 0, place, len(named.owners) + 1 + line)
     sums = largest_groups(group, trace.lives.size_bytes[rows])
-    found = []
-    for at, n_bytes, n_blocks in zip(*(column.tolist() for column in sums), strict=True):
-        report = _report(context, moment, named, at, rows[group == at])
-        found.append(replace(report, held_bytes=n_bytes, n_blocks=n_blocks))
-        if len(found) == MAX_OWNERS:
-            break
-    return tuple(found)
+    return tuple(
+        _report(context, moment, named, at, rows[group == at])
+        for at in sums.group[:MAX_OWNERS].tolist()
+    )
 
 
 def _report(
@@ -59,15 +55,9 @@ def _report(
     growth = growth_of(owner, context.case.censuses)
     return OwnerReport(
         device=context.analysis.device,
-        name=owner.name,
-        kind=owner.kind,
-        held_bytes=0,
-        n_blocks=0,
-        class_name=owner.class_name,
-        n_items=owner.n_items,
-        scope=owner.scope,
-        place=owner.place,
-        through=owner.through,
+        owner=owner,
+        held_bytes=int(context.analysis.trace.lives.size_bytes[rows].sum()),
+        n_blocks=len(rows),
         location=_made_at(context, rows),
         moment=moment.kind,
         grown_bytes=None if growth is None else growth.n_bytes,
@@ -86,13 +76,14 @@ def _made_at(context: Context, rows: I64) -> Location | None:
 def cycle_note(owners: Sequence[OwnerReport], context: Context) -> str:
     """Return what only Python's collector would free, "" where that is little."""
     a = context.analysis
-    cycles = [o for o in owners if o.kind is HoldingKind.CYCLE and a and o.device == a.device]
+    cycles = [o for o in owners if o.owner.kind is HoldingKind.CYCLE and a and o.device == a.device]
     n_bytes = sum(o.held_bytes for o in cycles)
     if a is None or n_bytes < _NOTED_SHARE * a.active_bytes or not cycles:
         return ""
     return (
-        f"{format_size(n_bytes)} hang on reference cycles ({cycles[0].name}) that only Python's "
-        "collector frees: gc.collect() gives them back, and a weakref.ref avoids the cycle."
+        f"{format_size(n_bytes)} hang on reference cycles ({cycles[0].owner.name}) that only "
+        "Python's collector frees: gc.collect() gives them back, and a weakref.ref avoids the "
+        "cycle."
     )
 
 

@@ -1,19 +1,16 @@
-"""Tables of a snapshot as CSV or Parquet: events, blocks, segments, allocations.
+"""Tables of a snapshot as CSV: events, blocks, segments, allocations.
 
 A row of the allocations is a block's whole life, with its true size.
 """
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from fragdoctor.errors import ConfigError
 from fragdoctor.frozen import frozen
-from fragdoctor.model.finding import Location
 from fragdoctor.model.snapshot import I32, I64, Snapshot
 from fragdoctor.report import escape
 from fragdoctor.trace.lives import BEFORE, NEVER, Lives, Totals
@@ -84,7 +81,7 @@ def _locations(snapshot: Snapshot, stacks: Any) -> Any:
     for i, stack in enumerate(used.tolist()):
         stack_frames = snapshot.stack(stack)  # noqa: PD013 - not a DataFrame
         if stack_frames:
-            texts[i] = str(Location(*stack_frames[0]))
+            texts[i] = str(stack_frames[0])
     return texts[position.reshape(-1)]
 
 
@@ -100,30 +97,6 @@ def write_csv(frame: pd.DataFrame, write: Callable[[str], object]) -> None:
 
 def _cell(value: Any) -> str:
     return escape.csv_cell(str(value))
-
-
-def check_parquet() -> None:
-    """Raise where no library that writes Parquet is installed.
-
-    Raises:
-        ConfigError: pyarrow is missing.
-    """
-    if importlib.util.find_spec("pyarrow") is None:
-        raise ConfigError(
-            "Parquet needs the package pyarrow, which is not installed.",
-            hint="Run: pip install pyarrow, or export with --format csv.",
-        )
-
-
-def parquet_bytes(frame: pd.DataFrame) -> bytes:
-    """Return a frame as a Parquet file.
-
-    Raises:
-        ConfigError: pyarrow is missing.
-    """
-    check_parquet()
-    data: bytes = frame.to_parquet(None, engine="pyarrow", index=False)
-    return data
 
 
 @frozen

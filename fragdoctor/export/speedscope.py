@@ -43,7 +43,7 @@ def _frames(snapshot: Snapshot) -> list[Json]:
     frames = []
     for i in range(len(snapshot.frames)):
         frame = snapshot.frame(i)
-        document: Json = {"name": _cut(frame.name) or "(unnamed)", "file": _cut(frame.filename)}
+        document: Json = {"name": _cut(frame.function) or "(unnamed)", "file": _cut(frame.filename)}
         if 0 < frame.line < MAX_LINE:
             document["line"] = frame.line
         frames.append(document)

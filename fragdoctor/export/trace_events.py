@@ -136,7 +136,7 @@ def _label(snapshot: Snapshot, stack: int) -> tuple[str, Json]:
     frames = snapshot.stack(stack)
     if not frames:
         return "(no stack recorded)", {}
-    lines = [_cut(f"{f.filename}:{f.line} {f.name}") for f in frames[:_STACK_FRAMES]]
+    lines = [_cut(f"{f.filename}:{f.line} {f.function}") for f in frames[:_STACK_FRAMES]]
     return _cut(f"{frames[0].filename.rsplit('/', 1)[-1]}:{frames[0].line}"), {"stack": lines}
 
 

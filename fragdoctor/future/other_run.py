@@ -196,7 +196,9 @@ def _site_number(trace: Trace, stack: int, sites: dict[Site, int]) -> int:
         return -1
     own, inner = trace.snapshot.frame(line), trace.snapshot.stack(stack)[0]
     names = os.path.basename(own.filename), os.path.basename(inner.filename)  # noqa: PTH119 - as text
-    return sites.setdefault((names[0], own.line, own.name, names[1], inner.name), len(sites))
+    return sites.setdefault(
+        (names[0], own.line, own.function, names[1], inner.function), len(sites)
+    )
 
 
 def _check_shared(own: Requests, at: I64) -> None:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from fragdoctor.frozen import frozen
-from fragdoctor.model.diagnosis import Cause, MomentFigures
+from fragdoctor.model.diagnosis import MomentFigures, Verdict
 from fragdoctor.model.finding import Confidence, Location
 
 
@@ -83,7 +83,7 @@ class RunSide:
         torch_version: what the writer's keys allow to say, "" where nothing does.
         n_steps: passes of the outermost loop that the trace shows; None without a trace.
         is_cut: the trace lacks its beginning.
-        peak_place: where the allocation that made the peak was asked for.
+        peak_location: where the allocation that made the peak was asked for.
         moment: what a report on this run alone is about.
         analysis: the ``DeviceAnalysis``, for the graphics of the page; None unless they were asked
             for.
@@ -91,9 +91,7 @@ class RunSide:
 
     letter: str
     name: str
-    cause: Cause
-    confidence: Confidence
-    summary: str
+    verdict: Verdict
     device: int | None = None
     devices: Sequence[int] = ()
     torch_version: str = ""
@@ -105,7 +103,7 @@ class RunSide:
     n_events: int | None = None
     n_steps: int | None = None
     capacity_bytes: int | None = None
-    peak_place: Location | None = None
+    peak_location: Location | None = None
     curve: Curve | None = None
     moment: MomentFigures | None = None
     analysis: Any = field(default=None, compare=False)
@@ -159,15 +157,16 @@ class SettingChange:
 class SizeChange:
     """How the sizes that a line asks for changed.
 
-    ``factor`` is after / before where one factor fits; the sizes are the typical ones. ``new`` and
-    ``gone`` are sizes that only one run asked for, those with most bytes first.
+    ``factor`` is after / before where one factor fits; the sizes are the typical ones.
+    ``new_bytes`` and ``gone_bytes`` are sizes that only one run asked for, those with most bytes
+    first.
     """
 
     factor: float | None
     before_bytes: int
     after_bytes: int
-    new: Sequence[int] = ()
-    gone: Sequence[int] = ()
+    new_bytes: Sequence[int] = ()
+    gone_bytes: Sequence[int] = ()
     n_new: int = 0
     n_gone: int = 0
 
@@ -280,7 +279,7 @@ class PhaseChange:
 class LineTrend:
     """A source line whose memory grows over the runs; ``slope_bytes`` per unit of the axis."""
 
-    place: Location | None
+    location: Location | None
     values: Sequence[int]
     slope_bytes: float
 
@@ -293,14 +292,15 @@ class RunTrend:
         figure: what is fitted: ``peak_allocated`` or ``allocated``.
         x, unit: the axis: step counts (``step``) or plain numbers (``snapshot``).
         slope_bytes: median of all pairwise slopes (Theil-Sen), per unit of the axis.
-        slope_low, slope_high: range of the slope, 90 % confidence where there are enough runs,
-            else smallest and largest pairwise slope.
+        slope_low_bytes, slope_high_bytes: range of the slope, 90 % confidence where there are
+            enough runs, else smallest and largest pairwise slope.
         p_value: chance of so steady a rise without any growth (Mann-Kendall, one-sided).
         is_significant: whether the rise is more than chance.
         confidence: None where nothing grows.
         capacity_bytes: what the growth runs into, if known.
-        exhausted_at: axis value at which the capacity is reached, with its range; None where that
-            is not known or not significant.
+        exhausted_at: axis value at which the capacity is reached; None where that is not known or
+            not significant.
+        exhausted_from, exhausted_until: its range, None where it has no end.
     """
 
     figure: str
@@ -308,15 +308,16 @@ class RunTrend:
     unit: str
     values: Sequence[int]
     slope_bytes: float
-    slope_low: float
-    slope_high: float
+    slope_low_bytes: float
+    slope_high_bytes: float
     p_value: float
     is_significant: bool
     confidence: Confidence | None
     lines: Sequence[LineTrend] = ()
     capacity_bytes: int | None = None
     exhausted_at: float | None = None
-    exhausted_range: tuple[float, float | None] | None = None
+    exhausted_from: float | None = None
+    exhausted_until: float | None = None
     text: str = ""
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fragdoctor.errors import ConfigError
 from fragdoctor.frozen import frozen
 from fragdoctor.model.case import Case
-from fragdoctor.model.census import HoldingKind
+from fragdoctor.model.census import Owner
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, SkippedRule
 from fragdoctor.model.hooks import drawn
 from fragdoctor.model.modules import ModuleMemory, modules_frame
@@ -357,28 +357,16 @@ class OwnerReport:
     """Who holds memory by the name that the program has for it, at ``moment``.
 
     Attributes:
-        name: ``agent.buffer``, its numbers as ``*`` where several are alike; "" for ``unnamed``.
-        kind: how it holds the memory.
-        class_name: class of the module, the optimizer or the container, "".
-        n_items: items of the container; tensors whose graph it is; else 0.
-        scope: ``train()``, the function whose local the name begins with; "" for a global.
-        place: where that function was, None for a global.
-        through: how items of the container hold it, where that is through frames, "".
+        owner: its name with numbers as ``*`` where several are alike; "" for ``unnamed``.
         location: the line that made most of it.
         grown_bytes: what it holds more than in the first census; None where that does not say.
         n_items_before: its items then.
     """
 
     device: int
-    name: str
-    kind: HoldingKind
+    owner: Owner
     held_bytes: int
     n_blocks: int
-    class_name: str = ""
-    n_items: int = 0
-    scope: str = ""
-    place: Location | None = None
-    through: str = ""
     location: Location | None = None
     moment: Moment = Moment.END
     grown_bytes: int | None = None
@@ -407,8 +395,8 @@ class FunctionHolder:
         name = Location(self.filename, 0, "").basename
         return f"{self.function} ({name}:{self.first_line}-{self.last_line})"
 
-    def has(self, holder: HolderReport) -> bool:
-        """Whether a line is one of them."""
+    def has(self, holder: HolderReport | OwnerReport) -> bool:
+        """Whether a line is one of them, or made most of what an owner holds."""
         place = holder.location
         return (
             place is not None
@@ -544,6 +532,10 @@ class Diagnosis:
     host: HostMemoryReport | None = None
     analyses: Mapping[int, Any] = field(default_factory=dict, compare=False)
 
+    def figures_of(self, device: int | None) -> DeviceFigures | None:
+        """Return the figures of a device, None where there are none."""
+        return next((f for f in self.devices if f.device == device), None)
+
     def __repr__(self) -> str:
         """Return the verdict in a line: the case may hold a snapshot of millions of rows."""
         verdict = self.verdict
@@ -578,12 +570,8 @@ class Diagnosis:
         Columns: ``device``, ``location``, ``now_bytes``, ``peak_bytes`` (missing without a trace),
         ``n_blocks``.
         """
-        columns = ("device", "location", "now_bytes", "peak_bytes", "n_blocks")
-        rows = (
-            (h.device, _place(h.location), h.now_bytes, h.peak_bytes, h.n_blocks)
-            for h in self.holders
-        )
-        return _table(rows, columns, numbers=columns[2:])
+        numbers = ("now_bytes", "peak_bytes", "n_blocks")
+        return _table_of(self.holders, ("device", "location"), numbers)
 
     def modules_frame(self) -> pd.DataFrame:
         """Return the modules with what they held at the peak, as a DataFrame.
@@ -598,19 +586,8 @@ class Diagnosis:
         Columns: ``device``, ``location``, ``stranded_bytes`` (what would be free without them),
         ``n_blocks``, ``block_bytes``, ``age_events`` (missing where they are older than the trace).
         """
-        columns = ("device", "location", "stranded_bytes", "n_blocks", "block_bytes", "age_events")
-        rows = (
-            (
-                p.device,
-                _place(p.location),
-                p.stranded_bytes,
-                p.n_blocks,
-                p.block_bytes,
-                p.age_events,
-            )
-            for p in self.stranders
-        )
-        return _table(rows, columns, numbers=columns[2:])
+        numbers = ("stranded_bytes", "n_blocks", "block_bytes", "age_events")
+        return _table_of(self.stranders, ("device", "location"), numbers)
 
     def checklist_frame(self) -> pd.DataFrame:
         """Return the checklist as a DataFrame, one row an item, by its id.
@@ -618,8 +595,7 @@ class Diagnosis:
         Columns: ``title``, ``status``, ``value``, ``detail``, ``source``.
         """
         columns = ("id", "title", "status", "value", "detail", "source")
-        rows = ((i.id, i.title, str(i.status), i.value, i.detail, i.source) for i in self.checklist)
-        return _table(rows, columns).set_index("id")
+        return _table_of(self.checklist, columns).set_index("id")
 
     def recommendations_frame(self) -> pd.DataFrame:
         """Return what to do, best first, then what would not help (``rank`` 0), by rank.
@@ -627,25 +603,16 @@ class Diagnosis:
         Columns: ``code``, ``title``, ``setting``, ``change``, ``confidence``, ``method``, ``fits``,
         ``peak_reserved_bytes``, ``retries``, ``margin_bytes``; what was not tested is missing.
         """
-        numbers = ("peak_reserved_bytes", "retries", "margin_bytes")
-        columns = ("rank", "code", "title", "setting", "change", "confidence", "method", "fits")
-        rows = (
-            (r.rank, r.code, r.title, r.setting, r.change, str(r.confidence), r.predicted.method,
-             r.predicted.fits, r.predicted.peak_reserved_bytes, r.predicted.retries,
-             r.predicted.margin_bytes)
-            for r in (*self.recommendations, *self.rejected)
-        )  # fmt: skip
-        frame = _table(rows, (*columns, *numbers), numbers=numbers)
+        texts = ("rank", "code", "title", "setting", "change", "confidence", "predicted.method",
+                 "predicted.fits")  # fmt: skip
+        numbers = ("predicted.peak_reserved_bytes", "predicted.retries", "predicted.margin_bytes")
+        frame = _table_of((*self.recommendations, *self.rejected), texts, numbers)
         return frame.astype({"fits": "boolean"}).set_index("rank")
 
 
-def _table(
-    rows: Iterable[tuple[Any, ...]], columns: Sequence[str], numbers: Sequence[str] = ()
+def _table_of(
+    items: Iterable[object], texts: Sequence[str], numbers: Sequence[str] = ()
 ) -> pd.DataFrame:
-    from fragdoctor.model.frames import table  # noqa: PLC0415 - loads pandas
+    from fragdoctor.model.frames import table_of  # noqa: PLC0415 - loads pandas
 
-    return table(rows, columns, numbers)
-
-
-def _place(location: Location | None) -> str | None:
-    return None if location is None else str(location)
+    return table_of(items, texts, numbers)

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from fragdoctor.frozen import frozen
 from fragdoctor.model.case import OomMessage
@@ -38,15 +38,22 @@ class Need(StrEnum):
     """A pool whose virtual memory the driver refuses to map."""
 
 
+class Advice(NamedTuple):
+    """What puts less on the device: in a few words, and as its options spell it."""
+
+    title: str
+    change: str
+
+
 @frozen
 class Engine:
-    """A program and its words: title and change by need; ``STEP`` is there for each.
+    """A program and its words by need; ``STEP`` is there for each.
 
     Attributes:
         name: as people write it.
         source: version and file that the words are from.
         speaks: kinds, backends and finer kinds of messages that only it prints.
-        words: title and change.
+        words: what is advised.
         logs: searched in a message and the lines above it.
         verify: what shows that it helped.
     """
@@ -54,12 +61,12 @@ class Engine:
     name: str
     source: str
     speaks: frozenset[str]
-    words: Mapping[Need, tuple[str, str]]
+    words: Mapping[Need, Advice]
     logs: str = ""
     verify: str = "The same request is served."
 
-    def advice(self, need: Need) -> tuple[str, str]:
-        """Return title and change for a need."""
+    def advice(self, need: Need) -> Advice:
+        """Return what is advised for a need."""
         return self.words.get(need, self.words[Need.STEP])
 
 
@@ -73,8 +80,7 @@ _JAX_SHARE: Final = (
 _GROWTH: Final = (
     "tf.config.experimental.set_memory_growth(gpu, True) for each GPU before anything runs on it, "
     "or TF_FORCE_GPU_ALLOW_GROWTH=true; end other programs on the GPU, and notebooks that are "
-    "still "
-    "open"
+    "still open"
 )
 
 ENGINES: Final[tuple[Engine, ...]] = (
@@ -83,21 +89,16 @@ ENGINES: Final[tuple[Engine, ...]] = (
         "ollama 0.12, envconfig/config.go and docs/faq.md",
         frozenset(),
         {
-            Need.STEP: (
+            Need.STEP: Advice(
                 "Put less of the model on the GPU",
-                (
-                    "a lower num_ctx (OLLAMA_CONTEXT_LENGTH) and OLLAMA_NUM_PARALLEL=1; a lower "
-                    "num_gpu, "
-                    "which is the number of layers on the GPU; OLLAMA_FLASH_ATTENTION=1 with "
-                    "OLLAMA_KV_CACHE_TYPE=q8_0; a smaller quantization"
-                ),
+                "a lower num_ctx (OLLAMA_CONTEXT_LENGTH) and OLLAMA_NUM_PARALLEL=1; a lower "
+                "num_gpu, which is the number of layers on the GPU; OLLAMA_FLASH_ATTENTION=1 "
+                "with OLLAMA_KV_CACHE_TYPE=q8_0; a smaller quantization",
             ),
-            Need.WEIGHTS: (
+            Need.WEIGHTS: Advice(
                 "Put fewer layers on the GPU",
-                (
-                    "a lower num_gpu, which is the number of layers on the GPU, or a smaller "
-                    "quantization; stop other models (ollama ps, ollama stop)"
-                ),
+                "a lower num_gpu, which is the number of layers on the GPU, or a smaller "
+                "quantization; stop other models (ollama ps, ollama stop)",
             ),
         },
         logs=r"\bollama\b|llama runner",
@@ -108,49 +109,32 @@ ENGINES: Final[tuple[Engine, ...]] = (
         "llama.cpp b6000, common/arg.cpp; llama-cpp-python 0.3, llama.py",
         frozenset({"ggml", "ggml-host"}),
         {
-            Need.STEP: (
+            Need.STEP: Advice(
                 "Put fewer layers on the GPU, or use a smaller context",
-                (
-                    "lower --n-gpu-layers or --ctx-size (n_gpu_layers and n_ctx in Python), split "
-                    "over "
-                    "GPUs, or a smaller quantization"
-                ),
+                "lower --n-gpu-layers or --ctx-size (n_gpu_layers and n_ctx in Python), split "
+                "over GPUs, or a smaller quantization",
             ),
-            Need.GRAPH: (
+            Need.GRAPH: Advice(
                 "Make the compute buffer of that GPU smaller",
-                (
-                    "flash attention (-fa), a lower --ubatch-size (512 by default) and "
-                    "--ctx-size; then "
-                    "fewer layers on that GPU (--n-gpu-layers, --tensor-split)"
-                ),
+                "flash attention (-fa), a lower --ubatch-size (512 by default) and --ctx-size; "
+                "then fewer layers on that GPU (--n-gpu-layers, --tensor-split)",
             ),
-            Need.CACHE: (
+            Need.CACHE: Advice(
                 "Make the KV cache smaller",
-                (
-                    "a lower --ctx-size (n_ctx in Python; without one it is the context that the "
-                    "model "
-                    "was trained with) or --parallel, --cache-type-k q8_0 and --cache-type-v q8_0 "
-                    "with "
-                    "flash attention (-fa); then fewer layers on that GPU (--n-gpu-layers)"
-                ),
+                "a lower --ctx-size (n_ctx in Python; without one it is the context that the model "
+                "was trained with) or --parallel, --cache-type-k q8_0 and --cache-type-v q8_0 with "
+                "flash attention (-fa); then fewer layers on that GPU (--n-gpu-layers)",
             ),
-            Need.WEIGHTS: (
+            Need.WEIGHTS: Advice(
                 "Put fewer layers on that GPU",
-                (
-                    f"{_LAYERS}, or a smaller quantization: these are the weights, which no "
-                    "context "
-                    "size changes"
-                ),
+                f"{_LAYERS}, or a smaller quantization: these are the weights, which no "
+                "context size changes",
             ),
-            Need.POOL: (
+            Need.POOL: Advice(
                 "Build it without the pool that maps virtual memory",
-                (
-                    "cmake -DGGML_CUDA_NO_VMM=ON (-DGGML_HIP_NO_VMM=ON for ROCm), or a build that "
-                    "has it "
-                    "already: some drivers refuse these calls with memory free; where the GPU is "
-                    "full as "
-                    "well, a lower --n-gpu-layers"
-                ),
+                "cmake -DGGML_CUDA_NO_VMM=ON (-DGGML_HIP_NO_VMM=ON for ROCm), or a build that "
+                "has it already: some drivers refuse these calls with memory free; where the "
+                "GPU is full as well, a lower --n-gpu-layers",
             ),
         },
         logs=r"\bllama_|\bggml_|llama\.cpp|llama-server",
@@ -161,26 +145,20 @@ ENGINES: Final[tuple[Engine, ...]] = (
         "jax 0.4 to 0.7, docs/gpu_memory_allocation.rst and docs/gradient-checkpointing.md",
         frozenset({"jax"}),
         {
-            Need.STEP: (
+            Need.STEP: Advice(
                 "Make the program's arrays smaller, or give JAX a larger share",
-                (
-                    "a smaller batch or input, jax.checkpoint, donate_argnums for what is not "
-                    "needed "
-                    f"again, arrays sharded over more devices; {_JAX_SHARE}"
-                ),
+                "a smaller batch or input, jax.checkpoint, donate_argnums for what is not "
+                f"needed again, arrays sharded over more devices; {_JAX_SHARE}",
             ),
-            Need.FULL: (
+            Need.FULL: Advice(
                 "Do not let JAX take most of the GPU at start",
                 f"XLA_PYTHON_CLIENT_PREALLOCATE=false, or {_JAX_SHARE.partition(';')[0]}",
             ),
-            Need.GRAPH: (
+            Need.GRAPH: Advice(
                 "Make the compiled program smaller, or spread it over more devices",
-                (
-                    "a smaller batch or input on each device, jax.checkpoint (nn.remat) around the "
-                    "layers, bfloat16, donate_argnums for what is not needed again; more of the "
-                    "mesh for "
-                    "weights and state (jax.sharding), or a device with more memory"
-                ),
+                "a smaller batch or input on each device, jax.checkpoint (nn.remat) around the "
+                "layers, bfloat16, donate_argnums for what is not needed again; more of the "
+                "mesh for weights and state (jax.sharding), or a device with more memory",
             ),
         },
         verify="The peak in jax.profiler.device_memory_profile().",
@@ -190,35 +168,27 @@ ENGINES: Final[tuple[Engine, ...]] = (
         "tensorflow 2.19, python/framework/config.py and core/framework/allocator docs",
         frozenset({"tf"}),
         {
-            Need.STEP: (
+            Need.STEP: Advice(
                 "Use a smaller batch or smaller inputs",
-                (
-                    "a lower batch_size, or smaller images or shorter sequences; "
-                    "tf.keras.mixed_precision.set_global_policy('mixed_float16')"
-                ),
+                "a lower batch_size, or smaller images or shorter sequences; "
+                "tf.keras.mixed_precision.set_global_policy('mixed_float16')",
             ),
-            Need.ONE_INPUT: (
+            Need.ONE_INPUT: Advice(
                 "Use smaller inputs: the batch is one already",
-                (
-                    "smaller images, crops or tiles, or shorter sequences; fewer filters in the "
-                    "layer "
-                    "that failed; tf.recompute_grad; "
-                    "tf.keras.mixed_precision.set_global_policy('mixed_float16')"
-                ),
+                "smaller images, crops or tiles, or shorter sequences; fewer filters in the "
+                "layer that failed; tf.recompute_grad; "
+                "tf.keras.mixed_precision.set_global_policy('mixed_float16')",
             ),
-            Need.WEIGHTS: (
+            Need.WEIGHTS: Advice(
                 "Use a smaller model, or a GPU with more memory",
-                (
-                    "it failed while the variables were made, before any batch: fewer or smaller "
-                    "layers; "
-                    f"{_GROWTH.partition('; ')[2]}"
-                ),
+                "it failed while the variables were made, before any batch: fewer or smaller "
+                f"layers; {_GROWTH.partition('; ')[2]}",
             ),
-            Need.FULL: (
+            Need.FULL: Advice(
                 "Use a smaller batch, and see who else is on the GPU",
                 f"a lower batch_size or smaller inputs; {_GROWTH.partition('; ')[2]}",
             ),
-            Need.LIBRARY: ("Let TensorFlow grow its memory on demand", _GROWTH),
+            Need.LIBRARY: Advice("Let TensorFlow grow its memory on demand", _GROWTH),
         },
         verify="nvidia-smi shows less than the whole device in use after start.",
     ),
@@ -227,13 +197,11 @@ ENGINES: Final[tuple[Engine, ...]] = (
         "paddlepaddle 3.0, paddle/common/flags.cc and phi/core/memory/allocation",
         frozenset({"paddle"}),
         {
-            Need.STEP: (
+            Need.STEP: Advice(
                 "Use a smaller batch or smaller inputs",
-                (
-                    "a lower batch_size, or smaller images or shorter sequences; "
-                    "FLAGS_allocator_strategy=auto_growth, where it is naive_best_fit; see with "
-                    "nvidia-smi whether another process is on the GPU"
-                ),
+                "a lower batch_size, or smaller images or shorter sequences; "
+                "FLAGS_allocator_strategy=auto_growth, where it is naive_best_fit; see with "
+                "nvidia-smi whether another process is on the GPU",
             ),
         },
     ),
@@ -243,25 +211,17 @@ ENGINES: Final[tuple[Engine, ...]] = (
         "core/framework/bfc_arena.cc",
         frozenset({"onnxruntime"}),
         {
-            Need.STEP: (
+            Need.STEP: Advice(
                 "Let its arena grow by what is asked for, and run smaller inputs",
-                (
-                    "arena_extend_strategy=kSameAsRequested and cudnn_conv_use_max_workspace=0 in "
-                    "the "
-                    "CUDA provider's options: by default the arena doubles with each growth; a "
-                    "smaller "
-                    "batch or input; a gpu_mem_limit for each of several sessions on one GPU; and "
-                    "no "
-                    "enable_cuda_graph for a run that still allocates"
-                ),
+                "arena_extend_strategy=kSameAsRequested and cudnn_conv_use_max_workspace=0 in "
+                "the CUDA provider's options: by default the arena doubles with each growth; a "
+                "smaller batch or input; a gpu_mem_limit for each of several sessions on one "
+                "GPU; and no enable_cuda_graph for a run that still allocates",
             ),
-            Need.LIMIT: (
+            Need.LIMIT: Advice(
                 "Raise the limit that the arena was given",
-                (
-                    "a higher gpu_mem_limit in the provider's options, or max_mem of OrtArenaCfg "
-                    "(0 lets "
-                    "ONNX Runtime choose)"
-                ),
+                "a higher gpu_mem_limit in the provider's options, or max_mem of OrtArenaCfg "
+                "(0 lets ONNX Runtime choose)",
             ),
         },
     ),
@@ -270,14 +230,11 @@ ENGINES: Final[tuple[Engine, ...]] = (
         "tensorrt_llm 0.9 to 1.0, commands/build.py and llmapi/llm_args.py",
         frozenset({"trtllm"}),
         {
-            Need.STEP: (
+            Need.STEP: Advice(
                 "Build the engine for smaller batches, or serve it with less cache",
-                (
-                    "trtllm-build with a lower --max_batch_size, --max_num_tokens and "
-                    "--max_seq_len, or "
-                    "quantized weights; --tp_size over more GPUs; at run time a lower "
-                    "kv_cache_free_gpu_memory_fraction (kv_cache_free_gpu_mem_fraction in Triton)"
-                ),
+                "trtllm-build with a lower --max_batch_size, --max_num_tokens and --max_seq_len, "
+                "or quantized weights; --tp_size over more GPUs; at run time a lower "
+                "kv_cache_free_gpu_memory_fraction (kv_cache_free_gpu_mem_fraction in Triton)",
             ),
         },
         logs=r"TRT-LLM\]|TensorRT-LLM",
@@ -287,13 +244,10 @@ ENGINES: Final[tuple[Engine, ...]] = (
         "tensorrt 10, IBuilderConfig::setMemoryPoolLimit",
         frozenset({"tensorrt"}),
         {
-            Need.STEP: (
+            Need.STEP: Advice(
                 "Give the builder the GPU for itself, and smaller shapes",
-                (
-                    "end what else is on the GPU; smaller maximum shapes in the optimization "
-                    "profiles; a "
-                    "lower config.set_memory_pool_limit(MemoryPoolType.WORKSPACE, ...); FP16"
-                ),
+                "end what else is on the GPU; smaller maximum shapes in the optimization profiles; "
+                "a lower config.set_memory_pool_limit(MemoryPoolType.WORKSPACE, ...); FP16",
             ),
         },
         logs=r"\[TRT\]|\bTensorRT\b",
@@ -303,14 +257,11 @@ ENGINES: Final[tuple[Engine, ...]] = (
         "cupy 13, docs/source/user_guide/memory.rst",
         frozenset({"cupy"}),
         {
-            Need.STEP: (
+            Need.STEP: Advice(
                 "Work in smaller parts, and give the pool's free blocks back",
-                (
-                    "arrays in chunks, in 32 bits or less; del of what is not needed, then "
-                    "cupy.get_default_memory_pool().free_all_blocks(); a pool with set_limit() "
-                    "where "
-                    "others use the GPU"
-                ),
+                "arrays in chunks, in 32 bits or less; del of what is not needed, then "
+                "cupy.get_default_memory_pool().free_all_blocks(); a pool with set_limit() "
+                "where others use the GPU",
             ),
         },
     ),
@@ -319,16 +270,12 @@ ENGINES: Final[tuple[Engine, ...]] = (
         "rmm and cudf 24.02 to 25.08, docs/user_guide",
         frozenset({"rmm"}),
         {
-            Need.STEP: (
+            Need.STEP: Advice(
                 "Work in smaller parts, or let them spill to the host",
-                (
-                    "cudf.set_option('spill', True), or rmm.reinitialize(managed_memory=True) "
-                    "before "
-                    "anything is read; files in parts (dask_cudf), del of frames that are not "
-                    "needed; "
-                    "a higher maximum_pool_size, where a pool was given one; nvidia-smi shows who "
-                    "else is on the GPU"
-                ),
+                "cudf.set_option('spill', True), or rmm.reinitialize(managed_memory=True) "
+                "before anything is read; files in parts (dask_cudf), del of frames that are "
+                "not needed; a higher maximum_pool_size, where a pool was given one; "
+                "nvidia-smi shows who else is on the GPU",
             ),
         },
     ),
@@ -337,13 +284,11 @@ ENGINES: Final[tuple[Engine, ...]] = (
         "CUDA.jl 5, docs/src/usage/memory.md",
         frozenset({"julia"}),
         {
-            Need.STEP: (
+            Need.STEP: Advice(
                 "Use less at once, and give back what Julia has not yet collected",
-                (
-                    "a smaller batch or arrays in Float32; CUDA.unsafe_free!(x) where an array is "
-                    "done with, GC.gc(true) and CUDA.reclaim() between steps, since arrays live "
-                    "until Julia collects them; nvidia-smi shows who else is on the GPU"
-                ),
+                "a smaller batch or arrays in Float32; CUDA.unsafe_free!(x) where an array is "
+                "done with, GC.gc(true) and CUDA.reclaim() between steps, since arrays live "
+                "until Julia collects them; nvidia-smi shows who else is on the GPU",
             ),
         },
         logs=r"\.julia[/\\]|\bCuArrays\b|CUDA\.jl|\bLoadError: ",
@@ -353,13 +298,11 @@ ENGINES: Final[tuple[Engine, ...]] = (
         "mlx 0.2 to 0.29, python/src/memory.cpp; mlx-lm 0.28, generate.py; macOS 14",
         frozenset(),
         {
-            Need.STEP: (
+            Need.STEP: Advice(
                 "Use a smaller model or context, or let the GPU have more of the memory",
-                (
-                    "a model in fewer bits, a shorter prompt or --max-kv-size, one model at a "
-                    "time; mx.set_cache_limit(0) and mx.clear_cache() give back what is cached; "
-                    "close other programs; sudo sysctl iogpu.wired_limit_mb=N raises the share"
-                ),
+                "a model in fewer bits, a shorter prompt or --max-kv-size, one model at a "
+                "time; mx.set_cache_limit(0) and mx.clear_cache() give back what is cached; "
+                "close other programs; sudo sysctl iogpu.wired_limit_mb=N raises the share",
             ),
         },
         logs=r"\[METAL\]|\bmlx\b|\bmlx_",
@@ -369,13 +312,11 @@ ENGINES: Final[tuple[Engine, ...]] = (
         "xgboost 2 and 3, doc/gpu/index.rst and doc/tutorials/external_memory.rst",
         frozenset(),
         {
-            Need.STEP: (
+            Need.STEP: Advice(
                 "Put less on the GPU",
-                (
-                    "QuantileDMatrix instead of DMatrix, a lower max_bin or max_depth, fewer rows "
-                    "(subsample with sampling_method='gradient_based') or external memory; del of "
-                    "boosters and matrices of earlier runs; nvidia-smi shows who else is on the GPU"
-                ),
+                "QuantileDMatrix instead of DMatrix, a lower max_bin or max_depth, fewer rows "
+                "(subsample with sampling_method='gradient_based') or external memory; del of "
+                "boosters and matrices of earlier runs; nvidia-smi shows who else is on the GPU",
             ),
         },
         logs=r"\bxgboost\b|XGBoostError",
@@ -385,12 +326,10 @@ ENGINES: Final[tuple[Engine, ...]] = (
         "numba 0.61, docs/source/cuda/memory.rst",
         frozenset(),
         {
-            Need.STEP: (
+            Need.STEP: Advice(
                 "Put less on the GPU at a time",
-                (
-                    "arrays in parts and in 32 bits, del of device arrays that are not needed; "
-                    "nvidia-smi shows who else is on the GPU"
-                ),
+                "arrays in parts and in 32 bits, del of device arrays that are not needed; "
+                "nvidia-smi shows who else is on the GPU",
             ),
         },
         logs=r"\bnumba[./\\]cuda|numba\.cuda|CudaAPIError",
@@ -399,20 +338,21 @@ ENGINES: Final[tuple[Engine, ...]] = (
         "DirectML",
         "torch-directml 0.2",
         frozenset({"directml"}),
-        {Need.STEP: ("Use smaller images or a smaller batch", "--lowvram or --medvram of the UI")},
+        {
+            Need.STEP: Advice(
+                "Use smaller images or a smaller batch", "--lowvram or --medvram of the UI"
+            )
+        },
     ),
     Engine(
         "MXNet",
         "mxnet 1.9, docs/static_site/src/pages/api/faq/env_var.md",
         frozenset(),
         {
-            Need.STEP: (
+            Need.STEP: Advice(
                 "Use a smaller batch or model",
-                (
-                    "a lower --batch-size, a smaller vocabulary or model; "
-                    "MXNET_GPU_MEM_POOL_RESERVE=10 "
-                    "leaves more of the GPU to libraries"
-                ),
+                "a lower --batch-size, a smaller vocabulary or model; "
+                "MXNET_GPU_MEM_POOL_RESERVE=10 leaves more of the GPU to libraries",
             ),
         },
         logs=r"\bMXNet\b|\bmxnet\.",
@@ -425,12 +365,10 @@ ANY_PROGRAM: Final = Engine(
     "",
     frozenset(),
     {
-        Need.STEP: (
+        Need.STEP: Advice(
             "See who fills the GPU, and put less on it",
-            (
-                "MONITOR beside the run: end what else is there; a smaller model, input or batch, "
-                "as far as the program has options for it"
-            ),
+            "MONITOR beside the run: end what else is there; a smaller model, input or batch, "
+            "as far as the program has options for it",
         ),
     },
 )
@@ -442,15 +380,13 @@ def engine_of(message: OomMessage) -> Engine | None:
     said = f"{message.above} {message.intro} {message.text}"
     told = {message.kind, message.backend, message.sub_kind}
     for engine in ENGINES:
-        if told & engine.speaks and not (engine.name == "llama.cpp" and _is_ollama(said)):
+        if told & engine.speaks and not (
+            engine.name == "llama.cpp" and re.search(ENGINES[0].logs, said)
+        ):
             return engine
     if message.is_of_caching_allocator or message.kind == "kv-cache":
         return None
     return next((e for e in ENGINES if e.logs and re.search(e.logs, said)), None)
-
-
-def _is_ollama(said: str) -> bool:
-    return re.search(ENGINES[0].logs, said) is not None
 
 
 _NEEDS: Final = {

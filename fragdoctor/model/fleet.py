@@ -202,9 +202,6 @@ class FleetSummary:
         return len(self.ranks)
 
 
-FLEET_SCHEMA_VERSION = "1.0"
-
-
 class DifferenceKind(StrEnum):
     """In what two ranks differ."""
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from enum import IntEnum
+from enum import IntEnum, StrEnum
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+
+from fragdoctor.model.finding import Location
 
 
 def table(
@@ -17,6 +20,24 @@ def table(
     """Return rows as a DataFrame; in the columns ``numbers`` an integer may be missing."""
     frame = pd.DataFrame(list(rows), columns=list(columns), dtype=object)
     return frame.astype(dict.fromkeys(numbers, "Int64"))
+
+
+def table_of(
+    items: Iterable[object], texts: Sequence[str], numbers: Sequence[str] = ()
+) -> pd.DataFrame:
+    """Return attributes of items as a DataFrame, one row an item; ``a.b`` is the column ``b``.
+
+    Locations and words of enums are text in it; in the columns ``numbers`` an integer may be
+    missing.
+    """
+    read = attrgetter(*texts, *numbers)
+    columns = [name.rpartition(".")[2] for name in (*texts, *numbers)]
+    rows = (tuple(map(_cell, read(item))) for item in items)
+    return table(rows, columns, columns[len(texts) :])
+
+
+def _cell(value: object) -> object:
+    return str(value) if isinstance(value, Location | StrEnum) else value
 
 
 def members(codes: npt.NDArray[np.uint8], enum: type[IntEnum]) -> pd.Categorical[Any]:

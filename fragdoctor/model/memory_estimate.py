@@ -118,9 +118,6 @@ class FitMap:
     rows: Sequence[MapRow]
 
 
-SCHEMA_VERSION = "1.0"
-
-
 class Sureness(StrEnum):
     """How sure a number is."""
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -65,14 +65,6 @@ class SegmentType(IntEnum):
     SMALL = 0
     LARGE = 1
     UNKNOWN = 2
-
-
-class Frame(NamedTuple):
-    """One stack frame, as text. ``line`` is 0 to 2**64 - 1 as the file has it."""
-
-    filename: str
-    line: int
-    name: str
 
 
 @frozen
@@ -265,27 +257,27 @@ class Snapshot:
         with_events = np.nonzero(np.diff(self.events.offsets))[0]
         return tuple(distinct(np.append(self.segments.device, with_events)).tolist())
 
-    def frame(self, frame_id: int) -> Frame:
-        """Return one frame as text."""
+    def frame(self, frame_id: int) -> Location:
+        """Return one frame; its line is 0 to 2**64 - 1 as the file has it."""
         table = self.frames
-        return Frame(
+        return Location(
             self.strings[int(table.filename[frame_id])],
             int(table.line[frame_id]),
             self.strings[int(table.name[frame_id])],
         )
 
     def location(self, frame_id: int) -> Location | None:
-        """Return one frame as a location; None for id -1."""
-        return None if frame_id < 0 else Location(*self.frame(frame_id))
+        """Return one frame; None for id -1."""
+        return None if frame_id < 0 else self.frame(frame_id)
 
-    def stack(self, stack_id: int) -> tuple[Frame, ...]:
-        """Return a stack as text, innermost first; empty for id -1."""
+    def stack(self, stack_id: int) -> tuple[Location, ...]:
+        """Return a stack, innermost frame first; empty for id -1."""
         if stack_id < 0:
             return ()
         low, high = int(self.stacks.offsets[stack_id]), int(self.stacks.offsets[stack_id + 1])
         ids, table, text = self.stacks.frames[low:high], self.frames, self.strings
         columns = (c[ids].tolist() for c in (table.filename, table.line, table.name))
-        return tuple(Frame(text[f], line, text[n]) for f, line, n in zip(*columns, strict=True))
+        return tuple(Location(text[f], line, text[n]) for f, line, n in zip(*columns, strict=True))
 
     def __repr__(self) -> str:
         """Return a line about it: the columns may hold millions of rows."""

@@ -75,21 +75,28 @@ class PrintedFigure:
 
 @frozen
 class Scene:
-    """A line of a log that belongs to its story, as the reader found it.
+    """A line of a log that belongs to its story, as the reader found it; then an event of it.
 
     Attributes:
         kind: what it reports.
         line: 1-based line.
         text: the line, white space folded, at most 300 characters; hostile text.
         time_s: seconds of the printed time (since 1970 where it is dated, since midnight where it
-            is a clock only), None where the line prints none.
+            is a clock only), None where the line prints none; in the story that of the line above.
         precision: how complete that time is.
         rank, pid: printed on the line.
-        trial: name of the trial that the line names, "".
+        trial: name of the trial that the line names, ""; in the story also where only its
+            neighbours name it.
         message: index of the message in ``OomLog.messages``, None for other lines.
         place: progress in words, such as ``epoch 3/10, step 1200``; "".
         figures: figures of memory on the line.
         count: a counter on the line (retries, cache flushes), None where there is none.
+        n_lines: lines that reported the same.
+        caused_by: index in ``LogStory.events`` of the failure that this one follows from, None
+            for a failure of its own. It may be a later index: some sweep tools print the end of a
+            trial above its traceback.
+        confidence: how sure that is; None without ``caused_by``.
+        reason: why it is a consequence, or for a later failure why it is none; "".
     """
 
     kind: SceneKind
@@ -103,34 +110,6 @@ class Scene:
     message: int | None = None
     place: str = ""
     figures: Sequence[PrintedFigure] = ()
-    count: int | None = None
-
-
-@frozen
-class StoryEvent:
-    """One event on the time line.
-
-    Attributes:
-        kind, line, text, rank, pid, trial, message, place, count: as in ``Scene``; ``trial`` also
-            where only its neighbours name it.
-        time_s: as in ``Scene``, or taken from the line above, None where the log has no times.
-        n_lines: lines that reported the same.
-        caused_by: index in ``LogStory.events`` of the failure that this one follows from, None
-            for a failure of its own. It may be a later index: some sweep tools print the end of a
-            trial above its traceback.
-        confidence: how sure that is; None without ``caused_by``.
-        reason: why it is a consequence, or for a later failure why it is none; "".
-    """
-
-    kind: SceneKind
-    line: int
-    text: str = ""
-    time_s: float | None = None
-    rank: int | None = None
-    pid: int | None = None
-    trial: str = ""
-    message: int | None = None
-    place: str = ""
     count: int | None = None
     n_lines: int = 1
     caused_by: int | None = None
@@ -149,19 +128,13 @@ class TrialOutcome(StrEnum):
 
 @frozen
 class Trial:
-    """One trial of a sweep: its lines, its end, and its memory.
-
-    ``baseline_bytes`` is the lowest figure of allocated memory that it printed: what the trials
-    before it left behind is in it. ``baseline_of`` says which figure that is.
-    """
+    """One trial of a sweep: its lines, its end, and how often it ran out of memory."""
 
     name: str
     first_line: int
     last_line: int
     outcome: TrialOutcome = TrialOutcome.OPEN
     n_ooms: int = 0
-    baseline_bytes: int | None = None
-    baseline_of: str = ""
 
 
 class Direction(StrEnum):
@@ -196,9 +169,9 @@ class TrialTrend:
     over: str
     points: Sequence[int]
     lines: Sequence[int] = ()
-    slope_bytes: float | None = None
-    low_bytes: float | None = None
-    high_bytes: float | None = None
+    slope_bytes: int | None = None
+    low_bytes: int | None = None
+    high_bytes: int | None = None
     direction: Direction = Direction.TOO_FEW
     confidence: Confidence | None = None
     label: str = ""
@@ -220,7 +193,7 @@ class LogStory:
         duration_s: between the first and the last printed time, None where there are none.
     """
 
-    events: Sequence[StoryEvent]
+    events: Sequence[Scene]
     trials: Sequence[Trial] = ()
     trends: Sequence[TrialTrend] = ()
     is_by_time: bool = False
@@ -230,8 +203,3 @@ class LogStory:
     n_restarts: int = 0
     n_parallel: int = 1
     duration_s: float | None = None
-
-    def trend(self, figure: str) -> TrialTrend | None:
-        """Return the trend of a figure that says most: a direction first, then more points."""
-        known = [t for t in self.trends if t.figure == figure]
-        return max(known, key=lambda t: (t.confidence is not None, len(t.points)), default=None)

@@ -49,11 +49,6 @@ class Norm(StrEnum):
     RMSNORM_WRITTEN_OUT = "rmsnorm-written-out"  # as in Hugging Face models
     RMSNORM_WIDE = "rmsnorm-wide"  # the same, but the product with the weight is made in fp32
 
-    @property
-    def is_written_out(self) -> bool:
-        """Whether it consists of several operations."""
-        return self in (Norm.RMSNORM_WRITTEN_OUT, Norm.RMSNORM_WIDE)
-
 
 @frozen
 class ParameterGroup:

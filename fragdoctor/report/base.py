@@ -128,7 +128,9 @@ def render(view: str, name: str, result: Any, options: RenderOptions, **more: An
     """
     check_format(view, name)
     writer = importlib.import_module(FORMATS[name])
-    if name in DOCUMENT_FORMATS and name != "json":
+    if name == "json":
+        return str(writer.dumps(writer.document_of(view, result, **more)))
+    if name in DOCUMENT_FORMATS:
         module = importlib.import_module(f"{_VIEWS}.{_MODULES.get(view, view)}")
         fill = getattr(module, f"{view}_document", module.document)
         if view in _WITH_SOURCES:
@@ -139,4 +141,4 @@ def render(view: str, name: str, result: Any, options: RenderOptions, **more: An
         if name == "html" and view in _WITH_SCRIPT:
             return str(importlib.import_module(_PAGE).render_reading_page(document))
         return str(writer.render(document, options))
-    return str(writer.render_result(view, result, options, **more))
+    return str(writer.render(result, options))

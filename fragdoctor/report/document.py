@@ -113,6 +113,7 @@ class Spark:
     values: Sequence[float]
 
 
+Drawn = Gauge | Spark
 Cell = Content | Gauge | Spark
 
 
@@ -236,8 +237,7 @@ class Listing(DocumentBlock):
 class Table(DocumentBlock):
     """Aligned columns; the short report has the first ``shown`` rows.
 
-    ``n_left_out`` counts rows that the document itself does not hold; ``label`` says what the
-    table holds to those who cannot see it.
+    ``n_left_out`` counts rows that the document itself does not hold.
     """
 
     holds: ClassVar[str] = "rows"
@@ -245,7 +245,6 @@ class Table(DocumentBlock):
     rows: Sequence[Row]
     shown: int | None = None
     n_left_out: int = 0
-    label: str = ""
 
 
 def tabled(
@@ -409,6 +408,7 @@ class Section:
         id: names the section in links.
         device: the device that it is about, where a report may switch between several.
         is_folded: a page shows its heading alone until it is opened.
+        detail: in which reports its usual blocks stand.
     """
 
     title: str
@@ -417,10 +417,15 @@ class Section:
     id: str = ""
     device: int | None = None
     is_folded: bool = False
+    detail: Detail = Detail.USUAL
 
     def only(self, details: Sequence[Detail]) -> list[DocumentBlock]:
         """Return the blocks that a report with these details shows."""
-        return [b for b in self.blocks if b.detail in details and not b.is_empty]
+        return [
+            b
+            for b in self.blocks
+            if (self.detail if b.detail is Detail.USUAL else b.detail) in details and not b.is_empty
+        ]
 
 
 @frozen

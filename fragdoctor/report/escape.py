@@ -125,11 +125,6 @@ def github_property(text: str) -> str:
     return github_message(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def xml(text: str) -> str:
-    """Return text for XML 1.0 content and attributes; characters XML forbids are written out."""
-    return _html.escape(visible(text), quote=True)
-
-
 def json_text(text: str) -> str:
     """Return text that strict JSON readers accept: lone surrogates become U+FFFD."""
     return re.sub("[\ud800-\udfff]", "\ufffd", text)

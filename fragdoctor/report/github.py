@@ -5,7 +5,6 @@ https://docs.github.com/actions/reference/workflow-commands-for-github-actions
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 from fragdoctor.gate.judgement import CheckReport
@@ -24,17 +23,15 @@ _COMMANDS: Final = {
 }
 
 
-def render_check(report: CheckReport, options: RenderOptions) -> str:
-    """Return one annotation for each reason, then the totals as plain text."""
-    lines = [_annotation(r) for r in results_of_check(report, options)]
-    plain = [total_line(report), *remarks(report)]
-    return _text([*lines, *(escape.github_message(line) for line in plain)])
-
-
-def render_diagnosis(diagnosis: Diagnosis, options: RenderOptions) -> str:
-    """Return one annotation for each finding from warnings on, then the verdict."""
-    lines = [_annotation(r) for r in results_of_diagnosis(diagnosis, options)]
-    return _text([*lines, escape.github_message(verdict_line(diagnosis.verdict))])
+def render(result: CheckReport | Diagnosis, options: RenderOptions) -> str:
+    """Return an annotation for each result, then a check's totals or the verdict, as plain text."""
+    if isinstance(result, CheckReport):
+        found, said = results_of_check(result, options), [total_line(result), *remarks(result)]
+    else:
+        found, said = results_of_diagnosis(result, options), [verdict_line(result.verdict)]
+    return "".join(
+        f"{line}\n" for line in (*map(_annotation, found), *map(escape.github_message, said))
+    )
 
 
 def _annotation(result: Result) -> str:
@@ -44,18 +41,5 @@ def _annotation(result: Result) -> str:
     if place.line is not None:
         at.append(f"line={place.line}")
     at.append(f"title={prop(f'{result.code} {result.title}')}")
-    source = "" if result.source in ("", place.path) else f" [{result.source}]"
-    message = escape.github_message(f"{result.message}{source}")
+    message = escape.github_message(result.sourced)
     return f"::{_COMMANDS[result.level]} {','.join(at)}::{message}"
-
-
-def _text(lines: Iterable[str]) -> str:
-    return "\n".join(lines) + "\n"
-
-
-def render_result(view: str, result: CheckReport | Diagnosis, options: RenderOptions) -> str:
-    """Return the report of a check, or of a diagnosis: the result says which."""
-    del view
-    if isinstance(result, CheckReport):
-        return render_check(result, options)
-    return render_diagnosis(result, options)

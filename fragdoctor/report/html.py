@@ -12,7 +12,7 @@ import base64
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from types import CodeType
 from typing import Any, Final
@@ -22,7 +22,6 @@ from jinja2.bccache import Bucket
 from markupsafe import Markup
 
 from fragdoctor.frozen import frozen
-from fragdoctor.model.diagnosis import SegmentRun, TimelineStrip
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import (
@@ -127,24 +126,6 @@ def drawn(chart: Chart) -> Drawing:
     )
 
 
-def of_strip(strip: TimelineStrip) -> Chart:
-    """Return the memory of a device over its trace as a chart."""
-    n = max(1, len(strip.allocated_bytes))
-    x = [i * strip.n_events / n for i in range(n)]
-    allocated, reserved = strip.allocated_bytes, strip.reserved_bytes
-    peak = f"peak allocated {format_size(strip.peak_bytes[0])}"
-    capacity = strip.capacity_bytes
-    return Chart(
-        (
-            ChartSeries("reserved", x, reserved, number=0, is_dashed=True),
-            ChartSeries("allocated", x, allocated, labels=(peak,), number=0),
-        ),
-        f"Allocated and reserved memory of GPU {strip.device} over its trace",
-        limit_bytes=capacity,
-        limit_label="" if capacity is None else f"capacity {format_size(capacity)}",
-    )
-
-
 def _marks(s: ChartSeries, xs: Sequence[float], ys: Sequence[float]) -> list[Mark]:
     if s.shape == "points":
         return [
@@ -235,7 +216,7 @@ def page(
     came from. ``values`` are further values for the template.
     """
     style = source("report.css") + style
-    made = environment(EVERYTHING)
+    made = environment()
     made.globals["links"] = document.links
     return (
         made.get_template(template).render(
@@ -243,14 +224,13 @@ def page(
             style=Markup(style),  # noqa: S704 - our own file
             script=Markup(script),  # noqa: S704 - our own file
             policy=policy(style, script, may_ask=may_ask),
-            interactive=bool(script),
             **values,
         )
         + "\n"
     )
 
 
-def environment(shown: Sequence[Detail]) -> jinja2.Environment:
+def environment() -> jinja2.Environment:
     """Return an environment that escapes every expression and shows what cannot be seen."""
     made = jinja2.Environment(
         loader=jinja2.PackageLoader("fragdoctor.report", "templates"),
@@ -268,19 +248,17 @@ def environment(shown: Sequence[Detail]) -> jinja2.Environment:
         "spans": lambda content: list(spans(content)),
         "plain": plain,
         "drawn": drawn,
-        "chart": of_strip,
         "curve": _curve,
-        "pieces": _pieces,
         "path": Markup,  # coordinates only; a path is longer than text may be
     }
     made.globals |= {
         "plural": plural,
-        "shown": shown,
+        "shown": EVERYTHING,
         "max_rows": MAX_ROWS,
         "long_table": LONG_TABLE,
         "is_gauge": lambda cell: isinstance(cell, Gauge),
         "is_spark": lambda cell: isinstance(cell, Spark),
-        "next_id": _counter(),
+        "next_id": map(str, itertools.count(1)).__next__,
     }
     return made
 
@@ -323,11 +301,6 @@ def source(name: str) -> str:
     return files("fragdoctor.report").joinpath("templates", *name.split("/")).read_text("utf-8")
 
 
-def _counter() -> Callable[[], str]:
-    numbers = itertools.count(1)
-    return lambda: str(next(numbers))
-
-
 def _hash(text: str) -> str:
     digest = hashlib.sha256(text.encode()).digest()
     return f"sha256-{base64.b64encode(digest).decode('ascii')}"
@@ -349,14 +322,3 @@ def _curve(spark: Spark) -> str:
     return " ".join(
         f"{100 * i / n:.1f},{20 - 18 * v / top:.1f}" for i, v in enumerate(spark.values)
     )
-
-
-def _pieces(runs: tuple[SegmentRun, ...]) -> list[tuple[str, float, float]]:
-    """Return the kind, the start and the width of each run of blocks, in per cent."""
-    total = sum(run.n_bytes for run in runs) or 1
-    pieces, start = [], 0
-    for run in runs:
-        kind = "strander" if run.strander is not None else run.kind.value
-        pieces.append((kind, 100 * start / total, 100 * run.n_bytes / total))
-        start += run.n_bytes
-    return pieces

@@ -16,7 +16,6 @@ from functools import cache
 from typing import Any
 
 from fragdoctor.report import escape
-from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.json_shapes import (
     SHAPES,
     CompareResult,
@@ -29,12 +28,6 @@ from fragdoctor.report.json_shapes import (
 )
 
 Json = dict[str, Any]
-
-
-def render_result(view: str, result: Any, options: RenderOptions, **more: Any) -> str:
-    """Return the document of a command as JSON, ending in a newline."""
-    del options
-    return dumps(document_of(view, result, **more))
 
 
 def document_of(view: str, result: Any, **more: Any) -> Json:

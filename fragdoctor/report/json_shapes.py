@@ -28,6 +28,7 @@ from fragdoctor.model import (
     workload,
 )
 from fragdoctor.model.case import LogMarker, OomMessage, OtherProcess
+from fragdoctor.model.census import Owner
 from fragdoctor.model.comparison import Comparison
 from fragdoctor.model.diagnosis import (
     SCHEMA_VERSION,
@@ -210,10 +211,6 @@ def _rank_error(r: fleet.RankSummary) -> RankError | None:
     return None if r.is_read else RankError(r.error_code, r.error, r.hint, r.exit_code)
 
 
-def _rounded(value: float | None) -> int | None:
-    return None if value is None else round(value)
-
-
 _VERSION: Final[Mapping[str, Computed]] = {"schema_version": (str, lambda _: SCHEMA_VERSION)}
 _SIZES: Final = ("n_layers", "hidden", "n_heads", "n_kv_heads", "ffn", "vocab")
 _BYTES: Final = Shape(names={"n_bytes": "bytes"})
@@ -231,7 +228,8 @@ _DIAGNOSES: Final[Mapping[type, Shape]] = {
     ),
     modules.ModuleMemory: Shape(properties=("total_bytes",)),
     HolderReport: Shape(properties=("held_bytes",)),
-    OwnerReport: Shape(null=("name", "class_name", "scope", "through")),
+    OwnerReport: Shape(inline=("owner",)),
+    Owner: Shape(null=("name", "class_name", "scope", "through")),
     Predicted: Shape(properties=("promise",)),
     OomResult: Shape(inline=("diagnosis",)),
     OomMessage: Shape(properties=("live_bytes",)),
@@ -246,17 +244,8 @@ _DIAGNOSES: Final[Mapping[type, Shape]] = {
     phases.CategoryShare: _BYTES,
     phases.HeldBytes: _BYTES,
     phases.LineBytes: _BYTES,
-    story.StoryEvent: Shape(null=("trial", "place")),
-    story.Trial: Shape(null=("baseline_of",)),
-    story.TrialTrend: Shape(
-        names={"points": "points_bytes"},
-        null=("label",),
-        computed={
-            "slope_bytes": (int | None, lambda t: _rounded(t.slope_bytes)),
-            "low_bytes": (int | None, lambda t: _rounded(t.low_bytes)),
-            "high_bytes": (int | None, lambda t: _rounded(t.high_bytes)),
-        },
-    ),
+    story.Scene: Shape(without=("precision", "figures"), null=("trial", "place")),
+    story.TrialTrend: Shape(names={"points": "points_bytes"}, null=("label",)),
     simulation.Simulation: Shape(computed=_VERSION),
     simulation.ReplayResult: Shape(properties=("margin_bytes",)),
     CheckReport: Shape(properties=("exit_code",), computed=_VERSION),
@@ -281,36 +270,16 @@ _DIAGNOSES: Final[Mapping[type, Shape]] = {
 _COMPARISONS: Final[Mapping[type, Shape]] = {
     CompareResult: Shape(inline=("comparison",), computed=_VERSION),
     Comparison: Shape(names={"proof": "settings_proof"}),
-    comparison.RunSide: Shape(
-        names={"peak_place": "peak_location"},
-        without=("cause", "confidence", "summary", "curve", "moment", "analysis"),
-        null=("torch_version",),
-        computed={
-            "verdict": (RunVerdict, lambda r: RunVerdict(r.cause, r.confidence, r.summary)),
-        },
-    ),
+    comparison.RunSide: Shape(without=("curve", "moment", "analysis"), null=("torch_version",)),
     comparison.ComparedFigure: Shape(properties=("delta",)),
     comparison.LineChange: Shape(properties=("delta_bytes",)),
-    comparison.SizeChange: Shape(names={"new": "new_bytes", "gone": "gone_bytes"}),
-    comparison.RunTrend: Shape(
-        names={"slope_low": "slope_low_bytes", "slope_high": "slope_high_bytes"},
-        without=("exhausted_range",),
-        computed={
-            "exhausted_from": (float | None, lambda t: (t.exhausted_range or (None, None))[0]),
-            "exhausted_until": (float | None, lambda t: (t.exhausted_range or (None, None))[1]),
-        },
-    ),
-    comparison.LineTrend: Shape(names={"place": "location"}),
     JudgedGrowth: Shape(properties=("is_exceeded",), computed={"message": (str, lambda g: g.text)}),
 }
 
 _FLEETS: Final[Mapping[type, Shape]] = {
     fleet.FleetReport: Shape(
         names={"rows": "ranks"},
-        computed={
-            "schema_version": (str, lambda _: fleet.FLEET_SCHEMA_VERSION),
-            "kind": (str, lambda _: "fleet"),
-        },
+        computed={**_VERSION, "kind": (str, lambda _: "fleet")},
     ),
     fleet.JobVerdict: Shape(null=("first_failed",)),
     fleet.RankGroup: Shape(

@@ -6,8 +6,10 @@ The dialect that CI servers share: ``testsuites / testsuite / testcase`` with ``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
+from xml.etree import ElementTree as ET
+from xml.etree.ElementTree import Element, SubElement
 
 from fragdoctor.frozen import frozen
 from fragdoctor.gate.budgets import Outcome
@@ -28,8 +30,6 @@ _BUDGETS: Final = (
     "no-growth",
 )
 
-xml = escape.xml
-
 
 @frozen
 class _Case:
@@ -41,34 +41,58 @@ class _Case:
     body: Sequence[str] = ()
 
 
-@frozen
-class _Suite:
-    name: str
-    cases: Sequence[_Case]
-    out: str = ""
+def render(result: CheckReport | Diagnosis, options: RenderOptions) -> str:
+    """Return a suite for each input of a check; of a diagnosis one.
 
-    def count(self, kind: str) -> int:
-        return sum(c.kind == kind for c in self.cases)
-
-
-def render_check(report: CheckReport) -> str:
-    """Return one suite for each input."""
-    suites = [_Suite(file_name(f), _cases(f), file_line(f)) for f in report.files]
-    if report.unjudged:
+    That has a case for each item of the checklist, and one for the findings.
+    """
+    del options
+    root = _element(None, "testsuites", name="fragdoctor")
+    if isinstance(result, CheckReport):
+        for judgement in result.files:
+            _add(root, file_name(judgement), _cases(judgement), file_line(judgement))
         message = "could be judged in none of the files"
-        cases = [_Case(name, "error", f"--{name} {message}") for name in report.unjudged]
-        suites.append(_Suite("budgets", cases))
-    return _document(suites)
+        unjudged = [_Case(name, "error", f"--{name} {message}") for name in result.unjudged]
+        if unjudged:
+            _add(root, "budgets", unjudged)
+    else:
+        name = ", ".join(shortened(s) for s in result.case.sources[:10]) or "input"
+        errors = [f for f in result.findings if f.severity is Severity.ERROR]
+        lines = [f"{f.code}: {f.message}" for f in errors]
+        cases = [*map(_item, result.checklist), _findings(lines[:1], lines)]
+        _add(root, name, cases, verdict_line(result.verdict))
+    for element in (root, *root):
+        for count, tag in _COUNTS.items():
+            element.set(count, str(len([*element.iter(tag)])))
+    ET.indent(root)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(root, "unicode")}\n'
 
 
-def render_diagnosis(diagnosis: Diagnosis) -> str:
-    """Return one suite: a case for each item of the checklist, and one for the findings."""
-    name = ", ".join(shortened(s) for s in diagnosis.case.sources[:10]) or "input"
-    cases = [_item(i) for i in diagnosis.checklist]
-    errors = [f for f in diagnosis.findings if f.severity is Severity.ERROR]
-    lines = [f"{f.code}: {f.message}" for f in errors]
-    cases.append(_Case("findings", "failure", lines[0], lines) if lines else _Case("findings"))
-    return _document([_Suite(name, cases, verdict_line(diagnosis.verdict))])
+_COUNTS: Final = {
+    "tests": "testcase", "failures": "failure", "errors": "error", "skipped": "skipped",
+}  # fmt: skip
+
+
+def _add(root: Element, name: str, cases: Iterable[_Case], out: str = "") -> None:
+    suite = _element(root, "testsuite", name=name)
+    for case in cases:
+        found = _element(suite, "testcase", name=case.name, classname=name)
+        if case.kind:
+            message = shortened(case.message)
+            kind = {} if case.kind == "skipped" else {"type": case.kind}
+            _element(found, case.kind, case.body, message=message, **kind)
+    if out:
+        _element(suite, "system-out", [out])
+
+
+def _element(
+    parent: Element | None, tag: str, lines: Sequence[str] = (), **attributes: str
+) -> Element:
+    """Return a new element; every text in it is made visible here, and escaped when written."""
+    shown = {name: escape.visible(value) for name, value in attributes.items()}
+    element = Element(tag, shown) if parent is None else SubElement(parent, tag, shown)
+    element.text = "\n".join(map(escape.visible, lines)) or None
+    return element
 
 
 def _cases(judgement: FileJudgement) -> list[_Case]:
@@ -87,10 +111,11 @@ def _cases(judgement: FileJudgement) -> list[_Case]:
             cases.append(_Case(result.budget))
     others = [r for r in judgement.reasons if r.code not in _BUDGETS]
     lines = [_line(r) for r in others]
-    cases.append(
-        _Case("findings", "failure", others[0].text, lines) if others else _Case("findings")
-    )
-    return cases
+    return [*cases, _findings([r.text for r in others[:1]], lines)]
+
+
+def _findings(message: Sequence[str], lines: Sequence[str]) -> _Case:
+    return _Case("findings", "failure", message[0], lines) if message else _Case("findings")
 
 
 def _line(reason: Reason) -> str:
@@ -105,56 +130,3 @@ def _item(item: ChecklistItem) -> _Case:
     if item.status is Status.SKIP:
         return _Case(item.id, "skipped", message)
     return _Case(item.id)
-
-
-def _document(suites: Sequence[_Suite]) -> str:
-    n_cases = sum(len(s.cases) for s in suites)
-    counts = " ".join(
-        f'{attribute}="{sum(s.count(kind) for s in suites)}"'
-        for attribute, kind in (
-            ("failures", "failure"),
-            ("errors", "error"),
-            ("skipped", "skipped"),
-        )
-    )
-    lines = [
-        '<?xml version="1.0" encoding="UTF-8"?>',
-        f'<testsuites name="fragdoctor" tests="{n_cases}" {counts}>',
-        *(line for suite in suites for line in _suite(suite)),
-        "</testsuites>",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _suite(suite: _Suite) -> list[str]:
-    head = (
-        f'  <testsuite name="{xml(suite.name)}" tests="{len(suite.cases)}"'
-        f' failures="{suite.count("failure")}" errors="{suite.count("error")}"'
-        f' skipped="{suite.count("skipped")}">'
-    )
-    lines = [head, *(line for case in suite.cases for line in _case(case, suite.name))]
-    if suite.out:
-        lines.append(f"    <system-out>{xml(suite.out)}</system-out>")
-    return [*lines, "  </testsuite>"]
-
-
-def _case(case: _Case, suite: str) -> list[str]:
-    head = f'    <testcase name="{xml(case.name)}" classname="{xml(suite)}"'
-    if not case.kind:
-        return [f"{head}/>"]
-    message = f'message="{xml(shortened(case.message))}"'
-    if case.kind == "skipped":
-        return [f"{head}>", f"      <skipped {message}/>", "    </testcase>"]
-    body = "\n".join(xml(line) for line in case.body)
-    return [
-        f"{head}>",
-        f'      <{case.kind} {message} type="{case.kind}">{body}</{case.kind}>',
-        "    </testcase>",
-    ]
-
-
-def render_result(view: str, result: CheckReport | Diagnosis, options: RenderOptions) -> str:
-    """Return the report of a check, or of a diagnosis: the result says which."""
-    del view
-    del options
-    return render_check(result) if isinstance(result, CheckReport) else render_diagnosis(result)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, Final
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from fragdoctor.report import document as doc
 from fragdoctor.report import escape
@@ -30,12 +30,12 @@ def render(document: doc.ReportDocument, options: RenderOptions) -> str:
             "".join(f"{_text(doc.plain(line))}\n\n" for line in document.brief).rstrip("\n") + "\n"
         )
     details = doc.DETAILS[options.verbosity]
-    blocks = [f"## {_text(doc.plain(document.headline))}", *_blocks(document.lead, details)]
+    lead = doc.Section("", document.lead)
+    blocks = [f"## {_text(doc.plain(document.headline))}", *_section(lead, details)]
     for section in document.sections:
         blocks += _section(section, details)
     if options.verbosity is Verbosity.NORMAL:
-        folded = [b for s in document.sections for b in _section(s, (doc.Detail.FULL,))]
-        folded = [*_blocks(document.lead, (doc.Detail.FULL,)), *folded]
+        folded = [b for s in (lead, *document.sections) for b in _section(s, (doc.Detail.FULL,))]
         if folded:
             inside = "\n\n".join(folded)
             blocks.append(f"<details>\n<summary>All details</summary>\n\n{inside}\n\n</details>")
@@ -56,22 +56,37 @@ def _bounded(blocks: Sequence[str]) -> str:
 
 
 def _section(section: doc.Section, details: Sequence[doc.Detail]) -> list[str]:
-    body = _blocks(section.blocks, details)
-    if not body:
-        return []
+    body = [text for block in section.only(details) if (text := _block(block))]
+    if not body or not section.title:
+        return body
     note = f": {section.note}" if section.note else ""
-    return [f"### {_text(section.title + note)}", *body] if section.title else body
+    return [f"### {_text(section.title + note)}", *body]
 
 
-def _blocks(blocks: Iterable[doc.DocumentBlock], details: Sequence[doc.Detail]) -> list[str]:
-    shown = (b for b in blocks if b.detail in details and not b.is_empty)
-    written = (_WRITERS.get(b.kind, _nothing)(b) for b in shown)
-    return [text for text in written if text]
-
-
-def _nothing(block: Any) -> str:  # noqa: ARG001 - a writer
-    """Return nothing: a picture that only a page can show."""
-    return ""
+def _block(block: doc.DocumentBlock) -> str:  # noqa: PLR0911 - one a block
+    """Return a block; "" for a picture that only a page can show."""
+    match block:
+        case doc.Paragraph():
+            return _content(block.content)
+        case doc.Facts():
+            return "\n".join(f"- {_text(label)}: {_content(c)}" for label, c in block.items)
+        case doc.Bullets():
+            return "\n".join(f"- {_content(item)}" for item in block.items)
+        case doc.Code():
+            return _code(block)
+        case doc.Listing():
+            return "\n".join(_item(item) for item in block.items)
+        case doc.Table():
+            return _table(block)
+        case doc.Bar():
+            return _table(_bar(block))
+        case doc.Timeline():
+            return _timeline(block)
+        case doc.SegmentBars():
+            columns = [doc.Column(title, kind="right") for title in block.titles]
+            return _table(doc.Table(columns, [doc.Row(bar.figures) for bar in block.bars]))
+        case _:
+            return ""
 
 
 def _text(text: str) -> str:
@@ -96,31 +111,11 @@ def _styled(text: str, style: doc.Style | None, *, in_table: bool) -> str:
     return f"{before}**{core}**{after}"
 
 
-def _paragraph(block: doc.Paragraph) -> str:
-    return _content(block.content)
-
-
-def _facts(block: doc.Facts) -> str:
-    return "\n".join(f"- {_text(label)}: {_content(c)}" for label, c in block.items)
-
-
-def _bullets(block: doc.Bullets) -> str:
-    return "\n".join(f"- {_content(item)}" for item in block.items)
-
-
 def _code(block: doc.Code) -> str:
     lines = [escape.visible(line) for line in block.lines]
-    longest = max((len(run) for line in lines for run in _backticks(line)), default=0)
+    longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
     fence = "`" * max(3, longest + 1)
     return "\n".join([fence, *lines, fence])
-
-
-def _backticks(line: str) -> list[str]:
-    return [run for run in "".join(c if c == "`" else " " for c in line).split() if run]
-
-
-def _listing(block: doc.Listing) -> str:
-    return "\n".join(_item(item) for item in block.items)
 
 
 def _item(item: doc.ListItem) -> str:
@@ -141,13 +136,13 @@ def _inner(block: doc.DocumentBlock) -> list[str]:
         return [f"- {escape.markdown_code(line)}" for line in block.lines]
     if isinstance(block, doc.Paragraph):
         return [f"- {_content(block.content)}"] if doc.plain(block.content) else []
-    return _WRITERS.get(block.kind, _nothing)(block).splitlines()
+    return _block(block).splitlines()
 
 
 def _table(block: doc.Table) -> str:
     rows = block.rows[:MAX_ROWS]
     # What is drawn is left out: the figures beside it say the same.
-    kept = [i for i in range(len(block.columns)) if not _is_drawn(rows[0].cells[i])]
+    kept = [i for i in range(len(block.columns)) if not isinstance(rows[0].cells[i], doc.Drawn)]
     if not kept:
         return ""
     columns = [block.columns[i] for i in kept]
@@ -164,24 +159,22 @@ def _table(block: doc.Table) -> str:
     return "\n".join(lines) + more
 
 
-def _is_drawn(cell: doc.Cell) -> bool:
-    return isinstance(cell, doc.Gauge | doc.Spark)
-
-
 def _cell(cell: doc.Cell) -> str:
-    return "" if isinstance(cell, doc.Gauge | doc.Spark) else _content(cell, in_table=True)
+    return "" if isinstance(cell, doc.Drawn) else _content(cell, in_table=True)
 
 
 def _row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _bar(block: doc.Bar) -> str:
-    lines = [_row(("Memory", "Bytes", "Share", "")), _row(("---", "---:", "---:", "---"))]
-    for part in block.parts:
-        share = share_of(part.n_bytes, block.total_bytes)
-        lines.append(_row((part.name, format_size(part.n_bytes), share, _text(part.meaning))))
-    return "\n".join(lines)
+def _bar(bar: doc.Bar) -> doc.Table:
+    return doc.tabled(
+        bar.parts,
+        doc.Column("Memory", "name"),
+        doc.Column("Bytes", "n_bytes", "right"),
+        doc.Column("Share", lambda part: share_of(part.n_bytes, bar.total_bytes), "right"),
+        doc.Column("", "meaning"),
+    )
 
 
 def _timeline(block: doc.Timeline) -> str:
@@ -192,25 +185,3 @@ def _timeline(block: doc.Timeline) -> str:
         lines.append(_row((name, *(format_size(v) for v in values))))
     ooms, flushes = plural(strip.n_ooms, "OOM"), plural(strip.n_flushes, "flush", "flushes")
     return "\n".join([*lines, "", f"{ooms}, {flushes}."])
-
-
-def _segments(block: doc.SegmentBars) -> str:
-    titles = (*block.titles,)
-    lines = [_row(_text(t) for t in titles), _row("---:" for _ in titles)]
-    lines += [_row(bar.figures) for bar in block.bars]
-    return "\n".join(lines)
-
-
-_WRITERS: Final[Mapping[str, Callable[[Any], str]]] = MappingProxyType(
-    {
-        doc.Paragraph.kind: _paragraph,
-        doc.Facts.kind: _facts,
-        doc.Bullets.kind: _bullets,
-        doc.Code.kind: _code,
-        doc.Listing.kind: _listing,
-        doc.Table.kind: _table,
-        doc.Bar.kind: _bar,
-        doc.Timeline.kind: _timeline,
-        doc.SegmentBars.kind: _segments,
-    }
-)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from typing import Final
 from urllib.parse import quote
 
@@ -89,7 +90,6 @@ class Result:
 
     Attributes:
         code: the rule (``FD101``) or the budget (``max-peak``).
-        title: the rule in a few words; ours, not from an input.
         message: one sentence with its numbers; hostile text.
         level: how bad it is.
         place: where to look: the user's line, else the input.
@@ -99,7 +99,6 @@ class Result:
     """
 
     code: str
-    title: str
     message: str
     level: Severity
     place: ResultPlace
@@ -107,26 +106,30 @@ class Result:
     fingerprint: str
     stack: Sequence[ResultPlace] = ()
 
+    @property
+    def title(self) -> str:
+        """The rule in a few words; ours, not from an input."""
+        return title_of(self.code)
+
+    @property
+    def sourced(self) -> str:
+        """The message, with its input where the place is another."""
+        is_there = self.source in ("", self.place.path)
+        return self.message if is_there else f"{self.message} [{self.source}]"
+
 
 def results_of_check(report: CheckReport, look: RenderOptions) -> Iterator[Result]:
-    """Yield why files fail or cannot be read, at most ``MAX_RESULTS``."""
-    n = 0
-    for judgement in report.files:
-        for result in _of_file(judgement, look):
-            n += 1
-            if n > MAX_RESULTS:
-                return
-            yield result
+    """Yield why files fail or cannot be read, ``MAX_RESULTS`` at most, and what was not judged."""
+    every = chain.from_iterable(_of_file(judgement, look) for judgement in report.files)
+    yield from islice(every, MAX_RESULTS)
     for name in report.unjudged:
-        message = f"--{name} could be judged in none of the files."
         yield Result(
-            "unjudged",
-            title_of("unjudged"),
-            message,
-            Severity.ERROR,
-            ResultPlace("."),
-            "",
-            f"un-{name}",
+            code="unjudged",
+            message=f"--{name} could be judged in none of the files.",
+            level=Severity.ERROR,
+            place=ResultPlace("."),
+            source="",
+            fingerprint=f"un-{name}",
         )
 
 
@@ -134,7 +137,6 @@ def _of_file(judgement: FileJudgement, look: RenderOptions) -> Iterator[Result]:
     if judgement.error is not None:
         yield Result(
             code="unreadable",
-            title=title_of("unreadable"),
             message=_cut(f"{judgement.error} {judgement.error.hint}".strip()),
             level=Severity.ERROR,
             place=place_of_input(judgement.name, look),
@@ -158,7 +160,6 @@ def results_of_diagnosis(diagnosis: Diagnosis, look: RenderOptions) -> Iterator[
     if not has_error and verdict.cause not in (Cause.HEALTHY, Cause.NOT_MEMORY, Cause.UNKNOWN):
         yield Result(
             code="verdict",
-            title=title_of("verdict"),
             message=_cut(f"{verdict_title(verdict)}: {verdict.summary}"),
             level=Severity.ERROR,
             place=_place(_asked(diagnosis), source, look),
@@ -171,7 +172,6 @@ def results_of_diagnosis(diagnosis: Diagnosis, look: RenderOptions) -> Iterator[
 def _of(found: Reason | Finding, message: str, source: str, look: RenderOptions) -> Result:
     return Result(
         code=found.code,
-        title=title_of(found.code),
         message=_cut(message),
         level=found.severity,
         place=_place(found.locations, source, look),

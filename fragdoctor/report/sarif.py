@@ -32,16 +32,13 @@ _ROOT: Final = "%SRCROOT%"
 _LEVELS: Final = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 
 
-def render_check(report: CheckReport, options: RenderOptions) -> str:
-    """Return a log with one run: why files fail."""
-    results = list(results_of_check(report, options))
-    failures = [f for f in report.files if f.error is not None]
-    return dumps(_log(results, failures, has_baseline=report.has_baseline))
-
-
-def render_diagnosis(diagnosis: Diagnosis, options: RenderOptions) -> str:
-    """Return a log with one run: the findings from warnings on."""
-    return dumps(_log(list(results_of_diagnosis(diagnosis, options)), ()))
+def render(result: CheckReport | Diagnosis, options: RenderOptions) -> str:
+    """Return a log with one run: why files fail, or the findings from warnings on."""
+    if isinstance(result, CheckReport):
+        failures = [f for f in result.files if f.error is not None]
+        results = list(results_of_check(result, options))
+        return dumps(_log(results, failures, has_baseline=result.has_baseline))
+    return dumps(_log(list(results_of_diagnosis(result, options)), ()))
 
 
 def _log(
@@ -98,7 +95,7 @@ def _result(result: Result, rule_index: int, has_baseline: bool) -> Json:
         "ruleId": result.code,
         "ruleIndex": rule_index,
         "level": _LEVELS[result.level],
-        "message": {"text": escape.visible(_message(result))},
+        "message": {"text": escape.visible(result.sourced)},
         "locations": [_location(result.place)],
         "partialFingerprints": {FINGERPRINT: escape.visible(result.fingerprint)},
     }
@@ -114,11 +111,6 @@ def _result(result: Result, rule_index: int, has_baseline: bool) -> Json:
     return document
 
 
-def _message(result: Result) -> str:
-    source = "" if result.source in ("", result.place.path) else f" [{result.source}]"
-    return f"{result.message}{source}"
-
-
 def _location(place: ResultPlace) -> Json:
     artifact: Json = {"uri": place.uri}
     if place.is_relative:
@@ -132,11 +124,3 @@ def _location(place: ResultPlace) -> Json:
             {"name": escape.visible(place.function)[:200], "kind": "function"}
         ]
     return document
-
-
-def render_result(view: str, result: CheckReport | Diagnosis, options: RenderOptions) -> str:
-    """Return the report of a check, or of a diagnosis: the result says which."""
-    del view
-    if isinstance(result, CheckReport):
-        return render_check(result, options)
-    return render_diagnosis(result, options)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from fragdoctor.report import document as doc
 from fragdoctor.report import escape
@@ -43,36 +41,38 @@ def _write_blocks(page: Page, section: doc.Section, *, indent: int) -> bool:
     elif indent:
         page.blank()
     for block in blocks:
-        _WRITERS.get(block.kind, _skip)(page, block, indent)
+        _write(page, block, indent)
     return True
 
 
-def _skip(page: Page, block: Any, indent: int) -> None:
-    """Write nothing: a picture that only a page can show."""
-
-
-def _gap(page: Page, block: doc.Gap, indent: int) -> None:  # noqa: ARG001 - a writer
-    page.blank()
-
-
-def _paragraph(page: Page, block: doc.Paragraph, indent: int) -> None:
-    page.paragraph(block.content, indent=indent)
-
-
-def _facts(page: Page, block: doc.Facts, indent: int) -> None:
-    width = min(MAX_LABEL, max((len(label) for label, _ in block.items), default=0) + 2)
-    for label, content in block.items:
-        page.labelled(doc.dim(label), content, indent=indent, label_width=width)
-
-
-def _bullets(page: Page, block: doc.Bullets, indent: int) -> None:
-    for item in block.items:
-        page.labelled("-", item, indent=indent, label_width=2)
-
-
-def _code(page: Page, block: doc.Code, indent: int) -> None:
-    for line in block.lines:
-        page.verbatim(doc.strong(line), indent=max(indent, INDENT))
+def _write(page: Page, block: doc.DocumentBlock, indent: int) -> None:  # noqa: C901, PLR0912 - one a block
+    """Write a block; nothing of a picture that only a page can show."""
+    match block:
+        case doc.Gap():
+            page.blank()
+        case doc.Paragraph():
+            page.paragraph(block.content, indent=indent)
+        case doc.Facts():
+            width = min(MAX_LABEL, max((len(label) for label, _ in block.items), default=0) + 2)
+            for label, content in block.items:
+                page.labelled(doc.dim(label), content, indent=indent, label_width=width)
+        case doc.Bullets():
+            for item in block.items:
+                page.labelled("-", item, indent=indent, label_width=2)
+        case doc.Code():
+            for line in block.lines:
+                page.verbatim(doc.strong(line), indent=max(indent, INDENT))
+        case doc.Listing():
+            _listing(page, block, indent)
+        case doc.Table():
+            _table(page, block, indent)
+        case doc.Bar():
+            draw_bar(page, block)
+        case doc.Timeline():
+            is_full = page.options.verbosity is Verbosity.FULL
+            draw_timeline(page, block.strip, phases_too=is_full)
+        case doc.SegmentBars():
+            draw_segments(page, block)
 
 
 def _listing(page: Page, block: doc.Listing, indent: int) -> None:
@@ -87,7 +87,7 @@ def _listing(page: Page, block: doc.Listing, indent: int) -> None:
         details = doc.DETAILS[page.options.verbosity]
         for inner in item.blocks:
             if inner.detail in details and not inner.is_empty:
-                _WRITERS.get(inner.kind, _skip)(page, inner, indent + width + 1)
+                _write(page, inner, indent + width + 1)
     _more(page, len(block.items) - len(shown), indent)
 
 
@@ -104,31 +104,3 @@ def _table(page: Page, block: doc.Table, indent: int) -> None:
 def _more(page: Page, n: int, indent: int) -> None:
     if n > 0:
         page.paragraph(doc.dim(f"{format_count(n)} more with --full"), indent=indent)
-
-
-def _bar(page: Page, block: doc.Bar, indent: int) -> None:  # noqa: ARG001 - a writer
-    draw_bar(page, block)
-
-
-def _timeline(page: Page, block: doc.Timeline, indent: int) -> None:  # noqa: ARG001 - a writer
-    draw_timeline(page, block.strip, phases_too=page.options.verbosity is Verbosity.FULL)
-
-
-def _segments(page: Page, block: doc.SegmentBars, indent: int) -> None:  # noqa: ARG001 - a writer
-    draw_segments(page, block)
-
-
-_WRITERS: Final[Mapping[str, Callable[[Page, Any, int], None]]] = MappingProxyType(
-    {
-        doc.Paragraph.kind: _paragraph,
-        doc.Gap.kind: _gap,
-        doc.Facts.kind: _facts,
-        doc.Bullets.kind: _bullets,
-        doc.Code.kind: _code,
-        doc.Listing.kind: _listing,
-        doc.Table.kind: _table,
-        doc.Bar.kind: _bar,
-        doc.Timeline.kind: _timeline,
-        doc.SegmentBars.kind: _segments,
-    }
-)

@@ -90,25 +90,10 @@ CHECK_TITLES: Final[Mapping[str, str]] = MappingProxyType(
 )
 """Short names of the checklist's items, by their ids."""
 
-PHASE_NAMES: Final = {
-    TrainingPhase.SETUP: "setup",
-    TrainingPhase.FORWARD: "forward",
-    TrainingPhase.BACKWARD: "backward",
-    TrainingPhase.OPTIMIZER: "optimizer",
-    TrainingPhase.FORWARD_BACKWARD: "fwd + bwd",
-    TrainingPhase.UNKNOWN: "unknown",
+PHASE_NAMES: Final = {phase: phase.word for phase in TrainingPhase} | {
+    TrainingPhase.FORWARD_BACKWARD: "fwd + bwd"
 }
-
-CATEGORY_NAMES: Final = {
-    Category.PARAMETERS: "parameters",
-    Category.GRADIENTS: "gradients",
-    Category.OPTIMIZER_STATE: "optimizer state",
-    Category.ACTIVATIONS: "activations",
-    Category.INPUTS: "inputs",
-    Category.TEMPORARIES: "temporaries",
-    Category.KEPT: "kept",
-    Category.UNKNOWN: "unknown",
-}
+CATEGORY_NAMES: Final = {category: category.word.replace("_", " ") for category in Category}
 
 METHOD_TITLES: Final = {
     "replay": "replayed",

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import PurePath
-from typing import ClassVar, Final, TypeVar
+from typing import ClassVar, Final
 
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.frozen import frozen
@@ -26,7 +26,7 @@ from fragdoctor.model.finding import (
     SkippedRule,
 )
 from fragdoctor.model.settings import AllocatorSettings
-from fragdoctor.model.snapshot import Frame, Snapshot
+from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.model.story import LogStory
 from fragdoctor.rules.failed_request import FailedRequest, known
 from fragdoctor.trace.stacks import NATIVE, PACKAGE, TORCH, USER, classify_file, is_plumbing
@@ -147,29 +147,23 @@ class Context:
             return self.analysis.n_inferred_retries, "trace"
         return None
 
-    def _frames(self, stack_id: int) -> tuple[Frame, ...]:
-        return () if self.snapshot is None else self.snapshot.stack(stack_id)
-
     def stack(self, stack_id: int) -> tuple[Location, ...]:
-        """Return a stack as locations, innermost first; empty where none was recorded."""
-        return _located(self._frames(stack_id))
+        """Return a stack, innermost frame first; empty where none was recorded."""
+        return () if self.snapshot is None else self.snapshot.stack(stack_id)
 
     def user_stack(self, stack_id: int) -> tuple[Location, ...]:
         """Return a stack from the user's own line outwards, at most ``MAX_STACK`` frames."""
-        return _located(from_user(self._frames(stack_id))[:MAX_STACK])
+        return from_user(self.stack(stack_id))[:MAX_STACK]
 
     def user_line(self, stack_id: int) -> Location | None:
         """Return the user's own line of a stack, None where no Python frame was recorded."""
-        lines = _located(from_user(self._python_frames(stack_id))[:1])
-        return lines[0] if lines else None
+        return next(iter(self.python_stack(stack_id)), None)
 
     def python_stack(self, stack_id: int) -> tuple[Location, ...]:
         """Return a stack as ``user_stack`` does; nothing where it holds C++ frames alone."""
-        return _located(from_user(self._python_frames(stack_id))[:MAX_STACK])
-
-    def _python_frames(self, stack_id: int) -> tuple[Frame, ...]:
-        frames = self._frames(stack_id)
-        return () if all(classify_file(f.filename) == NATIVE for f in frames) else frames
+        frames = self.stack(stack_id)
+        is_native = all(classify_file(f.filename) == NATIVE for f in frames)
+        return () if is_native else from_user(frames)[:MAX_STACK]
 
     def line_of_library(self, stack_id: int) -> Location | None:
         """Return the innermost line of a package that the user's line called into.
@@ -177,12 +171,12 @@ class Context:
         That of a model where there is one: trainers, launchers and hooks call it. None where the
         user's line, or none of a package, made the request.
         """
-        for frame in self._frames(stack_id):
+        for frame in self.stack(stack_id):
             kind = classify_file(frame.filename)
             if kind == USER:
                 return None
             if kind == PACKAGE and not is_plumbing(frame.filename):
-                return Location(*frame)
+                return frame
         return None
 
     def frame(self, frame_id: int) -> Location | None:
@@ -190,14 +184,7 @@ class Context:
         return None if self.snapshot is None else self.snapshot.location(frame_id)
 
 
-def _located(frames: Iterable[Frame]) -> tuple[Location, ...]:
-    return tuple(Location(*f) for f in frames)
-
-
-F = TypeVar("F", Frame, Location)
-
-
-def from_user(frames: tuple[F, ...]) -> tuple[F, ...]:
+def from_user(frames: tuple[Location, ...]) -> tuple[Location, ...]:
     """Return frames from the user's own outwards; from a package's or PyTorch's without one."""
     kinds = [classify_file(f.filename) for f in frames]
     for wanted in (USER, PACKAGE, TORCH):

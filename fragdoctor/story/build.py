@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Final
 
 from fragdoctor.model.case import OomLog
@@ -14,12 +15,11 @@ from fragdoctor.model.story import (
     LogStory,
     Scene,
     SceneKind,
-    StoryEvent,
     Trial,
     TrialOutcome,
     TrialTrend,
 )
-from fragdoctor.story.failures import CauseFinder, Link, MergedScene, collapsed
+from fragdoctor.story.failures import CauseFinder, collapsed
 from fragdoctor.story.order import LogSource, Processes, in_order
 from fragdoctor.story.trends import has_process_each, kept, trends_at_failures, trends_of_prints
 
@@ -51,7 +51,7 @@ class _Assignment:
     def __init__(self, scenes: Sequence[Scene]) -> None:
         self._scenes = scenes
         self._whole = list(scenes)
-        self._is_parallel = depth(_spans_of_names(scenes)) > 1
+        self._is_parallel = depth(_trial_spans(scenes)) > 1
         self._current: dict[LogSource, str] = {}
         self._started: set[str] = set()
         self._unnamed: dict[LogSource, list[int]] = {}
@@ -131,13 +131,17 @@ class _Assignment:
         return waiting
 
 
-def _spans_of_names(scenes: Sequence[Scene]) -> list[tuple[int, int]]:
-    spans: dict[str, tuple[int, int]] = {}
-    for scene in scenes:
-        if scene.trial:
-            first, _ = spans.get(scene.trial, (scene.line, 0))
-            spans[scene.trial] = first, scene.line
+def _spans(marks: Iterable[tuple[Hashable, int]]) -> list[tuple[int, int]]:
+    """Return the first and the last line of each name, of names with the lines they stand in."""
+    spans: dict[Hashable, tuple[int, int]] = {}
+    for name, line in marks:
+        first, _ = spans.get(name, (line, 0))
+        spans[name] = first, line
     return list(spans.values())
+
+
+def _trial_spans(scenes: Sequence[Scene]) -> list[tuple[int, int]]:
+    return _spans((s.trial, s.line) for s in scenes if s.trial)
 
 
 def depth(spans: Sequence[tuple[int, int]]) -> int:
@@ -158,12 +162,8 @@ def n_parallel(scenes: Sequence[Scene]) -> int:
 
     Workers of a sweep that print a pid and no rank count too.
     """
-    pids: dict[int, tuple[int, int]] = {}
-    for scene in scenes:
-        if scene.pid is not None and scene.rank is None:
-            first, _ = pids.get(scene.pid, (scene.line, 0))
-            pids[scene.pid] = first, scene.line
-    return max(1, depth(_spans_of_names(scenes)), depth(list(pids.values())))
+    workers = _spans((s.pid, s.line) for s in scenes if s.pid is not None and s.rank is None)
+    return max(1, depth(_trial_spans(scenes)), depth(workers))
 
 
 def trials_of(scenes: Sequence[Scene]) -> list[Trial]:
@@ -179,25 +179,7 @@ def _trial(name: str, members: Sequence[Scene]) -> Trial:
     outcome = TrialOutcome.OPEN
     for scene in members:
         outcome = ENDS.get(scene.kind, outcome)
-    figures = [f for s in members for f in s.figures]
-    # what is allocated says more than what is cached, and that more than the whole device
-    best = next(
-        (n for n in ("allocated", "reserved", "used") if any(f.name == n for f in figures)), ""
-    )
-    return Trial(
-        name=name,
-        first_line=members[0].line,
-        last_line=members[-1].line,
-        outcome=outcome,
-        baseline_bytes=min((f.n_bytes for f in figures if f.name == best), default=None),
-        baseline_of=best,
-    )
-
-
-def with_failures(trials: Sequence[Trial], failures: Sequence[Scene]) -> list[Trial]:
-    """Return the trials with the number of their OOMs, each of which is listed once."""
-    n_ooms = Counter(s.trial for s in failures if s.kind is SceneKind.OOM)
-    return [replace(trial, n_ooms=n_ooms[trial.name]) for trial in trials]
+    return Trial(name, members[0].line, members[-1].line, outcome)
 
 
 MAX_EVENTS: Final = 2000
@@ -229,29 +211,22 @@ def build_story(log: OomLog | None) -> LogStory | None:
     trials = trials_of(scenes)
     ordered, is_by_time = in_order(scenes)
     merged = collapsed(ordered, log.messages, processes)
-    links = CauseFinder(merged, log.messages, processes).links()
-    trials = with_failures(trials, [t.scene for t in merged])
-    trends = kept(
-        [
-            *trends_at_failures(merged, links, log.messages),
-            *trends_of_prints(scenes, processes),
-        ]
-    )
-    if not _is_story(merged, trials, trends):
+    linked = CauseFinder(merged, log.messages, processes).linked()
+    n_of_trial = Counter(s.trial for s in linked if s.kind is SceneKind.OOM)
+    trials = [replace(trial, n_ooms=n_of_trial[trial.name]) for trial in trials]
+    at_failures = trends_at_failures(linked, log.messages)
+    trends = kept([*at_failures, *trends_of_prints(scenes, processes)])
+    if not _is_story(linked, trials, trends):
         return None
-    events = _events(merged, links)
     times = [s.time_s for s in ordered if s.time_s is not None]
     story = LogStory(
-        events=events,
+        events=_events(linked),
         trials=tuple(trials),
         trends=trends,
         is_by_time=is_by_time,
-        n_ooms=sum(t.scene.kind is SceneKind.OOM for t in merged),
-        n_consequences=sum(
-            link.cause is not None and t.scene.kind in FAILURES
-            for t, link in zip(merged, links, strict=True)
-        ),
-        n_retries=sum(t.scene.kind is SceneKind.RETRY for t in merged),
+        n_ooms=n_of_trial.total(),
+        n_consequences=sum(s.caused_by is not None and s.kind in FAILURES for s in linked),
+        n_retries=sum(s.kind is SceneKind.RETRY for s in linked),
         n_restarts=processes.n_restarts,
         n_parallel=n_parallel(scenes) if len(trials) > 1 else 1,
         duration_s=max(times) - min(times) if is_by_time and times else None,
@@ -263,13 +238,13 @@ def build_story(log: OomLog | None) -> LogStory | None:
 
 
 def _is_story(
-    merged: Sequence[MergedScene], trials: Sequence[Trial], trends: Sequence[TrialTrend]
+    scenes: Sequence[Scene], trials: Sequence[Trial], trends: Sequence[TrialTrend]
 ) -> bool:
-    loud = [t.scene for t in merged if t.scene.kind not in _QUIET | _HIDDEN]
+    loud = [s for s in scenes if s.kind not in _QUIET | _HIDDEN]
     grows = any(t.direction is Direction.GROWS and t.confidence is not None for t in trends)
     if not loud:
         return len(trials) > 1 and any(t.over == "trial" and t.confidence for t in trends)
-    n_progress = sum(t.scene.kind is SceneKind.PROGRESS for t in merged)
+    n_progress = sum(s.kind is SceneKind.PROGRESS for s in scenes)
     if n_progress >= _MIN_PROGRESS or len(trials) > 1 or grows:
         return True
     # Messages alone are listed already; what stands beside them makes the story.
@@ -278,54 +253,34 @@ def _is_story(
     return is_more or (len(kinds) > 1 and len(loud) > 2)
 
 
-def _events(merged: Sequence[MergedScene], links: Sequence[Link]) -> tuple[StoryEvent, ...]:
+def _events(scenes: Sequence[Scene]) -> tuple[Scene, ...]:
     """Return the events; of progress the first, the last, and the last before each other event."""
-    shown = _shown(merged)
+    shown = _shown(scenes)
     place = {index: i for i, index in enumerate(shown)}
-    return tuple(_event(merged[index], links[index], place) for index in shown)
+    events = []
+    for scene in (scenes[index] for index in shown):
+        cause = None if scene.caused_by is None else place.get(scene.caused_by)
+        sure = None if cause is None else scene.confidence
+        events.append(replace(scene, caused_by=cause, confidence=sure))
+    return tuple(events)
 
 
-def _shown(merged: Sequence[MergedScene]) -> list[int]:
-    candidates = [i for i, t in enumerate(merged) if t.scene.kind not in _HIDDEN]
-    progress = [i for i in candidates if merged[i].scene.kind is SceneKind.PROGRESS]
+def _shown(scenes: Sequence[Scene]) -> list[int]:
+    candidates = [i for i, s in enumerate(scenes) if s.kind not in _HIDDEN]
+    progress = [i for i in candidates if scenes[i].kind is SceneKind.PROGRESS]
     ends = {progress[0], progress[-1]} if progress else set()
     shown = [
         i
-        for n, i in enumerate(candidates)
-        if merged[i].scene.kind is not SceneKind.PROGRESS
+        for i, following in zip_longest(candidates, candidates[1:])
+        if scenes[i].kind is not SceneKind.PROGRESS
         or i in ends
-        or (n + 1 < len(candidates) and _is_loud(merged[candidates[n + 1]].scene))
+        or (following is not None and scenes[following].kind not in _QUIET)
     ]
     if len(shown) <= MAX_EVENTS:
         return shown
-    loud = [i for i in shown if _is_loud(merged[i].scene)]
-    quiet = [i for i in shown if not _is_loud(merged[i].scene)]
+    loud = [i for i in shown if scenes[i].kind not in _QUIET]
+    quiet = [i for i in shown if scenes[i].kind in _QUIET]
     n_quiet = max(0, MAX_EVENTS - len(loud))
     chosen = {*loud[: MAX_EVENTS // 2], *loud[-MAX_EVENTS // 2 :], *quiet[: n_quiet // 2]}
     chosen |= set(quiet[len(quiet) - n_quiet // 2 :])
     return [i for i in shown if i in chosen]
-
-
-def _is_loud(scene: Scene) -> bool:
-    return scene.kind not in _QUIET
-
-
-def _event(one: MergedScene, link: Link, place: dict[int, int]) -> StoryEvent:
-    scene = one.scene
-    cause = None if link.cause is None else place.get(link.cause)
-    return StoryEvent(
-        kind=scene.kind,
-        line=scene.line,
-        text=scene.text,
-        time_s=scene.time_s,
-        rank=scene.rank,
-        pid=scene.pid,
-        trial=scene.trial,
-        message=scene.message,
-        place=scene.place,
-        count=scene.count,
-        n_lines=one.n_lines,
-        caused_by=cause,
-        confidence=link.confidence if cause is not None else None,
-        reason=link.reason,
-    )

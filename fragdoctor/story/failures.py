@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from fragdoctor.frozen import frozen
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.story import FAILURES, Scene, SceneKind
@@ -27,38 +26,25 @@ _ENDS_RUN: Final = frozenset(
 )
 
 
-@frozen
-class MergedScene:
-    """A scene, and how many lines reported it."""
-
-    scene: Scene
-    n_lines: int = 1
-
-
 def collapsed(
     scenes: Sequence[Scene], messages: Sequence[OomMessage], processes: Processes
-) -> list[MergedScene]:
+) -> list[Scene]:
     """Return the scenes, each failure once, at its first line."""
-    merged: list[MergedScene] = []
+    merged: list[Scene] = []
     recent: list[int] = []  # failures that a further print may repeat
     for scene in _ranked(scenes, processes):
-        if scene.kind in _ENDS_RUN and not (merged and merged[-1].scene.kind is scene.kind):
-            recent = [i for i in recent if not _belongs(merged[i].scene, scene, processes)]
+        if scene.kind in _ENDS_RUN and not (merged and merged[-1].kind is scene.kind):
+            recent = [i for i in recent if not processes.may_be_same(merged[i], scene)]
         same = next(
             (i for i in reversed(recent) if _repeats(merged[i], scene, messages, processes)), -1
         )
         if same >= 0:
-            first = merged[same]
-            merged[same] = MergedScene(_merged(first.scene, scene), first.n_lines + 1)
+            merged[same] = _merged(merged[same], scene)
             continue
-        merged.append(MergedScene(scene))
+        merged.append(scene)
         if scene.kind in FAILURES or scene.kind in _ALSO_REPEATED:
             recent = [*recent[-20:], len(merged) - 1]
     return merged
-
-
-def _belongs(failure: Scene, scene: Scene, processes: Processes) -> bool:
-    return processes.may_be_same(failure, scene)
 
 
 def _merged(first: Scene, later: Scene) -> Scene:
@@ -68,14 +54,15 @@ def _merged(first: Scene, later: Scene) -> Scene:
         rank=later.rank if first.rank is None else first.rank,
         pid=later.pid if first.pid is None else first.pid,
         trial=first.trial or later.trial,
+        n_lines=first.n_lines + 1,
     )
 
 
 def _repeats(
-    first: MergedScene, scene: Scene, messages: Sequence[OomMessage], processes: Processes
+    earlier: Scene, scene: Scene, messages: Sequence[OomMessage], processes: Processes
 ) -> bool:
-    earlier = first.scene
-    if earlier.kind is not scene.kind or scene.line - earlier.line > _NEAR_LINES * first.n_lines:
+    is_near = scene.line - earlier.line <= _NEAR_LINES * earlier.n_lines
+    if earlier.kind is not scene.kind or not is_near:
         return False
     if processes.generation(earlier.line) != processes.generation(scene.line):
         return False
@@ -135,24 +122,20 @@ _BURST_LINES: Final = 300
 """Ranks that fail together print their tracebacks one below the other."""
 
 _RETRY_LINES: Final = 100
+_ENDED_TRIAL: Final = "the failure ended the trial"
 
 
-@frozen
-class Link:
-    """The place of the cause among the events, how sure, and why; ``cause`` None for none."""
-
-    cause: int | None = None
-    confidence: Confidence | None = None
-    reason: str = ""
+def _caused(scene: Scene, cause: int, reason: str, sure: Confidence = Confidence.LIKELY) -> Scene:
+    return replace(scene, caused_by=cause, confidence=sure, reason=reason)
 
 
 class CauseFinder:
     """Links each failure to the one that it follows from."""
 
     def __init__(
-        self, merged: Sequence[MergedScene], messages: Sequence[OomMessage], processes: Processes
+        self, scenes: Sequence[Scene], messages: Sequence[OomMessage], processes: Processes
     ) -> None:
-        self._scenes = [t.scene for t in merged]
+        self._scenes = list(scenes)
         self._messages = messages
         self._processes = processes
         self._progress = sorted(
@@ -160,26 +143,27 @@ class CauseFinder:
         )
         self._progress_lines = [s.line for s in self._progress]
         self._failures: list[int] = []
-        self._links: list[Link] = []
 
-    def links(self) -> list[Link]:
-        """Return one link for each event, in their order."""
+    def linked(self) -> list[Scene]:
+        """Return the scenes with what they follow from, ``caused_by`` counting them all."""
         for i, scene in enumerate(self._scenes):
-            self._links.append(self._link(scene))
+            self._scenes[i] = self._linked(scene)
             if scene.kind in FAILURES:
                 self._failures.append(i)
         for i, scene in enumerate(self._scenes):
-            if scene.kind in _TRIAL_ENDS and self._links[i].cause is None:
-                self._links[i] = self._reported_before(i, scene)
-        return self._links
+            if scene.kind in _TRIAL_ENDS and scene.caused_by is None:
+                self._scenes[i] = self._reported_before(i, scene)
+        return self._scenes
 
-    def _link(self, scene: Scene) -> Link:  # noqa: PLR0911 - one return a kind
-        if scene.kind in _CUDA or (scene.kind is SceneKind.OOM and not self._has_figures(scene)):
-            link = self._after_sticky(scene)
-            if link.cause is not None or scene.kind is SceneKind.OOM:
-                return link
+    def _linked(self, scene: Scene) -> Scene:  # noqa: PLR0911 - one return a kind
+        message = None if scene.message is None else self._messages[scene.message]
+        has_figures = message is not None and message.requested_bytes is not None
+        if scene.kind in _CUDA or (scene.kind is SceneKind.OOM and not has_figures):
+            found = self._after_sticky(scene)
+            if found.caused_by is not None or scene.kind is SceneKind.OOM:
+                return found
             own = self._after_oom(scene)
-            if own.cause is not None or scene.kind not in _OF_PEERS:
+            if own.caused_by is not None or scene.kind not in _OF_PEERS:
                 return own
         if scene.kind in _OF_PEERS:
             return self._after_peer(scene)
@@ -189,32 +173,25 @@ class CauseFinder:
             return self._retry(scene)
         if scene.kind is SceneKind.RESTART:
             return self._restart(scene)
-        return Link()
-
-    def _has_figures(self, scene: Scene) -> bool:
-        if scene.message is None:
-            return False
-        return self._messages[scene.message].requested_bytes is not None
+        return scene
 
     def _before(self, kinds: frozenset[SceneKind]) -> list[int]:
         """Return the latest failures of some kinds so far, latest first."""
         return [i for i in reversed(self._failures[-_MAX_BACK:]) if self._scenes[i].kind in kinds]
 
     def _root(self, i: int) -> int:
-        cause = self._links[i].cause
+        cause = self._scenes[i].caused_by
         return i if cause is None else cause
 
-    def _after_sticky(self, scene: Scene) -> Link:
+    def _after_sticky(self, scene: Scene) -> Scene:
         for i in reversed(self._before(_STICKY)):
             earlier = self._scenes[i]
             if self._processes.may_be_same(earlier, scene) and not self._went_on(earlier, scene):
                 what = "device-side assert" if earlier.kind is SceneKind.DEVICE_ASSERT else "fault"
-                return Link(
-                    i,
-                    Confidence.PROVEN if scene.rank == earlier.rank else Confidence.LIKELY,
-                    f"after a {what} every CUDA call of that process fails until it ends",
-                )
-        return Link()
+                sure = Confidence.PROVEN if scene.rank == earlier.rank else Confidence.LIKELY
+                reason = f"after a {what} every CUDA call of that process fails until it ends"
+                return _caused(scene, i, reason, sure)
+        return scene
 
     def _went_on(self, earlier: Scene, scene: Scene) -> bool:
         """Return whether the process of a failure made progress before a later line.
@@ -225,7 +202,7 @@ class CauseFinder:
         last = min(bisect_left(self._progress_lines, scene.line), first + _MAX_BACK)
         return any(self._processes.may_be_same(earlier, s) for s in self._progress[first:last])
 
-    def _after_oom(self, scene: Scene) -> Link:
+    def _after_oom(self, scene: Scene) -> Scene:
         reason = ""
         for i in self._before(frozenset({SceneKind.OOM})):
             earlier = self._scenes[i]
@@ -238,14 +215,11 @@ class CauseFinder:
                 reason = reason or f"the run had gone on after the OOM in line {earlier.line}"
                 continue
             is_sure = scene.kind is not SceneKind.ILLEGAL_ACCESS and not going_on
-            return Link(
-                i,
-                Confidence.LIKELY if is_sure else Confidence.POSSIBLE,
-                "the same process went on with what the failed allocation left"
-                if scene.kind in _STICKY
-                else "the same process had just failed to allocate",
-            )
-        return Link(reason=reason)
+            reason = "the same process had just failed to allocate"
+            if scene.kind in _STICKY:
+                reason = "the same process went on with what the failed allocation left"
+            return _caused(scene, i, reason, Confidence.LIKELY if is_sure else Confidence.POSSIBLE)
+        return replace(scene, reason=reason)
 
     def _separate(self, earlier: Scene, scene: Scene) -> str:
         """Return why two failures are not of one process and trial, "" where they may be."""
@@ -265,7 +239,7 @@ class CauseFinder:
             return scene.time_s - earlier.time_s > _RECOVERED_S
         return scene.line - earlier.line > _RECOVERED_LINES
 
-    def _after_peer(self, scene: Scene) -> Link:
+    def _after_peer(self, scene: Scene) -> Scene:
         first: int | None = None
         for i in self._before(_ROOTS):
             earlier = self._scenes[i]
@@ -277,45 +251,42 @@ class CauseFinder:
             if first is not None and self._scenes[first].line - earlier.line > _BURST_LINES:
                 break
             first = self._root(i)
-        if first is not None:
-            return Link(
-                first,
-                Confidence.LIKELY,
-                "the other ranks wait for the one that failed"
-                if scene.kind is SceneKind.COLLECTIVE
-                else "a process ends with its failure, and its launcher ends the others",
-            )
-        return Link()
+        if first is None:
+            return scene
+        reason = "a process ends with its failure, and its launcher ends the others"
+        if scene.kind is SceneKind.COLLECTIVE:
+            reason = "the other ranks wait for the one that failed"
+        return _caused(scene, first, reason)
 
-    def _end_of_trial(self, scene: Scene) -> Link:
+    def _end_of_trial(self, scene: Scene) -> Scene:
         for i in self._before(FAILURES):
             if self._scenes[i].trial == scene.trial:
-                return Link(self._root(i), Confidence.LIKELY, "the failure ended the trial")
-        return Link()
+                return _caused(scene, self._root(i), _ENDED_TRIAL)
+        return scene
 
-    def _reported_before(self, i: int, scene: Scene) -> Link:
+    def _reported_before(self, i: int, scene: Scene) -> Scene:
         """Link the end of a trial to the failure printed right below it, as Optuna does."""
         for k in range(i + 1, min(i + 1 + _MAX_BACK, len(self._scenes))):
             later = self._scenes[k]
             if later.line - scene.line > _TRACEBACK_LINES or later.kind in _MOVES_ON:
                 break
             if later.kind in FAILURES and later.trial == scene.trial:
-                return Link(self._root(k), Confidence.LIKELY, "the failure ended the trial")
-        return Link()
+                return _caused(scene, self._root(k), _ENDED_TRIAL)
+        return scene
 
-    def _retry(self, scene: Scene) -> Link:
+    def _retry(self, scene: Scene) -> Scene:
         for i in self._before(frozenset({SceneKind.OOM})):
             earlier = self._scenes[i]
             if scene.line - earlier.line > _RETRY_LINES:
                 break
             if self._processes.may_be_same(earlier, scene):
-                return Link(i, Confidence.LIKELY, "the program tried again after the failure")
-        return Link()
+                return _caused(scene, i, "the program tried again after the failure")
+        return scene
 
-    def _restart(self, scene: Scene) -> Link:
+    def _restart(self, scene: Scene) -> Scene:
         generation = self._processes.generation
         for i in self._before(_ROOTS):
             if generation(self._scenes[i].line) >= generation(scene.line) - 1:
-                return Link(self._root(i), Confidence.LIKELY, "the failure ended the process")
+                return _caused(scene, self._root(i), "the failure ended the process")
             break
-        return Link()
+        return scene

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from fragdoctor.analysis.trend import trend_of
 from fragdoctor.frozen import frozen
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.story import Direction, LogStory, Scene, SceneKind, TrialTrend
-from fragdoctor.story.failures import Link, MergedScene
 from fragdoctor.story.order import Processes
 from fragdoctor.units import MIB
 
@@ -37,47 +36,50 @@ LIKELY_P: Final = 1 / 72
 """Five points that all rise are below it, four are not."""
 
 
-@frozen
-class Slope:
-    """Slope per step with its bounds (None below 3 and 4 points) and what it amounts to."""
-
-    bytes_per_step: float | None
-    low: float | None
-    high: float | None
-    direction: Direction
-    confidence: Confidence | None
-
-
-def slope_of(points: npt.NDArray[np.float64]) -> Slope:
-    """Return the Theil-Sen slope of evenly spaced points and its direction.
+def with_slope(trend: TrialTrend, stride: float = 1.0) -> TrialTrend:
+    """Return a trend with the Theil-Sen slope of its points and the direction that it shows.
 
     Three points that all rise are "possible", five are "likely"; a rise below 32 MiB or 3 % in all
     is level.
+
+    Args:
+        trend: with its points.
+        stride: how many steps lie between two points.
     """
-    n = len(points)
+    n = len(trend.points)
     if n < MIN_POINTS:
-        return Slope(None, None, None, Direction.TOO_FEW, None)
-    trend = trend_of(np.arange(n, dtype=np.float64), points)
-    slope = trend.slope
-    low, high = (None, None) if n == MIN_POINTS else (trend.low, trend.high)
+        return trend
+    points = np.array(trend.points, dtype=np.float64)
+    found = trend_of(np.arange(n, dtype=np.float64), points)
     median = float(np.median(points))
-    rise = abs(slope) * (n - 1)
-    p_value = trend.p_change
-    if p_value <= POSSIBLE_P and rise >= max(MIN_RISE_BYTES, MIN_RISE_SHARE * median):
-        direction = Direction.GROWS if slope > 0 else Direction.FALLS
-        confidence = Confidence.LIKELY if p_value <= LIKELY_P else Confidence.POSSIBLE
-        return Slope(slope, low, high, direction, confidence)
+    rise = abs(found.slope) * (n - 1)
     spread = float(np.subtract(*np.percentile(points, [90, 10])))
-    if spread <= max(2 * MIN_RISE_BYTES, LEVEL_SHARE * median):
+    direction, confidence = Direction.UNCLEAR, None
+    if found.p_change <= POSSIBLE_P and rise >= max(MIN_RISE_BYTES, MIN_RISE_SHARE * median):
+        direction = Direction.GROWS if found.slope > 0 else Direction.FALLS
+        confidence = Confidence.LIKELY if found.p_change <= LIKELY_P else Confidence.POSSIBLE
+    elif spread <= max(2 * MIN_RISE_BYTES, LEVEL_SHARE * median):
+        direction = Direction.LEVEL
         confidence = Confidence.LIKELY if n >= 5 else Confidence.POSSIBLE
-        return Slope(slope, low, high, Direction.LEVEL, confidence)
-    return Slope(slope, low, high, Direction.UNCLEAR, None)
+    has_bounds = n > MIN_POINTS
+    return replace(
+        trend,
+        slope_bytes=round(found.slope / stride),
+        low_bytes=round(found.low / stride) if has_bounds else None,
+        high_bytes=round(found.high / stride) if has_bounds else None,
+        direction=direction,
+        confidence=confidence,
+    )
 
 
 _TABLE_LINES: Final = 6
 """Rows of one nvidia-smi table are at most so many lines apart."""
 
 _MAX_TRENDS: Final = 12
+
+
+_AT_FAILURE: Final = {"allocated": "live_bytes", "unallocated": "reserved_unallocated_bytes"}
+"""Figure of a trend -> what a message of a failure says of it."""
 
 
 @frozen
@@ -87,32 +89,24 @@ class _Point:
     trial: str
 
 
-def trends_at_failures(
-    merged: Sequence[MergedScene], links: Sequence[Link], messages: Sequence[OomMessage]
-) -> list[TrialTrend]:
+def trends_at_failures(scenes: Sequence[Scene], messages: Sequence[OomMessage]) -> list[TrialTrend]:
     """Return what was allocated, and cached without use, at the failures of each rank."""
     series: dict[tuple[int | None, int | None], list[tuple[Scene, OomMessage]]] = {}
-    for one, link in zip(merged, links, strict=True):
-        scene = one.scene
-        if scene.kind is SceneKind.OOM and scene.message is not None and link.cause is None:
+    for scene in scenes:
+        is_own = scene.kind is SceneKind.OOM and scene.caused_by is None
+        if is_own and scene.message is not None:
             message = messages[scene.message]
             series.setdefault((scene.rank, message.device_index), []).append((scene, message))
     trends: list[TrialTrend] = []
     for (rank, _), members in series.items():
-        for figure in ("allocated", "unallocated"):
+        for figure, name in _AT_FAILURE.items():
             points = [
                 _Point(scene.line, n_bytes, scene.trial)
                 for scene, message in members
-                if (n_bytes := _at_failure(message, figure)) is not None
+                if (n_bytes := getattr(message, name)) is not None
             ]
             trends.extend(_trend(figure, _first_of_trial(points), rank=rank))
     return trends
-
-
-def _at_failure(message: OomMessage, figure: str) -> int | None:
-    if figure == "allocated":
-        return message.live_bytes
-    return message.reserved_unallocated_bytes
 
 
 def _first_of_trial(points: Iterable[_Point]) -> list[_Point]:
@@ -149,7 +143,7 @@ def trends_of_prints(scenes: Sequence[Scene], processes: Processes) -> list[Tria
             of_one = _trend(name, _one_process(points, processes), rank, label, "print")
             of_processes.setdefault((rank, name, label), []).extend(of_one)
     # of workers side by side the one that grows most
-    steepest = (max(ts, key=lambda t: t.slope_bytes or 0.0) for ts in of_processes.values() if ts)
+    steepest = (max(ts, key=lambda t: t.slope_bytes or 0) for ts in of_processes.values() if ts)
     return [*trends, *steepest]
 
 
@@ -176,33 +170,20 @@ def _trend(
 ) -> list[TrialTrend]:
     if len(points) < 2:
         return []
+    stride = 1.0
     if len(points) > MAX_POINTS:
         chosen = np.linspace(0, len(points) - 1, MAX_POINTS).round().astype(int)
         stride = (len(points) - 1) / (MAX_POINTS - 1)
         points = [points[i] for i in chosen.tolist()]
-    else:
-        stride = 1.0
-    slope = slope_of(np.array([p.n_bytes for p in points], dtype=np.float64))
-    is_over_trials = all(p.trial for p in points)
-    return [
-        TrialTrend(
-            figure=figure,
-            over=over or ("trial" if is_over_trials else "oom"),
-            points=tuple(p.n_bytes for p in points),
-            lines=tuple(p.line for p in points),
-            slope_bytes=_per(slope.bytes_per_step, stride),
-            low_bytes=_per(slope.low, stride),
-            high_bytes=_per(slope.high, stride),
-            direction=slope.direction,
-            confidence=slope.confidence,
-            label=label,
-            rank=rank,
-        )
-    ]
-
-
-def _per(slope: float | None, stride: float) -> float | None:
-    return None if slope is None else slope / stride
+    trend = TrialTrend(
+        figure=figure,
+        over=over or ("trial" if all(p.trial for p in points) else "oom"),
+        points=tuple(p.n_bytes for p in points),
+        lines=tuple(p.line for p in points),
+        label=label,
+        rank=rank,
+    )
+    return [with_slope(trend, stride)]
 
 
 def kept(trends: Sequence[TrialTrend]) -> tuple[TrialTrend, ...]:
@@ -276,7 +257,7 @@ def rise_bytes(trend: TrialTrend) -> int:
         return 0
     if trend.lines and trend.over == "print":
         return trend.points[-1] - trend.points[0]
-    return round(trend.slope_bytes * (len(trend.points) - 1))
+    return trend.slope_bytes * (len(trend.points) - 1)
 
 
 def trials_before_failure(story: LogStory) -> int | None:

@@ -367,7 +367,7 @@ class Stacks:
         n_of: Counter[str] = Counter()
         for frame_id, n in zip(ids.tolist(), n_stacks.tolist(), strict=True):
             frame = self._snapshot.frame(frame_id)
-            if frame.name == "<module>" and classify_file(frame.filename) == USER:
+            if frame.function == "<module>" and classify_file(frame.filename) == USER:
                 n_of[frame.filename] += n
         ((script, _),) = n_of.most_common(1) or [("", 0)]
         return script if script.endswith(".py") and not _NOTEBOOK.match(script) else ""

@@ -147,7 +147,7 @@ def test_growing_line_of_a_series_is_named() -> None:
     assert trend.confidence is Confidence.LIKELY
     assert trend.slope_bytes == pytest.approx(0.2 * MIB)
     assert trend.exhausted_at == pytest.approx(1700)
-    assert [t.place.line for t in trend.lines if t.place] == [50]
+    assert [t.location.line for t in trend.lines if t.location] == [50]
     assert "train.py:50 in step" in comparison.summary
 
 
@@ -227,7 +227,7 @@ def test_smaller_device_is_no_change_of_the_program(shared: Path) -> None:
     comparison = compared(*cases)
 
     assert [c.kind for c in comparison.causes] == [CauseKind.LENGTH]
-    assert comparison.runs[1].cause is Cause.CAPACITY
+    assert comparison.runs[1].verdict.cause is Cause.CAPACITY
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_steady_growth_is_likely_and_has_an_end() -> None:
     assert trend.confidence is Confidence.LIKELY
     assert trend.slope_bytes == pytest.approx(10 * MIB, rel=0.01)
     assert trend.exhausted_at == pytest.approx(102.4, rel=0.01)
-    assert [t.place for t in trend.lines] == [PLACE]
+    assert [t.location for t in trend.lines] == [PLACE]
 
 
 def test_three_runs_on_a_line_are_possible_only() -> None:

@@ -18,7 +18,6 @@ from builders import BASE, MIB, alloc, block, frame, free, oom, segment, segment
 
 import fragdoctor
 from fragdoctor.analysis.device import analyze_device
-from fragdoctor.errors import ConfigError
 from fragdoctor.export import snapshot_tables, trace_events
 from fragdoctor.export.snapshot_tables import device_life
 from fragdoctor.export.speedscope import speedscope_text
@@ -83,23 +82,6 @@ def test_csv_starts_no_formula() -> None:
     (row,) = csv_rows(snapshot_tables.table(builders.columns(data), "blocks"))
 
     assert row["location"].startswith("'=")
-
-
-def test_parquet_is_read_back() -> None:
-    pytest.importorskip("pyarrow")
-
-    data = snapshot_tables.parquet_bytes(snapshot_tables.table(example(), "allocations"))
-
-    assert sorted(pd.read_parquet(io.BytesIO(data))["size_bytes"]) == [4 * MIB, 8 * MIB]
-
-
-def test_parquet_without_pyarrow_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot_tables.importlib.util, "find_spec", lambda name: None)
-
-    with pytest.raises(ConfigError) as caught:
-        snapshot_tables.check_parquet()
-
-    assert "pyarrow" in caught.value.message
 
 
 def traced(snap: Snapshot) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import pickle
 from pathlib import Path
 from typing import Any
@@ -63,9 +64,9 @@ def example() -> Snapshot:
 
 
 def written(snap: Snapshot) -> bytes:
-    out = bytearray()
-    write_snapshot(snap, out.extend)
-    return bytes(out)
+    out = io.BytesIO()
+    write_snapshot(snap, out)
+    return out.getvalue()
 
 
 def outcome(snap: Snapshot) -> dict[str, Any]:
@@ -139,6 +140,14 @@ def test_snapshot_written_and_read_has_the_same_columns() -> None:
     ]
     assert before.settings == after.settings
     assert before.annotations == after.annotations
+
+
+def test_stack_that_events_share_is_written_once() -> None:
+    value = pickle.loads(written(example()))
+
+    stacks = [row["frames"] for row in value["device_traces"][0]]
+    assert len({id(stack) for stack in stacks}) == len({repr(stack) for stack in stacks})
+    assert len({repr(stack) for stack in stacks}) < len(stacks)
 
 
 def test_example_diagnoses_the_same_after_redaction() -> None:

@@ -137,7 +137,7 @@ def test_schema_of_2_0_addresses_and_history_are_derived():
     assert_same(from_python(data), result)
     assert result.blocks.address.tolist() == [BASE, BASE + 512]
     assert result.blocks.requested_bytes.tolist() == [300, 0]
-    assert result.stack(int(result.blocks.stack[0]))[0].name == "f"
+    assert result.stack(int(result.blocks.stack[0]))[0].function == "f"
     assert result.blocks.stack[1] == -1
     assert result.events.time_us[0] == -1
     assert (result.provenance.version_low, result.provenance.version_high) == ("2.0", "2.0")

@@ -122,7 +122,7 @@ def test_frames_of_a_sample_agree_with_its_columns(samples, name):
     assert frame_["size_bytes"].tolist() == stock.events.size_bytes.tolist()
     assert frame_["address"].tolist() == stock.events.address.tolist()
     stacks = [stock.stack(int(i)) for i in stock.events.stack]  # noqa: PD013 - of frames
-    innermost = [f"{s[0].filename}:{s[0].line} in {s[0].name}" for s in stacks if s]
+    innermost = [f"{s[0].filename}:{s[0].line} in {s[0].function}" for s in stacks if s]
     assert [text for text in frame_["location"].dropna() if text] == innermost
     assert len(innermost) > 0
     assert result.blocks_frame()["size_bytes"].sum() == result.segments_frame()["total_bytes"].sum()

@@ -9,6 +9,9 @@ from attacks_on_text import HOSTILE
 from junitparser import Error, Failure, JUnitXml, Skipped
 
 from fragdoctor.report import junit
+from fragdoctor.report.base import RenderOptions
+
+LOOK = RenderOptions()
 
 
 def read(text: str) -> JUnitXml:
@@ -20,7 +23,7 @@ def kinds(xml: JUnitXml, suite: int) -> dict[str, list[type]]:
 
 
 def test_junit_of_a_check_is_read_back_with_a_suite_for_each_file() -> None:
-    xml = read(junit.render_check(checks.mixed()))
+    xml = read(junit.render(checks.mixed(), LOOK))
 
     assert [s.name for s in xml] == ["runs/a.pickle", "runs/b.pickle", "c.pickle"]
     assert {"read": [Error]} == kinds(xml, 2)
@@ -32,7 +35,7 @@ def test_junit_of_a_check_is_read_back_with_a_suite_for_each_file() -> None:
 
 
 def test_junit_counts_agree_with_its_cases() -> None:
-    text = junit.render_check(checks.mixed())
+    text = junit.render(checks.mixed(), LOOK)
     xml = read(text)
     counted = (xml.tests, xml.failures, xml.errors, xml.skipped)
     xml.update_statistics()
@@ -50,7 +53,7 @@ def test_budget_that_an_input_cannot_answer_is_skipped_with_its_reason() -> None
     blind = replace(case, devices=(replace(case.devices[0], capacity_bytes=None),))
     judged = judge("a", blind, checks.GATE)
 
-    xml = read(junit.render_check(report([judged], checks.GATE)))
+    xml = read(junit.render(report([judged], checks.GATE), LOOK))
 
     assert [Skipped] == kinds(xml, 0)["min-headroom"]
     assert [Error] == kinds(xml, 1)["min-headroom"]
@@ -60,15 +63,15 @@ def test_budget_that_an_input_cannot_answer_is_skipped_with_its_reason() -> None
 def test_junit_of_a_diagnosis_has_a_case_for_each_item_of_the_checklist(name: str) -> None:
     diagnosis = diagnoses.ALL[name]()
 
-    xml = read(junit.render_diagnosis(diagnosis))
+    xml = read(junit.render(diagnosis, LOOK))
 
     assert [*(i.id for i in diagnosis.checklist), "findings"] == [c.name for c in next(iter(xml))]
 
 
 @pytest.mark.parametrize("text", [t for t in HOSTILE if t])
 def test_junit_with_hostile_text_is_still_the_same_document(text: str) -> None:
-    rendered = junit.render_check(checks.planted(text))
-    plain = junit.render_check(checks.planted("x"))
+    rendered = junit.render(checks.planted(text), LOOK)
+    plain = junit.render(checks.planted("x"), LOOK)
 
     tags = [e.tag for e in ET.fromstring(rendered).iter()]
 

@@ -30,20 +30,20 @@ def results(text: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", checks.ALL)
 def test_sarif_of_a_check_fits_the_schema(name: str, validator: Any) -> None:
-    document = json.loads(sarif.render_check(checks.ALL[name](), LOOK))
+    document = json.loads(sarif.render(checks.ALL[name](), LOOK))
 
     assert [e.message for e in validator.iter_errors(document)] == []
 
 
 @pytest.mark.parametrize("name", diagnoses.ALL)
 def test_sarif_of_a_diagnosis_fits_the_schema(name: str, validator: Any) -> None:
-    document = json.loads(sarif.render_diagnosis(diagnoses.ALL[name](), LOOK))
+    document = json.loads(sarif.render(diagnoses.ALL[name](), LOOK))
 
     assert [e.message for e in validator.iter_errors(document)] == []
 
 
 def test_schema_refuses_what_is_wrong(validator: Any) -> None:
-    document = json.loads(sarif.render_check(checks.mixed(), LOOK))
+    document = json.loads(sarif.render(checks.mixed(), LOOK))
     document["runs"][0]["results"][0]["level"] = "fatal"
 
     assert list(validator.iter_errors(document))
@@ -51,14 +51,14 @@ def test_schema_refuses_what_is_wrong(validator: Any) -> None:
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_sarif_with_hostile_text_is_plain_and_fits_the_schema(text: str, validator: Any) -> None:
-    rendered = sarif.render_check(checks.planted(text), LOOK)
+    rendered = sarif.render(checks.planted(text), LOOK)
 
     assert rendered.isascii()
     assert [e.message for e in validator.iter_errors(json.loads(rendered))] == []
 
 
 def test_each_result_has_a_place_a_rule_and_a_fingerprint() -> None:
-    text = sarif.render_check(checks.mixed(), LOOK)
+    text = sarif.render(checks.mixed(), LOOK)
     rules = json.loads(text)["runs"][0]["tool"]["driver"]["rules"]
 
     for result in results(text):
@@ -68,7 +68,7 @@ def test_each_result_has_a_place_a_rule_and_a_fingerprint() -> None:
 
 
 def test_place_of_a_finding_is_the_users_line_below_the_root() -> None:
-    found = {r["ruleId"]: r for r in results(sarif.render_check(checks.mixed(), LOOK))}
+    found = {r["ruleId"]: r for r in results(sarif.render(checks.mixed(), LOOK))}
 
     place = found["FD102"]["locations"][0]["physicalLocation"]
 
@@ -78,7 +78,7 @@ def test_place_of_a_finding_is_the_users_line_below_the_root() -> None:
 
 
 def test_path_outside_the_root_is_a_file_uri() -> None:
-    text = sarif.render_check(checks.mixed(), RenderOptions(source_root="/elsewhere"))
+    text = sarif.render(checks.mixed(), RenderOptions(source_root="/elsewhere"))
     found = {r["ruleId"]: r for r in results(text)}
 
     artifact = found["FD102"]["locations"][0]["physicalLocation"]["artifactLocation"]
@@ -87,7 +87,7 @@ def test_path_outside_the_root_is_a_file_uri() -> None:
 
 
 def test_unreadable_input_is_a_result_and_a_failed_invocation() -> None:
-    text = sarif.render_check(checks.mixed(), LOOK)
+    text = sarif.render(checks.mixed(), LOOK)
     invocation = json.loads(text)["runs"][0]["invocations"][0]
 
     assert invocation["executionSuccessful"] is False
@@ -96,4 +96,4 @@ def test_unreadable_input_is_a_result_and_a_failed_invocation() -> None:
 
 
 def test_passing_check_has_no_results() -> None:
-    assert results(sarif.render_check(checks.passing(), LOOK)) == []
+    assert results(sarif.render(checks.passing(), LOOK)) == []

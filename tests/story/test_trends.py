@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fragdoctor.model.finding import Confidence
-from fragdoctor.model.story import Direction
-from fragdoctor.story.trends import slope_of
+from fragdoctor.model.story import Direction, TrialTrend
+from fragdoctor.story.trends import with_slope
 
 GIB = 1024**3
 
 
+def fitted(points):
+    return with_slope(TrialTrend("allocated", "trial", points))
+
+
 def of(*points):
-    return slope_of(np.array(points, dtype=float) * GIB)
+    return fitted([round(p * GIB) for p in points])
 
 
 def test_two_points_are_too_few():
@@ -30,8 +33,8 @@ def test_three_rising_points_are_possible_and_five_likely():
 def test_one_outlier_does_not_move_the_slope():
     slope = of(1, 2, 3, 40, 5, 6, 7)
 
-    assert slope.bytes_per_step == pytest.approx(GIB)
-    assert slope.low <= GIB <= slope.high
+    assert slope.slope_bytes == pytest.approx(GIB)
+    assert slope.low_bytes <= GIB <= slope.high_bytes
 
 
 def test_warm_up_of_the_first_point_is_level():
@@ -44,9 +47,9 @@ def test_points_that_jump_are_unclear():
 
 @given(st.lists(st.integers(0, 2**40), min_size=3, max_size=30))
 def test_reversed_points_turn_the_slope_around(points):
-    forward = slope_of(np.array(points, dtype=float))
-    backward = slope_of(np.array(points[::-1], dtype=float))
+    forward = fitted(points)
+    backward = fitted(points[::-1])
 
-    assert forward.bytes_per_step == pytest.approx(-backward.bytes_per_step)
+    assert forward.slope_bytes == pytest.approx(-backward.slope_bytes)
     turned = {Direction.GROWS: Direction.FALLS, Direction.FALLS: Direction.GROWS}
     assert backward.direction is turned.get(forward.direction, forward.direction)

@@ -11,10 +11,12 @@ import numpy.typing as npt
 from fragdoctor.analysis.modules import MAX_DEPTH, MAX_MODULES, ModulePaths
 from fragdoctor.analysis.owners import named_blocks
 from fragdoctor.model.arrays import largest_groups
-from fragdoctor.model.census import Census, HoldingKind, Owner
+from fragdoctor.model.census import Census
 from fragdoctor.model.snapshot import I64
 from fragdoctor.report import escape
+from fragdoctor.report.document import plain
 from fragdoctor.report.page.blob import Sink
+from fragdoctor.report.views.owners import owner_text
 from fragdoctor.trace.trace import Trace
 
 _MAX_TEXT: Final = 120
@@ -37,7 +39,7 @@ def names_data(
         found["module"] = _encode(modules.of_row[rows].astype(np.int64), sizes, texts, sink)
     named = named_blocks(trace, censuses)
     if named is not None:
-        owners = {at: [_owner_text(owner)] for at, owner in enumerate(named.owners)}
+        owners = {at: [plain(owner_text(owner))] for at, owner in enumerate(named.owners)}
         found["owner"] = _encode(named.of_row[rows].astype(np.int64), sizes, owners, sink)
     return found
 
@@ -58,19 +60,3 @@ def _encode(
 
 def _shown(text: str) -> str:
     return escape.visible(escape.shorten_left(text, _MAX_TEXT)) or "(no name)"
-
-
-def _owner_text(owner: Owner) -> str:
-    """Return what holds memory in a few words: ``history`` (list of 64)."""
-    name = owner.name or f"a {owner.class_name or owner.kind.value}"
-    match owner.kind:
-        case HoldingKind.PARAMETERS | HoldingKind.GRADIENTS:
-            return f"{name}: {owner.kind.value}"
-        case HoldingKind.CONTAINER:
-            return f"{name} ({owner.class_name} of {owner.n_items:,})"
-        case HoldingKind.GRAPH:
-            return f"autograd graph kept by {name}"
-        case HoldingKind.CYCLE:
-            return f"reference cycle {name}"
-        case _:
-            return name

@@ -189,8 +189,12 @@ def whatif_data(diagnosis: Diagnosis, *, is_live: bool) -> dict[str, Any] | None
     device = diagnosis.verdict.device
     if device is None and diagnosis.devices:
         device = diagnosis.devices[0].device
-    figures = next((f for f in diagnosis.devices if f.device == device), None)
-    tried = [r for r in (*diagnosis.recommendations, *diagnosis.rejected) if _is_replayed(r)]
+    figures = diagnosis.figures_of(device)
+    tried = [
+        r
+        for r in (*diagnosis.recommendations, *diagnosis.rejected)
+        if r.predicted.method in {"replay", "estimate"} and r.predicted.peak_reserved_bytes
+    ]
     if figures is None or device not in diagnosis.analyses or not (tried or is_live):
         return None
     return {
@@ -206,12 +210,6 @@ def whatif_data(diagnosis: Diagnosis, *, is_live: bool) -> dict[str, Any] | None
         "least": figures.peak_allocated_bytes,
         "variants": [_variant(r) for r in tried],
     }
-
-
-def _is_replayed(one: Recommendation) -> bool:
-    return one.predicted.method in {"replay", "estimate"} and bool(
-        one.predicted.peak_reserved_bytes
-    )
 
 
 def _variant(one: Recommendation) -> dict[str, Any]:

@@ -29,13 +29,8 @@ MAX_MARKS: Final = 2000
 MAX_LINE_TEXT: Final = 200
 MAX_PHASE_DEPTH: Final = 4
 MAX_PASSES: Final = 20_000
-TRAINING_NAMES: Final = {
-    TrainingPhase.SETUP: "setup",
-    TrainingPhase.FORWARD: "forward",
-    TrainingPhase.BACKWARD: "backward",
-    TrainingPhase.OPTIMIZER: "optimizer",
-    TrainingPhase.FORWARD_BACKWARD: "both",
-    TrainingPhase.UNKNOWN: "unknown",
+TRAINING_NAMES: Final = {phase: phase.word for phase in TrainingPhase} | {
+    TrainingPhase.FORWARD_BACKWARD: "both"
 }
 SERIES: Final = ("allocated", "active", "reserved")
 

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -189,7 +190,7 @@ def short_advice(diagnosis: Diagnosis) -> doc.Section:
         for r in diagnosis.rejected[: min(3, MAX_MEASURES - len(rows))]
     ]
     columns = (doc.Column(), doc.Column(kind="wrap"))
-    return doc.Section("Other options", [doc.Table(columns, rows, detail=doc.Detail.SHORT)])
+    return doc.Section("Other options", [doc.Table(columns, rows)], detail=doc.Detail.SHORT)
 
 
 def _in_short(advice: Recommendation, outcome: str) -> doc.Content:
@@ -264,18 +265,18 @@ def _why_not(advice: Recommendation) -> str:
 def advice_sections(diagnosis: Diagnosis) -> list[doc.Section]:
     """Return every recommendation with its reason, proof and price, and all that would not help."""
     items = [_item(r) for r in diagnosis.recommendations]
-    listing = doc.Listing(items, is_airy=True, detail=doc.Detail.FULL)
+    listing = doc.Listing(items, is_airy=True)
     rejected = doc.tabled(
         diagnosis.rejected,
         doc.Column("measure", _label, "list", max_width=34),
         doc.Column("why not", _reason, "wrap", style=doc.Style.DIM),
-        detail=doc.Detail.FULL,
     )
     note = "the same requests under other settings"
+    full = partial(doc.Section, detail=doc.Detail.FULL)
     return [
-        doc.Section("What to do", [listing], "best first", "advice"),
-        doc.Section("Would not help here", [rejected], id="rejected"),
-        doc.Section("What if", [_what_ifs(diagnosis)], note, "what-if"),
+        full("What to do", [listing], "best first", "advice"),
+        full("Would not help here", [rejected], id="rejected"),
+        full("What if", [_what_ifs(diagnosis)], note, "what-if"),
     ]
 
 
@@ -313,9 +314,8 @@ def _what_ifs(diagnosis: Diagnosis) -> doc.Table:
     tested = [
         r for r in (*diagnosis.recommendations, *diagnosis.rejected) if r.predicted.method != "none"
     ]
-    first = diagnosis.verdict.device
-    figures = next((f for f in diagnosis.devices if f.device == first), None)
-    figures = figures or next(iter(diagnosis.devices), DeviceFigures(device=0))
+    first = next(iter(diagnosis.devices), DeviceFigures(device=0))
+    figures = diagnosis.figures_of(diagnosis.verdict.device) or first
     recorded = _as_recorded(figures)
     rows = [(recorded, doc.strong("as recorded")), *((r.predicted, _label(r)) for r in tested)]
     peaks = [p.peak_reserved_bytes or 0 for p, _ in rows]
@@ -331,8 +331,6 @@ def _what_ifs(diagnosis: Diagnosis) -> doc.Table:
         doc.Column("retries", lambda row: doc.count(row[0].retries), "right", from_width=80),
         doc.Column("calls", lambda row: doc.count(row[0].driver_calls), "right", from_width=80),
         doc.Column("setting or change", lambda row: row[1], "list"),
-        label="What-if table",
-        detail=doc.Detail.FULL,
     )  # fmt: skip
 
 

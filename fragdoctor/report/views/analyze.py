@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from fragdoctor.model.diagnosis import ChecklistItem, Diagnosis, Status
@@ -59,10 +60,8 @@ def checklist_section(diagnosis: Diagnosis) -> doc.Section:
         doc.Column("", _source, style=Style.DIM),
         notes=lambda i: [dim(i.detail)] if i.detail and i.status is not Status.SKIP else [],
         style=lambda i: STATUS_WORDS[i.status][1],
-        label="Checklist",
-        detail=Detail.FULL,
     )
-    return doc.Section("Checklist", [table], id="checklist")
+    return doc.Section("Checklist", [table], id="checklist", detail=Detail.FULL)
 
 
 def _outcome(item: ChecklistItem) -> doc.Content:
@@ -86,12 +85,10 @@ def evidence_section(diagnosis: Diagnosis) -> doc.Section:
         doc.Column("", "name"),
         doc.Column("", evidence_value, "right"),
         doc.Column("", "source", "wrap", style=Style.DIM),
-        label="Evidence",
-        detail=Detail.FULL,
     )
     decider = diagnosis.verdict.decider
     note = f"decided by {decider}" if decider else ""
-    return doc.Section("Evidence", [table], note, "evidence")
+    return doc.Section("Evidence", [table], note, "evidence", detail=Detail.FULL)
 
 
 def findings_section(diagnosis: Diagnosis) -> doc.Section:
@@ -101,10 +98,9 @@ def findings_section(diagnosis: Diagnosis) -> doc.Section:
         doc.Column("", lambda f: Span(f.code, SEVERITY_STYLES[f.severity])),
         doc.Column("", "message", "wrap"),
         notes=_finding_notes,
-        label="Findings",
-        detail=Detail.FULL,
     )
-    return doc.Section("Findings", [table], "fragdoctor explain CODE says more", "findings")
+    note = "fragdoctor explain CODE says more"
+    return doc.Section("Findings", [table], note, "findings", detail=Detail.FULL)
 
 
 def _finding_notes(finding: Finding) -> list[doc.Content]:
@@ -119,25 +115,21 @@ def about_sections(diagnosis: Diagnosis) -> list[doc.Section]:
     has_replay = diagnosis.fidelity.share is not None or diagnosis.case.snapshot is not None
     fidelity = fidelity_text(diagnosis.fidelity) if has_replay else ""
     notes = [*diagnosis.notes, *diagnosis.replay_notes, *([fidelity] if fidelity else [])]
-    about = (
-        doc.Bullets(notes, detail=Detail.FULL),
-        doc.Facts(_facts(diagnosis), detail=Detail.FULL),
-    )
+    about = (doc.Bullets(notes), doc.Facts(_facts(diagnosis)))
     skipped = doc.tabled(
         diagnosis.skipped,
         doc.Column("", "code"),
         doc.Column("", "name", "wrap"),
         doc.Column("", "reason", "wrap", style=Style.DIM),
-        label="Rules that could not run",
-        detail=Detail.FULL,
     )
-    corrections = doc.Bullets(list(diagnosis.corrections), detail=Detail.FULL)
+    corrections = doc.Bullets(list(diagnosis.corrections))
     short = [("Note", note) for note in diagnosis.notes[:_SHORT_NOTES]]
+    full = partial(doc.Section, detail=Detail.FULL)
     return [
-        doc.Section("", [doc.Facts(short, detail=Detail.SHORT)]),
-        doc.Section("Often said, but wrong here", [corrections], id="corrections"),
-        doc.Section("About this input", about, id="about"),
-        doc.Section("Rules that could not run", [skipped], id="skipped"),
+        doc.Section("", [doc.Facts(short)], detail=Detail.SHORT),
+        full("Often said, but wrong here", [corrections], id="corrections"),
+        full("About this input", about, id="about"),
+        full("Rules that could not run", [skipped], id="skipped"),
     ]
 
 

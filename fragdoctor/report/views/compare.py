@@ -12,7 +12,7 @@ from fragdoctor.model import comparison as model
 from fragdoctor.model.comparison import Comparison, LineChange, LineKind, ReasonKind
 from fragdoctor.model.finding import Confidence
 from fragdoctor.report import document as doc
-from fragdoctor.report.document import NO_STACK, Detail, Span, Style, code, dim, location_text
+from fragdoctor.report.document import NO_STACK, Detail, Span, Style, code, dim
 from fragdoctor.report.words import signed_size, titled, told_apart
 from fragdoctor.units import format_count, format_share, format_size, plural
 
@@ -93,10 +93,9 @@ def _runs(comparison: Comparison) -> doc.Section:
         zip(runs, told_apart([r.name for r in runs]), strict=True),
         doc.Column("", lambda row: doc.strong(row[0].letter)),
         doc.Column("", lambda row: code(row[1]), "path"),
-        doc.Column("", lambda row: titled(row[0].cause, row[0].confidence), "wrap"),
+        doc.Column("", lambda row: titled(row[0].verdict.cause, row[0].verdict.confidence), "wrap"),
         doc.Column("", lambda row: _run_facts(row[0]), "wrap", style=Style.DIM),
         n_left_out=max(0, len(comparison.runs) - MAX_RUNS),
-        label="Runs",
     )
     versions = _versions(comparison)
     return doc.Section("Runs", [table, doc.Paragraph(dim(versions) if versions else "")], id="runs")
@@ -143,14 +142,12 @@ def _timelines(comparison: Comparison) -> doc.Section:
         f"Allocated and reserved memory of {plural(len(kept), 'run')}; peaks: {peaks}",
         limit_bytes=capacity,
         limit_label="" if capacity is None else f"capacity {format_size(capacity)}",
-        detail=Detail.FULL,
     )
     n_left = len(known) - len(kept)
     left = f"{plural(n_left, 'run is', 'runs are')} left out of the drawing." if n_left else ""
     note = "solid: allocated, dashed: reserved, over the events of each trace"
-    return doc.Section(
-        "Timelines", [chart, doc.Paragraph(left, detail=Detail.FULL)], note, "timelines"
-    )
+    blocks = (chart, doc.Paragraph(left))
+    return doc.Section("Timelines", blocks, note, "timelines", detail=Detail.FULL)
 
 
 def _curves(run: model.RunSide, number: int) -> list[doc.ChartSeries]:
@@ -196,7 +193,6 @@ def _figures_across(
         doc.Column("figure", "title"),
         *runs,
         doc.Column("change", change_text, "wrap"),
-        label="Figures of the runs",
         detail=detail,
     )
 
@@ -211,7 +207,6 @@ def _figures_down(comparison: Comparison) -> doc.Table:
             doc.Column(f.title, partial(_value, f), "right", from_width=width)
             for f, width in zip(figures, (0, 0, 0, 80, 100), strict=False)
         ),
-        label="Figures of the runs",
     )
 
 
@@ -247,9 +242,8 @@ def _growth(comparison: Comparison) -> doc.Section:
         doc.Column("slope", lambda t: signed_size(t.slope_bytes), "right"),
         doc.Column("first", lambda t: format_size(t.values[0]), "right"),
         doc.Column("last", lambda t: format_size(t.values[-1]), "right"),
-        doc.Column("line", lambda t: code(location_text(t.place)), "path"),
+        doc.Column("line", "location"),
         shown=_SHORT_LINES,
-        label="Growing lines",
     )
     blocks = (doc.Paragraph(trend.text, detail=Detail.FULL), _trend_chart(trend), table)
     note = f"per {trend.unit}, over {plural(len(trend.values), 'run')}"
@@ -309,13 +303,12 @@ def _line_table(comparison: Comparison, lines: Sequence[LineChange], detail: Det
         lines[:MAX_LINES],
         doc.Column("change", _moved, "right"),
         doc.Column("", partial(_change_bar, largest), from_width=100),
-        doc.Column(comparison.runs[0].letter, _before, "right"),
-        doc.Column(comparison.runs[-1].letter, _after, "right"),
+        doc.Column(comparison.runs[0].letter, partial(_held, "before", LineKind.NEW), "right"),
+        doc.Column(comparison.runs[-1].letter, partial(_held, "after", LineKind.GONE), "right"),
         doc.Column("blocks", _blocks),
         doc.Column("line", lambda c: code(_line_place(c)), "path"),
         notes=_line_notes if is_full else lambda c: _line_notes(c)[: int(c.sizes is not None)],
         n_left_out=max(0, len(lines) - MAX_LINES) + comparison.n_lines_left_out * is_full,
-        label="What each line holds in both runs",
         detail=detail,
     )
 
@@ -337,12 +330,9 @@ def _change_bar(largest: int, change: LineChange) -> doc.Gauge:
     return doc.Gauge(end, start, _LINE_STYLES[change.kind])
 
 
-def _before(change: LineChange) -> str:
-    return "new" if change.kind is LineKind.NEW else format_size(change.before_bytes)
-
-
-def _after(change: LineChange) -> str:
-    return "gone" if change.kind is LineKind.GONE else format_size(change.after_bytes)
+def _held(side: str, unless: LineKind, change: LineChange) -> str:
+    """Return what a line holds on one side; a word where it is not there."""
+    return unless.value if change.kind is unless else format_size(getattr(change, f"{side}_bytes"))
 
 
 def _line_notes(change: LineChange) -> list[doc.Content]:
@@ -382,10 +372,10 @@ def _sizes_text(change: model.SizeChange) -> str:
         before, after = format_size(change.before_bytes), format_size(change.after_bytes)
         return f"asks {change.factor:.3g}x: {before} -> {after}"
     parts = []
-    if change.new:
-        parts.append(f"new sizes {_sizes(change.new, change.n_new)}")
-    if change.gone:
-        parts.append(f"gone {_sizes(change.gone, change.n_gone)}")
+    if change.new_bytes:
+        parts.append(f"new sizes {_sizes(change.new_bytes, change.n_new)}")
+    if change.gone_bytes:
+        parts.append(f"gone {_sizes(change.gone_bytes, change.n_gone)}")
     return "; ".join(parts)
 
 
@@ -427,7 +417,6 @@ def _settings(comparison: Comparison) -> doc.Section:
         doc.Column("key", lambda s: code(s.key), max_width=40),
         doc.Column(comparison.runs[0].letter, "before", "wrap"),
         doc.Column(comparison.runs[-1].letter, "after", "wrap"),
-        label="Settings that differ",
     )
     return doc.Section("Settings that differ", [table, doc.Paragraph(proof)], id="settings")
 
@@ -439,11 +428,9 @@ def _phases(comparison: Comparison) -> doc.Section:
         doc.Column(comparison.runs[0].letter, "before_bytes"),
         doc.Column(comparison.runs[-1].letter, "after_bytes"),
         doc.Column("change", _phase_change),
-        label="Phases of both runs",
-        detail=Detail.FULL,
     )
     note = "highest peak of each, and what is held at the peak"
-    return doc.Section("Phases", [table], note, "phases")
+    return doc.Section("Phases", [table], note, "phases", detail=Detail.FULL)
 
 
 def _phase_change(p: model.PhaseChange) -> str:

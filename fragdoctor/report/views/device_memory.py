@@ -58,13 +58,12 @@ def _phases(report: PhaseReport) -> doc.Section:
     table = doc.tabled(
         report.phases,
         doc.Column("phase", lambda p: marked(p, PHASE_NAMES[p.phase])),
-        doc.Column("passes", _n_passes, "right"),
-        doc.Column("usual peak", _usual_peak, "right"),
+        doc.Column("passes", lambda p: "unknown" if p.n_passes is None else doc.count(p.n_passes),
+                   "right"),
+        doc.Column("usual peak", lambda p: doc.size(p.n_passes and p.median_peak_bytes), "right"),
         doc.Column("worst", lambda p: marked(p, format_size(p.worst_peak_bytes)), "right"),
         doc.Column("mostly", lambda p: _held(p.held), "wrap"),
-        label="Training phases",
-        detail=Detail.FULL,
-    )
+    )  # fmt: skip
     place = _PEAK_PLACES[report.peak_phase]
     peak = f"The peak of {format_size(report.peak_bytes)} is in {place}." if place else ""
     said = " ".join(s for s in (peak, _limits(report)) if s)
@@ -74,20 +73,13 @@ def _phases(report: PhaseReport) -> doc.Section:
     )
     blocks = (
         table,
-        doc.Paragraph(said, detail=Detail.FULL),
+        doc.Paragraph(said),
         _categories(report),
-        doc.Paragraph(dim(_KEPT_MEANS) if has_kept else "", detail=Detail.FULL),
+        doc.Paragraph(dim(_KEPT_MEANS) if has_kept else ""),
     )
     note = f"GPU {report.device}, allocated memory by phase of a training step"
-    return doc.Section("Phases", blocks, note, f"phases-{report.device}", report.device)
-
-
-def _n_passes(p: PhaseFigures) -> str:
-    return "unknown" if p.n_passes is None else format_count(p.n_passes)
-
-
-def _usual_peak(p: PhaseFigures) -> str:
-    return "-" if p.n_passes is None else format_size(p.median_peak_bytes)
+    name = f"phases-{report.device}"
+    return doc.Section("Phases", blocks, note, name, report.device, detail=Detail.FULL)
 
 
 def _held(shares: Sequence[CategoryShare]) -> str:
@@ -115,8 +107,6 @@ def _categories(report: PhaseReport) -> doc.Table:
         doc.Column("sure", sureness),
         doc.Column("mostly from", lambda s: code(_main_line(s)), "path"),
         notes=lambda s: [dim(location_text(x.location)) for x in s.lines[1:]],
-        label="Memory at the peak by category",
-        detail=Detail.FULL,
     )  # fmt: skip
 
 
@@ -170,11 +160,8 @@ _FIGURES: Final = (
 
 def message_of(diagnosis: Diagnosis, device: int) -> OomMessage | None:
     """Return the message that the diagnosis is about, if it speaks of this device."""
-    log = diagnosis.case.oom
-    if log is None or not 0 <= log.primary < len(log.messages):
-        return None
-    message = log.messages[log.primary]
-    return message if message.device_index in (None, device) else None
+    message = diagnosis.case.primary_message
+    return message if message is not None and message.device_index in (None, device) else None
 
 
 _MOMENT_WORDS: Final = {
@@ -186,7 +173,8 @@ _MOMENT_WORDS: Final = {
 
 def moment_of(diagnosis: Diagnosis, device: int | None) -> MomentFigures | None:
     """Return the figures of the moment that a device's report is about; None without a snapshot."""
-    return next((f.moment for f in diagnosis.devices if f.device == device), None)
+    figures = diagnosis.figures_of(device)
+    return None if figures is None else figures.moment
 
 
 def when(moment: MomentFigures | None) -> str:
@@ -224,8 +212,8 @@ def _memory(
 ) -> doc.Section:
     message = message_of(diagnosis, f.device)
     asked = message.requested_bytes if message is not None and message.is_device_oom else None
-    bar = doc.Bar(parts, asked, detail=detail)
-    blocks: list[doc.DocumentBlock] = [bar, _what_for(f.moment, detail)]
+    bar = doc.Bar(parts, asked)
+    blocks: list[doc.DocumentBlock] = [bar, _what_for(f.moment)]
     others = [d for d in diagnosis.devices if d.reserved_bytes and d.device != f.device]
     if others and detail is Detail.USUAL:
         reserved = (f"GPU {d.device} {format_size(d.reserved_bytes or 0)}" for d in others)
@@ -252,16 +240,16 @@ def _memory(
         and bar.total_bytes > _PAGED * message.total_bytes
     ):
         note = f"{note}, more than its {format_size(message.total_bytes)}"
-    return doc.Section("Memory", blocks, note, f"memory-{f.device}", f.device)
+    return doc.Section("Memory", blocks, note, f"memory-{f.device}", f.device, detail=detail)
 
 
-def _what_for(moment: MomentFigures | None, detail: Detail) -> doc.Paragraph:
+def _what_for(moment: MomentFigures | None) -> doc.Paragraph:
     """Return what the allocated memory is for, where more than half of it is known."""
     found = () if moment is None else moment.categories
     total = sum(c.n_bytes for c in found)
     known = sum(c.n_bytes for c in found if c.category is not Category.UNKNOWN)
     said = _shares(found, total, _MIN_HELD_SHARE) if 2 * known > total else ""
-    return doc.Paragraph(dim(f"Allocated: {said}.") if said else "", detail=detail)
+    return doc.Paragraph(dim(f"Allocated: {said}.") if said else "")
 
 
 def parts_of(figures: DeviceFigures, message: OomMessage | None) -> list[doc.BarPart]:
@@ -335,7 +323,6 @@ def moment_sections(diagnosis: Diagnosis) -> list[doc.Section]:
         doc.Column("", lambda h: doc.strong(format_size(h.n_bytes)), "right"),
         doc.Column("", lambda h: dim(plural(h.n_blocks, "block"))),
         doc.Column("", "location"),
-        label=f"Live memory at {m.asked}",
         shown=MAX_MOMENT_LINES,
     )
     said = doc.Paragraph(f"{totals}: {shares}." if shares else f"{totals}.")
@@ -360,7 +347,6 @@ def _change(m: MomentReport) -> doc.Section:
         doc.Column("", lambda h: doc.strong(signed_size(h.n_bytes)), "right"),
         doc.Column("", lambda h: dim(f"{h.n_blocks:+,} blocks"), "right"),
         doc.Column("", "location"),
-        label=f"Changes since {m.since}",
         shown=MAX_MOMENT_LINES,
     )
     change = signed_size(m.allocated_bytes - m.since_allocated_bytes)
@@ -391,7 +377,6 @@ def _points(strip: TimelineStrip) -> doc.Table:
         doc.Column("active", "active_bytes", from_width=100),
         doc.Column("reserved", "reserved_bytes"),
         doc.Column("note", "note", "wrap", style=doc.Style.DIM),
-        label=f"The timeline of GPU {strip.device} as a table",
         detail=Detail.FULL,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Final
@@ -32,12 +32,7 @@ from fragdoctor.report.views.what_fits import (
 )
 from fragdoctor.units import format_count, format_share, format_size
 
-PHASES: Final[Mapping[PhaseName, str]] = {
-    PhaseName.FORWARD: "forward",
-    PhaseName.BACKWARD: "backward",
-    PhaseName.OPTIMIZER_STEP: "optimizer step",
-    PhaseName.INFERENCE: "inference",
-}
+PHASES: Final = {phase: phase.value.replace("_", " ") for phase in PhaseName}
 _GPU_LEGEND: Final = (
     "total: about what PyTorch's out-of-memory messages commonly print for this GPU; drivers "
     "differ by some 0.2 GiB, and none was measured here. usable: less the CUDA context of one "
@@ -81,7 +76,6 @@ def gpus_document(gpus: Sequence[GpuModel]) -> doc.ReportDocument:
         doc.Column("total", "total_bytes"),
         doc.Column("usable", "usable_bytes"),
         doc.Column("what", "title", "wrap"),
-        label="Known GPUs",
     )
     return doc.ReportDocument(
         title="Known GPUs",
@@ -99,7 +93,6 @@ def models_document(models: Sequence[KnownModel]) -> doc.ReportDocument:
         doc.Column("name", "name"),
         doc.Column("parameters", lambda m: format_count(m.n_parameters), "right"),
         doc.Column("or by its repository", "hub", "wrap"),
-        label="Known models",
     )
     return doc.ReportDocument(
         title="Known models",
@@ -278,7 +271,6 @@ def _at_the_peak(estimate: Estimate) -> doc.Section:
         doc.Column("item", lambda row: row[0], "wrap"),
         doc.Column("bytes", lambda row: format_size(row[1]), "right"),
         doc.Column("share", lambda row: row[2], "right"),
-        label="At the peak",
     )
     note = f"{PHASES[peak.name]}: {peak.moment}" if peak.moment else ""
     return doc.Section("At the peak", [table], note, "peak")
@@ -295,7 +287,6 @@ def _phases(estimate: Estimate) -> doc.Section:
         doc.Column("", lambda phase: PHASES[phase.name]),
         doc.Column("", lambda phase: format_size(phase.n_bytes), "right"),
         doc.Column("", moment, "wrap"),
-        label="Peak of each phase",
     )
     return doc.Section("Peak of each phase", [table], id="phases")
 
@@ -326,7 +317,6 @@ def _fits(estimate: Estimate) -> doc.Section:
         doc.Column(f"batch at {format_count(seq)}" if seq else "batch",
                    lambda fit: _batch(fit.largest_batch), "right"),
         *lengths,
-        label="Will it fit",
     )  # fmt: skip
     legend = (
         "to spare: beyond the most that it may need. batch: the largest that surely fits, in "
@@ -344,7 +334,6 @@ def _savings(estimate: Estimate) -> doc.Section:
         *([fits] if estimate.fits else []),
         doc.Column("measure", "title", "wrap"),
         notes=lambda s: [dim(f"{s.option}: {s.cost}")],
-        label="What would save memory",
     )
     idle = ", ".join(s.title for s in estimate.savings if s.saved_bytes <= 0)
     rest = doc.Paragraph(dim(f"No lower peak from: {idle}.") if idle else "")
@@ -352,7 +341,7 @@ def _savings(estimate: Estimate) -> doc.Section:
 
 
 def _formulas(estimate: Estimate, detail: Detail) -> list[doc.Section]:
-    entries = [_formula(item, detail) for item in estimate.footprint.items]
+    entries = [_formula(item) for item in estimate.footprint.items]
     layer = estimate.footprint.layer
     table = doc.tabled(
         layer,
@@ -360,24 +349,22 @@ def _formulas(estimate: Estimate, detail: Detail) -> list[doc.Section]:
         doc.Column("keeps", "what", "wrap"),
         doc.Column("formula", "formula"),
         doc.Column("bytes", lambda kept: format_size(kept.n_bytes), "right"),
-        label="One layer",
-        detail=detail,
     )
     total = f"One layer: {format_size(sum(kept.n_bytes for kept in layer))}." if layer else ""
-    symbols = doc.Paragraph(dim(_symbols(estimate.workload)), detail=detail)
+    symbols = doc.Paragraph(dim(_symbols(estimate.workload)))
     title = "What one layer keeps for its backward"
-    kept = [table, doc.Paragraph(strong(total) if total else "", detail=detail)]
-    counted = doc.Listing(entries, detail=detail)
+    kept = [table, doc.Paragraph(strong(total) if total else "")]
+    counted = [doc.Listing(entries), symbols]
     return [
-        doc.Section("How it was counted", [counted, symbols], id="formulas"),
-        doc.Section(title, kept, "by operation", "layer"),
+        doc.Section("How it was counted", counted, id="formulas", detail=detail),
+        doc.Section(title, kept, "by operation", "layer", detail=detail),
     ]
 
 
-def _formula(item: Item, detail: Detail) -> doc.ListItem:
+def _formula(item: Item) -> doc.ListItem:
     lines = (item.formula, f"= {item.numbers}" if item.numbers else "", item.note)
-    blocks = [doc.Paragraph(text, detail=detail) for text in lines if text]
-    blocks.append(doc.Paragraph(dim(f"{item.sureness.value}; {item.source}"), detail=detail))
+    blocks = [doc.Paragraph(text) for text in lines if text]
+    blocks.append(doc.Paragraph(dim(f"{item.sureness.value}; {item.source}")))
     return doc.ListItem([strong(item.title), f"  at most {format_size(item.n_bytes)}"], blocks)
 
 

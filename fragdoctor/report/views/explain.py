@@ -144,14 +144,12 @@ def _everything(explanation: Explanation) -> doc.ReportDocument:
             doc.Column("", lambda r: Span(r.code, SEVERITY_STYLES[r.severity])),
             doc.Column("", "name", max_width=32),
             doc.Column("", "summary", "wrap", style=Style.DIM),
-            label=title,
         )
         sections.append(doc.Section(title, [table], f"{prefix}xx", prefix))
     glossary = doc.tabled(
         sorted(explanation.terms, key=lambda t: t.name.lower()),
         doc.Column("", "name", max_width=28),
         doc.Column("", "short", "wrap", style=Style.DIM),
-        label="Terms",
     )
     return doc.ReportDocument(
         title="Rules and terms",

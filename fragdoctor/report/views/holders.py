@@ -44,7 +44,9 @@ def short_holders(diagnosis: Diagnosis) -> doc.Section:
     mine = [h for h in diagnosis.holders if device in (None, h.device) and h.held_bytes]
     one = _main_function(diagnosis, mine)
     has_names = any(
-        o.kind is not HoldingKind.UNNAMED for o in diagnosis.owners if device in (None, o.device)
+        o.owner.kind is not HoldingKind.UNNAMED
+        for o in diagnosis.owners
+        if device in (None, o.device)
     )
     if has_names and diagnosis.verdict.cause is not Cause.FRAGMENTATION:
         return owners.short_owners(diagnosis, one)
@@ -77,11 +79,11 @@ def short_holders(diagnosis: Diagnosis) -> doc.Section:
         *([doc.Column("", stranders)] if shows_stranders else []),
         doc.Column("", _place, "path"),
         notes=lambda h: _within(h) if isinstance(h, HolderReport) else [],
-        detail=Detail.SHORT,
     )
     moment = rows[0].moment if rows else Moment.END
     more = "; strands: the free memory held back" if shows_stranders else ""
-    return doc.Section("Who holds it", [table], f"live {LIVE_WHEN[moment]}{more}")
+    note = f"live {LIVE_WHEN[moment]}{more}"
+    return doc.Section("Who holds it", [table], note, detail=Detail.SHORT)
 
 
 _MOST: Final = 0.5
@@ -145,16 +147,14 @@ def stranders_section(diagnosis: Diagnosis) -> doc.Section:
         doc.Column("age in events", "age_events", from_width=80),
         doc.Column("allocated at", "location"),
         notes=lambda p: stack_lines(p.stack, p.location),
-        label="Strands",
-        detail=Detail.FULL,
     )
     blocks: list[doc.DocumentBlock] = [table]
     if n_shared := len(diagnosis.stranders) - len(stranders):
         shared = plural(n_shared, "further group shares", "further groups share")
         text = f"{shared} segments with others: freeing one of them alone returns nothing."
-        blocks.append(doc.Paragraph(dim(text), detail=Detail.FULL))
+        blocks.append(doc.Paragraph(dim(text)))
     note = f"live blocks that keep free memory from being used{_stranders_when(diagnosis)}"
-    return doc.Section("What strands memory", blocks, note, "stranders")
+    return doc.Section("What strands memory", blocks, note, "stranders", detail=Detail.FULL)
 
 
 def _stranders_when(diagnosis: Diagnosis) -> str:
@@ -175,11 +175,10 @@ def holders_section(diagnosis: Diagnosis) -> doc.Section:
         doc.Column("blocks", "n_blocks"),
         doc.Column("allocated at", "location"),
         notes=lambda h: [*_within(h), *stack_lines(h.stack, h.location)],
-        label="Holders by source line",
-        detail=Detail.FULL,
     )
     icicle = graphic(diagnosis, "icicle", "Nothing was allocated on this device.")
-    return doc.Section("Holders", [*icicle, table], "live memory by source line", "holders")
+    blocks, note = [*icicle, table], "live memory by source line"
+    return doc.Section("Holders", blocks, note, "holders", detail=Detail.FULL)
 
 
 def _moment_columns(holders: Sequence[HolderReport]) -> list[doc.Column]:
@@ -235,13 +234,13 @@ def segments_section(diagnosis: Diagnosis) -> doc.Section:
     ]
     titles = ("size", "stranded" if is_paged else "free", "largest hole")
     lines = _strander_lines(diagnosis, shown)
-    blocks.append(doc.SegmentBars(titles, bars, lines, detail=Detail.FULL))
+    blocks.append(doc.SegmentBars(titles, bars, lines))
     count = format_count(diagnosis.n_stranded_segments)
     note = (
         f"GPU {shown[0].device}, the {len(shown)} of {count} with most stranded memory"
         f"{_stranders_when(diagnosis)}"
     )
-    return doc.Section("Segments", blocks, note, "segments")
+    return doc.Section("Segments", blocks, note, "segments", detail=Detail.FULL)
 
 
 def _says_something(diagnosis: Diagnosis) -> bool:

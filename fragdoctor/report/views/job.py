@@ -125,7 +125,6 @@ def _skew(report: FleetReport) -> doc.Section:
         doc.Column("highest", lambda s: doc.written(s.maximum, s.name), "right"),
         doc.Column("ratio", lambda s: f"{s.over_median:.2f}" if s.over_median else "-", "right"),
         doc.Column("of", _skewed, max_width=28),
-        label="Skew",
     )
     return doc.Section("Skew", [table], "how evenly the ranks share the memory", "skew")
 
@@ -149,7 +148,6 @@ def _groups(report: FleetReport) -> doc.Section:
         style=lambda g: Style.WARN if g.is_odd else None,
         shown=_SHORT_GROUPS,
         n_left_out=max(0, len(report.groups) - _MAX_GROUPS),
-        label="Groups of ranks",
     )
     note = "ranks that are alike: verdict, settings, and what holds memory"
     return doc.Section("Groups", [table], note, "groups")
@@ -214,7 +212,6 @@ def _table(report: FleetReport) -> doc.Section:
         doc.Column("retries", partial(_figure, "alloc_retries"), "right"),
         style=lambda row: Style.WARN if row.is_odd else None,
         n_left_out=max(0, len(rows) - MAX_ROWS),
-        label="Ranks",
         detail=Detail.USUAL if is_short else Detail.FULL,
     )
     text = "" if is_short else dim(f"All {format_count(len(rows))} ranks one by one: --full")
@@ -232,7 +229,6 @@ def _unread(report: FleetReport) -> doc.Section:
         doc.Column("", lambda row: row.label, "path", max_width=28),
         doc.Column("", lambda row: row.rank.error, "wrap"),
         shown=_SHORT_UNREAD,
-        label="Not read",
     )
     return doc.Section("Not read", [table], plural(len(unread), "rank"), "unread")
 

@@ -11,8 +11,7 @@ def key_figures(diagnosis: Diagnosis) -> list[Figure]:
     """Return what was asked, what was there and what was missing; of a run that fits, its room."""
     failure = diagnosis.failure
     device = diagnosis.verdict.device if failure is None else failure.device
-    devices = diagnosis.devices
-    figures = next((f for f in devices if f.device == device), devices[0] if devices else None)
+    figures = diagnosis.figures_of(device) or next(iter(diagnosis.devices), None)
     if failure is not None and failure.requested_bytes:
         return _of_failure(failure.requested_bytes, failure.free_bytes, figures)
     return _of_room(figures) if figures is not None else []

@@ -50,7 +50,6 @@ def _events(
         doc.Column("line", "line", "right"),
         *([doc.Column("who", "who")] if any(row.who for row in rows) else []),
         doc.Column("what", _event, "wrap"),
-        label="Story",
         detail=detail,
     )
     more = "--format json has" if detail is Detail.FULL else "--full has"
@@ -77,7 +76,6 @@ def _trends(story: LogStory) -> list[doc.DocumentBlock]:
             doc.Column("from", trend_span, max_width=28),
             doc.Column("goes", _direction, "wrap"),
             shown=_SHORT_TRENDS,
-            label="Trends",
         )
     ]
 
@@ -96,7 +94,7 @@ def message_sections(diagnosis: Diagnosis) -> list[doc.Section]:
     # The story holds them all in their order.
     detail = Detail.USUAL if diagnosis.story is None else Detail.FULL
     several = len(log.messages) > 1
-    judged = log.messages[log.primary] if 0 <= log.primary < len(log.messages) else None
+    judged = diagnosis.case.primary_message
     text = "" if judged is None else judged.text[:_MAX_MESSAGE]
     markers = doc.tabled(
         log.markers,
@@ -105,24 +103,22 @@ def message_sections(diagnosis: Diagnosis) -> list[doc.Section]:
         doc.Column("", lambda m: dim(cut(m.text, _MAX_TEXT)), "wrap"),
         shown=3,
         detail=detail,
-        label="Other lines",
     )
     title = "Beside them" if several else "Other lines of this text"
     note = f"{format_count(len(log.messages))} in this text"
     messages = [_messages(log, detail)] if several else []
-    quoted = doc.Paragraph(text, detail=Detail.FULL)
     budgets = (("Server's budget", log.server, "server"), ("XLA's program", log.program, "program"))
     return [
         *(
             doc.Section(
                 name,
-                [doc.tabled(lines, doc.Column("", "name"), doc.Column("", "n_bytes"), label=name)],
+                [doc.tabled(lines, doc.Column("", "name"), doc.Column("", "n_bytes"))],
                 id=id_,
             )
             for name, lines, id_ in budgets
         ),
         doc.Section("Messages", messages, note, "messages"),
-        doc.Section("The message", [quoted], id="message"),
+        doc.Section("The message", [doc.Paragraph(text)], id="message", detail=Detail.FULL),
         doc.Section(title, [markers], id="markers"),
     ]
 
@@ -141,7 +137,6 @@ def _messages(log: OomLog, detail: Detail) -> doc.Table:
         doc.Column("kind", _kind, "wrap"),
         shown=3,
         detail=detail,
-        label="Messages",
     )
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from fragdoctor.frozen import frozen
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Diagnosis
-from fragdoctor.model.story import FAILURES, LogStory, SceneKind, StoryEvent
+from fragdoctor.model.story import FAILURES, LogStory, Scene, SceneKind
 from fragdoctor.units import format_count, format_size, plural
 
 DAY_S: Final = 86_400
@@ -106,7 +106,7 @@ def _reported_early(row: StoryRow, story: LogStory, group: Sequence[int]) -> Sto
     return replace(row, is_consequence=False, note=f"by the failure in line {line} below")
 
 
-def _grouped(events: Sequence[StoryEvent]) -> list[list[int]]:
+def _grouped(events: Sequence[Scene]) -> list[list[int]]:
     """Return events in rows: uneventful trials in a run, and a retry or flush repeated."""
     groups: list[list[int]] = []
     for i, event in enumerate(events):
@@ -117,9 +117,7 @@ def _grouped(events: Sequence[StoryEvent]) -> list[list[int]]:
     return _without_bare_starts(groups, events)
 
 
-def _without_bare_starts(
-    groups: Sequence[list[int]], events: Sequence[StoryEvent]
-) -> list[list[int]]:
+def _without_bare_starts(groups: Sequence[list[int]], events: Sequence[Scene]) -> list[list[int]]:
     # A trial that starts and fails at once is told by its failure.
     return [
         group
@@ -133,7 +131,7 @@ def _without_bare_starts(
     ]
 
 
-def _joins(last: StoryEvent, event: StoryEvent) -> bool:
+def _joins(last: Scene, event: Scene) -> bool:
     if event.caused_by is not None or last.caused_by is not None:
         return False
     if event.kind in _TRIAL_WORDS and last.kind in _TRIAL_WORDS:
@@ -143,7 +141,7 @@ def _joins(last: StoryEvent, event: StoryEvent) -> bool:
     return is_repeat and event.rank == last.rank
 
 
-def _chosen(groups: Sequence[list[int]], events: Sequence[StoryEvent], limit: int) -> list[int]:
+def _chosen(groups: Sequence[list[int]], events: Sequence[Scene], limit: int) -> list[int]:
     """Return the places of the rows that are shown.
 
     What tells least goes first, all of it: progress, then trials and retries, then what follows
@@ -161,7 +159,7 @@ def _chosen(groups: Sequence[list[int]], events: Sequence[StoryEvent], limit: in
     return [*kept[:n_first], *kept[len(kept) - (limit - n_first - 1) :]]
 
 
-def _importance(group: Sequence[int], events: Sequence[StoryEvent]) -> int:
+def _importance(group: Sequence[int], events: Sequence[Scene]) -> int:
     event = events[group[0]]
     if len(group) > 1:
         return _MOST  # a stretch of the log in one row
@@ -170,7 +168,7 @@ def _importance(group: Sequence[int], events: Sequence[StoryEvent]) -> int:
     return _IMPORTANCE.get(event.kind, _MOST)
 
 
-def _left_out(gap: Sequence[int], events: Sequence[StoryEvent]) -> list[StoryRow]:
+def _left_out(gap: Sequence[int], events: Sequence[Scene]) -> list[StoryRow]:
     """Return a row for what is left out between two rows, if failures are among it."""
     failures = [events[i] for i in gap if events[i].kind in FAILURES]
     own = [e for e in failures if e.caused_by is None]
@@ -183,9 +181,7 @@ def _left_out(gap: Sequence[int], events: Sequence[StoryEvent]) -> list[StoryRow
     return [StoryRow("", "...", "", what)]
 
 
-def _row(
-    events: Sequence[StoryEvent], messages: Sequence[OomMessage], *, has_days: bool
-) -> StoryRow:
+def _row(events: Sequence[Scene], messages: Sequence[OomMessage], *, has_days: bool) -> StoryRow:
     first = events[0]
     is_effect = first.caused_by is not None
     return StoryRow(
@@ -199,7 +195,7 @@ def _row(
     )
 
 
-def _tone(event: StoryEvent) -> str:
+def _tone(event: Scene) -> str:
     if event.caused_by is not None:
         return "effect"
     if event.kind in FAILURES:
@@ -214,7 +210,7 @@ def _time_text(time_s: float | None, *, has_days: bool) -> str:
     return time.strftime("%m-%d %H:%M" if has_days else "%H:%M:%S", at)
 
 
-def _who(event: StoryEvent) -> str:
+def _who(event: Scene) -> str:
     parts = []
     if event.rank is not None:
         parts.append(f"rank {event.rank}")
@@ -226,7 +222,7 @@ def _who(event: StoryEvent) -> str:
     return ", ".join(parts)
 
 
-def _what(events: Sequence[StoryEvent], messages: Sequence[OomMessage]) -> str:
+def _what(events: Sequence[Scene], messages: Sequence[OomMessage]) -> str:
     first = events[0]
     if first.kind is SceneKind.PROGRESS:
         return first.place
@@ -244,7 +240,7 @@ def _what(events: Sequence[StoryEvent], messages: Sequence[OomMessage]) -> str:
     return title
 
 
-def _trials_what(events: Sequence[StoryEvent]) -> str:
+def _trials_what(events: Sequence[Scene]) -> str:
     names = list(dict.fromkeys(e.trial for e in events))
     words = list(dict.fromkeys(_TRIAL_WORDS[e.kind] for e in events))
     if len(words) > 1 and "starts" in words:
@@ -267,7 +263,7 @@ def _figures(message: OomMessage) -> str:
     return f": {', '.join(parts)}" if parts else ""
 
 
-def _note(event: StoryEvent) -> str:
+def _note(event: Scene) -> str:
     if event.caused_by is not None and event.kind in FAILURES:
         return event.reason
     if event.kind in FAILURES and event.reason:

@@ -74,7 +74,6 @@ def _table(
         doc.Column("module", _name),
         doc.Column("all", lambda row: figure(row[1].total_bytes), "right", style=Style.STRONG),
         *(column(kind) for kind in kinds),
-        label="Memory by module",
         detail=detail,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from fragdoctor.model.census import HoldingKind
+from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.diagnosis import Diagnosis, FunctionHolder, OwnerReport
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Detail, Style, dim, location_text
@@ -30,32 +30,23 @@ def short_owners(diagnosis: Diagnosis, function: FunctionHolder | None) -> doc.S
         doc.Column("", lambda o: doc.strong(format_size(o.held_bytes)), "right"),
         doc.Column("", lambda o: _row(o, function), "wrap"),
         notes=_notes,
-        detail=Detail.SHORT,
     )
-    return doc.Section("Who holds it", [table], f"live {LIVE_WHEN[mine[0].moment]}")
-
-
-def _is_in(owner: OwnerReport, function: FunctionHolder) -> bool:
-    place = owner.location
-    return (
-        place is not None
-        and (place.filename, place.function) == (function.filename, function.function)
-        and function.first_line <= place.line <= function.last_line
-    )
+    when = f"live {LIVE_WHEN[mine[0].moment]}"
+    return doc.Section("Who holds it", [table], when, detail=Detail.SHORT)
 
 
 def _row(row: OwnerReport, function: FunctionHolder | None) -> doc.Content:
-    if row.kind is HoldingKind.UNNAMED:
+    if row.owner.kind is HoldingKind.UNNAMED:
         return doc.code(location_text(row.location))
     made = ""
-    if row.kind is HoldingKind.GRAPH and function is not None and _is_in(row, function):
+    if row.owner.kind is HoldingKind.GRAPH and function is not None and function.has(row):
         made = f", made in {function.short}"
     elif row.location is not None:
         made = f", made at {row.location.basename}:{row.location.line}"
-    return [*owner_text(row), made]
+    return [*owner_text(row.owner), made]
 
 
-def owner_text(owner: OwnerReport) -> list[str | doc.Span]:  # noqa: PLR0911 - one a kind
+def owner_text(owner: Owner) -> list[str | doc.Span]:  # noqa: PLR0911 - one a kind
     """Return what holds memory, in words: ``agent.buffer`` (list of 4,096)."""
     name = doc.code(owner.name or f"a {owner.class_name}")
     inside = f" in {owner.scope}" if owner.scope else ""
@@ -80,18 +71,18 @@ def owner_text(owner: OwnerReport) -> list[str | doc.Span]:  # noqa: PLR0911 - o
             return [name, inside]
 
 
-def _notes(owner: OwnerReport) -> list[doc.Content]:
+def _notes(found: OwnerReport) -> list[doc.Content]:
     """Return how items hold it, and how much has come since the first census where most has."""
-    through: list[doc.Content] = []
+    owner, through = found.owner, list[doc.Content]()
     if owner.through:
         through = [dim(f"through {', '.join(owner.through.split(' -> ')[1:])}")]
-    if owner.grown_bytes is None or 2 * owner.grown_bytes < owner.held_bytes:
+    if found.grown_bytes is None or 2 * found.grown_bytes < found.held_bytes:
         return through
-    before = owner.n_items_before or 0
+    before = found.n_items_before or 0
     items = f"from {format_count(before)} to {plural(owner.n_items, 'item')}, " if before else ""
     return [
         *through,
-        dim(f"has grown {items}by {format_size(owner.grown_bytes)} since the first steps"),
+        dim(f"has grown {items}by {format_size(found.grown_bytes)} since the first steps"),
     ]
 
 
@@ -101,15 +92,13 @@ def owners_section(diagnosis: Diagnosis) -> doc.Section:
     shown = sorted(diagnosis.owners, key=lambda o: order.index(o.device))
     several = len({o.device for o in shown}) > 1
     table = doc.tabled(
-        shown if any(o.kind is not HoldingKind.UNNAMED for o in shown) else [],
+        shown if any(o.owner.kind is not HoldingKind.UNNAMED for o in shown) else [],
         *([doc.Column("GPU", "device")] if several else []),
         doc.Column("held", "held_bytes", style=Style.STRONG),
         doc.Column("blocks", "n_blocks"),
-        doc.Column("by", owner_text, "wrap"),
+        doc.Column("by", lambda o: owner_text(o.owner), "wrap"),
         doc.Column("allocated at", "location"),
         notes=_notes,
-        label="Holders by name",
-        detail=Detail.FULL,
     )
     when = f"live {LIVE_WHEN[shown[0].moment]}, by the program's own names" if shown else ""
-    return doc.Section("Held by name", [table], when, "owners")
+    return doc.Section("Held by name", [table], when, "owners", detail=Detail.FULL)

@@ -73,7 +73,6 @@ def _facts(title: str, *rows: tuple[str, int | None, str]) -> doc.Section:
         doc.Column("", lambda row: row[0]),
         doc.Column("", lambda row: format_size(row[1]), "right"),
         doc.Column("", lambda row: row[2], "wrap", style=Style.DIM),
-        label=title,
     )
     return doc.Section(title, [table])
 
@@ -89,7 +88,6 @@ def _rows(sharing: Sharing) -> doc.Section:
         doc.Column("PyTorch could have", lambda row: f"{format_size(row.each_bytes)} each",
                    "right"),
         doc.Column("throughput", lambda row: f"{row.n}/{whole}", "right"),
-        label="Processes side by side",
     )  # fmt: skip
     fewer = fewer_sentence(sharing, whole) if len(sharing.rows) > 1 else ""
     blocks = (table, doc.Paragraph(dim(fewer) if fewer else ""))

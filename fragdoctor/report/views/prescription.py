@@ -17,7 +17,6 @@ NUMERICS: Final = {
 }
 _PARTIAL: Final = "Not all of the program was rehearsed: what was not seen may need more."
 _CUT_SHORT: Final = "The time was over before all were tried; --time gives more."
-_WRITTEN: Final = "The program with these lines in it was rehearsed as well: it needs the same."
 _HOW: Final = (
     "Each line is a rehearsal of your unchanged program with that change made from outside; what "
     "it needs is replayed. Further compute is that of matrix products, convolutions and attention."
@@ -44,7 +43,7 @@ def document(found: Prescription) -> doc.ReportDocument:
         sections=[
             doc.Section("Also fits", [_table(one for one in rest if one.fits)], id="also-fits"),
             doc.Section("Does not fit", [_table(one for one in rest if not one.fits)], id="fails"),
-            doc.Section("Not tried", [_left_out(found)], id="not-tried"),
+            doc.Section("Not tried", [_left_out(found)], id="not-tried", detail=doc.Detail.FULL),
             doc.Section("", [doc.Bullets(_notes(found))]),
         ],
         tone=style,
@@ -123,7 +122,6 @@ def _table(tried: Iterable[Tried]) -> doc.Table:
         doc.Column("", compute_text, from_width=70),
         doc.Column("", lambda one: NUMERICS[one.numerics], from_width=90),
         notes=lambda one: [doc.dim(one.error)] if one.error else [],
-        label="Changes",
     )
 
 
@@ -133,8 +131,6 @@ def _left_out(found: Prescription) -> doc.Table:
         rows,
         doc.Column("", "code", "wrap"),
         doc.Column("", "reason", "wrap", style=Style.DIM),
-        label="Not tried",
-        detail=doc.Detail.FULL,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from fragdoctor.model.recipe import Bearing, Recipe, RecipeUse, UnusedEntry, UsedEntry
+from fragdoctor.model.recipe import Bearing, Recipe, RecipeUse, UsedEntry
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import dim, strong
 from fragdoctor.units import plural
@@ -45,15 +45,13 @@ def _section(number: int, recipe: Recipe) -> doc.Section:
         doc.Column("entry", "key", "wrap"),
         doc.Column("value", _value, "wrap"),
         doc.Column("counted as", _became, "wrap"),
-        label=f"Used of {recipe.source}",
     )
     open_ = [*recipe.unused_that(Bearing.MATTERS), *recipe.unused_that(Bearing.UNKNOWN)]
     left = doc.tabled(
         open_,
         doc.Column("not counted", "key", "wrap"),
         doc.Column("value", "value", "wrap"),
-        doc.Column("why", _reason, "wrap"),
-        label=f"Not counted of {recipe.source}",
+        doc.Column("why", lambda entry: entry.reason or "is not known here", "wrap"),
     )
     rest = ", ".join(entry.key for entry in recipe.unused_that(Bearing.NONE))
     idle = doc.Paragraph(dim(f"Nothing to do with it, or off: {rest}." if rest else ""))
@@ -71,7 +69,3 @@ def _became(entry: UsedEntry) -> doc.Content:
         return entry.option
     won = strong(f"{entry.overridden_by} of the command line")
     return [f"{entry.option}, ", won] if entry.option else won
-
-
-def _reason(entry: UnusedEntry) -> str:
-    return entry.reason or "is not known here"

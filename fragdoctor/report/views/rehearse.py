@@ -140,7 +140,6 @@ def _assumed(found: Rehearsal) -> doc.Section:
         doc.Column("operation", "operation"),
         doc.Column("assumed", "assumed", "wrap"),
         doc.Column("times", "count"),
-        label="Assumed about values",
         shown=5,
     )
     return doc.Section("Assumed about values", [table], "nothing is computed", "assumed")
@@ -151,7 +150,6 @@ def _unmodelled(found: Rehearsal) -> doc.Section:
         found.unmodelled,
         doc.Column("", lambda u: doc.size(u.n_bytes), "right"),
         doc.Column("", "what", "wrap"),
-        label="Not in these figures",
     )
     said = doc.Paragraph(dim("The rehearsal sees what goes through PyTorch's caching allocator."))
     return doc.Section("Not in these figures", [table, said], id="unmodelled")
@@ -224,7 +222,6 @@ def _cases(sweep: RehearsalSweep) -> doc.Table:
         doc.Column("reserved", lambda r: _peak(r, r.peak_reserved_bytes), "right"),
         doc.Column("of", "capacity_bytes"),
         notes=_failing_place,
-        label="Rehearsals",
     )
 
 

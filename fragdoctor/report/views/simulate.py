@@ -97,23 +97,23 @@ def _tables(simulation: Simulation) -> list[doc.Section]:
     every = [simulation.baseline, *simulation.results]
     note = f"GPU {simulation.device}, {_replayed(simulation)}"
     if not simulation.pareto:
-        return [doc.Section("Replay", _table(simulation, every, Detail.USUAL), note, "replay")]
+        return [doc.Section("Replay", _table(simulation, every), note, "replay")]
     chosen = [simulation.baseline, *simulation.pareto]
     tried = f"{plural(len(simulation.results), 'setting')} tried over {_replayed(simulation)}"
     best = [
-        *_table(simulation, chosen, Detail.USUAL),
+        *_table(simulation, chosen),
         doc.Paragraph(dim(f"{tried}; all with --full"), detail=Detail.SHORT),
     ]
     why = "no other setting beats these in both peak and calls"
     return [
         doc.Section("Best trade-offs", best, why, "best"),
-        doc.Section("All that were tried", _table(simulation, every, Detail.FULL), note, "all"),
+        doc.Section(
+            "All that were tried", _table(simulation, every), note, "all", detail=Detail.FULL
+        ),
     ]
 
 
-def _table(
-    simulation: Simulation, results: Sequence[ReplayResult], detail: Detail
-) -> list[doc.DocumentBlock]:
+def _table(simulation: Simulation, results: Sequence[ReplayResult]) -> list[doc.DocumentBlock]:
     whole = max((r.capacity_bytes or r.peak_reserved_bytes for r in results), default=0) or 1
     best = None if simulation.best is None else simulation.best.conf
 
@@ -137,10 +137,8 @@ def _table(
         doc.Column("setting", named, "list"),
         notes=lambda r: [dim(note) for note in _notes(r, simulation)],
         style=is_best,
-        label="Replays",
-        detail=detail,
     )  # fmt: skip
-    return [table, doc.Paragraph(dim(_MEANING), detail=detail)]
+    return [table, doc.Paragraph(dim(_MEANING))]
 
 
 def _fits(result: ReplayResult) -> doc.Content:

@@ -53,7 +53,6 @@ def map_section(estimate: Estimate) -> doc.Section:
             doc.Column(format_count(batch), partial(cell, i), "right")
             for i, batch in enumerate(found.batches)
         ),
-        label="Batch and length",
     )
     legend = dim("## fits, ?? too close to call, .. does not fit")
     return doc.Section(
@@ -79,7 +78,6 @@ def server_section(estimate: Estimate) -> doc.Section:
         rows,
         doc.Column("", lambda row: row[0], "wrap"),
         doc.Column("", lambda row: format_size(row[1]), "right"),
-        label="Server",
     )
     text = (
         f"Sequences at once: {format_count(found.sequences)} of at most "
@@ -96,7 +94,6 @@ def doubts_section(estimate: Estimate) -> doc.Section:
         [doubt for doubt in footprint.doubts if doubt.n_bytes],
         doc.Column("", lambda doubt: format_size(doubt.n_bytes), "right"),
         doc.Column("", "reason", "wrap"),
-        label="Where the width comes from",
     )
     title = f"Between {bounds_text(estimate)}".replace(" to ", " and ")
     if footprint.needs_high_bytes is None or footprint.published_high_bytes is None:
@@ -124,7 +121,6 @@ def combinations_section(estimate: Estimate) -> doc.Section:
         doc.Column("GPUs", lambda c: format_count(c.n_gpus), "right"),
         doc.Column("measures", "title", "wrap"),
         notes=lambda c: [dim(f"{c.option}: {c.cost}")],
-        label="What would surely fit",
     )
     name = estimate.fits[0].gpu.name if estimate.fits else ""
     return doc.Section(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.model.story import FAILURES, StoryEvent
+from fragdoctor.model.story import FAILURES, Scene
 from fragdoctor.rules.rule import Context, Rule, Skip
 from fragdoctor.units import format_count, plural
 
@@ -42,7 +42,7 @@ class ConsequenceErrors(Rule):
         if context.story is None:
             raise Skip("no log with several events was given")
         events = context.story.events
-        grouped: dict[int, list[StoryEvent]] = {}
+        grouped: dict[int, list[Scene]] = {}
         for event in events:
             if event.caused_by is not None and event.kind in FAILURES:
                 grouped.setdefault(event.caused_by, []).append(event)
