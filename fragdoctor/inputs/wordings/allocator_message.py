@@ -18,6 +18,7 @@ from fragdoctor.inputs.wordings.wording import (
     compile_squeezed,
     is_source,
     located,
+    matches,
     printed_bytes,
     value_of,
 )
@@ -27,48 +28,34 @@ _ABSURD_BYTES: Final = 16 * 2**40  # no device is near; such a size was computed
 _GAP: Final = 700  # squeezed characters between two clauses of one message, at most
 
 
-@frozen
-class Clause:
-    """A part of the message: what stands around ``literal``, ``back`` characters before it on."""
-
-    name: str
-    literal: str
-    pattern: re.Pattern[str]
-    back: int = 0
-
-
-def _clause(name: str, literal: str, pattern: str, back: int = 0) -> Clause:
-    return Clause(name, literal, compile_squeezed(pattern), back)
-
-
 _NAME: Final = r"(?:gpu|npu|xpu|musa|mlu|gcu|device)"
 _PROCESS: Final = r"[;,.):]{0,4}process(?P<pid>\d{1,12})has(?P<size>SIZE)"
 _GOES_ON: Final = rf"\.?\(?{_NAME}\d{{1,3}}(?:hasatotal|;)"
-CLAUSES: Final = (
-    _clause("head", "outofmemory", r"(?P<_name>cuda|hip|xpu|npu|musa|mlu|gcu)outofmemory", 4),
-    _clause("tried", "triedtoalloc", r"triedtoallocate<requested_bytes>"),
-    _clause("tried", "toallocate", r"(?<!tried)toallocate<requested_bytes>(?=" + _GOES_ON + ")"),
-    _clause("huge", "triedtoallocatemorethan", r"triedtoallocatemorethan1ebmemory"),
-    _clause("device", "hasatotal", _NAME + r"[-:#]?<device_index>hasatotal", 12),
-    _clause("device", ";", r"\(" + _NAME + r"[-:#]?<device_index>;", 12),
-    _clause("total", "hasatotalcapa", r"hasatotalcapa[a-z]{1,6}of<total_bytes>"),
-    _clause("total", "totalcapa", r"<total_bytes>totalcapa[a-z]{1,6}", 30),
-    _clause("free", "ofwhich", r"(?:of<total_bytes>)?ofwhich<free_bytes>isfree", 30),
-    _clause("free", "free", r"(?<=[;,)])<free_bytes>free(?=[;,)\s]|$)", 30),
-    _clause("process", "memoryinuse", _PROCESS + "memoryinuse", 60),
-    _clause("own", "thisprocesshas", r"thisprocesshas<process_bytes>memoryinuse"),
-    _clause("limit", "allowed", r"<limit_bytes>allowed(?=[;,)])", 30),
-    _clause("allocated", "alreadyallocated", r"<allocated_bytes>alreadyallocated", 30),
-    _clause("allocated", "isallocatedbypyt", r"<allocated_bytes>isallocatedbypytorch", 30),
-    _clause("active", "currentactive", r"<active_bytes>currentactive", 30),
-    _clause("cached", "cached", r"<reserved_unallocated_bytes>cached(?=[;,.)]|$)", 30),
-    _clause("reserved", "reservedintotal", r"<reserved_bytes>reservedintotal", 30),
-    _clause("private", "allocatedinpriv", r"<private_pools_bytes>allocatedinprivate", 30),
-    _clause("unallocated", "isreservedbypyt", r"<reserved_unallocated_bytes>isreservedbypyt", 30),
-    _clause("stretch", "cannotspanexp", r"asingleallocationcannotspanexpandablesegments", 20),
-    _clause("tail", "ifreserved", r"ifreserved(?:butunallocated)?memoryis"),
-    _clause("tail", "expandable_seg", r"expandable_segmentsisenabled"),
-    _clause("tail", "pleaseuse`empty", r"pleaseuse`empty_cache`"),
+CLAUSES: Final = (  # name and pattern of each part of the message
+    ("head", r"(?P<_name>cuda|hip|xpu|npu|musa|mlu|gcu)outofmemory"),
+    ("tried", r"triedtoallocate<requested_bytes>"),
+    ("tried", r"(?<!tried)toallocate<requested_bytes>(?=" + _GOES_ON + ")"),
+    ("huge", r"triedtoallocatemorethan1ebmemory"),
+    ("device", _NAME + r"[-:#]?<device_index>hasatotal"),
+    ("device", r"\(" + _NAME + r"[-:#]?<device_index>;"),
+    ("total", r"hasatotalcapa[a-z]{1,6}of<total_bytes>"),
+    ("total", r"<total_bytes>totalcapa[a-z]{1,6}"),
+    ("free", r"(?:of<total_bytes>)?ofwhich<free_bytes>isfree"),
+    ("free", r"(?<=[;,)])<free_bytes>free(?=[;,)\s]|$)"),
+    ("process", _PROCESS + "memoryinuse"),
+    ("own", r"thisprocesshas<process_bytes>memoryinuse"),
+    ("limit", r"<limit_bytes>allowed(?=[;,)])"),
+    ("allocated", r"<allocated_bytes>alreadyallocated"),
+    ("allocated", r"<allocated_bytes>isallocatedbypytorch"),
+    ("active", r"<active_bytes>currentactive"),
+    ("cached", r"<reserved_unallocated_bytes>cached(?=[;,.)]|$)"),
+    ("reserved", r"<reserved_bytes>reservedintotal"),
+    ("private", r"<private_pools_bytes>allocatedinprivate"),
+    ("unallocated", r"<reserved_unallocated_bytes>isreservedbypyt"),
+    ("stretch", r"asingleallocationcannotspanexpandablesegments"),
+    ("tail", r"ifreserved(?:butunallocated)?memoryis"),
+    ("tail", r"expandable_segmentsisenabled"),
+    ("tail", r"pleaseuse`empty_cache`"),
 )
 _REPEATABLE: Final = frozenset({"process", "tail"})
 _FIGURES: Final = frozenset(
@@ -162,25 +149,12 @@ def hits(stream: LogStream) -> Iterator[Hit]:
 
 
 def _clauses(stream: LogStream) -> list[tuple[int, str, re.Match[str]]]:
-    text = stream.squeezed
-    found: list[tuple[int, str, re.Match[str]]] = []
-    for clause in CLAUSES:
-        position = 0
-        while (at := text.find(clause.literal, position)) >= 0:
-            position = at + len(clause.literal)
-            match = _around(clause, text, at)
-            if match is not None:
-                found.append((match.start(), clause.name, match))
+    found = [
+        (match.start(), name, match)
+        for name, pattern in CLAUSES
+        for match in matches(pattern, stream.squeezed)
+    ]
     return sorted(found, key=lambda item: item[0])
-
-
-def _around(clause: Clause, text: str, at: int) -> re.Match[str] | None:
-    end = at + len(clause.literal)
-    for start in range(max(0, at - clause.back), at + 1):
-        match = clause.pattern.match(text, start)
-        if match is not None and match.end() >= end:
-            return match
-    return None
 
 
 def _take_cut_clause(draft: _Draft, stream: LogStream) -> None:
