@@ -1,12 +1,13 @@
 """The decision table for one failed request: arithmetic first, thresholds only where it ends.
 
-Each row is a function that yields hypotheses. The first one is the verdict, the others are what the
-evidence supports besides. Every threshold has a name, a value and a reason here.
+Each row is a function that yields hypotheses. The first one is the verdict, and the causes of the
+others are what the evidence supports besides. Every threshold has a name, a value and a reason
+here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -27,7 +28,8 @@ from fragdoctor.units import GIB, format_share, format_size
 class Hypothesis:
     """One cause that the evidence supports, with its sentence.
 
-    ``settled_by`` is the one cheap measurement that would settle it, ``row`` the row that says so.
+    ``settled_by`` is the one cheap measurement that would settle it, ``row`` the row that says so,
+    ``also`` the other causes that the same evidence supports.
     """
 
     cause: Cause
@@ -35,11 +37,7 @@ class Hypothesis:
     summary: str
     settled_by: str = ""
     row: str = ""
-
-
-def some_fragmentation() -> Hypothesis:
-    """Return fragmentation as a secondary hypothesis: it took part, it did not decide."""
-    return Hypothesis(Cause.FRAGMENTATION, Confidence.POSSIBLE, "")
+    also: tuple[Cause, ...] = ()
 
 
 def fragmentation(r: FailedRequest, where: str = "", *, is_limited: bool = False) -> Hypothesis:
@@ -75,29 +73,25 @@ def fragmentation(r: FailedRequest, where: str = "", *, is_limited: bool = False
 
 
 def simply_full(r: FailedRequest) -> Hypothesis:
-    """Return the hypothesis that live memory fills the device."""
+    """Return the hypothesis that live memory fills the device; holes took part at most."""
     if r.has_real_holes:
-        return Hypothesis(
-            Cause.CAPACITY,
-            Confidence.LIKELY,
+        summary = (
             f"{live_and_request(r)} leave {format_size(r.margin_bytes)} of the "
             f"{format_size(r.available_bytes)} that PyTorch could have: packed perfectly it would "
-            "just fit, so the device is as good as full.",
+            "just fit, so the device is as good as full."
         )
-    if r.requested_bytes > (r.live_bytes or 0):
-        return Hypothesis(
-            Cause.CAPACITY,
-            Confidence.LIKELY,
+    elif r.requested_bytes > (r.live_bytes or 0):
+        summary = (
             f"The {r.request_text} is nearly all of the {format_size(r.available_bytes)} that "
-            f"PyTorch could have beside the {format_size(r.live_bytes)} that are live.",
+            f"PyTorch could have beside the {format_size(r.live_bytes)} that are live."
         )
-    return Hypothesis(
-        Cause.CAPACITY,
-        Confidence.LIKELY,
-        f"{format_size(r.live_bytes)} of {format_size(r.available_bytes)} are live "
-        f"({format_share(r.live_bytes or 0, r.available_bytes or 0)}): the device is full, and the "
-        f"{r.request_text} is only the last straw.",
-    )
+    else:
+        summary = (
+            f"{format_size(r.live_bytes)} of {format_size(r.available_bytes)} are live "
+            f"({format_share(r.live_bytes or 0, r.available_bytes or 0)}): the device is full, and "
+            f"the {r.request_text} is only the last straw."
+        )
+    return Hypothesis(Cause.CAPACITY, Confidence.LIKELY, summary, also=(Cause.FRAGMENTATION,))
 
 
 def undecided(r: FailedRequest) -> Hypothesis:
@@ -155,34 +149,30 @@ OVERSIZED_ALONE_BYTES: Final = 24 * GIB
 """A single request of the size of a large consumer card is a matter of its own size."""
 
 
-def decide(failed: FailedRequest) -> list[Hypothesis]:
-    """Return what may have made a request fail, the best hypothesis first; never empty."""
-    hypotheses: list[Hypothesis] = []
+def decide(failed: FailedRequest) -> Hypothesis:
+    """Return what most likely made a request fail, and which other causes are possible."""
+    found, name = [undecided(failed)], "undecided"
     for row in ROWS:
-        name = row.__name__.strip("_").replace("_", "-")
-        for hypothesis in row(failed):
-            if all(hypothesis.cause is not r.cause for r in hypotheses):
-                hypotheses.append(replace(hypothesis, row=name))
-        if hypotheses:
+        if told := list(row(failed)):
+            found, name = told, row.__name__.strip("_").replace("_", "-")
             break
-    if not hypotheses:
-        hypotheses = [replace(undecided(failed), row="undecided")]
+    first, *others = found
+    summary = first.summary
     if failed.doing:
-        first = hypotheses[0]
-        hypotheses[0] = replace(first, summary=f"{first.summary} It failed {failed.doing}.")
+        summary += f" It failed {failed.doing}."
     is_small = failed.total_bytes is not None and failed.total_bytes < CARVED_OUT_BYTES
     if is_small and failed.backend == "rocm":
-        hypotheses[0] = replace(
-            hypotheses[0],
-            summary=f"{hypotheses[0].summary} So small a device is the share of the host's memory "
-            "that an integrated GPU has: the BIOS sets it (UMA frame buffer).",
+        summary += (
+            " So small a device is the share of the host's memory that an integrated GPU has: the "
+            "BIOS sets it (UMA frame buffer)."
         )
-    seen = {r.cause for r in hypotheses}
-    for hypothesis in _secondary(failed, hypotheses[0].cause):
-        if hypothesis.cause not in seen:
-            seen.add(hypothesis.cause)
-            hypotheses.append(hypothesis)
-    return hypotheses
+    also = (*first.also, *(h.cause for h in others), *_besides(failed, first.cause))
+    return replace(first, summary=summary, row=name, also=distinct(also, first.cause))
+
+
+def distinct(causes: Iterable[Cause], first: Cause) -> tuple[Cause, ...]:
+    """Return causes other than the first, each once."""
+    return tuple(dict.fromkeys(cause for cause in causes if cause is not first))
 
 
 # The rows, in their order.
@@ -212,16 +202,16 @@ def _beyond_device(r: FailedRequest) -> Iterator[Hypothesis]:
             f"A single {r.request_text}, where the device has {format_size(r.total_bytes)} and all "
             f"else that is live {format_size(r.live_bytes)}: a size or an index is most likely "
             "wrong.",
+            also=(Cause.CAPACITY,),
         )
-        yield Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, "")
     elif r.requested_bytes > r.total_bytes >= (r.live_bytes or 0):
         yield Hypothesis(
             Cause.CAPACITY,
             Confidence.PROVEN,
             f"The single {r.request_text} is larger than the whole "
             f"device of {format_size(r.total_bytes)}: attention scores, or a wrong shape?",
+            also=(Cause.SIZE_BUG,),
         )
-        yield Hypothesis(Cause.SIZE_BUG, Confidence.POSSIBLE, "")
         return
     least = (r.needed_bytes or 0) - r.pending_bytes - r.saved_by_layout_bytes
     # The size of the device is a printed figure even where the rest comes from a snapshot.
@@ -282,9 +272,8 @@ def _single_allocation(r: FailedRequest) -> Iterator[Hypothesis]:
         Confidence.POSSIBLE,
         f"The {r.request_text} is a single allocation of 4 GiB or more, which Intel's driver "
         f"refuses on many GPUs, however much of the {format_size(r.total_bytes)} is free.",
+        also=(Cause.MEMORY_LIMIT, Cause.CAPACITY),
     )
-    yield Hypothesis(Cause.MEMORY_LIMIT, Confidence.POSSIBLE, "")
-    yield Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, "")
 
 
 def _free_enough(r: FailedRequest) -> Iterator[Hypothesis]:
@@ -325,9 +314,8 @@ def _free_enough(r: FailedRequest) -> Iterator[Hypothesis]:
         f"{figures}: a full device does not explain it; possible are {reasons}.",
         "Say whether a memory fraction is set and list the processes on the device (nvidia-smi); "
         "the allocator's trace shows whether the driver was asked at all.",
+        also=(Cause.MEMORY_LIMIT,) if r.may_hide_limit else (),
     )
-    if r.may_hide_limit:
-        yield Hypothesis(Cause.MEMORY_LIMIT, Confidence.POSSIBLE, figures + ".")
 
 
 def _others_first(r: FailedRequest) -> Iterator[Hypothesis]:
@@ -357,8 +345,8 @@ def _over_available(r: FailedRequest) -> Iterator[Hypothesis]:
             f"device, too little for a {r.request_text}; what PyTorch keeps in its cache is "
             "missing from the message.",
             "The whole message says what is reserved: with much of it free it is fragmentation.",
+            also=(Cause.FRAGMENTATION,),
         )
-        yield some_fragmentation()
         return
     if r.pending_bytes and r.margin_bytes + r.pending_bytes >= 0:
         yield Hypothesis(
@@ -410,7 +398,6 @@ def _joined_fits(r: FailedRequest) -> Iterator[Hypothesis]:
         return
     if not r.has_real_holes:
         yield simply_full(r)
-        yield some_fragmentation()
         return
     biggest_hole_may_do = r.unallocated_bytes is not None and (
         r.unallocated_bytes >= r.requested_bytes
@@ -419,7 +406,6 @@ def _joined_fits(r: FailedRequest) -> Iterator[Hypothesis]:
         yield fragmentation(r)
         return
     yield simply_full(r)
-    yield some_fragmentation()
 
 
 def _no_free_figure(r: FailedRequest) -> Iterator[Hypothesis]:
@@ -433,8 +419,8 @@ def _no_free_figure(r: FailedRequest) -> Iterator[Hypothesis]:
                 f"{format_size(r.requested_bytes)}; the message says nothing about who holds the "
                 "rest.",
                 "The full message, nvidia-smi, or a snapshot shows who holds the memory.",
+                also=(Cause.OTHER_PROCESS,),
             )
-            yield Hypothesis(Cause.OTHER_PROCESS, Confidence.POSSIBLE, "")
         return
     if r.total_bytes is None or r.reserved_bytes is None or r.unallocated_bytes is None:
         return
@@ -464,8 +450,8 @@ def _oversized_alone(r: FailedRequest) -> Iterator[Hypothesis]:
             f"A single {r.request_text} is larger than most devices; "
             "the message prints no other figure.",
             "Print the shape and dtype of the tensor at the failing line.",
+            also=(Cause.SIZE_BUG,),
         )
-        yield Hypothesis(Cause.SIZE_BUG, Confidence.POSSIBLE, "")
 
 
 ROWS: Final[tuple[Callable[[FailedRequest], Iterator[Hypothesis]], ...]] = (
@@ -524,25 +510,25 @@ def _outside_candidates(r: FailedRequest) -> Iterator[tuple[Hypothesis, int]]:
         yield own_reading, own_excess
 
 
-def _secondary(r: FailedRequest, first: Cause) -> Iterator[Hypothesis]:
-    """Further causes that would each have covered what was missing."""
+def _besides(r: FailedRequest, first: Cause) -> Iterator[Cause]:
+    """Yield further causes that would each have covered what was missing."""
     if first in (Cause.SIZE_BUG, Cause.UNKNOWN):
         return
     missing = r.uncovered_bytes or r.requested_bytes
     if r.is_alone_too_large:  # whoever else is there
-        yield Hypothesis(Cause.SIZE_BUG, Confidence.POSSIBLE, "")
+        yield Cause.SIZE_BUG
         return
     for hypothesis, n_bytes in _outside_candidates(r):
         if r.total_bytes is not None and n_bytes >= missing:
-            yield hypothesis
+            yield hypothesis.cause
     if r.margin_bytes is None or r.cache_bytes is None:
         return
     if r.margin_bytes < 0 and first in (Cause.MEMORY_LIMIT, Cause.PENDING_FREES):
-        yield Hypothesis(Cause.CAPACITY, Confidence.LIKELY, "")
+        yield Cause.CAPACITY
     if (r.unallocated_bytes or 0) >= missing and r.margin_bytes >= 0:
-        yield Hypothesis(Cause.FRAGMENTATION, Confidence.POSSIBLE, "")
+        yield Cause.FRAGMENTATION
     if r.pools_free_bytes >= missing and r.margin_bytes >= 0:
-        yield Hypothesis(Cause.PRIVATE_POOLS, Confidence.POSSIBLE, "")
+        yield Cause.PRIVATE_POOLS
 
 
 def _share(part: int | None, whole: int | None) -> float:

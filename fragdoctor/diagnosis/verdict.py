@@ -17,7 +17,7 @@ import numpy as np
 
 from fragdoctor.analysis.result import KeptMemory, KeptPattern
 from fragdoctor.diagnosis.bench import Bench
-from fragdoctor.diagnosis.decision import Hypothesis, decide, some_fragmentation
+from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct
 from fragdoctor.diagnosis.run_state import backed_off, run_state
 from fragdoctor.diagnosis.verdict_message import evidence_of_message, read_message, read_no_message
 from fragdoctor.diagnosis.verdict_stats import evidence_of_stats, read_stats
@@ -90,8 +90,8 @@ class CaseEvidence:
         return self.context.failed_request
 
     @cached_property
-    def readings(self) -> list[Hypothesis]:
-        """What the figures alone say, the best first."""
+    def reading(self) -> Hypothesis:
+        """What the figures alone say."""
         context, message = self.context, self.context.message
         if self.failed is not None:
             return decide(self.failed)
@@ -102,14 +102,9 @@ class CaseEvidence:
         if context.stats:
             return read_stats(context)
         if context.case.oom is not None:
-            return [read_no_message(context.case.oom)]
+            return read_no_message(context.case.oom)
         nothing = "There is no input to judge."
-        return [Hypothesis(Cause.UNKNOWN, Confidence.POSSIBLE, nothing, row="no-input")]
-
-    @property
-    def reading(self) -> Hypothesis:
-        """The best of them."""
-        return self.readings[0]
+        return Hypothesis(Cause.UNKNOWN, Confidence.POSSIBLE, nothing, row="no-input")
 
     @property
     def kept(self) -> KeptMemory | None:
@@ -195,13 +190,13 @@ class CaseEvidence:
 def find_verdict(evidence: CaseEvidence) -> Verdict:
     """Return the verdict of the first row that applies, and what else the evidence supports."""
     decided = next(found for row in ROWS if (found := row(evidence)) is not None)
-    beside = (*_beside(evidence), *(h.cause for h in evidence.readings))
+    beside = (*_beside(evidence), evidence.reading.cause, *evidence.reading.also)
     verdict = Verdict(
         decided.cause,
         decided.confidence,
         decided.summary,
         evidence.context.device,
-        tuple(dict.fromkeys(cause for cause in beside if cause is not decided.cause)),
+        distinct(beside, decided.cause),
         _figures(evidence),
         decided.row,
         decided.settled_by,
@@ -499,7 +494,7 @@ def _requests_after_failure(e: CaseEvidence) -> int:
     return n_after if after >= RESUMED_SHARE * before else 0
 
 
-def _no_failure(e: CaseEvidence) -> list[Hypothesis]:
+def _no_failure(e: CaseEvidence) -> Hypothesis:
     """Read a snapshot in which no request failed: healthy, with what is worth saying."""
     analysis = e.context.analysis
     assert analysis is not None  # noqa: S101 - the snapshot is what is read
@@ -517,15 +512,14 @@ def _no_failure(e: CaseEvidence) -> list[Hypothesis]:
             "If it was taken at an out-of-memory error, the device was simply full of live memory: "
             "give the message."
         )
-        healthy = Hypothesis(
+        return Hypothesis(
             Cause.HEALTHY,
             Confidence.POSSIBLE,
             f"{held}. It has no history, so earlier failures and growth cannot be seen.",
             settled_by if is_full else "",
             "no-history",
+            (Cause.CAPACITY,) if is_full else (),
         )
-        full = Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, "", row="no-history")
-        return [healthy, full] if is_full else [healthy]
     peak = analysis.timeline.peak_allocated_bytes if analysis.timeline else None
     if e.context.retries and e.context.retries[0]:
         n_retries, source = e.context.retries
@@ -538,10 +532,13 @@ def _no_failure(e: CaseEvidence) -> list[Hypothesis]:
             f"is near its limit, with {format_size(space.stranded_free_bytes)} of free cache "
             "stranded."
         )
-        return [
-            Hypothesis(Cause.HEALTHY, Confidence.LIKELY, summary, row="retries"),
-            some_fragmentation(),
-        ]
+        return Hypothesis(
+            Cause.HEALTHY,
+            Confidence.LIKELY,
+            summary,
+            row="retries",
+            also=(Cause.FRAGMENTATION,),
+        )
     cache = (
         f"; at the end {format_size(space.free_cached_bytes)} of "
         f"{format_size(analysis.reserved_bytes)} reserved are free cache"
@@ -554,7 +551,7 @@ def _no_failure(e: CaseEvidence) -> list[Hypothesis]:
         f"No request failed{cache if space.free_cached_bytes else ''} "
         f"(peak allocated {format_size(peak)})."
     )
-    return [Hypothesis(Cause.HEALTHY, Confidence.LIKELY, summary, row="no-failure")]
+    return Hypothesis(Cause.HEALTHY, Confidence.LIKELY, summary, row="no-failure")
 
 
 def _figures(e: CaseEvidence) -> tuple[Evidence, ...]:
