@@ -9,7 +9,7 @@ import pytest
 import fragdoctor.rules
 from fragdoctor.model.finding import Severity
 from fragdoctor.rules.registry import RULES, explanation, find_rule
-from fragdoctor.rules.rule import HEADINGS, Need
+from fragdoctor.rules.rule import HEADINGS
 
 
 def test_registry_is_sorted_by_unique_code():
@@ -46,7 +46,6 @@ def test_rule_attributes_are_well_formed(rule):
     assert not rule.summary.endswith(".")
     assert rule.severity in Severity
     assert rule.status in ("preview", "stable")
-    assert rule.needs <= set(Need)
 
 
 def test_headings_are_the_seven_of_the_contract():

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.request_sources import last_request
-from fragdoctor.rules.rule import Context, Need, Rule
+from fragdoctor.rules.rule import Context, Rule
 from fragdoctor.units import format_count, format_size
 
 
@@ -32,17 +32,12 @@ class CaughtFailures(Rule):
     """
 
     code: ClassVar[str] = "FD206"
-    name: ClassVar[str] = "caught-failures"
-    summary: ClassVar[str] = "The program caught out-of-memory errors and went on"
     severity: ClassVar[Severity] = Severity.INFO
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.TRACE})
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding for all failures that were survived."""
-        analysis, snapshot = context.analysis, context.snapshot
-        assert analysis is not None  # noqa: S101 - needs
-        assert snapshot is not None  # noqa: S101 - needs
-        last = last_request(snapshot, analysis.device)
+        analysis = context.need_trace()
+        last = last_request(analysis.trace.snapshot, analysis.device)
         caught = [event for event in analysis.ooms if event.row < last]
         if not caught:
             return

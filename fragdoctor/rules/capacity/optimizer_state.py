@@ -9,7 +9,7 @@ from fragdoctor.analysis.result import DeviceAnalysis, Holder
 from fragdoctor.frozen import frozen
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.model.phases import Category, TrainingPhase
-from fragdoctor.rules.rule import Context, Need, Rule, Skip
+from fragdoctor.rules.rule import Context, Rule, Skip
 from fragdoctor.trace.stacks import OPTIMIZER_FILE, OPTIMIZER_STEP
 from fragdoctor.units import format_size
 
@@ -37,15 +37,11 @@ class OptimizerState(Rule):
     """
 
     code: ClassVar[str] = "FD204"
-    name: ClassVar[str] = "optimizer-state"
-    summary: ClassVar[str] = "A request failed inside the optimizer's step"
     severity: ClassVar[Severity] = Severity.WARNING
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.TRACE})
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where the last failure is in an optimizer."""
-        analysis = context.analysis
-        assert analysis is not None  # noqa: S101 - needs
+        analysis = context.need_trace()
         if not analysis.ooms:
             return
         if not context.stack(analysis.ooms[-1].stack):

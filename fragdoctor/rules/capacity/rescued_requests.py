@@ -11,7 +11,7 @@ from fragdoctor.units import format_count
 
 
 class RescuedRequests(Rule):
-    """Requests succeeded only after the whole cache was flushed.
+    """Requests succeeded only after the cache was flushed.
 
     What it finds. Allocation retries beyond the failures: the driver refused new memory, the
     allocator gave back its cache and asked again.
@@ -34,8 +34,6 @@ class RescuedRequests(Rule):
     """
 
     code: ClassVar[str] = "FD205"
-    name: ClassVar[str] = "rescued-requests"
-    summary: ClassVar[str] = "Requests succeeded only after the cache was flushed"
     severity: ClassVar[Severity] = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:

@@ -13,12 +13,12 @@ from fragdoctor.frozen import frozen
 from fragdoctor.future.steps import Steps
 from fragdoctor.model.arrays import percentile
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.rules.rule import Context, Need, Rule
+from fragdoctor.rules.rule import Context, Rule
 from fragdoctor.units import format_size
 
 
 class TransientPeak(Rule):
-    """The last step needs far more memory than the steps before it.
+    """One step needs far more memory than the steps before it.
 
     What it finds. A last ascent of live memory that is half as high again as any peak before it.
 
@@ -37,15 +37,11 @@ class TransientPeak(Rule):
     """
 
     code: ClassVar[str] = "FD203"
-    name: ClassVar[str] = "transient-peak"
-    summary: ClassVar[str] = "One step needs far more memory than the steps before it"
     severity: ClassVar[Severity] = Severity.WARNING
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.TRACE})
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding for the last ascent."""
-        analysis = context.analysis
-        assert analysis is not None  # noqa: S101 - needs
+        analysis = context.need_trace()
         spike = find_transient(analysis)
         if spike is None or analysis.kept is not None:
             return

@@ -12,7 +12,7 @@ from fragdoctor.story.trends import accumulation, growing_cache, rise_bytes
 
 
 class GrowingCache(Rule):
-    """Reserved but unallocated memory grows from failure to failure of a log.
+    """Unusable cache grows from failure to failure.
 
     What it finds. The "reserved by PyTorch but unallocated" of the messages of one log, rising.
 
@@ -32,8 +32,6 @@ class GrowingCache(Rule):
     """
 
     code: ClassVar[str] = "FD109"
-    name: ClassVar[str] = "growing-cache"
-    summary: ClassVar[str] = "Unusable cache grows from failure to failure"
     severity: ClassVar[Severity] = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:

@@ -37,8 +37,6 @@ class PendingFrees(Rule):
     """
 
     code: ClassVar[str] = "FD106"
-    name: ClassVar[str] = "pending-frees"
-    summary: ClassVar[str] = "Freed blocks wait for work on other streams"
     severity: ClassVar[Severity] = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:

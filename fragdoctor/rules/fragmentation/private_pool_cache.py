@@ -14,7 +14,7 @@ WORTH_SHARE: Final = 0.1
 
 
 class PrivatePoolCache(Rule):
-    """Free memory lies in private pools, where ordinary requests cannot use it.
+    """Free memory lies in private pools.
 
     What it finds. Free cached memory in the pools of CUDA graphs and of torch.cuda.MemPool.
 
@@ -37,8 +37,6 @@ class PrivatePoolCache(Rule):
     """
 
     code: ClassVar[str] = "FD105"
-    name: ClassVar[str] = "private-pool-cache"
-    summary: ClassVar[str] = "Free memory lies in private pools"
     severity: ClassVar[Severity] = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:

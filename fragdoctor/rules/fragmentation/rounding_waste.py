@@ -35,8 +35,6 @@ class RoundingWaste(Rule):
     """
 
     code: ClassVar[str] = "FD108"
-    name: ClassVar[str] = "rounding-waste"
-    summary: ClassVar[str] = "Blocks are much larger than what was asked for"
     severity: ClassVar[Severity] = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:

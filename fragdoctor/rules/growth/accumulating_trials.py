@@ -15,7 +15,7 @@ STEPS = {"trial": "trial", "oom": "failure", "print": "print"}
 
 
 class AccumulatingTrials(Rule):
-    """Memory accumulates from trial to trial of a log.
+    """Memory accumulates from trial to trial.
 
     What it finds. Allocated memory that rises over the trials of a sweep, over its failures, or
     over what one run prints: the lowest figure of each trial, or what was allocated when memory ran
@@ -39,8 +39,6 @@ class AccumulatingTrials(Rule):
     """
 
     code: ClassVar[str] = "FD404"
-    name: ClassVar[str] = "accumulating-trials"
-    summary: ClassVar[str] = "Memory accumulates from trial to trial"
     severity: ClassVar[Severity] = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from fragdoctor.units import format_count, plural
 
 
 class ConsequenceErrors(Rule):
-    """Errors that follow from an earlier failure in the same log.
+    """Errors follow from an earlier failure.
 
     What it finds. Asserts, CUDA errors, time-outs of collectives and kills that come after a
     failure of the same process, or of a rank that the others wait for.
@@ -33,8 +33,6 @@ class ConsequenceErrors(Rule):
     """
 
     code: ClassVar[str] = "FD506"
-    name: ClassVar[str] = "consequence-errors"
-    summary: ClassVar[str] = "Errors follow from an earlier failure"
     severity: ClassVar[Severity] = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from fragdoctor.units import format_count
 
 
 class SeparateFailure(Rule):
-    """An assert or a fault of the device that does not follow from an out-of-memory error.
+    """A failure of the device that no OOM explains.
 
     What it finds. Device-side asserts, illegal accesses and CUDA errors that come before the first
     OOM, or in another rank, process or trial.
@@ -33,8 +33,6 @@ class SeparateFailure(Rule):
     """
 
     code: ClassVar[str] = "FD507"
-    name: ClassVar[str] = "separate-failure"
-    summary: ClassVar[str] = "A failure of the device that no OOM explains"
     severity: ClassVar[Severity] = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:

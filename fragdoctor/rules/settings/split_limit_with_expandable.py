@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.rules.rule import Context, Rule, Skip
+from fragdoctor.rules.rule import Context, Rule
 from fragdoctor.units import format_size
 
 
@@ -31,15 +31,11 @@ class SplitLimitWithExpandable(Rule):
     """
 
     code: ClassVar[str] = "FD303"
-    name: ClassVar[str] = "split-limit-with-expandable"
-    summary: ClassVar[str] = "max_split_size_mb and expandable_segments are both set"
     severity: ClassVar[Severity] = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where both are on."""
-        settings = context.settings
-        if settings is None:
-            raise Skip("no input records the allocator settings")
+        settings = context.need_settings()
         if not settings.expandable_segments or settings.max_split_bytes is None:
             return
         yield self.finding(
