@@ -73,7 +73,7 @@ class SettingRemedy(Remedy):
         result = best.result
         setting = case.assignment(best.attempt.what_if.conf or "")
         if not result.is_conclusive:
-            return None if proposal is None else self.left_open(proposal, result)
+            return None if proposal is None else left_open(proposal, result)
         is_better = helps(bench.recorded, result)
         if is_better:
             return self._accepted(case, bench, best, proposal)
@@ -90,11 +90,6 @@ class SettingRemedy(Remedy):
             setting=setting,
             predicted=bench.predicted(result),
         )
-
-    def left_open(self, proposal: Proposal, result: ReplayResult) -> Proposal:
-        """Return a proposal that the replay cannot judge, with the reason."""
-        reason = result.note.removeprefix("not known: ")
-        return proposal.with_caveat(f"A replay cannot answer it: {reason}.")
 
     def _value(self, one: Outcome) -> str:
         """Return the value of the key in what was tried."""
@@ -147,12 +142,18 @@ class SettingRemedy(Remedy):
         )
 
 
+def left_open(proposal: Proposal, result: ReplayResult) -> Proposal:
+    """Return a proposal that the replay cannot judge, with the reason."""
+    reason = result.note.removeprefix("not known: ")
+    return proposal.with_caveat(f"A replay cannot answer it: {reason}.")
+
+
 class ExpandableSegments(SettingRemedy):
     """``expandable_segments:True``: the first setting to try against fragmentation."""
 
-    code: ClassVar[str] = "expandable-segments"
-    key: ClassVar[str] = "expandable_segments"
-    title: ClassVar[str] = "Use expandable segments"
+    code = "expandable-segments"
+    key = "expandable_segments"
+    title = "Use expandable segments"
 
     def confs(self, case: JudgedCase) -> Sequence[str]:
         """Return the setting where it is not on already."""
@@ -257,9 +258,9 @@ def _small_holes(case: JudgedCase) -> str:
 class MaxSplitSize(SettingRemedy):
     """``max_split_size_mb``: keeps large blocks whole. A last resort."""
 
-    code: ClassVar[str] = "max-split-size"
-    key: ClassVar[str] = "max_split_size_mb"
-    title: ClassVar[str] = "Keep large blocks whole"
+    code = "max-split-size"
+    key = "max_split_size_mb"
+    title = "Keep large blocks whole"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it for fragmentation by a large request, never beside expandable segments."""
@@ -330,9 +331,9 @@ def _split_limit_mb(case: JudgedCase) -> int:
 class RoundupDivisions(SettingRemedy):
     """``roundup_power2_divisions``: fewer distinct sizes, more reuse."""
 
-    code: ClassVar[str] = "roundup-divisions"
-    key: ClassVar[str] = "roundup_power2_divisions"
-    title: ClassVar[str] = "Round sizes up to divisions of a power of two"
+    code = "roundup-divisions"
+    key = "roundup_power2_divisions"
+    title = "Round sizes up to divisions of a power of two"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it for fragmentation, strongly where sizes are seen to drift."""
@@ -367,9 +368,9 @@ class RoundupDivisions(SettingRemedy):
 class GarbageCollection(SettingRemedy):
     """``garbage_collection_threshold``: works only under a memory fraction."""
 
-    code: ClassVar[str] = "garbage-collection-threshold"
-    key: ClassVar[str] = "garbage_collection_threshold"
-    title: ClassVar[str] = "Return old unused segments early"
+    code = "garbage-collection-threshold"
+    key = "garbage_collection_threshold"
+    title = "Return old unused segments early"
 
     def confs(self, case: JudgedCase) -> Sequence[str]:
         """Return the setting strings; without a fraction it does nothing beside or alone."""
@@ -377,45 +378,26 @@ class GarbageCollection(SettingRemedy):
         return found if case.context.has_memory_fraction else found[:1]
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it near a limit; say that it has no effect without one."""
+        """Say that it has no effect without a limit; under one only a replay speaks for it."""
         if not case.is_allocator_case or case.cause is Cause.HEALTHY:
             return
-        if not case.supports(Cause.FRAGMENTATION, Cause.MEMORY_LIMIT):
-            return
-        is_set = case.settings is not None and case.settings.garbage_collection_threshold > 0
-        if not case.context.has_memory_fraction:
+        is_about_it = case.supports(Cause.FRAGMENTATION, Cause.MEMORY_LIMIT)
+        if is_about_it and not case.context.has_memory_fraction:
+            is_set = case.settings is not None and case.settings.garbage_collection_threshold > 0
             why = (
                 "It needs a memory fraction below 1"
                 f"{': it is set here and had no effect' if is_set else ''}."
             )
             setting = case.assignment(f"{self.key}:0.8")
             yield self.rejection(why, Confidence.PROVEN, setting=setting)
-            return
-        if is_set or case.expandable_is_on or case.is_too_new(self.key):
-            return
-        if case.cause is not Cause.FRAGMENTATION:
-            return
-        yield self.proposal(
-            weight=MAY_HELP - 10,
-            confidence=Confidence.POSSIBLE,
-            setting=case.assignment(case.with_present(f"{self.key}:0.8")),
-            why="A memory fraction is set. Above four fifths of it, free segments that were not "
-            "used for long are returned before the limit is reached.",
-            cost="Returned segments must be allocated anew.",
-            caveats=(
-                "It returns whole free segments only; stranded ones stay.",
-                *case.version_caveats(self.key),
-            ),
-            verify="Reserved memory stays below the threshold; num_alloc_retries falls.",
-        )
 
 
 class DefaultSettings(SettingRemedy):
     """Going back to the defaults, where settings are in force."""
 
-    code: ClassVar[str] = "default-settings"
-    key: ClassVar[str] = ""
-    title: ClassVar[str] = "Go back to the default settings"
+    code = "default-settings"
+    key = ""
+    title = "Go back to the default settings"
 
     def confs(self, case: JudgedCase) -> Sequence[str]:
         """Return the empty setting string where something is set."""
@@ -433,7 +415,7 @@ class DefaultSettings(SettingRemedy):
         """Return it as any setting; a failure that a replay cannot judge can be tried again."""
         result = best_of(bench, outcomes).result
         if not result.is_conclusive and not bench.recorded.fits:
-            return self.left_open(self._untested(case), result)
+            return left_open(self._untested(case), result)
         return super().judged(case, bench, proposal, outcomes)
 
     def _untested(self, case: JudgedCase) -> Proposal:

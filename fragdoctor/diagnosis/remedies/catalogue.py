@@ -61,7 +61,6 @@ from fragdoctor.diagnosis.remedies.pools import (
     LessOnMetal,
     RaiseMemoryLimit,
     RaiseMpsWatermark,
-    RetryOnce,
     ShareGraphPools,
     SplitAllocation,
     WaitForStreams,
@@ -133,7 +132,6 @@ REMEDIES: Final[tuple[Remedy, ...]] = (
     LargestFirst(),
     # Streams, pools, the cache as a whole.
     WaitForStreams(),
-    RetryOnce(),
     ShareGraphPools(),
     EmptyCache(),
     # What the traceback shows.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import ClassVar, Final
+from typing import Final
 
 from fragdoctor.diagnosis.remedies.host_memory import HOST_CHANGES
 from fragdoctor.diagnosis.remedies.remedy import ASKS, CURES, HELPS, JudgedCase, Proposal, Remedy
@@ -29,8 +29,8 @@ def _is_open(case: JudgedCase, need: Need) -> bool:
 class LessOnTheDevice(Remedy):
     """A program with an allocator of its own, or one that nothing names, needs too much."""
 
-    code: ClassVar[str] = "less-on-the-device"
-    title: ClassVar[str] = "Put less on the device"
+    code = "less-on-the-device"
+    title = "Put less on the device"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose the option of the program, by what the memory was for."""

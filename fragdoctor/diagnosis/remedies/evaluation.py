@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.analysis.result import KeptPattern
 from fragdoctor.diagnosis.bench import Attempt, Bench, without
@@ -18,8 +17,8 @@ from fragdoctor.rules.growth.growing_line import gathered_text
 class GatherOnHost(Remedy):
     """Results of an evaluation that are gathered on the device."""
 
-    code: ClassVar[str] = "gather-on-host"
-    title: ClassVar[str] = "Gather the results of the evaluation on the host"
+    code = "gather-on-host"
+    title = "Gather the results of the evaluation on the host"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it where the failure came while an evaluation gathered its results."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 
@@ -67,8 +67,8 @@ class _Leak(Remedy):
 class FreeLeak(_Leak):
     """Letting go of memory that grows, by what keeps it."""
 
-    code: ClassVar[str] = "free-leak"
-    title: ClassVar[str] = "Let go of what keeps growing"
+    code = "free-leak"
+    title = "Let go of what keeps growing"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose to free what grows."""
@@ -182,8 +182,8 @@ WAYS: Final = {
 class NoGrad(_Leak):
     """Evaluation that builds graphs."""
 
-    code: ClassVar[str] = "no-grad"
-    title: ClassVar[str] = "Evaluate without building graphs"
+    code = "no-grad"
+    title = "Evaluate without building graphs"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose no_grad where graphs are kept that no backward pass waits for.
@@ -243,8 +243,8 @@ MAY_BE_GRAPHS: Final = (KeptPattern.GRAPH, KeptPattern.RESULTS, KeptPattern.TENS
 class FindLeak(Remedy):
     """A leak that is seen in figures only: record where it comes from."""
 
-    code: ClassVar[str] = "find-leak"
-    title: ClassVar[str] = "Find the line that keeps memory"
+    code = "find-leak"
+    title = "Find the line that keeps memory"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose to record a few steps where no trace names the growing line."""
@@ -343,8 +343,8 @@ def sweep_of(case: JudgedCase) -> LogStory | None:
 class FreeBetweenTrials(Remedy):
     """Long sweeps: free each trial's memory."""
 
-    code: ClassVar[str] = "free-between-trials"
-    title: ClassVar[str] = "Free each trial's memory before the next one starts"
+    code = "free-between-trials"
+    title = "Free each trial's memory before the next one starts"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it for trials in one process; a process that ends leaves nothing to free."""
@@ -379,8 +379,8 @@ class FreeBetweenTrials(Remedy):
 class FewerParallelTrials(Remedy):
     """Trials that run at the same time share the memory of their device."""
 
-    code: ClassVar[str] = "fewer-parallel-trials"
-    title: ClassVar[str] = "Run fewer trials at a time on this device"
+    code = "fewer-parallel-trials"
+    title = "Run fewer trials at a time on this device"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose one trial fewer at a time."""
@@ -408,8 +408,8 @@ class FewerParallelTrials(Remedy):
 class RestartTrials(Remedy):
     """Long sweeps in one process: start afresh between trials."""
 
-    code: ClassVar[str] = "restart-trials"
-    title: ClassVar[str] = "Start a fresh process every few trials"
+    code = "restart-trials"
+    title = "Start a fresh process every few trials"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose a restart for trials in one process."""

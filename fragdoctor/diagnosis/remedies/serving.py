@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, Final
+from typing import Final
 
 from fragdoctor.diagnosis.remedies.framework_words import frameworks_of
 from fragdoctor.diagnosis.remedies.remedy import CURES, JudgedCase, Proposal, Remedy
@@ -28,8 +28,8 @@ SPREAD: Final = {
 class FitKvCache(Remedy):
     """A server's KV cache that does not fit its budget."""
 
-    code: ClassVar[str] = "fit-kv-cache"
-    title: ClassVar[str] = "Shrink what is served, or give the cache more"
+    code = "fit-kv-cache"
+    title = "Shrink what is served, or give the cache more"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose the option that the figures call for."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.request_sources import last_request
@@ -31,8 +30,8 @@ class CaughtFailures(Rule):
     References. FAQ: My out of memory exception handler can't allocate memory.
     """
 
-    code: ClassVar[str] = "FD206"
-    severity: ClassVar[Severity] = Severity.INFO
+    code = "FD206"
+    severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding for all failures that were survived."""

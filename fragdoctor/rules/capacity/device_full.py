@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.rule import Context, Rule, Skip
@@ -30,8 +29,8 @@ class DeviceFull(Rule):
     References. FAQ: My model reports "cuda runtime error(2): out of memory".
     """
 
-    code: ClassVar[str] = "FD201"
-    severity: ClassVar[Severity] = Severity.ERROR
+    code = "FD201"
+    severity = Severity.ERROR
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where memory is missing."""

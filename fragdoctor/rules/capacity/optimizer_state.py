@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.analysis.result import DeviceAnalysis, Holder
 from fragdoctor.frozen import frozen
@@ -36,8 +35,8 @@ class OptimizerState(Rule):
     References. torch.optim.Adam: foreach; FAQ: out of memory.
     """
 
-    code: ClassVar[str] = "FD204"
-    severity: ClassVar[Severity] = Severity.WARNING
+    code = "FD204"
+    severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where the last failure is in an optimizer."""

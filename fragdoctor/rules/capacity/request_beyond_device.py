@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.failed_request import SIZE_BUG_BYTES
@@ -32,8 +31,8 @@ class RequestBeyondDevice(Rule):
     References. FAQ: My model reports "cuda runtime error(2): out of memory".
     """
 
-    code: ClassVar[str] = "FD202"
-    severity: ClassVar[Severity] = Severity.ERROR
+    code = "FD202"
+    severity = Severity.ERROR
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where the request alone is too large."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.rule import Context, Rule, Skip
@@ -33,8 +32,8 @@ class RescuedRequests(Rule):
     References. torch.cuda.memory_stats: num_alloc_retries.
     """
 
-    code: ClassVar[str] = "FD205"
-    severity: ClassVar[Severity] = Severity.WARNING
+    code = "FD205"
+    severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where more retries than failures happened."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -36,8 +36,8 @@ class TransientPeak(Rule):
     References. Understanding CUDA Memory Usage.
     """
 
-    code: ClassVar[str] = "FD203"
-    severity: ClassVar[Severity] = Severity.WARNING
+    code = "FD203"
+    severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding for the last ascent."""

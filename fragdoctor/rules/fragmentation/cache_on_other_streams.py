@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.request_sources import SMALL_BYTES, matching_oom
@@ -31,8 +30,8 @@ class CacheOnOtherStreams(Rule):
     References. CUDA semantics: CUDA streams; Memory management.
     """
 
-    code: ClassVar[str] = "FD107"
-    severity: ClassVar[Severity] = Severity.WARNING
+    code = "FD107"
+    severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding for the largest such block."""

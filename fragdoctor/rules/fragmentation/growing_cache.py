@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.growth.accumulating_trials import growth_sentence
@@ -31,8 +30,8 @@ class GrowingCache(Rule):
     References. torch.cuda: Memory management; spec of the message since PyTorch 2.1.
     """
 
-    code: ClassVar[str] = "FD109"
-    severity: ClassVar[Severity] = Severity.WARNING
+    code = "FD109"
+    severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where the figure grows."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.rule import Context, Rule, Skip
@@ -30,8 +29,8 @@ class PageRounding(Rule):
     References. CUDA semantics: expandable_segments.
     """
 
-    code: ClassVar[str] = "FD104"
-    severity: ClassVar[Severity] = Severity.ERROR
+    code = "FD104"
+    severity = Severity.ERROR
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where page rounding explains the failure."""

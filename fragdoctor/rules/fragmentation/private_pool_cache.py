@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Final
+from typing import Final
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.rule import Context, Rule, Skip
@@ -36,8 +36,8 @@ class PrivatePoolCache(Rule):
     allocators.
     """
 
-    code: ClassVar[str] = "FD105"
-    severity: ClassVar[Severity] = Severity.INFO
+    code = "FD105"
+    severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where private pools hold much free memory."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Final
+from typing import Final
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.rule import Context, Rule, line_text
@@ -38,8 +38,8 @@ class StrandedFreeMemory(Rule):
     References. CUDA semantics: Memory management; Understanding CUDA Memory Usage.
     """
 
-    code: ClassVar[str] = "FD101"
-    severity: ClassVar[Severity] = Severity.INFO
+    code = "FD101"
+    severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield the groups that strand most, where stranded memory is worth a word."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.model.story import TrialTrend
@@ -38,8 +37,8 @@ class AccumulatingTrials(Rule):
     References. torch.cuda.memory_allocated; H. Theil 1950, P. K. Sen 1968.
     """
 
-    code: ClassVar[str] = "FD404"
-    severity: ClassVar[Severity] = Severity.WARNING
+    code = "FD404"
+    severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where memory accumulates."""

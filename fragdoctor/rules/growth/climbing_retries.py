@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.growth.growing_statistics import count_rises, values_of
@@ -32,8 +31,8 @@ class ClimbingRetries(Rule):
     References. torch.cuda.memory_stats: num_alloc_retries.
     """
 
-    code: ClassVar[str] = "FD403"
-    severity: ClassVar[Severity] = Severity.WARNING
+    code = "FD403"
+    severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where the counter rose."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 
@@ -40,8 +40,8 @@ class GrowingLine(Rule):
     training loop.
     """
 
-    code: ClassVar[str] = "FD401"
-    severity: ClassVar[Severity] = Severity.ERROR
+    code = "FD401"
+    severity = Severity.ERROR
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield the growing lines, the largest first."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import ClassVar, Final
+from typing import Final
 
 from fragdoctor.model.case import MemoryStats
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
@@ -32,8 +32,8 @@ class GrowingStatistics(Rule):
     References. torch.cuda.memory_stats.
     """
 
-    code: ClassVar[str] = "FD402"
-    severity: ClassVar[Severity] = Severity.WARNING
+    code = "FD402"
+    severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where the series climbs."""

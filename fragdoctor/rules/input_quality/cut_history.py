@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.rule import Context, Rule
@@ -31,8 +30,8 @@ class CutHistory(Rule):
     References. torch.cuda.memory: Snapshotting memory, max_entries.
     """
 
-    code: ClassVar[str] = "FD901"
-    severity: ClassVar[Severity] = Severity.INFO
+    code = "FD901"
+    severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where the beginning is missing."""

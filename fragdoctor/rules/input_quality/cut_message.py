@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.finding import Confidence, Finding, Severity
@@ -43,8 +42,8 @@ class CutMessage(Rule):
     References. CUDA semantics: Memory management.
     """
 
-    code: ClassVar[str] = "FD907"
-    severity: ClassVar[Severity] = Severity.INFO
+    code = "FD907"
+    severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding naming the missing figures."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.rule import Context, Rule
@@ -28,8 +27,8 @@ class ForeignAllocator(Rule):
     References. torch.cuda.memory: Snapshotting memory.
     """
 
-    code: ClassVar[str] = "FD905"
-    severity: ClassVar[Severity] = Severity.WARNING
+    code = "FD905"
+    severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where segments are not tiled."""

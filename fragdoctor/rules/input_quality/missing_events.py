@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.rule import Context, Rule
@@ -29,8 +28,8 @@ class MissingEvents(Rule):
     References. torch.cuda.memory: Snapshotting memory, skip_actions.
     """
 
-    code: ClassVar[str] = "FD904"
-    severity: ClassVar[Severity] = Severity.WARNING
+    code = "FD904"
+    severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding for missing kinds or contradictions."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Finding, Severity
 from fragdoctor.rules.rule import Context, Rule
@@ -29,8 +28,8 @@ class NoHistory(Rule):
     References. torch.cuda.memory: Snapshotting memory.
     """
 
-    code: ClassVar[str] = "FD902"
-    severity: ClassVar[Severity] = Severity.INFO
+    code = "FD902"
+    severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding for a used device without a trace."""

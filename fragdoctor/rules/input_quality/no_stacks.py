@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Finding, Severity
 from fragdoctor.rules.rule import Context, Rule
@@ -27,8 +26,8 @@ class NoStacks(Rule):
     References. torch.cuda.memory: Snapshotting memory, context.
     """
 
-    code: ClassVar[str] = "FD903"
-    severity: ClassVar[Severity] = Severity.INFO
+    code = "FD903"
+    severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where no stack is there at all."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.model.story import FAILURES, StoryEvent
@@ -32,8 +31,8 @@ class ConsequenceErrors(Rule):
     References. CUDA Runtime API: errors from previous, asynchronous launches; NCCL watchdog.
     """
 
-    code: ClassVar[str] = "FD506"
-    severity: ClassVar[Severity] = Severity.INFO
+    code = "FD506"
+    severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding for each failure that others follow from."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Finding, Severity
 from fragdoctor.rules.rule import Context, Rule
@@ -31,8 +30,8 @@ class HostMemory(Rule):
     References. torch.utils.data: Multi-process data loading.
     """
 
-    code: ClassVar[str] = "FD505"
-    severity: ClassVar[Severity] = Severity.ERROR
+    code = "FD505"
+    severity = Severity.ERROR
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding for a message about host memory."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES
@@ -32,8 +31,8 @@ class MemoryOutsidePytorch(Rule):
     References. CUDA semantics: Memory management.
     """
 
-    code: ClassVar[str] = "FD502"
-    severity: ClassVar[Severity] = Severity.WARNING
+    code = "FD502"
+    severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding above the allowance for a context."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.rule import Context, Rule, Skip
@@ -31,8 +30,8 @@ class OtherProcess(Rule):
     References. torch.cuda.mem_get_info; torch.cuda.set_device.
     """
 
-    code: ClassVar[str] = "FD501"
-    severity: ClassVar[Severity] = Severity.WARNING
+    code = "FD501"
+    severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where others hold at least what was missing."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.model.story import SceneKind
@@ -32,8 +31,8 @@ class SeparateFailure(Rule):
     References. torch.cuda: Asynchronous execution; CUDA_LAUNCH_BLOCKING.
     """
 
-    code: ClassVar[str] = "FD507"
-    severity: ClassVar[Severity] = Severity.WARNING
+    code = "FD507"
+    severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding for each kind of separate failure, at its first line."""

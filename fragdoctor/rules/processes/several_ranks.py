@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.rule import Context, Rule
@@ -31,8 +30,8 @@ class SeveralRanks(Rule):
     References. torch.distributed.run: Definitions; torch.cuda.set_device.
     """
 
-    code: ClassVar[str] = "FD503"
-    severity: ClassVar[Severity] = Severity.INFO
+    code = "FD503"
+    severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding for logs of more than one rank."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Final
+from typing import Final
 
 from fragdoctor.model.finding import Confidence, Finding, Severity
 from fragdoctor.rules.rule import Context, Rule
@@ -32,8 +32,8 @@ class StarvedLibrary(Rule):
     References. CUDA semantics: cuBLAS workspaces; Memory management.
     """
 
-    code: ClassVar[str] = "FD504"
-    severity: ClassVar[Severity] = Severity.ERROR
+    code = "FD504"
+    severity = Severity.ERROR
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding for a message of such a library."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.rule import Context, Rule
@@ -30,8 +29,8 @@ class IdleCollection(Rule):
     References. CUDA semantics: garbage_collection_threshold.
     """
 
-    code: ClassVar[str] = "FD302"
-    severity: ClassVar[Severity] = Severity.WARNING
+    code = "FD302"
+    severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where the setting cannot act."""

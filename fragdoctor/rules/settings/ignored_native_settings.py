@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Finding, Severity
 from fragdoctor.rules.rule import Context, Rule
@@ -28,8 +27,8 @@ class IgnoredNativeSettings(Rule):
     References. CUDA semantics: backend.
     """
 
-    code: ClassVar[str] = "FD305"
-    severity: ClassVar[Severity] = Severity.WARNING
+    code = "FD305"
+    severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding with the ignored keys."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.rule import Context, Rule
@@ -31,8 +30,8 @@ class MemoryLimit(Rule):
     References. torch.cuda.set_per_process_memory_fraction.
     """
 
-    code: ClassVar[str] = "FD301"
-    severity: ClassVar[Severity] = Severity.ERROR
+    code = "FD301"
+    severity = Severity.ERROR
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where a limit is proven or the only explanation left."""

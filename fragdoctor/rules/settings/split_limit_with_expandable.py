@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.rule import Context, Rule
@@ -30,8 +29,8 @@ class SplitLimitWithExpandable(Rule):
     References. CUDA semantics: max_split_size_mb; expandable_segments.
     """
 
-    code: ClassVar[str] = "FD303"
-    severity: ClassVar[Severity] = Severity.WARNING
+    code = "FD303"
+    severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where both are on."""

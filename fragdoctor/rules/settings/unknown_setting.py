@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.finding import Confidence, Finding, Severity
@@ -32,8 +31,8 @@ class UnknownSetting(Rule):
     References. CUDA semantics: Optimizing memory usage with PYTORCH_CUDA_ALLOC_CONF.
     """
 
-    code: ClassVar[str] = "FD304"
-    severity: ClassVar[Severity] = Severity.INFO
+    code = "FD304"
+    severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where the recorded string cannot be read."""
