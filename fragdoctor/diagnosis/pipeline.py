@@ -12,7 +12,7 @@ from fragdoctor.analysis.training_run import TrainingRun, training_run
 from fragdoctor.diagnosis.asked_capacity import capacity_note
 from fragdoctor.diagnosis.balance import balance_note
 from fragdoctor.diagnosis.bench import Bench, Progress, set_up
-from fragdoctor.diagnosis.checklist_items import build_checklist
+from fragdoctor.diagnosis.checklist import build_checklist
 from fragdoctor.diagnosis.corrections import find_corrections
 from fragdoctor.diagnosis.failure import find_failure
 from fragdoctor.diagnosis.figures import (
