@@ -55,12 +55,15 @@ WENT_ON: Final = {
 }
 """What a program says that caught the failure and went on in another way, by variant."""
 
-BESIDE_PYTORCH: Final = {
-    "bitsandbytes": "bitsandbytes",
+LIBRARIES: Final = {
+    "cublas": "cuBLAS",
+    "cudnn": "cuDNN",
+    "nccl": "NCCL",
     "thrust": "Thrust",
     "ctranslate2": "CTranslate2, which runs faster-whisper,",
+    "bitsandbytes": "bitsandbytes",
 }
-"""Libraries that ask the driver by themselves, by the sub-kind of their messages."""
+"""Libraries that ask the driver for memory, by the kind or the finer kind of their messages."""
 
 NEGATIVES: Final = {
     "device-assert": "an index or label is out of range on the device",
@@ -114,8 +117,8 @@ def _read(message: OomMessage) -> Hypothesis:
         )
     if message.sub_kind in LIMIT_SUB_KINDS:
         return Hypothesis(Cause.MEMORY_LIMIT, Confidence.PROVEN, LIMIT_SUB_KINDS[message.sub_kind])
-    if message.sub_kind in BESIDE_PYTORCH and engine_of(message) is None:
-        return _beside_pytorch(BESIDE_PYTORCH[message.sub_kind])
+    if message.sub_kind in LIBRARIES and engine_of(message) is None:
+        return _beside_pytorch(LIBRARIES[message.sub_kind])
     if message.kind == ALLOCATOR:
         return _allocator(message)
     return _OF_KIND.get(message.kind, _unknown)(message)
@@ -289,7 +292,7 @@ def _beside_pytorch(name: str) -> Hypothesis:
 
 
 def _library(message: OomMessage) -> Hypothesis:
-    name = {"cublas": "cuBLAS", "cudnn": "cuDNN", "nccl": "NCCL"}[message.kind]
+    name = LIBRARIES[message.kind]
     if not message.is_device_oom:
         return Hypothesis(
             Cause.UNKNOWN,
@@ -399,8 +402,7 @@ def _foreign(message: OomMessage) -> Hypothesis:
     if message.sub_kind == "vmm":
         text = (
             "The driver refused a call of ggml's pool that maps virtual memory: a full GPU does "
-            "so, "
-            "and some drivers do with memory free."
+            "so, and some drivers do with memory free."
         )
         return Hypothesis(
             Cause.UNKNOWN, Confidence.POSSIBLE, text, watch(message), also=(Cause.CAPACITY,)

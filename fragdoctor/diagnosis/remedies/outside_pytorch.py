@@ -19,6 +19,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Proposal,
     Remedy,
 )
+from fragdoctor.diagnosis.verdict_message import LIBRARIES
 from fragdoctor.model.case import OtherProcess
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence
@@ -169,18 +170,6 @@ class CapOtherLibraries(Remedy):
         )
 
 
-LIBRARIES: Final = {
-    "cublas": "cuBLAS",
-    "cudnn": "cuDNN",
-    "nccl": "NCCL",
-    "thrust": "Thrust",
-    "rmm": "RMM",
-    "ctranslate2": "CTranslate2",
-    "bitsandbytes": "bitsandbytes",
-}
-"""Libraries that ask the driver for memory, by the kind or the finer kind of their messages."""
-
-
 class LibraryHeadroom(Remedy):
     """Room for libraries that allocate for themselves."""
 
@@ -192,6 +181,7 @@ class LibraryHeadroom(Remedy):
         if not case.is_library_failure or case.message is None or case.is_of_other_program:
             return
         library = LIBRARIES.get(case.kind) or LIBRARIES[case.message.sub_kind]
+        library = library.partition(",")[0]
         yield self.proposal(
             weight=HELPS + 15,
             confidence=Confidence.POSSIBLE,
