@@ -99,18 +99,15 @@ def undecided(r: FailedRequest) -> Hypothesis:
 
     A traceback that shows a place known to need much memory speaks for capacity.
     """
+    used = ""
+    if r.reserved_bytes is not None and r.total_bytes is not None:
+        used = f": {format_size(r.reserved_bytes)} of {format_size(r.total_bytes)} are reserved"
     return Hypothesis(
         Cause.CAPACITY if r.doing else Cause.UNKNOWN,
         Confidence.POSSIBLE,
-        f"A {r.request_text} failed; the figures do not say why{_usage(r)}.",
+        f"A {r.request_text} failed; the figures do not say why{used}.",
         "A snapshot, or memory_stats() before the failing step, would decide.",
     )
-
-
-def _usage(r: FailedRequest) -> str:
-    if r.reserved_bytes is None or r.total_bytes is None:
-        return ""
-    return f": {format_size(r.reserved_bytes)} of {format_size(r.total_bytes)} are reserved"
 
 
 def although_free(r: FailedRequest) -> str:

@@ -182,6 +182,7 @@ def strander_reports(context: Context, moment: DecidingMoment | None) -> tuple[S
     a = context.analysis
     if a is None or moment is None:
         return ()
+    at = a.n_events if moment.earlier_failure is None else moment.earlier_failure
     return tuple(
         StranderReport(
             device=a.device,
@@ -190,17 +191,11 @@ def strander_reports(context: Context, moment: DecidingMoment | None) -> tuple[S
             stranded_bytes=strander.stranded_bytes,
             stack=context.user_stack(strander.stack),
             location=context.user_line(strander.stack),
-            age_events=_age(strander.oldest_event, moment),
+            age_events=None if strander.oldest_event is None else at - strander.oldest_event,
             moment=Moment.FAILURE if moment.kind is Moment.FAILURE else Moment.END,
         )
         for strander in moment.stranders[:MAX_STRANDERS]
     )
-
-
-def _age(event: int | None, moment: DecidingMoment) -> int | None:
-    """Return how many events before the moment of the stranders the oldest was allocated."""
-    at = moment.analysis.n_events if moment.earlier_failure is None else moment.earlier_failure
-    return None if event is None else at - event
 
 
 def holder_reports(context: Context, moment: DecidingMoment | None) -> tuple[HolderReport, ...]:

@@ -83,19 +83,12 @@ def build_contexts(
         _context(
             case,
             d,
-            _analysis(case.snapshot, d, analyses),
+            (analyses or {}).get(d) or analyze_device(case.snapshot, d),
             message if d == owner else None,
             story,
         )
         for d in devices
     )
-
-
-def _analysis(
-    snapshot: Snapshot, device: int, analyses: Mapping[int, DeviceAnalysis] | None
-) -> DeviceAnalysis:
-    known = None if analyses is None else analyses.get(device)
-    return analyze_device(snapshot, device) if known is None else known
 
 
 def leading_context(contexts: Sequence[Context]) -> Context:

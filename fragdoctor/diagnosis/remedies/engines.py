@@ -21,11 +21,6 @@ TOLD: Final = (Need.WEIGHTS, Need.CACHE, Need.GRAPH, Need.LIMIT, Need.POOL, Need
 CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.HEALTHY, Cause.SIZE_BUG)
 
 
-def _is_open(case: JudgedCase, need: Need) -> bool:
-    """Return whether who is on the device is the question, since so little was refused."""
-    return need is Need.FULL and case.cause is Cause.UNKNOWN
-
-
 class LessOnTheDevice(Remedy):
     """A program with an allocator of its own, or one that nothing names, needs too much."""
 
@@ -46,7 +41,12 @@ class LessOnTheDevice(Remedy):
             change = f"{HOST_CHANGES['ggml-pinned']}: {change}"
         yield self.proposal(
             title=title,
-            weight=CURES if need in TOLD else ASKS if _is_open(case, need) else HELPS,
+            # Where so little was refused, who is on the device is the question.
+            weight=CURES
+            if need in TOLD
+            else ASKS
+            if need is Need.FULL and case.cause is Cause.UNKNOWN
+            else HELPS,
             confidence=Confidence.LIKELY if need in TOLD else Confidence.POSSIBLE,
             change=change,
             why=case.verdict.summary,

@@ -239,7 +239,8 @@ class JudgedCase:
     def with_present(self, conf: str) -> str:
         """Return a setting string that keeps what is set already, so that nothing gets lost."""
         key = _key(conf)
-        return ",".join([*(e for e in self._present if _key(e) not in _beside(key)), conf])
+        replaced = (key, EXCLUDES.get(key))
+        return ",".join([*(e for e in self._present if _key(e) not in replaced), conf])
 
     def in_place_of_present(self, conf: str) -> str:
         """Return a setting string in which nothing that is set already shapes the cache."""
@@ -292,11 +293,6 @@ EXCLUDES: Final = {
 
 def _key(entry: str) -> str:
     return entry.split(":", 1)[0].strip()
-
-
-def _beside(key: str) -> tuple[str, ...]:
-    """Return the keys that a new value of a key replaces."""
-    return (key, EXCLUDES[key]) if key in EXCLUDES else (key,)
 
 
 def _entries(conf: str) -> list[str]:

@@ -15,6 +15,7 @@ from fragdoctor.inputs.wordings.wording import (
     compile_squeezed,
     on_host,
     printed_bytes,
+    where,
 )
 
 _ASYNC_FIELDS: Final = (
@@ -175,11 +176,6 @@ def _tensor(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
 _SHORT: Final = r"\d{1,9}(?:\.\d{1,6})?[kmgt]?(?:i?b)?"
 
 
-def _from_device(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
-    before = stream.squeezed[max(0, match.start() - 400) : match.start()]
-    return fields | ({"kind": "jax", "backend": "jax"} if "jax" in before else {})
-
-
 _jax = partial(Wording, kind="jax", backend="jax", refine=_of_xla)
 _tf = partial(Wording, kind="tf", backend="tf")
 
@@ -239,6 +235,6 @@ JAX_AND_TENSORFLOW: Final = (
         "tf-device",
         r"failedtoallocateSIZE\((?P<requested_bytes>\d{1,25})bytes\)fromdevice"
         r"(?::(?:cuda_error_out_of_memory|resource_exhausted)(?::outofmemory)?)?",
-        refine=_from_device,
+        refine=where("jax", 400, 0, kind="jax", backend="jax"),
     ),
 )

@@ -16,9 +16,11 @@ from fragdoctor.inputs.wordings.wording import (
     OTHER,
     Fields,
     Wording,
+    alone,
     compile_squeezed,
     explains,
     on_host,
+    only_where,
     printed_bytes,
 )
 
@@ -46,17 +48,6 @@ def _not_reported_before(fields: Fields, match: re.Match[str], stream: LogStream
     above = stream.squeezed[max(0, match.start() - 4000) : match.start()]
     check, exception = above.rfind("thcudacheckfail"), above.rfind("cudaruntimeerror(2)")
     return None if check > exception else fields
-
-
-def _told_alone(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
-    """Leave out Ray's name of the exception where the exception itself is printed below it."""
-    below = stream.squeezed[match.end() : match.end() + 8000]
-    return None if "outofmemory" in below else fields
-
-
-def _line_of_its_own(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
-    """Keep an exception's name that is all there is, as where its message went elsewhere."""
-    return None if stream.before(match.start()) or stream.after(match.end()) else fields
 
 
 def _ends_line(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
@@ -98,7 +89,12 @@ DRIVERS: Final = (
         refine=_cuda_error,
         may_be_prose=True,
     ),
-    _driver("ray-task", r"raytaskerror\(outofmemoryerror\)", refine=_told_alone),
+    # Ray's name of the exception, unless the exception itself is printed below it
+    _driver(
+        "ray-task",
+        r"raytaskerror\(outofmemoryerror\)",
+        refine=only_where("outofmemory", 0, 8000, is_there=False),
+    ),
     _driver(
         "driver-error",
         # C10_CUDA_DRIVER_CHECK (c10/cuda/driver_api.h, 2.1 to 2.15): in the allocator only the
@@ -241,7 +237,7 @@ DRIVERS: Final = (
     _lost(
         "exception-name",
         r"torch(?:\.cuda|\._c)?\._?outofmemoryerror(?:\(\))?",
-        refine=_line_of_its_own,
+        refine=alone,
     ),
     _lost(
         "bare",
@@ -310,12 +306,6 @@ def _backend(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
     return fields
 
 
-def _nccl_error(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
-    """Keep ``ncclUnhandledCudaError`` only where its ``Last error`` is a lack of memory."""
-    tail = stream.squeezed[match.end() : match.end() + 400]
-    return fields if "outofmemory" in tail or "calloc" in tail else None
-
-
 _cublas = partial(Wording, kind="cublas")
 _cudnn = partial(Wording, kind="cudnn")
 _nccl = partial(Wording, kind="nccl", group="nccl")
@@ -372,8 +362,9 @@ LIBRARIES: Final = (
     ),
     _nccl(
         "nccl-unhandled",
-        # torch/csrc/distributed/c10d/NCCLUtils.hpp: C10D_NCCL_CHECK says where before it says what
+        # torch/csrc/distributed/c10d/NCCLUtils.hpp: C10D_NCCL_CHECK says where before it says what,
+        # and its "Last error" whether it was a lack of memory
         r"(?:ncclerrorin:[^;]{1,260}?)?ncclunhandledcudaerror",
-        refine=_nccl_error,
+        refine=only_where(r"outofmemory|calloc", 0, 400),
     ),
 )

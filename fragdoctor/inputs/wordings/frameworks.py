@@ -14,7 +14,9 @@ from fragdoctor.inputs.wordings.wording import (
     OTHER,
     Fields,
     Wording,
+    only_where,
     printed_bytes,
+    where,
 )
 
 _PURPOSES: Final = (
@@ -42,22 +44,11 @@ def _ggml_buffer(fields: Fields, match: re.Match[str], stream: LogStream) -> Fie
     return fields | {"sub_kind": next((name for name, p in _PURPOSES if p.search(below)), "")}
 
 
-def _slow(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
-    """Keep what tells of a slow program: the words alone are part of every talk about GPUs."""
-    around = stream.squeezed[max(0, match.start() - 800) : match.end() + 800]
-    return fields if _SLOW.search(around) else None
+_SLOW: Final = only_where(r"slow(?!est)|snail|crawl|takesforever|speeddrop|bottleneck", 800, 800)
+"""What tells of a slow program: the words alone are part of every talk about GPUs."""
 
-
-_SLOW: Final = re.compile(r"slow(?!est)|snail|crawl|takesforever|speeddrop|bottleneck")
-
-
-def _tensorrt(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
-    """Say whether TensorRT-LLM runs the builder: its own lines stand around TensorRT's."""
-    around = stream.squeezed[max(0, match.start() - 8000) : match.end() + 8000]
-    return fields | ({"sub_kind": "trtllm"} if _TRTLLM.search(around) else {})
-
-
-_TRTLLM: Final = re.compile(r"trt-llm\]|tensorrt[-_]llm|trtllm")
+_TENSORRT: Final = where(r"trt-llm\]|tensorrt[-_]llm|trtllm", 8000, 8000, sub_kind="trtllm")
+"""TensorRT-LLM runs the builder where its own lines stand around TensorRT's."""
 
 
 def _ggml_check(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
@@ -189,7 +180,7 @@ FRAMEWORKS: Final = (
         is_warning=True,
     ),
     *(
-        Wording("spilled", literal, "went-on", refine=_slow, is_warning=True, is_marker=True)
+        Wording("spilled", literal, "went-on", refine=_SLOW, is_warning=True, is_marker=True)
         # What people write who watch Windows' task manager: no program prints it.
         for literal in ("sharedgpumemory", "sysmemfallback")
     ),
@@ -197,14 +188,14 @@ FRAMEWORKS: Final = (
         "tensorrt",
         r"requestedamountofgpumemory\(<requested_bytes>\)couldnotbeallocated",
         backend="tensorrt",
-        refine=_tensorrt,
+        refine=_TENSORRT,
     ),
     _other(
         "tensorrt",
         r"outofmemory\((?:requested(?:sizewas)?<requested_bytes>|nofurtherinformation)"
         r"[^()]{0,120}\)",
         backend="tensorrt",
-        refine=_tensorrt,
+        refine=_TENSORRT,
     ),
     Wording(
         "ipex-4gb",

@@ -6,30 +6,19 @@ import re
 from functools import partial
 from typing import Final
 
-from fragdoctor.inputs.log_streams import LogStream
 from fragdoctor.inputs.wordings.wording import (
     HOST,
     NEGATIVE,
     SHARED_MEMORY,
-    Fields,
     Wording,
+    alone,
+    where,
 )
 
-
-def _alone(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
-    """Keep a bare "Killed" that is a line of its own, as a shell prints it."""
-    is_alone = not stream.before(match.start()) and not stream.after(match.end())
-    return fields if is_alone else None
-
-
-def _of_cgroup(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
-    """Tell a limit of a container or a job from a full machine (Linux, mm/memcontrol.c)."""
-    around = stream.squeezed[max(0, match.start() - 1000) : match.end() + 4000]
-    is_limited = (
-        "mem_cgroup_o" in around or "memorycgroup" in around or "constraint_memcg" in around
-    )
-    return fields | ({"sub_kind": "cgroup-kill"} if is_limited else {})
-
+_OF_CGROUP: Final = where(
+    r"mem_cgroup_o|memorycgroup|constraint_memcg", 1000, 4000, sub_kind="cgroup-kill"
+)
+"""A limit of a container or a job, not a full machine (Linux, mm/memcontrol.c)."""
 
 _host = partial(Wording, kind=HOST, backend="cpu", is_device_oom=False)
 _kill = partial(_host, sub_kind="oom-killer", group="kill")
@@ -56,10 +45,10 @@ KILLS: Final = (
     _kill(
         "kernel",
         r"(?:outofmemory|memorycgroupoutofmemory):?killedprocess\d{1,9}",
-        refine=_of_cgroup,
+        refine=_OF_CGROUP,
     ),
-    _kill("kernel", r"oom-kill:constraint", refine=_of_cgroup),
-    _kill("kernel", r"invokedoom-killer", refine=_of_cgroup),
+    _kill("kernel", r"oom-kill:constraint", refine=_OF_CGROUP),
+    _kill("kernel", r"invokedoom-killer", refine=_OF_CGROUP),
     _kill("slurm", r"oom[-_]killevent"),
     _kill("slurm", r"oomkilled"),
     # runc, libcontainer/process_linux.go
@@ -70,7 +59,7 @@ KILLS: Final = (
     _kill("slurm", r"term_memlimit"),
     # Kubernetes, pkg/kubelet/eviction/helpers.go: nodeLowMessageFmt
     _host("evicted", r"(?:thenodewas)?lowonresource:memory", "evicted", group="kill"),
-    _kill("killed", r"killed", refine=_alone),
+    _kill("killed", r"killed", refine=alone),
     _kill("killed", r"line\d{1,6}:\d{1,9}killed"),
     _kill("killed", r"\[\d{1,3}\][+-]?(?:\d{1,9})?killed"),
 )

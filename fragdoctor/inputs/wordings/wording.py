@@ -160,6 +160,37 @@ def on_host(fields: Fields, sub_kind: str) -> Fields:
     return fields | of_host
 
 
+def alone(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
+    """Keep words that are a line of their own."""
+    return None if stream.before(match.start()) or stream.after(match.end()) else fields
+
+
+def where(pattern: str, before: int, after: int, **told: Any) -> Refine:
+    """Return what fills in fields where a pattern is found in so many characters around a match."""
+    search = re.compile(pattern).search
+
+    def refine(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
+        low, high = max(0, match.start() - before), match.end() + after
+        return fields | (told if search(stream.squeezed, low, high) else {})
+
+    return refine
+
+
+def only_where(pattern: str, before: int, after: int, *, is_there: bool = True) -> Refine:
+    """Return what keeps a match where a pattern is found, or is not, around it.
+
+    Of what stands before the match and after it; the match itself does not count.
+    """
+    search = re.compile(pattern).search
+
+    def refine(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
+        text, (start, end) = stream.squeezed, match.span()
+        found = search(text, max(0, start - before), start) or search(text, end, end + after)
+        return fields if is_there == (found is not None) else None
+
+    return refine
+
+
 _MOST_AFTER: Final = 1500
 """Characters of a message from its needle on, at most."""
 
