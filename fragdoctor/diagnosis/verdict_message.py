@@ -86,6 +86,68 @@ NEGATIVES: Final = {
 """What the reader's kinds of other failures mean."""
 
 
+SHOWS_KILL: Final = "dmesg (or the scheduler's log) shows 'Out of memory: Killed process'."
+
+TOLD: Final = {
+    "driver-api": Hypothesis(
+        Cause.UNKNOWN,
+        Confidence.POSSIBLE,
+        "The driver refused to map an expandable segment: this error comes from no other call "
+        "of the allocator. WSL2, Jetson and some containers refuse it with memory free.",
+        "Run once with expandable_segments:False: a device that is full then prints its figures.",
+        also=(Cause.CAPACITY,),
+    ),
+    "no-context": Hypothesis(
+        Cause.OTHER_PROCESS,
+        Confidence.POSSIBLE,
+        "CUDA could not start: the driver had no memory for a context, before this program "
+        "put anything on the GPU.",
+        "nvidia-smi shows whether the device is full; a limit of virtual memory (ulimit -v) "
+        "or a driver that was updated without a reboot looks the same.",
+        also=(Cause.HOST_MEMORY,),
+    ),
+    "unread": Hypothesis(
+        Cause.UNKNOWN,
+        Confidence.POSSIBLE,
+        "A line says that memory ran out, in the words of a program that is not known here, "
+        "and not whether it was the GPU's or the host's.",
+        "nvidia-smi and free -h beside the run show which of them fills up.",
+        also=(Cause.CAPACITY, Cause.HOST_MEMORY),
+    ),
+    "kernel-died": Hypothesis(
+        Cause.HOST_MEMORY,
+        Confidence.POSSIBLE,
+        "The notebook's kernel died without an error of Python's: most often the host's memory "
+        "ran out, a crash in native code looks the same.",
+        SHOWS_KILL,
+    ),
+    "ray-worker": Hypothesis(
+        Cause.HOST_MEMORY,
+        Confidence.POSSIBLE,
+        "A worker of Ray's is gone, and Ray names reasons that it may have had: the host's "
+        "out-of-memory killer is one of them, a crash or a stop another.",
+        SHOWS_KILL,
+    ),
+    "worker-gone": Hypothesis(
+        Cause.HOST_MEMORY,
+        Confidence.POSSIBLE,
+        "Worker processes are gone. Where they printed no error of their own further up, the "
+        "host's out-of-memory killer ended them.",
+        SHOWS_KILL,
+    ),
+    **dict.fromkeys(
+        ("ggml-pinned", "pinned-host"),
+        Hypothesis(
+            Cause.HOST_MEMORY,
+            Confidence.LIKELY,
+            "Page-locked host memory ran out: WSL2 and some containers allow little of it. The "
+            "text says CUDA, but it is the host's memory.",
+        ),
+    ),
+}
+"""Failures without figures that the text tells apart, by the finer kind of the message."""
+
+
 def read_no_message(log: OomLog) -> Hypothesis:
     """Return the hypothesis on a text in which no memory failure was found."""
     lines = plural(log.n_lines, "line") if log.n_lines else "the text"
@@ -115,6 +177,8 @@ def _read(message: OomMessage) -> Hypothesis:
             else f"{format_size(message.requested_bytes)} were asked for, far more than any "
             "device holds: a size was computed wrongly.",
         )
+    if message.sub_kind in TOLD:
+        return TOLD[message.sub_kind]
     if message.sub_kind in LIMIT_SUB_KINDS:
         return Hypothesis(Cause.MEMORY_LIMIT, Confidence.PROVEN, LIMIT_SUB_KINDS[message.sub_kind])
     if message.sub_kind in LIBRARIES and engine_of(message) is None:
@@ -218,45 +282,7 @@ def _unknown(message: OomMessage) -> Hypothesis:
     )
 
 
-DRIVER_CALLS: Final = {
-    "driver-api": Hypothesis(
-        Cause.UNKNOWN,
-        Confidence.POSSIBLE,
-        "The driver refused to map an expandable segment: this error comes from no other call "
-        "of the allocator. WSL2, Jetson and some containers refuse it with memory free.",
-        "Run once with expandable_segments:False: a device that is full then prints its figures.",
-        also=(Cause.CAPACITY,),
-    ),
-    "no-context": Hypothesis(
-        Cause.OTHER_PROCESS,
-        Confidence.POSSIBLE,
-        "CUDA could not start: the driver had no memory for a context, before this program "
-        "put anything on the GPU.",
-        "nvidia-smi shows whether the device is full; a limit of virtual memory (ulimit -v) "
-        "or a driver that was updated without a reboot looks the same.",
-        also=(Cause.HOST_MEMORY,),
-    ),
-    "pinned-host": Hypothesis(
-        Cause.HOST_MEMORY,
-        Confidence.LIKELY,
-        "Pinned host memory could not be had; the text says CUDA, but it is the host's memory.",
-        also=(Cause.UNKNOWN,),
-    ),
-    "unread": Hypothesis(
-        Cause.UNKNOWN,
-        Confidence.POSSIBLE,
-        "A line says that memory ran out, in the words of a program that is not known here, "
-        "and not whether it was the GPU's or the host's.",
-        "nvidia-smi and free -h beside the run show which of them fills up.",
-        also=(Cause.CAPACITY, Cause.HOST_MEMORY),
-    ),
-}
-"""Calls of the driver without figures that the text tells apart, by sub-kind."""
-
-
 def _driver(message: OomMessage) -> Hypothesis:
-    if message.sub_kind in DRIVER_CALLS:
-        return DRIVER_CALLS[message.sub_kind]
     sign = sign_of(message)
     if is_of_other_program(message) and sign is None:
         return by_its_figures(_framework(message), message)
@@ -418,43 +444,7 @@ def _foreign(message: OomMessage) -> Hypothesis:
     return by_its_figures(name, message)
 
 
-SHOWS_KILL: Final = "dmesg (or the scheduler's log) shows 'Out of memory: Killed process'."
-
-_HOST_SIGNS: Final = {
-    "kernel-died": Hypothesis(
-        Cause.HOST_MEMORY,
-        Confidence.POSSIBLE,
-        "The notebook's kernel died without an error of Python's: most often the host's memory "
-        "ran out, a crash in native code looks the same.",
-        SHOWS_KILL,
-    ),
-    "ray-worker": Hypothesis(
-        Cause.HOST_MEMORY,
-        Confidence.POSSIBLE,
-        "A worker of Ray's is gone, and Ray names reasons that it may have had: the host's "
-        "out-of-memory killer is one of them, a crash or a stop another.",
-        SHOWS_KILL,
-    ),
-    "worker-gone": Hypothesis(
-        Cause.HOST_MEMORY,
-        Confidence.POSSIBLE,
-        "Worker processes are gone. Where they printed no error of their own further up, the "
-        "host's out-of-memory killer ended them.",
-        SHOWS_KILL,
-    ),
-    "ggml-pinned": Hypothesis(
-        Cause.HOST_MEMORY,
-        Confidence.LIKELY,
-        "Page-locked host memory ran out: WSL2 and some containers allow little of it. The "
-        "text says CUDA, but it is the host's memory.",
-    ),
-}
-"""What the finer kinds say that are neither a kill nor a lack that is told."""
-
-
 def _host(message: OomMessage) -> Hypothesis:
-    if message.sub_kind in _HOST_SIGNS:
-        return _HOST_SIGNS[message.sub_kind]
     asked = (
         f" for {format_size(message.requested_bytes)}"
         if message.requested_bytes is not None

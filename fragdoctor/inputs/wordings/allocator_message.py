@@ -183,8 +183,10 @@ def _finished(draft: _Draft, stream: LogStream) -> Iterator[Hit]:
     if not _is_message(draft, stream):
         return
     text = stream.squeezed[draft.start : draft.end + 700]
-    found = dialect(draft.seen, draft.name, text[: _tail_length(text, draft)])
-    fields = draft.fields
+    following = text.find("outofmemory", draft.end - draft.start)  # of another message
+    fields = draft.fields | _dialect(
+        draft.seen, draft.name, text[: following if following >= 0 else None]
+    )
     allocated, gap = fields.get("allocated_bytes"), fields.get("reserved_unallocated_bytes")
     reserved = fields.get("reserved_bytes")
     if reserved is None and allocated is not None and gap is not None:
@@ -193,15 +195,9 @@ def _finished(draft: _Draft, stream: LogStream) -> Iterator[Hit]:
         fields["reserved_unallocated_bytes"] = max(0, reserved - allocated)
     message = OomMessage(
         kind=ALLOCATOR,
-        backend=found.backend,
         is_device_oom=True,
         other_processes=tuple(draft.others),
-        variant=found.variant,
-        version_low=found.version_low,
-        version_high=found.version_high,
         sub_kind=_sub_kind(draft, stream.squeezed[draft.end : draft.end + 8]),
-        free_allocated_hint=found.hint,
-        expandable_is_on=found.expandable_is_on,
         **fields,
     )
     yield Hit(
@@ -210,12 +206,6 @@ def _finished(draft: _Draft, stream: LogStream) -> Iterator[Hit]:
         located(message, stream, draft.start, draft.end),
         is_whole=bool(draft.seen & {"head", "tried", "huge"}),
     )
-
-
-def _tail_length(text: str, draft: _Draft) -> int:
-    """Return how much of the text belongs to this message: up to the next one, or all."""
-    following = text.find("outofmemory", draft.end - draft.start)
-    return following if following >= 0 else len(text)
 
 
 def _is_message(draft: _Draft, stream: LogStream) -> bool:
@@ -256,40 +246,45 @@ VARIANTS: Final = {
 }
 
 
-@frozen
-class Dialect:
-    """What the form of a message says in addition to its figures; fields as in ``OomMessage``."""
-
-    backend: str
-    variant: str
-    version_low: str = ""
-    version_high: str = ""
-    hint: str = ""
-    expandable_is_on: bool | None = None
-
-
-def dialect(seen: AbstractSet[str], name: str, text: str) -> Dialect:
-    """Return backend, variant and versions of a message.
+def _dialect(seen: AbstractSet[str], name: str, text: str) -> Fields:
+    """Return what the form of a message says beside its figures: backend, variant and versions.
 
     ``seen`` are the names of its clauses, ``name`` is the device word of its head (``cuda``,
     ``hip``, ...) or "", ``text`` is the message squeezed, with its tail.
     """
     backend = _backend(seen, name, text)
-    hint = _hint(text)
-    expandable = True if "expandable_segmentsisenabled" in text else None
-    if backend == "xpu":
-        variant, low, high = _xpu(seen)
+    if backend == "xpu" and "reserved" in seen:
+        variant, low, high = "ipex", "", ""
+    elif backend == "xpu":
+        has_free = bool(seen & {"free", "limit"})
+        variant, low, high = ("xpu-2.9", "2.9", "") if has_free else ("xpu-2.4", "2.4", "2.8")
     elif backend == "npu":
         variant, low, high = "npu", "", ""
     elif seen & {"cached"}:
         variant, low, high = "torch-1.0", "1.0", "1.3"
     elif "reserved" in seen or "alreadyallocated" in text or "(gpu" in text:
-        variant, low, high = _one(text)
+        variant, low = "torch-1.4", "1.4"
+        high = "1.9" if "reservedintotalbypytorch)" in text else "2.0"
+        if "trysettingmax_split_size" in text:
+            variant, low, high = "torch-1.10", "1.10", "2.0"
     else:
         variant, low, high = _two(seen, text)
-    if backend == "musa":
-        variant = "musa"
-    return Dialect(backend, variant, low, high, hint, expandable)
+    return {
+        "backend": backend,
+        "variant": "musa" if backend == "musa" else variant,
+        "version_low": low,
+        "version_high": high,
+        "free_allocated_hint": next((hint for words, hint in _HINTS if words in text), ""),
+        "expandable_is_on": True if "expandable_segmentsisenabled" in text else None,
+    }
+
+
+_HINTS: Final = (
+    ("expandable_segments_reserve", "expandable_segments_reserve"),
+    ("conf=expandable_segments:true", "expandable_segments:True"),
+    ("trysettingmax_split_size_mb", "max_split_size_mb"),
+    ("`empty_cache`", "empty_cache"),
+)
 
 
 def _backend(seen: AbstractSet[str], name: str, text: str) -> str:
@@ -304,30 +299,6 @@ def _backend(seen: AbstractSet[str], name: str, text: str) -> str:
     if "pytorch_musa_alloc_conf" in text:
         return "musa"
     return "cuda"
-
-
-def _hint(text: str) -> str:
-    for words, hint in (
-        ("expandable_segments_reserve", "expandable_segments_reserve"),
-        ("conf=expandable_segments:true", "expandable_segments:True"),
-        ("trysettingmax_split_size_mb", "max_split_size_mb"),
-        ("`empty_cache`", "empty_cache"),
-    ):
-        if words in text:
-            return hint
-    return ""
-
-
-def _xpu(seen: AbstractSet[str]) -> tuple[str, str, str]:
-    if "reserved" in seen:
-        return "ipex", "", ""
-    return ("xpu-2.9", "2.9", "") if seen & {"free", "limit"} else ("xpu-2.4", "2.4", "2.8")
-
-
-def _one(text: str) -> tuple[str, str, str]:
-    if "trysettingmax_split_size" in text:
-        return "torch-1.10", "1.10", "2.0"
-    return "torch-1.4", "1.4", "1.9" if "reservedintotalbypytorch)" in text else "2.0"
 
 
 def _two(seen: AbstractSet[str], text: str) -> tuple[str, str, str]:
