@@ -25,11 +25,7 @@ from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.settings import is_same_conf
 from fragdoctor.model.simulation import ReplayResult
-from fragdoctor.rules.fragmentation.holes import find_holes
 from fragdoctor.units import MIB, format_size, plural
-
-MOSTLY: Final = 0.9
-"""Nine tenths of the free bytes: the rest would not make the difference."""
 
 SMALLEST_SPLIT_MB: Final = 32
 """The setting's own minimum is 20 or 21 MiB; just above it every second tensor counts as large."""
@@ -174,10 +170,6 @@ class ExpandableSegments(SettingRemedy):
         if against:
             yield self.rejection(against, Confidence.PROVEN, setting=setting)
             return
-        against = _small_holes(case)
-        if against:
-            yield self.rejection(against, Confidence.LIKELY, setting=setting)
-            return
         is_main = case.cause is Cause.FRAGMENTATION
         if not is_main and not (
             case.cause is Cause.CAPACITY and case.supports(Cause.FRAGMENTATION)
@@ -233,28 +225,6 @@ def _beyond_holes(case: JudgedCase) -> str:
     )
 
 
-def _small_holes(case: JudgedCase) -> str:
-    """Freed holes below a page between live blocks stay holes under expandable segments.
-
-    Tails that were never used do not: the next block would follow directly.
-    """
-    r, snapshot = case.failed_request, case.context.snapshot
-    if r is None or snapshot is None or case.context.device is None:
-        return ""
-    if case.cause is not Cause.FRAGMENTATION:
-        return ""
-    holes = find_holes(snapshot, case.context.device)
-    if not holes.free_bytes or holes.used_before_bytes < MOSTLY * holes.free_bytes:
-        return ""
-    if holes.largest_used_before_bytes >= r.page_bytes:
-        return ""
-    return (
-        f"{format_size(holes.used_before_bytes)} of free cache are freed blocks of at most "
-        f"{format_size(holes.largest_used_before_bytes)} between live ones, less than a page of "
-        f"{format_size(r.page_bytes)}: they would strand pages as they strand segments."
-    )
-
-
 class MaxSplitSize(SettingRemedy):
     """``max_split_size_mb``: keeps large blocks whole. A last resort."""
 
@@ -280,10 +250,6 @@ class MaxSplitSize(SettingRemedy):
         r = case.failed_request
         if r is not None and r.requested_bytes < SMALLEST_SPLIT_MB * MIB:
             return
-        against = _only_small_segments(case, megabytes)
-        if against:
-            yield self.rejection(against, Confidence.LIKELY, setting=setting)
-            return
         request = "" if r is None else f" such as the {format_size(r.requested_bytes)} here"
         yield self.proposal(
             weight=MAY_HELP + 5,
@@ -299,22 +265,6 @@ class MaxSplitSize(SettingRemedy):
             ),
             verify="inactive_split_bytes at the peak shrinks; num_device_alloc does not soar.",
         )
-
-
-def _only_small_segments(case: JudgedCase, megabytes: int) -> str:
-    """Segments below the limit are split as before."""
-    snapshot, device = case.context.snapshot, case.context.device
-    if snapshot is None or device is None or case.context.analysis is None:
-        return ""
-    holes = find_holes(snapshot, device)
-    inside = holes.in_segments_from(megabytes * MIB)
-    if inside * 2 >= holes.free_bytes:
-        return ""
-    part = f"Only {format_size(inside)}" if inside else "Nothing"
-    return (
-        f"{part} of {format_size(holes.free_bytes)} free cache lies in segments of {megabytes} MiB "
-        "or more; smaller ones are split as before."
-    )
 
 
 def _split_limit_mb(case: JudgedCase) -> int:
