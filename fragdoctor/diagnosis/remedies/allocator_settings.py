@@ -379,3 +379,13 @@ class DefaultSettings(SettingRemedy):
             cost="One run.",
             verify="num_alloc_retries and num_ooms of memory_stats() stay at 0.",
         )
+
+
+# The defaults last, since they are tried only where others are in force.
+SETTINGS: Final[tuple[Remedy, ...]] = (
+    ExpandableSegments(),
+    MaxSplitSize(),
+    RoundupDivisions(),
+    GarbageCollection(),
+    DefaultSettings(),
+)

@@ -499,3 +499,6 @@ class LessModelMemory(Remedy):
             "bandwidth.",
             verify="memory_allocated() after the model is built falls.",
         )
+
+
+CAPACITY: Final[tuple[Remedy, ...]] = (LimitBatch(), SmallerBatch(), LessModelMemory())

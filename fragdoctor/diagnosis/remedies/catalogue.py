@@ -1,4 +1,4 @@
-"""All remedies, one line each, and the order in which their proposals are given.
+"""All remedies, and the order in which their proposals are given.
 
 Each remedy is tried on the trace and judges the outcome: so proposals become tested ones.
 """
@@ -10,61 +10,22 @@ from dataclasses import replace
 from typing import Final
 
 from fragdoctor.diagnosis.bench import Bench, Outcome, Progress
-from fragdoctor.diagnosis.remedies.allocator_settings import (
-    DefaultSettings,
-    ExpandableSegments,
-    GarbageCollection,
-    MaxSplitSize,
-    RoundupDivisions,
-)
+from fragdoctor.diagnosis.remedies.allocator_settings import SETTINGS
 from fragdoctor.diagnosis.remedies.attention import FusedAttention
 from fragdoctor.diagnosis.remedies.capacity import (
-    LessModelMemory,
-    LimitBatch,
+    CAPACITY,
     SavingRemedy,
-    SmallerBatch,
     first_enough,
     saved_bytes,
 )
 from fragdoctor.diagnosis.remedies.engines import LessOnTheDevice
 from fragdoctor.diagnosis.remedies.evaluation import GatherOnHost
-from fragdoctor.diagnosis.remedies.fragmentation import (
-    BucketShapes,
-    LargestFirst,
-    MoveStrandingBlocks,
-    PreallocateBuffers,
-)
-from fragdoctor.diagnosis.remedies.from_traceback import AtTheFailingCall, RetryOutsideHandler
-from fragdoctor.diagnosis.remedies.host_memory import LessHostMemory, RaiseSharedMemory
-from fragdoctor.diagnosis.remedies.leaks import (
-    FewerParallelTrials,
-    FindLeak,
-    FreeBetweenTrials,
-    FreeLeak,
-    NoGrad,
-    RestartTrials,
-)
-from fragdoctor.diagnosis.remedies.outside_pytorch import (
-    CapOtherLibraries,
-    DropExpandableSegments,
-    FewerProcesses,
-    FindTheLimit,
-    FixShape,
-    FreeOtherProcess,
-    LibraryHeadroom,
-    LocateDriverCall,
-    RecordSnapshot,
-    SmallerKernelBlocks,
-)
-from fragdoctor.diagnosis.remedies.pools import (
-    EmptyCache,
-    LessOnMetal,
-    RaiseMemoryLimit,
-    RaiseMpsWatermark,
-    ShareGraphPools,
-    SplitAllocation,
-    WaitForStreams,
-)
+from fragdoctor.diagnosis.remedies.fragmentation import LAYOUT
+from fragdoctor.diagnosis.remedies.from_traceback import CALLS
+from fragdoctor.diagnosis.remedies.host_memory import HOST_MEMORY
+from fragdoctor.diagnosis.remedies.leaks import GROWTH
+from fragdoctor.diagnosis.remedies.outside_pytorch import OUTSIDE
+from fragdoctor.diagnosis.remedies.pools import POOLS
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
     JudgedCase,
@@ -75,89 +36,31 @@ from fragdoctor.diagnosis.remedies.remedy import (
     steps_won,
 )
 from fragdoctor.diagnosis.remedies.serving import FitKvCache
-from fragdoctor.diagnosis.remedies.training import (
-    ChunkedLoss,
-    CombinedSavings,
-    FusedOptimizer,
-    GradientCheckpointing,
-    OffloadOptimizer,
-    OptimizerWithoutForeach,
-    SetGradientsToNone,
-    SmallerOptimizerState,
-    StepInBackward,
-)
-from fragdoctor.diagnosis.remedies.weights import CopyOfWeights, SpareWeights
+from fragdoctor.diagnosis.remedies.training import TRAINING, CombinedSavings
+from fragdoctor.diagnosis.remedies.weights import WEIGHTS
 from fragdoctor.frozen import frozen
 from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation
 from fragdoctor.model.finding import Confidence
 from fragdoctor.units import format_size
 
 REMEDIES: Final[tuple[Remedy, ...]] = (
-    # Settings; the defaults last, since they are tried only where others are in force.
-    ExpandableSegments(),
-    MaxSplitSize(),
-    RoundupDivisions(),
-    GarbageCollection(),
-    DefaultSettings(),
-    RaiseMemoryLimit(),
-    SplitAllocation(),
-    # Less memory.
-    SpareWeights(),
-    CopyOfWeights(),
-    SetGradientsToNone(),
-    FusedOptimizer(),
+    *SETTINGS,
+    *WEIGHTS,
     FusedAttention(),
-    ChunkedLoss(),
-    GradientCheckpointing(),
-    SmallerOptimizerState(),
-    OffloadOptimizer(),
-    StepInBackward(),
-    OptimizerWithoutForeach(),
-    LimitBatch(),
-    SmallerBatch(),
-    CombinedSavings(),
-    LessModelMemory(),
-    # Growth.
-    FreeLeak(),
+    *TRAINING,
+    *CAPACITY,
+    *GROWTH,
     GatherOnHost(),
-    NoGrad(),
-    FindLeak(),
-    FreeBetweenTrials(),
-    FewerParallelTrials(),
-    RestartTrials(),
-    # Layout of the cache.
-    PreallocateBuffers(),
-    MoveStrandingBlocks(),
-    BucketShapes(),
-    LargestFirst(),
-    # Streams, pools, the cache as a whole.
-    WaitForStreams(),
-    ShareGraphPools(),
-    EmptyCache(),
-    # What the traceback shows.
-    AtTheFailingCall(),
-    RetryOutsideHandler(),
-    # Surroundings.
-    FreeOtherProcess(),
-    FewerProcesses(),
-    CapOtherLibraries(),
-    LibraryHeadroom(),
-    FindTheLimit(),
-    DropExpandableSegments(),
-    LessHostMemory(),
-    RaiseSharedMemory(),
+    *LAYOUT,
+    *POOLS,
+    *CALLS,
+    *HOST_MEMORY,
     FitKvCache(),
     LessOnTheDevice(),
-    LessOnMetal(),
-    RaiseMpsWatermark(),
-    SmallerKernelBlocks(),
-    # Better evidence.
-    FixShape(),
-    LocateDriverCall(),
-    RecordSnapshot(),
+    *OUTSIDE,
 )
 
-OUTSIDE: Final = (Cause.OTHER_PROCESS, Cause.MEMORY_LIMIT)
+NOT_OURS: Final = (Cause.OTHER_PROCESS, Cause.MEMORY_LIMIT)
 """Causes whose removal cures for certain: memory that others hold, a limit of the user's own."""
 
 KNOWN_CURE: Final = 1
@@ -203,7 +106,7 @@ def _order(proposal: Proposal, cause: Cause) -> tuple[int | str, ...]:
     # A setting does not end a leak, whatever it gains.
     is_cure = is_shown_to_fit and not (cause is Cause.LEAK and is_setting)
     tier = _tier(prospect(p.outlook), is_setting=is_setting, cause=cause)
-    if cause in OUTSIDE and not is_setting and proposal.weight >= CURES and p.fits is not False:
+    if cause in NOT_OURS and not is_setting and proposal.weight >= CURES and p.fits is not False:
         is_cure, tier = True, min(tier, KNOWN_CURE)
     how_far: tuple[int, ...] = (UNTRIED, *(0,) * 5)
     if is_cure:

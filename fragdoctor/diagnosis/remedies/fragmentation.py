@@ -234,3 +234,11 @@ def _shapes_may_vary(case: JudgedCase) -> bool:
         return False  # sizes that only grow are no variety of inputs
     sizes = _sizes(case)
     return sizes is None or sizes.drifting
+
+
+LAYOUT: Final[tuple[Remedy, ...]] = (
+    PreallocateBuffers(),
+    MoveStrandingBlocks(),
+    BucketShapes(),
+    LargestFirst(),
+)

@@ -149,3 +149,6 @@ def _left(case: JudgedCase) -> _Left | None:
     before = max(oom.row for oom in analysis.ooms if oom.row < event.row)
     starts: I64 = np.sort(trace.lives.start[left]).astype(np.int64)
     return _Left(starts, n_bytes, before - trace.first_row + 1)
+
+
+CALLS: Final[tuple[Remedy, ...]] = (AtTheFailingCall(), RetryOutsideHandler())

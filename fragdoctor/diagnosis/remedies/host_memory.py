@@ -178,3 +178,6 @@ class RaiseSharedMemory(Remedy):
 
 def _is_shared_memory(case: JudgedCase) -> bool:
     return case.message is not None and case.message.sub_kind == "dev-shm"
+
+
+HOST_MEMORY: Final[tuple[Remedy, ...]] = (LessHostMemory(), RaiseSharedMemory())

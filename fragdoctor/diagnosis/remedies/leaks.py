@@ -447,3 +447,13 @@ class RestartTrials(Remedy):
             verify="The first memory_allocated() and the first 'reserved but unallocated' of each "
             "new process are those of the first trial; nvidia-smi shows the old process gone.",
         )
+
+
+GROWTH: Final[tuple[Remedy, ...]] = (
+    FreeLeak(),
+    NoGrad(),
+    FindLeak(),
+    FreeBetweenTrials(),
+    FewerParallelTrials(),
+    RestartTrials(),
+)

@@ -416,3 +416,17 @@ class LocateDriverCall(Remedy):
             cost="A slow run for diagnosis.",
             verify="The traceback shows the call; nvidia-smi shows whether the device is full.",
         )
+
+
+OUTSIDE: Final[tuple[Remedy, ...]] = (
+    FreeOtherProcess(),
+    FewerProcesses(),
+    CapOtherLibraries(),
+    LibraryHeadroom(),
+    FindTheLimit(),
+    DropExpandableSegments(),
+    SmallerKernelBlocks(),
+    FixShape(),
+    LocateDriverCall(),
+    RecordSnapshot(),
+)

@@ -297,3 +297,14 @@ class RaiseMpsWatermark(Remedy):
             ),
             verify="The message's 'max allowed' disappears or grows.",
         )
+
+
+POOLS: Final[tuple[Remedy, ...]] = (
+    RaiseMemoryLimit(),
+    SplitAllocation(),
+    WaitForStreams(),
+    ShareGraphPools(),
+    EmptyCache(),
+    LessOnMetal(),
+    RaiseMpsWatermark(),
+)

@@ -338,3 +338,16 @@ INSTEAD_OF: Final[dict[type[SavingRemedy], tuple[type[SavingRemedy], ...]]] = {
     SmallerOptimizerState: (OffloadOptimizer, OptimizerWithoutForeach),
 }
 """A change that stands in for others: both together save no more."""
+
+
+TRAINING: Final[tuple[Remedy, ...]] = (
+    SetGradientsToNone(),
+    FusedOptimizer(),
+    ChunkedLoss(),
+    GradientCheckpointing(),
+    SmallerOptimizerState(),
+    OffloadOptimizer(),
+    StepInBackward(),
+    OptimizerWithoutForeach(),
+    CombinedSavings(),
+)

@@ -16,6 +16,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Burden,
     JudgedCase,
     Proposal,
+    Remedy,
 )
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.training_edits import requests_freed_at, requests_removed
@@ -140,3 +141,6 @@ def copies_of(case: JudgedCase) -> WeightCopies | None:
     found = find_weight_copies(trace, analysis.phases, state)
     live = int(analysis.timeline.allocated_bytes[state])
     return found if found is not None and found.n_bytes >= MIN_SHARE * live else None
+
+
+WEIGHTS: Final[tuple[Remedy, ...]] = (SpareWeights(), CopyOfWeights())
