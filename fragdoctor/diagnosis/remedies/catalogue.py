@@ -19,7 +19,6 @@ from fragdoctor.diagnosis.remedies.capacity import (
     saved_bytes,
 )
 from fragdoctor.diagnosis.remedies.engines import LessOnTheDevice
-from fragdoctor.diagnosis.remedies.evaluation import GatherOnHost
 from fragdoctor.diagnosis.remedies.fragmentation import LAYOUT
 from fragdoctor.diagnosis.remedies.from_traceback import CALLS
 from fragdoctor.diagnosis.remedies.host_memory import HOST_MEMORY
@@ -38,7 +37,6 @@ from fragdoctor.diagnosis.remedies.remedy import (
 from fragdoctor.diagnosis.remedies.serving import FitKvCache
 from fragdoctor.diagnosis.remedies.training import TRAINING, CombinedSavings
 from fragdoctor.diagnosis.remedies.weights import WEIGHTS
-from fragdoctor.frozen import frozen
 from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation
 from fragdoctor.model.finding import Confidence
 from fragdoctor.units import format_size
@@ -50,7 +48,6 @@ REMEDIES: Final[tuple[Remedy, ...]] = (
     *TRAINING,
     *CAPACITY,
     *GROWTH,
-    GatherOnHost(),
     *LAYOUT,
     *POOLS,
     *CALLS,
@@ -148,27 +145,19 @@ WORTH_COMBINING: Final = 1.2
 """What is saved together is worth a word if it is a fifth more than the best alone."""
 
 
-@frozen
-class Proof:
-    """Tested proposals, and what the replay says as a whole."""
-
-    proposals: Sequence[Proposal]
-    notes: Sequence[str] = ()
-
-
 def prove(
     case: JudgedCase, proposals: Sequence[Proposal], progress: Progress | None = None
-) -> Proof:
-    """Return the proposals with what replaying the trace under each of them gives.
+) -> tuple[Sequence[Proposal], tuple[str, ...]]:
+    """Return the proposals with what replaying the trace gives, and notes on the replay.
 
     Settings that were not proposed but that help are added; usual ones that do not help are added
     as rejected, with the numbers.
     """
     bench = case.bench
     if bench is None:
-        return Proof(proposals)
+        return proposals, ()
     if not bench.is_usable:
-        return Proof(proposals, _notes(bench))
+        return proposals, _notes(bench)
     entries: list[tuple[Remedy, Proposal | None]] = [(p.remedy, p) for p in proposals]
     if bench.has_trouble:
         proposed = {p.remedy for p in proposals}
@@ -192,7 +181,7 @@ def prove(
         if judged is not None:
             tested.append(judged)
     tested += _together(case, bench, tested)
-    return Proof(tested, _notes(bench))
+    return tested, _notes(bench)
 
 
 def _together(case: JudgedCase, bench: Bench, tested: Sequence[Proposal]) -> list[Proposal]:

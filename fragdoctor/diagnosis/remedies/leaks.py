@@ -1,4 +1,4 @@
-"""Remedies for memory that grows: from step to step, or from trial to trial."""
+"""Remedies for memory that grows: from step to step, in an evaluation, or from trial to trial."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.result import KeptKind, KeptMemory, KeptPattern
-from fragdoctor.diagnosis.bench import Attempt, Bench
+from fragdoctor.diagnosis.bench import Attempt, Bench, without
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
     HELPS,
@@ -18,12 +18,14 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Proposal,
     Remedy,
 )
+from fragdoctor.future.edits import combined
+from fragdoctor.future.training_edits import requests_removed
 from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence, Location
 from fragdoctor.model.story import LogStory
 from fragdoctor.rules.growth.accumulating_trials import growth_sentence
-from fragdoctor.rules.growth.growing_line import keeper, maker_text
+from fragdoctor.rules.growth.growing_line import gathered_text, keeper, maker_text
 from fragdoctor.rules.rule import Context, line_text
 from fragdoctor.story.trends import (
     accumulation,
@@ -330,6 +332,46 @@ def _predicted(case: JudgedCase, kept: KeptMemory) -> Predicted:
     return Predicted(fits=margin >= 0, margin_bytes=margin, method="arithmetic")
 
 
+class GatherOnHost(Remedy):
+    """Results of an evaluation that are gathered on the device."""
+
+    code = "gather-on-host"
+    title = "Gather the results of the evaluation on the host"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose it where the failure came while an evaluation gathered its results."""
+        analysis = case.context.analysis
+        kept = None if analysis is None else analysis.gathered
+        if kept is None or not case.is_allocator_case:
+            return
+        yield self.proposal(
+            weight=CURES,
+            confidence=Confidence.LIKELY,
+            change="keep outputs.append(out.cpu()), or only the figure that is wanted",
+            why=f"{gathered_text(case.context, kept)}.",
+            locations=kept_stack(case.context, kept),
+            cost="A copy to the host for each batch; as much host memory.",
+            verify="memory_allocated() stays level during evaluation.",
+            evidence=(
+                Evidence("gathered", kept.survivor_bytes, "bytes", "trace"),
+                Evidence("growth per batch", kept.slope_bytes, "bytes", "trace"),
+            ),
+            saves_bytes=kept.survivor_bytes,
+        )
+
+    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
+        """Try the run with what was gathered freed at the end of each batch."""
+        del proposal
+        analysis = case.context.analysis
+        if analysis is None or analysis.gathered is None:
+            return []
+        if analysis.gathered.pattern is KeptPattern.BUFFER:
+            joined = [requests_removed(b.row) for b in bench.growing_buffers]
+            return [Attempt.of_edit(combined(joined))] if joined else []
+        attempt = without(analysis.gathered)
+        return [] if attempt is None else [attempt]
+
+
 # ---- from trial to trial ---------------------------------------------------------------------
 
 
@@ -451,6 +493,7 @@ class RestartTrials(Remedy):
 
 GROWTH: Final[tuple[Remedy, ...]] = (
     FreeLeak(),
+    GatherOnHost(),
     NoGrad(),
     FindLeak(),
     FreeBetweenTrials(),

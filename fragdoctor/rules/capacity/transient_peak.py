@@ -78,7 +78,6 @@ class Transient:
 
     peak_bytes: int
     usual_bytes: int
-    row: int
 
 
 def find_transient(analysis: DeviceAnalysis) -> Transient | None:
@@ -101,7 +100,7 @@ def find_transient(analysis: DeviceAnalysis) -> Transient | None:
     usual, peak = int(earlier.max()), int(active[valley:].max())
     if peak < SPIKE_FACTOR * usual or _n_peaks(earlier, low, usual) < MIN_EARLIER_PEAKS:
         return None
-    return Transient(peak, usual, valley + int(active[valley:].argmax()))
+    return Transient(peak, usual)
 
 
 def _n_peaks(active: npt.NDArray[np.int64], low: float, usual: int) -> int:
