@@ -18,6 +18,7 @@ from fragdoctor.model.case import (
     OtherProcess,
     Overrides,
 )
+from fragdoctor.model.conf_keys import parse_version
 from fragdoctor.model.snapshot import Action, Snapshot
 from fragdoctor.rules.failed_request import (
     CONTEXT_ALLOWANCE_BYTES,
@@ -169,16 +170,10 @@ def _may_hide_limit(message: OomMessage) -> bool:
     """Return whether this wording omits ``allowed`` although a fraction may be set (2.1-2.4)."""
     if message.limit_bytes is not None or message.backend not in ("cuda", "rocm"):
         return False
-    low = _version(message.version_low)
-    high = _version(message.version_high)
-    return (low is None or low <= (2, 4)) and (high is None or high >= (2, 1))
-
-
-def _version(text: str) -> tuple[int, int] | None:
-    parts = text.split(".")
-    if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
-        return None
-    return int(parts[0]), int(parts[1])
+    low, high = message.version_low, message.version_high
+    return (not low or parse_version(low)[:2] <= (2, 4)) and (
+        not high or parse_version(high)[:2] >= (2, 1)
+    )
 
 
 def matching_oom(analysis: DeviceAnalysis, message: OomMessage | None) -> OomEvent | None:

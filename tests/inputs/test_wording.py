@@ -16,13 +16,18 @@ from fragdoctor.inputs.wordings.wording import matches, needle_of
         (r"diedwith<?signals\.sigkill:9", "signals.sigkill:9", 9),
         (r"[^;]{0,20}nospace(?:left)?x", "nospace", 20),
         (r"(?P<_word>cu|a[b)]){2}memory\d{1,3}", "memory", 8),
-        (r"ab+cdefgh?", "cdefg", 2),
+        (r"ab{1,2}cdefgh?", "cdefg", 3),
     ],
 )
 def test_needle_is_the_longest_text_outside_of_groups(
     pattern: str, needle: str, n_before: int
 ) -> None:
     assert needle_of(pattern) == (needle, n_before)
+
+
+def test_repetition_without_a_bound_is_refused() -> None:
+    with pytest.raises(ValueError, match="int"):
+        needle_of(r"[a-z]+outofmemory")
 
 
 def test_every_wording_has_a_needle() -> None:

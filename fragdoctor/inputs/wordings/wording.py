@@ -220,14 +220,17 @@ def needle_of(pattern: str) -> tuple[str, int]:
     """Return the longest text that every match of a pattern holds, and how far in it can stand.
 
     It is no part of a group. Groups before it count with all of their alternatives, so that it
-    never stands further in.
+    never stands further in. Every repetition has to have a bound.
+
+    Raises:
+        ValueError: one has none.
     """
     runs, widths, last = [("", 0)], [0], 0
     for atom in _ATOM.findall(expanded(pattern)):
         text, n_before = runs[-1]
         is_text = False
         if atom in "?*+" or atom[0] == "{":  # what stands before may be left out or come again
-            times = int(atom[1:-1].rpartition(",")[2]) if atom[0] == "{" else 1
+            times = 1 if atom == "?" else int(atom[1:-1].rpartition(",")[2])
             widths[-1] += last * (times - 1)
             runs[-1] = text[:-1], n_before
         elif atom[0] == "(":
