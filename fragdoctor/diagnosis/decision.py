@@ -26,15 +26,15 @@ from fragdoctor.units import GIB, format_share, format_size
 
 @frozen
 class Hypothesis:
-    """One cause that the evidence supports, with its sentence.
+    """One cause that the evidence supports, with its sentence; possible if nothing more is said.
 
     ``settled_by`` is the one cheap measurement that would settle it, ``row`` the row that says so,
     ``also`` the other causes that the same evidence supports.
     """
 
     cause: Cause
-    confidence: Confidence
     summary: str
+    confidence: Confidence = Confidence.POSSIBLE
     settled_by: str = ""
     row: str = ""
     also: tuple[Cause, ...] = ()
@@ -66,8 +66,8 @@ def fragmentation(r: FailedRequest, where: str = "", *, is_limited: bool = False
         free += f"{format_size(r.unallocated_bytes)} of it {holes}{outside}"
     return Hypothesis(
         Cause.FRAGMENTATION,
-        Confidence.PROVEN if proven else Confidence.LIKELY,
         f"The {r.request_text} failed although {free}{', ' + where if where else ''}.",
+        Confidence.PROVEN if proven else Confidence.LIKELY,
         "" if proven else "A snapshot taken at the OOM shows the holes and who strands them.",
     )
 
@@ -91,7 +91,7 @@ def simply_full(r: FailedRequest) -> Hypothesis:
             f"({format_share(r.live_bytes or 0, r.available_bytes or 0)}): the device is full, and "
             f"the {r.request_text} is only the last straw."
         )
-    return Hypothesis(Cause.CAPACITY, Confidence.LIKELY, summary, also=(Cause.FRAGMENTATION,))
+    return Hypothesis(Cause.CAPACITY, summary, Confidence.LIKELY, also=(Cause.FRAGMENTATION,))
 
 
 def undecided(r: FailedRequest) -> Hypothesis:
@@ -104,9 +104,8 @@ def undecided(r: FailedRequest) -> Hypothesis:
         used = f": {format_size(r.reserved_bytes)} of {format_size(r.total_bytes)} are reserved"
     return Hypothesis(
         Cause.CAPACITY if r.doing else Cause.UNKNOWN,
-        Confidence.POSSIBLE,
         f"A {r.request_text} failed; the figures do not say why{used}.",
-        "A snapshot, or memory_stats() before the failing step, would decide.",
+        settled_by="A snapshot, or memory_stats() before the failing step, would decide.",
     )
 
 
@@ -179,9 +178,9 @@ def _size_bug(r: FailedRequest) -> Iterator[Hypothesis]:
     if r.requested_bytes >= SIZE_BUG_BYTES:
         yield Hypothesis(
             Cause.SIZE_BUG,
-            Confidence.PROVEN,
             f"The {r.request_text} is larger than any device "
             f"({format_size(SIZE_BUG_BYTES)} and more): a size was computed wrongly.",
+            Confidence.PROVEN,
         )
 
 
@@ -195,18 +194,18 @@ def _beyond_device(r: FailedRequest) -> Iterator[Hypothesis]:
     if is_beyond_all:
         yield Hypothesis(
             Cause.SIZE_BUG,
-            Confidence.LIKELY,
             f"A single {r.request_text}, where the device has {format_size(r.total_bytes)} and all "
             f"else that is live {format_size(r.live_bytes)}: a size or an index is most likely "
             "wrong.",
+            Confidence.LIKELY,
             also=(Cause.CAPACITY,),
         )
     elif r.requested_bytes > r.total_bytes >= (r.live_bytes or 0):
         yield Hypothesis(
             Cause.CAPACITY,
-            Confidence.PROVEN,
             f"The single {r.request_text} is larger than the whole "
             f"device of {format_size(r.total_bytes)}: attention scores, or a wrong shape?",
+            Confidence.PROVEN,
             also=(Cause.SIZE_BUG,),
         )
         return
@@ -219,17 +218,17 @@ def _beyond_device(r: FailedRequest) -> Iterator[Hypothesis]:
         if live > r.total_bytes:
             yield Hypothesis(
                 Cause.CAPACITY,
-                Confidence.PROVEN,
                 f"{format_size(live)} are live on a device of {format_size(r.total_bytes)}: the "
                 "driver has moved the rest to the host's memory, as it does on Windows, and the "
                 f"{r.request_text} found no room there either.",
+                Confidence.PROVEN,
             )
             return
         yield Hypothesis(
             Cause.CAPACITY,
-            Confidence.PROVEN,
             f"{live_and_request(r)} exceed the whole device of {format_size(r.total_bytes)}: "
             "no allocator setting can make that fit.",
+            Confidence.PROVEN,
         )
 
 
@@ -241,10 +240,10 @@ def _limit(r: FailedRequest) -> Iterator[Hypothesis]:
         return
     limit = Hypothesis(
         Cause.MEMORY_LIMIT,
-        Confidence.PROVEN,
         f"The process may reserve {format_size(r.limit_bytes)}, and {format_size(r.reserved_bytes)}"
         f" reserved plus the {r.request_text} exceed that"
         f"{although_free(r)}.",
+        Confidence.PROVEN,
     )
     packed_fits = r.margin_bytes is not None and r.margin_bytes > r.tolerance_bytes
     if packed_fits and r.has_real_holes:
@@ -266,7 +265,6 @@ def _single_allocation(r: FailedRequest) -> Iterator[Hypothesis]:
     # Whether this driver does, the message does not say; free memory may be told wrongly as well.
     yield Hypothesis(
         Cause.UNKNOWN,
-        Confidence.POSSIBLE,
         f"The {r.request_text} is a single allocation of 4 GiB or more, which Intel's driver "
         f"refuses on many GPUs, however much of the {format_size(r.total_bytes)} is free.",
         also=(Cause.MEMORY_LIMIT, Cause.CAPACITY),
@@ -292,10 +290,10 @@ def _free_enough(r: FailedRequest) -> Iterator[Hypothesis]:
             yield fragmentation(r, is_limited=True)
         yield Hypothesis(
             Cause.MEMORY_LIMIT,
-            Confidence.LIKELY,
             f"{figures}: a memory fraction (set_per_process_memory_fraction) is the usual reason; "
             f"it then lies between {format_size(r.reserved_bytes)} and "
             f"{format_size((r.reserved_bytes or 0) + r.requested_bytes)}.",
+            Confidence.LIKELY,
             "The OOM message prints the limit as 'allowed'; print "
             "torch.cuda.get_per_process_memory_fraction() (2.10 and later).",
         )
@@ -307,10 +305,10 @@ def _free_enough(r: FailedRequest) -> Iterator[Hypothesis]:
     )
     yield Hypothesis(
         Cause.UNKNOWN,
-        Confidence.POSSIBLE,
         f"{figures}: a full device does not explain it; possible are {reasons}.",
-        "Say whether a memory fraction is set and list the processes on the device (nvidia-smi); "
-        "the allocator's trace shows whether the driver was asked at all.",
+        settled_by="Say whether a memory fraction is set and list the processes on the "
+        "device (nvidia-smi); the allocator's trace shows whether the driver was asked at "
+        "all.",
         also=(Cause.MEMORY_LIMIT,) if r.may_hide_limit else (),
     )
 
@@ -326,21 +324,21 @@ def _over_available(r: FailedRequest) -> Iterator[Hypothesis]:
     if r.pool_is_unprinted:
         yield Hypothesis(
             Cause.CAPACITY,
-            Confidence.LIKELY,
             f"{format_size(r.live_bytes)} of the {format_size(r.total_bytes)} device are live, and "
             f"{format_size(r.free_bytes)} are free for a {r.request_text}. The rest is the context "
             "and the pool of cudaMallocAsync, whose size its message does not print, so that no "
             "other process has to be there.",
+            Confidence.LIKELY,
             "PYTORCH_CUDA_ALLOC_CONF=backend:native prints all figures.",
         )
         return
     if r.cache_is_unprinted:
         yield Hypothesis(
             Cause.CAPACITY,
-            Confidence.LIKELY,
             f"{format_size(r.live_bytes)} are live and {format_size(r.free_bytes)} free on the "
             f"device, too little for a {r.request_text}; what PyTorch keeps in its cache is "
             "missing from the message.",
+            Confidence.LIKELY,
             "The whole message says what is reserved: with much of it free it is fragmentation.",
             also=(Cause.FRAGMENTATION,),
         )
@@ -348,18 +346,18 @@ def _over_available(r: FailedRequest) -> Iterator[Hypothesis]:
     if r.pending_bytes and r.margin_bytes + r.pending_bytes >= 0:
         yield Hypothesis(
             Cause.PENDING_FREES,
-            Confidence.LIKELY,
             f"{format_size(r.pending_bytes)} are freed but still wait for other streams; without "
             f"them the {r.request_text} would have fit.",
+            Confidence.LIKELY,
         )
     missing = -r.margin_bytes - r.saved_by_layout_bytes
     confidence = Confidence.PROVEN if missing > r.tolerance_bytes else Confidence.LIKELY
     ending = ": no allocator setting can make that fit." if r.is_beyond_settings else "."
     yield Hypothesis(
         Cause.CAPACITY,
-        confidence,
         f"{live_and_request(r)} exceed the {format_size(r.available_bytes)} that PyTorch could "
         f"have by {format_size(-r.margin_bytes)}{ending}",
+        confidence,
     )
 
 
@@ -371,10 +369,10 @@ def _found_too_late(r: FailedRequest) -> Iterator[Hypothesis]:
         return
     yield Hypothesis(
         Cause.PENDING_FREES,
-        Confidence.LIKELY,
         f"A cached block of {format_size(largest)} could hold the request of {format_size(block)}, "
         f"but it came free only in the last flush ({format_size(r.late_free_bytes)} waited for "
         "other streams), after which the cache is not searched again.",
+        Confidence.LIKELY,
         "Catch the error and repeat the allocation once: if it works, this was it.",
     )
 
@@ -387,10 +385,10 @@ def _joined_fits(r: FailedRequest) -> Iterator[Hypothesis]:
     if without_pools < 0 and _share(r.pools_free_bytes, r.reserved_bytes) >= FULL_SLACK_SHARE:
         yield Hypothesis(
             Cause.PRIVATE_POOLS,
-            Confidence.PROVEN if r.is_exact else Confidence.LIKELY,
             f"The {r.request_text} failed while "
             f"{format_size(r.pools_free_bytes)} lie free inside private pools (CUDA graphs, "
             "MemPool), where ordinary requests cannot use them.",
+            Confidence.PROVEN if r.is_exact else Confidence.LIKELY,
         )
         return
     if not r.has_real_holes:
@@ -411,11 +409,11 @@ def _no_free_figure(r: FailedRequest) -> Iterator[Hypothesis]:
         if r.live_bytes is None and r.free_bytes < r.requested_bytes:
             yield Hypothesis(
                 Cause.CAPACITY,
-                Confidence.POSSIBLE,
                 f"Only {format_size(r.free_bytes)} were free for a request of "
                 f"{format_size(r.requested_bytes)}; the message says nothing about who holds the "
                 "rest.",
-                "The full message, nvidia-smi, or a snapshot shows who holds the memory.",
+                settled_by="The full message, nvidia-smi, or a snapshot shows who holds the "
+                "memory.",
                 also=(Cause.OTHER_PROCESS,),
             )
         return
@@ -427,10 +425,10 @@ def _no_free_figure(r: FailedRequest) -> Iterator[Hypothesis]:
     elif rest <= SHORT_OF_CAPACITY_SHARE * r.total_bytes:
         yield Hypothesis(
             Cause.CAPACITY,
-            Confidence.LIKELY,
             f"{format_size(r.reserved_bytes)} reserved plus the request of "
             f"{format_size(r.requested_bytes)} leave {format_size(max(0, rest))} of the device of "
             f"{format_size(r.total_bytes)}, which context and driver take.",
+            Confidence.LIKELY,
         )
 
 
@@ -443,10 +441,9 @@ def _oversized_alone(r: FailedRequest) -> Iterator[Hypothesis]:
     ):
         yield Hypothesis(
             Cause.CAPACITY,
-            Confidence.POSSIBLE,
             f"A single {r.request_text} is larger than most devices; "
             "the message prints no other figure.",
-            "Print the shape and dtype of the tensor at the failing line.",
+            settled_by="Print the shape and dtype of the tensor at the failing line.",
             also=(Cause.SIZE_BUG,),
         )
 
@@ -484,25 +481,25 @@ def _outside_candidates(r: FailedRequest) -> Iterator[tuple[Hypothesis, int]]:
     listed = bool(r.other_processes)
     other_reading = Hypothesis(
         Cause.OTHER_PROCESS,
-        Confidence.PROVEN if listed else Confidence.LIKELY,
         f"{'Other processes hold' if listed else 'About'} {format_size(other)} of the "
         f"{format_size(r.total_bytes)} device"
         f"{'' if listed else ' are held outside this PyTorch, most likely by another process'}; "
         f"this PyTorch has {format_size(r.reserved_bytes)}.",
+        Confidence.PROVEN if listed else Confidence.LIKELY,
         "" if listed else "nvidia-smi (or fuser -v /dev/nvidia*) names the processes.",
     )
     own_reading = Hypothesis(
         Cause.NON_PYTORCH_MEMORY,
-        Confidence.LIKELY,
         f"{format_size(own)} of this process's memory are outside PyTorch's cache (context, "
         f"libraries, other frameworks), against {format_size(r.reserved_bytes)} reserved by it.",
+        Confidence.LIKELY,
     )
     if own_excess > other:
         yield own_reading, own_excess
     if other:
         yield other_reading, other
         if r.process_bytes is None:
-            yield Hypothesis(Cause.NON_PYTORCH_MEMORY, Confidence.POSSIBLE, ""), other
+            yield Hypothesis(Cause.NON_PYTORCH_MEMORY, ""), other
     if 0 < own_excess <= other:
         yield own_reading, own_excess
 

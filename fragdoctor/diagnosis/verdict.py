@@ -104,7 +104,7 @@ class CaseEvidence:
         if context.case.oom is not None:
             return read_no_message(context.case.oom)
         nothing = "There is no input to judge."
-        return Hypothesis(Cause.UNKNOWN, Confidence.POSSIBLE, nothing, row="no-input")
+        return Hypothesis(Cause.UNKNOWN, nothing, row="no-input")
 
     @property
     def kept(self) -> KeptMemory | None:
@@ -220,10 +220,10 @@ def _request_served(e: CaseEvidence) -> Hypothesis | None:
         return None
     return Hypothesis(
         Cause.HEALTHY,
-        Confidence.LIKELY,
         f"A {failed.request_text} would be served: {format_size(failed.free_bytes)} of "
         f"the device would be free after a flush, and the largest cached block has "
         f"{format_size(failed.largest_free_block_bytes)}.",
+        Confidence.LIKELY,
         row="request-served",
     )
 
@@ -237,11 +237,11 @@ def _growth_in_log(e: CaseEvidence) -> Hypothesis | None:
         return None
     if reading.cause is Cause.CAPACITY:
         text = f"{growth_sentence(grown)} In the end: {reading.summary}"
-        return Hypothesis(Cause.LEAK, Confidence.LIKELY, text, reading.settled_by, "growth-in-log")
+        return Hypothesis(Cause.LEAK, text, Confidence.LIKELY, reading.settled_by, "growth-in-log")
     has_failed = any(event.kind in FAILURES for event in story.events)
     if reading.cause is Cause.NOT_MEMORY and not has_failed and grown.over == "trial":
         text = f"{growth_sentence(grown)} {reading.summary}"
-        return Hypothesis(Cause.LEAK, Confidence.LIKELY, text, row="growth-in-log")
+        return Hypothesis(Cause.LEAK, text, Confidence.LIKELY, row="growth-in-log")
     return None
 
 
@@ -272,8 +272,8 @@ def _growth(e: CaseEvidence) -> Hypothesis | None:
         check = "does anything bound its length"
     return Hypothesis(
         Cause.LEAK,
-        Confidence.LIKELY,
         f"{kept_text(e.context, kept)}{ending}.",
+        Confidence.LIKELY,
         f"Check whether this memory is kept on purpose: {check}.",
         "growth",
     )
@@ -312,7 +312,7 @@ def _caught(e: CaseEvidence) -> Hypothesis | None:
             f"{format_size(found.served_bytes)} from then on, {format_size(found.peak_bytes)} live "
             "at the most."
         )
-    return Hypothesis(Cause.HEALTHY, Confidence.LIKELY, summary, row="failure-caught")
+    return Hypothesis(Cause.HEALTHY, summary, Confidence.LIKELY, row="failure-caught")
 
 
 def _gathers(e: CaseEvidence) -> Hypothesis | None:
@@ -322,8 +322,8 @@ def _gathers(e: CaseEvidence) -> Hypothesis | None:
         return None
     return Hypothesis(
         Cause.TRANSIENT_PEAK,
-        Confidence.LIKELY,
         f"{gathered_text(e.context, gathered)}; the {failed.request_text} no longer fit.",
+        Confidence.LIKELY,
         "If it is still there after the evaluation has ended, something leaks it.",
         "evaluation-gathers",
     )
@@ -340,8 +340,8 @@ def _setting_mends(e: CaseEvidence) -> Hypothesis | None:
     text = f"{e.reading.summary} But replayed under {finishing[0].conf} the run goes on"
     return Hypothesis(
         Cause.FRAGMENTATION,
-        Confidence.LIKELY,
         f"{text}: what it lacks lies in holes.",
+        Confidence.LIKELY,
         row="setting-mends",
     )
 
@@ -362,17 +362,16 @@ def _no_setting_mends(e: CaseEvidence) -> Hypothesis | None:
             end = "lets its step come to its end"
         lacks = f" It lacks {format_size(e.lacking_bytes)} in all." if e.lacking_bytes else ""
         text = f"{enough} no allocator setting {end}.{lacks}"
-        return Hypothesis(_other_than_holes(e), Confidence.LIKELY, text, row="no-setting-mends")
+        return Hypothesis(_other_than_holes(e), text, Confidence.LIKELY, row="no-setting-mends")
     is_first = all(r.outlook and r.outlook.basis is OutlookBasis.LOWER_BOUND for r in survivors)
     if OutlookState.HOLDS in e.prospects or not is_first:
         return None
     return Hypothesis(
         _other_than_holes(e),
-        Confidence.POSSIBLE,
         f"{enough} its step was the first, and of no allocator setting is it known that it is "
         "enough for the rest.",
-        "Rehearse the program and give the recording to --continue-with.",
-        "first-step",
+        settled_by="Rehearse the program and give the recording to --continue-with.",
+        row="first-step",
     )
 
 
@@ -383,10 +382,10 @@ def _transient(e: CaseEvidence) -> Hypothesis | None:
         return None
     return Hypothesis(
         Cause.TRANSIENT_PEAK,
-        Confidence.LIKELY,
         f"Live memory rose to {format_size(spike.peak_bytes)} for the failing step, "
         f"against {format_size(spike.usual_bytes)} at the peaks before; the "
         f"{failed.request_text} no longer fit.",
+        Confidence.LIKELY,
         row="transient-peak",
     )
 
@@ -514,11 +513,10 @@ def _no_failure(e: CaseEvidence) -> Hypothesis:
         )
         return Hypothesis(
             Cause.HEALTHY,
-            Confidence.POSSIBLE,
             f"{held}. It has no history, so earlier failures and growth cannot be seen.",
-            settled_by if is_full else "",
-            "no-history",
-            (Cause.CAPACITY,) if is_full else (),
+            settled_by=settled_by if is_full else "",
+            row="no-history",
+            also=(Cause.CAPACITY,) if is_full else (),
         )
     peak = analysis.timeline.peak_allocated_bytes if analysis.timeline else None
     if e.context.retries and e.context.retries[0]:
@@ -533,11 +531,7 @@ def _no_failure(e: CaseEvidence) -> Hypothesis:
             "stranded."
         )
         return Hypothesis(
-            Cause.HEALTHY,
-            Confidence.LIKELY,
-            summary,
-            row="retries",
-            also=(Cause.FRAGMENTATION,),
+            Cause.HEALTHY, summary, Confidence.LIKELY, row="retries", also=(Cause.FRAGMENTATION,)
         )
     cache = (
         f"; at the end {format_size(space.free_cached_bytes)} of "
@@ -551,7 +545,7 @@ def _no_failure(e: CaseEvidence) -> Hypothesis:
         f"No request failed{cache if space.free_cached_bytes else ''} "
         f"(peak allocated {format_size(peak)})."
     )
-    return Hypothesis(Cause.HEALTHY, Confidence.LIKELY, summary, row="no-failure")
+    return Hypothesis(Cause.HEALTHY, summary, Confidence.LIKELY, row="no-failure")
 
 
 def _figures(e: CaseEvidence) -> tuple[Evidence, ...]:

@@ -43,7 +43,7 @@ def _open(
     also: tuple[Cause, ...] = (Cause.OTHER_PROCESS,)
     if cause is Cause.UNKNOWN:
         also = (Cause.CAPACITY, *also)
-    return Hypothesis(cause, sure, text, watch(m), also=also)
+    return Hypothesis(cause, text, sure, watch(m), also=also)
 
 
 def _whole_bytes(m: OomMessage) -> int | None:
@@ -74,13 +74,13 @@ def _beyond_device(name: str, m: OomMessage) -> Hypothesis | None:
     whole, needs, wanted = _whole_bytes(m), _needs_bytes(m), asked_bytes(m)
     if whole is not None and needs is not None and needs > whole:
         text = f"The compiled program needs {format_size(needs)} of {format_size(whole)}."
-        return Hypothesis(Cause.CAPACITY, Confidence.PROVEN, text + _largest(m))
+        return Hypothesis(Cause.CAPACITY, text + _largest(m), Confidence.PROVEN)
     if whole is not None and wanted is not None and wanted > whole:
         text = (
             f"{name} asked for {format_size(wanted)} at once, more than the {format_size(whole)} "
             "that are there in all."
         )
-        return Hypothesis(Cause.CAPACITY, Confidence.PROVEN, text)
+        return Hypothesis(Cause.CAPACITY, text, Confidence.PROVEN)
     return None
 
 
@@ -92,7 +92,7 @@ def _beside_its_own(name: str, m: OomMessage) -> Hypothesis | None:
         f"{name} had {format_size(used)} of {format_size(whole)} in use and asked for "
         f"{format_size(wanted)} more."
     )
-    return Hypothesis(Cause.CAPACITY, Confidence.LIKELY, text)
+    return Hypothesis(Cause.CAPACITY, text, Confidence.LIKELY)
 
 
 def _program(_name: str, m: OomMessage) -> Hypothesis | None:

@@ -91,57 +91,52 @@ SHOWS_KILL: Final = "dmesg (or the scheduler's log) shows 'Out of memory: Killed
 TOLD: Final = {
     "driver-api": Hypothesis(
         Cause.UNKNOWN,
-        Confidence.POSSIBLE,
         "The driver refused to map an expandable segment: this error comes from no other call "
         "of the allocator. WSL2, Jetson and some containers refuse it with memory free.",
-        "Run once with expandable_segments:False: a device that is full then prints its figures.",
+        settled_by="Run once with expandable_segments:False: a device that is full then "
+        "prints its figures.",
         also=(Cause.CAPACITY,),
     ),
     "no-context": Hypothesis(
         Cause.OTHER_PROCESS,
-        Confidence.POSSIBLE,
         "CUDA could not start: the driver had no memory for a context, before this program "
         "put anything on the GPU.",
-        "nvidia-smi shows whether the device is full; a limit of virtual memory (ulimit -v) "
-        "or a driver that was updated without a reboot looks the same.",
+        settled_by="nvidia-smi shows whether the device is full; a limit of virtual memory "
+        "(ulimit -v) or a driver that was updated without a reboot looks the same.",
         also=(Cause.HOST_MEMORY,),
     ),
     "unread": Hypothesis(
         Cause.UNKNOWN,
-        Confidence.POSSIBLE,
         "A line says that memory ran out, in the words of a program that is not known here, "
         "and not whether it was the GPU's or the host's.",
-        "nvidia-smi and free -h beside the run show which of them fills up.",
+        settled_by="nvidia-smi and free -h beside the run show which of them fills up.",
         also=(Cause.CAPACITY, Cause.HOST_MEMORY),
     ),
     "kernel-died": Hypothesis(
         Cause.HOST_MEMORY,
-        Confidence.POSSIBLE,
         "The notebook's kernel died without an error of Python's: most often the host's memory "
         "ran out, a crash in native code looks the same.",
-        SHOWS_KILL,
+        settled_by=SHOWS_KILL,
     ),
     "ray-worker": Hypothesis(
         Cause.HOST_MEMORY,
-        Confidence.POSSIBLE,
         "A worker of Ray's is gone, and Ray names reasons that it may have had: the host's "
         "out-of-memory killer is one of them, a crash or a stop another.",
-        SHOWS_KILL,
+        settled_by=SHOWS_KILL,
     ),
     "worker-gone": Hypothesis(
         Cause.HOST_MEMORY,
-        Confidence.POSSIBLE,
         "Worker processes are gone. Where they printed no error of their own further up, the "
         "host's out-of-memory killer ended them.",
-        SHOWS_KILL,
+        settled_by=SHOWS_KILL,
     ),
     **dict.fromkeys(
         ("ggml-pinned", "pinned-host"),
         Hypothesis(
             Cause.HOST_MEMORY,
-            Confidence.LIKELY,
             "Page-locked host memory ran out: WSL2 and some containers allow little of it. The "
             "text says CUDA, but it is the host's memory.",
+            Confidence.LIKELY,
         ),
     ),
 }
@@ -153,8 +148,8 @@ def read_no_message(log: OomLog) -> Hypothesis:
     lines = plural(log.n_lines, "line") if log.n_lines else "the text"
     return Hypothesis(
         Cause.NOT_MEMORY,
-        Confidence.LIKELY,
         f"Nothing in {lines} says that memory ran out.",
+        Confidence.LIKELY,
         "Give the whole output, with the lines before the first error.",
         "no-message",
     )
@@ -171,16 +166,16 @@ def _read(message: OomMessage) -> Hypothesis:
     if message.sub_kind == "size-bug":
         return Hypothesis(
             Cause.SIZE_BUG,
-            Confidence.PROVEN,
             "More than 1 EiB was asked for: a size was negative or overflowed."
             if message.requested_bytes is None
             else f"{format_size(message.requested_bytes)} were asked for, far more than any "
             "device holds: a size was computed wrongly.",
+            Confidence.PROVEN,
         )
     if message.sub_kind in TOLD:
         return TOLD[message.sub_kind]
     if message.sub_kind in LIMIT_SUB_KINDS:
-        return Hypothesis(Cause.MEMORY_LIMIT, Confidence.PROVEN, LIMIT_SUB_KINDS[message.sub_kind])
+        return Hypothesis(Cause.MEMORY_LIMIT, LIMIT_SUB_KINDS[message.sub_kind], Confidence.PROVEN)
     if message.sub_kind in LIBRARIES and engine_of(message) is None:
         return _beside_pytorch(LIBRARIES[message.sub_kind])
     if message.kind == ALLOCATOR:
@@ -214,31 +209,29 @@ def _allocator(message: OomMessage) -> Hypothesis:
     failed = request_of_message(message)
     if message.variant in WENT_ON:
         summary = f"{WENT_ON[message.variant]}: this alone is no failure."
-        return Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, summary, also=(Cause.HEALTHY,))
+        return Hypothesis(Cause.CAPACITY, summary, also=(Cause.HEALTHY,))
     sign = sign_of(message)
     if message.sub_kind == "batch-search":
         model = f" It failed {sign.doing}." if sign is not None and not sign.is_surrounding else ""
         return Hypothesis(
             Cause.CAPACITY,
-            Confidence.LIKELY,
             "A search for a batch that fits went down to none: not even one sample fits beside "
             f"what is there whatever the batch.{model}",
+            Confidence.LIKELY,
             "The message of the last try has the figures: the search hides it.",
         )
     if failed is None and sign is not None:
         return Hypothesis(
             Cause.CAPACITY,
-            Confidence.POSSIBLE,
             f"The allocator refused a request {sign.doing}; the message's figures are missing.",
-            "The whole message has the figures.",
+            settled_by="The whole message has the figures.",
         )
     if failed is None:
         return Hypothesis(
             Cause.CAPACITY,
-            Confidence.POSSIBLE,
             "The allocator refused a request, as it does where the GPU is full; the message's "
             "figures, which would say by whom, are missing.",
-            "Give the whole message; nvidia-smi beside the run shows who fills the GPU.",
+            settled_by="Give the whole message; nvidia-smi beside the run shows who fills the GPU.",
         )
     return decide(failed)
 
@@ -254,20 +247,20 @@ def _mps(message: OomMessage) -> Hypothesis:
         f"outside PyTorch's heaps and the request of {format_size(message.requested_bytes)}"
     )
     if limit is None:
-        return Hypothesis(Cause.CAPACITY, Confidence.LIKELY, f"The machine could not give {sums}.")
+        return Hypothesis(Cause.CAPACITY, f"The machine could not give {sums}.", Confidence.LIKELY)
     if other > message.allocated_bytes:
         return Hypothesis(
             Cause.NON_PYTORCH_MEMORY,
-            Confidence.LIKELY,
             f"Metal holds {format_size(other)} outside PyTorch's heaps, more than the "
             f"{format_size(message.allocated_bytes)} of tensors: growth of driver and graph "
             f"caches, against a limit of {format_size(limit)}.",
+            Confidence.LIKELY,
             also=(Cause.MEMORY_LIMIT,),
         )
     return Hypothesis(
         Cause.MEMORY_LIMIT,
-        Confidence.PROVEN,
         f"{sums} exceed the limit of {format_size(limit)} (PYTORCH_MPS_HIGH_WATERMARK_RATIO).",
+        Confidence.PROVEN,
         also=(Cause.CAPACITY,),
     )
 
@@ -275,10 +268,10 @@ def _mps(message: OomMessage) -> Hypothesis:
 def _unknown(message: OomMessage) -> Hypothesis:
     return Hypothesis(
         Cause.UNKNOWN,
-        Confidence.POSSIBLE,
         f"{_framework(message)} ran out of memory, but the message prints no figures that "
         "show why.",
-        "nvidia-smi at the moment of failure shows whether the device was full and by whom.",
+        settled_by="nvidia-smi at the moment of failure shows whether the device was full "
+        "and by whom.",
     )
 
 
@@ -289,17 +282,15 @@ def _driver(message: OomMessage) -> Hypothesis:
     if sign is not None:
         return Hypothesis(
             Cause.CAPACITY,
-            Confidence.POSSIBLE,
             f"The driver ran out of memory {sign.doing}; the message prints no figures.",
-            "nvidia-smi beside the run shows whether the device is full, and by whom.",
+            settled_by="nvidia-smi beside the run shows whether the device is full, and by whom.",
             also=(Cause.OTHER_PROCESS,),
         )
     return Hypothesis(
         Cause.UNKNOWN,
-        Confidence.POSSIBLE,
         "A direct driver call ran out of memory; the message prints no figures, so that "
         "device memory, pinned host memory and the context are all possible.",
-        "Run with CUDA_LAUNCH_BLOCKING=1 to see the failing call, and watch nvidia-smi.",
+        settled_by="Run with CUDA_LAUNCH_BLOCKING=1 to see the failing call, and watch nvidia-smi.",
         also=(Cause.CAPACITY,),
     )
 
@@ -308,11 +299,10 @@ def _beside_pytorch(name: str) -> Hypothesis:
     """Return what a library says that asks the driver for memory beside PyTorch's cache."""
     return Hypothesis(
         Cause.CAPACITY,
-        Confidence.POSSIBLE,
         f"{name} could not get memory for itself: it asks the driver beside PyTorch's cache, "
         "which does not give way for it; most likely the device was full, but no figures are "
         "printed.",
-        "Print torch.cuda.mem_get_info() before the call.",
+        settled_by="Print torch.cuda.mem_get_info() before the call.",
         also=(Cause.NON_PYTORCH_MEMORY,),
     )
 
@@ -322,10 +312,10 @@ def _library(message: OomMessage) -> Hypothesis:
     if not message.is_device_oom:
         return Hypothesis(
             Cause.UNKNOWN,
-            Confidence.POSSIBLE,
             f"{name} failed; lack of memory for its workspace is one possible reason, shapes "
             "or types that it does not support are another.",
-            "Print torch.cuda.mem_get_info() before the call: with plenty free it is not memory.",
+            settled_by="Print torch.cuda.mem_get_info() before the call: with plenty free it "
+            "is not memory.",
             also=(Cause.CAPACITY, Cause.NOT_MEMORY),
         )
     asked = message.requested_bytes
@@ -334,10 +324,9 @@ def _library(message: OomMessage) -> Hypothesis:
     if engine is not None:
         return Hypothesis(
             Cause.CAPACITY,
-            Confidence.POSSIBLE,
             f"{name} could not get {what}: {engine.name} has taken the GPU's memory already, "
             "or another process has.",
-            WATCH,
+            settled_by=WATCH,
             also=(Cause.OTHER_PROCESS,),
         )
     full = "the device was full" if asked is not None else "most likely the device was full"
@@ -346,10 +335,9 @@ def _library(message: OomMessage) -> Hypothesis:
     failed = f" It failed {sign.doing}." if sign is not None else ""
     return Hypothesis(
         Cause.CAPACITY,
-        Confidence.POSSIBLE,
         f"{name} could not get {what}: it asks the driver beside PyTorch's cache, which does "
         f"not give way for it: {full}.{failed}",
-        "Print torch.cuda.mem_get_info() before the communicator is created."
+        settled_by="Print torch.cuda.mem_get_info() before the communicator is created."
         if is_nccl
         else "Print torch.cuda.mem_get_info() before the call; rerun with "
         "CUDA_LAUNCH_BLOCKING=1, since an index out of range can look the same.",
@@ -361,26 +349,26 @@ def _kv_cache(message: OomMessage) -> Hypothesis:
     if message.sub_kind == "warm-up":
         return Hypothesis(
             Cause.CAPACITY,
-            Confidence.LIKELY,
             f"vLLM warmed up its sampler with {format_count(message.n_sequences or 0)} dummy "
             "requests, and what gpu_memory_utilization leaves beside the KV cache is too "
             "little for their logits over the whole vocabulary.",
+            Confidence.LIKELY,
         )
     if message.sub_kind == "total-tokens":
         return Hypothesis(
             Cause.CAPACITY,
-            Confidence.LIKELY,
             f"A KV cache of {format_count(message.kv_tokens_requested or 0)} tokens, which the "
             "server was told to hold at a time, does not fit beside the weights.",
+            Confidence.LIKELY,
             also=(Cause.OTHER_PROCESS,),
         )
     if message.sub_kind == "prefill":
         return Hypothesis(
             Cause.CAPACITY,
-            Confidence.LIKELY,
             "At start-up the server ran one prefill of "
             f"{format_count(message.kv_tokens_requested or 0)} tokens, and what the weights "
             "leave of the card was too little for it and its KV cache.",
+            Confidence.LIKELY,
             "The error of PyTorch, further up in the log, has the figures.",
             also=(Cause.OTHER_PROCESS,),
         )
@@ -388,9 +376,9 @@ def _kv_cache(message: OomMessage) -> Hypothesis:
     if total is not None and free is not None and wanted is not None:
         return Hypothesis(
             Cause.OTHER_PROCESS,
-            Confidence.LIKELY,
             f"{format_size(total - free)} of {format_size(total)} were in use at start, so "
             f"that {format_size(free)} are free and {format_size(wanted)} are wanted.",
+            Confidence.LIKELY,
             "nvidia-smi names who holds it.",
             also=(Cause.CAPACITY,),
         )
@@ -408,8 +396,8 @@ def _kv_cache(message: OomMessage) -> Hypothesis:
         numbers = "nothing is left for the KV cache after weights and profiling"
     return Hypothesis(
         Cause.CAPACITY,
-        Confidence.PROVEN,
         f"The budget of the KV cache is too small: {numbers}.",
+        Confidence.PROVEN,
         also=(Cause.MEMORY_LIMIT,),
     )
 
@@ -420,7 +408,6 @@ def _foreign(message: OomMessage) -> Hypothesis:
     if message.is_warning:
         return Hypothesis(
             Cause.CAPACITY,
-            Confidence.POSSIBLE,
             f"{name} warns, it does not fail: {format_size(wanted)} could not be had and a "
             "slower way was taken; the device is nearly full.",
             also=(Cause.HEALTHY,),
@@ -430,15 +417,13 @@ def _foreign(message: OomMessage) -> Hypothesis:
             "The driver refused a call of ggml's pool that maps virtual memory: a full GPU does "
             "so, and some drivers do with memory free."
         )
-        return Hypothesis(
-            Cause.UNKNOWN, Confidence.POSSIBLE, text, watch(message), also=(Cause.CAPACITY,)
-        )
+        return Hypothesis(Cause.UNKNOWN, text, settled_by=watch(message), also=(Cause.CAPACITY,))
     if message.variant == "tf-device":
         return Hypothesis(
             Cause.OTHER_PROCESS,
-            Confidence.LIKELY,
             f"{name} tried to reserve {format_size(wanted)} at start and was refused: someone "
             "else has memory on this device. It often retries with less, which is harmless.",
+            Confidence.LIKELY,
             "nvidia-smi names who holds it.",
         )
     return by_its_figures(name, message)
@@ -465,8 +450,8 @@ def _host(message: OomMessage) -> Hypothesis:
         summary = f"The host's memory ran out{asked}, not the GPU's."
     return Hypothesis(
         Cause.HOST_MEMORY,
-        Confidence.LIKELY if is_kill else Confidence.PROVEN,
         summary,
+        Confidence.LIKELY if is_kill else Confidence.PROVEN,
         SHOWS_KILL if is_kill else "",
     )
 
@@ -490,7 +475,7 @@ def _not_memory(message: OomMessage) -> Hypothesis:
     else:
         what = NEGATIVES.get(message.sub_kind)
         summary = "This error is not about memory running out" + (f": {what}." if what else ".")
-    return Hypothesis(Cause.NOT_MEMORY, Confidence.LIKELY, summary)
+    return Hypothesis(Cause.NOT_MEMORY, summary, Confidence.LIKELY)
 
 
 def _framework(message: OomMessage) -> str:

@@ -32,8 +32,8 @@ def _read(context: Context, last: MemoryStats) -> Hypothesis:
         )
         return Hypothesis(
             Cause.LEAK,
-            Confidence.LIKELY,
             text,
+            Confidence.LIKELY,
             "A snapshot names the line.",
             also=(Cause.CAPACITY if n_ooms else Cause.HEALTHY,),
         )
@@ -44,16 +44,15 @@ def _read(context: Context, last: MemoryStats) -> Hypothesis:
     if last.n_ooms is None and last.n_alloc_retries is None:
         return Hypothesis(
             Cause.UNKNOWN,
-            Confidence.POSSIBLE,
             "The statistics hold neither the number of failures nor of retries.",
-            "Give the whole output of torch.cuda.memory_stats().",
+            settled_by="Give the whole output of torch.cuda.memory_stats().",
         )
     peak = last.get("allocated_bytes.all.peak")
     return Hypothesis(
         Cause.HEALTHY,
-        Confidence.LIKELY,
         f"No request failed and none needed a retry; allocated memory peaked at "
         f"{format_size(peak)}, {format_size(last.reserved_bytes)} are reserved.",
+        Confidence.LIKELY,
     )
 
 
@@ -75,7 +74,7 @@ def _after_ooms(last: MemoryStats, n_ooms: int, n_retries: int) -> Hypothesis:
             "stranded by live blocks."
         )
     decider = "The OOM message or a snapshot has the size of the failed request."
-    return Hypothesis(cause, Confidence.POSSIBLE, text, decider, also=(other,))
+    return Hypothesis(cause, text, settled_by=decider, also=(other,))
 
 
 def _near_the_limit(context: Context, last: MemoryStats, n_retries: int) -> Hypothesis:
@@ -88,9 +87,8 @@ def _near_the_limit(context: Context, last: MemoryStats, n_retries: int) -> Hypo
     )
     return Hypothesis(
         Cause.HEALTHY,
-        Confidence.POSSIBLE,
         text,
-        "A snapshot shows what is stranded.",
+        settled_by="A snapshot shows what is stranded.",
         also=(Cause.FRAGMENTATION, Cause.CAPACITY),
     )
 
