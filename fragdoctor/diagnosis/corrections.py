@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from fragdoctor.diagnosis.checklist_memory import RULE_OF_THUMB_SHARE, totals_of
+from fragdoctor.diagnosis.checklist import RULE_OF_THUMB_SHARE, totals_of
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.units import MIB, format_share, format_size

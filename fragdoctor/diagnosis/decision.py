@@ -1,12 +1,13 @@
 """The decision table for one failed request: arithmetic first, thresholds only where it ends.
 
-Each row is a function that yields hypotheses. The first one is the verdict, the others are what the
-evidence supports besides. Every threshold has a name, a value and a reason here.
+Each row is a function that yields hypotheses. The first one is the verdict, and the causes of the
+others are what the evidence supports besides. Every threshold has a name, a value and a reason
+here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -25,21 +26,18 @@ from fragdoctor.units import GIB, format_share, format_size
 
 @frozen
 class Hypothesis:
-    """One cause that the evidence supports, with its sentence.
+    """One cause that the evidence supports, with its sentence; possible if nothing more is said.
 
-    ``settled_by`` is the one cheap measurement that would settle it, ``row`` the row that says so.
+    ``settled_by`` is the one cheap measurement that would settle it, ``row`` the row that says so,
+    ``also`` the other causes that the same evidence supports.
     """
 
     cause: Cause
-    confidence: Confidence
     summary: str
+    confidence: Confidence = Confidence.POSSIBLE
     settled_by: str = ""
     row: str = ""
-
-
-def some_fragmentation() -> Hypothesis:
-    """Return fragmentation as a secondary hypothesis: it took part, it did not decide."""
-    return Hypothesis(Cause.FRAGMENTATION, Confidence.POSSIBLE, "")
+    also: tuple[Cause, ...] = ()
 
 
 def fragmentation(r: FailedRequest, where: str = "", *, is_limited: bool = False) -> Hypothesis:
@@ -68,36 +66,32 @@ def fragmentation(r: FailedRequest, where: str = "", *, is_limited: bool = False
         free += f"{format_size(r.unallocated_bytes)} of it {holes}{outside}"
     return Hypothesis(
         Cause.FRAGMENTATION,
-        Confidence.PROVEN if proven else Confidence.LIKELY,
         f"The {r.request_text} failed although {free}{', ' + where if where else ''}.",
+        Confidence.PROVEN if proven else Confidence.LIKELY,
         "" if proven else "A snapshot taken at the OOM shows the holes and who strands them.",
     )
 
 
 def simply_full(r: FailedRequest) -> Hypothesis:
-    """Return the hypothesis that live memory fills the device."""
+    """Return the hypothesis that live memory fills the device; holes took part at most."""
     if r.has_real_holes:
-        return Hypothesis(
-            Cause.CAPACITY,
-            Confidence.LIKELY,
+        summary = (
             f"{live_and_request(r)} leave {format_size(r.margin_bytes)} of the "
             f"{format_size(r.available_bytes)} that PyTorch could have: packed perfectly it would "
-            "just fit, so the device is as good as full.",
+            "just fit, so the device is as good as full."
         )
-    if r.requested_bytes > (r.live_bytes or 0):
-        return Hypothesis(
-            Cause.CAPACITY,
-            Confidence.LIKELY,
+    elif r.requested_bytes > (r.live_bytes or 0):
+        summary = (
             f"The {r.request_text} is nearly all of the {format_size(r.available_bytes)} that "
-            f"PyTorch could have beside the {format_size(r.live_bytes)} that are live.",
+            f"PyTorch could have beside the {format_size(r.live_bytes)} that are live."
         )
-    return Hypothesis(
-        Cause.CAPACITY,
-        Confidence.LIKELY,
-        f"{format_size(r.live_bytes)} of {format_size(r.available_bytes)} are live "
-        f"({format_share(r.live_bytes or 0, r.available_bytes or 0)}): the device is full, and the "
-        f"{r.request_text} is only the last straw.",
-    )
+    else:
+        summary = (
+            f"{format_size(r.live_bytes)} of {format_size(r.available_bytes)} are live "
+            f"({format_share(r.live_bytes or 0, r.available_bytes or 0)}): the device is full, and "
+            f"the {r.request_text} is only the last straw."
+        )
+    return Hypothesis(Cause.CAPACITY, summary, Confidence.LIKELY, also=(Cause.FRAGMENTATION,))
 
 
 def undecided(r: FailedRequest) -> Hypothesis:
@@ -105,18 +99,14 @@ def undecided(r: FailedRequest) -> Hypothesis:
 
     A traceback that shows a place known to need much memory speaks for capacity.
     """
+    used = ""
+    if r.reserved_bytes is not None and r.total_bytes is not None:
+        used = f": {format_size(r.reserved_bytes)} of {format_size(r.total_bytes)} are reserved"
     return Hypothesis(
         Cause.CAPACITY if r.doing else Cause.UNKNOWN,
-        Confidence.POSSIBLE,
-        f"A {r.request_text} failed; the figures do not say why{_usage(r)}.",
-        "A snapshot, or memory_stats() before the failing step, would decide.",
+        f"A {r.request_text} failed; the figures do not say why{used}.",
+        settled_by="A snapshot, or memory_stats() before the failing step, would decide.",
     )
-
-
-def _usage(r: FailedRequest) -> str:
-    if r.reserved_bytes is None or r.total_bytes is None:
-        return ""
-    return f": {format_size(r.reserved_bytes)} of {format_size(r.total_bytes)} are reserved"
 
 
 def although_free(r: FailedRequest) -> str:
@@ -155,34 +145,30 @@ OVERSIZED_ALONE_BYTES: Final = 24 * GIB
 """A single request of the size of a large consumer card is a matter of its own size."""
 
 
-def decide(failed: FailedRequest) -> list[Hypothesis]:
-    """Return what may have made a request fail, the best hypothesis first; never empty."""
-    hypotheses: list[Hypothesis] = []
+def decide(failed: FailedRequest) -> Hypothesis:
+    """Return what most likely made a request fail, and which other causes are possible."""
+    found, name = [undecided(failed)], "undecided"
     for row in ROWS:
-        name = row.__name__.strip("_").replace("_", "-")
-        for hypothesis in row(failed):
-            if all(hypothesis.cause is not r.cause for r in hypotheses):
-                hypotheses.append(replace(hypothesis, row=name))
-        if hypotheses:
+        if told := list(row(failed)):
+            found, name = told, row.__name__.strip("_").replace("_", "-")
             break
-    if not hypotheses:
-        hypotheses = [replace(undecided(failed), row="undecided")]
+    first, *others = found
+    summary = first.summary
     if failed.doing:
-        first = hypotheses[0]
-        hypotheses[0] = replace(first, summary=f"{first.summary} It failed {failed.doing}.")
+        summary += f" It failed {failed.doing}."
     is_small = failed.total_bytes is not None and failed.total_bytes < CARVED_OUT_BYTES
     if is_small and failed.backend == "rocm":
-        hypotheses[0] = replace(
-            hypotheses[0],
-            summary=f"{hypotheses[0].summary} So small a device is the share of the host's memory "
-            "that an integrated GPU has: the BIOS sets it (UMA frame buffer).",
+        summary += (
+            " So small a device is the share of the host's memory that an integrated GPU has: the "
+            "BIOS sets it (UMA frame buffer)."
         )
-    seen = {r.cause for r in hypotheses}
-    for hypothesis in _secondary(failed, hypotheses[0].cause):
-        if hypothesis.cause not in seen:
-            seen.add(hypothesis.cause)
-            hypotheses.append(hypothesis)
-    return hypotheses
+    also = (*first.also, *(h.cause for h in others), *_besides(failed, first.cause))
+    return replace(first, summary=summary, row=name, also=distinct(also, first.cause))
+
+
+def distinct(causes: Iterable[Cause], first: Cause) -> tuple[Cause, ...]:
+    """Return causes other than the first, each once."""
+    return tuple(dict.fromkeys(cause for cause in causes if cause is not first))
 
 
 # The rows, in their order.
@@ -192,9 +178,9 @@ def _size_bug(r: FailedRequest) -> Iterator[Hypothesis]:
     if r.requested_bytes >= SIZE_BUG_BYTES:
         yield Hypothesis(
             Cause.SIZE_BUG,
-            Confidence.PROVEN,
             f"The {r.request_text} is larger than any device "
             f"({format_size(SIZE_BUG_BYTES)} and more): a size was computed wrongly.",
+            Confidence.PROVEN,
         )
 
 
@@ -208,20 +194,20 @@ def _beyond_device(r: FailedRequest) -> Iterator[Hypothesis]:
     if is_beyond_all:
         yield Hypothesis(
             Cause.SIZE_BUG,
-            Confidence.LIKELY,
             f"A single {r.request_text}, where the device has {format_size(r.total_bytes)} and all "
             f"else that is live {format_size(r.live_bytes)}: a size or an index is most likely "
             "wrong.",
+            Confidence.LIKELY,
+            also=(Cause.CAPACITY,),
         )
-        yield Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, "")
     elif r.requested_bytes > r.total_bytes >= (r.live_bytes or 0):
         yield Hypothesis(
             Cause.CAPACITY,
-            Confidence.PROVEN,
             f"The single {r.request_text} is larger than the whole "
             f"device of {format_size(r.total_bytes)}: attention scores, or a wrong shape?",
+            Confidence.PROVEN,
+            also=(Cause.SIZE_BUG,),
         )
-        yield Hypothesis(Cause.SIZE_BUG, Confidence.POSSIBLE, "")
         return
     least = (r.needed_bytes or 0) - r.pending_bytes - r.saved_by_layout_bytes
     # The size of the device is a printed figure even where the rest comes from a snapshot.
@@ -232,17 +218,17 @@ def _beyond_device(r: FailedRequest) -> Iterator[Hypothesis]:
         if live > r.total_bytes:
             yield Hypothesis(
                 Cause.CAPACITY,
-                Confidence.PROVEN,
                 f"{format_size(live)} are live on a device of {format_size(r.total_bytes)}: the "
                 "driver has moved the rest to the host's memory, as it does on Windows, and the "
                 f"{r.request_text} found no room there either.",
+                Confidence.PROVEN,
             )
             return
         yield Hypothesis(
             Cause.CAPACITY,
-            Confidence.PROVEN,
             f"{live_and_request(r)} exceed the whole device of {format_size(r.total_bytes)}: "
             "no allocator setting can make that fit.",
+            Confidence.PROVEN,
         )
 
 
@@ -254,10 +240,10 @@ def _limit(r: FailedRequest) -> Iterator[Hypothesis]:
         return
     limit = Hypothesis(
         Cause.MEMORY_LIMIT,
-        Confidence.PROVEN,
         f"The process may reserve {format_size(r.limit_bytes)}, and {format_size(r.reserved_bytes)}"
         f" reserved plus the {r.request_text} exceed that"
         f"{although_free(r)}.",
+        Confidence.PROVEN,
     )
     packed_fits = r.margin_bytes is not None and r.margin_bytes > r.tolerance_bytes
     if packed_fits and r.has_real_holes:
@@ -279,12 +265,10 @@ def _single_allocation(r: FailedRequest) -> Iterator[Hypothesis]:
     # Whether this driver does, the message does not say; free memory may be told wrongly as well.
     yield Hypothesis(
         Cause.UNKNOWN,
-        Confidence.POSSIBLE,
         f"The {r.request_text} is a single allocation of 4 GiB or more, which Intel's driver "
         f"refuses on many GPUs, however much of the {format_size(r.total_bytes)} is free.",
+        also=(Cause.MEMORY_LIMIT, Cause.CAPACITY),
     )
-    yield Hypothesis(Cause.MEMORY_LIMIT, Confidence.POSSIBLE, "")
-    yield Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, "")
 
 
 def _free_enough(r: FailedRequest) -> Iterator[Hypothesis]:
@@ -306,10 +290,10 @@ def _free_enough(r: FailedRequest) -> Iterator[Hypothesis]:
             yield fragmentation(r, is_limited=True)
         yield Hypothesis(
             Cause.MEMORY_LIMIT,
-            Confidence.LIKELY,
             f"{figures}: a memory fraction (set_per_process_memory_fraction) is the usual reason; "
             f"it then lies between {format_size(r.reserved_bytes)} and "
             f"{format_size((r.reserved_bytes or 0) + r.requested_bytes)}.",
+            Confidence.LIKELY,
             "The OOM message prints the limit as 'allowed'; print "
             "torch.cuda.get_per_process_memory_fraction() (2.10 and later).",
         )
@@ -321,13 +305,12 @@ def _free_enough(r: FailedRequest) -> Iterator[Hypothesis]:
     )
     yield Hypothesis(
         Cause.UNKNOWN,
-        Confidence.POSSIBLE,
         f"{figures}: a full device does not explain it; possible are {reasons}.",
-        "Say whether a memory fraction is set and list the processes on the device (nvidia-smi); "
-        "the allocator's trace shows whether the driver was asked at all.",
+        settled_by="Say whether a memory fraction is set and list the processes on the "
+        "device (nvidia-smi); the allocator's trace shows whether the driver was asked at "
+        "all.",
+        also=(Cause.MEMORY_LIMIT,) if r.may_hide_limit else (),
     )
-    if r.may_hide_limit:
-        yield Hypothesis(Cause.MEMORY_LIMIT, Confidence.POSSIBLE, figures + ".")
 
 
 def _others_first(r: FailedRequest) -> Iterator[Hypothesis]:
@@ -341,40 +324,40 @@ def _over_available(r: FailedRequest) -> Iterator[Hypothesis]:
     if r.pool_is_unprinted:
         yield Hypothesis(
             Cause.CAPACITY,
-            Confidence.LIKELY,
             f"{format_size(r.live_bytes)} of the {format_size(r.total_bytes)} device are live, and "
             f"{format_size(r.free_bytes)} are free for a {r.request_text}. The rest is the context "
             "and the pool of cudaMallocAsync, whose size its message does not print, so that no "
             "other process has to be there.",
+            Confidence.LIKELY,
             "PYTORCH_CUDA_ALLOC_CONF=backend:native prints all figures.",
         )
         return
     if r.cache_is_unprinted:
         yield Hypothesis(
             Cause.CAPACITY,
-            Confidence.LIKELY,
             f"{format_size(r.live_bytes)} are live and {format_size(r.free_bytes)} free on the "
             f"device, too little for a {r.request_text}; what PyTorch keeps in its cache is "
             "missing from the message.",
+            Confidence.LIKELY,
             "The whole message says what is reserved: with much of it free it is fragmentation.",
+            also=(Cause.FRAGMENTATION,),
         )
-        yield some_fragmentation()
         return
     if r.pending_bytes and r.margin_bytes + r.pending_bytes >= 0:
         yield Hypothesis(
             Cause.PENDING_FREES,
-            Confidence.LIKELY,
             f"{format_size(r.pending_bytes)} are freed but still wait for other streams; without "
             f"them the {r.request_text} would have fit.",
+            Confidence.LIKELY,
         )
     missing = -r.margin_bytes - r.saved_by_layout_bytes
     confidence = Confidence.PROVEN if missing > r.tolerance_bytes else Confidence.LIKELY
     ending = ": no allocator setting can make that fit." if r.is_beyond_settings else "."
     yield Hypothesis(
         Cause.CAPACITY,
-        confidence,
         f"{live_and_request(r)} exceed the {format_size(r.available_bytes)} that PyTorch could "
         f"have by {format_size(-r.margin_bytes)}{ending}",
+        confidence,
     )
 
 
@@ -386,10 +369,10 @@ def _found_too_late(r: FailedRequest) -> Iterator[Hypothesis]:
         return
     yield Hypothesis(
         Cause.PENDING_FREES,
-        Confidence.LIKELY,
         f"A cached block of {format_size(largest)} could hold the request of {format_size(block)}, "
         f"but it came free only in the last flush ({format_size(r.late_free_bytes)} waited for "
         "other streams), after which the cache is not searched again.",
+        Confidence.LIKELY,
         "Catch the error and repeat the allocation once: if it works, this was it.",
     )
 
@@ -402,15 +385,14 @@ def _joined_fits(r: FailedRequest) -> Iterator[Hypothesis]:
     if without_pools < 0 and _share(r.pools_free_bytes, r.reserved_bytes) >= FULL_SLACK_SHARE:
         yield Hypothesis(
             Cause.PRIVATE_POOLS,
-            Confidence.PROVEN if r.is_exact else Confidence.LIKELY,
             f"The {r.request_text} failed while "
             f"{format_size(r.pools_free_bytes)} lie free inside private pools (CUDA graphs, "
             "MemPool), where ordinary requests cannot use them.",
+            Confidence.PROVEN if r.is_exact else Confidence.LIKELY,
         )
         return
     if not r.has_real_holes:
         yield simply_full(r)
-        yield some_fragmentation()
         return
     biggest_hole_may_do = r.unallocated_bytes is not None and (
         r.unallocated_bytes >= r.requested_bytes
@@ -419,7 +401,6 @@ def _joined_fits(r: FailedRequest) -> Iterator[Hypothesis]:
         yield fragmentation(r)
         return
     yield simply_full(r)
-    yield some_fragmentation()
 
 
 def _no_free_figure(r: FailedRequest) -> Iterator[Hypothesis]:
@@ -428,13 +409,13 @@ def _no_free_figure(r: FailedRequest) -> Iterator[Hypothesis]:
         if r.live_bytes is None and r.free_bytes < r.requested_bytes:
             yield Hypothesis(
                 Cause.CAPACITY,
-                Confidence.POSSIBLE,
                 f"Only {format_size(r.free_bytes)} were free for a request of "
                 f"{format_size(r.requested_bytes)}; the message says nothing about who holds the "
                 "rest.",
-                "The full message, nvidia-smi, or a snapshot shows who holds the memory.",
+                settled_by="The full message, nvidia-smi, or a snapshot shows who holds the "
+                "memory.",
+                also=(Cause.OTHER_PROCESS,),
             )
-            yield Hypothesis(Cause.OTHER_PROCESS, Confidence.POSSIBLE, "")
         return
     if r.total_bytes is None or r.reserved_bytes is None or r.unallocated_bytes is None:
         return
@@ -444,10 +425,10 @@ def _no_free_figure(r: FailedRequest) -> Iterator[Hypothesis]:
     elif rest <= SHORT_OF_CAPACITY_SHARE * r.total_bytes:
         yield Hypothesis(
             Cause.CAPACITY,
-            Confidence.LIKELY,
             f"{format_size(r.reserved_bytes)} reserved plus the request of "
             f"{format_size(r.requested_bytes)} leave {format_size(max(0, rest))} of the device of "
             f"{format_size(r.total_bytes)}, which context and driver take.",
+            Confidence.LIKELY,
         )
 
 
@@ -460,12 +441,11 @@ def _oversized_alone(r: FailedRequest) -> Iterator[Hypothesis]:
     ):
         yield Hypothesis(
             Cause.CAPACITY,
-            Confidence.POSSIBLE,
             f"A single {r.request_text} is larger than most devices; "
             "the message prints no other figure.",
-            "Print the shape and dtype of the tensor at the failing line.",
+            settled_by="Print the shape and dtype of the tensor at the failing line.",
+            also=(Cause.SIZE_BUG,),
         )
-        yield Hypothesis(Cause.SIZE_BUG, Confidence.POSSIBLE, "")
 
 
 ROWS: Final[tuple[Callable[[FailedRequest], Iterator[Hypothesis]], ...]] = (
@@ -501,48 +481,48 @@ def _outside_candidates(r: FailedRequest) -> Iterator[tuple[Hypothesis, int]]:
     listed = bool(r.other_processes)
     other_reading = Hypothesis(
         Cause.OTHER_PROCESS,
-        Confidence.PROVEN if listed else Confidence.LIKELY,
         f"{'Other processes hold' if listed else 'About'} {format_size(other)} of the "
         f"{format_size(r.total_bytes)} device"
         f"{'' if listed else ' are held outside this PyTorch, most likely by another process'}; "
         f"this PyTorch has {format_size(r.reserved_bytes)}.",
+        Confidence.PROVEN if listed else Confidence.LIKELY,
         "" if listed else "nvidia-smi (or fuser -v /dev/nvidia*) names the processes.",
     )
     own_reading = Hypothesis(
         Cause.NON_PYTORCH_MEMORY,
-        Confidence.LIKELY,
         f"{format_size(own)} of this process's memory are outside PyTorch's cache (context, "
         f"libraries, other frameworks), against {format_size(r.reserved_bytes)} reserved by it.",
+        Confidence.LIKELY,
     )
     if own_excess > other:
         yield own_reading, own_excess
     if other:
         yield other_reading, other
         if r.process_bytes is None:
-            yield Hypothesis(Cause.NON_PYTORCH_MEMORY, Confidence.POSSIBLE, ""), other
+            yield Hypothesis(Cause.NON_PYTORCH_MEMORY, ""), other
     if 0 < own_excess <= other:
         yield own_reading, own_excess
 
 
-def _secondary(r: FailedRequest, first: Cause) -> Iterator[Hypothesis]:
-    """Further causes that would each have covered what was missing."""
+def _besides(r: FailedRequest, first: Cause) -> Iterator[Cause]:
+    """Yield further causes that would each have covered what was missing."""
     if first in (Cause.SIZE_BUG, Cause.UNKNOWN):
         return
     missing = r.uncovered_bytes or r.requested_bytes
     if r.is_alone_too_large:  # whoever else is there
-        yield Hypothesis(Cause.SIZE_BUG, Confidence.POSSIBLE, "")
+        yield Cause.SIZE_BUG
         return
     for hypothesis, n_bytes in _outside_candidates(r):
         if r.total_bytes is not None and n_bytes >= missing:
-            yield hypothesis
+            yield hypothesis.cause
     if r.margin_bytes is None or r.cache_bytes is None:
         return
     if r.margin_bytes < 0 and first in (Cause.MEMORY_LIMIT, Cause.PENDING_FREES):
-        yield Hypothesis(Cause.CAPACITY, Confidence.LIKELY, "")
+        yield Cause.CAPACITY
     if (r.unallocated_bytes or 0) >= missing and r.margin_bytes >= 0:
-        yield Hypothesis(Cause.FRAGMENTATION, Confidence.POSSIBLE, "")
+        yield Cause.FRAGMENTATION
     if r.pools_free_bytes >= missing and r.margin_bytes >= 0:
-        yield Hypothesis(Cause.PRIVATE_POOLS, Confidence.POSSIBLE, "")
+        yield Cause.PRIVATE_POOLS
 
 
 def _share(part: int | None, whole: int | None) -> float:

@@ -48,6 +48,7 @@ from fragdoctor.model.phases import (
     TrainingPhase,
 )
 from fragdoctor.model.snapshot import BlockState
+from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.rules.rule import Context
 from fragdoctor.trace.lives import Totals, stretch_starts
 from fragdoctor.units import format_size
@@ -62,17 +63,16 @@ MAX_HOLDERS = 30
 def device_figures(context: Context, moment: DecidingMoment | None) -> DeviceFigures | None:
     """Return the figures of one device; None where no input has any."""
     if context.analysis is not None and moment is not None:
-        return replace(_from_snapshot(context), moment=_at(context, context.analysis, moment))
+        figures = _from_snapshot(context, context.analysis)
+        return replace(figures, moment=_at(context, context.analysis, moment))
     if context.failed_request is not None:
-        return _from_message(context)
+        return _from_message(context, context.failed_request)
     if context.stats:
         return _from_stats(context, context.stats[-1])
     return None
 
 
-def _from_snapshot(context: Context) -> DeviceFigures:
-    a = context.analysis
-    assert a is not None  # noqa: S101 - checked by the caller
+def _from_snapshot(context: Context, a: DeviceAnalysis) -> DeviceFigures:
     space = a.free_space
     retries = context.retries
     return DeviceFigures(
@@ -141,9 +141,7 @@ def _n_ooms(context: Context) -> int | None:
     return len(a.ooms) if a is not None and a.capture.has_trace else None
 
 
-def _from_message(context: Context) -> DeviceFigures:
-    r = context.failed_request
-    assert r is not None  # noqa: S101 - checked by the caller
+def _from_message(context: Context, r: FailedRequest) -> DeviceFigures:
     retries = context.retries
     return DeviceFigures(
         device=0 if context.device is None else context.device,
@@ -182,6 +180,7 @@ def strander_reports(context: Context, moment: DecidingMoment | None) -> tuple[S
     a = context.analysis
     if a is None or moment is None:
         return ()
+    at = a.n_events if moment.earlier_failure is None else moment.earlier_failure
     return tuple(
         StranderReport(
             device=a.device,
@@ -190,17 +189,11 @@ def strander_reports(context: Context, moment: DecidingMoment | None) -> tuple[S
             stranded_bytes=strander.stranded_bytes,
             stack=context.user_stack(strander.stack),
             location=context.user_line(strander.stack),
-            age_events=_age(strander.oldest_event, moment),
+            age_events=None if strander.oldest_event is None else at - strander.oldest_event,
             moment=Moment.FAILURE if moment.kind is Moment.FAILURE else Moment.END,
         )
         for strander in moment.stranders[:MAX_STRANDERS]
     )
-
-
-def _age(event: int | None, moment: DecidingMoment) -> int | None:
-    """Return how many events before the moment of the stranders the oldest was allocated."""
-    at = moment.analysis.n_events if moment.earlier_failure is None else moment.earlier_failure
-    return None if event is None else at - event
 
 
 def holder_reports(context: Context, moment: DecidingMoment | None) -> tuple[HolderReport, ...]:

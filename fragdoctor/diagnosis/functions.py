@@ -8,6 +8,7 @@ both, and no line of another function, or of one with another caller, is recorde
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -21,37 +22,37 @@ def function_holders(
     holders: Sequence[HolderReport], snapshot: Snapshot | None
 ) -> tuple[FunctionHolder, ...]:
     """Return the functions with several lines among the holders, most bytes first."""
-    groups: dict[tuple[int, str, str, Location | None], list[HolderReport]] = {}
+    groups: dict[tuple[int, str, str, Location | None], dict[int, list[HolderReport]]] = {}
     for h in holders:
         if h.location is not None and h.held_bytes:
             key = (h.device, h.location.filename, h.location.function, _caller(h))
-            groups.setdefault(key, []).append(h)
+            groups.setdefault(key, {}).setdefault(h.location.line, []).append(h)
     found = []
     for (device, filename, function, caller), lines in groups.items():
-        if len(lines) == 1 or snapshot is None:
-            continue
+        if snapshot is None:
+            break
         # Lines of that name with another caller may be of a function of their own.
         others = _other_lines(snapshot, filename, function) + [
-            h.location.line
+            line
             for key, of_key in groups.items()
             if key[:3] == (device, filename, function) and key[3] != caller
-            for h in of_key
-            if h.location is not None
+            for line in of_key
         ]
-        for run in _runs(lines, others):
-            numbers = [line for h in run if h.location is not None for line in [h.location.line]]
-            found.append(
-                FunctionHolder(
-                    device=device,
-                    function=function,
-                    filename=filename,
-                    first_line=min(numbers),
-                    last_line=max(numbers),
-                    n_lines=len(run),
-                    held_bytes=sum(h.held_bytes for h in run),
-                    moment=run[0].moment,
+        for run in _runs(sorted(lines), others):
+            members = [h for line in run for h in lines[line]]
+            if len(members) > 1:
+                found.append(
+                    FunctionHolder(
+                        device=device,
+                        function=function,
+                        filename=filename,
+                        first_line=run[0],
+                        last_line=run[-1],
+                        n_lines=len(members),
+                        held_bytes=sum(h.held_bytes for h in members),
+                        moment=members[0].moment,
+                    )
                 )
-            )
     return tuple(sorted(found, key=lambda f: -f.held_bytes))
 
 
@@ -70,15 +71,11 @@ def _other_lines(snapshot: Snapshot, filename: str, function: str) -> list[int]:
     return [line for name, line in named if name != function and not name.startswith("<")]
 
 
-def _runs(lines: Sequence[HolderReport], others: Sequence[int]) -> list[list[HolderReport]]:
-    """Return lines in order, parted where another function lies between; several lines each."""
-    runs: list[list[HolderReport]] = []
-    last = 0
-    for h in sorted(lines, key=lambda h: h.location.line if h.location is not None else 0):
-        line = 0 if h.location is None else h.location.line
-        if runs and not any(last < other < line for other in others):
-            runs[-1].append(h)
-        else:
-            runs.append([h])
-        last = line
-    return [run for run in runs if len(run) > 1]
+def _runs(lines: Sequence[int], others: Sequence[int]) -> list[list[int]]:
+    """Return ascending lines, parted where one of another function lies between."""
+    runs = [[lines[0]]]
+    for last, line in pairwise(lines):
+        if any(last < other < line for other in others):
+            runs.append([])
+        runs[-1].append(line)
+    return runs

@@ -9,10 +9,8 @@ from typing import Final
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.analysis.training_run import TrainingRun, training_run
-from fragdoctor.diagnosis.asked_capacity import capacity_note
-from fragdoctor.diagnosis.balance import balance_note
 from fragdoctor.diagnosis.bench import Bench, Progress, set_up
-from fragdoctor.diagnosis.checklist_items import build_checklist
+from fragdoctor.diagnosis.checklist import build_checklist
 from fragdoctor.diagnosis.corrections import find_corrections
 from fragdoctor.diagnosis.failure import find_failure
 from fragdoctor.diagnosis.figures import (
@@ -27,12 +25,12 @@ from fragdoctor.diagnosis.functions import function_holders
 from fragdoctor.diagnosis.host_report import host_report
 from fragdoctor.diagnosis.modules import module_memory
 from fragdoctor.diagnosis.moments import deciding_moment, moment_report
+from fragdoctor.diagnosis.notes import balance_note, capacity_note, find_notes
 from fragdoctor.diagnosis.owners import cycle_note, owner_reports, twice_note
 from fragdoctor.diagnosis.remedies.capacity import MAY_SAVE
 from fragdoctor.diagnosis.remedies.catalogue import proposals, prove, rank
 from fragdoctor.diagnosis.remedies.framework_words import in_framework_words
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase
-from fragdoctor.diagnosis.run_state import find_notes
 from fragdoctor.diagnosis.verdict import CaseEvidence, find_verdict
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.case import Case, OomMessage
@@ -83,19 +81,12 @@ def build_contexts(
         _context(
             case,
             d,
-            _analysis(case.snapshot, d, analyses),
+            (analyses or {}).get(d) or analyze_device(case.snapshot, d),
             message if d == owner else None,
             story,
         )
         for d in devices
     )
-
-
-def _analysis(
-    snapshot: Snapshot, device: int, analyses: Mapping[int, DeviceAnalysis] | None
-) -> DeviceAnalysis:
-    known = None if analyses is None else analyses.get(device)
-    return analyze_device(snapshot, device) if known is None else known
 
 
 def leading_context(contexts: Sequence[Context]) -> Context:
@@ -192,11 +183,11 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
     bench, fidelity = set_up(leader, continue_with) if replays else (None, NOT_REPLAYED)
     verdict = find_verdict(CaseEvidence(leader, bench))
     judged = JudgedCase(leader, verdict, results, bench, _training(leader, bench, verdict))
-    proof = prove(judged, proposals(judged), progress)
+    tested, replay_notes = prove(judged, proposals(judged), progress)
     ordered = [leader, *(c for c in contexts if c is not leader)]
     moments = [(c, deciding_moment(c, leader, verdict)) for c in ordered]
     segments, n_segments = segment_reports(*moments[0])
-    worded = in_framework_words(judged, proof.proposals)
+    worded = in_framework_words(judged, tested)
     recommendations, rejected = rank(worded, verdict.cause)
     if verdict.cause is Cause.HEALTHY and leader.failed_request is not None:
         rejected = ()  # the program came to terms with its failures: none is left to be mended
@@ -235,7 +226,7 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
         rejected=rejected,
         corrections=find_corrections(judged),
         notes=tuple(n for n in (*about, *find_notes(case, contexts, leader, host)) if n),
-        replay_notes=proof.notes,
+        replay_notes=replay_notes,
         timeline=timeline_strip(leader),
         worst_segments=segments,
         n_stranded_segments=n_segments,

@@ -17,7 +17,7 @@ import numpy as np
 
 from fragdoctor.analysis.result import KeptMemory, KeptPattern
 from fragdoctor.diagnosis.bench import Bench
-from fragdoctor.diagnosis.decision import Hypothesis, decide, some_fragmentation
+from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct
 from fragdoctor.diagnosis.run_state import backed_off, run_state
 from fragdoctor.diagnosis.verdict_message import evidence_of_message, read_message, read_no_message
 from fragdoctor.diagnosis.verdict_stats import evidence_of_stats, read_stats
@@ -95,8 +95,8 @@ class CaseEvidence:
         return self.context.failed_request
 
     @cached_property
-    def readings(self) -> list[Hypothesis]:
-        """What the figures alone say, the best first."""
+    def reading(self) -> Hypothesis:
+        """What the figures alone say."""
         context, message = self.context, self.context.message
         if self.failed is not None:
             return decide(self.failed)
@@ -107,14 +107,9 @@ class CaseEvidence:
         if context.stats:
             return read_stats(context)
         if context.case.oom is not None:
-            return [read_no_message(context.case.oom)]
+            return read_no_message(context.case.oom)
         nothing = "There is no input to judge."
-        return [Hypothesis(Cause.UNKNOWN, Confidence.POSSIBLE, nothing, row="no-input")]
-
-    @property
-    def reading(self) -> Hypothesis:
-        """The best of them."""
-        return self.readings[0]
+        return Hypothesis(Cause.UNKNOWN, nothing, row="no-input")
 
     @property
     def kept(self) -> KeptMemory | None:
@@ -200,13 +195,13 @@ class CaseEvidence:
 def find_verdict(evidence: CaseEvidence) -> Verdict:
     """Return the verdict of the first row that applies, and what else the evidence supports."""
     decided = next(found for row in ROWS if (found := row(evidence)) is not None)
-    beside = (*_beside(evidence), *(h.cause for h in evidence.readings))
+    beside = (*_beside(evidence), evidence.reading.cause, *evidence.reading.also)
     verdict = Verdict(
         decided.cause,
         decided.confidence,
         decided.summary,
         evidence.context.device,
-        tuple(dict.fromkeys(cause for cause in beside if cause is not decided.cause)),
+        distinct(beside, decided.cause),
         _figures(evidence),
         decided.row,
         decided.settled_by,
@@ -230,10 +225,10 @@ def _request_served(e: CaseEvidence) -> Hypothesis | None:
         return None
     return Hypothesis(
         Cause.HEALTHY,
-        Confidence.LIKELY,
         f"A {failed.request_text} would be served: {format_size(failed.free_bytes)} of "
         f"the device would be free after a flush, and the largest cached block has "
         f"{format_size(failed.largest_free_block_bytes)}.",
+        Confidence.LIKELY,
         row="request-served",
     )
 
@@ -247,11 +242,11 @@ def _growth_in_log(e: CaseEvidence) -> Hypothesis | None:
         return None
     if reading.cause is Cause.CAPACITY:
         text = f"{growth_sentence(grown)} In the end: {reading.summary}"
-        return Hypothesis(Cause.LEAK, Confidence.LIKELY, text, reading.settled_by, "growth-in-log")
+        return Hypothesis(Cause.LEAK, text, Confidence.LIKELY, reading.settled_by, "growth-in-log")
     has_failed = any(event.kind in FAILURES for event in story.events)
     if reading.cause is Cause.NOT_MEMORY and not has_failed and grown.over == "trial":
         text = f"{growth_sentence(grown)} {reading.summary}"
-        return Hypothesis(Cause.LEAK, Confidence.LIKELY, text, row="growth-in-log")
+        return Hypothesis(Cause.LEAK, text, Confidence.LIKELY, row="growth-in-log")
     return None
 
 
@@ -282,8 +277,8 @@ def _growth(e: CaseEvidence) -> Hypothesis | None:
         check = "does anything bound its length"
     return Hypothesis(
         Cause.LEAK,
-        Confidence.LIKELY,
         f"{kept_text(e.context, kept)}{ending}.",
+        Confidence.LIKELY,
         f"Check whether this memory is kept on purpose: {check}.",
         "growth",
     )
@@ -322,7 +317,7 @@ def _caught(e: CaseEvidence) -> Hypothesis | None:
             f"{format_size(found.served_bytes)} from then on, {format_size(found.peak_bytes)} live "
             "at the most."
         )
-    return Hypothesis(Cause.HEALTHY, Confidence.LIKELY, summary, row="failure-caught")
+    return Hypothesis(Cause.HEALTHY, summary, Confidence.LIKELY, row="failure-caught")
 
 
 def _gathers(e: CaseEvidence) -> Hypothesis | None:
@@ -332,8 +327,8 @@ def _gathers(e: CaseEvidence) -> Hypothesis | None:
         return None
     return Hypothesis(
         Cause.TRANSIENT_PEAK,
-        Confidence.LIKELY,
         f"{gathered_text(e.context, gathered)}; the {failed.request_text} no longer fit.",
+        Confidence.LIKELY,
         "If it is still there after the evaluation has ended, something leaks it.",
         "evaluation-gathers",
     )
@@ -364,8 +359,8 @@ def _setting_mends(e: CaseEvidence) -> Hypothesis | None:
     text = f"{e.reading.summary} But replayed under {finishing[0].conf} the run goes on"
     return Hypothesis(
         Cause.FRAGMENTATION,
-        Confidence.LIKELY,
         f"{text}: what it lacks lies in holes.",
+        Confidence.LIKELY,
         row="setting-mends",
     )
 
@@ -386,17 +381,16 @@ def _no_setting_mends(e: CaseEvidence) -> Hypothesis | None:
             end = "lets its step come to its end"
         lacks = f" It lacks {format_size(e.lacking_bytes)} in all." if e.lacking_bytes else ""
         text = f"{enough} no allocator setting {end}.{lacks}"
-        return Hypothesis(_other_than_holes(e), Confidence.LIKELY, text, row="no-setting-mends")
+        return Hypothesis(_other_than_holes(e), text, Confidence.LIKELY, row="no-setting-mends")
     is_first = all(r.outlook and r.outlook.basis is OutlookBasis.LOWER_BOUND for r in survivors)
     if OutlookState.HOLDS in e.prospects or not is_first:
         return None
     return Hypothesis(
         _other_than_holes(e),
-        Confidence.POSSIBLE,
         f"{enough} its step was the first, and of no allocator setting is it known that it is "
         "enough for the rest.",
-        "Rehearse the program and give the recording to --continue-with.",
-        "first-step",
+        settled_by="Rehearse the program and give the recording to --continue-with.",
+        row="first-step",
     )
 
 
@@ -407,10 +401,10 @@ def _transient(e: CaseEvidence) -> Hypothesis | None:
         return None
     return Hypothesis(
         Cause.TRANSIENT_PEAK,
-        Confidence.LIKELY,
         f"Live memory rose to {format_size(spike.peak_bytes)} for the failing step, "
         f"against {format_size(spike.usual_bytes)} at the peaks before; the "
         f"{failed.request_text} no longer fit.",
+        Confidence.LIKELY,
         row="transient-peak",
     )
 
@@ -519,7 +513,7 @@ def _requests_after_failure(e: CaseEvidence) -> int:
     return n_after if after >= RESUMED_SHARE * before else 0
 
 
-def _no_failure(e: CaseEvidence) -> list[Hypothesis]:
+def _no_failure(e: CaseEvidence) -> Hypothesis:
     """Read a snapshot in which no request failed: healthy, with what is worth saying."""
     analysis = e.context.analysis
     assert analysis is not None  # noqa: S101 - the snapshot is what is read
@@ -537,15 +531,13 @@ def _no_failure(e: CaseEvidence) -> list[Hypothesis]:
             "If it was taken at an out-of-memory error, the device was simply full of live memory: "
             "give the message."
         )
-        healthy = Hypothesis(
+        return Hypothesis(
             Cause.HEALTHY,
-            Confidence.POSSIBLE,
             f"{held}. It has no history, so earlier failures and growth cannot be seen.",
-            settled_by if is_full else "",
-            "no-history",
+            settled_by=settled_by if is_full else "",
+            row="no-history",
+            also=(Cause.CAPACITY,) if is_full else (),
         )
-        full = Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, "", row="no-history")
-        return [healthy, full] if is_full else [healthy]
     peak = analysis.timeline.peak_allocated_bytes if analysis.timeline else None
     if e.context.retries and e.context.retries[0]:
         n_retries, source = e.context.retries
@@ -558,10 +550,9 @@ def _no_failure(e: CaseEvidence) -> list[Hypothesis]:
             f"is near its limit, with {format_size(space.stranded_free_bytes)} of free cache "
             "stranded."
         )
-        return [
-            Hypothesis(Cause.HEALTHY, Confidence.LIKELY, summary, row="retries"),
-            some_fragmentation(),
-        ]
+        return Hypothesis(
+            Cause.HEALTHY, summary, Confidence.LIKELY, row="retries", also=(Cause.FRAGMENTATION,)
+        )
     cache = (
         f"; at the end {format_size(space.free_cached_bytes)} of "
         f"{format_size(analysis.reserved_bytes)} reserved are free cache"
@@ -574,7 +565,7 @@ def _no_failure(e: CaseEvidence) -> list[Hypothesis]:
         f"No request failed{cache if space.free_cached_bytes else ''} "
         f"(peak allocated {format_size(peak)})."
     )
-    return [Hypothesis(Cause.HEALTHY, Confidence.LIKELY, summary, row="no-failure")]
+    return Hypothesis(Cause.HEALTHY, summary, Confidence.LIKELY, row="no-failure")
 
 
 def _figures(e: CaseEvidence) -> tuple[Evidence, ...]:

@@ -5,7 +5,7 @@ What is not printed stays open: who fills the device is then only possible.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 from fragdoctor.diagnosis.decision import OVERSIZED_ALONE_BYTES, Hypothesis
@@ -19,9 +19,6 @@ from fragdoctor.units import format_size
 
 WATCH: Final = "nvidia-smi shows the device's size and whether another process is on it."
 
-CAPACITY_TOO: Final = Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, "")
-_OTHER_TOO: Final = Hypothesis(Cause.OTHER_PROCESS, Confidence.POSSIBLE, "")
-
 
 def watch(message: OomMessage) -> str:
     """Return what shows who is on the device, by its maker; "" where there is no such tool."""
@@ -30,15 +27,23 @@ def watch(message: OomMessage) -> str:
     return WATCH.replace("nvidia-smi", monitor_of(message.backend))
 
 
-def by_its_figures(name: str, message: OomMessage) -> list[Hypothesis]:
-    """Return what the figures of a message say of a program, the best first; never empty."""
+def by_its_figures(name: str, message: OomMessage) -> Hypothesis:
+    """Return what the figures of a message say of a program."""
     for row in _ROWS:
-        found = list(row(name, message))
-        if found:
+        if (found := row(name, message)) is not None:
             return found
     text = f"{name} ran out of device memory; the message prints no figures."
-    first = Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, text, watch(message))
-    return [first, _OTHER_TOO]
+    return _open(Cause.CAPACITY, text, message)
+
+
+def _open(
+    cause: Cause, text: str, m: OomMessage, sure: Confidence = Confidence.POSSIBLE
+) -> Hypothesis:
+    """Return a hypothesis that leaves it open who else is on the device."""
+    also: tuple[Cause, ...] = (Cause.OTHER_PROCESS,)
+    if cause is Cause.UNKNOWN:
+        also = (Cause.CAPACITY, *also)
+    return Hypothesis(cause, text, sure, watch(m), also=also)
 
 
 def _whole_bytes(m: OomMessage) -> int | None:
@@ -65,86 +70,78 @@ def _by_size(n_bytes: int) -> Confidence:
 # The rows, in their order.
 
 
-def _beyond_device(name: str, m: OomMessage) -> Iterator[Hypothesis]:
+def _beyond_device(name: str, m: OomMessage) -> Hypothesis | None:
     whole, needs, wanted = _whole_bytes(m), _needs_bytes(m), asked_bytes(m)
-    if whole is None:
-        return
-    if needs is not None and needs > whole:
+    if whole is not None and needs is not None and needs > whole:
         text = f"The compiled program needs {format_size(needs)} of {format_size(whole)}."
-        yield Hypothesis(Cause.CAPACITY, Confidence.PROVEN, text + _largest(m))
-    elif wanted is not None and wanted > whole:
+        return Hypothesis(Cause.CAPACITY, text + _largest(m), Confidence.PROVEN)
+    if whole is not None and wanted is not None and wanted > whole:
         text = (
             f"{name} asked for {format_size(wanted)} at once, more than the {format_size(whole)} "
             "that are there in all."
         )
-        yield Hypothesis(Cause.CAPACITY, Confidence.PROVEN, text)
+        return Hypothesis(Cause.CAPACITY, text, Confidence.PROVEN)
+    return None
 
 
-def _beside_its_own(name: str, m: OomMessage) -> Iterator[Hypothesis]:
+def _beside_its_own(name: str, m: OomMessage) -> Hypothesis | None:
     whole, used, wanted = _whole_bytes(m), known(m.allocated_bytes), asked_bytes(m)
     if whole is None or used is None or wanted is None or wanted + used <= whole:
-        return
+        return None
     text = (
         f"{name} had {format_size(used)} of {format_size(whole)} in use and asked for "
         f"{format_size(wanted)} more."
     )
-    yield Hypothesis(Cause.CAPACITY, Confidence.LIKELY, text)
+    return Hypothesis(Cause.CAPACITY, text, Confidence.LIKELY)
 
 
-def _program(_name: str, m: OomMessage) -> Iterator[Hypothesis]:
+def _program(_name: str, m: OomMessage) -> Hypothesis | None:
     needs = _needs_bytes(m)
     if needs is None:
-        return
+        return None
     if needs > NEXT_TO_NOTHING_BYTES:
         text = f"The compiled program needs {format_size(needs)} at once.{_largest(m)}"
-        yield Hypothesis(Cause.CAPACITY, _by_size(needs), text, watch(m))
-    else:
-        text = (
-            f"The whole program needs {format_size(needs)}: so little is refused where the GPU is "
-            "full already, of this program's other arrays or of another process."
-        )
-        yield Hypothesis(Cause.UNKNOWN, Confidence.POSSIBLE, text, watch(m))
-        yield CAPACITY_TOO
-    yield _OTHER_TOO
+        return _open(Cause.CAPACITY, text, m, _by_size(needs))
+    text = (
+        f"The whole program needs {format_size(needs)}: so little is refused where the GPU is "
+        "full already, of this program's other arrays or of another process."
+    )
+    return _open(Cause.UNKNOWN, text, m)
 
 
-def _beyond_free(name: str, m: OomMessage) -> Iterator[Hypothesis]:
+def _beyond_free(name: str, m: OomMessage) -> Hypothesis | None:
     free, used, wanted = m.free_bytes, known(m.allocated_bytes), asked_bytes(m)
     if free is None or wanted is None or wanted <= free:
-        return
+        return None
     if used is not None and used > free:
         text = (
             f"{name} has {format_size(used)} allocated, {format_size(free)} are free, and "
             f"{format_size(wanted)} were asked for."
         )
-        yield Hypothesis(Cause.CAPACITY, Confidence.LIKELY, text, watch(m))
-    else:
-        text = (
-            f"{name} asked for {format_size(wanted)} with {format_size(free)} free; the message "
-            "does not say who holds the rest."
-        )
-        yield Hypothesis(Cause.CAPACITY, _by_size(wanted), text, watch(m))
-    yield _OTHER_TOO
+        return _open(Cause.CAPACITY, text, m, Confidence.LIKELY)
+    text = (
+        f"{name} asked for {format_size(wanted)} with {format_size(free)} free; the message "
+        "does not say who holds the rest."
+    )
+    return _open(Cause.CAPACITY, text, m, _by_size(wanted))
 
 
-def _with_room(name: str, m: OomMessage) -> Iterator[Hypothesis]:
+def _with_room(name: str, m: OomMessage) -> Hypothesis | None:
     free, wanted = m.free_bytes, asked_bytes(m)
     if free is None or wanted is None or wanted > free:
-        return
+        return None
     text = (
         f"{name} was refused {format_size(wanted)} with {format_size(free)} free on the device: a "
         "full device does not explain it; possible are a limit of the driver or of virtual "
         "memory, free memory in pieces, or a neighbour that has let go of its own since."
     )
-    yield Hypothesis(Cause.UNKNOWN, Confidence.POSSIBLE, text, watch(m))
-    yield CAPACITY_TOO
-    yield _OTHER_TOO
+    return _open(Cause.UNKNOWN, text, m)
 
 
-def _size_alone(name: str, m: OomMessage) -> Iterator[Hypothesis]:
+def _size_alone(name: str, m: OomMessage) -> Hypothesis | None:
     wanted = asked_bytes(m)
     if wanted is None:
-        return
+        return None
     used = known(m.allocated_bytes)
     beside = "" if used is None else f" beside the {format_size(used)} that it has in use"
     text = f"{name} could not allocate {format_size(wanted)}{beside}."
@@ -153,17 +150,12 @@ def _size_alone(name: str, m: OomMessage) -> Iterator[Hypothesis]:
             " So little is refused where the GPU is full already: of this program's own arrays, or "
             "of another process."
         )
-        cause = Cause.UNKNOWN if m.kind == "jax" else Cause.CAPACITY
-        yield Hypothesis(cause, Confidence.POSSIBLE, text, watch(m))
-        if cause is Cause.UNKNOWN:
-            yield CAPACITY_TOO
-    else:
-        confidence = Confidence.LIKELY if m.kind == "ggml" else _by_size(wanted)
-        yield Hypothesis(Cause.CAPACITY, confidence, text, watch(m))
-    yield _OTHER_TOO
+        return _open(Cause.UNKNOWN if m.kind == "jax" else Cause.CAPACITY, text, m)
+    sure = Confidence.LIKELY if m.kind == "ggml" else _by_size(wanted)
+    return _open(Cause.CAPACITY, text, m, sure)
 
 
-_ROWS: Final[tuple[Callable[[str, OomMessage], Iterator[Hypothesis]], ...]] = (
+_ROWS: Final[tuple[Callable[[str, OomMessage], Hypothesis | None], ...]] = (
     _beyond_device,
     _beside_its_own,
     _program,

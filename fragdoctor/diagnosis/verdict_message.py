@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from fragdoctor.diagnosis.decision import Hypothesis, decide
-from fragdoctor.diagnosis.verdict_foreign import CAPACITY_TOO, WATCH, by_its_figures, watch
+from fragdoctor.diagnosis.verdict_foreign import WATCH, by_its_figures, watch
 from fragdoctor.model.case import OomLog, OomMessage
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.engines import (
@@ -55,12 +55,15 @@ WENT_ON: Final = {
 }
 """What a program says that caught the failure and went on in another way, by variant."""
 
-BESIDE_PYTORCH: Final = {
-    "bitsandbytes": "bitsandbytes",
+LIBRARIES: Final = {
+    "cublas": "cuBLAS",
+    "cudnn": "cuDNN",
+    "nccl": "NCCL",
     "thrust": "Thrust",
     "ctranslate2": "CTranslate2, which runs faster-whisper,",
+    "bitsandbytes": "bitsandbytes",
 }
-"""Libraries that ask the driver by themselves, by the sub-kind of their messages."""
+"""Libraries that ask the driver for memory, by the kind or the finer kind of their messages."""
 
 NEGATIVES: Final = {
     "device-assert": "an index or label is out of range on the device",
@@ -83,42 +86,98 @@ NEGATIVES: Final = {
 """What the reader's kinds of other failures mean."""
 
 
+SHOWS_KILL: Final = "dmesg (or the scheduler's log) shows 'Out of memory: Killed process'."
+
+TOLD: Final = {
+    "driver-api": Hypothesis(
+        Cause.UNKNOWN,
+        "The driver refused to map an expandable segment: this error comes from no other call "
+        "of the allocator. WSL2, Jetson and some containers refuse it with memory free.",
+        settled_by="Run once with expandable_segments:False: a device that is full then "
+        "prints its figures.",
+        also=(Cause.CAPACITY,),
+    ),
+    "no-context": Hypothesis(
+        Cause.OTHER_PROCESS,
+        "CUDA could not start: the driver had no memory for a context, before this program "
+        "put anything on the GPU.",
+        settled_by="nvidia-smi shows whether the device is full; a limit of virtual memory "
+        "(ulimit -v) or a driver that was updated without a reboot looks the same.",
+        also=(Cause.HOST_MEMORY,),
+    ),
+    "unread": Hypothesis(
+        Cause.UNKNOWN,
+        "A line says that memory ran out, in the words of a program that is not known here, "
+        "and not whether it was the GPU's or the host's.",
+        settled_by="nvidia-smi and free -h beside the run show which of them fills up.",
+        also=(Cause.CAPACITY, Cause.HOST_MEMORY),
+    ),
+    "kernel-died": Hypothesis(
+        Cause.HOST_MEMORY,
+        "The notebook's kernel died without an error of Python's: most often the host's memory "
+        "ran out, a crash in native code looks the same.",
+        settled_by=SHOWS_KILL,
+    ),
+    "ray-worker": Hypothesis(
+        Cause.HOST_MEMORY,
+        "A worker of Ray's is gone, and Ray names reasons that it may have had: the host's "
+        "out-of-memory killer is one of them, a crash or a stop another.",
+        settled_by=SHOWS_KILL,
+    ),
+    "worker-gone": Hypothesis(
+        Cause.HOST_MEMORY,
+        "Worker processes are gone. Where they printed no error of their own further up, the "
+        "host's out-of-memory killer ended them.",
+        settled_by=SHOWS_KILL,
+    ),
+    **dict.fromkeys(
+        ("ggml-pinned", "pinned-host"),
+        Hypothesis(
+            Cause.HOST_MEMORY,
+            "Page-locked host memory ran out: WSL2 and some containers allow little of it. The "
+            "text says CUDA, but it is the host's memory.",
+            Confidence.LIKELY,
+        ),
+    ),
+}
+"""Failures without figures that the text tells apart, by the finer kind of the message."""
+
+
 def read_no_message(log: OomLog) -> Hypothesis:
     """Return the hypothesis on a text in which no memory failure was found."""
     lines = plural(log.n_lines, "line") if log.n_lines else "the text"
     return Hypothesis(
         Cause.NOT_MEMORY,
-        Confidence.LIKELY,
         f"Nothing in {lines} says that memory ran out.",
+        Confidence.LIKELY,
         "Give the whole output, with the lines before the first error.",
         "no-message",
     )
 
 
-def read_message(message: OomMessage) -> list[Hypothesis]:
-    """Return the hypotheses on one message of any kind, the best first."""
+def read_message(message: OomMessage) -> Hypothesis:
+    """Return the hypothesis on one message of any kind."""
     row = f"message-{message.sub_kind or message.kind}"
-    return [replace(h, row=h.row or row) for h in _read(message)]
+    found = _read(message)
+    return replace(found, row=found.row or row)
 
 
-def _read(message: OomMessage) -> list[Hypothesis]:
+def _read(message: OomMessage) -> Hypothesis:
     if message.sub_kind == "size-bug":
-        return [
-            Hypothesis(
-                Cause.SIZE_BUG,
-                Confidence.PROVEN,
-                "More than 1 EiB was asked for: a size was negative or overflowed."
-                if message.requested_bytes is None
-                else f"{format_size(message.requested_bytes)} were asked for, far more than any "
-                "device holds: a size was computed wrongly.",
-            )
-        ]
+        return Hypothesis(
+            Cause.SIZE_BUG,
+            "More than 1 EiB was asked for: a size was negative or overflowed."
+            if message.requested_bytes is None
+            else f"{format_size(message.requested_bytes)} were asked for, far more than any "
+            "device holds: a size was computed wrongly.",
+            Confidence.PROVEN,
+        )
+    if message.sub_kind in TOLD:
+        return TOLD[message.sub_kind]
     if message.sub_kind in LIMIT_SUB_KINDS:
-        return [
-            Hypothesis(Cause.MEMORY_LIMIT, Confidence.PROVEN, LIMIT_SUB_KINDS[message.sub_kind])
-        ]
-    if message.sub_kind in BESIDE_PYTORCH and engine_of(message) is None:
-        return _beside_pytorch(BESIDE_PYTORCH[message.sub_kind])
+        return Hypothesis(Cause.MEMORY_LIMIT, LIMIT_SUB_KINDS[message.sub_kind], Confidence.PROVEN)
+    if message.sub_kind in LIBRARIES and engine_of(message) is None:
+        return _beside_pytorch(LIBRARIES[message.sub_kind])
     if message.kind == ALLOCATOR:
         return _allocator(message)
     return _OF_KIND.get(message.kind, _unknown)(message)
@@ -144,51 +203,40 @@ def evidence_of_message(message: OomMessage) -> tuple[Evidence, ...]:
     )
 
 
-def _allocator(message: OomMessage) -> list[Hypothesis]:
+def _allocator(message: OomMessage) -> Hypothesis:
     if message.backend == "mps":
         return _mps(message)
     failed = request_of_message(message)
     if message.variant in WENT_ON:
         summary = f"{WENT_ON[message.variant]}: this alone is no failure."
-        return [
-            Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, summary),
-            Hypothesis(Cause.HEALTHY, Confidence.POSSIBLE, ""),
-        ]
+        return Hypothesis(Cause.CAPACITY, summary, also=(Cause.HEALTHY,))
     sign = sign_of(message)
     if message.sub_kind == "batch-search":
         model = f" It failed {sign.doing}." if sign is not None and not sign.is_surrounding else ""
-        return [
-            Hypothesis(
-                Cause.CAPACITY,
-                Confidence.LIKELY,
-                "A search for a batch that fits went down to none: not even one sample fits beside "
-                f"what is there whatever the batch.{model}",
-                "The message of the last try has the figures: the search hides it.",
-            )
-        ]
+        return Hypothesis(
+            Cause.CAPACITY,
+            "A search for a batch that fits went down to none: not even one sample fits beside "
+            f"what is there whatever the batch.{model}",
+            Confidence.LIKELY,
+            "The message of the last try has the figures: the search hides it.",
+        )
     if failed is None and sign is not None:
-        return [
-            Hypothesis(
-                Cause.CAPACITY,
-                Confidence.POSSIBLE,
-                f"The allocator refused a request {sign.doing}; the message's figures are missing.",
-                "The whole message has the figures.",
-            )
-        ]
+        return Hypothesis(
+            Cause.CAPACITY,
+            f"The allocator refused a request {sign.doing}; the message's figures are missing.",
+            settled_by="The whole message has the figures.",
+        )
     if failed is None:
-        return [
-            Hypothesis(
-                Cause.CAPACITY,
-                Confidence.POSSIBLE,
-                "The allocator refused a request, as it does where the GPU is full; the message's "
-                "figures, which would say by whom, are missing.",
-                "Give the whole message; nvidia-smi beside the run shows who fills the GPU.",
-            ),
-        ]
+        return Hypothesis(
+            Cause.CAPACITY,
+            "The allocator refused a request, as it does where the GPU is full; the message's "
+            "figures, which would say by whom, are missing.",
+            settled_by="Give the whole message; nvidia-smi beside the run shows who fills the GPU.",
+        )
     return decide(failed)
 
 
-def _mps(message: OomMessage) -> list[Hypothesis]:
+def _mps(message: OomMessage) -> Hypothesis:
     """Read MPS: refused where heaps + other Metal memory + request exceed the watermark."""
     if message.requested_bytes is None or message.allocated_bytes is None:
         return _unknown(message)
@@ -199,221 +247,141 @@ def _mps(message: OomMessage) -> list[Hypothesis]:
         f"outside PyTorch's heaps and the request of {format_size(message.requested_bytes)}"
     )
     if limit is None:
-        return [
-            Hypothesis(Cause.CAPACITY, Confidence.LIKELY, f"The machine could not give {sums}.")
-        ]
-    hypothesis = Hypothesis(
-        Cause.MEMORY_LIMIT,
-        Confidence.PROVEN,
-        f"{sums} exceed the limit of {format_size(limit)} (PYTORCH_MPS_HIGH_WATERMARK_RATIO).",
-    )
+        return Hypothesis(Cause.CAPACITY, f"The machine could not give {sums}.", Confidence.LIKELY)
     if other > message.allocated_bytes:
-        dominated = Hypothesis(
+        return Hypothesis(
             Cause.NON_PYTORCH_MEMORY,
-            Confidence.LIKELY,
             f"Metal holds {format_size(other)} outside PyTorch's heaps, more than the "
             f"{format_size(message.allocated_bytes)} of tensors: growth of driver and graph "
             f"caches, against a limit of {format_size(limit)}.",
-        )
-        return [dominated, hypothesis]
-    capacity = Hypothesis(Cause.CAPACITY, Confidence.LIKELY, "")
-    return [hypothesis, capacity]
-
-
-def _unknown(message: OomMessage) -> list[Hypothesis]:
-    return [
-        Hypothesis(
-            Cause.UNKNOWN,
-            Confidence.POSSIBLE,
-            f"{_framework(message)} ran out of memory, but the message prints no figures that "
-            "show why.",
-            "nvidia-smi at the moment of failure shows whether the device was full and by whom.",
-        )
-    ]
-
-
-DRIVER_CALLS: Final = {
-    "driver-api": (
-        Hypothesis(
-            Cause.UNKNOWN,
-            Confidence.POSSIBLE,
-            "The driver refused to map an expandable segment: this error comes from no other call "
-            "of the allocator. WSL2, Jetson and some containers refuse it with memory free.",
-            "Run once with expandable_segments:False: a device that is full then prints its "
-            "figures.",
-        ),
-        CAPACITY_TOO,
-    ),
-    "no-context": (
-        Hypothesis(
-            Cause.OTHER_PROCESS,
-            Confidence.POSSIBLE,
-            "CUDA could not start: the driver had no memory for a context, before this program "
-            "put anything on the GPU.",
-            "nvidia-smi shows whether the device is full; a limit of virtual memory (ulimit -v) "
-            "or a driver that was updated without a reboot looks the same.",
-        ),
-        Hypothesis(Cause.HOST_MEMORY, Confidence.POSSIBLE, ""),
-    ),
-    "pinned-host": (
-        Hypothesis(
-            Cause.HOST_MEMORY,
             Confidence.LIKELY,
-            "Pinned host memory could not be had; the text says CUDA, but it is the host's memory.",
-        ),
-        Hypothesis(Cause.UNKNOWN, Confidence.POSSIBLE, ""),
-    ),
-    "unread": (
-        Hypothesis(
-            Cause.UNKNOWN,
-            Confidence.POSSIBLE,
-            "A line says that memory ran out, in the words of a program that is not known here, "
-            "and not whether it was the GPU's or the host's.",
-            "nvidia-smi and free -h beside the run show which of them fills up.",
-        ),
-        CAPACITY_TOO,
-        Hypothesis(Cause.HOST_MEMORY, Confidence.POSSIBLE, ""),
-    ),
-}
-"""Calls of the driver without figures that the text tells apart, by sub-kind."""
+            also=(Cause.MEMORY_LIMIT,),
+        )
+    return Hypothesis(
+        Cause.MEMORY_LIMIT,
+        f"{sums} exceed the limit of {format_size(limit)} (PYTORCH_MPS_HIGH_WATERMARK_RATIO).",
+        Confidence.PROVEN,
+        also=(Cause.CAPACITY,),
+    )
 
 
-def _driver(message: OomMessage) -> list[Hypothesis]:
-    if message.sub_kind in DRIVER_CALLS:
-        return list(DRIVER_CALLS[message.sub_kind])
+def _unknown(message: OomMessage) -> Hypothesis:
+    return Hypothesis(
+        Cause.UNKNOWN,
+        f"{_framework(message)} ran out of memory, but the message prints no figures that "
+        "show why.",
+        settled_by="nvidia-smi at the moment of failure shows whether the device was full "
+        "and by whom.",
+    )
+
+
+def _driver(message: OomMessage) -> Hypothesis:
     sign = sign_of(message)
     if is_of_other_program(message) and sign is None:
         return by_its_figures(_framework(message), message)
     if sign is not None:
-        return [
-            Hypothesis(
-                Cause.CAPACITY,
-                Confidence.POSSIBLE,
-                f"The driver ran out of memory {sign.doing}; the message prints no figures.",
-                "nvidia-smi beside the run shows whether the device is full, and by whom.",
-            ),
-            Hypothesis(Cause.OTHER_PROCESS, Confidence.POSSIBLE, ""),
-        ]
-    return [
-        Hypothesis(
-            Cause.UNKNOWN,
-            Confidence.POSSIBLE,
-            "A direct driver call ran out of memory; the message prints no figures, so that "
-            "device memory, pinned host memory and the context are all possible.",
-            "Run with CUDA_LAUNCH_BLOCKING=1 to see the failing call, and watch nvidia-smi.",
-        ),
-        CAPACITY_TOO,
-    ]
-
-
-def _beside_pytorch(name: str) -> list[Hypothesis]:
-    """Return what a library says that asks the driver for memory beside PyTorch's cache."""
-    return [
-        Hypothesis(
+        return Hypothesis(
             Cause.CAPACITY,
-            Confidence.POSSIBLE,
-            f"{name} could not get memory for itself: it asks the driver beside PyTorch's cache, "
-            "which does not give way for it; most likely the device was full, but no figures are "
-            "printed.",
-            "Print torch.cuda.mem_get_info() before the call.",
-        ),
-        Hypothesis(Cause.NON_PYTORCH_MEMORY, Confidence.POSSIBLE, ""),
-    ]
+            f"The driver ran out of memory {sign.doing}; the message prints no figures.",
+            settled_by="nvidia-smi beside the run shows whether the device is full, and by whom.",
+            also=(Cause.OTHER_PROCESS,),
+        )
+    return Hypothesis(
+        Cause.UNKNOWN,
+        "A direct driver call ran out of memory; the message prints no figures, so that "
+        "device memory, pinned host memory and the context are all possible.",
+        settled_by="Run with CUDA_LAUNCH_BLOCKING=1 to see the failing call, and watch nvidia-smi.",
+        also=(Cause.CAPACITY,),
+    )
 
 
-def _library(message: OomMessage) -> list[Hypothesis]:
-    name = {"cublas": "cuBLAS", "cudnn": "cuDNN", "nccl": "NCCL"}[message.kind]
+def _beside_pytorch(name: str) -> Hypothesis:
+    """Return what a library says that asks the driver for memory beside PyTorch's cache."""
+    return Hypothesis(
+        Cause.CAPACITY,
+        f"{name} could not get memory for itself: it asks the driver beside PyTorch's cache, "
+        "which does not give way for it; most likely the device was full, but no figures are "
+        "printed.",
+        settled_by="Print torch.cuda.mem_get_info() before the call.",
+        also=(Cause.NON_PYTORCH_MEMORY,),
+    )
+
+
+def _library(message: OomMessage) -> Hypothesis:
+    name = LIBRARIES[message.kind]
     if not message.is_device_oom:
-        return [
-            Hypothesis(
-                Cause.UNKNOWN,
-                Confidence.POSSIBLE,
-                f"{name} failed; lack of memory for its workspace is one possible reason, shapes "
-                "or types that it does not support are another.",
-                "Print torch.cuda.mem_get_info() before the call: with plenty free it is not "
-                "memory.",
-            ),
-            Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, ""),
-            Hypothesis(Cause.NOT_MEMORY, Confidence.POSSIBLE, ""),
-        ]
+        return Hypothesis(
+            Cause.UNKNOWN,
+            f"{name} failed; lack of memory for its workspace is one possible reason, shapes "
+            "or types that it does not support are another.",
+            settled_by="Print torch.cuda.mem_get_info() before the call: with plenty free it "
+            "is not memory.",
+            also=(Cause.CAPACITY, Cause.NOT_MEMORY),
+        )
     asked = message.requested_bytes
     what = "memory for itself" if asked is None else f"{format_size(asked)} for itself"
     engine = engine_of(message)
     if engine is not None:
-        return [
-            Hypothesis(
-                Cause.CAPACITY,
-                Confidence.POSSIBLE,
-                f"{name} could not get {what}: {engine.name} has taken the GPU's memory already, "
-                "or another process has.",
-                WATCH,
-            ),
-            Hypothesis(Cause.OTHER_PROCESS, Confidence.POSSIBLE, ""),
-        ]
+        return Hypothesis(
+            Cause.CAPACITY,
+            f"{name} could not get {what}: {engine.name} has taken the GPU's memory already, "
+            "or another process has.",
+            settled_by=WATCH,
+            also=(Cause.OTHER_PROCESS,),
+        )
     full = "the device was full" if asked is not None else "most likely the device was full"
     is_nccl = message.kind == "nccl"
     sign = sign_of(message)
     failed = f" It failed {sign.doing}." if sign is not None else ""
-    return [
-        Hypothesis(
-            Cause.CAPACITY,
-            Confidence.POSSIBLE,
-            f"{name} could not get {what}: it asks the driver beside PyTorch's cache, which does "
-            f"not give way for it: {full}.{failed}",
-            "Print torch.cuda.mem_get_info() before the communicator is created."
-            if is_nccl
-            else "Print torch.cuda.mem_get_info() before the call; rerun with "
-            "CUDA_LAUNCH_BLOCKING=1, since an index out of range can look the same.",
-        ),
-        Hypothesis(Cause.NON_PYTORCH_MEMORY, Confidence.POSSIBLE, ""),
-    ]
+    return Hypothesis(
+        Cause.CAPACITY,
+        f"{name} could not get {what}: it asks the driver beside PyTorch's cache, which does "
+        f"not give way for it: {full}.{failed}",
+        settled_by="Print torch.cuda.mem_get_info() before the communicator is created."
+        if is_nccl
+        else "Print torch.cuda.mem_get_info() before the call; rerun with "
+        "CUDA_LAUNCH_BLOCKING=1, since an index out of range can look the same.",
+        also=(Cause.NON_PYTORCH_MEMORY,),
+    )
 
 
-def _kv_cache(message: OomMessage) -> list[Hypothesis]:
+def _kv_cache(message: OomMessage) -> Hypothesis:
     if message.sub_kind == "warm-up":
-        return [
-            Hypothesis(
-                Cause.CAPACITY,
-                Confidence.LIKELY,
-                f"vLLM warmed up its sampler with {format_count(message.n_sequences or 0)} dummy "
-                "requests, and what gpu_memory_utilization leaves beside the KV cache is too "
-                "little for their logits over the whole vocabulary.",
-            )
-        ]
+        return Hypothesis(
+            Cause.CAPACITY,
+            f"vLLM warmed up its sampler with {format_count(message.n_sequences or 0)} dummy "
+            "requests, and what gpu_memory_utilization leaves beside the KV cache is too "
+            "little for their logits over the whole vocabulary.",
+            Confidence.LIKELY,
+        )
     if message.sub_kind == "total-tokens":
-        return [
-            Hypothesis(
-                Cause.CAPACITY,
-                Confidence.LIKELY,
-                f"A KV cache of {format_count(message.kv_tokens_requested or 0)} tokens, which the "
-                "server was told to hold at a time, does not fit beside the weights.",
-            ),
-            Hypothesis(Cause.OTHER_PROCESS, Confidence.POSSIBLE, ""),
-        ]
+        return Hypothesis(
+            Cause.CAPACITY,
+            f"A KV cache of {format_count(message.kv_tokens_requested or 0)} tokens, which the "
+            "server was told to hold at a time, does not fit beside the weights.",
+            Confidence.LIKELY,
+            also=(Cause.OTHER_PROCESS,),
+        )
     if message.sub_kind == "prefill":
-        return [
-            Hypothesis(
-                Cause.CAPACITY,
-                Confidence.LIKELY,
-                "At start-up the server ran one prefill of "
-                f"{format_count(message.kv_tokens_requested or 0)} tokens, and what the weights "
-                "leave of the card was too little for it and its KV cache.",
-                "The error of PyTorch, further up in the log, has the figures.",
-            ),
-            Hypothesis(Cause.OTHER_PROCESS, Confidence.POSSIBLE, ""),
-        ]
+        return Hypothesis(
+            Cause.CAPACITY,
+            "At start-up the server ran one prefill of "
+            f"{format_count(message.kv_tokens_requested or 0)} tokens, and what the weights "
+            "leave of the card was too little for it and its KV cache.",
+            Confidence.LIKELY,
+            "The error of PyTorch, further up in the log, has the figures.",
+            also=(Cause.OTHER_PROCESS,),
+        )
     total, free, wanted = message.total_bytes, message.free_bytes, message.requested_bytes
     if total is not None and free is not None and wanted is not None:
-        return [
-            Hypothesis(
-                Cause.OTHER_PROCESS,
-                Confidence.LIKELY,
-                f"{format_size(total - free)} of {format_size(total)} were in use at start, so "
-                f"that {format_size(free)} are free and {format_size(wanted)} are wanted.",
-                "nvidia-smi names who holds it.",
-            ),
-            Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, ""),
-        ]
+        return Hypothesis(
+            Cause.OTHER_PROCESS,
+            f"{format_size(total - free)} of {format_size(total)} were in use at start, so "
+            f"that {format_size(free)} are free and {format_size(wanted)} are wanted.",
+            Confidence.LIKELY,
+            "nvidia-smi names who holds it.",
+            also=(Cause.CAPACITY,),
+        )
     if wanted is not None and message.limit_bytes is not None:
         numbers = (
             f"the KV cache needs {format_size(wanted)} and may have "
@@ -426,86 +394,42 @@ def _kv_cache(message: OomMessage) -> list[Hypothesis]:
         )
     else:
         numbers = "nothing is left for the KV cache after weights and profiling"
-    return [
-        Hypothesis(
-            Cause.CAPACITY,
-            Confidence.PROVEN,
-            f"The budget of the KV cache is too small: {numbers}.",
-        ),
-        Hypothesis(Cause.MEMORY_LIMIT, Confidence.POSSIBLE, ""),
-    ]
+    return Hypothesis(
+        Cause.CAPACITY,
+        f"The budget of the KV cache is too small: {numbers}.",
+        Confidence.PROVEN,
+        also=(Cause.MEMORY_LIMIT,),
+    )
 
 
-def _foreign(message: OomMessage) -> list[Hypothesis]:
+def _foreign(message: OomMessage) -> Hypothesis:
     """Read JAX, TensorFlow, ggml and others: their allocators, their figures."""
     name, wanted = _framework(message), message.requested_bytes
     if message.is_warning:
-        return [
-            Hypothesis(
-                Cause.CAPACITY,
-                Confidence.POSSIBLE,
-                f"{name} warns, it does not fail: {format_size(wanted)} could not be had and a "
-                "slower way was taken; the device is nearly full.",
-            ),
-            Hypothesis(Cause.HEALTHY, Confidence.POSSIBLE, ""),
-        ]
+        return Hypothesis(
+            Cause.CAPACITY,
+            f"{name} warns, it does not fail: {format_size(wanted)} could not be had and a "
+            "slower way was taken; the device is nearly full.",
+            also=(Cause.HEALTHY,),
+        )
     if message.sub_kind == "vmm":
         text = (
             "The driver refused a call of ggml's pool that maps virtual memory: a full GPU does "
-            "so, "
-            "and some drivers do with memory free."
+            "so, and some drivers do with memory free."
         )
-        return [Hypothesis(Cause.UNKNOWN, Confidence.POSSIBLE, text, watch(message)), CAPACITY_TOO]
+        return Hypothesis(Cause.UNKNOWN, text, settled_by=watch(message), also=(Cause.CAPACITY,))
     if message.variant == "tf-device":
-        return [
-            Hypothesis(
-                Cause.OTHER_PROCESS,
-                Confidence.LIKELY,
-                f"{name} tried to reserve {format_size(wanted)} at start and was refused: someone "
-                "else has memory on this device. It often retries with less, which is harmless.",
-                "nvidia-smi names who holds it.",
-            )
-        ]
+        return Hypothesis(
+            Cause.OTHER_PROCESS,
+            f"{name} tried to reserve {format_size(wanted)} at start and was refused: someone "
+            "else has memory on this device. It often retries with less, which is harmless.",
+            Confidence.LIKELY,
+            "nvidia-smi names who holds it.",
+        )
     return by_its_figures(name, message)
 
 
-SHOWS_KILL: Final = "dmesg (or the scheduler's log) shows 'Out of memory: Killed process'."
-
-_HOST_SIGNS: Final = {
-    "kernel-died": Hypothesis(
-        Cause.HOST_MEMORY,
-        Confidence.POSSIBLE,
-        "The notebook's kernel died without an error of Python's: most often the host's memory "
-        "ran out, a crash in native code looks the same.",
-        SHOWS_KILL,
-    ),
-    "ray-worker": Hypothesis(
-        Cause.HOST_MEMORY,
-        Confidence.POSSIBLE,
-        "A worker of Ray's is gone, and Ray names reasons that it may have had: the host's "
-        "out-of-memory killer is one of them, a crash or a stop another.",
-        SHOWS_KILL,
-    ),
-    "worker-gone": Hypothesis(
-        Cause.HOST_MEMORY,
-        Confidence.POSSIBLE,
-        "Worker processes are gone. Where they printed no error of their own further up, the "
-        "host's out-of-memory killer ended them.",
-        SHOWS_KILL,
-    ),
-    "ggml-pinned": Hypothesis(
-        Cause.HOST_MEMORY,
-        Confidence.LIKELY,
-        "Page-locked host memory ran out: WSL2 and some containers allow little of it. The "
-        "text says CUDA, but it is the host's memory.",
-    ),
-}
-"""What the finer kinds say that are neither a kill nor a lack that is told."""
-
-
-def _host(message: OomMessage) -> list[Hypothesis]:
-    if message.sub_kind in _HOST_SIGNS:
-        return [_HOST_SIGNS[message.sub_kind]]
+def _host(message: OomMessage) -> Hypothesis:
     asked = (
         f" for {format_size(message.requested_bytes)}"
         if message.requested_bytes is not None
@@ -524,14 +448,12 @@ def _host(message: OomMessage) -> list[Hypothesis]:
         summary = "The process was killed, most often by the host's out-of-memory killer."
     else:
         summary = f"The host's memory ran out{asked}, not the GPU's."
-    return [
-        Hypothesis(
-            Cause.HOST_MEMORY,
-            Confidence.LIKELY if is_kill else Confidence.PROVEN,
-            summary,
-            SHOWS_KILL if is_kill else "",
-        )
-    ]
+    return Hypothesis(
+        Cause.HOST_MEMORY,
+        summary,
+        Confidence.LIKELY if is_kill else Confidence.PROVEN,
+        SHOWS_KILL if is_kill else "",
+    )
 
 
 _ON_CHIP: Final = re.compile(
@@ -540,7 +462,7 @@ _ON_CHIP: Final = re.compile(
 """Bytes of a multiprocessor, as Triton prints them (triton/runtime/errors.py)."""
 
 
-def _not_memory(message: OomMessage) -> list[Hypothesis]:
+def _not_memory(message: OomMessage) -> Hypothesis:
     if message.kind == "shared-memory":
         told = _ON_CHIP.search(message.text)
         figures = f": {format_size(int(told[1]))} of {format_size(int(told[2]))}" if told else ""
@@ -553,7 +475,7 @@ def _not_memory(message: OomMessage) -> list[Hypothesis]:
     else:
         what = NEGATIVES.get(message.sub_kind)
         summary = "This error is not about memory running out" + (f": {what}." if what else ".")
-    return [Hypothesis(Cause.NOT_MEMORY, Confidence.LIKELY, summary)]
+    return Hypothesis(Cause.NOT_MEMORY, summary, Confidence.LIKELY)
 
 
 def _framework(message: OomMessage) -> str:

@@ -17,12 +17,12 @@ REAL_HOLES_SHARE: Final = 0.1
 """``inactive_split_bytes`` of a tenth of reserved memory: well above the slack of any run."""
 
 
-def read_stats(context: Context) -> list[Hypothesis]:
-    """Return the hypotheses on the statistics of one device, the best first."""
-    return [replace(h, row="statistics") for h in _read(context, context.stats[-1])]
+def read_stats(context: Context) -> Hypothesis:
+    """Return the hypothesis on the statistics of one device."""
+    return replace(_read(context, context.stats[-1]), row="statistics")
 
 
-def _read(context: Context, last: MemoryStats) -> list[Hypothesis]:
+def _read(context: Context, last: MemoryStats) -> Hypothesis:
     n_ooms, n_retries = last.n_ooms or 0, last.n_alloc_retries or 0
     if context.is_series and climbs(context.stats, "allocated_bytes.all.current"):
         grown = rise(context.stats, "allocated_bytes.all.current")
@@ -30,54 +30,54 @@ def _read(context: Context, last: MemoryStats) -> list[Hypothesis]:
             f"Allocated memory rises from record to record, by {format_size(grown)} over "
             f"{format_count(len(context.stats))} of them."
         )
-        return [
-            Hypothesis(Cause.LEAK, Confidence.LIKELY, text, "A snapshot names the line."),
-            Hypothesis(Cause.CAPACITY if n_ooms else Cause.HEALTHY, Confidence.POSSIBLE, ""),
-        ]
+        return Hypothesis(
+            Cause.LEAK,
+            text,
+            Confidence.LIKELY,
+            "A snapshot names the line.",
+            also=(Cause.CAPACITY if n_ooms else Cause.HEALTHY,),
+        )
     if n_ooms:
         return _after_ooms(last, n_ooms, n_retries)
     if n_retries:
         return _near_the_limit(context, last, n_retries)
     if last.n_ooms is None and last.n_alloc_retries is None:
-        return [_no_counters()]
-    peak = last.get("allocated_bytes.all.peak")
-    return [
-        Hypothesis(
-            Cause.HEALTHY,
-            Confidence.LIKELY,
-            f"No request failed and none needed a retry; allocated memory peaked at "
-            f"{format_size(peak)}, {format_size(last.reserved_bytes)} are reserved.",
+        return Hypothesis(
+            Cause.UNKNOWN,
+            "The statistics hold neither the number of failures nor of retries.",
+            settled_by="Give the whole output of torch.cuda.memory_stats().",
         )
-    ]
+    peak = last.get("allocated_bytes.all.peak")
+    return Hypothesis(
+        Cause.HEALTHY,
+        f"No request failed and none needed a retry; allocated memory peaked at "
+        f"{format_size(peak)}, {format_size(last.reserved_bytes)} are reserved.",
+        Confidence.LIKELY,
+    )
 
 
-def _after_ooms(last: MemoryStats, n_ooms: int, n_retries: int) -> list[Hypothesis]:
+def _after_ooms(last: MemoryStats, n_ooms: int, n_retries: int) -> Hypothesis:
     split, reserved = last.inactive_split_bytes or 0, last.reserved_bytes or 0
     counts = (
         f"{format_count(n_ooms)} {'request' if n_ooms == 1 else 'requests'} failed after "
         f"{format_count(n_retries)} {'retry' if n_retries == 1 else 'retries'}"
     )
-    decider = "The OOM message or a snapshot has the size of the failed request."
-    holes = Hypothesis(
-        Cause.FRAGMENTATION,
-        Confidence.POSSIBLE,
-        f"{counts}, and {format_size(split)} of {format_size(reserved)} reserved are free but "
-        "stranded by live blocks.",
-        decider,
-    )
-    full = Hypothesis(
-        Cause.CAPACITY,
-        Confidence.POSSIBLE,
+    cause, other = Cause.CAPACITY, Cause.FRAGMENTATION
+    text = (
         f"{counts}, with {format_size(last.allocated_bytes)} of {format_size(reserved)} reserved "
-        "allocated.",
-        decider,
+        "allocated."
     )
     if reserved and split >= REAL_HOLES_SHARE * reserved:
-        return [holes, full]
-    return [full, holes]
+        cause, other = other, cause
+        text = (
+            f"{counts}, and {format_size(split)} of {format_size(reserved)} reserved are free but "
+            "stranded by live blocks."
+        )
+    decider = "The OOM message or a snapshot has the size of the failed request."
+    return Hypothesis(cause, text, settled_by=decider, also=(other,))
 
 
-def _near_the_limit(context: Context, last: MemoryStats, n_retries: int) -> list[Hypothesis]:
+def _near_the_limit(context: Context, last: MemoryStats, n_retries: int) -> Hypothesis:
     climbing = context.is_series and count_rises(context.stats, "num_alloc_retries")
     text = (
         f"No request failed, but {format_count(n_retries)} "
@@ -85,19 +85,11 @@ def _near_the_limit(context: Context, last: MemoryStats, n_retries: int) -> list
         f"{' and the counter climbs' if climbing else ''}: the run is near its limit, with "
         f"{format_size(last.inactive_split_bytes)} of free cache stranded."
     )
-    return [
-        Hypothesis(Cause.HEALTHY, Confidence.POSSIBLE, text, "A snapshot shows what is stranded."),
-        Hypothesis(Cause.FRAGMENTATION, Confidence.POSSIBLE, ""),
-        Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, ""),
-    ]
-
-
-def _no_counters() -> Hypothesis:
     return Hypothesis(
-        Cause.UNKNOWN,
-        Confidence.POSSIBLE,
-        "The statistics hold neither the number of failures nor of retries.",
-        "Give the whole output of torch.cuda.memory_stats().",
+        Cause.HEALTHY,
+        text,
+        settled_by="A snapshot shows what is stranded.",
+        also=(Cause.FRAGMENTATION, Cause.CAPACITY),
     )
 
 

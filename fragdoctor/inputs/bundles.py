@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import stat
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, BinaryIO, Final, Protocol, cast
+from typing import Any, BinaryIO, Final, cast
 
 from fragdoctor.errors import (
     InputError,
@@ -51,16 +51,32 @@ _MAX_DEVICES: Final = 1024
 _MAX_NUMBER: Final = 1 << 60
 
 
-class BundleFiles(Protocol):
-    """An open bundle, whatever holds it."""
+class BundleFiles:
+    """An open bundle, whatever holds it.
 
-    facts: BundleFacts
-    names: tuple[str, ...]
-    added: tuple[str, ...]
+    Attributes:
+        open: opens one of its files.
+        facts: what its manifest says.
+        names, added: which of ``MEMBERS`` and ``ADDED`` it has.
 
-    def open(self, name: str) -> BinaryIO:
-        """Open one of ``names`` or ``added``."""
-        ...
+    Args:
+        name: what people call it.
+        there: the files that it has.
+        opener: opens one of them.
+    """
+
+    def __init__(self, name: str, there: Container[str], opener: Callable[[str], BinaryIO]) -> None:
+        self.open = opener
+        self.names = tuple(n for n in MEMBERS if n in there)
+        self.added = tuple(n for n in ADDED if n in there)
+        with opener(MANIFEST) as file:
+            data = file.read(_MAX_MANIFEST_BYTES + 1)
+        if len(data) > _MAX_MANIFEST_BYTES:
+            raise LimitExceeded(
+                f"The manifest of {name} is longer than {format_size(_MAX_MANIFEST_BYTES)}.",
+                hint="A genuine one takes a few kilobytes.",
+            )
+        self.facts = read_manifest(data, name)
 
 
 def is_bundle(path: str | PathLike[str]) -> bool:
@@ -109,11 +125,12 @@ def open_bundle(path: str) -> Iterator[BundleFiles]:
         InputError: it cannot be read, or is refused.
     """
     if is_remote(path) and path.endswith("/"):
-        yield _RemoteDirectory(path)
+        there = {file.rsplit("/", 1)[-1] for file in list_remote(path, most=_MAX_ENTRIES)}
+        yield BundleFiles(without_secrets(path), there, lambda file: open_remote(f"{path}{file}"))
         return
     check_place(path)
     if Path(path).is_dir():
-        yield _Directory(Path(path))
+        yield _directory(Path(path))
         return
     with ExitStack() as stack:
         name = without_secrets(path)
@@ -122,7 +139,8 @@ def open_bundle(path: str) -> Iterator[BundleFiles]:
             archive = stack.enter_context(zipfile.ZipFile(file))
         except DAMAGE as e:
             raise damaged(name) from e
-        yield _Archive(name, archive)
+        members = _members(archive, name)
+        yield BundleFiles(name, members, lambda file: open_member(archive, members[file], name))
 
 
 def _seekable(url: str) -> BinaryIO:
@@ -160,93 +178,38 @@ def _fetch(raw: BinaryIO, copy: BinaryIO, name: str) -> None:
     copy.seek(0)
 
 
-class _Directory:
-    """A bundle as a directory."""
+def _directory(path: Path) -> BundleFiles:
+    def opened(file: str) -> BinaryIO:
+        check_place(path / file)
+        return (path / file).open("rb")
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.facts = read_manifest(self._manifest(), str(path))
-        self.names: tuple[str, ...] = tuple(n for n in MEMBERS if _is_regular(path / n))
-        self.added: tuple[str, ...] = tuple(n for n in ADDED if _is_regular(path / n))
-
-    def open(self, name: str) -> BinaryIO:
-        check_place(self._path / name)
-        return (self._path / name).open("rb")
-
-    def _manifest(self) -> bytes:
-        with self.open(MANIFEST) as file:
-            return _bounded(file, str(self._path))
+    return BundleFiles(str(path), {n for n in (*MEMBERS, *ADDED) if _is_regular(path / n)}, opened)
 
 
-class _RemoteDirectory:
-    """A bundle as a folder of an object store or of a web server that lists it."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        there = {name.rsplit("/", 1)[-1] for name in list_remote(url, most=_MAX_ENTRIES)}
-        self.names: tuple[str, ...] = tuple(n for n in MEMBERS if n in there)
-        self.added: tuple[str, ...] = tuple(n for n in ADDED if n in there)
-        with self.open(MANIFEST) as file:
-            self.facts = read_manifest(_bounded(file, without_secrets(url)), without_secrets(url))
-
-    def open(self, name: str) -> BinaryIO:
-        return open_remote(f"{self._url}{name}")
-
-
-class _Archive:
-    """A bundle as a zip file: members at its root or in one folder."""
-
-    def __init__(self, name: str, archive: zipfile.ZipFile) -> None:
-        self._name = name
-        self._archive = archive
-        self._members = self._find()
-        manifest = self._members.pop(MANIFEST)
-        self.names: tuple[str, ...] = tuple(n for n in MEMBERS if n in self._members)
-        self.added: tuple[str, ...] = tuple(n for n in ADDED if n in self._members)
-        with self._stream(manifest) as file:
-            self.facts = read_manifest(_bounded(file, name), name)
-
-    def open(self, name: str) -> BinaryIO:
-        return self._stream(self._members[name])
-
-    def _find(self) -> dict[str, zipfile.ZipInfo]:
-        entries = self._archive.infolist()
-        if len(entries) > _MAX_ENTRIES:
-            raise LimitExceeded(
-                f"{self._name} holds {len(entries)} members.", hint="A bundle holds six."
-            )
-        homes = {parts_of(e.filename)[:-1] for e in entries if _is_manifest(e)}
-        if len(homes) != 1 or any(len(home) > 1 for home in homes):
-            raise RefusedSnapshot(
-                f"{self._name} holds several bundles." if homes else f"{self._name} is no bundle.",
-                hint="Unpack it and give one of them.",
-            )
-        home = homes.pop()
-        found: dict[str, zipfile.ZipInfo] = {}
-        for entry in entries:
-            *folder, file = parts_of(entry.filename) or ("",)
-            if tuple(folder) != home or file not in (MANIFEST, *MEMBERS, *ADDED):
-                continue
-            if file in found or not is_usual(entry):
-                raise RefusedSnapshot(
-                    f"{self._name} holds {file} twice, encrypted or packed in an unusual way.",
-                    hint="Pack the bundle anew: zip -r bundle.zip BUNDLE",
-                )
-            found[file] = entry
-        return found
-
-    def _stream(self, entry: zipfile.ZipInfo) -> BinaryIO:
-        return open_member(self._archive, entry, self._name)
-
-
-def _bounded(file: BinaryIO, name: str) -> bytes:
-    data = file.read(_MAX_MANIFEST_BYTES + 1)
-    if len(data) > _MAX_MANIFEST_BYTES:
-        raise LimitExceeded(
-            f"The manifest of {name} is longer than {format_size(_MAX_MANIFEST_BYTES)}.",
-            hint="A genuine one takes a few kilobytes.",
+def _members(archive: zipfile.ZipFile, name: str) -> dict[str, zipfile.ZipInfo]:
+    """Return the files of a bundle in a zip file: at its root or in one folder."""
+    entries = archive.infolist()
+    if len(entries) > _MAX_ENTRIES:
+        raise LimitExceeded(f"{name} holds {len(entries)} members.", hint="A bundle holds six.")
+    homes = {parts_of(e.filename)[:-1] for e in entries if _is_manifest(e)}
+    if len(homes) != 1 or any(len(home) > 1 for home in homes):
+        raise RefusedSnapshot(
+            f"{name} holds several bundles." if homes else f"{name} is no bundle.",
+            hint="Unpack it and give one of them.",
         )
-    return data
+    home = homes.pop()
+    found: dict[str, zipfile.ZipInfo] = {}
+    for entry in entries:
+        *folder, file = parts_of(entry.filename) or ("",)
+        if tuple(folder) != home or file not in (MANIFEST, *MEMBERS, *ADDED):
+            continue
+        if file in found or not is_usual(entry):
+            raise RefusedSnapshot(
+                f"{name} holds {file} twice, encrypted or packed in an unusual way.",
+                hint="Pack the bundle anew: zip -r bundle.zip BUNDLE",
+            )
+        found[file] = entry
+    return found
 
 
 def _is_manifest(entry: zipfile.ZipInfo) -> bool:

@@ -15,7 +15,7 @@ import glob
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -313,20 +313,25 @@ def _of_notes(
 def _owners(
     ranks: Sequence[str], notes: Sequence[str], named: Mapping[str, RankInput]
 ) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the notes of each rank, and those that belong to none."""
-    by_folder: dict[str, list[str]] = defaultdict(list)
-    by_rank: dict[int, list[str]] = defaultdict(list)
-    by_stem: dict[str, list[str]] = defaultdict(list)
+    """Return the notes of each rank, and those that belong to none.
+
+    A note is owned by its rank, its name, then its folder, where that leaves one choice.
+    """
+    alike: dict[object, list[str]] = defaultdict(list)  # ranks by number, stem and folder
     for path in ranks:
-        by_folder[os.path.dirname(path)].append(path)  # noqa: PTH120 - paths of any spelling
-        by_stem[_stem(path)].append(path)
-        rank = named[path].rank
-        if rank is not None:
-            by_rank[rank].append(path)
+        for key in (named[path].rank, ("stem", _stem(path)), ("folder", _folder(path))):
+            alike[key].append(path)
     beside: dict[str, list[str]] = defaultdict(list)
     ownerless = []
     for note in sorted(notes):
-        owner = _owner(note, named[note], by_rank, by_stem, by_folder)
+        rank = named[note].rank
+        keys: tuple[object, ...] = (("stem", _stem(note)), rank, ("folder", _folder(note)))
+        if rank is not None and named[note].source is RankSource.NAME:
+            keys = (rank,)  # the name says which rank owns it
+        choices = [alike[key] for key in keys if key is not None and key in alike]
+        near = ([c for c in some if _folder(c) == _folder(note)] for some in choices)
+        both = (choice for pair in zip(choices, near, strict=True) for choice in pair)
+        owner = next((choice[0] for choice in both if len(choice) == 1), None)
         if owner is None:
             ownerless.append(note)
         else:
@@ -334,37 +339,8 @@ def _owners(
     return beside, ownerless
 
 
-def _owner(
-    note: str,
-    named: RankInput,
-    by_rank: Mapping[int, Sequence[str]],
-    by_stem: Mapping[str, Sequence[str]],
-    by_folder: Mapping[str, Sequence[str]],
-) -> str | None:
-    """Return the one rank that a text belongs to: by its rank, its name, then its folder."""
-    folder = os.path.dirname(note)  # noqa: PTH120 - paths of any spelling
-    for candidates in _candidates(note, named, by_rank, by_stem, by_folder):
-        near = [c for c in candidates if os.path.dirname(c) == folder]  # noqa: PTH120 - same
-        for choice in (candidates, near):
-            if len(choice) == 1:
-                return choice[0]
-    return None
-
-
-def _candidates(
-    note: str,
-    named: RankInput,
-    by_rank: Mapping[int, Sequence[str]],
-    by_stem: Mapping[str, Sequence[str]],
-    by_folder: Mapping[str, Sequence[str]],
-) -> Iterator[Sequence[str]]:
-    if named.rank is not None and named.source is RankSource.NAME:
-        yield by_rank.get(named.rank, ())
-        return  # the name says which rank owns it
-    yield by_stem.get(_stem(note), ())
-    if named.rank is not None:
-        yield by_rank.get(named.rank, ())
-    yield by_folder.get(os.path.dirname(note), ())  # noqa: PTH120 - paths of any spelling
+def _folder(path: str) -> str:
+    return os.path.dirname(path)  # noqa: PTH120 - paths of any spelling
 
 
 def _stem(path: str) -> str:

@@ -285,17 +285,13 @@ def find_bundles(directory: Path) -> tuple[FoundBundle, ...]:
 def telling_order(found: FoundBundle) -> tuple[int, int, str, str]:
     """Return the sort key of ``find_bundles``."""
     facts = found.facts
-    is_fatal = facts.ended_program or _is_failure(facts)
+    # A failure without a bundle of its own may have ended the program, too.
+    is_fatal = facts.ended_program or facts.exception.endswith("OutOfMemoryError")
     order = 0 if is_fatal else _ORDER.get(facts.reason, len(_ORDER))
     if facts.reason == "exit" and facts.n_ooms and not facts.exception:
         # It ended well: its recording shows the failures that were caught, and the rest.
         return 0, 1, facts.time, found.path.name
     return order, 0 if is_fatal else 2, facts.time, found.path.name
-
-
-def _is_failure(facts: BundleFacts) -> bool:
-    """Return whether a failure without a bundle of its own ended the program."""
-    return facts.exception.endswith("OutOfMemoryError")
 
 
 def pack(bundle: Path) -> Path:

@@ -23,7 +23,14 @@ from fragdoctor.inputs.wordings.backends import CUDA_ASYNC, JAX_AND_TENSORFLOW, 
 from fragdoctor.inputs.wordings.driver import DRIVERS, LAST_RESORT, LIBRARIES
 from fragdoctor.inputs.wordings.frameworks import FRAMEWORKS, KV_CACHE_CHECKS
 from fragdoctor.inputs.wordings.not_device import HOST_MEMORY, NOT_DEVICE_MEMORY
-from fragdoctor.inputs.wordings.wording import ALLOCATOR, NEGATIVE, SHARED_MEMORY, Hit, Wording
+from fragdoctor.inputs.wordings.wording import (
+    ALLOCATOR,
+    NEGATIVE,
+    SHARED_MEMORY,
+    Hit,
+    Wording,
+    matches,
+)
 from fragdoctor.inputs.xla_program import xla_program
 from fragdoctor.model.case import NO_FAILURE, LogMarker, OomLog, OomMessage
 
@@ -375,33 +382,27 @@ def _primary(messages: list[OomMessage]) -> int:
     return min(range(len(messages)), key=lambda i: (tier(messages[i]), i), default=0)
 
 
-_ASSERTION: Final = r"thread:\[\d{1,6},\d{1,6},\d{1,6}\]assertion`"
 _MARKERS: Final = (
-    ("cache-flush", "allocatorcacheflushes", re.compile(r"allocatorcacheflushes"), 0),
-    ("device-assert", "assertion`", re.compile(_ASSERTION), 40),
-    ("index-error", "indexoutofrangeinself", re.compile(r"indexoutofrangeinself"), 0),
-    ("restart", "restartingworker", re.compile(r"restartingworker(?:s|group)"), 0),
-    ("restart", "willrestartworker", re.compile(r"willrestartworkergroup"), 0),
-    ("expandable-unsupported", "notsupportedonthisplat",
-     re.compile(r"expandable_segmentsnotsupportedonthisplatform"), 24),
-    ("killed", "closingsignalsigterm", re.compile(r"closingsignalsigterm"), 0),
-    ("killed", "failed(exitcode:", re.compile(r"failed\(exitcode:-?\d{1,4}\)"), 0),
-    ("killed", "exitedunexpectedly", re.compile(r"dataloaderworker\S{0,80}exitedun"), 99),
-    ("killed", "signal15(sigterm)", re.compile(r"signal15\(sigterm\)"), 0),
-)  # fmt: skip
+    ("cache-flush", r"allocatorcacheflushes"),
+    ("device-assert", r"thread:\[\d{1,6},\d{1,6},\d{1,6}\]assertion`"),
+    ("index-error", r"indexoutofrangeinself"),
+    ("restart", r"restartingworker(?:s|group)"),
+    ("restart", r"willrestartworkergroup"),
+    ("expandable-unsupported", r"expandable_segmentsnotsupportedonthisplatform"),
+    ("killed", r"closingsignalsigterm"),
+    ("killed", r"failed\(exitcode:-?\d{1,4}\)"),
+    ("killed", r"dataloaderworker\S{0,80}exitedun"),
+    ("killed", r"signal15\(sigterm\)"),
+)
 
 
 def markers_of(stream: LogStream, report_before: int | None) -> Iterator[LogMarker]:
     """Yield the markers of a stream that belong to its window."""
-    text = stream.squeezed
-    for kind, literal, pattern, back in _MARKERS:
-        position, line = 0, 0
-        while (at := text.find(literal, position)) >= 0:
-            position = at + len(literal)
-            match = pattern.search(text, max(0, at - back), position + 60)
-            if match is None or (
-                report_before is not None and stream.ordinal_at(at) >= report_before
-            ):
+    for kind, pattern in _MARKERS:
+        line = 0
+        for match in matches(pattern, stream.squeezed):
+            at = match.start()
+            if report_before is not None and stream.ordinal_at(at) >= report_before:
                 continue
             number = stream.line_at(at)
             if number != line:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, Final, cast
 
@@ -217,8 +217,8 @@ def _explained(url: str, error: Exception) -> InputError:
     shown = without_secrets(url)
     names = {kind.__name__ for kind in type(error).__mro__}
     status = getattr(error, "status", None)
-    for applies, sentence, hint in _ANSWERS:
-        if applies(names, status):
+    for kinds, statuses, sentence, hint in _ANSWERS:
+        if names & kinds or status in statuses:
             return InputError(sentence.format(shown), hint=hint)
     if "ClientPayloadError" in names or "IncompleteRead" in names:
         return TruncatedSnapshot(
@@ -230,35 +230,31 @@ def _explained(url: str, error: Exception) -> InputError:
     return InputError(f"{shown} cannot be read: {reason}.", hint="Check the URL and the network.")
 
 
-_Applies = Callable[[set[str], object], bool]
-_ANSWERS: Final[tuple[tuple[_Applies, str, str], ...]] = (
+_ANSWERS: Final = (
+    ({"FileNotFoundError"}, (404,), "{} does not exist.", "Check the URL."),
     (
-        lambda names, status: "FileNotFoundError" in names or status == 404,
-        "{} does not exist.",
-        "Check the URL.",
-    ),
-    (
-        lambda names, _: bool(
-            names & {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"}
-        ),
+        {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"},
+        (),
         "{} cannot be read: there are no credentials.",
         "Set them up where this reads from, as with AWS_PROFILE or GOOGLE_APPLICATION_CREDENTIALS.",
     ),
     (
-        lambda names, status: "PermissionError" in names or status in (401, 403),
+        {"PermissionError"},
+        (401, 403),
         "{} may not be read: access is denied.",
         "Check the credentials.",
     ),
     (
-        lambda names, _: bool(names & {"TimeoutError", "FSTimeoutError", "ServerTimeoutError"}),
+        {"TimeoutError", "FSTimeoutError", "ServerTimeoutError"},
+        (),
         "{} did not answer in time.",
         "Check the network, or copy the file here.",
     ),
     (
-        lambda names, _: bool(
-            names & {"ClientConnectorError", "EndpointConnectionError", "ConnectionError"}
-        ),
+        {"ClientConnectorError", "EndpointConnectionError", "ConnectionError"},
+        (),
         "The server of {} cannot be reached.",
         "Check the URL and the network.",
     ),
 )
+"""What the names of an error's classes, or the status that a server answered, say."""

@@ -121,14 +121,11 @@ def scan(
             continue
         line = places.line(offset, end)
         end = line.start + len(line.raw) + 1
-        is_first = line.start in (0, _start(text, line.start))
+        # Of the line of a file, not of a progress bar.
+        line_start = text.rfind("\n", max(0, line.start - _MAX_LINE), line.start) + 1
+        is_first = line.start in (0, line_start)
         scenes.extend(_scenes(line, known.get(line.number, ()) if is_first else ()))
     return tuple(scenes)
-
-
-def _start(text: str, offset: int) -> int:
-    """Return where the line of a file (not of a progress bar) around an offset starts."""
-    return text.rfind("\n", max(0, offset - _MAX_LINE), offset) + 1
 
 
 def _known_lines(

@@ -162,7 +162,7 @@ def _entries(value: Any, device: int | None, label: str, depth: int) -> Iterator
         # a longer list than there can be devices is one entry a moment
         is_devices = depth == 0 and 1 < len(value) <= DEFAULT_LIMITS.max_devices
         is_devices = is_devices and not any(_device_in(v) is not None for v in value)
-        is_devices = is_devices and not any(_has_label(v) for v in value)
+        is_devices = is_devices and not any(isinstance(v, dict) and _label_in(v) for v in value)
         for index, item in enumerate(value):
             own = index if is_devices and device is None else device
             yield from _entries(item, own, label, depth + 1)
@@ -224,10 +224,6 @@ def _device_in(value: Any) -> int | None:
         if match:
             return int(match.group(1))
     return None
-
-
-def _has_label(value: Any) -> bool:
-    return isinstance(value, dict) and bool(_label_in(value))
 
 
 def _label_in(value: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ from fragdoctor.model.case import (
     OtherProcess,
     Overrides,
 )
+from fragdoctor.model.conf_keys import parse_version
 from fragdoctor.model.snapshot import Action, Snapshot
 from fragdoctor.rules.failed_request import (
     CONTEXT_ALLOWANCE_BYTES,
@@ -169,16 +170,10 @@ def _may_hide_limit(message: OomMessage) -> bool:
     """Return whether this wording omits ``allowed`` although a fraction may be set (2.1-2.4)."""
     if message.limit_bytes is not None or message.backend not in ("cuda", "rocm"):
         return False
-    low = _version(message.version_low)
-    high = _version(message.version_high)
-    return (low is None or low <= (2, 4)) and (high is None or high >= (2, 1))
-
-
-def _version(text: str) -> tuple[int, int] | None:
-    parts = text.split(".")
-    if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
-        return None
-    return int(parts[0]), int(parts[1])
+    low, high = message.version_low, message.version_high
+    return (not low or parse_version(low)[:2] <= (2, 4)) and (
+        not high or parse_version(high)[:2] >= (2, 1)
+    )
 
 
 def matching_oom(analysis: DeviceAnalysis, message: OomMessage | None) -> OomEvent | None:
@@ -212,10 +207,10 @@ def request_of_event(
 
     Live bytes are active bytes: a block that waits for another stream cannot be used either.
     """
-    printed = request_of_message(message) if message is not None else None
+    told = request_of_message(message) if message is not None else None
+    printed = told or FailedRequest("", 0, may_hide_limit=True)  # nothing was printed
     pools_free = _pools_free(analysis, event)
-    total = printed.total_bytes if printed is not None else None
-    limit = printed.limit_bytes if printed is not None else None
+    total, limit = printed.total_bytes, printed.limit_bytes
     fraction = overrides.memory_fraction
     if total is None and (event.device_free_bytes is None or fraction is not None):
         # Where the event says what PyTorch could have, a size from elsewhere is of another card.
@@ -225,13 +220,13 @@ def request_of_event(
     settings = snapshot.settings
     is_small = event.rounded_bytes <= SMALL_BYTES
     return FailedRequest(
-        source="trace" if printed is None else "trace and oom message",
+        source="trace" if told is None else "trace and oom message",
         requested_bytes=asked_bytes(event),
         block_bytes=event.rounded_bytes,
         total_bytes=total,
-        free_bytes=event.device_free_bytes
-        if event.device_free_bytes is not None
-        else (printed.free_bytes if printed is not None else None),
+        free_bytes=printed.free_bytes
+        if event.device_free_bytes is None
+        else event.device_free_bytes,
         live_bytes=event.active_bytes,
         unallocated_bytes=max(0, event.reserved_bytes - event.active_bytes - pools_free),
         pools_free_bytes=pools_free,
@@ -239,18 +234,18 @@ def request_of_event(
         unsplit_bytes=_unsplit_bytes(analysis.trace, event.row - analysis.trace.first_row),
         reserved_bytes=event.reserved_bytes,
         limit_bytes=limit,
-        process_bytes=printed.process_bytes if printed is not None else None,
-        other_processes=printed.other_processes if printed is not None else (),
-        own_pid=printed.own_pid if printed is not None else None,
+        process_bytes=printed.process_bytes,
+        other_processes=printed.other_processes,
+        own_pid=printed.own_pid,
         is_exact=True,
-        may_hide_limit=printed is None or printed.may_hide_limit,
+        may_hide_limit=printed.may_hide_limit,
         expandable=settings.expandable_segments if settings.is_recorded else None,
         page_bytes=2 * MIB if is_small else settings.large_segment_bytes,
         largest_free_block_bytes=event.largest_free_block_bytes,
         late_free_bytes=late_frees(snapshot, analysis.device, event.row),
         device=analysis.device,
-        hint=printed.hint if printed is not None else "",
-        doing=printed.doing if printed is not None else "",
+        hint=printed.hint,
+        doing=printed.doing,
         is_caught=was_caught(snapshot, analysis, event.row),
     )
 

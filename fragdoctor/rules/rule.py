@@ -7,9 +7,9 @@ A rule that lacks what it needs is skipped with the reason, never silently passe
 from __future__ import annotations
 
 import hashlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from enum import StrEnum
 from pathlib import PurePath
 from typing import ClassVar, Final
 
@@ -35,6 +35,14 @@ MAX_STACK = 12
 """Frames of a stack that a report carries; the innermost ones say where."""
 
 
+class Skip(Exception):  # noqa: N818 - it is a decision, not an error
+    """Raised by a rule that cannot judge this input; says why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 @frozen
 class Context:
     """One device of a case.
@@ -57,6 +65,42 @@ class Context:
     stats: tuple[MemoryStats, ...] = ()
     is_series: bool = False
     story: LogStory | None = None
+
+    def need_analysis(self) -> DeviceAnalysis:
+        """Return the analysis of the snapshot, or skip the rule without one."""
+        if self.analysis is None:
+            raise Skip("no memory snapshot was given")
+        return self.analysis
+
+    def need_trace(self) -> DeviceAnalysis:
+        """Return the analysis of a snapshot with a trace, or skip the rule without one."""
+        if self.analysis is None or not self.analysis.capture.has_trace:
+            raise Skip("no snapshot with a trace of events was given")
+        return self.analysis
+
+    def need_message(self) -> OomMessage:
+        """Return the message, or skip the rule without one."""
+        if self.message is None:
+            raise Skip("no out-of-memory message was given")
+        return self.message
+
+    def need_stats(self) -> tuple[MemoryStats, ...]:
+        """Return the statistics, or skip the rule without any."""
+        if not self.stats:
+            raise Skip("no memory statistics were given")
+        return self.stats
+
+    def need_request(self) -> FailedRequest:
+        """Return the failed request, or skip the rule without one."""
+        if self.failed_request is None:
+            raise Skip("no failed request is known (no event, message or --request)")
+        return self.failed_request
+
+    def need_settings(self) -> AllocatorSettings:
+        """Return the recorded settings, or skip the rule without any."""
+        if self.settings is None:
+            raise Skip("no input records the allocator settings")
+        return self.settings
 
     @property
     def snapshot(self) -> Snapshot | None:
@@ -214,44 +258,16 @@ FINGERPRINT_FRAMES: Final = 5
 change far outside does not make a finding look new."""
 
 
-class Need(StrEnum):
-    """An input that a rule cannot do without."""
-
-    SNAPSHOT = "snapshot"
-    TRACE = "trace"
-    MESSAGE = "message"
-    STATS = "stats"
-    FAILED_REQUEST = "failed_request"
-
-
-NEED_REASONS: Final = {
-    Need.SNAPSHOT: "no memory snapshot was given",
-    Need.TRACE: "no snapshot with a trace of events was given",
-    Need.MESSAGE: "no out-of-memory message was given",
-    Need.STATS: "no memory statistics were given",
-    Need.FAILED_REQUEST: "no failed request is known (no event, message or --request)",
-}
-
-
-class Skip(Exception):  # noqa: N818 - it is a decision, not an error
-    """Raised by a rule that cannot judge this input; says why."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
 class Rule(ABC):
     """One pattern that the doctor looks for.
 
     Attributes:
         code: ``FD103``.
-        name: what it finds, in kebab-case.
-        summary: one line.
+        name: what it finds, as its class is called, in kebab-case.
+        summary: the first line of its docstring.
         severity: severity of its findings unless ``finding`` is given another.
         since: first version of fragdoctor with this rule.
         status: ``preview`` or ``stable``.
-        needs: inputs without which it is skipped.
     """
 
     code: ClassVar[str]
@@ -260,7 +276,10 @@ class Rule(ABC):
     severity: ClassVar[Severity]
     since: ClassVar[str] = "0.2.0"
     status: ClassVar[str] = "preview"
-    needs: ClassVar[frozenset[Need]] = frozenset()
+
+    def __init_subclass__(cls) -> None:
+        cls.name = re.sub(r"\B(?=[A-Z])", "-", cls.__name__).lower()
+        cls.summary = (cls.__doc__ or "").partition("\n")[0].removesuffix(".")
 
     @abstractmethod
     def check(self, context: Context) -> Iterator[Finding]:
@@ -318,7 +337,6 @@ def run_rules(rules: Iterable[Rule], contexts: Sequence[Context]) -> RuleResults
         reasons: list[str] = []
         for context in contexts:
             try:
-                _require(rule, context)
                 findings.extend(rule.check(context))
             except Skip as skip:
                 reasons.append(skip.reason)
@@ -327,20 +345,3 @@ def run_rules(rules: Iterable[Rule], contexts: Sequence[Context]) -> RuleResults
             skipped.append(SkippedRule(rule.code, rule.name, reason))
     findings.sort(key=lambda f: (-f.severity, -f.n_bytes, f.code, f.device or 0))
     return RuleResults(tuple(findings), tuple(skipped))
-
-
-def _require(rule: Rule, context: Context) -> None:
-    for need in Need:
-        if need in rule.needs and not _has(context, need):
-            raise Skip(NEED_REASONS[need])
-
-
-def _has(context: Context, need: Need) -> bool:
-    analysis = context.analysis
-    return {
-        Need.SNAPSHOT: analysis is not None,
-        Need.TRACE: analysis is not None and analysis.capture.has_trace,
-        Need.MESSAGE: context.message is not None,
-        Need.STATS: bool(context.stats),
-        Need.FAILED_REQUEST: context.failed_request is not None,
-    }[need]

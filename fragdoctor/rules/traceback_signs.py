@@ -140,19 +140,24 @@ ATTENTION_SCORES: Final = "attention-scores"
 SIGNS: Final[tuple[TracebackSign, ...]] = (
     # ---- saving ----
     TracebackSign(
-        name="fsdp-full-state",
-        doing="while FSDP gathered the whole state dict on the GPU to save it",
+        name="gathered-save",
+        doing="while the whole model was gathered on the GPU to save it",
         grows_with=_MODEL,
         can_leave_gpu=True,
-        title="Gather the state dict on the CPU, on rank 0 only",
+        title="Save the shards, or gather them on the CPU of rank 0",
         change="FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, "
         "FullStateDictConfig(offload_to_cpu=True, rank0_only=True)) around "
         "state_dict(); get_model_state_dict(model, "
         "options=StateDictOptions(full_state_dict=True, cpu_offload=True)) since "
         "2.3; fsdp_state_dict_type: SHARDED_STATE_DICT in accelerate",
-        why="A full state dict holds every weight of the model on each GPU at once, "
+        words={
+            "DeepSpeed": "stage3_gather_16bit_weights_on_model_save: false, then the "
+            "zero_to_fp32.py that lies beside the checkpoint",
+        },
+        why="The whole state holds every weight of the model on each GPU at once, "
         "where training holds a share of them.",
-        source="torch 1.12 to 2.15, torch/distributed/fsdp",
+        source="torch 1.12 to 2.15, torch/distributed/fsdp; deepspeed 0.9 to 0.19.6, "
+        "runtime/engine.py",
         places=(
             Place(
                 file=r"/torch/distributed/fsdp/(?:_state_dict_utils|_unshard_param_utils)\.py$"
@@ -164,26 +169,13 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 "_optim_state_dict_impl _full_pre_state_dict_hook "
                 "_full_post_state_dict_hook",
             ),
-        ),
-        intro=r"/fsdp/(?:_state_dict_utils|fully_sharded_data_parallel)\.py"
-        r"|Failed to clone\(\) tensor with name",
-    ),
-    TracebackSign(
-        name="zero3-gathered-save",
-        doing="while DeepSpeed gathered the whole model to save it",
-        grows_with=_MODEL,
-        can_leave_gpu=True,
-        title="Save the shards, and join them afterwards on the CPU",
-        change="stage3_gather_16bit_weights_on_model_save: false, then the "
-        "zero_to_fp32.py that lies beside the checkpoint",
-        why="ZeRO 3 keeps a share of each weight on every GPU; saving in 16 bits gathers them.",
-        source="deepspeed 0.9 to 0.19.6, runtime/engine.py",
-        places=(
             Place(
                 file=r"/deepspeed/",
                 functions="_zero3_consolidated_16bit_state_dict save_16bit_model save_fp16_model",
             ),
         ),
+        intro=r"/fsdp/(?:_state_dict_utils|fully_sharded_data_parallel)\.py"
+        r"|Failed to clone\(\) tensor with name",
     ),
     TracebackSign(
         name="merged-save",
@@ -211,16 +203,18 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     # ---- loading ----
     TracebackSign(
-        name="checkpoint-on-gpu",
-        doing="while torch.load put a checkpoint on the GPU that it was saved from",
+        name="loaded-checkpoint",
+        doing="while a checkpoint was loaded onto the GPU",
         grows_with=_MODEL,
         can_leave_gpu=True,
-        title="Load the checkpoint on the CPU",
-        change="torch.load(path, map_location='cpu'), with mmap=True since 2.1; then "
-        "load_state_dict() copies it into the model that is on the GPU already",
+        title="Load the checkpoint on the CPU, and free it after loading",
+        change="state = torch.load(path, map_location='cpu'), with mmap=True since 2.1; "
+        "model.load_state_dict(state), which copies it into the model that is on the GPU already; "
+        "del state",
         why="Without map_location each tensor goes to the device it was saved from: "
-        "beside the model, and of every rank to the same GPU.",
-        source="torch 1.0 to 2.15, torch/serialization.py",
+        "beside what it is copied into, and of every rank to the same GPU.",
+        source="torch 1.0 to 2.15, torch/serialization.py, nn/modules/module.py and "
+        "optim/optimizer.py",
         places=(
             Place(
                 file=r"/torch/(?:serialization|storage)\.py$",
@@ -228,19 +222,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 "restore_location default_restore_location _cuda_deserialize "
                 "_deserialize",
             ),
-        ),
-    ),
-    TracebackSign(
-        name="loading-state",
-        doing="while a checkpoint was loaded into the model or the optimizer",
-        grows_with=_MODEL,
-        can_leave_gpu=True,
-        title="Load the checkpoint on the CPU, and free it after loading",
-        change="state = torch.load(path, map_location='cpu'); "
-        "model.load_state_dict(state); del state",
-        why="A loaded checkpoint on the GPU is there beside what it is copied into.",
-        source="torch 2.13, torch/nn/modules/module.py and torch/optim/optimizer.py",
-        places=(
             Place(
                 file=r"/torch/(?:nn/modules/module|optim/optimizer)\.py$",
                 functions="load_state_dict _load_from_state_dict "
@@ -261,6 +242,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             "device_map='auto' over several GPUs and the CPU, with max_memory for each",
             "Diffusers": "pipe.enable_model_cpu_offload() instead of pipe.to('cuda'), and "
             "torch_dtype=torch.bfloat16",
+            "DeepSpeed": '"zero_optimization": {"stage": 3}, and the model built inside '
+            "deepspeed.zero.Init(config_dict_or_path=...), or with an HfDeepSpeedConfig(config) "
+            "alive before from_pretrained(): otherwise each process builds the whole of it",
             "ComfyUI": "an fp8 or GGUF checkpoint, or start with --lowvram (--novram keeps even "
             "less on the GPU)",
         },
@@ -285,20 +269,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 r"|/accelerate/utils/modeling\.py$|/safetensors/torch\.py$"
             ),
         ),
-    ),
-    TracebackSign(
-        name="whole-model-on-each-gpu",
-        doing="while DeepSpeed put the whole model on each GPU",
-        grows_with=_MODEL,
-        refines="loading-weights",
-        title="Shard the model while it is built",
-        change='"zero_optimization": {"stage": 3}, and build the model inside '
-        "deepspeed.zero.Init(config_dict_or_path=...); with Transformers keep an "
-        "HfDeepSpeedConfig(config) alive before from_pretrained()",
-        why="Without zero.Init each process builds the whole model, and deepspeed.initialize() "
-        "moves it to its GPU before anything is sharded.",
-        source="deepspeed 0.9 to 0.19, runtime/engine.py",
-        places=(Place(file=r"/deepspeed/", functions="_configure_distributed_model"),),
     ),
     # ---- serving ----
     TracebackSign(
@@ -487,17 +457,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     # ---- graphs ----
     TracebackSign(
-        name="dense-adjacency",
-        doing="while a graph was turned into a dense matrix of all pairs of nodes",
-        grows_with=_INPUT,
-        title="Keep the graph sparse, or sample it",
-        change="edge_index or torch_sparse.SparseTensor instead of to_dense_adj(); "
-        "NeighborLoader or ClusterLoader for parts of a large graph",
-        why="A dense adjacency has the square of the number of nodes as entries.",
-        source="torch_geometric 2.6, utils/_to_dense_adj.py",
-        places=(Place(functions="to_dense_adj to_dense_batch to_scipy_sparse_matrix"),),
-    ),
-    TracebackSign(
         name="graph-messages",
         doing="while a graph network computed a message for each edge",
         grows_with=_INPUT,
@@ -563,21 +522,24 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     # ---- optimizers ----
     TracebackSign(
-        name="sharded-optimizer-setup",
-        doing="while DeepSpeed made the state of the optimizer",
+        name="sharded-optimizer",
+        doing="while DeepSpeed made the state of the optimizer or stepped through it",
         grows_with=_MODEL,
+        refines="optimizer-state",
         title="Put the optimizer's state on the host, or over more GPUs",
-        change="zero_optimization: offload_optimizer: device: cpu, or ZeRO stage 2 or 3 "
-        "over more GPUs",
+        change='"zero_optimization": {"offload_optimizer": {"device": "cpu"}}, with which the step '
+        "runs on the CPU; a higher ZeRO stage or more GPUs; a lower sub_group_size under ZeRO 3",
         why="Weights in 32 bits and two moments are twelve bytes a parameter, divided "
-        "by the number of GPUs.",
-        source="deepspeed 0.9 to 0.19.6, runtime/zero",
+        "by the number of GPUs; the batch's activations are not there then: a smaller batch "
+        "changes nothing.",
+        source="deepspeed 0.9 to 0.19.6, runtime/zero and runtime/engine.py",
         places=(
             Place(
                 file=r"/deepspeed/",
                 functions="initialize_optimizer_states _setup_for_real_optimizer "
                 "_create_fp32_partitions _configure_zero_optimizer",
             ),
+            Place(file=r"/deepspeed/runtime/", functions="_optimizer_step step _take_model_step"),
         ),
     ),
     TracebackSign(
@@ -681,21 +643,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="Its kernels ask the driver for their temporaries, beside PyTorch's cache.",
         source="bitsandbytes 0.35 to 0.48, csrc/ops.cu: CUDA_CHECK_RETURN",
         intro=r"[Oo]ut of memory at line \d+ in file \S*(?:ops|kernels)\.cu",
-    ),
-    TracebackSign(
-        name="sharded-optimizer-step",
-        doing="in DeepSpeed's step of the optimizer",
-        grows_with=_MODEL,
-        refines="optimizer-state",
-        title="Put the optimizer's state on the host, or over more GPUs",
-        change='"zero_optimization": {"offload_optimizer": {"device": "cpu"}}, with which the step '
-        "runs on the CPU; a higher ZeRO stage or more GPUs; a lower sub_group_size under ZeRO 3",
-        why="The state is what is stepped through; the batch's activations are freed by then: a "
-        "smaller batch changes nothing.",
-        source="deepspeed 0.9 to 0.19.6, runtime/zero/stage3.py, stage_1_and_2.py and engine.py",
-        places=(
-            Place(file=r"/deepspeed/runtime/", functions="_optimizer_step step _take_model_step"),
-        ),
     ),
     # ---- images ----
     TracebackSign(
@@ -841,11 +788,13 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="while a matrix of all pairs was made",
         grows_with=_INPUT,
         title="Do not make all pairs at once",
-        change="work through the rows in chunks; a sparse or fused form of the operation; "
-        "a smaller graph, image or sequence",
+        change="work through the rows in chunks; a sparse or fused form of the operation, such as "
+        "edge_index or torch_sparse.SparseTensor in place of to_dense_adj(); a smaller graph, "
+        "image or sequence, or parts of a large graph (NeighborLoader, ClusterLoader)",
         why="All pairs are the square of the number of items.",
-        source="torch 2.13: cdist, pairwise products",
+        source="torch 2.13: cdist, pairwise products; torch_geometric 2.6, utils/_to_dense_adj.py",
         places=(
+            Place(functions="to_dense_adj to_dense_batch to_scipy_sparse_matrix"),
             Place(
                 code=r"\btorch\.cdist\(|\ba\s?@\s?b\.transpose|all_combinations|repeat_interleave\("
             ),

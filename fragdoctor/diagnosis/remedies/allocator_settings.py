@@ -25,11 +25,7 @@ from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.settings import is_same_conf
 from fragdoctor.model.simulation import ReplayResult
-from fragdoctor.rules.fragmentation.holes import find_holes
 from fragdoctor.units import MIB, format_size, plural
-
-MOSTLY: Final = 0.9
-"""Nine tenths of the free bytes: the rest would not make the difference."""
 
 SMALLEST_SPLIT_MB: Final = 32
 """The setting's own minimum is 20 or 21 MiB; just above it every second tensor counts as large."""
@@ -73,7 +69,7 @@ class SettingRemedy(Remedy):
         result = best.result
         setting = case.assignment(best.attempt.what_if.conf or "")
         if not result.is_conclusive:
-            return None if proposal is None else self.left_open(proposal, result)
+            return None if proposal is None else left_open(proposal, result)
         is_better = helps(bench.recorded, result)
         if is_better:
             return self._accepted(case, bench, best, proposal)
@@ -90,11 +86,6 @@ class SettingRemedy(Remedy):
             setting=setting,
             predicted=bench.predicted(result),
         )
-
-    def left_open(self, proposal: Proposal, result: ReplayResult) -> Proposal:
-        """Return a proposal that the replay cannot judge, with the reason."""
-        reason = result.note.removeprefix("not known: ")
-        return proposal.with_caveat(f"A replay cannot answer it: {reason}.")
 
     def _value(self, one: Outcome) -> str:
         """Return the value of the key in what was tried."""
@@ -147,12 +138,18 @@ class SettingRemedy(Remedy):
         )
 
 
+def left_open(proposal: Proposal, result: ReplayResult) -> Proposal:
+    """Return a proposal that the replay cannot judge, with the reason."""
+    reason = result.note.removeprefix("not known: ")
+    return proposal.with_caveat(f"A replay cannot answer it: {reason}.")
+
+
 class ExpandableSegments(SettingRemedy):
     """``expandable_segments:True``: the first setting to try against fragmentation."""
 
-    code: ClassVar[str] = "expandable-segments"
-    key: ClassVar[str] = "expandable_segments"
-    title: ClassVar[str] = "Use expandable segments"
+    code = "expandable-segments"
+    key = "expandable_segments"
+    title = "Use expandable segments"
 
     def confs(self, case: JudgedCase) -> Sequence[str]:
         """Return the setting where it is not on already."""
@@ -172,10 +169,6 @@ class ExpandableSegments(SettingRemedy):
             against = _beyond_holes(case)
         if against:
             yield self.rejection(against, Confidence.PROVEN, setting=setting)
-            return
-        against = _small_holes(case)
-        if against:
-            yield self.rejection(against, Confidence.LIKELY, setting=setting)
             return
         is_main = case.cause is Cause.FRAGMENTATION
         if not is_main and not (
@@ -232,34 +225,12 @@ def _beyond_holes(case: JudgedCase) -> str:
     )
 
 
-def _small_holes(case: JudgedCase) -> str:
-    """Freed holes below a page between live blocks stay holes under expandable segments.
-
-    Tails that were never used do not: the next block would follow directly.
-    """
-    r, snapshot = case.failed_request, case.context.snapshot
-    if r is None or snapshot is None or case.context.device is None:
-        return ""
-    if case.cause is not Cause.FRAGMENTATION:
-        return ""
-    holes = find_holes(snapshot, case.context.device)
-    if not holes.free_bytes or holes.used_before_bytes < MOSTLY * holes.free_bytes:
-        return ""
-    if holes.largest_used_before_bytes >= r.page_bytes:
-        return ""
-    return (
-        f"{format_size(holes.used_before_bytes)} of free cache are freed blocks of at most "
-        f"{format_size(holes.largest_used_before_bytes)} between live ones, less than a page of "
-        f"{format_size(r.page_bytes)}: they would strand pages as they strand segments."
-    )
-
-
 class MaxSplitSize(SettingRemedy):
     """``max_split_size_mb``: keeps large blocks whole. A last resort."""
 
-    code: ClassVar[str] = "max-split-size"
-    key: ClassVar[str] = "max_split_size_mb"
-    title: ClassVar[str] = "Keep large blocks whole"
+    code = "max-split-size"
+    key = "max_split_size_mb"
+    title = "Keep large blocks whole"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it for fragmentation by a large request, never beside expandable segments."""
@@ -279,10 +250,6 @@ class MaxSplitSize(SettingRemedy):
         r = case.failed_request
         if r is not None and r.requested_bytes < SMALLEST_SPLIT_MB * MIB:
             return
-        against = _only_small_segments(case, megabytes)
-        if against:
-            yield self.rejection(against, Confidence.LIKELY, setting=setting)
-            return
         request = "" if r is None else f" such as the {format_size(r.requested_bytes)} here"
         yield self.proposal(
             weight=MAY_HELP + 5,
@@ -300,22 +267,6 @@ class MaxSplitSize(SettingRemedy):
         )
 
 
-def _only_small_segments(case: JudgedCase, megabytes: int) -> str:
-    """Segments below the limit are split as before."""
-    snapshot, device = case.context.snapshot, case.context.device
-    if snapshot is None or device is None or case.context.analysis is None:
-        return ""
-    holes = find_holes(snapshot, device)
-    inside = holes.in_segments_from(megabytes * MIB)
-    if inside * 2 >= holes.free_bytes:
-        return ""
-    part = f"Only {format_size(inside)}" if inside else "Nothing"
-    return (
-        f"{part} of {format_size(holes.free_bytes)} free cache lies in segments of {megabytes} MiB "
-        "or more; smaller ones are split as before."
-    )
-
-
 def _split_limit_mb(case: JudgedCase) -> int:
     """Return a limit well below the request: a power of two, at most a quarter of it."""
     if case.failed_request is None:
@@ -330,9 +281,9 @@ def _split_limit_mb(case: JudgedCase) -> int:
 class RoundupDivisions(SettingRemedy):
     """``roundup_power2_divisions``: fewer distinct sizes, more reuse."""
 
-    code: ClassVar[str] = "roundup-divisions"
-    key: ClassVar[str] = "roundup_power2_divisions"
-    title: ClassVar[str] = "Round sizes up to divisions of a power of two"
+    code = "roundup-divisions"
+    key = "roundup_power2_divisions"
+    title = "Round sizes up to divisions of a power of two"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it for fragmentation, strongly where sizes are seen to drift."""
@@ -367,9 +318,9 @@ class RoundupDivisions(SettingRemedy):
 class GarbageCollection(SettingRemedy):
     """``garbage_collection_threshold``: works only under a memory fraction."""
 
-    code: ClassVar[str] = "garbage-collection-threshold"
-    key: ClassVar[str] = "garbage_collection_threshold"
-    title: ClassVar[str] = "Return old unused segments early"
+    code = "garbage-collection-threshold"
+    key = "garbage_collection_threshold"
+    title = "Return old unused segments early"
 
     def confs(self, case: JudgedCase) -> Sequence[str]:
         """Return the setting strings; without a fraction it does nothing beside or alone."""
@@ -377,45 +328,26 @@ class GarbageCollection(SettingRemedy):
         return found if case.context.has_memory_fraction else found[:1]
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it near a limit; say that it has no effect without one."""
+        """Say that it has no effect without a limit; under one only a replay speaks for it."""
         if not case.is_allocator_case or case.cause is Cause.HEALTHY:
             return
-        if not case.supports(Cause.FRAGMENTATION, Cause.MEMORY_LIMIT):
-            return
-        is_set = case.settings is not None and case.settings.garbage_collection_threshold > 0
-        if not case.context.has_memory_fraction:
+        is_about_it = case.supports(Cause.FRAGMENTATION, Cause.MEMORY_LIMIT)
+        if is_about_it and not case.context.has_memory_fraction:
+            is_set = case.settings is not None and case.settings.garbage_collection_threshold > 0
             why = (
                 "It needs a memory fraction below 1"
                 f"{': it is set here and had no effect' if is_set else ''}."
             )
             setting = case.assignment(f"{self.key}:0.8")
             yield self.rejection(why, Confidence.PROVEN, setting=setting)
-            return
-        if is_set or case.expandable_is_on or case.is_too_new(self.key):
-            return
-        if case.cause is not Cause.FRAGMENTATION:
-            return
-        yield self.proposal(
-            weight=MAY_HELP - 10,
-            confidence=Confidence.POSSIBLE,
-            setting=case.assignment(case.with_present(f"{self.key}:0.8")),
-            why="A memory fraction is set. Above four fifths of it, free segments that were not "
-            "used for long are returned before the limit is reached.",
-            cost="Returned segments must be allocated anew.",
-            caveats=(
-                "It returns whole free segments only; stranded ones stay.",
-                *case.version_caveats(self.key),
-            ),
-            verify="Reserved memory stays below the threshold; num_alloc_retries falls.",
-        )
 
 
 class DefaultSettings(SettingRemedy):
     """Going back to the defaults, where settings are in force."""
 
-    code: ClassVar[str] = "default-settings"
-    key: ClassVar[str] = ""
-    title: ClassVar[str] = "Go back to the default settings"
+    code = "default-settings"
+    key = ""
+    title = "Go back to the default settings"
 
     def confs(self, case: JudgedCase) -> Sequence[str]:
         """Return the empty setting string where something is set."""
@@ -433,7 +365,7 @@ class DefaultSettings(SettingRemedy):
         """Return it as any setting; a failure that a replay cannot judge can be tried again."""
         result = best_of(bench, outcomes).result
         if not result.is_conclusive and not bench.recorded.fits:
-            return self.left_open(self._untested(case), result)
+            return left_open(self._untested(case), result)
         return super().judged(case, bench, proposal, outcomes)
 
     def _untested(self, case: JudgedCase) -> Proposal:
@@ -447,3 +379,13 @@ class DefaultSettings(SettingRemedy):
             cost="One run.",
             verify="num_alloc_retries and num_ooms of memory_stats() stay at 0.",
         )
+
+
+# The defaults last, since they are tried only where others are in force.
+SETTINGS: Final[tuple[Remedy, ...]] = (
+    ExpandableSegments(),
+    MaxSplitSize(),
+    RoundupDivisions(),
+    GarbageCollection(),
+    DefaultSettings(),
+)

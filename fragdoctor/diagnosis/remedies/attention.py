@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, Final
+from typing import Final
 
 from fragdoctor.analysis.attention_scores import find_attention_scores
 from fragdoctor.diagnosis.remedies.capacity import SHORT_OF_MEMORY, SavingRemedy
@@ -24,21 +24,19 @@ ATTENTION: Final = re.compile(r"att(?:n|en[dt])|softmax|sdpa", re.IGNORECASE)
 class FusedAttention(SavingRemedy):
     """Attention scores grow with the square of the length, and a fused kernel makes none."""
 
-    code: ClassVar[str] = "fused-attention"
-    title: ClassVar[str] = "If these are attention scores, never make them"
-    burden: ClassVar[Burden] = Burden.NONE
-    acts_on: ClassVar[str] = "attention scores"
-    doing: ClassVar[str] = "fused attention"
-    change: ClassVar[str] = (
+    code = "fused-attention"
+    title = "If these are attention scores, never make them"
+    burden = Burden.NONE
+    acts_on = "attention scores"
+    doing = "fused attention"
+    change = (
         "torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=...), with its flash "
         "or memory-efficient kernel"
     )
-    cost: ClassVar[str] = "None; it is faster too."
-    caveats: ClassVar[tuple[str, ...]] = (
-        "output_attentions=True, and some masks, bring the slow path back.",
-    )
-    verify: ClassVar[str] = "Requests of this size are gone from the trace."
-    effort: ClassVar[int] = 1
+    cost = "None; it is faster too."
+    caveats = ("output_attentions=True, and some masks, bring the slow path back.",)
+    verify = "Requests of this size are gone from the trace."
+    effort = 1
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it where a softmax's function makes scores, or one tensor exceeds the device."""

@@ -57,7 +57,7 @@ class SavingRemedy(Remedy):
         combines: whether it is tried together with others.
     """
 
-    burden: ClassVar[Burden] = Burden.CHANGE
+    burden = Burden.CHANGE
     doing: ClassVar[str]
     change: ClassVar[str]
     cost: ClassVar[str]
@@ -244,22 +244,18 @@ FEWER_PIXELS: Final = (
 class SmallerBatch(SavingRemedy):
     """A smaller batch or sequence, and by how much."""
 
-    code: ClassVar[str] = "smaller-batch"
-    title: ClassVar[str] = "Use a smaller batch or smaller inputs"
-    burden: ClassVar[Burden] = Burden.SLOWER
-    is_usual: ClassVar[bool] = True
-    acts_on: ClassVar[str] = "what grows with the batch"
-    doing: ClassVar[str] = "an eighth of the batch"
-    change: ClassVar[str] = (
-        "lower the batch size, or the size of one sample: sequence length, image size, frames"
-    )
-    cost: ClassVar[str] = "More steps for the same data."
-    caveats: ClassVar[tuple[str, ...]] = (
-        "Weights, gradients and optimizer state do not shrink with the batch.",
-    )
-    verify: ClassVar[str] = "Peak allocated memory falls by at least the missing amount."
-    effort: ClassVar[int] = 8
-    combines: ClassVar[bool] = False
+    code = "smaller-batch"
+    title = "Use a smaller batch or smaller inputs"
+    burden = Burden.SLOWER
+    is_usual = True
+    acts_on = "what grows with the batch"
+    doing = "an eighth of the batch"
+    change = "lower the batch size, or the size of one sample: sequence length, image size, frames"
+    cost = "More steps for the same data."
+    caveats = ("Weights, gradients and optimizer state do not shrink with the batch.",)
+    verify = "Peak allocated memory falls by at least the missing amount."
+    effort = 8
+    combines = False
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it for capacity, peaks and limits, where the batch is one as the others are."""
@@ -380,11 +376,11 @@ class SmallerBatch(SavingRemedy):
 class LimitBatch(SmallerBatch):
     """A batch that is larger than all before it: an evaluation's, or one of large samples."""
 
-    code: ClassVar[str] = "limit-batch"
-    title: ClassVar[str] = "Limit the size of a batch"
-    burden: ClassVar[Burden] = Burden.CHANGE
-    cost: ClassVar[str] = "None for the batches that passed."
-    is_usual: ClassVar[bool] = False
+    code = "limit-batch"
+    title = "Limit the size of a batch"
+    burden = Burden.CHANGE
+    cost = "None for the batches that passed."
+    is_usual = False
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it where the step that failed asks for more than any before, line by line."""
@@ -469,8 +465,8 @@ def _model_bytes(case: JudgedCase) -> dict[str, int]:
 class LessModelMemory(Remedy):
     """Weights, gradients and state in less memory: precision, sharding, offloading."""
 
-    code: ClassVar[str] = "less-model-memory"
-    title: ClassVar[str] = "Keep weights and state in less memory"
+    code = "less-model-memory"
+    title = "Keep weights and state in less memory"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it for capacity; first where nothing but the model is there yet."""
@@ -503,3 +499,6 @@ class LessModelMemory(Remedy):
             "bandwidth.",
             verify="memory_allocated() after the model is built falls.",
         )
+
+
+CAPACITY: Final[tuple[Remedy, ...]] = (LimitBatch(), SmallerBatch(), LessModelMemory())

@@ -1,4 +1,4 @@
-"""All remedies, one line each, and the order in which their proposals are given.
+"""All remedies, and the order in which their proposals are given.
 
 Each remedy is tried on the trace and judges the outcome: so proposals become tested ones.
 """
@@ -10,62 +10,22 @@ from dataclasses import replace
 from typing import Final
 
 from fragdoctor.diagnosis.bench import Bench, Outcome, Progress
-from fragdoctor.diagnosis.remedies.allocator_settings import (
-    DefaultSettings,
-    ExpandableSegments,
-    GarbageCollection,
-    MaxSplitSize,
-    RoundupDivisions,
-)
+from fragdoctor.diagnosis.remedies.allocator_settings import SETTINGS
 from fragdoctor.diagnosis.remedies.attention import FusedAttention
 from fragdoctor.diagnosis.remedies.capacity import (
-    LessModelMemory,
-    LimitBatch,
+    CAPACITY,
     SavingRemedy,
-    SmallerBatch,
     first_enough,
     saved_bytes,
 )
 from fragdoctor.diagnosis.remedies.engines import LessOnTheDevice
-from fragdoctor.diagnosis.remedies.evaluation import DropIdleGraph, GatherOnHost
-from fragdoctor.diagnosis.remedies.fragmentation import (
-    BucketShapes,
-    LargestFirst,
-    MoveStrandingBlocks,
-    PreallocateBuffers,
-)
-from fragdoctor.diagnosis.remedies.from_traceback import AtTheFailingCall, RetryOutsideHandler
-from fragdoctor.diagnosis.remedies.host_memory import LessHostMemory, RaiseSharedMemory
-from fragdoctor.diagnosis.remedies.leaks import (
-    FewerParallelTrials,
-    FindLeak,
-    FreeBetweenTrials,
-    FreeLeak,
-    NoGrad,
-    RestartTrials,
-)
-from fragdoctor.diagnosis.remedies.outside_pytorch import (
-    CapOtherLibraries,
-    DropExpandableSegments,
-    FewerProcesses,
-    FindTheLimit,
-    FixShape,
-    FreeOtherProcess,
-    LibraryHeadroom,
-    LocateDriverCall,
-    RecordSnapshot,
-    SmallerKernelBlocks,
-)
-from fragdoctor.diagnosis.remedies.pools import (
-    EmptyCache,
-    LessOnMetal,
-    RaiseMemoryLimit,
-    RaiseMpsWatermark,
-    RetryOnce,
-    ShareGraphPools,
-    SplitAllocation,
-    WaitForStreams,
-)
+from fragdoctor.diagnosis.remedies.fragmentation import LAYOUT
+from fragdoctor.diagnosis.remedies.from_traceback import CALLS
+from fragdoctor.diagnosis.remedies.host_memory import HOST_MEMORY
+from fragdoctor.diagnosis.remedies.idle_graph import DropIdleGraph
+from fragdoctor.diagnosis.remedies.leaks import GROWTH
+from fragdoctor.diagnosis.remedies.outside_pytorch import OUTSIDE
+from fragdoctor.diagnosis.remedies.pools import POOLS
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
     JudgedCase,
@@ -76,91 +36,30 @@ from fragdoctor.diagnosis.remedies.remedy import (
     steps_won,
 )
 from fragdoctor.diagnosis.remedies.serving import FitKvCache
-from fragdoctor.diagnosis.remedies.training import (
-    ChunkedLoss,
-    CombinedSavings,
-    FusedOptimizer,
-    GradientCheckpointing,
-    OffloadOptimizer,
-    OptimizerWithoutForeach,
-    SetGradientsToNone,
-    SmallerOptimizerState,
-    StepInBackward,
-)
-from fragdoctor.diagnosis.remedies.weights import CopyOfWeights, SpareWeights
-from fragdoctor.frozen import frozen
+from fragdoctor.diagnosis.remedies.training import TRAINING, CombinedSavings
+from fragdoctor.diagnosis.remedies.weights import WEIGHTS
 from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation
 from fragdoctor.model.finding import Confidence
 from fragdoctor.units import format_size
 
 REMEDIES: Final[tuple[Remedy, ...]] = (
-    # Settings; the defaults last, since they are tried only where others are in force.
-    ExpandableSegments(),
-    MaxSplitSize(),
-    RoundupDivisions(),
-    GarbageCollection(),
-    DefaultSettings(),
-    RaiseMemoryLimit(),
-    SplitAllocation(),
-    # Less memory.
-    SpareWeights(),
-    CopyOfWeights(),
-    SetGradientsToNone(),
-    FusedOptimizer(),
+    *SETTINGS,
+    *WEIGHTS,
     FusedAttention(),
-    ChunkedLoss(),
-    GradientCheckpointing(),
-    SmallerOptimizerState(),
-    OffloadOptimizer(),
-    StepInBackward(),
-    OptimizerWithoutForeach(),
-    LimitBatch(),
-    SmallerBatch(),
-    CombinedSavings(),
-    LessModelMemory(),
-    # Growth.
-    FreeLeak(),
-    GatherOnHost(),
-    NoGrad(),
+    *TRAINING,
+    *CAPACITY,
+    *GROWTH,
     DropIdleGraph(),
-    FindLeak(),
-    FreeBetweenTrials(),
-    FewerParallelTrials(),
-    RestartTrials(),
-    # Layout of the cache.
-    PreallocateBuffers(),
-    MoveStrandingBlocks(),
-    BucketShapes(),
-    LargestFirst(),
-    # Streams, pools, the cache as a whole.
-    WaitForStreams(),
-    RetryOnce(),
-    ShareGraphPools(),
-    EmptyCache(),
-    # What the traceback shows.
-    AtTheFailingCall(),
-    RetryOutsideHandler(),
-    # Surroundings.
-    FreeOtherProcess(),
-    FewerProcesses(),
-    CapOtherLibraries(),
-    LibraryHeadroom(),
-    FindTheLimit(),
-    DropExpandableSegments(),
-    LessHostMemory(),
-    RaiseSharedMemory(),
+    *LAYOUT,
+    *POOLS,
+    *CALLS,
+    *HOST_MEMORY,
     FitKvCache(),
     LessOnTheDevice(),
-    LessOnMetal(),
-    RaiseMpsWatermark(),
-    SmallerKernelBlocks(),
-    # Better evidence.
-    FixShape(),
-    LocateDriverCall(),
-    RecordSnapshot(),
+    *OUTSIDE,
 )
 
-OUTSIDE: Final = (Cause.OTHER_PROCESS, Cause.MEMORY_LIMIT)
+NOT_OURS: Final = (Cause.OTHER_PROCESS, Cause.MEMORY_LIMIT)
 """Causes whose removal cures for certain: memory that others hold, a limit of the user's own."""
 
 KNOWN_CURE: Final = 1
@@ -206,7 +105,7 @@ def _order(proposal: Proposal, cause: Cause) -> tuple[int | str, ...]:
     # A setting does not end a leak, whatever it gains.
     is_cure = is_shown_to_fit and not (cause is Cause.LEAK and is_setting)
     tier = _tier(prospect(p.outlook), is_setting=is_setting, cause=cause)
-    if cause in OUTSIDE and not is_setting and proposal.weight >= CURES and p.fits is not False:
+    if cause in NOT_OURS and not is_setting and proposal.weight >= CURES and p.fits is not False:
         is_cure, tier = True, min(tier, KNOWN_CURE)
     how_far: tuple[int, ...] = (UNTRIED, *(0,) * 5)
     if is_cure:
@@ -248,27 +147,19 @@ WORTH_COMBINING: Final = 1.2
 """What is saved together is worth a word if it is a fifth more than the best alone."""
 
 
-@frozen
-class Proof:
-    """Tested proposals, and what the replay says as a whole."""
-
-    proposals: Sequence[Proposal]
-    notes: Sequence[str] = ()
-
-
 def prove(
     case: JudgedCase, proposals: Sequence[Proposal], progress: Progress | None = None
-) -> Proof:
-    """Return the proposals with what replaying the trace under each of them gives.
+) -> tuple[Sequence[Proposal], tuple[str, ...]]:
+    """Return the proposals with what replaying the trace gives, and notes on the replay.
 
     Settings that were not proposed but that help are added; usual ones that do not help are added
     as rejected, with the numbers.
     """
     bench = case.bench
     if bench is None:
-        return Proof(proposals)
+        return proposals, ()
     if not bench.is_usable:
-        return Proof(proposals, _notes(bench))
+        return proposals, _notes(bench)
     entries: list[tuple[Remedy, Proposal | None]] = [(p.remedy, p) for p in proposals]
     if bench.has_trouble:
         proposed = {p.remedy for p in proposals}
@@ -292,7 +183,7 @@ def prove(
         if judged is not None:
             tested.append(judged)
     tested += _together(case, bench, tested)
-    return Proof(tested, _notes(bench))
+    return tested, _notes(bench)
 
 
 def _together(case: JudgedCase, bench: Bench, tested: Sequence[Proposal]) -> list[Proposal]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import ClassVar, Final
+from typing import Final
 
 from fragdoctor.diagnosis.remedies.host_memory import HOST_CHANGES
 from fragdoctor.diagnosis.remedies.remedy import ASKS, CURES, HELPS, JudgedCase, Proposal, Remedy
@@ -21,16 +21,11 @@ TOLD: Final = (Need.WEIGHTS, Need.CACHE, Need.GRAPH, Need.LIMIT, Need.POOL, Need
 CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.HEALTHY, Cause.SIZE_BUG)
 
 
-def _is_open(case: JudgedCase, need: Need) -> bool:
-    """Return whether who is on the device is the question, since so little was refused."""
-    return need is Need.FULL and case.cause is Cause.UNKNOWN
-
-
 class LessOnTheDevice(Remedy):
     """A program with an allocator of its own, or one that nothing names, needs too much."""
 
-    code: ClassVar[str] = "less-on-the-device"
-    title: ClassVar[str] = "Put less on the device"
+    code = "less-on-the-device"
+    title = "Put less on the device"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose the option of the program, by what the memory was for."""
@@ -46,7 +41,12 @@ class LessOnTheDevice(Remedy):
             change = f"{HOST_CHANGES['ggml-pinned']}: {change}"
         yield self.proposal(
             title=title,
-            weight=CURES if need in TOLD else ASKS if _is_open(case, need) else HELPS,
+            # Where so little was refused, who is on the device is the question.
+            weight=CURES
+            if need in TOLD
+            else ASKS
+            if need is Need.FULL and case.cause is Cause.UNKNOWN
+            else HELPS,
             confidence=Confidence.LIKELY if need in TOLD else Confidence.POSSIBLE,
             change=change,
             why=case.verdict.summary,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import ClassVar, Final
+from typing import Final
 
 from fragdoctor.analysis.result import SizeDiversity
 from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
@@ -47,9 +47,9 @@ MAX_GROUPS: Final = 3
 class MoveStrandingBlocks(Remedy):
     """Moving or freeing the few live blocks that strand free memory."""
 
-    code: ClassVar[str] = "move-stranding-blocks"
-    title: ClassVar[str] = "Keep long-lived blocks out of the way"
-    burden: ClassVar[Burden] = Burden.CHANGE
+    code = "move-stranding-blocks"
+    title = "Keep long-lived blocks out of the way"
+    burden = Burden.CHANGE
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose to keep long-lived blocks out of the way, group by group."""
@@ -107,9 +107,9 @@ def _is_movable(line: Location | None) -> bool:
 class PreallocateBuffers(Remedy):
     """Buffers that grow by copies, such as a KV cache: make them once."""
 
-    code: ClassVar[str] = "preallocate-buffers"
-    title: ClassVar[str] = "Make buffers that grow once, at their full length"
-    is_modelled: ClassVar[bool] = True
+    code = "preallocate-buffers"
+    title = "Make buffers that grow once, at their full length"
+    is_modelled = True
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it where such buffers are a noticeable part of the memory."""
@@ -166,9 +166,9 @@ class PreallocateBuffers(Remedy):
 class BucketShapes(Remedy):
     """Shapes that vary: pad them to buckets."""
 
-    code: ClassVar[str] = "bucket-shapes"
-    title: ClassVar[str] = "Pad or bucket variable shapes"
-    is_modelled: ClassVar[bool] = True
+    code = "bucket-shapes"
+    title = "Pad or bucket variable shapes"
+    is_modelled = True
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose steady shapes for fragmentation, unless a trace shows that they are steady."""
@@ -198,9 +198,9 @@ class BucketShapes(Remedy):
 class LargestFirst(Remedy):
     """Shapes that vary: begin with the largest."""
 
-    code: ClassVar[str] = "largest-first"
-    title: ClassVar[str] = "Run the largest batch first"
-    is_modelled: ClassVar[bool] = True
+    code = "largest-first"
+    title = "Run the largest batch first"
+    is_modelled = True
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it for fragmentation, unless a trace shows that shapes are steady."""
@@ -234,3 +234,11 @@ def _shapes_may_vary(case: JudgedCase) -> bool:
         return False  # sizes that only grow are no variety of inputs
     sizes = _sizes(case)
     return sizes is None or sizes.drifting
+
+
+LAYOUT: Final[tuple[Remedy, ...]] = (
+    PreallocateBuffers(),
+    MoveStrandingBlocks(),
+    BucketShapes(),
+    LargestFirst(),
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -34,8 +34,8 @@ NEEDS_NO_GPU: Final = CURES + 7
 class AtTheFailingCall(Remedy):
     """What helps at the call that failed."""
 
-    code: ClassVar[str] = "at-the-failing-call"
-    title: ClassVar[str] = "Change the call that failed"
+    code = "at-the-failing-call"
+    title = "Change the call that failed"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose what the table of signs says about the traceback."""
@@ -68,8 +68,8 @@ class AtTheFailingCall(Remedy):
 class RetryOutsideHandler(Remedy):
     """A retry inside an except block, where the exception still holds the failed attempt."""
 
-    code: ClassVar[str] = "retry-outside-except"
-    title: ClassVar[str] = "Retry after the except block, not inside it"
+    code = "retry-outside-except"
+    title = "Retry after the except block, not inside it"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it where a traceback was being handled, or an earlier attempt is still held."""
@@ -149,3 +149,6 @@ def _left(case: JudgedCase) -> _Left | None:
     before = max(oom.row for oom in analysis.ooms if oom.row < event.row)
     starts: I64 = np.sort(trace.lives.start[left]).astype(np.int64)
     return _Left(starts, n_bytes, before - trace.first_row + 1)
+
+
+CALLS: Final[tuple[Remedy, ...]] = (AtTheFailingCall(), RetryOutsideHandler())

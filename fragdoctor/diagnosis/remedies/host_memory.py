@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import ClassVar, Final
+from typing import Final
 
 from fragdoctor.diagnosis.remedies.framework_words import frameworks_of
 from fragdoctor.diagnosis.remedies.remedy import CURES, JudgedCase, Proposal, Remedy
@@ -131,8 +131,8 @@ def host_change(case: JudgedCase) -> str:
 class LessHostMemory(Remedy):
     """The host's memory ran out."""
 
-    code: ClassVar[str] = "less-host-memory"
-    title: ClassVar[str] = "Use less host memory, or have more"
+    code = "less-host-memory"
+    title = "Use less host memory, or have more"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it for every lack of host memory but that of /dev/shm."""
@@ -154,8 +154,8 @@ class LessHostMemory(Remedy):
 class RaiseSharedMemory(Remedy):
     """The host's shared memory ran out."""
 
-    code: ClassVar[str] = "raise-shared-memory"
-    title: ClassVar[str] = "Give the container more shared memory"
+    code = "raise-shared-memory"
+    title = "Give the container more shared memory"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose a larger /dev/shm."""
@@ -178,3 +178,6 @@ class RaiseSharedMemory(Remedy):
 
 def _is_shared_memory(case: JudgedCase) -> bool:
     return case.message is not None and case.message.sub_kind == "dev-shm"
+
+
+HOST_MEMORY: Final[tuple[Remedy, ...]] = (LessHostMemory(), RaiseSharedMemory())

@@ -1,15 +1,15 @@
-"""Remedies for memory that grows: from step to step, or from trial to trial."""
+"""Remedies for memory that grows: from step to step, in an evaluation, or from trial to trial."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 
 from fragdoctor.analysis.result import KeptKind, KeptMemory, KeptPattern
-from fragdoctor.diagnosis.bench import Attempt, Bench
+from fragdoctor.diagnosis.bench import Attempt, Bench, without
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
     HELPS,
@@ -18,12 +18,14 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Proposal,
     Remedy,
 )
+from fragdoctor.future.edits import combined
+from fragdoctor.future.training_edits import requests_removed
 from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence, Location
 from fragdoctor.model.story import LogStory
 from fragdoctor.rules.growth.accumulating_trials import growth_sentence
-from fragdoctor.rules.growth.growing_line import keeper, maker_text
+from fragdoctor.rules.growth.growing_line import gathered_text, keeper, maker_text
 from fragdoctor.rules.rule import Context, line_text
 from fragdoctor.story.trends import (
     accumulation,
@@ -67,8 +69,8 @@ class _Leak(Remedy):
 class FreeLeak(_Leak):
     """Letting go of memory that grows, by what keeps it."""
 
-    code: ClassVar[str] = "free-leak"
-    title: ClassVar[str] = "Let go of what keeps growing"
+    code = "free-leak"
+    title = "Let go of what keeps growing"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose to free what grows."""
@@ -182,8 +184,8 @@ WAYS: Final = {
 class NoGrad(_Leak):
     """Evaluation that builds graphs."""
 
-    code: ClassVar[str] = "no-grad"
-    title: ClassVar[str] = "Evaluate without building graphs"
+    code = "no-grad"
+    title = "Evaluate without building graphs"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose no_grad where graphs are kept that no backward pass waits for.
@@ -243,8 +245,8 @@ MAY_BE_GRAPHS: Final = (KeptPattern.GRAPH, KeptPattern.RESULTS, KeptPattern.TENS
 class FindLeak(Remedy):
     """A leak that is seen in figures only: record where it comes from."""
 
-    code: ClassVar[str] = "find-leak"
-    title: ClassVar[str] = "Find the line that keeps memory"
+    code = "find-leak"
+    title = "Find the line that keeps memory"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose to record a few steps where no trace names the growing line."""
@@ -330,6 +332,46 @@ def _predicted(case: JudgedCase, kept: KeptMemory) -> Predicted:
     return Predicted(fits=margin >= 0, margin_bytes=margin, method="arithmetic")
 
 
+class GatherOnHost(Remedy):
+    """Results of an evaluation that are gathered on the device."""
+
+    code = "gather-on-host"
+    title = "Gather the results of the evaluation on the host"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose it where the failure came while an evaluation gathered its results."""
+        analysis = case.context.analysis
+        kept = None if analysis is None else analysis.gathered
+        if kept is None or not case.is_allocator_case:
+            return
+        yield self.proposal(
+            weight=CURES,
+            confidence=Confidence.LIKELY,
+            change="keep outputs.append(out.cpu()), or only the figure that is wanted",
+            why=f"{gathered_text(case.context, kept)}.",
+            locations=kept_stack(case.context, kept),
+            cost="A copy to the host for each batch; as much host memory.",
+            verify="memory_allocated() stays level during evaluation.",
+            evidence=(
+                Evidence("gathered", kept.survivor_bytes, "bytes", "trace"),
+                Evidence("growth per batch", kept.slope_bytes, "bytes", "trace"),
+            ),
+            saves_bytes=kept.survivor_bytes,
+        )
+
+    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
+        """Try the run with what was gathered freed at the end of each batch."""
+        del proposal
+        analysis = case.context.analysis
+        if analysis is None or analysis.gathered is None:
+            return []
+        if analysis.gathered.pattern is KeptPattern.BUFFER:
+            joined = [requests_removed(b.row) for b in bench.growing_buffers]
+            return [Attempt.of_edit(combined(joined))] if joined else []
+        attempt = without(analysis.gathered)
+        return [] if attempt is None else [attempt]
+
+
 # ---- from trial to trial ---------------------------------------------------------------------
 
 
@@ -343,8 +385,8 @@ def sweep_of(case: JudgedCase) -> LogStory | None:
 class FreeBetweenTrials(Remedy):
     """Long sweeps: free each trial's memory."""
 
-    code: ClassVar[str] = "free-between-trials"
-    title: ClassVar[str] = "Free each trial's memory before the next one starts"
+    code = "free-between-trials"
+    title = "Free each trial's memory before the next one starts"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it for trials in one process; a process that ends leaves nothing to free."""
@@ -379,8 +421,8 @@ class FreeBetweenTrials(Remedy):
 class FewerParallelTrials(Remedy):
     """Trials that run at the same time share the memory of their device."""
 
-    code: ClassVar[str] = "fewer-parallel-trials"
-    title: ClassVar[str] = "Run fewer trials at a time on this device"
+    code = "fewer-parallel-trials"
+    title = "Run fewer trials at a time on this device"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose one trial fewer at a time."""
@@ -408,8 +450,8 @@ class FewerParallelTrials(Remedy):
 class RestartTrials(Remedy):
     """Long sweeps in one process: start afresh between trials."""
 
-    code: ClassVar[str] = "restart-trials"
-    title: ClassVar[str] = "Start a fresh process every few trials"
+    code = "restart-trials"
+    title = "Start a fresh process every few trials"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose a restart for trials in one process."""
@@ -447,3 +489,14 @@ class RestartTrials(Remedy):
             verify="The first memory_allocated() and the first 'reserved but unallocated' of each "
             "new process are those of the first trial; nvidia-smi shows the old process gone.",
         )
+
+
+GROWTH: Final[tuple[Remedy, ...]] = (
+    FreeLeak(),
+    GatherOnHost(),
+    NoGrad(),
+    FindLeak(),
+    FreeBetweenTrials(),
+    FewerParallelTrials(),
+    RestartTrials(),
+)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, Final
+from typing import Final
 
 from fragdoctor.diagnosis.remedies.remedy import (
     ASKS,
@@ -19,6 +19,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Proposal,
     Remedy,
 )
+from fragdoctor.diagnosis.verdict_message import LIBRARIES
 from fragdoctor.model.case import OtherProcess
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence
@@ -56,8 +57,8 @@ def _finders(case: JudgedCase) -> str:
 class FreeOtherProcess(Remedy):
     """Other processes on the device: free it of them."""
 
-    code: ClassVar[str] = "free-other-process"
-    title: ClassVar[str] = "Free the device from other processes"
+    code = "free-other-process"
+    title = "Free the device from other processes"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose to look at the processes on the device."""
@@ -104,8 +105,8 @@ class FreeOtherProcess(Remedy):
 class FewerProcesses(Remedy):
     """Processes of one kind on a device: how many fit."""
 
-    code: ClassVar[str] = "fewer-processes"
-    title: ClassVar[str] = "Run fewer such processes on this device"
+    code = "fewer-processes"
+    title = "Run fewer such processes on this device"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose as many processes as fit, each as large as this one would be."""
@@ -141,8 +142,8 @@ class FewerProcesses(Remedy):
 class CapOtherLibraries(Remedy):
     """Memory of other libraries in the same process."""
 
-    code: ClassVar[str] = "cap-other-libraries"
-    title: ClassVar[str] = "Cap what other libraries take in this process"
+    code = "cap-other-libraries"
+    title = "Cap what other libraries take in this process"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose to cap them where much lies outside PyTorch's cache."""
@@ -169,29 +170,18 @@ class CapOtherLibraries(Remedy):
         )
 
 
-LIBRARIES: Final = {
-    "cublas": "cuBLAS",
-    "cudnn": "cuDNN",
-    "nccl": "NCCL",
-    "thrust": "Thrust",
-    "rmm": "RMM",
-    "ctranslate2": "CTranslate2",
-    "bitsandbytes": "bitsandbytes",
-}
-"""Libraries that ask the driver for memory, by the kind or the finer kind of their messages."""
-
-
 class LibraryHeadroom(Remedy):
     """Room for libraries that allocate for themselves."""
 
-    code: ClassVar[str] = "library-headroom"
-    title: ClassVar[str] = "Leave room for libraries"
+    code = "library-headroom"
+    title = "Leave room for libraries"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose headroom where such a library failed."""
         if not case.is_library_failure or case.message is None or case.is_of_other_program:
             return
         library = LIBRARIES.get(case.kind) or LIBRARIES[case.message.sub_kind]
+        library = library.partition(",")[0]
         yield self.proposal(
             weight=HELPS + 15,
             confidence=Confidence.POSSIBLE,
@@ -209,8 +199,8 @@ class LibraryHeadroom(Remedy):
 class FindTheLimit(Remedy):
     """A refusal with more free than was asked for: a limit that no figure shows."""
 
-    code: ClassVar[str] = "find-the-limit"
-    title: ClassVar[str] = "Look for what refused it: the device had room"
+    code = "find-the-limit"
+    title = "Look for what refused it: the device had room"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose where to look, for a message whose figures explain nothing."""
@@ -233,8 +223,8 @@ class FindTheLimit(Remedy):
 class DropExpandableSegments(Remedy):
     """Expandable segments where the platform cannot map them."""
 
-    code: ClassVar[str] = "drop-expandable-segments"
-    title: ClassVar[str] = "Turn expandable segments off"
+    code = "drop-expandable-segments"
+    title = "Turn expandable segments off"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it for errors of the driver calls that only expandable segments make."""
@@ -256,8 +246,8 @@ class DropExpandableSegments(Remedy):
 class SmallerKernelBlocks(Remedy):
     """A kernel that needs more on-chip memory than the GPU has."""
 
-    code: ClassVar[str] = "smaller-kernel-blocks"
-    title: ClassVar[str] = "Use smaller blocks or fewer stages in the kernel"
+    code = "smaller-kernel-blocks"
+    title = "Use smaller blocks or fewer stages in the kernel"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it for messages about shared memory."""
@@ -300,8 +290,8 @@ CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.SIZE_BUG, Cause.HEAL
 class RecordSnapshot(Remedy):
     """The one measurement that would settle what is open."""
 
-    code: ClassVar[str] = "record-snapshot"
-    title: ClassVar[str] = "Record a memory snapshot at the failure"
+    code = "record-snapshot"
+    title = "Record a memory snapshot at the failure"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose a snapshot where none was given and the case is PyTorch's."""
@@ -351,8 +341,8 @@ RANK_CHANGE: Final = (
 class FixShape(Remedy):
     """A size that went wrong."""
 
-    code: ClassVar[str] = "fix-shape"
-    title: ClassVar[str] = "Print the shape at the failing line and correct it"
+    code = "fix-shape"
+    title = "Print the shape at the failing line and correct it"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose to look at the shape at the failing line."""
@@ -396,8 +386,8 @@ def one_tensor_text(r: FailedRequest) -> str:
 class LocateDriverCall(Remedy):
     """A driver's message without figures."""
 
-    code: ClassVar[str] = "locate-driver-call"
-    title: ClassVar[str] = "See whether the GPU is full, and of what"
+    code = "locate-driver-call"
+    title = "See whether the GPU is full, and of what"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose to find the call behind a driver's message."""
@@ -426,3 +416,17 @@ class LocateDriverCall(Remedy):
             cost="A slow run for diagnosis.",
             verify="The traceback shows the call; nvidia-smi shows whether the device is full.",
         )
+
+
+OUTSIDE: Final[tuple[Remedy, ...]] = (
+    FreeOtherProcess(),
+    FewerProcesses(),
+    CapOtherLibraries(),
+    LibraryHeadroom(),
+    FindTheLimit(),
+    DropExpandableSegments(),
+    SmallerKernelBlocks(),
+    FixShape(),
+    LocateDriverCall(),
+    RecordSnapshot(),
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import ClassVar, Final
+from typing import Final
 
 from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
 from fragdoctor.diagnosis.remedies.remedy import (
@@ -28,8 +28,8 @@ from fragdoctor.units import format_size
 class WaitForStreams(Remedy):
     """Frees that wait for other streams: wait before the large allocation."""
 
-    code: ClassVar[str] = "wait-for-streams"
-    title: ClassVar[str] = "Wait for side streams before the large allocation"
+    code = "wait-for-streams"
+    title = "Wait for side streams before the large allocation"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose to end the waits earlier."""
@@ -40,8 +40,9 @@ class WaitForStreams(Remedy):
         yield self.proposal(
             weight=CURES,
             confidence=Confidence.LIKELY,
-            change="torch.cuda.synchronize() or stream.synchronize() before it; fewer "
-            "record_stream calls; limit_all_gathers=True for FSDP",
+            change="torch.cuda.synchronize() or stream.synchronize() before it, or catch the error "
+            "and repeat the call once, when the waits are over; fewer record_stream calls; "
+            "limit_all_gathers=True for FSDP",
             why=f"{format_size(waiting)} were freed but waited for other streams.",
             cost="Synchronising costs some overlap of copies and compute.",
             verify="active - allocated stays small.",
@@ -49,32 +50,11 @@ class WaitForStreams(Remedy):
         )
 
 
-class RetryOnce(Remedy):
-    """Frees that wait for other streams: the second attempt finds them done."""
-
-    code: ClassVar[str] = "retry-once"
-    title: ClassVar[str] = "Catch the error and repeat the allocation once"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose to try again."""
-        if case.failed_request is None or case.cause is not Cause.PENDING_FREES:
-            return
-        yield self.proposal(
-            weight=HELPS,
-            confidence=Confidence.POSSIBLE,
-            change="except torch.cuda.OutOfMemoryError: repeat the same call once",
-            why="After the flush of the failed attempt the waits are over and the blocks are free.",
-            cost="One failed attempt.",
-            caveats=("Helps only if the waits were the reason.",),
-            verify="The second attempt succeeds.",
-        )
-
-
 class ShareGraphPools(Remedy):
     """Private pools of CUDA graphs and MemPool."""
 
-    code: ClassVar[str] = "share-graph-pools"
-    title: ClassVar[str] = "Share one pool among graphs, or drop graphs that are not needed"
+    code = "share-graph-pools"
+    title = "Share one pool among graphs, or drop graphs that are not needed"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose to share or drop private pools whose free memory was needed elsewhere."""
@@ -101,8 +81,8 @@ class ShareGraphPools(Remedy):
 class EmptyCache(Remedy):
     """``empty_cache()``: for others, hardly ever for the process that calls it."""
 
-    code: ClassVar[str] = "empty-cache"
-    title: ClassVar[str] = "Call torch.cuda.empty_cache() before the failing line"
+    code = "empty-cache"
+    title = "Call torch.cuda.empty_cache() before the failing line"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it where memory is needed outside PyTorch's cache; reject it elsewhere."""
@@ -143,8 +123,8 @@ TENTH: Final = 0.1
 class SplitAllocation(Remedy):
     """A device that refuses single allocations of a size, however much is free."""
 
-    code: ClassVar[str] = "split-allocation"
-    title: ClassVar[str] = "Allocate in smaller pieces"
+    code = "split-allocation"
+    title = "Allocate in smaller pieces"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it where the size of one allocation is what was refused."""
@@ -179,8 +159,8 @@ def is_single(case: JudgedCase) -> bool:
 class RaiseMemoryLimit(Remedy):
     """The process's own memory fraction: raise it, by how much."""
 
-    code: ClassVar[str] = "raise-memory-limit"
-    title: ClassVar[str] = "Raise the memory fraction"
+    code = "raise-memory-limit"
+    title = "Raise the memory fraction"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose a higher limit where the limit forbade the request and the device has room."""
@@ -277,8 +257,8 @@ def _fraction(r: FailedRequest | None, needed_bytes: int | None) -> float | None
 class LessOnMetal(Remedy):
     """Metal's memory is the machine's: use less of it before its limit is lifted."""
 
-    code: ClassVar[str] = "less-on-metal"
-    title: ClassVar[str] = "Use less at once, and give Metal's caches back"
+    code = "less-on-metal"
+    title = "Use less at once, and give Metal's caches back"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it where the watermark is the limit."""
@@ -298,8 +278,8 @@ class LessOnMetal(Remedy):
 class RaiseMpsWatermark(Remedy):
     """MPS stops at a watermark."""
 
-    code: ClassVar[str] = "raise-mps-watermark"
-    title: ClassVar[str] = "Raise the high watermark of MPS, or free unified memory"
+    code = "raise-mps-watermark"
+    title = "Raise the high watermark of MPS, or free unified memory"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it where the watermark is the limit."""
@@ -317,3 +297,14 @@ class RaiseMpsWatermark(Remedy):
             ),
             verify="The message's 'max allowed' disappears or grows.",
         )
+
+
+POOLS: Final[tuple[Remedy, ...]] = (
+    RaiseMemoryLimit(),
+    SplitAllocation(),
+    WaitForStreams(),
+    ShareGraphPools(),
+    EmptyCache(),
+    LessOnMetal(),
+    RaiseMpsWatermark(),
+)

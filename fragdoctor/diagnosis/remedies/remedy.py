@@ -13,6 +13,7 @@ from fragdoctor.analysis.result import OomEvent
 from fragdoctor.analysis.step_scale import step_scale
 from fragdoctor.analysis.training_run import TrainingRun
 from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
+from fragdoctor.diagnosis.verdict_message import LIBRARIES
 from fragdoctor.frozen import frozen
 from fragdoctor.model.arrays import distinct
 from fragdoctor.model.case import NO_FAILURE, OomMessage
@@ -46,9 +47,6 @@ ASKS: Final = 15
 
 BUILD_FREES_SHARE: Final = 0.02
 """Building a model frees next to nothing; a single forward pass frees more than this."""
-
-BESIDE_PYTORCH: Final = ("thrust", "rmm", "ctranslate2", "bitsandbytes")
-"""Libraries that ask the driver by themselves, by the sub-kind of their messages."""
 
 VARIABLES: Final = {
     "cuda": "PYTORCH_CUDA_ALLOC_CONF",
@@ -203,8 +201,10 @@ class JudgedCase:
     @property
     def is_library_failure(self) -> bool:
         """Whether a library that allocates for itself failed: cuBLAS, cuDNN or NCCL."""
-        is_outside = self.message is not None and self.message.sub_kind in BESIDE_PYTORCH
-        return is_outside or self.kind in ("cublas", "cudnn", "nccl")
+        message = self.message
+        return message is not None and not LIBRARIES.keys().isdisjoint(
+            (self.kind, message.sub_kind)
+        )
 
     @cached_property
     def is_of_other_program(self) -> bool:
@@ -239,7 +239,8 @@ class JudgedCase:
     def with_present(self, conf: str) -> str:
         """Return a setting string that keeps what is set already, so that nothing gets lost."""
         key = _key(conf)
-        return ",".join([*(e for e in self._present if _key(e) not in _beside(key)), conf])
+        replaced = (key, EXCLUDES.get(key))
+        return ",".join([*(e for e in self._present if _key(e) not in replaced), conf])
 
     def in_place_of_present(self, conf: str) -> str:
         """Return a setting string in which nothing that is set already shapes the cache."""
@@ -292,11 +293,6 @@ EXCLUDES: Final = {
 
 def _key(entry: str) -> str:
     return entry.split(":", 1)[0].strip()
-
-
-def _beside(key: str) -> tuple[str, ...]:
-    """Return the keys that a new value of a key replaces."""
-    return (key, EXCLUDES[key]) if key in EXCLUDES else (key,)
 
 
 def _entries(conf: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, Final
+from typing import Final, NamedTuple
 
 from fragdoctor.diagnosis.remedies.framework_words import frameworks_of
 from fragdoctor.diagnosis.remedies.remedy import CURES, JudgedCase, Proposal, Remedy
@@ -25,11 +25,19 @@ SPREAD: Final = {
 }
 
 
+class Option(NamedTuple):
+    """What to do about a cache, and what it costs."""
+
+    title: str
+    change: str
+    cost: str
+
+
 class FitKvCache(Remedy):
     """A server's KV cache that does not fit its budget."""
 
-    code: ClassVar[str] = "fit-kv-cache"
-    title: ClassVar[str] = "Shrink what is served, or give the cache more"
+    code = "fit-kv-cache"
+    title = "Shrink what is served, or give the cache more"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose the option that the figures call for."""
@@ -37,15 +45,8 @@ class FitKvCache(Remedy):
         if case.kind != "kv-cache" or message is None:
             return
         log = case.context.case.oom
-        title, change, cost = (
-            _prefill(message.kv_tokens_requested)
-            if message.sub_kind == "prefill" and message.kv_tokens_requested
-            else _total_tokens(message.kv_tokens_requested)
-            if message.sub_kind == "total-tokens" and message.kv_tokens_requested
-            else _option(
-                message, () if log is None else log.server, None if log is None else log.utilization
-            )
-        )
+        shares = () if log is None else log.server
+        title, change, cost = _option(message, shares, None if log is None else log.utilization)
         yield self.proposal(
             title=title,
             weight=CURES + 6,  # it says more than to free the device
@@ -95,86 +96,66 @@ def _least_utilization(shares: Sequence[ServerShare]) -> tuple[float, int] | Non
     return math.ceil(100 * (first / whole + ROOM_FOR_CACHE)) / 100, first
 
 
-def _option(
+def _option(  # noqa: PLR0911 - one return a kind
     m: OomMessage, shares: Sequence[ServerShare], utilization: float | None
-) -> tuple[str, str, str]:
-    """Return title, change and cost of what to do."""
+) -> Option:
+    """Return what the figures of the message, or of the server's start, call for."""
     spread = SPREAD.get(m.backend, SPREAD["vllm"])
+    if m.sub_kind == "prefill" and m.kv_tokens_requested:
+        return Option(
+            "Prefill fewer tokens at a time, or hold the weights in fewer bytes",
+            f"--max-batch-prefill-tokens {max(1, m.kv_tokens_requested // 4)}, with "
+            "--max-input-tokens no larger; where that fails too, the weights leave no room: "
+            f"{spread}",
+            "Shorter prompts, and fewer prompts at a time.",
+        )
+    if m.sub_kind == "total-tokens" and m.kv_tokens_requested:
+        return Option(
+            "Hold fewer tokens at a time, or the weights in fewer bytes",
+            f"--max-batch-total-tokens {max(1, m.kv_tokens_requested // 2)} or less, but no less "
+            "than --max-total-tokens; where that fails too, the weights leave no room: "
+            f"{spread}",
+            "Fewer requests at a time.",
+        )
     if m.sub_kind == "warm-up" and m.n_sequences:
         fewer = max(1, m.n_sequences // 4)
-        return (
-            (
-                f"Serve {format_count(fewer)} requests at a time instead of "
-                f"{format_count(m.n_sequences)}"
-            ),
-            (
-                f"--max-num-seqs {fewer}, or a lower --gpu-memory-utilization, which leaves more "
-                "beside the KV cache"
-            ),
+        return Option(
+            f"Serve {format_count(fewer)} requests at a time instead of "
+            f"{format_count(m.n_sequences)}",
+            f"--max-num-seqs {fewer}, or a lower --gpu-memory-utilization, which leaves more "
+            "beside the KV cache",
             "Fewer requests at a time.",
         )
     if m.sub_kind == "startup-check" and m.total_bytes and m.free_bytes is not None:
         share = math.floor(100 * m.free_bytes / m.total_bytes) / 100
         if share < LEAST_UTILIZATION:
-            return (
+            return Option(
                 "Free the device before the server starts",
-                (
-                    "end what holds it (nvidia-smi; a server that crashed leaves workers behind), "
-                    f"or another GPU: {format_size(m.free_bytes)} free is too little"
-                ),
+                "end what holds it (nvidia-smi; a server that crashed leaves workers behind), "
+                f"or another GPU: {format_size(m.free_bytes)} free is too little",
                 "None, if it is a leftover.",
             )
-        return (
+        return Option(
             f"Start it with --gpu-memory-utilization {share:.2f}, or free the device",
-            (
-                f"--gpu-memory-utilization {share:.2f} fits beside what is there; or end what "
-                f"holds {format_size(m.total_bytes - m.free_bytes)} (nvidia-smi)"
-            ),
+            f"--gpu-memory-utilization {share:.2f} fits beside what is there; or end what "
+            f"holds {format_size(m.total_bytes - m.free_bytes)} (nvidia-smi)",
             "A smaller KV cache.",
         )
     if m.kv_tokens_capacity and m.kv_tokens_capacity > 0:
-        return (
+        return Option(
             f"Serve a context of {format_count(m.kv_tokens_capacity)} tokens",
-            (
-                f"--max-model-len {m.kv_tokens_capacity}, or a higher --gpu-memory-utilization if "
-                f"nothing else uses the GPU; --kv-cache-dtype fp8; {spread}"
-            ),
+            f"--max-model-len {m.kv_tokens_capacity}, or a higher --gpu-memory-utilization if "
+            f"nothing else uses the GPU; --kv-cache-dtype fp8; {spread}",
             "Shorter contexts.",
         )
     if m.backend == "sglang":
-        return (
+        return Option(
             "Give weights and KV cache a larger share of the card",
-            (
-                "a higher --mem-fraction-static (0.9), with smaller graphs to pay for it "
-                f"(--cuda-graph-max-bs; --cuda-graph-max-bs-decode since 0.5.20); {spread}"
-            ),
+            "a higher --mem-fraction-static (0.9), with smaller graphs to pay for it "
+            f"(--cuda-graph-max-bs; --cuda-graph-max-bs-decode since 0.5.20); {spread}",
             "Less room for CUDA graphs and for steps.",
         )
     return _beside_weights(shares, utilization, spread)
-
-
-def _prefill(n_tokens: int) -> tuple[str, str, str]:
-    """Return title, change and cost of what lets Text Generation Inference start."""
-    return (
-        "Prefill fewer tokens at a time, or hold the weights in fewer bytes",
-        (
-            f"--max-batch-prefill-tokens {max(1, n_tokens // 4)}, with --max-input-tokens no "
-            f"larger; where that fails too, the weights leave no room: {SPREAD['tgi']}"
-        ),
-        "Shorter prompts, and fewer prompts at a time.",
-    )
-
-
-def _total_tokens(n_tokens: int) -> tuple[str, str, str]:
-    """Return title, change and cost of a smaller cache of Text Generation Inference."""
-    return (
-        "Hold fewer tokens at a time, or the weights in fewer bytes",
-        (
-            f"--max-batch-total-tokens {max(1, n_tokens // 2)} or less, but no less than "
-            f"--max-total-tokens; where that fails too, the weights leave no room: {SPREAD['tgi']}"
-        ),
-        "Fewer requests at a time.",
-    )
 
 
 LARGE_UTILIZATION: Final = 0.9
@@ -186,62 +167,50 @@ SMALL_WEIGHTS_BYTES: Final = 1 << 30
 
 def _beside_weights(
     shares: Sequence[ServerShare], utilization: float | None, spread: str
-) -> tuple[str, str, str]:
-    """Return title, change and cost of what makes room for a cache of vLLM."""
+) -> Option:
+    """Return what makes room for a cache of vLLM."""
     least = _least_utilization(shares)
     weights = next((s.n_bytes for s in shares if s.name == "weights"), None)
     if least is None and weights is not None and weights < SMALL_WEIGHTS_BYTES:
-        return (
+        return Option(
             "See who else is on the GPU, or give the server a larger share",
-            (
-                f"the weights take only {format_size(weights)}: end what else is there "
-                "(nvidia-smi), or a higher --gpu-memory-utilization; a lower "
-                "--max-num-batched-tokens makes the measured step smaller"
-            ),
+            f"the weights take only {format_size(weights)}: end what else is there "
+            "(nvidia-smi), or a higher --gpu-memory-utilization; a lower "
+            "--max-num-batched-tokens makes the measured step smaller",
             "None, if it is a leftover.",
         )
     if least is None and utilization is not None and utilization >= LARGE_UTILIZATION:
-        return (
+        return Option(
             "Make the weights or a step smaller",
-            (
-                f"{spread}; a lower --max-num-batched-tokens and --max-model-len; --enforce-eager: "
-                f"the server has {utilization:.2f} of the card already"
-            ),
+            f"{spread}; a lower --max-num-batched-tokens and --max-model-len; --enforce-eager: "
+            f"the server has {utilization:.2f} of the card already",
             "Slower serving, or more GPUs.",
         )
     if least is None and utilization is not None:
-        return (
+        return Option(
             f"Give the server more than {utilization:.2f} of the card",
-            (
-                "--gpu-memory-utilization 0.9, if nothing else uses the GPU; it is a share of the "
-                "whole card, of which other processes' memory is subtracted; where that is not "
-                f"enough, {spread}"
-            ),
+            "--gpu-memory-utilization 0.9, if nothing else uses the GPU; it is a share of the "
+            "whole card, of which other processes' memory is subtracted; where that is not "
+            f"enough, {spread}",
             "Less room for other programs on the GPU.",
         )
     if least is not None and least[0] <= MOST_UTILIZATION:
-        return (
+        return Option(
             f"Start it with --gpu-memory-utilization {least[0]:.2f} or more",
-            (
-                f"weights and one step take {format_size(least[1])} before any cache, so that "
-                f"{least[0]:.2f} is the least; nothing else may use that much of the GPU; {spread}"
-            ),
+            f"weights and one step take {format_size(least[1])} before any cache, so that "
+            f"{least[0]:.2f} is the least; nothing else may use that much of the GPU; {spread}",
             "Less room for other programs on the GPU.",
         )
     if least is not None:
-        return (
+        return Option(
             "Make the weights or a step smaller",
-            (
-                f"{spread}; a lower --max-num-batched-tokens and --max-model-len: weights and one "
-                f"step take {format_size(least[1])}, which leaves no cache on this card"
-            ),
+            f"{spread}; a lower --max-num-batched-tokens and --max-model-len: weights and one "
+            f"step take {format_size(least[1])}, which leaves no cache on this card",
             "Slower serving, or more GPUs.",
         )
-    return (
+    return Option(
         "Make room for a KV cache beside the weights",
-        (
-            f"a higher --gpu-memory-utilization if nothing else uses the GPU; a lower "
-            f"--max-num-batched-tokens; --enforce-eager; {spread}"
-        ),
+        f"a higher --gpu-memory-utilization if nothing else uses the GPU; a lower "
+        f"--max-num-batched-tokens; --enforce-eager; {spread}",
         "Slower serving, or more GPUs.",
     )

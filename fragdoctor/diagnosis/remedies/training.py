@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, Final
+from typing import Final
 
 from fragdoctor.analysis.training_run import only_infers
 from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
@@ -48,16 +48,16 @@ N_CHUNKS: Final = 8
 class FusedOptimizer(SavingRemedy):
     """By default all parameters are updated together, with temporaries for all of them."""
 
-    code: ClassVar[str] = "fused-optimizer"
-    title: ClassVar[str] = "Update the parameters in one fused kernel"
-    burden: ClassVar[Burden] = Burden.NONE
-    doing: ClassVar[str] = "the optimizer fused"
-    change: ClassVar[str] = "torch.optim.AdamW(..., fused=True)"
-    cost: ClassVar[str] = "None; it is usually faster."
-    caveats: ClassVar[tuple[str, ...]] = (
+    code = "fused-optimizer"
+    title = "Update the parameters in one fused kernel"
+    burden = Burden.NONE
+    doing = "the optimizer fused"
+    change = "torch.optim.AdamW(..., fused=True)"
+    cost = "None; it is usually faster."
+    caveats = (
         "Adam, AdamW, SGD and Adagrad have it; another optimizer may only offer foreach=False.",
     )
-    effort: ClassVar[int] = 1
+    effort = 1
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
         """Return the run without the optimizer's temporaries, if it can be fused."""
@@ -81,13 +81,13 @@ def can_be_fused(case: JudgedCase) -> bool:
 class OptimizerWithoutForeach(SavingRemedy):
     """One parameter after another needs temporaries for one of them."""
 
-    code: ClassVar[str] = "optimizer-without-foreach"
-    title: ClassVar[str] = "Let the optimizer update one parameter at a time"
-    doing: ClassVar[str] = "foreach=False in the optimizer"
-    change: ClassVar[str] = "foreach=False where the optimizer is made"
-    cost: ClassVar[str] = "The step becomes slower: one kernel launch per parameter."
-    caveats: ClassVar[tuple[str, ...]] = ("fused=True saves as much and is faster.",)
-    effort: ClassVar[int] = 9
+    code = "optimizer-without-foreach"
+    title = "Let the optimizer update one parameter at a time"
+    doing = "foreach=False in the optimizer"
+    change = "foreach=False where the optimizer is made"
+    cost = "The step becomes slower: one kernel launch per parameter."
+    caveats = ("fused=True saves as much and is faster.",)
+    effort = 9
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
         """Return the run with the temporaries of the largest parameter only."""
@@ -100,16 +100,14 @@ class OptimizerWithoutForeach(SavingRemedy):
 class SetGradientsToNone(SavingRemedy):
     """Gradients that are zeroed in place stay through the next forward pass."""
 
-    code: ClassVar[str] = "set-to-none"
-    title: ClassVar[str] = "Free the gradients after each step"
-    burden: ClassVar[Burden] = Burden.NONE
-    doing: ClassVar[str] = "gradients set to None"
-    change: ClassVar[str] = "optimizer.zero_grad(set_to_none=True), the default since PyTorch 2.0"
-    cost: ClassVar[str] = "None."
-    caveats: ClassVar[tuple[str, ...]] = (
-        "Code that reads p.grad after zero_grad() must expect None.",
-    )
-    effort: ClassVar[int] = 0
+    code = "set-to-none"
+    title = "Free the gradients after each step"
+    burden = Burden.NONE
+    doing = "gradients set to None"
+    change = "optimizer.zero_grad(set_to_none=True), the default since PyTorch 2.0"
+    cost = "None."
+    caveats = ("Code that reads p.grad after zero_grad() must expect None.",)
+    effort = 0
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
         """Return the run with gradients freed after each step."""
@@ -122,18 +120,16 @@ class SetGradientsToNone(SavingRemedy):
 class ChunkedLoss(SavingRemedy):
     """Logits of all tokens at once, in several precisions, are often the peak of a step."""
 
-    code: ClassVar[str] = "chunked-loss"
-    title: ClassVar[str] = "Compute the loss in chunks"
-    doing: ClassVar[str] = f"the loss in {N_CHUNKS} chunks"
-    change: ClassVar[str] = (
+    code = "chunked-loss"
+    title = "Compute the loss in chunks"
+    doing = f"the loss in {N_CHUNKS} chunks"
+    change = (
         "loss over parts of the tokens, each under torch.utils.checkpoint; or a fused linear "
         "cross-entropy (Liger kernel, cut-cross-entropy), which never makes the logits"
     )
-    cost: ClassVar[str] = "The output layer runs twice with checkpointed chunks."
-    caveats: ClassVar[tuple[str, ...]] = (
-        "The sum over chunks must be divided by the number of all tokens.",
-    )
-    effort: ClassVar[int] = 2
+    cost = "The output layer runs twice with checkpointed chunks."
+    caveats = ("The sum over chunks must be divided by the number of all tokens.",)
+    effort = 2
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
         """Return the run with the loss's large requests divided."""
@@ -155,24 +151,20 @@ def _only_infers(case: JudgedCase) -> bool:
 class GradientCheckpointing(SavingRemedy):
     """Gradient checkpointing: activations against compute."""
 
-    code: ClassVar[str] = "gradient-checkpointing"
-    title: ClassVar[str] = "Checkpoint the layers of the model"
-    burden: ClassVar[Burden] = Burden.SLOWER
-    is_usual: ClassVar[bool] = True
-    acts_on: ClassVar[str] = "activations"
-    doing: ClassVar[str] = "the layers checkpointed"
-    change: ClassVar[str] = (
+    code = "gradient-checkpointing"
+    title = "Checkpoint the layers of the model"
+    burden = Burden.SLOWER
+    is_usual = True
+    acts_on = "activations"
+    doing = "the layers checkpointed"
+    change = (
         "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) around each repeated "
         "block"
     )
-    cost: ClassVar[str] = "About 33 % more compute: the forward pass runs once more."
-    caveats: ClassVar[tuple[str, ...]] = (
-        "Training only: it does nothing for weights, optimizer state or inference.",
-    )
-    verify: ClassVar[str] = (
-        "Peak allocated memory of a step falls; its time grows by about a third."
-    )
-    effort: ClassVar[int] = 3
+    cost = "About 33 % more compute: the forward pass runs once more."
+    caveats = ("Training only: it does nothing for weights, optimizer state or inference.",)
+    verify = "Peak allocated memory of a step falls; its time grows by about a third."
+    effort = 3
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it where activations fill the device; without a trace for capacity."""
@@ -209,21 +201,19 @@ def layers_checkpointed(case: JudgedCase) -> tuple[Edit, ...]:
 class SmallerOptimizerState(SavingRemedy):
     """Optimizer state: created in the first step, as large as the weights or twice that."""
 
-    code: ClassVar[str] = "smaller-optimizer-state"
-    title: ClassVar[str] = "Keep the optimizer's state in 8 bits"
-    is_usual: ClassVar[bool] = True
-    acts_on: ClassVar[str] = "optimizer state"
-    doing: ClassVar[str] = "8-bit optimizer states"
-    change: ClassVar[str] = (
+    code = "smaller-optimizer-state"
+    title = "Keep the optimizer's state in 8 bits"
+    is_usual = True
+    acts_on = "optimizer state"
+    doing = "8-bit optimizer states"
+    change = (
         "bitsandbytes.optim.AdamW8bit, or torchao.optim.AdamW8bit; Adafactor or SGD with even less "
         "state"
     )
-    cost: ClassVar[str] = "Slightly noisier updates; another optimizer needs its own tuning."
-    caveats: ClassVar[tuple[str, ...]] = (
-        "The prediction takes the states for float32, as they are by default.",
-    )
-    verify: ClassVar[str] = "Allocated memory after the first step falls."
-    effort: ClassVar[int] = 4
+    cost = "Slightly noisier updates; another optimizer needs its own tuning."
+    caveats = ("The prediction takes the states for float32, as they are by default.",)
+    verify = "Allocated memory after the first step falls."
+    effort = 4
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it where the trace shows the step; else where the failure is inside it."""
@@ -254,16 +244,14 @@ class SmallerOptimizerState(SavingRemedy):
 class OffloadOptimizer(SavingRemedy):
     """Optimizer state on the host."""
 
-    code: ClassVar[str] = "offload-optimizer"
-    title: ClassVar[str] = "Keep the optimizer's state on the host"
-    burden: ClassVar[Burden] = Burden.SLOWER
-    doing: ClassVar[str] = "the optimizer offloaded"
-    change: ClassVar[str] = (
-        "CPUOffloadOptimizer of torchao, FSDP CPUOffload or DeepSpeed ZeRO-Offload"
-    )
-    cost: ClassVar[str] = "Gradients and weights cross the bus in every step."
-    verify: ClassVar[str] = "Allocated memory after the first step falls."
-    effort: ClassVar[int] = 6
+    code = "offload-optimizer"
+    title = "Keep the optimizer's state on the host"
+    burden = Burden.SLOWER
+    doing = "the optimizer offloaded"
+    change = "CPUOffloadOptimizer of torchao, FSDP CPUOffload or DeepSpeed ZeRO-Offload"
+    cost = "Gradients and weights cross the bus in every step."
+    verify = "Allocated memory after the first step falls."
+    effort = 6
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
         """Return the run without states on the device."""
@@ -276,18 +264,16 @@ class OffloadOptimizer(SavingRemedy):
 class StepInBackward(SavingRemedy):
     """A gradient that is used as soon as it is there need not wait for the others."""
 
-    code: ClassVar[str] = "step-in-backward"
-    title: ClassVar[str] = "Update each parameter during the backward pass"
-    doing: ClassVar[str] = "the optimizer's step in the backward pass"
-    change: ClassVar[str] = (
+    code = "step-in-backward"
+    title = "Update each parameter during the backward pass"
+    doing = "the optimizer's step in the backward pass"
+    change = (
         "one fused optimizer a parameter, called from "
         "parameter.register_post_accumulate_grad_hook(...), which sets the gradient to None"
     )
-    cost: ClassVar[str] = "None in speed; no gradient is left to clip, scale or accumulate."
-    caveats: ClassVar[tuple[str, ...]] = (
-        "It excludes gradient accumulation, clipping by the global norm and GradScaler.",
-    )
-    effort: ClassVar[int] = 7
+    cost = "None in speed; no gradient is left to clip, scale or accumulate."
+    caveats = ("It excludes gradient accumulation, clipping by the global norm and GradScaler.",)
+    effort = 7
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
         """Return the run with each gradient dropped when it is there."""
@@ -300,9 +286,9 @@ class StepInBackward(SavingRemedy):
 class CombinedSavings(Remedy):
     """Several changes together, where none is enough alone."""
 
-    code: ClassVar[str] = "combined-savings"
-    title: ClassVar[str] = "Combine several savings"
-    burden: ClassVar[Burden] = Burden.SLOWER
+    code = "combined-savings"
+    title = "Combine several savings"
+    burden = Burden.SLOWER
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose nothing by itself: it follows from what the others save."""
@@ -357,3 +343,16 @@ INSTEAD_OF: Final[dict[type[SavingRemedy], tuple[type[SavingRemedy], ...]]] = {
     SmallerOptimizerState: (OffloadOptimizer, OptimizerWithoutForeach),
 }
 """A change that stands in for others: both together save no more."""
+
+
+TRAINING: Final[tuple[Remedy, ...]] = (
+    SetGradientsToNone(),
+    FusedOptimizer(),
+    ChunkedLoss(),
+    GradientCheckpointing(),
+    SmallerOptimizerState(),
+    OffloadOptimizer(),
+    StepInBackward(),
+    OptimizerWithoutForeach(),
+    CombinedSavings(),
+)

@@ -16,6 +16,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Burden,
     JudgedCase,
     Proposal,
+    Remedy,
 )
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.training_edits import requests_freed_at, requests_removed
@@ -34,18 +35,18 @@ CAUSES: Final = (*SHORT_OF_MEMORY, Cause.FRAGMENTATION, Cause.LEAK)
 class CopyOfWeights(SavingRemedy):
     """A copy of the weights that could be on the host."""
 
-    code: ClassVar[str] = "copy-of-weights"
-    title: ClassVar[str] = "Keep the copy of the weights on the host"
-    doing: ClassVar[str] = "the copy of the weights on the host"
-    change: ClassVar[str] = (
+    code = "copy-of-weights"
+    title = "Keep the copy of the weights on the host"
+    doing = "the copy of the weights on the host"
+    change = (
         "a moving average, a best state or a reference: .cpu() of it, brought up to date every "
         "few steps, or del it when it is not needed"
     )
-    cost: ClassVar[str] = "A copy over the bus whenever it is brought up to date."
+    cost = "A copy over the bus whenever it is brought up to date."
     caveats: ClassVar[tuple[str, ...]] = (
         "A target network or a teacher that every step runs has to stay.",
     )
-    effort: ClassVar[int] = 1
+    effort = 1
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it where blocks of the same sizes as the weights are live beside them."""
@@ -94,17 +95,17 @@ class CopyOfWeights(SavingRemedy):
 class SpareWeights(CopyOfWeights):
     """Weights that nobody uses any more: a checkpoint after loading, a model before the next."""
 
-    code: ClassVar[str] = "spare-weights"
-    title: ClassVar[str] = "Let go of weights that are not used any more"
-    burden: ClassVar[Burden] = Burden.NONE
-    doing: ClassVar[str] = "spare weights dropped"
-    change: ClassVar[str] = (
+    code = "spare-weights"
+    title = "Let go of weights that are not used any more"
+    burden = Burden.NONE
+    doing = "spare weights dropped"
+    change = (
         "del the old model and its optimizer before the next is built, and keep no reference to "
         "them: a list of results, a closure, the traceback of an exception"
     )
-    cost: ClassVar[str] = "None."
-    caveats: ClassVar[tuple[str, ...]] = ()
-    effort: ClassVar[int] = 0
+    cost = "None."
+    caveats = ()
+    effort = 0
 
     def is_about(self, case: JudgedCase, copies: WeightCopies) -> bool:
         """Return whether the copies are a checkpoint or an old model."""
@@ -140,3 +141,6 @@ def copies_of(case: JudgedCase) -> WeightCopies | None:
     found = find_weight_copies(trace, analysis.phases, state)
     live = int(analysis.timeline.allocated_bytes[state])
     return found if found is not None and found.n_bytes >= MIN_SHARE * live else None
+
+
+WEIGHTS: Final[tuple[Remedy, ...]] = (SpareWeights(), CopyOfWeights())

@@ -18,6 +18,7 @@ from fragdoctor.inputs.wordings.wording import (
     compile_squeezed,
     is_source,
     located,
+    matches,
     printed_bytes,
     value_of,
 )
@@ -27,48 +28,34 @@ _ABSURD_BYTES: Final = 16 * 2**40  # no device is near; such a size was computed
 _GAP: Final = 700  # squeezed characters between two clauses of one message, at most
 
 
-@frozen
-class Clause:
-    """A part of the message: what stands around ``literal``, ``back`` characters before it on."""
-
-    name: str
-    literal: str
-    pattern: re.Pattern[str]
-    back: int = 0
-
-
-def _clause(name: str, literal: str, pattern: str, back: int = 0) -> Clause:
-    return Clause(name, literal, compile_squeezed(pattern), back)
-
-
 _NAME: Final = r"(?:gpu|npu|xpu|musa|mlu|gcu|device)"
 _PROCESS: Final = r"[;,.):]{0,4}process(?P<pid>\d{1,12})has(?P<size>SIZE)"
 _GOES_ON: Final = rf"\.?\(?{_NAME}\d{{1,3}}(?:hasatotal|;)"
-CLAUSES: Final = (
-    _clause("head", "outofmemory", r"(?P<_name>cuda|hip|xpu|npu|musa|mlu|gcu)outofmemory", 4),
-    _clause("tried", "triedtoalloc", r"triedtoallocate<requested_bytes>"),
-    _clause("tried", "toallocate", r"(?<!tried)toallocate<requested_bytes>(?=" + _GOES_ON + ")"),
-    _clause("huge", "triedtoallocatemorethan", r"triedtoallocatemorethan1ebmemory"),
-    _clause("device", "hasatotal", _NAME + r"[-:#]?<device_index>hasatotal", 12),
-    _clause("device", ";", r"\(" + _NAME + r"[-:#]?<device_index>;", 12),
-    _clause("total", "hasatotalcapa", r"hasatotalcapa[a-z]{1,6}of<total_bytes>"),
-    _clause("total", "totalcapa", r"<total_bytes>totalcapa[a-z]{1,6}", 30),
-    _clause("free", "ofwhich", r"(?:of<total_bytes>)?ofwhich<free_bytes>isfree", 30),
-    _clause("free", "free", r"(?<=[;,)])<free_bytes>free(?=[;,)\s]|$)", 30),
-    _clause("process", "memoryinuse", _PROCESS + "memoryinuse", 60),
-    _clause("own", "thisprocesshas", r"thisprocesshas<process_bytes>memoryinuse"),
-    _clause("limit", "allowed", r"<limit_bytes>allowed(?=[;,)])", 30),
-    _clause("allocated", "alreadyallocated", r"<allocated_bytes>alreadyallocated", 30),
-    _clause("allocated", "isallocatedbypyt", r"<allocated_bytes>isallocatedbypytorch", 30),
-    _clause("active", "currentactive", r"<active_bytes>currentactive", 30),
-    _clause("cached", "cached", r"<reserved_unallocated_bytes>cached(?=[;,.)]|$)", 30),
-    _clause("reserved", "reservedintotal", r"<reserved_bytes>reservedintotal", 30),
-    _clause("private", "allocatedinpriv", r"<private_pools_bytes>allocatedinprivate", 30),
-    _clause("unallocated", "isreservedbypyt", r"<reserved_unallocated_bytes>isreservedbypyt", 30),
-    _clause("stretch", "cannotspanexp", r"asingleallocationcannotspanexpandablesegments", 20),
-    _clause("tail", "ifreserved", r"ifreserved(?:butunallocated)?memoryis"),
-    _clause("tail", "expandable_seg", r"expandable_segmentsisenabled"),
-    _clause("tail", "pleaseuse`empty", r"pleaseuse`empty_cache`"),
+CLAUSES: Final = (  # name and pattern of each part of the message
+    ("head", r"(?P<_name>cuda|hip|xpu|npu|musa|mlu|gcu)outofmemory"),
+    ("tried", r"triedtoallocate<requested_bytes>"),
+    ("tried", r"(?<!tried)toallocate<requested_bytes>(?=" + _GOES_ON + ")"),
+    ("huge", r"triedtoallocatemorethan1ebmemory"),
+    ("device", _NAME + r"[-:#]?<device_index>hasatotal"),
+    ("device", r"\(" + _NAME + r"[-:#]?<device_index>;"),
+    ("total", r"hasatotalcapa[a-z]{1,6}of<total_bytes>"),
+    ("total", r"<total_bytes>totalcapa[a-z]{1,6}"),
+    ("free", r"(?:of<total_bytes>)?ofwhich<free_bytes>isfree"),
+    ("free", r"(?<=[;,)])<free_bytes>free(?=[;,)\s]|$)"),
+    ("process", _PROCESS + "memoryinuse"),
+    ("own", r"thisprocesshas<process_bytes>memoryinuse"),
+    ("limit", r"<limit_bytes>allowed(?=[;,)])"),
+    ("allocated", r"<allocated_bytes>alreadyallocated"),
+    ("allocated", r"<allocated_bytes>isallocatedbypytorch"),
+    ("active", r"<active_bytes>currentactive"),
+    ("cached", r"<reserved_unallocated_bytes>cached(?=[;,.)]|$)"),
+    ("reserved", r"<reserved_bytes>reservedintotal"),
+    ("private", r"<private_pools_bytes>allocatedinprivate"),
+    ("unallocated", r"<reserved_unallocated_bytes>isreservedbypyt"),
+    ("stretch", r"asingleallocationcannotspanexpandablesegments"),
+    ("tail", r"ifreserved(?:butunallocated)?memoryis"),
+    ("tail", r"expandable_segmentsisenabled"),
+    ("tail", r"pleaseuse`empty_cache`"),
 )
 _REPEATABLE: Final = frozenset({"process", "tail"})
 _FIGURES: Final = frozenset(
@@ -162,25 +149,12 @@ def hits(stream: LogStream) -> Iterator[Hit]:
 
 
 def _clauses(stream: LogStream) -> list[tuple[int, str, re.Match[str]]]:
-    text = stream.squeezed
-    found: list[tuple[int, str, re.Match[str]]] = []
-    for clause in CLAUSES:
-        position = 0
-        while (at := text.find(clause.literal, position)) >= 0:
-            position = at + len(clause.literal)
-            match = _around(clause, text, at)
-            if match is not None:
-                found.append((match.start(), clause.name, match))
+    found = [
+        (match.start(), name, match)
+        for name, pattern in CLAUSES
+        for match in matches(pattern, stream.squeezed)
+    ]
     return sorted(found, key=lambda item: item[0])
-
-
-def _around(clause: Clause, text: str, at: int) -> re.Match[str] | None:
-    end = at + len(clause.literal)
-    for start in range(max(0, at - clause.back), at + 1):
-        match = clause.pattern.match(text, start)
-        if match is not None and match.end() >= end:
-            return match
-    return None
 
 
 def _take_cut_clause(draft: _Draft, stream: LogStream) -> None:
@@ -209,8 +183,10 @@ def _finished(draft: _Draft, stream: LogStream) -> Iterator[Hit]:
     if not _is_message(draft, stream):
         return
     text = stream.squeezed[draft.start : draft.end + 700]
-    found = dialect(draft.seen, draft.name, text[: _tail_length(text, draft)])
-    fields = draft.fields
+    following = text.find("outofmemory", draft.end - draft.start)  # of another message
+    fields = draft.fields | _dialect(
+        draft.seen, draft.name, text[: following if following >= 0 else None]
+    )
     allocated, gap = fields.get("allocated_bytes"), fields.get("reserved_unallocated_bytes")
     reserved = fields.get("reserved_bytes")
     if reserved is None and allocated is not None and gap is not None:
@@ -219,15 +195,9 @@ def _finished(draft: _Draft, stream: LogStream) -> Iterator[Hit]:
         fields["reserved_unallocated_bytes"] = max(0, reserved - allocated)
     message = OomMessage(
         kind=ALLOCATOR,
-        backend=found.backend,
         is_device_oom=True,
         other_processes=tuple(draft.others),
-        variant=found.variant,
-        version_low=found.version_low,
-        version_high=found.version_high,
         sub_kind=_sub_kind(draft, stream.squeezed[draft.end : draft.end + 8]),
-        free_allocated_hint=found.hint,
-        expandable_is_on=found.expandable_is_on,
         **fields,
     )
     yield Hit(
@@ -236,12 +206,6 @@ def _finished(draft: _Draft, stream: LogStream) -> Iterator[Hit]:
         located(message, stream, draft.start, draft.end),
         is_whole=bool(draft.seen & {"head", "tried", "huge"}),
     )
-
-
-def _tail_length(text: str, draft: _Draft) -> int:
-    """Return how much of the text belongs to this message: up to the next one, or all."""
-    following = text.find("outofmemory", draft.end - draft.start)
-    return following if following >= 0 else len(text)
 
 
 def _is_message(draft: _Draft, stream: LogStream) -> bool:
@@ -282,40 +246,45 @@ VARIANTS: Final = {
 }
 
 
-@frozen
-class Dialect:
-    """What the form of a message says in addition to its figures; fields as in ``OomMessage``."""
-
-    backend: str
-    variant: str
-    version_low: str = ""
-    version_high: str = ""
-    hint: str = ""
-    expandable_is_on: bool | None = None
-
-
-def dialect(seen: AbstractSet[str], name: str, text: str) -> Dialect:
-    """Return backend, variant and versions of a message.
+def _dialect(seen: AbstractSet[str], name: str, text: str) -> Fields:
+    """Return what the form of a message says beside its figures: backend, variant and versions.
 
     ``seen`` are the names of its clauses, ``name`` is the device word of its head (``cuda``,
     ``hip``, ...) or "", ``text`` is the message squeezed, with its tail.
     """
     backend = _backend(seen, name, text)
-    hint = _hint(text)
-    expandable = True if "expandable_segmentsisenabled" in text else None
-    if backend == "xpu":
-        variant, low, high = _xpu(seen)
+    if backend == "xpu" and "reserved" in seen:
+        variant, low, high = "ipex", "", ""
+    elif backend == "xpu":
+        has_free = bool(seen & {"free", "limit"})
+        variant, low, high = ("xpu-2.9", "2.9", "") if has_free else ("xpu-2.4", "2.4", "2.8")
     elif backend == "npu":
         variant, low, high = "npu", "", ""
     elif seen & {"cached"}:
         variant, low, high = "torch-1.0", "1.0", "1.3"
     elif "reserved" in seen or "alreadyallocated" in text or "(gpu" in text:
-        variant, low, high = _one(text)
+        variant, low = "torch-1.4", "1.4"
+        high = "1.9" if "reservedintotalbypytorch)" in text else "2.0"
+        if "trysettingmax_split_size" in text:
+            variant, low, high = "torch-1.10", "1.10", "2.0"
     else:
         variant, low, high = _two(seen, text)
-    if backend == "musa":
-        variant = "musa"
-    return Dialect(backend, variant, low, high, hint, expandable)
+    return {
+        "backend": backend,
+        "variant": "musa" if backend == "musa" else variant,
+        "version_low": low,
+        "version_high": high,
+        "free_allocated_hint": next((hint for words, hint in _HINTS if words in text), ""),
+        "expandable_is_on": True if "expandable_segmentsisenabled" in text else None,
+    }
+
+
+_HINTS: Final = (
+    ("expandable_segments_reserve", "expandable_segments_reserve"),
+    ("conf=expandable_segments:true", "expandable_segments:True"),
+    ("trysettingmax_split_size_mb", "max_split_size_mb"),
+    ("`empty_cache`", "empty_cache"),
+)
 
 
 def _backend(seen: AbstractSet[str], name: str, text: str) -> str:
@@ -330,30 +299,6 @@ def _backend(seen: AbstractSet[str], name: str, text: str) -> str:
     if "pytorch_musa_alloc_conf" in text:
         return "musa"
     return "cuda"
-
-
-def _hint(text: str) -> str:
-    for words, hint in (
-        ("expandable_segments_reserve", "expandable_segments_reserve"),
-        ("conf=expandable_segments:true", "expandable_segments:True"),
-        ("trysettingmax_split_size_mb", "max_split_size_mb"),
-        ("`empty_cache`", "empty_cache"),
-    ):
-        if words in text:
-            return hint
-    return ""
-
-
-def _xpu(seen: AbstractSet[str]) -> tuple[str, str, str]:
-    if "reserved" in seen:
-        return "ipex", "", ""
-    return ("xpu-2.9", "2.9", "") if seen & {"free", "limit"} else ("xpu-2.4", "2.4", "2.8")
-
-
-def _one(text: str) -> tuple[str, str, str]:
-    if "trysettingmax_split_size" in text:
-        return "torch-1.10", "1.10", "2.0"
-    return "torch-1.4", "1.4", "1.9" if "reservedintotalbypytorch)" in text else "2.0"
 
 
 def _two(seen: AbstractSet[str], text: str) -> tuple[str, str, str]:

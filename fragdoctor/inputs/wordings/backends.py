@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Final
 
 from fragdoctor.inputs.log_streams import LogStream
 from fragdoctor.inputs.wordings.wording import (
-    ALLOCATOR,
     HOST,
     SHARED_MEMORY,
     Fields,
     Wording,
     compile_squeezed,
+    on_host,
     printed_bytes,
+    where,
 )
 
 _ASYNC_FIELDS: Final = (
@@ -40,156 +42,78 @@ def _async_figures(fields: Fields, match: re.Match[str], stream: LogStream) -> F
 CUDA_ASYNC: Final = (
     Wording(
         "cudaMallocAsync",
-        ALLOCATOR,
-        "cuda",
-        "exceedallowedmemory",
-        compile_squeezed(
-            r"allocationondevice(?:cuda:)?<device_index>?wouldexceedallowedmemory"
-            r"(?:\.?\(outofmemory\))?"
-        ),
-        back=40,
+        r"allocationondevice(?:cuda:)?<device_index>?wouldexceedallowedmemory"
+        r"(?:\.?\(outofmemory\))?",
         refine=_async_figures,
         versions=("2.0", ""),
     ),
     Wording(
         "cudaMallocAsync",
-        ALLOCATOR,
-        "cuda",
-        "outofmemoryerror:allocationondevice",
-        compile_squeezed(
-            r"outofmemoryerror:allocationondevice(?:(?:cuda:)?<device_index>)?(?!\d|would|cuda)"
-        ),
-        sub_kind="figures-lost",
+        r"outofmemoryerror:allocationondevice(?:(?:cuda:)?<device_index>)?(?!\d|would|cuda)",
+        "figures-lost",
         versions=("2.0", ""),
     ),
     Wording(
         "torch-2.12-fraction",
-        ALLOCATOR,
-        "cuda",
-        "preemptivelyrejected",
-        compile_squeezed(
-            r"(?:(?:cuda|hip)outofmemory\.?)?allocationwaspreemptivelyrejectedbecauseitwouldexceed(?:per_process_memory_fraction)?"
-            r"(?:limit)?\.?(?:requestedsize:<requested_bytes>)?"
-        ),
-        back=36,
-        sub_kind="fraction-rejected",
+        r"(?:(?:cuda|hip)outofmemory\.?)?allocationwaspreemptivelyrejectedbecauseitwouldexceed(?:per_process_memory_fraction)?"
+        r"(?:limit)?\.?(?:requestedsize:<requested_bytes>)?",
+        "fraction-rejected",
         versions=("2.12", ""),
         group="fraction",
     ),
     Wording(
         "torch-2.12-fraction",
-        ALLOCATOR,
-        "cuda",
-        "preemptivelyrejecting",
-        compile_squeezed(
-            r"preemptivelyrejectingallocation:requested<requested_bytes>"
-            r"(?:buttotal_allocated_memory\(<reserved_bytes>\)\+requestedsizewouldexceedmemorylimit"
-            r"\(<limit_bytes>(?:=\d{1,3}(?:\.\d{1,12})?%of<total_bytes>)?\))?"
-        ),
-        sub_kind="fraction-rejected",
+        r"preemptivelyrejectingallocation:requested<requested_bytes>"
+        r"(?:buttotal_allocated_memory\(<reserved_bytes>\)\+requestedsizewouldexceedmemorylimit"
+        r"\(<limit_bytes>(?:=\d{1,3}(?:\.\d{1,12})?%of<total_bytes>)?\))?",
+        "fraction-rejected",
         versions=("2.12", ""),
         group="fraction",
     ),
     Wording(
         "torch-2.13-warning",
-        ALLOCATOR,
-        "cuda",
-        "failedwithoomondevice",
-        compile_squeezed(
-            r"(?:expandable_segments:)?memory(?:allocation|mapping)failedwithoomondevice"
-            r"<device_index>(?:whiletryingtoallocate<requested_bytes>"
-            r"(?:\(free:(?P<free_bytes>SIZE|COUNT),total:(?P<total_bytes>SIZE|COUNT)\))?)?"
-        ),
-        back=45,
+        r"(?:expandable_segments:)?memory(?:allocation|mapping)failedwithoomondevice"
+        r"<device_index>(?:whiletryingtoallocate<requested_bytes>"
+        r"(?:\(free:(?P<free_bytes>SIZE|COUNT),total:(?P<total_bytes>SIZE|COUNT)\))?)?",
+        "cudamalloc-warning",
         is_warning=True,
         is_marker=True,
-        sub_kind="cudamalloc-warning",
         versions=("2.13", ""),
     ),
     Wording(
         "torch-2.15-va",
-        ALLOCATOR,
-        "cuda",
-        "virtualaddressspace",
-        compile_squeezed(
-            r"(?:\[expandablesegmentva\])?failedtoreserve[^;]{0,80}?<requested_bytes>\)?"
-            r"ofvirtualaddressspaceforanexpandablecudasegmentondevice<device_index>"
-        ),
-        back=140,
-        sub_kind="va-exhausted",
+        r"(?:\[expandablesegmentva\])?failedtoreserve[^;]{0,80}?<requested_bytes>\)?"
+        r"ofvirtualaddressspaceforanexpandablecudasegmentondevice<device_index>",
+        "va-exhausted",
         versions=("2.15", ""),
     ),
     Wording(
         "nvml-assert",
-        ALLOCATOR,
-        "cuda",
-        "nvml_success==r",
-        compile_squeezed(r"nvml_success==rinternalassertfailed"),
-        sub_kind="nvml-unavailable",
+        r"nvml_success==rinternalassertfailed",
+        "nvml-unavailable",
         versions=("2.0", ""),
     ),
 )
 
 
-_HINT: Final = "PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0"
+_mps = partial(
+    Wording,
+    backend="mps",
+    hint="PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0",
+    versions=("1.12", ""),
+)
 _TRIED: Final = r"triedtoallocate<requested_bytes>(?:on(?:shared|private|sharedorprivate)pool)?"
 
 MPS: Final = (
-    Wording(
+    _mps(
         "mps",
-        ALLOCATOR,
-        "mps",
-        "mpsbackendoutofmemory",
-        compile_squeezed(
-            r"mpsbackendoutofmemory\(?mpsallocated:<allocated_bytes>"
-            r"(?:,otherallocations:<other_allocations_bytes>)?(?:,maxallowed:<limit_bytes>)?"
-            rf"\)?\.?(?:{_TRIED})?"
-        ),
-        hint=_HINT,
-        versions=("1.12", ""),
+        r"(?:mpsbackendoutofmemory)?\(?mpsallocated:<allocated_bytes>"
+        r"(?:,otherallocations:<other_allocations_bytes>)?(?:,maxallowed:<limit_bytes>)?"
+        rf"\)?\.?(?:{_TRIED})?",
     ),
-    Wording(
-        "mps-headless",
-        ALLOCATOR,
-        "mps",
-        "mpsallocated:",
-        compile_squeezed(
-            r"\(?mpsallocated:<allocated_bytes>"
-            r"(?:,otherallocations:<other_allocations_bytes>)?(?:,maxallowed:<limit_bytes>)?"
-            rf"\)?\.?(?:{_TRIED})?"
-        ),
-        back=1,
-        hint=_HINT,
-        versions=("1.12", ""),
-    ),
-    Wording(
-        "mps-cut",
-        ALLOCATOR,
-        "mps",
-        "mpsbackendoutofmemory",
-        compile_squeezed(rf"mpsbackendoutofmemory\.?(?:{_TRIED})?"),
-        hint=_HINT,
-        versions=("1.12", ""),
-        may_be_prose=True,
-    ),
-    Wording(
-        "mps-cut",
-        ALLOCATOR,
-        "mps",
-        "triedtoallocate",
-        compile_squeezed(r"triedtoallocate<requested_bytes>on(?:shared|private)pool"),
-        hint=_HINT,
-        versions=("1.12", ""),
-    ),
-    Wording(
-        "mps-buffer",
-        ALLOCATOR,
-        "mps",
-        "invalidbuffersize",
-        compile_squeezed(r"invalidbuffersize:<requested_bytes>"),
-        sub_kind="buffer-too-large",
-        versions=("1.12", ""),
-    ),
+    _mps("mps-cut", rf"mpsbackendoutofmemory\.?(?:{_TRIED})?", may_be_prose=True),
+    _mps("mps-cut", r"triedtoallocate<requested_bytes>on(?:shared|private)pool"),
+    _mps("mps-buffer", r"invalidbuffersize:<requested_bytes>", "buffer-too-large", hint=""),
 )
 
 
@@ -220,7 +144,7 @@ _OF_JAX: Final = re.compile(r"jax|external/xla|xla/(?:python|pjrt)|pjit\(|jit\(m
 """In an allocator's lines TensorFlow and JAX are alike; around them they are not."""
 
 
-def _jax(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
+def _of_xla(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
     """Distinguish JAX from TensorFlow by the lines nearby; both report through XLA."""
     text = stream.squeezed[max(0, match.start() - 800) : match.end() + 200]
     if "tensorflow" in text and not (_OF_JAX.search(text) or "xlaruntimeerror" in text):
@@ -244,9 +168,7 @@ def _allocator(fields: Fields, match: re.Match[str], stream: LogStream) -> Field
 
 def _tensor(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
     if match.group("_where") == "cpu":
-        return fields | {
-            "is_device_oom": False, "kind": "host-ram", "backend": "cpu", "sub_kind": "tf-host"
-        }  # fmt: skip
+        return on_host(fields, "tf-host")
     return _beside(fields, match, stream)
 
 
@@ -254,136 +176,65 @@ def _tensor(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
 _SHORT: Final = r"\d{1,9}(?:\.\d{1,6})?[kmgt]?(?:i?b)?"
 
 
-def _from_device(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
-    before = stream.squeezed[max(0, match.start() - 400) : match.start()]
-    return fields | ({"kind": "jax", "backend": "jax"} if "jax" in before else {})
-
+_jax = partial(Wording, kind="jax", backend="jax", refine=_of_xla)
+_tf = partial(Wording, kind="tf", backend="tf")
 
 JAX_AND_TENSORFLOW: Final = (
-    Wording(
-        "jax",
-        "jax",
-        "jax",
-        "outofmemorywhiletryingtoallocate",
-        compile_squeezed(
-            r"(?:resource_exhausted:)?outofmemorywhiletryingtoallocate<requested_bytes>"
-        ),
-        back=19,
-        refine=_jax,
-    ),
-    Wording(
-        "jax",
-        "jax",
-        "jax",
-        "outofmemoryallocating",
-        compile_squeezed(r"resource_?exhausted:outofmemoryallocating<requested_bytes>"),
-        back=19,
-        refine=_jax,
-    ),
-    Wording(
+    _jax("jax", r"(?:resource_exhausted:)?outofmemorywhiletryingtoallocate<requested_bytes>"),
+    _jax("jax", r"resource_?exhausted:outofmemoryallocating<requested_bytes>"),
+    _jax(
         "jax-request",
-        "jax",
-        "jax",
-        "failedtoallocaterequestfor",
-        compile_squeezed(
-            r"(?:resource_?exhausted:)?failedtoallocaterequestfor"
-            r"(?:<requested_bytes>|\d[\d.]{0,20}[kmgt]i?b)(?:\(\d{1,20}b\))?"
-            r"(?:ondeviceordinal<device_index>)?"
-        ),
-        back=19,
-        refine=_jax,
+        r"(?:resource_?exhausted:)?failedtoallocaterequestfor"
+        r"(?:<requested_bytes>|\d[\d.]{0,20}[kmgt]i?b)(?:\(\d{1,20}b\))?"
+        r"(?:ondeviceordinal<device_index>)?",
     ),
-    Wording(
+    _jax(
         "jax-reserve",
-        "jax",
-        "jax",
-        "attemptingto",
-        compile_squeezed(
-            r"attemptingto(?:reserve|allocate)(?P<requested_bytes>SHORT)"
-            r"(?:atthebottomofmemory)?\.?thatwasnotpossible\.?"
-            r"(?:thereare(?P<free_bytes>SHORT)free)?".replace("SHORT", _SHORT)
-        ),
-        refine=_jax,
+        r"attemptingto(?:reserve|allocate)(?P<requested_bytes>SHORT)"
+        r"(?:atthebottomofmemory)?\.?thatwasnotpossible\.?"
+        r"(?:thereare(?P<free_bytes>SHORT)free)?".replace("SHORT", _SHORT),
     ),
-    Wording(
+    _jax(
         "jax-program",
-        "jax",
-        "jax",
-        "ranoutofmemoryinmemoryspace",
-        compile_squeezed(
-            r"ranoutofmemoryinmemoryspacehbm\.?"
-            r"(?:used(?P<requested_bytes>SHORT)of(?P<limit_bytes>SHORT)hbm)?".replace(
-                "SHORT", _SHORT
-            )
-        ),
-        refine=_jax,
+        r"ranoutofmemoryinmemoryspacehbm\.?"
+        r"(?:used(?P<requested_bytes>SHORT)of(?P<limit_bytes>SHORT)hbm)?".replace("SHORT", _SHORT),
     ),
-    Wording(
+    _jax(
         "jax-async",
-        "jax",
-        "jax",
-        "cumemallocasyncfailedtoallocate",
-        compile_squeezed(
-            r"cumemallocasyncfailedtoallocate<requested_bytes>:?"
-            r"(?:[a-z_]{0,30}:{0,4}cuda_error_out_of_memory(?::outofmemory)?)?"
-        ),
-        refine=_jax,
+        r"cumemallocasyncfailedtoallocate<requested_bytes>:?"
+        r"(?:[a-z_]{0,30}:{0,4}cuda_error_out_of_memory(?::outofmemory)?)?",
     ),
     Wording(
         "xla-on-chip",
-        SHARED_MEMORY,
-        "jax",
-        "ranoutofmemoryinmemoryspace",
-        compile_squeezed(r"ranoutofmemoryinmemoryspace(?:vmem|smem|cmem|sflag)"),
+        r"ranoutofmemoryinmemoryspace(?:vmem|smem|cmem|sflag)",
+        "on-chip",
+        kind=SHARED_MEMORY,
+        backend="jax",
         is_device_oom=False,
-        sub_kind="on-chip",
     ),
-    Wording(
+    _tf(
         "tf-tensor",
-        "tf",
-        "tf",
-        "oomwhenallocatingtensor",
-        compile_squeezed(
-            r"oomwhenallocatingtensorwithshape\[[\d,]{0,200}\]"
-            r"(?:andtype[a-z0-9_]{1,20}?(?=on/|on\[|by|[^a-z0-9_]|$))?"
-            r"(?:on[\w/:]{0,80}?(?:device:)?(?P<_where>gpu|cpu|tpu|xla_gpu):<device_index>)?"
-            r"(?:byallocator[\w]{1,40})?"
-        ),
+        r"oomwhenallocatingtensorwithshape\[[\d,]{0,200}\]"
+        r"(?:andtype[a-z0-9_]{1,20}?(?=on/|on\[|by|[^a-z0-9_]|$))?"
+        r"(?:on[\w/:]{0,80}?(?:device:)?(?P<_where>gpu|cpu|tpu|xla_gpu):<device_index>)?"
+        r"(?:byallocator[\w]{1,40})?",
         refine=_tensor,
     ),
-    Wording(
+    _tf(
         "tf-failed",
-        "tf",
-        "tf",
-        "failedtoallocatememory",
-        compile_squeezed(
-            r"(?:resourceexhaustederror|resource_exhausted)[^\[\]]{0,200}?failedtoallocatememory"
-        ),
-        back=240,
+        r"(?:resourceexhaustederror|resource_exhausted)[^\[\]]{0,200}?failedtoallocatememory",
         may_be_prose=True,
     ),
-    Wording(
+    _tf(
         "tf-allocator",
-        "tf",
-        "tf",
-        "ranoutofmemorytryingtoallocate",
-        compile_squeezed(
-            r"(?:allocator\((?:gpu_<device_index>_bfc|[\w/:.-]{1,60})\))?ranoutofmemorytryingto"
-            r"allocate<requested_bytes>(?:\(roundedto\d{1,20}\))?"
-        ),
-        back=80,
+        r"(?:allocator\((?:gpu_<device_index>_bfc|[\w/:.-]{1,60})\))?ranoutofmemorytryingto"
+        r"allocate<requested_bytes>(?:\(roundedto\d{1,20}\))?",
         refine=_allocator,
     ),
-    Wording(
+    _tf(
         "tf-device",
-        "tf",
-        "tf",
-        "fromdevice",
-        compile_squeezed(
-            r"failedtoallocateSIZE\((?P<requested_bytes>\d{1,25})bytes\)fromdevice"
-            r"(?::(?:cuda_error_out_of_memory|resource_exhausted)(?::outofmemory)?)?"
-        ),
-        back=90,
-        refine=_from_device,
+        r"failedtoallocateSIZE\((?P<requested_bytes>\d{1,25})bytes\)fromdevice"
+        r"(?::(?:cuda_error_out_of_memory|resource_exhausted)(?::outofmemory)?)?",
+        refine=where("jax", 400, 0, kind="jax", backend="jax"),
     ),
 )

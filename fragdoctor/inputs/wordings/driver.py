@@ -6,19 +6,21 @@ The memory of cuBLAS, cuDNN, NCCL and their kin is not managed by the caching al
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Final
 
 from fragdoctor.inputs.log_streams import LogStream
 from fragdoctor.inputs.wordings.wording import (
-    ALLOCATOR,
-    BACKEND_OF_WORD,
     DRIVER,
     HOST,
     OTHER,
     Fields,
     Wording,
+    alone,
     compile_squeezed,
     explains,
+    on_host,
+    only_where,
     printed_bytes,
 )
 
@@ -35,19 +37,9 @@ def _cuda_error(fields: Fields, match: re.Match[str], stream: LogStream) -> Fiel
     if _GGML.search(text, match.start(), match.end() + 200):
         if _NO_PINNED not in text[max(0, match.start() - 4000) : match.start()]:
             return fields | {"kind": "ggml"}
-        return fields | {
-            "kind": HOST,
-            "backend": "cpu",
-            "is_device_oom": False,
-            "sub_kind": "ggml-pinned",
-        }
+        return on_host(fields, "ggml-pinned")
     if _PINNED.search(stack[stack.rfind("traceback") + 1 :]):
-        return fields | {
-            "kind": HOST,
-            "backend": "cpu",
-            "is_device_oom": False,
-            "sub_kind": "pinned-host",
-        }
+        return on_host(fields, "pinned-host")
     return fields
 
 
@@ -56,17 +48,6 @@ def _not_reported_before(fields: Fields, match: re.Match[str], stream: LogStream
     above = stream.squeezed[max(0, match.start() - 4000) : match.start()]
     check, exception = above.rfind("thcudacheckfail"), above.rfind("cudaruntimeerror(2)")
     return None if check > exception else fields
-
-
-def _told_alone(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
-    """Leave out Ray's name of the exception where the exception itself is printed below it."""
-    below = stream.squeezed[match.end() : match.end() + 8000]
-    return None if "outofmemory" in below else fields
-
-
-def _line_of_its_own(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
-    """Keep an exception's name that is all there is, as where its message went elsewhere."""
-    return None if stream.before(match.start()) or stream.after(match.end()) else fields
 
 
 def _ends_line(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
@@ -96,283 +77,179 @@ def _of_trtllm(fields: Fields, match: re.Match[str], stream: LogStream) -> Field
     return fields
 
 
-def _word(fields: Fields, match: re.Match[str], _stream: LogStream) -> Fields | None:
-    return fields | {"backend": BACKEND_OF_WORD.get(match.group("_word"), "cuda")}
-
-
-def _driver(variant: str, literal: str, pattern: str, **more: object) -> Wording:
-    defaults: dict[str, object] = {"backend": "cuda", "kind": DRIVER} | more
-    return Wording(
-        variant=variant,
-        literal=literal,
-        pattern=compile_squeezed(pattern),
-        **defaults,  # type: ignore[arg-type]
-    )
-
+_driver = partial(Wording, kind=DRIVER)
+_on_host = partial(Wording, sub_kind="driver-host", kind=HOST, backend="cpu", is_device_oom=False)
+_lost = partial(Wording, sub_kind="figures-lost")
 
 DRIVERS: Final = (
     _driver(
         "runtime-error",
-        "error:outofmemory",
         r"(?P<_word>cuda|hip|xpu|musa|npu|mlu)(?:runtime)?error:outofmemory"
         r"(?:\(?(?:at)?[\w./:\\+-]{1,160}\.(?:cc|cpp|cxx|cuh?|hpp|h|c):\d{1,6}\)?)?",
-        back=12,
-        refine=lambda f, m, s: _cuda_error(_word(f, m, s) or f, m, s),
+        refine=_cuda_error,
         may_be_prose=True,
     ),
+    # Ray's name of the exception, unless the exception itself is printed below it
     _driver(
         "ray-task",
-        "raytaskerror(outofmemoryerror)",
         r"raytaskerror\(outofmemoryerror\)",
-        refine=_told_alone,
+        refine=only_where("outofmemory", 0, 8000, is_there=False),
     ),
     _driver(
         "driver-error",
-        "drivererror:",
         # C10_CUDA_DRIVER_CHECK (c10/cuda/driver_api.h, 2.1 to 2.15): in the allocator only the
         # calls that map expandable segments stand in it.
         r"(?P<_word>cuda|hip|musa)drivererror:(?:outofmemory|unknownerror|operationnotsupported"
         r"|devicenotready)",
-        back=6,
-        refine=_word,
-        sub_kind="driver-api",
+        "driver-api",
         may_be_prose=True,
     ),
     _driver(
         "device-count",
-        "error2:outofmemory",
         r"unexpectederrorfromcudagetdevicecount\(\)\.?"
         r"(?:didyourunsomecudafunctionsbeforecallingnumcudadevices\(\)thatmighthavealreadyset"
         r"anerror\?)?error2:outofmemory",
-        back=170,
-        sub_kind="no-context",
+        "no-context",
     ),
     _driver(
         "torch-0.4",
-        "error(2):outofmemory",
         r"cudaruntimeerror\(2\):outofmemory",
-        back=16,
         refine=_not_reported_before,
         versions=("", "0.4"),
     ),
     _driver(
         "thc-check",
-        "error=2:outofmemory",
         r"thcudacheckfailfile=\S{1,200}?line=\d{1,6}error=2:outofmemory",
-        back=240,
         versions=("", "1.4"),
     ),
-    _driver("hip-code", "hiperroroutofmemory", r"hiperroroutofmemory", backend="rocm"),
-    _driver(
-        "hsa-code",
-        "hsa_status_error_out_of_resources",
-        r"hsa_status_error_out_of_resources",
-        backend="rocm",
-    ),
+    _driver("hip-code", r"hiperroroutofmemory", backend="rocm"),
+    _driver("hsa-code", r"hsa_status_error_out_of_resources", backend="rocm"),
     _driver(
         "unified-runtime",
-        "_error_out_of_",
         r"(?:ur_result|pi|ze_result)_error_out_of_(?:device_memory|resources)"
         r"(?:\)-?\d{1,3}\((?:ur_result|pi)_error_out_of_(?:device_memory|resources))?",
-        back=9,
         backend="xpu",
     ),
-    _driver(
+    _on_host(
         "unified-runtime-host",
-        "_error_out_of_host_memory",
         r"(?:ur_result|pi|ze_result)_error_out_of_host_memory",
-        back=9,
         backend="cpu",
-        kind=HOST,
-        is_device_oom=False,
-        sub_kind="driver-host",
     ),
     _driver(
         "opencl-code",
-        "cl_",
         # Khronos' CL/cl.h; programs print the names of its error codes
         r"cl_(?:mem_object_allocation_failure|out_of_resources)",
         backend="opencl",
     ),
-    _driver("vulkan-code", "vk_error_out_of", r"vk_error_out_of_device_memory", backend="vulkan"),
+    _driver("vulkan-code", r"vk_error_out_of_device_memory", backend="vulkan"),
     *(
-        _driver(
-            "driver-host-code",
-            literal,
-            literal,
-            backend="cpu",
-            kind=HOST,
-            is_device_oom=False,
-            sub_kind="driver-host",
-        )
+        _on_host("driver-host-code", literal)
         for literal in ("cl_out_of_host_memory", "vk_error_out_of_host_memory")
     ),
-    _driver(
-        "driver-code", "cuda_error_out_of_memory", r"cuda_error_out_of_memory(?::outofmemory)?"
-    ),
+    _driver("driver-code", r"cuda_error_out_of_memory(?::outofmemory)?"),
     _driver(
         "runtime-code",
-        "cudaerrormemoryallocation",
         r"(?<!searchfor.)cudaerrormemoryallocation(?::outofmemory)?",
         may_be_prose=True,
     ),
     _driver(
         "ctranslate2",
-        "failedwitherroroutofmemory",
         # CTranslate2, src/cuda/utils.h: CUDA_CHECK
         r"(?P<_word>cuda|hip)failedwitherroroutofmemory",
-        back=4,
-        refine=_word,
-        sub_kind="ctranslate2",
+        "ctranslate2",
     ),
     _driver(
         "bitsandbytes",
-        "outofmemoryatline",
         r"erroroutofmemoryatline\d{1,6}infile(?:[\w./\\:-]{1,200}?\.(?:cpp|cuh|cu|c|h))?",
-        back=6,
-        sub_kind="bitsandbytes",
+        "bitsandbytes",
     ),
     _driver(
         "thrust",
-        "bad_alloc:cuda",
         # xgboost, src/common/device_vector.cu and device_helpers.cuh: the figures below it
         r"bad_alloc:cuda(?:error)?[a-z]{0,30}:outofmemory(?:-?freememory:(?P<free_bytes>COUNT)"
         r"-?requestedmemory:(?P<requested_bytes>COUNT))?",
-        sub_kind="thrust",
+        "thrust",
     ),
     _driver(
         "thrust",
-        ":outofmemory",
         # thrust/system/cuda/detail/util.h: the name of the step, "failed", the error
         r"(?:parallel_for|trivial_device_copy[a-z>-]{0,8}|reduce|scan|sort|copy_if|unique)"
         r"(?:[a-z_0-9]{0,24})failed(?:tosynchronize|on[a-z0-9]{1,20}step)?:"
         r"(?:cudaerrormemoryallocation:)?outofmemory",
-        back=110,
-        sub_kind="thrust",
+        "thrust",
     ),
     _driver(
-        "thrust",
-        "launch():outofmemory",
-        r"(?:aftercudalaunchin)?triple_chevron_launcher::launch\(\):outofmemory",
-        back=42,
-        sub_kind="thrust",
+        "thrust", r"(?:aftercudalaunchin)?triple_chevron_launcher::launch\(\):outofmemory", "thrust"
     ),
-    _driver(
-        "thrust",
-        "what():outofmemory",
-        r"thrust::system::system_error'?what\(\):outofmemory",
-        back=32,
-        sub_kind="thrust",
-    ),
+    _driver("thrust", r"thrust::system::system_error'?what\(\):outofmemory", "thrust"),
     *(
-        _driver("rmm", literal, pattern, kind=OTHER, backend="rmm")
+        Wording("rmm", pattern, kind=OTHER, backend="rmm")
         # rmm 0.10 to 25.08, error.hpp, cuda_memory_resource.hpp and pool_memory_resource.hpp
-        for literal, pattern in (
+        for pattern in (
             (
-                "bad_alloc:out_of_memory",
-                (
-                    r"bad_alloc:out_of_memory(?::cudaerror)?(?:(?:at)?:[\w./:+-]{1,200}?"
-                    r":cudaerrormemoryallocationoutofmemory)?"
-                ),
+                r"bad_alloc:out_of_memory(?::cudaerror)?(?:(?:at)?:[\w./:+-]{1,200}?"
+                r":cudaerrormemoryallocationoutofmemory)?"
             ),
-            (
-                "bad_alloc:cudaerrorat:",
-                (
-                    r"bad_alloc:cudaerrorat:[\w./:+-]{1,200}?:cudaerrormemoryallocation"
-                    r"(?:outofmemory)?"
-                ),
-            ),
-            ("maximumpoolsizeexceeded", r"maximumpoolsizeexceeded"),
-            ("rmm_error_out_of_memory", r"rmm_error_out_of_memory"),
+            r"bad_alloc:cudaerrorat:[\w./:+-]{1,200}?:cudaerrormemoryallocation(?:outofmemory)?",
+            r"maximumpoolsizeexceeded",
+            r"rmm_error_out_of_memory",
         )
     ),
     _driver(
         "cuda-malloc",
-        "outofmemory",
         r"(?P<_word>cuda|hip|cu)(?:malloc|memalloc)(?!\w{0,12}host)[\w&*,]{0,20}(?:\([^()]{0,60}\))?"
         r"(?:retry|call)?(?:failed|returned)?(?:witherror|error)?[\d:,(\"']{0,6}outofmemory",
-        back=120,
-        refine=_word,
         may_be_prose=True,
     ),
     _driver(
         "numbered-error",
-        "outofmemory",
         r"(?!cudaruntimeerror\(2\):outof)(?P<_word>cuda|hip)(?:runtime|driver|api|failedwith)?"
         r"(?:error|failure|status)(?:code)?[=:(\[#]{0,2}0{0,3}2[)\]]?"
         r"(?:(?:at|in|@)[\w./:+-]{1,120}?)?[:,;-]{0,2}[\"'(]{0,2}"
         r"(?:cudaerrormemoryallocation[:-]{1,2})?outofmemory",
-        back=160,
-        refine=lambda f, m, s: _cuda_error(_word(f, m, s) or f, m, s),
+        refine=_cuda_error,
     ),
-    _driver(
+    Wording(
         "julia",
-        "outofgpumemory",
         # CUDA.jl 2 to 5, src/memory.jl: OutOfGPUMemoryError and memory_status
         r"outofgpumemory(?:tryingtoallocate<requested_bytes>)?"
         r"(?:effectivegpumemoryusage:[\d.]{1,8}%\(<_used_bytes>/<total_bytes>\))?"
         r"(?:memorypoolusage:<allocated_bytes>\(<reserved_bytes>reserved\))?",
-        refine=_julia,
         kind=OTHER,
+        refine=_julia,
         backend="julia",
         may_be_prose=True,
     ),
-    _driver(
-        "tensorrt-runtime", "cudaruntime(outofmemory)", r"cudaruntime\(outofmemory\)", kind=OTHER
-    ),
-    _driver(
-        "metal-buffer",
-        "callbackerroroutofmemory",
-        r"kiogpucommandbuffercallbackerroroutofmemory",
-        back=24,
-        backend="mps",
-    ),
+    Wording("tensorrt-runtime", r"cudaruntime\(outofmemory\)", kind=OTHER),
+    _driver("metal-buffer", r"kiogpucommandbuffercallbackerroroutofmemory", backend="mps"),
     _driver(
         "error-in-file",
-        "outofmemory",
         r"(?:(?P<_word>cuda|hip)(?:runtime|driver)?error(?:at|in)|gpuassert)"
         r"[\w./:+'\"(),*&>-]{0,140}?:outofmemory",
-        back=170,
         refine=_of_trtllm,
     ),
-    _driver(
+    _lost(
         "allocation-on-device",
-        "allocationondevice",
         # cudaMallocAsync's message as ComfyUI shows it: up to the device's number.
         r"allocationondevice(?P<device_index>\d{1,3})?(?!\d?would)",
         refine=_ends_line,
-        kind=ALLOCATOR,
-        sub_kind="figures-lost",
     ),
-    _driver(
+    _lost(
         "exception-name",
-        "outofmemoryerror",
         r"torch(?:\.cuda|\._c)?\._?outofmemoryerror(?:\(\))?",
-        back=12,
-        refine=_line_of_its_own,
-        kind=ALLOCATOR,
-        sub_kind="figures-lost",
+        refine=alone,
     ),
-    _driver(
+    _lost(
         "bare",
-        "outofmemory",
         r"(?P<_word>cuda|hip|xpu|npu|musa)outofmemory(?!error)(?!\.?(?:triedto|allocationwas))(?!,(?:can|please))",
-        back=5,
-        refine=_word,
         may_be_prose=True,
-        kind=ALLOCATOR,
-        sub_kind="figures-lost",
     ),
-    _driver(
+    _lost(
         "bare",
-        "outofmemory",
         r"(?P<_word>cuda|hip|xpu|npu|musa)outofmemory\.?triedto(?P<_label>[a-z]{0,8})[\d.,]{0,12}"
         r"(?:[kmg]i?|b[yte]{0,3})?",
-        back=5,
-        refine=lambda f, m, s: _cut_request(_word(f, m, s) or f, m, s),
+        refine=_cut_request,
         may_be_prose=True,
-        kind=ALLOCATOR,
-        sub_kind="figures-lost",
     ),
 )
 
@@ -398,25 +275,17 @@ def _unread(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields |
     return fields | ({"backend": "mps"} if "metal" in around else {})
 
 
+_MEMORY: Final = r"(?:allocatable|device|gpu|video|graphics|free|available|-){0,3}(?:memory|vram)"
+
 LAST_RESORT: Final = tuple(
-    _driver("unread", literal, pattern, back=60, refine=_unread)
-    for literal, pattern in (
-        *(
-            (
-                literal,
-                (
-                    r"(?:ran|running|there(?:is|was))?(?:outof|not(?:have|provide)?enough|insufficient)"
-                    r"(?:allocatable|device|gpu|video|graphics|free|available|-){0,3}(?:memory|vram)"
-                ),
-            )
-            for literal in ("outof", "enough", "insufficient")
-        ),
+    _driver("unread", pattern, refine=_unread)
+    for pattern in (
+        r"(?:ran|running|there(?:is|was))?outof" + _MEMORY,
+        r"(?:there(?:is|was))?not(?:have|provide)?enough" + _MEMORY,
+        r"(?:there(?:is|was))?insufficient" + _MEMORY,
         (
-            "allocate",
-            (
-                r"fail(?:ed|s|ure)?to(?:re)?allocate(?:gpu|device)?(?:memory)?(?:of)?(?:size)?"
-                r"(?P<requested_bytes>COUNT)bytes"
-            ),
+            r"fail(?:ed|s|ure)?to(?:re)?allocate(?:gpu|device)?(?:memory)?(?:of)?(?:size)?"
+            r"(?P<requested_bytes>COUNT)bytes"
         ),
     )
 )
@@ -437,132 +306,65 @@ def _backend(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
     return fields
 
 
-def _nccl_error(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
-    """Keep ``ncclUnhandledCudaError`` only where its ``Last error`` is a lack of memory."""
-    tail = stream.squeezed[match.end() : match.end() + 400]
-    return fields if "outofmemory" in tail or "calloc" in tail else None
-
+_cublas = partial(Wording, kind="cublas")
+_cudnn = partial(Wording, kind="cudnn")
+_nccl = partial(Wording, kind="nccl", group="nccl")
 
 LIBRARIES: Final = (
-    Wording(
+    _cublas(
         "cublas",
-        "cublas",
-        "cuda",
-        "_alloc_failed",
-        compile_squeezed(
-            r"(?:cuda(?:error)?:)?(?:cublas|cusolver|cusparse|cufft|curand|hipblas|hipsparse)"
-            r"(?:_status)?_alloc_failed(?:whencalling`[^`]{1,120}`)?"
-        ),
-        back=40,
+        r"(?:cuda(?:error)?:)?(?:cublas|cusolver|cusparse|cufft|curand|hipblas|hipsparse)"
+        r"(?:_status)?_alloc_failed(?:whencalling`[^`]{1,120}`)?",
+        "handle",
         refine=_backend,
-        sub_kind="handle",
     ),
-    Wording(
+    _cublas(
         "cublas",
-        "cublas",
-        "cuda",
-        "createcublashandlefailed",
         # MXNet, mshadow/stream_gpu-inl.h: CreateBlasHandle
-        compile_squeezed(r"createcublashandlefailed"),
-        sub_kind="handle",
+        r"createcublashandlefailed",
+        "handle",
     ),
-    Wording(
+    _cublas(
         "cublas-init",
-        "cublas",
-        "cuda",
-        "blas_status_not_initialized",
-        compile_squeezed(r"(?:cu|hip)blas_status_not_initialized(?:whencalling`[^`]{1,120}`)?"),
-        back=4,
-        refine=_backend,
-        sub_kind="maybe-memory",
-    ),
-    Wording(
-        "rocblas",
-        "cublas",
-        "rocm",
-        "rocblas_status_memory_error",
-        compile_squeezed(r"rocblas_status_memory_error"),
-    ),
-    Wording(
-        "cudnn",
-        "cudnn",
-        "cuda",
-        "cudnn_status_alloc_failed",
-        compile_squeezed(r"cudnn_status_alloc_failed"),
+        r"(?:cu|hip)blas_status_not_initialized(?:whencalling`[^`]{1,120}`)?",
+        "maybe-memory",
         refine=_backend,
     ),
-    Wording(
-        "cudnn-init",
-        "cudnn",
-        "cuda",
-        "cudnn_status_not_initialized",
-        compile_squeezed(r"cudnn_status_not_initialized"),
-        refine=_backend,
-        sub_kind="maybe-memory",
+    _cublas("rocblas", r"rocblas_status_memory_error", backend="rocm"),
+    _cudnn("cudnn", r"cudnn_status_alloc_failed", refine=_backend),
+    _cudnn("cudnn-init", r"cudnn_status_not_initialized", "maybe-memory", refine=_backend),
+    _cudnn(
+        "cudnn-no-algorithm", r"unabletofindavalidcudnnalgorithmtorunconvolution", "maybe-memory"
     ),
-    Wording(
-        "cudnn-no-algorithm",
-        "cudnn",
-        "cuda",
-        "validcudnnalgorithm",
-        compile_squeezed(r"unabletofindavalidcudnnalgorithmtorunconvolution"),
-        back=14,
-        sub_kind="maybe-memory",
-    ),
-    Wording(
+    _cudnn(
         "cudnn-no-engine",
-        "cudnn",
-        "cuda",
-        "wasunabletofindanengine",
-        compile_squeezed(r"getwasunabletofindanenginetoexecutethiscomputation"),
-        back=3,
+        r"getwasunabletofindanenginetoexecutethiscomputation",
+        "maybe-memory",
         is_device_oom=False,
-        sub_kind="maybe-memory",
     ),
-    Wording(
+    _cudnn(
         "cudnn-internal",
-        "cudnn",
-        "cuda",
-        "cudnn_status_",
-        compile_squeezed(r"cudnn_status_(?:internal_error|not_supported)"),
+        r"cudnn_status_(?:internal_error|not_supported)",
+        "maybe-memory",
         refine=_backend,
         is_device_oom=False,
-        sub_kind="maybe-memory",
     ),
-    Wording(
+    _nccl(
         "nccl-warn",
-        "nccl",
-        "cuda",
-        "failure",
-        compile_squeezed(
-            r"(?:\[<device_index>\](?:[\w/.-]{1,80}:\d{1,6})?ncclwarn(?:\[[^\]]{1,60}\])?)?"
-            r"(?:cuda|hip)failure(?:2)?['\"]?outofmemory['\"]?"
-        ),
-        back=170,
+        r"(?:\[<device_index>\](?:[\w/.-]{1,80}:\d{1,6})?ncclwarn(?:\[[^\]]{1,60}\])?)?"
+        r"(?:cuda|hip)failure(?:2)?['\"]?outofmemory['\"]?",
         refine=_backend,
-        group="nccl",
     ),
-    Wording(
+    _nccl(
         "nccl-calloc",
-        "nccl",
-        "cuda",
-        "failedtocuda",
-        compile_squeezed(
-            r"(?:\[<device_index>\](?:[\w/.-]{1,80}:\d{1,6})?ncclwarn(?:\[[^\]]{1,60}\])?)?"
-            r"failedtocuda(?:host)?c?alloc(?:async)?<requested_bytes>"
-        ),
-        back=170,
-        group="nccl",
+        r"(?:\[<device_index>\](?:[\w/.-]{1,80}:\d{1,6})?ncclwarn(?:\[[^\]]{1,60}\])?)?"
+        r"failedtocuda(?:host)?c?alloc(?:async)?<requested_bytes>",
     ),
-    Wording(
+    _nccl(
         "nccl-unhandled",
-        "nccl",
-        "cuda",
-        "ncclunhandledcudaerror",
-        # torch/csrc/distributed/c10d/NCCLUtils.hpp: C10D_NCCL_CHECK says where before it says what
-        compile_squeezed(r"(?:ncclerrorin:[^;]{1,260}?)?ncclunhandledcudaerror"),
-        back=300,
-        refine=_nccl_error,
-        group="nccl",
+        # torch/csrc/distributed/c10d/NCCLUtils.hpp: C10D_NCCL_CHECK says where before it says what,
+        # and its "Last error" whether it was a lack of memory
+        r"(?:ncclerrorin:[^;]{1,260}?)?ncclunhandledcudaerror",
+        refine=only_where(r"outofmemory|calloc", 0, 400),
     ),
 )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from decimal import Decimal
+from functools import cache
 from typing import Any, Final, TypeAlias
 
 from fragdoctor.frozen import frozen
@@ -25,9 +26,30 @@ _SOURCE: Final = re.compile(
     re.ASCII,
 )
 
+ALLOCATOR: Final = "pytorch-caching-allocator"
+DRIVER: Final = "driver-no-figures"
+HOST: Final = "host-ram"
+KV_CACHE: Final = "kv-cache"
+OTHER: Final = "other-framework"
+NEGATIVE: Final = "negative"
+SHARED_MEMORY: Final = "shared-memory"
+
+BACKEND_OF_WORD: Final = {
+    "cuda": "cuda",
+    "hip": "rocm",
+    "rocm": "rocm",
+    "xpu": "xpu",
+    "sycl": "xpu",
+    "npu": "npu",
+    "musa": "musa",
+    "mlu": "mlu",
+    "gcu": "gcu",
+    "vulkan": "vulkan",
+    "metal": "mps",
+    "cpu": "cpu",
+}
+
 Fields: TypeAlias = dict[str, Any]
-
-
 Refine: TypeAlias = Callable[[Fields, re.Match[str], LogStream], Fields | None]
 
 
@@ -74,11 +96,9 @@ class Wording:
 
     Attributes:
         variant: stable name.
-        kind, backend, is_device_oom, sub_kind, hint, is_warning: as in ``OomMessage``.
-        literal: squeezed lower-case text that every instance holds.
-        pattern: matches around the literal; groups named like the fields of ``OomMessage``
-            become these fields.
-        back: how many characters before the literal the pattern may begin.
+        pattern: for squeezed text, in the short form of ``expanded``; groups named like the fields
+            of ``OomMessage`` become these fields, and ``_word`` names the backend.
+        sub_kind, kind, backend, is_device_oom, hint, is_warning: as in ``OomMessage``.
         group: see ``Hit``.
         is_marker: see ``Hit``.
         refine: last changes to the fields; None rejects the match.
@@ -87,13 +107,11 @@ class Wording:
     """
 
     variant: str
-    kind: str
-    backend: str
-    literal: str
-    pattern: re.Pattern[str]
-    back: int = 0
-    is_device_oom: bool = True
+    pattern: str
     sub_kind: str = ""
+    kind: str = ALLOCATOR
+    backend: str = "cuda"
+    is_device_oom: bool = True
     hint: str = ""
     is_warning: bool = False
     group: str = ""
@@ -101,82 +119,135 @@ class Wording:
     versions: tuple[str, str] = ("", "")
     refine: Refine | None = None
     may_be_prose: bool = False
-    fixed: Mapping[str, Any] = field(default_factory=dict)
 
     def hits(self, stream: LogStream) -> Iterator[Hit]:
         """Yield the places where this wording stands."""
-        text, position = stream.squeezed, 0
-        while (found := text.find(self.literal, position)) >= 0:
-            position = found + len(self.literal)
-            match = self._match_around(text, found)
-            if match is None or is_source(stream, match.start()):
+        for match in matches(self.pattern, stream.squeezed):
+            if is_source(stream, match.start()):
                 continue
             if self.may_be_prose and not reads_as_failure(stream, match):
                 continue
             message = self._message(match, stream)
             if message is not None:
                 yield Hit(match.start(), match.end(), message, self.group, is_marker=self.is_marker)
-                position = max(position, match.end())
-
-    def _match_around(self, text: str, found: int) -> re.Match[str] | None:
-        end = found + len(self.literal)
-        for start in range(max(0, found - self.back), found + 1):
-            match = self.pattern.match(text, start, found + 1500)
-            if match and match.end() >= end:
-                return match
-        return None
 
     def _message(self, match: re.Match[str], stream: LogStream) -> OomMessage | None:
-        fields: Fields = dict(self.fixed)
-        fields |= {k: value_of(k, v) for k, v in match.groupdict().items() if v and k[0] != "_"}
-        fields.setdefault("backend", self.backend)
-        fields.setdefault("sub_kind", self.sub_kind)
-        fields.setdefault("kind", self.kind)
-        fields.setdefault("is_device_oom", self.is_device_oom)
-        if self.refine is not None:
-            refined = self.refine(fields, match, stream)
-            if refined is None:
-                return None
-            fields = refined
-        return located(
-            OomMessage(
-                variant=self.variant,
-                version_low=self.versions[0],
-                version_high=self.versions[1],
-                free_allocated_hint=self.hint,
-                **{"is_warning": self.is_warning, **fields},
-            ),
-            stream,
-            match.start(),
-            match.end(),
+        groups = {k: v for k, v in match.groupdict().items() if v}
+        fields: Fields = {
+            "backend": BACKEND_OF_WORD.get(groups.get("_word", ""), self.backend),
+            "sub_kind": self.sub_kind,
+            "kind": self.kind,
+            "is_device_oom": self.is_device_oom,
+            "is_warning": self.is_warning,
+            **{name: value_of(name, text) for name, text in groups.items() if name[0] != "_"},
+        }
+        refined = fields if self.refine is None else self.refine(fields, match, stream)
+        if refined is None:
+            return None
+        message = OomMessage(
+            variant=self.variant,
+            version_low=self.versions[0],
+            version_high=self.versions[1],
+            free_allocated_hint=self.hint,
+            **refined,
         )
+        return located(message, stream, match.start(), match.end())
 
 
-def host_wording(  # noqa: PLR0913 - a row of a table
-    variant: str,
-    sub_kind: str,
-    literal: str,
-    pattern: str,
-    back: int = 0,
-    *,
-    group: str = "",
-    may_be_prose: bool = False,
-    refine: Refine | None = None,
-) -> Wording:
-    """Return a wording about the host's memory; the pattern may use the short form."""
-    return Wording(
-        variant,
-        "host-ram",
-        "cpu",
-        literal,
-        compile_squeezed(pattern),
-        back=back,
-        is_device_oom=False,
-        sub_kind=sub_kind,
-        group=group,
-        may_be_prose=may_be_prose,
-        refine=refine,
-    )
+def on_host(fields: Fields, sub_kind: str) -> Fields:
+    """Return the fields of a message that turns out to be about the host's memory."""
+    of_host = {"kind": HOST, "backend": "cpu", "is_device_oom": False, "sub_kind": sub_kind}
+    return fields | of_host
+
+
+def alone(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
+    """Keep words that are a line of their own."""
+    return None if stream.before(match.start()) or stream.after(match.end()) else fields
+
+
+def where(pattern: str, before: int, after: int, **told: Any) -> Refine:
+    """Return what fills in fields where a pattern is found in so many characters around a match."""
+    search = re.compile(pattern).search
+
+    def refine(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
+        low, high = max(0, match.start() - before), match.end() + after
+        return fields | (told if search(stream.squeezed, low, high) else {})
+
+    return refine
+
+
+def only_where(pattern: str, before: int, after: int, *, is_there: bool = True) -> Refine:
+    """Return what keeps a match where a pattern is found, or is not, around it.
+
+    Of what stands before the match and after it; the match itself does not count.
+    """
+    search = re.compile(pattern).search
+
+    def refine(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
+        text, (start, end) = stream.squeezed, match.span()
+        found = search(text, max(0, start - before), start) or search(text, end, end + after)
+        return fields if is_there == (found is not None) else None
+
+    return refine
+
+
+_MOST_AFTER: Final = 1500
+"""Characters of a message from its needle on, at most."""
+
+
+def matches(pattern: str, text: str) -> Iterator[re.Match[str]]:
+    """Yield the matches of a pattern in squeezed text, found by its needle."""
+    needle, n_before = needle_of(pattern)
+    position = 0
+    while (found := text.find(needle, position)) >= 0:
+        position = found + len(needle)
+        match_at, until = compile_squeezed(pattern).match, found + _MOST_AFTER
+        for start in range(max(0, found - n_before), found + 1):
+            match = match_at(text, start, until)
+            if match is not None and match.end() >= position:
+                yield match
+                position = match.end()
+                break
+
+
+_ATOM: Final = re.compile(
+    r"\((?:\?(?:P<\w+>|<[=!]|[:=!]))?|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{[\d,]*\}|."
+)
+
+
+@cache
+def needle_of(pattern: str) -> tuple[str, int]:
+    """Return the longest text that every match of a pattern holds, and how far in it can stand.
+
+    It is no part of a group. Groups before it count with all of their alternatives, so that it
+    never stands further in. Every repetition has to have a bound.
+
+    Raises:
+        ValueError: one has none.
+    """
+    runs, widths, last = [("", 0)], [0], 0
+    for atom in _ATOM.findall(expanded(pattern)):
+        text, n_before = runs[-1]
+        is_text = False
+        if atom in "?*+" or atom[0] == "{":  # what stands before may be left out or come again
+            times = 1 if atom == "?" else int(atom[1:-1].rpartition(",")[2])
+            widths[-1] += last * (times - 1)
+            runs[-1] = text[:-1], n_before
+        elif atom[0] == "(":
+            widths.append(0)
+        elif atom == ")":
+            last = widths.pop()
+            widths[-1] += last
+        elif atom not in "|^$":
+            last = 1
+            widths[-1] += 1
+            is_class = atom[0] in ".[" or (atom[0] == "\\" and atom[1].isalnum())
+            is_text = len(widths) == 1 and not is_class
+        if is_text:
+            runs[-1] = text + atom[-1], n_before
+        else:
+            runs.append(("", widths[0]))
+    return max(runs, key=lambda run: len(run[0]))
 
 
 def located(message: OomMessage, stream: LogStream, start: int, end: int) -> OomMessage:
@@ -241,39 +312,24 @@ def explains(stream: LogStream, match: re.Match[str]) -> bool:
     return bool(_EXPLAINED.search(stream.before(match.start(), 80)) or _ADVICE.match(after))
 
 
+@cache
 def compile_squeezed(pattern: str) -> re.Pattern[str]:
-    """Return a pattern for squeezed text; ``SIZE`` and ``COUNT`` in it stand for numbers."""
+    """Return a pattern in short form for squeezed text."""
+    return re.compile(expanded(pattern), re.ASCII)
+
+
+def expanded(pattern: str) -> str:
+    """Return a pattern with its short forms written out.
+
+    ``SIZE`` and ``COUNT`` stand for numbers, ``<total_bytes>`` for a group of that name.
+    """
     named = re.sub(
         r"(?<!P)<(\w+)>", lambda m: f"(?P<{m.group(1)}>{_group_body(m.group(1))})", pattern
     )
-    return re.compile(named.replace("SIZE", SIZE).replace("COUNT", COUNT), re.ASCII)
+    return named.replace("SIZE", SIZE).replace("COUNT", COUNT)
 
 
 def _group_body(name: str) -> str:
     if name.endswith("_bytes"):
         return SIZE
     return r"\d{1,4}" if name == "device_index" else COUNT
-
-
-ALLOCATOR: Final = "pytorch-caching-allocator"
-DRIVER: Final = "driver-no-figures"
-HOST: Final = "host-ram"
-KV_CACHE: Final = "kv-cache"
-OTHER: Final = "other-framework"
-NEGATIVE: Final = "negative"
-SHARED_MEMORY: Final = "shared-memory"
-
-BACKEND_OF_WORD: Final = {
-    "cuda": "cuda",
-    "hip": "rocm",
-    "rocm": "rocm",
-    "xpu": "xpu",
-    "sycl": "xpu",
-    "npu": "npu",
-    "musa": "musa",
-    "mlu": "mlu",
-    "gcu": "gcu",
-    "vulkan": "vulkan",
-    "metal": "mps",
-    "cpu": "cpu",
-}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.request_sources import last_request
-from fragdoctor.rules.rule import Context, Need, Rule
+from fragdoctor.rules.rule import Context, Rule
 from fragdoctor.units import format_count, format_size
 
 
@@ -31,18 +30,13 @@ class CaughtFailures(Rule):
     References. FAQ: My out of memory exception handler can't allocate memory.
     """
 
-    code: ClassVar[str] = "FD206"
-    name: ClassVar[str] = "caught-failures"
-    summary: ClassVar[str] = "The program caught out-of-memory errors and went on"
-    severity: ClassVar[Severity] = Severity.INFO
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.TRACE})
+    code = "FD206"
+    severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding for all failures that were survived."""
-        analysis, snapshot = context.analysis, context.snapshot
-        assert analysis is not None  # noqa: S101 - needs
-        assert snapshot is not None  # noqa: S101 - needs
-        last = last_request(snapshot, analysis.device)
+        analysis = context.need_trace()
+        last = last_request(analysis.trace.snapshot, analysis.device)
         caught = [event for event in analysis.ooms if event.row < last]
         if not caught:
             return

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.rules.rule import Context, Need, Rule, Skip
+from fragdoctor.rules.rule import Context, Rule, Skip
 from fragdoctor.units import format_size
 
 
@@ -30,16 +29,12 @@ class DeviceFull(Rule):
     References. FAQ: My model reports "cuda runtime error(2): out of memory".
     """
 
-    code: ClassVar[str] = "FD201"
-    name: ClassVar[str] = "device-full"
-    summary: ClassVar[str] = "Live memory and the request exceed what PyTorch could have"
-    severity: ClassVar[Severity] = Severity.ERROR
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.FAILED_REQUEST})
+    code = "FD201"
+    severity = Severity.ERROR
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where memory is missing."""
-        r = context.failed_request
-        assert r is not None  # noqa: S101 - needs
+        r = context.need_request()
         if r.margin_bytes is None:
             raise Skip("the message does not print live and free memory")
         if r.margin_bytes >= 0:

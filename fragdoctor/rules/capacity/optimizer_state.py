@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.analysis.result import DeviceAnalysis, Holder
-from fragdoctor.frozen import frozen
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.model.phases import Category, TrainingPhase
-from fragdoctor.rules.rule import Context, Need, Rule, Skip
+from fragdoctor.rules.rule import Context, Rule, Skip
 from fragdoctor.trace.stacks import OPTIMIZER_FILE, OPTIMIZER_STEP
 from fragdoctor.units import format_size
 
@@ -36,25 +34,21 @@ class OptimizerState(Rule):
     References. torch.optim.Adam: foreach; FAQ: out of memory.
     """
 
-    code: ClassVar[str] = "FD204"
-    name: ClassVar[str] = "optimizer-state"
-    summary: ClassVar[str] = "A request failed inside the optimizer's step"
-    severity: ClassVar[Severity] = Severity.WARNING
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.TRACE})
+    code = "FD204"
+    severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where the last failure is in an optimizer."""
-        analysis = context.analysis
-        assert analysis is not None  # noqa: S101 - needs
+        analysis = context.need_trace()
         if not analysis.ooms:
             return
         if not context.stack(analysis.ooms[-1].stack):
             raise Skip("the failing request has no stack")
         if not fails_in_optimizer(context, analysis):
             return
-        step = step_memory(analysis)
-        held = sum(h.now_bytes for h in optimizer_holders(context, analysis))
-        held = held if step is None else step.state_bytes
+        held = state_in_step(analysis)
+        if held is None:
+            held = sum(h.now_bytes for h in optimizer_holders(context, analysis))
         yield self.finding(
             context,
             f"The request failed inside the optimizer's step; {format_size(held)} of its state "
@@ -84,24 +78,10 @@ def fails_in_optimizer(context: Context, analysis: DeviceAnalysis) -> bool:
     return any(is_optimizer_stack(context, oom.stack) for oom in analysis.ooms[-1:])
 
 
-@frozen
-class StepMemory:
-    """What the optimizer's steps hold at their worst moment: state to stay, and temporaries."""
-
-    state_bytes: int
-    temporary_bytes: int
-    peak_bytes: int
-
-
-def step_memory(analysis: DeviceAnalysis) -> StepMemory | None:
-    """Return what a step holds at its peak; None where the trace shows no steps."""
-    found = [] if analysis.phases is None else analysis.phases.phases
-    for phase in found:
+def state_in_step(analysis: DeviceAnalysis) -> int | None:
+    """Return the state that a step holds at its peak; None where the trace shows no steps."""
+    for phase in () if analysis.phases is None else analysis.phases.phases:
         if phase.label == TrainingPhase.OPTIMIZER:
-            held = {s.category: s.n_bytes for s in phase.held}
-            return StepMemory(
-                held.get(Category.OPTIMIZER_STATE, 0),
-                held.get(Category.TEMPORARIES, 0),
-                phase.worst_peak_bytes,
-            )
+            held = (s.n_bytes for s in phase.held if s.category == Category.OPTIMIZER_STATE)
+            return next(held, 0)
     return None

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.failed_request import SIZE_BUG_BYTES
-from fragdoctor.rules.rule import Context, Need, Rule, Skip
+from fragdoctor.rules.rule import Context, Rule, Skip
 from fragdoctor.units import format_size
 
 
@@ -32,16 +31,12 @@ class RequestBeyondDevice(Rule):
     References. FAQ: My model reports "cuda runtime error(2): out of memory".
     """
 
-    code: ClassVar[str] = "FD202"
-    name: ClassVar[str] = "request-beyond-device"
-    summary: ClassVar[str] = "A single request is larger than all that PyTorch could have"
-    severity: ClassVar[Severity] = Severity.ERROR
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.FAILED_REQUEST})
+    code = "FD202"
+    severity = Severity.ERROR
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where the request alone is too large."""
-        r = context.failed_request
-        assert r is not None  # noqa: S101 - needs
+        r = context.need_request()
         bound = r.total_bytes if r.total_bytes is not None else r.available_bytes
         is_bug = r.requested_bytes >= SIZE_BUG_BYTES
         if bound is None and not is_bug:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.rule import Context, Rule, Skip
@@ -11,7 +10,7 @@ from fragdoctor.units import format_count
 
 
 class RescuedRequests(Rule):
-    """Requests succeeded only after the whole cache was flushed.
+    """Requests succeeded only after the cache was flushed.
 
     What it finds. Allocation retries beyond the failures: the driver refused new memory, the
     allocator gave back its cache and asked again.
@@ -33,10 +32,8 @@ class RescuedRequests(Rule):
     References. torch.cuda.memory_stats: num_alloc_retries.
     """
 
-    code: ClassVar[str] = "FD205"
-    name: ClassVar[str] = "rescued-requests"
-    summary: ClassVar[str] = "Requests succeeded only after the cache was flushed"
-    severity: ClassVar[Severity] = Severity.WARNING
+    code = "FD205"
+    severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where more retries than failures happened."""

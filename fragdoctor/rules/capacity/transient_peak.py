@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +13,12 @@ from fragdoctor.frozen import frozen
 from fragdoctor.future.steps import Steps
 from fragdoctor.model.arrays import percentile
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.rules.rule import Context, Need, Rule
+from fragdoctor.rules.rule import Context, Rule
 from fragdoctor.units import format_size
 
 
 class TransientPeak(Rule):
-    """The last step needs far more memory than the steps before it.
+    """One step needs far more memory than the steps before it.
 
     What it finds. A last ascent of live memory that is half as high again as any peak before it.
 
@@ -36,16 +36,12 @@ class TransientPeak(Rule):
     References. Understanding CUDA Memory Usage.
     """
 
-    code: ClassVar[str] = "FD203"
-    name: ClassVar[str] = "transient-peak"
-    summary: ClassVar[str] = "One step needs far more memory than the steps before it"
-    severity: ClassVar[Severity] = Severity.WARNING
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.TRACE})
+    code = "FD203"
+    severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding for the last ascent."""
-        analysis = context.analysis
-        assert analysis is not None  # noqa: S101 - needs
+        analysis = context.need_trace()
         spike = find_transient(analysis)
         if spike is None or analysis.kept is not None:
             return
@@ -82,7 +78,6 @@ class Transient:
 
     peak_bytes: int
     usual_bytes: int
-    row: int
 
 
 def find_transient(analysis: DeviceAnalysis) -> Transient | None:
@@ -105,7 +100,7 @@ def find_transient(analysis: DeviceAnalysis) -> Transient | None:
     usual, peak = int(earlier.max()), int(active[valley:].max())
     if peak < SPIKE_FACTOR * usual or _n_peaks(earlier, low, usual) < MIN_EARLIER_PEAKS:
         return None
-    return Transient(peak, usual, valley + int(active[valley:].argmax()))
+    return Transient(peak, usual)
 
 
 def _n_peaks(active: npt.NDArray[np.int64], low: float, usual: int) -> int:

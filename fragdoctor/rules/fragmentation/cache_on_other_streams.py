@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.request_sources import SMALL_BYTES, matching_oom
-from fragdoctor.rules.rule import Context, Need, Rule, Skip
+from fragdoctor.rules.rule import Context, Rule, Skip
 from fragdoctor.units import format_size
 
 
 class CacheOnOtherStreams(Rule):
-    """A free block was large enough but belonged to another stream.
+    """A large enough free block belongs to another stream.
 
     What it finds. A refused request that a free block of another stream could have held.
 
@@ -31,16 +30,13 @@ class CacheOnOtherStreams(Rule):
     References. CUDA semantics: CUDA streams; Memory management.
     """
 
-    code: ClassVar[str] = "FD107"
-    name: ClassVar[str] = "cache-on-other-streams"
-    summary: ClassVar[str] = "A large enough free block belongs to another stream"
-    severity: ClassVar[Severity] = Severity.WARNING
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.TRACE, Need.FAILED_REQUEST})
+    code = "FD107"
+    severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding for the largest such block."""
-        analysis = context.analysis
-        assert analysis is not None  # noqa: S101 - needs
+        analysis = context.need_trace()
+        context.need_request()
         event = matching_oom(analysis, context.message)
         if event is None:
             raise Skip("the trace holds no out-of-memory event")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.rules.rule import Context, Need, Rule, Skip
+from fragdoctor.rules.rule import Context, Rule, Skip
 from fragdoctor.units import format_count
 
 
 class DriftingSizes(Rule):
-    """Large requests of the same lines have ever new sizes.
+    """The same lines ask for ever new sizes of large blocks.
 
     What it finds. Lines that ask for large blocks whose size was not seen from them before, again
     and again until the end of the trace: variable sequence lengths, image sizes or batch sizes.
@@ -32,16 +31,12 @@ class DriftingSizes(Rule):
     References. CUDA semantics: Optimizing memory usage with PYTORCH_CUDA_ALLOC_CONF.
     """
 
-    code: ClassVar[str] = "FD103"
-    name: ClassVar[str] = "drifting-sizes"
-    summary: ClassVar[str] = "The same lines ask for ever new sizes of large blocks"
-    severity: ClassVar[Severity] = Severity.INFO
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.TRACE})
+    code = "FD103"
+    severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where sizes drift."""
-        analysis = context.analysis
-        assert analysis is not None  # noqa: S101 - needs
+        analysis = context.need_trace()
         sizes = analysis.sizes
         if sizes is None:
             raise Skip("the trace has no allocation events")

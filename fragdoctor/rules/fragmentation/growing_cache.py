@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.growth.accumulating_trials import growth_sentence
@@ -12,7 +11,7 @@ from fragdoctor.story.trends import accumulation, growing_cache, rise_bytes
 
 
 class GrowingCache(Rule):
-    """Reserved but unallocated memory grows from failure to failure of a log.
+    """Unusable cache grows from failure to failure.
 
     What it finds. The "reserved by PyTorch but unallocated" of the messages of one log, rising.
 
@@ -31,10 +30,8 @@ class GrowingCache(Rule):
     References. torch.cuda: Memory management; spec of the message since PyTorch 2.1.
     """
 
-    code: ClassVar[str] = "FD109"
-    name: ClassVar[str] = "growing-cache"
-    summary: ClassVar[str] = "Unusable cache grows from failure to failure"
-    severity: ClassVar[Severity] = Severity.WARNING
+    code = "FD109"
+    severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where the figure grows."""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.rules.rule import Context, Need, Rule, Skip
+from fragdoctor.rules.rule import Context, Rule, Skip
 from fragdoctor.units import format_size
 
 
 class HolesBelowRequest(Rule):
-    """A request failed although more than its size was free in the cache.
+    """A request failed although the cache had more than its size free.
 
     What it finds. A refused request for which the free cached memory together would do, while the
     largest free block of its pool and stream is smaller.
@@ -31,16 +30,12 @@ class HolesBelowRequest(Rule):
     References. CUDA semantics: Optimizing memory usage with PYTORCH_CUDA_ALLOC_CONF.
     """
 
-    code: ClassVar[str] = "FD102"
-    name: ClassVar[str] = "holes-below-request"
-    summary: ClassVar[str] = "A request failed although the cache had more than its size free"
-    severity: ClassVar[Severity] = Severity.ERROR
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.FAILED_REQUEST})
+    code = "FD102"
+    severity = Severity.ERROR
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where the free cache exceeds the request."""
-        r = context.failed_request
-        assert r is not None  # noqa: S101 - needs
+        r = context.need_request()
         if r.unallocated_bytes is None:
             raise Skip("the message does not print what was reserved but unallocated")
         if r.unallocated_bytes < r.requested_bytes or not r.has_real_holes:

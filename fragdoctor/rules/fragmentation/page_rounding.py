@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.rules.rule import Context, Need, Rule, Skip
+from fragdoctor.rules.rule import Context, Rule, Skip
 from fragdoctor.units import format_size
 
 
 class PageRounding(Rule):
-    """A request failed under expandable segments for lack of a last whole page.
+    """A request failed for lack of a last whole page.
 
     What it finds. A request that the driver's free memory covers, but not once it is rounded up to
     the pages of 20 MiB (2 MiB for small blocks) in which expandable segments map memory.
@@ -30,16 +29,12 @@ class PageRounding(Rule):
     References. CUDA semantics: expandable_segments.
     """
 
-    code: ClassVar[str] = "FD104"
-    name: ClassVar[str] = "page-rounding"
-    summary: ClassVar[str] = "A request failed for lack of a last whole page"
-    severity: ClassVar[Severity] = Severity.ERROR
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.FAILED_REQUEST})
+    code = "FD104"
+    severity = Severity.ERROR
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where page rounding explains the failure."""
-        r = context.failed_request
-        assert r is not None  # noqa: S101 - needs
+        r = context.need_request()
         if r.expandable is None:
             raise Skip("no input says whether expandable segments are on")
         if not r.fails_by_pages:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Final
+from typing import Final
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.rule import Context, Rule, Skip
@@ -36,10 +36,8 @@ class PendingFrees(Rule):
     References. torch.Tensor.record_stream; CUDA semantics: CUDA streams.
     """
 
-    code: ClassVar[str] = "FD106"
-    name: ClassVar[str] = "pending-frees"
-    summary: ClassVar[str] = "Freed blocks wait for work on other streams"
-    severity: ClassVar[Severity] = Severity.INFO
+    code = "FD106"
+    severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where much is pending or came free too late."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Final
+from typing import Final
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.rule import Context, Rule, Skip
@@ -14,7 +14,7 @@ WORTH_SHARE: Final = 0.1
 
 
 class PrivatePoolCache(Rule):
-    """Free memory lies in private pools, where ordinary requests cannot use it.
+    """Free memory lies in private pools.
 
     What it finds. Free cached memory in the pools of CUDA graphs and of torch.cuda.MemPool.
 
@@ -36,10 +36,8 @@ class PrivatePoolCache(Rule):
     allocators.
     """
 
-    code: ClassVar[str] = "FD105"
-    name: ClassVar[str] = "private-pool-cache"
-    summary: ClassVar[str] = "Free memory lies in private pools"
-    severity: ClassVar[Severity] = Severity.INFO
+    code = "FD105"
+    severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where private pools hold much free memory."""

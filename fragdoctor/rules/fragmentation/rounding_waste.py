@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Final
+from typing import Final
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.rule import Context, Rule, Skip
@@ -34,10 +34,8 @@ class RoundingWaste(Rule):
     References. CUDA semantics: Optimizing memory usage with PYTORCH_CUDA_ALLOC_CONF.
     """
 
-    code: ClassVar[str] = "FD108"
-    name: ClassVar[str] = "rounding-waste"
-    summary: ClassVar[str] = "Blocks are much larger than what was asked for"
-    severity: ClassVar[Severity] = Severity.INFO
+    code = "FD108"
+    severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where rounding takes a twentieth of active memory."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Final
+from typing import Final
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.rules.rule import Context, Need, Rule, line_text
+from fragdoctor.rules.rule import Context, Rule, line_text
 from fragdoctor.units import format_share, format_size, plural
 
 WORTH_SHARE: Final = 0.1
@@ -17,7 +17,7 @@ MAX_GROUPS: Final = 3
 
 
 class StrandedFreeMemory(Rule):
-    """Free cached memory is stranded by live blocks in the same segments.
+    """Free cached memory is stranded by live blocks.
 
     What it finds. Segments (or pages of expandable segments) that hold free memory and at least one
     live block, and the source lines of the blocks that would set most of it free.
@@ -38,16 +38,12 @@ class StrandedFreeMemory(Rule):
     References. CUDA semantics: Memory management; Understanding CUDA Memory Usage.
     """
 
-    code: ClassVar[str] = "FD101"
-    name: ClassVar[str] = "stranded-free-memory"
-    summary: ClassVar[str] = "Free cached memory is stranded by live blocks"
-    severity: ClassVar[Severity] = Severity.INFO
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.SNAPSHOT})
+    code = "FD101"
+    severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield the groups that strand most, where stranded memory is worth a word."""
-        analysis = context.analysis
-        assert analysis is not None  # noqa: S101 - needs
+        analysis = context.need_analysis()
         stranded = analysis.free_space.stranded_free_bytes
         if stranded < WORTH_SHARE * analysis.reserved_bytes or not stranded:
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.model.story import TrialTrend
@@ -15,7 +14,7 @@ STEPS = {"trial": "trial", "oom": "failure", "print": "print"}
 
 
 class AccumulatingTrials(Rule):
-    """Memory accumulates from trial to trial of a log.
+    """Memory accumulates from trial to trial.
 
     What it finds. Allocated memory that rises over the trials of a sweep, over its failures, or
     over what one run prints: the lowest figure of each trial, or what was allocated when memory ran
@@ -38,10 +37,8 @@ class AccumulatingTrials(Rule):
     References. torch.cuda.memory_allocated; H. Theil 1950, P. K. Sen 1968.
     """
 
-    code: ClassVar[str] = "FD404"
-    name: ClassVar[str] = "accumulating-trials"
-    summary: ClassVar[str] = "Memory accumulates from trial to trial"
-    severity: ClassVar[Severity] = Severity.WARNING
+    code = "FD404"
+    severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where memory accumulates."""

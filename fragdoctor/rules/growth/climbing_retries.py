@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.growth.growing_statistics import count_rises, values_of
-from fragdoctor.rules.rule import Context, Need, Rule, Skip
+from fragdoctor.rules.rule import Context, Rule, Skip
 from fragdoctor.units import format_count
 
 KEY = "num_alloc_retries"
 
 
 class ClimbingRetries(Rule):
-    """The counter of allocation retries climbs over a series of statistics.
+    """The counter of allocation retries climbs.
 
     What it finds. num_alloc_retries that rises between the records of a series.
 
@@ -32,15 +31,12 @@ class ClimbingRetries(Rule):
     References. torch.cuda.memory_stats: num_alloc_retries.
     """
 
-    code: ClassVar[str] = "FD403"
-    name: ClassVar[str] = "climbing-retries"
-    summary: ClassVar[str] = "The counter of allocation retries climbs"
-    severity: ClassVar[Severity] = Severity.WARNING
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.STATS})
+    code = "FD403"
+    severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where the counter rose."""
-        values = values_of(context.stats, KEY)
+        values = values_of(context.need_stats(), KEY)
         if not context.is_series or len(values) < 2:
             raise Skip("one record does not show whether a counter climbs")
         if not count_rises(context.stats, KEY):

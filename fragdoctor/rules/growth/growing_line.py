@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from fragdoctor.analysis.result import IdleGraph, KeptKind, KeptMemory
 from fragdoctor.model.arrays import is_among
 from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, Severity
-from fragdoctor.rules.rule import Context, Need, Rule, line_text
+from fragdoctor.rules.rule import Context, Rule, line_text
 from fragdoctor.units import format_count, format_share, format_size, plural
 
 MAX_LINES: Final = 5
@@ -40,16 +40,12 @@ class GrowingLine(Rule):
     training loop.
     """
 
-    code: ClassVar[str] = "FD401"
-    name: ClassVar[str] = "growing-line"
-    summary: ClassVar[str] = "Memory from one line grows step by step and is not freed"
-    severity: ClassVar[Severity] = Severity.ERROR
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.TRACE})
+    code = "FD401"
+    severity = Severity.ERROR
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield the growing lines, the largest first."""
-        analysis = context.analysis
-        assert analysis is not None  # noqa: S101 - needs
+        analysis = context.need_trace()
         for growth in analysis.growth[:MAX_LINES]:
             stack = context.python_stack(growth.stack)
             line = context.frame(growth.frame) or (stack[0] if stack else None)

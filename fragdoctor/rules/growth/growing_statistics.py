@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import ClassVar, Final
+from typing import Final
 
 from fragdoctor.model.case import MemoryStats
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.rules.rule import Context, Need, Rule, Skip
+from fragdoctor.rules.rule import Context, Rule, Skip
 from fragdoctor.units import format_count, format_size
 
 KEY = "allocated_bytes.all.current"
@@ -32,23 +32,21 @@ class GrowingStatistics(Rule):
     References. torch.cuda.memory_stats.
     """
 
-    code: ClassVar[str] = "FD402"
-    name: ClassVar[str] = "growing-statistics"
-    summary: ClassVar[str] = "Allocated memory climbs over a series of statistics"
-    severity: ClassVar[Severity] = Severity.WARNING
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.STATS})
+    code = "FD402"
+    severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where the series climbs."""
-        if not context.is_series or len(values_of(context.stats, KEY)) < MIN_RECORDS:
+        stats = context.need_stats()
+        if not context.is_series or len(values_of(stats, KEY)) < MIN_RECORDS:
             raise Skip(f"a series of at least {MIN_RECORDS} records is needed")
-        if not climbs(context.stats, KEY):
+        if not climbs(stats, KEY):
             return
-        grown = rise(context.stats, KEY)
+        grown = rise(stats, KEY)
         yield self.finding(
             context,
             f"Allocated memory rises by {format_size(grown)} over "
-            f"{format_count(len(context.stats))} records.",
+            f"{format_count(len(stats))} records.",
             confidence=Confidence.LIKELY,
             n_bytes=grown,
             evidence=(Evidence("rise", grown, "bytes", "memory_stats"),),

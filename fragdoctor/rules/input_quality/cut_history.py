@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.rules.rule import Context, Need, Rule
+from fragdoctor.rules.rule import Context, Rule
 from fragdoctor.units import format_size
 
 
 class CutHistory(Rule):
-    """The history is incomplete: it was cut, or recording began late.
+    """The recorded history is incomplete.
 
     What it finds. Blocks that were live before the first event: the ring buffer overflowed, or
     recording began after the model was built.
@@ -31,16 +30,12 @@ class CutHistory(Rule):
     References. torch.cuda.memory: Snapshotting memory, max_entries.
     """
 
-    code: ClassVar[str] = "FD901"
-    name: ClassVar[str] = "cut-history"
-    summary: ClassVar[str] = "The recorded history is incomplete"
-    severity: ClassVar[Severity] = Severity.INFO
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.TRACE})
+    code = "FD901"
+    severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where the beginning is missing."""
-        analysis = context.analysis
-        assert analysis is not None  # noqa: S101 - needs
+        analysis = context.need_trace()
         quality = analysis.capture
         if not (quality.is_truncated or quality.is_late_start):
             return

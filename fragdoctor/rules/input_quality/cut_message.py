@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.finding import Confidence, Finding, Severity
-from fragdoctor.rules.rule import Context, Need, Rule
+from fragdoctor.rules.rule import Context, Rule
 
 
 def missing_figures(message: OomMessage) -> list[str]:
@@ -25,7 +24,7 @@ def missing_figures(message: OomMessage) -> list[str]:
 
 
 class CutMessage(Rule):
-    """The message lacks figures that its kind normally prints.
+    """The message lacks figures that its kind prints.
 
     What it finds. Allocator messages without allocated, reserved or free memory: cut by a log tool,
     retyped, or printed by a version with a defect.
@@ -43,16 +42,12 @@ class CutMessage(Rule):
     References. CUDA semantics: Memory management.
     """
 
-    code: ClassVar[str] = "FD907"
-    name: ClassVar[str] = "cut-message"
-    summary: ClassVar[str] = "The message lacks figures that its kind prints"
-    severity: ClassVar[Severity] = Severity.INFO
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.MESSAGE})
+    code = "FD907"
+    severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding naming the missing figures."""
-        message = context.message
-        assert message is not None  # noqa: S101 - needs
+        message = context.need_message()
         missing = missing_figures(message)
         if missing:
             yield self.finding(

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.rules.rule import Context, Need, Rule
+from fragdoctor.rules.rule import Context, Rule
 from fragdoctor.units import format_count
 
 
 class ForeignAllocator(Rule):
-    """The blocks of some segments do not tile them: another allocator wrote this.
+    """Blocks do not tile their segments.
 
     What it finds. Segments whose blocks leave gaps, overlap, or add up to another size.
 
@@ -28,16 +27,12 @@ class ForeignAllocator(Rule):
     References. torch.cuda.memory: Snapshotting memory.
     """
 
-    code: ClassVar[str] = "FD905"
-    name: ClassVar[str] = "foreign-allocator"
-    summary: ClassVar[str] = "Blocks do not tile their segments"
-    severity: ClassVar[Severity] = Severity.WARNING
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.SNAPSHOT})
+    code = "FD905"
+    severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where segments are not tiled."""
-        analysis = context.analysis
-        assert analysis is not None  # noqa: S101 - needs
+        analysis = context.need_analysis()
         n = analysis.capture.tiling_errors
         if not n:
             return

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.rules.rule import Context, Need, Rule
+from fragdoctor.rules.rule import Context, Rule
 from fragdoctor.units import plural
 
 
 class MissingEvents(Rule):
-    """Events that must have happened are missing, or events contradict the state.
+    """Events are missing from the trace or contradict the state.
 
     What it finds. Kinds of events that the rest of the trace implies but that were not recorded
     (skip_actions), and events that cannot be undone from the final state.
@@ -29,16 +28,12 @@ class MissingEvents(Rule):
     References. torch.cuda.memory: Snapshotting memory, skip_actions.
     """
 
-    code: ClassVar[str] = "FD904"
-    name: ClassVar[str] = "missing-events"
-    summary: ClassVar[str] = "Events are missing from the trace or contradict the state"
-    severity: ClassVar[Severity] = Severity.WARNING
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.TRACE})
+    code = "FD904"
+    severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding for missing kinds or contradictions."""
-        analysis = context.analysis
-        assert analysis is not None  # noqa: S101 - needs
+        analysis = context.need_trace()
         quality = analysis.capture
         if quality.missing_actions:
             text = f"Events of these kinds are missing: {', '.join(quality.missing_actions)}."

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Finding, Severity
-from fragdoctor.rules.rule import Context, Need, Rule
+from fragdoctor.rules.rule import Context, Rule
 
 
 class NoHistory(Rule):
@@ -29,16 +28,12 @@ class NoHistory(Rule):
     References. torch.cuda.memory: Snapshotting memory.
     """
 
-    code: ClassVar[str] = "FD902"
-    name: ClassVar[str] = "no-history"
-    summary: ClassVar[str] = "The snapshot has no history of events"
-    severity: ClassVar[Severity] = Severity.INFO
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.SNAPSHOT})
+    code = "FD902"
+    severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding for a used device without a trace."""
-        analysis = context.analysis
-        assert analysis is not None  # noqa: S101 - needs
+        analysis = context.need_analysis()
         if analysis.capture.has_trace or not analysis.n_segments:
             return
         yield self.finding(

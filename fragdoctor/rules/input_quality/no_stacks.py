@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Finding, Severity
-from fragdoctor.rules.rule import Context, Need, Rule
+from fragdoctor.rules.rule import Context, Rule
 
 
 class NoStacks(Rule):
-    """No stacks were recorded, so that nothing can be traced to a line.
+    """No stacks were recorded.
 
     What it finds. Snapshots in which no live block and no allocation has a stack.
 
@@ -27,16 +26,12 @@ class NoStacks(Rule):
     References. torch.cuda.memory: Snapshotting memory, context.
     """
 
-    code: ClassVar[str] = "FD903"
-    name: ClassVar[str] = "no-stacks"
-    summary: ClassVar[str] = "No stacks were recorded"
-    severity: ClassVar[Severity] = Severity.INFO
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.SNAPSHOT})
+    code = "FD903"
+    severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where no stack is there at all."""
-        analysis = context.analysis
-        assert analysis is not None  # noqa: S101 - needs
+        analysis = context.need_analysis()
         if analysis.capture.has_stacks > 0 or not (analysis.n_blocks or analysis.n_events):
             return
         yield self.finding(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Final
+from typing import Final
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.rules.rule import Context, Need, Rule
+from fragdoctor.rules.rule import Context, Rule
 from fragdoctor.units import format_count
 
 MAX_NAMES: Final = 5
@@ -14,7 +14,7 @@ MAX_NAMES: Final = 5
 
 
 class UnknownKeys(Rule):
-    """The file holds keys or values that this program does not know.
+    """The file holds keys or values that are not known.
 
     What it finds. Keys of a newer PyTorch, or of a derived one, that the reader counted and left
     aside.
@@ -32,16 +32,12 @@ class UnknownKeys(Rule):
     References. torch.cuda.memory: Snapshotting memory.
     """
 
-    code: ClassVar[str] = "FD906"
-    name: ClassVar[str] = "unknown-keys"
-    summary: ClassVar[str] = "The file holds keys or values that are not known"
-    severity: ClassVar[Severity] = Severity.INFO
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.SNAPSHOT})
+    code = "FD906"
+    severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding for the file, on its first device."""
-        snapshot = context.snapshot
-        assert snapshot is not None  # noqa: S101 - needs
+        snapshot = context.need_analysis().trace.snapshot
         if context.device not in (None, *snapshot.devices[:1]):
             return
         origin = snapshot.provenance

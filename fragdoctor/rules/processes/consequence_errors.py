@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.model.story import FAILURES, Scene
@@ -12,7 +11,7 @@ from fragdoctor.units import format_count, plural
 
 
 class ConsequenceErrors(Rule):
-    """Errors that follow from an earlier failure in the same log.
+    """Errors follow from an earlier failure.
 
     What it finds. Asserts, CUDA errors, time-outs of collectives and kills that come after a
     failure of the same process, or of a rank that the others wait for.
@@ -32,10 +31,8 @@ class ConsequenceErrors(Rule):
     References. CUDA Runtime API: errors from previous, asynchronous launches; NCCL watchdog.
     """
 
-    code: ClassVar[str] = "FD506"
-    name: ClassVar[str] = "consequence-errors"
-    summary: ClassVar[str] = "Errors follow from an earlier failure"
-    severity: ClassVar[Severity] = Severity.INFO
+    code = "FD506"
+    severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding for each failure that others follow from."""

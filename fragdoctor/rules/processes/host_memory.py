@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Finding, Severity
-from fragdoctor.rules.rule import Context, Need, Rule
+from fragdoctor.rules.rule import Context, Rule
 
 
 class HostMemory(Rule):
@@ -31,16 +30,12 @@ class HostMemory(Rule):
     References. torch.utils.data: Multi-process data loading.
     """
 
-    code: ClassVar[str] = "FD505"
-    name: ClassVar[str] = "host-memory"
-    summary: ClassVar[str] = "The host's memory ran out, not the GPU's"
-    severity: ClassVar[Severity] = Severity.ERROR
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.MESSAGE})
+    code = "FD505"
+    severity = Severity.ERROR
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding for a message about host memory."""
-        message = context.message
-        assert message is not None  # noqa: S101 - needs
+        message = context.need_message()
         if message.kind != "host-ram" and message.sub_kind != "pinned-host":
             return
         yield self.finding(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES
-from fragdoctor.rules.rule import Context, Need, Rule, Skip
+from fragdoctor.rules.rule import Context, Rule, Skip
 from fragdoctor.units import format_size
 
 
@@ -32,16 +31,12 @@ class MemoryOutsidePytorch(Rule):
     References. CUDA semantics: Memory management.
     """
 
-    code: ClassVar[str] = "FD502"
-    name: ClassVar[str] = "memory-outside-pytorch"
-    summary: ClassVar[str] = "This process holds much memory outside PyTorch's cache"
-    severity: ClassVar[Severity] = Severity.WARNING
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.FAILED_REQUEST})
+    code = "FD502"
+    severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding above the allowance for a context."""
-        r = context.failed_request
-        assert r is not None  # noqa: S101 - needs
+        r = context.need_request()
         outside = r.non_pytorch_bytes
         if outside is None:
             raise Skip("the message does not print the memory of this process")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.rules.rule import Context, Need, Rule, Skip
+from fragdoctor.rules.rule import Context, Rule, Skip
 from fragdoctor.units import format_share, format_size
 
 
 class OtherProcess(Rule):
-    """Another process holds memory that this one lacked.
+    """Another process holds memory of the device.
 
     What it finds. Memory of other processes, listed in the message or left over when everything of
     this process is deducted from the device.
@@ -31,16 +30,12 @@ class OtherProcess(Rule):
     References. torch.cuda.mem_get_info; torch.cuda.set_device.
     """
 
-    code: ClassVar[str] = "FD501"
-    name: ClassVar[str] = "other-process"
-    summary: ClassVar[str] = "Another process holds memory of the device"
-    severity: ClassVar[Severity] = Severity.WARNING
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.FAILED_REQUEST})
+    code = "FD501"
+    severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where others hold at least what was missing."""
-        r = context.failed_request
-        assert r is not None  # noqa: S101 - needs
+        r = context.need_request()
         held = r.other_bytes
         if held is None:
             raise Skip("no input says how large the device is and what others hold")

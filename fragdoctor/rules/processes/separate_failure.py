@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.model.story import SceneKind
@@ -12,7 +11,7 @@ from fragdoctor.units import format_count
 
 
 class SeparateFailure(Rule):
-    """An assert or a fault of the device that does not follow from an out-of-memory error.
+    """A failure of the device that no OOM explains.
 
     What it finds. Device-side asserts, illegal accesses and CUDA errors that come before the first
     OOM, or in another rank, process or trial.
@@ -32,10 +31,8 @@ class SeparateFailure(Rule):
     References. torch.cuda: Asynchronous execution; CUDA_LAUNCH_BLOCKING.
     """
 
-    code: ClassVar[str] = "FD507"
-    name: ClassVar[str] = "separate-failure"
-    summary: ClassVar[str] = "A failure of the device that no OOM explains"
-    severity: ClassVar[Severity] = Severity.WARNING
+    code = "FD507"
+    severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding for each kind of separate failure, at its first line."""

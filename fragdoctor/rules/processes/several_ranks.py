@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.rules.rule import Context, Need, Rule
+from fragdoctor.rules.rule import Context, Rule
 from fragdoctor.units import format_count
 
 
@@ -31,14 +30,12 @@ class SeveralRanks(Rule):
     References. torch.distributed.run: Definitions; torch.cuda.set_device.
     """
 
-    code: ClassVar[str] = "FD503"
-    name: ClassVar[str] = "several-ranks"
-    summary: ClassVar[str] = "Several ranks ran out of memory in the same log"
-    severity: ClassVar[Severity] = Severity.INFO
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.MESSAGE})
+    code = "FD503"
+    severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding for logs of more than one rank."""
+        context.need_message()
         log = context.case.oom
         messages = () if log is None else log.messages
         failed = [m for m in messages if m.is_device_oom and m.rank is not None]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Final
+from typing import Final
 
 from fragdoctor.model.finding import Confidence, Finding, Severity
-from fragdoctor.rules.rule import Context, Need, Rule
+from fragdoctor.rules.rule import Context, Rule
 
 NAMES: Final = {"cublas": "cuBLAS", "cudnn": "cuDNN", "nccl": "NCCL"}
 
 
 class StarvedLibrary(Rule):
-    """cuBLAS, cuDNN or NCCL found no memory for itself.
+    """A CUDA library found no memory for itself.
 
     What it finds. Messages of these libraries about failed allocations or initialisation.
 
@@ -32,16 +32,12 @@ class StarvedLibrary(Rule):
     References. CUDA semantics: cuBLAS workspaces; Memory management.
     """
 
-    code: ClassVar[str] = "FD504"
-    name: ClassVar[str] = "starved-library"
-    summary: ClassVar[str] = "A CUDA library found no memory for itself"
-    severity: ClassVar[Severity] = Severity.ERROR
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.MESSAGE})
+    code = "FD504"
+    severity = Severity.ERROR
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding for a message of such a library."""
-        message = context.message
-        assert message is not None  # noqa: S101 - needs
+        message = context.need_message()
         if message.kind not in NAMES:
             return
         yield self.finding(

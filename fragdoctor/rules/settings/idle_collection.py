@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.rules.rule import Context, Rule, Skip
+from fragdoctor.rules.rule import Context, Rule
 
 
 class IdleCollection(Rule):
-    """garbage_collection_threshold is set, but nothing makes it act.
+    """garbage_collection_threshold has no effect without a memory fraction.
 
     What it finds. The setting in a snapshot without any sign of a memory fraction.
 
@@ -30,16 +29,12 @@ class IdleCollection(Rule):
     References. CUDA semantics: garbage_collection_threshold.
     """
 
-    code: ClassVar[str] = "FD302"
-    name: ClassVar[str] = "idle-collection"
-    summary: ClassVar[str] = "garbage_collection_threshold has no effect without a memory fraction"
-    severity: ClassVar[Severity] = Severity.WARNING
+    code = "FD302"
+    severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where the setting cannot act."""
-        settings = context.settings
-        if settings is None:
-            raise Skip("no input records the allocator settings")
+        settings = context.need_settings()
         threshold = settings.garbage_collection_threshold
         if not threshold or context.has_memory_fraction:
             return

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Finding, Severity
-from fragdoctor.rules.rule import Context, Rule, Skip
+from fragdoctor.rules.rule import Context, Rule
 
 
 class IgnoredNativeSettings(Rule):
-    """Settings of the native allocator are ignored by cudaMallocAsync.
+    """cudaMallocAsync ignores settings of the native allocator.
 
     What it finds. max_split_size_mb, roundup_power2_divisions or garbage_collection_threshold
     beside backend:cudaMallocAsync.
@@ -28,16 +27,12 @@ class IgnoredNativeSettings(Rule):
     References. CUDA semantics: backend.
     """
 
-    code: ClassVar[str] = "FD305"
-    name: ClassVar[str] = "ignored-native-settings"
-    summary: ClassVar[str] = "cudaMallocAsync ignores settings of the native allocator"
-    severity: ClassVar[Severity] = Severity.WARNING
+    code = "FD305"
+    severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding with the ignored keys."""
-        settings = context.settings
-        if settings is None:
-            raise Skip("no input records the allocator settings")
+        settings = context.need_settings()
         if settings.backend == "native":
             return
         ignored = [

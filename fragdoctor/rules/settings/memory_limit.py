@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.rules.rule import Context, Need, Rule
+from fragdoctor.rules.rule import Context, Rule
 from fragdoctor.units import format_size
 
 
 class MemoryLimit(Rule):
-    """The process's own memory fraction refused the request.
+    """The process's own memory limit refused the request.
 
     What it finds. A request that the limit forbids, or one refused although the device had enough
     free memory for it.
@@ -31,16 +30,12 @@ class MemoryLimit(Rule):
     References. torch.cuda.set_per_process_memory_fraction.
     """
 
-    code: ClassVar[str] = "FD301"
-    name: ClassVar[str] = "memory-limit"
-    summary: ClassVar[str] = "The process's own memory limit refused the request"
-    severity: ClassVar[Severity] = Severity.ERROR
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.FAILED_REQUEST})
+    code = "FD301"
+    severity = Severity.ERROR
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where a limit is proven or the only explanation left."""
-        r = context.failed_request
-        assert r is not None  # noqa: S101 - needs
+        r = context.need_request()
         if r.source == "user":
             return
         if r.limit_bytes is not None and r.limit_is_binding:

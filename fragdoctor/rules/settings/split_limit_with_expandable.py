@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.rules.rule import Context, Rule, Skip
+from fragdoctor.rules.rule import Context, Rule
 from fragdoctor.units import format_size
 
 
@@ -30,16 +29,12 @@ class SplitLimitWithExpandable(Rule):
     References. CUDA semantics: max_split_size_mb; expandable_segments.
     """
 
-    code: ClassVar[str] = "FD303"
-    name: ClassVar[str] = "split-limit-with-expandable"
-    summary: ClassVar[str] = "max_split_size_mb and expandable_segments are both set"
-    severity: ClassVar[Severity] = Severity.WARNING
+    code = "FD303"
+    severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where both are on."""
-        settings = context.settings
-        if settings is None:
-            raise Skip("no input records the allocator settings")
+        settings = context.need_settings()
         if not settings.expandable_segments or settings.max_split_bytes is None:
             return
         yield self.finding(

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.finding import Confidence, Finding, Severity
 from fragdoctor.model.settings import parse_conf
-from fragdoctor.rules.rule import Context, Rule, Skip
+from fragdoctor.rules.rule import Context, Rule
 
 
 class UnknownSetting(Rule):
-    """A setting string does not fit the version of PyTorch.
+    """A setting does not fit this version of PyTorch.
 
     What it finds. Keys that the newest PyTorch that fits the input does not know, and values that
     it refuses.
@@ -32,16 +31,12 @@ class UnknownSetting(Rule):
     References. CUDA semantics: Optimizing memory usage with PYTORCH_CUDA_ALLOC_CONF.
     """
 
-    code: ClassVar[str] = "FD304"
-    name: ClassVar[str] = "unknown-setting"
-    summary: ClassVar[str] = "A setting does not fit this version of PyTorch"
-    severity: ClassVar[Severity] = Severity.INFO
+    code = "FD304"
+    severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where the recorded string cannot be read."""
-        settings = context.settings
-        if settings is None:
-            raise Skip("no input records the allocator settings")
+        settings = context.need_settings()
         version = context.case.overrides.torch_version or context.torch_version[1] or None
         try:
             parse_conf(settings.conf, version)

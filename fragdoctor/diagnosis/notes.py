@@ -1,0 +1,218 @@
+"""What a reader should know about the inputs: what is cut, contradicts itself, or is unlike.
+
+``--capacity`` where the inputs know better is a question about another card, never a fact. Of
+several GPUs of one process that are unlike, a note says which one is odd, and what usually makes it
+so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from fragdoctor.diagnosis.bench import Bench
+from fragdoctor.errors import ConfigError, SimulationError
+from fragdoctor.future.whatif import WhatIf
+from fragdoctor.model.case import BundleFacts, Case
+from fragdoctor.model.diagnosis import DeviceFigures, HostMemoryReport, Moment, Verdict
+from fragdoctor.model.simulation import OutlookState
+from fragdoctor.model.snapshot import Snapshot
+from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, rounding_bytes
+from fragdoctor.rules.input_quality.cut_message import missing_figures
+from fragdoctor.rules.rule import Context
+from fragdoctor.units import format_count, format_size
+
+_MOST_HOST_LINES: Final = 3
+"""Source lines of the host's memory that are named."""
+
+NO_EVENT = (
+    "The snapshot holds no out-of-memory event: it was taken at another moment than the message."
+)
+
+
+def find_notes(
+    case: Case,
+    contexts: Sequence[Context],
+    leader: Context,
+    host: HostMemoryReport | None = None,
+) -> tuple[str, ...]:
+    """Return one sentence each: what is cut, what does not match, what was left out."""
+    notes: list[str] = []
+    for context in contexts:
+        if context.analysis is not None:
+            prefix = f"Device {context.device}: " if len(contexts) > 1 else ""
+            notes.extend(f"{prefix}{note}" for note in context.analysis.capture.notes)
+    notes.extend(_mismatch(leader))
+    if case.bundle is not None:
+        notes.extend(_of_bundle(case.bundle))
+    if case.oom is not None and case.oom.damage:
+        notes.append(case.oom.damage)
+    missing = [] if leader.message is None else missing_figures(leader.message)
+    if missing and leader.analysis is None:
+        notes.append(f"The message is cut: it lacks {', '.join(missing)}.")
+    if case.oom is not None and len(case.oom.messages) > 1:
+        notes.append(
+            f"{format_count(len(case.oom.messages))} messages are in the text; the verdict is "
+            f"about the one in line {case.oom.messages[case.oom.primary].line}."
+        )
+    if len(contexts) > 1:
+        notes.append(
+            f"{len(contexts)} devices are in the snapshot; the verdict is about device "
+            f"{leader.device}."
+        )
+    if host is not None:
+        notes.extend(_of_host(host))
+    return tuple(dict.fromkeys(notes))
+
+
+def _of_host(host: HostMemoryReport) -> list[str]:
+    """Tell the host's page-locked memory apart from that of the GPUs; PyTorch 2.15 records it."""
+    cached = f", {format_size(host.cached_bytes)} of it cached for reuse"
+    held = f"The host has {format_size(host.reserved_bytes)} page-locked (pinned)"
+    notes = [f"{held}{cached if host.cached_bytes else ''}: it is in no figure here."]
+    if host.moment is None:
+        return notes
+    when = f"at the {host.moment}"
+    lines = "; ".join(
+        f"{format_size(h.n_bytes)} by {h.location or 'lines that were not recorded'}"
+        for h in host.holders[:_MOST_HOST_LINES]
+    )
+    notes.append(
+        f"Host tensors held {format_size(host.held_bytes)} of page-locked memory {when}"
+        f"{f' ({lines})' if lines else ''}, and {format_size(host.peak_bytes)} at most."
+    )
+    notes.extend(
+        f"Page-locked memory of the host grows at {g.location or 'a line that was not recorded'}: "
+        f"{format_size(g.bytes_per_step)} a step, {format_size(g.survivor_bytes)} by the end. It "
+        "is the computer's memory, not a GPU's."
+        for g in host.growth[:_MOST_HOST_LINES]
+    )
+    return notes if host.reserved_bytes else notes[1:]
+
+
+def _of_bundle(facts: BundleFacts) -> list[str]:
+    """Say when and where a bundle was written, and what it leaves out."""
+    of_rank = "" if facts.rank is None else f" of rank {facts.rank}"
+    moment = {
+        "oom": "at an out-of-memory error",
+        "exit": "at the program's exit",
+        "block": "at the end of a recorded block",
+        "request": "while it ran, for fragdoctor attach",
+        "signal": f"at {facts.signal or 'a signal'}",
+    }.get(facts.reason, "")
+    notes = [f"The bundle{of_rank} was written {moment}."] if moment else []
+    if facts.n_ooms > 1:
+        left_out = f", {format_count(facts.n_skipped)} of them without a bundle"
+        notes.append(
+            f"The process had run out of memory {format_count(facts.n_ooms)} times by then"
+            f"{left_out if facts.n_skipped else ''}."
+        )
+    notes.extend(f"Not in the bundle: {problem}." for problem in facts.problems[:3])
+    notes.extend(f"Of the bundle {problem}." for problem in facts.unusable)
+    return notes
+
+
+def _mismatch(leader: Context) -> list[str]:
+    """Say where message and snapshot are not about the same failure."""
+    message, analysis = leader.message, leader.analysis
+    if message is None or analysis is None or message.requested_bytes is None:
+        return []
+    wanted = message.requested_bytes
+    if not analysis.ooms:
+        return [NO_EVENT]
+    slack = rounding_bytes(wanted)
+    if any(abs((o.message_bytes or o.segment_bytes) - wanted) <= slack for o in analysis.ooms):
+        return []
+    text = (
+        f"No out-of-memory event of the snapshot is about the {format_size(wanted)} of the message"
+    )
+    return [f"{text}: they may be of different runs."]
+
+
+def capacity_note(context: Context, bench: Bench | None) -> str:
+    """Return which size the report uses, and what the run would do on the one that was given.
+
+    "" where none was given, or where the inputs do not know the size by themselves.
+    """
+    given = context.case.overrides.capacity_bytes
+    if given is None or context.uses_given_capacity:
+        return ""
+    own, proven = context.total_bytes, context.proven_capacity_bytes
+    if own is not None and abs(given - own) <= rounding_bytes(own):
+        return ""
+    size = format_size(given)
+    if own is not None:
+        used = f"the input says that the device has {format_size(own)}"
+    elif proven is not None:
+        used = f"the failed request proves that PyTorch could have {format_size(proven)}"
+        if 0 <= given - proven <= CONTEXT_ALLOWANCE_BYTES:
+            return (
+                f"The capacity given, {size}, is not used: {used}, and the rest is not PyTorch's."
+            )
+    else:
+        used = f"the run reserved {format_size(context.peak_reserved_bytes)}"
+    answer = _answer(bench, given)
+    return f"The capacity given, {size}, is not used: {used}.{f' {answer}' if answer else ''}"
+
+
+def _answer(bench: Bench | None, given: int) -> str:
+    """Return what a replay with so much for PyTorch says; "" where none can be made."""
+    try:
+        result = None
+        if bench is not None and bench.is_usable:
+            result = bench.fair_replay.replay(WhatIf(capacity_bytes=given))
+    except (SimulationError, ConfigError):
+        return ""
+    if result is None or not result.is_conclusive:
+        return ""
+    outlook, room = result.outlook, format_size(max(0, given - result.peak_reserved_bytes))
+    if not result.fits:
+        would = "run out of memory"
+    elif outlook is None or outlook.state is OutlookState.HOLDS:
+        would = f"fit, {room} to spare"
+    elif outlook.state is OutlookState.FAILS:
+        would = "get further, and fail later"
+    else:
+        would = f"get past its recorded part, {room} to spare; the rest is not known"
+    return f"With {format_size(given)} for PyTorch this run would {would}."
+
+
+IDLE_SHARE: Final = 0.01
+"""A device with less than this share of the fullest one's memory takes no part in the work."""
+
+UNLIKE: Final = 2
+"""The fullest device holds so many times what the next one does: more than one sample's worth."""
+
+# torch/nn/parallel: replicas run in parallel_apply, outputs come together in scatter_gather.
+_DATA_PARALLEL: Final = ("data_parallel.py", "parallel_apply.py", "scatter_gather.py")
+
+
+def balance_note(
+    devices: Sequence[DeviceFigures], verdict: Verdict, snapshot: Snapshot | None
+) -> str:
+    """Return what the devices held when one of them failed; "" where they are alike or idle."""
+    held = {
+        f.device: f.moment.allocated_bytes
+        for f in devices
+        if f.moment is not None and f.moment.moment is Moment.FAILURE
+    }
+    most = max(held.values(), default=0)
+    busy = {d: n for d, n in sorted(held.items()) if n > IDLE_SHARE * most}
+    if len(busy) < 2 or snapshot is None:
+        return ""
+    odd, next_one = sorted(busy, key=lambda d: -busy[d])[:2]
+    if busy[odd] < UNLIKE * busy[next_one]:
+        return ""
+    each = ", ".join(f"GPU {d} {format_size(n)}" for d, n in busy.items())
+    note = f"The GPUs are unlike: when GPU {verdict.device} failed, they held {each}."
+    if not any(s.endswith(_DATA_PARALLEL) and "parallel" in s for s in snapshot.strings):
+        return note
+    if odd == min(busy):
+        return (
+            f"{note} DataParallel gathers outputs on GPU {odd}: DistributedDataParallel does not, "
+            "or compute the loss inside of the module."
+        )
+    return (
+        f"{note} DataParallel splits a batch by count, not by size: GPU {odd} had the largest "
+        "samples. Sort or pack them by size."
+    )
