@@ -58,7 +58,7 @@ def _called_at(trace: Trace, stack: int) -> int:
     """Return the frame id of the user's line that calls the outermost module; -1 without one."""
     table, classes = trace.stacks.python, trace.stacks.classes
     frames = table.frames[table.offsets[stack] : table.offsets[stack + 1]].tolist()
-    calls = [i for i, f in enumerate(frames) if trace.snapshot.frame(f).name in MODULE_CALLS]
+    calls = [i for i, f in enumerate(frames) if trace.snapshot.frame(f).function in MODULE_CALLS]
     outside = frames[calls[-1] + 1 :] if calls else frames
     own = [f for owner in (USER, PACKAGE) for f in outside if classes[f] == owner]
     return own[0] if own else -1

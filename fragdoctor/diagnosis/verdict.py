@@ -342,8 +342,8 @@ def _idle_graph(e: CaseEvidence) -> Hypothesis | None:
         return None
     return Hypothesis(
         Cause.TRANSIENT_PEAK,
-        Confidence.LIKELY,
         f"{idle_graph_text(e.context, graph)}; the {failed.request_text} no longer fit.",
+        Confidence.LIKELY,
         row="evaluation-builds-graph",
     )
 
