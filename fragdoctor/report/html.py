@@ -236,7 +236,6 @@ def page(
     """
     style = source("report.css") + style
     made = environment(EVERYTHING)
-    made.globals["links"] = document.links
     return (
         made.get_template(template).render(
             document=document,
