@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK, USAGE
 from fragdoctor.errors import ConfigError, FragdoctorError
-from fragdoctor.capture.recording.record_options import DEFAULT_MAX_ENTRIES
+from fragdoctor.recording.record_options import DEFAULT_MAX_ENTRIES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,8 +89,8 @@ def run(asked: RunOptions) -> int:
     from fragdoctor.capture.launcher import command_of, environment_of, launch, read_status
     from fragdoctor.cli.cure import RecordedRun, environment_with, rerun
     from fragdoctor.inputs.folders import find_bundles
-    from fragdoctor.capture.recording.arming import note
-    from fragdoctor.capture.recording.record_options import Options, from_environment
+    from fragdoctor.recording.arming import note
+    from fragdoctor.recording.record_options import Options, from_environment
 
     look = console.render_options(
         quiet=asked.quiet, verbose=asked.verbose, no_color=asked.no_color, on_stderr=True

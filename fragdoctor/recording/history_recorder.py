@@ -99,7 +99,8 @@ class Recorder:
             except RuntimeError as e:
                 self._note(e)
         if self.options.census and can_take(self.torch):
-            self._census = CensusLog(self.torch, self._module_paths)
+            paths = self._module_paths
+            self._census = CensusLog(self.torch, None if paths is None else paths.names)
             self._census.begin()
         _observe(self)
 
