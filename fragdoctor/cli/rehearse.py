@@ -162,7 +162,7 @@ def asked_of(chosen: RehearseOptions) -> Asked:
     """
     from fragdoctor.model.settings import parse_conf
     from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
-    from fragdoctor.rehearsal.programs import launched
+    from fragdoctor.rehearsal.programs import Program, launched
     from fragdoctor.rehearsal.sweep import parse_batches
 
     limits = {
@@ -186,7 +186,11 @@ def asked_of(chosen: RehearseOptions) -> Asked:
     for conf in confs:
         parse_conf(conf or "")
     rank, world_size, n_devices = _place_in_run(chosen, by_launcher)
-    program = _program(chosen, by_launcher, rank, world_size)
+    words, is_module, note = chosen.words, chosen.is_module, ""
+    if by_launcher is not None:
+        words, is_module = [*by_launcher.words], by_launcher.is_module
+        note = f"{by_launcher.launcher} was left out: rank {rank} of {world_size} was rehearsed."
+    program = Program.found(words[0], words[1:], chosen.python, is_module=is_module, note=note)
     base = RehearsalConditions(
         gpu=gpus[0],
         n_devices=n_devices,
@@ -203,33 +207,6 @@ def asked_of(chosen: RehearseOptions) -> Asked:
     )
     batches = None if chosen.batch is None else parse_batches(chosen.batch)
     return Asked(program, base, gpus, confs or [None], batches)
-
-
-def _program(
-    chosen: RehearseOptions, by_launcher: Launched | None, rank: int | None, world_size: int
-) -> Program:
-    """Return what to run.
-
-    Raises:
-        ConfigError: there is no such program.
-    """
-    from fragdoctor.rehearsal.programs import SUFFIX, Program, pythons, read_notebook
-
-    words: Sequence[str] = chosen.words
-    is_module, note = chosen.is_module, ""
-    if by_launcher is not None:
-        words, is_module = by_launcher.words, by_launcher.is_module
-        note = f"{by_launcher.launcher} was left out: rank {rank} of {world_size} was rehearsed."
-    target, *args = words
-    if not is_module and not Path(target).is_file():
-        hint = "Check the path of the script."
-        if Path(target).name.startswith("python"):
-            hint = "Leave Python out: the script comes first, --python chooses another one."
-        raise ConfigError(f"{target} does not exist.", hint=hint)
-    notebook = None
-    if not is_module and target.endswith(SUFFIX):
-        notebook = read_notebook(Path(target))
-    return Program(target, is_module, args, pythons(chosen.python), notebook, note)
 
 
 def _place_in_run(
