@@ -9,7 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from fragdoctor.errors import ConfigError
 from fragdoctor.model.hooks import draw_with
 
 if TYPE_CHECKING:
@@ -104,13 +103,9 @@ def _asked(
     python: str | None,
 ) -> tuple[Program, RehearsalConditions]:
     from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu  # noqa: PLC0415
-    from fragdoctor.rehearsal.programs import SUFFIX, Program, pythons, read_notebook  # noqa: PLC0415
+    from fragdoctor.rehearsal.programs import Program  # noqa: PLC0415
 
-    target = fspath(script)
-    if not Path(target).is_file():
-        raise ConfigError(f"{target} does not exist.", hint="Check the path of the script.")
-    notebook = read_notebook(Path(target)) if target.endswith(SUFFIX) else None
-    program = Program(target, False, list(args), pythons(python), notebook)
+    program = Program.found(fspath(script), list(args), python, is_module=False)
     is_unlimited = gpu is None and capacity_bytes is None
     return program, RehearsalConditions(
         gpu=rehearsed_gpu(gpu, capacity_bytes, is_unlimited=is_unlimited)

@@ -26,9 +26,9 @@ from contextlib import ExitStack
 from typing import Any, Final, Self
 
 from fragdoctor.capture.record import record
-from fragdoctor.capture.recording.history_recorder import is_about_memory
 from fragdoctor.capture.watch import read_figures
 from fragdoctor.errors import ConfigError
+from fragdoctor.recording.history_recorder import is_about_memory
 from fragdoctor.tracking import hand_over
 
 PREFIX: Final = "gpu_memory/"

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from fragdoctor.capture.recording import history_recorder
+from fragdoctor.recording import history_recorder
 
 FAKE = Path(__file__).parent / "capture" / "fake" / "torch.py"
 

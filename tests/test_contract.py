@@ -90,8 +90,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "fleet": {"errors", "frozen", "installed", "units", "model", "inputs", "trace", "diagnosis"},
     "export": {"frozen", "units", "model", "trace", "report"},
-    "capture": {"errors", "units", "rehearsal"},
-    "integrations": {"errors", "capture", "tracking"},
+    "recording": set(),
+    "capture": {"errors", "units", "analysis", "recording", "rehearsal"},
+    "integrations": {"errors", "capture", "recording", "tracking"},
     "tracking": {"errors", "api", "report"},
     "rehearsal": {
         "errors",
@@ -102,6 +103,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "trace",
         "future",
         "diagnosis",
+        "recording",
         "_native",
     },
 }

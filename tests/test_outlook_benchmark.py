@@ -71,44 +71,6 @@ def test_answers_are_scored_against_what_the_program_did(
     assert "beyond" == score(cured, answer("fails", 7))
 
 
-def test_totals_count_what_ifs_advice_and_verdicts(benchmark: SimpleNamespace, truth: Any) -> None:
-    bench = benchmark.bench
-    (recording,) = truth.recordings
-    cured, failing = recording.tries
-    row = bench.Judged(
-        name="model", kind="vision", split="looked", leaks=False, snapshot=recording.snapshot,
-        n_steps=3, failed=True, cures=bench.cures_of(recording), cause="fragmentation",
-    )  # fmt: skip
-    row.what_ifs = [
-        bench.what_if(truth, recording, cured, answer("open")),
-        bench.what_if(truth, recording, failing, answer("fails", 1)),
-    ]
-    predicted = {"fits": True, "outlook": {"state": "holds"}}
-    advice = {
-        "rank": 1, "code": "c", "setting": "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-        "confidence": "proven", "predicted": predicted,
-    }  # fmt: skip
-    row.advice = bench.advice_of(row, recording, {"recommendations": [advice], "rejected": []})
-
-    text = "\n".join(bench.totals([row]))
-
-    for line in (
-        "1 programs, 1 recordings, 1 of them of failures",
-        "decided                     1 of 2 (50.0 %)",
-        "right of decided            1 of 1 (100.0 %)",
-        "decided where it passes     0 of 1 (0.0 %)",
-        "fails_after_steps exact     0 of 1 (0.0 %)",  # one step early
-        "... within one step         1 of 1 (100.0 %)",
-        "confidence proven          the program passes: 1 of 1 (100.0 %)",
-        "recordings that a setting cures, leaks aside: 1 of 1",
-        "first of all cures            1 of 1 (100.0 %)",
-        "'fragmentation', and no setting that was tried passes  0 of 1 (0.0 %)",
-        "others called leaks: 0 of 1 (0.0 %)",
-    ):
-        assert line in text
-    assert "   1 why" in "\n".join(bench.listing([row]))
-
-
 def test_tables_come_back_as_they_were_written(
     benchmark: SimpleNamespace, truth: Any, tmp_path: Path
 ) -> None:

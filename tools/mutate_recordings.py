@@ -18,7 +18,6 @@ import io
 import json
 import pickle
 import random
-import shutil
 import signal
 import sys
 import time
@@ -60,8 +59,7 @@ def bases(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def commands(path: str, other: str, folder: Path) -> list[list[str]]:
     """Return the command lines that a file goes through in turn."""
-    out, pages = str(folder / "out"), folder / "pages"
-    shutil.rmtree(pages, ignore_errors=True)  # of the file before; it must be a new folder
+    out = str(folder / "out")
     return [
         ["analyze", path],
         ["simulate", path, "--sweep"],
@@ -83,8 +81,7 @@ def commands(path: str, other: str, folder: Path) -> list[list[str]]:
         ["analyze", path, "--at", "peak", "--format", "markdown"],
         ["analyze", path, "--continue-with", other],
         ["analyze", other, "--continue-with", path, "--at", "end"],
-        ["analyze", path, other, "--workers", "1", "--replay", "all", "-o", f"{out}.html",
-         "--rank-pages", str(pages)],
+        ["analyze", path, other, "--workers", "1", "--replay", "all", "-o", f"{out}.html"],
         ["compare", other, path, other, path, "--steps", "1,2,3,4"],
         ["simulate", path, "--steps", "3", "--format", "html", "-o", out, "--force"],
         ["pack", path, "--gpu", "24GiB", "--processes", "3"],

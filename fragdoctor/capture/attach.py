@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Final
 
 from fragdoctor.capture.launcher import BOOTSTRAP
-from fragdoctor.capture.recording.bundle_writer import MANIFEST
-from fragdoctor.capture.recording.on_request import NUMBER
-from fragdoctor.capture.recording.record_options import Options, from_environment
 from fragdoctor.errors import ConfigError
+from fragdoctor.recording.bundle_writer import MANIFEST
+from fragdoctor.recording.on_request import NUMBER
+from fragdoctor.recording.record_options import Options, from_environment
 
 _PROC: Final = Path("/proc")
 _LOOK_EVERY_S: Final = 0.1
@@ -134,7 +134,8 @@ def _asked(pid: int, options: Options, wait_s: float) -> Path:
 
 def _bundles(place: Path, pid: int) -> Sequence[Path]:
     """Return the bundles that a process has written on request, whatever its rank."""
-    return sorted(b.parent for b in place.glob(f"*attach-pid{pid}*/{MANIFEST}"))
+    found = [b.parent for b in place.glob(f"*attach-pid{pid}*/{MANIFEST}")]
+    return sorted(b for b in found if not b.name.startswith("."))  # that one is being written
 
 
 def _awaited(found: Callable[[], Path | None], pid: int, wait_s: float) -> Path:

@@ -4,13 +4,47 @@ from __future__ import annotations
 
 import gc
 import importlib
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.units import Amount, format_size, parse_amount
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What one of the markers limits.
+
+    Attributes:
+        stat: the counter of PyTorch that is looked at after the test.
+        what: what is limited, and ``said``: that there was more of it.
+        is_peak: its highest value counts.
+        is_growth: what was there before the test does not count.
+        takes_share: a percentage of reserved memory is a limit too.
+        default: the limit where none is given, "" where one must be.
+    """
+
+    stat: str
+    what: str
+    said: str
+    is_peak: bool = False
+    is_growth: bool = False
+    takes_share: bool = False
+    default: str = ""
+
+
+KINDS: Final[Mapping[str, Kind]] = {
+    "limit_gpu_memory": Kind(
+        "allocated_bytes.all.peak", "GPU memory", "used {} at its peak", is_peak=True
+    ),
+    "limit_gpu_fragmentation": Kind(
+        "inactive_split_bytes.all.current", "stranded free GPU memory", "left {}", takes_share=True
+    ),
+    "limit_gpu_leaks": Kind(
+        "allocated_bytes.all.current", "leaked GPU memory", "kept {}", is_growth=True, default="0"
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,42 +97,57 @@ def _limit(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Limit:
     values = dict(zip(("size", "device"), args, strict=False)) | dict(kwargs)
     if len(args) > 2 or not values.keys() <= {"size", "device"}:
         raise ValueError(f"{name} takes a size and device=N.")
+    kind = KINDS[name]
     size, device = values.get("size"), values.get("device")
+    size = kind.default or None if size is None else size
     if size is None:
-        if name != "limit_gpu_leaks":
-            raise ValueError(f'{name} needs a size, for example {name}("8 GiB").')
-        size = "0"
+        raise ValueError(f'{name} needs a size, for example {name}("8 GiB").')
     if device is not None and (isinstance(device, bool) or not isinstance(device, int)):
         raise ValueError(f"{name}: device is the number of a GPU.")
     try:
         amount = parse_amount(str(size))
     except ConfigError as e:
         raise ValueError(f"{name}: {e.message} {e.hint}") from e
-    kind = {limit.marker: limit for limit in (PeakLimit, FragmentationLimit, LeakLimit)}[name]
-    if amount.share is not None and kind is not FragmentationLimit:
+    if amount.share is not None and not kind.takes_share:
         raise ValueError(f"{name} takes a size, not a percentage.")
-    return kind(amount, device)
+    return Limit(kind, amount, device)
 
 
-class Limit(ABC):
+@dataclass
+class Limit:
     """One limit: ``start`` before the code runs, ``finish`` after it.
 
-    ``device`` is the number of the GPU; None is the current one.
+    Attributes:
+        kind: what is limited, and how it is said.
+        amount: how much is allowed; a share is of reserved memory.
+        device: the number of the GPU; None is the current one.
     """
 
-    marker: ClassVar[str]
+    kind: Kind
+    amount: Amount
+    device: int | None = None
+    _before: int = 0
 
-    def __init__(self, amount: Amount, device: int | None = None) -> None:
-        self.amount = amount
-        self.device = device
-
-    @abstractmethod
     def start(self) -> None:
-        """Note what is there before, and reset the counters."""
+        """Reset the peak, or note what is there before."""
+        if self.kind.is_peak:
+            self._cuda.reset_peak_memory_stats(self.device)
+        if self.kind.is_growth:
+            self._settle()
+            self._before = self._stat(self.kind.stat)
 
-    @abstractmethod
     def finish(self) -> str:
         """Return one sentence with both numbers where the limit is broken, else ""."""
+        if not self.kind.is_peak:
+            self._settle()
+        used = self._stat(self.kind.stat) - self._before
+        allowed = self.amount.of(self._stat("reserved_bytes.all.current")) or 0
+        if used <= allowed:
+            return ""
+        share = "" if self.amount.share is None else f" ({self.amount} of reserved)"
+        where = "" if self.device is None else f" on GPU {self.device}"
+        limited = f"{format_size(allowed)}{share} of {self.kind.what}{where}"
+        return f"The test is limited to {limited} but {self.kind.said.format(format_size(used))}."
 
     @property
     def _cuda(self) -> Any:
@@ -111,78 +160,3 @@ class Limit(ABC):
 
     def _stat(self, name: str) -> int:
         return int(self._cuda.memory_stats(self.device).get(name, 0))
-
-    @property
-    def _where(self) -> str:
-        return "" if self.device is None else f" on GPU {self.device}"
-
-
-class PeakLimit(Limit):
-    """At no time may more be allocated."""
-
-    marker = "limit_gpu_memory"
-
-    def start(self) -> None:
-        """Reset the peak."""
-        self._cuda.reset_peak_memory_stats(self.device)
-
-    def finish(self) -> str:
-        """Return what is wrong with the peak."""
-        allowed = self.amount.of(None) or 0
-        used = self._stat("allocated_bytes.all.peak")
-        if used <= allowed:
-            return ""
-        return (
-            f"The test is limited to {format_size(allowed)} of GPU memory{self._where} but used "
-            f"{format_size(used)} at its peak."
-        )
-
-
-class FragmentationLimit(Limit):
-    """After the test live blocks may not strand more free memory."""
-
-    marker = "limit_gpu_fragmentation"
-
-    def start(self) -> None:
-        """Do nothing: only what is there after the test counts."""
-
-    def finish(self) -> str:
-        """Return what is wrong with the layout."""
-        self._settle()
-        reserved = self._stat("reserved_bytes.all.current")
-        stranded = self._stat("inactive_split_bytes.all.current")
-        allowed = self.amount.of(reserved) or 0
-        if stranded <= allowed:
-            return ""
-        share = "" if self.amount.share is None else f" ({self.amount} of reserved)"
-        return (
-            f"The test is limited to {format_size(allowed)}{share} of stranded free GPU memory"
-            f"{self._where} but left {format_size(stranded)}."
-        )
-
-
-class LeakLimit(Limit):
-    """After the test not more may be allocated than before."""
-
-    marker = "limit_gpu_leaks"
-
-    def __init__(self, amount: Amount, device: int | None = None) -> None:
-        super().__init__(amount, device)
-        self._before = 0
-
-    def start(self) -> None:
-        """Note what is allocated."""
-        self._settle()
-        self._before = self._stat("allocated_bytes.all.current")
-
-    def finish(self) -> str:
-        """Return what is wrong with what stays."""
-        self._settle()
-        allowed = self.amount.of(None) or 0
-        kept = self._stat("allocated_bytes.all.current") - self._before
-        if kept <= allowed:
-            return ""
-        return (
-            f"The test is limited to {format_size(allowed)} of leaked GPU memory{self._where} but "
-            f"kept {format_size(kept)}."
-        )

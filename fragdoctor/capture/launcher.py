@@ -14,10 +14,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, NamedTuple
 
-from fragdoctor.capture.recording.record_options import VARIABLE, Options
 from fragdoctor.errors import ConfigError
+from fragdoctor.recording import record_options
+from fragdoctor.recording.record_options import VARIABLE, Options
 
-BOOTSTRAP: Final = Path(__file__).parent / "bootstrap"
+BOOTSTRAP: Final = Path(record_options.__file__).parent / "bootstrap"
 _PASSED_ON: Final = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _NO_PYTHON: Final = (
     "no Python from 3.9 on started that reads PYTHONPATH (python -I, -E and -S do not, containers "

@@ -13,9 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, ParamSpec, Self, TypeVar, cast
 
-from fragdoctor.capture.recording.history_recorder import Recorder
-from fragdoctor.capture.recording.record_options import DEFAULT_MAX_ENTRIES, Options
 from fragdoctor.errors import ConfigError
+from fragdoctor.recording.history_recorder import Recorder
+from fragdoctor.recording.record_options import DEFAULT_MAX_ENTRIES, Options
 
 
 def need_cuda(what: str) -> Any:
@@ -101,11 +101,13 @@ class record:  # noqa: N801 - used as a verb: with fragdoctor.record(): ...
         if isinstance(max_entries, bool) or not isinstance(max_entries, int) or max_entries < 1:
             raise ConfigError(f"max_entries is {max_entries!r}.", hint="Give a number of events.")
         self._path = path
-        self._max_entries = max_entries
-        self._stacks = stacks
-        self._module_paths = module_paths
-        self._census = census
-        self._sources = sources
+        self._how: dict[str, Any] = {
+            "max_entries": max_entries,
+            "stacks": stacks,
+            "module_paths": module_paths,
+            "census": census,
+            "sources": sources,
+        }
         self._at_end = at_end
         self._quiet = quiet
         self._recorder: Recorder | None = None
@@ -123,10 +125,7 @@ class record:  # noqa: N801 - used as a verb: with fragdoctor.record(): ...
         torch = need_cuda("Recording")
         torch.cuda.init()
         place = Path(self._path or f"fragdoctor-record-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
-        options = Options(
-            str(place.parent), self._max_entries, self._stacks, module_paths=self._module_paths,
-            census=self._census, sources=self._sources,
-        )  # fmt: skip
+        options = Options(str(place.parent), **self._how)
         self._recorder = Recorder(options, torch, name=place.name)
         self._recorder.start()
         return self
@@ -166,16 +165,7 @@ class record:  # noqa: N801 - used as a verb: with fragdoctor.record(): ...
         return recorded
 
     def _another(self) -> record:
-        return record(
-            self._path,
-            max_entries=self._max_entries,
-            module_paths=self._module_paths,
-            census=self._census,
-            sources=self._sources,
-            stacks=self._stacks,
-            at_end=self._at_end,
-            quiet=self._quiet,
-        )
+        return record(self._path, **self._how, at_end=self._at_end, quiet=self._quiet)
 
     def _tell(self, recorder: Recorder) -> None:
         if self._quiet:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from pathlib import Path
 from types import TracebackType
@@ -18,8 +19,8 @@ T = TypeVar("T")
 WARM_UP_STEPS: Final = 2
 """Optimizer state and library workspaces appear in the first steps: growth is judged after them."""
 
-STEADY_SHARE: Final = 0.75
-"""Memory that rises in three of four steps grows; less is the ups and downs of varied batches."""
+MAX_POINTS: Final = 60
+"""Steps that are judged, spread evenly over all: the test looks at every pair."""
 
 HEADINGS: Final = ("step", "allocated", "peak", "reserved", "stranded", "retries")
 _WIDTHS: Final = (7, 11, 11, 11, 11, 8)
@@ -107,34 +108,33 @@ def _label(value: str) -> str:
 
 
 class StepGrowth:
-    """Whether allocated memory rises from step to step, in constant memory."""
+    """Whether allocated memory rises from step to step, by the one test of growth."""
 
     def __init__(self) -> None:
-        self.n_steps = 0
-        self._first = self._last = self._n_rises = 0
+        self._held = array("q")
 
     def add(self, allocated: int) -> None:
         """Take in the allocated bytes at the end of a step."""
-        self.n_steps += 1
-        if self.n_steps <= WARM_UP_STEPS:
-            self._first = allocated
-        elif allocated > self._last:
-            self._n_rises += 1
-        self._last = allocated
+        self._held.append(allocated)
 
     @property
-    def n_judged(self) -> int:
-        """Steps after the warm-up."""
-        return max(0, self.n_steps - WARM_UP_STEPS)
+    def n_steps(self) -> int:
+        """Steps so far."""
+        return len(self._held)
 
     @property
     def bytes_per_step(self) -> float | None:
-        """Mean growth a step after the warm-up; 0 where it is not steady, None for too few."""
-        if self.n_judged < 2:
+        """Growth a step after the warm-up; 0 where it is not steady, None for too few."""
+        import numpy as np  # where PyTorch is, and only for this
+
+        from fragdoctor.analysis.trend import MIN_POINTS, trend_of
+
+        held = np.array(self._held[WARM_UP_STEPS - 1 :], np.float64)
+        if len(held) < MIN_POINTS:
             return None
-        if self._n_rises < STEADY_SHARE * self.n_judged:
-            return 0.0
-        return max(0.0, (self._last - self._first) / self.n_judged)
+        at = np.linspace(0, len(held) - 1, min(len(held), MAX_POINTS)).round()
+        trend = trend_of(at, held[at.astype(np.int64)])
+        return max(0.0, trend.slope) if trend.goes_on else 0.0
 
 
 class watch(Generic[T]):  # noqa: N801 - used as a verb: for batch in fragdoctor.watch(loader)

@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
-
-import typer
 
 from fragdoctor.cli import console, options
-from fragdoctor.cli.analyze import exit_code
-from fragdoctor.frozen import frozen
 
 
-@frozen(kw_only=True)
-class AttachOptions(options.CaseOptions):
+@options.taken
+class AttachOptions(options.DiagnosisOptions):
     """Which program is asked, and how long it may take."""
 
-    pid: Annotated[
-        int,
-        typer.Argument(
-            metavar="PID", help="The program, or what started it; nvidia-smi shows it", min=1
-        ),
-    ]
-    wait: Annotated[
-        float, options.option("--wait", "SECONDS", "Wait so long for its answer", min=1.0)
-    ] = 60.0
-    output_format: options.Format = options.ReportFormat.TEXT
-    fail_on: options.FailOnOption = None
+    pid: int = options.argument(
+        "PID", "The program, or what started it; nvidia-smi shows it", min=1
+    )
+    wait: float = options.option("SECONDS", "Wait so long for its answer", default=60.0, min=1.0)
 
 
 def attach(asked: AttachOptions) -> int:
@@ -46,7 +34,4 @@ def attach(asked: AttachOptions) -> int:
     console.write_report(report, asked.output, force=asked.force)
     if bundle.exists() and not asked.quiet:
         sys.stderr.write(f"Recorded in {escape.terminal(str(bundle))}\n")
-    return exit_code(diagnosis, asked.fail_on, exit_zero=asked.exit_zero)
-
-
-command = options.command_of(AttachOptions, attach)
+    return asked.exit_code(diagnosis.findings)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import FINDINGS, OK
 from fragdoctor.errors import ConfigError
-from fragdoctor.frozen import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,85 +17,45 @@ if TYPE_CHECKING:
     from fragdoctor.gate.judgement import FileJudgement, Gate
 
 
-@frozen(kw_only=True)
+def _budget(text: str) -> Any:
+    return options.option("SIZE|%", text, parser=options.amount)
+
+
+@options.taken
 class CheckOptions(options.CaseOptions):
     """What is demanded of the inputs."""
 
-    paths: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="PATH...",
-            help="Snapshots, messages, statistics and logs, or directories and patterns of them",
-        ),
-    ]
-    max_peak: Annotated[
-        Any,
-        options.option(
-            "--max-peak", "SIZE|%", "Limit the peak of active memory", parser=options.amount
-        ),
-    ] = None
-    max_stranded: Annotated[
-        Any,
-        options.option(
-            "--max-stranded",
-            "SIZE|%",
-            "Limit free memory that live blocks strand; a percentage is of reserved memory",
-            parser=options.amount,
-        ),
-    ] = None
-    max_retries: Annotated[
-        int | None,
-        options.option("--max-retries", "N", "Limit allocations that flush the cache first", min=0),
-    ] = None
-    min_headroom: Annotated[
-        Any,
-        options.option(
-            "--min-headroom",
-            "SIZE|%",
-            "Demand capacity above the peak of active memory",
-            parser=options.amount,
-        ),
-    ] = None
-    fits_on: Annotated[
-        int | None,
-        options.option(
-            "--fits-on",
-            "SIZE",
-            "Demand by replay that the run fits where PyTorch can have this much",
-            parser=options.size,
-        ),
-    ] = None
-    no_growth: Annotated[
-        bool, typer.Option("--no-growth", help="Demand that no memory grows step by step")
-    ] = False
-    baseline: Annotated[
-        Path | None, options.option("--baseline", "FILE", "Fail only on what got worse than this")
-    ] = None
-    write_baseline: Annotated[
-        Path | None,
-        options.option("--write-baseline", "FILE", "Accept the findings as they are now"),
-    ] = None
-    tolerance: Annotated[
-        Any,
-        options.option(
-            "--tolerance",
-            "SIZE|%",
-            "Accept this much more than the baseline; 5% where not given",
-            parser=options.amount,
-        ),
-    ] = None
-    select: Annotated[
-        list[str] | None, options.option("--select", "CODES", "Look at these rules only: FD101,FD2")
-    ] = None
-    ignore: Annotated[
-        list[str] | None, options.option("--ignore", "CODES", "Do not look at these rules")
-    ] = None
-    fail_on: Annotated[
-        options.FailOn,
-        typer.Option("--fail-on", help="Fail on findings this severe", show_default=True),
-    ] = options.FailOn.ERROR
-    output_format: options.Format = options.ReportFormat.TEXT
-    report: options.Reports = None
+    paths: list[str] = options.argument(
+        "PATH...", "Snapshots, messages, statistics and logs, or directories and patterns of them"
+    )
+    max_peak: Any = _budget("Limit the peak of active memory")
+    max_stranded: Any = _budget(
+        "Limit free memory that live blocks strand; a percentage is of reserved memory"
+    )
+    max_retries: int | None = options.option(
+        "N", "Limit allocations that flush the cache first", min=0
+    )
+    min_headroom: Any = _budget("Demand capacity above the peak of active memory")
+    fits_on: int | None = options.option(
+        "SIZE",
+        "Demand by replay that the run fits where PyTorch can have this much",
+        parser=options.size,
+    )
+    no_growth: bool = options.flag("Demand that no memory grows step by step")
+    baseline: Path | None = options.option("FILE", "Fail only on what got worse than this")
+    write_baseline: Path | None = options.option("FILE", "Accept the findings as they are now")
+    tolerance: Any = _budget("Accept this much more than the baseline; 5% where not given")
+    select: list[str] | None = options.option("CODES", "Look at these rules only: FD101,FD2")
+    ignore: list[str] | None = options.option("CODES", "Do not look at these rules")
+    fail_on: options.FailOn = options.option(
+        None,
+        "Fail on findings this severe",
+        default=options.FailOn.ERROR,
+        group=options.GATE,
+        show_default=True,
+    )
+    output_format: options.ReportFormat = options.FORMAT
+    report: list[str] | None = options.REPORTS
 
 
 def check(asked: CheckOptions) -> int:
@@ -207,6 +164,3 @@ def _accept(judged: Sequence[FileJudgement], path: Path) -> str:
         return "No baseline was written, because not all inputs could be read."
     console.write_report(write_baseline(new_baseline(judged)), path, force=True)
     return f"The baseline was written to {path}."
-
-
-command = options.command_of(CheckOptions, check)

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from fragdoctor.cli.front_page import FRONT_PAGE
-from fragdoctor.cli.option_groups import grouped
+from fragdoctor.cli.options import GENERAL, HEADINGS, command_of
 from fragdoctor.errors import ConfigError
 from fragdoctor.frozen import frozen
 from fragdoctor.report import escape
@@ -72,7 +72,8 @@ class _Command(TyperCommand):
         for option in options:
             if isinstance(option.default, int) and not option.default:  # 0 stands for unset
                 option.show_default = False
-        for heading, group in (("Arguments", arguments), *grouped(options)):
+        groups = [(heading, [o for o in options if _heading(o) == heading]) for heading in HEADINGS]
+        for heading, group in (("Arguments", arguments), *groups):
             records = [record for p in group if (record := p.get_help_record(ctx)) is not None]
             if records:
                 with formatter.section(heading):
@@ -109,6 +110,13 @@ class _Command(TyperCommand):
             )
 
 
+def _heading(option: Any) -> str:
+    """Return what an option stands under in the help; typer's own ``--help`` does not say."""
+    if "--help" in option.opts:
+        return GENERAL
+    return getattr(option, "rich_help_panel", None) or HEADINGS[0]
+
+
 @frozen
 class Command:
     """A command.
@@ -128,14 +136,13 @@ class Command:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def add_to(self, app: typer.Typer) -> None:
-        """Load the command and add it.
+        """Load the command and add it: the function of its module that has its name.
 
-        Its function is ``command`` of its module where it is made of a dataclass of options, else
-        it has the name of the verb.
+        It takes a class of options, or ``command`` stands for it.
         """
         name = self.name.replace("-", "_")
         module = import_module(f"fragdoctor.cli.{name}")
-        call: Callable[..., int] = vars(module).get("command") or vars(module)[name]
+        call: Callable[..., int] = vars(module).get("command") or command_of(vars(module)[name])
         lines = "\n".join(f"  {line}" for line in self.examples)
         app.command(
             self.name,

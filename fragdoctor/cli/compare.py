@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import FINDINGS, OK
 from fragdoctor.errors import ConfigError
-from fragdoctor.frozen import frozen
 
 if TYPE_CHECKING:
     from fragdoctor.model.case import Case
@@ -36,43 +35,30 @@ def by_numbers(name: str) -> list[tuple[int, int, str]]:
     return [(0, int(p), "") if p[0] in "0123456789" else (1, 0, p) for p in parts]
 
 
-@frozen(kw_only=True)
+@options.taken
 class CompareOptions(options.FullOutput):
     """What is asked about the runs."""
 
-    paths: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="A B [C]...",
-            help="Snapshots, messages, statistics, or folders of one recording each; in time order",
-        ),
-    ]
-    fail_on_growth: Annotated[
-        Any,
-        options.option(
-            "--fail-on-growth",
-            "SIZE|%",
-            "Exit with 1 if peak allocated or active memory grew by more, or a run newly fails",
-            parser=options.amount,
-        ),
-    ] = None
-    steps: Annotated[
-        Any,
-        options.option(
-            "--steps",
-            "N,N,...",
-            "Set the step of each run: the axis of growth over three or more",
-            parser=step_list,
-        ),
-    ] = None
-    sort: Annotated[
-        bool,
-        typer.Option("--sort", help="Take the runs in the order of the numbers in their names"),
-    ] = False
-    capacity: options.Capacity = None
-    device: options.Device = None
-    torch_version: options.TorchVersion = None
-    output_format: options.DocumentFormats = options.DocumentFormat.TEXT
+    paths: list[str] = options.argument(
+        "A B [C]...",
+        "Snapshots, messages, statistics, or folders of one recording each; in time order",
+    )
+    fail_on_growth: Any = options.option(
+        "SIZE|%",
+        "Exit with 1 if peak allocated or active memory grew by more, or a run newly fails",
+        group=options.GATE,
+        parser=options.amount,
+    )
+    steps: Any = options.option(
+        "N,N,...",
+        "Set the step of each run: the axis of growth over three or more",
+        parser=step_list,
+    )
+    sort: bool = options.flag("Take the runs in the order of the numbers in their names")
+    capacity: int | None = options.CAPACITY
+    device: int | None = options.DEVICE
+    torch_version: str | None = options.TORCH_VERSION
+    output_format: options.DocumentFormat = options.DOCUMENT_FORMAT
 
 
 def compare(asked: CompareOptions) -> int:
@@ -155,6 +141,3 @@ def _one_of(path: str) -> str:
             hint=f"Give one by its name, such as {bundles[0]}",
         )
     return bundles[0] if bundles else path
-
-
-command = options.command_of(CompareOptions, compare)

@@ -21,6 +21,7 @@ import typer
 from typer.core import TyperOption
 
 from fragdoctor.cli.commands import whole_group
+from fragdoctor.cli.options import GENERAL
 from fragdoctor.errors import ConfigError
 from fragdoctor.frozen import frozen
 from fragdoctor.opening import open_readable
@@ -183,6 +184,7 @@ def _add_options(command: Any, name: str) -> None:
             expose_value=False,
             callback=_remember,
             help="Read no configuration file",
+            rich_help_panel=GENERAL,
         ),
         TyperOption(
             param_decls=["--config"],
@@ -193,6 +195,7 @@ def _add_options(command: Any, name: str) -> None:
             envvar=f"{PREFIX}CONFIG",
             show_envvar=False,
             help="Read this file, not the nearest pyproject.toml or fragdoctor.toml",
+            rich_help_panel=GENERAL,
         ),
     ]
 

@@ -43,7 +43,7 @@ def prepare_streams() -> None:
                 reconfigure(errors="backslashreplace")
 
 
-def render_options(
+def render_options(  # noqa: PLR0913 - how a report looks, by keyword
     *,
     quiet: bool = False,
     verbose: bool = False,

@@ -108,7 +108,7 @@ def _copy(body: Readable, copy: BinaryIO, n_bytes: int) -> None:
 
 
 def _diagnosed(paths: Sequence[str], names: Sequence[str], known: Overrides) -> Shown:
-    from fragdoctor.cli.analyze import Engine, ReplayChoice, analyze_fleet
+    from fragdoctor.cli.analyze import RankOptions, analyze_fleet
     from fragdoctor.cli.options import ReportFormat
     from fragdoctor.inputs.cases import read_case
     from fragdoctor.inputs.discovery import discover
@@ -117,9 +117,8 @@ def _diagnosed(paths: Sequence[str], names: Sequence[str], known: Overrides) -> 
     found = discover(paths) if len(paths) > 1 else None
     if found is not None and found.is_fleet:
         _, page = analyze_fleet(
-            found, known, RenderOptions(), ReportFormat.HTML,
-            engine=Engine(workers=1), replays=ReplayChoice.GROUPS,
-        )  # fmt: skip
+            found, known, RenderOptions(), RankOptions(workers=1, output_format=ReportFormat.HTML)
+        )
         return Shown(page.encode())
     case = read_case(paths if found is None else found.case_names, known)
     return shown_case(replace(case, sources=tuple(names)))

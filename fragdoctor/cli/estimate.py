@@ -1,193 +1,23 @@
-"""``fragdoctor estimate``: will it fit, and what would make it fit.
-
-An option that the way taken does not use is refused, never silently ignored: the answer would look
-as if it had been heeded.
-"""
+"""``fragdoctor estimate``: will it fit, and what would make it fit."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Sequence
 from dataclasses import fields, replace
-from enum import StrEnum
 from inspect import Parameter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
 from fragdoctor.cli import console
 from fragdoctor.cli.estimate_options import EstimateOptions
-from fragdoctor.cli.estimate_recipes import with_recipes
+from fragdoctor.cli.estimate_recipes import plain, with_recipes
+from fragdoctor.cli.estimate_routes import FORMULAS, PARAMETERS, Route, refuse_unused, route_of
 from fragdoctor.cli.exit import OK
-from fragdoctor.cli.options import EstimateOutput, command_with, parameters_of
+from fragdoctor.cli.options import command_with, parameters_of
 from fragdoctor.errors import ConfigError
-
-
-class Route(StrEnum):
-    """A way to an answer; the value is how sentences name it."""
-
-    GPUS = "--list-gpus"
-    MODELS = "--list-models"
-    MODEL = "--model"
-    MODEL_INFERENCE = "--model with --inference"
-    LIBRARY = "--rehearse"
-    LIBRARY_INFERENCE = "--rehearse with --inference"
-    FILE = "formulas for a model's file"
-    FILE_INFERENCE = "formulas for a model's file with --inference"
-    COUNT = "formulas for --params or dimensions"
-    COUNT_INFERENCE = "formulas for --params or dimensions with --inference"
-
-
-def _names(kind: type) -> frozenset[str]:
-    return frozenset(field.name for field in fields(kind))
-
-
-_OUTPUT: Final = _names(EstimateOutput)
-_REHEARSAL: Final = frozenset(
-    {"model", "gpu", "dtype", "batch", "inference", "input_shape", "input_dtype"}
-)
-_LIBRARY: Final = frozenset(
-    {"inputs", "rehearse", "gpu", "dtype", "batch", "seq", "attention", "inference"}
-)
-_ADAPTED: Final = frozenset({"lora", "lora_targets"})
-_FORMULA: Final = frozenset(
-    {"args", "gpu", "dtype", "batch", "seq", "attention", "lora", "lora_targets", "zero", "fsdp",
-     "world_size", "inference", "explain", "tensor_parallel", "context_parallel",
-     "pipeline_parallel", "expert_parallel", "dora", "keep_logits"}
-)  # fmt: skip
-_TRAINING: Final = frozenset(
-    {"optimizer", "master_weights", "grad_dtype", "checkpointing", "grad_accumulation",
-     "sequence_parallel", "offload", "logits"}
-)  # fmt: skip
-_CACHE: Final = frozenset(
-    {"new_tokens", "kv_dtype", "cache", "gpu_memory_utilization", "max_num_seqs",
-     "max_num_batched_tokens"}
-)  # fmt: skip
-_SHAPE: Final = frozenset(
-    {"params", "family", "vocab", "layers", "hidden", "heads", "kv_heads", "ffn", "positions"}
-)
-
-USED: Final[Mapping[Route, AbstractSet[str]]] = MappingProxyType(
-    {
-        Route.GPUS: _OUTPUT | {"list_gpus"},
-        Route.MODELS: _OUTPUT | {"list_models"},
-        Route.MODEL: _OUTPUT | _REHEARSAL | {"optimizer", "grad_accumulation", "loss", "steps"},
-        Route.MODEL_INFERENCE: _OUTPUT | _REHEARSAL,
-        Route.LIBRARY: _OUTPUT
-        | _LIBRARY
-        | _ADAPTED
-        | {"optimizer", "checkpointing", "grad_accumulation", "steps"},
-        Route.LIBRARY_INFERENCE: _OUTPUT | _LIBRARY | _ADAPTED,
-        Route.FILE: _OUTPUT | _FORMULA | _TRAINING | {"inputs"},
-        Route.FILE_INFERENCE: _OUTPUT | _FORMULA | _CACHE | {"inputs"},
-        Route.COUNT: _OUTPUT | _FORMULA | _TRAINING | _SHAPE | {"dropout"},
-        Route.COUNT_INFERENCE: _OUTPUT | _FORMULA | _CACHE | _SHAPE,
-    }
-)
-"""The parameters of the command that each route uses."""
-
-_FORMULA_PARAMETERS: Final = {
-    False: USED[Route.FILE] | USED[Route.COUNT],
-    True: USED[Route.FILE_INFERENCE] | USED[Route.COUNT_INFERENCE],
-}
-"""What configuration files may become, with ``--inference`` and without it."""
-
-PARAMETERS: Final = tuple(field.name for field in fields(EstimateOptions))
-"""All parameters of the command, in their order."""
-
-NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "lora_targets": ("lora",),
-        "dora": ("lora",),
-        "input_dtype": ("input_shape",),
-        "sequence_parallel": ("tensor_parallel",),
-        "max_num_seqs": ("gpu_memory_utilization",),
-        "max_num_batched_tokens": ("gpu_memory_utilization",),
-    }
-)
-"""Options that mean nothing without another one."""
-
-_HINTS: Final[Mapping[Route, str]] = MappingProxyType(
-    {
-        Route.GPUS: "Leave it out.",
-        Route.MODELS: "Leave it out.",
-        Route.MODEL: "Your code decides that: build it so in the factory.",
-        Route.MODEL_INFERENCE: "Only forward passes run: leave it out, or drop --inference.",
-        Route.LIBRARY: "Leave it out, or leave --rehearse out: formulas know it.",
-        Route.LIBRARY_INFERENCE: "Leave it out, or drop --rehearse or --inference.",
-        Route.FILE: "The file describes the model; see fragdoctor estimate --help.",
-        Route.FILE_INFERENCE: "Leave it out, or drop --inference.",
-        Route.COUNT: "See fragdoctor estimate --help.",
-        Route.COUNT_INFERENCE: "Leave it out, or drop --inference.",
-    }
-)
-_BELONGS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        **dict.fromkeys(
-            ("input_shape", "input_dtype", "loss"),
-            "It belongs to --model MODULE:FACTORY.",
-        ),
-        "steps": "It belongs to --rehearse and to --model MODULE:FACTORY.",
-        "rehearse": "It takes a config.json, or the name of a model.",
-        **dict.fromkeys(
-            (
-                "kv_dtype",
-                "new_tokens",
-                "cache",
-                "gpu_memory_utilization",
-                "max_num_seqs",
-                "max_num_batched_tokens",
-            ),
-            "It is about the KV cache: add --inference.",
-        ),
-    }
-)
-_FORMULAS: Final = (Route.FILE, Route.FILE_INFERENCE, Route.COUNT, Route.COUNT_INFERENCE)
-
-
-def flag_of(parameter: str) -> str:
-    """Return how the command line writes a parameter."""
-    return "an input" if parameter == "inputs" else f"--{parameter.replace('_', '-')}"
-
-
-def route_of(chosen: EstimateOptions) -> Route:
-    """Return the way that the options lead; what does not fit to it is refused afterwards."""
-    if chosen.list_gpus or chosen.list_models:
-        return Route.GPUS if chosen.list_gpus else Route.MODELS
-    if chosen.model is not None:
-        return Route.MODEL_INFERENCE if chosen.inference else Route.MODEL
-    if chosen.inputs and chosen.rehearse:
-        return Route.LIBRARY_INFERENCE if chosen.inference else Route.LIBRARY
-    if chosen.inputs:
-        return Route.FILE_INFERENCE if chosen.inference else Route.FILE
-    return Route.COUNT_INFERENCE if chosen.inference else Route.COUNT
-
-
-def refuse_unused(route: Route, given: AbstractSet[str]) -> None:
-    """Refuse options on the command line that would change nothing.
-
-    Raises:
-        ConfigError: one sentence with the options and the route.
-    """
-    unused = [name for name in PARAMETERS if name in given and name not in USED[route]]
-    if unused:
-        verb = "does" if len(unused) == 1 else "do"
-        hint = _HINTS[route]
-        if route in _FORMULAS:
-            hint = _BELONGS.get(unused[0], hint)
-        raise ConfigError(
-            f"{', '.join(map(flag_of, unused))} {verb} not go with {route.value}.", hint=hint
-        )
-    for name, others in NEEDS.items():
-        if name in given and not given & set(others):
-            raise ConfigError(
-                f"{flag_of(name)} means nothing without {' or '.join(map(flag_of, others))}.",
-                hint=f"Add {flag_of(others[0])}, or leave it out.",
-            )
-
 
 if TYPE_CHECKING:
     from fragdoctor.estimation.families import UncoveredModelError
@@ -206,11 +36,11 @@ def estimate(chosen: EstimateOptions, given: frozenset[str]) -> int:
     ``given`` names the options that stand on the command line: a default, or a value of the
     configuration, is nothing to refuse.
     """
-    if route_of(chosen) not in _FORMULAS:
-        refuse_unused(route_of(chosen), given)
-    asked, (chosen, files) = chosen, with_recipes(chosen, given, _FORMULA_PARAMETERS)
+    if route_of(chosen) not in FORMULAS:
+        refuse_unused(route_of(chosen), given, inference=chosen.inference)
+    asked, (chosen, files) = chosen, with_recipes(chosen, given)
     route = route_of(chosen)
-    refuse_unused(route, given - {"inputs"} if files else given)
+    refuse_unused(route, given - {"inputs"} if files else given, inference=chosen.inference)
     console.answer(chosen, asked.inputs, lambda look: _answer(route, chosen, look, given, files))
     return OK
 
@@ -233,9 +63,9 @@ def _answer(
         from fragdoctor.report.base import render
 
         return render("models", chosen.output_format.value, known_models(), look)
-    if route in (Route.MODEL, Route.MODEL_INFERENCE):
+    if route is Route.MODEL:
         return _of_own_model(chosen, look, given)
-    if route in (Route.LIBRARY, Route.LIBRARY_INFERENCE):
+    if route is Route.LIBRARY:
         return _of_library(chosen, look, given)
     from fragdoctor.estimation.families import UncoveredModelError
 
@@ -258,9 +88,8 @@ def _of_uncovered(
     Raises:
         UncoveredModelError: it cannot be rehearsed either; its hint says why.
     """
-    route = Route.LIBRARY_INFERENCE if chosen.inference else Route.LIBRARY
     try:
-        refuse_unused(route, given)
+        refuse_unused(Route.LIBRARY, given, inference=chosen.inference)
         return _of_library(chosen, look, given)
     except ConfigError as error:
         refused.hint = f"{error.message} {error.hint}".strip()
@@ -293,49 +122,32 @@ def _request(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Request:
     from fragdoctor.estimation.model_shapes import Overrides
     from fragdoctor.estimation.request import Request
 
+    dimensions = _shared(chosen, Overrides) | {
+        "n_layers": chosen.layers,
+        "n_heads": chosen.heads,
+        "n_kv_heads": chosen.kv_heads,
+    }
     return Request(
-        inputs=tuple(chosen.inputs or ()),
-        params=chosen.params or "",
-        dtype=chosen.dtype or "",
-        optimizer=chosen.optimizer,
-        master_weights=chosen.master_weights,
-        grad_dtype=chosen.grad_dtype or "",
-        batch=_one_batch(chosen.batch or "1"),
-        seq=chosen.seq or 0,
-        attention=chosen.attention.value,
-        checkpointing=chosen.checkpointing.strip().lower(),
-        lora_rank=chosen.lora or 0,
-        lora_targets=chosen.lora_targets,
-        zero_stage=3 if chosen.fsdp else chosen.zero or 0,
-        is_fsdp=chosen.fsdp,
-        world_size=chosen.world_size,
-        grad_accumulation=chosen.grad_accumulation,
-        inference=chosen.inference,
-        new_tokens=chosen.new_tokens,
-        kv_dtype=chosen.kv_dtype or "",
-        cache="paged" if chosen.gpu_memory_utilization else chosen.cache.value,
-        tensor_parallel=chosen.tensor_parallel,
-        context_parallel=chosen.context_parallel,
-        pipeline_parallel=chosen.pipeline_parallel,
-        expert_parallel=chosen.expert_parallel,
-        sequence_parallel=chosen.sequence_parallel,
-        offload=chosen.offload or "",
-        dora=chosen.dora,
-        keeps_logits=chosen.keep_logits,
-        logits=chosen.logits.value if chosen.logits else "",
-        compute=gpus[0].compute if gpus else "",
-        overrides=Overrides(
-            vocab=chosen.vocab,
-            n_layers=chosen.layers,
-            hidden=chosen.hidden,
-            n_heads=chosen.heads,
-            n_kv_heads=chosen.kv_heads,
-            ffn=chosen.ffn,
-            positions=chosen.positions,
-            family=chosen.family.value,
-            dropout=chosen.dropout,
-        ),
+        **_shared(chosen, Request)
+        | {
+            "batch": _one_batch(chosen.batch or "1"),
+            "checkpointing": chosen.checkpointing.strip().lower(),
+            "lora_rank": chosen.lora or 0,
+            "zero_stage": 3 if chosen.fsdp else chosen.zero or 0,
+            "is_fsdp": chosen.fsdp,
+            "cache": "paged" if chosen.gpu_memory_utilization else chosen.cache.value,
+            "keeps_logits": chosen.keep_logits,
+            "compute": gpus[0].compute if gpus else "",
+            "overrides": Overrides(**dimensions),
+        }
     )
+
+
+def _shared(chosen: EstimateOptions, kind: type) -> dict[str, Any]:
+    """Return what was chosen of the fields that a class has under the same names."""
+    names = {field.name for field in fields(kind)} & {*PARAMETERS}
+    values = {name: getattr(chosen, name) for name in names}
+    return {name: plain(value) for name, value in values.items() if value is not None}
 
 
 def _one_batch(text: str) -> int:

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Any
 
-import typer
-
-from fragdoctor.cli import options
-from fragdoctor.cli.option_groups import OWN
-from fragdoctor.frozen import frozen
-
-
-class AttentionKind(StrEnum):
-    """Values of ``--attention``: ``model.workload.Attention``."""
-
-    SDPA = "sdpa"
-    FLASH = "flash"
-    MATH = "math"
-    EAGER = "eager"
-
-
-class LossKind(StrEnum):
-    """Values of ``--logits``: ``model.workload.Loss``."""
-
-    FP32 = "fp32"
-    WORKING = "16-bit"
-    CHUNKED = "chunked"
-    FUSED = "fused"
+from fragdoctor.cli.options import (
+    INFERENCE,
+    REHEARSAL,
+    SEVERAL_GPUS,
+    SHAPE,
+    TRAINING,
+    EstimateOutput,
+    argument,
+    flag,
+    option,
+    taken,
+)
+from fragdoctor.model.workload import Attention, Loss
 
 
 class CacheKind(StrEnum):
@@ -45,197 +35,121 @@ class Family(StrEnum):
     GPT = "gpt"
 
 
-_REHEARSAL: Final = "A rehearsal in place of formulas"
+def _count(text: str, group: str, default: int = 0) -> Any:
+    """Declare a number of which the default is the least: 0 stands for unset."""
+    return option("N", text, default=default, group=group, min=default)
 
 
-def _count(name: str, text: str, low: int = 0, **more: Any) -> Any:
-    return options.option(name, "N", text, min=low, **more)
-
-
-@frozen(kw_only=True)
-class EstimateOptions(options.EstimateOutput):
+@taken
+class EstimateOptions(EstimateOutput):
     """What is asked of a model before it runs."""
 
-    inputs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[MODEL]...",
-            help="A config.json, a model directory, safetensors files, or a name: llama-3.1-8b; "
-            "a recipe of a training or a server: YAML, TOML, JSON or a script",
-        ),
-    ] = None
-    args: Annotated[
-        str | None,
-        options.option("--args", "COMMAND", "Take a command line as a recipe: 'vllm serve ...'"),
-    ] = None
-    params: Annotated[
-        str | None, options.option("--params", "N", "Set the parameter count: 7B, 350M, 1.3e9")
-    ] = None
-    gpu: options.Gpus = None
-    list_gpus: Annotated[bool, typer.Option("--list-gpus", help="List the known GPUs")] = False
-    list_models: Annotated[
-        bool, typer.Option("--list-models", help="List the models known by name")
-    ] = False
-    dtype: Annotated[
-        str | None,
-        options.option(
-            "--dtype", "KIND", "Choose fp32, bf16, amp-bf16, deepspeed-bf16, int4 and others"
-        ),
-    ] = None
-    optimizer: Annotated[
-        str,
-        options.option(
-            "--optimizer", "NAME", "Choose adamw, sgd, adafactor, adamw-8bit and others"
-        ),
-    ] = "adamw"
-    master_weights: Annotated[
-        bool,
-        typer.Option("--master-weights", help="Keep fp32 weights and states beside 16-bit ones"),
-    ] = False
-    grad_dtype: Annotated[
-        str | None, options.option("--grad-dtype", "KIND", "Set the precision of gradients")
-    ] = None
-    batch: Annotated[
-        str | None,
-        options.option(
-            "--batch",
-            "N",
-            "Set the sequences a GPU a pass; of a rehearsal also 8,16 or 1..512 to search",
-            rich_help_panel=OWN,
-        ),
-    ] = None
-    seq: Annotated[int | None, _count("--seq", "Set tokens a sequence", 1)] = None
-    attention: Annotated[
-        AttentionKind, typer.Option("--attention", help="Choose how attention is computed")
-    ] = AttentionKind.SDPA
-    checkpointing: Annotated[
-        str,
-        options.option(
-            "--checkpointing",
-            "WHEN",
-            "Recompute activations: none, full (each layer), sqrt, or every N layers",
-        ),
-    ] = "none"
-    lora: Annotated[
-        int | None, options.option("--lora", "RANK", "Train LoRA adapters of this rank only", min=1)
-    ] = None
-    lora_targets: Annotated[
-        str,
-        options.option("--lora-targets", "NAMES", "Adapt attention, all-linear, or named matrices"),
-    ] = "attention"
-    dora: Annotated[bool, typer.Option("--dora", help="Train DoRA: LoRA with magnitudes")] = False
-    zero: Annotated[
-        int | None, options.option("--zero", "STAGE", "Shard states by ZeRO stage", min=0, max=3)
-    ] = None
-    fsdp: Annotated[bool, typer.Option("--fsdp", help="Shard everything, as ZeRO stage 3")] = False
-    world_size: Annotated[
-        int,
-        _count("--world-size", "Set the GPUs that share states", 1, rich_help_panel="Several GPUs"),
-    ] = 1
-    tensor_parallel: Annotated[
-        int, _count("--tensor-parallel", "Set the GPUs that share the matrices", 1)
-    ] = 1
-    sequence_parallel: Annotated[
-        bool,
-        typer.Option("--sequence-parallel", help="Split the residual stream with the matrices"),
-    ] = False
-    context_parallel: Annotated[
-        int, _count("--context-parallel", "Set the GPUs that share a sequence", 1)
-    ] = 1
-    pipeline_parallel: Annotated[
-        int, _count("--pipeline-parallel", "Set the GPUs that share the layers", 1)
-    ] = 1
-    expert_parallel: Annotated[
-        int, _count("--expert-parallel", "Set the GPUs that share the experts", 1)
-    ] = 1
-    offload: Annotated[
-        str | None,
-        options.option(
-            "--offload", "WHAT,WHAT", "Keep optimizer, parameters or activations on the host"
-        ),
-    ] = None
-    grad_accumulation: Annotated[int, _count("--grad-accumulation", "Set the passes a step", 1)] = 1
-    inference: Annotated[
-        bool, typer.Option("--inference", help="Estimate weights and KV cache, without training")
-    ] = False
-    new_tokens: Annotated[int, _count("--new-tokens", "Leave room in the KV cache")] = 0
-    kv_dtype: Annotated[
-        str | None, options.option("--kv-dtype", "KIND", "Set the precision of the KV cache")
-    ] = None
-    cache: Annotated[
-        CacheKind, typer.Option("--cache", help="Choose how the KV cache is allocated")
-    ] = CacheKind.DYNAMIC
-    gpu_memory_utilization: Annotated[
-        float,
-        options.option(
-            "--gpu-memory-utilization",
-            "SHARE",
-            "Ask how many sequences a vLLM-like server holds with this share of the GPU",
-            show_default=False,
-        ),
-    ] = 0.0
-    max_num_seqs: Annotated[int, _count("--max-num-seqs", "Set what the server takes at once")] = 0
-    max_num_batched_tokens: Annotated[
-        int, _count("--max-num-batched-tokens", "Set what one step of the server reads")
-    ] = 0
-    keep_logits: Annotated[
-        bool,
-        typer.Option(
-            "--keep-logits", help="Count logits held through backward, or of a whole prompt"
-        ),
-    ] = False
-    logits: Annotated[
-        LossKind | None,
-        typer.Option("--logits", help="Choose of which logits the loss is computed"),
-    ] = None
-    family: Annotated[
-        Family, typer.Option("--family", help="Choose how layers are built without a config.json")
-    ] = Family.LLAMA
-    vocab: Annotated[int, _count("--vocab", "Set the vocabulary")] = 0
-    layers: Annotated[int, _count("--layers", "Set the layers")] = 0
-    hidden: Annotated[int, _count("--hidden", "Set the hidden size")] = 0
-    heads: Annotated[int, _count("--heads", "Set the query heads")] = 0
-    kv_heads: Annotated[int, _count("--kv-heads", "Set the key-value heads")] = 0
-    ffn: Annotated[int, _count("--ffn", "Set the feed-forward width")] = 0
-    positions: Annotated[int, _count("--positions", "Set learned positions (gpt)")] = 0
-    dropout: Annotated[
-        float | None, options.option("--dropout", "P", "Set dropout", min=0.0, max=1.0)
-    ] = None
-    rehearse: Annotated[
-        bool,
-        typer.Option(
-            "--rehearse",
-            help="Run the model's own class of Transformers or Diffusers",
-            rich_help_panel=_REHEARSAL,
-        ),
-    ] = False
-    model: Annotated[
-        str | None,
-        options.option(
-            "--model",
-            "MODULE:FACTORY",
-            "Run your own model on fake tensors; imports it from the current directory",
-        ),
-    ] = None
-    input_shape: Annotated[
-        str | None,
-        options.option("--input-shape", "N,N", "Set the input's shape where --model has none"),
-    ] = None
-    input_dtype: Annotated[
-        str, options.option("--input-dtype", "NAME", "Set the input's dtype, as int64")
-    ] = "float32"
-    loss: Annotated[
-        str, options.option("--loss", "ce|mean", "Choose a loss where --model has none")
-    ] = ""
-    steps: Annotated[
-        int | None,
-        options.option(
-            "--steps",
-            "N",
-            "Stop a rehearsal after N steps; without it, when their memory repeats",
-            min=1,
-            max=200,
-            rich_help_panel=_REHEARSAL,
-        ),
-    ] = None
-    explain: options.Explain = False
+    inputs: list[str] | None = argument(
+        "[MODEL]...",
+        "A config.json, a model directory, safetensors files, or a name: llama-3.1-8b; "
+        "a recipe of a training or a server: YAML, TOML, JSON or a script",
+        default=None,
+    )
+    args: str | None = option("COMMAND", "Take a command line as a recipe: 'vllm serve ...'")
+    params: str | None = option("N", "Set the parameter count: 7B, 350M, 1.3e9")
+    gpu: list[str] | None = option("NAME|SIZE", "Ask for a GPU: a100-40g, h100, 24GiB; repeatable")
+    list_gpus: bool = flag("List the known GPUs")
+    list_models: bool = flag("List the models known by name")
+    dtype: str | None = option(
+        "KIND", "Choose fp32, bf16, amp-bf16, deepspeed-bf16, int4 and others"
+    )
+    optimizer: str = option(
+        "NAME", "Choose adamw, sgd, adafactor, adamw-8bit and others",
+        default="adamw", group=TRAINING,
+    )  # fmt: skip
+    master_weights: bool = flag("Keep fp32 weights and states beside 16-bit ones", group=TRAINING)
+    grad_dtype: str | None = option("KIND", "Set the precision of gradients", group=TRAINING)
+    batch: str | None = option(
+        "N", "Set the sequences a GPU a pass; of a rehearsal also 8,16 or 1..512 to search"
+    )
+    seq: int | None = option("N", "Set tokens a sequence", min=1)
+    attention: Attention = option(None, "Choose how attention is computed", default=Attention.SDPA)
+    checkpointing: str = option(
+        "WHEN", "Recompute activations: none, full (each layer), sqrt, or every N layers",
+        default="none", group=TRAINING,
+    )  # fmt: skip
+    lora: int | None = option(
+        "RANK", "Train LoRA adapters of this rank only", group=TRAINING, min=1
+    )
+    lora_targets: str = option(
+        "NAMES", "Adapt attention, all-linear, or named matrices",
+        default="attention", group=TRAINING,
+    )  # fmt: skip
+    dora: bool = flag("Train DoRA: LoRA with magnitudes", group=TRAINING)
+    zero: int | None = option(
+        "STAGE", "Shard states by ZeRO stage", group=SEVERAL_GPUS, min=0, max=3
+    )
+    fsdp: bool = flag("Shard everything, as ZeRO stage 3", group=SEVERAL_GPUS)
+    world_size: int = _count("Set the GPUs that share states", SEVERAL_GPUS, 1)
+    tensor_parallel: int = _count("Set the GPUs that share the matrices", SEVERAL_GPUS, 1)
+    sequence_parallel: bool = flag(
+        "Split the residual stream with the matrices", group=SEVERAL_GPUS
+    )
+    context_parallel: int = _count("Set the GPUs that share a sequence", SEVERAL_GPUS, 1)
+    pipeline_parallel: int = _count("Set the GPUs that share the layers", SEVERAL_GPUS, 1)
+    expert_parallel: int = _count("Set the GPUs that share the experts", SEVERAL_GPUS, 1)
+    offload: str | None = option(
+        "WHAT,WHAT", "Keep optimizer, parameters or activations on the host", group=TRAINING
+    )
+    grad_accumulation: int = _count("Set the passes a step", TRAINING, 1)
+    inference: bool = flag("Estimate weights and KV cache, without training", group=INFERENCE)
+    new_tokens: int = _count("Leave room in the KV cache", INFERENCE)
+    kv_dtype: str | None = option("KIND", "Set the precision of the KV cache", group=INFERENCE)
+    cache: CacheKind = option(
+        None, "Choose how the KV cache is allocated", default=CacheKind.DYNAMIC, group=INFERENCE
+    )
+    gpu_memory_utilization: float = option(
+        "SHARE",
+        "Ask how many sequences a vLLM-like server holds with this share of the GPU",
+        default=0.0,
+        group=INFERENCE,
+        show_default=False,
+    )
+    max_num_seqs: int = _count("Set what the server takes at once", INFERENCE)
+    max_num_batched_tokens: int = _count("Set what one step of the server reads", INFERENCE)
+    keep_logits: bool = flag(
+        "Count logits held through backward, or of a whole prompt", group=TRAINING
+    )
+    logits: Loss | None = option(
+        None, "Choose of which logits the loss is computed", group=TRAINING
+    )
+    family: Family = option(
+        None, "Choose how layers are built without a config.json",
+        default=Family.LLAMA, group=SHAPE,
+    )  # fmt: skip
+    vocab: int = _count("Set the vocabulary", SHAPE)
+    layers: int = _count("Set the layers", SHAPE)
+    hidden: int = _count("Set the hidden size", SHAPE)
+    heads: int = _count("Set the query heads", SHAPE)
+    kv_heads: int = _count("Set the key-value heads", SHAPE)
+    ffn: int = _count("Set the feed-forward width", SHAPE)
+    positions: int = _count("Set learned positions (gpt)", SHAPE)
+    dropout: float | None = option("P", "Set dropout", group=TRAINING, min=0.0, max=1.0)
+    rehearse: bool = flag("Run the model's own class of Transformers or Diffusers", group=REHEARSAL)
+    model: str | None = option(
+        "MODULE:FACTORY",
+        "Run your own model on fake tensors; imports it from the current directory",
+        group=REHEARSAL,
+    )
+    input_shape: str | None = option(
+        "N,N", "Set the input's shape where --model has none", group=REHEARSAL
+    )
+    input_dtype: str = option(
+        "NAME", "Set the input's dtype, as int64", default="float32", group=REHEARSAL
+    )
+    loss: str = option(
+        "ce|mean", "Choose a loss where --model has none", default="", group=REHEARSAL
+    )
+    steps: int | None = option(
+        "N",
+        "Stop a rehearsal after N steps; without it, when their memory repeats",
+        group=REHEARSAL,
+        min=1,
+        max=200,
+    )
+    explain: bool = flag("Show formulas, values and sources")

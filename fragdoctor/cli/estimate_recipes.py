@@ -5,14 +5,13 @@ What they say becomes the options of the command, where the command line does no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args, get_type_hints
 
 from fragdoctor.cli.estimate_options import EstimateOptions
+from fragdoctor.cli.estimate_routes import used_by_formulas
 from fragdoctor.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
@@ -29,16 +28,13 @@ def may_be_recipe(text: str) -> bool:
 
 
 def with_recipes(
-    chosen: EstimateOptions,
-    given: frozenset[str],
-    usable: Mapping[bool, AbstractSet[str]],
+    chosen: EstimateOptions, given: frozenset[str]
 ) -> tuple[EstimateOptions, RecipeUse | None]:
     """Return the options with what files say, and what was used of them; None without files.
 
     Args:
         chosen: the options of the command line, files among the inputs.
         given: those that stand on the command line, and win.
-        usable: parameters that formulas use, with ``--inference`` and without it.
 
     Raises:
         ConfigError: files that describe two runs or no model, or say what cannot be said here.
@@ -59,14 +55,14 @@ def with_recipes(
             hint="Leave --rehearse and --model out, or rehearse the program: fragdoctor rehearse.",
         )
     on_line = {
-        name: _plain(getattr(chosen, name))
+        name: plain(getattr(chosen, name))
         for name in _DEFAULTS
         if name in given and name not in (*_NO_QUESTION, "inputs")
     }
     if question.models:
         on_line = {"inputs": list(question.models), **on_line}
     is_inference = chosen.inference or any(r.value("inference") for r in question.readings)
-    resolved = resolve(question.readings, on_line, usable[is_inference])
+    resolved = resolve(question.readings, on_line, used_by_formulas(inference=is_inference))
     values = dict(resolved.options)
     named = values.pop("model", None)
     models = list(question.models) or ([named] if named else [])
@@ -79,7 +75,7 @@ def with_recipes(
         _check_model(named, question.readings[0].source)
     values = {name: _typed(name, value) for name, value in values.items()}
     shown = {name: value for name, value in on_line.items() if name != "inputs"}
-    told = {n: v for n, v in values.items() if _plain(v) != _plain(_DEFAULTS.get(n))}
+    told = {n: v for n, v in values.items() if plain(v) != plain(_DEFAULTS.get(n))}
     return replace(chosen, inputs=models or None, **values), use_of(resolved, models, told | shown)
 
 
@@ -108,5 +104,6 @@ def _typed(name: str, value: Any) -> Any:
     return str(value) if name == "batch" else value
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a choice as its text, any other value as it is."""
     return value.value if isinstance(value, StrEnum) else value

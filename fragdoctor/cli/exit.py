@@ -90,7 +90,7 @@ def _flushed(code: int) -> int:
     return code
 
 
-def _fail(
+def _fail(  # noqa: PLR0913, PLR0917 - the parts of one answer
     argv: Sequence[str],
     exit_code: int,
     code: str,

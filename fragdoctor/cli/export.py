@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, BinaryIO
-
-import typer
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
 
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK
@@ -37,38 +36,39 @@ class ExportTable(StrEnum):
     MODULES = "modules"
 
 
-SnapshotPath = Annotated[
-    str,  # not a Path, which would turn the // of a URL into /
-    typer.Argument(metavar="SNAPSHOT", help="A memory snapshot or its URL; - is standard input"),
-]
-Format = Annotated[
-    ExportFormat,
-    typer.Option(
+@options.taken
+class ExportOptions:
+    """What of a snapshot is written, and as what."""
+
+    # A str, since a Path would turn the // of a URL into /.
+    snapshot: str = options.argument(
+        "SNAPSHOT", "A memory snapshot or its URL; - is standard input"
+    )
+    output_format: ExportFormat = options.option(
+        None,
+        "Choose a table, a trace for Perfetto, stacks for speedscope, or a snapshot",
         "--format",
-        help="Choose a table, a trace for Perfetto, stacks for speedscope, or a snapshot",
+        default=ExportFormat.CSV,
+        group=options.OUTPUT,
         show_default=True,
-    ),
-]
-TableName = Annotated[
-    ExportTable,
-    typer.Option("--table", help="Choose the table of csv", show_default=True),
-]
-Redact = Annotated[
-    bool, typer.Option("--redact", help="Replace private paths and names by pseudonyms")
-]
+    )
+    table: ExportTable = options.option(
+        None,
+        "Choose the table of csv",
+        default=ExportTable.EVENTS,
+        group=options.OUTPUT,
+        show_default=True,
+    )
+    device: int | None = options.DEVICE
+    redact: bool = options.flag("Replace private paths and names by pseudonyms")
+    output: Path | None = options.OUTPUT_FILE
+    force: bool = options.FORCE
 
 
-def export(
-    snapshot: SnapshotPath,
-    output_format: Format = ExportFormat.CSV,
-    table: TableName = ExportTable.EVENTS,
-    device: options.Device = None,
-    redact: Redact = False,
-    output: options.Output = None,
-    force: options.Force = False,
-) -> int:
+def export(asked: ExportOptions) -> int:
     """Write the snapshot in another form."""
-    console.check_output(output, force=force, inputs=[snapshot])
+    output_format, output, device = asked.output_format, asked.output, asked.device
+    console.check_output(output, force=asked.force, inputs=[asked.snapshot])
     if output_format is ExportFormat.SNAPSHOT and output is None and sys.stdout.isatty():
         raise ConfigError(
             f"{output_format.value} is binary and does not go to a terminal.",
@@ -78,18 +78,18 @@ def export(
     from fragdoctor.inputs.cases import read_snapshot
 
     with console.Progress("Reading"):
-        source = read_snapshot(snapshot)
+        source = read_snapshot(asked.snapshot)
     if device is not None and device not in source.devices:
         raise ConfigError(
             f"The snapshot knows no device {device}.",
             hint=f"It has {', '.join(map(str, source.devices)) or 'none'}.",
         )
-    if redact:
+    if asked.redact:
         from fragdoctor.export.redact import redacted
 
         source = redacted(source)
-    with console.Progress("Writing"), console.binary_output(output, force=force) as sink:
-        _write(source, output_format, table.value, device, sink)
+    with console.Progress("Writing"), console.binary_output(output, force=asked.force) as sink:
+        _write(source, output_format, asked.table.value, device, sink)
     return OK
 
 

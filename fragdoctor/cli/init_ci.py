@@ -5,59 +5,40 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 import typer
 
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK
 from fragdoctor.errors import ConfigError
-from fragdoctor.frozen import frozen
 from fragdoctor.installed import requirement, requirement_of_checkout
 
 GITHUB: Final = Path(".github/workflows/gpu-memory.yml")
 GITLAB: Final = Path(".gitlab/gpu-memory.yml")
 
 
-@frozen(kw_only=True)
+@options.taken
 class InitCiOptions:
     """What is to be checked, and where."""
 
-    words: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SCRIPT [-- ARGS]...",
-            help="The script to rehearse, or with -m a module; its own arguments follow --",
-        ),
-    ]
-    is_module: Annotated[
-        bool, typer.Option("-m", "--module", help="Run a module, as python -m does")
-    ] = False
-    gitlab: Annotated[
-        bool, typer.Option("--gitlab", help="Write a file for GitLab; else for GitHub")
-    ] = False
-    fits_on: Annotated[
-        str, options.option("--fits-on", "SIZE", "Fail where PyTorch needs more")
-    ] = "24GiB"
-    gpu_runner: Annotated[
-        str | None,
-        options.option(
-            "--gpu-runner",
-            "LABELS",
-            "Record on runners with these labels too, and check that: self-hosted,gpu",
-        ),
-    ] = None
-    install: Annotated[
-        str | None,
-        options.option(
-            "--install", "SPEC", "Install this with pip; else what this copy was installed from"
-        ),
-    ] = None
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Write another file"),
-    ] = None
-    force: options.Force = False
+    words: list[str] = options.argument(
+        "SCRIPT [-- ARGS]...",
+        "The script to rehearse, or with -m a module; its own arguments follow --",
+    )
+    is_module: bool = options.IS_MODULE
+    gitlab: bool = options.flag("Write a file for GitLab; else for GitHub")
+    fits_on: str = options.option("SIZE", "Fail where PyTorch needs more", default="24GiB")
+    gpu_runner: str | None = options.option(
+        "LABELS", "Record on runners with these labels too, and check that: self-hosted,gpu"
+    )
+    install: str | None = options.option(
+        "SPEC", "Install this with pip; else what this copy was installed from"
+    )
+    output: Path | None = options.option(
+        "FILE", "Write another file", "-o", "--output", group=options.OUTPUT
+    )
+    force: bool = options.FORCE
 
 
 def init_ci(chosen: InitCiOptions) -> int:
@@ -147,6 +128,3 @@ def _filled(name: str, values: Mapping[str, str], kept: Collection[str]) -> str:
                 line = line.replace(f"@{key}@", value)  # noqa: PLW2901 - filled in
             lines.append(line)
     return "\n".join(lines) + "\n"
-
-
-command = options.command_of(InitCiOptions, init_ci)

@@ -11,14 +11,11 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
-
-import typer
+from typing import Any, Final
 
 from fragdoctor.cli.exit import FINDINGS, OK
-from fragdoctor.cli.options import command_of, option
+from fragdoctor.cli.options import flag, option, taken
 from fragdoctor.errors import ConfigError
-from fragdoctor.frozen import frozen
 from fragdoctor.inputs.confinement import confined_to
 
 MAX_TEXT: Final = 60_000
@@ -38,21 +35,13 @@ _INSTRUCTIONS: Final = (
 )
 
 
-@frozen(kw_only=True)
+@taken
 class ToolServerOptions:
     """What agents may do."""
 
-    root: Annotated[Path, option("--root", "DIR", "Read files below this folder only")] = Path()
-    redact: Annotated[
-        bool,
-        typer.Option(
-            "--redact", help="Answer with pseudonyms for names of your code; snapshots only"
-        ),
-    ] = False
-    allow_rehearse: Annotated[
-        bool,
-        typer.Option("--allow-rehearse", help="Offer rehearse too, which runs programs of yours"),
-    ] = False
+    root: Path = option("DIR", "Read files below this folder only", default=Path())
+    redact: bool = flag("Answer with pseudonyms for names of your code; snapshots only")
+    allow_rehearse: bool = flag("Offer rehearse too, which runs programs of yours")
 
 
 def mcp(chosen: ToolServerOptions) -> int:
@@ -262,6 +251,3 @@ def _refusal(message: str) -> Exception:
 
 def _option(name: str, value: str | None) -> Sequence[str]:
     return [] if value is None else [f"{name}={value}"]
-
-
-command = command_of(ToolServerOptions, mcp)

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
-
-import typer
 
 from fragdoctor.cli import console, options
-from fragdoctor.cli.analyze import exit_code
-from fragdoctor.frozen import frozen
 
 
-@frozen(kw_only=True)
-class OomOptions(options.CaseOptions):
+@options.taken
+class OomOptions(options.DiagnosisOptions):
     """What is asked about a message or a log."""
 
-    text: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[TEXT|FILE|-]",
-            help="The message itself, a file that holds it, or - for standard input",
-            show_default=False,
-        ),
-    ] = None
-    output_format: options.Format = options.ReportFormat.TEXT
-    fail_on: options.FailOnOption = None
+    text: list[str] | None = options.argument(
+        "[TEXT|FILE|-]",
+        "The message itself, a file that holds it, or - for standard input",
+        default=None,
+        show_default=False,
+    )
 
 
 def oom(asked: OomOptions) -> int:
@@ -48,7 +39,4 @@ def oom(asked: OomOptions) -> int:
         diagnosis = diagnose(case)
     report = render("oom", asked.output_format.value, diagnosis, look)
     console.write_report(report, asked.output, force=asked.force)
-    return exit_code(diagnosis, asked.fail_on, exit_zero=asked.exit_zero)
-
-
-command = options.command_of(OomOptions, oom)
+    return asked.exit_code(diagnosis.findings)

@@ -1,30 +1,110 @@
-"""Options that mean the same in every command, and commands made from dataclasses of options."""
+"""What commands take: dataclasses whose fields are declared once, as options, switches, arguments.
+
+An option is called as its field is (``max_peak``: ``--max-peak``), unless its declaration names it.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, Field, fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import MISSING, field, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    NamedTuple,
+    TypeVar,
+    dataclass_transform,
+    get_type_hints,
+)
 
 import typer
-from typer.models import ArgumentInfo
+from typer.models import ArgumentInfo, OptionInfo
 
+from fragdoctor.cli.exit import FINDINGS, OK
 from fragdoctor.errors import ConfigError
 from fragdoctor.frozen import frozen
 from fragdoctor.units import Amount, parse_amount, parse_size
 
+if TYPE_CHECKING:
+    from fragdoctor.model.case import Overrides
+    from fragdoctor.model.finding import Finding
+    from fragdoctor.model.fleet import RankFinding
+
 _Options = TypeVar("_Options")
+_DECLARED: Final = "declared"
+
+INPUT: Final = "Input"
+PROGRAM: Final = "The program"
+CURE: Final = "Cure"
+TRAINING: Final = "Training"
+SEVERAL_GPUS: Final = "Several GPUs"
+INFERENCE: Final = "Inference"
+SHAPE: Final = "A model without a config.json"
+REHEARSAL: Final = "A rehearsal in place of formulas"
+SEVERAL_RANKS: Final = "Several ranks"
+GATE: Final = "Gate"
+OUTPUT: Final = "Output"
+GENERAL: Final = "General"
+HEADINGS: Final = (
+    *("Options", SHAPE, TRAINING, SEVERAL_GPUS, INFERENCE, REHEARSAL),
+    *(PROGRAM, CURE, INPUT, SEVERAL_RANKS, GATE, OUTPUT, GENERAL),
+)
+"""Under which a command's help lists its options; the first is for those without another."""
 
 
-def command_of(kind: type[_Options], call: Callable[[_Options], int]) -> Callable[..., int]:
-    """Return a command whose parameters are the fields of a dataclass.
+class Declared(NamedTuple):
+    """A parameter: what makes it, from the name of its option; its default, ``...`` without one."""
 
-    These are annotated as typer's parameters are; ``call`` does what the command does.
+    made: Callable[[str], OptionInfo | ArgumentInfo]
+    default: Any
+
+
+def option(
+    metavar: str | None, text: str, *names: str, default: Any = None, group: str = "", **more: Any
+) -> Any:
+    """Declare an option that takes a value; ``metavar`` is None where its type says what.
+
+    Args:
+        metavar: what it takes, in capitals.
+        text: its line of help.
+        names: how it is written, where not as its field is called.
+        default: where it is not given.
+        group: the heading that it stands under in the help.
+        more: as ``typer.Option`` has it.
     """
+    more |= {"metavar": metavar, "help": text, "rich_help_panel": group or None}
+    return Declared(lambda name: typer.Option(*(names or (name,)), **more), default)
+
+
+def flag(text: str, *names: str, group: str = "") -> Any:
+    """Declare a switch; arguments as of :func:`option`."""
+    return option(None, text, *names, default=False, group=group)
+
+
+def argument(metavar: str, text: str, *, default: Any = ..., **more: Any) -> Any:
+    """Declare an argument; arguments as of :func:`option`."""
+    return Declared(lambda _: typer.Argument(metavar=metavar, help=text, **more), default)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def taken(kind: type[_Options]) -> type[_Options]:
+    """Make a class of declared parameters a frozen dataclass, made by keyword."""
+    for name in kind.__annotations__:
+        declared = getattr(kind, name)
+        info = declared.made(f"--{name.replace('_', '-')}")
+        default = MISSING if declared.default is ... else declared.default
+        setattr(kind, name, field(default=default, metadata={_DECLARED: info}))
+    return frozen(kw_only=True)(kind)
+
+
+def command_of(call: Callable[[Any], int]) -> Callable[..., int]:
+    """Return a command whose parameters are the fields of what a function takes."""
+    kind = next(iter(get_type_hints(call).values()))
     return command_with(parameters_of(kind), lambda **values: call(kind(**values)))
 
 
@@ -42,43 +122,28 @@ def command_with(
 
 
 def parameters_of(kind: type) -> list[inspect.Parameter]:
-    """Return the fields of a dataclass as parameters: arguments, its own, then inherited ones.
+    """Return the fields of a class of options as parameters: arguments, its own, inherited ones.
 
     The nearer the class that has a field, the sooner it comes.
     """
-    hints = get_type_hints(kind, include_extras=True)
-    found = [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=_default(field),
-            annotation=hints[field.name],
-        )
-        for field in fields(kind)
-    ]
+    hints = get_type_hints(kind)
     level = {
         name: i
         for i, base in reversed([*enumerate(kind.__mro__)])
         for name in vars(base).get("__annotations__", ())
     }
-    return sorted(found, key=lambda p: (not isinstance(_info(p), ArgumentInfo), level[p.name]))
-
-
-def _default(field: Field[Any]) -> Any:
-    return inspect.Parameter.empty if field.default is MISSING else field.default
-
-
-def _info(parameter: inspect.Parameter) -> Any:
-    return parameter.annotation.__metadata__[0]
-
-
-if TYPE_CHECKING:
-    from fragdoctor.model.case import Overrides
-
-
-def option(name: str, metavar: str, text: str, **more: Any) -> Any:
-    """Return an option that takes a value: how it is written, what it takes, its line of help."""
-    return typer.Option(name, metavar=metavar, help=text, **more)
+    order = sorted(
+        fields(kind), key=lambda f: (isinstance(f.metadata[_DECLARED], OptionInfo), level[f.name])
+    )
+    return [
+        inspect.Parameter(
+            f.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if f.default is MISSING else f.default,
+            annotation=Annotated[hints[f.name], f.metadata[_DECLARED]],
+        )
+        for f in order
+    ]
 
 
 class ReportFormat(StrEnum):
@@ -149,138 +214,85 @@ def version_text(text: str) -> str:
     return release
 
 
-Format = Annotated[
-    ReportFormat, typer.Option("--format", help="Choose the output format", show_default=True)
-]
-DocumentFormats = Annotated[
-    DocumentFormat, typer.Option("--format", help="Choose the output format", show_default=True)
-]
-Reports = Annotated[
-    list[str] | None,
-    option("--report", "FORMAT=FILE", "Write a further report to a file; may be repeated"),
-]
-Output = Annotated[
-    Path | None,
-    typer.Option("-o", "--output", metavar="FILE", help="Write the report to a file"),
-]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite the output file if it exists")]
-Quiet = Annotated[
-    bool,
-    typer.Option("-q", "--quiet", help="Print the answer and the cure only; nothing with -o"),
-]
-Verbose = Annotated[
-    bool,
-    typer.Option("--full", "-v", "--verbose", help="Print everything: checklist, stacks, all rows"),
-]
-PathMap = Annotated[
-    list[str] | None,
-    option(
-        "--path-map",
-        "RECORDED=HERE",
-        "Find sources that were recorded under another path: /workspace=src",
-    ),
-]
-NoColor = Annotated[bool, typer.Option("--no-color", help="Print without colour, as NO_COLOR does")]
-FailOnOption = Annotated[
-    FailOn | None, typer.Option("--fail-on", help="Exit with 1 on findings this severe")
-]
-ExitZero = Annotated[bool, typer.Option("--exit-zero", help="Exit with 0 whatever was found")]
-Capacity = Annotated[
-    int | None,
-    option(
-        "--capacity",
-        "SIZE",
-        "Set what PyTorch can have: device less context and other processes",
-        parser=size,
-    ),
-]
-DeviceSize = Annotated[
-    int | None,
-    option("--capacity", "SIZE", "Set the size of the GPU, where no input says it", parser=size),
-]
-Request = Annotated[
-    int | None, option("--request", "SIZE", "Set the size that was refused", parser=size)
-]
-Batch = Annotated[
-    int | None,
-    option("--batch", "N", "Set the present batch size: advice then names another", min=1),
-]
-Device = Annotated[int | None, option("--device", "N", "Look at one GPU only", min=0)]
-ContinueWith = Annotated[
-    str | None,
-    option(
-        "--continue-with",
-        "SNAPSHOT",
-        "Take from another recording of the program (a rehearsal, a healthy run) how this one "
-        "would have gone on",
-    ),
-]
-MemoryFraction = Annotated[
-    float | None,
-    option("--memory-fraction", "F", "Set the process's memory fraction, 0 to 1", min=0.0, max=1.0),
-]
-TorchVersion = Annotated[
-    str | None, option("--torch-version", "X", "Set the PyTorch version", parser=version_text)
-]
-Gpus = Annotated[
-    list[str] | None,
-    option("--gpu", "NAME|SIZE", "Ask for a GPU: a100-40g, h100, 24GiB; repeatable"),
-]
-OneGpu = Annotated[
-    list[str] | None, option("--gpu", "NAME|SIZE", "Choose the GPU: a100-40g, h100, 24GiB")
-]
-"""A list, so that a second one is refused and not silently preferred."""
-
-Headroom = Annotated[
-    int | None,
-    option(
-        "--headroom",
-        "SIZE",
-        "Keep so much of the GPU free; a twentieth of it otherwise",
-        parser=size,
-    ),
-]
-CudaContext = Annotated[
-    int | None,
-    option("--context", "SIZE", "Set what the CUDA context of one process takes", parser=size),
-]
-Explain = Annotated[bool, typer.Option("--explain", help="Show formulas, values and sources")]
+FORMAT: Final = option(
+    None, "Choose the output format", "--format",
+    default=ReportFormat.TEXT, group=OUTPUT, show_default=True,
+)  # fmt: skip
+DOCUMENT_FORMAT: Final = FORMAT._replace(default=DocumentFormat.TEXT)
+REPORTS: Final = option(
+    "FORMAT=FILE", "Write a further report to a file; may be repeated", group=OUTPUT
+)
+OUTPUT_FILE: Final = option("FILE", "Write the report to a file", "-o", "--output", group=OUTPUT)
+FORCE: Final = flag("Overwrite the output file if it exists", group=OUTPUT)
+QUIET: Final = flag(
+    "Print the answer and the cure only; nothing with -o", "-q", "--quiet", group=OUTPUT
+)
+VERBOSE: Final = flag(
+    "Print everything: checklist, stacks, all rows", "--full", "-v", "--verbose", group=OUTPUT
+)
+NO_COLOR: Final = flag("Print without colour, as NO_COLOR does", group=OUTPUT)
+FAIL_ON: Final = option(None, "Exit with 1 on findings this severe", group=GATE)
+CAPACITY: Final = option(
+    "SIZE",
+    "Set what PyTorch can have: device less context and other processes",
+    group=INPUT,
+    parser=size,
+)
+DEVICE_SIZE: Final = option(
+    "SIZE", "Set the size of the GPU, where no input says it", group=INPUT, parser=size
+)
+DEVICE: Final = option("N", "Look at one GPU only", group=INPUT, min=0)
+CONTINUE_WITH: Final = option(
+    "SNAPSHOT",
+    "Take from another recording of the program (a rehearsal, a healthy run) how this one "
+    "would have gone on",
+    group=INPUT,
+)
+MEMORY_FRACTION: Final = option(
+    "F", "Set the process's memory fraction, 0 to 1", group=INPUT, min=0.0, max=1.0
+)
+TORCH_VERSION: Final = option("X", "Set the PyTorch version", group=INPUT, parser=version_text)
+IS_MODULE: Final = flag("Run a module, as python -m does", "-m", "--module", group=PROGRAM)
 
 
-@frozen(kw_only=True)
+@taken
 class ReportOutput:
     """Where a report goes, and how it looks."""
 
-    output: Output = None
-    force: Force = False
-    quiet: Quiet = False
-    no_color: NoColor = False
+    output: Path | None = OUTPUT_FILE
+    force: bool = FORCE
+    quiet: bool = QUIET
+    no_color: bool = NO_COLOR
 
 
-@frozen(kw_only=True)
+@taken
 class EstimateOutput(ReportOutput):
     """Where the answer of an estimate or a packing goes, and in which form."""
 
-    output_format: DocumentFormats = DocumentFormat.TEXT
+    output_format: DocumentFormat = DOCUMENT_FORMAT
 
 
-@frozen(kw_only=True)
+@taken
 class FullOutput(ReportOutput):
     """The same of a report that has more to say on request."""
 
-    verbose: Verbose = False
+    verbose: bool = VERBOSE
 
 
-@frozen(kw_only=True)
+@taken
 class CaseOptions(FullOutput):
     """What is known of a case beside its inputs, and where the report on it goes."""
 
-    capacity: DeviceSize = None
-    device: Device = None
-    memory_fraction: MemoryFraction = None
-    torch_version: TorchVersion = None
-    exit_zero: ExitZero = False
-    path_map: PathMap = None
+    capacity: int | None = DEVICE_SIZE
+    device: int | None = DEVICE
+    memory_fraction: float | None = MEMORY_FRACTION
+    torch_version: str | None = TORCH_VERSION
+    exit_zero: bool = flag("Exit with 0 whatever was found", group=GATE)
+    path_map: list[str] | None = option(
+        "RECORDED=HERE",
+        "Find sources that were recorded under another path: /workspace=src",
+        group=INPUT,
+    )
 
     def overrides(self) -> Overrides:
         """Return what is known, as a case takes it."""
@@ -294,3 +306,20 @@ class CaseOptions(FullOutput):
             torch_version=self.torch_version,
             batch_size=getattr(self, "batch", None),
         )
+
+
+@taken
+class DiagnosisOptions(CaseOptions):
+    """The same of a case that is diagnosed, and which findings make the exit code 1."""
+
+    output_format: ReportFormat = FORMAT
+    fail_on: FailOn | None = FAIL_ON
+
+    def exit_code(self, findings: Iterable[Finding | RankFinding]) -> int:
+        """Return 1 if a finding is at least as severe as ``--fail-on``, else 0."""
+        from fragdoctor.model.finding import Severity
+
+        if self.fail_on is None or self.exit_zero:
+            return OK
+        threshold = int(Severity[self.fail_on.value.upper()])
+        return FINDINGS if any(f.severity >= threshold for f in findings) else OK

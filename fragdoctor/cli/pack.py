@@ -3,49 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK
 from fragdoctor.errors import ConfigError
-from fragdoctor.frozen import frozen
 
 if TYPE_CHECKING:
     from fragdoctor.model.case import Case
     from fragdoctor.report.base import RenderOptions
 
 
-@frozen(kw_only=True)
+@options.taken
 class PackOptions(options.EstimateOutput):
     """What is asked about several processes on one GPU."""
 
-    inputs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[INPUT]...",
-            help="What one process left: a snapshot, a message, statistics, a log or a bundle",
-        ),
-    ] = None
-    gpu: options.OneGpu = None
-    per_process: Annotated[
-        int | None,
-        options.option(
-            "--per-process",
-            "SIZE",
-            "Set the reserved memory of one process, instead of a recording",
-            parser=options.size,
-        ),
-    ] = None
-    processes: Annotated[
-        int | None,
-        options.option(
-            "--processes", "N", "Ask whether so many processes fit side by side", min=1, max=1000
-        ),
-    ] = None
-    headroom: options.Headroom = None
-    context: options.CudaContext = None
+    inputs: list[str] | None = options.argument(
+        "[INPUT]...",
+        "What one process left: a snapshot, a message, statistics, a log or a bundle",
+        default=None,
+    )
+    # A list, so that a second one is refused and not silently preferred.
+    gpu: list[str] | None = options.option("NAME|SIZE", "Choose the GPU: a100-40g, h100, 24GiB")
+    per_process: int | None = options.option(
+        "SIZE",
+        "Set the reserved memory of one process, instead of a recording",
+        parser=options.size,
+    )
+    processes: int | None = options.option(
+        "N", "Ask whether so many processes fit side by side", min=1, max=1000
+    )
+    headroom: int | None = options.option(
+        "SIZE",
+        "Keep so much of the GPU free; a twentieth of it otherwise",
+        group=options.INPUT,
+        parser=options.size,
+    )
+    context: int | None = options.option(
+        "SIZE",
+        "Set what the CUDA context of one process takes",
+        group=options.INPUT,
+        parser=options.size,
+    )
 
 
 def pack(chosen: PackOptions) -> int:
@@ -94,6 +93,3 @@ def _case(inputs: Sequence[str]) -> Case | None:
     from fragdoctor.model.case import Overrides
 
     return read_case(inputs, Overrides())
-
-
-command = options.command_of(PackOptions, pack)

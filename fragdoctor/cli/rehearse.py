@@ -8,9 +8,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Final
-
-import typer
+from typing import TYPE_CHECKING, Final
 
 from fragdoctor.cli import console, options
 from fragdoctor.cli.check import check_targets, report_targets, write_target
@@ -34,110 +32,71 @@ GPUS_OF_A_NODE: Final = 8
 ASSUMED: Final = ("nonzero", "unique")
 
 
-@frozen(kw_only=True)
+@options.taken
 class RehearseOptions(options.FullOutput):
     """What is asked about a program."""
 
-    words: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SCRIPT [-- ARGS]...",
-            help="A script or notebook, or with -m a module; its own arguments follow --",
-        ),
-    ]
-    is_module: Annotated[
-        bool, typer.Option("-m", "--module", help="Run a module, as python -m does")
-    ] = False
-    gpu: Annotated[
-        list[str] | None,
-        options.option(
-            "--gpu",
-            "LIST",
-            "Choose the GPU: a100-40g, h100, 24GiB; several after commas make a table",
-        ),
-    ] = None
-    batch: Annotated[
-        str | None,
-        options.option(
-            "--batch",
-            "LIST|N..M",
-            "Put these batch sizes for {batch} in ARGS: 8,16,32, or 1..512 to search",
-        ),
-    ] = None
-    capacity: options.Capacity = None
-    unlimited: Annotated[
-        bool, typer.Option("--unlimited", help="Never run out of memory, to learn the need")
-    ] = False
-    fits_on: Annotated[
-        int | None,
-        options.option(
-            "--fits-on",
-            "SIZE",
-            "Exit with 1 unless it fits where PyTorch can have this much",
-            parser=options.size,
-        ),
-    ] = None
-    conf: Annotated[
-        list[str] | None,
-        options.option(
-            "--conf",
-            "SETTINGS",
-            "Set PYTORCH_CUDA_ALLOC_CONF for the program; several make a table",
-        ),
-    ] = None
-    torch_version: options.TorchVersion = None
-    steps: Annotated[
-        int | None,
-        options.option(
-            "--steps", "N", "Stop after N steps; without it, when their memory repeats", min=1
-        ),
-    ] = None
-    time_limit: Annotated[
-        float | None,
-        options.option("--time-limit", "SECONDS", "End each rehearsal after so much wall time"),
-    ] = None
-    devices: Annotated[
-        int | None, options.option("--devices", "N", "Show it N such GPUs", min=1, max=MAX_DEVICES)
-    ] = None
-    world_size: Annotated[
-        int | None,
-        options.option("--world-size", "N", "Rehearse one rank of N, as torchrun starts it", min=1),
-    ] = None
-    rank: Annotated[
-        int | None, options.option("--rank", "R", "Choose the rank for --world-size; else 0", min=0)
-    ] = None
-    python: Annotated[
-        str | None,
-        options.option("--python", "PATH", "Choose the program's Python; else the one on PATH"),
-    ] = None
-    snapshot: Annotated[
-        Path | None,
-        options.option(
-            "--snapshot", "FILE", "Leave the memory snapshot here; a folder for several; else none"
-        ),
-    ] = None
-    cure: Annotated[
-        bool,
-        typer.Option("--cure", help="Try changes of the program until one lets it fit"),
-    ] = False
-    time: Annotated[
-        str,
-        options.option("--time", "TIME", "Search for a cure this long: 90s, 5m"),
-    ] = "5m"
-    assume: Annotated[
-        list[str] | None,
-        options.option(
-            "--assume",
-            "KIND=SHARE",
-            "Assume how much nonzero (and masks) or unique keep: nonzero=0.5; else all",
-        ),
-    ] = None
-    allow_writes: Annotated[
-        bool,
-        typer.Option("--allow-writes", help="Let the program change files, as it does by itself"),
-    ] = False
-    output_format: options.Format = options.ReportFormat.TEXT
-    report: options.Reports = None
+    words: list[str] = options.argument(
+        "SCRIPT [-- ARGS]...",
+        "A script or notebook, or with -m a module; its own arguments follow --",
+    )
+    is_module: bool = options.IS_MODULE
+    gpu: list[str] | None = options.option(
+        "LIST", "Choose the GPU: a100-40g, h100, 24GiB; several after commas make a table"
+    )
+    batch: str | None = options.option(
+        "LIST|N..M",
+        "Put these batch sizes for {batch} in ARGS: 8,16,32, or 1..512 to search",
+        group=options.INPUT,
+    )
+    capacity: int | None = options.CAPACITY
+    unlimited: bool = options.flag("Never run out of memory, to learn the need")
+    fits_on: int | None = options.option(
+        "SIZE",
+        "Exit with 1 unless it fits where PyTorch can have this much",
+        parser=options.size,
+    )
+    conf: list[str] | None = options.option(
+        "SETTINGS", "Set PYTORCH_CUDA_ALLOC_CONF for the program; several make a table"
+    )
+    torch_version: str | None = options.TORCH_VERSION
+    steps: int | None = options.option(
+        "N", "Stop after N steps; without it, when their memory repeats", min=1
+    )
+    time_limit: float | None = options.option(
+        "SECONDS", "End each rehearsal after so much wall time", group=options.PROGRAM
+    )
+    devices: int | None = options.option(
+        "N", "Show it N such GPUs", group=options.PROGRAM, min=1, max=MAX_DEVICES
+    )
+    world_size: int | None = options.option(
+        "N", "Rehearse one rank of N, as torchrun starts it", group=options.PROGRAM, min=1
+    )
+    rank: int | None = options.option(
+        "R", "Choose the rank for --world-size; else 0", group=options.PROGRAM, min=0
+    )
+    python: str | None = options.option(
+        "PATH", "Choose the program's Python; else the one on PATH", group=options.PROGRAM
+    )
+    snapshot: Path | None = options.option(
+        "FILE", "Leave the memory snapshot here; a folder for several; else none"
+    )
+    cure: bool = options.flag(
+        "Try changes of the program until one lets it fit", group=options.CURE
+    )
+    time: str = options.option(
+        "TIME", "Search for a cure this long: 90s, 5m", default="5m", group=options.CURE
+    )
+    assume: list[str] | None = options.option(
+        "KIND=SHARE",
+        "Assume how much nonzero (and masks) or unique keep: nonzero=0.5; else all",
+        group=options.PROGRAM,
+    )
+    allow_writes: bool = options.flag(
+        "Let the program change files, as it does by itself", group=options.PROGRAM
+    )
+    output_format: options.ReportFormat = options.FORMAT
+    report: list[str] | None = options.REPORTS
 
 
 def rehearse(chosen: RehearseOptions) -> int:
@@ -203,7 +162,7 @@ def asked_of(chosen: RehearseOptions) -> Asked:
     """
     from fragdoctor.model.settings import parse_conf
     from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
-    from fragdoctor.rehearsal.programs import launched
+    from fragdoctor.rehearsal.programs import Program, launched
     from fragdoctor.rehearsal.sweep import parse_batches
 
     limits = {
@@ -214,6 +173,9 @@ def asked_of(chosen: RehearseOptions) -> Asked:
     given = [name for name, value in limits.items() if value is not None]
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} exclude each other.", hint="Give one of them.")
+    seconds = chosen.time_limit
+    if seconds is not None and not 0 < seconds <= threading.TIMEOUT_MAX:
+        raise ConfigError("--time-limit takes seconds.", hint="Write for example --time-limit 600")
     names: list[str | None] = [n.strip() for text in chosen.gpu or [] for n in text.split(",")]
     gpus = [
         rehearsed_gpu(name, chosen.capacity or chosen.fits_on, is_unlimited=chosen.unlimited)
@@ -224,7 +186,11 @@ def asked_of(chosen: RehearseOptions) -> Asked:
     for conf in confs:
         parse_conf(conf or "")
     rank, world_size, n_devices = _place_in_run(chosen, by_launcher)
-    program = _program(chosen, by_launcher, rank, world_size)
+    words, is_module, note = chosen.words, chosen.is_module, ""
+    if by_launcher is not None:
+        words, is_module = [*by_launcher.words], by_launcher.is_module
+        note = f"{by_launcher.launcher} was left out: rank {rank} of {world_size} was rehearsed."
+    program = Program.found(words[0], words[1:], chosen.python, is_module=is_module, note=note)
     base = RehearsalConditions(
         gpu=gpus[0],
         n_devices=n_devices,
@@ -236,38 +202,11 @@ def asked_of(chosen: RehearseOptions) -> Asked:
         assumed_shares=_shares(chosen.assume or []),
         allows_writes=chosen.allow_writes,
         shows_output=chosen.verbose,
-        time_limit_s=_time_limit(chosen.time_limit),
+        time_limit_s=chosen.time_limit,
         variables={} if by_launcher is None else by_launcher.variables,
     )
     batches = None if chosen.batch is None else parse_batches(chosen.batch)
     return Asked(program, base, gpus, confs or [None], batches)
-
-
-def _program(
-    chosen: RehearseOptions, by_launcher: Launched | None, rank: int | None, world_size: int
-) -> Program:
-    """Return what to run.
-
-    Raises:
-        ConfigError: there is no such program.
-    """
-    from fragdoctor.rehearsal.programs import SUFFIX, Program, pythons, read_notebook
-
-    words: Sequence[str] = chosen.words
-    is_module, note = chosen.is_module, ""
-    if by_launcher is not None:
-        words, is_module = by_launcher.words, by_launcher.is_module
-        note = f"{by_launcher.launcher} was left out: rank {rank} of {world_size} was rehearsed."
-    target, *args = words
-    if not is_module and not Path(target).is_file():
-        hint = "Check the path of the script."
-        if Path(target).name.startswith("python"):
-            hint = "Leave Python out: the script comes first, --python chooses another one."
-        raise ConfigError(f"{target} does not exist.", hint=hint)
-    notebook = None
-    if not is_module and target.endswith(SUFFIX):
-        notebook = read_notebook(Path(target))
-    return Program(target, is_module, args, pythons(chosen.python), notebook, note)
 
 
 def _place_in_run(
@@ -309,17 +248,6 @@ def _rank(rank: int | None, world_size: int) -> tuple[int, int]:
             hint=f"Ranks are counted from 0; the last is {world_size - 1}.",
         )
     return rank or 0, world_size
-
-
-def _time_limit(seconds: float | None) -> float | None:
-    """Return what ``--time-limit`` says.
-
-    Raises:
-        ConfigError: it is no time.
-    """
-    if seconds is not None and not 0 < seconds <= threading.TIMEOUT_MAX:
-        raise ConfigError("--time-limit takes seconds.", hint="Write for example --time-limit 600")
-    return seconds
 
 
 def _shares(values: list[str]) -> dict[str, float]:
@@ -490,6 +418,3 @@ def _report(
     if name in _OF_CI:
         return render("check", name, judged(result, is_gate=is_gate), look)
     return render("rehearse", name, result, look)
-
-
-command = options.command_of(RehearseOptions, rehearse)

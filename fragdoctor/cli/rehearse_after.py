@@ -22,19 +22,6 @@ _VALUED: Final = {"-W", "-X"}
 
 
 @frozen
-class Followed:
-    """What the rehearsal after a failure found.
-
-    Attributes:
-        diagnosis: of the recording, continued with the rehearsal.
-        prescription: the changes that were tried.
-    """
-
-    diagnosis: Diagnosis
-    prescription: Prescription
-
-
-@frozen
 class RunCommand:
     """A command as a rehearsal takes it: the script or module first, without its Python."""
 
@@ -69,7 +56,7 @@ def command_of(words: Sequence[str]) -> RunCommand:
 
 def follow(
     case: Case, diagnosis: Diagnosis, command: Sequence[str], time: str, say: Callable[[str], None]
-) -> Followed:
+) -> tuple[Diagnosis, Prescription]:
     """Rehearse the command that failed, continue its recording, and try changes.
 
     Args:
@@ -79,6 +66,9 @@ def follow(
         time: how long to search, ``2m``.
         say: told what goes on.
 
+    Returns:
+        The diagnosis of the recording, continued with the rehearsal, and the changes tried.
+
     Raises:
         ConfigError: it cannot be rehearsed, or the recording is of another program.
     """
@@ -86,6 +76,7 @@ def follow(
     from fragdoctor.diagnosis.pipeline import diagnose
     from fragdoctor.inputs.snapshot_reader import read_snapshot
     from fragdoctor.rehearsal.prescription.search import CureSearch, seconds_of
+    from fragdoctor.rehearsal.programs import LAUNCHERS
 
     figures = diagnosis.figures_of(diagnosis.verdict.device)
     if figures is None or figures.capacity_bytes is None:
@@ -93,6 +84,7 @@ def follow(
             "What PyTorch could have of the GPU is not known.", hint="Give it: --capacity 24GiB"
         )
     said = command_of(command)
+    starts_ranks = bool(said.words) and Path(said.words[0]).name in LAUNCHERS
     seconds = seconds_of(time)
     options = RehearseOptions(
         words=list(said.words),
@@ -100,17 +92,11 @@ def follow(
         python=said.python,
         capacity=figures.capacity_bytes,
         time_limit=seconds,
-        devices=None if not _starts_ranks(said) else len(diagnosis.devices),
+        devices=len(diagnosis.devices) if starts_ranks else None,
     )
     asked = asked_of(options)
     with TemporaryDirectory(prefix="fragdoctor-") as scratch:
         kept = Path(scratch) / "rehearsed.pickle"
         found = CureSearch(asked.program, asked.base, None, seconds, say).run(kept)
         continued = diagnose(case, continue_with=read_snapshot(kept))
-    return Followed(continued, found)
-
-
-def _starts_ranks(command: RunCommand) -> bool:
-    from fragdoctor.rehearsal.programs import LAUNCHERS
-
-    return bool(command.words) and Path(command.words[0]).name in LAUNCHERS
+    return continued, found

@@ -9,14 +9,12 @@ import tempfile
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from fragdoctor.capture.recording.record_options import DEFAULT_MAX_ENTRIES
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK, USAGE
 from fragdoctor.errors import ConfigError, FragdoctorError
+from fragdoctor.recording.record_options import DEFAULT_MAX_ENTRIES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,74 +36,49 @@ class StackMode(StrEnum):
     ALL = "all"
 
 
-Words = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="[--] COMMAND [ARGS]...",
-        help="A command, a script (train.py), or with -m a module, and its arguments",
-    ),
-]
+@options.taken
+class RunOptions:
+    """What is run, how it is recorded, and what is said of it."""
+
+    words: list[str] = options.argument(
+        "[--] COMMAND [ARGS]...",
+        "A command, a script (train.py), or with -m a module, and its arguments",
+    )
+    is_module: bool = options.IS_MODULE
+    max_entries: int = options.option(
+        "N", "Keep the last N events of a GPU", default=DEFAULT_MAX_ENTRIES, min=1
+    )
+    stacks: StackMode = options.option(
+        None, "Record Python frames, or C++ frames too", default=StackMode.PYTHON
+    )
+    module_paths: bool = options.flag(
+        "Record which module of the model allocates (layers.3.mlp); PyTorch 2.10+; "
+        "a few microseconds a module call"
+    )
+    no_census: bool = options.flag("Do not look up which names hold memory")
+    no_sources: bool = options.flag("Put no lines of source into the bundle")
+    output: Path | None = options.option(
+        "DIR", "Write bundles here, not to fragdoctor-NAME-TIME", "-o", "--output",
+        group=options.OUTPUT,
+    )  # fmt: skip
+    as_zip: bool = options.flag("Leave each bundle as one zip file", "--zip", group=options.OUTPUT)
+    cure: bool = options.flag(
+        "After an out-of-memory error run it again under the best settings, at most three times",
+        group=options.CURE,
+    )
+    no_diagnosis: bool = options.flag("Name the bundles, print no diagnosis", group=options.OUTPUT)
+    no_rehearse: bool = options.flag(
+        "After an out-of-memory error try no changes in rehearsals", group=options.CURE
+    )
+    rehearse_time: str = options.option(
+        "TIME", "Try changes for this long: 30s, 5m", default="2m", group=options.CURE
+    )
+    quiet: bool = options.QUIET
+    verbose: bool = options.VERBOSE
+    no_color: bool = options.NO_COLOR
 
 
-def run(
-    words: Words,
-    is_module: Annotated[
-        bool, typer.Option("-m", "--module", help="Run a module, as python -m does")
-    ] = False,
-    max_entries: Annotated[
-        int, options.option("--max-entries", "N", "Keep the last N events of a GPU", min=1)
-    ] = DEFAULT_MAX_ENTRIES,
-    stacks: Annotated[
-        StackMode, typer.Option("--stacks", help="Record Python frames, or C++ frames too")
-    ] = StackMode.PYTHON,
-    module_paths: Annotated[
-        bool,
-        typer.Option(
-            "--module-paths",
-            help="Record which module of the model allocates (layers.3.mlp); PyTorch 2.10+; "
-            "a few microseconds a module call",
-        ),
-    ] = False,
-    no_census: Annotated[
-        bool, typer.Option("--no-census", help="Do not look up which names hold memory")
-    ] = False,
-    no_sources: Annotated[
-        bool, typer.Option("--no-sources", help="Put no lines of source into the bundle")
-    ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--output", metavar="DIR", help="Write bundles here, not to fragdoctor-NAME-TIME"
-        ),
-    ] = None,
-    as_zip: Annotated[
-        bool, typer.Option("--zip", help="Leave each bundle as one zip file")
-    ] = False,
-    cure: Annotated[
-        bool,
-        typer.Option(
-            "--cure",
-            help="After an out-of-memory error run it again under the best settings, "
-            "at most three times",
-        ),
-    ] = False,
-    no_diagnosis: Annotated[
-        bool, typer.Option("--no-diagnosis", help="Name the bundles, print no diagnosis")
-    ] = False,
-    no_rehearse: Annotated[
-        bool,
-        typer.Option(
-            "--no-rehearse", help="After an out-of-memory error try no changes in rehearsals"
-        ),
-    ] = False,
-    rehearse_time: Annotated[
-        str,
-        options.option("--rehearse-time", "TIME", "Try changes for this long: 30s, 5m"),
-    ] = "2m",
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-    no_color: options.NoColor = False,
-) -> int:
+def run(asked: RunOptions) -> int:
     """Run a program under the recorder and diagnose the bundle that explains most.
 
     Everything is said on standard error after the program ended: its own output stays as it was.
@@ -114,14 +87,16 @@ def run(
     for failed.
     """
     from fragdoctor.capture.launcher import command_of, environment_of, launch, read_status
-    from fragdoctor.capture.recording.arming import note
-    from fragdoctor.capture.recording.record_options import Options, from_environment
     from fragdoctor.cli.cure import RecordedRun, environment_with, rerun
     from fragdoctor.inputs.folders import find_bundles
+    from fragdoctor.recording.arming import note
+    from fragdoctor.recording.record_options import Options, from_environment
 
-    look = console.render_options(quiet=quiet, verbose=verbose, no_color=no_color, on_stderr=True)
-    command = command_of(words, is_module=is_module)
-    directory = _directory(output, words, is_module=is_module)
+    look = console.render_options(
+        quiet=asked.quiet, verbose=asked.verbose, no_color=asked.no_color, on_stderr=True
+    )
+    command = command_of(asked.words, is_module=asked.is_module)
+    directory = _directory(asked)
     if outer := from_environment(os.environ):
         note(outer, "inner")
 
@@ -134,11 +109,11 @@ def run(
             status.touch()
             recording = Options(
                 directory=str(place),
-                max_entries=max_entries,
-                stacks=stacks.value,
-                module_paths=module_paths,
-                census=not no_census,
-                sources=not no_sources,
+                max_entries=asked.max_entries,
+                stacks=asked.stacks.value,
+                module_paths=asked.module_paths,
+                census=not asked.no_census,
+                sources=not asked.no_sources,
                 status=str(status),
                 command=tuple(command),
             )
@@ -146,10 +121,11 @@ def run(
             ended = launch(command, environment_of(recording, changed))
             reached = read_status(status)
         bundles = [found for found in find_bundles(place) if found.path not in before]
-        return RecordedRun(ended, _packed(bundles) if as_zip else bundles, setting), reached
+        return RecordedRun(ended, _packed(bundles) if asked.as_zip else bundles, setting), reached
 
     def again(setting: str, place: Path) -> RecordedRun:
-        _rewind_input(start)
+        if start is not None:
+            os.lseek(0, start, os.SEEK_SET)
         return recorded(place, setting)[0]
 
     start = _start_of_input()
@@ -159,17 +135,18 @@ def run(
         _say(reached.why_nothing(code))
         return code if code != OK else USAGE
     diagnosis = None
-    if cure or not no_diagnosis:
+    if asked.cure or not asked.no_diagnosis:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # see app.main; not before the program
         diagnosis = _diagnosed(first.bundles[0].path)
-    if diagnosis is not None and not no_diagnosis:
+    if diagnosis is not None and not asked.no_diagnosis:
         from fragdoctor.report.base import render
 
         sys.stderr.write(f"\n{render('analyze', 'text', diagnosis, look)}\n")
     _name(first.bundles, reached)
-    if first.failure is not None and diagnosis is not None and not (no_diagnosis or no_rehearse):
-        _follow(first.failure.path, diagnosis, command, rehearse_time, look)
-    if cure:
+    is_followed = not (asked.no_diagnosis or asked.no_rehearse)
+    if first.failure is not None and diagnosis is not None and is_followed:
+        _follow(first.failure.path, diagnosis, command, asked.rehearse_time, look)
+    if asked.cure:
         code = rerun(first, diagnosis, again, directory, _say)
     return code
 
@@ -182,20 +159,16 @@ def _start_of_input() -> int | None:
         return None
 
 
-def _rewind_input(start: int | None) -> None:
-    if start is not None:
-        os.lseek(0, start, os.SEEK_SET)
-
-
-def _directory(output: Path | None, words: Sequence[str], *, is_module: bool) -> Path:
+def _directory(asked: RunOptions) -> Path:
     """Return where bundles go, absolute; nothing is made before there is a bundle.
 
     Raises:
         ConfigError: something else than a directory has that name, or it cannot be written to.
     """
+    output = asked.output
     if output is None:
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        base = Path.cwd() / f"fragdoctor-{_program(words, is_module=is_module)}-{stamp}"
+        base = Path.cwd() / f"fragdoctor-{_program(asked)}-{stamp}"
         place, n = base, 1
         while place.exists():
             n += 1
@@ -210,11 +183,11 @@ def _directory(output: Path | None, words: Sequence[str], *, is_module: bool) ->
     return place
 
 
-def _program(words: Sequence[str], *, is_module: bool) -> str:
+def _program(asked: RunOptions) -> str:
     """Return a name for the program: its script or module rather than the interpreter."""
-    name = words[0]
-    if not is_module:
-        name = next((w for w in words if w.endswith(".py")), name)
+    name = asked.words[0]
+    if not asked.is_module:
+        name = next((w for w in asked.words if w.endswith(".py")), name)
     stem = Path(name).name.removesuffix(".py")
     kept = "".join(c if c.isascii() and (c.isalnum() or c in "._") else "-" for c in stem)
     return kept.strip("-.")[:40] or "program"
@@ -262,7 +235,7 @@ def _follow(
     _say(f"Rehearsing it on the CPU for at most {seconds}, to try changes (--no-rehearse).")
     try:
         with console.Progress("Rehearsing") as progress:
-            found = follow(
+            continued, prescription = follow(
                 read_bundle(bundle), diagnosis, command, seconds,
                 lambda title: progress.show(f"Rehearsing {title}", 0, 0),
             )  # fmt: skip
@@ -272,12 +245,11 @@ def _follow(
     except KeyboardInterrupt:
         _say("The rehearsal was ended.")
         return
-    continued = found.diagnosis
     decided = [one for one in continued.recommendations if _is_decided(one)]
     _say("")
     for one in decided[:_MOST_CONTINUED]:
         _say(f"Continued with the rehearsal, {one.title}: {wins(one, continued)}")
-    sys.stderr.write(f"\n{render('prescription', 'text', found.prescription, look)}\n")
+    sys.stderr.write(f"\n{render('prescription', 'text', prescription, look)}\n")
 
 
 def _is_decided(one: Recommendation) -> bool:

@@ -9,14 +9,11 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Final
-
-import typer
+from typing import TYPE_CHECKING, Any, Final
 
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK
 from fragdoctor.errors import ConfigError, SimulationError
-from fragdoctor.frozen import frozen
 from fragdoctor.units import parse_size
 
 if TYPE_CHECKING:
@@ -25,6 +22,7 @@ if TYPE_CHECKING:
     from fragdoctor.future.edits import Edit
     from fragdoctor.model.simulation import Simulation
     from fragdoctor.model.snapshot import Snapshot
+    from fragdoctor.report.base import RenderOptions
     from fragdoctor.trace.trace import Trace
 
 Maker = Callable[["Trace", str], "Edit"]
@@ -142,74 +140,52 @@ def _refuse_value(name: str, value: str) -> None:
         raise ConfigError(f"{name} takes no value.", hint=f"Write --edit {name}.")
 
 
-@frozen(kw_only=True)
+@options.taken
 class SimulateOptions(options.FullOutput):
     """What is asked of the replay."""
 
-    snapshot: Annotated[
-        str,  # a Path would take one slash of a URL away
-        typer.Argument(
-            metavar="SNAPSHOT", help="A memory snapshot with a trace; - is standard input"
-        ),
-    ]
-    conf: Annotated[
-        list[str] | None,
-        options.option(
-            "--conf", "SETTINGS", "Try a PYTORCH_CUDA_ALLOC_CONF string; may be repeated"
-        ),
-    ] = None
-    edit: Annotated[
-        list[str] | None,
-        options.option(
-            "--edit",
-            "CHANGE",
-            "Try a change of the code: empty-cache[:EVENT,...], largest-first, pad:SIZE, "
-            "batch:FACTOR, no-leak, no-stranders[:N], move-stranders[:N]; may be repeated",
-        ),
-    ] = None
-    sweep: Annotated[
-        bool, typer.Option("--sweep", help="Try each setting alone and the sensible pairs")
-    ] = False
-    capacity: Annotated[
-        Any,
-        options.option(
-            "--capacity",
-            "SIZE|FACTORx",
-            "Set what PyTorch can have: device less context and other processes; 1.2x of what "
-            "it had",
-            parser=options.size_or_factor,
-        ),
-    ] = None
-    smallest_capacity: Annotated[
-        bool,
-        typer.Option(
-            "--smallest-capacity", help="Find the smallest capacity at which the run fits"
-        ),
-    ] = False
-    steps: Annotated[
-        int | None,
-        options.option(
-            "--steps",
-            "N",
-            "Look on over N whole steps after the one under way; without it until they "
-            "repeat, at most 100",
-            min=0,
-            max=100_000,
-        ),
-    ] = None
-    continue_with: options.ContinueWith = None
-    memory_fraction: options.MemoryFraction = None
-    torch_version: options.TorchVersion = None
-    device: options.Device = None
-    output_format: options.DocumentFormats = options.DocumentFormat.TEXT
+    # A str, since a Path would take one slash of a URL away.
+    snapshot: str = options.argument(
+        "SNAPSHOT", "A memory snapshot with a trace; - is standard input"
+    )
+    conf: list[str] | None = options.option(
+        "SETTINGS", "Try a PYTORCH_CUDA_ALLOC_CONF string; may be repeated"
+    )
+    edit: list[str] | None = options.option(
+        "CHANGE",
+        "Try a change of the code: empty-cache[:EVENT,...], largest-first, pad:SIZE, "
+        "batch:FACTOR, no-leak, no-stranders[:N], move-stranders[:N]; may be repeated",
+    )
+    sweep: bool = options.flag("Try each setting alone and the sensible pairs")
+    capacity: Any = options.option(
+        "SIZE|FACTORx",
+        "Set what PyTorch can have: device less context and other processes; 1.2x of what it had",
+        group=options.INPUT,
+        parser=options.size_or_factor,
+    )
+    smallest_capacity: bool = options.flag("Find the smallest capacity at which the run fits")
+    steps: int | None = options.option(
+        "N",
+        "Look on over N whole steps after the one under way; without it until they repeat, "
+        "at most 100",
+        min=0,
+        max=100_000,
+    )
+    continue_with: str | None = options.CONTINUE_WITH
+    memory_fraction: float | None = options.MEMORY_FRACTION
+    torch_version: str | None = options.TORCH_VERSION
+    device: int | None = options.DEVICE
+    output_format: options.DocumentFormat = options.DOCUMENT_FORMAT
 
 
 def simulate(asked: SimulateOptions) -> int:
     """Replay the trace and print what would have happened."""
-    look = console.look_of(asked)
     inputs = [name for name in (asked.snapshot, asked.continue_with) if name is not None]
-    console.check_output(asked.output, force=asked.force, inputs=inputs)
+    console.answer(asked, inputs, lambda look: _report(asked, look))
+    return OK
 
+
+def _report(asked: SimulateOptions, look: RenderOptions) -> str:
     from fragdoctor.inputs.cases import read_snapshot
     from fragdoctor.model.settings import conf_of
     from fragdoctor.report.base import render
@@ -219,9 +195,7 @@ def simulate(asked: SimulateOptions) -> int:
         snapshot = read_snapshot(asked.snapshot)
         further = None if asked.continue_with is None else read_snapshot(asked.continue_with)
         simulation = _answered(snapshot, further, asked, confs)
-    report = render("simulate", asked.output_format.value, simulation, look)
-    console.write_report(report, asked.output, force=asked.force)
-    return OK
+    return render("simulate", asked.output_format.value, simulation, look)
 
 
 def _answered(
@@ -242,7 +216,7 @@ def _answered(
         capacity_bytes=asked.capacity,
         memory_fraction=asked.memory_fraction,
         torch_version=asked.torch_version,
-        edits=_edits(trace, asked.edit),
+        edits=[parse_edit(text, trace) for text in dict.fromkeys(asked.edit or ())],
         smallest_capacity=asked.smallest_capacity,
         steps=asked.steps,
         continue_with=further,
@@ -261,18 +235,10 @@ def _scaled_capacity(trace: Trace, factor: float) -> int:
     return round(recorded * factor)
 
 
-def _edits(trace: Trace, texts: Sequence[str] | None) -> list[Edit]:
-    if not texts:
-        return []
-
-    return [parse_edit(text, trace) for text in dict.fromkeys(texts)]
-
-
 def _swept(
     trace: Trace, further: Snapshot | None, asked: SimulateOptions, confs: Sequence[str]
 ) -> Simulation:
     """Return a search over all sensible settings, those that were named included."""
-    from fragdoctor.errors import ConfigError
     from fragdoctor.future.search import (
         capacity_of,
         search_settings,
@@ -311,6 +277,3 @@ def _swept(
     simulation = simulation_of(reproduction, results, other)
     best = refined.get(found.best.conf, found.best) if found.best else None
     return replace(simulation, best=best, pareto=pareto, is_fine=found.recorded_fits)
-
-
-command = options.command_of(SimulateOptions, simulate)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Annotated, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import typer
 
@@ -39,19 +39,6 @@ _HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-
-Paths = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[PATH]...",
-        help="A snapshot, with its messages, statistics and logs; without one the page takes "
-        "files that are dropped on it",
-    ),
-]
-Port = Annotated[
-    int, options.option("--port", "N", "Set the port; 0 is any free", min=0, max=65535)
-]
-NoBrowser = Annotated[bool, typer.Option("--no-browser", help="Print the address only")]
 
 
 class Opener(Protocol):
@@ -286,29 +273,39 @@ def in_browser(address: str) -> Iterator[None]:
         yield
 
 
-def view(
-    paths: Paths = None,
-    capacity: options.DeviceSize = None,
-    device: options.Device = None,
-    port: Port = 0,
-    no_browser: NoBrowser = False,
-) -> int:
+@options.taken
+class ViewOptions:
+    """What is shown, and where."""
+
+    paths: list[str] | None = options.argument(
+        "[PATH]...",
+        "A snapshot, with its messages, statistics and logs; without one the page takes files "
+        "that are dropped on it",
+        default=None,
+    )
+    capacity: int | None = options.DEVICE_SIZE
+    device: int | None = options.DEVICE
+    port: int = options.option("N", "Set the port; 0 is any free", default=0, min=0, max=65535)
+    no_browser: bool = options.flag("Print the address only")
+
+
+def view(asked: ViewOptions) -> int:
     """Serve the page of the inputs, or of what is dropped on it, until Ctrl-C."""
     from fragdoctor.model.case import Overrides
 
-    known = Overrides(capacity_bytes=capacity, device=device)
-    if paths:
+    known = Overrides(capacity_bytes=asked.capacity, device=asked.device)
+    if asked.paths:
         from fragdoctor.inputs.cases import read_case
 
         with console.Progress("Reading"):
-            server = Viewer(shown_case(read_case(paths, known)), port)
+            server = Viewer(shown_case(read_case(asked.paths, known)), asked.port)
     else:
         from fragdoctor.report.page.page import render_drop_page
 
-        server = Viewer(Shown(render_drop_page().encode()), port, partial(opened, known))
+        server = Viewer(Shown(render_drop_page().encode()), asked.port, partial(opened, known))
     typer.echo(f"{server.address}\nOnly this machine can open it. Ctrl-C ends it.")
     try:
-        with contextlib.nullcontext() if no_browser else in_browser(server.address):
+        with contextlib.nullcontext() if asked.no_browser else in_browser(server.address):
             server.serve_forever()
     except KeyboardInterrupt:
         typer.echo("")

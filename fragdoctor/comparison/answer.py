@@ -280,24 +280,18 @@ def _peak_notes(comparison: Comparison) -> list[str]:
                 "memory_stats() counted a higher peak than a trace holds: lines explain the "
                 f"traces' difference of {format_size(comparison.delta_bytes)}."
             )
-    if first.has_stacks and last.has_stacks and _nothing_in_common(comparison):
+    kinds = {c.kind for c in comparison.lines if c.place is not None}
+    if first.has_stacks and last.has_stacks and kinds == {LineKind.NEW, LineKind.GONE}:
         notes.append(
             "No source line of one run is in the other: these look like two different programs."
         )
-    steps = (first.n_steps, last.n_steps)
-    a, b = steps
+    a, b = first.n_steps, last.n_steps
     is_pair = len(comparison.runs) == 2
     if is_pair and a and b and abs(a - b) > max(1, MAX_LENGTH_DIFFERENCE * max(a, b)):
         notes.append(
             f"The traces are of different length: {format_count(a)} and {format_count(b)} steps."
         )
     return notes
-
-
-def _nothing_in_common(comparison: Comparison) -> bool:
-    placed = [c for c in comparison.lines if c.place is not None]
-    kinds = {c.kind for c in placed}
-    return kinds == {LineKind.NEW, LineKind.GONE}
 
 
 def _names(letters: Sequence[str]) -> str:

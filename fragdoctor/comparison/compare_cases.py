@@ -26,7 +26,6 @@ from fragdoctor.comparison.line_matching import line_tracks
 from fragdoctor.comparison.line_uses import merged
 from fragdoctor.comparison.settings_proof import prove_settings, requests_equal, setting_changes
 from fragdoctor.errors import ConfigError
-from fragdoctor.frozen import frozen
 from fragdoctor.model.case import Case
 from fragdoctor.model.comparison import (
     Basis,
@@ -47,37 +46,34 @@ STEADY: Final = 0.25
 """Spread of pairwise slopes, relative to their median, of a line as straight as three runs show."""
 
 
-@frozen
-class FigureSeries:
-    """What is fitted.
+def fit_trend(  # noqa: PLR0913 - a series, by keyword
+    *,
+    figure: str,
+    values: Sequence[int],
+    x: Sequence[float],
+    unit: str,
+    tracks: Sequence[tuple[Location | None, Sequence[int]]] = (),
+    capacity_bytes: int | None = None,
+) -> RunTrend:
+    """Return the growth over the runs, and when it fills the capacity, if that is known.
 
-    Attributes:
-        figure: id of the figure.
+    Args:
+        figure: id of the figure that is fitted.
         values: it in each run, in time order.
         x: where each run stands on the axis, strictly ascending.
         unit: ``step`` or ``snapshot``.
         tracks: lines with their bytes in each run.
+        capacity_bytes: what the growth runs into.
     """
-
-    figure: str
-    values: Sequence[int]
-    x: Sequence[float]
-    unit: str
-    tracks: Sequence[tuple[Location | None, Sequence[int]]] = ()
-
-
-def fit_trend(series: FigureSeries, capacity_bytes: int | None) -> RunTrend:
-    """Return the growth over the runs, and when it fills the capacity, if that is known."""
-    values, x = series.values, series.x
     found = _trend(x, values)
     sure = confidence_of(found, x)
     at, between = None, None
     if capacity_bytes is not None and sure is not None:
         at, between = _exhausted(values, x, found, capacity_bytes)
     return RunTrend(
-        figure=series.figure,
+        figure=figure,
         x=tuple(x),
-        unit=series.unit,
+        unit=unit,
         values=tuple(values),
         slope_bytes=found.slope,
         slope_low_bytes=found.low,
@@ -85,7 +81,7 @@ def fit_trend(series: FigureSeries, capacity_bytes: int | None) -> RunTrend:
         p_value=found.p_rise,
         is_significant=found.p_rise <= MAX_P,
         confidence=sure,
-        lines=_growing(series.tracks, x),
+        lines=_growing(tracks, x),
         capacity_bytes=capacity_bytes,
         exhausted_at=at,
         exhausted_from=between and between[0],
@@ -216,7 +212,9 @@ def find_trend(
     if capacity_bytes is None:
         capacities = comparison.figure("capacity")
         capacity_bytes = None if capacities is None else capacities.values[-1]
-    trend = fit_trend(FigureSeries(figure, values, x, unit, tracks), capacity_bytes)
+    trend = fit_trend(
+        figure=figure, values=values, x=x, unit=unit, tracks=tracks, capacity_bytes=capacity_bytes
+    )
     top = next((t.location for t in trend.lines if t.location is not None), None)
     return replace(trend, text=trend_text(trend, "" if top is None else place_text(top)))
 
@@ -253,15 +251,6 @@ def _axis(
 
 
 MAX_LINES_SHOWN = 400
-
-
-@frozen
-class _Lines:
-    """What the lines of two devices say."""
-
-    changes: tuple[LineChange, ...]
-    delta_bytes: int
-    explained_bytes: int
 
 
 def compare_cases(
@@ -363,7 +352,9 @@ def _with_lines(
     last: ComparedDevice,
 ) -> tuple[Comparison, list[str]]:
     """Return the comparison with lines, reasons and causes, and notes about the replay."""
-    rows = _lines(first, last, peak=comparison.basis is Basis.PEAK)
+    peak = comparison.basis is Basis.PEAK
+    changes = _changes(first, last, peak=peak)
+    delta = live_bytes(last, peak=peak) - live_bytes(first, peak=peak)
     equal = requests_equal(first, last)
     proof: SettingsProof | None = None
     notes: list[str] = []
@@ -378,23 +369,23 @@ def _with_lines(
     evidence = ComparisonEvidence(
         before=first,
         after=last,
-        changes=rows.changes,
-        delta_bytes=rows.delta_bytes,
+        changes=changes,
+        delta_bytes=delta,
         settings=comparison.settings,
         proof=proof,
         requests_equal=equal,
         last=comparison.runs[-1].letter,
         is_series=len(compared) > 2,
     )
-    kept = rows.changes[:MAX_LINES_SHOWN]
+    kept = changes[:MAX_LINES_SHOWN]
     return (
         replace(
             comparison,
-            delta_bytes=rows.delta_bytes,
-            explained_bytes=rows.explained_bytes,
+            delta_bytes=delta,
+            explained_bytes=sum(c.delta_bytes for c in changes if c.place is not None),
             lines=kept,
-            n_lines_left_out=len(rows.changes) - len(kept),
-            reasons=reasons(rows.changes, rows.delta_bytes),
+            n_lines_left_out=len(changes) - len(kept),
+            reasons=reasons(changes, delta),
             causes=likely_causes(evidence),
             proof=proof,
             requests_equal=equal,
@@ -403,11 +394,8 @@ def _with_lines(
     )
 
 
-def _lines(first: ComparedDevice, last: ComparedDevice, *, peak: bool) -> _Lines:
+def _changes(first: ComparedDevice, last: ComparedDevice, *, peak: bool) -> tuple[LineChange, ...]:
     if min(first.capture.has_stacks, last.capture.has_stacks) > 0:
-        changes = line_changes(first.lines, last.lines, peak=peak)
-    else:  # a line of one run would seem new in the other
-        changes = line_changes([merged(first.lines)], [merged(last.lines)], peak=peak)
-    delta = live_bytes(last, peak=peak) - live_bytes(first, peak=peak)
-    explained = sum(c.delta_bytes for c in changes if c.place is not None)
-    return _Lines(changes, delta, explained)
+        return line_changes(first.lines, last.lines, peak=peak)
+    # A line of one run would seem new in the other.
+    return line_changes([merged(first.lines)], [merged(last.lines)], peak=peak)

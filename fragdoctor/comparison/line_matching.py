@@ -129,18 +129,17 @@ def align(
         [_score(a, b, _jaccard(sizes_a[i], sizes_b[j])) for j, b in enumerate(after)]
         for i, a in enumerate(before)
     ]
-    first = _best_path(
-        len(before), len(after), lambda i, j: alike[i][j] + _same_line(before[i], after[j])
-    )
-    shifts = [(_line(before[i]), _line(after[j]) - _line(before[i])) for i, j in first]
+    lines_a, lines_b = [_line(a) for a in before], [_line(b) for b in after]
+    n, m = len(before), len(after)
+    first = _best_path(n, m, lambda i, j: alike[i][j] + 0.25 * (lines_a[i] == lines_b[j]))
+    shifts = [(lines_a[i], lines_b[j] - lines_a[i]) for i, j in first]
 
     def score(i: int, j: int) -> float:
-        shift = _line(after[j]) - _line(before[i])
-        usual = min(shifts, key=lambda s: abs(s[0] - _line(before[i])))[1] if shifts else 0
+        shift = lines_b[j] - lines_a[i]
+        usual = min(shifts, key=lambda s: abs(s[0] - lines_a[i]))[1] if shifts else 0
         return alike[i][j] + 0.25 * (shift == usual) + 0.25 * (shift == 0)
 
-    path = _best_path(len(before), len(after), score)
-    return [(rows[i], others[j]) for i, j in path]
+    return [(rows[i], others[j]) for i, j in _best_path(n, m, score)]
 
 
 def by_number(
@@ -150,10 +149,6 @@ def by_number(
     numbers = {_line(b): j for j, b in enumerate(after)}
     found = [(i, numbers[_line(a)]) for i, a in enumerate(before) if _line(a) in numbers]
     return [(rows[i], others[j]) for i, j in found]
-
-
-def _same_line(a: LineUse, b: LineUse) -> float:
-    return 0.25 * (_line(a) == _line(b))
 
 
 def _best_path(n: int, m: int, score: Callable[[int, int], float]) -> list[tuple[int, int]]:

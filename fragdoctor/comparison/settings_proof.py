@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -23,7 +23,7 @@ def setting_changes(
     """Return the settings that differ; None where a run does not record its settings."""
     if before is None or after is None or not (before.is_recorded and after.is_recorded):
         return None
-    a, b = described(before), described(after)
+    a, b = before.described(), after.described()
     changes = [
         SettingChange(key, a.get(key, "not set"), b.get(key, "not set"))
         for key in dict.fromkeys((*a, *b))
@@ -33,41 +33,6 @@ def setting_changes(
         # Spelled in another way, or a key that fragdoctor does not know.
         changes = [SettingChange("PYTORCH_CUDA_ALLOC_CONF", before.conf, after.conf)]
     return tuple(changes)
-
-
-def described(settings: AllocatorSettings) -> dict[str, str]:
-    """Return every setting by its key, as text."""
-    split, fraction = settings.max_split_bytes, settings.memory_fraction
-    threshold = settings.garbage_collection_threshold
-    return {
-        "backend": settings.backend,
-        "expandable_segments": str(settings.expandable_segments),
-        "max_split_size_mb": "unlimited" if split is None else _mebibytes(split),
-        "garbage_collection_threshold": f"{threshold:g}" if threshold else "off",
-        "roundup_power2_divisions": _divisions(settings.roundup_power2_divisions),
-        "max_non_split_rounding_mb": _mebibytes(settings.max_non_split_rounding_bytes),
-        "large_segment_size_mb": _mebibytes(settings.large_segment_bytes),
-        "per_process_memory_fraction": "not set" if fraction is None else f"{fraction:g}",
-        **{str(key): _text(value) for key, value in settings.other.items()},
-    }
-
-
-def _mebibytes(n_bytes: int) -> str:
-    return f"{n_bytes / MIB:g}"
-
-
-def _divisions(divisions: tuple[int, ...]) -> str:
-    """Return the divisions as one number, or as a list of those that are on."""
-    shown = {d if d > 1 else 0 for d in divisions}
-    if len(shown) == 1:
-        only = shown.pop()
-        return str(only) if only else "off"
-    parts = [f"{1 << i}:{d}" for i, d in enumerate(divisions) if d > 1]
-    return f"[{','.join(parts)}]"
-
-
-def _text(value: Any) -> str:
-    return str(value)[:200]
 
 
 def conf_of(settings: AllocatorSettings) -> str:
@@ -90,7 +55,8 @@ def conf_of(settings: AllocatorSettings) -> str:
     if settings.garbage_collection_threshold:
         parts.append(f"garbage_collection_threshold:{settings.garbage_collection_threshold:g}")
     if settings.roundup_is_on:
-        parts.append(f"roundup_power2_divisions:{_divisions(settings.roundup_power2_divisions)}")
+        divisions = settings.described()["roundup_power2_divisions"]
+        parts.append(f"roundup_power2_divisions:{divisions}")
     return ",".join(parts)
 
 

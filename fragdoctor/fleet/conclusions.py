@@ -7,7 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from fragdoctor.fleet.differences import Typical, differences, median_of, median_or_none, typical_of
+from fragdoctor.fleet.differences import (
+    Typical,
+    differences,
+    figure_of,
+    median_of,
+    median_or_none,
+    typical_of,
+)
 from fragdoctor.fleet.groups import find_groups
 from fragdoctor.fleet.job_verdict import job_verdict
 from fragdoctor.model.fleet import (
@@ -183,8 +190,8 @@ def _group(
         median_peak_bytes=median_or_none(peaks),
         min_peak_bytes=min(peaks, default=None),
         max_peak_bytes=max(peaks, default=None),
-        median_stranded_bytes=median_or_none(_of(r, "stranded_free_bytes") for r in members),
-        median_retries=median_or_none(_of(r, "alloc_retries") for r in members),
+        median_stranded_bytes=median_or_none(figure_of(r, "stranded_free_bytes") for r in members),
+        median_retries=median_or_none(figure_of(r, "alloc_retries") for r in members),
         settings=chosen.settings,
         holders=_typical_lines(typical[i]),
         is_odd=is_odd,
@@ -257,15 +264,10 @@ def _odd_ranks(
 
 _FIGURES: Final[tuple[tuple[str, Callable[[RankSummary], int | None]], ...]] = (
     ("peak_allocated_bytes", lambda r: r.peak_bytes),
-    ("peak_reserved_bytes", lambda r: _of(r, "peak_reserved_bytes")),
-    ("stranded_free_bytes", lambda r: _of(r, "stranded_free_bytes")),
-    ("alloc_retries", lambda r: _of(r, "alloc_retries")),
+    ("peak_reserved_bytes", lambda r: figure_of(r, "peak_reserved_bytes")),
+    ("stranded_free_bytes", lambda r: figure_of(r, "stranded_free_bytes")),
+    ("alloc_retries", lambda r: figure_of(r, "alloc_retries")),
 )
-
-
-def _of(rank: RankSummary, name: str) -> int | None:
-    value: int | None = None if rank.figures is None else getattr(rank.figures, name)
-    return value
 
 
 def _skews(ranks: Sequence[RankSummary], labels: Mapping[str, str]) -> tuple[Skew, ...]:

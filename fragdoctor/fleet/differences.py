@@ -160,14 +160,9 @@ def _of_settings(mine: Typical, others: Typical) -> list[Difference]:
     for name in sorted(left.keys() | right.keys()):
         a, b = left.get(name, "the default"), right.get(name, "the default")
         if a != b:
-            text = f"another setting: {name} is {_worth(name, a)}, not {_worth(name, b)}"
+            text = f"another setting: {name} is {a}, not {b}"
             found.append(Difference(DifferenceKind.SETTING, text, name=name, value=a, others=b))
     return found
-
-
-def _worth(name: str, value: str) -> str:
-    """Return the value of a setting for people: sizes with their unit."""
-    return format_size(int(value)) if name.endswith("_bytes") and value.isdigit() else value
 
 
 def _common(values: Iterable[_Value]) -> _Value | None:
@@ -267,10 +262,11 @@ def _words(cause: str) -> str:
     return cause.replace("_", " ")
 
 
-def _figure_of(rank: RankSummary, name: str) -> int | None:
+def figure_of(rank: RankSummary, name: str) -> int | None:
+    """Return a figure of the rank's leading device; None where it is not known."""
     value: int | None = None if rank.figures is None else getattr(rank.figures, name)
     return value
 
 
 def _median(members: Sequence[RankSummary], name: str) -> int | None:
-    return median_or_none(_figure_of(r, name) for r in members)
+    return median_or_none(figure_of(r, name) for r in members)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from enum import StrEnum
@@ -23,7 +23,6 @@ from fragdoctor.units import MIB, format_count, format_size
 
 if TYPE_CHECKING:
     from fragdoctor.inputs.discovery import Discovery
-    from fragdoctor.model.diagnosis import Diagnosis
 
 MAX_LOG_BYTES: Final = 256 * MIB
 """Longer logs are left aside: they are read here, once, while the workers wait."""
@@ -122,7 +121,6 @@ def examine(  # noqa: PLR0913 - the choices of one run, all by keyword
     notes: Sequence[str] = (),
     timeout_s: float | None = None,
     memory_bytes: int | None = None,
-    on_diagnosis: Callable[[str, Diagnosis], None] | None = None,
 ) -> FleetReport:
     """Return the report of a job.
 
@@ -137,8 +135,6 @@ def examine(  # noqa: PLR0913 - the choices of one run, all by keyword
         timeout_s: a rank that takes longer becomes a row that says so.
         memory_bytes: what a worker may take, for the sentence about a rank that needs more. The
             executor enforces it.
-        on_diagnosis: called where a rank is read, with its name and its diagnosis; with ``groups``
-            twice for a rank whose advice is tested.
 
     Raises:
         InputError: no rank at all could be read.
@@ -149,7 +145,6 @@ def examine(  # noqa: PLR0913 - the choices of one run, all by keyword
         timeout_s=timeout_s,
         memory_bytes=memory_bytes,
         folder="" if executor is None else os.getcwd(),  # noqa: PTH109 - a worker compares it
-        on_diagnosis=on_diagnosis,
     )
     fleet = summarise_all(
         inputs, executor=executor, chunk_size=chunk_size, progress=progress, options=options

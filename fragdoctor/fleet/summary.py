@@ -7,7 +7,6 @@ import json
 import os
 import queue
 import threading
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -196,8 +195,6 @@ def _summary(what: RankInput, here: RankInput, options: SummaryOptions) -> RankS
     if case.oom is None and what.said is not None:
         case = replace(case, oom=what.said)
     diagnosis = diagnose(case, replays=options.replays)
-    if options.on_diagnosis is not None:
-        options.on_diagnosis(name_of(what), diagnosis)
     figures = _leading_figures(diagnosis)
     device = 0 if figures is None else figures.device
     what = _with_manifest(what, case.bundle)
@@ -350,18 +347,7 @@ def _advice(diagnosis: Diagnosis) -> RankAdvice | None:
 
 def _changed_settings(settings: AllocatorSettings) -> tuple[tuple[str, str], ...]:
     """Return the settings that differ from PyTorch's defaults, whatever string gave them."""
-    default = AllocatorSettings()
-    changed = [
-        (name, str(getattr(settings, name)))
-        for name in AllocatorSettings.__dataclass_fields__
-        if name not in ("conf", "is_recorded", "other", "roundup_power2_divisions")
-        and getattr(settings, name) != getattr(default, name)
-    ]
-    if settings.roundup_is_on:
-        changed.append(("roundup_power2_divisions", _listed(settings.roundup_power2_divisions)))
-    return tuple((name, clip(value, _WORD)) for name, value in sorted(changed)[:MAX_SETTINGS])
-
-
-def _listed(values: Sequence[int]) -> str:
-    distinct = sorted(set(values))
-    return str(distinct[0]) if len(distinct) == 1 else ",".join(str(v) for v in values)
+    default = AllocatorSettings().described()
+    own = replace(settings, other={}).described()
+    changed = [(name, clip(text, _WORD)) for name, text in own.items() if text != default[name]]
+    return tuple(sorted(changed)[:MAX_SETTINGS])

@@ -49,10 +49,13 @@ def trace_shape(snapshot: Snapshot, device: int) -> TraceShape:
     timed = times[times >= 0]
     ooms = np.flatnonzero(action == Action.OOM)
     first_oom = int(ooms[0]) if len(ooms) else None
+    distinct, counts = np.unique(sizes, return_counts=True)
+    by_bytes = np.argsort(-(distinct.astype(np.float64) * counts), kind="stable")[:MAX_SIZES]
+    powers = np.log2(sizes[sizes > 0].astype(np.float64)).astype(np.int64)
     return TraceShape(
         sites=_sites(snapshot, sizes, stacks),
-        large_sizes=_large_sizes(sizes),
-        size_histogram=_histogram(sizes),
+        large_sizes=tuple((min(int(distinct[i]), _ENDLESS), int(counts[i])) for i in by_bytes),
+        size_histogram=tuple((i, n) for i, n in enumerate(np.bincount(powers).tolist()) if n),
         n_events=len(action),
         n_allocs=int(is_alloc.sum()),
         first_us=int(timed[0]) if len(timed) else None,
@@ -78,19 +81,3 @@ def _sites(
         for i in order
         if counts[i]
     ]
-
-
-def _large_sizes(
-    sizes: np.ndarray[tuple[int], np.dtype[np.uint64]],
-) -> tuple[tuple[int, int], ...]:
-    distinct, counts = np.unique(sizes, return_counts=True)
-    order = np.argsort(-(distinct.astype(np.float64) * counts), kind="stable")[:MAX_SIZES]
-    return tuple((min(int(distinct[i]), _ENDLESS), int(counts[i])) for i in order)
-
-
-def _histogram(
-    sizes: np.ndarray[tuple[int], np.dtype[np.uint64]],
-) -> tuple[tuple[int, int], ...]:
-    positive = sizes[sizes > 0]
-    bins = np.bincount(np.log2(positive.astype(np.float64)).astype(np.int64), minlength=1)
-    return tuple((int(i), int(bins[i])) for i in np.flatnonzero(bins))

@@ -1,8 +1,10 @@
 """Where ranks are examined: processes of this machine, or the workers of a dask cluster.
 
-Those of this machine are an executor whose workers may die, hang or take too much memory. Unlike
-``ProcessPoolExecutor``, which is broken as a whole when one process dies, each has a pipe of its
-own: a worker that is lost costs the task it had, and is replaced. A scheduler of
+Those of this machine are an executor whose workers may die, hang or take too much memory: one that
+is lost costs the task it had, and is replaced. ``ProcessPoolExecutor`` and loky are broken as a
+whole when one process dies, and know no time limits; the workers of pebble share one pipe under a
+lock that a killed one may hold, and cannot be replaced after a task that exhausted them. So each
+process here has a pipe and a thread of its own. A scheduler of
 ``dask.distributed`` is the user's, and so are its workers, on many machines: nothing of them is
 started or ended here.
 """
@@ -14,17 +16,14 @@ import gc
 import logging
 import multiprocessing
 import os
-import queue
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import BrokenExecutor, Executor, Future
-from dataclasses import dataclass
+from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from importlib.metadata import version
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -177,19 +176,17 @@ SPENT_CODES: Final = frozenset({"timed_out", "out_of_host_memory"})
 _JOIN_S: Final = 5.0
 
 
+_Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+
 class WorkerLostError(BrokenExecutor):
     """The process that worked on a task died, or was killed because it took too long."""
 
 
-@dataclass(slots=True)
-class _Task:
-    future: Future[Any]
-    call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-    seconds: float | None
-
-
 class WorkerPool(Executor):
     """Runs tasks in processes that start anew, so that no lock or thread is copied.
+
+    Each process has a thread here that asks it, and starts another one where it is lost.
 
     Args:
         workers: number of processes; each starts when there is a task for it.
@@ -203,10 +200,10 @@ class WorkerPool(Executor):
         check_memory(memory_bytes)
         self._max_workers = max(1, workers)
         self._memory_bytes = memory_bytes
-        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
-        self._slots: list[_Slot] = []
-        self._is_closed = False
-        self._n_waiting = 0
+        self._threads = ThreadPoolExecutor(self._max_workers, "fragdoctor-worker")
+        self._of_thread = threading.local()
+        self._workers: set[_Worker] = set()
+        self._end, self._is_over = multiprocessing.Pipe(duplex=False)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run ``fn(*args, **kwargs)`` on a worker."""
@@ -216,36 +213,58 @@ class WorkerPool(Executor):
         self, seconds: float | None, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Future[Any]:
         """Run a task on a worker that is killed if it takes longer than ``seconds``."""
-        if self._is_closed:
-            raise RuntimeError("The pool of workers is closed.")
-        future: Future[Any] = Future()
-        self._tasks.put(_Task(future, (fn, args, kwargs), seconds))
-        if len(self._slots) < self._max_workers:
-            self._slots.append(_Slot(self._tasks, self._memory_bytes))
-        return future
+        return self._threads.submit(self._ask, seconds, (fn, args, kwargs))
 
     def pids(self) -> list[int]:
         """Return the process ids of the workers that run."""
-        return [slot.pid for slot in self._slots if slot.pid is not None]
+        return [pid for worker in list(self._workers) if (pid := worker.process.pid) is not None]
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the workers: after their tasks, or at once with ``cancel_futures``."""
-        self._is_closed = True
-        if cancel_futures:
-            with contextlib.suppress(queue.Empty):
-                while (task := self._tasks.get_nowait()) is not None:
-                    task.future.cancel()
-            for slot in self._slots:
-                slot.kill()
-        for _ in self._slots:
-            self._tasks.put(None)
+        self._threads.shutdown(wait=wait and not cancel_futures, cancel_futures=cancel_futures)
+        if wait or cancel_futures:
+            self._is_over.close()  # from here on no thread waits for a worker
         if wait:
-            for slot in self._slots:
-                slot.join()
+            self._threads.shutdown()
+            for worker in list(self._workers):
+                self._lose(worker)
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Wait for the tasks; where an error or Ctrl-C leads out, end them at once."""
         self.shutdown(cancel_futures=kind is not None)
+
+    def _ask(self, seconds: float | None, call: _Call) -> Any:
+        """Return what the worker of this thread answers.
+
+        Raises:
+            WorkerLostError: it died or took too long, or the pool is closed.
+            Exception: what the task raised.
+        """
+        worker: _Worker | None = getattr(self._of_thread, "worker", None)
+        if worker not in self._workers or not worker.process.is_alive():
+            worker = self._of_thread.worker = _Worker(self._memory_bytes)
+            self._workers.add(worker)
+        is_spent = True
+        try:
+            worker.pipe.send(call)
+            ready = wait([worker.pipe, worker.process.sentinel, self._end], seconds)
+            if not ready:
+                raise WorkerLostError(f"The worker took longer than {seconds} s.")
+            if ready == [self._end]:
+                raise WorkerLostError("The pool of workers is closed.")
+            is_result, value, is_spent = worker.pipe.recv()
+        except (EOFError, OSError) as e:
+            raise WorkerLostError("The worker died.") from e
+        finally:
+            if is_spent:
+                self._lose(worker)
+        if not is_result:
+            raise value
+        return value
+
+    def _lose(self, worker: _Worker) -> None:
+        self._workers.discard(worker)
+        worker.end()
 
 
 def check_memory(memory_bytes: int | None) -> None:
@@ -267,103 +286,23 @@ def check_memory(memory_bytes: int | None) -> None:
         )
 
 
-class _Slot:
-    """A thread of this process that feeds one worker, and replaces it when it is lost."""
+class _Worker:
+    """A process that runs tasks, and the pipe to it."""
 
-    def __init__(self, tasks: queue.SimpleQueue[_Task | None], memory_bytes: int | None) -> None:
-        self._tasks = tasks
-        self._memory_bytes = memory_bytes
-        self._process: BaseProcess | None = None
-        self._pipe: Connection[Any, Any] | None = None
-        self._is_over = False
-        self._thread = threading.Thread(target=self._run, daemon=True, name="fragdoctor-slot")
-        self._thread.start()
-
-    @property
-    def pid(self) -> int | None:
-        process = self._process
-        return None if process is None else process.pid
-
-    def kill(self) -> None:
-        """Kill the worker; its task ends with an error."""
-        self._is_over = True
-        process = self._process
-        if process is not None:
-            process.kill()
-
-    def join(self) -> None:
-        self._thread.join(_JOIN_S)
-
-    def _run(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            if not task.future.set_running_or_notify_cancel():
-                continue
-            try:
-                result = self._ask(task)
-            except BaseException as e:  # noqa: BLE001 - whatever it is, it is the task's outcome
-                self._end()
-                task.future.set_exception(e)
-            else:
-                task.future.set_result(result)
-        self._end()
-
-    def _ask(self, task: _Task) -> Any:
-        """Return what a worker answers.
-
-        Raises:
-            WorkerLostError: it died or took too long.
-            Exception: what the task raised.
-        """
-        pipe = self._worker()
-        try:
-            pipe.send(task.call)
-            if not _answers(pipe, self._process, task.seconds):
-                raise WorkerLostError(f"The worker took longer than {task.seconds} s.")
-            is_result, value, is_spent = pipe.recv()
-        except (EOFError, OSError) as e:
-            raise WorkerLostError("The worker died.") from e
-        if is_spent:
-            self._end()
-        if not is_result:
-            raise value
-        return value
-
-    def _worker(self) -> Connection[Any, Any]:
-        """Return the pipe to a worker that runs."""
-        if self._pipe is not None and self._process is not None and self._process.is_alive():
-            return self._pipe
-        self._end()
-        if self._is_over:
-            raise WorkerLostError("The pool of workers is closed.")
+    def __init__(self, memory_bytes: int | None) -> None:
         context = multiprocessing.get_context("spawn")
-        here, there = context.Pipe()
-        process = context.Process(target=serve, args=(there, self._memory_bytes), daemon=True)
-        process.start()
+        self.pipe, there = context.Pipe()
+        self.process = context.Process(target=serve, args=(there, memory_bytes), daemon=True)
+        self.process.start()
         there.close()  # or the worker's death would go unnoticed
-        self._process, self._pipe = process, here
-        if self._is_over:
-            process.kill()
-        return here
 
-    def _end(self) -> None:
-        """End the worker: its pipe closes, and one that does not listen is killed."""
-        if self._pipe is not None:
-            self._pipe.close()
-        process, self._process, self._pipe = self._process, None, None
-        if process is None:
-            return
-        process.kill()  # it holds nothing that would have to be put away
-        process.join(_JOIN_S)
+    def end(self) -> None:
+        """End the process: it holds nothing that would have to be put away."""
+        self.pipe.close()
+        self.process.kill()
+        self.process.join(_JOIN_S)
         with contextlib.suppress(ValueError):  # not even SIGKILL ends a read from a lost disk
-            process.close()
-
-
-def _answers(
-    pipe: Connection[Any, Any], process: BaseProcess | None, seconds: float | None
-) -> bool:
-    """Wait for an answer or the end of the worker; False where neither comes in time."""
-    assert process is not None  # noqa: S101 - for the type checker: there is a pipe to it
-    return bool(wait([pipe, process.sentinel], seconds))
+            self.process.close()
 
 
 def serve(pipe: Connection[Any, Any], memory_bytes: int | None) -> None:
@@ -385,7 +324,9 @@ def serve(pipe: Connection[Any, Any], memory_bytes: int | None) -> None:
             except Exception as e:  # noqa: BLE001 - the parent decides what it means
                 pipe.send((False, e, True))
             else:
-                pipe.send((True, value, _is_spent(value)))
+                rows = value if isinstance(value, tuple) else ()
+                is_spent = any(getattr(row, "error_code", "") in SPENT_CODES for row in rows)
+                pipe.send((True, value, is_spent))
 
 
 def _end_with_parent() -> None:
@@ -394,11 +335,6 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
-
-
-def _is_spent(value: object) -> bool:
-    rows = value if isinstance(value, tuple) else ()
-    return any(getattr(row, "error_code", "") in SPENT_CODES for row in rows)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from fragdoctor.frozen import frozen
 from fragdoctor.future.simulator import simulate
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis
-from fragdoctor.model.finding import Finding, Severity
+from fragdoctor.model.finding import Severity
 from fragdoctor.model.simulation import Simulation
 from fragdoctor.model.snapshot import Action, Snapshot
 from fragdoctor.units import Amount, format_count, format_size
@@ -225,22 +225,18 @@ def check_budgets(
 
     ``fits`` are the answers of the replay for ``fits_on``, one a device.
     """
-    results: list[BudgetResult] = []
     devices = measured(diagnosis)
-    if budgets.max_peak is not None:
-        results.append(_worst([_peak(m, budgets.max_peak) for m in devices], "max-peak"))
-    if budgets.max_stranded is not None:
-        results.append(
-            _worst([_stranded(m, budgets.max_stranded) for m in devices], "max-stranded")
-        )
-    if budgets.max_retries is not None:
-        results.append(_worst([_retries(m, budgets.max_retries) for m in devices], "max-retries"))
-    if budgets.min_headroom is not None:
-        results.append(
-            _worst([_headroom(m, budgets.min_headroom) for m in devices], "min-headroom")
-        )
-    if budgets.fits_on is not None:
-        results.append(_worst([_fit(f, budgets.fits_on) for f in fits], "fits-on"))
+    results: list[BudgetResult] = []
+    if (peak := budgets.max_peak) is not None:
+        results.append(_worst([_peak(m, peak) for m in devices], "max-peak"))
+    if (stranded := budgets.max_stranded) is not None:
+        results.append(_worst([_stranded(m, stranded) for m in devices], "max-stranded"))
+    if (retries := budgets.max_retries) is not None:
+        results.append(_worst([_retries(m, retries) for m in devices], "max-retries"))
+    if (headroom := budgets.min_headroom) is not None:
+        results.append(_worst([_headroom(m, headroom) for m in devices], "min-headroom"))
+    if (size := budgets.fits_on) is not None:
+        results.append(_worst([_fit(f, size) for f in fits], "fits-on"))
     if budgets.no_growth:
         results.append(_growth(diagnosis))
     return tuple(results)
@@ -314,7 +310,9 @@ def _fit(fit: Fit, size: int) -> BudgetResult:
 
 
 def _growth(diagnosis: Diagnosis) -> BudgetResult:
-    found = [f for f in diagnosis.findings if _is_growth(f)]
+    found = [
+        f for f in diagnosis.findings if f.code in GROWTH_CODES and f.severity >= Severity.WARNING
+    ]
     if found:
         worst = max(found, key=lambda f: f.n_bytes)
         text = f"memory grows: {worst.message}"
@@ -324,10 +322,6 @@ def _growth(diagnosis: Diagnosis) -> BudgetResult:
         reason = skipped[min(skipped)]
         return BudgetResult("no-growth", Outcome.SKIP, f"growth cannot be seen: {reason}")
     return BudgetResult("no-growth", Outcome.KEPT, "no line grows step by step", None, 0, 0)
-
-
-def _is_growth(finding: Finding) -> bool:
-    return finding.code in GROWTH_CODES and finding.severity >= Severity.WARNING
 
 
 def _judged(  # noqa: PLR0913, PLR0917 - the parts of one sentence

@@ -9,7 +9,7 @@ from typing import Final
 
 from fragdoctor.errors import ConfigError, FragdoctorError
 from fragdoctor.frozen import frozen
-from fragdoctor.gate.baseline import DEFAULT_TOLERANCE, Baseline, entry_of, what_got_worse
+from fragdoctor.gate.baseline import DEFAULT_TOLERANCE, Baseline, Worse, entry_of, what_got_worse
 from fragdoctor.gate.budgets import (
     BudgetResult,
     Budgets,
@@ -178,7 +178,7 @@ def judge(name: str, diagnosis: Diagnosis, gate: Gate, n_files: int = 1) -> File
         worse = what_got_worse(
             diagnosis, findings, entry, tolerance=gate.tolerance, fail_on=gate.fail_on
         )
-        reasons += [_of_worse(w.code, w.text, w.device, w.finding, diagnosis) for w in worse]
+        reasons += [_of_worse(one, diagnosis) for one in worse]
     elif not gate.accepts_findings:
         reasons += [_of_finding(f) for f in findings if f.severity >= gate.fail_on]
         reasons += _of_verdict(diagnosis, reasons, gate)
@@ -260,19 +260,17 @@ def _of_budget(result: BudgetResult, diagnosis: Diagnosis) -> Reason:
     )
 
 
-def _of_worse(
-    code: str, text: str, device: int | None, finding: Finding | None, diagnosis: Diagnosis
-) -> Reason:
-    if finding is not None:
-        return replace(_of_finding(finding), text=text)
-    blamed = "max-stranded" if code == "stranded_bytes" else "max-peak"
-    locations = _blamed(blamed, device, diagnosis)
+def _of_worse(worse: Worse, diagnosis: Diagnosis) -> Reason:
+    if worse.finding is not None:
+        return replace(_of_finding(worse.finding), text=worse.text)
+    blamed = "max-stranded" if worse.code == "stranded_bytes" else "max-peak"
+    locations = _blamed(blamed, worse.device, diagnosis)
     return Reason(
-        code=code.removesuffix("_bytes"),
-        text=text,
-        device=device,
+        code=worse.code.removesuffix("_bytes"),
+        text=worse.text,
+        device=worse.device,
         locations=locations,
-        fingerprint=fingerprint(code, locations),
+        fingerprint=fingerprint(worse.code, locations),
     )
 
 

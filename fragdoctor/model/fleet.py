@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, field
 from enum import StrEnum
 from typing import Any, Final
 
 from fragdoctor.frozen import frozen
 from fragdoctor.model.case import OomLog, Overrides
-from fragdoctor.model.diagnosis import Cause, DeviceFigures, Diagnosis
+from fragdoctor.model.diagnosis import Cause, DeviceFigures
 from fragdoctor.model.finding import Location
 
 MAX_SUMMARY_BYTES: Final = 20_000
@@ -56,8 +56,6 @@ class SummaryOptions:
         timeout_s: a rank that takes longer is given up; None waits for ever.
         memory_bytes: what the worker may take, where that is enforced.
         folder: where names that are no whole paths start; "" is the worker's own folder.
-        on_diagnosis: called on the worker with the name of each rank that could be read, and its
-            diagnosis.
     """
 
     overrides: Overrides = field(default_factory=Overrides)
@@ -65,7 +63,6 @@ class SummaryOptions:
     timeout_s: float | None = None
     memory_bytes: int | None = None
     folder: str = ""
-    on_diagnosis: Callable[[str, Diagnosis], None] | None = None
 
 
 @frozen

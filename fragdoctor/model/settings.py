@@ -64,6 +64,9 @@ _SWITCHES: Final = frozenset(
 )
 
 
+_MAX_OTHER: Final = 200
+
+
 @frozen
 class AllocatorSettings:
     """What decides how the native caching allocator behaves.
@@ -99,6 +102,22 @@ class AllocatorSettings:
     def roundup_is_on(self) -> bool:
         """Whether any size class is rounded up to power-of-two divisions."""
         return any(d > 1 for d in self.roundup_power2_divisions)
+
+    def described(self) -> dict[str, str]:
+        """Return every setting by its key, as text: ``max_split_size_mb`` -> ``128``."""
+        split, fraction = self.max_split_bytes, self.memory_fraction
+        threshold = self.garbage_collection_threshold
+        return {
+            "backend": self.backend,
+            "expandable_segments": str(self.expandable_segments),
+            "max_split_size_mb": "unlimited" if split is None else f"{split / MIB:g}",
+            "garbage_collection_threshold": f"{threshold:g}" if threshold else "off",
+            "roundup_power2_divisions": _divisions_text(self.roundup_power2_divisions),
+            "max_non_split_rounding_mb": f"{self.max_non_split_rounding_bytes / MIB:g}",
+            "large_segment_size_mb": f"{self.large_segment_bytes / MIB:g}",
+            "per_process_memory_fraction": "not set" if fraction is None else f"{fraction:g}",
+            **{str(key): str(value)[:_MAX_OTHER] for key, value in self.other.items()},
+        }
 
     @classmethod
     def from_recorded(cls, recorded: Mapping[str, Any]) -> AllocatorSettings:
@@ -342,6 +361,16 @@ _FIELDS: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _divisions_text(divisions: tuple[int, ...]) -> str:
+    """Return the divisions as one number, or as a list of those that are on."""
+    shown = {d if d > 1 else 0 for d in divisions}
+    if len(shown) == 1:
+        only = shown.pop()
+        return str(only) if only else "off"
+    parts = [f"{1 << i}:{d}" for i, d in enumerate(divisions) if d > 1]
+    return f"[{','.join(parts)}]"
 
 
 def _divisions(recorded: Mapping[Any, Any]) -> tuple[int, ...]:

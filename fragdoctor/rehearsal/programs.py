@@ -181,6 +181,31 @@ class Program:
     note: str = ""
     title: str = ""
 
+    @classmethod
+    def found(
+        cls,
+        target: str,
+        args: Sequence[str],
+        python: str | None,
+        *,
+        is_module: bool,
+        note: str = "",
+    ) -> Program:
+        """Return a program that is there; ``python`` is who runs it, None for the one on PATH.
+
+        Raises:
+            ConfigError: there is no such script, or it is no notebook.
+        """
+        if is_module:
+            return cls(target, is_module, args, pythons(python), note=note)
+        if not Path(target).is_file():
+            hint = "Check the path of the script."
+            if Path(target).name.startswith("python"):
+                hint = "Leave Python out: the script comes first, --python chooses another one."
+            raise ConfigError(f"{target} does not exist.", hint=hint)
+        notebook = read_notebook(Path(target)) if target.endswith(SUFFIX) else None
+        return cls(target, is_module, args, pythons(python), notebook, note)
+
     @property
     def name(self) -> str:
         """What reports call it."""

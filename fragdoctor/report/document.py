@@ -448,7 +448,7 @@ class ReportDocument:
         brief: the lines of ``--quiet``; ``lead`` follows the headline at once.
         kicker: a few words above the headline, such as what is judged.
         sections: the rest, most important first.
-        footer: what the full report has more. ``links``: where words of cells lead, on a page.
+        footer: what the full report has more.
         figures: the most telling ones, which a page shows beside the headline.
         places: where lines of the program lead at a terminal, by how they are written.
     """
@@ -461,6 +461,5 @@ class ReportDocument:
     tone: Style | None = None
     kicker: str = ""
     footer: str = ""
-    links: Mapping[str, str] = field(default_factory=dict)
     figures: Sequence[Figure] = ()
     places: Mapping[str, str] = field(default_factory=dict)

@@ -217,7 +217,6 @@ def page(
     """
     style = source("report.css") + style
     made = environment()
-    made.globals["links"] = document.links
     return (
         made.get_template(template).render(
             document=document,

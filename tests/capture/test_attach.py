@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from fragdoctor.capture.attach import bundle_of
-from fragdoctor.capture.recording.on_request import NUMBER
+from fragdoctor.capture.attach import _bundles, bundle_of
 from fragdoctor.errors import ConfigError
 from fragdoctor.inputs.cases import read_bundle
+from fragdoctor.recording.bundle_writer import MANIFEST
+from fragdoctor.recording.on_request import NUMBER
 
 pytestmark = pytest.mark.skipif(NUMBER is None, reason="no real-time signals")
 FAKE = Path(__file__).parent / "fake"
@@ -252,3 +253,11 @@ def test_program_that_ends_meanwhile_is_said(start: Start, monkeypatch) -> None:
         pass
 
     assert time.monotonic() - before < 30
+
+
+def test_bundle_that_is_still_being_written_is_none_yet(tmp_path: Path) -> None:
+    for name in (".attach-pid7.7.tmp", "attach-pid7"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / MANIFEST).touch()
+
+    assert _bundles(tmp_path, 7) == [tmp_path / "attach-pid7"]

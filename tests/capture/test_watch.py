@@ -101,7 +101,9 @@ def test_watch_without_a_gpu_is_one_sentence(fake_torch) -> None:
         ([5, 9, 12, 8, 13, 7], 0.0),
         ([5, 9, 8, 7], 0.0),
         ([5, 9, 12], None),
-        ([5, 9, 8, 9, 10, 11], 0.5),
+        ([5, 9, 8, 9, 10, 11], 1.0),
+        ([5, *range(9, 409), *[408] * 600], 0.0),  # filled up
+        ([5, *range(9, 1009)], 1.0),
     ],
 )
 def test_growth_is_steady_or_none(series, expected) -> None:
@@ -109,7 +111,7 @@ def test_growth_is_steady_or_none(series, expected) -> None:
     for allocated in series:
         growth.add(allocated)
 
-    assert expected == growth.bytes_per_step
+    assert growth.bytes_per_step == (None if expected is None else pytest.approx(expected))
 
 
 def test_metrics_are_a_file_that_collectors_read(fake_torch, tmp_path, monkeypatch) -> None:

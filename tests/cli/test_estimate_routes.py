@@ -8,7 +8,7 @@ import pytest
 from command_line import Run
 
 from fragdoctor.cli.commands import whole_group
-from fragdoctor.cli.estimate import NEEDS, PARAMETERS, USED, Route, flag_of, refuse_unused
+from fragdoctor.cli.estimate_routes import NEEDS, PARAMETERS, Route, flag_of, refuse_unused, used
 from fragdoctor.errors import ConfigError
 
 CONFIG = {
@@ -33,6 +33,14 @@ VALUES = {
 CHOOSERS = {"list_gpus", "list_models", "model", "inputs", "inference", "rehearse"}
 
 
+# Each route, with --inference and without it; the lists have none.
+WAYS = [(Route.GPUS, False), (Route.MODELS, False)] + [
+    (route, inference)
+    for route in (Route.MODEL, Route.LIBRARY, Route.FILE, Route.COUNT)
+    for inference in (False, True)
+]
+
+
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> dict[Route, list[str]]:
     """Return the shortest command line of each route."""
@@ -43,13 +51,9 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> dict[Route, list[str]]
         Route.GPUS: ["--list-gpus"],
         Route.MODELS: ["--list-models"],
         Route.MODEL: ["--model", "some.module:build"],
-        Route.MODEL_INFERENCE: ["--model", "some.module:build", "--inference"],
         Route.LIBRARY: [str(config), "--rehearse"],
-        Route.LIBRARY_INFERENCE: [str(config), "--rehearse", "--inference"],
         Route.FILE: [str(config)],
-        Route.FILE_INFERENCE: [str(config), "--inference"],
         Route.COUNT: ["--params", "7B"],
-        Route.COUNT_INFERENCE: ["--params", "7B", "--inference"],
     }
 
 
@@ -57,22 +61,25 @@ def words_of(name: str) -> list[str]:
     return [flag_of(name), VALUES[name]] if name in VALUES else [flag_of(name)]
 
 
-PAIRS = [
-    (route, name)
-    for route in Route
+UNUSED = [
+    (route, inference, name)
+    for route, inference in WAYS
     for name in PARAMETERS
-    if name not in USED[route] and name not in CHOOSERS
+    if name not in used(route, inference=inference) and name not in CHOOSERS
 ]
 
 
-@pytest.mark.parametrize(("route", "name"), PAIRS, ids=str)
+@pytest.mark.parametrize(("route", "inference", "name"), UNUSED, ids=str)
 def test_unused_option_is_refused_with_its_route(
-    run: Run, commands: dict[Route, list[str]], route: Route, name: str
+    run: Run, commands: dict[Route, list[str]], route: Route, inference: bool, name: str
 ) -> None:
-    outcome = run("estimate", *commands[route], *words_of(name))
+    words = [*commands[route], *(["--inference"] if inference else []), *words_of(name)]
+    way = f"{route.value} with --inference" if inference else route.value
+
+    outcome = run("estimate", *words)
 
     assert outcome.code == 2
-    assert f"{flag_of(name)} does not go with {route.value}." in outcome.err
+    assert f"{flag_of(name)} does not go with {way}." in outcome.err
     assert "Traceback" not in outcome.err
 
 
@@ -87,7 +94,7 @@ def test_input_is_refused_beside_a_model_and_the_list(
 
 
 def test_options_that_the_configuration_sets_are_not_refused() -> None:
-    refuse_unused(Route.GPUS, frozenset())
+    refuse_unused(Route.GPUS, frozenset(), inference=False)
 
 
 def test_several_unused_options_are_one_sentence(
@@ -100,19 +107,18 @@ def test_several_unused_options_are_one_sentence(
 
 @pytest.mark.parametrize(("name", "others"), NEEDS.items())
 def test_option_that_needs_another_is_refused_alone(name: str, others: tuple[str, ...]) -> None:
-    route = next(route for route in Route if name in USED[route])
+    way = next(w for w in WAYS if name in used(w[0], inference=w[1]))
 
     with pytest.raises(ConfigError, match=f"{flag_of(name)} means nothing without"):
-        refuse_unused(route, {name})
-    refuse_unused(route, {name, others[0]})
+        refuse_unused(way[0], {name}, inference=way[1])
+    refuse_unused(way[0], {name, others[0]}, inference=way[1])
 
 
 def test_table_names_every_parameter_of_the_command_and_nothing_else() -> None:
     command = whole_group().commands["estimate"]
     parameters = {p.name for p in command.params} - {"help"}
 
-    assert set(PARAMETERS) == parameters == set().union(*USED.values())
-    assert set(USED) == set(Route)
+    assert set(PARAMETERS) == parameters == set().union(*(used(r, inference=i) for r, i in WAYS))
 
 
 def test_pack_asks_for_a_recording_where_none_is_given(run: Run) -> None:

@@ -56,12 +56,14 @@ def test_recording_is_continued_and_changes_are_tried(
     case = read_case(["failed.pickle"], Overrides(capacity_bytes=capacity))
     told: list[str] = []
 
-    found = follow(case, diagnose(case), [sys.executable, "train.py"], "2m", told.append)
+    continued, prescription = follow(
+        case, diagnose(case), [sys.executable, "train.py"], "2m", told.append
+    )
 
-    assert found.prescription.needs_bytes > capacity
-    assert found.prescription.cure is not None
+    assert prescription.needs_bytes > capacity
+    assert prescription.cure is not None
     assert told[0] == "the program as it is"
-    outlooks = [one.predicted.outlook for one in found.diagnosis.rejected]
+    outlooks = [one.predicted.outlook for one in continued.rejected]
     assert any(o is not None and o.basis is OutlookBasis.COMPLETE for o in outlooks)
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fragdoctor.comparison.compare_cases import FigureSeries, fit_trend, trend_text
+from fragdoctor.comparison.compare_cases import fit_trend, trend_text
 from fragdoctor.model.comparison import RunTrend
 from fragdoctor.model.finding import Confidence, Location
 from fragdoctor.units import GIB, MIB
@@ -13,7 +13,10 @@ PLACE = Location("train.py", 50, "step")
 def fitted(*mib: int, capacity: int | None = None) -> RunTrend:
     values = [v * MIB for v in mib]
     x = [float(10 * (i + 1)) for i in range(len(mib))]
-    return fit_trend(FigureSeries("peak_allocated", values, x, "step", [(PLACE, values)]), capacity)
+    return fit_trend(
+        figure="peak_allocated", values=values, x=x, unit="step", tracks=[(PLACE, values)],
+        capacity_bytes=capacity,
+    )  # fmt: skip
 
 
 def test_one_odd_run_does_not_move_the_slope() -> None:
@@ -61,6 +64,6 @@ def test_unknown_capacity_is_asked_for() -> None:
 
 def test_noise_below_a_mebibyte_is_no_growth() -> None:
     values = [100 * MIB + i * 1000 for i in range(6)]
-    trend = fit_trend(FigureSeries("allocated", values, [1.0, 2, 3, 4, 5, 6], "snapshot"), None)
+    trend = fit_trend(figure="allocated", values=values, x=[1.0, 2, 3, 4, 5, 6], unit="snapshot")
 
     assert trend.confidence is None

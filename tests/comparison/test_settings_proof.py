@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from fragdoctor.comparison.settings_proof import conf_of, described, setting_changes
+from fragdoctor.comparison.settings_proof import conf_of, setting_changes
 from fragdoctor.model.comparison import SettingChange
 from fragdoctor.model.settings import AllocatorSettings, parse_conf
 
@@ -18,7 +18,7 @@ def test_setting_that_differs_is_named_by_its_key() -> None:
 def test_roundup_list_shows_what_is_on() -> None:
     settings = recorded("roundup_power2_divisions:[64:1,128:4,>:2]")
 
-    assert described(settings)["roundup_power2_divisions"].startswith("[128:4,256:2")
+    assert settings.described()["roundup_power2_divisions"].startswith("[128:4,256:2")
 
 
 def test_same_settings_in_another_spelling_are_told_by_the_string() -> None:

@@ -79,12 +79,12 @@ def test_line_that_others_lack_is_named_so() -> None:
 
 
 def test_setting_that_differs_makes_a_rank_odd() -> None:
-    odd = summary(2, settings=(("max_split_bytes", str(128 * MIB)),))
+    odd = summary(2, settings=(("max_split_size_mb", "128"),))
     result = report(*(summary(i) for i in range(4) if i != 2), odd)
 
     assert [o.label for o in result.odd] == ["rank 2"]
     assert [d.text for d in result.odd[0].differences] == [
-        "another setting: max_split_bytes is 128.00 MiB, not the default"
+        "another setting: max_split_size_mb is 128, not the default"
     ]
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from fragdoctor import diagnose
-from fragdoctor.capture.recording import bundle_writer as writer
 from fragdoctor.errors import ConfigError, InputError, LimitExceeded, NotASnapshot, RefusedSnapshot
 from fragdoctor.inputs import bundles as reader
 from fragdoctor.inputs.bundles import FORMAT, VERSION, is_bundle, read_manifest, with_facts
 from fragdoctor.inputs.cases import read_bundle, read_case, read_snapshot
 from fragdoctor.model.case import BundleDevice, BundleFacts, Overrides
+from fragdoctor.recording import bundle_writer as writer
 
 GIB = 1 << 30
 MANIFEST = {

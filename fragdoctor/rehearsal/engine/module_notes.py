@@ -12,7 +12,6 @@ import bisect
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import takewhile
 from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -24,6 +23,7 @@ from torch.optim.optimizer import (
 )
 
 from fragdoctor.model.module_notes import GRADIENTS, OPTIMIZER, PARAMETERS, module_note
+from fragdoctor.recording.module_names import ModuleNames, common_path, path_below
 from fragdoctor.rehearsal.engine.gpu import ACTIONS, Event
 from fragdoctor.rehearsal.engine.marks import in_backward
 
@@ -31,12 +31,6 @@ _ALLOC: Final = ACTIONS.index("alloc")
 _FREE: Final = ACTIONS.index("free_requested")
 _MOST_CHANGES: Final = 2_000_000
 """Of the running module: beyond it the older half is forgotten."""
-
-_MOST_ABOVE: Final = 100
-"""Modules above a module, at most: a ring of them ends."""
-
-# Wrappers that repeat their name in the path of every module inside, as capture leaves them out.
-_WRAPPERS: Final = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
 class Claim(NamedTuple):
@@ -75,9 +69,9 @@ class ModuleNotes:
         self.claims: dict[int, list[Claim]] = {}
         self._thread = _Thread()
         self._paths: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
-        self._models: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+        self._names = ModuleNames()
+        self._models: WeakSet[Any] = WeakSet()
         self._model_of: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
-        self._above: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
         self._owners: dict[int, tuple[ref[Any], str]] = {}
         self._optimizers: WeakSet[Any] = WeakSet()
         self._known: WeakKeyDictionary[Any, dict[str, list[int]]] = WeakKeyDictionary()
@@ -138,17 +132,11 @@ class ModuleNotes:
 
     def _put_together(self, above: Any, _name: str, module: Any) -> None:
         if module is not None and not torch.compiler.is_compiling():
-            self._above[module] = ref(above)
+            self._names.put_together(above, module)
 
     def _named(self, module: Any, running: str) -> str:
         """Name every module of the model that a module belongs to; return that one's path."""
-        model = module
-        for _ in range(_MOST_ABOVE):
-            above = self._above.get(model)
-            holder = None if above is None else above()
-            if holder is None or all(inner is not model for inner in holder._modules.values()):
-                break
-            model = holder
+        model = self._names.outermost(module)
         if model is module and running:
             # Made while another model runs, it is a part of what made it.
             self._paths[module] = running
@@ -160,25 +148,10 @@ class ModuleNotes:
     def _name(self, model: Any, name: str, inner: Any) -> str:
         path = self._paths.get(inner)
         if path is None:
-            parts = [part for part in name.split(".") if part and part not in _WRAPPERS]
-            path = self._paths[inner] = ".".join([self._model_name(model), *parts])
+            path = self._paths[inner] = path_below(self._names.name_of(model), name.split("."))
+            self._models.add(model)
             self._model_of[inner] = ref(model)
         return path
-
-    def _model_name(self, model: Any) -> str:
-        """Return the class of a model; of several alive, all but the first have a number."""
-        found = self._models.get(model)
-        if found is None:
-            inner = model
-            while len(inner._modules) == 1 and next(iter(inner._modules)) in _WRAPPERS:
-                inner = next(iter(inner._modules.values()))
-            name, taken, number = type(inner).__name__, set(self._models.values()), 1
-            found = self._models.get(inner, name)
-            while found in taken and inner not in self._models:
-                number += 1
-                found = f"{name}#{number}"
-            self._models[model] = found
-        return found
 
     def _owned_by(self, parameter: Any) -> str:
         found = self._owners.get(id(parameter))
@@ -274,7 +247,7 @@ class ModuleNotes:
                 block = alive.get(address, -1)
                 if block >= 0:
                     held, before = found.get(block, (claim.held, path))
-                    found[block] = held, _common(before, path)
+                    found[block] = held, common_path(before, path)
         return {number: module_note(path, held) for number, (held, path) in found.items()}
 
 
@@ -311,9 +284,3 @@ def _places(tensor: Any) -> Iterator[tuple[int, int]]:
         return  # not made yet
     if address:
         yield tensor.get_device(), address
-
-
-def _common(one: str, other: str) -> str:
-    """Return the path of the innermost module that both are in, "" of two models."""
-    pairs = zip(one.split("."), other.split("."), strict=False)
-    return ".".join(part for part, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -6,9 +6,8 @@ A thousand ranks must not flood a terminal: the short report has the table for a
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Final
 
 from fragdoctor.frozen import frozen
@@ -48,10 +47,8 @@ _MAX_LABEL: Final = 24
 _NUMBERED: Final = re.compile(r"rank (\d+)")
 
 
-def document(
-    report: FleetReport, *, pages: Mapping[str, str] = MappingProxyType({})
-) -> doc.ReportDocument:
-    """Return what is concluded of the ranks of a job; ``pages`` are those of ranks, by label."""
+def document(report: FleetReport) -> doc.ReportDocument:
+    """Return what is concluded of the ranks of a job."""
     tone = cause_style(report.verdict.cause)
     return doc.ReportDocument(
         title=title(report),
@@ -69,7 +66,6 @@ def document(
         ],
         tone=tone,
         kicker="the ranks of one job",
-        links=pages,
     )
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from fragdoctor.cli.estimate import _FORMULA_PARAMETERS
 from fragdoctor.cli.estimate_options import EstimateOptions
 from fragdoctor.cli.estimate_recipes import with_recipes
 from fragdoctor.errors import ConfigError, InputError, LimitExceeded
@@ -136,7 +135,7 @@ def asked(folder: Path, *files: tuple[str, str], **options: object) -> RecipeUse
         paths.append(str(path) if text else name)
     chosen = EstimateOptions(inputs=paths, **options)  # type: ignore[arg-type]
     given = frozenset({"inputs", *options})
-    _, use = with_recipes(chosen, given, _FORMULA_PARAMETERS)
+    _, use = with_recipes(chosen, given)
     assert use is not None
     return use
 
@@ -337,7 +336,7 @@ def test_description_of_a_model_is_no_recipe(tmp_path: Path, name: str, text: st
     chosen = EstimateOptions(inputs=[str(path)])
 
     same = (chosen, None)
-    assert same == with_recipes(chosen, frozenset({"inputs"}), _FORMULA_PARAMETERS)
+    assert same == with_recipes(chosen, frozenset({"inputs"}))
 
 
 @pytest.mark.parametrize("where", ["beside", "current"])

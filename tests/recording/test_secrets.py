@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fragdoctor.capture.recording.facts import masked
+from fragdoctor.recording.facts import masked
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fragdoctor.capture.recording.record_options import (
+from fragdoctor.recording.record_options import (
     VARIABLE,
     Options,
     Ranks,

@@ -16,9 +16,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fragdoctor.capture.recording import census as subject  # noqa: E402 - after the skip
-from fragdoctor.capture.recording.census_log import CensusLog, uncompiled  # noqa: E402
-from fragdoctor.capture.recording.object_search import frame_locals  # noqa: E402
+from fragdoctor.recording import census as subject  # noqa: E402 - after the skip
+from fragdoctor.recording.census_log import CensusLog, uncompiled  # noqa: E402
+from fragdoctor.recording.object_search import frame_locals  # noqa: E402
 
 N = 1000
 
@@ -436,7 +436,7 @@ def test_log_takes_censuses_after_the_second_step_and_where_the_peak_rises(tmp_p
     like_cuda = SimpleNamespace(**{**vars(LIKE_CUDA), "cuda": cuda})
     taken = []
     monkeypatch.setattr(
-        "fragdoctor.capture.recording.census_log.take_census",
+        "fragdoctor.recording.census_log.take_census",
         lambda torch, step, **_: taken.append(step) or subject.take_census(torch, step, 0.0),
     )
     log = CensusLog(like_cuda)

@@ -7,9 +7,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fragdoctor.capture.recording import module_paths  # noqa: E402
-from fragdoctor.capture.recording.module_paths import MARK, ModulePaths  # noqa: E402
 from fragdoctor.model.module_notes import MODULE_MARK  # noqa: E402
+from fragdoctor.recording import module_paths  # noqa: E402
+from fragdoctor.recording.module_paths import MARK, ModulePaths  # noqa: E402
 
 
 class Notes:

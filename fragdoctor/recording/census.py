@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from .autograd_graph import GraphReader
 from .cuda_storages import CudaStorages
-from .module_paths import ModulePaths, common_path, path_below
+from .module_names import ModuleNames, common_path, path_below
 from .object_climb import Climb
 from .object_names import class_name
 from .object_owners import Naming, Owner
@@ -83,7 +83,7 @@ class Census(NamedTuple):
 
 
 def take_census(
-    torch: Any, step: int = 0, limit_s: float = LIMIT_S, modules: ModulePaths | None = None
+    torch: Any, step: int = 0, limit_s: float = LIMIT_S, modules: ModuleNames | None = None
 ) -> Census:
     """Return who holds the CUDA storages of this process now, and for which of ``modules``.
 
@@ -167,7 +167,7 @@ class _Taking:
     """
 
     def __init__(
-        self, torch: Any, started: float, limit_s: float, modules: ModulePaths | None
+        self, torch: Any, started: float, limit_s: float, modules: ModuleNames | None
     ) -> None:
         self._torch = torch
         self._modules = modules

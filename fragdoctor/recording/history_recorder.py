@@ -94,12 +94,11 @@ class Recorder:
         if not marks_itself:
             self._step_marks = StepMarks(self.torch, self.options.max_entries)
         if self.options.module_paths:
-            try:
+            with self._noted():
                 self._module_paths = ModulePaths(self.torch)
-            except RuntimeError as e:
-                self._note(e)
         if self.options.census and can_take(self.torch):
-            self._census = CensusLog(self.torch, self._module_paths)
+            paths = self._module_paths
+            self._census = CensusLog(self.torch, None if paths is None else paths.names)
             self._census.begin()
         _observe(self)
 
@@ -146,66 +145,53 @@ class Recorder:
             "free_bytes": free,
             "thread": threading.current_thread().name,
         }
-        try:
-            with self._writing():
-                return self._write(f"oom{self.n_ooms}", "oom", oom=oom)
-        except Exception as e:  # the program's own error must be the one it sees
-            self._note(e)
-            return None
+        with self._noted(), self._writing():
+            return self._write(f"oom{self.n_ooms}", "oom", oom=oom)
+        return None
 
     def on_message(self, text: str) -> None:
         """Add PyTorch's own words to the bundle that they are about."""
         if not self._waiting or os.getpid() != self.pid:
             return
-        try:
+        with self._noted():
             waiting = self._take(text)
             self._last_oom = text if waiting.is_reported else ""
             if waiting.bundle is not None:
                 shown = text[:_MESSAGE_CHARACTERS]
                 bundle_writer.add_part(waiting.bundle, bundle_writer.MESSAGE, f"{shown}\n")
-        except Exception as e:  # as above
-            self._note(e)
 
     def on_exit(self, error: BaseException | None = None, signal_name: str = "") -> None:
         """Write the state at the end, unless the failure that ended the program is recorded."""
         if not self.is_on or os.getpid() != self.pid:
             return
+        if isinstance(error, KeyboardInterrupt):
+            signal_name = "SIGINT"
         try:
-            if isinstance(error, KeyboardInterrupt):
-                signal_name = "SIGINT"
-            is_reported = self._is_reported(error)
-            self._finish(ended_program=is_reported)
-            if not is_reported:
-                with self._writing():
-                    self._write_end(error, signal_name)
-        except Exception as e:  # as above
-            self._note(e)
+            with self._noted():
+                is_reported = self._is_reported(error)
+                self._finish(ended_program=is_reported)
+                if not is_reported:
+                    with self._writing():
+                        self._write_end(error, signal_name)
         finally:
             self.is_on = False
 
     def on_request(self) -> None:
         """Write the state of now, because another process asks for it."""
-        try:
-            with self._writing():
-                self._write("attach", "request")
-        except Exception as e:  # as above
-            self._note(e)
+        with self._noted(), self._writing():
+            self._write("attach", "request")
 
     def on_block_end(self, error: BaseException | None, *, at_end: bool) -> None:
         """Write the state at the end of a block if asked to, and stop."""
-        try:
+        with self._noted():
             if os.getpid() == self.pid:
                 is_reported = self._is_reported(error)
                 self._finish(ended_program=is_reported)
                 if at_end and not is_reported and used_devices(self.torch):
                     with self._writing():
                         self._write("block", "block", error)
-        except Exception as e:  # the block's own outcome must be the one that is seen
-            self._note(e)
-        try:
+        with self._noted():
             self.stop()
-        except Exception as e:  # as above
-            self._note(e)
 
     @property
     def is_writing(self) -> bool:
@@ -241,10 +227,8 @@ class Recorder:
         changes = {"n_ooms": self.n_ooms, "n_skipped": self.n_skipped}
         if ended_program:
             changes["ended_program"] = True
-        try:
+        with self._noted():  # it may have been moved: what is still to be written matters more
             bundle_writer.update_manifest(self.bundles[-1], **changes)
-        except Exception as e:  # it was moved: what is still to be written matters more
-            self._note(e)
 
     def _write(
         self, name: str, reason: str, error: BaseException | None = None, **fields: Any
@@ -336,8 +320,13 @@ class Recorder:
         self._waiting = [w for w in self._waiting if w.thread != found.thread]
         return found
 
-    def _note(self, error: Exception) -> None:
-        self.problems.append(f"{type(error).__name__}: {error}"[:500])
+    @contextlib.contextmanager
+    def _noted(self) -> Iterator[None]:
+        """Note what goes wrong in a block: what the program itself does must be what it sees."""
+        try:
+            yield
+        except Exception as e:
+            self.problems.append(f"{type(e).__name__}: {e}"[:500])
 
 
 def _nothing() -> None:

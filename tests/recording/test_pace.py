@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fragdoctor.capture.recording.record_options import Pace
+from fragdoctor.recording.record_options import Pace
 
 
 def test_pace_allows_the_first_and_then_one_in_an_interval() -> None:

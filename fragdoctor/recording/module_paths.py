@@ -8,17 +8,13 @@ the model first), and put back what was there when it returns. What the program 
 from __future__ import annotations
 
 import threading
-import weakref
-from itertools import takewhile
 from typing import Any
+from weakref import WeakKeyDictionary
+
+from .module_names import ModuleNames, path_below
 
 MARK = "nn.Module: "
 """Begins every text, so that a reader knows them from those of the program."""
-
-_LONGEST = 300
-_MOST_ABOVE = 100
-# Wrappers that repeat their name in the path of every module inside.
-_WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
 class ModulePaths:
@@ -27,6 +23,9 @@ class ModulePaths:
     A model is named once, when it is first called: modules that it makes later go by the name of
     their class. A backward pass runs no module, so that its allocations have no path, except
     where checkpointing runs the forward pass again.
+
+    Attributes:
+        names: of the modules.
 
     Raises:
         RuntimeError: PyTorch is too old to keep a text.
@@ -41,9 +40,8 @@ class ModulePaths:
                 f"PyTorch {torch.__version__} keeps no module paths: it needs 2.10 or newer"
             ) from None
         self._is_compiling = torch.compiler.is_compiling
-        self._paths: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        self._models: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        self._above: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+        self.names = ModuleNames()
+        self._paths: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
         self._threads = threading.local()
         modules = torch.nn.modules.module
         self._hooks = [
@@ -87,50 +85,13 @@ class ModulePaths:
     def _path(self, module: Any, running: list[tuple[Any, str]]) -> str:
         path = self._paths.get(module)
         if path is None:
-            model = self._outermost(running[0][0])
+            model = self.names.outermost(running[0][0])
             for name, inner in model.named_modules():
-                self._paths.setdefault(inner, path_below(self.name_of(model), name.split(".")))
-            path = self._paths.setdefault(module, self.name_of(module))
+                path = path_below(self.names.name_of(model), name.split("."))
+                self._paths.setdefault(inner, path)
+            path = self._paths.setdefault(module, self.names.name_of(module))
         return path
 
     def _put_together(self, above: Any, _name: str, module: Any) -> None:
         if module is not None and not self._is_compiling():
-            self._above[module] = weakref.ref(above)
-
-    def _outermost(self, module: Any) -> Any:
-        """Return the model that a module is a part of, as far as it was put together since."""
-        for _ in range(_MOST_ABOVE):
-            above = self._above.get(module)
-            holder = None if above is None else above()
-            if holder is None or all(m is not module for m in holder._modules.values()):
-                break
-            module = holder
-        return module
-
-    def name_of(self, model: Any) -> str:
-        """Return the class of a model; of several alive, all but the first have a number."""
-        found = self._models.get(model)
-        if found is None:
-            inner = model
-            while len(inner._modules) == 1 and next(iter(inner._modules)) in _WRAPPERS:
-                inner = next(iter(inner._modules.values()))
-            name, number = str(type(inner).__name__)[:_LONGEST], 1
-            taken = set(self._models.values())
-            found = self._models.get(inner, name)
-            while found in taken and inner not in self._models:
-                number += 1
-                found = f"{name}#{number}"
-            self._models[model] = self._models[inner] = found
-        return found
-
-
-def path_below(path: str, names: list[str]) -> str:
-    """Return the path of what is at these names below a module; wrappers add nothing to it."""
-    kept = [name for name in names if name and name not in _WRAPPERS]
-    return ".".join([path, *kept])[:_LONGEST]
-
-
-def common_path(one: str, other: str) -> str:
-    """Return the path of the innermost module that both are in, "" where they are of two models."""
-    pairs = zip(one.split("."), other.split("."))  # noqa: B905 - Python 3.9
-    return ".".join(part for part, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            self.names.put_together(above, module)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fragdoctor.capture.recording.bundle_writer import add_file, update_manifest, write_bundle
+from fragdoctor.recording.bundle_writer import add_file, update_manifest, write_bundle
 
 
 def writer(text: str):

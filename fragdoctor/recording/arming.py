@@ -228,10 +228,18 @@ def _on_cuda(options: Options, torch: Any) -> None:
         recorder = Recorder(options, torch)
         recorder.start()
         note(options, "cuda")
-        _at_exit(lambda: _on_exit(options, recorder))
-        on_request = OnRequest(lambda: _on_request(options, recorder))
+
+        def reported(call: Callable[..., None]) -> Callable[..., None]:
+            def act(*args: Any) -> None:
+                call(*args)
+                report(options, recorder)
+
+            return act
+
+        _at_exit(reported(lambda: recorder.on_exit(_last_error())))
+        on_request = OnRequest(reported(recorder.on_request))
         on_term = OnTerm(
-            lambda name: _on_term(options, recorder, name),
+            reported(lambda name: recorder.on_exit(signal_name=name)),
             lambda: recorder.is_writing,
             on_request.step_in,
         )
@@ -249,20 +257,9 @@ def _at_exit(call: Callable[[], None]) -> None:
         _quietly(sys.modules["multiprocessing.util"].Finalize, None, call, exitpriority=100)
 
 
-def _on_exit(options: Options, recorder: Recorder) -> None:
-    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    recorder.on_exit(error)
-    report(options, recorder)
-
-
-def _on_term(options: Options, recorder: Recorder, name: str) -> None:
-    recorder.on_exit(signal_name=name)
-    report(options, recorder)
-
-
-def _on_request(options: Options, recorder: Recorder) -> None:
-    recorder.on_request()
-    report(options, recorder)
+def _last_error() -> BaseException | None:
+    """Return the exception that ends the program."""
+    return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
 
 
 def report(options: Options, recorder: Recorder) -> None:

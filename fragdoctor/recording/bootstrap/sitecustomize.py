@@ -16,7 +16,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 def _arm() -> None:
     """Load the recording package by its path: the program's Python may not have fragdoctor."""
-    home = os.path.join(os.path.dirname(_HERE), "recording")
+    home = os.path.dirname(_HERE)
     name = "_fragdoctor_recording"
     spec = importlib.util.spec_from_file_location(
         name, os.path.join(home, "__init__.py"), submodule_search_locations=[home]

@@ -35,9 +35,7 @@ def _take(directory: str) -> str:
     if not torch.cuda.is_initialized():
         return "the program has not used a GPU yet"
     if _NAME not in sys.modules:
-        home = os.path.join(
-            os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "recording"
-        )
+        home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         spec = importlib.util.spec_from_file_location(
             _NAME, os.path.join(home, "__init__.py"), submodule_search_locations=[home]
         )

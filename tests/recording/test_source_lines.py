@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from fragdoctor.capture.recording.source_lines import seen_snapshots, user_lines, write_sources
+from fragdoctor.recording.source_lines import seen_snapshots, user_lines, write_sources
 
 
 def of_frames(*frames: tuple[str, int]) -> dict[str, object]:

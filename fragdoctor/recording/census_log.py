@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from .census import FORMAT, VERSION, Census, take_census
-from .module_paths import ModulePaths
+from .module_names import ModuleNames
 
 _FIRST_STEP = 2
 _RISE = 1.01
@@ -37,7 +37,7 @@ class CensusLog:
         problem: why one could not be taken, "".
     """
 
-    def __init__(self, torch: Any, modules: ModulePaths | None = None) -> None:
+    def __init__(self, torch: Any, modules: ModuleNames | None = None) -> None:
         self._torch = torch
         self._modules = modules
         self._first: Census | None = None

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import fragdoctor.capture
+import fragdoctor.recording
 
-HOME = Path(fragdoctor.capture.__file__).parent
-FILES = sorted([*HOME.glob("recording/*.py"), *HOME.glob("bootstrap/*.py")])
+FILES = sorted(Path(fragdoctor.recording.__file__).parent.rglob("*.py"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.name)

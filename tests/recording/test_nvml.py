@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import ctypes
 
-from fragdoctor.capture.recording.facts import Nvml, Process, _Info, _Info2, _read
+from fragdoctor.recording.facts import Nvml, Process, _Info, _Info2, _read
 
 
 class Call:

@@ -40,23 +40,20 @@ def way_name(root: Root, way: list[Any]) -> str:
         if attributes is child:
             keeper, value = value, child
             continue
-        if keeper is not None:
-            key = _key_of(value, child)
-            is_module_part = key in INSIDE_MODULES and (
-                type(child) is dict or type(child) is OrderedDict
-            )
+        names = value if keeper is not None else None
+        if keeper is None and not is_module_part and attributes is not None:
+            is_attribute = any(v is child for v in list(attributes.values()))
+            names = attributes if is_attribute else None
+        if names is not None:
+            key = _key_of(names, child)
+            # By identity: a metaclass may have an __eq__ of its own.
+            is_dict = any(type(child) is kind for kind in (dict, OrderedDict))
+            is_module_part = key in INSIDE_MODULES and is_dict
             if not is_module_part:
                 parts.append(f".{key}")
         elif is_module_part:
             parts.append(f".{_key_of(value, child)}")
             is_module_part = False
-        elif attributes is not None and any(v is child for v in list(attributes.values())):
-            key = _key_of(attributes, child)
-            is_module_part = key in INSIDE_MODULES and (
-                type(child) is dict or type(child) is OrderedDict
-            )
-            if not is_module_part:
-                parts.append(f".{key}")
         else:
             parts.append(_step(value, child))
         keeper, value = None, child

@@ -1,0 +1,155 @@
+"""The ways to an estimate, and which options each of them uses.
+
+An option that the way taken does not use is refused, never silently ignored: the answer would look
+as if it had been heeded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import fields
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
+
+from fragdoctor.cli.estimate_options import EstimateOptions
+from fragdoctor.cli.options import EstimateOutput
+from fragdoctor.errors import ConfigError
+
+
+class Route(StrEnum):
+    """A way to an answer; the value is how sentences name it."""
+
+    GPUS = "--list-gpus"
+    MODELS = "--list-models"
+    MODEL = "--model"
+    LIBRARY = "--rehearse"
+    FILE = "formulas for a model's file"
+    COUNT = "formulas for --params or dimensions"
+
+
+PARAMETERS: Final = tuple(field.name for field in fields(EstimateOptions))
+"""All parameters of the command, in their order."""
+
+FORMULAS: Final = (Route.FILE, Route.COUNT)
+_OUTPUT: Final = frozenset(field.name for field in fields(EstimateOutput))
+_REHEARSED: Final = frozenset({"gpu", "dtype", "batch", "inference"})
+_FORMULA: Final = frozenset(
+    {"args", "gpu", "dtype", "batch", "seq", "attention", "lora", "lora_targets", "zero", "fsdp",
+     "world_size", "inference", "explain", "tensor_parallel", "context_parallel",
+     "pipeline_parallel", "expert_parallel", "dora", "keep_logits"}
+)  # fmt: skip
+_TRAINING: Final = frozenset(
+    {"optimizer", "master_weights", "grad_dtype", "checkpointing", "grad_accumulation",
+     "sequence_parallel", "offload", "logits"}
+)  # fmt: skip
+_CACHE: Final = frozenset(
+    {"new_tokens", "kv_dtype", "cache", "gpu_memory_utilization", "max_num_seqs",
+     "max_num_batched_tokens"}
+)  # fmt: skip
+_SHAPE: Final = frozenset(
+    {"params", "family", "vocab", "layers", "hidden", "heads", "kv_heads", "ffn", "positions"}
+)
+_USED: Final[Mapping[Route, tuple[AbstractSet[str], AbstractSet[str]]]] = MappingProxyType(
+    {
+        Route.GPUS: ({"list_gpus"}, set()),
+        Route.MODELS: ({"list_models"}, set()),
+        Route.MODEL: (
+            _REHEARSED | {"model", "input_shape", "input_dtype"},
+            {"optimizer", "grad_accumulation", "loss", "steps"},
+        ),
+        Route.LIBRARY: (
+            _REHEARSED | {"inputs", "rehearse", "seq", "attention", "lora", "lora_targets"},
+            {"optimizer", "checkpointing", "grad_accumulation", "steps"},
+        ),
+        Route.FILE: (_FORMULA | {"inputs"}, _TRAINING),
+        Route.COUNT: (_FORMULA | _SHAPE, _TRAINING | {"dropout"}),
+    }
+)
+"""By route: the parameters that it uses, and those that it uses without ``--inference``."""
+
+NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "lora_targets": ("lora",),
+        "dora": ("lora",),
+        "input_dtype": ("input_shape",),
+        "sequence_parallel": ("tensor_parallel",),
+        "max_num_seqs": ("gpu_memory_utilization",),
+        "max_num_batched_tokens": ("gpu_memory_utilization",),
+    }
+)
+"""Options that mean nothing without another one."""
+
+_HINTS: Final[Mapping[Route, str]] = MappingProxyType(
+    {
+        Route.GPUS: "Leave it out.",
+        Route.MODELS: "Leave it out.",
+        Route.MODEL: "Your code decides that: build it so in the factory.",
+        Route.LIBRARY: "Leave it out, or leave --rehearse out: formulas know it.",
+        Route.FILE: "The file describes the model; see fragdoctor estimate --help.",
+        Route.COUNT: "See fragdoctor estimate --help.",
+    }
+)
+_BELONGS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("input_shape", "input_dtype", "loss"), "It belongs to --model MODULE:FACTORY."
+        ),
+        "steps": "It belongs to --rehearse and to --model MODULE:FACTORY.",
+        "rehearse": "It takes a config.json, or the name of a model.",
+        **dict.fromkeys(_CACHE, "It is about the KV cache: add --inference."),
+    }
+)
+
+
+def used(route: Route, *, inference: bool) -> AbstractSet[str]:
+    """Return the parameters that a route uses, with ``--inference`` or without it."""
+    always, in_training = _USED[route]
+    in_inference = _CACHE if route in FORMULAS else frozenset()
+    return _OUTPUT | always | (in_inference if inference else in_training)
+
+
+def used_by_formulas(*, inference: bool) -> AbstractSet[str]:
+    """Return the parameters that formulas use: what configuration files may become."""
+    return used(Route.FILE, inference=inference) | used(Route.COUNT, inference=inference)
+
+
+def flag_of(parameter: str) -> str:
+    """Return how the command line writes a parameter."""
+    return "an input" if parameter == "inputs" else f"--{parameter.replace('_', '-')}"
+
+
+def route_of(chosen: EstimateOptions) -> Route:
+    """Return the way that the options lead; what does not fit to it is refused afterwards."""
+    if chosen.list_gpus or chosen.list_models:
+        return Route.GPUS if chosen.list_gpus else Route.MODELS
+    if chosen.model is not None:
+        return Route.MODEL
+    if chosen.inputs:
+        return Route.LIBRARY if chosen.rehearse else Route.FILE
+    return Route.COUNT
+
+
+def refuse_unused(route: Route, given: AbstractSet[str], *, inference: bool) -> None:
+    """Refuse options on the command line that would change nothing.
+
+    Raises:
+        ConfigError: one sentence with the options and the route.
+    """
+    unused = [n for n in PARAMETERS if n in given and n not in used(route, inference=inference)]
+    if unused:
+        verb = "does" if len(unused) == 1 else "do"
+        way = f"{route} with --inference" if inference else str(route)
+        hint = _HINTS[route]
+        if unused[0] in used(route, inference=not inference):
+            hint = "Leave it out, or drop --inference."
+        if route in FORMULAS:
+            hint = _BELONGS.get(unused[0], hint)
+        raise ConfigError(f"{', '.join(map(flag_of, unused))} {verb} not go with {way}.", hint=hint)
+    for name, others in NEEDS.items():
+        if name in given and not given & set(others):
+            raise ConfigError(
+                f"{flag_of(name)} means nothing without {' or '.join(map(flag_of, others))}.",
+                hint=f"Add {flag_of(others[0])}, or leave it out.",
+            )

@@ -1,0 +1,67 @@
+"""What the modules of a program are called: ``GPT.layers.3.mlp``, the class of the model first.
+
+The recorder notes these names with allocations, and a rehearsal with the requests that it serves.
+"""
+
+from __future__ import annotations
+
+from itertools import takewhile
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+_LONGEST = 300
+_MOST_ABOVE = 100
+"""Modules above a module, at most: a ring of them ends."""
+
+# Wrappers that repeat their name in the path of every module inside.
+_WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+
+
+class ModuleNames:
+    """Knows which modules are put together, and names models by their classes."""
+
+    def __init__(self) -> None:
+        self._models: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+        self._above: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
+
+    def put_together(self, above: Any, module: Any) -> None:
+        """Note that a module was registered as a part of another."""
+        self._above[module] = ref(above)
+
+    def outermost(self, module: Any) -> Any:
+        """Return the model that a module is a part of, as far as it was put together since."""
+        for _ in range(_MOST_ABOVE):
+            above = self._above.get(module)
+            holder = None if above is None else above()
+            if holder is None or all(m is not module for m in holder._modules.values()):
+                break
+            module = holder
+        return module
+
+    def name_of(self, model: Any) -> str:
+        """Return the class of a model; of several alive, all but the first have a number."""
+        found = self._models.get(model)
+        if found is None:
+            inner = model
+            while len(inner._modules) == 1 and next(iter(inner._modules)) in _WRAPPERS:
+                inner = next(iter(inner._modules.values()))
+            name, number = str(type(inner).__name__)[:_LONGEST], 1
+            taken = set(self._models.values())
+            found = self._models.get(inner, name)
+            while found in taken and inner not in self._models:
+                number += 1
+                found = f"{name}#{number}"
+            self._models[model] = self._models[inner] = found
+        return found
+
+
+def path_below(path: str, names: list[str]) -> str:
+    """Return the path of what is at these names below a module; wrappers add nothing to it."""
+    kept = [name for name in names if name and name not in _WRAPPERS]
+    return ".".join([path, *kept])[:_LONGEST]
+
+
+def common_path(one: str, other: str) -> str:
+    """Return the path of the innermost module that both are in, "" where they are of two models."""
+    pairs = zip(one.split("."), other.split("."))  # noqa: B905 - Python 3.9
+    return ".".join(part for part, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
