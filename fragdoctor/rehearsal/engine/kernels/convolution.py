@@ -43,7 +43,6 @@ TRANSPOSED: Final = (BACKEND.SlowTranspose2d, BACKEND.SlowTranspose3d)
 DILATED: Final = (BACKEND.SlowDilated2d, BACKEND.SlowDilated3d)
 COLUMNS: Final = (BACKEND.Slow2d, *DILATED, *TRANSPOSED)
 """Backends that lay patches out as columns."""
-FROM_BIAS_ON: Final = ("bias", "stride", "padding")
 ATEN: Final = torch.ops.aten
 IMAGE: Final = 4
 
@@ -318,7 +317,7 @@ def _depthwise_backward(
 def _by_columns(call: Call) -> Iterable[Step]:
     """The columns of one sample, and ones that a transposed convolution adds its bias with."""
     input_, weight, kernel = call.args[:3]
-    bias, stride, padding = (call.argument(3 + i, n) for i, n in enumerate(FROM_BIAS_ON))
+    bias, stride, padding = map(call.argument, ("bias", "stride", "padding"))
     is_transposed = "transpose" in call.op.name()
     yield from copied_unless_dense(input_)
     yield from copied_unless_dense(weight)

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from fragdoctor.rehearsal.engine import session
-from fragdoctor.rehearsal.engine.kernels.reduction import copy_and_sum, whole
+from fragdoctor.rehearsal.engine.kernels.reduction import power_of_two, summed
 from fragdoctor.rehearsal.engine.kernels.scratch import (
     Call,
     Free,
@@ -22,8 +22,6 @@ from fragdoctor.rehearsal.engine.kernels.scratch import (
     n_bytes,
     rule,
 )
-
-MEAN, SUM = 1, 2
 
 in_order("native_dropout", "nll_loss2d_forward", order=(1, 0))
 
@@ -76,7 +74,7 @@ def _pointwise_loss(call: Call) -> Iterable[Step]:
     ``TORCH_META_FUNC(mse_loss)`` resizes its output after it was made in full (BinaryOps.cpp,
     Loss.cpp).
     """
-    reduction = call.argument(2, "reduction", MEAN)
+    reduction = call.argument("reduction")
     if not reduction:
         yield from call.results
         return
@@ -96,12 +94,12 @@ def elements_bytes(call: Call) -> int:
 
 def _reduced(call: Call) -> list[Step]:
     shape = torch.broadcast_shapes(*(t.shape for t in call.args[:2]))
-    return whole(torch.empty(shape, dtype=call.outs[0].dtype, device="meta"))
+    return summed(torch.empty(shape, dtype=call.outs[0].dtype, device="meta"))
 
 
 @rule("huber_loss")
 def _huber_loss(call: Call) -> Iterable[Step]:
-    reduction = call.argument(2, "reduction", MEAN)
+    reduction = call.argument("reduction")
     if not reduction:
         yield from call.results
         return
@@ -113,7 +111,7 @@ def _huber_loss(call: Call) -> Iterable[Step]:
 @rule("binary_cross_entropy")
 def _binary_cross_entropy(call: Call) -> Iterable[Step]:
     """The result is made for the loss of each element and shrinks (Loss.cu)."""
-    reduction = call.argument(3, "reduction", MEAN)
+    reduction = call.argument("reduction")
     if not reduction:
         yield from call.results
         return
@@ -130,7 +128,7 @@ def _binary_cross_entropy(call: Call) -> Iterable[Step]:
 def _multi_margin_loss(call: Call) -> Iterable[Step]:
     yield from call.results
     tensor: torch.Tensor = call.args[0]
-    if call.argument(5, "reduction", MEAN) and tensor.dim() > 1:
+    if call.argument("reduction") and tensor.dim() > 1:
         yield Temp(tensor.shape[0] * tensor.element_size())
 
 
@@ -207,7 +205,7 @@ def _by_blocks(call: Call, width: int, n_gradients: int) -> Iterable[Step]:
     for _ in range(n_gradients):
         total = Temp(width * item)
         yield total
-        yield from copy_and_sum(partial, (0,))
+        yield from summed(partial, (0,))
         yield Free(total)
 
 
@@ -216,9 +214,7 @@ def _batch_norm(call: Call) -> Iterable[Step]:
     """PyTorch's own kernels (Normalization.cuh); ``cudnn_batch_norm`` asks for nothing."""
     yield from call.results
     tensor = call.args[0]
-    names = [a.name for a in call.op._schema.arguments]
-    trains = "training" not in names or call.argument(names.index("training"), "training")
-    if trains and _is_channel_last(tensor):
+    if call.argument("training") is not False and _is_channel_last(tensor):
         yield from _staging(tensor, 4)
 
 
@@ -243,14 +239,10 @@ def _staging(tensor: torch.Tensor, n_values: int) -> Iterable[Step]:
     """Partial statistics of several blocks of rows (``flexible_launch_configs``)."""
     channels = tensor.shape[1]
     n_rows = tensor.numel() // max(1, channels)
-    width = min(_power_of_two(channels), TILE)
-    height = min(_power_of_two(-(-n_rows // ROWS_PER_THREAD)), MAX_THREADS // width)
+    width = power_of_two(channels, TILE)
+    height = power_of_two(-(-n_rows // ROWS_PER_THREAD), MAX_THREADS // width)
     if width * height != MAX_THREADS:
-        width = min(_power_of_two(channels), MAX_THREADS // height)
+        width = power_of_two(channels, MAX_THREADS // height)
     n_blocks = min(-(-n_rows // (height * ROWS_PER_THREAD)), MAX_BLOCKS)
     if n_blocks >= MIN_BLOCKS:
         yield from held_only(n_values * channels * n_blocks * FLOAT, -(-channels // width) * 4)
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << (max(1, n).bit_length() - 1)

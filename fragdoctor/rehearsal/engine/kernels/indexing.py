@@ -339,7 +339,7 @@ def _scatter_reduce(call: Call) -> Iterable[Step]:
     """A mean counts what goes into each place (TensorAdvancedIndexing.cpp)."""
     yield from call.results
     tensor, source = call.args[0], call.args[3]
-    if call.argument(4, "reduce") == "mean":
+    if call.argument("reduce") == "mean":
         yield Temp(n_bytes(source))
         yield Temp(n_bytes(tensor))
         yield Temp(tensor.numel())

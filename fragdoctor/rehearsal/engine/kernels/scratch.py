@@ -67,11 +67,13 @@ class Call:
     outs: tuple[Any, ...]
     device: int
 
-    def argument(self, number: int, name: str, default: Any = None) -> Any:
-        """Return an argument given by place or by name."""
-        if number < len(self.args):
-            return self.args[number]
-        return self.kwargs.get(name, default)
+    def argument(self, name: str) -> Any:
+        """Return an argument, or its default; None where the operation has none of this name."""
+        for place, declared in enumerate(self.op._schema.arguments):
+            if declared.name == name:
+                given = self.kwargs.get(name, declared.default_value)
+                return self.args[place] if place < len(self.args) else given
+        return None
 
     @property
     def out_dtype(self) -> torch.dtype:

@@ -43,10 +43,8 @@ _SHARED_OTHERWISE: Final = 400
 def _sort(call: Call) -> Iterable[Step]:
     """``sort_stable`` (Sort.cpp, SegmentedSort): by row in a block, or by segments in one array."""
     tensor: torch.Tensor = call.args[0]
-    names = [a.name for a in call.op._schema.arguments]
-    dim = call.argument(names.index("dim"), "dim", -1) if "dim" in names else -1
     yield from call.results
-    yield from sort_steps(tensor, dim)
+    yield from sort_steps(tensor, call.argument("dim"))
 
 
 def sort_steps(tensor: torch.Tensor, dim: int) -> Iterable[Step]:
@@ -91,11 +89,11 @@ def _topk(call: Call) -> Iterable[Step]:
     yield from call.results
     tensor: torch.Tensor = call.args[0]
     yield from copied_unless_dense(tensor)
-    dim = call.argument(2, "dim", -1)
+    dim = call.argument("dim")
     length = tensor.shape[dim] if tensor.dim() else 1
     yield from returned_from(topk_steps(tensor, length))
     k = call.args[1]
-    if call.argument(4, "sorted", True) and k > SORT_IN_BLOCK:
+    if call.argument("sorted") and k > SORT_IN_BLOCK:
         # What was selected is sorted as any tensor, and its indices are gathered (TensorTopK.cpp).
         n_slices = tensor.numel() // max(1, length)
         selected = torch.empty(n_slices, k, dtype=tensor.dtype, device="meta")
@@ -145,24 +143,19 @@ def _flat_scan(tensor: torch.Tensor, dtype: torch.dtype) -> Iterable[Step]:
         yield Temp(cub.scan(tensor.numel(), dtype.itemsize))
 
 
-@rule("randperm")
-def _randperm(call: Call) -> Iterable[Step]:
-    yield from call.results
-
-
 @rule("mode")
 def _mode(call: Call) -> Iterable[Step]:
     """Slices are counted one after the other, side by side in memory (TensorModeKernel.cpp)."""
     yield from call.results
     tensor: torch.Tensor = call.args[0]
-    yield from copied_unless_dense(tensor.transpose(call.argument(1, "dim", -1), -1))
+    yield from copied_unless_dense(tensor.transpose(call.argument("dim"), -1))
 
 
 @rule("median", "nanmedian")
 def _median(call: Call) -> Iterable[Step]:
     """All of a tensor: sorted, then picked (``median_impl`` in Sorting.cpp)."""
     tensor: torch.Tensor = call.args[0]
-    if any(a.name == "dim" for a in call.op._schema.arguments):
+    if call.argument("dim") is not None:
         yield from call.results
         return
     n = tensor.numel()

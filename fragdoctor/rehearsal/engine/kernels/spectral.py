@@ -115,7 +115,7 @@ def _asked(call: Call) -> tuple[torch.Tensor, list[int], _Stages]:
         "The workspaces of cuFFT were not counted: a plan has none for most sizes whose prime "
         "factors are small, and up to some times its data for others."
     )
-    dims = [dim % tensor.dim() for dim in call.argument(1, "dim")]
+    dims = [dim % tensor.dim() for dim in call.argument("dim")]
     return tensor, dims, _Stages(list(tensor.shape), list(tensor.stride()), [])
 
 
