@@ -6,8 +6,7 @@ the largest tensors of a step. Checkpointed in parts, the head never has more th
 
 from __future__ import annotations
 
-import weakref
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from functools import wraps
 from typing import Any, Final
 
@@ -16,7 +15,7 @@ from torch.nn import functional
 from torch.utils import checkpoint as checkpoints
 
 from fragdoctor.rehearsal.engine import put
-from fragdoctor.rehearsal.engine.treatments.calls import around_models
+from fragdoctor.rehearsal.engine.calls import at_first_call, put_forward
 
 IGNORED: Final = -100
 """The class that ``cross_entropy`` leaves out unless it is told another."""
@@ -69,18 +68,13 @@ def can_be_split(logits: Any, target: Any, weight: Any, args: Any, kwargs: Any) 
 def in_chunks(argument: str, undo: ExitStack) -> None:
     """Compute ``cross_entropy`` over a head in parts: ``16:lm_head``."""
     number, _, path = argument.partition(":")
-    seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def around(model: Any) -> AbstractContextManager[Any] | None:
-        if model not in seen and torch.is_grad_enabled() and model.training:
-            seen.add(model)
-            head: Any = dict(model.named_modules()).get(path)
-            if type(head) is torch.nn.Linear:
-                vars(head)["forward"] = _postponed(head)
-                undo.callback(_restore, weakref.ref(head))
-        return None
+    def postpone(model: Any) -> None:
+        head: Any = dict(model.named_modules()).get(path)
+        if type(head) is torch.nn.Linear:
+            put_forward(head, _postponed(head), undo)
 
-    around_models(around, undo)
+    at_first_call(postpone, undo, trains=True)
     loss = functional.cross_entropy
 
     @wraps(loss)
@@ -132,12 +126,6 @@ def _postponed(head: Any) -> Any:
         return _Logits.later(head, x)
 
     return call
-
-
-def _restore(head: weakref.ref[Any]) -> None:
-    module = head()
-    if module is not None and "forward" in vars(module):
-        del module.forward
 
 
 class _Logits(torch.Tensor):

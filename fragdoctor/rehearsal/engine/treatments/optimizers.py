@@ -1,10 +1,14 @@
-"""Other optimizers, or other ways to run the same: fused, one tensor after another, in 8 bits."""
+"""Other optimizers, or other ways to run the same: fused, in 8 bits, as gradients come, by parts.
+
+Also what they do with gradients, and where their states are between their runs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import wraps
+from inspect import signature
 from typing import Any, Final
 
 import torch
@@ -23,24 +27,15 @@ _MAP: Final = 256
 def fused(_: str, undo: ExitStack) -> None:
     """Run each optimizer that can as one kernel, without temporaries."""
     for name in HAVE_FUSED:
-        _with_defaults(getattr(torch.optim, name), undo, fused=True, foreach=False)
+        _put_fused(getattr(torch.optim, name), undo)
 
 
-def without_foreach(_: str, undo: ExitStack) -> None:
-    """Update one tensor after another: temporaries are of one tensor, not of all."""
-    for name in (*HAVE_FUSED, "NAdam", "RAdam", "RMSprop", "Adadelta", "Adamax"):
-        _with_defaults(getattr(torch.optim, name), undo, foreach=False)
-
-
-def _with_defaults(kind: Any, undo: ExitStack, **changed: Any) -> None:
+def _put_fused(kind: Any, undo: ExitStack) -> None:
     make = kind.__init__
 
     @wraps(make)
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
-        wanted = dict(changed)
-        if kwargs.get("fused") and "fused" not in wanted:
-            wanted["fused"] = False
-        make(self, *args, **{**kwargs, **wanted})
+        make(self, *args, **{**kwargs, "fused": True, "foreach": False})
 
     put(undo, kind, "__init__", made)
 
@@ -109,3 +104,81 @@ class EightBitAdam(torch.optim.Optimizer):
             state[f"absmax_{name}"] = torch.zeros(n_blocks, dtype=torch.float32, device=p.device)
         if p.numel() >= _SMALL and not self._tables:
             self._tables = [torch.zeros(_MAP, device=p.device) for _ in range(2)]
+
+
+def in_backward(_: str, undo: ExitStack) -> None:
+    """Update each parameter as soon as its gradient is there, and let the gradient go.
+
+    The program's own optimizer then finds no gradients, and does nothing.
+    """
+
+    def split(optimizer: Any) -> None:
+        kind = type(optimizer)
+        known = signature(kind.__init__).parameters.keys() & optimizer.defaults.keys()
+        own = {
+            parameter: kind([parameter], **{name: group[name] for name in known})
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.requires_grad
+        }
+
+        def update(parameter: torch.Tensor) -> None:
+            own[parameter].step()
+            own[parameter].zero_grad()
+
+        for parameter in own:
+            undo.callback(parameter.register_post_accumulate_grad_hook(update).remove)
+
+    after_making(split, undo)
+
+
+def on_host(_: str, undo: ExitStack) -> None:
+    """Keep the states of optimizers on the host but while they run."""
+
+    def keep(optimizer: Any) -> None:
+        def move(device: str) -> None:
+            for state in optimizer.state.values():
+                for name, value in state.items():
+                    if torch.is_tensor(value) and value.dim():
+                        state[name] = value.to(device)
+
+        optimizer.register_step_pre_hook(lambda *_: move("cuda"))
+        optimizer.register_step_post_hook(lambda *_: move("cpu"))
+
+    after_making(keep, undo)
+
+
+def after_making(act: Callable[[Any], None], undo: ExitStack) -> None:
+    """Do something with each optimizer that the program makes, and with none made meanwhile."""
+    make = torch.optim.Optimizer.__init__
+    is_acting = False
+
+    @wraps(make)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        nonlocal is_acting
+        make(self, *args, **kwargs)
+        if is_acting:
+            return
+        is_acting = True
+        try:
+            act(self)
+        finally:
+            is_acting = False
+
+    put(undo, torch.optim.Optimizer, "__init__", made)
+
+
+def set_to_none(_: str, undo: ExitStack) -> None:
+    """Let ``zero_grad`` free gradients, whatever it was asked for."""
+    for kind in (torch.optim.Optimizer, torch.nn.Module):
+        _without_zeros(kind, undo)
+
+
+def _without_zeros(kind: Any, undo: ExitStack) -> None:
+    zero = kind.zero_grad
+
+    @wraps(zero)
+    def free(self: Any, *_: Any, **__: Any) -> None:
+        zero(self, set_to_none=True)
+
+    put(undo, kind, "zero_grad", free)

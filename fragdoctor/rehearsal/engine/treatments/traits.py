@@ -18,6 +18,7 @@ from torch.utils import checkpoint
 from torch.utils.data import DataLoader
 
 from fragdoctor.rehearsal.engine import put
+from fragdoctor.rehearsal.engine.calls import around_models, before_backward
 from fragdoctor.rehearsal.engine.memory_history import is_users
 from fragdoctor.rehearsal.engine.treatments.attention import is_eager
 from fragdoctor.rehearsal.engine.treatments.blocks import (
@@ -27,7 +28,6 @@ from fragdoctor.rehearsal.engine.treatments.blocks import (
     parts_of,
     repeated_blocks,
 )
-from fragdoctor.rehearsal.engine.treatments.calls import around_models, before_backward
 from fragdoctor.rehearsal.engine.treatments.losses import can_be_split, head_of
 from fragdoctor.rehearsal.engine.treatments.operations import Operations
 
