@@ -297,7 +297,14 @@ def _capturing() -> bool:
     return bool(_now().captures)
 
 
+_DO_NOTHING: Final = (
+    "_cuda_sleep", "_cuda_ipc_collect", "_cuda_cudaCachingAllocator_enable",
+    "_cuda_set_sync_debug_mode", "_cuda_resetPeakHostMemoryStats",
+    "_cuda_resetAccumulatedHostMemoryStats", "_cuda_setMemoryMetadata",
+    "_cuda_set_cudnn_benchmark_limit", "_host_emptyCache",
+)  # fmt: skip
 _PRIMITIVES: Final[dict[str, Any]] = {
+    **dict.fromkeys(_DO_NOTHING, _nothing),
     "_cuda_init": lambda: _now().start(),
     "_cuda_getDeviceCount": lambda: _now().n_devices,
     "_cuda_getDevice": _device,
@@ -314,22 +321,16 @@ _PRIMITIVES: Final[dict[str, Any]] = {
     "_cuda_getCurrentBlasHandle": lambda: 1,
     "_cuda_clearCublasWorkspaces": dispatch.clear_blas_workspaces,
     "_cuda_synchronize": lambda: _now().gpus.synchronize(-1),
-    "_cuda_sleep": _nothing,
-    "_cuda_ipc_collect": _nothing,
     "_cuda_getCompiledVersion": lambda: 13000,
     "_cuda_getArchFlags": lambda: ARCHITECTURES,
     "_cuda_getAllocatorBackend": lambda: "native",
     "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
-    "_cuda_cudaCachingAllocator_enable": _nothing,
     "_cuda_get_sync_debug_mode": lambda: 0,
-    "_cuda_set_sync_debug_mode": _nothing,
     "_cuda_emptyCache": _empty_cache,
     "_cuda_memoryStats": lambda device: statistics(_now(), _index(device)),
     "_cuda_resetPeakMemoryStats": lambda device: _now().gpus.reset_peaks(_index(device)),
     "_cuda_resetAccumulatedMemoryStats": lambda device: _now().gpus.reset_sums(_index(device)),
     "_cuda_hostMemoryStats": dict,
-    "_cuda_resetPeakHostMemoryStats": _nothing,
-    "_cuda_resetAccumulatedHostMemoryStats": _nothing,
     "_cuda_setMemoryFraction": _set_fraction,
     "_cuda_getMemoryFraction": lambda device: _now().fractions.get(_index(device), 1.0),
     "_cuda_record_memory_history": _record_history,
@@ -337,7 +338,6 @@ _PRIMITIVES: Final[dict[str, Any]] = {
     "_cuda_isHistoryEnabled": _is_history_enabled,
     "_cuda_memorySnapshot": _memory_snapshot,
     "_cuda_attach_out_of_memory_observer": _attach_observer,
-    "_cuda_setMemoryMetadata": _nothing,
     "_cuda_getMemoryMetadata": lambda: "",
     "_cuda_isCurrentStreamCapturing": _capturing,
     "_cuda_cudaCachingAllocator_set_allocator_settings": _change_settings,
@@ -352,10 +352,8 @@ _PRIMITIVES: Final[dict[str, Any]] = {
     "_has_cuda": True,
     "_has_cudnn": True,
     "_cuda_get_cudnn_benchmark_limit": lambda: 10,
-    "_cuda_set_cudnn_benchmark_limit": _nothing,
     "_nccl_version": lambda: 2 << 32 | 27 << 16 | 3,
     "_nccl_version_suffix": lambda: b"",
-    "_host_emptyCache": _nothing,
 }
 
 

@@ -26,7 +26,9 @@ from typing import Any, Final
 import torch
 
 from fragdoctor.rehearsal.engine import session
+from fragdoctor.rehearsal.engine.allocation import dense_strides
 from fragdoctor.rehearsal.engine.session import GpuFacts
+from fragdoctor.rehearsal.engine.tensors import strides_for
 
 FIRST_VERSION: Final = 90800
 """``CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR`` came with 9.8."""
@@ -60,14 +62,10 @@ class Dense:
     is_channels_last: bool
 
     def strides(self) -> tuple[int, ...]:
-        """Return its strides, in elements; as PyTorch's ``fixSizeOneDimStride`` says them."""
-        n = len(self.shape)
-        inwards = [0, *range(2, n), 1] if self.is_channels_last else list(range(n))
-        found, step = [0] * n, 1
-        for dim in reversed(inwards):
-            found[dim] = step
-            step *= self.shape[dim]
-        return tuple(found)
+        """Return its strides, in elements."""
+        by_dims = {4: torch.channels_last, 5: torch.channels_last_3d}
+        layout = by_dims[len(self.shape)] if self.is_channels_last else None
+        return strides_for(self.shape, layout) or dense_strides(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +128,7 @@ def _one_after_the_other(convolution: Convolution, plans: Sequence[int]) -> Iter
 
 def _plans_here(convolution: Convolution, *, wants_all: bool) -> tuple[int, ...]:
     flags, now = torch.backends.cudnn, session.current()
-    return _plans(
+    return plans_of(
         convolution,
         now.facts,
         now.budget.total_bytes,
@@ -138,14 +136,6 @@ def _plans_here(convolution: Convolution, *, wants_all: bool) -> tuple[int, ...]
         allows_tf32=bool(flags.allow_tf32),
         wants_all=wants_all,
     )
-
-
-def first_plan(convolution: Convolution, facts: GpuFacts, total_bytes: int) -> int | None:
-    """Return the workspace of PyTorch's usual choice on a GPU, in bytes; None: there is no plan."""
-    plans = _plans(
-        convolution, facts, total_bytes, is_deterministic=False, allows_tf32=True, wants_all=False
-    )
-    return plans[0] if plans else None
 
 
 _WITHOUT: Final = (
@@ -172,14 +162,14 @@ def _copies(convolution: Convolution) -> int:
 
 
 @lru_cache(maxsize=100_000)
-def _plans(
+def plans_of(
     convolution: Convolution,
     facts: GpuFacts,
     total_bytes: int,
     *,
-    is_deterministic: bool,
-    allows_tf32: bool,
-    wants_all: bool,
+    is_deterministic: bool = False,
+    allows_tf32: bool = True,
+    wants_all: bool = False,
 ) -> tuple[int, ...]:
     """Return the workspaces of the plans in PyTorch's order: of the first, or of all."""
     library = _library()
