@@ -6,6 +6,7 @@ the program's Python has its own packages, and need not have fragdoctor's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, Final
 
@@ -20,6 +21,12 @@ def put(undo: ExitStack, owner: Any, name: str, value: Any) -> None:
         undo.callback(_remove, owner, name)
     else:
         undo.callback(setattr, owner, name, before)
+
+
+def put_all(undo: ExitStack, owner: Any, values: Mapping[str, Any]) -> None:
+    """Set attributes until ``undo`` is closed."""
+    for name, value in values.items():
+        put(undo, owner, name, value)
 
 
 def _remove(owner: Any, name: str) -> None:

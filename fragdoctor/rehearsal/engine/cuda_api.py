@@ -17,7 +17,7 @@ import torch
 import torch.cuda.graphs
 import torch.cuda.memory
 
-from fragdoctor.rehearsal.engine import cuda_objects, cuda_tools, dispatch, put, session
+from fragdoctor.rehearsal.engine import cuda_objects, cuda_tools, dispatch, put, put_all, session
 from fragdoctor.rehearsal.engine.cuda_objects import Event, Stream
 from fragdoctor.rehearsal.engine.memory_history import History, snapshot
 
@@ -385,14 +385,12 @@ def visible_devices(n_devices: int) -> int:
 
 def install(undo: ExitStack) -> None:
     """Let ``torch.cuda`` see the fake GPUs until ``undo`` is closed."""
-    for name, value in _PRIMITIVES.items():
-        put(undo, torch._C, name, value)
+    put_all(undo, torch._C, _PRIMITIVES)
     put(undo, torch, "Generator", Generator)
     cuda_objects.install(undo)
     cuda_tools.install(undo)
-    cuda = torch.cuda
     put(undo, torch._C, "_CudaDeviceProperties", _Properties)
-    for name, value in {
+    of_cuda = {
         "_cudart": _Cudart(),
         "is_available": lambda: _now().n_devices > 0,
         "device_count": lambda: visible_devices(_now().n_devices),
@@ -409,8 +407,8 @@ def install(undo: ExitStack) -> None:
         "is_bf16_supported": lambda *_, **__: _now().facts.capability >= (8, 0),
         "_initialized": False,
         "default_generators": tuple(Generator(f"cuda:{i}") for i in range(_now().n_devices)),
-    }.items():
-        put(undo, cuda, name, value)
+    }
+    put_all(undo, torch.cuda, of_cuda)
     put(undo, torch.cuda.streams, "Stream", Stream)
     put(undo, torch.cuda.streams, "Event", Event)
     put(undo, torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", _capturing)

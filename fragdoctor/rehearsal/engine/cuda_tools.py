@@ -19,7 +19,7 @@ import torch.cuda.nvtx
 import torch.cuda.tunable
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from fragdoctor.rehearsal.engine import allocation, cuda_objects, put, session
+from fragdoctor.rehearsal.engine import allocation, cuda_objects, put, put_all, session
 
 _CACHED_PLANS: Final = 4096  # CUFFT_MAX_PLAN_NUM
 
@@ -224,7 +224,7 @@ def _timed(original: Any) -> Any:
         kwargs.pop("use_cuda", None)
         if kwargs.get("use_device") == "cuda":
             kwargs["use_device"] = None
-            session.current().assumptions.note("Profiles have no times of the GPU.")
+            session.note("Profiles have no times of the GPU.")
         original(self, *args, **kwargs)
 
     return __init__
@@ -289,8 +289,7 @@ def _device_memory_used(device: Any = None) -> int:
 
 def install(undo: ExitStack) -> None:
     """Put them in place until ``undo`` is closed."""
-    for name, value in {**_IN_C, **_tuning()}.items():
-        put(undo, torch._C, name, value)
+    put_all(undo, torch._C, {**_IN_C, **_tuning()})
     put(undo, torch.cuda.nvtx, "_nvtx", _Nvtx())
     put(undo, torch.autograd.profiler, "emit_nvtx", lambda *_, **__: nullcontext())
     profile: Any = torch.autograd.profiler.profile

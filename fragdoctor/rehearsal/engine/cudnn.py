@@ -104,11 +104,11 @@ def take(convolution: Convolution, ask: Callable[[int], None]) -> None:
     is_tried = torch.backends.cudnn.benchmark and convolution not in _BENCHMARKED
     plans = _plans_here(convolution, wants_all=torch.backends.cudnn.benchmark)
     if not plans:
-        session.current().assumptions.note(_WITHOUT if _library() is None else _UNPLANNED)
+        session.note(_WITHOUT if _library() is None else _UNPLANNED)
         plans = (_copies(convolution), 0)
     elif is_tried:
         _BENCHMARKED.add(convolution)
-        session.current().assumptions.note(_BENCHMARK)
+        session.note(_BENCHMARK)
         with contextlib.suppress(torch.OutOfMemoryError):
             ask(max(plans))
     for n_bytes in _one_after_the_other(convolution, plans):

@@ -10,11 +10,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, Final
+from typing import Any
 
 import torch
 
-from fragdoctor.rehearsal.engine import allocation, put, session
+from fragdoctor.rehearsal.engine import allocation, put_all, session
 
 _StoragePointer = int
 
@@ -84,7 +84,7 @@ def _nothing(*_: Any) -> None:
 def install(undo: ExitStack) -> None:
     """Put the functions of the core in place until ``undo`` is closed."""
     owned = _Owned()
-    functions: Final[dict[str, Any]] = {
+    functions: dict[str, Any] = {
         "_construct_CUDA_Tensor_From_Storage_And_Metadata": _tensor_at,
         "_tensors_data_ptrs_at_indices_equal": _lie_at,
         "_free_And_Remove_DeleterFn": owned.free,
@@ -99,5 +99,4 @@ def install(undo: ExitStack) -> None:
         "_cuda_get_conv_benchmark_empty_cache": lambda: True,
         "_cudnn_set_conv_benchmark_empty_cache": _nothing,
     }
-    for name, value in functions.items():
-        put(undo, torch._C, name, value)
+    put_all(undo, torch._C, functions)

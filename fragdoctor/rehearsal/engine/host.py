@@ -102,7 +102,7 @@ class Weights:
         storage = tensor.untyped_storage()
         storage._weak_ref()  # its address stays its own until the reference is freed
         self._empty.add(storage._cdata)
-        session.current().assumptions.note(
+        session.note(
             f"Parameters made on the CPU have no values from the first {KEPT_BYTES // MIB} MiB on."
         )
 
@@ -110,7 +110,7 @@ class Weights:
         """Draw the random numbers that a kernel would have taken."""
         self._n_drawn += n
         if self._n_drawn > MOST_DRAWN:
-            session.current().assumptions.note(
+            session.note(
                 "Random numbers that the CPU draws after the model was made are others than usual."
             )
             return
@@ -252,7 +252,7 @@ class _TritonFinder(MetaPathFinder):
 
 def _launcher(_kernel: Any, _grid: Any) -> Callable[..., None]:
     """``kernel[grid]`` that launches nothing."""
-    session.current().assumptions.note(
+    session.note(
         "Triton's kernels were left out: what they write is not computed. They work in memory that "
         "the program asks for."
     )

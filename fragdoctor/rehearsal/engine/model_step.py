@@ -51,16 +51,16 @@ class ModelStep:
         own: OwnModel,
         *,
         batch: int | None,
-        input_shape: Sequence[int],
-        input_dtype: str,
-        loss: str,
         optimizer: str,
         optimizer_options: Mapping[str, float],
         dtype: str,
         autocast: str,
-        grad_accumulation: int,
-        inference: bool,
-        given: Sequence[str],
+        input_shape: Sequence[int] = (),
+        input_dtype: str = "float32",
+        loss: str = "",
+        grad_accumulation: int = 1,
+        inference: bool = False,
+        given: Sequence[str] = (),
     ) -> None:
         self._own, self._loss, self._autocast = own, loss, DTYPES.get(autocast)
         _refuse_ignored(own, given, inference=inference, autocast=autocast)
@@ -132,7 +132,7 @@ class ModelStep:
             )
         kind = self._loss or _suggested_loss(first, args)
         if not self._loss:
-            _note(f"No loss was given; took {kind} of the first output (--loss).")
+            session.note(f"No loss was given; took {kind} of the first output (--loss).")
         if kind == "mean":
             return first.float().mean()
         labels = (
@@ -151,11 +151,7 @@ class ModelStep:
         said = f"{type(self.model).__name__} has {format_count(n)} parameters"
         if self.optimizer is not None and n_trained < n:
             said += f", {format_count(n_trained)} of them trained"
-        _note(f"{said}.")
-
-
-def _note(sentence: str) -> None:
-    session.current().assumptions.note(sentence)
+        session.note(f"{said}.")
 
 
 def _zeros(shape: Sequence[int], dtype_name: str) -> torch.Tensor:

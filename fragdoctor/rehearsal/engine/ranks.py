@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import torch
 
-from fragdoctor.rehearsal.engine import put, session
+from fragdoctor.rehearsal.engine import put, put_all, session
 
 _NAME: Final = "rehearsed"
 _DEVICES: Final = ("cpu", "cuda")
@@ -35,13 +35,13 @@ def install(undo: ExitStack) -> None:
 
     distributed: Any = torch.distributed
     _register(c10d)
-    for name, value in {
+    of_c10d = {
         "_new_process_group_helper": _group(c10d, c10d._new_process_group_helper),
         "rendezvous": _rendezvous,
         "_NCCL_AVAILABLE": True,
         "default_pg_nccl_timeout": timedelta(minutes=10),
-    }.items():
-        put(undo, c10d, name, value)
+    }
+    put_all(undo, c10d, of_c10d)
     if not hasattr(c10d, "ProcessGroupNCCL"):
         put(undo, c10d, "ProcessGroupNCCL", SimpleNamespace(Options=_Options))
     patched = {
@@ -132,7 +132,7 @@ def _group(c10d: Any, original: Callable[..., Any]) -> Callable[..., Any]:
             world = c10d._world
             world.pg_map[group] = (str(asked), world.pg_map[group][1])
             world.pg_backend_config[group] = str(config)
-            session.current().assumptions.note(
+            session.note(
                 f"Rank {c10d.get_rank() if c10d.is_initialized() else group.rank()} of a "
                 "distributed run is rehearsed by itself: what the others would send counts as "
                 "what it has."
@@ -163,7 +163,7 @@ def _rendezvous(
 
 def _spawn(function: Callable[..., Any], args: Sequence[Any] = (), *_: Any, **__: Any) -> None:
     """Call what one of the processes would, in this one."""
-    session.current().assumptions.note("Of the processes that it spawns one is rehearsed.")
+    session.note("Of the processes that it spawns one is rehearsed.")
     function(int(os.environ.get("LOCAL_RANK", "0")), *args)
 
 

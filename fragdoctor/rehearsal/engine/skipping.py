@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from types import FrameType, GeneratorType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -253,6 +253,27 @@ class Round:
     reserved_bytes: tuple[int, ...]
 
 
+class Moment(NamedTuple):
+    """Where the memory of each device is: its events so far, and what is allocated and reserved."""
+
+    n_events: tuple[int, ...]
+    allocated_bytes: tuple[int, ...]
+    reserved_bytes: tuple[int, ...]
+
+    @classmethod
+    def now(cls, gpus: Any, n_devices: int) -> Moment:
+        """Return this moment."""
+        figures = [gpus.figures(d) for d in range(n_devices)]
+        columns = ("events", "allocated", "reserved")
+        return cls(*(tuple(f[name] for f in figures) for name in columns))
+
+    def round_since(self, gpus: Any, before: Sequence[int]) -> Round:
+        """Return the round from some numbers of events up to this moment."""
+        pairs = enumerate(zip(before, self.n_events, strict=True))
+        digests = tuple(gpus.digest(d, *pair) for d, pair in pairs)
+        return Round(digests, self.allocated_bytes, self.reserved_bytes)
+
+
 @dataclass(slots=True, eq=False)
 class Passage:
     """A loop that was entered, and how far it is.
@@ -317,12 +338,12 @@ class Skipping:
     on_stuck: Callable[[str], None] = lambda _: None
     _ends_at: float | None = None
     _gpus: Any = None
-    _devices: range = range(0)
+    _n_devices: int = 0
 
     def install(self, gpus: Any, n_devices: int, undo: ExitStack) -> None:
         """Skip from now on, by what is asked of GPUs, until ``undo`` is closed."""
         self.is_on = True
-        self._gpus, self._devices = gpus, range(n_devices)
+        self._gpus, self._n_devices = gpus, n_devices
         from torch.utils.data import dataloader
 
         for name in ("_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"):
@@ -352,16 +373,8 @@ class Skipping:
 
         return next_data
 
-    def _n_events(self) -> tuple[int, ...]:
-        return tuple(self._gpus.figures(d)["events"] for d in self._devices)
-
-    def _round_since(self, before: Sequence[int]) -> Round:
-        figures = [self._gpus.figures(d) for d in self._devices]
-        return Round(
-            tuple(self._gpus.digest(d, before[d], figures[d]["events"]) for d in self._devices),
-            tuple(f["allocated"] for f in figures),
-            tuple(f["reserved"] for f in figures),
-        )
+    def _moment(self) -> Moment:
+        return Moment.now(self._gpus, self._n_devices)
 
     # ---- after a round --------------------------------------------------------------------------
 
@@ -370,7 +383,7 @@ class Skipping:
         passage.n_requests = self.n_requests
         passage.n_skips = self.n_skips
         if self.n_requests or passage.n_events:
-            passage.n_events = self._n_events()
+            passage.n_events = self._moment().n_events
 
     def rounds_to_skip(
         self, passage: Passage, remaining: Callable[[], int | None], *, is_of_steps: bool
@@ -387,7 +400,7 @@ class Skipping:
         is_of_gpu = is_of_gpu and not passage.source.yields
         if not is_of_gpu or threading.current_thread() is not threading.main_thread():
             return 0
-        this = self._round_since(passage.n_events)
+        this = self._moment().round_since(self._gpus, passage.n_events)
         is_new = this not in passage.seen
         passage.seen.add(this)
         frame = sys._getframe(2)
@@ -410,7 +423,7 @@ class Skipping:
     def _is_enough(self, passage: Passage, *, is_outer: bool) -> bool:
         if is_outer or passage.has_skipped:
             return passage.n_known >= (_EQUAL_OUTER if is_outer else EQUAL_ROUNDS)
-        n_events = sum(self._n_events()) - passage.n_events_of_known
+        n_events = sum(self._moment().n_events) - passage.n_events_of_known
         is_many = passage.n_known >= MANY_EQUAL_ROUNDS or n_events >= CHEAP_EVENTS
         return is_many and passage.n_known >= EQUAL_ROUNDS
 

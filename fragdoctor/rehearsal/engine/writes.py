@@ -519,7 +519,7 @@ def _saver(overlay: Overlay, original: Any) -> Any:
     """Return ``torch.save`` that writes everything but the values of tensors."""
 
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        session.current().assumptions.note("Checkpoints are written without the values of tensors.")
+        session.note("Checkpoints are written without the values of tensors.")
         if kwargs.get("_use_new_zipfile_serialization", True):
             with torch.serialization.skip_data():
                 original(obj, overlay.to_change(f), *args, **kwargs)

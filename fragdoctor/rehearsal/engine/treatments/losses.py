@@ -7,12 +7,13 @@ the largest tensors of a step. Checkpointed in parts, the head never has more th
 from __future__ import annotations
 
 from contextlib import ExitStack
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, Final
 
 import torch
 from torch.nn import functional
 from torch.utils import checkpoint as checkpoints
+from torch.utils._pytree import tree_map_only
 
 from fragdoctor.rehearsal.engine import put
 from fragdoctor.rehearsal.engine.calls import at_first_call, put_forward
@@ -176,9 +177,8 @@ class _Logits(torch.Tensor):
                 kept = this._kept(func, args[1:], kwargs)
                 if kept is not None:
                     return kept
-        full = {id(t): t.made() for t in _flat((args, kwargs)) if isinstance(t, cls)}
-        swap = lambda t: full.get(id(t), t)  # noqa: E731
-        return func(*_mapped(swap, args), **_mapped(swap, kwargs))
+        args, kwargs = tree_map_only(cls, cache(cls.made), (args, kwargs))
+        return func(*args, **kwargs)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -213,19 +213,3 @@ _OF_SHAPES: Final = {"dim", "element_size", "is_floating_point", "numel", "size"
 _KEEPING: Final = {
     "__getitem__", "bfloat16", "contiguous", "flatten", "float", "half", "reshape", "to", "view",
 }  # fmt: skip
-
-
-def _flat(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return [part for one in value for part in _flat(one)]
-    return [value]
-
-
-def _mapped(swap: Any, value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _mapped(swap, one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_mapped(swap, one) for one in value)
-    return swap(value)

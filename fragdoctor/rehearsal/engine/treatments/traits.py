@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
 from functools import wraps
-from types import FrameType
 from typing import Any, Final
 
 import torch
@@ -19,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from fragdoctor.rehearsal.engine import put
 from fragdoctor.rehearsal.engine.calls import around_models, before_backward
-from fragdoctor.rehearsal.engine.memory_history import is_users
+from fragdoctor.rehearsal.engine.memory_history import users_frame
 from fragdoctor.rehearsal.engine.treatments.attention import is_eager
 from fragdoctor.rehearsal.engine.treatments.blocks import (
     Blocks,
@@ -216,9 +215,7 @@ def _described(group: Blocks) -> dict[str, Any]:
 
 def _place_of_optimizer() -> tuple[str, int, dict[int, str]] | None:
     """Return where the user's code makes an optimizer, and how it calls its modules there."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back
+    frame = users_frame()
     if frame is None:
         return None
     at_hand = {**frame.f_globals, **frame.f_locals}
