@@ -47,6 +47,15 @@ def _watch_ranges(now: Session, undo: ExitStack) -> None:
     put(undo, record_function, "__exit__", end)
 
 
+@contextmanager
+def _marked(now: Session, name: str) -> Iterator[None]:
+    now.marks.begin(name, now.gpus.device())
+    try:
+        yield
+    finally:
+        now.marks.end(name, now.gpus.device())
+
+
 def _watch_backward(now: Session, undo: ExitStack) -> None:
     """Mark each backward pass that is none of another's."""
 
@@ -55,11 +64,10 @@ def _watch_backward(now: Session, undo: ExitStack) -> None:
             if in_backward() or not now.is_started:
                 return run(*args, **kwargs)
             now.progress.begin_backward()
-            now.marks.begin(BACKWARD, now.gpus.device())
             try:
-                return run(*args, **kwargs)
+                with _marked(now, BACKWARD):
+                    return run(*args, **kwargs)
             finally:
-                now.marks.end(BACKWARD, now.gpus.device())
                 now.modules.end_backward()
                 now.progress.end_backward()
 
@@ -71,21 +79,13 @@ def _watch_backward(now: Session, undo: ExitStack) -> None:
 def _watch_calls(now: Session, undo: ExitStack) -> None:
     """Watch calls of modules, and of models that are called from outside of any."""
 
-    @contextmanager
-    def marked(name: str) -> Iterator[None]:
-        now.marks.begin(name, now.gpus.device())
-        try:
-            yield
-        finally:
-            now.marks.end(name, now.gpus.device())
-
     def around(model: Any) -> AbstractContextManager[None] | None:
         if not now.is_started:
             return None
         now.modules.begin_call(model)
         keeps = torch.is_grad_enabled()
         now.progress.begin_call(model, keeps=keeps)
-        return None if keeps else marked(NO_GRAD + type(model).__name__)
+        return None if keeps else _marked(now, NO_GRAD + type(model).__name__)
 
     around_models(around, undo)
     call: Any = torch.nn.Module.__call__

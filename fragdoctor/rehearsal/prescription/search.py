@@ -272,7 +272,7 @@ class CureSearch:
                 plan = next((one for one in ends if one not in seen), None)
             if plan is None or (fitting and plan.cost >= fitting.cost):
                 break
-            tried = seen[plan] = self._checkpoints(base, plan, others)
+            tried = seen[plan] = self._try(catalogue.checkpointed(base.traits, plan), *others)
             if tried.needs_bytes is None or (fitting and not tried.fits):
                 break
             fitting = plan if tried.fits else None
@@ -288,9 +288,6 @@ class CureSearch:
         treatments = (catalogue.checkpointed(base.traits, base.outermost), *others)
         if self._try(*treatments, observes=True).needs_bytes is not None:
             base.learn_ends(self._need.trace, self._traits)
-
-    def _checkpoints(self, base: Checkpoints, plan: Plan, others: Sequence[Treatment]) -> Tried:
-        return self._try(catalogue.checkpointed(base.traits, plan), *others)
 
     def _try(self, *treatments: Treatment, is_base: bool = False, observes: bool = False) -> Tried:
         """Rehearse the program with treatments, and observe it where others are to come beside.

@@ -22,6 +22,7 @@ from fragdoctor.rehearsal.engine.kernels.scratch import (
     Out,
     Step,
     Temp,
+    after_results,
     held_only,
     in_order,
     n_bytes,
@@ -52,10 +53,9 @@ def _cudnn(call: Call) -> Iterable[Step]:
     yield from [*first, *last]
 
 
-@rule("_scaled_dot_product_cudnn_attention_backward")
+@after_results("_scaled_dot_product_cudnn_attention_backward")
 def _cudnn_backward(call: Call) -> Iterable[Step]:
     """The gradient of the queries in float, and the row sums."""
-    yield from call.results
     query: torch.Tensor = call.args[1]
     yield Temp(prod(query.shape[:-1]) * (query.shape[-1] + 1) * FLOAT)
 
@@ -263,9 +263,8 @@ def _gru_cell_backward(call: Call) -> Iterable[Step]:
         yield from summed(gates_like, (0,))
 
 
-@rule("histc")
+@after_results("histc")
 def _histc(call: Call) -> Iterable[Step]:
-    yield from call.results
     tensor: torch.Tensor = call.args[0]
     low, high = call.argument("min"), call.argument("max")
     if low == high:
@@ -273,18 +272,16 @@ def _histc(call: Call) -> Iterable[Step]:
         yield from buffers_of(tensor, None, ReductionKind(2 * tensor.element_size()))
 
 
-@rule("renorm")
+@after_results("renorm")
 def _renorm(call: Call) -> Iterable[Step]:
-    yield from call.results
     tensor: torch.Tensor = call.args[0]
     n = tensor.shape[call.args[2]]
     halves = (n * tensor.element_size(),) if tensor.element_size() == 2 else ()
     yield from held_only(n * 4, *halves)
 
 
-@rule("normal")
+@after_results("normal")
 def _normal(call: Call) -> Iterable[Step]:
-    yield from call.results
     if any(isinstance(a, torch.Tensor) for a in call.args[:2]):
         yield from held_only(call.outs[0].n_bytes)
 

@@ -22,8 +22,8 @@ from typing import Any, Final
 import torch
 
 from fragdoctor.model.marks import WORKSPACE
-from fragdoctor.rehearsal.engine import cudnn, session
-from fragdoctor.rehearsal.engine.allocation import dense_strides, give, stack_here, take
+from fragdoctor.rehearsal.engine import cudnn
+from fragdoctor.rehearsal.engine.allocation import dense_strides, take_and_give
 from fragdoctor.rehearsal.engine.dispatch import special, use_blas
 from fragdoctor.rehearsal.engine.kernels.scratch import (
     Call,
@@ -32,6 +32,7 @@ from fragdoctor.rehearsal.engine.kernels.scratch import (
     Step,
     Temp,
     UseBlas,
+    after_results,
     copied_unless_dense,
     n_bytes,
     rule,
@@ -104,13 +105,7 @@ def _call(
 
 
 def _take_workspaces(call: cudnn.Convolution, device: int) -> None:
-    operation = session.current().stacks.operation(WORKSPACE)
-
-    def ask(n_bytes: int) -> None:
-        if n_bytes:
-            give(take(device, n_bytes, operation, stack_here()))
-
-    cudnn.take(call, ask)
+    cudnn.take(call, lambda n_bytes: take_and_give(device, n_bytes, WORKSPACE))
 
 
 @special("aten::cudnn_convolution")
@@ -280,21 +275,10 @@ def _cudnn_backward(
 
 def _suggested(tensor: torch.Tensor) -> torch.memory_format:
     """Return the layout that PyTorch sees in a tensor: channels last where it is told apart."""
-    if tensor.dim() == IMAGE and tensor.is_contiguous(memory_format=torch.channels_last):
-        return (
-            torch.contiguous_format
-            if tensor.is_contiguous() and tensor.shape[1] == 1
-            else torch.channels_last
-            if not tensor.is_contiguous()
-            else torch.contiguous_format
-        )
-    if (
-        tensor.dim() == IMAGE + 1
-        and tensor.is_contiguous(memory_format=torch.channels_last_3d)
-        and not tensor.is_contiguous()
-    ):
-        return torch.channels_last_3d
-    return torch.contiguous_format
+    layout = {IMAGE: torch.channels_last, IMAGE + 1: torch.channels_last_3d}.get(tensor.dim())
+    if layout is None or tensor.is_contiguous() or not tensor.is_contiguous(memory_format=layout):
+        return torch.contiguous_format
+    return layout
 
 
 def _depthwise_backward(
@@ -416,10 +400,9 @@ def _group_backward(
     return first, second, bias
 
 
-@rule("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "addbmm", "dot", "vdot")
+@after_results("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "addbmm", "dot", "vdot")
 def _product(call: Call) -> Iterable[Step]:
     """Copies of matrices that cuBLAS cannot take as they lie (``prepare_matrix_for_cublas``)."""
-    yield from call.results
     for tensor in call.args:
         if isinstance(tensor, torch.Tensor) and not _fits_blas(tensor):
             yield Temp(n_bytes(tensor))
@@ -460,18 +443,18 @@ def _backward(*names: str) -> list[str]:
     return [f"{name}_backward" for name in names]
 
 
-@rule(*NEAREST, *ANTIALIASED, *POOLS, "adaptive_max_pool2d", "reflection_pad2d")
-@rule(*_backward(*NEAREST, *SMOOTH, *ANTIALIASED, "_adaptive_avg_pool2d", "reflection_pad2d"))
-@rule(*_backward("max_pool3d_with_indices", "avg_pool3d", "adaptive_max_pool2d"))
+@after_results(*NEAREST, *ANTIALIASED, *POOLS, "adaptive_max_pool2d", "reflection_pad2d")
+@after_results(
+    *_backward(*NEAREST, *SMOOTH, *ANTIALIASED, "_adaptive_avg_pool2d", "reflection_pad2d")
+)
+@after_results(*_backward("max_pool3d_with_indices", "avg_pool3d", "adaptive_max_pool2d"))
 def _first_copied(call: Call) -> Iterable[Step]:
     """The first argument is copied: the input, or the gradient of the result."""
-    yield from call.results
     yield from _in_one_piece(call.args[0])
 
 
-@rule(*OF_INPUT_TOO)
+@after_results(*OF_INPUT_TOO)
 def _both_copied(call: Call) -> Iterable[Step]:
-    yield from call.results
     for tensor in call.args[:2]:
         yield from _in_one_piece(tensor)
 

@@ -18,6 +18,7 @@ from fragdoctor.rehearsal.engine.kernels.scratch import (
     Out,
     Step,
     Temp,
+    after_results,
     copied_unless_dense,
     held_only,
     in_order,
@@ -63,28 +64,25 @@ def _masked_scatter(call: Call) -> Iterable[Step]:
 @rule("embedding_dense_backward")
 def _embedding_backward(call: Call) -> Iterable[Step]:
     gradient, indices, n_rows, _, by_frequency = call.args
-    n = indices.numel()
     yield from copied_unless_dense(indices)
     yield from copied_unless_dense(gradient)
-    if not n or (n <= UNSORTED and not by_frequency):
-        yield Out(0)
-        return
-    yield from embedding_steps(
-        n, indices.element_size(), int(n_rows), gradient,
-        by_frequency=bool(by_frequency), result=Out(0),
-    )  # fmt: skip
+    is_sorted = indices.numel() > UNSORTED or by_frequency
+    yield from _gradient(call, n_rows, by_frequency=by_frequency, is_sorted=is_sorted)
 
 
 @rule("_embedding_bag_backward")
 def _embedding_bag_backward(call: Call) -> Iterable[Step]:
     """Sums and means are an embedding's gradient by bags; maxima are scattered (EmbeddingBag)."""
-    gradient, indices = call.args[:2]
     n_rows, by_frequency, mode = (call.args[i] for i in (6, 7, 8))
-    yield from copied_unless_dense(gradient)
-    if mode == MAXIMUM or not indices.numel():
-        yield Out(0)
-        return
-    yield from embedding_steps(
+    yield from copied_unless_dense(call.args[0])
+    yield from _gradient(call, n_rows, by_frequency=by_frequency, is_sorted=mode != MAXIMUM)
+
+
+def _gradient(call: Call, n_rows: int, *, by_frequency: bool, is_sorted: bool) -> Iterable[Step]:
+    gradient, indices = call.args[:2]
+    if not is_sorted or not indices.numel():
+        return [Out(0)]
+    return embedding_steps(
         indices.numel(), indices.element_size(), int(n_rows), gradient,
         by_frequency=bool(by_frequency), result=Out(0),
     )  # fmt: skip
@@ -153,7 +151,7 @@ def _put_sorted(
             if is_checked:
                 for _ in range(2):  # the largest and the smallest index, each compared
                     extreme = scratch.take(INDEX_BYTES)
-                    scratch.give(scratch.take(1))
+                    scratch.take_and_give(1)
                     scratch.give(extreme)
             wrapped = scratch.take(position.numel() * INDEX_BYTES)
             scaled = scratch.take(position.numel() * INDEX_BYTES)
@@ -171,7 +169,7 @@ def _put_sorted(
         ordered = scratch.take(n * INDEX_BYTES)
         original = scratch.take(n * INDEX_BYTES)
         numbers = scratch.take(n * INDEX_BYTES)
-        scratch.give(scratch.take(cub.radix_sort(n, INDEX_BYTES, INDEX_BYTES, bits)))
+        scratch.take_and_give(cub.radix_sort(n, INDEX_BYTES, INDEX_BYTES, bits))
         for held in (numbers, original, ordered, copied, linear):
             scratch.give(held)
 
@@ -184,10 +182,10 @@ def nonzero(_op: Any, self: torch.Tensor) -> torch.Tensor:
     with Scratch(self) as scratch:
         number = scratch.take(4)
         if n:
-            scratch.give(scratch.take(cub.count(n, scratch.n_multiprocessors)))
+            scratch.take_and_give(cub.count(n, scratch.n_multiprocessors))
         out = new((self.dim(), found), None, torch.int64, self.get_device())
         if n:
-            scratch.give(scratch.take(cub.select(n)))
+            scratch.take_and_give(cub.select(n))
         scratch.give(number)
     return out.t()
 
@@ -253,19 +251,19 @@ def unique(
         if inverse or counts:
             places = scratch.take(n * INDEX_BYTES)
             numbers = scratch.take(n * INDEX_BYTES)
-            scratch.give(scratch.take(cub.radix_sort(n, size, INDEX_BYTES)))
+            scratch.take_and_give(cub.radix_sort(n, size, INDEX_BYTES))
             scratch.give(numbers)
         else:
-            scratch.give(scratch.take(cub.radix_sort(n, size)))
+            scratch.take_and_give(cub.radix_sort(n, size))
         where = new(self.shape, None, torch.int64, device) if inverse else none
         if inverse:
             mask = scratch.take(n * INDEX_BYTES)
-            scratch.give(scratch.take(cub.scan(n, 4)))
+            scratch.take_and_give(cub.scan(n, 4))
             scratch.give(mask)
         out = new((n,), None, self.dtype, device)[:found]
         length = scratch.take(INDEX_BYTES)
         how_many = new((n,), None, torch.int64, device)[:found] if counts else none
-        scratch.give(scratch.take(cub.select(n)))
+        scratch.take_and_give(cub.select(n))
         for held in (length, places, ordered):
             scratch.give(held)
     return out, where, how_many
@@ -302,7 +300,7 @@ def unique_consecutive(
         out = new((n,), None, self.dtype, device)[:found]
         length = scratch.take(INDEX_BYTES)
         counts = new((n,), None, torch.int64, device)[:found] if return_counts else none
-        scratch.give(scratch.take(cub.select(n)))
+        scratch.take_and_give(cub.select(n))
         scratch.give(length)
     return out, where, counts
 
@@ -317,27 +315,25 @@ def randperm(op: Any, n: int, *args: Any, out: torch.Tensor, **_: Any) -> torch.
         bits = min(64, ceil(log2(squared)))
         key_bytes = 4 if bits <= 32 else 8
         with Scratch(out) as scratch:
-            scratch.give(scratch.take(8))
+            scratch.take_and_give(8)
             numbers = scratch.take(n * out.element_size())
             keys = scratch.take(n * key_bytes)
             ordered = scratch.take(n * key_bytes)
-            scratch.give(scratch.take(cub.radix_sort(n, key_bytes, out.element_size(), bits)))
+            scratch.take_and_give(cub.radix_sort(n, key_bytes, out.element_size(), bits))
             for held in (ordered, keys, numbers):
                 scratch.give(held)
     return out
 
 
-@rule("unfold_backward")
+@after_results("unfold_backward")
 def _unfold_backward(call: Call) -> Iterable[Step]:
-    yield from call.results
     sizes, dim = call.args[1], call.args[2]
     yield Temp(int(sizes[dim]) * INDEX_BYTES)
 
 
-@rule("scatter_reduce")
+@after_results("scatter_reduce")
 def _scatter_reduce(call: Call) -> Iterable[Step]:
     """A mean counts what goes into each place (TensorAdvancedIndexing.cpp)."""
-    yield from call.results
     tensor, source = call.args[0], call.args[3]
     if call.argument("reduce") == "mean":
         yield Temp(n_bytes(source))

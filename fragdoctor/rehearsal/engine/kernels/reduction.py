@@ -17,7 +17,13 @@ import torch
 
 from fragdoctor.rehearsal.engine import session
 from fragdoctor.rehearsal.engine.allocation import dense_strides
-from fragdoctor.rehearsal.engine.kernels.scratch import Call, Step, Temp, held_only, rule
+from fragdoctor.rehearsal.engine.kernels.scratch import (
+    Call,
+    Step,
+    Temp,
+    after_results,
+    held_only,
+)
 
 MAX_THREADS: Final = 512
 WARP: Final = 32
@@ -279,10 +285,9 @@ def _axes(call: Call) -> Any:
     return (axes,) if isinstance(axes, int) else axes
 
 
-@rule("sum", "nansum", "mean", "prod")
+@after_results("sum", "nansum", "mean", "prod")
 def _sum(call: Call) -> Iterable[Step]:
     """``sum_out``: what has another dtype than the sum is copied first (ReduceOpsUtils.h)."""
-    yield from call.results
     tensor: torch.Tensor = call.args[0]
     out = call.out_dtype
     kept_low = tensor.dtype in _LOW and out is torch.float32
@@ -292,9 +297,8 @@ def _sum(call: Call) -> Iterable[Step]:
     yield from summed(tensor, _axes(call))
 
 
-@rule("max", "min")
+@after_results("max", "min")
 def _extreme_or_indexed(call: Call) -> Iterable[Step]:
-    yield from call.results
     tensor, axes = call.args[0], _axes(call)
     size = tensor.element_size() if axes is None else INDEXED
     yield from buffers_of(tensor, axes, ReductionKind(size))
@@ -302,12 +306,7 @@ def _extreme_or_indexed(call: Call) -> Iterable[Step]:
 
 def _reduces(*names: str, kind: Callable[[torch.Tensor], ReductionKind]) -> None:
     """Give operations that reduce a tensor over ``dim`` their buffers."""
-
-    def steps(call: Call) -> Iterable[Step]:
-        yield from call.results
-        yield from buffers_of(call.args[0], _axes(call), kind(call.args[0]))
-
-    rule(*names)(steps)
+    after_results(*names)(lambda c: buffers_of(c.args[0], _axes(c), kind(c.args[0])))
 
 
 def _of_variance(tensor: torch.Tensor) -> ReductionKind:

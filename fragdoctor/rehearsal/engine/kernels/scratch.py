@@ -99,6 +99,20 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return registered(RULES, names)
 
 
+def after_results(*names: str) -> Callable[[Rule], Rule]:
+    """Give operations a rule of what follows their results, which are made first."""
+
+    def register(function: Rule) -> Rule:
+        def steps(call: Call) -> Iterable[Step]:
+            yield from call.results
+            yield from function(call)
+
+        rule(*names)(steps)
+        return function
+
+    return register
+
+
 def registered(table: dict[str, _F], names: Iterable[str]) -> Callable[[_F], _F]:
     """Return the decorator that puts a function into a table under these names."""
 

@@ -15,6 +15,7 @@ from fragdoctor.rehearsal.engine.kernels.scratch import (
     Out,
     Step,
     Temp,
+    after_results,
     copied_unless_dense,
     held_only,
     n_bytes,
@@ -84,9 +85,8 @@ def _by_value_and_segment(n: int, size: int) -> Iterable[Step]:
     yield from held_only(cub.radix_sort_in_place(n))
 
 
-@rule("topk")
+@after_results("topk")
 def _topk(call: Call) -> Iterable[Step]:
-    yield from call.results
     tensor: torch.Tensor = call.args[0]
     yield from copied_unless_dense(tensor)
     dim = call.argument("dim")
@@ -123,10 +123,9 @@ def topk_steps(tensor: torch.Tensor, length: int) -> Iterable[Step]:
         yield from held_only(cub.buffers((-(-blocks // 1024) + cub.EXTRA_TILES) * 16, 1))
 
 
-@rule("cumsum", "cumprod", "cumsum_", "cumprod_")
+@after_results("cumsum", "cumprod", "cumsum_", "cumprod_")
 def _cumulate(call: Call) -> Iterable[Step]:
     """A prefix sum along one dimension; only that of a flat tensor is CUB's."""
-    yield from call.results
     tensor: torch.Tensor = call.args[0]
     if tensor.dim() <= 1 or max(tensor.shape) == tensor.numel():
         yield from _flat_scan(tensor, call.out_dtype)
@@ -143,10 +142,9 @@ def _flat_scan(tensor: torch.Tensor, dtype: torch.dtype) -> Iterable[Step]:
         yield Temp(cub.scan(tensor.numel(), dtype.itemsize))
 
 
-@rule("mode")
+@after_results("mode")
 def _mode(call: Call) -> Iterable[Step]:
     """Slices are counted one after the other, side by side in memory (TensorModeKernel.cpp)."""
-    yield from call.results
     tensor: torch.Tensor = call.args[0]
     yield from copied_unless_dense(tensor.transpose(call.argument("dim"), -1))
 
