@@ -54,15 +54,11 @@ def release(tensor: torch.Tensor) -> bool:
         return False
     first = -(-storage.data_ptr() // _PAGE) * _PAGE
     last = (storage.data_ptr() + n_bytes) // _PAGE * _PAGE
-    if _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _DONTNEED):
+    if ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _DONTNEED):
         return False
     for start, end in ((storage.data_ptr(), first), (last, storage.data_ptr() + n_bytes)):
         ctypes.memset(start, 0, end - start)
     return True
-
-
-def _libc() -> Any:
-    return ctypes.CDLL(None)
 
 
 class Weights:

@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -216,10 +217,13 @@ class CureSearch:
                 return  # what more GPUs share is little of it
             peak_bytes = tried.peak_allocated_bytes or 0
             low, high = high, 2 * high + 1
-        while high - low > 1 and high < len(counts):
-            middle = (low + high) // 2
-            fits = self._try(catalogue.sharded(traits, counts[middle], self._batch)).fits
-            low, high = (low, middle) if fits else (middle, high)
+        else:
+            return
+
+        def fits(n: int) -> bool:
+            return self._try(catalogue.sharded(traits, n, self._batch)).fits
+
+        bisect_left(counts[low + 1 : high], 1, key=fits)  # what it tries is what is asked for
 
     def _combine(self, traits: catalogue.Traits, conf: str) -> None:
         """Try what leaves the results alone together, then what does not on top of it."""

@@ -92,6 +92,7 @@ class Call:
 Rule = Callable[[Call], Iterable[Step]]
 _F = TypeVar("_F")
 RULES: Final[dict[str, Rule]] = {}
+"""Of operations that ask for more than their results."""
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
@@ -121,11 +122,6 @@ def registered(table: dict[str, _F], names: Iterable[str]) -> Callable[[_F], _F]
         return function
 
     return register
-
-
-def has_rule(name: str) -> bool:
-    """Whether an operation asks for more than its results."""
-    return name in RULES
 
 
 def steps_of(call: Call) -> Sequence[Step]:

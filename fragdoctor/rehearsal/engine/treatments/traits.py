@@ -38,35 +38,22 @@ FRAMEWORKS: Final = {
 """What runs the training, the one that runs the others first: its module and its class."""
 
 
+_FLAGS: Final = (
+    "accumulates", "autocasts", "caches", "checkpoints", "clips", "evaluates_with_grad",
+    "has_state", "is_distributed", "is_eager", "scales", "schedules", "trains", "zeroes",
+)  # fmt: skip
+
+
 class Traits:
     """Notes what a program uses until ``undo`` is closed."""
 
     def __init__(self, undo: ExitStack) -> None:
         self._found: dict[str, Any] = {
-            "model": "",
-            "blocks": [],
-            "parts": [],
-            "head": None,
-            "n_parameters": 0,
-            "n_flops": 0,
-            "n_optimizers": 0,
-            "place": None,
-            "accumulates": False,
-            "scales": False,
-            "clips": False,
-            "schedules": False,
-            "has_state": False,
-            "is_eager": False,
-            "is_distributed": False,
-            "caches": False,
-            "framework": "",
-            "optimizers": [],
-            "batches": [],
-            "trains": False,
-            "autocasts": False,
-            "checkpoints": False,
-            "zeroes": False,
-            "evaluates_with_grad": False,
+            **dict.fromkeys(_FLAGS, False),
+            **dict.fromkeys(("n_parameters", "n_flops", "n_optimizers"), 0),
+            **{name: [] for name in ("blocks", "parts", "optimizers", "batches")},
+            **dict.fromkeys(("model", "framework"), ""),
+            **dict.fromkeys(("head", "place")),
         }
         self._operations = Operations(undo)
         self._parts: list[tuple[str, str, Any]] = []
