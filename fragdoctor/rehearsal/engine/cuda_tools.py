@@ -146,12 +146,13 @@ def _broadcast_coalesced(
     tensors: Sequence[torch.Tensor], devices: Sequence[int], buffer_size: int
 ) -> list[list[torch.Tensor]]:
     found: list[list[torch.Tensor]] = [list(tensors), *([] for _ in devices[1:])]
-    for positions in _taken(tensors, buffer_size):
+    groups = _taken(tensors, buffer_size)
+    for positions in groups:
         chunk = [tensors[i] for i in positions]
         copies = _broadcast(_flatten_dense_tensors(chunk), devices)
         for place, copy in zip(found[1:], copies[1:], strict=True):
             place += [t.detach() for t in _unflatten_dense_tensors(copy, chunk)]
-    order = [i for positions in _taken(tensors, buffer_size) for i in positions]
+    order = [i for positions in groups for i in positions]
     return [
         found[0],
         *([t for _, t in sorted(zip(order, made, strict=True))] for made in found[1:]),

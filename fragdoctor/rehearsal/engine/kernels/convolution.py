@@ -91,64 +91,46 @@ def _forward(
 
 def _call(
     operation: str,
-    input_: torch.Tensor,
     weight: torch.Tensor,
-    result: Sequence[int],
+    seen: Sequence[int],
+    made: Sequence[int],
     layout: torch.memory_format,
     geometry: Sequence[Sequence[int]],
 ) -> cudnn.Convolution:
-    """Describe a call of cuDNN; ``geometry`` is padding, stride and dilation."""
+    """Describe a call of cuDNN.
+
+    Args:
+        operation: its pass.
+        weight: as the forward pass has it.
+        seen: the shape of what an ordinary forward pass is given.
+        made: that of what it makes.
+        layout: of all tensors.
+        geometry: padding, stride and dilation.
+    """
     is_last = layout in {torch.channels_last, torch.channels_last_3d}
-    x, w, y = (cudnn.Dense(tuple(s), is_last) for s in (input_.shape, weight.shape, result))
+    x, w, y = (cudnn.Dense(tuple(s), is_last) for s in (seen, weight.shape, made))
     padding, stride, dilation = (tuple(g) for g in geometry)
-    return cudnn.Convolution(operation, input_.dtype, x, w, y, padding, stride, dilation)
+    return cudnn.Convolution(operation, weight.dtype, x, w, y, padding, stride, dilation)
 
 
 def _take_workspaces(call: cudnn.Convolution, device: int) -> None:
     cudnn.take(call, lambda n_bytes: take_and_give(device, n_bytes, WORKSPACE))
 
 
-@special("aten::cudnn_convolution")
+@special("aten::cudnn_convolution", "aten::cudnn_convolution_transpose")
 def cudnn_convolution(
-    _op: Any,
-    self: torch.Tensor,
-    weight: torch.Tensor,
-    padding: Sequence[int],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    *_: Any,
-    **__: Any,
+    op: Any, self: torch.Tensor, weight: torch.Tensor, padding: Sequence[int], *rest: Any, **_: Any
 ) -> torch.Tensor:
-    """CuDNN's convolution."""
-    layout = _format(self, weight, BACKEND.Cudnn)
-    shape = _size(
-        self, weight, (padding, [0] * len(padding), stride, dilation, groups), transposed=False
-    )
-    call = _call("forward", self, weight, shape, layout, (padding, stride, dilation))
-    return _forward(self, weight, shape, layout, call)
-
-
-@special("aten::cudnn_convolution_transpose")
-def cudnn_convolution_transpose(
-    _op: Any,
-    self: torch.Tensor,
-    weight: torch.Tensor,
-    padding: Sequence[int],
-    output_padding: Sequence[int],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    *_: Any,
-    **__: Any,
-) -> torch.Tensor:
-    """CuDNN's transposed convolution: the gradient of the inputs of the ordinary one."""
-    layout = _format(self, weight, BACKEND.CudnnTranspose)
-    shape = _size(
-        self, weight, (padding, output_padding, stride, dilation, groups), transposed=True
-    )
+    """CuDNN's convolution; a transposed one is the gradient of the inputs of an ordinary one."""
+    is_transposed = "transpose" in op.name()
+    numbers = rest if is_transposed else ([0] * len(padding), *rest)
+    output_padding, stride, dilation, groups = numbers[:4]
+    layout = _format(self, weight, BACKEND.CudnnTranspose if is_transposed else BACKEND.Cudnn)
+    geometry = (padding, output_padding, stride, dilation, groups)
+    shape = _size(self, weight, geometry, transposed=is_transposed)
+    seen, made = (shape, self.shape) if is_transposed else (self.shape, shape)
     call = _call(
-        "backward_data", self.new_empty(shape, device="meta"), weight, self.shape, layout,
+        "backward_data" if is_transposed else "forward", weight, seen, made, layout,
         (padding, stride, dilation),
     )  # fmt: skip
     return _forward(self, weight, shape, layout, call)
@@ -159,14 +141,13 @@ def conv_depthwise(
     _op: Any,
     self: torch.Tensor,
     weight: torch.Tensor,
-    kernel_size: Sequence[int],
-    bias: torch.Tensor | None,
+    _kernel_size: Sequence[int],
+    _bias: torch.Tensor | None,
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> torch.Tensor:
     """PyTorch's own kernels for one filter a channel (DepthwiseConv2d.cu)."""
-    del kernel_size, bias
     geometry = (padding, [0] * len(padding), stride, dilation, self.shape[1])
     shape = _size(self, weight, geometry, transposed=False)
     return _forward(self, weight, shape, torch.contiguous_format)
@@ -259,14 +240,14 @@ def _cudnn_backward(
         first = like_format(input_, input_.shape, wanted)
         dense_weight = _dense(weight, wanted)
         dense_gradient = _dense(gradient, wanted)
-        _take_workspaces(_call(of_input, seen, weight, made.shape, wanted, geometry), device)
+        _take_workspaces(_call(of_input, weight, seen.shape, made.shape, wanted, geometry), device)
         del dense_gradient, dense_weight
     if mask[1]:
         wanted = _format(held, gradient, BACKEND.Cudnn)
         dense_gradient = _dense(gradient, wanted)
         dense_input = _dense(held, wanted)
         second = like_format(weight, weight.shape, wanted)
-        call = _call("backward_filter", seen, weight, made.shape, wanted, geometry)
+        call = _call("backward_filter", weight, seen.shape, made.shape, wanted, geometry)
         _take_workspaces(call, device)
         del dense_input, dense_gradient
     del gradient, held
@@ -352,17 +333,6 @@ def _columns_backward(
     return first, second, bias
 
 
-def _of_parameters(
-    gradient: torch.Tensor, weight: torch.Tensor, mask: Sequence[bool], *, is_by_image: bool
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return the gradients of weight and bias, the latter first where one sum makes it."""
-    bias = gradient.sum([0, 2, 3]) if mask[2] and is_by_image else None
-    second = new(weight.shape, None, weight.dtype, weight.get_device()) if mask[1] else None
-    if mask[2] and bias is None:
-        bias = new((gradient.shape[1],), None, weight.dtype, weight.get_device())
-    return second, bias
-
-
 def _group_backward(
     grad_output: torch.Tensor,
     input_: torch.Tensor,
@@ -391,7 +361,10 @@ def _group_backward(
             held = columns()
         elif is_transposed:
             columns()
-    second, bias = _of_parameters(gradient, weight, mask, is_by_image=backend == BACKEND.Slow2d)
+    bias = gradient.sum([0, 2, 3]) if mask[2] and backend == BACKEND.Slow2d else None
+    second = empty(weight.shape) if mask[1] else None
+    if mask[2] and bias is None:
+        bias = empty((gradient.shape[1],))
     if held is None and (any(mask[1:]) if is_transposed else any(mask[:2])):
         held = columns()
     if mask[2] and backend in DILATED:

@@ -227,51 +227,48 @@ def repeat_interleave(
     return result
 
 
-@special("aten::_unique2", "aten::unique_dim")
+@special("aten::_unique2")
 def unique(
-    op: Any,
+    _op: Any,
     self: torch.Tensor,
-    *args: Any,
-    **kwargs: Any,
+    _sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``unique``: the result keeps the memory of as many values as went in (Unique.cu)."""
-    by_dim = op.overloadpacket.__name__ == "unique_dim"
-    if by_dim:
-        return _unique_rows(self, args[0], *args[1:], **kwargs)
     n, size = self.numel(), self.element_size()
-    inverse, counts = (*args, False, False, False)[1:3]
-    inverse = kwargs.get("return_inverse", inverse)
-    counts = kwargs.get("return_counts", counts)
     found = values.n_kept(self, "unique")
     device = self.get_device()
     none = new((0,), None, torch.int64, device)
     with Scratch(self) as scratch:
         ordered = scratch.take(n * size)
         places = 0
-        if inverse or counts:
+        if return_inverse or return_counts:
             places = scratch.take(n * INDEX_BYTES)
             numbers = scratch.take(n * INDEX_BYTES)
             scratch.take_and_give(cub.radix_sort(n, size, INDEX_BYTES))
             scratch.give(numbers)
         else:
             scratch.take_and_give(cub.radix_sort(n, size))
-        where = new(self.shape, None, torch.int64, device) if inverse else none
-        if inverse:
+        where = new(self.shape, None, torch.int64, device) if return_inverse else none
+        if return_inverse:
             mask = scratch.take(n * INDEX_BYTES)
             scratch.take_and_give(cub.scan(n, 4))
             scratch.give(mask)
         out = new((n,), None, self.dtype, device)[:found]
         length = scratch.take(INDEX_BYTES)
-        how_many = new((n,), None, torch.int64, device)[:found] if counts else none
+        how_many = new((n,), None, torch.int64, device)[:found] if return_counts else none
         scratch.take_and_give(cub.select(n))
         for held in (length, places, ordered):
             scratch.give(held)
     return out, where, how_many
 
 
-def _unique_rows(
-    self: torch.Tensor, dim: int, *_: Any, **__: Any
+@special("aten::unique_dim")
+def unique_rows(
+    _op: Any, self: torch.Tensor, dim: int, *_: Any, **__: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``unique`` of the rows along a dimension."""
     found = values.n_kept(self.select(0, 0) if self.dim() > 1 else self, "unique")
     n = min(found, self.shape[dim])
     shape = [n if i == dim % self.dim() else size for i, size in enumerate(self.shape)]
@@ -282,7 +279,7 @@ def _unique_rows(
 
 @special("aten::unique_consecutive")
 def unique_consecutive(
-    _op: Any,
+    op: Any,
     self: torch.Tensor,
     return_inverse: bool = False,
     return_counts: bool = False,
@@ -290,7 +287,7 @@ def unique_consecutive(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``unique_consecutive``: as ``unique`` on what is sorted."""
     if dim is not None:
-        return _unique_rows(self, dim)
+        return unique_rows(op, self, dim)  # type: ignore[no-any-return]
     n = self.numel()
     found = values.n_kept(self, "unique")
     device = self.get_device()
