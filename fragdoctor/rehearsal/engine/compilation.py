@@ -99,15 +99,12 @@ def _planned(original: Callable[..., Any]) -> Callable[..., Any]:
         except (errors.RestartAnalysis, errors.SkipFrame):
             raise  # Dynamo goes on from there
         except Exception as e:  # noqa: BLE001 - whatever Inductor does not manage
-            session.note(_PARTITIONED.format(_first_line(e)))
+            said = f"{type(e).__name__}: {e}".partition("\n")[0][:200].rstrip(". ")
+            session.note(_PARTITIONED.format(said))
             backends = importlib.import_module("torch._dynamo.backends.registry")
             return backends.lookup_backend("aot_eager_decomp_partition")(graph, inputs)
 
     return compile_fx
-
-
-def _first_line(e: BaseException) -> str:
-    return f"{type(e).__name__}: {e}".partition("\n")[0][:200].rstrip(". ")
 
 
 class _Conversions(logging.Handler):

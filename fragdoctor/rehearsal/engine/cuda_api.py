@@ -131,11 +131,6 @@ def _empty_cache() -> None:
     _now().gpus.empty_cache()
 
 
-def _is_history_enabled() -> bool:
-    history = _now().history
-    return history is not None and bool(history.enabled)
-
-
 def _index(device: Any) -> int:
     return _now().gpus.device() if device is None or device < 0 else int(device)
 
@@ -167,23 +162,10 @@ def _maybe_exchange_device(device: int) -> int:
     return _exchange_device(device)  # Dynamo tells the two apart
 
 
-def _current_stream(device: int) -> tuple[int, int, int]:
-    return _now().gpus.stream(device), _index(device), CUDA_TYPE
-
-
-def _default_stream(device: int) -> tuple[int, int, int]:
-    return 0, _index(device), CUDA_TYPE
-
-
 def _set_stream(stream_id: int, device_index: int, device_type: int) -> None:
     del device_type
     _now().gpus.set_device(device_index)
     _now().gpus.set_stream(device_index, stream_id)
-
-
-def _raw_stream(device: int) -> int:
-    handle: int = _now().gpus.stream_handle(_now().gpus.stream(device))
-    return handle
 
 
 def _properties(device: Any = None) -> Any:
@@ -314,10 +296,10 @@ _PRIMITIVES: Final[dict[str, Any]] = {
     "_cuda_hasPrimaryContext": lambda _device: True,
     "_cuda_isInBadFork": lambda: False,
     "_cuda_canDeviceAccessPeer": lambda a, b: a != b,
-    "_cuda_getCurrentStream": _current_stream,
-    "_cuda_getDefaultStream": _default_stream,
+    "_cuda_getCurrentStream": lambda d: (_now().gpus.stream(d), _index(d), CUDA_TYPE),
+    "_cuda_getDefaultStream": lambda d: (0, _index(d), CUDA_TYPE),
     "_cuda_setStream": _set_stream,
-    "_cuda_getCurrentRawStream": _raw_stream,
+    "_cuda_getCurrentRawStream": lambda d: _now().gpus.stream_handle(_now().gpus.stream(d)),
     "_cuda_getCurrentBlasHandle": lambda: 1,
     "_cuda_clearCublasWorkspaces": dispatch.clear_blas_workspaces,
     "_cuda_synchronize": lambda: _now().gpus.synchronize(-1),
@@ -335,7 +317,7 @@ _PRIMITIVES: Final[dict[str, Any]] = {
     "_cuda_getMemoryFraction": lambda device: _now().fractions.get(_index(device), 1.0),
     "_cuda_record_memory_history": _record_history,
     "_cuda_record_memory_history_legacy": _record_history_legacy,
-    "_cuda_isHistoryEnabled": _is_history_enabled,
+    "_cuda_isHistoryEnabled": lambda: getattr(_now().history, "enabled", None) is not None,
     "_cuda_memorySnapshot": _memory_snapshot,
     "_cuda_attach_out_of_memory_observer": _attach_observer,
     "_cuda_getMemoryMetadata": lambda: "",

@@ -111,19 +111,15 @@ def take(convolution: Convolution, ask: Callable[[int], None]) -> None:
         session.note(_BENCHMARK)
         with contextlib.suppress(torch.OutOfMemoryError):
             ask(max(plans))
-    for n_bytes in _one_after_the_other(convolution, plans):
+    at = 0
+    while at < len(plans):
         try:
-            ask(n_bytes)
-        except torch.OutOfMemoryError:
+            ask(plans[at])
+        except torch.OutOfMemoryError:  # only now the others are asked for
+            plans, at = _plans_here(convolution, wants_all=True) or plans, at + 1
             continue
         return
     raise RuntimeError("GET was unable to find an engine to execute this computation")
-
-
-def _one_after_the_other(convolution: Convolution, plans: Sequence[int]) -> Iterator[int]:
-    """Yield the plans' workspaces; the others only when the first one was not to be had."""
-    yield plans[0]
-    yield from (_plans_here(convolution, wants_all=True) or plans)[1:]
 
 
 def _plans_here(convolution: Convolution, *, wants_all: bool) -> tuple[int, ...]:

@@ -63,7 +63,10 @@ def install(undo: ExitStack) -> None:
     for module in (torch.distributed.utils, data_parallel):
         if hasattr(module, "_verify_param_shape_across_processes"):
             put(undo, module, "_verify_param_shape_across_processes", _compare_shapes)
-    _time_nothing(distributed, undo)
+    # DDP takes no times: builds without CUDA have no clock, those with CUDA no GPU.
+    put(undo, distributed, "Logger", _logger(distributed.Logger))
+    if next((Path(torch.__file__).parent / "lib").glob("libtorch_cuda*"), None) is not None:
+        put(undo, distributed, "Reducer", _reducer(distributed.Reducer))
     for name in ("spawn", "start_processes"):
         put(undo, torch.multiprocessing, name, _spawn)
 
@@ -218,13 +221,6 @@ def _with_flat_copy(original: Callable[..., Any], place: int) -> Callable[..., A
             del flat
 
     return collective
-
-
-def _time_nothing(distributed: Any, undo: ExitStack) -> None:
-    """Let DDP take no times: builds without CUDA have no clock, those with CUDA no GPU."""
-    put(undo, distributed, "Logger", _logger(distributed.Logger))
-    if next((Path(torch.__file__).parent / "lib").glob("libtorch_cuda*"), None) is not None:
-        put(undo, distributed, "Reducer", _reducer(distributed.Reducer))
 
 
 def _logger(original: Any) -> Any:

@@ -379,7 +379,8 @@ class Skipping:
         """
         passage.n_rounds += 1
         passage.n_run += 1
-        self._look_at_the_clock()
+        if self._ends_at is not None and time.monotonic() > self._ends_at:
+            self.on_stuck(f"its rounds went on for {GO_ON_S:.0f} s after their memory repeated")
         is_of_gpu = bool(passage.n_events) and self.n_requests != passage.n_requests
         is_of_gpu = is_of_gpu and not passage.source.yields
         if not is_of_gpu or threading.current_thread() is not threading.main_thread():
@@ -437,7 +438,8 @@ class Skipping:
             ahead.append(n_left - _LAST + 1)
         if not ahead:
             if n_left is None and is_of_steps and remaining is no_length:
-                self.on_stuck(f"nothing says where the loop at {_place(frame)} ends")
+                place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+                self.on_stuck(f"nothing says where the loop at {place} ends")
             return None if remaining is not no_length else 0
         n = min(ahead) - 1 - _AROUND
         if n_left is not None:
@@ -506,10 +508,6 @@ class Skipping:
         self.partial = self.partial or f"{reason}; the others of the loop were not rehearsed"
         return self._jumped(passage, n_left - _LAST, frame)
 
-    def _look_at_the_clock(self) -> None:
-        if self._ends_at is not None and time.monotonic() > self._ends_at:
-            self.on_stuck(f"its rounds went on for {GO_ON_S:.0f} s after their memory repeated")
-
     def advanced(self, passage: Passage, number: int, value: Any) -> Any:
         """Return a counter of the program as it would be after the rounds jumped over."""
         rates = passage.source.rates.counters
@@ -536,10 +534,6 @@ def _is_in_module(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _place(frame: FrameType) -> str:
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
 def n_remaining(iterator: Any, items: Any, n_taken: int) -> int | None:

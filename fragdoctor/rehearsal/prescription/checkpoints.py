@@ -208,7 +208,8 @@ class Checkpoints:
     def lowest(self) -> Plan:
         """Return about the set with which tensors take least."""
         plans = self._frontier[:: -(-len(self._frontier) // MAX_SAMPLES)]
-        return min([*plans, self._frontier[-1]], key=self._peak_bytes)
+        peak_bytes = self._need.peak_bytes
+        return min([*plans, self._frontier[-1]], key=lambda one: peak_bytes(self._requests(one)))
 
     def needs_bytes(self, plan: Plan) -> int:
         """Return the least that PyTorch must have with a set."""
@@ -226,9 +227,6 @@ class Checkpoints:
     def _fits(self, plan: Plan, capacity_bytes: int, *, is_steady: bool = False) -> bool:
         self._n_left -= 1
         return self._need.fits(self._requests(plan), capacity_bytes, is_steady=is_steady)
-
-    def _peak_bytes(self, plan: Plan) -> int:
-        return self._need.peak_bytes(self._requests(plan))
 
     @cached_property
     def _frontier(self) -> list[Plan]:

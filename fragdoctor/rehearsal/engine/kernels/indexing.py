@@ -102,15 +102,9 @@ def _expanded(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> lis
     return [t if t is None or t.is_cuda else t.to(self.device) for t in found]
 
 
-def _is_plain(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> bool:
-    return self.is_cuda and all(t is None or (t.is_cuda and t.dtype not in MASKS) for t in indices)
-
-
 @special("aten::index.Tensor", "aten::_unsafe_index.Tensor")
 def index(op: Any, self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
     """``x[i, mask]``."""
-    if _is_plain(self, indices):
-        return functional(op, self, list(indices))  # type: ignore[no-any-return]
     return functional(op, self, _expanded(self, indices))  # type: ignore[no-any-return]
 
 

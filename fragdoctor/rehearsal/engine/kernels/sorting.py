@@ -58,7 +58,8 @@ def sort_steps(tensor: torch.Tensor, dim: int) -> Iterable[Step]:
     if length <= SORT_IN_BLOCK:
         yield Temp(length * INDEX_BYTES)
         return
-    if tensor.stride(dim) != 1 or not _is_dense(tensor):
+    is_dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
+    if tensor.stride(dim) != 1 or not is_dense:
         yield from (Temp(n * size), Temp(n * size), Temp(n * INDEX_BYTES))
     n_segments = n // length
     if n_segments == 1 or length >= ONE_BY_ONE_FROM:
@@ -70,10 +71,6 @@ def sort_steps(tensor: torch.Tensor, dim: int) -> Iterable[Step]:
     else:
         yield Temp(n * INDEX_BYTES)
         yield Temp(cub.segmented_sort(n, size, INDEX_BYTES))
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    return torch.ops.aten.is_non_overlapping_and_dense(tensor)  # type: ignore[no-any-return]
 
 
 def _by_value_and_segment(n: int, size: int) -> Iterable[Step]:
@@ -127,19 +124,14 @@ def topk_steps(tensor: torch.Tensor, length: int) -> Iterable[Step]:
 def _cumulate(call: Call) -> Iterable[Step]:
     """A prefix sum along one dimension; only that of a flat tensor is CUB's."""
     tensor: torch.Tensor = call.args[0]
-    if tensor.dim() <= 1 or max(tensor.shape) == tensor.numel():
-        yield from _flat_scan(tensor, call.out_dtype)
-    elif tensor.dtype != call.out_dtype:
-        yield Temp(tensor.numel() * call.out_dtype.itemsize)
-    else:
-        yield from copied_unless_dense(tensor)
-
-
-def _flat_scan(tensor: torch.Tensor, dtype: torch.dtype) -> Iterable[Step]:
+    n, dtype = tensor.numel(), call.out_dtype
+    is_flat = tensor.dim() <= 1 or max(tensor.shape) == n
     if tensor.dtype != dtype:
-        yield Temp(tensor.numel() * dtype.itemsize)
-    if tensor.numel():
-        yield Temp(cub.scan(tensor.numel(), dtype.itemsize))
+        yield Temp(n * dtype.itemsize)
+    elif not is_flat:
+        yield from copied_unless_dense(tensor)
+    if is_flat and n:
+        yield Temp(cub.scan(n, dtype.itemsize))
 
 
 @after_results("mode")

@@ -43,11 +43,8 @@ def _put_fused(kind: Any, undo: ExitStack) -> None:
 def adafactor(_: str, undo: ExitStack) -> None:
     """Put Adafactor (factored second moments) in place of Adam and AdamW."""
     for name in ("Adam", "AdamW"):
-        put(undo, torch.optim, name, _in_place_of(getattr(torch.optim, name), _adafactor_of))
-
-
-def _adafactor_of(params: Any, lr: Any, weight_decay: float) -> torch.optim.Optimizer:
-    return torch.optim.Adafactor(params, lr=lr, weight_decay=weight_decay)
+        kind = getattr(torch.optim, name)
+        put(undo, torch.optim, name, _in_place_of(kind, torch.optim.Adafactor))
 
 
 def in_8_bits(_: str, undo: ExitStack) -> None:
@@ -64,7 +61,7 @@ def _in_place_of(kind: Any, make: Callable[..., torch.optim.Optimizer]) -> Any:
         def __call__(
             cls, params: Any, lr: Any = 1e-3, *_: Any, weight_decay: float = 0.0, **__: Any
         ) -> Any:
-            return make(params, lr, weight_decay)
+            return make(params, lr=lr, weight_decay=weight_decay)
 
     return Meta(kind.__name__, (kind,), {})
 

@@ -6,7 +6,6 @@ import gc
 import os
 import sys
 import weakref
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
 from functools import wraps
 from typing import Any, Final
@@ -149,7 +148,8 @@ class Traits:
 
     def _updated(self, optimizer: Any, *_: Any) -> None:
         self._is_pending = False
-        if any(torch.is_tensor(v) and v.is_cuda and v.dim() for v in _state_of(optimizer)):
+        values = (value for state in optimizer.state.values() for value in state.values())
+        if any(torch.is_tensor(v) and v.is_cuda and v.dim() for v in values):
             self._note("has_state")
 
     def _scaled(self, scaler: Any, *_: Any) -> None:
@@ -208,11 +208,6 @@ def _place_of_optimizer() -> tuple[str, int, dict[int, str]] | None:
     at_hand = {**frame.f_globals, **frame.f_locals}
     names = {id(v): name for name, v in at_hand.items() if isinstance(v, torch.nn.Module)}
     return os.path.abspath(frame.f_code.co_filename), frame.f_lineno, names  # noqa: PTH100
-
-
-def _state_of(optimizer: Any) -> Iterator[Any]:
-    for state in optimizer.state.values():
-        yield from state.values()
 
 
 def _framework() -> str:
