@@ -13,9 +13,8 @@ from typing import Any, Final, NoReturn
 import torch
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.rehearsal.engine import put
+from fragdoctor.rehearsal.engine import leave, put
 from fragdoctor.rehearsal.engine.memory_history import ENGINE, History, is_users, snapshot
-from fragdoctor.rehearsal.engine.program import leave
 from fragdoctor.rehearsal.engine.session import SeenOom, Session
 
 MAX_STACK: Final = 64

@@ -33,7 +33,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from fragdoctor.errors import FragdoctorError
-from fragdoctor.rehearsal.engine import put
+from fragdoctor.rehearsal.engine import leave, put
 from fragdoctor.rehearsal.engine.memory_history import is_users
 from fragdoctor.rehearsal.fence import FREE, restrict_writes
 
@@ -273,14 +273,6 @@ def _unfit(request: dict[str, Any], message: str, hint: str) -> NoReturn:
         json.dumps({"status": "unfit", "message": message, "hint": hint}), encoding="utf-8"
     )
     leave(EXIT_UNFIT)
-
-
-def leave(code: int) -> NoReturn:
-    """End without what Python does at the end: threads of the program may wait for ever."""
-    with suppress(Exception):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)
 
 
 def _run_guarded(request: dict[str, Any], outcome: Any) -> int:
