@@ -114,10 +114,6 @@ CUDA_TYPE: Final = 1
 ARCHITECTURES: Final = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"
 
 
-def _nothing(*_: object, **__: object) -> None:
-    return None
-
-
 def _now() -> session.Session:
     return session.current()
 
@@ -286,7 +282,7 @@ _DO_NOTHING: Final = (
     "_cuda_set_cudnn_benchmark_limit", "_host_emptyCache",
 )  # fmt: skip
 _PRIMITIVES: Final[dict[str, Any]] = {
-    **dict.fromkeys(_DO_NOTHING, _nothing),
+    **dict.fromkeys(_DO_NOTHING, cuda_objects.nothing),
     "_cuda_init": lambda: _now().start(),
     "_cuda_getDeviceCount": lambda: _now().n_devices,
     "_cuda_getDevice": _device,

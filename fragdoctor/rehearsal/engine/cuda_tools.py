@@ -43,22 +43,12 @@ class _Nvtx:
         self._depth -= 1
         return self._depth
 
-    def rangeStartA(self, _message: str) -> int:  # noqa: N802
+    def rangeStartA(self, *_: Any) -> int:  # noqa: N802
         """Begin a range that may end in another thread."""
         return next(self._numbers)
 
-    def rangeEnd(self, _number: int) -> None:  # noqa: N802
-        """End it."""
-
-    def markA(self, _message: str) -> None:  # noqa: N802
-        """Mark a moment."""
-
-    def deviceRangeStart(self, _message: str, _stream: int) -> int:  # noqa: N802
-        """Begin a range on a stream."""
-        return next(self._numbers)
-
-    def deviceRangeEnd(self, _handle: int, _stream: int) -> None:  # noqa: N802
-        """End it."""
+    deviceRangeStart = rangeStartA  # noqa: N815 - on a stream
+    rangeEnd = markA = deviceRangeEnd = cuda_objects.nothing  # noqa: N815
 
 
 def _tuning() -> dict[str, Callable[..., Any]]:
@@ -98,11 +88,7 @@ class GreenContext:
         """Make one."""
         return GreenContext()
 
-    def set_context(self) -> None:
-        """Everything is on the GPU as before."""
-
-    def pop_context(self) -> None:
-        """Everything is on the GPU as before."""
+    set_context = pop_context = cuda_objects.nothing
 
     def Stream(self) -> Any:  # noqa: N802 - PyTorch's name
         """Return a stream of it."""
@@ -255,7 +241,7 @@ _DO_NOTHING: Final = (
     "_gds_save_storage",
 )  # fmt: skip
 _IN_C: Final[dict[str, Callable[..., Any]]] = {
-    **dict.fromkeys(_DO_NOTHING, lambda *_: None),
+    **dict.fromkeys(_DO_NOTHING, cuda_objects.nothing),
     "_broadcast": _broadcast,
     "_broadcast_out": _broadcast,
     "_broadcast_coalesced": _broadcast_coalesced,

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from fragdoctor.rehearsal.engine import allocation, put_all, session
+from fragdoctor.rehearsal.engine.cuda_objects import nothing
 
 _StoragePointer = int
 
@@ -77,10 +78,6 @@ class _Owned:
             allocation.disown(_storage(pointer))
 
 
-def _nothing(*_: Any) -> None:
-    """Nothing is to be done."""
-
-
 def install(undo: ExitStack) -> None:
     """Put the functions of the core in place until ``undo`` is closed."""
     owned = _Owned()
@@ -91,12 +88,12 @@ def install(undo: ExitStack) -> None:
         "_cuda_CUDAAllocator_AllocatorState": _PoolState,
         "_cuda_getCheckpointState": _PoolState,
         "_cuda_setCheckpointPoolState": owned.restore,
-        "_cuda_cudaCachingAllocator_raw_delete": _nothing,
+        "_cuda_cudaCachingAllocator_raw_delete": nothing,
         "_cuda_checkPoolLiveAllocations": lambda *_: True,
         "_has_Standard_Deleter": lambda _: True,
-        "_set_storage_access_error_msg": _nothing,
-        "_set_storage_data_ptr_access_error_msg": _nothing,
+        "_set_storage_access_error_msg": nothing,
+        "_set_storage_data_ptr_access_error_msg": nothing,
         "_cuda_get_conv_benchmark_empty_cache": lambda: True,
-        "_cudnn_set_conv_benchmark_empty_cache": _nothing,
+        "_cudnn_set_conv_benchmark_empty_cache": nothing,
     }
     put_all(undo, torch._C, functions)
