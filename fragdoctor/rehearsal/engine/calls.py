@@ -1,4 +1,4 @@
-"""The calls of models, from outside of any other module, and backward passes."""
+"""What a program does on the whole: it calls models, runs backward passes, makes optimizers."""
 
 from __future__ import annotations
 
@@ -106,3 +106,23 @@ def before_backward(act: Callable[[], None], undo: ExitStack) -> None:
         return run_backward
 
     put_run_backward(acting, undo)
+
+
+def after_making(act: Callable[[Any], None], undo: ExitStack) -> None:
+    """Do something with each optimizer that the program makes, and with none made meanwhile."""
+    make = torch.optim.Optimizer.__init__
+    is_acting = False
+
+    @wraps(make)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        nonlocal is_acting
+        make(self, *args, **kwargs)
+        if is_acting:
+            return
+        is_acting = True
+        try:
+            act(self)
+        finally:
+            is_acting = False
+
+    put(undo, torch.optim.Optimizer, "__init__", made)

@@ -14,16 +14,14 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import wraps
 from itertools import count, takewhile
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
-import torch
 from torch.optim import optimizer as optimizers
 
 from fragdoctor.model.turns import period_of, whole_rounds
-from fragdoctor.rehearsal.engine import put
+from fragdoctor.rehearsal.engine.calls import after_making
 from fragdoctor.rehearsal.engine.marks import StepProgress
 from fragdoctor.rehearsal.engine.session import Session
 from fragdoctor.rehearsal.engine.skipping import (
@@ -125,15 +123,11 @@ class Steps(StepProgress):
         self.now.progress = self
         skipping = self.now.loops.skipping
         skipping.steps, skipping.on_steps = (lambda: self.n_taken), self._skip
-        made = torch.optim.Optimizer.__init__
+        after_making(self._made_optimizer, undo)
 
-        @wraps(made)
-        def make(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            made(optimizer, *args, **kwargs)
-            self._has_optimizer = True
-            self._uncalled.add(optimizer)
-
-        put(undo, torch.optim.Optimizer, "__init__", make)
+    def _made_optimizer(self, optimizer: Any) -> None:
+        self._has_optimizer = True
+        self._uncalled.add(optimizer)
 
     @property
     def n_complete(self) -> int:

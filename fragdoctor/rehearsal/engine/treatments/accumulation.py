@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from fragdoctor.rehearsal.engine import put
-from fragdoctor.rehearsal.engine.treatments.optimizers import after_making
+from fragdoctor.rehearsal.engine.calls import after_making
 
 
 def install(argument: str, undo: ExitStack) -> None:

@@ -1,4 +1,4 @@
-"""Other optimizers, or other ways to run the same: fused, in 8 bits, as gradients come, by parts.
+"""Other optimizers, or other ways to run the same: fused, in 8 bits, or as gradients come.
 
 Also what they do with gradients, and where their states are between their runs.
 """
@@ -15,6 +15,7 @@ import torch
 
 from fragdoctor.model.frameworks import HAVE_FUSED
 from fragdoctor.rehearsal.engine import put
+from fragdoctor.rehearsal.engine.calls import after_making
 
 _SMALL: Final = 4096
 """Elements below which bitsandbytes keeps the state of a tensor in 32 bits (``min_8bit_size``)."""
@@ -42,18 +43,15 @@ def _put_fused(kind: Any, undo: ExitStack) -> None:
 
 def adafactor(_: str, undo: ExitStack) -> None:
     """Put Adafactor (factored second moments) in place of Adam and AdamW."""
-    for name in ("Adam", "AdamW"):
-        kind = getattr(torch.optim, name)
-        put(undo, torch.optim, name, _in_place_of(kind, torch.optim.Adafactor))
+    _put_for_adam(torch.optim.Adafactor, undo)
 
 
 def in_8_bits(_: str, undo: ExitStack) -> None:
     """Keep the state of Adam and AdamW in 8 bits, as bitsandbytes does."""
-    for name in ("Adam", "AdamW"):
-        put(undo, torch.optim, name, _in_place_of(getattr(torch.optim, name), EightBitAdam))
+    _put_for_adam(EightBitAdam, undo)
 
 
-def _in_place_of(kind: Any, make: Callable[..., torch.optim.Optimizer]) -> Any:
+def _put_for_adam(make: Callable[..., torch.optim.Optimizer], undo: ExitStack) -> None:
     class Meta(type):
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, torch.optim.Optimizer)
@@ -63,7 +61,8 @@ def _in_place_of(kind: Any, make: Callable[..., torch.optim.Optimizer]) -> Any:
         ) -> Any:
             return make(params, lr=lr, weight_decay=weight_decay)
 
-    return Meta(kind.__name__, (kind,), {})
+    for kind in (torch.optim.Adam, torch.optim.AdamW):
+        put(undo, torch.optim, kind.__name__, Meta(kind.__name__, (kind,), {}))
 
 
 class EightBitAdam(torch.optim.Optimizer):
@@ -143,26 +142,6 @@ def on_host(_: str, undo: ExitStack) -> None:
         optimizer.register_step_post_hook(lambda *_: move("cpu"))
 
     after_making(keep, undo)
-
-
-def after_making(act: Callable[[Any], None], undo: ExitStack) -> None:
-    """Do something with each optimizer that the program makes, and with none made meanwhile."""
-    make = torch.optim.Optimizer.__init__
-    is_acting = False
-
-    @wraps(make)
-    def made(self: Any, *args: Any, **kwargs: Any) -> None:
-        nonlocal is_acting
-        make(self, *args, **kwargs)
-        if is_acting:
-            return
-        is_acting = True
-        try:
-            act(self)
-        finally:
-            is_acting = False
-
-    put(undo, torch.optim.Optimizer, "__init__", made)
 
 
 def set_to_none(_: str, undo: ExitStack) -> None:
