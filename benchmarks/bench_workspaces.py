@@ -68,7 +68,7 @@ def main() -> None:
                 size = call.dtype.itemsize * sum(math.prod(t.shape) for t in tensors)
                 if size < MIB:
                     continue
-                said = cudnn.first_plan(call, H200, TOTAL_BYTES)
+                said = next(iter(cudnn.plans_of(call, H200, TOTAL_BYTES)), None)
                 if said is None:
                     raise SystemExit("There is no cuDNN here, or it has no plan.")
                 off[name].append((said - int(row[name])) / size)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from fragdoctor.model.memory_estimate import Estimate
     from fragdoctor.model.recipe import RecipeUse
     from fragdoctor.model.rehearsal import RehearsalResult, RehearsalSweep
-    from fragdoctor.rehearsal.step_script import Build, StepOptions
     from fragdoctor.report.base import RenderOptions
 
 
@@ -246,7 +245,7 @@ def _of_library(chosen: EstimateOptions, look: RenderOptions, given: frozenset[s
 
 
 def _rehearsed(
-    title: str, build: Build, options: StepOptions, chosen: EstimateOptions, look: RenderOptions
+    title: str, build: str, options: Mapping[str, Any], chosen: EstimateOptions, look: RenderOptions
 ) -> str:
     from fragdoctor.cli.rehearse import Asked, diagnosed, swept
     from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu

@@ -28,28 +28,15 @@ _HELP: Final = re.compile(r"^\s*(\?{1,2}\s*[\w.]+|[\w.]+\s*\?{1,2})\s*$")
 
 
 @frozen
-class Cell:
-    """A cell of code.
-
-    Attributes:
-        number: counts the cells of code, from 1.
-        source: Python; a line that was left out does nothing.
-    """
-
-    number: int
-    source: str
-
-
-@frozen
 class Notebook:
     """The code of a notebook.
 
     Attributes:
-        cells: in their order.
+        cells: as Python, in their order; a line that was left out does nothing.
         note: a sentence on what was left out, "".
     """
 
-    cells: tuple[Cell, ...]
+    cells: tuple[str, ...]
     note: str
 
 
@@ -75,7 +62,7 @@ def read_notebook(path: Path) -> Notebook:
     cells = []
     for number, source in enumerate(found, 1):
         plain, skipped = _plain(source)
-        cells.append(Cell(number, plain))
+        cells.append(plain)
         left_out += [f"{text} (cell {number})" for text in skipped]
     return Notebook(tuple(cells), _note(left_out))
 
@@ -229,7 +216,7 @@ class Program:
         if self.notebook is None:
             return []
         place = Path(self.target).resolve()
-        return [(f"{place}#cell-{cell.number}", cell.source) for cell in self.notebook.cells]
+        return [(f"{place}#cell-{n}", source) for n, source in enumerate(self.notebook.cells, 1)]
 
 
 def pythons(chosen: str | None) -> list[str]:

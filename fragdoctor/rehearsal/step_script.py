@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any, Final
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.frozen import frozen
 from fragdoctor.rehearsal.process import MOST_STEPS
 from fragdoctor.rehearsal.programs import Program
 from fragdoctor.rehearsal.sweep import PLACEHOLDER
@@ -66,37 +64,10 @@ with torch.no_grad():
 """
 
 
-@frozen
-class Build:
-    """What builds the model: a module of the engine, and what its ``build`` gets."""
+def step_options(dtype: str, optimizer: str, **options: Any) -> dict[str, Any]:
+    """Return the options of a :class:`~fragdoctor.rehearsal.engine.model_step.ModelStep`.
 
-    module: str
-    arguments: tuple[object, ...]
-    options: Mapping[str, object] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        named = (f"{name}={value!r}" for name, value in self.options.items())
-        return f"{self.module}.build({', '.join([*map(repr, self.arguments), *named])})"
-
-
-@frozen
-class StepOptions:
-    """How a model is run: see :class:`fragdoctor.rehearsal.engine.model_step.ModelStep`."""
-
-    input_shape: tuple[int, ...] = ()
-    input_dtype: str = "float32"
-    loss: str = ""
-    optimizer: str = "AdamW"
-    optimizer_options: Mapping[str, float] = field(default_factory=dict)
-    dtype: str = ""
-    autocast: str = ""
-    grad_accumulation: int = 1
-    inference: bool = False
-    given: tuple[str, ...] = ()
-
-
-def step_options(dtype: str, optimizer: str, **options: Any) -> StepOptions:
-    """Return options with a precision and an optimizer by their names.
+    Precision and optimizer are given by their names.
 
     Raises:
         ConfigError: PyTorch has no such precision or optimizer by itself.
@@ -113,17 +84,17 @@ def step_options(dtype: str, optimizer: str, **options: Any) -> StepOptions:
         )
     converted, autocast = PRECISIONS[dtype]
     name, its_options = OPTIMIZERS[optimizer]
-    return StepOptions(
-        optimizer=name,
-        optimizer_options=its_options,
-        dtype=converted,
-        autocast=autocast,
+    return {
+        "optimizer": name,
+        "optimizer_options": dict(its_options),
+        "dtype": converted,
+        "autocast": autocast,
         **options,
-    )
+    }
 
 
-def own_model(spec: str) -> Build:
-    """Return what builds ``pkg.module:factory``.
+def own_model(spec: str) -> str:
+    """Return the call of the engine that builds ``pkg.module:factory``.
 
     Raises:
         ConfigError: the name has another form.
@@ -134,7 +105,7 @@ def own_model(spec: str) -> Build:
             f"--model wants pkg.module:factory, not {spec!r}.",
             hint="Name a function without arguments that builds the model: my_project.model:build",
         )
-    return Build("own_model", (spec,))
+    return f"own_model.build({spec!r})"
 
 
 ATTENTION: Final = ("sdpa", "eager")
@@ -150,8 +121,8 @@ def library_model(  # noqa: PLR0913 - the options of a step, by their names
     lora_rank: int,
     lora_targets: str,
     inference: bool,
-) -> Build:
-    """Return what builds the model of a ``config.json``; 0 = not given.
+) -> str:
+    """Return the call of the engine that builds the model of a ``config.json``; 0 = not given.
 
     Raises:
         ConfigError: an option that no library's own class has.
@@ -174,13 +145,14 @@ def library_model(  # noqa: PLR0913 - the options of a step, by their names
         "lora_targets": tuple(t.strip() for t in lora_targets.split(",") if t.strip()),
         "inference": inference,
     }
-    return Build("library_model", (json.dumps(configuration),), options)
+    named = ", ".join(f"{name}={value!r}" for name, value in options.items())
+    return f"library_model.build({json.dumps(configuration)!r}, {named})"
 
 
 def step_program(  # noqa: PLR0913 - the parts of one script
     title: str,
-    build: Build,
-    options: StepOptions,
+    build: str,
+    options: Mapping[str, Any],
     pythons: Sequence[str],
     folder: Path,
     *,
@@ -190,16 +162,18 @@ def step_program(  # noqa: PLR0913 - the parts of one script
 
     With ``has_batch`` its argument has a place for the batch size, else that is the model's own.
 
-    ``title`` is what reports call it.
+    ``title`` is what reports call it, ``build`` the call that builds the model.
     """
     head = _HEAD.format(
         title=title.encode("unicode_escape").decode("ascii").replace('"', "'"),
-        module=build.module,
+        module=build.partition(".")[0],
         build=build,
-        options=asdict(options),
+        options=dict(options),
     )
     script = folder / "step.py"
-    script.write_text(head + (_INFERENCE if options.inference else _TRAINING), encoding="utf-8")
+    script.write_text(
+        head + (_INFERENCE if options.get("inference") else _TRAINING), encoding="utf-8"
+    )
     args = (PLACEHOLDER,) if has_batch else ()
     return Program(str(script), False, args, pythons, title=title)
 

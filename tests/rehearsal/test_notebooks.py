@@ -24,7 +24,7 @@ def read(place: Path, *cells: str) -> tuple[list[str], str]:
     path = place / "a.ipynb"
     path.write_text(notebook(*cells))
     found = read_notebook(path)
-    return [cell.source for cell in found.cells], found.note
+    return list(found.cells), found.note
 
 
 @pytest.mark.parametrize(

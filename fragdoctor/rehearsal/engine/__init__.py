@@ -6,8 +6,11 @@ the program's Python has its own packages, and need not have fragdoctor's.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from typing import Any, Final
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from typing import Any, Final, NoReturn
 
 _MISSING: Final = object()
 
@@ -22,6 +25,20 @@ def put(undo: ExitStack, owner: Any, name: str, value: Any) -> None:
         undo.callback(setattr, owner, name, before)
 
 
+def put_all(undo: ExitStack, owner: Any, values: Mapping[str, Any]) -> None:
+    """Set attributes until ``undo`` is closed."""
+    for name, value in values.items():
+        put(undo, owner, name, value)
+
+
 def _remove(owner: Any, name: str) -> None:
     if name in vars(owner):
         delattr(owner, name)
+
+
+def leave(code: int) -> NoReturn:
+    """End without what Python does at the end: threads of the program may wait for ever."""
+    with suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)

@@ -155,6 +155,16 @@ def give(address: int) -> None:
     session.current().gpus.give(address)
 
 
+def take_and_give(device: int, n_bytes: int, name: str) -> None:
+    """Take scratch memory under the name of an operation, and give it back at once.
+
+    Raises:
+        torch.OutOfMemoryError: the GPU has no more.
+    """
+    operation = session.current().stacks.operation(name)
+    give(take(device, n_bytes, operation, stack_here()))
+
+
 _fields: list[StorageFields] = []
 
 
@@ -221,6 +231,10 @@ class Scratch:
         if address:
             self._held.remove(address)
             give(address)
+
+    def take_and_give(self, n_bytes: int) -> None:
+        """Take scratch memory, and give it back at once."""
+        self.give(self.take(n_bytes))
 
     def __enter__(self) -> Self:
         return self

@@ -9,49 +9,45 @@ program goes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 
-from fragdoctor.rehearsal.engine import put
+from fragdoctor.rehearsal.engine.calls import put_run_backward
 from fragdoctor.rehearsal.engine.marks import in_backward
 
 
-class CountingEngine:
-    """The autograd engine, with a count of its own for the nodes made in backward passes.
+def install(undo: ExitStack) -> None:
+    """Number nodes so until ``undo`` is closed, where PyTorch lets them be numbered."""
+    count = getattr(torch._C._autograd, "_get_sequence_nr", None)  # the next number in this thread
+    if count is None:
+        return
+    first, n_made = count(), 0  # nodes made in backward passes
 
-    Args:
-        engine: the one that does the work.
-        count: returns the next number of a node in this thread.
-    """
+    def counting(run: Callable[..., Any]) -> Callable[..., Any]:
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            nonlocal n_made
+            if in_backward():  # within another one
+                return run(*args, **kwargs)
+            begin = count()
+            try:
+                gradients = run(*args, **kwargs)
+            finally:
+                end, before = count(), n_made
+                n_made += end - begin
+            if end > begin and gradients:
+                own = begin - first - before  # nodes that the program itself has made
+                for node in _nodes(gradients, begin, end):
+                    number = node._sequence_nr() - begin + before
+                    shift = end - begin if number >= own else 0
+                    node._set_sequence_nr(first + before + number + shift)
+            return gradients
 
-    def __init__(self, engine: Any, count: Any) -> None:
-        self._engine = engine
-        self._count = count
-        self._first = count()
-        self._n_made = 0  # in backward passes
+        return run_backward
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def run_backward(self, outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run a backward pass; arguments as for PyTorch's engine."""
-        if in_backward():  # within another one
-            return self._engine.run_backward(outputs, *args, **kwargs)
-        begin = self._count()
-        try:
-            gradients = self._engine.run_backward(outputs, *args, **kwargs)
-        finally:
-            end, before = self._count(), self._n_made
-            self._n_made += end - begin
-        if end > begin and gradients:
-            own = begin - self._first - before  # nodes that the program itself has made
-            for node in _nodes(gradients, begin, end):
-                number = node._sequence_nr() - begin + before
-                shift = end - begin if number >= own else 0
-                node._set_sequence_nr(self._first + before + number + shift)
-        return gradients
+    put_run_backward(counting, undo)
 
 
 def _nodes(gradients: Any, begin: int, end: int) -> list[Any]:
@@ -65,11 +61,3 @@ def _nodes(gradients: Any, begin: int, end: int) -> list[Any]:
         found[id(node)] = node
         todo += [after for after, _ in node.next_functions]
     return list(found.values())
-
-
-def install(undo: ExitStack) -> None:
-    """Count so until ``undo`` is closed, where PyTorch lets nodes be numbered."""
-    count = getattr(torch._C._autograd, "_get_sequence_nr", None)
-    engine = torch.autograd.Variable._execution_engine
-    if count is not None:
-        put(undo, torch.autograd.Variable, "_execution_engine", CountingEngine(engine, count))

@@ -99,15 +99,12 @@ def _planned(original: Callable[..., Any]) -> Callable[..., Any]:
         except (errors.RestartAnalysis, errors.SkipFrame):
             raise  # Dynamo goes on from there
         except Exception as e:  # noqa: BLE001 - whatever Inductor does not manage
-            session.current().assumptions.note(_PARTITIONED.format(_first_line(e)))
+            said = f"{type(e).__name__}: {e}".partition("\n")[0][:200].rstrip(". ")
+            session.note(_PARTITIONED.format(said))
             backends = importlib.import_module("torch._dynamo.backends.registry")
             return backends.lookup_backend("aot_eager_decomp_partition")(graph, inputs)
 
     return compile_fx
-
-
-def _first_line(e: BaseException) -> str:
-    return f"{type(e).__name__}: {e}".partition("\n")[0][:200].rstrip(". ")
 
 
 class _Conversions(logging.Handler):
@@ -118,7 +115,7 @@ class _Conversions(logging.Handler):
         text = record.getMessage()
         if "WON'T CONVERT" in text:
             found = text.partition("WON'T CONVERT")[2].split()
-            session.current().assumptions.note(_EAGER.format(" ".join(found[:4])))
+            session.note(_EAGER.format(" ".join(found[:4])))
 
 
 class _Compiler:
@@ -191,7 +188,7 @@ def install(undo: ExitStack) -> None:
     def compile_(model: Any = None, **options: Any) -> Any:
         """``torch.compile`` without its kernels."""
         if importlib.util.find_spec("triton") is None:
-            session.current().assumptions.note(_LEFT_OUT)
+            session.note(_LEFT_OUT)
             return _as_it_is(model)
         compiler.prepare()
         if options.get("options"):

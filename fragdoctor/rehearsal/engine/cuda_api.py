@@ -17,7 +17,7 @@ import torch
 import torch.cuda.graphs
 import torch.cuda.memory
 
-from fragdoctor.rehearsal.engine import cuda_objects, cuda_tools, dispatch, put, session
+from fragdoctor.rehearsal.engine import cuda_objects, cuda_tools, dispatch, put, put_all, session
 from fragdoctor.rehearsal.engine.cuda_objects import Event, Stream
 from fragdoctor.rehearsal.engine.memory_history import History, snapshot
 
@@ -114,10 +114,6 @@ CUDA_TYPE: Final = 1
 ARCHITECTURES: Final = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"
 
 
-def _nothing(*_: object, **__: object) -> None:
-    return None
-
-
 def _now() -> session.Session:
     return session.current()
 
@@ -129,11 +125,6 @@ def _device() -> int:
 
 def _empty_cache() -> None:
     _now().gpus.empty_cache()
-
-
-def _is_history_enabled() -> bool:
-    history = _now().history
-    return history is not None and bool(history.enabled)
 
 
 def _index(device: Any) -> int:
@@ -167,23 +158,10 @@ def _maybe_exchange_device(device: int) -> int:
     return _exchange_device(device)  # Dynamo tells the two apart
 
 
-def _current_stream(device: int) -> tuple[int, int, int]:
-    return _now().gpus.stream(device), _index(device), CUDA_TYPE
-
-
-def _default_stream(device: int) -> tuple[int, int, int]:
-    return 0, _index(device), CUDA_TYPE
-
-
 def _set_stream(stream_id: int, device_index: int, device_type: int) -> None:
     del device_type
     _now().gpus.set_device(device_index)
     _now().gpus.set_stream(device_index, stream_id)
-
-
-def _raw_stream(device: int) -> int:
-    handle: int = _now().gpus.stream_handle(_now().gpus.stream(device))
-    return handle
 
 
 def _properties(device: Any = None) -> Any:
@@ -297,7 +275,14 @@ def _capturing() -> bool:
     return bool(_now().captures)
 
 
+_DO_NOTHING: Final = (
+    "_cuda_sleep", "_cuda_ipc_collect", "_cuda_cudaCachingAllocator_enable",
+    "_cuda_set_sync_debug_mode", "_cuda_resetPeakHostMemoryStats",
+    "_cuda_resetAccumulatedHostMemoryStats", "_cuda_setMemoryMetadata",
+    "_cuda_set_cudnn_benchmark_limit", "_host_emptyCache",
+)  # fmt: skip
 _PRIMITIVES: Final[dict[str, Any]] = {
+    **dict.fromkeys(_DO_NOTHING, cuda_objects.nothing),
     "_cuda_init": lambda: _now().start(),
     "_cuda_getDeviceCount": lambda: _now().n_devices,
     "_cuda_getDevice": _device,
@@ -307,37 +292,30 @@ _PRIMITIVES: Final[dict[str, Any]] = {
     "_cuda_hasPrimaryContext": lambda _device: True,
     "_cuda_isInBadFork": lambda: False,
     "_cuda_canDeviceAccessPeer": lambda a, b: a != b,
-    "_cuda_getCurrentStream": _current_stream,
-    "_cuda_getDefaultStream": _default_stream,
+    "_cuda_getCurrentStream": lambda d: (_now().gpus.stream(d), _index(d), CUDA_TYPE),
+    "_cuda_getDefaultStream": lambda d: (0, _index(d), CUDA_TYPE),
     "_cuda_setStream": _set_stream,
-    "_cuda_getCurrentRawStream": _raw_stream,
+    "_cuda_getCurrentRawStream": lambda d: _now().gpus.stream_handle(_now().gpus.stream(d)),
     "_cuda_getCurrentBlasHandle": lambda: 1,
     "_cuda_clearCublasWorkspaces": dispatch.clear_blas_workspaces,
     "_cuda_synchronize": lambda: _now().gpus.synchronize(-1),
-    "_cuda_sleep": _nothing,
-    "_cuda_ipc_collect": _nothing,
     "_cuda_getCompiledVersion": lambda: 13000,
     "_cuda_getArchFlags": lambda: ARCHITECTURES,
     "_cuda_getAllocatorBackend": lambda: "native",
     "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
-    "_cuda_cudaCachingAllocator_enable": _nothing,
     "_cuda_get_sync_debug_mode": lambda: 0,
-    "_cuda_set_sync_debug_mode": _nothing,
     "_cuda_emptyCache": _empty_cache,
     "_cuda_memoryStats": lambda device: statistics(_now(), _index(device)),
     "_cuda_resetPeakMemoryStats": lambda device: _now().gpus.reset_peaks(_index(device)),
     "_cuda_resetAccumulatedMemoryStats": lambda device: _now().gpus.reset_sums(_index(device)),
     "_cuda_hostMemoryStats": dict,
-    "_cuda_resetPeakHostMemoryStats": _nothing,
-    "_cuda_resetAccumulatedHostMemoryStats": _nothing,
     "_cuda_setMemoryFraction": _set_fraction,
     "_cuda_getMemoryFraction": lambda device: _now().fractions.get(_index(device), 1.0),
     "_cuda_record_memory_history": _record_history,
     "_cuda_record_memory_history_legacy": _record_history_legacy,
-    "_cuda_isHistoryEnabled": _is_history_enabled,
+    "_cuda_isHistoryEnabled": lambda: getattr(_now().history, "enabled", None) is not None,
     "_cuda_memorySnapshot": _memory_snapshot,
     "_cuda_attach_out_of_memory_observer": _attach_observer,
-    "_cuda_setMemoryMetadata": _nothing,
     "_cuda_getMemoryMetadata": lambda: "",
     "_cuda_isCurrentStreamCapturing": _capturing,
     "_cuda_cudaCachingAllocator_set_allocator_settings": _change_settings,
@@ -352,10 +330,8 @@ _PRIMITIVES: Final[dict[str, Any]] = {
     "_has_cuda": True,
     "_has_cudnn": True,
     "_cuda_get_cudnn_benchmark_limit": lambda: 10,
-    "_cuda_set_cudnn_benchmark_limit": _nothing,
     "_nccl_version": lambda: 2 << 32 | 27 << 16 | 3,
     "_nccl_version_suffix": lambda: b"",
-    "_host_emptyCache": _nothing,
 }
 
 
@@ -387,14 +363,12 @@ def visible_devices(n_devices: int) -> int:
 
 def install(undo: ExitStack) -> None:
     """Let ``torch.cuda`` see the fake GPUs until ``undo`` is closed."""
-    for name, value in _PRIMITIVES.items():
-        put(undo, torch._C, name, value)
+    put_all(undo, torch._C, _PRIMITIVES)
     put(undo, torch, "Generator", Generator)
     cuda_objects.install(undo)
     cuda_tools.install(undo)
-    cuda = torch.cuda
     put(undo, torch._C, "_CudaDeviceProperties", _Properties)
-    for name, value in {
+    of_cuda = {
         "_cudart": _Cudart(),
         "is_available": lambda: _now().n_devices > 0,
         "device_count": lambda: visible_devices(_now().n_devices),
@@ -411,8 +385,8 @@ def install(undo: ExitStack) -> None:
         "is_bf16_supported": lambda *_, **__: _now().facts.capability >= (8, 0),
         "_initialized": False,
         "default_generators": tuple(Generator(f"cuda:{i}") for i in range(_now().n_devices)),
-    }.items():
-        put(undo, cuda, name, value)
+    }
+    put_all(undo, torch.cuda, of_cuda)
     put(undo, torch.cuda.streams, "Stream", Stream)
     put(undo, torch.cuda.streams, "Event", Event)
     put(undo, torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", _capturing)

@@ -12,6 +12,10 @@ from fragdoctor.rehearsal.engine import put, session
 from fragdoctor.rehearsal.engine.marks import REPLAY
 
 
+def nothing(*_: Any, **__: Any) -> None:
+    """Stand for a method that waits, or that shows something: nothing is ever under way."""
+
+
 class Stream(torch.Stream):
     """A stream of a fake GPU; the guard in ``tables.py`` gives out the ids."""
 
@@ -54,11 +58,8 @@ class Stream(torch.Stream):
         """Everything is done already."""
         session.current().gpus.synchronize(self.device_index)
 
-    def wait_event(self, event: Any) -> None:
-        """Nothing is ever under way."""
-
-    def wait_stream(self, stream: Any) -> None:
-        """Nothing is ever under way."""
+    wait_event: Any = nothing
+    wait_stream: Any = nothing
 
     def record_event(self, event: Any = None) -> Any:
         """Return the event, or a new one."""
@@ -94,11 +95,9 @@ class Event(torch.Event):
             cls, "cuda", enable_timing=enable_timing, blocking=blocking, interprocess=interprocess
         )
 
-    def record(self, stream: Any = None) -> None:
-        """Nothing is ever under way."""
-
-    def wait(self, stream: Any = None) -> None:
-        """Nothing is ever under way."""
+    record: Any = nothing
+    wait: Any = nothing
+    synchronize: Any = nothing
 
     def query(self) -> bool:
         """Everything is done at once."""
@@ -108,9 +107,6 @@ class Event(torch.Event):
         """Return a millisecond: time is not rehearsed."""
         del end_event
         return 1.0
-
-    def synchronize(self) -> None:
-        """Everything is done already."""
 
     @property
     def cuda_event(self) -> int:
@@ -169,8 +165,7 @@ class CUDAGraph:
         now.marks.end(REPLAY, self._device)
         now.progress.end_range()
 
-    def instantiate(self) -> None:
-        """Ask for nothing."""
+    instantiate = nothing
 
     def reset(self) -> None:
         """Give the pool back."""
@@ -182,14 +177,9 @@ class CUDAGraph:
         """Return the pool, for other graphs to share."""
         return 0, self._pool
 
-    def register_generator_state(self, generator: Any) -> None:
-        """Nothing random is drawn."""
-
-    def enable_debug_mode(self) -> None:
-        """There is nothing to show."""
-
-    def debug_dump(self, debug_path: str) -> None:
-        """There is nothing to show."""
+    register_generator_state = nothing
+    enable_debug_mode = nothing
+    debug_dump = nothing
 
     def __del__(self) -> None:
         with suppress(Exception):
@@ -203,9 +193,7 @@ class MemPool:
         self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False, **_: Any
     ) -> None:
         if allocator is not None:
-            session.current().assumptions.note(
-                "A pool's own allocator is served as PyTorch's caching allocator."
-            )
+            session.note("A pool's own allocator is served as PyTorch's caching allocator.")
         torch.cuda.init()
         gpus = session.current().gpus
         self.device = gpus.device()

@@ -7,7 +7,8 @@ those that ask for memory (what several GPUs exchange) ask for it as PyTorch's o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
+from functools import partial
 from itertools import count
 from typing import Any, Final, Self
 
@@ -18,15 +19,8 @@ import torch.cuda.nvtx
 import torch.cuda.tunable
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from fragdoctor.rehearsal.engine import allocation, cuda_objects, put, session
+from fragdoctor.rehearsal.engine import allocation, cuda_objects, put, put_all, session
 
-_INITIAL_TUNING_MS: Final = 30  # PyTorch's defaults (aten/src/ATen/cuda/tunable/Tunable.h)
-_INITIAL_TUNING_ITERATIONS: Final = 100
-_TUNING: Final = {
-    "max_tuning_duration": _INITIAL_TUNING_MS,
-    "max_tuning_iterations": _INITIAL_TUNING_ITERATIONS,
-    "rotating_buffer_size": 0,
-}
 _CACHED_PLANS: Final = 4096  # CUFFT_MAX_PLAN_NUM
 
 
@@ -49,55 +43,41 @@ class _Nvtx:
         self._depth -= 1
         return self._depth
 
-    def rangeStartA(self, _message: str) -> int:  # noqa: N802
+    def rangeStartA(self, *_: Any) -> int:  # noqa: N802
         """Begin a range that may end in another thread."""
         return next(self._numbers)
 
-    def rangeEnd(self, _number: int) -> None:  # noqa: N802
-        """End it."""
-
-    def markA(self, _message: str) -> None:  # noqa: N802
-        """Mark a moment."""
-
-    def deviceRangeStart(self, _message: str, _stream: int) -> int:  # noqa: N802
-        """Begin a range on a stream."""
-        return next(self._numbers)
-
-    def deviceRangeEnd(self, _handle: int, _stream: int) -> None:  # noqa: N802
-        """End it."""
+    deviceRangeStart = rangeStartA  # noqa: N815 - on a stream
+    rangeEnd = markA = deviceRangeEnd = cuda_objects.nothing  # noqa: N815
 
 
-class _Tuning:
-    """Settings of ``torch.cuda.tunable``; nothing is tuned, as no time is taken."""
+def _tuning() -> dict[str, Callable[..., Any]]:
+    """Return ``torch.cuda.tunable`` by its names in C; nothing is tuned, as no time is taken."""
+    flags: dict[str, Any] = {"tunableop": False, "tunableop_tuning": True, "record_untuned": False}
+    # PyTorch's defaults (aten/src/ATen/cuda/tunable/Tunable.h)
+    others: dict[str, Any] = {
+        "filename": "tunableop_results.csv", "max_tuning_duration": 30,
+        "max_tuning_iterations": 100, "rotating_buffer_size": 0,
+    }  # fmt: skip
+    found: dict[str, Callable[..., Any]] = {
+        "_cuda_tunableop_get_results": tuple,
+        "_cuda_tunableop_get_validators": tuple,
+        "_cuda_tunableop_read_file": lambda *_: True,
+        "_cuda_tunableop_write_file": lambda *_: True,
+        "_cuda_tunableop_write_file_on_exit": lambda *_: None,
+        "_cuda_tunableop_set_numerical_check_tolerances": lambda *_: None,
+    }
+    for name in flags:
+        found[f"_cuda_{name}_enable"] = partial(_set, flags, name)
+        found[f"_cuda_{name}_is_enabled"] = partial(flags.get, name)
+    for name in others:
+        found[f"_cuda_tunableop_get_{name}"] = partial(others.get, name)
+        found[f"_cuda_tunableop_set_{name}"] = partial(_set, others, name)
+    return found
 
-    def __init__(self) -> None:
-        self._flags = {"tunableop": False, "tunableop_tuning": True, "record_untuned": False}
-        self._numbers = dict(_TUNING)
-        self._filename = "tunableop_results.csv"
 
-    def functions(self) -> dict[str, Callable[..., Any]]:
-        """Return the functions by their names in ``torch._C``."""
-        found: dict[str, Callable[..., Any]] = {
-            "_cuda_tunableop_get_filename": lambda: self._filename,
-            "_cuda_tunableop_set_filename": self._set_filename,
-            "_cuda_tunableop_get_results": tuple,
-            "_cuda_tunableop_get_validators": tuple,
-            "_cuda_tunableop_read_file": lambda *_: True,
-            "_cuda_tunableop_write_file": lambda *_: True,
-            "_cuda_tunableop_write_file_on_exit": lambda *_: None,
-            "_cuda_tunableop_set_numerical_check_tolerances": lambda *_: None,
-        }
-        for name in self._flags:
-            found[f"_cuda_{name}_enable"] = lambda on, name=name: self._flags.update({name: on})
-            found[f"_cuda_{name}_is_enabled"] = lambda name=name: self._flags[name]
-        for name in self._numbers:
-            get, change = f"_cuda_tunableop_get_{name}", f"_cuda_tunableop_set_{name}"
-            found[get] = lambda name=name: self._numbers[name]
-            found[change] = lambda n, name=name: self._numbers.update({name: n})
-        return found
-
-    def _set_filename(self, filename: str, _by_device: bool = False) -> None:
-        self._filename = filename
+def _set(values: dict[str, Any], name: str, value: Any, *_: Any) -> None:
+    values[name] = value
 
 
 class GreenContext:
@@ -108,11 +88,7 @@ class GreenContext:
         """Make one."""
         return GreenContext()
 
-    def set_context(self) -> None:
-        """Everything is on the GPU as before."""
-
-    def pop_context(self) -> None:
-        """Everything is on the GPU as before."""
+    set_context = pop_context = cuda_objects.nothing
 
     def Stream(self) -> Any:  # noqa: N802 - PyTorch's name
         """Return a stream of it."""
@@ -130,19 +106,6 @@ class _Plans:
 
     def clear(self) -> None:
         """There is no plan."""
-
-
-class EmitNvtx:
-    """``torch.autograd.profiler.emit_nvtx``: every operation would be marked."""
-
-    def __init__(self, enabled: bool = True, record_shapes: bool = False) -> None:
-        del enabled, record_shapes
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
 
 
 # ---- what several GPUs exchange (torch/csrc/cuda/comm.cpp) --------------------------------------
@@ -169,12 +132,13 @@ def _broadcast_coalesced(
     tensors: Sequence[torch.Tensor], devices: Sequence[int], buffer_size: int
 ) -> list[list[torch.Tensor]]:
     found: list[list[torch.Tensor]] = [list(tensors), *([] for _ in devices[1:])]
-    for positions in _taken(tensors, buffer_size):
+    groups = _taken(tensors, buffer_size)
+    for positions in groups:
         chunk = [tensors[i] for i in positions]
         copies = _broadcast(_flatten_dense_tensors(chunk), devices)
         for place, copy in zip(found[1:], copies[1:], strict=True):
             place += [t.detach() for t in _unflatten_dense_tensors(copy, chunk)]
-    order = [i for positions in _taken(tensors, buffer_size) for i in positions]
+    order = [i for positions in groups for i in positions]
     return [
         found[0],
         *([t for _, t in sorted(zip(order, made, strict=True))] for made in found[1:]),
@@ -247,7 +211,7 @@ def _timed(original: Any) -> Any:
         kwargs.pop("use_cuda", None)
         if kwargs.get("use_device") == "cuda":
             kwargs["use_device"] = None
-            session.current().assumptions.note("Profiles have no times of the GPU.")
+            session.note("Profiles have no times of the GPU.")
         original(self, *args, **kwargs)
 
     return __init__
@@ -269,7 +233,15 @@ def _jit(
     return made[0] if len(made) == 1 else tuple(made)
 
 
+_DO_NOTHING: Final = (
+    "_cuda_tunableop_write_file_on_exit", "_cuda_tunableop_set_numerical_check_tolerances",
+    "_cuda_setCublasLtWorkspaceSize", "_nccl_all_reduce", "_nccl_reduce", "_nccl_broadcast",
+    "_nccl_all_gather", "_nccl_reduce_scatter", "_set_linalg_preferred_backend",
+    "_gds_register_buffer", "_gds_deregister_buffer", "_gds_deregister_handle", "_gds_load_storage",
+    "_gds_save_storage",
+)  # fmt: skip
 _IN_C: Final[dict[str, Callable[..., Any]]] = {
+    **dict.fromkeys(_DO_NOTHING, cuda_objects.nothing),
     "_broadcast": _broadcast,
     "_broadcast_out": _broadcast,
     "_broadcast_coalesced": _broadcast_coalesced,
@@ -284,24 +256,12 @@ _IN_C: Final[dict[str, Callable[..., Any]]] = {
     "_cuda_getCublasWorkspaceSize": lambda: session.current().blas_workspace_bytes,
     "_cuda_getCublasLtWorkspaceSize": lambda: session.current().blas_workspace_bytes,
     "_cuda_setCublasWorkspaceSize": _not_rehearsed("other workspace of cuBLAS than the usual one"),
-    "_cuda_setCublasLtWorkspaceSize": lambda _: None,
     "_cuda_jiterator_compile_and_launch_kernel": _jit,
     "_cuda_changeCurrentAllocator": _not_rehearsed("other allocator than PyTorch's own"),
     "_cuda_customAllocator": _not_rehearsed("other allocator than PyTorch's own"),
     "_nccl_unique_id": lambda: b"",
     "_nccl_init_rank": lambda *_: 0,
-    "_nccl_all_reduce": lambda *_: None,
-    "_nccl_reduce": lambda *_: None,
-    "_nccl_broadcast": lambda *_: None,
-    "_nccl_all_gather": lambda *_: None,
-    "_nccl_reduce_scatter": lambda *_: None,
-    "_set_linalg_preferred_backend": lambda _: None,
-    "_gds_register_buffer": lambda *_: None,
-    "_gds_deregister_buffer": lambda *_: None,
     "_gds_register_handle": lambda *_: 0,
-    "_gds_deregister_handle": lambda *_: None,
-    "_gds_load_storage": lambda *_: None,
-    "_gds_save_storage": lambda *_: None,
 }
 _FIGURES: Final = {  # of the GPU itself, that NVIDIA's management library would tell
     "utilization": 0, "temperature": 40, "power_draw": 100_000, "clock_rate": 1980,
@@ -316,10 +276,9 @@ def _device_memory_used(device: Any = None) -> int:
 
 def install(undo: ExitStack) -> None:
     """Put them in place until ``undo`` is closed."""
-    for name, value in {**_IN_C, **_Tuning().functions()}.items():
-        put(undo, torch._C, name, value)
+    put_all(undo, torch._C, {**_IN_C, **_tuning()})
     put(undo, torch.cuda.nvtx, "_nvtx", _Nvtx())
-    put(undo, torch.autograd.profiler, "emit_nvtx", EmitNvtx)
+    put(undo, torch.autograd.profiler, "emit_nvtx", lambda *_, **__: nullcontext())
     profile: Any = torch.autograd.profiler.profile
     put(undo, profile, "__init__", _timed(profile.__init__))
     put(undo, torch.cuda.green_contexts, "GreenContext", GreenContext)

@@ -26,7 +26,9 @@ from typing import Any, Final
 import torch
 
 from fragdoctor.rehearsal.engine import session
+from fragdoctor.rehearsal.engine.allocation import dense_strides
 from fragdoctor.rehearsal.engine.session import GpuFacts
+from fragdoctor.rehearsal.engine.tensors import strides_for
 
 FIRST_VERSION: Final = 90800
 """``CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR`` came with 9.8."""
@@ -60,14 +62,10 @@ class Dense:
     is_channels_last: bool
 
     def strides(self) -> tuple[int, ...]:
-        """Return its strides, in elements; as PyTorch's ``fixSizeOneDimStride`` says them."""
-        n = len(self.shape)
-        inwards = [0, *range(2, n), 1] if self.is_channels_last else list(range(n))
-        found, step = [0] * n, 1
-        for dim in reversed(inwards):
-            found[dim] = step
-            step *= self.shape[dim]
-        return tuple(found)
+        """Return its strides, in elements."""
+        by_dims = {4: torch.channels_last, 5: torch.channels_last_3d}
+        layout = by_dims[len(self.shape)] if self.is_channels_last else None
+        return strides_for(self.shape, layout) or dense_strides(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,31 +104,27 @@ def take(convolution: Convolution, ask: Callable[[int], None]) -> None:
     is_tried = torch.backends.cudnn.benchmark and convolution not in _BENCHMARKED
     plans = _plans_here(convolution, wants_all=torch.backends.cudnn.benchmark)
     if not plans:
-        session.current().assumptions.note(_WITHOUT if _library() is None else _UNPLANNED)
+        session.note(_WITHOUT if _library() is None else _UNPLANNED)
         plans = (_copies(convolution), 0)
     elif is_tried:
         _BENCHMARKED.add(convolution)
-        session.current().assumptions.note(_BENCHMARK)
+        session.note(_BENCHMARK)
         with contextlib.suppress(torch.OutOfMemoryError):
             ask(max(plans))
-    for n_bytes in _one_after_the_other(convolution, plans):
+    at = 0
+    while at < len(plans):
         try:
-            ask(n_bytes)
-        except torch.OutOfMemoryError:
+            ask(plans[at])
+        except torch.OutOfMemoryError:  # only now the others are asked for
+            plans, at = _plans_here(convolution, wants_all=True) or plans, at + 1
             continue
         return
     raise RuntimeError("GET was unable to find an engine to execute this computation")
 
 
-def _one_after_the_other(convolution: Convolution, plans: Sequence[int]) -> Iterator[int]:
-    """Yield the plans' workspaces; the others only when the first one was not to be had."""
-    yield plans[0]
-    yield from (_plans_here(convolution, wants_all=True) or plans)[1:]
-
-
 def _plans_here(convolution: Convolution, *, wants_all: bool) -> tuple[int, ...]:
     flags, now = torch.backends.cudnn, session.current()
-    return _plans(
+    return plans_of(
         convolution,
         now.facts,
         now.budget.total_bytes,
@@ -138,14 +132,6 @@ def _plans_here(convolution: Convolution, *, wants_all: bool) -> tuple[int, ...]
         allows_tf32=bool(flags.allow_tf32),
         wants_all=wants_all,
     )
-
-
-def first_plan(convolution: Convolution, facts: GpuFacts, total_bytes: int) -> int | None:
-    """Return the workspace of PyTorch's usual choice on a GPU, in bytes; None: there is no plan."""
-    plans = _plans(
-        convolution, facts, total_bytes, is_deterministic=False, allows_tf32=True, wants_all=False
-    )
-    return plans[0] if plans else None
 
 
 _WITHOUT: Final = (
@@ -172,14 +158,14 @@ def _copies(convolution: Convolution) -> int:
 
 
 @lru_cache(maxsize=100_000)
-def _plans(
+def plans_of(
     convolution: Convolution,
     facts: GpuFacts,
     total_bytes: int,
     *,
-    is_deterministic: bool,
-    allows_tf32: bool,
-    wants_all: bool,
+    is_deterministic: bool = False,
+    allows_tf32: bool = True,
+    wants_all: bool = False,
 ) -> tuple[int, ...]:
     """Return the workspaces of the plans in PyTorch's order: of the first, or of all."""
     library = _library()

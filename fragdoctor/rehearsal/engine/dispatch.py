@@ -13,6 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Final
 
@@ -23,13 +24,13 @@ from torch.utils._pytree import tree_flatten
 from fragdoctor.rehearsal.engine import allocation, meta_functions, session
 from fragdoctor.rehearsal.engine.allocation import BlockLayout
 from fragdoctor.rehearsal.engine.kernels.scratch import (
+    RULES,
     Call,
     Free,
     Out,
     Step,
     Temp,
     UseBlas,
-    has_rule,
     registered,
     steps_of,
 )
@@ -63,24 +64,15 @@ def special(*names: str) -> Callable[[Handler], Handler]:
     return registered(SPECIAL, names)
 
 
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What one operation does on arguments of one description."""
 
-    __slots__ = ("device", "layouts", "operation", "results", "steps")
-
-    def __init__(
-        self,
-        device: int,
-        operation: int,
-        steps: Sequence[Step],
-        layouts: Sequence[BlockLayout],
-        results: Callable[[list[torch.Tensor], tuple[Any, ...]], Any],
-    ) -> None:
-        self.device = device
-        self.operation = operation
-        self.steps = steps
-        self.layouts = layouts
-        self.results = results
+    device: int
+    operation: int
+    steps: Sequence[Step]
+    layouts: Sequence[BlockLayout]
+    results: Callable[[list[torch.Tensor], tuple[Any, ...]], Any]
 
     def run(self, args: tuple[Any, ...]) -> Any:
         """Ask for the memory in order and return the results."""
@@ -206,7 +198,7 @@ def in_place(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operation that changes its arguments: only its scratch memory shows."""
     name = op.overloadpacket.__name__
     meta_functions.check_types(op, args)
-    if has_rule(name):
+    if name in RULES:
         key = (op, meta_functions.described(args))
         plan = _plans.get(key)
         if plan is None:

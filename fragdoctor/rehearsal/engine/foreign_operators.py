@@ -78,7 +78,7 @@ def _with_fake(op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
         except Exception:
             if op._abstract_fn is None:
                 raise
-        session.current().assumptions.note(
+        session.note(
             f"The kernel of {op._qualname} needs a GPU: its fake says what it returns, and nothing "
             "says what memory it uses meanwhile."
         )

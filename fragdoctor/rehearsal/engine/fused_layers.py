@@ -82,6 +82,7 @@ class LayerQuestion:
     enable_gqa: bool
     capability: tuple[int, int]
     version: tuple[int, int, int]
+    scale: float | None = None
 
     @property
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -92,11 +93,6 @@ class LayerQuestion:
     def needs_gradient(self) -> bool:
         """Whether the results are for a backward pass."""
         return torch.is_grad_enabled() and any(t.requires_grad for t in self.tensors)
-
-    @property
-    def learns_mask(self) -> bool:
-        """Whether the mask itself needs a gradient, such as a learned bias of positions."""
-        return self.mask is not None and torch.is_grad_enabled() and self.mask.requires_grad
 
     @property
     def is_half(self) -> bool:
@@ -139,7 +135,6 @@ def _cudnn_fits(ask: LayerQuestion) -> bool:
             and not torch.is_deterministic_algorithms_warn_only_enabled()
         )
         and ask.is_half
-        and not ask.learns_mask
         and ask.capability >= AMPERE
         and _unit_stride(ask, ignores_singletons=True)
         and _same_heads(ask, grouped=True)
@@ -221,69 +216,46 @@ def _question(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    mask: torch.Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    enable_gqa: bool,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
 ) -> LayerQuestion:
     now = session.current()
     return LayerQuestion(
-        query, key, value, mask, dropout_p, is_causal, enable_gqa, now.facts.capability,
-        now.version,
+        query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, now.facts.capability,
+        now.version, scale,
     )  # fmt: skip
 
 
-def _choice(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> int:
+def _choice(*args: Any, **options: Any) -> int:
     """``_fused_sdp_choice``."""
-    del scale
-    return choose(_question(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa))
+    return choose(_question(*args, **options))
 
 
-def attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> torch.Tensor:
+def attention(*args: Any, **options: Any) -> torch.Tensor:
     """Compute attention through the chosen kernel; arguments as for PyTorch's function."""
-    ask = _question(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-    kernel = choose(ask)
-    mask = attn_mask
+    ask = _question(*args, **options)
+    kernel, mask = choose(ask), ask.mask
     if mask is not None and mask.dtype is torch.bool:
-        mask = _as_bias(mask, query.dtype)
-    tensors = (query, key, value)
-    out: torch.Tensor
-    if kernel == CUDNN:
-        out = ATEN._scaled_dot_product_cudnn_attention(
-            *tensors, mask, ask.needs_gradient, dropout_p, is_causal, False, scale=scale
-        )[0]
-    elif kernel == EFFICIENT:
-        if mask is not None:
-            mask = _prepared(mask, query, key)
-        out = ATEN._scaled_dot_product_efficient_attention(
-            *tensors, mask, ask.needs_gradient, dropout_p, is_causal, scale=scale
-        )[0]
-    elif kernel == FLASH:
-        out = _flash(*tensors, dropout_p, is_causal, scale)
+        mask = _as_bias(mask, ask.query.dtype)
+    how: dict[str, Any] = {"scale": ask.scale}
+    if kernel == FLASH:
+        return _flash(ask)
+    if kernel == MATH:
+        function: Any = ATEN._scaled_dot_product_attention_math
+        more: tuple[Any, ...] = (ask.dropout_p, ask.is_causal, None)
+        how["enable_gqa"] = ask.enable_gqa
+    elif kernel == CUDNN:
+        function = ATEN._scaled_dot_product_cudnn_attention
+        more = (ask.needs_gradient, ask.dropout_p, ask.is_causal, False)
     else:
-        out = ATEN._scaled_dot_product_attention_math(
-            *tensors, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
-        )[0]
+        function = ATEN._scaled_dot_product_efficient_attention
+        more = (ask.needs_gradient, ask.dropout_p, ask.is_causal)
+        mask = None if mask is None else _prepared(mask, ask.query, ask.key)
+    out: torch.Tensor = function(*ask.tensors, mask, *more, **how)[0]
     return out
 
 
@@ -301,22 +273,15 @@ def _prepared(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> tor
     return mask.expand(*query.shape[:3], key.shape[2])
 
 
-def _flash(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-) -> torch.Tensor:
-    head = query.shape[-1]
+def _flash(ask: LayerQuestion) -> torch.Tensor:
+    head, tensors = ask.query.shape[-1], ask.tensors
     missing = -head % MULTIPLE
-    scale = head**-0.5 if scale is None else scale
+    scale = head**-0.5 if ask.scale is None else ask.scale
     if missing:
-        pad = torch.nn.functional.pad
-        query, key, value = (pad(t, (0, missing)) for t in (query, key, value))
+        query, key, value = (torch.nn.functional.pad(t, (0, missing)) for t in tensors)
+        tensors = (query, key, value)
     out: torch.Tensor = ATEN._scaled_dot_product_flash_attention(
-        query, key, value, dropout_p, is_causal, False, scale=scale
+        *tensors, ask.dropout_p, ask.is_causal, False, scale=scale
     )[0]
     return out[..., :head] if missing else out
 
@@ -345,7 +310,7 @@ def _native_attention(
     is_self = query is key is value
     if is_self and head % MULTIPLE == 0 and not need_weights and mask is None:
         heads = query.view(n, -1, num_head, head).transpose(1, 2)
-        if choose(_question(heads, heads, heads, None, 0.0, False, False)) != MATH:
+        if choose(_question(heads, heads, heads)) != MATH:
             parts = linear(query, qkv_weight, qkv_bias).chunk(3, -1)
             q, k, v = (x.view(n, -1, num_head, head).transpose(1, 2) for x in parts)
             seen = attention(q, k, v).transpose(1, 2).reshape(n, -1, embed_dim)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, Final
+from typing import Any
 
 import torch
 
-from fragdoctor.rehearsal.engine import allocation, put, session
+from fragdoctor.rehearsal.engine import allocation, put_all, session
+from fragdoctor.rehearsal.engine.cuda_objects import nothing
 
 _StoragePointer = int
 
@@ -77,27 +78,22 @@ class _Owned:
             allocation.disown(_storage(pointer))
 
 
-def _nothing(*_: Any) -> None:
-    """Nothing is to be done."""
-
-
 def install(undo: ExitStack) -> None:
     """Put the functions of the core in place until ``undo`` is closed."""
     owned = _Owned()
-    functions: Final[dict[str, Any]] = {
+    functions: dict[str, Any] = {
         "_construct_CUDA_Tensor_From_Storage_And_Metadata": _tensor_at,
         "_tensors_data_ptrs_at_indices_equal": _lie_at,
         "_free_And_Remove_DeleterFn": owned.free,
         "_cuda_CUDAAllocator_AllocatorState": _PoolState,
         "_cuda_getCheckpointState": _PoolState,
         "_cuda_setCheckpointPoolState": owned.restore,
-        "_cuda_cudaCachingAllocator_raw_delete": _nothing,
+        "_cuda_cudaCachingAllocator_raw_delete": nothing,
         "_cuda_checkPoolLiveAllocations": lambda *_: True,
         "_has_Standard_Deleter": lambda _: True,
-        "_set_storage_access_error_msg": _nothing,
-        "_set_storage_data_ptr_access_error_msg": _nothing,
+        "_set_storage_access_error_msg": nothing,
+        "_set_storage_data_ptr_access_error_msg": nothing,
         "_cuda_get_conv_benchmark_empty_cache": lambda: True,
-        "_cudnn_set_conv_benchmark_empty_cache": _nothing,
+        "_cudnn_set_conv_benchmark_empty_cache": nothing,
     }
-    for name, value in functions.items():
-        put(undo, torch._C, name, value)
+    put_all(undo, torch._C, functions)

@@ -54,15 +54,11 @@ def release(tensor: torch.Tensor) -> bool:
         return False
     first = -(-storage.data_ptr() // _PAGE) * _PAGE
     last = (storage.data_ptr() + n_bytes) // _PAGE * _PAGE
-    if _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _DONTNEED):
+    if ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _DONTNEED):
         return False
     for start, end in ((storage.data_ptr(), first), (last, storage.data_ptr() + n_bytes)):
         ctypes.memset(start, 0, end - start)
     return True
-
-
-def _libc() -> Any:
-    return ctypes.CDLL(None)
 
 
 class Weights:
@@ -102,7 +98,7 @@ class Weights:
         storage = tensor.untyped_storage()
         storage._weak_ref()  # its address stays its own until the reference is freed
         self._empty.add(storage._cdata)
-        session.current().assumptions.note(
+        session.note(
             f"Parameters made on the CPU have no values from the first {KEPT_BYTES // MIB} MiB on."
         )
 
@@ -110,7 +106,7 @@ class Weights:
         """Draw the random numbers that a kernel would have taken."""
         self._n_drawn += n
         if self._n_drawn > MOST_DRAWN:
-            session.current().assumptions.note(
+            session.note(
                 "Random numbers that the CPU draws after the model was made are others than usual."
             )
             return
@@ -135,11 +131,11 @@ def _leave_out_weights(undo: ExitStack) -> None:
     put(undo, parameter, "__new__", staticmethod(_new(weights, parameter.__new__)))
     for name in _LEFT_OUT:
         put(undo, torch.Tensor, name, _left_out(weights, _originals[name]))
-    put(undo, torch.Tensor, "uniform_", _drawn(weights, _originals["uniform_"], 1))
-    put(undo, torch.Tensor, "normal_", _drawn(weights, _originals["normal_"], _GROUP))
+    put(undo, torch.Tensor, "uniform_", _left_out(weights, _originals["uniform_"], 1))
+    put(undo, torch.Tensor, "normal_", _left_out(weights, _originals["normal_"], _GROUP))
     put(undo, parameter, "to", _converting(weights, torch.Tensor.to))
     for name, dtype in _CONVERSIONS.items():
-        put(undo, parameter, name, _converted(weights, getattr(torch.Tensor, name), dtype))
+        put(undo, parameter, name, _converting(weights, getattr(torch.Tensor, name), dtype))
 
 
 def _new(weights: Weights, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -151,56 +147,40 @@ def _new(weights: Weights, original: Callable[..., Any]) -> Callable[..., Any]:
     return __new__
 
 
-def _left_out(weights: Weights, original: Callable[..., Any]) -> Callable[..., Any]:
-    def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return self if weights.has(self) else original(self, *args, **kwargs)
+def _left_out(weights: Weights, original: Callable[..., Any], group: int = 0) -> Callable[..., Any]:
+    """Return a method that leaves such parameters alone, but for random numbers in groups."""
 
-    method.__name__ = original.__name__
-    return method
-
-
-def _drawn(weights: Weights, original: Callable[..., Any], group: int) -> Callable[..., Any]:
     def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if not weights.has(self):
             return original(self, *args, **kwargs)
-        n = self.numel()
-        if n % group:
-            n += group
-        weights.draw(n, self.dtype, kwargs.get("generator"))
+        if group:
+            n = self.numel()
+            weights.draw(n + group if n % group else n, self.dtype, kwargs.get("generator"))
         return self
 
     method.__name__ = original.__name__
     return method
 
 
-def _converting(weights: Weights, original: Callable[..., Any]) -> Callable[..., Any]:
-    def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if weights.has(self) and not (torch.is_grad_enabled() and self.requires_grad):
-            device, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs)
-            if (device is None or device.type == "cpu") and dtype not in {None, self.dtype}:
-                return _empty_as(weights, self, dtype)
-        return original(self, *args, **kwargs)
-
-    return to
-
-
-def _converted(
-    weights: Weights, original: Callable[..., Any], dtype: torch.dtype
+def _converting(
+    weights: Weights, original: Callable[..., Any], dtype: torch.dtype | None = None
 ) -> Callable[..., Any]:
+    """Return a conversion to a dtype, None = that which its arguments say."""
+
     def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         is_free = not (torch.is_grad_enabled() and self.requires_grad)
         if dtype != self.dtype and is_free and weights.has(self):
-            return _empty_as(weights, self, dtype)
+            device, wanted = None, dtype
+            if dtype is None:
+                device, wanted, _, _ = torch._C._nn._parse_to(*args, **kwargs)
+            if (device is None or device.type == "cpu") and wanted not in {None, self.dtype}:
+                made = torch.empty_like(self.detach(), dtype=wanted)
+                weights.empty(made)
+                return made
         return original(self, *args, **kwargs)
 
     method.__name__ = original.__name__
     return method
-
-
-def _empty_as(weights: Weights, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    made = torch.empty_like(tensor.detach(), dtype=dtype)
-    weights.empty(made)
-    return made
 
 
 def _pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
@@ -230,26 +210,15 @@ def _resize(original: Any) -> Any:
     return resize_
 
 
-def _clone(original: Any) -> Any:
-    def clone(self: torch.UntypedStorage) -> Any:
-        """Return a storage's copy where it is, as deep copies of tensors ask for it."""
-        if self.device.type != "cuda":
-            return original(self)
-        tensor = torch.empty(self.nbytes(), dtype=torch.uint8, device=self.device)
-        return tensor.untyped_storage()
+def _copying(original: Any) -> Any:
+    def copy(self: torch.UntypedStorage, *device: Any, **how: Any) -> Any:
+        """Return a storage's copy, as deep copies and ``torch.load`` ask for it."""
+        place = torch.device(device[0]) if device else self.device
+        if place.type != "cuda":
+            return original(self, *device, **how)
+        return torch.empty(self.nbytes(), dtype=torch.uint8, device=place).untyped_storage()
 
-    return clone
-
-
-def _to(original: Any) -> Any:
-    def to(self: torch.UntypedStorage, device: Any, non_blocking: bool = False) -> Any:
-        """Return a storage's copy on another device, as ``torch.load`` asks for it."""
-        if torch.device(device).type != "cuda":
-            return original(self, device, non_blocking)
-        tensor = torch.empty(self.nbytes(), dtype=torch.uint8, device=device)
-        return tensor.untyped_storage()
-
-    return to
+    return copy
 
 
 class _TritonFinder(MetaPathFinder):
@@ -279,7 +248,7 @@ class _TritonFinder(MetaPathFinder):
 
 def _launcher(_kernel: Any, _grid: Any) -> Callable[..., None]:
     """``kernel[grid]`` that launches nothing."""
-    session.current().assumptions.note(
+    session.note(
         "Triton's kernels were left out: what they write is not computed. They work in memory that "
         "the program asks for."
     )
@@ -293,7 +262,7 @@ def install(undo: ExitStack) -> None:
     undo.callback(sys.meta_path.remove, finder)
     put(undo, torch.Tensor, "pin_memory", _pin_memory)
     put(undo, torch.Tensor, "is_pinned", _is_pinned)
-    put(undo, torch.storage, "_to", _to(torch._utils._to))
-    put(undo, torch.UntypedStorage, "clone", _clone(torch.UntypedStorage.clone))
+    put(undo, torch.storage, "_to", _copying(torch._utils._to))
+    put(undo, torch.UntypedStorage, "clone", _copying(torch.UntypedStorage.clone))
     put(undo, torch.UntypedStorage, "resize_", _resize(torch.UntypedStorage.resize_))
     _leave_out_weights(undo)

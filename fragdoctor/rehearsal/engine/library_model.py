@@ -126,7 +126,7 @@ def _note_unread(
     numbers = [name for name, value in config.items() if type(value) is int]
     unread = [name[:40] for name in numbers if not hasattr(default, name) and name not in code]
     if unread:
-        session.current().assumptions.note(
+        session.note(
             f"Transformers {version} does not read {', '.join(unread[:4])} of the configuration: "
             "its own defaults stand for that, and the model may be another one."
         )
@@ -139,7 +139,7 @@ def _inputs(model: torch.nn.Module, config: Any, seq: int, *, inference: bool) -
         seq = min(DEFAULT_SEQ, getattr(config, "max_position_embeddings", None) or DEFAULT_SEQ)
         note = f"Sequences of {seq} tokens are assumed; --seq sets the length."
         if getattr(model, "main_input_name", "") != "pixel_values":
-            session.current().assumptions.note(note)
+            session.note(note)
     ids = torch.zeros((1, seq), dtype=torch.int64)
     main = getattr(model, "main_input_name", "")
     if "return_loss" in takes and hasattr(config, "vision_config"):  # pairs of text and picture

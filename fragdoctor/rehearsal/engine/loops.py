@@ -227,7 +227,7 @@ class Loops:
         """Follow all code of the user that is loaded until ``undo`` is closed."""
         put(undo, builtins, _FOR, _unless_traced(self._items))
         put(undo, builtins, _END, _unless_traced(self._while_ends, True))
-        put(undo, builtins, _BEGIN, _unless_traced(self._begin_number, True))
+        put(undo, builtins, _BEGIN, _unless_traced(lambda n: self.begin(self._places[n]), True))
         put(undo, builtins, _SKIPPED, _unless_traced(self._has_skipped, False))
         put(undo, builtins, _ADVANCED, self._advanced)
         cached, of_file = SourceFileLoader.get_code, runpy._get_code_from_file  # type: ignore[attr-defined]
@@ -267,9 +267,6 @@ class Loops:
         if threading.current_thread() is not threading.main_thread():
             return iter(items)
         return _Items(self, self._places[number], items)
-
-    def _begin_number(self, number: int) -> bool:
-        return self.begin(self._places[number])
 
     def _has_skipped(self, number: int) -> bool:
         """Whether counters are behind; asked as a round begins, which then brings them on."""

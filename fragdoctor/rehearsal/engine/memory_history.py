@@ -162,6 +162,14 @@ def is_users(filename: str) -> bool:
     )
 
 
+def users_frame() -> FrameType | None:
+    """Return the innermost frame of the user's own code that is at work; None where none is."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
 OOM: Final = ACTIONS.index("oom")
 ALLOC: Final = ACTIONS.index("alloc")
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.rehearsal.engine import session
@@ -51,16 +51,16 @@ class ModelStep:
         own: OwnModel,
         *,
         batch: int | None,
-        input_shape: Sequence[int],
-        input_dtype: str,
-        loss: str,
         optimizer: str,
         optimizer_options: Mapping[str, float],
         dtype: str,
         autocast: str,
-        grad_accumulation: int,
-        inference: bool,
-        given: Sequence[str],
+        input_shape: Sequence[int] = (),
+        input_dtype: str = "float32",
+        loss: str = "",
+        grad_accumulation: int = 1,
+        inference: bool = False,
+        given: Sequence[str] = (),
     ) -> None:
         self._own, self._loss, self._autocast = own, loss, DTYPES.get(autocast)
         _refuse_ignored(own, given, inference=inference, autocast=autocast)
@@ -76,7 +76,10 @@ class ModelStep:
             )
         _place_inputs(own, batch)
         if dtype:
-            own.inputs = tree_map(lambda value: _converted(value, DTYPES[dtype]), own.inputs)
+            own.inputs = tree_map_only(
+                torch.Tensor, lambda t: t.to(DTYPES[dtype]) if t.is_floating_point() else t,
+                own.inputs,
+            )  # fmt: skip
         self.inputs = own.inputs
         self.model.train(not inference)
         self.optimizer = None if inference else _optimizer_of(own, optimizer, optimizer_options)
@@ -100,8 +103,11 @@ class ModelStep:
             outputs = self.model(*args, **kwargs)
             loss = self._loss_of(outputs, targets, args)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            found = f"of type {type(loss).__name__}"
+            if isinstance(loss, torch.Tensor):
+                found = f"a tensor of shape {tuple(loss.shape)}"
             raise ConfigError(
-                f"The loss is {_described(loss)}, not one number.",
+                f"The loss is {found}, not one number.",
                 hint="Give loss_fn in the factory, or --loss ce or --loss mean.",
             )
         return self.scaler.scale(loss)
@@ -132,7 +138,7 @@ class ModelStep:
             )
         kind = self._loss or _suggested_loss(first, args)
         if not self._loss:
-            _note(f"No loss was given; took {kind} of the first output (--loss).")
+            session.note(f"No loss was given; took {kind} of the first output (--loss).")
         if kind == "mean":
             return first.float().mean()
         labels = (
@@ -151,11 +157,7 @@ class ModelStep:
         said = f"{type(self.model).__name__} has {format_count(n)} parameters"
         if self.optimizer is not None and n_trained < n:
             said += f", {format_count(n_trained)} of them trained"
-        _note(f"{said}.")
-
-
-def _note(sentence: str) -> None:
-    session.current().assumptions.note(sentence)
+        session.note(f"{said}.")
 
 
 def _zeros(shape: Sequence[int], dtype_name: str) -> torch.Tensor:
@@ -173,24 +175,15 @@ def _place_inputs(own: OwnModel, batch: int | None) -> None:
     given = [t for t in tree_leaves((own.inputs,)) if isinstance(t, torch.Tensor)]
     before = given[0].shape[0] if given and given[0].dim() else None
 
-    def place(value: object) -> object:
-        if not isinstance(value, torch.Tensor):
-            return value
+    def place(value: torch.Tensor) -> torch.Tensor:
         if batch is not None and value.dim() and value.shape[0] == before:
             return value.new_zeros((batch, *value.shape[1:]), device="cuda")
         return value.to("cuda")
 
-    own.inputs, own.targets = tree_map(place, (own.inputs, own.targets))
+    own.inputs, own.targets = tree_map_only(torch.Tensor, place, (own.inputs, own.targets))
     for tensor in tree_leaves((own.inputs, own.targets)):  # whatever stands for data: no value
         if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
             session.current().known.forget(tensor)
-
-
-def _converted(value: object, dtype: torch.dtype) -> object:
-    """Return an input in the model's precision; what is no floating point number stays."""
-    if isinstance(value, torch.Tensor) and value.is_floating_point():
-        return value.to(dtype)
-    return value
 
 
 def _optimizer_of(
@@ -244,9 +237,3 @@ def _suggested_loss(output: torch.Tensor, args: tuple[Any, ...]) -> str:
     """Token ids in and a vector for each out: a language model."""
     tokens = bool(args) and isinstance(args[0], torch.Tensor) and not args[0].is_floating_point()
     return "ce" if tokens and output.dim() == TOKENS_DIMENSIONS else "mean"
-
-
-def _described(value: object) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    return f"of type {type(value).__name__}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import sys
 import traceback
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any, Final, NoReturn
 import torch
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.rehearsal.engine import put
+from fragdoctor.rehearsal.engine import leave, put
 from fragdoctor.rehearsal.engine.memory_history import ENGINE, History, is_users, snapshot
 from fragdoctor.rehearsal.engine.session import SeenOom, Session
 
@@ -33,6 +32,23 @@ def _has_other_layout(error: BaseException) -> bool:
             )
         trace = trace.tb_next
     return found
+
+
+def _oom_behind(error: BaseException | None) -> BaseException | None:
+    """Return an error of a full GPU that is an error, or that is behind it."""
+    while error is not None and not isinstance(error, torch.OutOfMemoryError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _frames(error: BaseException | None) -> list[dict[str, Any]]:
+    """Return the frames where an error came from, without ours, the innermost last."""
+    trace = None if error is None else error.__traceback__
+    return [
+        {"filename": f.filename, "line": f.lineno, "name": f.name}
+        for f in traceback.extract_tb(trace)
+        if not f.filename.startswith(ENGINE)
+    ]
 
 
 class ProgramOutcome:
@@ -76,10 +92,7 @@ class ProgramOutcome:
         """Write the outcome and end the process: it is enough."""
         self.stopped = reason
         self.end(0)
-        with suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(0)
+        leave(0)
 
     def end(self, code: int) -> None:
         """Write the outcome."""
@@ -170,17 +183,12 @@ class ProgramOutcome:
 
     def _fatal_oom(self, code: int) -> SeenOom | None:
         """The failed request that ended the program, if one did."""
-        if not self.now.seen_ooms:
-            return None
-        error: BaseException | None = self.failure
-        while error is not None:
-            if isinstance(error, torch.OutOfMemoryError):
-                return self.now.seen_ooms[-1]
-            error = error.__cause__ or error.__context__
-        return self.now.seen_ooms[-1] if code else None
+        if self.now.seen_ooms and (code or _oom_behind(self.failure) is not None):
+            return self.now.seen_ooms[-1]
+        return None
 
     def _described(self, oom: SeenOom) -> dict[str, Any]:
-        frames = self._frames_of_failure() or self.now.stacks.frames(oom.stack)
+        frames = _frames(_oom_behind(self.failure))[::-1] or self.now.stacks.frames(oom.stack)
         own = next((f for f in frames if is_users(f["filename"])), frames[0] if frames else None)
         return {
             "step": oom.step,
@@ -192,38 +200,18 @@ class ProgramOutcome:
             "message": str(self.failure) if self.failure is not None else "",
         }
 
-    def _frames_of_failure(self) -> list[dict[str, Any]]:
-        error = self.failure
-        while error is not None and not isinstance(error, torch.OutOfMemoryError):
-            error = error.__cause__ or error.__context__
-        if error is None:
-            return []
-        frames = [
-            {"filename": f.filename, "line": f.lineno, "name": f.name}
-            for f in traceback.extract_tb(error.__traceback__)
-            if not f.filename.startswith(ENGINE)
-        ]
-        return frames[::-1]
-
     def _failure(self) -> dict[str, Any] | None:
         error = self.failure
         if error is None or isinstance(error, SystemExit):
             return None
-        frames = [
-            f
-            for f in traceback.extract_tb(error.__traceback__)
-            if not f.filename.startswith(ENGINE)
-        ]
-        own = [f for f in frames if is_users(f.filename)]
-        place = (own or frames)[-1] if frames else None
+        frames = _frames(error)
+        own = [frame for frame in frames if is_users(frame["filename"])]
         return {
             "is_of_other_layout": _has_other_layout(error),
             "type": type(error).__name__,
             "text": (error.message if isinstance(error, ConfigError) else str(error))[:2000],
             "advice": error.hint if isinstance(error, ConfigError) else None,
-            "location": None
-            if place is None
-            else {"filename": place.filename, "line": place.lineno, "name": place.name},
+            "location": (own or frames)[-1] if frames else None,
         }
 
     def _write_snapshot(self, oom: SeenOom | None) -> None:

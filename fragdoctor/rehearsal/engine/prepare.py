@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import torch
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.model.gpus import DEFAULT
 from fragdoctor.model.settings import parse_conf, parse_version
 from fragdoctor.rehearsal.engine import session
 from fragdoctor.rehearsal.engine.gpu import Budget, Gpus
@@ -17,31 +17,17 @@ from fragdoctor.rehearsal.engine.gpu import Budget, Gpus
 OLDEST: Final = (2, 6, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """The machine that is pretended.
+def prepare(
+    native: Path, n_devices: int, torch_version: str, scratch: Path | None, undo: ExitStack
+) -> session.Session:
+    """Prepare this process until ``undo`` is closed; what the GPUs have is said later.
 
-    Attributes:
+    Args:
         native: the library of the fake GPUs.
         n_devices: how many GPUs.
-        capacity_bytes: what the driver of each has for PyTorch; None = unlimited.
-        total_bytes: memory of each.
         torch_version: whose allocator it is; "" = of the PyTorch that is here.
         scratch: the folder to which writes are led; None = they go where they should.
-        facts: what ``torch.cuda`` says of each.
-    """
-
-    native: Path
-    n_devices: int = 1
-    capacity_bytes: int | None = None
-    total_bytes: int = 80 * 2**30
-    torch_version: str = ""
-    scratch: Path | None = None
-    facts: session.GpuFacts = field(default_factory=session.GpuFacts)
-
-
-def prepare(machine: Machine, undo: ExitStack) -> session.Session:
-    """Prepare this process until ``undo`` is closed.
+        undo: puts everything back.
 
     Raises:
         ConfigError: this PyTorch cannot be prepared.
@@ -56,15 +42,10 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
         raise ConfigError(
             "CUDA is in use in this process already.", hint="Rehearse in a fresh process."
         )
-    gpus = Gpus(machine.native)
-    budget = Budget(
-        machine.capacity_bytes,
-        machine.total_bytes,
-        parse_conf(""),
-        machine.torch_version or version,
-    )
-    now = session.Session(gpus, machine.n_devices, machine.facts, budget)
-    gpus.start(now.n_devices, budget)
+    gpus = Gpus(native)
+    budget = Budget(None, DEFAULT.total_bytes, parse_conf(""), torch_version or version)
+    now = session.Session(gpus, n_devices, session.GpuFacts(), budget)
+    gpus.start(n_devices, budget)
     undo.callback(gpus.close)
     session.begin(now)
     undo.callback(session.end)
@@ -107,8 +88,8 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
     host.install(undo)
     compilation.install(undo)
     ranks.install(undo)
-    if machine.scratch is not None:
-        writes.install(machine.scratch, undo)
+    if scratch is not None:
+        writes.install(scratch, undo)
     # Backward passes run in this thread, where the program's own modes and streams are.
     undo.enter_context(torch.autograd.set_multithreading_enabled(False))
     return now

@@ -10,7 +10,6 @@ asked after each library.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
 import importlib
@@ -34,7 +33,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from fragdoctor.errors import FragdoctorError
-from fragdoctor.rehearsal.engine import put
+from fragdoctor.rehearsal.engine import leave, put
 from fragdoctor.rehearsal.engine.memory_history import is_users
 from fragdoctor.rehearsal.fence import FREE, restrict_writes
 
@@ -207,16 +206,11 @@ def _prepared(request: dict[str, Any], undo: ExitStack) -> Session:
             else f"The program's Python cannot import PyTorch: {err}.",
             "Run fragdoctor in the program's environment, or name its Python with --python.",
         )
-    from fragdoctor.rehearsal.engine.prepare import Machine, prepare
+    from fragdoctor.rehearsal.engine.prepare import prepare
 
-    machine = Machine(
-        native=Path(request["native"]),
-        n_devices=request["n_devices"],
-        scratch=None if request["scratch"] is None else Path(request["scratch"]),
-        torch_version=request["torch_version"],
-    )
+    native, scratch = Path(request["native"]), request["scratch"] and Path(request["scratch"])
     try:
-        return prepare(machine, undo)
+        return prepare(native, request["n_devices"], request["torch_version"], scratch, undo)
     except FragdoctorError as err:
         _unfit(request, err.message, err.hint)
 
@@ -256,7 +250,7 @@ def _rehearse(request: dict[str, Any], now: Session, undo: ExitStack) -> NoRetur
         _limit_time(request["time_limit_s"], outcome, undo)
     code = _run_guarded(request, outcome)
     outcome.end(code)
-    _leave(code)
+    leave(code)
 
 
 def _limit_time(seconds: float, outcome: Any, undo: ExitStack) -> None:
@@ -278,15 +272,7 @@ def _unfit(request: dict[str, Any], message: str, hint: str) -> NoReturn:
     Path(request["outcome"]).write_text(
         json.dumps({"status": "unfit", "message": message, "hint": hint}), encoding="utf-8"
     )
-    _leave(EXIT_UNFIT)
-
-
-def _leave(code: int) -> NoReturn:
-    """End without what Python does at the end: threads of the program may wait for ever."""
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)
+    leave(EXIT_UNFIT)
 
 
 def _run_guarded(request: dict[str, Any], outcome: Any) -> int:

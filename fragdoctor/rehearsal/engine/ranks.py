@@ -17,8 +17,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import torch
 
-from fragdoctor.rehearsal.engine import put, session
+from fragdoctor.rehearsal.engine import put, put_all, session
 
+c10d: Any = getattr(torch.distributed, "distributed_c10d", None)
+"""None in builds of PyTorch without it."""
 _NAME: Final = "rehearsed"
 _DEVICES: Final = ("cpu", "cuda")
 _TIMED_STEPS: Final = 10
@@ -28,30 +30,29 @@ _BACKEND: Final = 3  # place of the backend among the arguments that make a grou
 
 def install(undo: ExitStack) -> None:
     """Let groups of ranks be made of this one alone, until ``undo`` is closed."""
-    if not torch.distributed.is_available():
+    if c10d is None:
         return
-    import torch.distributed.distributed_c10d as c10d
     import torch.nn.parallel.distributed as data_parallel
 
     distributed: Any = torch.distributed
-    _register(c10d)
-    for name, value in {
-        "_new_process_group_helper": _group(c10d, c10d._new_process_group_helper),
+    _register()
+    of_c10d = {
+        "_new_process_group_helper": _group(c10d._new_process_group_helper),
         "rendezvous": _rendezvous,
         "_NCCL_AVAILABLE": True,
         "default_pg_nccl_timeout": timedelta(minutes=10),
-    }.items():
-        put(undo, c10d, name, value)
+    }
+    put_all(undo, c10d, of_c10d)
     if not hasattr(c10d, "ProcessGroupNCCL"):
         put(undo, c10d, "ProcessGroupNCCL", SimpleNamespace(Options=_Options))
     patched = {
         "is_nccl_available": lambda: True,
         "rendezvous": _rendezvous,
         "monitored_barrier": lambda *_, **__: None,
-        "all_gather_object": _all_gather_object(c10d),
-        "gather_object": _gather_object(c10d),
+        "all_gather_object": _all_gather_object,
+        "gather_object": _gather_object,
         "broadcast_object_list": lambda *_, **__: None,
-        "scatter_object_list": _scatter_object_list(c10d),
+        "scatter_object_list": _scatter_object_list,
         "all_gather": _with_flat_copy(c10d.all_gather, 0),
         "reduce_scatter": _with_flat_copy(c10d.reduce_scatter, 1),
     }
@@ -62,7 +63,10 @@ def install(undo: ExitStack) -> None:
     for module in (torch.distributed.utils, data_parallel):
         if hasattr(module, "_verify_param_shape_across_processes"):
             put(undo, module, "_verify_param_shape_across_processes", _compare_shapes)
-    _time_nothing(distributed, undo)
+    # DDP takes no times: builds without CUDA have no clock, those with CUDA no GPU.
+    put(undo, distributed, "Logger", _logger(distributed.Logger))
+    if next((Path(torch.__file__).parent / "lib").glob("libtorch_cuda*"), None) is not None:
+        put(undo, distributed, "Reducer", _reducer(distributed.Reducer))
     for name in ("spawn", "start_processes"):
         put(undo, torch.multiprocessing, name, _spawn)
 
@@ -74,7 +78,7 @@ class _Options(SimpleNamespace):
         super().__init__(is_high_priority_stream=False, config=SimpleNamespace(), **values)
 
 
-def _register(c10d: Any) -> None:
+def _register() -> None:
     """Register backends for each combination of devices; they stay, and harm nobody."""
     native: Any = torch._C._distributed_c10d
     fake = native.FakeProcessGroup
@@ -114,7 +118,7 @@ def _register(c10d: Any) -> None:
             )
 
 
-def _group(c10d: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+def _group(original: Callable[..., Any]) -> Callable[..., Any]:
     def make(*args: Any, **kwargs: Any) -> Any:
         """Make a group, whose backend is known by the name that was asked for."""
         given = list(args)
@@ -132,7 +136,7 @@ def _group(c10d: Any, original: Callable[..., Any]) -> Callable[..., Any]:
             world = c10d._world
             world.pg_map[group] = (str(asked), world.pg_map[group][1])
             world.pg_backend_config[group] = str(config)
-            session.current().assumptions.note(
+            session.note(
                 f"Rank {c10d.get_rank() if c10d.is_initialized() else group.rank()} of a "
                 "distributed run is rehearsed by itself: what the others would send counts as "
                 "what it has."
@@ -163,50 +167,41 @@ def _rendezvous(
 
 def _spawn(function: Callable[..., Any], args: Sequence[Any] = (), *_: Any, **__: Any) -> None:
     """Call what one of the processes would, in this one."""
-    session.current().assumptions.note("Of the processes that it spawns one is rehearsed.")
+    session.note("Of the processes that it spawns one is rehearsed.")
     function(int(os.environ.get("LOCAL_RANK", "0")), *args)
 
 
-def _object(c10d: Any, thing: Any, group: Any) -> tuple[torch.Tensor, int]:
+def _object(thing: Any, group: Any) -> tuple[torch.Tensor, int]:
     """Return an object as the tensor that is sent, and the number of ranks."""
     device = c10d._get_object_coll_device(group)
     return c10d._object_to_tensor(thing, device, group)[0], c10d.get_world_size(group)
 
 
-def _all_gather_object(c10d: Any) -> Callable[..., None]:
-    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
-        sent, n_ranks = _object(c10d, obj, group)
+def _all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
+    sent, n_ranks = _object(obj, group)
+    sent.new_empty(sent.numel() * n_ranks)
+    object_list[:] = [obj] * len(object_list)
+
+
+def _gather_object(
+    obj: Any, object_gather_list: list[Any] | None = None, *args: Any, **kwargs: Any
+) -> None:
+    group = kwargs.get("group", args[1] if len(args) > 1 else None)
+    sent, n_ranks = _object(obj, group)
+    if object_gather_list is not None:
         sent.new_empty(sent.numel() * n_ranks)
-        object_list[:] = [obj] * len(object_list)
-
-    return all_gather_object
+        object_gather_list[:] = [obj] * len(object_gather_list)
 
 
-def _gather_object(c10d: Any) -> Callable[..., None]:
-    def gather_object(
-        obj: Any, object_gather_list: list[Any] | None = None, *args: Any, **kwargs: Any
-    ) -> None:
-        group = kwargs.get("group", args[1] if len(args) > 1 else None)
-        sent, n_ranks = _object(c10d, obj, group)
-        if object_gather_list is not None:
-            sent.new_empty(sent.numel() * n_ranks)
-            object_gather_list[:] = [obj] * len(object_gather_list)
-
-    return gather_object
-
-
-def _scatter_object_list(c10d: Any) -> Callable[..., None]:
-    def scatter_object_list(
-        scatter_object_output_list: list[Any],
-        scatter_object_input_list: list[Any] | None = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> None:
-        group = kwargs.get("group", args[1] if len(args) > 1 else None)
-        if scatter_object_input_list:
-            scatter_object_output_list[0] = scatter_object_input_list[c10d.get_rank(group)]
-
-    return scatter_object_list
+def _scatter_object_list(
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: list[Any] | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    group = kwargs.get("group", args[1] if len(args) > 1 else None)
+    if scatter_object_input_list:
+        scatter_object_output_list[0] = scatter_object_input_list[c10d.get_rank(group)]
 
 
 def _with_flat_copy(original: Callable[..., Any], place: int) -> Callable[..., Any]:
@@ -226,13 +221,6 @@ def _with_flat_copy(original: Callable[..., Any], place: int) -> Callable[..., A
             del flat
 
     return collective
-
-
-def _time_nothing(distributed: Any, undo: ExitStack) -> None:
-    """Let DDP take no times: builds without CUDA have no clock, those with CUDA no GPU."""
-    put(undo, distributed, "Logger", _logger(distributed.Logger))
-    if next((Path(torch.__file__).parent / "lib").glob("libtorch_cuda*"), None) is not None:
-        put(undo, distributed, "Reducer", _reducer(distributed.Reducer))
 
 
 def _logger(original: Any) -> Any:

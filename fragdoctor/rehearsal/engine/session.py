@@ -252,6 +252,11 @@ def current() -> Session:
     return _current[-1]
 
 
+def note(sentence: str) -> None:
+    """Note something on the rehearsal that goes on."""
+    current().assumptions.note(sentence)
+
+
 def begin(session: Session) -> None:
     """Make a rehearsal the current one."""
     _current.append(session)

@@ -15,13 +15,14 @@ import operator
 import sys
 import threading
 import time
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from types import FrameType, GeneratorType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -66,21 +67,35 @@ class Meeting:
     period: ast.expr | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """By how much the numbers of a loop grow in a round.
+class Numbers(NamedTuple):
+    """The numbers of a loop after a round, or by how much they grow in one.
 
     Attributes:
-        n_rounds: rounds in which that was seen; with many what comes every few rounds counts too.
-        grows: of its meetings.
+        n_rounds: rounds so far, or in which that was seen; with many what comes every few rounds
+            counts too.
+        grows: of its meetings; None where it is no number.
         counters: of what it adds to.
-        steps: of the steps that the program has taken.
+        steps: those that the program has taken.
     """
 
     n_rounds: int = 0
     grows: tuple[float | None, ...] = ()
     counters: tuple[float | None, ...] = ()
     steps: float = 0.0
+
+    def rates_since(self, before: Numbers) -> Numbers:
+        """Return by how much they have grown in a round."""
+        n_rounds = self.n_rounds - before.n_rounds
+
+        def grown(first: Number | None, last: Number | None) -> float | None:
+            return None if first is None or last is None else (last - first) / n_rounds
+
+        return Numbers(
+            n_rounds,
+            tuple(map(grown, before.grows, self.grows)),
+            tuple(map(grown, before.counters, self.counters)),
+            (self.steps - before.steps) / n_rounds,
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +112,7 @@ class LoopSource:
     meetings: list[Meeting] = field(default_factory=list)
     counters: list[ast.expr] = field(default_factory=list)
     yields: bool = False
-    rates: Rates = field(default_factory=Rates)
+    rates: Numbers = field(default_factory=Numbers)
 
 
 def source_of(node: ast.For | ast.While) -> LoopSource:
@@ -155,42 +170,35 @@ def _meetings(node: ast.AST) -> Iterator[Meeting]:
         yield Meeting(node.left, ast.Constant(0), node.right)
 
 
-def value_of(node: ast.expr, names: Mapping[str, Any]) -> Any:
+def value_of(node: ast.expr, names: Mapping[str, Any]) -> Any:  # noqa: C901 - a case a kind
     """Return what an expression of names, attributes, constants and sums stands for.
 
     Raises:
         LookupError: it is another one, or has no value.
     """
     try:
-        return _value_of(node, names)
+        match node:
+            case ast.Constant():
+                return node.value
+            case ast.Name():
+                return names[node.id]
+            case ast.Attribute():
+                whole = value_of(node.value, names)
+                if not isinstance(whole, torch.Tensor):
+                    return getattr(whole, node.attr)
+            case ast.Subscript():
+                whole = value_of(node.value, names)
+                if type(whole) in {dict, list, tuple}:
+                    return whole[value_of(node.slice, names)]
+            case ast.BinOp():
+                sides = value_of(node.left, names), value_of(node.right, names)
+                if all(isinstance(side, int | float) for side in sides):
+                    return _OPERATORS[type(node.op)](*sides)
+            case ast.Call(func=ast.Name(id="len"), args=[one]):
+                return len(value_of(one, names))
     except Exception as err:  # the user's own attributes may raise anything
         raise LookupError(ast.dump(node)) from err
-
-
-def _value_of(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    match node:
-        case ast.Constant():
-            return node.value
-        case ast.Name():
-            return names[node.id]
-        case ast.Attribute() | ast.Subscript():
-            return _part_of(node, _value_of(node.value, names), names)
-        case ast.BinOp():
-            sides = _value_of(node.left, names), _value_of(node.right, names)
-            if all(isinstance(side, int | float) for side in sides):
-                return _OPERATORS[type(node.op)](*sides)
-        case ast.Call(func=ast.Name(id="len"), args=[one]):
-            return len(_value_of(one, names))
-    raise LookupError
-
-
-def _part_of(node: ast.Attribute | ast.Subscript, whole: Any, names: Mapping[str, Any]) -> Any:
-    """Return a part that is looked up, and not computed."""
-    if isinstance(node, ast.Attribute) and not isinstance(whole, torch.Tensor):
-        return getattr(whole, node.attr)
-    if isinstance(node, ast.Subscript) and type(whole) in {dict, list, tuple}:
-        return whole[_value_of(node.slice, names)]
-    raise LookupError
+    raise LookupError(ast.dump(node))
 
 
 def _number(node: ast.expr, names: Mapping[str, Any]) -> Number | None:
@@ -201,7 +209,7 @@ def _number(node: ast.expr, names: Mapping[str, Any]) -> Number | None:
     return None
 
 
-def _locals_of(frame: FrameType) -> Mapping[str, Any]:
+def _locals_of(frame: FrameType) -> dict[str, Any]:
     """Return the local names of a frame, which keeps none of them.
 
     Before Python 3.13 a function's frame keeps the dict that it shows, and tensors in it live on.
@@ -215,33 +223,9 @@ def _locals_of(frame: FrameType) -> Mapping[str, Any]:
     return found
 
 
-class _Names(Mapping[str, Any]):
-    """The names that a frame sees."""
-
-    def __init__(self, frame: FrameType) -> None:
-        self._scopes = _locals_of(frame), frame.f_globals
-
-    def __getitem__(self, name: str) -> Any:
-        for scope in self._scopes:
-            if name in scope:
-                return scope[name]
-        raise KeyError(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter({**self._scopes[1], **self._scopes[0]})
-
-    def __len__(self) -> int:
-        return len({**self._scopes[1], **self._scopes[0]})
-
-
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    """What the numbers of a loop are after a round."""
-
-    n_rounds: int
-    grows: tuple[Number | None, ...]
-    counters: tuple[Number | None, ...]
-    n_steps: int
+def _names(frame: FrameType) -> Mapping[str, Any]:
+    """Return the names that a frame sees."""
+    return ChainMap(_locals_of(frame), frame.f_globals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +235,27 @@ class Round:
     digests: tuple[int, ...]
     allocated_bytes: tuple[int, ...]
     reserved_bytes: tuple[int, ...]
+
+
+class Moment(NamedTuple):
+    """Where the memory of each device is: its events so far, and what is allocated and reserved."""
+
+    n_events: tuple[int, ...]
+    allocated_bytes: tuple[int, ...]
+    reserved_bytes: tuple[int, ...]
+
+    @classmethod
+    def now(cls, gpus: Any, n_devices: int) -> Moment:
+        """Return this moment."""
+        figures = [gpus.figures(d) for d in range(n_devices)]
+        columns = ("events", "allocated", "reserved")
+        return cls(*(tuple(f[name] for f in figures) for name in columns))
+
+    def round_since(self, gpus: Any, before: Sequence[int]) -> Round:
+        """Return the round from some numbers of events up to this moment."""
+        pairs = enumerate(zip(before, self.n_events, strict=True))
+        digests = tuple(gpus.digest(d, *pair) for d, pair in pairs)
+        return Round(digests, self.allocated_bytes, self.reserved_bytes)
 
 
 @dataclass(slots=True, eq=False)
@@ -284,7 +289,7 @@ class Passage:
     n_skips: int = 0
     n_events: tuple[int, ...] = ()
     n_events_of_known: int = 0
-    sample: _Sample | None = None
+    sample: Numbers | None = None
     met: dict[int, int] = field(default_factory=dict)
 
 
@@ -317,12 +322,12 @@ class Skipping:
     on_stuck: Callable[[str], None] = lambda _: None
     _ends_at: float | None = None
     _gpus: Any = None
-    _devices: range = range(0)
+    _n_devices: int = 0
 
     def install(self, gpus: Any, n_devices: int, undo: ExitStack) -> None:
         """Skip from now on, by what is asked of GPUs, until ``undo`` is closed."""
         self.is_on = True
-        self._gpus, self._devices = gpus, range(n_devices)
+        self._gpus, self._n_devices = gpus, n_devices
         from torch.utils.data import dataloader
 
         for name in ("_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"):
@@ -352,16 +357,8 @@ class Skipping:
 
         return next_data
 
-    def _n_events(self) -> tuple[int, ...]:
-        return tuple(self._gpus.figures(d)["events"] for d in self._devices)
-
-    def _round_since(self, before: Sequence[int]) -> Round:
-        figures = [self._gpus.figures(d) for d in self._devices]
-        return Round(
-            tuple(self._gpus.digest(d, before[d], figures[d]["events"]) for d in self._devices),
-            tuple(f["allocated"] for f in figures),
-            tuple(f["reserved"] for f in figures),
-        )
+    def _moment(self) -> Moment:
+        return Moment.now(self._gpus, self._n_devices)
 
     # ---- after a round --------------------------------------------------------------------------
 
@@ -370,7 +367,7 @@ class Skipping:
         passage.n_requests = self.n_requests
         passage.n_skips = self.n_skips
         if self.n_requests or passage.n_events:
-            passage.n_events = self._n_events()
+            passage.n_events = self._moment().n_events
 
     def rounds_to_skip(
         self, passage: Passage, remaining: Callable[[], int | None], *, is_of_steps: bool
@@ -382,12 +379,13 @@ class Skipping:
         """
         passage.n_rounds += 1
         passage.n_run += 1
-        self._look_at_the_clock()
+        if self._ends_at is not None and time.monotonic() > self._ends_at:
+            self.on_stuck(f"its rounds went on for {GO_ON_S:.0f} s after their memory repeated")
         is_of_gpu = bool(passage.n_events) and self.n_requests != passage.n_requests
         is_of_gpu = is_of_gpu and not passage.source.yields
         if not is_of_gpu or threading.current_thread() is not threading.main_thread():
             return 0
-        this = self._round_since(passage.n_events)
+        this = self._moment().round_since(self._gpus, passage.n_events)
         is_new = this not in passage.seen
         passage.seen.add(this)
         frame = sys._getframe(2)
@@ -400,7 +398,7 @@ class Skipping:
         passage.n_known += 1
         if passage.n_known == 1 or passage.sample is None:
             passage.n_events_of_known = sum(passage.n_events)
-            passage.sample = self._sampled(passage, _Names(frame))
+            passage.sample = self._sampled(passage, _names(frame))
             return 0
         is_outer = self.n_skips != passage.n_skips
         if not self._is_enough(passage, is_outer=is_outer) or _is_in_module(frame):
@@ -410,28 +408,28 @@ class Skipping:
     def _is_enough(self, passage: Passage, *, is_outer: bool) -> bool:
         if is_outer or passage.has_skipped:
             return passage.n_known >= (_EQUAL_OUTER if is_outer else EQUAL_ROUNDS)
-        n_events = sum(self._n_events()) - passage.n_events_of_known
+        n_events = sum(self._moment().n_events) - passage.n_events_of_known
         is_many = passage.n_known >= MANY_EQUAL_ROUNDS or n_events >= CHEAP_EVENTS
         return is_many and passage.n_known >= EQUAL_ROUNDS
 
-    def _sampled(self, passage: Passage, names: Mapping[str, Any]) -> _Sample:
+    def _sampled(self, passage: Passage, names: Mapping[str, Any]) -> Numbers:
         grows = tuple(_number(m.grows, names) for m in passage.source.meetings)
         counters = tuple(_number(c, names) for c in passage.source.counters)
-        return _Sample(passage.n_rounds, grows, counters, self.steps())
+        return Numbers(passage.n_rounds, grows, counters, self.steps())
 
     def _skip(
         self,
         passage: Passage,
-        before: _Sample,
+        before: Numbers,
         remaining: Callable[[], int | None],
         frame: FrameType,
         *,
         is_of_steps: bool,
     ) -> int | None:
         """Return how many rounds lie between here and the next one that may show something."""
-        names = _Names(frame)
+        names = _names(frame)
         now = self._sampled(passage, names)
-        rates = _rates(before, now)
+        rates = now.rates_since(before)
         if rates.n_rounds >= passage.source.rates.n_rounds:
             passage.source.rates = rates
         ahead = list(self._rounds_ahead(passage, now, names))
@@ -440,7 +438,8 @@ class Skipping:
             ahead.append(n_left - _LAST + 1)
         if not ahead:
             if n_left is None and is_of_steps and remaining is no_length:
-                self.on_stuck(f"nothing says where the loop at {_place(frame)} ends")
+                place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+                self.on_stuck(f"nothing says where the loop at {place} ends")
             return None if remaining is not no_length else 0
         n = min(ahead) - 1 - _AROUND
         if n_left is not None:
@@ -471,7 +470,7 @@ class Skipping:
     def _rounds_ahead(
         self,
         passage: Passage,
-        now: _Sample,
+        now: Numbers,
         names: Mapping[str, Any],
     ) -> Iterator[int]:
         """Yield in how many rounds from here two numbers meet, 1 = in the next one."""
@@ -509,10 +508,6 @@ class Skipping:
         self.partial = self.partial or f"{reason}; the others of the loop were not rehearsed"
         return self._jumped(passage, n_left - _LAST, frame)
 
-    def _look_at_the_clock(self) -> None:
-        if self._ends_at is not None and time.monotonic() > self._ends_at:
-            self.on_stuck(f"its rounds went on for {GO_ON_S:.0f} s after their memory repeated")
-
     def advanced(self, passage: Passage, number: int, value: Any) -> Any:
         """Return a counter of the program as it would be after the rounds jumped over."""
         rates = passage.source.rates.counters
@@ -532,20 +527,6 @@ def no_length() -> None:
     """Say that nothing tells how many rounds a loop has: a ``while``."""
 
 
-def _rates(before: _Sample, after: _Sample) -> Rates:
-    n_rounds = after.n_rounds - before.n_rounds
-
-    def grown(first: Number | None, last: Number | None) -> float | None:
-        return None if first is None or last is None else (last - first) / n_rounds
-
-    return Rates(
-        n_rounds,
-        tuple(map(grown, before.grows, after.grows)),
-        tuple(map(grown, before.counters, after.counters)),
-        (after.n_steps - before.n_steps) / n_rounds,
-    )
-
-
 def _is_in_module(frame: FrameType | None) -> bool:
     """Whether a module is being called: what it goes through are its layers."""
     while frame is not None:
@@ -553,10 +534,6 @@ def _is_in_module(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _place(frame: FrameType) -> str:
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
 def n_remaining(iterator: Any, items: Any, n_taken: int) -> int | None:

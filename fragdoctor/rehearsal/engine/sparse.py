@@ -15,7 +15,8 @@ from typing import Any, Final
 
 import torch
 
-from fragdoctor.rehearsal.engine import allocation, session, values
+from fragdoctor.rehearsal.engine import values
+from fragdoctor.rehearsal.engine.allocation import take_and_give
 from fragdoctor.rehearsal.engine.dispatch import functional, library_for, special
 from fragdoctor.rehearsal.engine.kernels import cub
 
@@ -34,13 +35,6 @@ _MAXIMA, _IS_SPARSE = 5, 9  # arguments of _embedding_bag_backward
 
 def _shared(op: Any, *args: Any, **kwargs: Any) -> Any:
     return op.redispatch(_CPU_KEYS, *args, **kwargs)
-
-
-def _scratch(tensor: torch.Tensor, n_bytes: int) -> None:
-    """Ask for memory and give it back at once."""
-    operation = session.current().stacks.operation("coalesce")
-    device = tensor.get_device()
-    allocation.give(allocation.take(device, n_bytes, operation, allocation.stack_here()))
 
 
 def _flat_indices(indices: torch.Tensor, *, is_copied: bool = False) -> torch.Tensor:
@@ -67,8 +61,8 @@ def _coalesce(self: torch.Tensor) -> torch.Tensor:
     elements = elements.contiguous()
     flat = _flat_indices(indices, is_copied=True)
     origin, offsets = torch.empty_like(flat), torch.empty_like(flat)
-    _scratch(self, cub.merge_sort(n, _INDEX_BYTES, _INDEX_BYTES))
-    _scratch(self, cub.thrust_unique_by_key(n))
+    for n_bytes in (cub.merge_sort(n, _INDEX_BYTES, _INDEX_BYTES), cub.thrust_unique_by_key(n)):
+        take_and_give(self.get_device(), n_bytes, "coalesce")
     n_kept = values.n_kept(flat, "unique")
     kept = elements.new_empty((n_kept, *elements.shape[1:]))
     if indices.shape[0] == 1:

@@ -14,22 +14,21 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import wraps
 from itertools import count, takewhile
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
-import torch
 from torch.optim import optimizer as optimizers
 
 from fragdoctor.model.turns import period_of, whole_rounds
-from fragdoctor.rehearsal.engine import put
+from fragdoctor.rehearsal.engine.calls import after_making
 from fragdoctor.rehearsal.engine.marks import StepProgress
 from fragdoctor.rehearsal.engine.session import Session
 from fragdoctor.rehearsal.engine.skipping import (
     CHEAP_EVENTS,
     EQUAL_ROUNDS,
     MANY_EQUAL_ROUNDS,
+    Moment,
     Round,
 )
 
@@ -64,16 +63,12 @@ class Run:
     Attributes:
         turn: numbers of the optimizers, in the order of their calls.
         backward: backward passes that had begun before.
-        n_events: of each device, at its end.
-        allocated_bytes: at its end, by device.
-        reserved_bytes: at its end, by device.
+        end: when it was over.
     """
 
     turn: tuple[int, ...]
     backward: int
-    n_events: tuple[int, ...]
-    allocated_bytes: tuple[int, ...]
-    reserved_bytes: tuple[int, ...]
+    end: Moment
 
 
 class Steps(StepProgress):
@@ -128,15 +123,11 @@ class Steps(StepProgress):
         self.now.progress = self
         skipping = self.now.loops.skipping
         skipping.steps, skipping.on_steps = (lambda: self.n_taken), self._skip
-        made = torch.optim.Optimizer.__init__
+        after_making(self._made_optimizer, undo)
 
-        @wraps(made)
-        def make(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            made(optimizer, *args, **kwargs)
-            self._has_optimizer = True
-            self._uncalled.add(optimizer)
-
-        put(undo, torch.optim.Optimizer, "__init__", make)
+    def _made_optimizer(self, optimizer: Any) -> None:
+        self._has_optimizer = True
+        self._uncalled.add(optimizer)
 
     @property
     def n_complete(self) -> int:
@@ -201,7 +192,8 @@ class Steps(StepProgress):
             self._runs.pop()
         else:
             turn = ()
-        self._runs.append(self._run((*turn, number)))
+        end = Moment.now(self.now.gpus, self.now.n_devices)
+        self._runs.append(Run((*turn, number), self._n_begun, end))
         at = len(self._runs) - 1
         if at < self._period or self._runs[at - self._period].turn != self._runs[at].turn:
             self._change_period()
@@ -223,16 +215,6 @@ class Steps(StepProgress):
             self._period = period
             self.found.clear()
 
-    def _run(self, turn: tuple[int, ...]) -> Run:
-        figures = [self.now.gpus.figures(d) for d in range(self.now.n_devices)]
-        return Run(
-            turn,
-            self._n_begun,
-            tuple(f["events"] for f in figures),
-            tuple(f["allocated"] for f in figures),
-            tuple(f["reserved"] for f in figures),
-        )
-
     def _begin(self) -> None:
         """The next step begins, or more of this one: stop if what is over is enough."""
         if not self._has_optimizer:
@@ -250,15 +232,13 @@ class Steps(StepProgress):
             self._period - 1, (self.n_complete - self._n_skipped) * self._period, self._period
         )
         for at in ends[len(self.found) :]:
-            self.found.append(self._step(self._runs[at]))
+            self.found.append(self._step(self._runs[at].end))
         return self._enough(self.n_complete)
 
-    def _step(self, run: Run) -> Step:
-        gpus, devices = self.now.gpus, range(self.now.n_devices)
+    def _step(self, end: Moment) -> Step:
         before = self.found[-1].n_events if self.found else (0,) * self.now.n_devices
-        digests = tuple(gpus.digest(d, before[d], run.n_events[d]) for d in devices)
-        asked = Round(digests, run.allocated_bytes, run.reserved_bytes)
-        return Step(len(self.found) + 1, run.n_events, asked)
+        asked = end.round_since(self.now.gpus, before)
+        return Step(len(self.found) + 1, end.n_events, asked)
 
     def _enough(self, n: int) -> str:
         if self.limit is not None:

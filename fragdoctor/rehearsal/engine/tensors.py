@@ -58,13 +58,11 @@ def empty(
     size: Sequence[int],
     *,
     dtype: torch.dtype | None = None,
-    layout: Any = None,
     device: torch.device | None = None,
-    pin_memory: bool | None = None,
     memory_format: torch.memory_format | None = None,
+    **_: Any,
 ) -> torch.Tensor:
     """``empty``: the root of most tensors that are made."""
-    del layout, pin_memory
     strides = strides_for(size, memory_format)
     return new(size, strides, dtype or torch.get_default_dtype(), _device(device))
 
@@ -76,12 +74,10 @@ def empty_strided(
     stride: Sequence[int],
     *,
     dtype: torch.dtype | None = None,
-    layout: Any = None,
     device: torch.device | None = None,
-    pin_memory: bool | None = None,
+    **_: Any,
 ) -> torch.Tensor:
     """``empty_strided``: the root of ``to`` and of most results of C++."""
-    del layout, pin_memory
     return new(size, stride, dtype or torch.get_default_dtype(), _device(device))
 
 
@@ -136,27 +132,19 @@ def set_storage(
     return _set(self, source, storage_offset, size, strides)
 
 
-@special("aten::set_.source_Storage")
-def set_whole_storage(op: Any, self: torch.Tensor, source: torch.UntypedStorage) -> torch.Tensor:
-    """``set_``: the tensor sees all of a storage."""
-    size = (source.nbytes() // self.dtype.itemsize,)
-    result: torch.Tensor = set_storage(op, self, source, 0, size)
-    return result
-
-
-@special("aten::set_.source_Tensor")
-def set_tensor(op: Any, self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """``set_``: the tensor sees what another sees."""
-    result: torch.Tensor = set_storage(
-        op, self, source.untyped_storage(), source.storage_offset(), source.shape, source.stride()
-    )
-    return result
-
-
-@special("aten::set_")
-def set_nothing(op: Any, self: torch.Tensor) -> torch.Tensor:
-    """``set_``: the tensor becomes empty."""
-    result: torch.Tensor = set_tensor(op, self, new((0,), None, self.dtype, self.get_device()))
+@special("aten::set_.source_Storage", "aten::set_.source_Tensor", "aten::set_")
+def set_whole(
+    op: Any, self: torch.Tensor, source: torch.UntypedStorage | torch.Tensor | None = None
+) -> torch.Tensor:
+    """``set_``: the tensor sees all of a storage, what another sees, or nothing."""
+    if source is None:
+        source = new((0,), None, self.dtype, self.get_device())
+    result: torch.Tensor
+    if isinstance(source, torch.Tensor):
+        storage, offset = source.untyped_storage(), source.storage_offset()
+        result = set_storage(op, self, storage, offset, source.shape, source.stride())
+    else:
+        result = set_storage(op, self, source, 0, (source.nbytes() // self.dtype.itemsize,))
     return result
 
 

@@ -11,7 +11,7 @@ import torch
 
 from fragdoctor.rehearsal.engine import session
 from fragdoctor.rehearsal.engine.host import release
-from fragdoctor.rehearsal.engine.memory_history import ENGINE, is_users
+from fragdoctor.rehearsal.engine.memory_history import ENGINE, users_frame
 from fragdoctor.rehearsal.engine.session import Assumption
 
 
@@ -102,8 +102,6 @@ def fill(tensor: torch.Tensor) -> None:
 
 def assume(operation: str, assumed: str) -> int:
     """Note an assumption at the line of the user's own code that needs it; return how often."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back
+    frame = users_frame()
     name, line = ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
     return session.current().assumptions.make(Assumption(name, line, operation, assumed))

@@ -19,6 +19,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Self
 from urllib.parse import unquote, urlsplit
@@ -212,6 +213,53 @@ class Overlay:
             return path.startswith(os.sep) and not self.is_free(path)
         return False
 
+    # ---- what functions that open a file are given instead: with their other arguments ----------
+
+    def to_stat(
+        self, path: Any, *_: Any, folder: int | None = None, follow_symlinks: bool = True, **__: Any
+    ) -> Any:
+        """Return the path whose file is looked at, or opened to be read."""
+        return self.to_read(path, itself=not follow_symlinks, folder=folder)
+
+    def to_look_at(self, path: Any, *_: Any, folder: int | None = None, **__: Any) -> Any:
+        """Return the path that is looked at, be it a link."""
+        return self.to_read(path, itself=True, folder=folder)
+
+    def to_write(self, path: Any, *_: Any, **__: Any) -> Any:
+        """Return the path whose file is written anew."""
+        return self.to_change(path)
+
+    def to_open(self, file: Any, mode: str = "r", *_: Any, **__: Any) -> Any:
+        """Return the path for Python's ``open``."""
+        if _changes(mode):
+            return self.to_change(file, keeps_content="w" not in mode)
+        return self.to_read(file)
+
+    def to_open_by_flags(
+        self, path: Any, flags: int, *_: Any, folder: int | None = None, **__: Any
+    ) -> Any:
+        """Return the path for ``os.open``."""
+        if flags & _WRITES:
+            return self.to_change(path, keeps_content=not flags & os.O_TRUNC, folder=folder)
+        return self.to_read(path, folder=folder)
+
+    def to_map(self, filename: Any, shared: bool | None = False, *_: Any, **__: Any) -> str:
+        """Return the path of the file that a tensor's memory is."""
+        mode = "r+" if shared else "r"
+        return os.fspath(self.to_open(filename, mode))  # type: ignore[no-any-return]
+
+    def to_connect(self, database: Any, *_: Any, uri: bool = False, **__: Any) -> Any:
+        """Return the database for SQLite: in memory as it is, a copy of one that there is."""
+        name = os.fsdecode(database)
+        if not uri or not name.startswith("file:"):
+            is_file = name not in {"", ":memory:"}
+            return self.to_change(database, keeps_content=True) if is_file else database
+        parts = urlsplit(name)
+        if "mode=memory" in parts.query or not parts.path or ":memory:" in parts.path:
+            return database
+        path = self.to_change(unquote(parts.path), keeps_content=True)
+        return parts._replace(path=path).geturl()
+
     def names(
         self, name: Any, listed: Callable[[Any], list[Any]], key: Callable[[Any], str]
     ) -> Any:
@@ -258,17 +306,8 @@ class _Entry:
         return f"<DirEntry {self.name!r}>"
 
 
-class _Entries:
+class _Entries(chain[_Entry]):
     """What ``os.scandir`` returns."""
-
-    def __init__(self, entries: list[Any]) -> None:
-        self._entries = iter(entries)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._entries
-
-    def __next__(self) -> Any:
-        return next(self._entries)
 
     def __enter__(self) -> Self:
         return self
@@ -283,16 +322,11 @@ class _Entries:
 def install(home: Path, undo: ExitStack) -> None:
     """Lead writes to a scratch folder, until ``undo`` is closed."""
     overlay = Overlay(home)
-    opener = _opener(overlay, io.open)
     replaced: list[tuple[Any, str, Any]] = [
-        (builtins, "open", opener),
-        (io, "open", opener),
+        *((*row[:2], _led(getattr(*row[:2]), *row[2:])) for row in _opening(overlay)),
         (io, "FileIO", _raw_file(overlay)),
-        (os, "open", _os_opener(overlay, os.open)),
         (os, "listdir", _lister(overlay, os.listdir)),
         (os, "scandir", _scanner(overlay, os.scandir)),
-        *((os, n, _reader(overlay, getattr(os, n))) for n in _ONE_READ if hasattr(os, n)),
-        *((os, n, _reader(overlay, getattr(os, n), itself=True)) for n in _ONE_READ_ITSELF),
         *(
             (os, n, _changer(overlay, getattr(os, n), n))
             for n in (*_ONE_CHANGED, *_ONE_CHANGED_ITSELF, "fchmod", "fchown")
@@ -300,20 +334,13 @@ def install(home: Path, undo: ExitStack) -> None:
         ),
         *((os, n, _mover(overlay, getattr(os, n), n)) for n in _TWO_CHANGED),
         (torch, "save", _saver(overlay, torch.save)),
-        *_of_pytorch(overlay),
+        *(
+            (kind, "from_file", staticmethod(_led(kind.from_file, overlay.to_map, "filename")))
+            for kind in (torch.UntypedStorage, torch.TypedStorage)
+        ),
     ]
-    with suppress(ImportError):
-        import sqlite3
-
-        replaced.append((sqlite3, "connect", _connector(overlay, sqlite3.connect)))
-    if importlib.util.find_spec("safetensors") is not None:
-        import safetensors.torch  # type: ignore[import-not-found]
-
-        replaced += [
-            (safetensors.torch, "save_file", _safe_saver(overlay)),
-            (safetensors, "serialize_file", _second(overlay, safetensors.serialize_file)),
-            (safetensors, "safe_open", _reader(overlay, safetensors.safe_open)),
-        ]
+    if "safetensors.torch" in sys.modules:
+        replaced.append((sys.modules["safetensors.torch"], "save_file", _safe_saver(overlay)))
     taken = {id(getattr(owner, name)): value for owner, name, value in replaced}
     for owner, name, value in replaced:
         put(undo, owner, name, value)
@@ -335,80 +362,51 @@ def _replace_taken(taken: dict[int, Any], undo: ExitStack) -> None:
                 put(undo, module, name, taken[id(value)])
 
 
-def _of_pytorch(overlay: Overlay) -> Iterator[tuple[Any, str, Any]]:
-    """Yield what opens files in C++: owner, name, what stands for it."""
+def _opening(overlay: Overlay) -> Iterator[tuple[Any, ...]]:
+    """Yield what opens a file: owner, name, how its path is led, and that argument's name, place.
+
+    Code in C++ opens files itself: PyTorch's, SQLite's, and that of safetensors, where it is.
+    """
+    for owner in (builtins, io):
+        yield owner, "open", overlay.to_open, "file"
+    yield os, "open", overlay.to_open_by_flags, "path"
+    for names, lead in ((_ONE_READ, overlay.to_stat), (_ONE_READ_ITSELF, overlay.to_look_at)):
+        yield from ((os, name, lead, "path") for name in names if hasattr(os, name))
     native: Any = torch._C
-    script, function = native.ScriptModule, native.ScriptFunction
-    for owner in (script, function):
+    for owner in (native.ScriptModule, native.ScriptFunction):
         for name in ("save", "_save_for_mobile"):
             if hasattr(owner, name):
-                yield owner, name, _second(overlay, getattr(owner, name))
-    yield torch.jit, "load", _reader(overlay, torch.jit.load)
-    yield native, "PyTorchFileWriter", _first(overlay, native.PyTorchFileWriter)
-    yield native, "PyTorchFileReader", _reader(overlay, native.PyTorchFileReader)
-    profiled: Any = native._autograd._ProfilerResult
-    yield profiled, "save", _second(overlay, profiled.save)
-    for owner in (torch.UntypedStorage, torch.TypedStorage, torch):
-        yield owner, "from_file", _from_file(overlay, owner.from_file)
+                yield owner, name, overlay.to_write, "filename", 1
+    yield native._autograd._ProfilerResult, "save", overlay.to_write, "path", 1
+    yield native, "PyTorchFileWriter", overlay.to_write, "file"
+    yield native, "PyTorchFileReader", overlay.to_stat, "file"
+    yield torch.jit, "load", overlay.to_stat, "f"
+    yield torch, "from_file", overlay.to_map, "filename"
+    with suppress(ImportError):
+        import sqlite3
+
+        yield sqlite3, "connect", overlay.to_connect, "database"
+    if importlib.util.find_spec("safetensors") is not None:
+        import safetensors.torch  # type: ignore[import-not-found]
+
+        yield safetensors, "serialize_file", overlay.to_write, "filename", 1
+        yield safetensors, "safe_open", overlay.to_stat, "filename"
 
 
-def _first(overlay: Overlay, original: Any) -> Any:
-    def write(file: Any, *args: Any, **kwargs: Any) -> Any:
-        path = overlay.to_change(file) if isinstance(file, str | os.PathLike) else file
-        return original(path if path is file else os.fspath(path), *args, **kwargs)
+def _led(original: Any, lead: Callable[..., Any], name: str, place: int = 0) -> Any:
+    """Return a function one of whose arguments, a path, is led elsewhere."""
 
-    return write
+    def call(*args: Any, **kwargs: Any) -> Any:
+        path, *rest = args[place:] or [kwargs.pop(name)]
+        folder = kwargs.pop("dir_fd", None)
+        found = lead(path, *rest, folder=folder, **kwargs)
+        return original(*args[:place], found, *rest, **kwargs)
 
-
-def _second(overlay: Overlay, original: Any) -> Any:
-    def write(self: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(self, os.fspath(overlay.to_change(file)), *args, **kwargs)
-
-    return write
-
-
-def _from_file(overlay: Overlay, original: Any) -> Any:
-    def from_file(filename: Any, shared: bool | None = False, *args: Any, **kwargs: Any) -> Any:
-        path = (
-            overlay.to_change(filename, keeps_content=True) if shared else overlay.to_read(filename)
-        )
-        return original(os.fspath(path), shared, *args, **kwargs)
-
-    return staticmethod(from_file) if original is not torch.from_file else from_file
-
-
-def _connector(overlay: Overlay, original: Any) -> Any:
-    def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
-        """Open a database: in memory as it is, a copy of one that there is."""
-        name = os.fsdecode(database)
-        if kwargs.get("uri") and name.startswith("file:"):
-            parts = urlsplit(name)
-            is_in_memory = "mode=memory" in parts.query or not parts.path
-            if not is_in_memory and ":memory:" not in parts.path:
-                path = overlay.to_change(unquote(parts.path), keeps_content=True)
-                database = parts._replace(path=path).geturl()
-        elif name not in {"", ":memory:"}:
-            database = overlay.to_change(database, keeps_content=True)
-        return original(database, *args, **kwargs)
-
-    return connect
+    return call
 
 
 def _changes(mode: str) -> bool:
     return any(letter in mode for letter in "wax+")
-
-
-def _mapped(overlay: Overlay, file: Any, mode: str) -> Any:
-    if _changes(mode):
-        return overlay.to_change(file, keeps_content="w" not in mode)
-    return overlay.to_read(file)
-
-
-def _opener(overlay: Overlay, original: Any) -> Any:
-    def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:  # noqa: A001
-        return original(_mapped(overlay, file, mode), mode, *args, **kwargs)
-
-    return open
 
 
 def _raw_file(overlay: Overlay) -> Any:
@@ -425,31 +423,9 @@ def _raw_file(overlay: Overlay) -> Any:
         """A raw file, where the program's files are."""
 
         def __init__(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> None:
-            super().__init__(_mapped(overlay, file, mode), mode, *args, **kwargs)
+            super().__init__(overlay.to_open(file, mode), mode, *args, **kwargs)
 
     return FileIO
-
-
-def _os_opener(overlay: Overlay, original: Any) -> Any:
-    def open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> Any:  # noqa: A001
-        if flags & _WRITES:
-            keeps = not flags & os.O_TRUNC
-            found = overlay.to_change(path, keeps_content=keeps, folder=dir_fd)
-        else:
-            found = overlay.to_read(path, folder=dir_fd)
-        return original(found, flags, mode)
-
-    return open
-
-
-def _reader(overlay: Overlay, original: Any, *, itself: bool = False) -> Any:
-    def read(path: Any, *args: Any, **kwargs: Any) -> Any:
-        link = itself or kwargs.get("follow_symlinks") is False
-        folder = kwargs.pop("dir_fd", None)
-        found = overlay.to_read(path, itself=link, folder=folder)
-        return original(found, *args, **kwargs)
-
-    return read
 
 
 def _changer(overlay: Overlay, original: Any, name: str) -> Any:
@@ -519,7 +495,7 @@ def _saver(overlay: Overlay, original: Any) -> Any:
     """Return ``torch.save`` that writes everything but the values of tensors."""
 
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        session.current().assumptions.note("Checkpoints are written without the values of tensors.")
+        session.note("Checkpoints are written without the values of tensors.")
         if kwargs.get("_use_new_zipfile_serialization", True):
             with torch.serialization.skip_data():
                 original(obj, overlay.to_change(f), *args, **kwargs)

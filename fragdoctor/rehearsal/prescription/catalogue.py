@@ -176,25 +176,14 @@ def _loss_in_chunks(traits: Traits) -> Treatment:
     )
 
 
-def _step_in_backward(traits: Traits) -> Treatment:
-    model = _model(traits)
-    kind = traits["optimizers"][0]
-    return Treatment(
-        "step-in-backward",
-        "update each parameter in the backward pass",
-        Numerics.EXACT,
-        lines=[
-            f"own = {{p: torch.optim.{kind}([p], ...) for p in {model}.parameters()}}",
-            "def update(p):",
-            "    own[p].step()",
-            "    own[p].zero_grad()",
-            f"for p in {model}.parameters():",
-            "    p.register_post_accumulate_grad_hook(update)",
-        ],
-        specs=["step-in-backward"],
-    )
-
-
+_STEP_IN_BACKWARD: Final = [
+    "own = {{p: torch.optim.{kind}([p], ...) for p in {model}.parameters()}}",
+    "def update(p):",
+    "    own[p].step()",
+    "    own[p].zero_grad()",
+    "for p in {model}.parameters():",
+    "    p.register_post_accumulate_grad_hook(update)",
+]
 _STATE_ON_HOST: Final = [
     "def move(device):",
     "    for state in optimizer.state.values():",
@@ -291,91 +280,73 @@ def _as_framework_has_it(traits: Traits, change: Change) -> str:
     return f"the framework makes the ranks: {words}; rehearse that with --world-size N"
 
 
-def simple(traits: Traits, conf: str) -> Iterator[Treatment]:
-    """Yield the treatments of this program that have no strength to choose, the cheapest first."""
-    yield from _without_work(traits, conf)
-    yield from _of_training(traits)
-    yield from _with_other_results(traits)
+def simple(traits: Traits, conf: str) -> Iterator[Treatment]:  # noqa: C901 - a case a treatment
+    """Yield the treatments of this program that have no strength to choose, the cheapest first.
 
+    Those come first that leave the results alone and do no more work, then those that change when
+    what is computed and kept, then other precisions, then other optimizers.
+    """
+    model, exact = _model(traits), Numerics.EXACT
+    both = f"{conf},expandable_segments:True" if conf else "expandable_segments:True"
+    fusable = sorted({*traits["optimizers"]} & {*HAVE_FUSED})[:1]
 
-def _without_work(traits: Traits, conf: str) -> Iterator[Treatment]:
-    """Yield what leaves the results alone, and does no more work."""
-    framework = traits["framework"]
+    def words(change: Change) -> str:
+        return words_of(traits["framework"], change)
+
     if traits["zeroes"]:
-        yield Treatment(
-            "set-to-none", "free gradients instead of zeroing them", Numerics.EXACT,
-            lines=["optimizer.zero_grad(set_to_none=True)"], specs=["set-to-none"],
-        )  # fmt: skip
+        title = "free gradients instead of zeroing them"
+        yield _simple("set-to-none", title, exact, "optimizer.zero_grad(set_to_none=True)")
     if traits["evaluates_with_grad"]:
-        yield Treatment(
-            "no-grad", "evaluate without a graph", Numerics.EXACT,
-            lines=["with torch.no_grad():  # around the evaluation"], specs=["no-grad"],
-        )  # fmt: skip
+        line = "with torch.no_grad():  # around the evaluation"
+        yield _simple("no-grad", "evaluate without a graph", exact, line)
     if "expandable_segments:True" not in conf:
-        both = f"{conf},expandable_segments:True" if conf else "expandable_segments:True"
-        yield Treatment(
-            "expandable-segments", "expandable segments", Numerics.EXACT,
-            lines=[f"export PYTORCH_CUDA_ALLOC_CONF={both}"], conf=both,
-        )  # fmt: skip
+        line = f"export PYTORCH_CUDA_ALLOC_CONF={both}"
+        title = "expandable segments"
+        yield _simple("expandable-segments", title, exact, line, specs=(), conf=both)
     if traits["is_eager"]:
-        model = _model(traits)
-        yield Treatment(
-            "sdpa", "attention by fused kernels", Numerics.EXACT,
-            lines=[f'{model}.set_attn_implementation("sdpa")'],
+        yield _simple(
+            "sdpa", "attention by fused kernels", exact,
+            f'{model}.set_attn_implementation("sdpa")', place=Place.BEFORE_OPTIMIZER,
             instead='from_pretrained(..., attn_implementation="sdpa")',
-            specs=["sdpa"], place=Place.BEFORE_OPTIMIZER,
         )  # fmt: skip
-    fusable = sorted({*traits["optimizers"]} & {*HAVE_FUSED})
-    if fusable:
-        yield Treatment(
-            "fused", f"fused {fusable[0]}", Numerics.EXACT,
-            lines=[f"torch.optim.{fusable[0]}(..., fused=True)"],
-            instead=words_of(framework, Change.FUSED),
-            specs=["fused"], place=Place.OPTIMIZER, arguments=["fused=True"],
+    for name in fusable:
+        yield _simple(
+            "fused", f"fused {name}", exact, f"torch.optim.{name}(..., fused=True)",
+            instead=words(Change.FUSED), place=Place.OPTIMIZER, arguments=["fused=True"],
         )  # fmt: skip
-
-
-def _of_training(traits: Traits) -> Iterator[Treatment]:
-    """Yield what leaves the results alone, and changes when what is computed and kept."""
     if not _why_not_in_backward(traits):
-        yield _step_in_backward(traits)
+        title = "update each parameter in the backward pass"
+        kind = traits["optimizers"][0]
+        lines = [line.format(model=model, kind=kind) for line in _STEP_IN_BACKWARD]
+        yield _simple("step-in-backward", title, exact, *lines)
     if traits["head"]:
         yield _loss_in_chunks(traits)
     if traits["has_state"]:
-        yield Treatment(
-            "state-on-host", "state of the optimizer on the host between updates", Numerics.EXACT,
-            None, _STATE_ON_HOST, specs=["state-on-host"], place=Place.AFTER_OPTIMIZER,
+        yield _simple(
+            "state-on-host", "state of the optimizer on the host between updates", exact,
+            *_STATE_ON_HOST, extra_compute=None, place=Place.AFTER_OPTIMIZER,
         )  # fmt: skip
     if traits["trains"]:
-        yield Treatment(
-            "save-on-cpu", "keep what is saved for the backward pass on the host", Numerics.EXACT,
-            None, ["with torch.autograd.graph.save_on_cpu(pin_memory=True):  # forward and loss"],
-            specs=["save-on-cpu"],
-        )  # fmt: skip
-
-
-def _with_other_results(traits: Traits) -> Iterator[Treatment]:
-    """Yield other precisions, then other optimizers."""
-    optimizers = {*traits["optimizers"]}
-    framework = traits["framework"]
+        title = "keep what is saved for the backward pass on the host"
+        line = "with torch.autograd.graph.save_on_cpu(pin_memory=True):  # forward and loss"
+        yield _simple("save-on-cpu", title, exact, line, extra_compute=None)
     if traits["trains"] and not traits["autocasts"]:
-        yield Treatment(
+        yield _simple(
             "autocast", "autocast to bfloat16", Numerics.ROUNDING,
-            lines=['with torch.autocast("cuda", torch.bfloat16):  # forward and loss'],
-            instead=words_of(framework, Change.BF16),
-            specs=["autocast"],
+            'with torch.autocast("cuda", torch.bfloat16):  # forward and loss',
+            instead=words(Change.BF16),
         )  # fmt: skip
-    for name in sorted(optimizers & _ADAM):
-        yield Treatment(
-            "adamw-8bit", f"8-bit {name}", Numerics.DIFFERENT,
-            lines=[f"bitsandbytes.optim.{name}8bit(...)"],
-            instead=words_of(framework, Change.STATE_8BIT),
-            specs=["adamw-8bit"],
-        )  # fmt: skip
-        yield Treatment(
-            "adafactor", f"Adafactor instead of {name}", Numerics.DIFFERENT,
-            lines=["torch.optim.Adafactor(...)"], specs=["adafactor"],
-        )  # fmt: skip
+    for name in sorted({*traits["optimizers"]} & _ADAM):
+        line = f"bitsandbytes.optim.{name}8bit(...)"
+        instead = words(Change.STATE_8BIT)
+        yield _simple("adamw-8bit", f"8-bit {name}", Numerics.DIFFERENT, line, instead=instead)
+        title = f"Adafactor instead of {name}"
+        yield _simple("adafactor", title, Numerics.DIFFERENT, "torch.optim.Adafactor(...)")
+
+
+def _simple(code: str, title: str, numerics: Numerics, *lines: str, **more: Any) -> Treatment:
+    """Return a treatment that the engine knows by its code alone."""
+    return Treatment(code, title, numerics, lines=list(lines), **{"specs": [code], **more})
 
 
 def _why_not_in_backward(traits: Traits) -> str:

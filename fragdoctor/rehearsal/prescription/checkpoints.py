@@ -47,11 +47,13 @@ class Choice:
         number: among the parts of the model.
         kept: numbers of the counted operations in it whose results are kept.
         n_flops: operations that are carried out again, in all that was rehearsed.
+        dropped_bytes: made again, over all calls.
     """
 
     number: int
     kept: tuple[int, ...]
     n_flops: int
+    dropped_bytes: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +82,6 @@ class Plan:
         return Plan(tuple(sorted([*rest, *instead], key=lambda one: one.number)))
 
 
-@dataclass(slots=True)
-class _Option:
-    """A way to checkpoint a module.
-
-    Attributes:
-        choice: it.
-        dropped_bytes: made again, over all calls.
-    """
-
-    choice: Choice
-    dropped_bytes: int
-
-
 @dataclass(frozen=True, slots=True)
 class _State:
     """A set of modules as a chain: what was chosen last, and those before."""
@@ -106,9 +95,9 @@ class _State:
     def cost(self) -> tuple[int, int]:
         return self.n_flops, -self.dropped_bytes
 
-    def plus(self, option: _Option) -> _State:
-        n_flops = self.n_flops + option.choice.n_flops
-        return _State(n_flops, self.dropped_bytes + option.dropped_bytes, option.choice, self)
+    def plus(self, choice: Choice) -> _State:
+        n_flops = self.n_flops + choice.n_flops
+        return _State(n_flops, self.dropped_bytes + choice.dropped_bytes, choice, self)
 
 
 @dataclass(slots=True)
@@ -117,7 +106,7 @@ class _Part:
 
     number: int
     calls: list[ModuleCall]
-    options: list[_Option] = field(default_factory=list)
+    options: list[Choice] = field(default_factory=list)
     parts: list[_Part] = field(default_factory=list)
 
 
@@ -167,7 +156,7 @@ class Checkpoints:
     @property
     def outermost(self) -> Plan:
         """The outermost modules that checkpointing saves something of."""
-        return Plan(tuple(one.options[0].choice for one in _outermost(self._roots)))
+        return Plan(tuple(one.options[0] for one in _outermost(self._roots)))
 
     def learn_ends(self, trace: Trace, traits: Mapping[str, Any]) -> None:
         """Learn from a rehearsal with the outermost modules checkpointed when blocks go."""
@@ -219,7 +208,8 @@ class Checkpoints:
     def lowest(self) -> Plan:
         """Return about the set with which tensors take least."""
         plans = self._frontier[:: -(-len(self._frontier) // MAX_SAMPLES)]
-        return min([*plans, self._frontier[-1]], key=self._peak_bytes)
+        peak_bytes = self._need.peak_bytes
+        return min([*plans, self._frontier[-1]], key=lambda one: peak_bytes(self._requests(one)))
 
     def needs_bytes(self, plan: Plan) -> int:
         """Return the least that PyTorch must have with a set."""
@@ -238,9 +228,6 @@ class Checkpoints:
         self._n_left -= 1
         return self._need.fits(self._requests(plan), capacity_bytes, is_steady=is_steady)
 
-    def _peak_bytes(self, plan: Plan) -> int:
-        return self._need.peak_bytes(self._requests(plan))
-
     @cached_property
     def _frontier(self) -> list[Plan]:
         """Sets of which none both drops more and takes fewer operations, the cheapest first."""
@@ -256,14 +243,14 @@ class Checkpoints:
         None if it fits by luck: not with somewhat more memory.
         """
         for choice in sorted(plan.choices, key=lambda one: one.n_flops, reverse=True):
-            options = [one.choice for one in self._parts[choice.number].options]
+            options = self._parts[choice.number].options
             cheaper = [one for one in reversed(options) if one.n_flops < choice.n_flops]
             tries = (plan.without(choice, *instead) for instead in ((), *((c,) for c in cheaper)))
             plan = next((one for one in tries if self._fits(one, capacity_bytes)), plan)
         return plan if self._fits(plan, capacity_bytes, is_steady=True) else None
 
 
-def _options(part: _Part) -> Iterator[_Option]:
+def _options(part: _Part) -> Iterator[Choice]:
     """Yield the ways to checkpoint a module, that which costs most first."""
     calls = part.calls
     if not calls or not any(one.left for one in calls):
@@ -280,8 +267,8 @@ def _options(part: _Part) -> Iterator[_Option]:
         kept = tuple(sorted(ranked[:length]))
         dropped_bytes = sum(one.saved_bytes(kept) for one in calls)
         if dropped_bytes > 0:
-            choice = Choice(part.number, kept, sum(one.n_flops(kept) for one in calls))
-            yield _Option(choice, dropped_bytes)
+            n_flops = sum(one.n_flops(kept) for one in calls)
+            yield Choice(part.number, kept, n_flops, dropped_bytes)
 
 
 def _most(part: _Part) -> int:

@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -216,10 +217,13 @@ class CureSearch:
                 return  # what more GPUs share is little of it
             peak_bytes = tried.peak_allocated_bytes or 0
             low, high = high, 2 * high + 1
-        while high - low > 1 and high < len(counts):
-            middle = (low + high) // 2
-            fits = self._try(catalogue.sharded(traits, counts[middle], self._batch)).fits
-            low, high = (low, middle) if fits else (middle, high)
+        else:
+            return
+
+        def fits(n: int) -> bool:
+            return self._try(catalogue.sharded(traits, n, self._batch)).fits
+
+        bisect_left(counts[low + 1 : high], 1, key=fits)  # what it tries is what is asked for
 
     def _combine(self, traits: catalogue.Traits, conf: str) -> None:
         """Try what leaves the results alone together, then what does not on top of it."""
@@ -272,7 +276,7 @@ class CureSearch:
                 plan = next((one for one in ends if one not in seen), None)
             if plan is None or (fitting and plan.cost >= fitting.cost):
                 break
-            tried = seen[plan] = self._checkpoints(base, plan, others)
+            tried = seen[plan] = self._try(catalogue.checkpointed(base.traits, plan), *others)
             if tried.needs_bytes is None or (fitting and not tried.fits):
                 break
             fitting = plan if tried.fits else None
@@ -288,9 +292,6 @@ class CureSearch:
         treatments = (catalogue.checkpointed(base.traits, base.outermost), *others)
         if self._try(*treatments, observes=True).needs_bytes is not None:
             base.learn_ends(self._need.trace, self._traits)
-
-    def _checkpoints(self, base: Checkpoints, plan: Plan, others: Sequence[Treatment]) -> Tried:
-        return self._try(catalogue.checkpointed(base.traits, plan), *others)
 
     def _try(self, *treatments: Treatment, is_base: bool = False, observes: bool = False) -> Tried:
         """Rehearse the program with treatments, and observe it where others are to come beside.

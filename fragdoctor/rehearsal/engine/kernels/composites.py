@@ -15,13 +15,14 @@ import torch
 
 from fragdoctor.rehearsal.engine import session
 from fragdoctor.rehearsal.engine.dispatch import special
-from fragdoctor.rehearsal.engine.kernels.reduction import ReductionKind, buffers_of, copy_and_sum
+from fragdoctor.rehearsal.engine.kernels.reduction import ReductionKind, buffers_of, summed
 from fragdoctor.rehearsal.engine.kernels.scratch import (
     Call,
     Free,
     Out,
     Step,
     Temp,
+    after_results,
     held_only,
     in_order,
     n_bytes,
@@ -45,17 +46,16 @@ def _up(n: int, multiple: int) -> int:
 @rule("_scaled_dot_product_cudnn_attention")
 def _cudnn(call: Call) -> Iterable[Step]:
     """Seed and offset of dropout come first (attention.cu)."""
-    if not call.argument(4, "compute_log_sumexp", False):
+    if not call.argument("compute_log_sumexp"):
         call.outs[1].n_bytes = 0
     n = len(call.outs)
     first, last = ([Out(i) for i in range(n - 2, n)], [Out(i) for i in range(n - 2)])
     yield from [*first, *last]
 
 
-@rule("_scaled_dot_product_cudnn_attention_backward")
+@after_results("_scaled_dot_product_cudnn_attention_backward")
 def _cudnn_backward(call: Call) -> Iterable[Step]:
     """The gradient of the queries in float, and the row sums."""
-    yield from call.results
     query: torch.Tensor = call.args[1]
     yield Temp(prod(query.shape[:-1]) * (query.shape[-1] + 1) * FLOAT)
 
@@ -63,7 +63,7 @@ def _cudnn_backward(call: Call) -> Iterable[Step]:
 @rule("_scaled_dot_product_flash_attention")
 def _flash(call: Call) -> Iterable[Step]:
     query, key = call.args[:2]
-    dropout = call.argument(3, "dropout_p", 0.0)
+    dropout = call.argument("dropout_p")
     yield from (Out(0), Out(1))
     if not dropout:
         yield from _splits(query, key)
@@ -239,7 +239,7 @@ def _foreach_norm(call: Call) -> Iterable[Step]:
     chunks = max((-(-t.numel() // CHUNK) for t in tensors), default=0)
     kinds = {t.dtype for t in tensors}
     is_max = call.op.overloadpacket.__name__ == "_foreach_max"
-    if len(kinds) != 1 or not (is_max or call.argument(1, "ord", 2) in FAST_NORMS):
+    if len(kinds) != 1 or not (is_max or call.argument("ord") in FAST_NORMS):
         yield from call.results
         return
     item = max(t.element_size() for t in tensors)
@@ -257,34 +257,31 @@ def _gru_cell_backward(call: Call) -> Iterable[Step]:
     """The gradients of the biases are sums of those of the gates (RNN.cu)."""
     gates = [out for out in call.outs if len(out.shape) > 1]
     yield from (Out(i) for i in range(len(gates)))
-    summed = torch.empty(gates[0].shape, dtype=gates[0].dtype, device="meta")
+    gates_like = torch.empty(gates[0].shape, dtype=gates[0].dtype, device="meta")
     for i in range(len(gates), len(call.outs)):
         yield Out(i)
-        yield from copy_and_sum(summed, (0,))
+        yield from summed(gates_like, (0,))
 
 
-@rule("histc")
+@after_results("histc")
 def _histc(call: Call) -> Iterable[Step]:
-    yield from call.results
     tensor: torch.Tensor = call.args[0]
-    low, high = call.argument(2, "min", 0), call.argument(3, "max", 0)
+    low, high = call.argument("min"), call.argument("max")
     if low == high:
         yield from (Temp(tensor.element_size()), Temp(tensor.element_size()))
         yield from buffers_of(tensor, None, ReductionKind(2 * tensor.element_size()))
 
 
-@rule("renorm")
+@after_results("renorm")
 def _renorm(call: Call) -> Iterable[Step]:
-    yield from call.results
     tensor: torch.Tensor = call.args[0]
     n = tensor.shape[call.args[2]]
     halves = (n * tensor.element_size(),) if tensor.element_size() == 2 else ()
     yield from held_only(n * 4, *halves)
 
 
-@rule("normal")
+@after_results("normal")
 def _normal(call: Call) -> Iterable[Step]:
-    yield from call.results
     if any(isinstance(a, torch.Tensor) for a in call.args[:2]):
         yield from held_only(call.outs[0].n_bytes)
 

@@ -22,8 +22,8 @@ from typing import Any, Final
 import torch
 
 from fragdoctor.model.marks import WORKSPACE
-from fragdoctor.rehearsal.engine import cudnn, session
-from fragdoctor.rehearsal.engine.allocation import dense_strides, give, stack_here, take
+from fragdoctor.rehearsal.engine import cudnn
+from fragdoctor.rehearsal.engine.allocation import dense_strides, take_and_give
 from fragdoctor.rehearsal.engine.dispatch import special, use_blas
 from fragdoctor.rehearsal.engine.kernels.scratch import (
     Call,
@@ -32,6 +32,7 @@ from fragdoctor.rehearsal.engine.kernels.scratch import (
     Step,
     Temp,
     UseBlas,
+    after_results,
     copied_unless_dense,
     n_bytes,
     rule,
@@ -43,7 +44,6 @@ TRANSPOSED: Final = (BACKEND.SlowTranspose2d, BACKEND.SlowTranspose3d)
 DILATED: Final = (BACKEND.SlowDilated2d, BACKEND.SlowDilated3d)
 COLUMNS: Final = (BACKEND.Slow2d, *DILATED, *TRANSPOSED)
 """Backends that lay patches out as columns."""
-FROM_BIAS_ON: Final = ("bias", "stride", "padding")
 ATEN: Final = torch.ops.aten
 IMAGE: Final = 4
 
@@ -91,70 +91,46 @@ def _forward(
 
 def _call(
     operation: str,
-    input_: torch.Tensor,
     weight: torch.Tensor,
-    result: Sequence[int],
+    seen: Sequence[int],
+    made: Sequence[int],
     layout: torch.memory_format,
     geometry: Sequence[Sequence[int]],
 ) -> cudnn.Convolution:
-    """Describe a call of cuDNN; ``geometry`` is padding, stride and dilation."""
+    """Describe a call of cuDNN.
+
+    Args:
+        operation: its pass.
+        weight: as the forward pass has it.
+        seen: the shape of what an ordinary forward pass is given.
+        made: that of what it makes.
+        layout: of all tensors.
+        geometry: padding, stride and dilation.
+    """
     is_last = layout in {torch.channels_last, torch.channels_last_3d}
-    x, w, y = (cudnn.Dense(tuple(s), is_last) for s in (input_.shape, weight.shape, result))
+    x, w, y = (cudnn.Dense(tuple(s), is_last) for s in (seen, weight.shape, made))
     padding, stride, dilation = (tuple(g) for g in geometry)
-    return cudnn.Convolution(operation, input_.dtype, x, w, y, padding, stride, dilation)
+    return cudnn.Convolution(operation, weight.dtype, x, w, y, padding, stride, dilation)
 
 
 def _take_workspaces(call: cudnn.Convolution, device: int) -> None:
-    operation = session.current().stacks.operation(WORKSPACE)
-
-    def ask(n_bytes: int) -> None:
-        if n_bytes:
-            give(take(device, n_bytes, operation, stack_here()))
-
-    cudnn.take(call, ask)
+    cudnn.take(call, lambda n_bytes: take_and_give(device, n_bytes, WORKSPACE))
 
 
-@special("aten::cudnn_convolution")
+@special("aten::cudnn_convolution", "aten::cudnn_convolution_transpose")
 def cudnn_convolution(
-    _op: Any,
-    self: torch.Tensor,
-    weight: torch.Tensor,
-    padding: Sequence[int],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    *_: Any,
-    **__: Any,
+    op: Any, self: torch.Tensor, weight: torch.Tensor, padding: Sequence[int], *rest: Any, **_: Any
 ) -> torch.Tensor:
-    """CuDNN's convolution."""
-    layout = _format(self, weight, BACKEND.Cudnn)
-    shape = _size(
-        self, weight, (padding, [0] * len(padding), stride, dilation, groups), transposed=False
-    )
-    call = _call("forward", self, weight, shape, layout, (padding, stride, dilation))
-    return _forward(self, weight, shape, layout, call)
-
-
-@special("aten::cudnn_convolution_transpose")
-def cudnn_convolution_transpose(
-    _op: Any,
-    self: torch.Tensor,
-    weight: torch.Tensor,
-    padding: Sequence[int],
-    output_padding: Sequence[int],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    *_: Any,
-    **__: Any,
-) -> torch.Tensor:
-    """CuDNN's transposed convolution: the gradient of the inputs of the ordinary one."""
-    layout = _format(self, weight, BACKEND.CudnnTranspose)
-    shape = _size(
-        self, weight, (padding, output_padding, stride, dilation, groups), transposed=True
-    )
+    """CuDNN's convolution; a transposed one is the gradient of the inputs of an ordinary one."""
+    is_transposed = "transpose" in op.name()
+    numbers = rest if is_transposed else ([0] * len(padding), *rest)
+    output_padding, stride, dilation, groups = numbers[:4]
+    layout = _format(self, weight, BACKEND.CudnnTranspose if is_transposed else BACKEND.Cudnn)
+    geometry = (padding, output_padding, stride, dilation, groups)
+    shape = _size(self, weight, geometry, transposed=is_transposed)
+    seen, made = (shape, self.shape) if is_transposed else (self.shape, shape)
     call = _call(
-        "backward_data", self.new_empty(shape, device="meta"), weight, self.shape, layout,
+        "backward_data" if is_transposed else "forward", weight, seen, made, layout,
         (padding, stride, dilation),
     )  # fmt: skip
     return _forward(self, weight, shape, layout, call)
@@ -165,14 +141,13 @@ def conv_depthwise(
     _op: Any,
     self: torch.Tensor,
     weight: torch.Tensor,
-    kernel_size: Sequence[int],
-    bias: torch.Tensor | None,
+    _kernel_size: Sequence[int],
+    _bias: torch.Tensor | None,
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> torch.Tensor:
     """PyTorch's own kernels for one filter a channel (DepthwiseConv2d.cu)."""
-    del kernel_size, bias
     geometry = (padding, [0] * len(padding), stride, dilation, self.shape[1])
     shape = _size(self, weight, geometry, transposed=False)
     return _forward(self, weight, shape, torch.contiguous_format)
@@ -265,14 +240,14 @@ def _cudnn_backward(
         first = like_format(input_, input_.shape, wanted)
         dense_weight = _dense(weight, wanted)
         dense_gradient = _dense(gradient, wanted)
-        _take_workspaces(_call(of_input, seen, weight, made.shape, wanted, geometry), device)
+        _take_workspaces(_call(of_input, weight, seen.shape, made.shape, wanted, geometry), device)
         del dense_gradient, dense_weight
     if mask[1]:
         wanted = _format(held, gradient, BACKEND.Cudnn)
         dense_gradient = _dense(gradient, wanted)
         dense_input = _dense(held, wanted)
         second = like_format(weight, weight.shape, wanted)
-        call = _call("backward_filter", seen, weight, made.shape, wanted, geometry)
+        call = _call("backward_filter", weight, seen.shape, made.shape, wanted, geometry)
         _take_workspaces(call, device)
         del dense_input, dense_gradient
     del gradient, held
@@ -281,21 +256,10 @@ def _cudnn_backward(
 
 def _suggested(tensor: torch.Tensor) -> torch.memory_format:
     """Return the layout that PyTorch sees in a tensor: channels last where it is told apart."""
-    if tensor.dim() == IMAGE and tensor.is_contiguous(memory_format=torch.channels_last):
-        return (
-            torch.contiguous_format
-            if tensor.is_contiguous() and tensor.shape[1] == 1
-            else torch.channels_last
-            if not tensor.is_contiguous()
-            else torch.contiguous_format
-        )
-    if (
-        tensor.dim() == IMAGE + 1
-        and tensor.is_contiguous(memory_format=torch.channels_last_3d)
-        and not tensor.is_contiguous()
-    ):
-        return torch.channels_last_3d
-    return torch.contiguous_format
+    layout = {IMAGE: torch.channels_last, IMAGE + 1: torch.channels_last_3d}.get(tensor.dim())
+    if layout is None or tensor.is_contiguous() or not tensor.is_contiguous(memory_format=layout):
+        return torch.contiguous_format
+    return layout
 
 
 def _depthwise_backward(
@@ -318,7 +282,7 @@ def _depthwise_backward(
 def _by_columns(call: Call) -> Iterable[Step]:
     """The columns of one sample, and ones that a transposed convolution adds its bias with."""
     input_, weight, kernel = call.args[:3]
-    bias, stride, padding = (call.argument(3 + i, n) for i, n in enumerate(FROM_BIAS_ON))
+    bias, stride, padding = map(call.argument, ("bias", "stride", "padding"))
     is_transposed = "transpose" in call.op.name()
     yield from copied_unless_dense(input_)
     yield from copied_unless_dense(weight)
@@ -369,17 +333,6 @@ def _columns_backward(
     return first, second, bias
 
 
-def _of_parameters(
-    gradient: torch.Tensor, weight: torch.Tensor, mask: Sequence[bool], *, is_by_image: bool
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return the gradients of weight and bias, the latter first where one sum makes it."""
-    bias = gradient.sum([0, 2, 3]) if mask[2] and is_by_image else None
-    second = new(weight.shape, None, weight.dtype, weight.get_device()) if mask[1] else None
-    if mask[2] and bias is None:
-        bias = new((gradient.shape[1],), None, weight.dtype, weight.get_device())
-    return second, bias
-
-
 def _group_backward(
     grad_output: torch.Tensor,
     input_: torch.Tensor,
@@ -408,7 +361,10 @@ def _group_backward(
             held = columns()
         elif is_transposed:
             columns()
-    second, bias = _of_parameters(gradient, weight, mask, is_by_image=backend == BACKEND.Slow2d)
+    bias = gradient.sum([0, 2, 3]) if mask[2] and backend == BACKEND.Slow2d else None
+    second = empty(weight.shape) if mask[1] else None
+    if mask[2] and bias is None:
+        bias = empty((gradient.shape[1],))
     if held is None and (any(mask[1:]) if is_transposed else any(mask[:2])):
         held = columns()
     if mask[2] and backend in DILATED:
@@ -417,10 +373,9 @@ def _group_backward(
     return first, second, bias
 
 
-@rule("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "addbmm", "dot", "vdot")
+@after_results("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "addbmm", "dot", "vdot")
 def _product(call: Call) -> Iterable[Step]:
     """Copies of matrices that cuBLAS cannot take as they lie (``prepare_matrix_for_cublas``)."""
-    yield from call.results
     for tensor in call.args:
         if isinstance(tensor, torch.Tensor) and not _fits_blas(tensor):
             yield Temp(n_bytes(tensor))
@@ -461,18 +416,18 @@ def _backward(*names: str) -> list[str]:
     return [f"{name}_backward" for name in names]
 
 
-@rule(*NEAREST, *ANTIALIASED, *POOLS, "adaptive_max_pool2d", "reflection_pad2d")
-@rule(*_backward(*NEAREST, *SMOOTH, *ANTIALIASED, "_adaptive_avg_pool2d", "reflection_pad2d"))
-@rule(*_backward("max_pool3d_with_indices", "avg_pool3d", "adaptive_max_pool2d"))
+@after_results(*NEAREST, *ANTIALIASED, *POOLS, "adaptive_max_pool2d", "reflection_pad2d")
+@after_results(
+    *_backward(*NEAREST, *SMOOTH, *ANTIALIASED, "_adaptive_avg_pool2d", "reflection_pad2d")
+)
+@after_results(*_backward("max_pool3d_with_indices", "avg_pool3d", "adaptive_max_pool2d"))
 def _first_copied(call: Call) -> Iterable[Step]:
     """The first argument is copied: the input, or the gradient of the result."""
-    yield from call.results
     yield from _in_one_piece(call.args[0])
 
 
-@rule(*OF_INPUT_TOO)
+@after_results(*OF_INPUT_TOO)
 def _both_copied(call: Call) -> Iterable[Step]:
-    yield from call.results
     for tensor in call.args[:2]:
         yield from _in_one_piece(tensor)
 

@@ -9,13 +9,14 @@ from typing import Final
 import torch
 
 from fragdoctor.rehearsal.engine import session
-from fragdoctor.rehearsal.engine.kernels.reduction import copy_and_sum, whole
+from fragdoctor.rehearsal.engine.kernels.reduction import power_of_two, summed
 from fragdoctor.rehearsal.engine.kernels.scratch import (
     Call,
     Free,
     Out,
     Step,
     Temp,
+    after_results,
     copied_unless_dense,
     held_only,
     in_order,
@@ -23,47 +24,40 @@ from fragdoctor.rehearsal.engine.kernels.scratch import (
     rule,
 )
 
-MEAN, SUM = 1, 2
-
 in_order("native_dropout", "nll_loss2d_forward", order=(1, 0))
 
 
-@rule("_softmax", "_log_softmax")
+@after_results("_softmax", "_log_softmax")
 def _softmax(call: Call) -> Iterable[Step]:
-    yield from call.results
     yield from copied_unless_dense(call.args[0])
 
 
-@rule("_softmax_backward_data")
+@after_results("_softmax_backward_data")
 def _softmax_backward(call: Call) -> Iterable[Step]:
     """The product of gradient and output (SoftMax.cu)."""
-    yield from call.results
     gradient, output = call.args[:2]
     yield Temp(n_bytes(gradient))
     yield from copied_unless_dense(torch.empty_like(gradient, device="meta"))
     yield from copied_unless_dense(output)
 
 
-@rule("_log_softmax_backward_data")
+@after_results("_log_softmax_backward_data")
 def _log_softmax_backward(call: Call) -> Iterable[Step]:
-    yield from call.results
     for tensor in call.args[:2]:
         yield from copied_unless_dense(tensor)
 
 
-@rule("_cdist_backward")
+@after_results("_cdist_backward")
 def _cdist_backward(call: Call) -> Iterable[Step]:
     """A gradient for each pair of points, before they are summed (DistanceKernel.cu)."""
-    yield from call.results
     _, first, second, norm = call.args[:4]
     if norm and first.numel():
         yield Temp(call.outs[0].n_bytes * second.shape[-2])
 
 
-@rule("_pdist_backward")
+@after_results("_pdist_backward")
 def _pdist_backward(call: Call) -> Iterable[Step]:
     """As of ``cdist``, of each point and all others (DistanceKernel.cu)."""
-    yield from call.results
     _, points, norm = call.args[:3]
     if norm and points.numel():
         yield Temp(call.outs[0].n_bytes * (points.shape[0] - 1))
@@ -76,7 +70,7 @@ def _pointwise_loss(call: Call) -> Iterable[Step]:
     ``TORCH_META_FUNC(mse_loss)`` resizes its output after it was made in full (BinaryOps.cpp,
     Loss.cpp).
     """
-    reduction = call.argument(2, "reduction", MEAN)
+    reduction = call.argument("reduction")
     if not reduction:
         yield from call.results
         return
@@ -96,12 +90,12 @@ def elements_bytes(call: Call) -> int:
 
 def _reduced(call: Call) -> list[Step]:
     shape = torch.broadcast_shapes(*(t.shape for t in call.args[:2]))
-    return whole(torch.empty(shape, dtype=call.outs[0].dtype, device="meta"))
+    return summed(torch.empty(shape, dtype=call.outs[0].dtype, device="meta"))
 
 
 @rule("huber_loss")
 def _huber_loss(call: Call) -> Iterable[Step]:
-    reduction = call.argument(2, "reduction", MEAN)
+    reduction = call.argument("reduction")
     if not reduction:
         yield from call.results
         return
@@ -113,7 +107,7 @@ def _huber_loss(call: Call) -> Iterable[Step]:
 @rule("binary_cross_entropy")
 def _binary_cross_entropy(call: Call) -> Iterable[Step]:
     """The result is made for the loss of each element and shrinks (Loss.cu)."""
-    reduction = call.argument(3, "reduction", MEAN)
+    reduction = call.argument("reduction")
     if not reduction:
         yield from call.results
         return
@@ -126,11 +120,10 @@ def _binary_cross_entropy(call: Call) -> Iterable[Step]:
     yield Free(total)
 
 
-@rule("multi_margin_loss")
+@after_results("multi_margin_loss")
 def _multi_margin_loss(call: Call) -> Iterable[Step]:
-    yield from call.results
     tensor: torch.Tensor = call.args[0]
-    if call.argument(5, "reduction", MEAN) and tensor.dim() > 1:
+    if call.argument("reduction") and tensor.dim() > 1:
         yield Temp(tensor.shape[0] * tensor.element_size())
 
 
@@ -152,10 +145,9 @@ MAX_THREADS: Final = 512
 MIN_BLOCKS, MAX_BLOCKS = 8, 128
 
 
-@rule("native_group_norm")
+@after_results("native_group_norm")
 def _group_norm(call: Call) -> Iterable[Step]:
     """Scale and shift of each channel (group_norm_kernel.cu)."""
-    yield from call.results
     _, weight, bias, n, channels, pixels = call.args[:6]
     if int(pixels) > 1 and (weight is not None or bias is not None):
         scale, shift = (Temp(int(n) * int(channels) * FLOAT) for _ in range(2))
@@ -163,9 +155,8 @@ def _group_norm(call: Call) -> Iterable[Step]:
         yield from (Free(shift), Free(scale))
 
 
-@rule("native_group_norm_backward")
+@after_results("native_group_norm_backward")
 def _group_norm_backward(call: Call) -> Iterable[Step]:
-    yield from call.results
     weight = call.args[4]
     n, channels, pixels, groups = (int(x) for x in call.args[5:9])
     by_channel, by_group = n * channels * FLOAT, n * groups * FLOAT
@@ -207,18 +198,15 @@ def _by_blocks(call: Call, width: int, n_gradients: int) -> Iterable[Step]:
     for _ in range(n_gradients):
         total = Temp(width * item)
         yield total
-        yield from copy_and_sum(partial, (0,))
+        yield from summed(partial, (0,))
         yield Free(total)
 
 
-@rule("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
+@after_results("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
 def _batch_norm(call: Call) -> Iterable[Step]:
     """PyTorch's own kernels (Normalization.cuh); ``cudnn_batch_norm`` asks for nothing."""
-    yield from call.results
     tensor = call.args[0]
-    names = [a.name for a in call.op._schema.arguments]
-    trains = "training" not in names or call.argument(names.index("training"), "training")
-    if trains and _is_channel_last(tensor):
+    if call.argument("training") is not False and _is_channel_last(tensor):
         yield from _staging(tensor, 4)
 
 
@@ -243,14 +231,10 @@ def _staging(tensor: torch.Tensor, n_values: int) -> Iterable[Step]:
     """Partial statistics of several blocks of rows (``flexible_launch_configs``)."""
     channels = tensor.shape[1]
     n_rows = tensor.numel() // max(1, channels)
-    width = min(_power_of_two(channels), TILE)
-    height = min(_power_of_two(-(-n_rows // ROWS_PER_THREAD)), MAX_THREADS // width)
+    width = power_of_two(channels, TILE)
+    height = power_of_two(-(-n_rows // ROWS_PER_THREAD), MAX_THREADS // width)
     if width * height != MAX_THREADS:
-        width = min(_power_of_two(channels), MAX_THREADS // height)
+        width = power_of_two(channels, MAX_THREADS // height)
     n_blocks = min(-(-n_rows // (height * ROWS_PER_THREAD)), MAX_BLOCKS)
     if n_blocks >= MIN_BLOCKS:
         yield from held_only(n_values * channels * n_blocks * FLOAT, -(-channels // width) * 4)
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << (max(1, n).bit_length() - 1)

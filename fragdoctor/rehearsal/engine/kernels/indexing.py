@@ -18,6 +18,7 @@ from fragdoctor.rehearsal.engine.kernels.scratch import (
     Out,
     Step,
     Temp,
+    after_results,
     copied_unless_dense,
     held_only,
     in_order,
@@ -63,28 +64,25 @@ def _masked_scatter(call: Call) -> Iterable[Step]:
 @rule("embedding_dense_backward")
 def _embedding_backward(call: Call) -> Iterable[Step]:
     gradient, indices, n_rows, _, by_frequency = call.args
-    n = indices.numel()
     yield from copied_unless_dense(indices)
     yield from copied_unless_dense(gradient)
-    if not n or (n <= UNSORTED and not by_frequency):
-        yield Out(0)
-        return
-    yield from embedding_steps(
-        n, indices.element_size(), int(n_rows), gradient,
-        by_frequency=bool(by_frequency), result=Out(0),
-    )  # fmt: skip
+    is_sorted = indices.numel() > UNSORTED or by_frequency
+    yield from _gradient(call, n_rows, by_frequency=by_frequency, is_sorted=is_sorted)
 
 
 @rule("_embedding_bag_backward")
 def _embedding_bag_backward(call: Call) -> Iterable[Step]:
     """Sums and means are an embedding's gradient by bags; maxima are scattered (EmbeddingBag)."""
-    gradient, indices = call.args[:2]
     n_rows, by_frequency, mode = (call.args[i] for i in (6, 7, 8))
-    yield from copied_unless_dense(gradient)
-    if mode == MAXIMUM or not indices.numel():
-        yield Out(0)
-        return
-    yield from embedding_steps(
+    yield from copied_unless_dense(call.args[0])
+    yield from _gradient(call, n_rows, by_frequency=by_frequency, is_sorted=mode != MAXIMUM)
+
+
+def _gradient(call: Call, n_rows: int, *, by_frequency: bool, is_sorted: bool) -> Iterable[Step]:
+    gradient, indices = call.args[:2]
+    if not is_sorted or not indices.numel():
+        return [Out(0)]
+    return embedding_steps(
         indices.numel(), indices.element_size(), int(n_rows), gradient,
         by_frequency=bool(by_frequency), result=Out(0),
     )  # fmt: skip
@@ -104,15 +102,9 @@ def _expanded(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> lis
     return [t if t is None or t.is_cuda else t.to(self.device) for t in found]
 
 
-def _is_plain(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> bool:
-    return self.is_cuda and all(t is None or (t.is_cuda and t.dtype not in MASKS) for t in indices)
-
-
 @special("aten::index.Tensor", "aten::_unsafe_index.Tensor")
 def index(op: Any, self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
     """``x[i, mask]``."""
-    if _is_plain(self, indices):
-        return functional(op, self, list(indices))  # type: ignore[no-any-return]
     return functional(op, self, _expanded(self, indices))  # type: ignore[no-any-return]
 
 
@@ -153,7 +145,7 @@ def _put_sorted(
             if is_checked:
                 for _ in range(2):  # the largest and the smallest index, each compared
                     extreme = scratch.take(INDEX_BYTES)
-                    scratch.give(scratch.take(1))
+                    scratch.take_and_give(1)
                     scratch.give(extreme)
             wrapped = scratch.take(position.numel() * INDEX_BYTES)
             scaled = scratch.take(position.numel() * INDEX_BYTES)
@@ -171,7 +163,7 @@ def _put_sorted(
         ordered = scratch.take(n * INDEX_BYTES)
         original = scratch.take(n * INDEX_BYTES)
         numbers = scratch.take(n * INDEX_BYTES)
-        scratch.give(scratch.take(cub.radix_sort(n, INDEX_BYTES, INDEX_BYTES, bits)))
+        scratch.take_and_give(cub.radix_sort(n, INDEX_BYTES, INDEX_BYTES, bits))
         for held in (numbers, original, ordered, copied, linear):
             scratch.give(held)
 
@@ -184,10 +176,10 @@ def nonzero(_op: Any, self: torch.Tensor) -> torch.Tensor:
     with Scratch(self) as scratch:
         number = scratch.take(4)
         if n:
-            scratch.give(scratch.take(cub.count(n, scratch.n_multiprocessors)))
+            scratch.take_and_give(cub.count(n, scratch.n_multiprocessors))
         out = new((self.dim(), found), None, torch.int64, self.get_device())
         if n:
-            scratch.give(scratch.take(cub.select(n)))
+            scratch.take_and_give(cub.select(n))
         scratch.give(number)
     return out.t()
 
@@ -229,51 +221,48 @@ def repeat_interleave(
     return result
 
 
-@special("aten::_unique2", "aten::unique_dim")
+@special("aten::_unique2")
 def unique(
-    op: Any,
+    _op: Any,
     self: torch.Tensor,
-    *args: Any,
-    **kwargs: Any,
+    _sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``unique``: the result keeps the memory of as many values as went in (Unique.cu)."""
-    by_dim = op.overloadpacket.__name__ == "unique_dim"
-    if by_dim:
-        return _unique_rows(self, args[0], *args[1:], **kwargs)
     n, size = self.numel(), self.element_size()
-    inverse, counts = (*args, False, False, False)[1:3]
-    inverse = kwargs.get("return_inverse", inverse)
-    counts = kwargs.get("return_counts", counts)
     found = values.n_kept(self, "unique")
     device = self.get_device()
     none = new((0,), None, torch.int64, device)
     with Scratch(self) as scratch:
         ordered = scratch.take(n * size)
         places = 0
-        if inverse or counts:
+        if return_inverse or return_counts:
             places = scratch.take(n * INDEX_BYTES)
             numbers = scratch.take(n * INDEX_BYTES)
-            scratch.give(scratch.take(cub.radix_sort(n, size, INDEX_BYTES)))
+            scratch.take_and_give(cub.radix_sort(n, size, INDEX_BYTES))
             scratch.give(numbers)
         else:
-            scratch.give(scratch.take(cub.radix_sort(n, size)))
-        where = new(self.shape, None, torch.int64, device) if inverse else none
-        if inverse:
+            scratch.take_and_give(cub.radix_sort(n, size))
+        where = new(self.shape, None, torch.int64, device) if return_inverse else none
+        if return_inverse:
             mask = scratch.take(n * INDEX_BYTES)
-            scratch.give(scratch.take(cub.scan(n, 4)))
+            scratch.take_and_give(cub.scan(n, 4))
             scratch.give(mask)
         out = new((n,), None, self.dtype, device)[:found]
         length = scratch.take(INDEX_BYTES)
-        how_many = new((n,), None, torch.int64, device)[:found] if counts else none
-        scratch.give(scratch.take(cub.select(n)))
+        how_many = new((n,), None, torch.int64, device)[:found] if return_counts else none
+        scratch.take_and_give(cub.select(n))
         for held in (length, places, ordered):
             scratch.give(held)
     return out, where, how_many
 
 
-def _unique_rows(
-    self: torch.Tensor, dim: int, *_: Any, **__: Any
+@special("aten::unique_dim")
+def unique_rows(
+    _op: Any, self: torch.Tensor, dim: int, *_: Any, **__: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``unique`` of the rows along a dimension."""
     found = values.n_kept(self.select(0, 0) if self.dim() > 1 else self, "unique")
     n = min(found, self.shape[dim])
     shape = [n if i == dim % self.dim() else size for i, size in enumerate(self.shape)]
@@ -284,7 +273,7 @@ def _unique_rows(
 
 @special("aten::unique_consecutive")
 def unique_consecutive(
-    _op: Any,
+    op: Any,
     self: torch.Tensor,
     return_inverse: bool = False,
     return_counts: bool = False,
@@ -292,7 +281,7 @@ def unique_consecutive(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``unique_consecutive``: as ``unique`` on what is sorted."""
     if dim is not None:
-        return _unique_rows(self, dim)
+        return unique_rows(op, self, dim)  # type: ignore[no-any-return]
     n = self.numel()
     found = values.n_kept(self, "unique")
     device = self.get_device()
@@ -302,7 +291,7 @@ def unique_consecutive(
         out = new((n,), None, self.dtype, device)[:found]
         length = scratch.take(INDEX_BYTES)
         counts = new((n,), None, torch.int64, device)[:found] if return_counts else none
-        scratch.give(scratch.take(cub.select(n)))
+        scratch.take_and_give(cub.select(n))
         scratch.give(length)
     return out, where, counts
 
@@ -317,29 +306,27 @@ def randperm(op: Any, n: int, *args: Any, out: torch.Tensor, **_: Any) -> torch.
         bits = min(64, ceil(log2(squared)))
         key_bytes = 4 if bits <= 32 else 8
         with Scratch(out) as scratch:
-            scratch.give(scratch.take(8))
+            scratch.take_and_give(8)
             numbers = scratch.take(n * out.element_size())
             keys = scratch.take(n * key_bytes)
             ordered = scratch.take(n * key_bytes)
-            scratch.give(scratch.take(cub.radix_sort(n, key_bytes, out.element_size(), bits)))
+            scratch.take_and_give(cub.radix_sort(n, key_bytes, out.element_size(), bits))
             for held in (ordered, keys, numbers):
                 scratch.give(held)
     return out
 
 
-@rule("unfold_backward")
+@after_results("unfold_backward")
 def _unfold_backward(call: Call) -> Iterable[Step]:
-    yield from call.results
     sizes, dim = call.args[1], call.args[2]
     yield Temp(int(sizes[dim]) * INDEX_BYTES)
 
 
-@rule("scatter_reduce")
+@after_results("scatter_reduce")
 def _scatter_reduce(call: Call) -> Iterable[Step]:
     """A mean counts what goes into each place (TensorAdvancedIndexing.cpp)."""
-    yield from call.results
     tensor, source = call.args[0], call.args[3]
-    if call.argument(4, "reduce") == "mean":
+    if call.argument("reduce") == "mean":
         yield Temp(n_bytes(source))
         yield Temp(n_bytes(tensor))
         yield Temp(tensor.numel())

@@ -8,7 +8,7 @@ of a few KiB.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
@@ -16,7 +16,14 @@ from typing import Any, Final
 import torch
 
 from fragdoctor.rehearsal.engine import session
-from fragdoctor.rehearsal.engine.kernels.scratch import Call, Step, Temp, held_only, rule
+from fragdoctor.rehearsal.engine.allocation import dense_strides
+from fragdoctor.rehearsal.engine.kernels.scratch import (
+    Call,
+    Step,
+    Temp,
+    after_results,
+    held_only,
+)
 
 MAX_THREADS: Final = 512
 WARP: Final = 32
@@ -56,20 +63,12 @@ class Dim:
 def dims_of(sizes: Sequence[int], strides: Sequence[int], axes: Sequence[int]) -> list[Dim]:
     """Return the dimensions as the iterator has them: reduced ones first, merged, fastest first."""
     kept = [n for i, n in enumerate(sizes) if i not in axes]
-    steps = list(_dense(kept))
+    steps = list(dense_strides(kept))
     dims = []
     for i, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
         out = 0 if i in axes else steps.pop(0)
         dims.append(Dim(size, stride, out))
     return _merged(_ordered(dims))
-
-
-def _dense(sizes: Sequence[int]) -> list[int]:
-    strides, step = [], 1
-    for size in reversed(sizes):
-        strides.append(step)
-        step *= max(1, size)
-    return strides[::-1]
 
 
 def _ordered(dims: list[Dim]) -> list[Dim]:
@@ -244,13 +243,14 @@ def _buffers(
 
 def _block(width: int, height: int, most: int) -> tuple[int, int]:
     """Return the block's width and height in threads."""
-    first, second = _power_of_two(width, most), _power_of_two(height, most)
+    first, second = power_of_two(width, most), power_of_two(height, most)
     block_width = min(first, WARP)
     block_height = min(second, most // block_width)
     return min(first, most // block_height), block_height
 
 
-def _power_of_two(n: int, most: int) -> int:
+def power_of_two(n: int, most: int) -> int:
+    """Return the largest power of two up to a number, and up to another one."""
     return most if n >= most else 1 << (max(1, n).bit_length() - 1)
 
 
@@ -280,99 +280,49 @@ def _accumulator_bytes(dtype: torch.dtype) -> int:
     return 8
 
 
-def _axes(call: Call, number: int = 1) -> Any:
-    axes = call.argument(number, "dim")
-    return (axes,) if isinstance(axes, int) and not isinstance(axes, bool) else axes
+def _axes(call: Call) -> Any:
+    axes = call.argument("dim")
+    return (axes,) if isinstance(axes, int) else axes
 
 
-def _dims_given(call: Call) -> bool:
-    return any(a.name == "dim" for a in call.op._schema.arguments)
-
-
-@rule("sum", "nansum", "mean", "prod")
+@after_results("sum", "nansum", "mean", "prod")
 def _sum(call: Call) -> Iterable[Step]:
     """``sum_out``: what has another dtype than the sum is copied first (ReduceOpsUtils.h)."""
-    yield from call.results
     tensor: torch.Tensor = call.args[0]
     out = call.out_dtype
     kept_low = tensor.dtype in _LOW and out is torch.float32
     if tensor.dtype is not out and not kept_low:
         yield Temp(tensor.numel() * out.itemsize)
         tensor = torch.empty_strided(tensor.shape, tensor.stride(), dtype=out, device="meta")
-    axes = _axes(call) if _dims_given(call) else None
-    yield from buffers_of(tensor, axes, ReductionKind(_accumulator_bytes(tensor.dtype)))
+    yield from summed(tensor, _axes(call))
 
 
-@rule("amax", "amin")
-def _extreme(call: Call) -> Iterable[Step]:
-    yield from call.results
-    tensor = call.args[0]
-    yield from buffers_of(tensor, _axes(call), ReductionKind(tensor.element_size()))
-
-
-@rule("max", "min")
+@after_results("max", "min")
 def _extreme_or_indexed(call: Call) -> Iterable[Step]:
-    yield from call.results
-    tensor = call.args[0]
-    if _dims_given(call):
-        yield from buffers_of(tensor, _axes(call), ReductionKind(INDEXED))
-    else:
-        yield from buffers_of(tensor, None, ReductionKind(tensor.element_size()))
+    tensor, axes = call.args[0], _axes(call)
+    size = tensor.element_size() if axes is None else INDEXED
+    yield from buffers_of(tensor, axes, ReductionKind(size))
 
 
-@rule("argmax", "argmin")
-def _arg(call: Call) -> Iterable[Step]:
-    yield from call.results
-    yield from buffers_of(call.args[0], _axes(call), ReductionKind(INDEXED))
+def _reduces(*names: str, kind: Callable[[torch.Tensor], ReductionKind]) -> None:
+    """Give operations that reduce a tensor over ``dim`` their buffers."""
+    after_results(*names)(lambda c: buffers_of(c.args[0], _axes(c), kind(c.args[0])))
 
 
-@rule("aminmax")
-def _aminmax(call: Call) -> Iterable[Step]:
-    yield from call.results
-    tensor = call.args[0]
-    yield from buffers_of(tensor, _axes(call), ReductionKind(2 * tensor.element_size()))
-
-
-@rule("any", "all")
-def _any(call: Call) -> Iterable[Step]:
-    yield from call.results
-    axes = _axes(call) if _dims_given(call) else None
-    yield from buffers_of(call.args[0], axes, ReductionKind(1))
-
-
-@rule("var", "std", "var_mean", "std_mean")
-def _variance(call: Call) -> Iterable[Step]:
-    yield from call.results
-    tensor = call.args[0]
+def _of_variance(tensor: torch.Tensor) -> ReductionKind:
     size = WELFORD_DOUBLE if tensor.dtype is torch.float64 else WELFORD_FLOAT
-    axes = _axes(call) if _dims_given(call) else None
-    yield from buffers_of(
-        tensor, axes, ReductionKind(size, values=2 if tensor.element_size() == 2 else 4)
-    )
+    return ReductionKind(size, values=2 if tensor.element_size() == 2 else 4)
 
 
-@rule("linalg_vector_norm")
-def _norm(call: Call) -> Iterable[Step]:
-    yield from call.results
-    tensor = call.args[0]
-    yield from buffers_of(
-        tensor, _axes(call, 2), ReductionKind(8 if tensor.dtype is torch.float64 else 4)
-    )
+_reduces("amax", "amin", kind=lambda t: ReductionKind(t.element_size()))
+_reduces("argmax", "argmin", kind=lambda _: ReductionKind(INDEXED))
+_reduces("aminmax", kind=lambda t: ReductionKind(2 * t.element_size()))
+_reduces("any", "all", kind=lambda _: ReductionKind(1))
+_reduces("var", "std", "var_mean", "std_mean", kind=_of_variance)
+_reduces("linalg_vector_norm", kind=lambda t: ReductionKind(8 if t.dtype is torch.float64 else 4))
+_reduces("norm", kind=lambda t: ReductionKind(_accumulator_bytes(t.dtype)))
 
 
-@rule("norm")
-def _old_norm(call: Call) -> Iterable[Step]:
-    yield from call.results
-    tensor = call.args[0]
-    axes = _axes(call, 2) if _dims_given(call) else None
-    yield from buffers_of(tensor, axes, ReductionKind(_accumulator_bytes(tensor.dtype)))
-
-
-def copy_and_sum(tensor: torch.Tensor, axes: Sequence[int]) -> list[Step]:
-    """Return the buffers of summing a tensor, for kernels that sum as a part of their work."""
+def summed(tensor: torch.Tensor, axes: Sequence[int] | None = None) -> list[Step]:
+    """Return the buffers of summing a tensor over some of its dimensions; None = all."""
     return buffers_of(tensor, axes, ReductionKind(_accumulator_bytes(tensor.dtype)))
-
-
-def whole(tensor: torch.Tensor) -> list[Step]:
-    """Return the buffers of summing all of a tensor."""
-    return buffers_of(tensor, None, ReductionKind(_accumulator_bytes(tensor.dtype)))

@@ -67,11 +67,13 @@ class Call:
     outs: tuple[Any, ...]
     device: int
 
-    def argument(self, number: int, name: str, default: Any = None) -> Any:
-        """Return an argument given by place or by name."""
-        if number < len(self.args):
-            return self.args[number]
-        return self.kwargs.get(name, default)
+    def argument(self, name: str) -> Any:
+        """Return an argument, or its default; None where the operation has none of this name."""
+        for place, declared in enumerate(self.op._schema.arguments):
+            if declared.name == name:
+                given = self.kwargs.get(name, declared.default_value)
+                return self.args[place] if place < len(self.args) else given
+        return None
 
     @property
     def out_dtype(self) -> torch.dtype:
@@ -90,11 +92,26 @@ class Call:
 Rule = Callable[[Call], Iterable[Step]]
 _F = TypeVar("_F")
 RULES: Final[dict[str, Rule]] = {}
+"""Of operations that ask for more than their results."""
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
     """Give operations, by their names without overload, a rule."""
     return registered(RULES, names)
+
+
+def after_results(*names: str) -> Callable[[Rule], Rule]:
+    """Give operations a rule of what follows their results, which are made first."""
+
+    def register(function: Rule) -> Rule:
+        def steps(call: Call) -> Iterable[Step]:
+            yield from call.results
+            yield from function(call)
+
+        rule(*names)(steps)
+        return function
+
+    return register
 
 
 def registered(table: dict[str, _F], names: Iterable[str]) -> Callable[[_F], _F]:
@@ -105,11 +122,6 @@ def registered(table: dict[str, _F], names: Iterable[str]) -> Callable[[_F], _F]
         return function
 
     return register
-
-
-def has_rule(name: str) -> bool:
-    """Whether an operation asks for more than its results."""
-    return name in RULES
 
 
 def steps_of(call: Call) -> Sequence[Step]:

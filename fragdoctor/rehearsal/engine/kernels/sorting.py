@@ -15,6 +15,7 @@ from fragdoctor.rehearsal.engine.kernels.scratch import (
     Out,
     Step,
     Temp,
+    after_results,
     copied_unless_dense,
     held_only,
     n_bytes,
@@ -43,10 +44,8 @@ _SHARED_OTHERWISE: Final = 400
 def _sort(call: Call) -> Iterable[Step]:
     """``sort_stable`` (Sort.cpp, SegmentedSort): by row in a block, or by segments in one array."""
     tensor: torch.Tensor = call.args[0]
-    names = [a.name for a in call.op._schema.arguments]
-    dim = call.argument(names.index("dim"), "dim", -1) if "dim" in names else -1
     yield from call.results
-    yield from sort_steps(tensor, dim)
+    yield from sort_steps(tensor, call.argument("dim"))
 
 
 def sort_steps(tensor: torch.Tensor, dim: int) -> Iterable[Step]:
@@ -59,7 +58,8 @@ def sort_steps(tensor: torch.Tensor, dim: int) -> Iterable[Step]:
     if length <= SORT_IN_BLOCK:
         yield Temp(length * INDEX_BYTES)
         return
-    if tensor.stride(dim) != 1 or not _is_dense(tensor):
+    is_dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
+    if tensor.stride(dim) != 1 or not is_dense:
         yield from (Temp(n * size), Temp(n * size), Temp(n * INDEX_BYTES))
     n_segments = n // length
     if n_segments == 1 or length >= ONE_BY_ONE_FROM:
@@ -73,10 +73,6 @@ def sort_steps(tensor: torch.Tensor, dim: int) -> Iterable[Step]:
         yield Temp(cub.segmented_sort(n, size, INDEX_BYTES))
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    return torch.ops.aten.is_non_overlapping_and_dense(tensor)  # type: ignore[no-any-return]
-
-
 def _by_value_and_segment(n: int, size: int) -> Iterable[Step]:
     """Sort all by value, then by segment (``segmented_sort_pairs_by_full_sort``)."""
     values = Temp(n * size)
@@ -86,16 +82,15 @@ def _by_value_and_segment(n: int, size: int) -> Iterable[Step]:
     yield from held_only(cub.radix_sort_in_place(n))
 
 
-@rule("topk")
+@after_results("topk")
 def _topk(call: Call) -> Iterable[Step]:
-    yield from call.results
     tensor: torch.Tensor = call.args[0]
     yield from copied_unless_dense(tensor)
-    dim = call.argument(2, "dim", -1)
+    dim = call.argument("dim")
     length = tensor.shape[dim] if tensor.dim() else 1
     yield from returned_from(topk_steps(tensor, length))
     k = call.args[1]
-    if call.argument(4, "sorted", True) and k > SORT_IN_BLOCK:
+    if call.argument("sorted") and k > SORT_IN_BLOCK:
         # What was selected is sorted as any tensor, and its indices are gathered (TensorTopK.cpp).
         n_slices = tensor.numel() // max(1, length)
         selected = torch.empty(n_slices, k, dtype=tensor.dtype, device="meta")
@@ -125,44 +120,32 @@ def topk_steps(tensor: torch.Tensor, length: int) -> Iterable[Step]:
         yield from held_only(cub.buffers((-(-blocks // 1024) + cub.EXTRA_TILES) * 16, 1))
 
 
-@rule("cumsum", "cumprod", "cumsum_", "cumprod_")
+@after_results("cumsum", "cumprod", "cumsum_", "cumprod_")
 def _cumulate(call: Call) -> Iterable[Step]:
     """A prefix sum along one dimension; only that of a flat tensor is CUB's."""
-    yield from call.results
     tensor: torch.Tensor = call.args[0]
-    if tensor.dim() <= 1 or max(tensor.shape) == tensor.numel():
-        yield from _flat_scan(tensor, call.out_dtype)
-    elif tensor.dtype != call.out_dtype:
-        yield Temp(tensor.numel() * call.out_dtype.itemsize)
-    else:
-        yield from copied_unless_dense(tensor)
-
-
-def _flat_scan(tensor: torch.Tensor, dtype: torch.dtype) -> Iterable[Step]:
+    n, dtype = tensor.numel(), call.out_dtype
+    is_flat = tensor.dim() <= 1 or max(tensor.shape) == n
     if tensor.dtype != dtype:
-        yield Temp(tensor.numel() * dtype.itemsize)
-    if tensor.numel():
-        yield Temp(cub.scan(tensor.numel(), dtype.itemsize))
+        yield Temp(n * dtype.itemsize)
+    elif not is_flat:
+        yield from copied_unless_dense(tensor)
+    if is_flat and n:
+        yield Temp(cub.scan(n, dtype.itemsize))
 
 
-@rule("randperm")
-def _randperm(call: Call) -> Iterable[Step]:
-    yield from call.results
-
-
-@rule("mode")
+@after_results("mode")
 def _mode(call: Call) -> Iterable[Step]:
     """Slices are counted one after the other, side by side in memory (TensorModeKernel.cpp)."""
-    yield from call.results
     tensor: torch.Tensor = call.args[0]
-    yield from copied_unless_dense(tensor.transpose(call.argument(1, "dim", -1), -1))
+    yield from copied_unless_dense(tensor.transpose(call.argument("dim"), -1))
 
 
 @rule("median", "nanmedian")
 def _median(call: Call) -> Iterable[Step]:
     """All of a tensor: sorted, then picked (``median_impl`` in Sorting.cpp)."""
     tensor: torch.Tensor = call.args[0]
-    if any(a.name == "dim" for a in call.op._schema.arguments):
+    if call.argument("dim") is not None:
         yield from call.results
         return
     n = tensor.numel()

@@ -111,11 +111,11 @@ def _complex_to_real(call: Call) -> Iterable[Step]:
 
 def _asked(call: Call) -> tuple[torch.Tensor, list[int], _Stages]:
     tensor: torch.Tensor = call.args[0]
-    session.current().assumptions.note(
+    session.note(
         "The workspaces of cuFFT were not counted: a plan has none for most sizes whose prime "
         "factors are small, and up to some times its data for others."
     )
-    dims = [dim % tensor.dim() for dim in call.argument(1, "dim")]
+    dims = [dim % tensor.dim() for dim in call.argument("dim")]
     return tensor, dims, _Stages(list(tensor.shape), list(tensor.stride()), [])
 
 

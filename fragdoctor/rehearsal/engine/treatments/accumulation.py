@@ -7,10 +7,10 @@ from contextlib import ExitStack
 from functools import wraps
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader
 
 from fragdoctor.rehearsal.engine import put
+from fragdoctor.rehearsal.engine.calls import after_making
 
 
 def install(argument: str, undo: ExitStack) -> None:
@@ -20,14 +20,7 @@ def install(argument: str, undo: ExitStack) -> None:
     """
     n = int(argument)
     split_batches(n, undo)
-    make = torch.optim.Optimizer.__init__
-
-    @wraps(make)
-    def made(self: Any, *args: Any, **kwargs: Any) -> None:
-        make(self, *args, **kwargs)
-        _run_every(self, n)
-
-    put(undo, torch.optim.Optimizer, "__init__", made)
+    after_making(lambda optimizer: _run_every(optimizer, n), undo)
 
 
 def split_batches(n: int, undo: ExitStack) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from typing import Any
 
-from fragdoctor.rehearsal.engine.treatments.calls import around_models
+from fragdoctor.rehearsal.engine.calls import at_first_call
 
 
 def is_eager(model: Any) -> bool:
@@ -21,14 +20,10 @@ def is_eager(model: Any) -> bool:
 
 def fused(_: str, undo: ExitStack) -> None:
     """Let models of Transformers use ``scaled_dot_product_attention``."""
-    seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def around(model: Any) -> AbstractContextManager[Any] | None:
-        if model not in seen:
-            seen.add(model)
-            for module in model.modules():
-                if is_eager(module):
-                    module.set_attn_implementation("sdpa")
-        return None
+    def switch(model: Any) -> None:
+        for module in model.modules():
+            if is_eager(module):
+                module.set_attn_implementation("sdpa")
 
-    around_models(around, undo)
+    at_first_call(switch, undo)

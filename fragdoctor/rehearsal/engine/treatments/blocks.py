@@ -7,8 +7,7 @@ A part is any module that calls several others with parameters. Which ones are w
 from __future__ import annotations
 
 import keyword
-import weakref
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from functools import partial, wraps
 from itertools import count, islice
 from typing import Any, Final
@@ -16,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch.utils import checkpoint as checkpoints
 
-from fragdoctor.rehearsal.engine.treatments.calls import around_models
+from fragdoctor.rehearsal.engine.calls import at_first_call, put_forward
 from fragdoctor.rehearsal.engine.treatments.operations import COUNTED
 
 MIN_BLOCKS: Final = 2
@@ -128,20 +127,15 @@ def checkpoint(argument: str, undo: ExitStack) -> None:
         first, _, last = numbers.partition("-")
         for number in range(int(first), int(last or first) + 1):
             chosen[number] = tuple(int(n) for n in kept.split(".") if n)
-    seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def around(model: Any) -> AbstractContextManager[Any] | None:
-        if model not in seen and torch.is_grad_enabled() and model.training:
-            seen.add(model)
-            for config in caching(model):
-                config.use_cache = False  # a cache would be filled again when a block is run again
-            for number, (_, part) in enumerate(parts_of(model)):
-                if number in chosen:
-                    part.forward = _checkpointed(part, chosen[number])
-                    undo.callback(_restore, weakref.ref(part))
-        return None
+    def wrap(model: Any) -> None:
+        for config in caching(model):
+            config.use_cache = False  # a cache would be filled again when a block is run again
+        for number, (_, part) in enumerate(parts_of(model)):
+            if number in chosen:
+                put_forward(part, _checkpointed(part, chosen[number]), undo)
 
-    around_models(around, undo)
+    at_first_call(wrap, undo, trains=True)
 
 
 def _checkpointed(block: Any, kept: tuple[int, ...]) -> Any:
@@ -168,9 +162,3 @@ def _keeping(kept: tuple[int, ...]) -> Any:
         return choice.MUST_SAVE if is_kept else choice.PREFER_RECOMPUTE
 
     return checkpoints.create_selective_checkpoint_contexts(policy)
-
-
-def _restore(block: weakref.ref[Any]) -> None:
-    module = block()
-    if module is not None and "forward" in vars(module):
-        del module.forward

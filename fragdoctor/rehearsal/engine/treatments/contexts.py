@@ -1,4 +1,4 @@
-"""Contexts around forward passes and losses: autocast, and what is saved kept on the host."""
+"""Contexts around calls of models: autocast, what is saved kept on the host, and no graph."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fragdoctor.rehearsal.engine.treatments.calls import around_models, before_backward
+from fragdoctor.rehearsal.engine.calls import around_models, before_backward
 
 
 def autocast(_: str, undo: ExitStack) -> None:
@@ -19,6 +19,15 @@ def autocast(_: str, undo: ExitStack) -> None:
 def save_on_cpu(_: str, undo: ExitStack) -> None:
     """Keep what forward passes save for the backward pass on the host."""
     _until_backward(lambda: torch.autograd.graph.save_on_cpu(pin_memory=True), undo)
+
+
+def no_grad(_: str, undo: ExitStack) -> None:
+    """Call models that are in evaluation mode without recording a graph."""
+
+    def around(model: Any) -> AbstractContextManager[Any] | None:
+        return None if model.training or not torch.is_grad_enabled() else torch.no_grad()
+
+    around_models(around, undo)
 
 
 def _until_backward(

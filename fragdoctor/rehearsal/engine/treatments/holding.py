@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from types import FrameType
 from typing import Any, Final
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from fragdoctor.rehearsal.engine.memory_history import is_users
+from fragdoctor.rehearsal.engine.memory_history import users_frame
 
 _FILLS: Final = frozenset({"zeros", "ones", "full", "empty"})
 """Functions that make the same values on the host as on the GPU."""
@@ -93,7 +91,8 @@ class _HoldingMode(TorchFunctionMode):
         more = dict(kwargs or {})
         if any(issubclass(kind, HeldTensor) for kind in types):
             return func(*args, **more)
-        if _line_of_user() != self._place:
+        frame = users_frame()
+        if frame is None or (frame.f_code.co_filename, frame.f_lineno) != self._place:
             return func(*args, **more)
         if getattr(func, "__name__", "") in _FILLS and more.get("device") is not None:
             more["device"] = "cpu"
@@ -106,16 +105,6 @@ class _HoldingMode(TorchFunctionMode):
         if type(result) is not torch.Tensor or result.requires_grad:
             return result
         return result.detach().cpu().as_subclass(HeldTensor)
-
-
-def _line_of_user() -> tuple[str, int]:
-    """Return the line of the user's code that is carried out."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back
-    if frame is None:
-        return "", 0
-    return frame.f_code.co_filename, frame.f_lineno
 
 
 def on_host(argument: str, undo: ExitStack) -> None:

@@ -6,17 +6,17 @@ the largest tensors of a step. Checkpointed in parts, the head never has more th
 
 from __future__ import annotations
 
-import weakref
-from contextlib import AbstractContextManager, ExitStack
-from functools import wraps
+from contextlib import ExitStack
+from functools import cache, wraps
 from typing import Any, Final
 
 import torch
 from torch.nn import functional
 from torch.utils import checkpoint as checkpoints
+from torch.utils._pytree import tree_map_only
 
 from fragdoctor.rehearsal.engine import put
-from fragdoctor.rehearsal.engine.treatments.calls import around_models
+from fragdoctor.rehearsal.engine.calls import at_first_call, put_forward
 
 IGNORED: Final = -100
 """The class that ``cross_entropy`` leaves out unless it is told another."""
@@ -69,18 +69,13 @@ def can_be_split(logits: Any, target: Any, weight: Any, args: Any, kwargs: Any) 
 def in_chunks(argument: str, undo: ExitStack) -> None:
     """Compute ``cross_entropy`` over a head in parts: ``16:lm_head``."""
     number, _, path = argument.partition(":")
-    seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def around(model: Any) -> AbstractContextManager[Any] | None:
-        if model not in seen and torch.is_grad_enabled() and model.training:
-            seen.add(model)
-            head: Any = dict(model.named_modules()).get(path)
-            if type(head) is torch.nn.Linear:
-                vars(head)["forward"] = _postponed(head)
-                undo.callback(_restore, weakref.ref(head))
-        return None
+    def postpone(model: Any) -> None:
+        head: Any = dict(model.named_modules()).get(path)
+        if type(head) is torch.nn.Linear:
+            put_forward(head, _postponed(head), undo)
 
-    around_models(around, undo)
+    at_first_call(postpone, undo, trains=True)
     loss = functional.cross_entropy
 
     @wraps(loss)
@@ -134,12 +129,6 @@ def _postponed(head: Any) -> Any:
     return call
 
 
-def _restore(head: weakref.ref[Any]) -> None:
-    module = head()
-    if module is not None and "forward" in vars(module):
-        del module.forward
-
-
 class _Logits(torch.Tensor):
     """What a head will make of its inputs: a tensor without memory.
 
@@ -188,9 +177,8 @@ class _Logits(torch.Tensor):
                 kept = this._kept(func, args[1:], kwargs)
                 if kept is not None:
                     return kept
-        full = {id(t): t.made() for t in _flat((args, kwargs)) if isinstance(t, cls)}
-        swap = lambda t: full.get(id(t), t)  # noqa: E731
-        return func(*_mapped(swap, args), **_mapped(swap, kwargs))
+        args, kwargs = tree_map_only(cls, cache(cls.made), (args, kwargs))
+        return func(*args, **kwargs)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -225,19 +213,3 @@ _OF_SHAPES: Final = {"dim", "element_size", "is_floating_point", "numel", "size"
 _KEEPING: Final = {
     "__getitem__", "bfloat16", "contiguous", "flatten", "float", "half", "reshape", "to", "view",
 }  # fmt: skip
-
-
-def _flat(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return [part for one in value for part in _flat(one)]
-    return [value]
-
-
-def _mapped(swap: Any, value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _mapped(swap, one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_mapped(swap, one) for one in value)
-    return swap(value)

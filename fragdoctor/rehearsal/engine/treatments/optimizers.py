@@ -1,16 +1,21 @@
-"""Other optimizers, or other ways to run the same: fused, one tensor after another, in 8 bits."""
+"""Other optimizers, or other ways to run the same: fused, in 8 bits, or as gradients come.
+
+Also what they do with gradients, and where their states are between their runs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import wraps
+from inspect import signature
 from typing import Any, Final
 
 import torch
 
 from fragdoctor.model.frameworks import HAVE_FUSED
 from fragdoctor.rehearsal.engine import put
+from fragdoctor.rehearsal.engine.calls import after_making
 
 _SMALL: Final = 4096
 """Elements below which bitsandbytes keeps the state of a tensor in 32 bits (``min_8bit_size``)."""
@@ -23,45 +28,30 @@ _MAP: Final = 256
 def fused(_: str, undo: ExitStack) -> None:
     """Run each optimizer that can as one kernel, without temporaries."""
     for name in HAVE_FUSED:
-        _with_defaults(getattr(torch.optim, name), undo, fused=True, foreach=False)
+        _put_fused(getattr(torch.optim, name), undo)
 
 
-def without_foreach(_: str, undo: ExitStack) -> None:
-    """Update one tensor after another: temporaries are of one tensor, not of all."""
-    for name in (*HAVE_FUSED, "NAdam", "RAdam", "RMSprop", "Adadelta", "Adamax"):
-        _with_defaults(getattr(torch.optim, name), undo, foreach=False)
-
-
-def _with_defaults(kind: Any, undo: ExitStack, **changed: Any) -> None:
+def _put_fused(kind: Any, undo: ExitStack) -> None:
     make = kind.__init__
 
     @wraps(make)
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
-        wanted = dict(changed)
-        if kwargs.get("fused") and "fused" not in wanted:
-            wanted["fused"] = False
-        make(self, *args, **{**kwargs, **wanted})
+        make(self, *args, **{**kwargs, "fused": True, "foreach": False})
 
     put(undo, kind, "__init__", made)
 
 
 def adafactor(_: str, undo: ExitStack) -> None:
     """Put Adafactor (factored second moments) in place of Adam and AdamW."""
-    for name in ("Adam", "AdamW"):
-        put(undo, torch.optim, name, _in_place_of(getattr(torch.optim, name), _adafactor_of))
-
-
-def _adafactor_of(params: Any, lr: Any, weight_decay: float) -> torch.optim.Optimizer:
-    return torch.optim.Adafactor(params, lr=lr, weight_decay=weight_decay)
+    _put_for_adam(torch.optim.Adafactor, undo)
 
 
 def in_8_bits(_: str, undo: ExitStack) -> None:
     """Keep the state of Adam and AdamW in 8 bits, as bitsandbytes does."""
-    for name in ("Adam", "AdamW"):
-        put(undo, torch.optim, name, _in_place_of(getattr(torch.optim, name), EightBitAdam))
+    _put_for_adam(EightBitAdam, undo)
 
 
-def _in_place_of(kind: Any, make: Callable[..., torch.optim.Optimizer]) -> Any:
+def _put_for_adam(make: Callable[..., torch.optim.Optimizer], undo: ExitStack) -> None:
     class Meta(type):
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, torch.optim.Optimizer)
@@ -69,9 +59,10 @@ def _in_place_of(kind: Any, make: Callable[..., torch.optim.Optimizer]) -> Any:
         def __call__(
             cls, params: Any, lr: Any = 1e-3, *_: Any, weight_decay: float = 0.0, **__: Any
         ) -> Any:
-            return make(params, lr, weight_decay)
+            return make(params, lr=lr, weight_decay=weight_decay)
 
-    return Meta(kind.__name__, (kind,), {})
+    for kind in (torch.optim.Adam, torch.optim.AdamW):
+        put(undo, torch.optim, kind.__name__, Meta(kind.__name__, (kind,), {}))
 
 
 class EightBitAdam(torch.optim.Optimizer):
@@ -109,3 +100,61 @@ class EightBitAdam(torch.optim.Optimizer):
             state[f"absmax_{name}"] = torch.zeros(n_blocks, dtype=torch.float32, device=p.device)
         if p.numel() >= _SMALL and not self._tables:
             self._tables = [torch.zeros(_MAP, device=p.device) for _ in range(2)]
+
+
+def in_backward(_: str, undo: ExitStack) -> None:
+    """Update each parameter as soon as its gradient is there, and let the gradient go.
+
+    The program's own optimizer then finds no gradients, and does nothing.
+    """
+
+    def split(optimizer: Any) -> None:
+        kind = type(optimizer)
+        known = signature(kind.__init__).parameters.keys() & optimizer.defaults.keys()
+        own = {
+            parameter: kind([parameter], **{name: group[name] for name in known})
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.requires_grad
+        }
+
+        def update(parameter: torch.Tensor) -> None:
+            own[parameter].step()
+            own[parameter].zero_grad()
+
+        for parameter in own:
+            undo.callback(parameter.register_post_accumulate_grad_hook(update).remove)
+
+    after_making(split, undo)
+
+
+def on_host(_: str, undo: ExitStack) -> None:
+    """Keep the states of optimizers on the host but while they run."""
+
+    def keep(optimizer: Any) -> None:
+        def move(device: str) -> None:
+            for state in optimizer.state.values():
+                for name, value in state.items():
+                    if torch.is_tensor(value) and value.dim():
+                        state[name] = value.to(device)
+
+        optimizer.register_step_pre_hook(lambda *_: move("cuda"))
+        optimizer.register_step_post_hook(lambda *_: move("cpu"))
+
+    after_making(keep, undo)
+
+
+def set_to_none(_: str, undo: ExitStack) -> None:
+    """Let ``zero_grad`` free gradients, whatever it was asked for."""
+    for kind in (torch.optim.Optimizer, torch.nn.Module):
+        _without_zeros(kind, undo)
+
+
+def _without_zeros(kind: Any, undo: ExitStack) -> None:
+    zero = kind.zero_grad
+
+    @wraps(zero)
+    def free(self: Any, *_: Any, **__: Any) -> None:
+        zero(self, set_to_none=True)
+
+    put(undo, kind, "zero_grad", free)

@@ -6,10 +6,8 @@ import gc
 import os
 import sys
 import weakref
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
 from functools import wraps
-from types import FrameType
 from typing import Any, Final
 
 import torch
@@ -18,7 +16,8 @@ from torch.utils import checkpoint
 from torch.utils.data import DataLoader
 
 from fragdoctor.rehearsal.engine import put
-from fragdoctor.rehearsal.engine.memory_history import is_users
+from fragdoctor.rehearsal.engine.calls import around_models, before_backward
+from fragdoctor.rehearsal.engine.memory_history import users_frame
 from fragdoctor.rehearsal.engine.treatments.attention import is_eager
 from fragdoctor.rehearsal.engine.treatments.blocks import (
     Blocks,
@@ -27,7 +26,6 @@ from fragdoctor.rehearsal.engine.treatments.blocks import (
     parts_of,
     repeated_blocks,
 )
-from fragdoctor.rehearsal.engine.treatments.calls import around_models, before_backward
 from fragdoctor.rehearsal.engine.treatments.losses import can_be_split, head_of
 from fragdoctor.rehearsal.engine.treatments.operations import Operations
 
@@ -39,35 +37,22 @@ FRAMEWORKS: Final = {
 """What runs the training, the one that runs the others first: its module and its class."""
 
 
+_FLAGS: Final = (
+    "accumulates", "autocasts", "caches", "checkpoints", "clips", "evaluates_with_grad",
+    "has_state", "is_distributed", "is_eager", "scales", "schedules", "trains", "zeroes",
+)  # fmt: skip
+
+
 class Traits:
     """Notes what a program uses until ``undo`` is closed."""
 
     def __init__(self, undo: ExitStack) -> None:
         self._found: dict[str, Any] = {
-            "model": "",
-            "blocks": [],
-            "parts": [],
-            "head": None,
-            "n_parameters": 0,
-            "n_flops": 0,
-            "n_optimizers": 0,
-            "place": None,
-            "accumulates": False,
-            "scales": False,
-            "clips": False,
-            "schedules": False,
-            "has_state": False,
-            "is_eager": False,
-            "is_distributed": False,
-            "caches": False,
-            "framework": "",
-            "optimizers": [],
-            "batches": [],
-            "trains": False,
-            "autocasts": False,
-            "checkpoints": False,
-            "zeroes": False,
-            "evaluates_with_grad": False,
+            **dict.fromkeys(_FLAGS, False),
+            **dict.fromkeys(("n_parameters", "n_flops", "n_optimizers"), 0),
+            **{name: [] for name in ("blocks", "parts", "optimizers", "batches")},
+            **dict.fromkeys(("model", "framework"), ""),
+            **dict.fromkeys(("head", "place")),
         }
         self._operations = Operations(undo)
         self._parts: list[tuple[str, str, Any]] = []
@@ -163,7 +148,8 @@ class Traits:
 
     def _updated(self, optimizer: Any, *_: Any) -> None:
         self._is_pending = False
-        if any(torch.is_tensor(v) and v.is_cuda and v.dim() for v in _state_of(optimizer)):
+        values = (value for state in optimizer.state.values() for value in state.values())
+        if any(torch.is_tensor(v) and v.is_cuda and v.dim() for v in values):
             self._note("has_state")
 
     def _scaled(self, scaler: Any, *_: Any) -> None:
@@ -216,19 +202,12 @@ def _described(group: Blocks) -> dict[str, Any]:
 
 def _place_of_optimizer() -> tuple[str, int, dict[int, str]] | None:
     """Return where the user's code makes an optimizer, and how it calls its modules there."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back
+    frame = users_frame()
     if frame is None:
         return None
     at_hand = {**frame.f_globals, **frame.f_locals}
     names = {id(v): name for name, v in at_hand.items() if isinstance(v, torch.nn.Module)}
     return os.path.abspath(frame.f_code.co_filename), frame.f_lineno, names  # noqa: PTH100
-
-
-def _state_of(optimizer: Any) -> Iterator[Any]:
-    for state in optimizer.state.values():
-        yield from state.values()
 
 
 def _framework() -> str:

@@ -1,0 +1,128 @@
+"""What a program does on the whole: it calls models, runs backward passes, makes optimizers."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from functools import wraps
+from typing import Any
+
+import torch
+
+from fragdoctor.rehearsal.engine import put
+from fragdoctor.rehearsal.engine.marks import in_backward
+
+Around = Callable[[Any], AbstractContextManager[Any] | None]
+
+
+class _Depth(threading.local):
+    """How many calls of modules go on in this thread."""
+
+    n = 0
+
+
+def around_models(around: Around, undo: ExitStack) -> None:
+    """Enter a context around each outermost call of a module with parameters.
+
+    Losses and transforms have none, and are no models. ``around`` is called with the module before
+    each; None leaves the call as it is.
+    """
+    call: Any = torch.nn.Module.__call__
+    depth = _Depth()
+
+    @wraps(call)
+    def called(module: Any, *args: Any, **kwargs: Any) -> Any:
+        # What a backward pass calls it computes again, for a call of before.
+        if depth.n or in_backward() or next(module.parameters(), None) is None:
+            return call(module, *args, **kwargs)
+        depth.n += 1
+        try:
+            context = around(module)
+            if context is None:
+                return call(module, *args, **kwargs)
+            with context:
+                return call(module, *args, **kwargs)
+        finally:
+            depth.n -= 1
+
+    put(undo, torch.nn.Module, "__call__", called)
+
+
+def at_first_call(act: Callable[[Any], None], undo: ExitStack, *, trains: bool = False) -> None:
+    """Do something with each model before its first call, with ``trains`` the first in training."""
+    seen: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def around(model: Any) -> None:
+        if model not in seen and (not trains or (torch.is_grad_enabled() and model.training)):
+            seen.add(model)
+            act(model)
+
+    around_models(around, undo)
+
+
+def put_forward(module: Any, forward: Callable[..., Any], undo: ExitStack) -> None:
+    """Give one module another ``forward``, for as long as it lives."""
+    vars(module)["forward"] = forward
+    reference = weakref.ref(module)
+
+    def restore() -> None:
+        found = reference()
+        if found is not None:
+            vars(found).pop("forward", None)
+
+    undo.callback(restore)
+
+
+class _Engine:
+    """The autograd engine, with another ``run_backward``."""
+
+    def __init__(self, engine: Any, run_backward: Callable[..., Any]) -> None:
+        self._engine = engine
+        self.run_backward = run_backward
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+def put_run_backward(
+    make: Callable[[Callable[..., Any]], Callable[..., Any]], undo: ExitStack
+) -> None:
+    """Put a function in place of the engine's; ``make`` is given that one and returns another."""
+    engine = torch.autograd.Variable._execution_engine
+    made = _Engine(engine, make(engine.run_backward))
+    put(undo, torch.autograd.Variable, "_execution_engine", made)
+
+
+def before_backward(act: Callable[[], None], undo: ExitStack) -> None:
+    """Call something before each backward pass."""
+
+    def acting(run: Callable[..., Any]) -> Callable[..., Any]:
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            act()
+            return run(*args, **kwargs)
+
+        return run_backward
+
+    put_run_backward(acting, undo)
+
+
+def after_making(act: Callable[[Any], None], undo: ExitStack) -> None:
+    """Do something with each optimizer that the program makes, and with none made meanwhile."""
+    make = torch.optim.Optimizer.__init__
+    is_acting = False
+
+    @wraps(make)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        nonlocal is_acting
+        make(self, *args, **kwargs)
+        if is_acting:
+            return
+        is_acting = True
+        try:
+            act(self)
+        finally:
+            is_acting = False
+
+    put(undo, torch.optim.Optimizer, "__init__", made)
