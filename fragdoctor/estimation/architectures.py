@@ -186,11 +186,9 @@ def generic(config: Mapping[str, Any]) -> Architecture:
     return replace(GPT2, packed_qkv=False, tied_head=False)
 
 
-def outside(
-    name: str, *shape: int, role: Role = Role.OTHER, count: int = 1, is_frozen: bool = False
-) -> ParameterGroup:
+def outside(name: str, *shape: int, role: Role = Role.OTHER, count: int = 1) -> ParameterGroup:
     """Return parameters that belong to no repeated layer: of an embedding, a head, a last norm."""
-    return ParameterGroup(name, shape, count, role, layered=False, is_frozen=is_frozen)
+    return ParameterGroup(name, shape, count, role, layered=False)
 
 
 @frozen
