@@ -186,6 +186,16 @@ _NOT_ENGINE: Final = re.compile(
     r"|_inductor|__main__|utils[/\\]_|autograd[/\\]grad_mode|nn[/\\])"
 )
 
+# Torch's decorators and launchers: the program goes on below them.
+_TRANSPARENT: Final = re.compile(
+    r"[/\\]torch[/\\](?:utils[/\\]_contextlib|amp[/\\]autocast_mode|cuda[/\\]amp[/\\]autocast_mode"
+    r"|_dynamo[/\\](?:eval_frame|external_utils)|autograd[/\\]grad_mode|_compile"
+    r"|multiprocessing[/\\]spawn|distributed[/\\]\w+"
+    r"|distributed[/\\]elastic[/\\].*)\.py$"
+)
+# An optimizer may call the program back (a closure).
+_OPTIMIZERS: Final = re.compile(r"[/\\]torch[/\\]optim[/\\]\w+\.py$")
+
 
 @frozen
 class StackRoles:
@@ -361,6 +371,30 @@ class Stacks:
     def roles(self) -> StackRoles:
         """What part of training each stack is in."""
         return stack_roles(self._snapshot, self.classes)
+
+    @cached_property
+    def places(self) -> I32:
+        """Number of the place in the program from which each stack goes into torch.
+
+        A place is a line with all that called it. -1, at the end too, where no frame is Python's.
+        Torch's decorators and launchers are passed over: the program goes on below them.
+        """
+        snapshot, table = self._snapshot, self.python
+        is_torch = self.classes == TORCH
+        by_file = _matcher(snapshot, snapshot.frames.filename)
+        is_open = ~is_torch | by_file(_OPTIMIZERS.search)
+        is_passed = is_torch & by_file(_TRANSPARENT.search)
+        keep = ~is_passed[table.frames]
+        offsets = np.append(0, np.cumsum(keep))[table.offsets]
+        frames = table.frames[keep]
+        inward = _last(np.flatnonzero(~is_open[frames]), offsets)  # the outermost that is closed
+        begin = np.maximum(inward + 1, offsets[:-1])
+        result = np.full(len(table) + 1, -1, np.int32)
+        numbers: dict[bytes, int] = {}
+        for i in np.flatnonzero(begin < offsets[1:]).tolist():
+            outside = frames[begin[i] : offsets[i + 1]].tobytes()
+            result[i] = numbers.setdefault(outside, len(numbers))
+        return result
 
     @cached_property
     def python(self) -> StackTable:
