@@ -256,7 +256,7 @@ def evaluation_rounds(trace: Trace) -> I64:
     is_under_way = len(steps) > 1 and steps.kind[-1] == StepKind.EVALUATION
     if not is_under_way or not len(steps.of_kind(StepKind.TRAIN)):
         return np.zeros(0, np.int64)
-    rows, place = _visits(trace)
+    rows, place = _visits(trace, trace.stacks.places)
     visit = np.searchsorted(rows, trace.module_rows, side="right") - 1
     visit = distinct(visit[trace.module_rows >= steps.rows[-1]])
     if not len(visit):
@@ -268,11 +268,14 @@ def evaluation_rounds(trace: Trace) -> I64:
     return rounds
 
 
-def _visits(trace: Trace) -> tuple[I64, I32]:
-    """Return where the program comes to another place, by its requests, and which place that is."""
+def _visits(trace: Trace, places: I32) -> tuple[I64, I32]:
+    """Return where the program comes to another place, by its requests, and which place that is.
+
+    ``places`` has one for each stack, -1 for none.
+    """
     action = trace.events.action
     rows = np.flatnonzero((action == Action.ALLOC) | (action == Action.OOM))
-    place = trace.stacks.places[trace.events.stack[rows]]
+    place = places[trace.events.stack[rows]]
     rows, place = rows[place >= 0], place[place >= 0]
     begins = np.append(True, place[1:] != place[:-1])[: len(rows)]
     return rows[begins], place[begins]
@@ -296,7 +299,12 @@ def after_setup(trace: Trace) -> int:
 def _without_training(trace: Trace) -> Steps:
     """Return the rounds that begin at the rarest place, or without stacks with the rarest size."""
     if trace.stacks.roles.has_python:
-        rounds, method = _rounds(trace, *_visits(trace), MAX_SPREAD), "stacks"
+        places = trace.stacks.places
+        visits = _visits(trace, places)
+        if len(visits[0]) < MIN_STEPS:  # one line does it all: what it does outside of the model
+            apart = np.where(places >= 0, 2 * places + trace.stacks.roles.in_module, -1)
+            visits = _visits(trace, apart)
+        rounds, method = _rounds(trace, *visits, MAX_SPREAD), "stacks"
     else:
         lives = trace.lives
         made = slice(lives.n_initial, lives.n_regular)

@@ -350,6 +350,13 @@ class Stacks:
         return frame_classes(self._snapshot)
 
     @cached_property
+    def functions(self) -> I64:
+        """A number for the function of each frame, and -1 at the end for no frame."""
+        frames = self._snapshot.frames
+        key = frames.filename.astype(np.int64) * (len(self._snapshot.strings) + 1) + frames.name
+        return np.append(np.unique(key, return_inverse=True)[1].reshape(-1), -1).astype(np.int64)
+
+    @cached_property
     def lines(self) -> I32:
         """Frame id of the user's own line for each stack, -1 where it has none."""
         return user_frames(self._snapshot, self.classes)
