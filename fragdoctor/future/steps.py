@@ -69,10 +69,7 @@ class Steps:
     @classmethod
     def of(cls, trace: Trace) -> Steps:
         """Return the steps of a trace, worked out once."""
-        if cls not in trace.memo:
-            trace.memo[cls] = find_steps(trace)
-        found: Steps = trace.memo[cls]
-        return found
+        return trace.once(find_steps)
 
     def __len__(self) -> int:
         return len(self.rows)
