@@ -28,7 +28,7 @@ from fragdoctor.trace.columns import (
     FinalSegments,
     device_columns,
 )
-from fragdoctor.trace.lives import NEVER, Layout, Lives, LivesSource, Totals
+from fragdoctor.trace.lives import NEVER, Layout, Lives, Totals
 from fragdoctor.trace.stacks import Stacks
 from fragdoctor.units import MIB
 
@@ -181,20 +181,7 @@ class Trace:
     @cached_property
     def lives(self) -> Lives:
         """Every block that lived at some time."""
-        events, blocks, segments = self.events, self.blocks, self.segments
-        source = LivesSource(
-            address=events.address,
-            requested=events.size_bytes,
-            stack=events.stack,
-            stream=events.stream,
-            pool=events.pool,
-            block_address=blocks.address,
-            block_requested=blocks.requested_bytes,
-            block_stack=blocks.stack,
-            block_stream=segments.stream[blocks.segment],
-            block_pool=segments.pool[blocks.segment],
-        )
-        return Lives(self.native, source, self.facts)
+        return Lives(self.native, (self.events, self.blocks, self.segments), self.facts)
 
     @cached_property
     def n_until_unwound(self) -> int | None:
