@@ -35,8 +35,9 @@ from unittest import mock
 
 from fragdoctor.cli.app import invoke
 from fragdoctor.errors import FragdoctorError
-from fragdoctor.estimation import formula
-from fragdoctor.estimation.judge import Estimator, fit_of
+from fragdoctor.estimation import formula, judge
+from fragdoctor.estimation.judge import fit_of
+from fragdoctor.estimation.request import error_of
 from fragdoctor.model.gpus import GpuModel, gpu_of
 from fragdoctor.model.memory_estimate import Estimate
 from fragdoctor.model.workload import Workload
@@ -66,11 +67,11 @@ class Outcome(NamedTuple):
     refusal: str
 
 
-def without_advice(workload: Workload, estimator: Estimator, gpus: Sequence[GpuModel]) -> Estimate:
+def without_advice(workload: Workload, gpus: Sequence[GpuModel]) -> Estimate:
     """Return what ``estimation.judge.judged`` does, without batches, measures and the map."""
-    footprint = estimator.headline_of(workload)
+    footprint = formula.settled(workload, formula.formula_footprint(workload))
     fits = tuple(fit_of(footprint, gpu) for gpu in gpus)
-    return Estimate(workload, footprint, fits, (), estimator.error)
+    return Estimate(workload, footprint, fits, (), error_of(workload))
 
 
 def asked(row: Mapping[str, str]) -> dict[str, Any]:
@@ -87,7 +88,7 @@ def asked(row: Mapping[str, str]) -> dict[str, Any]:
     printed = io.StringIO()
     with (
         contextlib.redirect_stdout(printed),
-        mock.patch.object(formula, "judged", without_advice),
+        mock.patch.object(judge, "judged", without_advice),
     ):
         invoke(["estimate", *words, "--no-config"])
     found: dict[str, Any] = json.loads(printed.getvalue())

@@ -284,7 +284,7 @@ def estimate(  # noqa: PLR0913 - the options of one estimate, all by keyword
         ConfigError: an option has no such value.
         InputError: an input is no model.
     """
-    from fragdoctor.estimation.formula import estimate_of  # noqa: PLC0415 - numpy is heavy
+    from fragdoctor.estimation.judge import estimate_of  # noqa: PLC0415 - numpy is heavy
     from fragdoctor.estimation.request import Request  # noqa: PLC0415
     from fragdoctor.model.gpus import gpu_of  # noqa: PLC0415
 

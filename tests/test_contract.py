@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "inputs": {"errors", "opening", "frozen", "limits", "units", "model", "_native"},
     "trace": {"errors", "frozen", "units", "model", "_native"},
     "future": {"errors", "frozen", "units", "model", "trace", "_native"},
-    "analysis": {"frozen", "units", "model", "trace", "future", "_native"},
+    "analysis": {"frozen", "units", "model", "trace", "future"},
     "story": {"frozen", "units", "model", "analysis"},
     "rules": {"errors", "frozen", "units", "model", "trace", "future", "analysis", "story"},
     "gate": {"errors", "opening", "frozen", "units", "model", "future", "rules"},

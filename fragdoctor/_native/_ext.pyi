@@ -120,17 +120,6 @@ class NativeTrace:
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
     def layout_at(self, state: int) -> dict[str, Any]: ...
 
-def call_tree(
-    stack: npt.NDArray[np.int32],
-    offsets: npt.NDArray[np.int64],
-    stack_frames: npt.NDArray[np.int32],
-    frame_kind: npt.NDArray[np.uint8],
-    function: npt.NDArray[np.int32],
-    line: npt.NDArray[np.uint64],
-    root: int,
-    max_depth: int,
-) -> dict[str, npt.NDArray[np.int32]]: ...
-
 # ---- bind_replay.cpp ----
 
 OP_BYTES: int

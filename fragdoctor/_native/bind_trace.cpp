@@ -9,7 +9,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "call_tree.h"
 #include "native_trace.h"
 
 namespace nb = nanobind;
@@ -144,38 +143,6 @@ nb::tuple envelope_of(const NativeTrace& t, const std::string& name,
   return nb::make_tuple(array_of(std::move(e.low)), array_of(std::move(e.high)));
 }
 
-nb::dict call_tree_dict(InColumn<std::int32_t> stack, InColumn<std::int64_t> offsets,
-                        InColumn<std::int32_t> stack_frames, InColumn<std::uint8_t> frame_kind,
-                        InColumn<std::int32_t> function, InColumn<std::uint64_t> line,
-                        std::int32_t root, std::size_t max_depth) {
-  if (offsets.shape(0) == 0) throw nb::value_error("offsets must not be empty");
-  const std::size_t n_stacks = offsets.shape(0) - 1, n_frames = frame_kind.shape(0);
-  check_length(function.shape(0), n_frames, "frames");
-  check_length(line.shape(0), n_frames, "frames");
-  std::int64_t end = 0;
-  for (std::size_t i = 0; i <= n_stacks; ++i) {
-    if (offsets.data()[i] < end) throw nb::value_error("offsets must ascend from 0");
-    end = offsets.data()[i];
-  }
-  check_length(static_cast<std::size_t>(end), stack_frames.shape(0), "stacks");
-  CallTree tree;
-  {
-    nb::gil_scoped_release release;
-    tree = call_tree(stack.data(), stack.shape(0), {n_stacks, offsets.data(), stack_frames.data()},
-                     {n_frames, frame_kind.data(), function.data(), line.data()}, root, max_depth);
-  }
-  nb::dict d;
-  d["parent"] = array_of(std::move(tree.parent));
-  d["frame"] = array_of(std::move(tree.frame));
-  d["visit_event"] = array_of(std::move(tree.visit_event));
-  d["visit_node"] = array_of(std::move(tree.visit_node));
-  d["turn_visit"] = array_of(std::move(tree.turn_visit));
-  d["turn_node"] = array_of(std::move(tree.turn_node));
-  d["turn_target"] = array_of(std::move(tree.turn_target));
-  d["turn_source"] = array_of(std::move(tree.turn_source));
-  return d;
-}
-
 nb::dict layout_dict(const NativeTrace& t, std::int32_t state) {
   DeviceLayout l;
   {
@@ -254,9 +221,6 @@ void bind_trace(nb::module_& m) {
   m.attr("TYPE_NAMES") = nb::tuple(types);
   m.attr("BEFORE") = BEFORE;
   m.attr("NEVER") = NEVER;
-  m.def("call_tree", &call_tree_dict, nb::arg("stack"), nb::arg("offsets"), nb::arg("stack_frames"),
-        nb::arg("frame_kind"), nb::arg("function"), nb::arg("line"), nb::arg("root"),
-        nb::arg("max_depth"));
   nb::class_<NativeTrace>(m, "NativeTrace")
       .def(nb::init<InColumn<std::uint8_t>, InColumn<std::uint64_t>, InColumn<std::uint64_t>,
                     InColumn<std::int32_t>, InColumn<std::int32_t>, InColumn<std::uint64_t>,

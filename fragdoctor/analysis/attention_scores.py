@@ -32,17 +32,9 @@ def find_attention_scores(trace: Trace, requests: TrainingRequests) -> I64:
     if not is_softmax.any():
         return np.zeros(0, np.int64)
     results = distinct(size[is_softmax])
-    function = _functions(trace)[stacks.lines_of(stack)]
+    function = stacks.functions[stacks.lines_of(stack)]
     is_near = is_among(function, distinct(function[is_softmax])) & stacks.roles.in_module[stack]
     other_types = np.concatenate((results, 2 * results, results // 2, results // 4))
     is_gradient = is_backward(stacks.roles.role[stack]) & is_among(size, results)
     rows: I64 = requests.row[(is_near & is_among(size, other_types)) | is_gradient]
     return rows
-
-
-def _functions(trace: Trace) -> I64:
-    """Return a number for the function of each frame, and a last one for no frame."""
-    frames = trace.snapshot.frames
-    pairs = np.stack((frames.filename, frames.name)).astype(np.int64)
-    _, number = np.unique(pairs, axis=1, return_inverse=True)
-    return np.append(number.reshape(-1), -1).astype(np.int64)

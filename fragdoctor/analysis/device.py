@@ -23,7 +23,6 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor._native._ext import return_free_memory
 from fragdoctor.analysis.attribution import find_holders, find_stranded_segments, find_stranders
 from fragdoctor.analysis.free_space import find_ooms, free_space
 from fragdoctor.analysis.growth import StepEnds, find_growth
@@ -45,7 +44,7 @@ from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import I32, I64, Action, BlockState, Bools, Snapshot
 from fragdoctor.trace.lives import BEFORE
-from fragdoctor.trace.trace import SMALL_REQUEST_BYTES, Trace
+from fragdoctor.trace.trace import SMALL_REQUEST_BYTES, Trace, return_free_memory
 from fragdoctor.units import format_count, format_size, plural
 
 
@@ -178,16 +177,8 @@ MAX_FLUSHES: Final = 10_000
 MAX_CHECKED: Final = 200
 
 
-@frozen
-class Flushes:
-    """All runs, oldest first, and the retries they and the ooms imply."""
-
-    runs: tuple[Flush, ...]
-    n_retries: int
-
-
-def find_flushes(trace: Trace) -> Flushes:
-    """Return the runs of returned memory with their likely cause, and the inferred retries.
+def find_flushes(trace: Trace) -> tuple[tuple[Flush, ...], int]:
+    """Return the runs of returned memory with their likely cause, oldest first, and retries.
 
     Retries are what ``num_alloc_retries`` counts: one for each ``oom`` and one for each run whose
     cause is ``retry`` and that was followed by new memory. (A retry during which nothing could be
@@ -196,7 +187,7 @@ def find_flushes(trace: Trace) -> Flushes:
     runs = _runs(trace)
     n_ooms = int(np.count_nonzero(trace.events.action == Action.OOM))
     if not len(runs.first):
-        return Flushes((), n_ooms)
+        return (), n_ooms
     refused = _could_be_refused(trace, runs)
     is_partial = runs.is_new & _is_partial(trace, runs)
     is_retry = runs.is_oom | (runs.is_new & refused & ~is_partial)
@@ -204,18 +195,16 @@ def find_flushes(trace: Trace) -> Flushes:
     partial = COLLECTION if trace.settings.garbage_collection_threshold > 0 else MAX_SPLIT
     cause = np.where(is_retry, RETRY, np.where(is_partial, partial, EMPTY_CACHE))
     kept = range(max(0, len(cause) - MAX_FLUSHES), len(cause))
-    return Flushes(
-        tuple(
-            Flush(
-                trace.first_row + int(runs.first[i]),
-                trace.first_row + int(runs.last[i]),
-                int(runs.released[i]),
-                str(cause[i]),
-            )
-            for i in kept
-        ),
-        n_retries,
+    flushes = (
+        Flush(
+            trace.first_row + int(runs.first[i]),
+            trace.first_row + int(runs.last[i]),
+            int(runs.released[i]),
+            str(cause[i]),
+        )
+        for i in kept
     )
+    return tuple(flushes), n_retries
 
 
 @frozen
@@ -284,9 +273,6 @@ def _leaves_free_segments(trace: Trace, k: int) -> bool:
     return bool(is_free.any())
 
 
-# Columns of a trace as long as this leave tens of megabytes behind, worth the time to return them.
-LONG_TRACE_EVENTS: Final = 1_000_000
-
 # Share of later large requests with a size that their stack had never asked for before. Programs
 # with constant shapes show 0, those with variable ones nearly 1.
 DRIFT_SHARE: Final = 0.2
@@ -309,19 +295,12 @@ def analyze_device(
 
 def analyze_trace(trace: Trace) -> DeviceAnalysis:
     """Return what the trace of a device, and its final segments, say."""
-    result = _analyzed(trace)
-    if trace.n_events >= LONG_TRACE_EVENTS:
-        return_free_memory()
-    return result
-
-
-def _analyzed(trace: Trace) -> DeviceAnalysis:
     segments, blocks, layout = trace.segments, trace.blocks, trace.layout
     capture = capture_quality(trace)
     totals = trace.totals if capture.has_trace else None
     peak = None if totals is None else totals.peak_allocated_state
     ooms = find_ooms(trace)
-    flushes = find_flushes(trace)
+    flushes, n_retries = find_flushes(trace)
     steps = StepEnds.of(trace) if totals is not None else StepEnds(np.zeros(0, np.int64))
     growth = find_growth(trace, steps)
     phases = None if totals is None else find_phases(trace)
@@ -342,7 +321,7 @@ def _analyzed(trace: Trace) -> DeviceAnalysis:
             idle_graph = find_idle_graph(trace) if found is None else None
     requested = int(blocks.requested_bytes[blocks.state != BlockState.INACTIVE].sum())
     streams = [int(s) for s in trace.snapshot.streams]
-    return DeviceAnalysis(
+    result = DeviceAnalysis(
         trace=trace,
         device=trace.device,
         n_events=trace.n_events,
@@ -363,8 +342,8 @@ def _analyzed(trace: Trace) -> DeviceAnalysis:
         idle_graph=idle_graph,
         sizes=size_diversity(trace),
         ooms=ooms,
-        flushes=flushes.runs,
-        n_inferred_retries=flushes.n_retries,
+        flushes=flushes,
+        n_inferred_retries=n_retries,
         capacity_estimate_bytes=_capacity(ooms),
         requested_waste_bytes=_waste(trace, active, requested),
         n_steps=len(Steps.of(trace).main_rows) if totals is not None else 0,
@@ -372,6 +351,8 @@ def _analyzed(trace: Trace) -> DeviceAnalysis:
         n_stranded_segments=n_stranded,
         phases=phases,
     )
+    return_free_memory(trace)
+    return result
 
 
 def _capacity(ooms: tuple[OomEvent, ...]) -> int | None:

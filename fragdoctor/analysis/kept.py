@@ -24,11 +24,10 @@ from fragdoctor.analysis.result import (
     KeptPattern,
     PhaseAnalysis,
 )
-from fragdoctor.analysis.training_run import NO_ROW, TrainingRequests
+from fragdoctor.analysis.training_run import NO_ROW, TRAINING, TrainingRequests
 from fragdoctor.future.steps import StepKind, Steps
-from fragdoctor.model.arrays import distinct, is_among
-from fragdoctor.model.phases import TrainingPhase
-from fragdoctor.model.snapshot import I32, I64, Snapshot
+from fragdoctor.model.arrays import distinct, is_among, largest_groups
+from fragdoctor.model.snapshot import I32, I64
 from fragdoctor.trace import stacks as roles_of
 from fragdoctor.trace.lives import NEVER
 from fragdoctor.trace.stacks import LOSS, NATIVE, PACKAGE, TORCH, USER
@@ -156,7 +155,7 @@ def _traced(
             n = max(1, round(int(chosen.sum()) / n_steps))
             kinds.append(KeptBlocks(one, n, int(size[chosen].sum())))
     kinds.sort(key=lambda k: -k.n_bytes)
-    largest = _heaviest(stack, size) if len(rows) else lead.stack
+    largest = int(largest_groups(stack, size).group[0]) if len(rows) else lead.stack
     pattern = _pattern(trace, phases, rows, kinds, n_steps)
     made, share = stack, NEARLY_ALL
     if pattern in (KeptPattern.GRAPH, KeptPattern.EVALUATION):
@@ -204,13 +203,6 @@ def survivors(trace: Trace, lines: Sequence[Growth]) -> I64:
     return rows[np.isin(frame, [g.frame for g in lines]) & inside]
 
 
-def _heaviest(stack: I32, size: I64) -> int:
-    ids, member = np.unique(stack, return_inverse=True)
-    total = np.zeros(len(ids), np.int64)
-    np.add.at(total, member.reshape(-1), size)
-    return int(ids[total.argmax()])
-
-
 def _kinds(trace: Trace, stack: I32) -> I64:
     """Return the place in ``KeptKind`` of each block, by the stack that made it."""
     roles, names = trace.stacks.roles, list(KeptKind)
@@ -250,8 +242,8 @@ def _shared_frame(trace: Trace, stack: I32, size: I64, share: float) -> int:
             break
         frame = max(total, key=lambda f: total[f])
         if total[frame] < wanted:
-            here = _function(trace.snapshot, frame)
-            alike = sum(w for f, w in total.items() if _function(trace.snapshot, f) == here)
+            functions = trace.stacks.functions
+            alike = sum(w for f, w in total.items() if functions[f] == functions[frame])
             if alike >= wanted:
                 shared.append(frame)
             break
@@ -262,11 +254,6 @@ def _shared_frame(trace: Trace, stack: I32, size: I64, share: float) -> int:
         if own:
             return own[-1]
     return -1
-
-
-def _function(snapshot: Snapshot, frame: int) -> tuple[str, str]:
-    found = snapshot.frame(frame)
-    return found.filename, found.function
 
 
 def _pattern(
@@ -294,7 +281,8 @@ def _pattern(
     sizes = trace.lives_of_program.requested_bytes[rows]
     if len(rows) >= GRAPH_BLOCKS and len(distinct(sizes)) >= MANY_SIZES * len(rows):
         return KeptPattern.SHAPES
-    if len(rows) and _is_hook(trace, _heaviest(stack, trace.lives_of_program.size_bytes[rows])):
+    by_stack = largest_groups(stack, trace.lives_of_program.size_bytes[rows])
+    if len(rows) and _is_hook(trace, int(by_stack.group[0])):
         return KeptPattern.HOOK
     return KeptPattern.RESULTS if results >= MOST else KeptPattern.TENSORS
 
@@ -317,12 +305,7 @@ def _trains_meanwhile(trace: Trace, phases: PhaseAnalysis | None, rows: I64) -> 
         return True
     first, end = int(start.min()), int(start.max())
     inside = (phases.first[1:] > first) & (phases.first[:-1] <= end)
-    training = (
-        TrainingPhase.BACKWARD,
-        TrainingPhase.FORWARD_BACKWARD,
-        TrainingPhase.OPTIMIZER,
-    )
-    return bool(np.isin(phases.labels[inside], training).any())
+    return bool(np.isin(phases.labels[inside], TRAINING).any())
 
 
 def _is_hook(trace: Trace, stack: int) -> bool:

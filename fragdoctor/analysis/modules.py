@@ -65,10 +65,7 @@ class ModulePaths:
     @classmethod
     def of(cls, trace: Trace) -> ModulePaths:
         """Return the modules that the blocks of a device are for, worked out once."""
-        if cls not in trace.memo:
-            trace.memo[cls] = _find_paths(trace)
-        found: ModulePaths = trace.memo[cls]
-        return found
+        return trace.once(_find_paths)
 
     def told(self, category: U8) -> U8:
         """Return the categories of blocks with what is read off modules put in."""

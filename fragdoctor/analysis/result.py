@@ -362,11 +362,9 @@ class PhaseAnalysis:
 class DeviceAnalysis:
     """Everything the columns say about one device.
 
-    ``n_steps`` are the steps found in the trace, 0 without any; ``once_slope_bytes`` is what they
-    add once for each parameter, per step; ``floor_slope_bytes`` is the rise per step of the lowest
-    allocated bytes within each. ``kept`` is what grows enough for a verdict,
-    ``gathered`` the same of what ends with an evaluation, so that it is no leak; ``idle_graph`` is
-    what an evaluation keeps in its only pass.
+    ``n_steps`` are the steps found in the trace, 0 without any. ``kept`` is what grows enough for a
+    verdict, ``gathered`` the same of what ends with an evaluation, so that it is no leak;
+    ``idle_graph`` is what an evaluation keeps in its only pass.
     """
 
     trace: Trace

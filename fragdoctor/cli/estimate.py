@@ -102,7 +102,7 @@ def _of_formulas(chosen: EstimateOptions, look: RenderOptions, files: RecipeUse 
         ConfigError: options that exclude each other.
         InputError: an input is no model.
     """
-    from fragdoctor.estimation.formula import estimate_of
+    from fragdoctor.estimation.judge import estimate_of
     from fragdoctor.model.gpus import gpu_of
     from fragdoctor.report.base import render
 

@@ -70,7 +70,7 @@ def _pad(_trace: Trace, value: str) -> Edit:
 
 
 def _batch(_trace: Trace, value: str) -> Edit:
-    from fragdoctor.future.edits import batch_scaled
+    from fragdoctor.future.training_edits import batch_scaled
 
     try:
         factor = float(value)

@@ -9,7 +9,6 @@ from fragdoctor.comparison.compared_run import ComparedDevice, GrownLine
 from fragdoctor.comparison.line_changes import FACTOR_SLACK, size_part
 from fragdoctor.comparison.settings_proof import MIN_DIFFERENCE, SAME_REQUESTS
 from fragdoctor.frozen import frozen
-from fragdoctor.future.steps import ENOUGH_STEPS
 from fragdoctor.model.comparison import (
     CauseKind,
     LikelyCause,
@@ -20,6 +19,9 @@ from fragdoctor.model.comparison import (
 )
 from fragdoctor.model.finding import Confidence, Location
 from fragdoctor.units import MIB, format_count, format_size, plural
+
+ENOUGH_STEPS: Final = 8
+"""Steps that a run without growth must show before it says that it does not grow."""
 
 MIN_SHARE: Final = 0.1
 """Of all that moved; smaller parts are in the table of lines and no cause."""

@@ -21,7 +21,6 @@ from fragdoctor.future.search import usual_candidates
 from fragdoctor.future.simulator import (
     continued_with,
     reproduce,
-    return_free_memory,
     simulation_of,
 )
 from fragdoctor.future.steps import StepKind, Steps
@@ -41,6 +40,7 @@ from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.rules.rule import Context
 from fragdoctor.trace.operations import NativeOps, Operations, OpKind, is_free
 from fragdoctor.trace.replay import Reproduction
+from fragdoctor.trace.trace import return_free_memory
 
 USABLE_SHARE = 0.5  # below this the model runs another program than the recorded one
 LONG_TRACE_OPERATIONS = 300_000
@@ -232,7 +232,7 @@ class Bench:
             finally:  # after an interrupt no more begin
                 for outcome in begun:
                     outcome.cancel()
-        return_free_memory(self.reproduction)
+        return_free_memory(self.reproduction.trace)
         return outcomes
 
     def looked_on(self, outcome: Outcome) -> Outcome:

@@ -8,52 +8,82 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from fragdoctor.frozen import frozen
-from fragdoctor.model.workload import LayerBuild, LayerSizes, Norm, ParameterGroup, Role
+from fragdoctor.model.workload import LayerSizes, Norm, ParameterGroup, Role
 
 
 @frozen
-class Architecture(LayerBuild):
-    """Facts about an architecture's code.
+class Dimensions(LayerSizes):
+    """What decides the parameters of a decoder or encoder.
+
+    Attributes:
+        positions: learned position embeddings; 0 = rotary or none.
+        qkv_bias, out_bias, mlp_bias: which linear layers have biases.
+        packed_qkv: one matrix for query, key and value.
+        embedding_width: width of the token embedding where it differs from the hidden size.
+        n_segments: token type embeddings (BERT).
+        n_outside_norms: normalisations outside the layers.
+        has_plain_norms: norms have neither weight nor bias.
+        wide_qk_norm: queries and keys are normalised over all heads at once.
+        router_bias: one figure an expert that only balances the load.
+        biased_experts: experts and router have biases.
+        sinks: one learned score a head that attention may go to.
+        kv_latent, q_latent: width of the vectors that keys and values, and queries, are made of
+            (MLA; ``q_latent`` 0 = queries are made directly).
+        rope_dim, nope_dim, value_dim: per head (MLA): rotated and other part of queries and keys,
+            and values.
+    """
+
+    positions: int = 0
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    packed_qkv: bool = False
+    head_bias: bool = False
+    embedding_width: int = 0
+    n_segments: int = 0
+    n_outside_norms: int = 1
+    has_plain_norms: bool = False
+    qk_norm: bool = False
+    wide_qk_norm: bool = False
+    shared_gate: bool = False
+    pooler: bool = False
+    head_transform: bool = False
+    router_bias: bool = False
+    biased_experts: bool = False
+    sinks: bool = False
+    kv_latent: int = 0
+    q_latent: int = 0
+    rope_dim: int = 0
+    nope_dim: int = 0
+    value_dim: int = 0
+
+
+@frozen
+class Architecture(Dimensions):
+    """Facts about an architecture's code; a file has the sizes.
 
     Attributes:
         ffn_factor: width of the feed-forward layer in hidden sizes where the file does not say;
             0 = the file must say.
         extra_positions: rows that the position table has beyond the stated length.
-        n_outside_norms: normalisations outside the layers.
         dropout: default dropout.
         has_no_head: the base model ends before a head.
         latent_attention: keys and values are made of one short vector a token (MLA).
-        biased_experts: experts and router have biases.
-        sinks: one learned score a head that attention may go to.
-        has_plain_norms: norms have neither weight nor bias.
-        wide_qk_norm: queries and keys are normalised over all heads at once.
         has_classifier_head: a square matrix comes before the one to the classes.
         global_every: of so many layers one attends to all tokens, the others to a window; 0 = as
             the file says, or all of them.
     """
 
-    qkv_bias: bool = False
-    out_bias: bool = False
-    mlp_bias: bool = False
-    packed_qkv: bool = False
     ffn_factor: int = 0
     learned_positions: bool = False
     extra_positions: int = 0
-    head_bias: bool = False
-    n_outside_norms: int = 1
     dropout: float = 0.0
     multi_query: bool = False
-    segments: bool = False
-    pooler: bool = False
-    qk_norm: bool = False
+    has_segments: bool = False
     is_mixture: bool = False
-    has_plain_norms: bool = False
-    wide_qk_norm: bool = False
     has_classifier_head: bool = False
     has_no_head: bool = False
     latent_attention: bool = False
-    biased_experts: bool = False
-    sinks: bool = False
     global_every: int = 0
 
 
@@ -73,7 +103,7 @@ GPT2: Final = Architecture(
 BERT: Final = replace(
     GPT2,
     packed_qkv=False,
-    segments=True,
+    has_segments=True,
     pooler=True,
     has_no_head=True,
 )
@@ -164,7 +194,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
                               dropout=0.0, ffn_factor=0),
         "bert": BERT,
         "camembert": BERT,
-        "distilbert": replace(BERT, segments=False, pooler=False, has_classifier_head=True),
+        "distilbert": replace(BERT, has_segments=False, pooler=False, has_classifier_head=True),
         "roberta": BERT,
         "xlm-roberta": BERT,
         "nomic_bert": BERT,
@@ -186,54 +216,9 @@ def generic(config: Mapping[str, Any]) -> Architecture:
     return replace(GPT2, packed_qkv=False, tied_head=False)
 
 
-def outside(
-    name: str, *shape: int, role: Role = Role.OTHER, count: int = 1, is_frozen: bool = False
-) -> ParameterGroup:
+def outside(name: str, *shape: int, role: Role = Role.OTHER, count: int = 1) -> ParameterGroup:
     """Return parameters that belong to no repeated layer: of an embedding, a head, a last norm."""
-    return ParameterGroup(name, shape, count, role, layered=False, is_frozen=is_frozen)
-
-
-@frozen
-class Dimensions(LayerSizes):
-    """What decides the parameters of a decoder or encoder.
-
-    Attributes:
-        positions: learned position embeddings; 0 = rotary or none.
-        qkv_bias, out_bias, mlp_bias: which linear layers have biases.
-        packed_qkv: one matrix for query, key and value.
-        embedding_width: width of the token embedding where it differs from the hidden size.
-        segments: token type embeddings (BERT).
-        n_outside_norms: normalisations outside the layers.
-        router_bias: one figure an expert that only balances the load.
-        kv_latent, q_latent: width of the vectors that keys and values, and queries, are made of
-            (MLA; ``q_latent`` 0 = queries are made directly).
-        rope_dim, nope_dim, value_dim: per head (MLA): rotated and other part of queries and keys,
-            and values.
-    """
-
-    positions: int = 0
-    qkv_bias: bool = True
-    out_bias: bool = True
-    mlp_bias: bool = True
-    packed_qkv: bool = False
-    head_bias: bool = False
-    embedding_width: int = 0
-    segments: int = 0
-    n_outside_norms: int = 1
-    has_plain_norms: bool = False
-    qk_norm: bool = False
-    wide_qk_norm: bool = False
-    shared_gate: bool = False
-    pooler: bool = False
-    head_transform: bool = False
-    router_bias: bool = False
-    biased_experts: bool = False
-    sinks: bool = False
-    kv_latent: int = 0
-    q_latent: int = 0
-    rope_dim: int = 0
-    nope_dim: int = 0
-    value_dim: int = 0
+    return ParameterGroup(name, shape, count, role, layered=False)
 
 
 def parameters_of(d: Dimensions) -> list[ParameterGroup]:
@@ -251,7 +236,7 @@ def parameters_of(d: Dimensions) -> list[ParameterGroup]:
 def _embeddings(d: Dimensions) -> list[ParameterGroup]:
     width = d.embedding_width or d.hidden
     groups = [outside("embedding.tokens", d.vocab, width, role=Role.EMBEDDING)]
-    for name, rows in (("positions", d.positions), ("segments", d.segments)):
+    for name, rows in (("positions", d.positions), ("segments", d.n_segments)):
         if rows:
             groups.append(outside(f"embedding.{name}", rows, d.hidden, role=Role.EMBEDDING))
     if width != d.hidden:

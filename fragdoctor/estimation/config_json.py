@@ -20,14 +20,12 @@ from fragdoctor.estimation.architectures import (
     EXPERT_KEYS,
     UNMEASURED,
     Architecture,
-    Dimensions,
     generic,
     outside,
     parameters_of,
 )
 from fragdoctor.estimation.families import refuse_uncovered, refuse_unknown
 from fragdoctor.model.workload import (
-    LayerBuild,
     LayerSizes,
     ModelShape,
     ParameterGroup,
@@ -145,11 +143,6 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
     return replace(_shape(reader, architecture, tuple(notes)), is_checked=is_checked)
 
 
-def _part(config: Config, key: str) -> Config:
-    inner = config.get(key)
-    return inner if isinstance(inner, dict) else {}
-
-
 def _language_part(config: Config) -> tuple[Config, str]:
     inner = config.get("text_config")
     if isinstance(inner, dict) and not any(k in config for k in KEYS["hidden"]):
@@ -253,22 +246,23 @@ def _shape(reader: ConfigReader, a: Architecture, notes: tuple[str, ...]) -> Mod
     experts = _experts(reader, a)
     tied = reader.flag("tie_word_embeddings", a.tied_head)
     is_masked = a.pooler and _is_masked_lm(reader.config)
-    build = {
-        **shared(a, LayerBuild),
-        "norms_per_layer": _norms(reader, a),
-        "tied_head": tied or a.has_no_head,
-        "activation": reader.text(_ACTIVATION_KEYS, a.activation),
-        "attention_softcap": a.attention_softcap and _has_cap(reader, "attn_logit_softcapping"),
-        "logit_softcap": a.logit_softcap and _has_cap(reader, "final_logit_softcapping"),
-        "shares_heads": a.shares_heads and not _is_new_falcon(reader),
-        "repeats_keys": a.shares_heads and _is_new_falcon(reader),
-        "adds_slopes": a.multi_query and reader.flag("alibi", default=False),
-        "parallel_residual": reader.flag(
+    has_head = not a.has_no_head or _is_masked_lm(reader.config)
+    if not has_head:
+        notes = (*notes, "No language-model head is counted: a loss over a few classes.")
+    bias = reader.flag
+    d = replace(
+        a,
+        norms_per_layer=_norms(reader, a),
+        tied_head=tied or a.has_no_head,
+        activation=reader.text(_ACTIVATION_KEYS, a.activation),
+        attention_softcap=a.attention_softcap and _has_cap(reader, "attn_logit_softcapping"),
+        logit_softcap=a.logit_softcap and _has_cap(reader, "final_logit_softcapping"),
+        shares_heads=a.shares_heads and not _is_new_falcon(reader),
+        repeats_keys=a.shares_heads and _is_new_falcon(reader),
+        adds_slopes=a.multi_query and reader.flag("alibi", default=False),
+        parallel_residual=reader.flag(
             "use_parallel_residual", reader.flag("parallel_attn", a.parallel_residual)
         ),
-    }
-    d = Dimensions(
-        **build,
         vocab=vocab,
         hidden=hidden,
         n_layers=n_layers,
@@ -277,36 +271,51 @@ def _shape(reader: ConfigReader, a: Architecture, notes: tuple[str, ...]) -> Mod
         head_dim=head_dim,
         ffn=experts["ffn"] or ffn,
         positions=(positions + a.extra_positions) if a.learned_positions else 0,
-        qkv_bias=reader.flag(
-            "attention_bias", reader.flag("use_qkv_bias", reader.flag("bias", a.qkv_bias))
-        ),
-        out_bias=reader.flag("attention_bias", reader.flag("bias", a.out_bias)),
-        mlp_bias=reader.flag("mlp_bias", reader.flag("bias", a.mlp_bias)),
-        packed_qkv=a.packed_qkv,
+        qkv_bias=bias("attention_bias", bias("use_qkv_bias", bias("bias", a.qkv_bias))),
+        out_bias=bias("attention_bias", bias("bias", a.out_bias)),
+        mlp_bias=bias("mlp_bias", bias("bias", a.mlp_bias)),
         head_bias=a.head_bias or is_masked,
         embedding_width=reader.whole("word_embed_proj_dim", 0) or 0,
-        segments=reader.whole("type_vocab_size", 0) if a.segments else 0,
+        n_segments=reader.whole("type_vocab_size", 0) if a.has_segments else 0,
         n_outside_norms=(
             a.n_outside_norms if reader.flag("do_layer_norm_before", default=True) else 0
         ),
         n_experts=experts["n"],
         qk_norm=reader.flag("use_qk_norm", reader.flag("qk_layernorm", a.qk_norm)),
-        wide_qk_norm=a.wide_qk_norm,
-        has_plain_norms=a.has_plain_norms,
         n_shared_experts=1 if experts["shared_ffn"] else 0,
         shared_ffn=experts["shared_ffn"],
         shared_gate=bool(experts["shared_ffn"]) and not a.latent_attention,
         n_dense_layers=min(n_layers, experts["n_dense"]),
         dense_ffn=ffn,
         router_bias=reader.kind == "deepseek_v3",
-        biased_experts=a.biased_experts,
-        sinks=a.sinks,
         **_latent(reader, a),
         pooler=a.pooler and not is_masked,
         head_transform=is_masked,
     )
-    facts = {"active": experts["active"], "positions": positions}
-    return _finish(reader, a, d, facts, notes)
+    window, n_sliding = _windows(reader, a, n_layers)
+    return ModelShape(
+        **shared(d, LayerSizes),
+        name=reader.kind or "model",
+        source=reader.name,
+        parameters=(*parameters_of(d), *_classifier(reader, a, hidden)),
+        max_positions=positions,
+        experts_per_token=experts["active"],
+        softmax_fp32=reader.kind not in ("gpt2", "gpt_oss"),
+        upcasts_logits=not _is_masked_lm(reader.config),
+        has_lm_head=has_head,
+        hidden_dropout=reader.share(
+            ("resid_pdrop", "hidden_dropout_prob", "hidden_dropout", "dropout", "resid_dropout",
+             "residual_dropout"), a.dropout
+        ),
+        kv_elements=d.kv_latent + d.rope_dim if d.kv_latent else 0,
+        latent_width=d.kv_latent + d.q_latent,
+        sliding_window=window,
+        n_sliding_layers=n_sliding,
+        attention_dropout=reader.share(
+            ("attn_pdrop", "attention_probs_dropout_prob", "attention_dropout"), a.dropout
+        ),
+        assumptions=notes,
+    )  # fmt: skip
 
 
 def _latent(reader: ConfigReader, a: Architecture) -> dict[str, Any]:
@@ -332,42 +341,6 @@ def _windows(reader: ConfigReader, a: Architecture, n_layers: int) -> tuple[int,
         return window, min(n_layers, sum(kind == "sliding_attention" for kind in kinds))
     every = reader.whole("sliding_window_pattern", a.global_every) or a.global_every
     return window, n_layers - n_layers // every if every else n_layers
-
-
-def _finish(
-    reader: ConfigReader,
-    a: Architecture,
-    d: Dimensions,
-    facts: Mapping[str, int],
-    notes: tuple[str, ...],
-) -> ModelShape:
-    has_head = not a.has_no_head or _is_masked_lm(reader.config)
-    if not has_head:
-        notes = (*notes, "No language-model head is counted: a loss over a few classes.")
-    window, n_sliding = _windows(reader, a, d.n_layers)
-    return ModelShape(
-        **shared(d, LayerSizes),
-        name=reader.kind or "model",
-        source=reader.name,
-        parameters=(*parameters_of(d), *_classifier(reader, a, d.hidden)),
-        max_positions=facts["positions"],
-        experts_per_token=facts["active"],
-        softmax_fp32=reader.kind not in ("gpt2", "gpt_oss"),
-        upcasts_logits=not _is_masked_lm(reader.config),
-        has_lm_head=has_head,
-        hidden_dropout=reader.share(
-            ("resid_pdrop", "hidden_dropout_prob", "hidden_dropout", "dropout", "resid_dropout",
-             "residual_dropout"), a.dropout
-        ),
-        kv_elements=d.kv_latent + d.rope_dim if d.kv_latent else 0,
-        latent_width=d.kv_latent + d.q_latent,
-        sliding_window=window,
-        n_sliding_layers=n_sliding,
-        attention_dropout=reader.share(
-            ("attn_pdrop", "attention_probs_dropout_prob", "attention_dropout"), a.dropout
-        ),
-        assumptions=notes,
-    )  # fmt: skip
 
 
 def _classifier(reader: ConfigReader, a: Architecture, hidden: int) -> list[ParameterGroup]:

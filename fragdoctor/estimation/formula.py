@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil
 from typing import Any, Final
 
 from fragdoctor.estimation.calibration import published_range
 from fragdoctor.estimation.inference import cache_parts, kv_element_bytes, play_inference
-from fragdoctor.estimation.judge import Estimator, judged
 from fragdoctor.estimation.layer_operations import KORTHIKANTI, layer_ops
 from fragdoctor.estimation.operation_memory import attention_used, term_bytes, units
-from fragdoctor.estimation.request import Request, error_of, workload_of
 from fragdoctor.estimation.states import (
     WORKSPACE_SOURCE,
     GroupState,
@@ -37,14 +36,12 @@ from fragdoctor.estimation.training_choices import (
     AUTOCAST_DOC,
     ZERO,
     OptimizerSpec,
-    Precision,
     optimizer_of,
     precision_of,
 )
-from fragdoctor.model.gpus import GpuModel, generation_of
+from fragdoctor.model.gpus import generation_of
 from fragdoctor.model.memory_estimate import (
     Doubt,
-    Estimate,
     Footprint,
     Item,
     KeptTensor,
@@ -82,18 +79,24 @@ def activation_formula(workload: Workload) -> tuple[str, str]:
     """Return the activations' formula in symbols and in numbers."""
     if not workload.shape.has_layers or workload.seq <= 0:
         return "", ""
-    sizes, terms = units(workload), layer_terms(workload)
-    symbols = " + ".join(f"{unit} x {each:g}" for unit, each in terms.items())
-    numbers = " + ".join(f"{format_count(sizes[unit])} x {each:g}" for unit, each in terms.items())
+    layer = " + ".join(f"{unit} x {each:g}" for unit, each in layer_terms(workload).items())
     n_layers, segment = workload.shape.n_layers, segment_layers(workload)
+    values = {unit: format_count(n) for unit, n in units(workload).items()}
     if not segment:
-        return f"L x ({symbols}) B", f"{n_layers} x ({numbers}) B"
+        return _both(f"L x ({layer}) B", values | {"L": str(n_layers)})
     residual = precision_of(workload.dtype).residual
     n_segments = ceil(n_layers / segment)
-    inputs = f"{format_count(sizes['B*S*H'])} x {residual:g}"
-    return (
-        f"ceil(L / n) x B*S*H x {residual:g} B + n x ({symbols}) B",
-        f"{n_segments} x {inputs} B + {segment} x ({numbers}) B",
+    return _both(
+        f"ceil(L / n) x B*S*H x {residual:g} B + n x ({layer}) B",
+        values | {"ceil(L / n)": str(n_segments), "n": str(segment)},
+    )
+
+
+def _both(formula: str, values: Mapping[str, str]) -> tuple[str, str]:
+    """Return a formula in symbols, and with their values in their places."""
+    symbols = "|".join(map(re.escape, sorted(values, key=len, reverse=True)))
+    return formula, re.sub(
+        rf"(?<![\w*])(?:{symbols})(?![\w*])", lambda found: values[found[0]], formula
     )
 
 
@@ -105,7 +108,7 @@ def logits_formula(workload: Workload, most_bytes: int) -> tuple[str, str]:
     if workload.inference and not workload.keeps_logits:
         return "B x V x 4 B", f"{workload.batch} x {format_count(workload.shape.vocab)} x 4 B"
     each = f"{round(most_bytes / elements, 1):g}"
-    return f"B*S*V x {each} B", f"{format_count(elements)} x {each} B"
+    return _both(f"B*S*V x {each} B", {"B*S*V": format_count(elements)})
 
 
 CHECKPOINT_PAPER = "Chen et al. 2016, https://arxiv.org/abs/1604.06174"
@@ -241,36 +244,54 @@ def play(workload: Workload) -> Tape:
 def _items(workload: Workload, states: States, most: Mapping[str, int]) -> list[Item]:
     """Return the rows of a footprint, each with its formula, its numbers and its source."""
     precision, optimizer = precision_of(workload.dtype), optimizer_of(workload.optimizer)
-    trained = [g for g in states.groups if g.is_trained]
-    n, first = format_count(sum(g.n_each * g.count for g in trained)), next(iter(trained), None)
+    groups = states.groups
+    trained = [g for g in groups if g.is_trained]
+    first, largest = next(iter(trained), None), max(trained, key=lambda g: g.n_each, default=None)
     which = "P_adapters" if workload.lora_rank else "P"
     gradient = f"{first.gradient_bytes / first.n_each if first else 0.0:g} B"
-    sharded = [_shard(workload, stage) for stage in range(4)]
+    sharded = [
+        " / N" if workload.zero_stage >= stage and workload.world_size > 1 else ""
+        for stage in range(4)
+    ]
     copies = "autocast's copies" if precision.is_autocast else "fp8 copies"
+    stepped, temporary = _optimizer_formulas(optimizer, which, first, largest)
+    values = {
+        "P": sum(g.n_each * g.count for g in groups if ".lora_" not in g.name),
+        "P_adapters": sum(g.n_each * g.count for g in groups if ".lora_" in g.name),
+        "P_linear": _n_linear(states, *_LINEAR),
+        "P_largest": largest.n_each if largest else 0,
+    }
+    values["P_rest"] = values["P"] - values["P_linear"]
+    # What is copied: under autocast experts work in the weights' dtype.
+    roles = (Role.LINEAR, Role.HEAD) if precision.is_autocast else (*_LINEAR, Role.HEAD)
+    copied = values | {"P_linear": _n_linear(states, *roles)}
+
+    def figures(formula: str, of: Mapping[str, int] = values) -> tuple[str, str]:
+        counts = {symbol: format_count(n) for symbol, n in of.items()}
+        return _both(formula, counts | {"N": str(workload.world_size)})
 
     def row(name: str, title: str, formula: str, numbers: str, source: str, **more: Any) -> Item:
         return Item(name, title, most[name], formula, numbers, source, **more)
 
+    sure = Sureness.ASSUMED if workload.shape.is_guess else Sureness.EXACT
     return [
-        _parameters(workload, states, most),
+        row("parameters", "Parameters", *figures(_parameters(workload) + sharded[3]),
+            ZERO if sharded[3] else workload.shape.source, sureness=sure),
         row("gathered_parameters", "Parameters collected while in use",
             "2 layers + embedding and head, in full", _gathered(states),
             f"{ZERO}; FSDP forward prefetch", sureness=Sureness.ESTIMATE),
-        row("master_weights", "fp32 master weights", f"P x 4 B{sharded[1][0]}",
-            f"{n} x 4 B{sharded[1][1]}", MIXED_PRECISION),
-        row("gradients", "Gradients", f"{which} x {gradient}{sharded[2][0]}",
-            f"{n} x {gradient}{sharded[2][1]}", ZERO if sharded[2][0] else TRAINER_SOURCE,
+        row("master_weights", "fp32 master weights", *figures(f"P x 4 B{sharded[1]}"),
+            MIXED_PRECISION),
+        row("gradients", "Gradients", *figures(f"{which} x {gradient}{sharded[2]}"),
+            ZERO if sharded[2] else TRAINER_SOURCE,
             note="They live from backward to zero_grad(set_to_none=True), the default"),
-        row("buckets", "Buckets of data parallelism", f"P x {gradient}", f"{n} x {gradient}",
-            DDP_SOURCE),
+        row("buckets", "Buckets of data parallelism", *figures(f"P x {gradient}"), DDP_SOURCE),
         row("optimizer_states", f"Optimizer states ({optimizer.title})",
-            *_states_formula(optimizer, which, n, first, sharded[1]),
-            f"{optimizer.source}; {ZERO}" if sharded[1][0] else optimizer.source,
+            *(_FACTORED if optimizer.factored else figures(stepped + sharded[1])),
+            f"{optimizer.source}; {ZERO}" if sharded[1] else optimizer.source,
             note="They appear in the first step()"),
-        row("weight_copies",
-            f"Weights once more ({copies})",
-            f"P_linear x {precision.copies:g} B",
-            f"{format_count(_n_copied(states, precision))} x {precision.copies:g} B",
+        row("weight_copies", f"Weights once more ({copies})",
+            *figures(f"P_linear x {precision.copies:g} B", copied),
             precision.source or AUTOCAST_DOC),
         row("kv_cache", "KV cache", *_cache_formula(workload), KV_SOURCE),
         _activations(workload, most),
@@ -283,7 +304,7 @@ def _items(workload: Workload, states: States, most: Mapping[str, int]) -> list[
             "of the residual stream, keys, values, experts", "Megatron-LM, ring attention, GShard",
             sureness=Sureness.ESTIMATE),
         row("optimizer_temporaries", "Temporaries of the optimizer step",
-            *_step_formula(optimizer, trained, n, sharded[1]), FOREACH_SOURCE),
+            *figures(temporary + sharded[1]), FOREACH_SOURCE),
         row("inputs", "Token ids and labels", "2 x B x S x 8 B",
             f"2 x {workload.batch} x {workload.seq} x 8 B", "torch.int64", sureness=Sureness.EXACT),
         row("workspaces", "cuBLAS workspaces", "threads x workspace",
@@ -293,37 +314,22 @@ def _items(workload: Workload, states: States, most: Mapping[str, int]) -> list[
     ]  # fmt: skip
 
 
-def _shard(workload: Workload, from_stage: int) -> tuple[str, str]:
-    if workload.zero_stage >= from_stage and workload.world_size > 1:
-        return " / N", f" / {workload.world_size}"
-    return "", ""
+_LINEAR: Final = (Role.LINEAR, Role.EXPERT)
+_FACTORED: Final = ("sum of (rows + columns) x bytes", "one row and one column a matrix")
 
 
-def _parameters(workload: Workload, states: States, most: Mapping[str, int]) -> Item:
+def _n_linear(states: States, *roles: Role) -> int:
+    return sum(
+        g.n_each * g.count for g in states.groups if g.role in roles and ".lora_" not in g.name
+    )
+
+
+def _parameters(workload: Workload) -> str:
     precision = precision_of(workload.dtype)
-    symbol, number = _shard(workload, 3)
-    size, linear_size = f"{precision.weight:g} B", f"{precision.linear_weight:g} B"
-    adapters = sum(g.n_each * g.count for g in states.groups if ".lora_" in g.name)
-    rest = sum(g.n_each * g.count for g in states.groups) - adapters
-    formula, numbers = f"P x {size}", f"{format_count(rest)} x {size}"
-    if precision.linear_weight != precision.weight or workload.lora_rank:
-        linear = sum(
-            g.n_each * g.count
-            for g in states.groups
-            if g.role in (Role.LINEAR, Role.EXPERT) and ".lora_" not in g.name
-        )
-        formula = f"P_linear x {linear_size} + P_rest x {size}"
-        numbers = f"{format_count(linear)} x {linear_size} + {format_count(rest - linear)} x {size}"
-        if adapters:
-            formula += " + P_adapters x 4 B"
-            numbers += f" + {format_count(adapters)} x 4 B"
-        formula, numbers = f"({formula})", f"({numbers})"
-    sure = Sureness.ASSUMED if workload.shape.is_guess else Sureness.EXACT
-    source = ZERO if symbol else workload.shape.source
-    return Item(
-        "parameters", "Parameters", most["parameters"], f"{formula}{symbol}", f"{numbers}{number}",
-        source, sure,
-    )  # fmt: skip
+    if precision.linear_weight == precision.weight and not workload.lora_rank:
+        return f"P x {precision.weight:g} B"
+    linear = f"P_linear x {precision.linear_weight:g} B + P_rest x {precision.weight:g} B"
+    return f"({linear}{' + P_adapters x 4 B' if workload.lora_rank else ''})"
 
 
 def _gathered(states: States) -> str:
@@ -332,41 +338,19 @@ def _gathered(states: States) -> str:
     return f"2 x {format_count(layer)} B + {format_count(outside)} B"
 
 
-def _states_formula(
-    optimizer: OptimizerSpec, which: str, n: str, first: GroupState | None, shard: tuple[str, str]
+def _optimizer_formulas(
+    optimizer: OptimizerSpec, which: str, first: GroupState | None, largest: GroupState | None
 ) -> tuple[str, str]:
-    if optimizer.factored:
-        return "sum of (rows + columns) x bytes", "one row and one column a matrix"
+    """Return the formulas of an optimizer's states, and of the temporaries of its step."""
+
+    def each(group: GroupState | None, otherwise: int) -> int:
+        return round(group.step_bytes * group.shard / group.n_each) if group else otherwise
+
+    what = "P_largest" if optimizer.step_of_largest and largest else which
+    temporary = f"{optimizer.step_copies:g} x {what} x {each(largest, 0)} B"
     if optimizer.fixed:
-        each = f"{optimizer.fixed:g} B"
-        return f"{which} x {each}{shard[0]}", f"{n} x {each}{shard[1]}"
-    copies, each = f"{optimizer.copies:g}", f"{_step_element(first, 4):g} B"
-    return f"{copies} x {which} x {each}{shard[0]}", f"{copies} x {n} x {each}{shard[1]}"
-
-
-def _step_element(group: GroupState | None, otherwise: int) -> int:
-    """Return the bytes of an element of what the optimizer keeps."""
-    return round(group.step_bytes * group.shard / group.n_each) if group else otherwise
-
-
-def _step_formula(
-    optimizer: OptimizerSpec, trained: Sequence[GroupState], n: str, shard: tuple[str, str]
-) -> tuple[str, str]:
-    largest = max(trained, key=lambda g: g.n_each, default=None)
-    what, copies = "P", f"{optimizer.step_copies:g}"
-    if optimizer.step_of_largest and largest:
-        what, n = "P_largest", format_count(largest.n_each)
-    each = f"{_step_element(largest, 0)} B"
-    return f"{copies} x {what} x {each}{shard[0]}", f"{copies} x {n} x {each}{shard[1]}"
-
-
-def _n_copied(states: States, precision: Precision) -> int:
-    roles = (
-        (Role.LINEAR, Role.HEAD) if precision.is_autocast else (Role.LINEAR, Role.EXPERT, Role.HEAD)
-    )
-    return sum(
-        g.n_each * g.count for g in states.groups if g.role in roles and ".lora_" not in g.name
-    )
+        return f"{which} x {optimizer.fixed:g} B", temporary
+    return f"{optimizer.copies:g} x {which} x {each(first, 4):g} B", temporary
 
 
 def _cache_formula(workload: Workload) -> tuple[str, str]:
@@ -417,15 +401,3 @@ def _notes(workload: Workload) -> list[str]:
     if not workload.shape.has_layers and not workload.inference:
         notes.append("The shape of the layers is not known: activations are left out.")
     return notes
-
-
-def estimate_of(request: Request, gpus: Sequence[GpuModel]) -> Estimate:
-    """Return what the formulas say of a request, on each of the GPUs.
-
-    Raises:
-        ConfigError: an option has no such value.
-        InputError: an input is no model.
-    """
-    workload = workload_of(request)
-    estimator = Estimator(formula_footprint, formula_needs, error_of(workload), settled)
-    return judged(workload, estimator, gpus)

@@ -9,7 +9,7 @@ window keep the window only (Mistral 7B, https://arxiv.org/abs/2310.06825).
 from __future__ import annotations
 
 from fragdoctor.estimation.layer_operations import layer_ops
-from fragdoctor.estimation.operation_memory import term_bytes, units
+from fragdoctor.estimation.operation_memory import FP32, term_bytes, units
 from fragdoctor.estimation.states import states_of
 from fragdoctor.estimation.tape import Tape
 from fragdoctor.estimation.training_choices import dtype_bytes, precision_of
@@ -17,7 +17,6 @@ from fragdoctor.frozen import frozen
 from fragdoctor.model.memory_estimate import PhaseName
 from fragdoctor.model.workload import Role, Workload
 
-FP32 = 4.0
 # vLLM's default block: https://docs.vllm.ai/en/stable/api/vllm/config/cache/
 BLOCK_TOKENS = 16
 

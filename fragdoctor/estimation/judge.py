@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from fragdoctor.estimation.formula import formula_footprint, formula_needs, settled
 from fragdoctor.estimation.measures import Measure, cheapest_combinations, measures_for
+from fragdoctor.estimation.request import Request, error_of, workload_of
 from fragdoctor.estimation.tape import Needs
-from fragdoctor.frozen import frozen
 from fragdoctor.model.gpus import GpuModel
 from fragdoctor.model.memory_estimate import (
     Combination,
@@ -24,53 +25,38 @@ from fragdoctor.model.memory_estimate import (
 )
 from fragdoctor.model.workload import Workload
 
-# Memory of a workload, by either estimator.
-Footprinter = Callable[[Workload], Footprint]
-
 MAX_BATCH: Final = 1 << 20
 MIN_LENGTH: Final = 128
 MAP_LENGTHS: Final = 5
 MAP_BATCHES: Final = 7
 
 
-@frozen
-class Estimator:
-    """How footprints are found from a shape.
+def estimate_of(request: Request, gpus: Sequence[GpuModel]) -> Estimate:
+    """Return what the formulas say of a request, on each of the GPUs.
 
-    Attributes:
-        footprint_of: called for the workload, and for it with each measure.
-        needs_of: the bounds alone, for batches, lengths and combinations.
-        error: how far off the estimator was on recordings, one sentence.
-        settled: lowers the upper bound of a footprint by replaying what it was made of; too slow
-            for all that is compared.
+    Raises:
+        ConfigError: an option has no such value.
+        InputError: an input is no model.
     """
-
-    footprint_of: Footprinter
-    needs_of: Callable[[Workload], Needs]
-    error: str = ""
-    settled: Callable[[Workload, Footprint], Footprint] = lambda _, footprint: footprint
-
-    def headline_of(self, workload: Workload) -> Footprint:
-        """Return the footprint of the workload that was asked for."""
-        return self.settled(workload, self.footprint_of(workload))
+    return judged(workload_of(request), gpus)
 
 
-def judged(workload: Workload, estimator: Estimator, gpus: Sequence[GpuModel]) -> Estimate:
+def judged(workload: Workload, gpus: Sequence[GpuModel]) -> Estimate:
     """Return the estimate of a workload on each of the GPUs, and what would save memory."""
-    footprint = estimator.headline_of(workload)
-    fits = tuple(_fit(workload, footprint, estimator, gpu) for gpu in gpus)
+    footprint = settled(workload, formula_footprint(workload))
+    fits = tuple(_fit(workload, footprint, gpu) for gpu in gpus)
     return Estimate(
         workload=workload,
         footprint=footprint,
         fits=fits,
-        savings=tuple(_savings(workload, footprint, estimator, gpus)),
-        error=estimator.error,
-        combinations=_combinations(workload, fits, estimator),
-        fit_map=_fit_map(workload, estimator, gpus[0]) if gpus else None,
+        savings=tuple(_savings(workload, footprint, gpus)),
+        error=error_of(workload),
+        combinations=_combinations(workload, fits),
+        fit_map=_fit_map(workload, gpus[0]) if gpus else None,
     )
 
 
-def _fit_map(workload: Workload, estimator: Estimator, gpu: GpuModel) -> FitMap | None:
+def _fit_map(workload: Workload, gpu: GpuModel) -> FitMap | None:
     """Return which powers of two of batch and length fit; bounds grow with both."""
     if not workload.shape.has_layers or not workload.seq:
         return None
@@ -88,25 +74,21 @@ def _fit_map(workload: Workload, estimator: Estimator, gpu: GpuModel) -> FitMap 
             if states and states[-1] is FitState.DOES_NOT_FIT:
                 states.append(FitState.DOES_NOT_FIT)
                 continue
-            needs = estimator.needs_of(replace(workload, seq=seq, batch=batch))
+            needs = formula_needs(replace(workload, seq=seq, batch=batch))
             states.append(state_on(needs.low_bytes, needs.high_bytes, gpu.usable_bytes))
         rows.append(MapRow(seq, tuple(states)))
     return FitMap(gpu.name, batches, tuple(rows))
 
 
-def _combinations(
-    workload: Workload, fits: Sequence[Fit], estimator: Estimator
-) -> Sequence[Combination]:
+def _combinations(workload: Workload, fits: Sequence[Fit]) -> Sequence[Combination]:
     if not fits or fits[0].state is FitState.FITS:
         return ()
-    return cheapest_combinations(workload, estimator.needs_of, fits[0].gpu.usable_bytes)
+    return cheapest_combinations(workload, formula_needs, fits[0].gpu.usable_bytes)
 
 
-def _fit(workload: Workload, footprint: Footprint, estimator: Estimator, gpu: GpuModel) -> Fit:
+def _fit(workload: Workload, footprint: Footprint, gpu: GpuModel) -> Fit:
     def largest(seq: int, *, sure: bool) -> int | None:
-        return largest_batch(
-            replace(workload, seq=seq), estimator.needs_of, gpu.usable_bytes, sure=sure
-        )
+        return largest_batch(replace(workload, seq=seq), formula_needs, gpu.usable_bytes, sure=sure)
 
     others = [(seq, largest(seq, sure=True)) for seq in _other_lengths(workload)]
     return replace(
@@ -188,12 +170,10 @@ def largest_batch(
     return low
 
 
-def _savings(
-    workload: Workload, footprint: Footprint, estimator: Estimator, gpus: Sequence[GpuModel]
-) -> list[Saving]:
+def _savings(workload: Workload, footprint: Footprint, gpus: Sequence[GpuModel]) -> list[Saving]:
     gpu = gpus[0] if gpus else None
     found = [
-        _saving(measure, footprint, estimator.footprint_of(measure.applied_to(workload)), gpu)
+        _saving(measure, footprint, formula_footprint(measure.applied_to(workload)), gpu)
         for measure in measures_for(workload)
     ]
     return sorted(found, key=lambda s: -s.saved_bytes)

@@ -21,7 +21,7 @@ from math import ceil
 from typing import Final
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.estimation.operation_memory import is_adapted
+from fragdoctor.estimation.operation_memory import FP32, is_adapted
 from fragdoctor.estimation.training_choices import (
     OptimizerSpec,
     Precision,
@@ -135,7 +135,6 @@ WORKSPACE_SOURCE: Final = (
     "thread have one each; CUBLAS_WORKSPACE_CONFIG changes it"
 )
 
-FP32 = 4.0
 _QUANTISED = (Role.LINEAR, Role.EXPERT)
 TOKENS = "embedding.tokens"
 _OF_SPARSE_LAYERS = ("experts.", "router.", "shared.")
@@ -285,7 +284,7 @@ def _state(
     *,
     is_adapter: bool = False,
 ) -> GroupState:
-    is_trained = is_adapter or not (workload.lora_rank or group.is_frozen)
+    is_trained = is_adapter or not workload.lora_rank
     master = workload.master_weights and not is_adapter
     world, stage = max(1, workload.world_size), workload.zero_stage
     n_dense, kind = workload.shape.n_dense_layers, ""

@@ -12,12 +12,21 @@ from math import isqrt
 from typing import Final
 
 from fragdoctor.estimation.layer_operations import layer_ops
-from fragdoctor.estimation.operation_memory import Op, has_window, norm_op, units
-from fragdoctor.estimation.parameters import ParameterPlayer
+from fragdoctor.estimation.operation_memory import (
+    FP32,
+    Op,
+    Term,
+    has_window,
+    norm_op,
+    term_bytes,
+    units,
+)
+from fragdoctor.estimation.states import states_of
+from fragdoctor.estimation.tape import Tape
+from fragdoctor.estimation.training_choices import precision_of
 from fragdoctor.model.memory_estimate import PhaseName
 from fragdoctor.model.workload import Loss, Role, Workload
 
-FP32: Final = 4.0
 INDEX: Final = 8.0
 N_CHUNKS: Final = 8
 """Parts of the tokens whose loss is taken one after the other: torchtune's default."""
@@ -45,11 +54,25 @@ class Kept:
     copies: list[int] = field(default_factory=list)
 
 
-class StepPlayer(ParameterPlayer):
-    """Writes the tape of a workload."""
+class StepPlayer:
+    """Writes the tape of a workload.
+
+    Attributes:
+        kind: of the layer that is played, ``dense`` or ``sparse``.
+        sizes: of the units, in that layer.
+    """
 
     def __init__(self, workload: Workload) -> None:
-        super().__init__(workload)
+        self.workload = workload
+        self.precision = precision_of(workload.dtype)
+        self.states = states_of(workload)
+        self.tape = Tape()
+        self.kind = "sparse"
+        self.decoder_sizes = units(workload)
+        self.sizes = self.decoder_sizes
+        self.gradients: list[int] = []
+        self.cache: list[int] = []
+        self.gathered: list[int] = []
         self.has_shape = workload.shape.has_layers and workload.seq > 0
         self.ops = layer_ops(workload, self.precision) if self.has_shape else []
         self.dense_ops: list[Op] = []
@@ -67,11 +90,28 @@ class StepPlayer(ParameterPlayer):
         self.n_chunks = N_CHUNKS if self.loss is Loss.CHUNKED else 1
         self.offloads = "activations" in workload.offload and not self.segment
 
-    def _pass(self, workspace_bytes: int) -> None:
-        """Run forward and backward."""
-        self.forward(workspace_bytes)
-        self.backward(workspace_bytes)
-        self.states.accumulated = self.workload.grad_accumulation > 1
+    def play(self, workspace_bytes: int, buffer_bytes: float = 0) -> Tape:
+        """Return the tape of two steps."""
+        states, tape = self.states, self.tape
+        tape.alloc("communication", buffer_bytes)
+        for group in states.groups:
+            tape.alloc("parameters", group.stored_bytes, group.count)
+        if states.master_bytes_each and "optimizer" not in self.workload.offload:
+            for group in states.groups:
+                if group.is_trained:
+                    tape.alloc("master_weights", group.sharded(FP32), group.count)
+        if self.workload.world_size > 1 and not self.workload.zero_stage:
+            for group in states.groups:  # data parallelism: gradients once more, in its buckets
+                if group.is_trained:
+                    tape.alloc("buckets", group.gradient_bytes, group.count)
+        for step in range(2):
+            for micro in range(min(2, self.workload.grad_accumulation)):
+                workspace = workspace_bytes if step == micro == 0 else 0
+                self.forward(workspace)
+                self.backward(workspace)
+                self.states.accumulated = self.workload.grad_accumulation > 1
+            self._optimizer_step(is_first=step == 0)
+        return tape
 
     # Forward
 
@@ -104,26 +144,26 @@ class StepPlayer(ParameterPlayer):
         """Play a layer on the residual stream, and return the stream after it."""
         tape, residual = self.tape, self.precision.residual
         if not self.segment:
-            self.layers.append(self._layer_forward(layer, owns_stream=stream, keeps=True))
+            self.layers.append(self._layer_forward(owns_stream=stream, keeps=True))
             if self.offloads and layer:
                 self._send_away(self.layers[layer - 1])
             return self._unit("activations", "B*S*H", residual)
         if layer % self.segment == 0:
             self.boundaries.append(stream)
-        kept = self._layer_forward(layer, owns_stream=stream, keeps=False)
+        kept = self._layer_forward(owns_stream=stream, keeps=False)
         after = self._unit("activations", "B*S*H", residual)
         self._drop(kept)
         if (layer % self.segment) != 0:
             tape.free(stream)
         return after
 
-    def _layer_forward(self, layer: int, *, owns_stream: int, keeps: bool) -> list[Kept]:
+    def _layer_forward(self, *, owns_stream: int, keeps: bool) -> list[Kept]:
         """Play one layer; the residual it reads is ``owns_stream``, already there."""
         tape = self.tape
         gathered = self._gather_layer()
         kept_ops: list[Kept] = []
         passing: list[int] = []
-        for op in self._ops_of(layer):
+        for op in self.layer_ops:
             kept = Kept(op)
             kept.copies = self._weight_copies(op.slot, keeps=keeps)
             scratch = [self._term("temporaries", t) for t in op.scratch]
@@ -136,7 +176,7 @@ class StepPlayer(ParameterPlayer):
             passing = after
             kept_ops.append(kept)
         tape.free(*passing)
-        self.tape.free(*gathered)
+        tape.free(*gathered)
         # A norm that works on an fp32 copy does not keep the residual itself.
         if keeps and not any(t.label == "input" for t in self.ops[0].saved):
             tape.free(owns_stream)
@@ -252,7 +292,7 @@ class StepPlayer(ParameterPlayer):
                 tape.free(*added)
         self._weight_gradients("embedding")
         tape.free(stream_grad, *self.inputs, *self.front)
-        self.tape.free(*self.gathered)
+        tape.free(*self.gathered)
         self.gathered = []
 
     def _loss_backward(self) -> None:
@@ -302,7 +342,7 @@ class StepPlayer(ParameterPlayer):
             stream, layers = self.boundaries.pop(), []
             for i in range(start, end):
                 self._at_layer(i)
-                layers.append(self._layer_forward(i, owns_stream=stream, keeps=True))
+                layers.append(self._layer_forward(owns_stream=stream, keeps=True))
                 if i + 1 < end:
                     stream = self._unit("activations", "B*S*H", self.precision.residual)
             # The segment's output is computed again too, though it is not needed.
@@ -328,20 +368,122 @@ class StepPlayer(ParameterPlayer):
                 tape.free(*incoming)
                 incoming = []
         tape.free(*incoming)
-        self.tape.free(*gathered)
+        tape.free(*gathered)
 
-    # Helpers
+    # Parameters
 
-    def _ops_of(self, layer: int) -> list[Op]:
-        if layer < self.workload.shape.n_dense_layers:
-            return self.dense_ops
-        if self.sliding_ops and layer < self.workload.shape.n_sliding_layers:
-            return self.sliding_ops
-        return self.ops
+    def _weight_copies(self, slot: str, *, keeps: bool) -> list[int]:
+        """Make the 16-bit copies of a slot's weights.
+
+        They belong to the graph, or, under checkpointing, to autocast's cache until it ends.
+        """
+        if not slot or not self.precision.copies or self.precision.is_quantised:
+            return []
+        made = [
+            self.tape.alloc("weight_copies", g.n_each * self.precision.copies, g.per_layer)
+            for g in self.states.in_slot(slot, self.kind)
+            if g.role is Role.LINEAR or (g.role is Role.EXPERT and not self.precision.is_autocast)
+        ]
+        if not keeps and self.precision.is_autocast:
+            self.cache += made
+            return []
+        return made
+
+    def _dequantised(self, slot: str) -> int:
+        """Make the largest of a slot's quantised weights anew, in the dtype of the product.
+
+        bitsandbytes does so in forward and in backward, for one matrix at a time (``MatMul4Bit`` of
+        its ``autograd/_functions.py``).
+        """
+        if not self.precision.is_quantised:
+            return -1
+        groups = [g.n_each for g in self.states.in_slot(slot, self.kind) if g.role is Role.LINEAR]
+        return self.tape.alloc("temporaries", max(groups, default=0) * self.precision.compute)
+
+    def _weight_gradients(self, slot: str, *used: int) -> None:
+        """Make a slot's gradients: in the working precision first, then as they are kept.
+
+        What was ``used`` for the first is free by the time of the second.
+        """
+        tape, p = self.tape, self.precision
+        for group in self.states.in_slot(slot, self.kind):
+            if not group.is_trained:
+                continue
+            full = group.gradient_bytes
+            n = group.per_layer
+            casts = p.is_autocast and group.slot not in ("embedding", "final_norm")
+            casts = casts and group.role not in (Role.NORM, Role.EXPERT)
+            raw = tape.alloc("temporaries", group.n_each * p.compute, 1) if casts else -1
+            if casts:
+                tape.free(*used)
+                used = ()
+            if self.states.accumulated:  # added to what is there
+                tape.free(raw, tape.alloc("temporaries", full, 1))
+                continue
+            if group.is_sharded_gradient:
+                whole = tape.alloc("temporaries", full, 1)
+                kept = tape.alloc("gradients", group.kept_gradient_bytes, n)
+                tape.free(whole)
+            else:
+                kept = tape.alloc("gradients", full, n)
+            self.gradients.append(kept)
+            tape.free(raw)
+        tape.free(*used)
+
+    def _optimizer_step(self, *, is_first: bool) -> None:
+        tape, states = self.tape, self.states
+        tape.phase(PhaseName.OPTIMIZER_STEP)
+        tape.moment("optimizer step")
+        trained = [g for g in states.groups if g.is_trained]
+        if is_first:
+            for group in trained:
+                for size in group.state_sizes:
+                    tape.alloc("optimizer_states", size, group.count)
+        temporary: list[int] = []
+        for _ in range(states.n_step_copies):
+            if states.step_of_largest:
+                largest = max((g.step_bytes for g in trained), default=0)
+                temporary.append(tape.alloc("optimizer_temporaries", largest))
+            else:
+                temporary += [
+                    tape.alloc("optimizer_temporaries", g.step_bytes, g.count) for g in trained
+                ]
+        tape.free(*temporary)
+        tape.free(*self.gradients)
+        self.gradients = []
+        self.states.accumulated = False
+
+    def _gather_outside(self) -> None:
+        if self.states.gathers:
+            self.gathered = [
+                self.tape.alloc("gathered_parameters", g.gathered_bytes, g.count)
+                for g in self.states.groups
+                if not g.layered
+            ]
+
+    def _gather_layer(self) -> list[int]:
+        """Collect a layer's parameters from the other GPUs, and the next one's ahead of time."""
+        if not self.states.gathers:
+            return []
+        return [
+            self.tape.alloc("gathered_parameters", g.gathered_bytes, 2 * g.per_layer)
+            for g in self.states.groups
+            if g.layered and g.kind in ("", self.kind)
+        ]
+
+    def _term(self, tag: str, term: Term) -> int:
+        return self.tape.alloc(tag, term_bytes(term, self.sizes))
+
+    def _unit(self, tag: str, unit: str, bytes_per: float) -> int:
+        return self.tape.alloc(tag, self.sizes[unit] * bytes_per)
 
     def _at_layer(self, layer: int) -> None:
-        """Take the sizes of this layer: the first ones of a mixture may be dense."""
-        n_dense = self.workload.shape.n_dense_layers
-        if n_dense:
-            self.kind = "dense" if layer < n_dense else "sparse"
-            self.sizes = self.dense_sizes if layer < n_dense else self.decoder_sizes
+        """Take sizes and operations of this layer: the first ones of a mixture may be dense."""
+        shape = self.workload.shape
+        slides = bool(self.sliding_ops) and layer < shape.n_sliding_layers
+        self.layer_ops = self.sliding_ops if slides else self.ops
+        if shape.n_dense_layers:
+            is_dense = layer < shape.n_dense_layers
+            self.kind = "dense" if is_dense else "sparse"
+            self.sizes = self.dense_sizes if is_dense else self.decoder_sizes
+            self.layer_ops = self.dense_ops if is_dense else self.layer_ops

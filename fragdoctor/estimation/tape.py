@@ -16,7 +16,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from fragdoctor.errors import OutOfMemory
 from fragdoctor.frozen import frozen
@@ -24,6 +28,8 @@ from fragdoctor.model.memory_estimate import Doubt, PhaseName, PhasePeak, Share
 from fragdoctor.model.workload import ModelShape, Workload
 from fragdoctor.trace.allocator import Allocator
 from fragdoctor.units import MIB
+
+F64 = npt.NDArray[np.float64]
 
 ROUNDING: Final = 512
 # A mixture of experts has tens of thousands of equal tensors: beyond this many requests, equal
@@ -51,6 +57,9 @@ class Event(NamedTuple):
     n_bytes: int = 0
     n_tensors: int = 1
     rounded_bytes: int = 0
+
+
+_SIGN: Final = {"alloc": 1, "free": -1}
 
 
 def rounded(n_bytes: int) -> int:
@@ -90,58 +99,45 @@ class Tape:
         """Name what happens from here on."""
         self.events.append(Event("moment", tag=text))
 
+    def live(self) -> tuple[Sequence[str], F64]:
+        """Return the tags, and ``float64[n_events, n_tags]``: what each holds after each event.
+
+        Sums of bytes are exact up to 8 PiB, and no device has a thousandth of it.
+        """
+        tags = list(dict.fromkeys(e.tag for e in self.events if e.kind == "alloc"))
+        place = {tag: i for i, tag in enumerate(tags)}
+        change = np.zeros((len(self.events), len(tags)))
+        for i, event in enumerate(self.events):
+            if event.kind in _SIGN:
+                change[i, place[event.tag]] = _SIGN[event.kind] * event.rounded_bytes
+        return tags, np.cumsum(change, axis=0)
+
 
 def most_of_each(tape: Tape) -> Mapping[str, int]:
     """Return the most that each tag ever holds."""
-    live: defaultdict[str, int] = defaultdict(int)
-    most: defaultdict[str, int] = defaultdict(int)
-    for event in tape.events:
-        size = event.rounded_bytes
-        if event.kind == "alloc":
-            live[event.tag] += size
-            most[event.tag] = max(most[event.tag], live[event.tag])
-        elif event.kind == "free":
-            live[event.tag] -= size
-    return most
+    tags, live = tape.live()
+    most = live.max(axis=0, initial=0).astype(int).tolist()
+    return defaultdict(int, zip(tags, most, strict=True))
 
 
 def phases_of(tape: Tape) -> list[PhasePeak]:
     """Return the peak of each phase, in the order in which they first begin."""
-    live: defaultdict[str, int] = defaultdict(int)
-    best: dict[str, tuple[int, dict[str, int], str]] = {}
-    total, phase, moment, grew = 0, "", "", False
-
-    def settle() -> None:
-        # The highest point lies before a free that follows an allocation: looked at only there.
-        nonlocal grew
-        if phase and grew and total > best.get(phase, (-1,))[0]:
-            best[phase] = (total, dict(live), moment)
-        grew = False
-
-    for event in tape.events:
-        if event.kind == "alloc":
-            size = event.rounded_bytes
-            live[event.tag] += size
-            total, grew = total + size, True
-        else:
-            settle()
-            if event.kind == "free":
-                size = event.rounded_bytes
-                live[event.tag] -= size
-                total -= size
-            elif event.kind == "phase":
-                phase, grew = event.tag, True
-            else:
-                moment = event.tag
-    settle()
+    tags, live = tape.live()
+    total, events = live.sum(axis=1), tape.events
+    starts = [i for i, event in enumerate(events) if event.kind == "phase"]
+    tops: dict[str, int] = {}
+    for low, high in pairwise([*starts, len(events)]):
+        top, name = low + int(total[low:high].argmax()), events[low].tag
+        if name not in tops or total[top] > total[tops[name]]:
+            tops[name] = top
     return [
         PhasePeak(
             name=PhaseName(name),
-            n_bytes=n_bytes,
-            shares=tuple(Share(tag, n) for tag, n in shares.items() if n > 0),
-            moment=where,
+            n_bytes=int(total[top]),
+            shares=tuple(Share(tag, int(n)) for tag, n in zip(tags, live[top], strict=True) if n),
+            moment=next((e.tag for e in events[top::-1] if e.kind == "moment"), ""),
         )
-        for name, (n_bytes, shares, where) in best.items()
+        for name, top in tops.items()
     ]
 
 
@@ -285,21 +281,9 @@ def needs_of(tape: Tape, workload: Workload) -> Needs:
 
 def _highest(tape: Tape, weights: Mapping[str, float]) -> tuple[float, Mapping[str, int]]:
     """Return the highest weighted sum of what is alive at one moment, and what it consists of."""
-    live: defaultdict[str, int] = defaultdict(int)
-    total, best, at_best = 0.0, 0.0, {}
-    grew = False
-    for event in tape.events:
-        if event.kind == "alloc":
-            size = event.rounded_bytes
-            live[event.tag] += size
-            total, grew = total + weights.get(event.tag, 0.0) * size, True
-        elif event.kind == "free":
-            if grew and total > best:
-                best, at_best = total, dict(live)
-            grew = False
-            size = event.rounded_bytes
-            live[event.tag] -= size
-            total -= weights.get(event.tag, 0.0) * size
-    if total > best:
-        best, at_best = total, dict(live)
-    return best, at_best
+    tags, live = tape.live()
+    if not live.size:
+        return 0.0, {}
+    weighted = live @ np.array([weights.get(tag, 0.0) for tag in tags])
+    top = int(weighted.argmax())
+    return float(weighted[top]), dict(zip(tags, live[top].astype(int).tolist(), strict=True))

@@ -15,16 +15,14 @@ from fragdoctor._native import _ext
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.frozen import frozen
 from fragdoctor.future.steps import Steps
-from fragdoctor.model.arrays import distinct, is_among
-from fragdoctor.model.snapshot import I32, I64, U64, Bools
-from fragdoctor.trace.operations import OPERATION, Operations, OpKind
+from fragdoctor.model.arrays import is_among
+from fragdoctor.model.snapshot import I32, I64, U64
+from fragdoctor.trace.operations import OPERATION, Operations, OpKind, is_free
 from fragdoctor.trace.replay import Reproduction
 from fragdoctor.units import MIB, format_size, plural
 
 MIN_STEPS = 2
-MAX_FACTOR = 1000.0
 _PIECE = 1 << 20  # operations that are looked at together where columns of all would be many
-_FREES = (OpKind.FREE, OpKind.FREE_PENDING)
 
 
 @frozen
@@ -81,7 +79,7 @@ def empty_cache_every(n_requests: int) -> Edit:
         raise ConfigError("The number of requests between calls must be at least 1.")
 
     def change(_: Reproduction, ops: Operations) -> Operations:
-        rows = ops.row[_is_request(ops)].astype(np.int64)
+        rows = ops.row[ops.is_request].astype(np.int64)
         return _with_calls(ops, rows[n_requests::n_requests])
 
     return Edit(f"empty_cache() every {n_requests} requests", change)
@@ -91,7 +89,7 @@ def empty_cache_each_step() -> Edit:
     """Return the edit that calls ``empty_cache()`` at the beginning of every step but the first."""
 
     def change(reproduction: Reproduction, ops: Operations) -> Operations:
-        return _with_calls(ops, _steps(reproduction).rows[1:])
+        return _with_calls(ops, steps_of(reproduction).rows[1:])
 
     return Edit("empty_cache() after each step", change)
 
@@ -104,7 +102,7 @@ def largest_step_first() -> Edit:
     """
 
     def change(reproduction: Reproduction, ops: Operations) -> Operations:
-        steps = _steps(reproduction)
+        steps = steps_of(reproduction)
         peaks = reproduction.trace.totals.envelope("active_bytes", steps.rows + 1).high
         largest = int(np.where(is_among(steps.rows, steps.main_rows), peaks, 0).argmax())
         order = [largest, *(i for i in range(len(steps)) if i != largest)]
@@ -127,8 +125,12 @@ def sizes_padded(bucket_bytes: int, from_bytes: int = MIB) -> Edit:
         return (size + bucket - np.uint64(1)) // bucket * bucket
 
     def change(_: Reproduction, ops: Operations) -> Operations:
-        is_padded = _is_request(ops) & (ops.size > from_bytes) & (ops.size < 2**50)
-        return _resized(ops, is_padded, padded)
+        is_padded = ops.is_request & (ops.size > from_bytes) & (ops.size < 2**50)
+        table = ops.table.copy()
+        for low in range(0, len(table), _PIECE):  # piece by piece, to save memory
+            size, chosen = table["size"][low : low + _PIECE], is_padded[low : low + _PIECE]
+            size[chosen] = padded(size[chosen])
+        return Operations(table)
 
     return Edit(f"sizes padded to {format_size(bucket_bytes)}", change)
 
@@ -143,9 +145,10 @@ def blocks_freed(addresses: Sequence[int], row: int | None = None) -> Edit:
     def change(reproduction: Reproduction, ops: Operations) -> Operations:
         allocations = _live_at_end(reproduction, addresses)
         if row is not None:
-            return _freed_before(ops, allocations, np.full(len(allocations), row, np.int64))
+            return ops.with_ends(allocations, np.full(len(allocations), row, np.int64))
         old = allocations[allocations < reproduction.trace.lives.n_initial]
-        return _freed_before(_without(ops, allocations), old, np.zeros(len(old), np.int64))
+        rest = ops.without(ops.marked(allocations))
+        return rest.with_ends(old, np.zeros(len(old), np.int64))
 
     return Edit(f"without {plural(len(set(addresses)), 'block')}", change)
 
@@ -161,7 +164,7 @@ def without_noted(note: str) -> Edit:
         rows = np.arange(lives.n_initial, lives.n_regular)
         texts = trace.snapshot.strings
         is_noted = [n >= 0 and texts[n] == note for n in notes[lives.start[rows]].tolist()]
-        return _without(ops, rows[is_noted].astype(np.uint32))
+        return ops.without(ops.marked(rows[is_noted]))
 
     return Edit(f"without {note}", change)
 
@@ -173,7 +176,7 @@ def blocks_moved_to_start(addresses: Sequence[int]) -> Edit:
         allocations = _live_at_end(reproduction, addresses)
         is_moved = np.isin(ops.allocation, allocations) & (ops.kind == OpKind.MALLOC)
         order = np.concatenate((np.nonzero(is_moved)[0], np.nonzero(~is_moved)[0]))
-        return _taken(ops, order)
+        return Operations(ops.table[order])
 
     return Edit(f"{plural(len(set(addresses)), 'block')} made at the start", change)
 
@@ -186,41 +189,20 @@ def leak_removed(allocations: I64, ends: I64) -> Edit:
 
     def change(reproduction: Reproduction, ops: Operations) -> Operations:
         is_closed = ends <= reproduction.trace.n_events
-        gone = allocations[is_closed].astype(np.uint32)
-        is_freed = np.isin(ops.kind, (*_FREES, OpKind.COMPLETE))
-        goes_later = is_freed & np.isin(ops.allocation, gone)
-        return _freed_before(_taken(ops, np.flatnonzero(~goes_later)), gone, ends[is_closed])
+        return ops.with_ends(allocations[is_closed].astype(np.uint32), ends[is_closed])
 
     return Edit(f"{plural(len(allocations), 'survivor')} freed at the end of their step", change)
-
-
-def batch_scaled(factor: float) -> Edit:
-    """Return the edit that scales the memory that grows with the batch.
-
-    Taken for that are requests inside steps that do not outlive the next step, unless some block
-    made before the steps (a parameter) has exactly their size: then it is a gradient or a copy.
-
-    Raises:
-        ConfigError: the factor is not a positive number.
-    """
-    if not 0.0 < factor <= MAX_FACTOR:
-        raise ConfigError(f"The factor must lie between 0 and {MAX_FACTOR:g}.")
-
-    def scaled(size: U64) -> U64:
-        scaled_size: U64 = np.maximum(np.rint(size * factor), 1).astype(np.uint64)
-        return scaled_size
-
-    def change(reproduction: Reproduction, ops: Operations) -> Operations:
-        is_scaled = _is_activation(reproduction, ops, _steps(reproduction)) & (ops.size < 2**50)
-        return _resized(ops, is_scaled, scaled)
-
-    return Edit(f"batch x {factor:g}", change)
 
 
 # ---- what the edits are made of --------------------------------------------------------------
 
 
-def _steps(reproduction: Reproduction) -> Steps:
+def steps_of(reproduction: Reproduction) -> Steps:
+    """Return the steps of a trace.
+
+    Raises:
+        SimulationError: they cannot be told apart.
+    """
     steps = Steps.of(reproduction.trace)
     if len(steps) < MIN_STEPS or steps.method == "sizes":
         raise SimulationError(
@@ -230,61 +212,10 @@ def _steps(reproduction: Reproduction) -> Steps:
     return steps
 
 
-def _is_request(ops: Operations) -> Bools:
-    chosen: Bools = (ops.kind == OpKind.MALLOC) | (ops.kind == OpKind.FAILED)
-    return chosen
-
-
-def _resized(ops: Operations, chosen: Bools, change: Callable[[U64], U64]) -> Operations:
-    """Return the operations with other sizes of the chosen ones; piece by piece, to save memory."""
-    table = ops.table.copy()
-    for low in range(0, len(table), _PIECE):
-        size, is_chosen = table["size"][low : low + _PIECE], chosen[low : low + _PIECE]
-        size[is_chosen] = change(size[is_chosen])
-    return Operations(table)
-
-
-def _is_one_of(values: U64, some: U64) -> Bools:
-    """Return whether each value is among ``some``; piece by piece."""
-    result = np.zeros(len(values), np.bool_)
-    for low in range(0, len(values), _PIECE):
-        result[low : low + _PIECE] = is_among(values[low : low + _PIECE], some)
-    return result
-
-
-def _taken(ops: Operations, order: npt.NDArray[np.int64]) -> Operations:
-    return Operations(ops.table[order])
-
-
-def _inserted(ops: Operations, at: I64, kind: OpKind, allocation: U64, rows: I64) -> Operations:
-    """Return the operations with new ones before the given positions."""
-    new = np.zeros(len(at), OPERATION)
-    new["kind"], new["allocation"], new["row"] = kind, allocation, rows
-    return Operations(np.insert(ops.table, at, new))
-
-
-def _positions(ops: Operations, rows: I64) -> I64:
-    """Return the first operation that comes from each row or a later one."""
-    reached = np.maximum.accumulate(ops.row)
-    wanted = np.clip(rows, 0, np.iinfo(np.uint32).max).astype(np.uint32)  # as narrow as the rows
-    return np.searchsorted(reached, wanted, side="left").astype(np.int64)
-
-
 def _with_calls(ops: Operations, rows: I64) -> Operations:
-    none = np.zeros(len(rows), np.uint64)
-    return _inserted(ops, _positions(ops, rows), OpKind.EMPTY_CACHE, none, rows)
-
-
-def _freed_before(ops: Operations, allocations: npt.NDArray[np.uint32], rows: I64) -> Operations:
-    """Return the operations with allocations freed just before rows."""
-    at = _positions(ops, rows)
-    return _inserted(ops, at, OpKind.FREE, allocations.astype(np.uint64), rows)
-
-
-def _without(ops: Operations, allocations: npt.NDArray[np.uint32]) -> Operations:
-    """Return the operations without those on some allocations."""
-    is_gone = np.isin(ops.allocation, allocations) & (ops.kind <= OpKind.COMPLETE)
-    return _taken(ops, np.nonzero(~is_gone)[0])
+    new = np.zeros(len(rows), OPERATION)
+    new["kind"], new["row"] = OpKind.EMPTY_CACHE, rows
+    return Operations(np.insert(ops.table, ops.positions(rows), new))
 
 
 def _live_at_end(reproduction: Reproduction, addresses: Sequence[int]) -> npt.NDArray[np.uint32]:
@@ -309,21 +240,6 @@ def _live_at_end(reproduction: Reproduction, addresses: Sequence[int]) -> npt.ND
     return np.sort(rows).astype(np.uint32)
 
 
-def _is_activation(reproduction: Reproduction, ops: Operations, steps: Steps) -> Bools:
-    step = _step_of(ops, steps)
-    born, dies = _life_in_steps(ops, step)
-    lives_on = ((dies < 0) | (dies > born + 1))[ops.allocation]
-    made_in_set_up = ops.size[(ops.kind == OpKind.MALLOC) & (step < 0) & lives_on]
-    parameter_sizes = distinct(
-        np.append(made_in_set_up, reproduction.trace.initial.block_requested)
-    )
-    # In the last step nothing is freed any more after a failure: what lives there may be short.
-    is_short = ~lives_on | (step == len(steps) - 1) | (ops.kind == OpKind.FAILED)
-    chosen: Bools = _is_request(ops) & (step >= 0) & is_short
-    chosen &= ~_is_one_of(ops.size, parameter_sizes)
-    return chosen
-
-
 def _reordered(ops: Operations, steps: Steps, order: I64) -> Operations:
     """Return the operations with the steps run in another order.
 
@@ -341,7 +257,7 @@ def _reordered(ops: Operations, steps: Steps, order: I64) -> Operations:
     kept_by_first = ((born == 0) & ((dies < 0) | (dies > 1)))[ops.allocation]
     origin = born[ops.allocation]
     is_moved = (ops.kind == OpKind.MALLOC) & (step >= 0) & kept_by_first
-    is_late = np.isin(ops.kind, (*_FREES, OpKind.COMPLETE)) & (step >= 0) & (origin < step)
+    is_late = ops.is_end & (step >= 0) & (origin < step)
     follow = np.where(
         kept_by_first | (origin < 0), step, place[np.maximum(origin, 0)] + step - origin
     )
@@ -359,7 +275,7 @@ def _reordered(ops: Operations, steps: Steps, order: I64) -> Operations:
     del own, moved, is_moved, is_late, is_behind, step, born, dies
     sequence = np.lexsort((at, when))
     del at, when
-    return _taken(ops, sequence)
+    return Operations(ops.table[sequence])
 
 
 def _step_of(ops: Operations, steps: Steps) -> I32:
@@ -374,7 +290,7 @@ def _life_in_steps(ops: Operations, step: I32) -> tuple[I32, I32]:
     """Return per allocation the step that made it (-1: set-up) and freed it (-1: none)."""
     n = int(ops.allocation.max(initial=0)) + 1
     born, dies = np.full(n, -1, np.int32), np.full(n, -1, np.int32)
-    is_made, is_freed = ops.kind == OpKind.MALLOC, np.isin(ops.kind, _FREES)
+    is_made, is_freed = ops.kind == OpKind.MALLOC, is_free(ops.kind)
     born[ops.allocation[is_made]] = step[is_made]
     dies[ops.allocation[is_freed]] = step[is_freed]
     return born, dies

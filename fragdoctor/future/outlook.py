@@ -10,13 +10,13 @@ as ``tools/truth_table.py`` prints.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 
 from fragdoctor._native import _ext
-from fragdoctor.frozen import frozen
 from fragdoctor.future.passes import is_training_forward, trained_until
 from fragdoctor.future.repetition import Repetition, repetition_of
 from fragdoctor.future.steps import Steps
@@ -57,25 +57,6 @@ BACKWARD_TAKES: Final = 1.1
 
 NO_STEP: Final = "the recording holds no complete step"
 UNLIKE_ANY: Final = "the step that failed is like none that was recorded in full"
-
-
-@frozen
-class _Outcome:
-    """What the model did with a future.
-
-    Attributes:
-        state: holds or fails.
-        after_steps: whole steps that were served, or would be, before it failed.
-        growth_bytes: by how much allocated memory rises with each step.
-        peak_reserved_bytes: highest reserved memory, the recorded part included.
-        reason: why it fails, or how it goes on.
-    """
-
-    state: OutlookState
-    after_steps: int
-    growth_bytes: int
-    peak_reserved_bytes: int
-    reason: str
 
 
 class Outlooks:
@@ -126,14 +107,12 @@ class Outlooks:
         reason = expected.reason if is_known else doubt.reason
         if is_sure and not is_known:
             reason = f"only {plural(known.n_complete, 'step')} recorded in full"
-        return raw, Outlook(
+        return raw, replace(
+            expected,
             state=expected.state if is_known else OutlookState.OPEN,
             likely=expected.state if is_likely and not is_known else None,
             basis=OutlookBasis.REPEATED if known.is_exact else OutlookBasis.SCALED,
-            steps=None if fails else max(expected.after_steps - int(known.counts_first), 0),
-            fails_after_steps=expected.after_steps if fails and is_likely else None,
-            peak_reserved_bytes=expected.peak_reserved_bytes,
-            growth_bytes_per_step=expected.growth_bytes,
+            fails_after_steps=expected.fails_after_steps if is_likely else None,
             reason=reason,
             n_complete_steps=known.n_complete,
             doubt_share=round(doubt.share, 4),
@@ -153,7 +132,8 @@ class Outlooks:
 
     def _outcome(
         self, known: Repetition, run: _ext.NativeRun, future: _ext.NativeFuture, limit: int | None
-    ) -> _Outcome:
+    ) -> Outlook:
+        """Return what the model does with a future: it holds, or fails after so many steps."""
         # Two rounds of steps that may differ show whether they grow; more say nothing more.
         most = MAX_STEPS if known.doubt.share <= SURE else 2 * known.period
         look = run.look_on(
@@ -167,17 +147,23 @@ class Outlooks:
         peak = max(
             int(look["peak_reserved"].max(initial=0)), int(run.recorded["peak_reserved_bytes"])
         )
+        outlook = Outlook(
+            OutlookState.FAILS, peak_reserved_bytes=peak, growth_bytes_per_step=growth
+        )
         if look["has_failed"]:
             reason = f"a request of {format_size(look['failed_bytes'])} fails"
-            return _Outcome(OutlookState.FAILS, n_done, growth, peak, reason)
-        reason = "from there on the steps repeat" if repeats else ""
+            return replace(outlook, fails_after_steps=n_done, reason=reason)
         if growth > 0 and not repeats and limit is not None and self._asked is None:
             room = max(limit - int(look["peak_allocated"].max(initial=0)), 0)
             if n_done + room // growth <= FORESEEN_STEPS:
                 reason = f"each step keeps {format_size(growth)} more"
-                after = n_done + room // growth
-                return _Outcome(OutlookState.FAILS, after, growth, peak, reason)
-        return _Outcome(OutlookState.HOLDS, n_done, growth, peak, reason)
+                return replace(outlook, fails_after_steps=n_done + room // growth, reason=reason)
+        return replace(
+            outlook,
+            state=OutlookState.HOLDS,
+            steps=max(n_done - int(known.counts_first), 0),
+            reason="from there on the steps repeat" if repeats else "",
+        )
 
     @property
     def _max_played(self) -> int:

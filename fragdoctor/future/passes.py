@@ -86,10 +86,7 @@ class RoleRuns:
     @classmethod
     def of(cls, trace: Trace) -> RoleRuns | None:
         """Return the runs of a trace, worked out once."""
-        if cls not in trace.memo:
-            trace.memo[cls] = find_runs(trace)
-        found: RoleRuns | None = trace.memo[cls]
-        return found
+        return trace.once(find_runs)
 
 
 def find_runs(trace: Trace) -> RoleRuns | None:

@@ -359,7 +359,7 @@ class _CapacitySearch:
         # Not peak active: a cached block may be larger than the request, but need not be.
         low = _pages_up(raw["peak_requested_bytes"])
         high = _pages_up(raw["peak_reserved_bytes"])
-        found = self._bisect(low, high)
+        found = _least(low, high, lambda c: self.fits(c)[0], self.n_left - MIN_REPLAYS // 2)
         smallest, is_complete = self.walk(low, found, wanted=True)
         if smallest is None:
             smallest = found
@@ -394,27 +394,14 @@ class _CapacitySearch:
         if endless.growth_bytes_per_step:
             each = format_mebibytes(endless.growth_bytes_per_step)
             return None, f"of the recorded part: each step keeps {each} more, which never ends"
-        high = max(_pages_up(endless.peak_reserved_bytes), low)
-        for _ in range(MAX_HALVINGS):
-            if high - low < PAGE_BYTES:
-                break
-            middle = (low + high) // 2 // PAGE_BYTES * PAGE_BYTES
-            found = outlook_at(middle)
-            if found is None or found.state is OutlookState.FAILS:
-                low = middle + PAGE_BYTES
-            else:
-                high = middle
-        return high, "with the steps that follow, as far as they are known"
 
-    def _bisect(self, low: int, high: int) -> int:
-        """Return a capacity that fits, by halving; only a start, for lack of monotony."""
-        while low < high and self.n_left > MIN_REPLAYS // 2:
-            middle = (low + high) // 2 // PAGE_BYTES * PAGE_BYTES
-            if self.fits(middle)[0]:
-                high = middle
-            else:
-                low = middle + PAGE_BYTES
-        return high
+        def goes_on(capacity: int) -> bool:
+            found = outlook_at(capacity)
+            return found is not None and found.state is not OutlookState.FAILS
+
+        high = max(_pages_up(endless.peak_reserved_bytes), low)
+        least = _least(low, high, goes_on, MAX_HALVINGS)
+        return least, "with the steps that follow, as far as they are known"
 
     def walk(self, low: int, high: int, *, wanted: bool) -> tuple[int | None, bool]:
         """Return the first capacity in [low, high) that fits (or fails), and if all were seen."""
@@ -429,6 +416,15 @@ class _CapacitySearch:
                 return None, True
             at = max(_pages_up(change), at + PAGE_BYTES)
         return None, True
+
+
+def _least(low: int, high: int, is_enough: Callable[[int], bool], n_tries: int) -> int:
+    """Return the least capacity that is enough, by halving; as far as the tries go."""
+    while high - low >= PAGE_BYTES and n_tries > 0:
+        middle = (low + high) // 2 // PAGE_BYTES * PAGE_BYTES
+        low, high = (low, middle) if is_enough(middle) else (middle + PAGE_BYTES, high)
+        n_tries -= 1
+    return high
 
 
 def _pages_up(n_bytes: int) -> int:

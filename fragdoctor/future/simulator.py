@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.other_run import OtherRun
@@ -25,13 +24,11 @@ from fragdoctor.model.simulation import ReplayResult, Simulation
 from fragdoctor.model.snapshot import Action, Snapshot
 from fragdoctor.trace.replay import Reproduction, is_foreign, report
 from fragdoctor.trace.reproduction import find_reproduction
-from fragdoctor.trace.trace import Trace
+from fragdoctor.trace.trace import Trace, return_free_memory
 from fragdoctor.units import format_mebibytes, plural
 
 # Below this share of reproduced events and blocks a what-if is an estimate.
 REPLAY_SHARE = 0.95
-# A trace as long as this leaves tens of megabytes in the heap, worth the time to return them.
-LONG_TRACE_EVENTS = 1_000_000
 
 
 def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
@@ -187,14 +184,8 @@ def reproduce(
     reproduction = find_reproduction(
         trace, torch_version=torch_version, device_total_bytes=device_total_bytes
     )
-    return_free_memory(reproduction)
+    return_free_memory(trace)
     return reproduction
-
-
-def return_free_memory(reproduction: Reproduction) -> None:
-    """Give back what undoing or replaying a long trace has left in the heap."""
-    if reproduction.trace.n_events >= LONG_TRACE_EVENTS:
-        _ext.return_free_memory()
 
 
 def choose_device(snapshot: Snapshot) -> int:

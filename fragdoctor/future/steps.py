@@ -4,8 +4,8 @@ A step of training lasts from one run of the optimizer to the next, micro-batche
 optimizers take turns, as in a GAN, it lasts until they come round again. PyTorch marks these runs
 (``Optimizer.step#``, from 2.6 on); elsewhere stacks show them, and where nothing shows them a step
 ends with a backward pass. Calls of a model from places that most steps do not come to are an
-evaluation, which is a step of its own. Without training a step is a round of the outermost loop
-that does most of the work (``loops.py``).
+evaluation, which is a step of its own. Without training a step begins at the rarest place of the
+program to which it comes back evenly, over most of what it does.
 """
 
 from __future__ import annotations
@@ -17,22 +17,29 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.frozen import frozen
-from fragdoctor.future.call_tree import CallTree, Loop
 from fragdoctor.future.passes import RoleRuns, find_optimizer_steps
-from fragdoctor.model.arrays import distinct, is_among, median
+from fragdoctor.model.arrays import distinct, is_among
 from fragdoctor.model.hooks import report_progress
-from fragdoctor.model.snapshot import I64, U8, Action, Bools
+from fragdoctor.model.snapshot import I32, I64, U8, Action, Bools
 from fragdoctor.model.turns import period_of
 from fragdoctor.trace import stacks
 from fragdoctor.trace.trace import Trace
 
 MIN_STEPS: Final = 4
-ENOUGH_STEPS: Final = 8
 MAX_SPREAD: Final = 1.0
-"""Deviation of the work of iterations, relative to its mean, up to which a loop is one of steps."""
+"""Deviation of the work of rounds, relative to its mean, up to which they are steps."""
+
+SIZE_SPREAD: Final = 0.35
+"""The same where no stacks tell places apart: a size may come from many of them."""
+
+MIN_VISITS: Final = 2
+"""Places, or requests without stacks, from one round to the next, in the median."""
+
+MAX_TRIED: Final = 200
+"""Keys that are looked at, the rarest."""
 
 MIN_COVERED: Final = 0.5
-"""Share of the trace that the steps of a program without training cover."""
+"""Share of a program without training that its steps cover."""
 
 
 class StepKind(IntEnum):
@@ -62,10 +69,7 @@ class Steps:
     @classmethod
     def of(cls, trace: Trace) -> Steps:
         """Return the steps of a trace, worked out once."""
-        if cls not in trace.memo:
-            trace.memo[cls] = find_steps(trace)
-        found: Steps = trace.memo[cls]
-        return found
+        return trace.once(find_steps)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -98,8 +102,7 @@ def find_steps(trace: Trace) -> Steps:
     ends, method = _ends(trace)
     if ends is not None:
         return _training(trace, ends, method)
-    tree = CallTree.of(trace)
-    return _by_size(trace) if tree is None else _without_training(trace, tree)
+    return _without_training(trace)
 
 
 # ---- with training -------------------------------------------------------------------------------
@@ -207,14 +210,12 @@ class _ModelCalls:
     """
 
     def __init__(self, trace: Trace, edges: I64) -> None:
-        tree = CallTree.of(trace)
-        self._rows = trace.module_rows if tree is not None else np.zeros(0, np.int64)
+        self._rows = trace.module_rows
         self._trains = np.ones(len(self._rows), np.bool_)
         n_complete = len(edges) - 2
-        if tree is None or not len(self._rows) or n_complete < 2:
+        if not len(self._rows) or n_complete < 2:
             return  # one step does not show what most steps come to
-        visit = tree.visit_at(self._rows)
-        place = np.where(visit >= 0, tree.visit_node[np.maximum(visit, 0)], -1).astype(np.int64)
+        place = trace.stacks.places[trace.events.stack[self._rows]].astype(np.int64)
         step = np.searchsorted(edges, self._rows, side="right") - 1
         whole = (step >= 0) & (step < n_complete)
         scale = int(place.max(initial=0)) + 2
@@ -248,17 +249,33 @@ def evaluation_rounds(trace: Trace) -> I64:
 
     None where the recording does not end in one, in a program that trains.
     """
-    steps, tree = Steps.of(trace), CallTree.of(trace)
+    steps = Steps.of(trace)
     is_under_way = len(steps) > 1 and steps.kind[-1] == StepKind.EVALUATION
-    if tree is None or not is_under_way or not len(steps.of_kind(StepKind.TRAIN)):
+    if not is_under_way or not len(steps.of_kind(StepKind.TRAIN)):
         return np.zeros(0, np.int64)
-    calls = trace.module_rows[trace.module_rows >= steps.rows[-1]]
-    visit = tree.visit_at(calls)
-    first = np.append(True, visit[1:] != visit[:-1])[: len(calls)]
-    calls, place = calls[first], tree.visit_node[visit[first]]
-    places, count = np.unique(place, return_counts=True)
-    rounds: I64 = calls[place == places[count.argmax()]] if len(places) else calls
+    rows, place = _visits(trace, trace.stacks.places)
+    visit = np.searchsorted(rows, trace.module_rows, side="right") - 1
+    visit = distinct(visit[trace.module_rows >= steps.rows[-1]])
+    if not len(visit):
+        return visit
+    # Each begins with the first call: what comes before it on its line is data.
+    first = trace.module_rows[np.searchsorted(trace.module_rows, rows[visit])]
+    places, count = np.unique(place[visit], return_counts=True)
+    rounds: I64 = first[place[visit] == places[count.argmax()]]
     return rounds
+
+
+def _visits(trace: Trace, places: I32) -> tuple[I64, I32]:
+    """Return where the program comes to another place, by its requests, and which place that is.
+
+    ``places`` has one for each stack, -1 for none.
+    """
+    action = trace.events.action
+    rows = np.flatnonzero((action == Action.ALLOC) | (action == Action.OOM))
+    place = places[trace.events.stack[rows]]
+    rows, place = rows[place >= 0], place[place >= 0]
+    begins = np.append(True, place[1:] != place[:-1])[: len(rows)]
+    return rows[begins], place[begins]
 
 
 def after_setup(trace: Trace) -> int:
@@ -276,87 +293,49 @@ def after_setup(trace: Trace) -> int:
 # ---- without training ----------------------------------------------------------------------------
 
 
-def _without_training(trace: Trace, tree: CallTree) -> Steps:
-    """Return the rounds of the outermost loop that does most of the work."""
-    loop = _busiest(trace, tree)
-    if loop is None:
-        return _first_pass(trace)
+def _without_training(trace: Trace) -> Steps:
+    """Return the rounds that begin at the rarest place, or without stacks with the rarest size."""
+    if trace.stacks.roles.has_python:
+        places = trace.stacks.places
+        visits = _visits(trace, places)
+        if len(visits[0]) < MIN_STEPS:  # one line does it all: what it does outside of the model
+            apart = np.where(places >= 0, 2 * places + trace.stacks.roles.in_module, -1)
+            visits = _visits(trace, apart)
+        rounds, method = _rounds(trace, *visits, MAX_SPREAD), "stacks"
+    else:
+        lives = trace.lives
+        made = slice(lives.n_initial, lives.n_regular)
+        rows, size = lives.start[made].astype(np.int64), lives.requested_bytes[made]
+        rounds, method = _rounds(trace, rows, size, SIZE_SPREAD), "sizes"
+    if rounds is None and len(trace.module_rows) and trace.ends_in_failure:
+        # It failed in its first forward pass, which is its one step.
+        row, train = np.array([after_setup(trace)], np.int64), np.array([StepKind.TRAIN], np.uint8)
+        return Steps(row, train, "stacks", is_last_complete=False)
+    if rounds is None:
+        return NO_STEPS
     kind = StepKind.EVALUATION if len(trace.module_rows) else StepKind.OTHER
-    rows = tree.turn_row[loop.turns].tolist()
-    visit = int(tree.turn_visit[loop.turns[0]])
-    entry = _entry(tree, loop.node, visit)
-    if entry or not trace.is_late:
-        paths = tree.paths_of(tree.visit_node[entry : visit + 1])
-        inside = np.flatnonzero(loop.holds(tree, paths))
-        rows = [int(tree.visit_row[entry + int(inside[0])]), *rows]
-    starts = distinct(np.array(rows, np.int64))
-    kinds = np.full(len(starts), kind, np.uint8)
-    return Steps(starts, kinds, "stacks", not trace.ends_in_failure)
+    kinds = np.full(len(rounds), kind, np.uint8)
+    return Steps(rounds, kinds, method, not trace.ends_in_failure)
 
 
-def _entry(tree: CallTree, node: int, visit: int) -> int:
-    """Return the visit at which the program came to a node, before a visit."""
-    depth = int(tree.depth[node])
-    paths = tree.paths_of(tree.visit_node[:visit])
-    is_there = depth < paths.shape[1] and paths[:, min(depth, paths.shape[1] - 1)] == node
-    outside = np.flatnonzero(~np.broadcast_to(is_there, visit))
-    return int(outside[-1]) + 1 if len(outside) else 0
+def _rounds(trace: Trace, rows: I64, key: I32 | I64, max_spread: float) -> I64 | None:
+    """Return the requests with the rarest key that comes at even distances, over most of them.
 
-
-def _busiest(trace: Trace, tree: CallTree) -> Loop | None:
-    """Return the outermost loop with enough iterations that covers enough of the trace.
-
-    A loop of a handful of iterations gives way to an inner one with more, as epochs do to steps.
-    What ends before a model is first called only makes it, or copies it.
+    What ends before a model is first called only makes it, or copies it. None without any.
     """
-    n_allocs = np.cumsum(trace.events.action == Action.ALLOC)
-    wide: list[Loop] = []
-    for loop in tree.loops:
-        if len(loop.turns) < MIN_STEPS - 1:
-            continue
-        at = tree.turn_row[loop.turns]
-        if len(trace.module_rows) and at[-1] < trace.module_rows[0]:
-            continue
-        n_turns = len(at)  # one whole iteration less lies between them, one more are there
-        covered = int(n_allocs[at[-1]] - n_allocs[at[0]]) * (n_turns + 1) / (n_turns - 1)
-        visits = np.diff(tree.turn_visit[loop.turns])
-        is_even = float(visits.std()) <= MAX_SPREAD * float(visits.mean())
-        if covered >= MIN_COVERED * int(n_allocs[-1]) and median(visits) >= 2 and is_even:
-            wide.append(loop)
-    wide.sort(key=lambda loop: (loop.depth, loop.low))
-    return next(iter(wide), None)
-
-
-def _first_pass(trace: Trace) -> Steps:
-    """Return the one step of a program that failed in its first forward pass; else none."""
-    if not (len(trace.module_rows) and trace.ends_in_failure):
-        return NO_STEPS
-    row, kind = np.array([after_setup(trace)], np.int64), np.array([StepKind.TRAIN], np.uint8)
-    return Steps(row, kind, "stacks", is_last_complete=False)
-
-
-def _by_size(trace: Trace) -> Steps:
-    """Return the allocations of the rarest size that returns at even distances."""
-    lives = trace.lives
-    born = slice(lives.n_initial, lives.n_regular)
-    rows, size = lives.start[born].astype(np.int64), lives.requested_bytes[born]
     if not len(rows):
-        return NO_STEPS
-    _, member, count = np.unique(size, return_inverse=True, return_counts=True)
-    order = np.argsort(member.reshape(-1), kind="stable")
+        return None
+    _, member, count = np.unique(key, return_inverse=True, return_counts=True)
+    order = np.argsort(member.reshape(-1), kind="stable")  # places, by key
     ends = np.cumsum(count)
     candidates = np.flatnonzero(count >= MIN_STEPS)
-    best: I64 | None = None
-    for c in candidates[np.argsort(count[candidates], kind="stable")][:200].tolist():
-        at = rows[order[ends[c] - count[c] : ends[c]]]
+    first = order[ends - count]
+    least = trace.module_rows[0] if len(trace.module_rows) else 0
+    for c in candidates[np.lexsort((first[candidates], count[candidates]))][:MAX_TRIED].tolist():
+        at = order[ends[c] - count[c] : ends[c]]
         gaps = np.diff(at)
-        spread = float(gaps.std() / max(1.0, gaps.mean()))
-        covered = (at[-1] - at[0] + gaps.mean()) / max(1, trace.n_events)
-        if covered < MIN_COVERED or spread > 0.35 or gaps.mean() < 4:
-            continue
-        if best is None or len(at) < len(best):
-            best = at
-    if best is None:
-        return NO_STEPS
-    kinds = np.full(len(best), StepKind.OTHER, np.uint8)
-    return Steps(best, kinds, "sizes", not trace.ends_in_failure)
+        is_even = gaps.std() <= max_spread * gaps.mean() and np.median(gaps) >= MIN_VISITS
+        covered = (at[-1] - at[0] + gaps.mean()) / len(rows)
+        if is_even and covered >= MIN_COVERED and rows[at[-1]] >= least:
+            return rows[at]
+    return None

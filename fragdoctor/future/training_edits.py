@@ -9,18 +9,16 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.errors import SimulationError
-from fragdoctor.future.edits import Edit
+from fragdoctor.errors import ConfigError, SimulationError
+from fragdoctor.future.edits import Edit, steps_of
 from fragdoctor.model.arrays import distinct, is_among, occurrence
 from fragdoctor.model.snapshot import I64, Bools
 from fragdoctor.trace.operations import (
     NEVER,
-    OPERATION,
     Allocations,
     Operations,
     OpKind,
     frees_of,
-    is_free,
     reached_rows,
 )
 from fragdoctor.trace.replay import Reproduction
@@ -32,6 +30,8 @@ QUANTIZED_FROM: Final = 4096
 
 MOST: Final = 0.5
 """Share of the parameters' bytes that gradients have at least, where all are trained."""
+
+MAX_FACTOR: Final = 1000.0
 
 MAX_LOGITS: Final = 4
 """Requests of the size of the logits before the loss: as made, cast, shifted, made contiguous."""
@@ -58,7 +58,7 @@ def loss_in_chunks(
     from_row, end_row = forward_rows
 
     def change(_: Reproduction, ops: Operations) -> Operations:
-        is_request = _is_request(ops)
+        is_request = ops.is_request
         reached = reached_rows(ops)
         is_loss = is_request & _is_in(loss_rows, ops.row.astype(np.int64))
         dies = Allocations(ops).dies[ops.allocation]
@@ -113,16 +113,21 @@ def passes_scaled(first_row: I64, end_row: I64, last_row: int, share: float) -> 
     return Edit(f"batch x {share:g}", change)
 
 
-def optimizer_fused(temporary_row: I64) -> Edit:
-    """Return the edit that updates all parameters in one kernel: ``fused=True``.
+def batch_scaled(share: float) -> Edit:
+    """Return the edit that scales the memory that grows with the batch, by the steps of the trace.
 
-    The rows are events that request temporaries of the optimizer's step, ascending.
+    Raises:
+        ConfigError: the share is not a positive number.
     """
+    if not 0.0 < share <= MAX_FACTOR:
+        raise ConfigError(f"The factor must lie between 0 and {MAX_FACTOR:g}.")
 
-    def change(_: Reproduction, ops: Operations) -> Operations:
-        return _without_requests(ops, temporary_row)
+    def change(reproduction: Reproduction, ops: Operations) -> Operations:
+        rows = steps_of(reproduction).rows
+        ends = np.append(rows[1:], reproduction.trace.n_events)
+        return passes_scaled(rows, ends, int(rows[-1]), share).change(reproduction, ops)
 
-    return Edit("fused optimizer", change)
+    return Edit(f"batch x {share:g}", change)
 
 
 def optimizer_one_by_one(temporary_row: I64, first_row: I64) -> Edit:
@@ -130,8 +135,8 @@ def optimizer_one_by_one(temporary_row: I64, first_row: I64) -> Edit:
 
     Adam then has two temporaries of a parameter's size at a time; of each pass the largest counts.
 
-    ``temporary_row`` as of :func:`optimizer_fused`; each pass of the optimizer begins at an event
-    of ``first_row``, ascending.
+    Events of ``temporary_row`` request temporaries of the optimizer's step; each pass of it begins
+    at an event of ``first_row``. Both are ascending.
     """
 
     def change(_: Reproduction, ops: Operations) -> Operations:
@@ -146,7 +151,7 @@ def optimizer_one_by_one(temporary_row: I64, first_row: I64) -> Edit:
         table = ops.table.copy()
         doubled = largest[ops.allocation] & (ops.kind == OpKind.MALLOC)
         table["size"][doubled] *= np.uint64(2)
-        return _without(Operations(table), temporary & ~largest)
+        return Operations(table).without(temporary & ~largest)
 
     return Edit("optimizer without foreach", change)
 
@@ -163,22 +168,13 @@ def states_quantized(state_row: I64, temporary_row: I64) -> Edit:
     def change(_: Reproduction, ops: Operations) -> Operations:
         table = ops.table.copy()
         n = ops.size.astype(np.int64) // FLOAT_BYTES
-        is_state = _is_request(ops) & _is_in(state_row, ops.row.astype(np.int64))
+        is_state = ops.is_request & _is_in(state_row, ops.row.astype(np.int64))
         chosen = is_state & (n >= QUANTIZED_FROM)
         size = n[chosen] + -(-n[chosen] // QUANTIZED_BLOCK) * FLOAT_BYTES
         table["size"][chosen] = size.astype(np.uint64)
         return _without_requests(Operations(table), temporary_row)
 
     return Edit("optimizer states in 8 bits", change)
-
-
-def states_offloaded(state_row: I64, temporary_row: I64) -> Edit:
-    """Return the edit that keeps the optimizer's states, and its step, on the host."""
-
-    def change(_: Reproduction, ops: Operations) -> Operations:
-        return _without_requests(ops, distinct(np.append(state_row, temporary_row)))
-
-    return Edit("optimizer states on the host", change)
 
 
 def step_in_backward(backward_rows: tuple[I64, I64], step_end_row: I64, temporary_row: I64) -> Edit:
@@ -231,25 +227,23 @@ def gradients_set_to_none(
         holders = np.concatenate((kept, results))
         later = np.searchsorted(step_end_row, lives.row[holders], side="right")
         is_over = later < len(step_end_row)
-        is_holder = np.zeros(len(lives.born), np.bool_)
-        is_holder[holders] = True
-        is_end = is_free(ops.kind) | (ops.kind == OpKind.COMPLETE)
-        rest = Operations(ops.table[~(is_holder[ops.allocation] & is_end)])
-        at = np.searchsorted(reached_rows(rest), step_end_row[later[is_over]])
-        new = frees_of(holders[is_over].astype(np.uint32))
-        new["row"] = step_end_row[later[is_over]]
-        return Operations(np.insert(rest.table, at, new))
+        rest = Operations(ops.table[~(ops.marked(holders)[ops.allocation] & ops.is_end)])
+        return rest.with_ends(holders[is_over].astype(np.uint32), step_end_row[later[is_over]])
 
     return Edit("gradients set to None", change)
 
 
-def requests_removed(rows: I64) -> Edit:
-    """Return the edit that leaves out what some events make, as where it is made on the host."""
+def requests_removed(rows: I64, name: str = "") -> Edit:
+    """Return the edit that leaves out what some events make, as where it is made on the host.
+
+    The rows are ascending. Without temporaries of the optimizer's step all parameters are updated
+    in one kernel (``fused=True``), without its states as well on the host.
+    """
 
     def change(_: Reproduction, ops: Operations) -> Operations:
         return _without_requests(ops, rows)
 
-    return Edit(f"without {plural(len(rows), 'request')}", change)
+    return Edit(name or f"without {plural(len(rows), 'request')}", change)
 
 
 def requests_freed_at(rows: I64, row: int) -> Edit:
@@ -257,15 +251,10 @@ def requests_freed_at(rows: I64, row: int) -> Edit:
 
     def change(_: Reproduction, ops: Operations) -> Operations:
         chosen = _requested_at(ops, rows)
-        is_end = is_free(ops.kind) | (ops.kind == OpKind.COMPLETE)
-        reached = reached_rows(ops)
         # What is freed before that anyway has to stay so.
-        chosen[ops.allocation[is_end & (reached < row)]] = False
-        rest = Operations(ops.table[~(chosen[ops.allocation] & is_end)])
-        new = frees_of(np.flatnonzero(chosen).astype(np.uint32))
-        new["row"] = row
-        at = np.searchsorted(reached_rows(rest), np.full(len(new), row))
-        return Operations(np.insert(rest.table, at, new))
+        chosen[ops.allocation[ops.is_end & (reached_rows(ops) < row)]] = False
+        freed = np.flatnonzero(chosen).astype(np.uint32)
+        return ops.with_ends(freed, np.full(len(freed), row, np.int64))
 
     return Edit(f"{plural(len(rows), 'request')} freed before event {row}", change)
 
@@ -286,10 +275,8 @@ def buffers_preallocated(rows: I64, n_buffers: int) -> Edit:
         np.maximum.at(largest, slot, lives.size[made])
         first, last = made[:n_buffers], made[-n_buffers:]
         last = last[np.argsort(slot[-n_buffers:])] if len(made) >= n_buffers else last
-        gone = np.zeros(len(lives.born), np.bool_)
-        gone[made[n_buffers:]] = True
-        table = ops.table.copy()
-        is_end = is_free(ops.kind) | (ops.kind == OpKind.COMPLETE)
+        gone = ops.marked(made[n_buffers:])
+        table, is_end = ops.table.copy(), ops.is_end
         of_last = np.zeros(len(lives.born), np.uint32)
         of_last[last] = first
         keeps = np.isin(ops.allocation, last) & is_end  # the end of the last is that of the buffer
@@ -308,24 +295,17 @@ def buffers_preallocated(rows: I64, n_buffers: int) -> Edit:
 # ---- what the edits are made of --------------------------------------------------------------
 
 
-def _is_request(ops: Operations) -> Bools:
-    chosen: Bools = (ops.kind == OpKind.MALLOC) | (ops.kind == OpKind.FAILED)
-    return chosen
-
-
 def _requested_at(ops: Operations, rows: I64) -> Bools:
     """Return which allocations are requested at some events."""
-    chosen = np.zeros(int(ops.allocation.max(initial=0)) + 1, np.bool_)
     is_here = (ops.kind == OpKind.MALLOC) & _is_in(rows, ops.row.astype(np.int64))
-    chosen[ops.allocation[is_here]] = True
-    return chosen
+    return ops.marked(ops.allocation[is_here])
 
 
 def _without_requests(ops: Operations, rows: I64) -> Operations:
     """Return the operations without the requests of some events, those that failed included."""
     is_failed = (ops.kind == OpKind.FAILED) & _is_in(rows, ops.row.astype(np.int64))
     gone = _requested_at(ops, rows)
-    return _without(Operations(ops.table[~is_failed]), gone)
+    return Operations(ops.table[~is_failed]).without(gone)
 
 
 def _is_in(some: I64, values: I64) -> Bools:
@@ -344,18 +324,11 @@ def _parameters(reproduction: Reproduction, lives: Allocations, first_row: int) 
     return np.concatenate((made, old))
 
 
-def _without(ops: Operations, gone: Bools) -> Operations:
-    """Return the operations without those on some allocations."""
-    return Operations(ops.table[~(gone[ops.allocation] & (ops.kind <= OpKind.COMPLETE))])
-
-
 def _freed_at_once(ops: Operations, chosen: Bools) -> Operations:
     """Return the operations with allocations freed right after they are made."""
-    is_end = is_free(ops.kind) | (ops.kind == OpKind.COMPLETE)
-    kept = Operations(ops.table[~(chosen[ops.allocation] & is_end)])
+    kept = Operations(ops.table[~(chosen[ops.allocation] & ops.is_end)])
     at = np.flatnonzero(chosen[kept.allocation] & (kept.kind == OpKind.MALLOC))
-    new = np.zeros(len(at), OPERATION)
-    new["kind"], new["allocation"] = OpKind.FREE, kept.allocation[at]
+    new = frees_of(kept.allocation[at])
     new["row"] = kept.row[at]
     # Behind the next request: a gradient is still there while the next one is computed.
     return Operations(np.insert(kept.table, np.minimum(at + 2, len(kept)), new))

@@ -368,10 +368,7 @@ class FairReplay:
 
 
 def _fails(result: ReplayResult) -> bool:
-    outlook = result.outlook
-    return not result.fits or (
-        outlook is not None and OutlookState.FAILS in {outlook.state, outlook.likely}
-    )
+    return not result.fits or (result.outlook is not None and result.outlook.fails)
 
 
 def _least_request(rounded_bytes: int, divisions: int) -> int:

@@ -60,7 +60,6 @@ class ParameterGroup:
         dtype: as stored in a file; "" = by the chosen dtype.
         slot: where in a layer it works: ``norm1``, ``qkv``, ``out``, ``norm2``, ``up``, ``down``,
             ``router``; "" = not known, or outside the layers.
-        is_frozen: never trained, as Whisper's table of sines.
     """
 
     name: str
@@ -70,7 +69,6 @@ class ParameterGroup:
     layered: bool = True
     dtype: str = ""
     slot: str = ""
-    is_frozen: bool = False
 
     @property
     def n_each(self) -> int:

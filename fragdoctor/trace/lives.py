@@ -7,7 +7,6 @@ asks for are never made: a trace of a million events has a third of a million li
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, TypeVar, cast
 
@@ -18,35 +17,16 @@ from fragdoctor._native import _ext
 from fragdoctor.frozen import frozen
 from fragdoctor.model.arrays import distinct
 from fragdoctor.model.snapshot import I32, I64, U64, Bools
+from fragdoctor.trace.columns import Events, FinalBlocks, FinalSegments
 
 A = TypeVar("A", U64, I64, I32)
+DeviceTables = tuple[Events, FinalBlocks, FinalSegments]
 
 BEFORE: Final[int] = _ext.BEFORE
 """The row of what happened before the first event."""
 
 NEVER: Final[int] = _ext.NEVER
 """The row of what has not happened by the last event."""
-
-
-@dataclass(frozen=True)
-class LivesSource:
-    """The columns that lives are read from: events and final blocks of one device.
-
-    Attributes:
-        address, requested, stack, stream, pool: per event.
-        block_address, ...: per final block.
-    """
-
-    address: U64
-    requested: I64
-    stack: I32
-    stream: I32
-    pool: I32
-    block_address: U64
-    block_requested: I64
-    block_stack: I32
-    block_stream: I32
-    block_pool: I32
 
 
 class Lives:
@@ -69,7 +49,7 @@ class Lives:
     """
 
     def __init__(
-        self, native: _ext.NativeTrace, source: LivesSource, facts: Mapping[str, Any]
+        self, native: _ext.NativeTrace, tables: DeviceTables, facts: Mapping[str, Any]
     ) -> None:
         columns = native.lives()
         self.start: I32 = columns["start"]
@@ -80,7 +60,7 @@ class Lives:
         self.n_initial: int = facts["n_initial"]
         self.n_regular: int = facts["n_regular"]
         self._named: I32 = columns["named"]
-        self._source = source
+        self._events, self._blocks, self._segments = tables
         self._native = native
 
     def __len__(self) -> int:
@@ -94,19 +74,18 @@ class Lives:
     @cached_property
     def address(self) -> U64:
         """``uint64[n]``: first byte of each block."""
-        return self._gathered(self._source.address, self._source.block_address)
+        return self._gathered(self._events.address, self._blocks.address)
 
     @cached_property
     def requested_bytes(self) -> I64:
         """``int64[n]``: bytes that the program asked for."""
-        source = self._source
-        return self._gathered(source.requested, source.block_requested, prefer_block=True)
+        requested = self._blocks.requested_bytes
+        return self._gathered(self._events.size_bytes, requested, prefer_block=True)
 
     @cached_property
     def stack(self) -> I32:
         """``int32[n]``: stack id of the allocation, -1 where it was not recorded."""
-        source = self._source
-        result = self._gathered(source.stack, source.block_stack, prefer_block=True)
+        result = self._gathered(self._events.stack, self._blocks.stack, prefer_block=True)
         # Without the alloc event the stack of a free says nothing about who allocated.
         result[(self._named != self.start) & (self.block < 0)] = -1
         return result
@@ -114,12 +93,14 @@ class Lives:
     @cached_property
     def stream(self) -> I32:
         """``int32[n]``: index into ``Snapshot.streams``."""
-        return self._gathered(self._source.stream, self._source.block_stream)
+        segments = self._segments
+        return self._gathered(self._events.stream, segments.stream[self._blocks.segment])
 
     @cached_property
     def pool(self) -> I32:
         """``int32[n]``: index into ``Snapshot.pools``."""
-        return self._gathered(self._source.pool, self._source.block_pool)
+        segments = self._segments
+        return self._gathered(self._events.pool, segments.pool[self._blocks.segment])
 
     @property
     def survives(self) -> Bools:

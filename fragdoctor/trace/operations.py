@@ -102,6 +102,42 @@ class Operations:
     def __len__(self) -> int:
         return len(self.table)
 
+    @property
+    def is_request(self) -> Bools:
+        """Which of them ask for memory, and got it or not."""
+        chosen: Bools = (self.kind == OpKind.MALLOC) | (self.kind == OpKind.FAILED)
+        return chosen
+
+    @property
+    def is_end(self) -> Bools:
+        """Which of them free, or complete what was freed for another stream."""
+        chosen: Bools = (self.kind >= OpKind.FREE) & (self.kind <= OpKind.COMPLETE)
+        return chosen
+
+    def marked(self, allocations: U32 | I64) -> Bools:
+        """Return for each allocation whether it is among some."""
+        n = 1 + max(int(self.allocation.max(initial=0)), int(allocations.max(initial=0)))
+        marks = np.zeros(n, np.bool_)
+        marks[allocations] = True
+        return marks
+
+    def without(self, gone: Bools) -> Operations:
+        """Return them without those on some allocations, a mark for each of all."""
+        return Operations(self.table[~(gone[self.allocation] & (self.kind <= OpKind.COMPLETE))])
+
+    def with_ends(self, allocations: U32, rows: I64) -> Operations:
+        """Return them with allocations that are freed just before a row each, and not later."""
+        rest = Operations(self.table[~(self.marked(allocations)[self.allocation] & self.is_end)])
+        new = frees_of(allocations)
+        new["row"] = rows
+        return Operations(np.insert(rest.table, rest.positions(rows), new))
+
+    def positions(self, rows: I64) -> I64:
+        """Return the first operation that comes from each row or a later one."""
+        reached = np.maximum.accumulate(self.row)
+        wanted = np.clip(rows, 0, np.iinfo(np.uint32).max).astype(np.uint32)  # as narrow as rows
+        return np.searchsorted(reached, wanted, side="left").astype(np.int64)
+
 
 NEVER: Final = np.iinfo(np.int64).max
 """Position of the free of what is still live at the end."""

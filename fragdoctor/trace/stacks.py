@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from functools import cached_property, lru_cache
 from typing import Final
 
@@ -93,18 +94,10 @@ def user_frames(snapshot: Snapshot, classes: U8 | None = None) -> I32:
     kind = classes[frames]
     result = np.full(len(snapshot.stacks), -1, np.int32)
     # The later choices are written first and overwritten by the better ones.
-    for wanted, innermost in ((STDLIB, False), (TORCH, False), (PACKAGE, True), (USER, True)):
-        hits = np.flatnonzero(kind == wanted)
-        if not len(hits):
-            continue
-        if innermost:
-            at = np.searchsorted(hits, offsets[:-1])
-            position = hits[np.minimum(at, len(hits) - 1)]
-        else:
-            at = np.searchsorted(hits, offsets[1:]) - 1
-            position = hits[np.maximum(at, 0)]
-        inside = (position >= offsets[:-1]) & (position < offsets[1:])
-        result[inside] = frames[position[inside]]
+    for wanted, end in ((STDLIB, _last), (TORCH, _last), (PACKAGE, _first), (USER, _first)):
+        position = end(np.flatnonzero(kind == wanted), offsets)
+        found = position >= 0
+        result[found] = frames[position[found]]
     return result
 
 
@@ -136,15 +129,13 @@ LOSS: Final = re.compile(
 """Functions that compute a loss."""
 
 _STEP, _BACKWARD, _MODULE, _INIT, _MAY_INIT = 1, 2, 4, 8, 16
-_ZERO, _RECOMPUTE, _STATE, _CLIP, _CLOSURE, _LISTS, _CHECKPOINT = 32, 64, 128, 256, 512, 1024, 2048
-_GRAD: Final = 4096
+_ZERO, _RECOMPUTE, _STATE, _CLIP, _CLOSURE, _CHECKPOINT = 32, 64, 128, 256, 512, 1024
 
 _T: Final = r"(?:^|[/\\])torch[/\\]"
 # (file, function, meaning); None matches all.
 _FRAMES: Final[tuple[tuple[re.Pattern[str] | None, re.Pattern[str], int], ...]] = (
     (OPTIMIZER_FILE, OPTIMIZER_STEP, _STEP),
     (re.compile(_T + r"optim[/\\]optimizer\.py$"), re.compile(r"wrapper$|_use_grad$"), _STEP),
-    (OPTIMIZER_FILE, re.compile(r"_multi_tensor_"), _LISTS),
     (
         re.compile(r"[/\\](?:\w*_)?checkpoint(?:ing)?\.py$"),
         re.compile(r"checkpoint$|forward$"),
@@ -156,7 +147,6 @@ _FRAMES: Final[tuple[tuple[re.Pattern[str] | None, re.Pattern[str], int], ...]] 
         re.compile(r"backward$|grad$|_engine_run_backward$|_make_grads$"),
         _BACKWARD,
     ),
-    (re.compile(_T + r"autograd[/\\]__init__\.py$"), re.compile(r"grad$"), _GRAD),
     (
         re.compile(r"[/\\](?:\w*_)?checkpoint(?:ing)?\.py$"),
         re.compile(r"unpack_hook$|recompute_fn$|backward$"),
@@ -196,6 +186,16 @@ _NOT_ENGINE: Final = re.compile(
     r"|_inductor|__main__|utils[/\\]_|autograd[/\\]grad_mode|nn[/\\])"
 )
 
+# Torch's decorators and launchers: the program goes on below them.
+_TRANSPARENT: Final = re.compile(
+    r"[/\\]torch[/\\](?:utils[/\\]_contextlib|amp[/\\]autocast_mode|cuda[/\\]amp[/\\]autocast_mode"
+    r"|_dynamo[/\\](?:eval_frame|external_utils)|autograd[/\\]grad_mode|_compile"
+    r"|multiprocessing[/\\]spawn|distributed[/\\]\w+"
+    r"|distributed[/\\]elastic[/\\].*)\.py$"
+)
+# An optimizer may call the program back (a closure).
+_OPTIMIZERS: Final = re.compile(r"[/\\]torch[/\\]optim[/\\]\w+\.py$")
+
 
 @frozen
 class StackRoles:
@@ -206,12 +206,10 @@ class StackRoles:
         in_module: made inside a module's call.
         makes_model: made while a module is built, moved or loaded; ``may_make_model``: inside some
             ``__init__``.
-        makes_state: where optimizers make their state; ``makes_lists``: something for all
-            parameters before the next thing; ``in_step``: anywhere in an optimizer.
+        makes_state: where optimizers make their state; ``in_step``: anywhere in an optimizer.
         recomputes: a checkpointed part of the model that is computed again; ``checkpoints``: one
             that is computed for the first time.
         by_user: the innermost Python frame is not torch's.
-        in_grad: inside a call of ``torch.autograd.grad``, which returns gradients.
     """
 
     role: I32
@@ -219,12 +217,10 @@ class StackRoles:
     makes_model: Bools
     may_make_model: Bools
     makes_state: Bools
-    makes_lists: Bools
     in_step: Bools
     recomputes: Bools
     checkpoints: Bools
     by_user: Bools
-    in_grad: Bools
 
     @property
     def has_python(self) -> bool:
@@ -243,37 +239,38 @@ def stack_roles(snapshot: Snapshot, classes: U8) -> StackRoles:
     ``classes`` has the class of each frame (``frame_classes``).
     """
     offsets, frames = snapshot.stacks.offsets, snapshot.stacks.frames
-    meaning = _frame_meanings(snapshot)
-    bits = _any_bits(meaning[frames], offsets)
-    is_python = classes[frames] != NATIVE
-    inner = _first(np.flatnonzero(is_python), offsets)
-    outer = _last(np.flatnonzero(is_python), offsets)
-    kind = classes[frames] if len(frames) else np.zeros(0, np.uint8)
+    meaning = _frame_meanings(snapshot)[frames]
+    bits = np.append(_any_bits(meaning, offsets), 0)
+    python = np.flatnonzero(classes[frames] != NATIVE)
+    inner, outer = (_at(frames, np.append(end(python, offsets), -1)) for end in (_first, _last))
     has_python = inner >= 0
     role = np.where(has_python, FORWARD, SILENT).astype(np.int32)
     role[has_python & _has(bits, _ZERO)] = ZERO_GRAD
-    in_step = _has(bits, _STEP) & ~_calls_back(meaning[frames], offsets)
+    in_step = _has(bits, _STEP) & ~np.append(_calls_back(meaning, offsets), False)
     role[in_step | (_has(bits, _CLIP) & ~_has(bits, _MODULE))] = OPTIMIZER
     role[_has(bits, _BACKWARD)] = BACKWARD
-    starts_in_torch = has_python & (kind[outer] == TORCH) if len(frames) else has_python
-    other_thread = _frames_matching(snapshot, _NOT_ENGINE)
-    if len(frames):
-        starts_in_torch &= ~other_thread[frames[outer]]
+    other_thread = _matcher(snapshot, snapshot.frames.filename)(_NOT_ENGINE.search)
+    is_torch = (classes == TORCH) & ~other_thread
+    starts_in_torch = _at(is_torch, outer) == 1
     role[starts_in_torch & (role != OPTIMIZER)] = BACKWARD
-    by_user = has_python & np.isin(kind[inner], (USER, PACKAGE)) if len(frames) else has_python
+    role[-1] = NO_STACK
+    in_module = _has(bits, _MODULE)
     return StackRoles(
-        role=np.append(role, np.int32(NO_STACK)),
-        in_module=np.append(_has(bits, _MODULE), False),
-        makes_model=np.append(_has(bits, _INIT) & ~_has(bits, _MODULE), False),
-        may_make_model=np.append(_has(bits, _MAY_INIT) & ~_has(bits, _MODULE), False),
-        makes_state=np.append(_has(bits, _STATE), False),
-        makes_lists=np.append(_has(bits, _LISTS), False),
-        in_step=np.append(in_step, False),
-        recomputes=np.append(_has(bits, _RECOMPUTE), False),
-        checkpoints=np.append(_has(bits, _CHECKPOINT), False),
-        by_user=np.append(by_user, False),
-        in_grad=np.append(_has(bits, _GRAD), False),
+        role=role,
+        in_module=in_module,
+        makes_model=_has(bits, _INIT) & ~in_module,
+        may_make_model=_has(bits, _MAY_INIT) & ~in_module,
+        makes_state=_has(bits, _STATE),
+        in_step=in_step,
+        recomputes=_has(bits, _RECOMPUTE),
+        checkpoints=_has(bits, _CHECKPOINT),
+        by_user=np.isin(_at(classes, inner), (USER, PACKAGE)),
     )
+
+
+def _at(values: U8 | I32 | Bools, positions: I64 | I32) -> I64:
+    """Return the values at some positions; -1 where the position is."""
+    return np.append(values, -1).astype(np.int64)[positions]
 
 
 def _has(bits: I64, flag: int) -> Bools:
@@ -283,29 +280,27 @@ def _has(bits: I64, flag: int) -> Bools:
 
 def _frame_meanings(snapshot: Snapshot) -> I64:
     """Return the meanings of each frame as bits."""
-    table, strings = snapshot.frames, snapshot.strings
-    files, of_file = np.unique(table.filename, return_inverse=True)
-    names, of_name = np.unique(table.name, return_inverse=True)
-    file_text = [strings[i][:1000] if i >= 0 else "" for i in files.tolist()]
-    name_text = [strings[i][:1000] if i >= 0 else "" for i in names.tolist()]
-    result = np.zeros(len(table), np.int64)
+    frames = snapshot.frames
+    by_name, by_file = _matcher(snapshot, frames.name), _matcher(snapshot, frames.filename)
+    result = np.zeros(len(frames), np.int64)
     for in_file, in_name, flag in _FRAMES:
-        by_name = np.array([in_name.match(t) is not None for t in name_text], np.bool_)
-        hits = by_name[of_name.reshape(-1)] if name_text else np.zeros(0, np.bool_)
+        hits = by_name(in_name.match)
         if in_file is not None and hits.any():
-            by_file = np.array([in_file.search(t) is not None for t in file_text], np.bool_)
-            hits &= by_file[of_file.reshape(-1)]
+            hits &= by_file(in_file.search)
         result[hits] |= flag
     return result
 
 
-def _frames_matching(snapshot: Snapshot, pattern: re.Pattern[str]) -> Bools:
-    files, of_file = np.unique(snapshot.frames.filename, return_inverse=True)
-    if not len(files):
-        return np.zeros(0, np.bool_)
-    hits = [i >= 0 and bool(pattern.search(snapshot.strings[i][:1000])) for i in files.tolist()]
-    result: Bools = np.array(hits, np.bool_)[of_file.reshape(-1)]
-    return result
+def _matcher(snapshot: Snapshot, ids: I32) -> Callable[[Callable[[str], object]], Bools]:
+    """Return what tells of each of some strings whether a pattern finds something in it."""
+    known, member = np.unique(ids, return_inverse=True)
+    texts = [snapshot.strings[i][:1000] if i >= 0 else "" for i in known.tolist()]
+
+    def matches(find: Callable[[str], object]) -> Bools:
+        hits: Bools = np.array([find(text) is not None for text in texts], np.bool_)
+        return hits[member.reshape(-1)]
+
+    return matches
 
 
 def _any_bits(bits: I64, offsets: I64) -> I64:
@@ -355,6 +350,13 @@ class Stacks:
         return frame_classes(self._snapshot)
 
     @cached_property
+    def functions(self) -> I64:
+        """A number for the function of each frame, and -1 at the end for no frame."""
+        frames = self._snapshot.frames
+        key = frames.filename.astype(np.int64) * (len(self._snapshot.strings) + 1) + frames.name
+        return np.append(np.unique(key, return_inverse=True)[1].reshape(-1), -1).astype(np.int64)
+
+    @cached_property
     def lines(self) -> I32:
         """Frame id of the user's own line for each stack, -1 where it has none."""
         return user_frames(self._snapshot, self.classes)
@@ -378,6 +380,30 @@ class Stacks:
         return stack_roles(self._snapshot, self.classes)
 
     @cached_property
+    def places(self) -> I32:
+        """Number of the place in the program from which each stack goes into torch.
+
+        A place is a line with all that called it. -1, at the end too, where no frame is Python's.
+        Torch's decorators and launchers are passed over: the program goes on below them.
+        """
+        snapshot, table = self._snapshot, self.python
+        is_torch = self.classes == TORCH
+        by_file = _matcher(snapshot, snapshot.frames.filename)
+        is_open = ~is_torch | by_file(_OPTIMIZERS.search)
+        is_passed = is_torch & by_file(_TRANSPARENT.search)
+        keep = ~is_passed[table.frames]
+        offsets = np.append(0, np.cumsum(keep))[table.offsets]
+        frames = table.frames[keep]
+        inward = _last(np.flatnonzero(~is_open[frames]), offsets)  # the outermost that is closed
+        begin = np.maximum(inward + 1, offsets[:-1])
+        result = np.full(len(table) + 1, -1, np.int32)
+        numbers: dict[bytes, int] = {}
+        for i in np.flatnonzero(begin < offsets[1:]).tolist():
+            outside = frames[begin[i] : offsets[i + 1]].tobytes()
+            result[i] = numbers.setdefault(outside, len(numbers))
+        return result
+
+    @cached_property
     def python(self) -> StackTable:
         """The stacks without their C++ frames (``stacks="all"`` interleaves them)."""
         table = self._snapshot.stacks
@@ -392,10 +418,7 @@ class Stacks:
         says what the program was doing, not what was made. False at the end for the id -1.
         """
         table, lines = self._snapshot.stacks, self.lines
-        names, name_of = np.unique(self._snapshot.frames.name, return_inverse=True)
-        strings = self._snapshot.strings
-        matches = [i >= 0 and bool(pattern.search(strings[int(i)][:1000])) for i in names.tolist()]
-        is_named = np.array(matches, np.bool_)[name_of.reshape(-1)] if matches else np.zeros(0, "?")
+        is_named = _matcher(self._snapshot, self._snapshot.frames.name)(pattern.search)
         found = np.zeros(len(table) + 1, np.bool_)
         first = _first(np.flatnonzero(is_named[table.frames]), table.offsets)
         for i in np.flatnonzero(first >= 0).tolist():

@@ -7,10 +7,10 @@ steps and operations are all answers of the one ``Trace``. Nothing else undoes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -28,11 +28,16 @@ from fragdoctor.trace.columns import (
     FinalSegments,
     device_columns,
 )
-from fragdoctor.trace.lives import NEVER, Layout, Lives, LivesSource, Totals
+from fragdoctor.trace.lives import NEVER, Layout, Lives, Totals
 from fragdoctor.trace.stacks import Stacks
 from fragdoctor.units import MIB
 
+T = TypeVar("T")
+
 SMALL_REQUEST_BYTES: Final = 1 * MIB
+LONG_TRACE_EVENTS: Final = 1_000_000
+"""Such a trace leaves tens of megabytes in the heap, worth the time to return them."""
+
 ABSURD_BYTES: Final = 2**56  # no device has 64 PiB
 _MAX_SNAPSHOTS: Final = 1000  # that somebody takes one after the other
 
@@ -94,7 +99,7 @@ class Trace:
         contradictions: kind -> count of what does not fit together; empty for a sound file. The
             kinds are those of ``Contradiction`` in ``undone.h``.
         missing: action -> number of events that must have happened but are not in the file.
-        memo: what was worked out from the trace, by its type (``Steps.of``).
+        memo: what was worked out from the trace, by what works it out (:meth:`once`).
     """
 
     snapshot: Snapshot
@@ -109,7 +114,7 @@ class Trace:
     pool_of_number: I32
     default_pool: int
     facts: Mapping[str, Any]
-    memo: dict[type, Any] = field(default_factory=dict, repr=False)
+    memo: dict[Callable[..., Any], Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(
@@ -144,6 +149,13 @@ class Trace:
             facts=native.facts(),
         )
 
+    def once(self, find: Callable[[Trace], T]) -> T:
+        """Return what is found in the trace, worked out the first time that it is asked for."""
+        if find not in self.memo:
+            self.memo[find] = find(self)
+        found: T = self.memo[find]
+        return found
+
     @property
     def first_row(self) -> int:
         """Row of the device's first event in the snapshot."""
@@ -169,20 +181,7 @@ class Trace:
     @cached_property
     def lives(self) -> Lives:
         """Every block that lived at some time."""
-        events, blocks, segments = self.events, self.blocks, self.segments
-        source = LivesSource(
-            address=events.address,
-            requested=events.size_bytes,
-            stack=events.stack,
-            stream=events.stream,
-            pool=events.pool,
-            block_address=blocks.address,
-            block_requested=blocks.requested_bytes,
-            block_stack=blocks.stack,
-            block_stream=segments.stream[blocks.segment],
-            block_pool=segments.pool[blocks.segment],
-        )
-        return Lives(self.native, source, self.facts)
+        return Lives(self.native, (self.events, self.blocks, self.segments), self.facts)
 
     @cached_property
     def n_until_unwound(self) -> int | None:
@@ -320,6 +319,12 @@ def traces_of(snapshot: Snapshot, settings: AllocatorSettings | None = None) -> 
     """Return the traces of all devices of a snapshot, in their order."""
     stacks = Stacks(snapshot)
     return tuple(Trace.of(snapshot, device, settings, stacks) for device in snapshot.devices)
+
+
+def return_free_memory(trace: Trace) -> None:
+    """Give back what work on a long trace has left in the heap."""
+    if trace.n_events >= LONG_TRACE_EVENTS:
+        _ext.return_free_memory()
 
 
 def bounded_settings(settings: AllocatorSettings) -> AllocatorSettings:

@@ -6,7 +6,7 @@ import pytest
 from estimated_workloads import workload_of
 
 from fragdoctor.estimation.formula import formula_footprint, formula_needs
-from fragdoctor.estimation.judge import Estimator, judged, largest_batch
+from fragdoctor.estimation.judge import judged, largest_batch
 from fragdoctor.estimation.measures import measures_for
 from fragdoctor.estimation.tape import Needs
 from fragdoctor.model.gpus import gpu_of
@@ -18,7 +18,6 @@ SMALL = workload_of(
     {"family": "llama", "hidden": 512, "layers": 4, "heads": 8, "ffn": 1408, "vocab": 8000,
      "dtype": "amp-bf16", "batch": 4, "seq": 512}
 )  # fmt: skip
-ROUTE = Estimator(formula_footprint, formula_needs)
 
 
 def peak(workload: Workload) -> int:
@@ -54,7 +53,7 @@ def test_largest_batch_is_found_where_the_first_ones_need_the_same() -> None:
 
 
 def test_estimate_fits_exactly_where_the_margin_is_not_negative() -> None:
-    estimate = judged(SMALL, ROUTE, [gpu_of("h100"), gpu_of("1GiB")])
+    estimate = judged(SMALL, [gpu_of("h100"), gpu_of("1GiB")])
 
     large, small = estimate.fits
     assert (large.fits, small.fits) == (True, False)
@@ -63,7 +62,7 @@ def test_estimate_fits_exactly_where_the_margin_is_not_negative() -> None:
 
 
 def test_savings_are_differences_of_footprints_largest_first() -> None:
-    estimate = judged(SMALL, ROUTE, [])
+    estimate = judged(SMALL, [])
 
     by_id = {s.id: s for s in estimate.savings}
     checkpointed = replace(SMALL, checkpointing="full")

@@ -13,7 +13,7 @@ from fragdoctor.estimation.architectures import Dimensions, parameters_of
 from fragdoctor.estimation.calibration import published_range
 from fragdoctor.estimation.config_json import shape_of_config
 from fragdoctor.estimation.formula import formula_footprint, formula_needs, play, settled
-from fragdoctor.estimation.judge import Estimator, judged
+from fragdoctor.estimation.judge import judged
 from fragdoctor.estimation.tape import (
     CHURN_SHARE,
     Needs,
@@ -91,7 +91,6 @@ def test_reserved_covers_the_peak_and_peak_is_the_running_maximum(
     assert reserved_of(tape) >= most
 
 
-ROUTE = Estimator(formula_footprint, formula_needs, settled=settled)
 LLAMA_8B = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096,
     "intermediate_size": 14336, "num_attention_heads": 32, "num_hidden_layers": 32,
@@ -212,8 +211,7 @@ def test_exact_allocator_serves_large_models_within_the_upper_bound(
 def test_answer_does_not_depend_on_cache_that_happens_to_be_there() -> None:
     """Llama 3 8B on an H100 fitted at 512 tokens, not at 1,024, and again at 1,536 and 2,048."""
     states = [
-        judged(llama_8b(seq=seq), ROUTE, [gpu_of("h100")]).fits[0].state
-        for seq in (512, 1024, 1536, 2048)
+        judged(llama_8b(seq=seq), [gpu_of("h100")]).fits[0].state for seq in (512, 1024, 1536, 2048)
     ]
 
     assert len(set(states)) == 1
@@ -221,7 +219,7 @@ def test_answer_does_not_depend_on_cache_that_happens_to_be_there() -> None:
 
 @pytest.mark.slow
 def test_a_measure_that_the_first_line_names_lowers_the_peak() -> None:
-    estimate = judged(llama_8b(), ROUTE, [gpu_of("h100")])
+    estimate = judged(llama_8b(), [gpu_of("h100")])
 
     assert estimate.fits[0].state is FitState.TOO_CLOSE
     assert estimate.combinations[0].measures == ("fused_optimizer",)
@@ -232,7 +230,7 @@ def test_a_measure_that_the_first_line_names_lowers_the_peak() -> None:
 
 @pytest.mark.slow
 def test_spare_memory_is_what_is_left_of_the_worst_case() -> None:
-    estimate = judged(llama_8b(), ROUTE, [gpu_of("h200")])
+    estimate = judged(llama_8b(), [gpu_of("h200")])
     fit, footprint = estimate.fits[0], estimate.footprint
 
     assert fit.state is FitState.FITS
@@ -243,7 +241,7 @@ def test_spare_memory_is_what_is_left_of_the_worst_case() -> None:
 
 @pytest.mark.slow
 def test_quantised_adapters_are_found_where_not_even_one_sequence_fits() -> None:
-    estimate = judged(llama_8b(dtype="fp32", compute="7.5"), ROUTE, [gpu_of("t4")])
+    estimate = judged(llama_8b(dtype="fp32", compute="7.5"), [gpu_of("t4")])
 
     assert estimate.fits[0].largest_batch == 0
     best = estimate.combinations[0]
@@ -257,7 +255,7 @@ def test_quantised_adapters_are_found_where_not_even_one_sequence_fits() -> None
 
 @pytest.mark.slow
 def test_combination_is_what_its_options_give() -> None:
-    estimate = judged(llama_8b(batch=64), ROUTE, [gpu_of("a100-40g")])
+    estimate = judged(llama_8b(batch=64), [gpu_of("a100-40g")])
 
     assert estimate.combinations
     for found in estimate.combinations:
@@ -274,7 +272,7 @@ def test_nothing_is_promised_where_the_layers_are_not_known() -> None:
     needs = formula_needs(Workload(shape=unknown, dtype="bf16"))
 
     assert needs.high_bytes is None
-    estimate = judged(Workload(shape=unknown, dtype="bf16"), ROUTE, [gpu_of("h200")])
+    estimate = judged(Workload(shape=unknown, dtype="bf16"), [gpu_of("h200")])
     assert estimate.fits[0].state is FitState.TOO_CLOSE
     assert not estimate.fits[0].fits
     assert estimate.fits[0].margin_bytes < 0

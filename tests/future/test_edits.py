@@ -12,7 +12,7 @@ from stock import from_python
 
 from fragdoctor.analysis.growth import StepEnds
 from fragdoctor.errors import ConfigError, SimulationError
-from fragdoctor.future import edits
+from fragdoctor.future import edits, training_edits
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.simulator import simulate
 from fragdoctor.future.steps import Steps
@@ -208,7 +208,7 @@ def test_largest_step_first_runs_every_request_once() -> None:
 def test_batch_scaled_leaves_parameters_alone() -> None:
     reproduction = reproduced(stepped(4))
 
-    operations = changed(reproduction, edits.batch_scaled(0.5))
+    operations = changed(reproduction, training_edits.batch_scaled(0.5))
 
     before = Operations.of(reproduction.operations)
     assert operations.size[0] == 10 * MIB
@@ -222,8 +222,8 @@ def test_edits_refuse_wrong_numbers() -> None:
     for make in (
         lambda: edits.empty_cache_every(0),
         lambda: edits.sizes_padded(0),
-        lambda: edits.batch_scaled(0.0),
-        lambda: edits.batch_scaled(float("nan")),
+        lambda: training_edits.batch_scaled(0.0),
+        lambda: training_edits.batch_scaled(float("nan")),
     ):
         with pytest.raises(ConfigError):
             make()

@@ -23,11 +23,10 @@ from fragdoctor.future.recompute import checkpointed
 from fragdoctor.future.training_edits import (
     gradients_set_to_none,
     loss_in_chunks,
-    optimizer_fused,
     optimizer_one_by_one,
     passes_scaled,
     requests_freed_at,
-    states_offloaded,
+    requests_removed,
     states_quantized,
     step_in_backward,
 )
@@ -65,17 +64,17 @@ def chunks(run: TrainingRun) -> Edit:
 EDITS: dict[str, Callable[[TrainingRun], Edit]] = {
     "ckpt": layers,
     "chunk": chunks,
-    "fused": lambda run: optimizer_fused(run.temporary_row),
+    "fused": lambda run: requests_removed(run.temporary_row),
     "loop": lambda run: optimizer_one_by_one(run.temporary_row, run.optimizer[0]),
     "bit8": lambda run: states_quantized(run.state_row, run.temporary_row),
-    "sgd": lambda run: states_offloaded(
-        run.state_row, run.temporary_row
-    ),  # no state, no temporaries
+    "sgd": lambda run: requests_removed(  # no state, no temporaries
+        np.union1d(run.state_row, run.temporary_row)
+    ),
     "inbackward": lambda run: step_in_backward(run.backward, run.optimizer[1], run.temporary_row),
     "half": lambda run: passes_scaled(*run.steps, int(run.forward[0].max()), 0.5),
     "ckpt+chunk": lambda run: combined([chunks(run), layers(run)]),
     "ckpt+chunk+fused": lambda run: combined(
-        [chunks(run), layers(run), optimizer_fused(run.temporary_row)]
+        [chunks(run), layers(run), requests_removed(run.temporary_row)]
     ),
 }
 

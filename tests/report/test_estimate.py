@@ -11,8 +11,7 @@ import pytest
 from estimated_workloads import workload_of
 from schemas import must_fit_exactly, schema
 
-from fragdoctor.estimation.formula import formula_footprint, formula_needs
-from fragdoctor.estimation.judge import Estimator, judged
+from fragdoctor.estimation.judge import judged
 from fragdoctor.model.gpus import gpu_of, known_gpus
 from fragdoctor.model.memory_estimate import Estimate, PhaseName, Sureness
 from fragdoctor.model.workload import Attention
@@ -28,11 +27,7 @@ WORKLOAD = workload_of(
 @cache
 def estimate(*gpus: str, **changes: Any) -> Estimate:
     workload = replace(WORKLOAD, **changes)
-    return judged(
-        workload,
-        Estimator(formula_footprint, formula_needs, "So far off."),
-        [gpu_of(g) for g in gpus],
-    )
+    return judged(workload, [gpu_of(g) for g in gpus])
 
 
 @pytest.mark.parametrize(
@@ -105,9 +100,7 @@ def test_each_item_has_formula_and_source() -> None:
 def test_name_with_escape_sequences_is_shown_as_text() -> None:
     hostile = replace(WORKLOAD.shape, name="x\x1b[31m", source="\x1b]0;t\x07")
 
-    found = judged(
-        replace(WORKLOAD, shape=hostile), Estimator(formula_footprint, formula_needs), []
-    )
+    found = judged(replace(WORKLOAD, shape=hostile), [])
     text = "".join(
         render("estimate", name, found, RenderOptions(), explain=True)
         for name in ("text", "markdown", "html")

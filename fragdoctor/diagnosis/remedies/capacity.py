@@ -20,9 +20,9 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Remedy,
     helps,
 )
-from fragdoctor.future.edits import Edit, batch_scaled
+from fragdoctor.future.edits import Edit
 from fragdoctor.future.steps import Steps
-from fragdoctor.future.training_edits import passes_scaled
+from fragdoctor.future.training_edits import batch_scaled, passes_scaled
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.model.phases import Category

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+import numpy as np
+
 from fragdoctor.analysis.training_run import only_infers
 from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
 from fragdoctor.diagnosis.remedies.capacity import (
@@ -30,12 +32,12 @@ from fragdoctor.future.recompute import checkpointed
 from fragdoctor.future.training_edits import (
     gradients_set_to_none,
     loss_in_chunks,
-    optimizer_fused,
     optimizer_one_by_one,
-    states_offloaded,
+    requests_removed,
     states_quantized,
     step_in_backward,
 )
+from fragdoctor.model.arrays import distinct
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.model.frameworks import HAVE_FUSED
 from fragdoctor.rules.capacity.optimizer_state import optimizer_holders
@@ -64,7 +66,9 @@ class FusedOptimizer(SavingRemedy):
         run = case.training
         if not can_be_fused(case):
             return ()
-        return (optimizer_fused(run.temporary_row),) if run and len(run.temporary_row) else ()
+        if not run or not len(run.temporary_row):
+            return ()
+        return (requests_removed(run.temporary_row, "fused optimizer"),)
 
 
 _OPTIMIZER: Final = re.compile(r"/torch/optim/(\w+)\.py$")
@@ -258,7 +262,8 @@ class OffloadOptimizer(SavingRemedy):
         run = case.training
         if run is None or not len(run.state_row):
             return ()
-        return (states_offloaded(run.state_row, run.temporary_row),)
+        rows = distinct(np.append(run.state_row, run.temporary_row))
+        return (requests_removed(rows, "optimizer states on the host"),)
 
 
 class StepInBackward(SavingRemedy):

@@ -13,14 +13,14 @@ from typing import Final
 from fragdoctor.estimation.recipes.deepspeed import DEVICE, stage
 from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.entries import (
-    Becomes,
     Format,
-    Matters,
     Reading,
     Rule,
     count,
+    facts,
     harmless,
     is_off,
+    matters,
     mixed_dtype,
     one_of,
     text_of,
@@ -38,45 +38,44 @@ SHARDING: Final = one_of(
 )  # fmt: skip
 _WHOLE: Final = "weights stay gathered between forward and backward, which needs more"
 
-FSDP_RULES: Final[dict[str, Rule]] = {
-    "fsdp_sharding_strategy": Becomes("stage", SHARDING),
-    "fsdp_offload_params": Becomes("offload_fsdp", when_on(True)),
-    "fsdp_forward_prefetch": Matters("a layer that is gathered ahead is not counted"),
-    "fsdp_activation_checkpointing": Becomes("checkpointing", when_on("full")),
-}
+FSDP_RULES: Final[dict[str, Rule]] = facts(
+    ("stage", SHARDING, "fsdp_sharding_strategy"),
+    ("offload_fsdp", when_on(True), "fsdp_offload_params"),
+    ("checkpointing", when_on("full"), "fsdp_activation_checkpointing"),
+) | matters("""
+        fsdp_forward_prefetch: a layer that is gathered ahead is not counted
+    """)
 """Entries of FSDP as several programs write them; ``complete_fsdp`` reads the rest."""
 
-_RULES: Final[dict[str, Rule]] = {
-    "distributed_type": Becomes("engine", ENGINE),
-    "use_fsdp": Becomes("engine", when_on("fsdp")),
-    "use_deepspeed": Becomes("engine", when_on("deepspeed")),
-    "multi_gpu": Becomes("engine", when_on("ddp")),
-    "mixed_precision": Becomes("mixed", mixed_dtype),
-    "num_processes": Becomes("n_gpus", count),
-    "num_machines": Becomes("n_nodes", count),
-    "nproc_per_node": Becomes("gpus_per_node", count),
-    "nproc-per-node": Becomes("gpus_per_node", count),
-    "num_gpus": Becomes("gpus_per_node", count),
-    "nnodes": Becomes("n_nodes", count),
-    "num_nodes": Becomes("n_nodes", count),
-    "zero_stage": Becomes("stage", stage),
-    "offload_optimizer_device": Becomes("offload_optimizer", DEVICE),
-    "offload_param_device": Becomes("offload_parameters", DEVICE),
-    "gradient_accumulation_steps": Becomes("grad_accumulation", count),
-    **FSDP_RULES,
-    "parallelism_config_tp_size": Becomes("tensor_parallel", count),
-    "parallelism_config_cp_size": Becomes("context_parallel", count),
-    "parallelism_config_sp_size": Becomes("context_parallel", count),
-    "parallelism_config_dp_replicate_size": Becomes("replicas", count),
-    "parallelism_config_dp_shard_size": Becomes("shard", count),
-    "megatron_lm_tp_degree": Becomes("tensor_parallel", count),
-    "megatron_lm_pp_degree": Becomes("pipeline_parallel", count),
-    "megatron_lm_sequence_parallelism": Becomes("sequence_parallel", when_on(True)),
-    "megatron_lm_recompute_activations": Matters("--checkpointing says it"),
-    "megatron_lm_use_distributed_optimizer": Becomes("stage", when_on(1)),
-    "dynamo_backend": Matters("what a compiler saves is not counted"),
-    "backend": Matters("8-bit floating point is counted as bf16"),
-}
+_RULES: Final[dict[str, Rule]] = (
+    FSDP_RULES
+    | facts(
+        ("engine", ENGINE, "distributed_type"),
+        ("engine", when_on("fsdp"), "use_fsdp"),
+        ("engine", when_on("deepspeed"), "use_deepspeed"),
+        ("engine", when_on("ddp"), "multi_gpu"),
+        ("mixed", mixed_dtype, "mixed_precision"),
+        ("n_gpus", count, "num_processes"),
+        ("n_nodes", count, "num_machines nnodes num_nodes"),
+        ("gpus_per_node", count, "nproc_per_node nproc-per-node num_gpus"),
+        ("stage", stage, "zero_stage"),
+        ("offload_optimizer", DEVICE, "offload_optimizer_device"),
+        ("offload_parameters", DEVICE, "offload_param_device"),
+        ("grad_accumulation", count, "gradient_accumulation_steps"),
+        ("tensor_parallel", count, "parallelism_config_tp_size megatron_lm_tp_degree"),
+        ("context_parallel", count, "parallelism_config_cp_size parallelism_config_sp_size"),
+        ("replicas", count, "parallelism_config_dp_replicate_size"),
+        ("shard", count, "parallelism_config_dp_shard_size"),
+        ("pipeline_parallel", count, "megatron_lm_pp_degree"),
+        ("sequence_parallel", when_on(True), "megatron_lm_sequence_parallelism"),
+        ("stage", when_on(1), "megatron_lm_use_distributed_optimizer"),
+    )
+    | matters("""
+        megatron_lm_recompute_activations: --checkpointing says it
+        dynamo_backend: what a compiler saves is not counted
+        backend: 8-bit floating point is counted as bf16
+    """)
+)
 
 
 def offload_to_host(reading: Reading) -> None:
@@ -108,22 +107,20 @@ def complete_fsdp(reading: Reading, entries: Entries) -> None:
     offload_to_host(reading)
 
 
-def _complete_engine(reading: Reading, keys: str) -> None:
-    """Tell from other entries how a run is shared, where no entry says it."""
-    if "fsdp_config" in keys or "fsdp_sharding" in keys:
-        reading.take("engine", "fsdp", "fsdp_config", "FSDP", is_default=True)
-    elif "zero_stage" in keys or "deepspeed_config" in keys:
-        reading.take("engine", "deepspeed", "deepspeed_config", "DeepSpeed", is_default=True)
-
-
 def _complete(reading: Reading, entries: Entries) -> None:
-    if "distributed_type" not in entries:
-        _complete_engine(reading, " ".join(entries))
+    keys = " ".join(entries)
+    if "distributed_type" in entries:
+        pass
+    elif "fsdp_config" in keys or "fsdp_sharding" in keys:
+        reading.default("engine", "fsdp", "fsdp_config", "FSDP")
+    elif "zero_stage" in keys or "deepspeed_config" in keys:
+        reading.default("engine", "deepspeed", "deepspeed_config", "DeepSpeed")
+
     if reading.value("engine") != "fsdp":
         for fact in ("offload_fsdp", "hybrid"):
             reading.drop(fact, "FSDP is not used")
     if reading.value("engine") == "deepspeed" and not reading.references:
-        reading.take("stage", 2, "zero_stage", 2, is_default=True)
+        reading.default("stage", 2, "zero_stage")
     elif reading.value("engine") != "deepspeed":
         for fact in ("offload_optimizer", "offload_parameters"):
             reading.drop(fact, "DeepSpeed is not used")

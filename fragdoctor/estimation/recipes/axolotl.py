@@ -15,14 +15,14 @@ from fragdoctor.estimation.recipes.entries import (
     AUTO,
     HARMLESS_IN_TRAINING,
     LOSS_IN_PARTS,
-    Becomes,
     Format,
-    Matters,
     Reading,
     Rule,
     count,
+    facts,
     harmless,
     is_off,
+    matters,
     name,
     one_of,
     optimizer,
@@ -54,99 +54,80 @@ def _bf16(value: Any) -> str | None:
     return "bf16" if value == AUTO or not is_off(value) else None
 
 
-def _checkpointing(value: Any) -> str | None:
-    if is_off(value):
-        return None
-    return "full"
-
-
 def _plugins(value: Any) -> str | None:
     """Return what a plugin means: which ones save memory is said by their entries, but for one."""
     return "fused" if "CutCrossEntropy" in str(value) else None
 
 
-_RULES: Final[dict[str, Rule]] = {
-    "base_model": Becomes("model", name),
-    **TRAINER_RULES,
-    "micro_batch_size": Becomes("batch", count),
-    "sequence_len": Becomes("seq", count),
-    "optimizer": Becomes("optimizer", optimizer),
-    "gradient_checkpointing": Becomes("checkpointing", _checkpointing),
-    "fsdp_config.activation_checkpointing": Becomes("checkpointing", when_on("full")),
-    "fsdp_config.offload_params": Becomes("offload_fsdp", when_on(True)),
-    "bf16": Becomes("mixed", _bf16),
-    "bfloat16": Becomes("mixed", _bf16),
-    "float16": Becomes("mixed", when_on("fp16")),
-    "adapter": Becomes("adapter", _ADAPTER),
-    "lora_r": Becomes("rank", count),
-    "lora_target_modules": Becomes("targets", targets),
-    "peft_use_dora": Becomes("dora", when_on(True)),
-    "load_in_4bit": Becomes("quantised", when_on("int4")),
-    "load_in_8bit": Becomes("quantised", when_on("int8")),
-    "flash_attention": Becomes("attention", when_on("flash")),
-    "sdp_attention": Becomes("attention", when_on("sdpa")),
-    "flex_attention": Becomes("attention", when_on("flash")),
-    "sage_attention": Becomes("attention", when_on("flash")),
-    "xformers_attention": Becomes("attention", when_on("sdpa")),
-    "eager_attention": Becomes("attention", when_on("eager")),
-    "activation_offloading": Becomes("offload_activations", when_on(True)),
-    "world_size": Becomes("n_gpus", count),
-    "dp_shard_size": Becomes("shard_degree", count),
-    "context_parallel_size": Becomes("context_parallel", count),
-    "sequence_parallel_degree": Becomes("context_parallel", count),
-    "tensor_parallel_size": Becomes("tensor_parallel", count),
-    **LORA_RULES,
-    "plugins": Becomes("logits", _plugins),
-    "chunked_cross_entropy": Matters(LOSS_IN_PARTS),
-    "flash_attn_cross_entropy": Matters(LOSS_IN_PARTS),
-    "cut_cross_entropy": Becomes("logits", when_on("fused")),
-    "liger_fused_linear_cross_entropy": Becomes("logits", when_on("fused")),
-    "liger_cross_entropy": Matters(LOSS_IN_PARTS),
-    "liger_rms_norm": Matters("fused norms keep less than is counted"),
-    "liger_layer_norm": Matters("fused norms keep less than is counted"),
-    "liger_glu_activation": Matters("a fused activation keeps less than is counted"),
-    "liger_swiglu": Matters("a fused activation keeps less than is counted"),
-    "liger_rope": Matters("fused rotary embeddings keep less than is counted"),
-    "lora_mlp_kernel": Matters("fused kernels of adapters keep less than is counted"),
-    "lora_qkv_kernel": Matters("fused kernels of adapters keep less than is counted"),
-    "lora_o_kernel": Matters("fused kernels of adapters keep less than is counted"),
-    "unsloth_cross_entropy_loss": Matters(LOSS_IN_PARTS),
-    "selective_checkpointing": Matters("selective checkpointing is not counted: it needs more"),
-    "layer_offloading": Matters("layers on the host are not counted: they need less"),
-    "tiled_mlp": Matters("a feed-forward layer in tiles is not counted: it needs less"),
-    "eval_batch_size": Matters(EVALUATION),
-    "eval_sequence_len": Matters("an evaluation pass is not counted"),
-    "unfrozen_parameters": Matters("all parameters are counted as trained: a part needs less"),
-    "lora_on_cpu": Matters("adapters are counted on the GPU"),
-    "lora_layers_to_transform": Matters("adapters are counted on all layers"),
-    "peft_layers_to_transform": Matters("adapters are counted on all layers"),
-    "embeddings_skip_upcast": Matters("fp32 embeddings are not counted"),
-    "fp32_norms": Matters("fp32 norms are not counted"),
-    "fp8": Matters("8-bit floating point is counted as bf16"),
-    "qat": Matters("fake quantisation keeps copies, which are not counted: it needs more"),
-    "quantize_moe_experts": Matters("quantised experts are counted with the rest"),
-    "gptq": Matters("the model's own quantisation is counted where its config.json says it"),
-    "model_quantization_config": Becomes("loads_as", name),
-    "model_quantization_config_kwargs.dequantize": Becomes("dequantised", when_on(True)),
-    "fused_attn_kernel": Matters("fused kernels of attention keep less than is counted"),
-    "gpu_memory_limit": Matters("a limit is not heeded; --gpu SIZE says it"),
-    "max_memory": Matters("a limit is not heeded; --gpu SIZE says it"),
-    "device_map": Matters("a model spread over several GPUs is not counted"),
-    "rl": Becomes("rl", text_of),
-    "reward_model": Matters("the head of a reward model is not counted"),
-    "process_reward_model": Matters("the head of a reward model is not counted"),
-    "num_labels": Matters("the head of a classifier is not counted"),
-    "trl.use_vllm": Matters(GENERATION),
-    "trl.max_completion_length": Becomes("completion", count),
-    "vllm": Matters(GENERATION),
-    "relora": Matters("ReLoRA's merging is not counted"),
-    "auto_find_batch_size": TRAINER_RULES["auto_find_batch_size"],
-    "torch_compile": Matters(COMPILED),
-    "deepcompile": Matters(COMPILED),
-    "dion_rank_fraction": Matters("states of Dion are not counted by rank"),
-    "image_size": Matters("pictures are not counted: they need more"),
-    "resize_token_embeddings_to_32x": Matters("a few more rows of the embedding are not counted"),
-}
+_RULES: Final[dict[str, Rule]] = (
+    TRAINER_RULES
+    | LORA_RULES
+    | facts(
+        ("model", name, "base_model"),
+        ("batch", count, "micro_batch_size"),
+        ("seq", count, "sequence_len"),
+        ("optimizer", optimizer, "optimizer"),
+        ("checkpointing", when_on("full"), "gradient_checkpointing"),
+        ("checkpointing", when_on("full"), "fsdp_config.activation_checkpointing"),
+        ("offload_fsdp", when_on(True), "fsdp_config.offload_params"),
+        ("mixed", _bf16, "bf16 bfloat16"),
+        ("mixed", when_on("fp16"), "float16"),
+        ("adapter", _ADAPTER, "adapter"),
+        ("rank", count, "lora_r"),
+        ("targets", targets, "lora_target_modules"),
+        ("dora", when_on(True), "peft_use_dora"),
+        ("quantised", when_on("int4"), "load_in_4bit"),
+        ("quantised", when_on("int8"), "load_in_8bit"),
+        ("attention", when_on("flash"), "flash_attention flex_attention sage_attention"),
+        ("attention", when_on("sdpa"), "sdp_attention xformers_attention"),
+        ("attention", when_on("eager"), "eager_attention"),
+        ("offload_activations", when_on(True), "activation_offloading"),
+        ("n_gpus", count, "world_size"),
+        ("shard_degree", count, "dp_shard_size"),
+        ("context_parallel", count, "context_parallel_size sequence_parallel_degree"),
+        ("tensor_parallel", count, "tensor_parallel_size"),
+        ("logits", _plugins, "plugins"),
+        ("logits", when_on("fused"), "cut_cross_entropy liger_fused_linear_cross_entropy"),
+        ("loads_as", name, "model_quantization_config"),
+        ("dequantised", when_on(True), "model_quantization_config_kwargs.dequantize"),
+        ("rl", text_of, "rl"),
+        ("completion", count, "trl.max_completion_length"),
+    )
+    | matters(f"""
+        chunked_cross_entropy flash_attn_cross_entropy liger_cross_entropy \
+            unsloth_cross_entropy_loss: {LOSS_IN_PARTS}
+        liger_rms_norm liger_layer_norm: fused norms keep less than is counted
+        liger_glu_activation liger_swiglu: a fused activation keeps less than is counted
+        liger_rope: fused rotary embeddings keep less than is counted
+        lora_mlp_kernel lora_qkv_kernel lora_o_kernel: fused kernels of adapters keep less than \
+            is counted
+        selective_checkpointing: selective checkpointing is not counted: it needs more
+        layer_offloading: layers on the host are not counted: they need less
+        tiled_mlp: a feed-forward layer in tiles is not counted: it needs less
+        eval_batch_size: {EVALUATION}
+        eval_sequence_len: an evaluation pass is not counted
+        unfrozen_parameters: all parameters are counted as trained: a part needs less
+        lora_on_cpu: adapters are counted on the GPU
+        lora_layers_to_transform peft_layers_to_transform: adapters are counted on all layers
+        embeddings_skip_upcast: fp32 embeddings are not counted
+        fp32_norms: fp32 norms are not counted
+        fp8: 8-bit floating point is counted as bf16
+        qat: fake quantisation keeps copies, which are not counted: it needs more
+        quantize_moe_experts: quantised experts are counted with the rest
+        gptq: the model's own quantisation is counted where its config.json says it
+        fused_attn_kernel: fused kernels of attention keep less than is counted
+        gpu_memory_limit max_memory: a limit is not heeded; --gpu SIZE says it
+        device_map: a model spread over several GPUs is not counted
+        reward_model process_reward_model: the head of a reward model is not counted
+        num_labels: the head of a classifier is not counted
+        trl.use_vllm vllm: {GENERATION}
+        relora: ReLoRA's merging is not counted
+        torch_compile deepcompile: {COMPILED}
+        dion_rank_fraction: states of Dion are not counted by rank
+        image_size: pictures are not counted: they need more
+        resize_token_embeddings_to_32x: a few more rows of the embedding are not counted
+    """)
+)
 
 _NEEDS_REFERENCE: Final = ("dpo", "ipo", "kto")
 _PAIRED: Final = ("dpo", "ipo", "orpo", "simpo", "cpo")
@@ -157,24 +138,25 @@ def _complete(reading: Reading, entries: Entries) -> None:
     if reading.value("mixed"):
         mixed = reading.facts["mixed"]
         reading.take("weights", mixed.value, mixed.key, mixed.text)
-    reading.take("optimizer", "adamw-fused", "optimizer", "adamw_torch_fused", is_default=True)
-    if reading.unsayable.get("optimizer"):
-        reading.drop("optimizer", "")
-    reading.take("batch", 1, "micro_batch_size", 1, is_default=True)
-    reading.take("seq", 512, "sequence_len", 512, is_default=True)
+    reading.default("optimizer", "adamw-fused", "optimizer", "adamw_torch_fused")
+    reading.default("batch", 1, "micro_batch_size")
+    reading.default("seq", 512, "sequence_len")
     _complete_adapter(reading, entries)
-    _complete_quantisation(reading)
+    if reading.value("dequantised"):
+        reading.drop("loads_as", "it is dequantised")
+    else:
+        counted = "quantisation on load is counted where the model's config.json has it"
+        reading.drop("loads_as", counted, Bearing.MATTERS)
     _complete_loss_of_preferences(reading)
     activation = text_of(entries.get("gradient_checkpointing"))
     if "offload" in activation:
-        key = "gradient_checkpointing"
-        reading.take("offload_activations", True, key, activation)
+        reading.take("offload_activations", True, "gradient_checkpointing", activation)
     if not is_off(entries.get("fsdp_config")) or any(k.startswith("fsdp_config.") for k in entries):
-        reading.take("engine", "fsdp", "fsdp_config", "FSDP", is_default=True)
-    if "fsdp_config.fsdp_version" in entries or "fsdp_version" in entries:
-        reading.take("engine", "fsdp", "fsdp_version", "FSDP", is_default=True)
+        reading.default("engine", "fsdp", "fsdp_config", "FSDP")
+    if "fsdp_version" in entries:
+        reading.default("engine", "fsdp", "fsdp_version", "FSDP")
     if not is_off(reading.value("shard_degree")):
-        reading.take("engine", "fsdp", "dp_shard_size", "FSDP", is_default=True)
+        reading.default("engine", "fsdp", "dp_shard_size", "FSDP")
     complete_evaluation(reading)
     complete_fsdp(reading, entries)
 
@@ -186,30 +168,19 @@ def _complete_adapter(reading: Reading, entries: Entries) -> None:
             reading.drop("quantised", "without an adapter nothing is quantised")
         return
     if not is_off(entries.get("lora_target_linear")):
-        found = reading.facts.pop("targets", None)
-        if found is not None and found.value != "all-linear":
-            reading.leave(found.key, found.text, Bearing.NONE, "lora_target_linear names them all")
+        if reading.value("targets") != "all-linear":
+            reading.drop("targets", "lora_target_linear names them all")
+        reading.facts.pop("targets", None)
         reading.take("targets", "all-linear", "lora_target_linear", "true")
-    reading.take("rank", 8, "lora_r", 8, is_default=True)
-    reading.take("targets", "q_proj,v_proj", "lora_target_modules", "as PEFT", is_default=True)
-
-
-def _complete_quantisation(reading: Reading) -> None:
-    """Tell a checkpoint that is stored quantised and used so from one that is not."""
-    loads = reading.facts.pop("loads_as", None)
-    if loads is not None and not reading.value("dequantised"):
-        reason = "quantisation on load is counted where the model's config.json has it"
-        reading.leave(loads.key, loads.text, Bearing.MATTERS, reason)
-    elif loads is not None:
-        reading.leave(loads.key, loads.text, Bearing.NONE, "it is dequantised")
+    reading.default("rank", 8, "lora_r")
+    reading.default("targets", "q_proj,v_proj", "lora_target_modules", "as PEFT")
 
 
 def _complete_loss_of_preferences(reading: Reading) -> None:
-    found = reading.facts.pop("rl", None)
     reading.drop("completion", "a limit of the answer")
+    found = reading.drop("rl", "see the notes")
     if found is None:
         return
-    reading.leave(found.key, found.text, Bearing.NONE, "see the notes")
     count_preferences(
         reading,
         f"rl {found.text}: ",

@@ -9,7 +9,7 @@ from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.entries import (
     AUTO,
     HARMLESS_IN_TRAINING,
-    Becomes,
+    Convert,
     Fact,
     Format,
     Matters,
@@ -17,8 +17,10 @@ from fragdoctor.estimation.recipes.entries import (
     Rule,
     UnsayableError,
     count,
+    facts,
     harmless,
     is_off,
+    matters,
     one_of,
     optimizer_class,
     when_on,
@@ -40,83 +42,69 @@ def stage(value: Any) -> int | None:
     return int(value)
 
 
-def _mixed(kind: str) -> Becomes:
-    return Becomes("mixed", lambda value: None if value == AUTO or is_off(value) else kind)
+def _unless_auto(kind: str) -> Convert:
+    return lambda value: None if value == AUTO or is_off(value) else kind
 
 
 _BUCKETS: Final = Matters("buckets are not counted by their size: larger ones need more")
-_RULES: Final[dict[str, Rule]] = {
-    "zero_optimization.stage": Becomes("stage", stage),
-    "zero_optimization.offload_optimizer.device": Becomes("offload_optimizer", DEVICE),
-    "zero_optimization.offload_param.device": Becomes("offload_parameters", DEVICE),
-    "zero_optimization.cpu_offload": Becomes("offload_optimizer", when_on(True)),
-    "zero_optimization.cpu_offload_params": Becomes("offload_parameters", when_on(True)),
-    "zero_optimization.reduce_bucket_size": _BUCKETS,
-    "zero_optimization.allgather_bucket_size": _BUCKETS,
-    "zero_optimization.stage3_prefetch_bucket_size": _BUCKETS,
-    "zero_optimization.stage3_max_live_parameters": Matters(
-        "weights that stay gathered are not counted: a large limit needs more"
-    ),
-    "zero_optimization.stage3_param_persistence_threshold": Matters(
-        "small weights that are never shared are not counted"
-    ),
-    "zero_optimization.max_live_parameters": Matters(
-        "weights that stay gathered are not counted: a large limit needs more"
-    ),
-    "zero_optimization.overlap_comm": Matters(
-        "buckets are counted once; those that are filled meanwhile need more"
-    ),
-    "zero_optimization.sub_group_size": Matters(
-        "the optimizer's step is not counted in groups: smaller ones need less"
-    ),
-    "zero_optimization.zero_hpz_partition_size": Matters(
-        "a second copy of the weights on each node (ZeRO++) is not counted: it needs more"
-    ),
-    "zero_optimization.zero_quantized_weights": Matters("quantised gathering is not counted"),
-    "zero_optimization.zero_quantized_gradients": Matters("quantised gradients are not counted"),
-    "zero_optimization.mics_shard_size": Matters("sharing within groups (MiCS) is not counted"),
-    "zero_optimization.offload_optimizer.ratio": Matters("offloading a part is counted as all"),
-    "bf16.enabled": _mixed("bf16"),
-    "bfloat16.enabled": _mixed("bf16"),
-    "fp16.enabled": _mixed("fp16"),
-    "fp16.auto_cast": Matters("inputs are cast, which is not counted"),
-    "amp.enabled": _mixed("fp16"),
-    "torch_autocast.enabled": Matters("autocast inside of DeepSpeed is not counted"),
-    "data_types.grad_accum_dtype": Matters("--grad-dtype says it"),
-    "train_micro_batch_size_per_gpu": Becomes("batch", count),
-    "gradient_accumulation_steps": Becomes("grad_accumulation", count),
-    "optimizer.type": Becomes("optimizer", optimizer_class),
-    "activation_checkpointing.partition_activations": Matters(
-        "the model's code decides on checkpointing; partitioned activations need less"
-    ),
-    "activation_checkpointing.cpu_checkpointing": Matters(
-        "checkpoints on the host are not counted: they need less"
-    ),
-    "activation_checkpointing.number_checkpoints": Matters("--checkpointing says it"),
-    "tensor_parallel.autotp_size": Becomes("tensor_parallel", count),
-    "tensor_parallel.tp_size": Becomes("tensor_parallel", count),
-    "sequence_parallel_size": Becomes("context_parallel", count),
-    "pipeline.stages": Becomes("pipeline_parallel", count),
-    "compile.deepcompile": Matters("what a compiler saves is not counted"),
-    "compile.disable": Matters("whether a compiler is used is not counted"),
-    "quantize_training.enabled": Matters("quantised training is not counted"),
-    "compression_training": Matters("compression during training is not counted"),
-    "data_efficiency.data_routing.random_ltd.enabled": Matters(
-        "dropped tokens (random-LTD) are not counted: they need less"
-    ),
-    "curriculum_learning.enabled": Matters("growing sequences are counted at --seq"),
-    "progressive_layer_drop.enabled": Matters("dropped layers are counted"),
-    "sparse_attention.mode": Matters("sparse attention is not counted"),
-}
+_RULES: Final[dict[str, Rule]] = facts(
+    ("stage", stage, "zero_optimization.stage"),
+    ("offload_optimizer", DEVICE, "zero_optimization.offload_optimizer.device"),
+    ("offload_parameters", DEVICE, "zero_optimization.offload_param.device"),
+    ("offload_optimizer", when_on(True), "zero_optimization.cpu_offload"),
+    ("offload_parameters", when_on(True), "zero_optimization.cpu_offload_params"),
+    ("mixed", _unless_auto("bf16"), "bf16.enabled bfloat16.enabled"),
+    ("mixed", _unless_auto("fp16"), "fp16.enabled amp.enabled"),
+    ("batch", count, "train_micro_batch_size_per_gpu"),
+    ("grad_accumulation", count, "gradient_accumulation_steps"),
+    ("optimizer", optimizer_class, "optimizer.type"),
+    ("tensor_parallel", count, "tensor_parallel.autotp_size tensor_parallel.tp_size"),
+    ("context_parallel", count, "sequence_parallel_size"),
+    ("pipeline_parallel", count, "pipeline.stages"),
+) | matters("""
+        zero_optimization.reduce_bucket_size zero_optimization.allgather_bucket_size \
+            zero_optimization.stage3_prefetch_bucket_size: buckets are not counted by their size: \
+            larger ones need more
+        zero_optimization.stage3_max_live_parameters zero_optimization.max_live_parameters: \
+            weights that stay gathered are not counted: a large limit needs more
+        zero_optimization.stage3_param_persistence_threshold: small weights that are never shared \
+            are not counted
+        zero_optimization.overlap_comm: buckets are counted once; those that are filled meanwhile \
+            need more
+        zero_optimization.sub_group_size: the optimizer's step is not counted in groups: smaller \
+            ones need less
+        zero_optimization.zero_hpz_partition_size: a second copy of the weights on each node \
+            (ZeRO++) is not counted: it needs more
+        zero_optimization.zero_quantized_weights: quantised gathering is not counted
+        zero_optimization.zero_quantized_gradients: quantised gradients are not counted
+        zero_optimization.mics_shard_size: sharing within groups (MiCS) is not counted
+        zero_optimization.offload_optimizer.ratio: offloading a part is counted as all
+        fp16.auto_cast: inputs are cast, which is not counted
+        torch_autocast.enabled: autocast inside of DeepSpeed is not counted
+        data_types.grad_accum_dtype: --grad-dtype says it
+        activation_checkpointing.partition_activations: the model's code decides on \
+            checkpointing; partitioned activations need less
+        activation_checkpointing.cpu_checkpointing: checkpoints on the host are not counted: they \
+            need less
+        activation_checkpointing.number_checkpoints: --checkpointing says it
+        compile.deepcompile: what a compiler saves is not counted
+        compile.disable: whether a compiler is used is not counted
+        quantize_training.enabled: quantised training is not counted
+        compression_training: compression during training is not counted
+        data_efficiency.data_routing.random_ltd.enabled: dropped tokens (random-LTD) are not \
+            counted: they need less
+        curriculum_learning.enabled: growing sequences are counted at --seq
+        progressive_layer_drop.enabled: dropped layers are counted
+        sparse_attention.mode: sparse attention is not counted
+    """)
 
 _BATCH: Final = "train_batch_size"
 
 
 def _complete(reading: Reading, entries: Entries) -> None:
     """Say that DeepSpeed is used, and take the batch from the whole one where that is possible."""
-    reading.take("engine", "deepspeed", "zero_optimization", "DeepSpeed", is_default=True)
-    if "stage" not in reading.facts:
-        reading.take("stage", 0, "zero_optimization.stage", 0, is_default=True)
+    reading.default("engine", "deepspeed", "zero_optimization", "DeepSpeed")
+    reading.default("stage", 0, "zero_optimization.stage")
     own = reading.facts.get("optimizer")
     is_own = is_off(entries.get("optimizer.params.torch_adam"))
     if own is not None and own.value in ("adam", "adamw") and is_own:

@@ -60,6 +60,17 @@ class Matters:
 Rule = Becomes | Matters
 
 
+def facts(*rows: tuple[str, Convert, str]) -> dict[str, Rule]:
+    """Return the rules of rows: a fact, what makes it of a value, and the entries that say it."""
+    return {key: Becomes(fact, convert) for fact, convert, keys in rows for key in keys.split()}
+
+
+def matters(rows: str) -> dict[str, Rule]:
+    """Return the rules of lines: entries, a colon, and what of them is not counted."""
+    parts = (" ".join(line.split()).partition(": ") for line in rows.split("\n") if line.strip())
+    return {key: Matters(reason) for keys, _, reason in parts for key in keys.split()}
+
+
 @frozen
 class Fact:
     """What one entry says."""
@@ -100,17 +111,19 @@ class Reading:
 
     def default(self, fact: str, value: Any, key: str, text: Any = None) -> None:
         """Note what the program takes where no entry says a fact; ``text`` shows it otherwise."""
-        self.take(fact, value, key, value if text is None else text, is_default=True)
+        if fact not in self.unsayable:
+            self.take(fact, value, key, value if text is None else text, is_default=True)
 
     def leave(self, key: str, value: Any, bearing: Bearing, reason: str = "") -> None:
         """Note an entry that becomes nothing."""
         self.unused.append(UnusedEntry(shown(key), shown(value), bearing, reason))
 
-    def drop(self, fact: str, reason: str) -> None:
-        """Take back a fact that means nothing beside the others; a default leaves no trace."""
+    def drop(self, fact: str, reason: str = "", bearing: Bearing = Bearing.NONE) -> Fact | None:
+        """Take back, and return, a fact that becomes nothing; a default leaves no trace."""
         found = self.facts.pop(fact, None)
         if found is not None and not found.is_default:
-            self.unused.append(UnusedEntry(found.key, found.text, Bearing.NONE, reason))
+            self.unused.append(UnusedEntry(found.key, found.text, bearing, reason))
+        return found
 
 
 @frozen
@@ -123,7 +136,6 @@ class Format:
             stands between nested names.
         rules: what entries become. An entry inside of ``sections`` is also found by its last name.
         harmless: entries that have nothing to do with the memory of a GPU.
-        defaults: what the program takes for an entry that is missing, where that decides memory.
         sections: nested mappings whose entries ``rules`` names without them.
         references: entries that may hold another configuration, or its path.
         complete: puts together what single entries do not say.
@@ -134,7 +146,6 @@ class Format:
     signs: Sequence[frozenset[str]]
     rules: Mapping[str, Rule]
     harmless: re.Pattern[str]
-    defaults: Mapping[str, Any] = field(default_factory=dict)
     sections: Sequence[str] = ()
     references: Sequence[str] = ()
     complete: Callable[[Reading, Entries], None] = lambda _reading, _entries: None
@@ -212,12 +223,6 @@ def read(format_: Format, entries: Entries, source: str) -> Reading:
     given = flat({key: value for key, value in entries.items() if key not in held})
     for key, value in given.items():
         _read_entry(reading, key, value)
-    for key, value in format_.defaults.items():
-        rule = format_.rules[key]
-        if isinstance(rule, Becomes) and rule.fact not in reading.facts.keys() | reading.unsayable:
-            converted = rule.convert(value)
-            if converted is not None:
-                reading.take(rule.fact, converted, key, value, is_default=True)
     format_.complete(reading, given)
     return reading
 

@@ -14,7 +14,6 @@ from fragdoctor.estimation.recipes.accelerate import complete_fsdp
 from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.entries import (
     HARMLESS_IN_TRAINING,
-    Becomes,
     Format,
     Matters,
     Reading,
@@ -22,8 +21,10 @@ from fragdoctor.estimation.recipes.entries import (
     UnsayableError,
     attention,
     count,
+    facts,
     harmless,
     is_off,
+    matters,
     name,
     one_of,
     targets,
@@ -68,57 +69,55 @@ def _unknown_optimizer(value: Any) -> None:
 
 
 _PICTURES: Final = Matters("pictures and videos are not counted: they need more")
-_RULES: Final[dict[str, Rule]] = {
-    "model_name_or_path": Becomes("model", name),
-    **{key: rule for key, rule in TRAINER_RULES.items() if key != "gradient_checkpointing"},
-    "disable_gradient_checkpointing": Becomes("checkpointing", when_on("none")),
-    "cutoff_len": Becomes("seq", count),
-    "finetuning_type": Becomes("adapter", _TUNING),
-    "lora_rank": Becomes("rank", count),
-    "lora_target": Becomes("targets", targets),
-    "use_dora": Becomes("dora", when_on(True)),
-    "quantization_bit": Becomes("quantised", _bits),
-    "flash_attn": Becomes("attention", attention),
-    "pure_bf16": Becomes("pure", when_on("bf16")),
-    "use_galore": Becomes("optimizer", when_on("galore")),
-    "use_muon": Becomes("optimizer", when_on("muon")),
-    "use_apollo": Becomes("optimizer", _unknown_optimizer),
-    "use_badam": Becomes("optimizer", _unknown_optimizer),
-    "use_adam_mini": Becomes("optimizer", _unknown_optimizer),
-    "galore_rank": Matters("GaLore's states are counted at rank 128"),
-    "stage": Becomes("task", text_of),
-    **LORA_RULES,
-    "additional_target": Matters("layers trained beside the adapters are not counted"),
-    "pissa_init": Matters("the initialisation of adapters (PiSSA) is not counted"),
-    "quantization_method": Becomes("method", text_of),
-    "double_quantization": Becomes("double", lambda value: "no" if is_off(value) else None),
-    "enable_liger_kernel": Becomes("logits", when_on("fused")),
-    "use_unsloth": Matters("Unsloth's kernels and loss keep less than is counted"),
-    "use_unsloth_gc": Matters("checkpoints on the host are not counted: they need less"),
-    "upcast_layernorm": Matters("fp32 norms are not counted: they need more"),
-    "upcast_lmhead_output": Matters("fp32 logits are counted once"),
-    "shift_attn": Matters("shifted attention is not counted"),
-    "mixture_of_depths": Matters("skipped layers are counted"),
-    "use_asft_loss": Matters(REFERENCE),
-    "ref_model": Matters(REFERENCE),
-    "reward_model": Matters("a reward model is not counted: it needs more"),
-    "image_max_pixels": _PICTURES,
-    "image_resolution": _PICTURES,
-    "video_max_pixels": _PICTURES,
-    "video_resolution": _PICTURES,
-    "video_maxlen": _PICTURES,
-    "freeze_vision_tower": Matters("only the language model is counted, not the pictures' tower"),
-    "freeze_language_model": Matters("the language model is counted as trained"),
-    "fp8": Matters("8-bit floating point is counted as bf16"),
-    "resize_vocab": Matters("more rows of the embedding are not counted"),
-    "use_hyper_parallel": Matters("hyper-parallel training is not counted"),
-    "use_mca": Matters("training by Megatron-Core is not counted"),
-    "use_megatron_bridge": Matters("training by Megatron is not counted"),
-    "use_kt": Matters("experts on the CPU (KTransformers) are counted on the GPU"),
-    "predict_with_generate": Matters("generation in an evaluation is not counted"),
-    "adapter_name_or_path": Matters("an adapter that is loaded is counted as trained anew"),
-    "ray_num_workers": Becomes("n_gpus", count),
-}
+_RULES: Final[dict[str, Rule]] = (
+    {key: rule for key, rule in TRAINER_RULES.items() if key != "gradient_checkpointing"}
+    | LORA_RULES
+    | facts(
+        ("model", name, "model_name_or_path"),
+        ("checkpointing", when_on("none"), "disable_gradient_checkpointing"),
+        ("seq", count, "cutoff_len"),
+        ("adapter", _TUNING, "finetuning_type"),
+        ("rank", count, "lora_rank"),
+        ("targets", targets, "lora_target"),
+        ("dora", when_on(True), "use_dora"),
+        ("quantised", _bits, "quantization_bit"),
+        ("attention", attention, "flash_attn"),
+        ("pure", when_on("bf16"), "pure_bf16"),
+        ("optimizer", when_on("galore"), "use_galore"),
+        ("optimizer", when_on("muon"), "use_muon"),
+        ("optimizer", _unknown_optimizer, "use_apollo use_badam use_adam_mini"),
+        ("task", text_of, "stage"),
+        ("method", text_of, "quantization_method"),
+        ("double", lambda value: "no" if is_off(value) else None, "double_quantization"),
+        ("logits", when_on("fused"), "enable_liger_kernel"),
+        ("n_gpus", count, "ray_num_workers"),
+    )
+    | matters(f"""
+        galore_rank: GaLore's states are counted at rank 128
+        additional_target: layers trained beside the adapters are not counted
+        pissa_init: the initialisation of adapters (PiSSA) is not counted
+        use_unsloth: Unsloth's kernels and loss keep less than is counted
+        use_unsloth_gc: checkpoints on the host are not counted: they need less
+        upcast_layernorm: fp32 norms are not counted: they need more
+        upcast_lmhead_output: fp32 logits are counted once
+        shift_attn: shifted attention is not counted
+        mixture_of_depths: skipped layers are counted
+        use_asft_loss ref_model: {REFERENCE}
+        reward_model: a reward model is not counted: it needs more
+        image_max_pixels image_resolution video_max_pixels video_resolution video_maxlen: \
+            pictures and videos are not counted: they need more
+        freeze_vision_tower: only the language model is counted, not the pictures' tower
+        freeze_language_model: the language model is counted as trained
+        fp8: 8-bit floating point is counted as bf16
+        resize_vocab: more rows of the embedding are not counted
+        use_hyper_parallel: hyper-parallel training is not counted
+        use_mca: training by Megatron-Core is not counted
+        use_megatron_bridge: training by Megatron is not counted
+        use_kt: experts on the CPU (KTransformers) are counted on the GPU
+        predict_with_generate: generation in an evaluation is not counted
+        adapter_name_or_path: an adapter that is loaded is counted as trained anew
+    """)
+)
 
 _FEWER: Final = ("pt", "sft")
 
@@ -129,7 +128,7 @@ def _complete(reading: Reading, entries: Entries) -> None:
     pure = reading.facts.pop("pure", None)
     _method(reading)
     if "adapter" not in reading.facts and "finetuning_type" not in entries:
-        reading.take("adapter", "lora", "finetuning_type", "lora", is_default=True)
+        reading.default("adapter", "lora", "finetuning_type")
     if pure is not None:
         reading.take("weights", "bf16", pure.key, pure.text)
         if reading.value("adapter") is None:
@@ -140,7 +139,7 @@ def _complete(reading: Reading, entries: Entries) -> None:
         reading.take("weights", kept, found.key, found.text)
     else:
         loaded = "auto" if reading.value("adapter") else "fp32"
-        reading.take("weights", loaded, "bf16", "not set", is_default=True)
+        reading.default("weights", loaded, "bf16", "not set")
     _defaults(reading)
     if reading.value("adapter") is None:
         without_adapter(reading, "no adapters are trained")
@@ -152,14 +151,11 @@ def _complete(reading: Reading, entries: Entries) -> None:
 def _method(reading: Reading) -> None:
     if reading.facts.pop("double", None) is not None:
         scales_unquantised(reading)
-    method = reading.facts.pop("method", None)
-    if method is None:
-        return
-    if method.value in ("bnb", "bitsandbytes") or "quantised" not in reading.facts:
-        reading.leave(method.key, method.text, Bearing.NONE)
+    counted = reading.value("quantised")
+    if reading.value("method") in ("bnb", "bitsandbytes") or not counted:
+        reading.drop("method")
     else:
-        reason = f"is counted as {reading.facts['quantised'].value} of bitsandbytes"
-        reading.leave(method.key, method.text, Bearing.MATTERS, reason)
+        reading.drop("method", f"is counted as {counted} of bitsandbytes", Bearing.MATTERS)
 
 
 def _defaults(reading: Reading) -> None:
@@ -168,18 +164,16 @@ def _defaults(reading: Reading) -> None:
     reading.default("checkpointing", "full", "disable_gradient_checkpointing", "false")
     if reading.value("checkpointing") == "none":
         reading.drop("checkpointing", "no activations are recomputed, as counted")
-    if "optimizer" not in reading.unsayable:
-        reading.default("optimizer", "adamw-fused", "optim", "adamw_torch_fused")
+    reading.default("optimizer", "adamw-fused", "optim", "adamw_torch_fused")
     if reading.value("adapter"):
         reading.default("rank", 8, "lora_rank")
         reading.default("targets", "all-linear", "lora_target", "all")
 
 
 def _task(reading: Reading) -> None:
-    task = reading.facts.pop("task", None)
+    task = reading.drop("task", "see the notes" * (reading.value("task") not in _FEWER))
     if task is None:
         return
-    reading.leave(task.key, task.text, Bearing.NONE, "see the notes" * (task.value not in _FEWER))
     count_preferences(
         reading,
         f"stage {task.text}: ",

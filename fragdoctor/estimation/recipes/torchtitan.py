@@ -12,15 +12,15 @@ from typing import Final
 from fragdoctor.estimation.recipes.accelerate import offload_to_host
 from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.entries import (
-    Becomes,
     Format,
-    Matters,
     Reading,
     Rule,
     count,
     dtype,
+    facts,
     harmless,
     is_off,
+    matters,
     name,
     optimizer_class,
     text_of,
@@ -45,74 +45,73 @@ _SMALL: Final = {
 """Flavors that are no published model: the dimensions of ``torchtitan/models``."""
 
 _NO_FLOAT8: Final = "8-bit floating point is counted as bf16"
-_PARALLEL: Final[dict[str, Rule]] = {
-    "data_parallel_shard_degree": Becomes("shard_degree", count),
-    "data_parallel_degree": Becomes("shard_degree", count),
-    "data_parallel_replicate_degree": Becomes("replicas", count),
-    "tensor_parallel_degree": Becomes("tensor_parallel", count),
-    "pipeline_parallel_degree": Becomes("pipeline_parallel", count),
-    "context_parallel_degree": Becomes("context_parallel", count),
-    "expert_parallel_degree": Becomes("expert_parallel", count),
-    "expert_tensor_parallel_degree": Becomes("expert_tensor", count),
-    "pipeline_parallel_microbatch_size": Becomes("microbatch", count),
-    "pipeline_parallel_schedule": Becomes("schedule", text_of),
-    "enable_async_tensor_parallel": Matters("its buffers are not counted"),
-    "disable_loss_parallel": Matters("logits are counted in parts: whole ones need more"),
-    "fsdp_reshard_after_forward": Becomes("reshard", text_of),
-}
-_RULES: Final[dict[str, Rule]] = {
-    "model.flavor": Becomes("flavor", text_of),
-    "model.name": Becomes("family", text_of),
-    "hf_transformers.model": Becomes("model", name),
-    "model.converters": Matters(_NO_FLOAT8),
-    "float8.enable_float8_linear": Matters(_NO_FLOAT8),
-    "optimizer.name": Becomes("optimizer", optimizer_class),
-    "optimizer.implementation": Becomes("implementation", text_of),
-    "optimizer.fused": Becomes("implementation", when_on("fused")),
-    "optimizer.early_step_in_backward": Matters(
-        "gradients are counted until the step; freed in the backward pass, they need less"
-    ),
-    "training.local_batch_size": Becomes("batch", count),
-    "training.batch_size": Becomes("batch", count),
-    "training.seq_len": Becomes("seq", count),
-    "training.dtype": Becomes("weights", dtype),
-    "training.mixed_precision_param": Becomes("mixed", dtype),
-    "training.enable_cpu_offload": Becomes("offload_fsdp", when_on(True)),
-    "training.compile": Matters("what a compiler saves is not counted"),
-    "training.img_size": Matters("pictures are not counted"),
-    "compile.enable": Matters("what a compiler saves is not counted"),
-    "activation_checkpoint.mode": Becomes("ac", text_of),
-    "activation_checkpoint.selective_ac_option": Becomes("ac_option", text_of),
-    "activation_checkpoint.memory_budget": Matters("a memory budget is not counted"),
-    "lora.rank": Becomes("rank", count),
-    "data.max_patches_per_image": Matters("pictures are not counted: they need more"),
-    "data.max_images_per_batch": Matters("pictures are not counted: they need more"),
-    "encoder.t5_encoder": Matters("encoders of texts are not counted: they need more"),
-    "encoder.clip_encoder": Matters("encoders of texts are not counted: they need more"),
-    "encoder.autoencoder_path": Matters("the autoencoder is not counted: it needs more"),
-    "validation.enable": Matters("a validation pass is not counted; it keeps no activations"),
-    "fault_tolerance.enable": Matters("copies for fault tolerance are not counted"),
-}
+_PARALLEL: Final[dict[str, Rule]] = facts(
+    ("shard_degree", count, "data_parallel_shard_degree data_parallel_degree"),
+    ("replicas", count, "data_parallel_replicate_degree"),
+    ("tensor_parallel", count, "tensor_parallel_degree"),
+    ("pipeline_parallel", count, "pipeline_parallel_degree"),
+    ("context_parallel", count, "context_parallel_degree"),
+    ("expert_parallel", count, "expert_parallel_degree"),
+    ("expert_tensor", count, "expert_tensor_parallel_degree"),
+    ("microbatch", count, "pipeline_parallel_microbatch_size"),
+    ("schedule", text_of, "pipeline_parallel_schedule"),
+    ("reshard", text_of, "fsdp_reshard_after_forward"),
+) | matters("""
+        enable_async_tensor_parallel: its buffers are not counted
+        disable_loss_parallel: logits are counted in parts: whole ones need more
+    """)
+_RULES: Final[dict[str, Rule]] = facts(
+    ("flavor", text_of, "model.flavor"),
+    ("family", text_of, "model.name"),
+    ("model", name, "hf_transformers.model"),
+    ("optimizer", optimizer_class, "optimizer.name"),
+    ("implementation", text_of, "optimizer.implementation"),
+    ("implementation", when_on("fused"), "optimizer.fused"),
+    ("batch", count, "training.local_batch_size training.batch_size"),
+    ("seq", count, "training.seq_len"),
+    ("weights", dtype, "training.dtype"),
+    ("mixed", dtype, "training.mixed_precision_param"),
+    ("offload_fsdp", when_on(True), "training.enable_cpu_offload"),
+    ("ac", text_of, "activation_checkpoint.mode"),
+    ("ac_option", text_of, "activation_checkpoint.selective_ac_option"),
+    ("rank", count, "lora.rank"),
+) | matters(f"""
+        model.converters float8.enable_float8_linear: {_NO_FLOAT8}
+        optimizer.early_step_in_backward: gradients are counted until the step; freed in the \
+            backward pass, they need less
+        training.compile compile.enable: what a compiler saves is not counted
+        training.img_size: pictures are not counted
+        activation_checkpoint.memory_budget: a memory budget is not counted
+        data.max_patches_per_image data.max_images_per_batch: pictures are not counted: they need \
+            more
+        encoder.t5_encoder encoder.clip_encoder: encoders of texts are not counted: they need \
+            more
+        encoder.autoencoder_path: the autoencoder is not counted: it needs more
+        validation.enable: a validation pass is not counted; it keeps no activations
+        fault_tolerance.enable: copies for fault tolerance are not counted
+    """)
 
 
 def _complete(reading: Reading, entries: Entries) -> None:
     _complete_model(reading)
-    reshard = reading.facts.pop("reshard", None)
-    if reshard is not None:
-        stays = reshard.value == "never"
-        reason = "weights stay gathered between the passes, which is not counted: it needs more"
-        bearing = Bearing.MATTERS if stays else Bearing.NONE
-        reading.leave(reshard.key, reshard.text, bearing, reason if stays else "")
+    if reading.value("reshard") == "never":
+        stays = "weights stay gathered between the passes, which is not counted: it needs more"
+        reading.drop("reshard", stays, Bearing.MATTERS)
+    reading.drop("reshard")
     if not any(key.endswith("data_parallel_shard_degree") and entries[key] == 1 for key in entries):
         degree = entries.get("parallelism.data_parallel_shard_degree", -1)
-        reading.take("engine", "fsdp", "data_parallel_shard_degree", degree, is_default=True)
-    reading.take("optimizer", "adamw", "optimizer.name", "AdamW", is_default=True)
-    reading.take("implementation", "fused", "optimizer.implementation", "fused", is_default=True)
-    reading.take("batch", 8, "training.local_batch_size", 8, is_default=True)
-    reading.take("seq", 2048, "training.seq_len", 2048, is_default=True)
-    reading.take("weights", "fp32", "training.dtype", "float32", is_default=True)
-    reading.take("mixed", "bf16", "training.mixed_precision_param", "bfloat16", is_default=True)
-    _complete_precision(reading)
+        reading.default("engine", "fsdp", "data_parallel_shard_degree", degree)
+    reading.default("optimizer", "adamw", "optimizer.name", "AdamW")
+    reading.default("implementation", "fused", "optimizer.implementation")
+    reading.default("batch", 8, "training.local_batch_size")
+    reading.default("seq", 2048, "training.seq_len")
+    reading.default("weights", "fp32", "training.dtype", "float32")
+    reading.default("mixed", "bf16", "training.mixed_precision_param", "bfloat16")
+    if reading.value("mixed") == "fp32":
+        reading.drop("mixed", "nothing is computed in 16 bits")
+    if reading.value("weights") == "bf16":
+        found = reading.facts["weights"]
+        reading.take("dtype", "bf16", found.key, found.text)
     _complete_optimizer(reading)
     _complete_checkpointing(reading)
     _complete_pipeline(reading)
@@ -145,31 +144,19 @@ def _complete_model(reading: Reading) -> None:
         reading.leave(key, text, Bearing.MATTERS, "is no model whose size is known")
 
 
-def _complete_precision(reading: Reading) -> None:
-    if reading.value("mixed") == "fp32":
-        reading.drop("mixed", "nothing is computed in 16 bits")
-    if reading.value("weights") == "bf16":
-        found = reading.facts["weights"]
-        reading.take("dtype", "bf16", found.key, found.text)
-
-
 def _complete_optimizer(reading: Reading) -> None:
-    found, how = reading.facts.get("optimizer"), reading.facts.pop("implementation", None)
-    if found is None or how is None:
-        return
-    if found.value == "adamw" and how.value == "fused":
-        del reading.facts["optimizer"]
-        text = f"{found.text}, fused"
-        default = found.is_default and how.is_default
+    found, how = reading.facts.get("optimizer"), reading.facts["implementation"]
+    if found is not None and found.value == "adamw" and how.value == "fused":
+        del reading.facts["optimizer"], reading.facts["implementation"]
+        text, default = f"{found.text}, fused", found.is_default and how.is_default
         reading.take("optimizer", "adamw-fused", found.key, text, is_default=default)
-    elif how.value == "for-loop":
-        reading.leave(how.key, how.text, Bearing.MATTERS, "counted as foreach: it needs less")
-    elif not how.is_default:
-        reading.leave(how.key, how.text, Bearing.NONE)
+    elif found is not None and how.value == "for-loop":
+        reading.drop("implementation", "counted as foreach: it needs less", Bearing.MATTERS)
+    reading.drop("implementation")
 
 
 def _complete_checkpointing(reading: Reading) -> None:
-    mode, option = reading.facts.pop("ac", None), reading.facts.pop("ac_option", None)
+    mode, option = reading.facts.pop("ac", None), reading.facts.get("ac_option")
     kind = mode.value if mode else "selective"
     text = mode.text if mode else "selective"
     if kind == "full":
@@ -181,30 +168,28 @@ def _complete_checkpointing(reading: Reading) -> None:
             Bearing.MATTERS,
             "selective checkpointing is counted as none: it needs less, but more than full",
         )
-        return
+        reading.facts.pop("ac_option", None)
     elif kind == "selective":
         reading.take("checkpointing", "full", "activation_checkpoint.mode", f"{text} 1")
     elif not is_off(kind):
         reading.leave(mode.key if mode else "", text, Bearing.MATTERS, "is counted as none")
-    if option is not None:
-        reading.leave(option.key, option.text, Bearing.NONE, "not selective")
+    reading.drop("ac_option", "not selective")
 
 
 def _complete_pipeline(reading: Reading) -> None:
     """Count one micro batch a pass where a pipeline splits the batch."""
-    micro, schedule = reading.facts.pop("microbatch", None), reading.facts.pop("schedule", None)
     if (reading.value("pipeline_parallel") or 1) == 1:
-        for fact in (micro, schedule):
-            if fact is not None:
-                reading.leave(fact.key, fact.text, Bearing.NONE, "there is no pipeline")
+        reading.drop("microbatch", "there is no pipeline")
+        reading.drop("schedule", "there is no pipeline")
         return
-    whole = reading.facts.pop("batch")
+    whole, micro = reading.facts.pop("batch"), reading.facts.pop("microbatch", None)
     key = "parallelism.pipeline_parallel_microbatch_size"
     reading.leave(whole.key, whole.text, Bearing.NONE, "split into micro batches")
     reading.take("batch", micro.value if micro else 1, key, micro.text if micro else "1")
-    if schedule is not None and schedule.value != "1f1b":
-        reason = "counted as 1F1B, which holds as many micro batches as there are stages"
-        reading.leave(schedule.key, schedule.text, Bearing.MATTERS, reason)
+    if reading.value("schedule") == "1f1b":
+        del reading.facts["schedule"]
+    stages = "counted as 1F1B, which holds as many micro batches as there are stages"
+    reading.drop("schedule", stages, Bearing.MATTERS)
 
 
 FORMAT: Final = Format(

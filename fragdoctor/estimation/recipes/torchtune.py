@@ -14,21 +14,21 @@ from typing import Any, Final
 from fragdoctor.estimation.recipes.accelerate import offload_to_host
 from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.entries import (
-    Becomes,
     Format,
-    Matters,
     Reading,
     Rule,
     UnsayableError,
     count,
     dtype,
+    facts,
     harmless,
     is_off,
+    matters,
     optimizer_class,
     shown,
+    text_of,
     when_on,
 )
-from fragdoctor.model.recipe import Bearing
 
 _MODELS: Final = {
     "llama2": "Llama-2-{}-hf", "llama3": "Meta-Llama-3-{}", "llama3_1": "Llama-3.1-{}",
@@ -71,67 +71,56 @@ def model(value: Any) -> str:
 
 
 _LOSSES: Final = ("linearcrossentropy", "chunked", "cewithchunked", "liger")
-_RULES: Final[dict[str, Rule]] = {
-    "model._component_": Becomes("model", model),
-    "model.lora_rank": Becomes("rank", count),
-    "model.lora_attn_modules": Becomes("modules", lambda value: value),
-    "model.apply_lora_to_mlp": Becomes("mlp", when_on(True)),
-    "model.apply_lora_to_output": Matters("an adapter on the head is not counted"),
-    "model.lora_dropout": Matters(
-        "dropout of adapters is not counted: it keeps one more input each"
-    ),
-    "model.use_dora": Becomes("dora", when_on(True)),
-    "model.quantize_base": Becomes("quantised", when_on("int4")),
-    "model.max_seq_len": Matters("--seq says it"),
-    "model.encoder_trainable": Matters("what of the model is trained is not told apart"),
-    "model.decoder_trainable": Matters("what of the model is trained is not told apart"),
-    "model.fusion_trainable": Matters("what of the model is trained is not told apart"),
-    "model.image_size": Matters("pictures are not counted: they need more"),
-    "tokenizer.max_seq_len": Becomes("seq", count),
-    "dataset.max_seq_len": Becomes("seq", count),
-    "batch_size": Becomes("batch", count),
-    "gradient_accumulation_steps": Becomes("grad_accumulation", count),
-    "dtype": Becomes("weights", dtype),
-    "optimizer._component_": Becomes("optimizer", optimizer_class),
-    "optimizer.fused": Becomes("fused", when_on(True)),
-    "optimizer.momentum": Becomes("momentum", when_on(True)),
-    "enable_activation_checkpointing": Becomes("checkpointing", when_on("full")),
-    "enable_activation_offloading": Becomes("offload_activations", when_on(True)),
-    "ac_mode": Matters("selective checkpointing is not counted"),
-    "ac_option": Matters("selective checkpointing is not counted"),
-    "memory_efficient_fsdp_wrap": Matters("how layers are wrapped is not counted"),
-    "fsdp_cpu_offload": Becomes("offload_fsdp", when_on(True)),
-    "fsdp_reshard_after_forward": Matters("weights are counted as shared between the passes"),
-    "custom_sharded_layers": Becomes("is_sharded", when_on(True)),
-    "tensor_parallel_dim": Becomes("tensor_parallel", count),
-    "context_parallel_dim": Becomes("context_parallel", count),
-    "data_parallel_shard_dim": Becomes("shard_degree", count),
-    "data_parallel_replicate_dim": Becomes("replicas", count),
-    "expert_parallel_degree": Becomes("expert_parallel", count),
-    "nproc_per_node": Becomes("gpus_per_node", count),
-    "nproc-per-node": Becomes("gpus_per_node", count),
-    "nnodes": Becomes("n_nodes", count),
-    "optimizer_in_bwd": Matters(
-        "gradients are counted until the step; freed in the backward pass, they need less"
-    ),
-    "optimizer_in_backward": Matters(
-        "gradients are counted until the step; freed in the backward pass, they need less"
-    ),
-    "optimizer_cpu_offload": Becomes("offload_optimizer", when_on(True)),
-    "loss._component_": Becomes("loss", lambda value: value),
-    "loss.num_output_chunks": Matters("logits are counted whole: chunks need less"),
-    "compile": Matters("what a compiler saves is not counted"),
-    "enable_fp8_training": Matters("8-bit floating point is counted as bf16"),
-    "quantizer._component_": Matters("fake quantisation keeps copies, which are not counted"),
-    "batch_size_val": Becomes("validation", lambda value: value),
-    "teacher_model._component_": Matters("a teacher model is not counted: it needs more"),
-    "ref_checkpointer._component_": Matters("a reference model is not counted: it needs more"),
-    "reward_and_value_model._component_": Matters("reward and value models are not counted"),
-    "max_generated_tokens": Matters("generation is not counted: it needs more"),
-    "dataset.packed": Becomes("packed", when_on(True)),
-    "max_seq_len": Becomes("seq", count),
-    "tokenizer.max_num_tiles": Matters("pictures are not counted: they need more"),
-}
+_RULES: Final[dict[str, Rule]] = facts(
+    ("model", model, "model._component_"),
+    ("rank", count, "model.lora_rank"),
+    ("modules", lambda value: value, "model.lora_attn_modules"),
+    ("mlp", when_on(True), "model.apply_lora_to_mlp"),
+    ("dora", when_on(True), "model.use_dora"),
+    ("quantised", when_on("int4"), "model.quantize_base"),
+    ("seq", count, "tokenizer.max_seq_len dataset.max_seq_len max_seq_len"),
+    ("batch", count, "batch_size"),
+    ("grad_accumulation", count, "gradient_accumulation_steps"),
+    ("weights", dtype, "dtype"),
+    ("optimizer", optimizer_class, "optimizer._component_"),
+    ("fused", when_on(True), "optimizer.fused"),
+    ("momentum", when_on(True), "optimizer.momentum"),
+    ("checkpointing", when_on("full"), "enable_activation_checkpointing"),
+    ("offload_activations", when_on(True), "enable_activation_offloading"),
+    ("offload_fsdp", when_on(True), "fsdp_cpu_offload"),
+    ("is_sharded", when_on(True), "custom_sharded_layers"),
+    ("tensor_parallel", count, "tensor_parallel_dim"),
+    ("context_parallel", count, "context_parallel_dim"),
+    ("shard_degree", count, "data_parallel_shard_dim"),
+    ("replicas", count, "data_parallel_replicate_dim"),
+    ("expert_parallel", count, "expert_parallel_degree"),
+    ("gpus_per_node", count, "nproc_per_node nproc-per-node"),
+    ("n_nodes", count, "nnodes"),
+    ("offload_optimizer", when_on(True), "optimizer_cpu_offload"),
+    ("loss", lambda value: value, "loss._component_"),
+    ("validation", lambda value: value, "batch_size_val"),
+    ("packed", when_on(True), "dataset.packed"),
+) | matters("""
+        model.apply_lora_to_output: an adapter on the head is not counted
+        model.lora_dropout: dropout of adapters is not counted: it keeps one more input each
+        model.max_seq_len: --seq says it
+        model.encoder_trainable model.decoder_trainable model.fusion_trainable: what of the model \
+            is trained is not told apart
+        model.image_size tokenizer.max_num_tiles: pictures are not counted: they need more
+        ac_mode ac_option: selective checkpointing is not counted
+        memory_efficient_fsdp_wrap: how layers are wrapped is not counted
+        fsdp_reshard_after_forward: weights are counted as shared between the passes
+        optimizer_in_bwd optimizer_in_backward: gradients are counted until the step; freed in \
+            the backward pass, they need less
+        loss.num_output_chunks: logits are counted whole: chunks need less
+        compile: what a compiler saves is not counted
+        enable_fp8_training: 8-bit floating point is counted as bf16
+        quantizer._component_: fake quantisation keeps copies, which are not counted
+        teacher_model._component_: a teacher model is not counted: it needs more
+        ref_checkpointer._component_: a reference model is not counted: it needs more
+        reward_and_value_model._component_: reward and value models are not counted
+        max_generated_tokens: generation is not counted: it needs more
+    """)
 
 
 def _resolved(entries: Entries) -> Entries:
@@ -147,20 +136,14 @@ def _resolved(entries: Entries) -> Entries:
 
 def _complete(reading: Reading, entries: Entries) -> None:
     entries = _resolved(entries)
-    reading.take("batch", 1, "batch_size", 1, is_default=True)
+    reading.default("batch", 1, "batch_size")
     _complete_adapter(reading, entries)
     _complete_optimizer(reading)
-    loss = reading.facts.pop("loss", None)
-    if loss is not None:
-        in_parts = any(kind in str(loss.value).lower() for kind in _LOSSES)
-        if in_parts:
-            reading.take("logits", "chunked", loss.key, loss.text)
-        else:
-            reading.leave(loss.key, loss.text, Bearing.NONE)
-    validation = reading.facts.pop("validation", None)
-    if validation is not None:
-        reason = "a validation pass keeps no activations"
-        reading.leave(validation.key, validation.text, Bearing.NONE, reason)
+    if any(kind in text_of(reading.value("loss")) for kind in _LOSSES):
+        loss = reading.facts.pop("loss")
+        reading.take("logits", "chunked", loss.key, loss.text)
+    reading.drop("loss")
+    reading.drop("validation", "a validation pass keeps no activations")
     _complete_sharing(reading)
     reading.drop("packed", "the length is that of tokenizer.max_seq_len")
     if "dpo" in str(entries.get("loss._component_", "")).lower():
@@ -174,7 +157,7 @@ def _complete_adapter(reading: Reading, entries: Entries) -> None:
     if "lora" not in builder and "rank" not in reading.facts:
         return
     reading.take("adapter", "lora", "model._component_", builder)
-    reading.take("rank", 8, "model.lora_rank", 8, is_default=True)
+    reading.default("rank", 8, "model.lora_rank")
     if builder.startswith("qlora"):
         reading.take("quantised", "int4", "model._component_", builder)
     names = modules.value if modules and isinstance(modules.value, list) else []
@@ -192,16 +175,14 @@ def _complete_adapter(reading: Reading, entries: Entries) -> None:
 
 
 def _complete_optimizer(reading: Reading) -> None:
-    fused, momentum = reading.facts.pop("fused", None), reading.facts.pop("momentum", None)
     found = reading.facts.get("optimizer")
-    if found is not None and fused is not None and found.value == "adamw":
-        del reading.facts["optimizer"]
-        reading.take("optimizer", "adamw-fused", found.key, f"{found.text}, fused")
-    elif fused is not None:
-        reading.leave(fused.key, fused.text, Bearing.NONE)
-    if found is not None and momentum is not None and found.value == "sgd":
-        del reading.facts["optimizer"]
-        reading.take("optimizer", "sgd-momentum", found.key, f"{found.text}, momentum")
+    for name, how, becomes in (("adamw", "fused", "adamw-fused"),
+                               ("sgd", "momentum", "sgd-momentum")):  # fmt: skip
+        if found is not None and found.value == name and how in reading.facts:
+            del reading.facts["optimizer"], reading.facts[how]
+            reading.take("optimizer", becomes, found.key, f"{found.text}, {how}")
+    reading.drop("fused")
+    reading.facts.pop("momentum", None)
 
 
 def _complete_sharing(reading: Reading) -> None:
@@ -212,7 +193,7 @@ def _complete_sharing(reading: Reading) -> None:
             reading.take("engine", "fsdp", fact.key, fact.text)
     for fact_name in ("shard_degree", "gpus_per_node", "tensor_parallel"):
         if not is_off(reading.value(fact_name)) and reading.value(fact_name) != 1:
-            reading.take("engine", "fsdp", reading.facts[fact_name].key, "FSDP", is_default=True)
+            reading.default("engine", "fsdp", reading.facts[fact_name].key, "FSDP")
     offload_to_host(reading)
     if "engine" not in reading.facts and "n_gpus" not in reading.facts:
         reading.notes.append(

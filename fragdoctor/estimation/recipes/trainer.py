@@ -17,7 +17,6 @@ from fragdoctor.estimation.recipes.deepspeed import stage
 from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.entries import (
     HARMLESS_IN_TRAINING,
-    Becomes,
     Format,
     Matters,
     Reading,
@@ -25,8 +24,10 @@ from fragdoctor.estimation.recipes.entries import (
     attention,
     count,
     dtype,
+    facts,
     harmless,
     is_off,
+    matters,
     name,
     optimizer,
     targets,
@@ -51,37 +52,39 @@ def fsdp_flags(value: Any) -> str | None:
     return None if is_off(value) else "fsdp"
 
 
-TRAINER_RULES: Final[dict[str, Rule]] = {
-    "per_device_train_batch_size": Becomes("batch", count),
-    "gradient_accumulation_steps": Becomes("grad_accumulation", count),
-    "gradient_checkpointing": Becomes("checkpointing", when_on("full")),
-    "optim": Becomes("optimizer", optimizer),
-    "bf16": Becomes("mixed", when_on("bf16")),
-    "fp16": Becomes("mixed", when_on("fp16")),
-    "attn_implementation": Becomes("attention", attention),
-    "fsdp": Becomes("engine", fsdp_flags),
-    **FSDP_RULES,
-    "per_device_eval_batch_size": Matters(EVALUATION),
-    "eval_accumulation_steps": Matters("kept predictions of an evaluation are not counted"),
-    "torch_compile": Matters(COMPILED),
-    "use_liger_kernel": Becomes("logits", when_on("fused")),
-    "use_liger_loss": Becomes("logits", when_on("fused")),
-    "use_liger": Becomes("logits", when_on("fused")),
-    "neftune_noise_alpha": Matters("noise on the embeddings is not counted; it is small"),
-    "auto_find_batch_size": Matters("the batch is lowered until it fits; it is counted as written"),
-    "torch_empty_cache_steps": Matters("emptying the cache is not counted"),
-    "optim_target_modules": Matters("the optimizer is counted for all matrices"),
-    "ddp_bucket_cap_mb": Matters("buckets are counted as one copy of the gradients"),
-    "group_by_length": Matters("batches are counted at the full length"),
-}
+TRAINER_RULES: Final[dict[str, Rule]] = (
+    FSDP_RULES
+    | facts(
+        ("batch", count, "per_device_train_batch_size"),
+        ("grad_accumulation", count, "gradient_accumulation_steps"),
+        ("checkpointing", when_on("full"), "gradient_checkpointing"),
+        ("optimizer", optimizer, "optim"),
+        ("mixed", when_on("bf16"), "bf16"),
+        ("mixed", when_on("fp16"), "fp16"),
+        ("attention", attention, "attn_implementation"),
+        ("engine", fsdp_flags, "fsdp"),
+        ("logits", when_on("fused"), "use_liger_kernel use_liger_loss use_liger"),
+    )
+    | matters(f"""
+        per_device_eval_batch_size: {EVALUATION}
+        eval_accumulation_steps: kept predictions of an evaluation are not counted
+        torch_compile: {COMPILED}
+        neftune_noise_alpha: noise on the embeddings is not counted; it is small
+        auto_find_batch_size: the batch is lowered until it fits; it is counted as written
+        torch_empty_cache_steps: emptying the cache is not counted
+        optim_target_modules: the optimizer is counted for all matrices
+        ddp_bucket_cap_mb: buckets are counted as one copy of the gradients
+        group_by_length: batches are counted at the full length
+    """)
+)
 """Entries that every program over the Trainer shares."""
 
-LORA_RULES: Final[dict[str, Rule]] = {
-    "lora_dropout": Matters("dropout of adapters is not counted: it keeps one more input each"),
-    "modules_to_save": Matters("whole layers trained beside the adapters are not counted"),
-    "lora_modules_to_save": Matters("whole layers trained beside the adapters are not counted"),
-    "lora_target_parameters": Matters("adapters on expert parameters are not counted"),
-}
+LORA_RULES: Final[dict[str, Rule]] = matters("""
+        lora_dropout: dropout of adapters is not counted: it keeps one more input each
+        modules_to_save lora_modules_to_save: whole layers trained beside the adapters are not \
+            counted
+        lora_target_parameters: adapters on expert parameters are not counted
+    """)
 
 
 def complete_evaluation(reading: Reading) -> None:
@@ -141,62 +144,48 @@ def deepspeed_reference(reading: Reading, entries: Entries) -> None:
         reading.take("engine", "deepspeed", "deepspeed", found)
 
 
-_RULES: Final[dict[str, Rule]] = {
-    "model_name_or_path": Becomes("model", name),
-    "model": Becomes("model", name),
-    "torch_dtype": Becomes("weights", dtype),
-    "dtype": Becomes("weights", dtype),
-    "model_init_kwargs.torch_dtype": Becomes("weights", dtype),
-    "model_init_kwargs.dtype": Becomes("weights", dtype),
-    "model_init_kwargs.attn_implementation": Becomes("attention", attention),
-    **TRAINER_RULES,
-    "use_peft": Becomes("adapter", when_on("lora")),
-    "use_lora": Becomes("adapter", when_on("lora")),
-    "lora_enable": Becomes("adapter", when_on("lora")),
-    "zero_stage": Becomes("stage", stage),
-    "max_source_length": Becomes("source", count),
-    "max_target_length": Becomes("target", count),
-    "vision_tower": PICTURES,
-    "mm_tunable_parts": PICTURES,
-    "max_pixels": PICTURES,
-    "image_size": PICTURES,
-    "freeze_vision_tower": PICTURES,
-    "lora_r": Becomes("rank", count),
-    "lora_rank": Becomes("rank", count),
-    "lora_dim": Becomes("rank", count),
-    "lora_target_modules": Becomes("targets", targets),
-    "use_dora": Becomes("dora", when_on(True)),
-    **LORA_RULES,
-    "load_in_4bit": Becomes("quantised", when_on("int4")),
-    "load_in_8bit": Becomes("quantised", when_on("int8")),
-    "use_4bit": Becomes("quantised", when_on("int4")),
-    "max_length": Becomes("seq", count),
-    "max_seq_length": Becomes("seq", count),
-    "max_seq_len": Becomes("seq", count),
-    "model_max_length": Becomes("seq", count),
-    "block_size": Becomes("seq", count),
-    "max_prompt_length": Becomes("prompt", count),
-    "max_completion_length": Becomes("completion", count),
-    "max_new_tokens": Becomes("completion", count),
-    "response_length": Becomes("completion", count),
-    "activation_offloading": Becomes("offload_activations", when_on(True)),
-    "loss_type": Becomes("loss", lambda value: value),
-    "padding_free": Matters("batches are counted padded to the full length"),
-    "use_bnb_nested_quant": Becomes("nested", when_on(True)),
-    "num_processes": Becomes("n_gpus", count),
-    "use_vllm": Matters(GENERATION),
-    "vllm_device": Matters(GENERATION),
-    "vllm_gpu_memory_utilization": Matters(GENERATION),
-    "vllm_mode": Matters(GENERATION),
-    "num_generations": Matters("completions are generated too, which is not counted"),
-    "ref_model": Matters(REFERENCE),
-    "sync_ref_model": Matters(REFERENCE),
-    "reward_model_path": Matters("a reward model on the same GPU is not counted: it needs more"),
-    "reward_model_name_or_path": Matters("a reward model is not counted: it needs more"),
-    "value_model_path": Matters("a value model is not counted: it needs more"),
-    "teacher_model_name_or_path": Matters("a teacher model is not counted: it needs more"),
-    "router_aux_loss_coef": Matters("the loss of routers is not counted; it is small"),
-}
+_RULES: Final[dict[str, Rule]] = (
+    TRAINER_RULES
+    | LORA_RULES
+    | facts(
+        ("model", name, "model_name_or_path model"),
+        (
+            "weights",
+            dtype,
+            "torch_dtype dtype model_init_kwargs.torch_dtype model_init_kwargs.dtype",
+        ),
+        ("attention", attention, "model_init_kwargs.attn_implementation"),
+        ("adapter", when_on("lora"), "use_peft use_lora lora_enable"),
+        ("stage", stage, "zero_stage"),
+        ("source", count, "max_source_length"),
+        ("target", count, "max_target_length"),
+        ("rank", count, "lora_r lora_rank lora_dim"),
+        ("targets", targets, "lora_target_modules"),
+        ("dora", when_on(True), "use_dora"),
+        ("quantised", when_on("int4"), "load_in_4bit use_4bit"),
+        ("quantised", when_on("int8"), "load_in_8bit"),
+        ("seq", count, "max_length max_seq_length max_seq_len model_max_length block_size"),
+        ("prompt", count, "max_prompt_length"),
+        ("completion", count, "max_completion_length max_new_tokens response_length"),
+        ("offload_activations", when_on(True), "activation_offloading"),
+        ("loss", lambda value: value, "loss_type"),
+        ("nested", when_on(True), "use_bnb_nested_quant"),
+        ("n_gpus", count, "num_processes"),
+    )
+    | matters(f"""
+        vision_tower mm_tunable_parts max_pixels image_size freeze_vision_tower: pictures are not \
+            counted, nor what is trained of their tower
+        padding_free: batches are counted padded to the full length
+        use_vllm vllm_device vllm_gpu_memory_utilization vllm_mode: {GENERATION}
+        num_generations: completions are generated too, which is not counted
+        ref_model sync_ref_model: {REFERENCE}
+        reward_model_path: a reward model on the same GPU is not counted: it needs more
+        reward_model_name_or_path: a reward model is not counted: it needs more
+        value_model_path: a value model is not counted: it needs more
+        teacher_model_name_or_path: a teacher model is not counted: it needs more
+        router_aux_loss_coef: the loss of routers is not counted; it is small
+    """)
+)
 
 _PREFERENCES: Final = ("dpo", "orpo", "cpo", "simpo", "reward")
 _ONLINE: Final = ("grpo", "rloo", "ppo", "online", "xpo", "nash", "gkd", "sdpo", "gold")
@@ -232,11 +221,9 @@ def _complete(reading: Reading, entries: Entries) -> None:
     kind = kind_of(entries)
     deepspeed_reference(reading, entries)
     _defaults(reading, entries, kind)
-    nested = reading.facts.pop("nested", None)
+    nested = reading.drop("nested", "as 4 bits are counted")
     if kind and nested is None:
         scales_unquantised(reading)
-    elif nested is not None:
-        reading.leave(nested.key, nested.text, Bearing.NONE, "as 4 bits are counted")
     _own_adapter(reading, entries)
     if "adapter" not in reading.facts and not reading.unsayable:
         without_adapter(reading, "no adapters are trained")
@@ -266,8 +253,7 @@ def _has_no_reference(entries: Entries) -> bool:
 def _defaults(reading: Reading, entries: Entries, kind: str) -> None:
     """State what TRL and the Trainer take for what is missing."""
     reading.default("batch", 8, "per_device_train_batch_size")
-    if "optimizer" not in reading.unsayable:
-        reading.default("optimizer", "adamw-fused", "optim", "adamw_torch_fused")
+    reading.default("optimizer", "adamw-fused", "optim", "adamw_torch_fused")
     if kind:
         if "gradient_checkpointing" not in entries:
             reading.default("checkpointing", "full", "gradient_checkpointing", "true")
@@ -302,47 +288,36 @@ def _own_adapter(reading: Reading, entries: Entries) -> None:
 def _defaults_of_adapter(reading: Reading) -> None:
     if reading.value("adapter"):
         text = "as PEFT for Llama: q_proj, v_proj"
-        reading.take("rank", 16, "lora_r", 16, is_default=True)
-        reading.take("targets", "q_proj,v_proj", "lora_target_modules", text, is_default=True)
+        reading.default("rank", 16, "lora_r")
+        reading.default("targets", "q_proj,v_proj", "lora_target_modules", text)
 
 
-def _whole(reading: Reading) -> None:
-    """Count source and target as one sequence: programs for language models join them."""
-    parts = [reading.facts.pop(name, None) for name in ("source", "target")]
-    found = [part for part in parts if part is not None]
+def _joined(reading: Reading, *names: str) -> None:
+    """Count parts as one sequence: programs for language models join source and target."""
+    found = [reading.facts.pop(name) for name in names if name in reading.facts]
     if found:
         key, text = " + ".join(p.key for p in found), " + ".join(p.text for p in found)
-        reading.take("seq", sum(part.value for part in found), key, text)
+        default = all(part.is_default for part in found)
+        reading.take("seq", sum(p.value for p in found), key, text, is_default=default)
 
 
 def _length(reading: Reading, kind: str) -> None:
     """Count prompt and completion where they are limited apart."""
-    _whole(reading)
-    prompt, completion = reading.facts.pop("prompt", None), reading.facts.pop("completion", None)
+    _joined(reading, "source", "target")
     if kind != "grpo":
-        for part in (prompt, completion):
-            if part is not None and not part.is_default:
-                reading.leave(part.key, part.text, Bearing.NONE, "within the whole length")
+        reading.drop("prompt", "within the whole length")
+        reading.drop("completion", "within the whole length")
         return
-    found = [part for part in (prompt, completion) if part is not None]
-    if found and "seq" not in reading.facts:
-        key = " + ".join(part.key for part in found)
-        text = " + ".join(part.text for part in found)
-        total = sum(part.value for part in found)
-        default = all(part.is_default for part in found)
-        reading.take("seq", total, key, text, is_default=default)
-    if prompt is None:
+    if "prompt" not in reading.facts:
         reading.notes.append(f"{reading.source}: prompts have no limit and are not counted; --seq.")
+    _joined(reading, "prompt", "completion")
 
 
 def _loss(reading: Reading, kind: str) -> None:
-    found = reading.facts.pop("loss", None)
-    if found is None:
-        return
-    if kind == "sft" and "chunked" in str(found.value):
+    if kind == "sft" and "chunked" in str(reading.value("loss")):
+        found = reading.facts.pop("loss")
         reading.take("logits", "chunked", found.key, found.text)
-    else:
-        reading.leave(found.key, found.text, Bearing.NONE)
+    reading.drop("loss")
 
 
 FORMAT: Final = Format(

@@ -12,7 +12,6 @@ from typing import Any, Final
 from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.entries import (
     AUTO,
-    Becomes,
     Format,
     Matters,
     Reading,
@@ -20,8 +19,10 @@ from fragdoctor.estimation.recipes.entries import (
     UnsayableError,
     count,
     dtype,
+    facts,
     harmless,
     is_off,
+    matters,
     name,
     one_of,
     share,
@@ -72,81 +73,65 @@ def served_model(value: Any) -> str:
 
 
 _MEDIA: Final = Matters("pictures and sounds are not counted: their encoder needs more")
-_RULES: Final[dict[str, Rule]] = {
-    "model": Becomes("model", served_model),
-    "model_tag": Becomes("model", served_model),
-    "tensor_parallel_size": Becomes("tensor_parallel", count),
-    "pipeline_parallel_size": Becomes("pipeline_parallel", count),
-    "data_parallel_size": Becomes("replicas", count),
-    "enable_expert_parallel": Becomes("experts_apart", when_on(True)),
-    "decode_context_parallel_size": Matters("a cache split along the sequence is not counted"),
-    "max_model_len": Becomes("seq", length),
-    "gpu_memory_utilization": Becomes("gpu_memory_utilization", share),
-    "max_num_seqs": Becomes("max_num_seqs", count),
-    "max_num_batched_tokens": Becomes("max_num_batched_tokens", length),
-    "kv_cache_dtype": Becomes("kv_dtype", _KV),
-    "dtype": Becomes("weights", dtype),
-    "quantization": Becomes("quantised", _QUANTISED),
-    "load_format": Becomes("load_format", text_of),
-    "kv_cache_memory_bytes": Matters("the pool is counted from --gpu-memory-utilization"),
-    "num_gpu_blocks_override": Matters("the pool is counted from --gpu-memory-utilization"),
-    "cpu_offload_gb": Matters("weights on the host are not counted: they need less"),
-    "enforce_eager": Becomes("eager", when_on(True)),
-    "speculative_config": Matters("a draft model and its cache are not counted: they need more"),
-    "speculative_model": Matters("a draft model and its cache are not counted: they need more"),
-    "enable_lora": Matters("adapters that are served are not counted: they need more"),
-    "max_loras": Matters("adapters that are served are not counted: they need more"),
-    "max_lora_rank": Matters("adapters that are served are not counted: they need more"),
-    "limit_mm_per_prompt": _MEDIA,
-    "mm_processor_kwargs": _MEDIA,
-    "compilation_config": Matters("CUDA graphs are not counted"),
-    "max_cudagraph_capture_size": Matters("CUDA graphs are not counted: more need more"),
-    "cuda_graph_sizes": Matters("CUDA graphs are not counted: more need more"),
-    "cudagraph_capture_sizes": Matters("CUDA graphs are not counted: more need more"),
-    "max_logprobs": Matters("log probabilities are not counted"),
-    "hf_overrides": Matters("a changed configuration of the model is not counted"),
-    "rope_scaling": Matters("a longer context is counted as --seq says"),
-    "enable_eplb": Matters("copies of experts are not counted: they need more"),
-    "eplb_config": Matters("copies of experts are not counted: they need more"),
-    "kv_transfer_config": Matters("buffers for caches that travel are not counted"),
-    "mamba_ssm_cache_dtype": Matters("states of Mamba layers are not counted"),
-    "runner": Matters("counted as generation"),
-    "task": Matters("counted as generation"),
-    "num_redundant_experts": Matters("copies of experts are not counted: they need more"),
-}
+_RULES: Final[dict[str, Rule]] = facts(
+    ("model", served_model, "model model_tag"),
+    ("tensor_parallel", count, "tensor_parallel_size"),
+    ("pipeline_parallel", count, "pipeline_parallel_size"),
+    ("replicas", count, "data_parallel_size"),
+    ("experts_apart", when_on(True), "enable_expert_parallel"),
+    ("seq", length, "max_model_len"),
+    ("gpu_memory_utilization", share, "gpu_memory_utilization"),
+    ("max_num_seqs", count, "max_num_seqs"),
+    ("max_num_batched_tokens", length, "max_num_batched_tokens"),
+    ("kv_dtype", _KV, "kv_cache_dtype"),
+    ("weights", dtype, "dtype"),
+    ("quantised", _QUANTISED, "quantization"),
+    ("load_format", text_of, "load_format"),
+    ("eager", when_on(True), "enforce_eager"),
+) | matters("""
+        decode_context_parallel_size: a cache split along the sequence is not counted
+        kv_cache_memory_bytes num_gpu_blocks_override: the pool is counted from \
+            --gpu-memory-utilization
+        cpu_offload_gb: weights on the host are not counted: they need less
+        speculative_config speculative_model: a draft model and its cache are not counted: they \
+            need more
+        enable_lora max_loras max_lora_rank: adapters that are served are not counted: they need \
+            more
+        limit_mm_per_prompt mm_processor_kwargs: pictures and sounds are not counted: their \
+            encoder needs more
+        compilation_config: CUDA graphs are not counted
+        max_cudagraph_capture_size cuda_graph_sizes cudagraph_capture_sizes: CUDA graphs are not \
+            counted: more need more
+        max_logprobs: log probabilities are not counted
+        hf_overrides: a changed configuration of the model is not counted
+        rope_scaling: a longer context is counted as --seq says
+        enable_eplb eplb_config num_redundant_experts: copies of experts are not counted: they \
+            need more
+        kv_transfer_config: buffers for caches that travel are not counted
+        mamba_ssm_cache_dtype: states of Mamba layers are not counted
+        runner task: counted as generation
+    """)
 
 
 def _complete(reading: Reading, _entries: Entries) -> None:
-    reading.take("inference", True, "vllm", "a server", is_default=True)
-    _flags(reading)
+    reading.default("inference", True, "vllm", "a server")
+    loads = reading.drop("load_format")
+    if loads is not None and loads.value == "bitsandbytes":
+        reading.take("quantised", "int4", loads.key, loads.text)
     _precision(reading)
-    reading.take("gpu_memory_utilization", 0.9, "gpu_memory_utilization", 0.9, is_default=True)
+    reading.default("gpu_memory_utilization", 0.9, "gpu_memory_utilization")
     _experts(reading)
-    reading.take("seq", AUTO, "max_model_len", "the model's longest", is_default=True)
-    eager = reading.facts.pop("eager", None)
-    if eager is not None:
-        reading.leave(eager.key, eager.text, Bearing.NONE, "CUDA graphs are not counted")
-
-
-def _flags(reading: Reading) -> None:
-    loads = reading.facts.pop("load_format", None)
-    if loads is not None:
-        reading.leave(loads.key, loads.text, Bearing.NONE)
-        if loads.value == "bitsandbytes":
-            reading.take("quantised", "int4", loads.key, loads.text)
+    reading.default("seq", AUTO, "max_model_len", "the model's longest")
+    reading.drop("eager", "CUDA graphs are not counted")
 
 
 def _precision(reading: Reading) -> None:
     """The dtype of the model is taken where none is given; a quantised one beats it."""
-    weights = reading.facts.pop("weights", None)
-    if weights is None or weights.value == AUTO:
-        if weights is not None:
-            reading.leave(weights.key, weights.text, Bearing.NONE, "the model's own")
-    elif "quantised" in reading.facts:
-        reading.leave(weights.key, weights.text, Bearing.NONE, "weights are quantised")
-    else:
-        reading.take("dtype", weights.value, weights.key, weights.text)
-    found = reading.facts.pop("quantised", None)
+    if reading.value("weights") == AUTO:
+        reading.drop("weights", "the model's own")
+    if "quantised" in reading.facts:
+        reading.drop("weights", "weights are quantised")
+    found = reading.facts.pop("quantised", None) or reading.facts.pop("weights", None)
     if found is not None:
         reading.take("dtype", found.value, found.key, found.text)
 
