@@ -85,8 +85,8 @@ def find_kept(
 def _growing_buffer(trace: Trace, steps: StepEnds, least_bytes: float) -> KeptMemory | None:
     """Return a buffer that a program grows by copies from step to step, else None.
 
-    Where nothing trains, a buffer that the model itself grows is a KV cache, which ends with its
-    request.
+    Where nothing trains, buffers that the model grows, or that grow side by side as keys and values
+    do, are a KV cache, which ends with its request.
     """
     lives, requests = trace.lives_of_program, _requests(trace)
     trains = len(Steps.of(trace).of_kind(StepKind.TRAIN)) > 0
@@ -95,7 +95,7 @@ def _growing_buffer(trace: Trace, steps: StepEnds, least_bytes: float) -> KeptMe
         (b, np.flatnonzero(np.isin(lives.start, b.row)))
         for b in find_growing_buffers(requests)
         if len(distinct(steps.of_rows(b.row))) > MIN_BUFFER_GROWTH
-        and (trains or not in_module[b.stack])
+        and (trains or (b.n_buffers == 1 and not in_module[b.stack]))
     ]
     # One that is only wanted for a while grows with its input: logits of longer sequences.
     found = [

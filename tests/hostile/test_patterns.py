@@ -18,6 +18,7 @@ import pytest
 
 import fragdoctor.inputs
 import fragdoctor.story
+from fragdoctor.inputs.wordings.wording import compile_squeezed
 
 _SEE_LITTLE = ("classify", "discovery", "old_pickle", "remote")
 _MOST_OF_NESTED = 20_000
@@ -38,8 +39,8 @@ def _patterns(value: Any) -> Iterator[re.Pattern[Any]]:
             yield from _patterns(item)
     elif isinstance(value, dict):
         yield from _patterns(list(value.values()))
-    elif isinstance(getattr(value, "pattern", None), re.Pattern):
-        yield value.pattern
+    elif isinstance(getattr(value, "pattern", None), str):
+        yield compile_squeezed(value.pattern)
 
 
 def _repeats(parsed: Iterable[Any], around: int = 1) -> Iterator[int]:
@@ -67,7 +68,8 @@ PATTERNS = sorted(
     {
         (module.__name__, pattern.pattern, pattern.flags)
         for module in _modules()
-        for value in vars(module).values()
+        for name, value in vars(module).items()
+        if name != "_ATOM"  # meets our own patterns only
         for pattern in _patterns(value)
     },
     key=str,
