@@ -42,10 +42,12 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     said: dict[str, Any] = {"state": "passed", "message": ""}
     with ExitStack() as undo:
         if job["specs"]:
-            from fragdoctor.rehearsal.engine.treatments import apply, calls
+            from fragdoctor.rehearsal.engine import calls
+            from fragdoctor.rehearsal.engine.treatments import apply, operations
 
             core: Any = torch._C
-            calls.in_backward = lambda: core._current_graph_task_id() != -1
+            for module in (calls, operations):
+                module.in_backward = lambda: core._current_graph_task_id() != -1
             apply(job["specs"], undo)
         try:
             runpy.run_path(job["program"], run_name="__main__")

@@ -21,10 +21,12 @@ def main(package: str, specs: str, program: str) -> str:
     sys.argv[:] = [program]
     import torch
 
-    from fragdoctor.rehearsal.engine.treatments import apply, calls
+    from fragdoctor.rehearsal.engine import calls
+    from fragdoctor.rehearsal.engine.treatments import apply, operations
 
     core: Any = torch._C
-    calls.in_backward = lambda: core._current_graph_task_id() != -1  # the real engine is at work
+    for module in (calls, operations):  # the real engine is at work
+        module.in_backward = lambda: core._current_graph_task_id() != -1
     torch.set_num_threads(1)
     torch.manual_seed(0)
     random.seed(0)
