@@ -39,6 +39,18 @@ class Change(StrEnum):
 HAVE_FUSED: Final = ("Adam", "AdamW", "SGD", "Adagrad")
 """Optimizers of ``torch.optim`` with ``fused=True`` (torch 2.13); files go by the same names."""
 
+HAVE_FOREACH: Final = (
+    "ASGD",
+    "Adadelta",
+    "Adafactor",
+    "Adamax",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+)
+"""Those that have ``foreach``, which makes lists of temporaries, and nothing fused (2.13)."""
+
 
 @frozen
 class Framework:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, Final
 
-from fragdoctor.model.frameworks import HAVE_FUSED, Change, words_of
+from fragdoctor.model.frameworks import HAVE_FOREACH, HAVE_FUSED, Change, words_of
 from fragdoctor.model.prescription import LeftOut, Numerics, Place, Treatment
 from fragdoctor.rehearsal.prescription.checkpoints import Plan
 from fragdoctor.rehearsal.prescription.held import HeldLine
@@ -313,6 +313,12 @@ def simple(traits: Traits, conf: str) -> Iterator[Treatment]:  # noqa: C901 - a 
         yield _simple(
             "fused", f"fused {name}", exact, f"torch.optim.{name}(..., fused=True)",
             instead=words(Change.FUSED), place=Place.OPTIMIZER, arguments=["fused=True"],
+        )  # fmt: skip
+    for name in sorted({*traits["optimizers"]} & {*HAVE_FOREACH})[:1]:
+        yield _simple(
+            "no-foreach", f"{name} without lists of tensors", exact,
+            f"torch.optim.{name}(..., foreach=False)",
+            place=Place.OPTIMIZER, arguments=["foreach=False"],
         )  # fmt: skip
     if not _why_not_in_backward(traits):
         title = "update each parameter in the backward pass"

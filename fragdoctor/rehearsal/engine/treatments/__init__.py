@@ -26,6 +26,7 @@ TREATMENTS: Final[dict[str, Callable[[str, ExitStack], None]]] = {
     "checkpoint": blocks.checkpoint,
     "accumulate": accumulation.install,
     "fused": optimizers.fused,
+    "no-foreach": optimizers.without_foreach,
     "adamw-8bit": optimizers.in_8_bits,
     "adafactor": optimizers.adafactor,
     "autocast": contexts.autocast,

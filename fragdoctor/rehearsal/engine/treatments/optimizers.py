@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from fragdoctor.model.frameworks import HAVE_FUSED
+from fragdoctor.model.frameworks import HAVE_FOREACH, HAVE_FUSED
 from fragdoctor.rehearsal.engine import put
 from fragdoctor.rehearsal.engine.calls import after_making
 
@@ -28,15 +28,21 @@ _MAP: Final = 256
 def fused(_: str, undo: ExitStack) -> None:
     """Run each optimizer that can as one kernel, without temporaries."""
     for name in HAVE_FUSED:
-        _put_fused(getattr(torch.optim, name), undo)
+        _put_made(getattr(torch.optim, name), undo, fused=True, foreach=False)
 
 
-def _put_fused(kind: Any, undo: ExitStack) -> None:
+def without_foreach(_: str, undo: ExitStack) -> None:
+    """Run optimizers that cannot run as one kernel parameter by parameter, without lists."""
+    for name in HAVE_FOREACH:
+        _put_made(getattr(torch.optim, name), undo, foreach=False)
+
+
+def _put_made(kind: Any, undo: ExitStack, **how: bool) -> None:
     make = kind.__init__
 
     @wraps(make)
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
-        make(self, *args, **{**kwargs, "fused": True, "foreach": False})
+        make(self, *args, **{**kwargs, **how})
 
     put(undo, kind, "__init__", made)
 
