@@ -65,6 +65,10 @@ RELU: Final = MODEL.replace(LAST, f"torch.relu({LAST})")
 DROPOUT: Final = MODEL.replace(
     LAST, "x + torch.dropout(" + LAST.removeprefix("x + ") + ", 0.1, True)"
 )
+SHORTCUT: Final = MODEL.replace(LAST, LAST.removeprefix("x + ") + " + self.skip(x)").replace(
+    "        self.norm =", "        self.skip = nn.Linear(width, width)\n        self.norm ="
+)
+"""The last product of a block is one of what the block was given."""
 PARTS = ["begin", "pair", "pair.parts.0", "pair.parts.1", "end"]
 IN_PLACE = MODEL.replace("gelu(self.up(self.norm(x)))", "relu_(self.up(self.norm(x)))")
 
@@ -147,7 +151,9 @@ def test_no_set_that_fits_by_replay_is_much_cheaper(tmp_path: Path) -> None:
             assert found.needs_bytes(plan) <= limit
 
 
-@pytest.mark.parametrize("text", [MODEL, RELU, DROPOUT], ids=["gelu", "relu", "dropout"])
+@pytest.mark.parametrize(
+    "text", [MODEL, RELU, DROPOUT, SHORTCUT], ids=["gelu", "relu", "dropout", "shortcut"]
+)
 def test_sets_need_and_cost_what_was_replayed(text: str, tmp_path: Path) -> None:
     found = measured(tmp_path, text)
     plans = [plan for plan in every(found._roots) if plan.choices]

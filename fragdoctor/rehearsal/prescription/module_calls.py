@@ -6,7 +6,7 @@ Blocks are rows of ``Lives``; events count from the beginning of the trace.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +79,8 @@ class ModuleCall:
         left: those that it left for its backward pass, without its outputs.
         outputs, inputs: blocks that it returned, and that it was given.
         saves_output: whether the backward pass of its last operation needs what that returned.
-        again_end: events up to which it is carried out again: to the last block that is needed.
+        again_end: events up to which it is carried out again: to the last block that is needed, or
+            to the last product, which keeps its factors, though they may be no blocks of the call.
         products: its counted operations.
     """
 
@@ -96,7 +97,10 @@ class ModuleCall:
         outlives = (blocks.free[made] >= self.backward) & ~blocks.is_lasting[made]
         self.left = frozenset((self.first + np.flatnonzero(outlives)).tolist()) - self.outputs
         self.saves_output: bool = call["saves_output"]
-        self.again_end = self.end if self.saves_output else self._end_of_operation()
+        self._last_product = self._begin_of_last(call["products"])
+        self.again_end = self.end
+        if not self.saves_output:
+            self.again_end = max(self._end_of_operation(), self._last_product)
         self.products = [self._product(one) for one in call["products"]]
 
     def _end_of_operation(self) -> int:
@@ -111,9 +115,17 @@ class ModuleCall:
             row += 1
         return int(start[row]) + 1
 
+    def _begin_of_last(self, products: Sequence[Mapping[str, Any]]) -> int:
+        """Return the event before the last product makes its result."""
+        if not products:
+            return self.begin
+        rows = self._blocks.at(products[-1]["addresses"], products[-1]["event"])
+        return int(min((self._blocks.start[row] for row in rows), default=self.begin))
+
     def _product(self, product: Mapping[str, Any]) -> Product:
         rows = frozenset(self._blocks.at(product["addresses"], product["event"]) - self.outputs)
         is_again = self.saves_output or product["event"] < self.again_end
+        is_again |= product["event"] <= self._last_product
         is_again |= not rows.isdisjoint(self.left)
         return Product(
             product["n_flops"] if is_again else 0,
