@@ -28,9 +28,6 @@ LIKE_TRAINING: Final = 0.5
 """Share that is kept, over that of a forward pass of training. Of the programs in ``tests/truth``
 an evaluation under ``no_grad`` has 0.13 at the most."""
 
-MODULE_CALLS: Final = ("_call_impl", "_wrapped_call_impl")
-"""Of ``torch.nn.Module``."""
-
 
 def find_idle_graph(trace: Trace) -> IdleGraph | None:
     """Return the graph of the evaluation that failed; None where it builds none that matters."""
@@ -55,11 +52,9 @@ def find_idle_graph(trace: Trace) -> IdleGraph | None:
 
 
 def _called_at(trace: Trace, stack: int) -> int:
-    """Return the frame id of the user's line that calls the outermost module; -1 without one."""
-    table, classes = trace.stacks.python, trace.stacks.classes
-    frames = table.frames[table.offsets[stack] : table.offsets[stack + 1]].tolist()
-    calls = [i for i, f in enumerate(frames) if trace.snapshot.frame(f).function in MODULE_CALLS]
-    outside = frames[calls[-1] + 1 :] if calls else frames
+    """Return the frame id of the user's line that calls the model; -1 without one."""
+    table, classes = trace.stacks.outside, trace.stacks.classes
+    outside = table.frames[table.offsets[stack] : table.offsets[stack + 1]].tolist()
     own = [f for owner in (USER, PACKAGE) for f in outside if classes[f] == owner]
     return own[0] if own else -1
 

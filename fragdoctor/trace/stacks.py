@@ -380,10 +380,9 @@ class Stacks:
         return stack_roles(self._snapshot, self.classes)
 
     @cached_property
-    def places(self) -> I32:
-        """Number of the place in the program from which each stack goes into torch.
+    def outside(self) -> StackTable:
+        """The frames of each stack from the line that goes into torch outwards, Python's only.
 
-        A place is a line with all that called it. -1, at the end too, where no frame is Python's.
         Torch's decorators and launchers are passed over: the program goes on below them.
         """
         snapshot, table = self._snapshot, self.python
@@ -396,10 +395,21 @@ class Stacks:
         frames = table.frames[keep]
         inward = _last(np.flatnonzero(~is_open[frames]), offsets)  # the outermost that is closed
         begin = np.maximum(inward + 1, offsets[:-1])
-        result = np.full(len(table) + 1, -1, np.int32)
+        is_outside = np.arange(len(frames)) >= np.repeat(begin, np.diff(offsets))
+        offsets = np.append(0, np.cumsum(is_outside))[offsets]
+        return StackTable(offsets, frames[is_outside])
+
+    @cached_property
+    def places(self) -> I32:
+        """Number of the place in the program from which each stack goes into torch.
+
+        A place is a line with all that called it. -1, at the end too, where no frame is Python's.
+        """
+        frames, offsets = self.outside.frames, self.outside.offsets
+        result = np.full(len(self.outside) + 1, -1, np.int32)
         numbers: dict[bytes, int] = {}
-        for i in np.flatnonzero(begin < offsets[1:]).tolist():
-            outside = frames[begin[i] : offsets[i + 1]].tobytes()
+        for i in np.flatnonzero(np.diff(offsets) > 0).tolist():
+            outside = frames[offsets[i] : offsets[i + 1]].tobytes()
             result[i] = numbers.setdefault(outside, len(numbers))
         return result
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import wraps
 from typing import Any
 
@@ -17,10 +17,10 @@ from fragdoctor.rehearsal.engine.marks import in_backward
 Around = Callable[[Any], AbstractContextManager[Any] | None]
 
 
-class _Depth(threading.local):
-    """How many calls of modules go on in this thread."""
+class _Inside(threading.local):
+    """Whether a call of a model goes on in this thread."""
 
-    n = 0
+    model = False
 
 
 def around_models(around: Around, undo: ExitStack) -> None:
@@ -30,22 +30,19 @@ def around_models(around: Around, undo: ExitStack) -> None:
     each; None leaves the call as it is.
     """
     call: Any = torch.nn.Module.__call__
-    depth = _Depth()
+    inside = _Inside()
 
     @wraps(call)
     def called(module: Any, *args: Any, **kwargs: Any) -> Any:
         # What a backward pass calls it computes again, for a call of before.
-        if depth.n or in_backward() or next(module.parameters(), None) is None:
+        if inside.model or in_backward() or next(module.parameters(), None) is None:
             return call(module, *args, **kwargs)
-        depth.n += 1
+        inside.model = True
         try:
-            context = around(module)
-            if context is None:
-                return call(module, *args, **kwargs)
-            with context:
+            with around(module) or nullcontext():
                 return call(module, *args, **kwargs)
         finally:
-            depth.n -= 1
+            inside.model = False
 
     put(undo, torch.nn.Module, "__call__", called)
 
