@@ -13,7 +13,7 @@ import numpy as np
 
 from fragdoctor.analysis.kept import LARGE_SHARE
 from fragdoctor.analysis.result import IdleGraph
-from fragdoctor.future.passes import RoleRuns
+from fragdoctor.future.passes import MIN_KEPT, RoleRuns
 from fragdoctor.future.steps import StepKind, Steps
 from fragdoctor.model.arrays import is_among, largest_groups
 from fragdoctor.model.snapshot import I64
@@ -22,7 +22,8 @@ from fragdoctor.trace.stacks import PACKAGE, USER
 from fragdoctor.trace.trace import Trace
 
 STILL_READ: Final = 8
-"""Results of a model that its layers may still read, graph or not: the last ones do not count."""
+"""Results of a model that its layers may still read, graph or not: the last ones do not count; of
+fewer than twice as many, the later half."""
 
 LIKE_TRAINING: Final = 0.5
 """Share that is kept, over that of a forward pass of training. Of the programs in ``tests/truth``
@@ -66,8 +67,9 @@ def _kept_of(trace: Trace, low: int, high: int) -> tuple[float, I64]:
     """
     lives = trace.lives_of_program
     made = trace.module_rows[(trace.module_rows >= low) & (trace.module_rows < high)]
-    rows = np.flatnonzero(is_among(lives.start, made[:-STILL_READ]))
-    if len(rows) <= STILL_READ:
-        return 0.0, rows[:0]
+    made = made[: len(made) - min(STILL_READ, (len(made) + 1) // 2)]
+    rows = np.flatnonzero(is_among(lives.start, made))
     kept = rows[lives.free[rows] >= high]
+    if len(kept) < MIN_KEPT:
+        return 0.0, kept
     return float(lives.size_bytes[kept].sum() / max(lives.size_bytes[rows].sum(), 1)), kept

@@ -27,7 +27,7 @@ from fragdoctor.analysis.result import (
 from fragdoctor.analysis.training_run import NO_ROW, TRAINING, TrainingRequests
 from fragdoctor.future.steps import StepKind, Steps
 from fragdoctor.model.arrays import distinct, is_among, largest_groups
-from fragdoctor.model.snapshot import I32, I64
+from fragdoctor.model.snapshot import I32, I64, StackTable
 from fragdoctor.trace import stacks as roles_of
 from fragdoctor.trace.lives import NEVER
 from fragdoctor.trace.stacks import LOSS, NATIVE, PACKAGE, TORCH, USER
@@ -162,9 +162,12 @@ def _traced(
         results = (names.index(KeptKind.ACTIVATION), names.index(KeptKind.LOSS))
         is_result = np.isin(kind, results)
         made, size, share = stack[is_result], size[is_result], WHOLE_GRAPH
+    # Whoever calls a model has its results, and chooses whether it builds a graph.
+    is_of_caller = pattern in (KeptPattern.EVALUATION, KeptPattern.RESULTS)
+    table = trace.stacks.outside if is_of_caller else trace.stacks.python
     survivor_bytes = sum(g.survivor_bytes for g in lines)
     return KeptMemory(
-        frame=_shared_frame(trace, made, size, share),
+        frame=_shared_frame(trace, table, made, size, share),
         stack=largest,
         lines=tuple(lines),
         kinds=tuple(kinds),
@@ -217,12 +220,12 @@ def _kinds(trace: Trace, stack: I32) -> I64:
     return kind
 
 
-def _shared_frame(trace: Trace, stack: I32, size: I64, share: float) -> int:
+def _shared_frame(trace: Trace, table: StackTable, stack: I32, size: I64, share: float) -> int:
     """Return the deepest user line through which a share of the bytes is made, -1 without one.
 
     Where several lines of one function make them, the one that makes most stands for it.
     """
-    table, classes = trace.stacks.python, trace.stacks.classes
+    classes = trace.stacks.classes
     ids, member = np.unique(stack[stack >= 0], return_inverse=True)
     weight = np.zeros(len(ids), np.int64)
     np.add.at(weight, member.reshape(-1), size[stack >= 0])

@@ -344,11 +344,6 @@ class Bench:
         )
 
     @property
-    def n_steps(self) -> int:
-        """Complete steps of the recording, as far as the continuation looked at them."""
-        return self.fair_replay.n_steps
-
-    @property
     def is_in_step(self) -> bool:
         """Whether steps of training or of a model show, so that the failed request is of one."""
         return bool((Steps.of(self.reproduction.trace).kind != StepKind.OTHER).any())

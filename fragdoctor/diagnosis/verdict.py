@@ -60,6 +60,9 @@ SMALLEST_GPU_BYTES: Final = 2 * GIB
 """No GPU that a PyTorch of today supports has less memory: what is missing to it is held outside.
 A snapshot does not record the size of the device, so that this stays a hint."""
 
+UNSEEN: Final = (OutlookBasis.LOWER_BOUND, OutlookBasis.NONE)
+"""What nothing recorded shows the rest of."""
+
 RESUMED_REQUESTS: Final = 100
 """Requests after a caught failure that show a program at work, not one that reports and ends."""
 
@@ -169,8 +172,7 @@ class CaseEvidence:
     @property
     def prospects(self) -> set[OutlookState | None]:
         """What is known or likely of the run under these settings."""
-        n_steps = 0 if self.bench is None else self.bench.n_steps
-        return {_prospect(result, n_steps) for result in self.survivors or ()}
+        return {_prospect(result) for result in self.survivors or ()}
 
     @property
     def is_of_step(self) -> bool:
@@ -352,8 +354,7 @@ def _setting_mends(e: CaseEvidence) -> Hypothesis | None:
     """Thresholds call memory full, but a setting is enough: what the run lacks lies in holes."""
     if e.reading.cause not in MAY_BE_HOLES or e.reading.confidence is Confidence.PROVEN:
         return None
-    n_steps = 0 if e.bench is None else e.bench.n_steps
-    finishing = [r for r in e.survivors or () if _prospect(r, n_steps) is OutlookState.HOLDS]
+    finishing = [r for r in e.survivors or () if _prospect(r) is OutlookState.HOLDS]
     if not finishing:
         return None
     text = f"{e.reading.summary} But replayed under {finishing[0].conf} the run goes on"
@@ -368,7 +369,8 @@ def _setting_mends(e: CaseEvidence) -> Hypothesis | None:
 def _no_setting_mends(e: CaseEvidence) -> Hypothesis | None:
     """Free memory was enough for the one failing request, but not for the step it belongs to.
 
-    Every setting fails; or none is known to finish a first step, of which nobody has seen the end.
+    Every setting fails; or none is known to finish a step of which nobody has seen the end: a first
+    one, or one that is like none before it.
     """
     survivors, bench = e.survivors, e.bench
     if e.reading.cause is not Cause.FRAGMENTATION or survivors is None or bench is None:
@@ -382,15 +384,15 @@ def _no_setting_mends(e: CaseEvidence) -> Hypothesis | None:
         lacks = f" It lacks {format_size(e.lacking_bytes)} in all." if e.lacking_bytes else ""
         text = f"{enough} no allocator setting {end}.{lacks}"
         return Hypothesis(_other_than_holes(e), text, Confidence.LIKELY, row="no-setting-mends")
-    is_first = all(r.outlook and r.outlook.basis is OutlookBasis.LOWER_BOUND for r in survivors)
-    if OutlookState.HOLDS in e.prospects or not is_first:
+    is_unseen = all(r.outlook and r.outlook.basis in UNSEEN for r in survivors)
+    if OutlookState.HOLDS in e.prospects or not (is_unseen and bench.is_in_step):
         return None
     return Hypothesis(
         _other_than_holes(e),
-        f"{enough} its step was the first, and of no allocator setting is it known that it is "
-        "enough for the rest.",
+        f"{enough} no step like this one was recorded to its end, and no allocator setting is "
+        "known to be enough for the rest of it.",
         settled_by="Rehearse the program and give the recording to --continue-with.",
-        row="first-step",
+        row="unseen-step",
     )
 
 
@@ -451,7 +453,7 @@ ROWS: Final[tuple[Callable[[CaseEvidence], Hypothesis | None], ...]] = (
 _ORDER: Final = list(Confidence).index
 
 
-def _prospect(result: ReplayResult, n_steps: int) -> OutlookState | None:
+def _prospect(result: ReplayResult) -> OutlookState | None:
     """Return what is known or likely of a run under a setting.
 
     What lets it come as far again as it has come, in three steps or more, is no failure of the
@@ -460,6 +462,7 @@ def _prospect(result: ReplayResult, n_steps: int) -> OutlookState | None:
     outlook = result.outlook
     if outlook is None:
         return None
+    n_steps = outlook.n_complete_steps
     if n_steps and (outlook.fails_after_steps or 0) >= max(n_steps, ENOUGH):
         return OutlookState.HOLDS
     return outlook.likely if outlook.state is OutlookState.OPEN else outlook.state

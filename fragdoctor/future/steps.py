@@ -10,6 +10,7 @@ program to which it comes back evenly, over most of what it does.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import IntEnum
 from itertools import pairwise
 from typing import Final
@@ -265,7 +266,7 @@ def evaluation_rounds(trace: Trace) -> I64:
     return rounds
 
 
-def _visits(trace: Trace, places: I32) -> tuple[I64, I32]:
+def _visits(trace: Trace, places: I32 | I64) -> tuple[I64, I32 | I64]:
     """Return where the program comes to another place, by its requests, and which place that is.
 
     ``places`` has one for each stack, -1 for none.
@@ -296,11 +297,11 @@ def after_setup(trace: Trace) -> int:
 def _without_training(trace: Trace) -> Steps:
     """Return the rounds that begin at the rarest place, or without stacks with the rarest size."""
     if trace.stacks.roles.has_python:
-        places = trace.stacks.places
-        visits = _visits(trace, places)
-        if len(visits[0]) < MIN_STEPS:  # one line does it all: what it does outside of the model
-            apart = np.where(places >= 0, 2 * places + trace.stacks.roles.in_module, -1)
-            visits = _visits(trace, apart)
+        visits = _visits(trace, trace.stacks.places)
+        for places in _finer_places(trace):
+            if len(visits[0]) >= MIN_STEPS:
+                break
+            visits = _visits(trace, places)
         rounds, method = _rounds(trace, *visits, MAX_SPREAD), "stacks"
     else:
         lives = trace.lives
@@ -316,6 +317,21 @@ def _without_training(trace: Trace) -> Steps:
     kind = StepKind.EVALUATION if len(trace.module_rows) else StepKind.OTHER
     kinds = np.full(len(rounds), kind, np.uint8)
     return Steps(rounds, kinds, method, not trace.ends_in_failure)
+
+
+def _finer_places(trace: Trace) -> Iterator[I32 | I64]:
+    """Yield what tells requests apart where one line of the program makes them all.
+
+    First what that line does outside of the model. Else it only calls the model, which begins anew
+    with its first operation: one that does not come with each of its layers.
+    """
+    places, stack = trace.stacks.places, trace.events.stack
+    yield np.where(places >= 0, 2 * places + trace.stacks.roles.in_module, -1)
+    made, count = np.unique(stack[trace.module_rows], return_counts=True)
+    if len(made):
+        first = stack[trace.module_rows[0]]
+        if 2 * count[made == first][0] <= count.max():
+            yield np.where(places >= 0, np.arange(len(places)) == first, -1)
 
 
 def _rounds(trace: Trace, rows: I64, key: I32 | I64, max_spread: float) -> I64 | None:

@@ -234,12 +234,6 @@ class FairReplay:
         reproduction = self._reproduction
         return Outlooks(reproduction.trace, reproduction.operations, self._max_steps)
 
-    @property
-    def n_steps(self) -> int:
-        """Complete steps that the run is continued from."""
-        known = self._outlooks.repetition
-        return 0 if known is None else known.n_complete
-
     def step_needs_bytes(self) -> int | None:
         """Return what must be live at once in the step under way; None where that is not known."""
         other = None if self._other is None else self._other.step_needs_bytes()

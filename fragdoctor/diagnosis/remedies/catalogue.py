@@ -100,11 +100,12 @@ def _order(proposal: Proposal, cause: Cause) -> tuple[int | str, ...]:
     r = proposal.recommendation
     p = r.predicted
     is_setting = bool(r.setting)
-    fails = p.outlook is not None and p.outlook.fails
+    found = prospect(p.outlook)
+    fails = found in (Prospect.UNLIKELY, Prospect.FAILS)
     is_shown_to_fit = p.method == "replay" and p.fits is True
     # A setting does not end a leak, whatever it gains.
     is_cure = is_shown_to_fit and not (cause is Cause.LEAK and is_setting)
-    tier = _tier(prospect(p.outlook), is_setting=is_setting, cause=cause)
+    tier = _tier(found, is_setting=is_setting, cause=cause)
     if cause in NOT_OURS and not is_setting and proposal.weight >= CURES and p.fits is not False:
         is_cure, tier = True, min(tier, KNOWN_CURE)
     how_far: tuple[int, ...] = (UNTRIED, *(0,) * 5)

@@ -15,6 +15,7 @@ from fragdoctor.analysis.training_run import TrainingRun
 from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
 from fragdoctor.diagnosis.verdict_message import LIBRARIES
 from fragdoctor.frozen import frozen
+from fragdoctor.future.outlook import MAX_STEPS
 from fragdoctor.model.arrays import distinct
 from fragdoctor.model.case import NO_FAILURE, OomMessage
 from fragdoctor.model.conf_keys import KEYS, key_is_known
@@ -520,6 +521,8 @@ def prospect(outlook: Outlook | None) -> Prospect:
     """Return how well a run goes on that gets past the recorded failure."""
     if outlook is None or (outlook.state is OutlookState.OPEN and outlook.likely is None):
         return Prospect.OPEN
+    if steps_won(outlook) >= MAX_STEPS:
+        return Prospect.LIKELY  # as far as any other run is followed
     if outlook.state is OutlookState.OPEN:
         return Prospect.UNLIKELY if outlook.fails else Prospect.LIKELY
     return Prospect.FAILS if outlook.fails else Prospect.HOLDS
