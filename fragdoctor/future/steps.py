@@ -10,7 +10,6 @@ program to which it comes back evenly, over most of what it does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import IntEnum
 from itertools import pairwise
 from typing import Final
@@ -20,6 +19,7 @@ import numpy as np
 from fragdoctor.frozen import frozen
 from fragdoctor.future.passes import RoleRuns, find_optimizer_steps
 from fragdoctor.model.arrays import distinct, is_among
+from fragdoctor.model.gpus import CUBLAS_WORKSPACES
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.snapshot import I32, I64, U8, Action, Bools
 from fragdoctor.model.turns import period_of
@@ -266,7 +266,7 @@ def evaluation_rounds(trace: Trace) -> I64:
     return rounds
 
 
-def _visits(trace: Trace, places: I32 | I64) -> tuple[I64, I32 | I64]:
+def _visits(trace: Trace, places: I32) -> tuple[I64, I32]:
     """Return where the program comes to another place, by its requests, and which place that is.
 
     ``places`` has one for each stack, -1 for none.
@@ -297,12 +297,13 @@ def after_setup(trace: Trace) -> int:
 def _without_training(trace: Trace) -> Steps:
     """Return the rounds that begin at the rarest place, or without stacks with the rarest size."""
     if trace.stacks.roles.has_python:
-        visits = _visits(trace, trace.stacks.places)
-        for places in _finer_places(trace):
-            if len(visits[0]) >= MIN_STEPS:
-                break
-            visits = _visits(trace, places)
+        places = trace.stacks.places
+        visits = _visits(trace, places)
+        if len(visits[0]) < MIN_STEPS:  # one line does it all: what it does outside of the model
+            apart = np.where(places >= 0, 2 * places + trace.stacks.roles.in_module, -1)
+            visits = _visits(trace, apart)
         rounds, method = _rounds(trace, *visits, MAX_SPREAD), "stacks"
+        rounds = _equal_calls(trace) if rounds is None else rounds
     else:
         lives = trace.lives
         made = slice(lives.n_initial, lives.n_regular)
@@ -319,19 +320,22 @@ def _without_training(trace: Trace) -> Steps:
     return Steps(rounds, kinds, method, not trace.ends_in_failure)
 
 
-def _finer_places(trace: Trace) -> Iterator[I32 | I64]:
-    """Yield what tells requests apart where one line of the program makes them all.
+def _equal_calls(trace: Trace) -> I64 | None:
+    """Return where calls of a model begin, of which each makes the same; None where none show.
 
-    First what that line does outside of the model. Else it only calls the model, which begins anew
-    with its first operation: one that does not come with each of its layers.
+    Calls from one line, with nothing between them, look like the layers of one call. But layers
+    come more than once in each call, and the first of a call is not preceded by a stem.
     """
-    places, stack = trace.stacks.places, trace.events.stack
-    yield np.where(places >= 0, 2 * places + trace.stacks.roles.in_module, -1)
-    made, count = np.unique(stack[trace.module_rows], return_counts=True)
-    if len(made):
-        first = stack[trace.module_rows[0]]
-        if 2 * count[made == first][0] <= count.max():
-            yield np.where(places >= 0, np.arange(len(places)) == first, -1)
+    rows, size = trace.module_rows, trace.events.size_bytes
+    rows = rows[~np.isin(size[rows], list(CUBLAS_WORKSPACES))]  # the first call makes them
+    made = np.stack([trace.events.stack[rows], size[rows]])
+    key = np.unique(made, axis=1, return_inverse=True)[1].reshape(-1)
+    for period in np.flatnonzero(key == key[:1])[1:MAX_TRIED].tolist():
+        if np.array_equal(key[period:], key[:-period]):
+            has_layers = len(distinct(key[:period])) < period
+            is_often = len(key) >= MIN_STEPS * period
+            return rows[::period] if has_layers and is_often else None
+    return None
 
 
 def _rounds(trace: Trace, rows: I64, key: I32 | I64, max_spread: float) -> I64 | None:

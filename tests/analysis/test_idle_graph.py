@@ -10,10 +10,12 @@ from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.result import IdleGraph
 
 
-def evaluated(loop: TrainingLoop, *, builds_graph: bool) -> IdleGraph | None:
+def evaluated(
+    loop: TrainingLoop, *, builds_graph: bool, n_layers: int = N_LAYERS
+) -> IdleGraph | None:
     """Call the model once from another line, and fail there."""
     before = None
-    for stack in deep_layers(20, "validate"):
+    for stack in deep_layers(20, "validate")[:n_layers]:
         result = loop.new(ACTIVATION, stack)
         if before is not None and not builds_graph:
             loop.free(before, stack)
@@ -28,6 +30,15 @@ def test_find_idle_graph_an_evaluation_that_keeps_what_training_keeps():
     assert found is not None
     assert found.n_bytes == (N_LAYERS - 8) * ACTIVATION  # the last ones may still be read
     assert found.share == found.usual_share == pytest.approx(1.0)
+
+
+def test_find_idle_graph_of_an_evaluation_that_fails_early_the_first_half_counts():
+    found = evaluated(deeply_trained(), builds_graph=True, n_layers=6)
+
+    assert found is not None
+    assert found.n_bytes == 3 * ACTIVATION
+    assert evaluated(deeply_trained(), builds_graph=True, n_layers=5) is None  # two are too few
+    assert evaluated(deeply_trained(), builds_graph=False, n_layers=6) is None
 
 
 def test_find_idle_graph_an_evaluation_that_lets_go_builds_none():

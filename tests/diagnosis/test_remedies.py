@@ -315,7 +315,7 @@ def looked_on(code, state, *, setting="", weight=10, **outlook):
     ("cause", "order"),
     [
         (Cause.FRAGMENTATION, ["sure", "open", "code", "open-code", "later"]),
-        (Cause.CAPACITY, ["code", "sure", "open", "open-code", "later"]),
+        (Cause.CAPACITY, ["code", "sure", "open-code", "open", "later"]),
         (Cause.LEAK, ["code", "open-code", "open", "sure", "later"]),
     ],
 )
@@ -341,6 +341,16 @@ def test_rank_of_two_that_fail_later_the_one_that_fails_last_comes_first():
     ranked, _ = rank([soon, late], Cause.CAPACITY)
 
     assert [r.code for r in ranked] == ["z-late", "soon"]
+
+
+def test_rank_a_setting_that_lasts_a_hundred_steps_is_tried_before_a_change_of_the_program():
+    lasts = looked_on("lasts", OutlookState.FAILS, setting="X=1", fails_after_steps=100)
+    soon = looked_on("soon", OutlookState.FAILS, setting="X=2", fails_after_steps=99)
+    code = looked_on("code", OutlookState.HOLDS)
+
+    ranked, _ = rank([soon, code, lasts], Cause.FRAGMENTATION)
+
+    assert [r.code for r in ranked] == ["lasts", "code", "soon"]
 
 
 def test_settings_are_tried_beside_and_in_place_of_what_is_set_already():

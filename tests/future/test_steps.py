@@ -365,6 +365,30 @@ def test_loops_of_inference_are_evaluation() -> None:
     assert set(run.steps().kind.tolist()) == {StepKind.EVALUATION}
 
 
+def layered(run: Run, *, n_layers: int = 3) -> None:
+    """Call a model with equal layers, one of which repeats an operation; nothing else."""
+    calls = [run.here(LINEAR, CALL, frame("model.py", line, "forward"), CALL) for line in (1, 2)]
+    for stack in (calls[0], *[calls[1]] * n_layers):
+        run.new(ACTIVATION, stack)
+
+
+def test_calls_from_one_line_with_nothing_between_them_are_evaluation() -> None:
+    def program(run: Run) -> None:
+        for _ in range(6):
+            run.mark(StepKind.EVALUATION), layered(run)  # noqa: B018 - all of it on one line
+
+    run = Run(program)
+
+    assert run.steps().rows.tolist() == run.true_rows(StepKind.EVALUATION)
+
+
+def test_equal_layers_behind_a_stem_are_no_calls_of_their_own() -> None:
+    def program(run: Run) -> None:
+        layered(run, n_layers=30)
+
+    assert not len(Run(program).steps())
+
+
 def test_a_loop_that_copies_a_model_before_it_is_called_is_none() -> None:
     def program(run: Run) -> None:
         run.model()

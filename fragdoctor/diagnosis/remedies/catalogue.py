@@ -14,6 +14,7 @@ from fragdoctor.diagnosis.remedies.allocator_settings import SETTINGS
 from fragdoctor.diagnosis.remedies.attention import FusedAttention
 from fragdoctor.diagnosis.remedies.capacity import (
     CAPACITY,
+    SHORT_OF_MEMORY,
     SavingRemedy,
     first_enough,
     saved_bytes,
@@ -135,12 +136,15 @@ def _tier(found: Prospect, *, is_setting: bool, cause: Cause) -> int:
     """Return the place of what fits, by how the run goes on.
 
     Holes between blocks are the allocator's own matter: a setting that serves the request is tried
-    sooner than the program is changed, even where it is open how the run goes on.
+    sooner than the program is changed, even where it is open how the run goes on. Where memory is
+    short, a setting wins the holes only, and the program is changed first.
     """
     if found > Prospect.OPEN:
         return 10 + int(found)
-    is_code = cause is Cause.FRAGMENTATION and not is_setting
-    return int(found) + (int(Prospect.UNLIKELY) if is_code else 0)
+    is_late = is_setting and found is Prospect.OPEN and cause in SHORT_OF_MEMORY
+    if cause is Cause.FRAGMENTATION:
+        is_late = not is_setting
+    return int(found) + (int(Prospect.UNLIKELY) if is_late else 0)
 
 
 MIN_COMBINED: Final = 2
