@@ -11,14 +11,13 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.kept import LARGE_SHARE
+from fragdoctor.analysis.kept import LARGE_SHARE, MOST, shared_frame
 from fragdoctor.analysis.result import IdleGraph
 from fragdoctor.future.passes import MIN_KEPT, RoleRuns
 from fragdoctor.future.steps import StepKind, Steps
-from fragdoctor.model.arrays import is_among, largest_groups
+from fragdoctor.model.arrays import is_among
 from fragdoctor.model.snapshot import I64
 from fragdoctor.trace import stacks as roles_of
-from fragdoctor.trace.stacks import PACKAGE, USER
 from fragdoctor.trace.trace import Trace
 
 STILL_READ: Final = 8
@@ -48,16 +47,8 @@ def find_idle_graph(trace: Trace) -> IdleGraph | None:
     live_bytes = int(trace.totals.at([failed])[0, 0])
     if share < LIKE_TRAINING * usual or not usual or size.sum() < LARGE_SHARE * live_bytes:
         return None
-    stack = int(largest_groups(lives.stack[rows], size).group[0])
-    return IdleGraph(_called_at(trace, stack), int(size.sum()), share, usual)
-
-
-def _called_at(trace: Trace, stack: int) -> int:
-    """Return the frame id of the user's line that calls the model; -1 without one."""
-    table, classes = trace.stacks.outside, trace.stacks.classes
-    outside = table.frames[table.offsets[stack] : table.offsets[stack + 1]].tolist()
-    own = [f for owner in (USER, PACKAGE) for f in outside if classes[f] == owner]
-    return own[0] if own else -1
+    called_at = shared_frame(trace, trace.stacks.outside, lives.stack[rows], size, MOST)
+    return IdleGraph(called_at, int(size.sum()), share, usual)
 
 
 def _kept_of(trace: Trace, low: int, high: int) -> tuple[float, I64]:

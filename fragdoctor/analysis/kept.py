@@ -167,7 +167,7 @@ def _traced(
     table = trace.stacks.outside if is_of_caller else trace.stacks.python
     survivor_bytes = sum(g.survivor_bytes for g in lines)
     return KeptMemory(
-        frame=_shared_frame(trace, table, made, size, share),
+        frame=shared_frame(trace, table, made, size, share),
         stack=largest,
         lines=tuple(lines),
         kinds=tuple(kinds),
@@ -220,10 +220,17 @@ def _kinds(trace: Trace, stack: I32) -> I64:
     return kind
 
 
-def _shared_frame(trace: Trace, table: StackTable, stack: I32, size: I64, share: float) -> int:
+def shared_frame(trace: Trace, table: StackTable, stack: I32, size: I64, share: float) -> int:
     """Return the deepest user line through which a share of the bytes is made, -1 without one.
 
     Where several lines of one function make them, the one that makes most stands for it.
+
+    Args:
+        trace: of the device.
+        table: the part of the stacks that is looked at.
+        stack: of each block.
+        size: its bytes.
+        share: of all bytes, from 0 to 1.
     """
     classes = trace.stacks.classes
     ids, member = np.unique(stack[stack >= 0], return_inverse=True)

@@ -175,16 +175,6 @@ class CaseEvidence:
         return {_prospect(result) for result in self.survivors or ()}
 
     @property
-    def is_of_step(self) -> bool:
-        """Whether the failed request belongs to a step, whose rest was looked at."""
-        return self.survivors is not None and self.bench is not None and self.bench.is_in_step
-
-    @property
-    def is_mended(self) -> bool:
-        """Whether a setting is known to let the run go on, request by request."""
-        return any(r.outlook is not None and r.outlook.is_known for r in self.survivors or ())
-
-    @property
     def lacking_bytes(self) -> int:
         """What the failed step needs beyond what PyTorch could have; 0 where that is unknown."""
         bench, outlook = self.bench, self.outlook
@@ -417,7 +407,9 @@ def _figures_say(e: CaseEvidence) -> Hypothesis | None:
     if failed is None:
         return reading
     confidence, summary, settled_by = reading.confidence, reading.summary, reading.settled_by
-    if reading.cause is Cause.FRAGMENTATION and e.is_of_step and not e.is_mended:
+    is_of_step = e.survivors is not None and e.bench is not None and e.bench.is_in_step
+    is_mended = any(r.outlook is not None and r.outlook.is_known for r in e.survivors or ())
+    if reading.cause is Cause.FRAGMENTATION and is_of_step and not is_mended:
         confidence = max(confidence, Confidence.LIKELY, key=_ORDER)  # its step may need more
     is_full = reading.cause in (Cause.CAPACITY, Cause.MEMORY_LIMIT)
     missing = max(-(failed.margin_bytes or 0), 0)

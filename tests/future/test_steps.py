@@ -375,7 +375,7 @@ def layered(run: Run, *, n_layers: int = 3) -> None:
 def test_calls_from_one_line_with_nothing_between_them_are_evaluation() -> None:
     def program(run: Run) -> None:
         for _ in range(6):
-            run.mark(StepKind.EVALUATION), layered(run)  # noqa: B018 - all of it on one line
+            run.mark(StepKind.EVALUATION), layered(run)  # on one line
 
     run = Run(program)
 
