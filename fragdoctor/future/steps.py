@@ -333,8 +333,7 @@ def _equal_calls(trace: Trace) -> I64 | None:
     for period in np.flatnonzero(key == key[:1])[1:MAX_TRIED].tolist():
         if np.array_equal(key[period:], key[:-period]):
             has_layers = len(distinct(key[:period])) < period
-            is_often = len(key) >= MIN_STEPS * period
-            return rows[::period] if has_layers and is_often else None
+            return rows[::period] if has_layers and len(key) >= MIN_STEPS * period else None
     return None
 
 
