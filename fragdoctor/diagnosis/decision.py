@@ -94,6 +94,17 @@ def simply_full(r: FailedRequest) -> Hypothesis:
     return Hypothesis(Cause.CAPACITY, summary, Confidence.LIKELY, also=(Cause.FRAGMENTATION,))
 
 
+def without_figures(request: str, doing: str) -> Hypothesis:
+    """Return the hypothesis for a request of which nothing else is known."""
+    when = f" {doing}" if doing else ", as it does where the GPU is full"
+    return Hypothesis(
+        Cause.CAPACITY,
+        f"The allocator refused a {request}{when}; the message's figures, which would say who "
+        "holds the GPU's memory, are missing.",
+        settled_by="Give the whole message; nvidia-smi beside the run shows who fills the GPU.",
+    )
+
+
 def undecided(r: FailedRequest) -> Hypothesis:
     """Return the hypothesis for figures that fit no row.
 
@@ -154,7 +165,7 @@ def decide(failed: FailedRequest) -> Hypothesis:
             break
     first, *others = found
     summary = first.summary
-    if failed.doing:
+    if failed.doing and failed.doing not in summary:
         summary += f" It failed {failed.doing}."
     is_small = failed.total_bytes is not None and failed.total_bytes < CARVED_OUT_BYTES
     if is_small and failed.backend == "rocm":
@@ -448,6 +459,11 @@ def _oversized_alone(r: FailedRequest) -> Iterator[Hypothesis]:
         )
 
 
+def _size_alone(r: FailedRequest) -> Iterator[Hypothesis]:
+    if r.is_bare:
+        yield without_figures(r.request_text, r.doing)
+
+
 ROWS: Final[tuple[Callable[[FailedRequest], Iterator[Hypothesis]], ...]] = (
     _size_bug,
     _beyond_device,
@@ -460,6 +476,7 @@ ROWS: Final[tuple[Callable[[FailedRequest], Iterator[Hypothesis]], ...]] = (
     _joined_fits,
     _no_free_figure,
     _oversized_alone,
+    _size_alone,
 )
 
 

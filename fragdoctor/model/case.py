@@ -17,6 +17,10 @@ from fragdoctor.model.story import Scene
 NO_FAILURE: Final = "no-failure"
 """``sub_kind`` of the message of kind ``negative`` that stands for a text without any failure."""
 
+BATCH_OF_ONE: Final = "batch-of-one"
+CHECKPOINTING: Final = "checkpointing"
+"""Markers of what a text says is set already, so that it is no advice."""
+
 
 @frozen
 class OtherProcess:
@@ -145,7 +149,7 @@ class LogMarker:
 
     Attributes:
         kind: ``device-assert``, ``restart``, ``cache-flush`` (DeepSpeed), ``cudamalloc-warning``
-            (2.13), ``killed``, ``nvml-unavailable``, ...
+            (2.13), ``killed``, ``nvml-unavailable``, ``batch-of-one``, ``checkpointing``, ...
         line: 1-based line.
         rank: rank printed on that line.
         text: the line, white space folded, at most 500 characters; hostile text.

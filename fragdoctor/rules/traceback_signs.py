@@ -35,7 +35,7 @@ class Place:
     """Frames of a library that are a sign: those where all that is given matches.
 
     Attributes:
-        file: searched in the path, with ``/`` between its parts.
+        file: searched in the path, with ``/`` before and between its parts.
         functions: names of the function, separated by spaces.
         named: searched in the function's name.
         code: searched in the source line.
@@ -51,7 +51,7 @@ class Place:
     def matches(self, frame: TracebackFrame) -> bool:
         """Return whether a frame is at this place."""
         return (
-            (not self.file or _search(self.file, frame.file.replace("\\", "/")))
+            (not self.file or _search(self.file, "/" + frame.file.replace("\\", "/")))
             and (not self.functions or frame.function.rpartition(".")[2] in self.functions.split())
             and (not self.named or _search(self.named, frame.function))
             and (not self.code or _search(self.code, frame.code))
@@ -115,7 +115,13 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
     said = f"{message.above} {message.intro} {message.text}"
     asked = message.requested_bytes or 0
     for table in (_PLACES, _SURROUNDINGS):
-        signs = [s for s in table if asked >= s.least_bytes and s.kind in ("", message.kind)]
+        signs = [
+            s
+            for s in table
+            if asked >= s.least_bytes
+            and s.kind in ("", message.kind)
+            and not _is_contradicted(s, message)
+        ]
         found: TracebackSign | None = None
         for n_inside, frame in enumerate(reversed(message.frames)):
             here = (sign for sign in signs if sign.matches(frame, is_last=not n_inside))
@@ -128,12 +134,36 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
     return None
 
 
+_BACKWARD: Final = Place(code=r"\.backward\(")
+_TO_CPU: Final = Place(code=r"map_location\s?=\s?(?:torch\.device\()?['\"]cpu")
+
+
+def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
+    """Return whether a message speaks against what a call stood in.
+
+    What runs a backward pass is training, whatever its caller is called; where one tensor is
+    larger than the device, its own size is the matter, not the batch of an evaluation; and what is
+    loaded on the CPU takes nothing of the GPU.
+    """
+    if sign.name == LOADED_CHECKPOINT:
+        return any(_TO_CPU.matches(frame) for frame in message.frames)
+    if sign.is_training or not sign.is_surrounding:
+        return False
+    whole = message.total_bytes
+    is_beyond = whole is not None and (message.requested_bytes or 0) > whole
+    return (is_beyond and sign.grows_with is GrowsWith.BATCH) or any(
+        _BACKWARD.matches(frame) for frame in message.frames
+    )
+
+
 _MODEL = GrowsWith.MODEL
 _INPUT = GrowsWith.INPUT
 _BATCH = GrowsWith.BATCH
 
-_RASTERIZER: Final = Place(file=r"/diff_gaussian_rasterization/|/gsplat/")
+_RASTERIZER: Final = Place(file=r"/diff_gaussian_rasterization|/gsplat/")
 
+LOADED_CHECKPOINT: Final = "loaded-checkpoint"
+LOADING_WEIGHTS: Final = "loading-weights"
 SERVER_STEP: Final = "server-step"
 ATTENTION_SCORES: Final = "attention-scores"
 
@@ -203,7 +233,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     # ---- loading ----
     TracebackSign(
-        name="loaded-checkpoint",
+        name=LOADED_CHECKPOINT,
         doing="while a checkpoint was loaded onto the GPU",
         grows_with=_MODEL,
         can_leave_gpu=True,
@@ -230,7 +260,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
     ),
     TracebackSign(
-        name="loading-weights",
+        name=LOADING_WEIGHTS,
         doing="while the weights of a model were put on the GPU",
         grows_with=_MODEL,
         title="Load the weights in less memory",
@@ -906,7 +936,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(file=r"(?:^|/)evaluation/"),
             # A function of the user's own that says so: val_one_epoch, run_validation, test_model.
             Place(
-                named=r"(?:^|_)(?:val|valid|validate|validation|eval|evaluate|evaluation)(?:_|$)"
+                named=r"^(?!.*train)(?:.*_)?(?:val|valid|validate|validation|eval|evaluate"
+                r"|evaluation)(?:_|$)"
             ),
         ),
     ),

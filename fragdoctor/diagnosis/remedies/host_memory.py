@@ -100,6 +100,9 @@ HOST_PLACES: Final = (
 _OF_CONTAINER: Final = re.compile(r"\b137\b")
 """Docker and Kubernetes tell a kill as 128 + 9."""
 
+_LOADING: Final = re.compile(r"Loading (?:checkpoint shards|weights|pipeline components)\W")
+"""Progress bars of transformers and diffusers."""
+
 HUGE_ON_HOST_BYTES: Final = 8 * GIB
 """One tensor of the size of a small machine's memory: its own dimensions are what is too large."""
 
@@ -108,6 +111,8 @@ def host_change(case: JudgedCase) -> str:
     """Return what uses less of the host's memory, by what the message and its place say."""
     message = case.message
     if message is None:
+        return HOST_CHANGE
+    if _LOADING.search(f"{message.above} {message.intro}"):
         return HOST_CHANGE
     words = words_for(Change.HOST_MEMORY, frameworks_of(case))
     if words is not None:

@@ -404,8 +404,8 @@ class LocateDriverCall(Remedy):
             if message.sub_kind == "unread"
             else f"{monitor_of(message.backend)} beside the run: end another process that fills "
             "it, or take a GPU that is free (CUDA_VISIBLE_DEVICES); where this program fills it, a "
-            "smaller batch, input or model; with room left, pin_memory=False for a test, and "
-            "CUDA_LAUNCH_BLOCKING=1, with which the traceback names the call"
+            "smaller batch, input or model; with room left, pin_memory=False in the DataLoader for "
+            "a test, and CUDA_LAUNCH_BLOCKING=1, with which the traceback names the call"
         )
         yield self.proposal(
             weight=ASKS + 10,

@@ -265,7 +265,7 @@ def _unread(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields |
     text, (start, end) = stream.squeezed, match.span()
     if " " not in stream.text(start, end):
         return None  # the name of an exception
-    before = stream.before(start, 120)
+    before = stream.before(start, 240)
     line = f"{before}{match.group()}{stream.after(end, 60)}"
     if explains(stream, match) or not (_ERROR.search(line) or not before.strip("\"'([{>*-:")):
         return None
