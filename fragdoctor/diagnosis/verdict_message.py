@@ -8,7 +8,7 @@ from typing import Final
 
 from fragdoctor.diagnosis.decision import Hypothesis, decide, without_figures
 from fragdoctor.diagnosis.verdict_foreign import WATCH, by_its_figures, watch
-from fragdoctor.model.case import OomLog, OomMessage
+from fragdoctor.model.case import GPU_TABLE, OomLog, OomMessage
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.engines import (
     engine_of,
@@ -33,6 +33,8 @@ LIMIT_SUB_KINDS: Final = {
     "buffer-too-large": "Metal refuses single buffers of this size, however much memory is free.",
     "arena-limit": "The arena of ONNX Runtime was given a limit (gpu_mem_limit, or max_mem of "
     "OrtArenaCfg), and less than the request is left of it.",
+    "workspace-limit": "The workspace of FlashInfer, a buffer of fixed size, is too small for the "
+    "request; the GPU's memory is not what is short.",
     "va-exhausted": "The process ran out of virtual address space for expandable segments.",
 }
 
@@ -171,6 +173,17 @@ def _read(message: OomMessage) -> Hypothesis:
             else f"{format_size(message.requested_bytes)} were asked for, far more than any "
             "device holds: a size was computed wrongly.",
             Confidence.PROVEN,
+        )
+    if message.sub_kind == GPU_TABLE and message.total_bytes is not None:
+        used = message.total_bytes - (message.free_bytes or 0)
+        return Hypothesis(
+            Cause.OTHER_PROCESS,
+            f"No error's own message is here, but a table in which {format_size(used)} of the "
+            f"{format_size(message.total_bytes)} of GPU {message.device_index} are in use: if this "
+            "program did not run then, somebody else, or what is left of an earlier run, has them.",
+            settled_by="Give the error's message; fuser -v /dev/nvidia* also names processes that "
+            "nvidia-smi does not list.",
+            also=(Cause.CAPACITY,),
         )
     if message.sub_kind in TOLD:
         return TOLD[message.sub_kind]

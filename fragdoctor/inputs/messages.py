@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from fragdoctor.frozen import frozen
+from fragdoctor.inputs.gpu_tables import fullest_gpu
 from fragdoctor.inputs.log_cleaning import plain_lines, rank_in
 from fragdoctor.inputs.log_streams import LogStream, Window, windows
 from fragdoctor.inputs.scenes import line_starts, scan
@@ -166,6 +167,7 @@ def find_messages(text: str) -> OomLog:
         or found.warnings
         or found.negative[:1]
         or sorted(found.unread, key=lambda m: m.line)[:1]
+        or list(filter(None, [fullest_gpu(text)]))
         or _look_alike(text)
     )
     starts = line_starts(text, sorted({m.line for m in messages[:MAX_MESSAGES]}))

@@ -17,6 +17,9 @@ from fragdoctor.model.story import Scene
 NO_FAILURE: Final = "no-failure"
 """``sub_kind`` of the message of kind ``negative`` that stands for a text without any failure."""
 
+GPU_TABLE: Final = "gpu-table"
+"""``sub_kind`` of the message that stands for a table of GPUs beside words about a failure."""
+
 BATCH_OF_ONE: Final = "batch-of-one"
 CHECKPOINTING: Final = "checkpointing"
 """Markers of what a text says is set already, so that it is no advice."""

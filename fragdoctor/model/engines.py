@@ -253,6 +253,19 @@ ENGINES: Final[tuple[Engine, ...]] = (
         logs=r"\[TRT\]|\bTensorRT\b",
     ),
     Engine(
+        "FlashInfer",
+        "sglang 0.5, srt/environ.py; vllm 0.11, envs.py",
+        frozenset({"workspace-limit"}),
+        {
+            Need.STEP: Advice(
+                "Give FlashInfer a larger workspace",
+                "SGLANG_FLASHINFER_WORKSPACE_SIZE=1073741824 for SGLang (384 MiB by default), "
+                "VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE for vLLM (394 MiB); or shorter prefills "
+                "(--chunked-prefill-size, --max-num-batched-tokens)",
+            ),
+        },
+    ),
+    Engine(
         "CuPy",
         "cupy 13, docs/source/user_guide/memory.rst",
         frozenset({"cupy"}),
@@ -416,6 +429,7 @@ _NEEDS: Final = {
     "compute-buffer": Need.GRAPH,
     "vmm": Need.POOL,
     "arena-limit": Need.LIMIT,
+    "workspace-limit": Need.LIMIT,
 }
 """By the finer kind of the message."""
 

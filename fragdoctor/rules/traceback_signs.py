@@ -289,6 +289,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 file=r"/torch/nn/modules/module\.py$",
                 functions="_apply convert to cuda half float bfloat16 to_empty",
             ),
+            # what is left of a traceback that ends above torch's own frames
+            Place(code=r"\b(?:model|net|pipe)\w*\.(?:to|cuda)\(", is_last=True),
             Place(
                 file=r"/comfy/model_(?:management|patcher)\.py$",
                 functions="load_models_gpu model_load model_use_more_vram partially_load load "
@@ -313,6 +315,22 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         source="vllm 0.7 to 0.11, csrc/cumem_allocator.cpp and device_allocator/cumem.py",
         places=(Place(file=r"/vllm/device_allocator/cumem\.py$"),),
         intro=r"cumem_allocator\.cpp",
+    ),
+    TracebackSign(
+        name="asleep",
+        doing="beside a vLLM that slept on the same GPU with memory of its own",
+        grows_with=_MODEL,
+        is_surrounding=True,
+        can_leave_gpu=True,
+        title="Leave less of vLLM on the GPU while it sleeps",
+        change="sleep(level=2), which drops the weights as well; a lower gpu_memory_utilization; "
+        "--enforce-eager, since CUDA graphs stay; or vLLM on GPUs of its own. What its log says is "
+        "still in use should not grow from step to step",
+        why="Only weights and KV cache are given away: context, CUDA graphs, NCCL and what other "
+        "libraries hold stay.",
+        source="vllm 0.7 to 0.11, docs/features/sleep_mode.md and device_allocator/cumem.py",
+        in_words=r"Sleep mode freed",
+        intro=r"Sleep mode freed",
     ),
     TracebackSign(
         name="graph-capture",
@@ -916,7 +934,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         is_surrounding=True,
         title="Evaluate without gradients, and in smaller batches",
         change="with torch.no_grad(): around the loop of the evaluation (model.eval() alone keeps "
-        "the graph); a smaller batch there; keep results with .item() or .cpu()",
+        "the graph); a smaller batch there, and images or sequences no larger than in training "
+        "(resize, crop, tiles); keep results with .item() or .cpu()",
         words={
             "Trainer": "a lower per_device_eval_batch_size (8 by default, whatever training uses), "
             "and eval_accumulation_steps=1; gradients are off already",
@@ -926,6 +945,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="Training fits, the evaluation does not: its batch is another one, and it "
         "keeps what it returns.",
         source="transformers 4.57, trainer.py; lightning 2.5, loops/evaluation_loop.py",
+        in_words=r"(?i)\b(?:during|in|at|after|running) (?:the |each )?(?:validation|evaluation)\b"
+        r"|\bvalidation (?:step|process|phase|stage|routine|loop)\b",
         # progress bars: catalyst, Lightning
         intro=r"(?:\(valid(?:ation)?\)|\bValidat(?:ing|ion(?: DataLoader \d+)?)):\s{1,6}\d{1,3}%",
         places=(
@@ -940,6 +961,22 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 r"|evaluation)(?:_|$)"
             ),
         ),
+    ),
+    TracebackSign(
+        name="told-growth",
+        doing="after memory had grown, as the text says",
+        grows_with=_BATCH,
+        is_surrounding=True,
+        title="Look for tensors that stay from step to step",
+        change=".item() or .detach() for each loss and metric that is summed, logged or put in a "
+        "list; results moved to the CPU as they come; torch.no_grad() where nothing is trained. If "
+        "memory_allocated() at the same place of each step does not rise, the inputs grow: cap "
+        "their length or size",
+        why="A loss that is kept keeps the whole graph of its step.",
+        source="torch 2.13, docs/source/notes/faq.rst",
+        in_words=r"(?i)\bmemory leak|\bmemory (?:usage |consumption )?(?:is |keeps? |was )?"
+        r"(?:gradually |slowly |steadily |constantly |continuously )?(?:increas|grow|ris)(?:es|s|ing)"
+        r"\b",
     ),
     # ---- searches, and libraries beside PyTorch ----
     TracebackSign(
