@@ -174,13 +174,14 @@ def _read(message: OomMessage) -> Hypothesis:
             "device holds: a size was computed wrongly.",
             Confidence.PROVEN,
         )
-    if message.sub_kind == GPU_TABLE and message.total_bytes is not None:
-        used = message.total_bytes - (message.free_bytes or 0)
+    if message.sub_kind == GPU_TABLE:
+        whole = "" if message.total_bytes is None else f" of {format_size(message.total_bytes)}"
         return Hypothesis(
             Cause.OTHER_PROCESS,
-            f"No error's own message is here, but a table in which {format_size(used)} of the "
-            f"{format_size(message.total_bytes)} of GPU {message.device_index} are in use: if this "
-            "program did not run then, somebody else, or what is left of an earlier run, has them.",
+            f"The text gives no figures of the failure, but a table in which "
+            f"{format_size(message.process_bytes)}{whole} are in use on GPU "
+            f"{message.device_index}: if this program did not run then, somebody else, or what is "
+            "left of an earlier run, has them.",
             settled_by="Give the error's message; fuser -v /dev/nvidia* also names processes that "
             "nvidia-smi does not list.",
             also=(Cause.CAPACITY,),

@@ -166,8 +166,8 @@ def find_messages(text: str) -> OomLog:
         _without_echoes(found.messages)
         or found.warnings
         or found.negative[:1]
-        or sorted(found.unread, key=lambda m: m.line)[:1]
         or list(filter(None, [fullest_gpu(text)]))
+        or sorted(found.unread, key=lambda m: m.line)[:1]
         or _look_alike(text)
     )
     starts = line_starts(text, sorted({m.line for m in messages[:MAX_MESSAGES]}))

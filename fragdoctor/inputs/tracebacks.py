@@ -86,6 +86,8 @@ def with_tracebacks(
             until = offsets[i + 1] if i + 1 < len(offsets) else len(text)
             below = text[end + 1 : min(until, end + _BELOW_CHARS)] if end >= 0 else ""
             told = list(_frames(_leading_block([line for _, line in _lines(below)])))
+            if not above and not told:  # a heading, and what is told below it
+                above = " ".join(" ".join(below.split("\n")[:_ABOVE_LINES]).split())[:_MAX_ABOVE]
             is_lua = bool(told) and told[0].file.endswith(".lua")
             frames = told[:: -1 if is_lua else 1] or frames
         if frames and _OF_DRIVER.search(frames[-1].file.replace("\\", "/")):

@@ -81,7 +81,8 @@ class OomMessage:
         is_warning: printed by the framework as a warning, not as a failure.
         n_sequences: requests that a server had in flight or tried at start, where printed.
         intro: what stands before the message on its line, at most 300 characters; hostile text.
-        above: the last lines that its process printed before it, at most 2,000 characters; hostile.
+        above: the last lines that its process printed before it, or those after it where it is the
+            first line and no traceback follows, at most 2,000 characters; hostile.
         frames: the calls that led to it, outermost first, where a traceback is printed with it.
         is_in_handler: the traceback says that it happened while another exception was handled.
         text: the message itself, white space folded, at most 2,000 characters; hostile text.

@@ -682,6 +682,26 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         intro=r"[Oo]ut of memory at line \d+ in file \S*pythonInterface",
     ),
     TracebackSign(
+        name="data-on-gpu",
+        doing="while a whole data set was put on the GPU",
+        grows_with=_INPUT,
+        title="Keep the data set on the CPU, and move what a step needs",
+        change="load it without .to(device) or .cuda(), and move each batch in the loop "
+        "(non_blocking=True from pinned memory); --data_device cpu in Gaussian splatting; fewer or "
+        "smaller images",
+        why="All images are loaded before the first step, so that no batch size changes it.",
+        source="gaussian-splatting, scene/cameras.py and utils/camera_utils.py",
+        places=(
+            Place(file=r"/scene/cameras\.py$"),
+            Place(functions="loadCam cameraList_from_camInfos"),
+            Place(
+                named=r"(?i)^_?(?:load|read|cache|preload)_?(?:all_)?(?:data|images?|frames|rays)",
+                code=r"\.(?:to|cuda)\(",
+                is_last=True,
+            ),
+        ),
+    ),
+    TracebackSign(
         name="quantized-kernel",
         doing="in a kernel of bitsandbytes",
         grows_with=_INPUT,
@@ -695,11 +715,12 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     # ---- images ----
     TracebackSign(
         name="vae-decode",
-        doing="while a VAE turned latents into pixels",
+        doing="while a VAE turned latents into pixels or pixels into latents",
         grows_with=_INPUT,
-        title="Decode in tiles, or in smaller ones",
-        change="turn tiling on, or halve the tiles where it is on; torch.no_grad() in a loop of "
-        "your own; fewer frames or pixels",
+        title="Run the VAE in tiles, or on fewer pixels at once",
+        change="turn tiling on, or halve the tiles where it is on; one image at a time "
+        "(vae_batch_size 1 where latents are cached before training), a lower resolution or fewer "
+        "frames; torch.no_grad() in a loop of your own",
         words={
             "Diffusers": "pipe.vae.enable_tiling() and enable_slicing(), under torch.no_grad() in "
             "code of your own; enable_model_cpu_offload(), so that the denoiser has left the GPU",

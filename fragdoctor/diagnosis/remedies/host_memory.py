@@ -68,9 +68,9 @@ HOST_CHANGES: Final = {
     "container",
     "ggml-pinned": "GGML_CUDA_NO_PINNED=1 in the environment, with which llama.cpp takes ordinary "
     "host memory; in WSL2 a larger memory= in .wslconfig; then fewer layers on the GPU",
-    "pinned-host": "pin_memory=False in the DataLoader, or smaller pinned buffers: WSL2 and some "
-    "containers allow few of them however much memory is free; in WSL2 a larger memory= in "
-    ".wslconfig",
+    "pinned-host": "fewer or smaller page-locked buffers (pin_memory=False in PyTorch's "
+    "DataLoader): WSL2 and some containers allow few of them however much memory is free; in WSL2 "
+    "a larger memory= in .wslconfig",
 }
 """What uses less of the host's memory, by the finer kind of the message."""
 

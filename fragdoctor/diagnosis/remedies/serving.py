@@ -76,6 +76,9 @@ def smaller_cache(case: JudgedCase) -> str:
     )
 
 
+FEW_TOKENS: Final = 1024
+"""Of a prefill; fewer take some tens of MiB, whatever the model."""
+
 ROOM_FOR_CACHE: Final = 0.05
 """Of the card, as the least that a KV cache is worth starting with."""
 
@@ -101,6 +104,13 @@ def _option(  # noqa: PLR0911 - one return a kind
 ) -> Option:
     """Return what the figures of the message, or of the server's start, call for."""
     spread = SPREAD.get(m.backend, SPREAD["vllm"])
+    if m.sub_kind == "prefill" and (m.kv_tokens_requested or FEW_TOKENS) < FEW_TOKENS:
+        return Option(
+            "Hold the weights in fewer bytes, or free the GPU",
+            f"so few tokens need next to nothing: {spread}; nvidia-smi before the start shows who "
+            "else is on the GPU",
+            "Another checkpoint, or another GPU.",
+        )
     if m.sub_kind == "prefill" and m.kv_tokens_requested:
         return Option(
             "Prefill fewer tokens at a time, or hold the weights in fewer bytes",
