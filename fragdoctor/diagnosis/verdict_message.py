@@ -174,18 +174,6 @@ def _read(message: OomMessage) -> Hypothesis:
             "device holds: a size was computed wrongly.",
             Confidence.PROVEN,
         )
-    if message.sub_kind == GPU_TABLE:
-        whole = "" if message.total_bytes is None else f" of {format_size(message.total_bytes)}"
-        return Hypothesis(
-            Cause.OTHER_PROCESS,
-            f"The text gives no figures of the failure, but a table in which "
-            f"{format_size(message.process_bytes)}{whole} are in use on GPU "
-            f"{message.device_index}: if this program did not run then, somebody else, or what is "
-            "left of an earlier run, has them.",
-            settled_by="Give the error's message; fuser -v /dev/nvidia* also names processes that "
-            "nvidia-smi does not list.",
-            also=(Cause.CAPACITY,),
-        )
     if message.sub_kind in TOLD:
         return TOLD[message.sub_kind]
     if message.sub_kind in LIMIT_SUB_KINDS:
@@ -279,6 +267,18 @@ def _unknown(message: OomMessage) -> Hypothesis:
 
 
 def _driver(message: OomMessage) -> Hypothesis:
+    if message.sub_kind == GPU_TABLE:
+        whole = "" if message.total_bytes is None else f" of {format_size(message.total_bytes)}"
+        return Hypothesis(
+            Cause.OTHER_PROCESS,
+            f"The text gives no figures of the failure, but a table in which "
+            f"{format_size(message.process_bytes)}{whole} are in use on GPU "
+            f"{message.device_index}: if this program did not run then, somebody else, or what is "
+            "left of an earlier run, has them.",
+            settled_by="Give the error's message; fuser -v /dev/nvidia* also names processes that "
+            "nvidia-smi does not list.",
+            also=(Cause.CAPACITY,),
+        )
     sign = sign_of(message)
     if is_of_other_program(message) and sign is None:
         return by_its_figures(_framework(message), message)

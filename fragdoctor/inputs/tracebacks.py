@@ -53,7 +53,9 @@ _FORMS: Final = tuple(
     )
 )
 _MARKED_CODE: Final = re.compile(r"(?:-{2,20}>|❱)\s{0,4}(\d{1,7})\s(.{0,1000})")
-_WINDOWS: Final = re.compile(r"(?:\b[A-Z]:|~)\\\w|File \"(?:[\w .-]{1,80}\\){1,30}[\w.-]{1,80}\.py\"")
+_WINDOWS: Final = re.compile(
+    r"(?:\b[A-Z]:|~)\\\w|File \"(?:[\w .-]{1,80}\\){1,30}[\w.-]{1,80}\.py\""
+)
 _SOURCE: Final = re.compile(r"(?:return\s|[A-Za-z_][\w.,\s\[\]*]{0,80}=\s?)[\w.(\[]")
 _FRAME_BARS: Final = " \t│|┃"
 _CARETS: Final = re.compile(r"[\s~^]{0,400}(?:<--- HERE)?$")

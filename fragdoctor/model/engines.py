@@ -439,7 +439,9 @@ _SHAPE: Final = re.compile(
 _ELEMENT_BYTES: Final = {"half": 2, "bfloat16": 2, "double": 8, "int64": 8, "bool": 1, "uint8": 1}
 """Sizes of TensorFlow's types that have not 4 bytes (tensorflow/core/framework/types.cc)."""
 _VARIABLES: Final = re.compile(r"variables_initializer|\.initializer\b|load_weights\(|\.restore\(")
-_LUA_LOADS: Final = re.compile(r"/(?:torch/File|cutorch/init|cudnn/init)\.lua |\.lua (?:type|recursiveType|cuda|clone)$")
+_LUA_LOADS: Final = re.compile(
+    r"/(?:torch/File|cutorch/init|cudnn/init)\.lua |\.lua (?:type|recursiveType|cuda|clone)$"
+)
 
 NEXT_TO_NOTHING_BYTES: Final = 64 << 20
 """Of a GPU of which JAX and TensorFlow take most at start; less is no request that is too large."""

@@ -19,8 +19,10 @@ CONTEXT_ALLOWANCE_BYTES: Final = 3 * GIB // 2
 1.5 GiB it is worth a question."""
 
 CONTEXT_SHARE: Final = 0.2
-"""Of the device, at most: small cards run neither NCCL nor many libraries. In public threads those
-of 4 and 6 GiB print 0.4 to 0.7 GiB outside PyTorch where nobody else was on them."""
+SMALL_CONTEXT_BYTES: Final = 700 * MIB
+"""On a small card the context and its libraries are that share of it, or that size: neither NCCL
+nor many libraries run there. In public threads cards of 2 to 6 GiB print 0.4 to 0.7 GiB outside
+PyTorch where nobody else was on them."""
 
 SIZE_BUG_BYTES: Final = TIB
 """No device holds a tebibyte: a request of that size is a number that went wrong."""
@@ -293,7 +295,8 @@ class FailedRequest:
         ours = self.process_bytes if self.process_bytes is not None else self.reserved_bytes
         if ours is None:
             return listed or None
-        context = min(CONTEXT_ALLOWANCE_BYTES, int(CONTEXT_SHARE * self.total_bytes))
+        context = max(SMALL_CONTEXT_BYTES, int(CONTEXT_SHARE * self.total_bytes))
+        context = min(CONTEXT_ALLOWANCE_BYTES, context)
         remainder = self.total_bytes - self.free_bytes - ours - context
         return max(listed, remainder, 0)
 

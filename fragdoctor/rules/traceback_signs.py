@@ -16,6 +16,7 @@ from typing import Final
 
 from fragdoctor.frozen import frozen
 from fragdoctor.model.case import OomMessage, TracebackFrame
+from fragdoctor.model.frameworks import Change
 from fragdoctor.units import GIB
 
 
@@ -69,7 +70,8 @@ class TracebackSign:
         title, change, why: as in ``Recommendation``.
         source: library, versions and file that the names are from.
         places: its frames.
-        words: the change as frameworks spell it, by their names in ``model/frameworks.py``.
+        spelled: the same change in ``model/frameworks.py``, whose words say it for a framework.
+        words: the change as frameworks spell it that is no change there, by their names.
         intro: searched in the message, in what stands before it on its line and in the lines right
             above, where no frame is a sign.
         in_words: searched in the same lines of a text without frames.
@@ -90,6 +92,7 @@ class TracebackSign:
     source: str
     places: Sequence[Place] = ()
     words: Mapping[str, str] = field(default_factory=dict)
+    spelled: Change | None = None
     intro: str = ""
     in_words: str = ""
     is_training: bool = True
@@ -266,17 +269,11 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         title="Load the weights in less memory",
         change="model.to(torch.bfloat16) or 4 bits before the weights go to the GPU; a smaller "
         "model; or keep some layers on another GPU or on the CPU",
+        spelled=Change.WEIGHTS,
         words={
-            "Transformers": "from_pretrained(..., dtype=torch.bfloat16) (torch_dtype= before 4.56) "
-            "or 4 bits (quantization_config=BitsAndBytesConfig(load_in_4bit=True)); "
-            "device_map='auto' over several GPUs and the CPU, with max_memory for each",
-            "Diffusers": "pipe.enable_model_cpu_offload() instead of pipe.to('cuda'), and "
-            "torch_dtype=torch.bfloat16",
             "DeepSpeed": '"zero_optimization": {"stage": 3}, and the model built inside '
             "deepspeed.zero.Init(config_dict_or_path=...), or with an HfDeepSpeedConfig(config) "
             "alive before from_pretrained(): otherwise each process builds the whole of it",
-            "ComfyUI": "an fp8 or GGUF checkpoint, or start with --lowvram (--novram keeps even "
-            "less on the GPU)",
         },
         why="Nothing but weights was asked for: what is missing is room for the model "
         "itself, which no batch size changes.",
@@ -289,6 +286,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 file=r"/torch/nn/modules/module\.py$",
                 functions="_apply convert to cuda half float bfloat16 to_empty",
             ),
+            Place(file=r"/torch/nn/modules/\w+\.py$", functions="__init__ reset_parameters"),
             # what is left of a traceback that ends above torch's own frames
             Place(code=r"\b(?:model|net|pipe)\w*\.(?:to|cuda)\(", is_last=True),
             Place(
@@ -382,11 +380,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         grows_with=_MODEL,
         title="Spread the weights over more GPUs, or serve a quantized checkpoint",
         change="an AWQ, GPTQ or FP8 checkpoint, or tensor parallelism over more GPUs",
-        words={
-            "vLLM": "--tensor-parallel-size over more GPUs; an AWQ, GPTQ or FP8 checkpoint; "
-            "--cpu-offload-gb",
-            "SGLang": "--tp over more GPUs; an AWQ, GPTQ or FP8 checkpoint; --cpu-offload-gb",
-        },
+        spelled=Change.WEIGHTS,
         why="The weights alone do not fit; nothing else is on the GPU yet.",
         source="vllm 0.11, model_executor/model_loader; sglang 0.4, model_executor/model_runner.py",
         places=(
@@ -404,15 +398,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         is_surrounding=True,
         title="Give the server's steps more room beside its KV cache",
         change="a smaller share of the card for the cache, and smaller steps",
-        words={
-            "vLLM": "a lower --gpu-memory-utilization (0.92 by default in 0.25, 0.9 in earlier "
-            "ones) or "
-            "--kv-cache-memory-bytes; a lower --max-num-batched-tokens or --max-num-seqs",
-            "SGLang": "a lower --mem-fraction-static; for long prompts a lower "
-            "--chunked-prefill-size, while decoding a lower --max-running-requests",
-            "TGI": "a lower --max-batch-prefill-tokens and --max-batch-total-tokens, or "
-            "--cuda-memory-fraction 0.9 or less; --num-shard over more GPUs, or --quantize",
-        },
+        spelled=Change.BATCH,
         why="The server fills the card with KV cache up to its limit; what a step "
         "needs beyond what was measured at start has to come out of the rest.",
         source="vllm 0.6 to 0.25, config/cache.py, worker and v1/worker; sglang 0.4 to 0.5.20, "
@@ -445,8 +431,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "(logits.argmax(-1)); or prediction_loss_only=True",
         why="Trainer keeps every batch's logits on the GPU until the evaluation ends, "
         "and joins them with a copy.",
-        source="transformers 3.1 to 4.57, trainer.py and trainer_pt_utils.py; "
-        "transformers 3.1 to 4.57, trainer.py",
+        source="transformers 3.1 to 4.57, trainer.py and trainer_pt_utils.py",
         places=(
             Place(
                 file=r"/transformers/trainer_pt_utils\.py$|/accelerate/(?:accelerator"
@@ -478,8 +463,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="The matrix of overlaps has a row for each true box and a column for each "
         "anchor: one crowded image makes it huge, whatever the batch size.",
         source="mmdet 2.0 to 3.3, core/bbox/assigners and models/task_modules/assigners; "
-        "detectron2 0.6, structures/boxes.py; torchvision 0.23, ops/boxes.py; "
-        "mmdet 2.0 to 3.3; detectron2 0.6; torchvision 0.23",
+        "detectron2 0.6, structures/boxes.py; torchvision 0.23, ops/boxes.py",
         places=(
             Place(
                 file=r"/assigners/|iou2d_calculator\.py$|/detectron2/structures/(?:rotated_)?boxes\.py$"
@@ -609,10 +593,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         title="Use the fused step, which makes no temporaries",
         change="fused=True in the optimizer of torch.optim; where it has none foreach=False, which "
         "is slower; then an 8-bit optimizer, or sharding over more GPUs",
-        words={
-            "TRL": "optim='adamw_torch_fused' in the trainer's config, or 'adamw_8bit'",
-            "Trainer": "optim='adamw_torch_fused' in TrainingArguments, or 'adamw_8bit'",
-        },
+        spelled=Change.FUSED,
         why="The foreach form works on all weights at once, and keeps its intermediate results for "
         "all of them. The batch's activations are freed by then: a smaller batch changes nothing.",
         source="torch 2.0 to 2.13, torch/optim: _multi_tensor_*; transformers 4.57, "
@@ -626,10 +607,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         title="Use an optimizer with less state",
         change="bitsandbytes.optim.AdamW8bit, Adafactor, or fused=True, which needs no "
         "temporaries; ZeRO or FSDP over more GPUs; LoRA trains fewer weights",
-        words={
-            "Trainer": "optim='adamw_8bit' or 'paged_adamw_8bit' in TrainingArguments; FSDP or "
-            "DeepSpeed over more GPUs; LoRA (peft) trains fewer weights",
-        },
+        spelled=Change.STATE_8BIT,
         why="Adam keeps two numbers for each weight from the first step on. The "
         "batch's activations are freed by then: a smaller batch changes nothing.",
         source="torch 2.13, torch/optim",
@@ -827,17 +805,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         change="torch.nn.functional.scaled_dot_product_attention in 16 bits and without a dense "
         "mask, or flash-attn, xformers or SageAttention where this GPU has no fused kernel of "
         "PyTorch; a shorter sequence",
-        words={
-            "Transformers": "from_pretrained(..., attn_implementation='sdpa'), or "
-            "'flash_attention_2'; a shorter prompt or max_length",
-            "Diffusers": "pipe.enable_xformers_memory_efficient_attention(), or PyTorch 2, where "
-            "fused attention is the default; in training also enable_gradient_checkpointing(); a "
-            "lower resolution",
-            "Stable Diffusion web UI": "start with --opt-sdp-attention (PyTorch 2), --xformers or "
-            "--opt-sub-quad-attention; a smaller image",
-            "ComfyUI": "start with --use-pytorch-cross-attention, or xformers or SageAttention "
-            "installed; a smaller image or fewer frames",
-        },
+        spelled=Change.ATTENTION,
         why="The matrix has batch x heads x length x length entries: half the length "
         "is a quarter of it.",
         source="transformers 4.20 to 4.57, models/*/modeling_*.py; diffusers 0.39, "
@@ -893,13 +861,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         change="score a few hundred tokens at a time, or a fused loss "
         "(liger_kernel.transformers.LigerFusedLinearCrossEntropyLoss, cut_cross_entropy), which "
         "never makes all logits",
-        words={
-            "TRL": "use_liger_kernel=True in the trainer's config (SFT also has "
-            "loss_type='chunked_nll'); a lower max_length",
-            "Trainer": "TrainingArguments(use_liger_kernel=True)",
-            "Transformers": "liger_kernel's model patch, or logits_to_keep= where few positions "
-            "are scored",
-        },
+        spelled=Change.LOSS,
         why="Logits have batch x length x vocabulary entries, in 32 bits for the loss, "
         "and their gradient once more.",
         source="torch 2.13, torch/nn/functional.py; trl 0.21; transformers 4.57, loss; "
@@ -957,12 +919,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         change="with torch.no_grad(): around the loop of the evaluation (model.eval() alone keeps "
         "the graph); a smaller batch there, and images or sequences no larger than in training "
         "(resize, crop, tiles); keep results with .item() or .cpu()",
-        words={
-            "Trainer": "a lower per_device_eval_batch_size (8 by default, whatever training uses), "
-            "and eval_accumulation_steps=1; gradients are off already",
-            "Lightning": "a smaller batch_size in val_dataloader(); return or keep nothing on the "
-            "GPU in validation_step(); gradients are off already",
-        },
+        spelled=Change.EVALUATION_BATCH,
         why="Training fits, the evaluation does not: its batch is another one, and it "
         "keeps what it returns.",
         source="transformers 4.57, trainer.py; lightning 2.5, loops/evaluation_loop.py",
@@ -982,22 +939,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 r"|evaluation)(?:_|$)"
             ),
         ),
-    ),
-    TracebackSign(
-        name="told-growth",
-        doing="after memory had grown, as the text says",
-        grows_with=_BATCH,
-        is_surrounding=True,
-        title="Look for tensors that stay from step to step",
-        change=".item() or .detach() for each loss and metric that is summed, logged or put in a "
-        "list; results moved to the CPU as they come; torch.no_grad() where nothing is trained. If "
-        "memory_allocated() at the same place of each step does not rise, the inputs grow: cap "
-        "their length or size",
-        why="A loss that is kept keeps the whole graph of its step.",
-        source="torch 2.13, docs/source/notes/faq.rst",
-        in_words=r"(?i)\bmemory leak|\bmemory (?:usage |consumption )?(?:is |keeps? |was )?"
-        r"(?:gradually |slowly |steadily |constantly |continuously )?(?:increas|grow|ris)(?:es|s|ing)"
-        r"\b",
     ),
     # ---- searches, and libraries beside PyTorch ----
     TracebackSign(

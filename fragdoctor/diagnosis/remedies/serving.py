@@ -104,17 +104,16 @@ def _option(  # noqa: PLR0911 - one return a kind
 ) -> Option:
     """Return what the figures of the message, or of the server's start, call for."""
     spread = SPREAD.get(m.backend, SPREAD["vllm"])
-    if m.sub_kind == "prefill" and (m.kv_tokens_requested or FEW_TOKENS) < FEW_TOKENS:
-        return Option(
-            "Hold the weights in fewer bytes, or free the GPU",
-            f"so few tokens need next to nothing: {spread}; nvidia-smi before the start shows who "
-            "else is on the GPU",
-            "Another checkpoint, or another GPU.",
-        )
     if m.sub_kind == "prefill" and m.kv_tokens_requested:
+        is_few = m.kv_tokens_requested < FEW_TOKENS
         return Option(
-            "Prefill fewer tokens at a time, or hold the weights in fewer bytes",
-            f"--max-batch-prefill-tokens {max(1, m.kv_tokens_requested // 4)}, with "
+            "Hold the weights in fewer bytes, or free the GPU"
+            if is_few
+            else "Prefill fewer tokens at a time, or hold the weights in fewer bytes",
+            f"so few tokens need next to nothing: {spread}; nvidia-smi before the start shows who "
+            "else is on the GPU"
+            if is_few
+            else f"--max-batch-prefill-tokens {max(1, m.kv_tokens_requested // 4)}, with "
             "--max-input-tokens no larger; where that fails too, the weights leave no room: "
             f"{spread}",
             "Shorter prompts, and fewer prompts at a time.",

@@ -155,7 +155,7 @@ FRAMEWORKS: Final = (
     ),
     _other(
         "flashinfer",
-        # flashinfer, include/flashinfer/allocator.h: AlignedAllocator, inside a buffer of fixed size
+        # flashinfer, include/flashinfer/allocator.h: a buffer of fixed size
         r"(?:failedtoallocate|bufferoverflowwhenallocating)memoryfor\w{1,60}withsize"
         r"(?P<requested_bytes>COUNT)andalignment\d{1,4}(?:,butonly(?P<free_bytes>COUNT)bytes)?",
         "workspace-limit",
