@@ -443,25 +443,20 @@ def _no_free_figure(r: FailedRequest) -> Iterator[Hypothesis]:
         )
 
 
-def _oversized_alone(r: FailedRequest) -> Iterator[Hypothesis]:
-    """Nothing but a request: larger than most devices it is a matter of its own size."""
-    if (
-        r.total_bytes is None
-        and r.free_bytes is None
-        and r.requested_bytes >= OVERSIZED_ALONE_BYTES
-    ):
-        yield Hypothesis(
-            Cause.CAPACITY,
-            f"A single {r.request_text} is larger than most devices; "
-            "the message prints no other figure.",
-            settled_by="Print the shape and dtype of the tensor at the failing line.",
-            also=(Cause.SIZE_BUG,),
-        )
-
-
 def _size_alone(r: FailedRequest) -> Iterator[Hypothesis]:
-    if r.is_bare:
+    """Nothing but a request: larger than most devices it is a matter of its own size."""
+    if not r.is_bare:
+        return
+    if r.requested_bytes < OVERSIZED_ALONE_BYTES:
         yield without_figures(r.request_text, r.doing)
+        return
+    yield Hypothesis(
+        Cause.CAPACITY,
+        f"A single {r.request_text} is larger than most devices; "
+        "the message prints no other figure.",
+        settled_by="Print the shape and dtype of the tensor at the failing line.",
+        also=(Cause.SIZE_BUG,),
+    )
 
 
 ROWS: Final[tuple[Callable[[FailedRequest], Iterator[Hypothesis]], ...]] = (
@@ -475,7 +470,6 @@ ROWS: Final[tuple[Callable[[FailedRequest], Iterator[Hypothesis]], ...]] = (
     _over_available,
     _joined_fits,
     _no_free_figure,
-    _oversized_alone,
     _size_alone,
 )
 

@@ -280,13 +280,19 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         intro=r"Node Type:\W{0,8}\w*Load(?:er)?\b|Node Type:\W{0,8}\w*Loader",
         source="torch 2.13, torch/nn/modules/module.py; transformers 4.30 to 5.0, "
         "modeling_utils.py; accelerate 1.10, utils/modeling.py; ComfyUI 0.3, "
-        "comfy/model_patcher.py and execution.py",
+        "comfy/model_patcher.py and execution.py; vllm 0.11, model_executor/model_loader; sglang "
+        "0.4, model_executor/model_runner.py",
         places=(
             Place(
                 file=r"/torch/nn/modules/module\.py$",
                 functions="_apply convert to cuda half float bfloat16 to_empty",
             ),
             Place(file=r"/torch/nn/modules/\w+\.py$", functions="__init__ reset_parameters"),
+            Place(
+                file=r"/(?:vllm|sglang)/",
+                functions="load_model initialize_model _initialize_model load_weights "
+                "create_weights",
+            ),
             # what is left of a traceback that ends above torch's own frames
             Place(code=r"\b(?:model|net|pipe)\w*\.(?:to|cuda)\(", is_last=True),
             Place(
@@ -371,23 +377,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 file=r"/vllm/",
                 functions="determine_available_memory determine_num_available_blocks "
                 "profile_run _dummy_run _dummy_sampler_run _dummy_pooler_run",
-            ),
-        ),
-    ),
-    TracebackSign(
-        name="server-weights",
-        doing="while the server loaded the weights",
-        grows_with=_MODEL,
-        title="Spread the weights over more GPUs, or serve a quantized checkpoint",
-        change="an AWQ, GPTQ or FP8 checkpoint, or tensor parallelism over more GPUs",
-        spelled=Change.WEIGHTS,
-        why="The weights alone do not fit; nothing else is on the GPU yet.",
-        source="vllm 0.11, model_executor/model_loader; sglang 0.4, model_executor/model_runner.py",
-        places=(
-            Place(
-                file=r"/(?:vllm|sglang)/",
-                functions="load_model initialize_model _initialize_model load_weights "
-                "create_weights",
             ),
         ),
     ),

@@ -73,7 +73,7 @@ SHAPES = {
     "server-profiling": failing(
         frame(f"{LIB}/vllm/v1/worker/gpu_model_runner.py", "_dummy_run", "out = self.model(x)")
     ),
-    "server-weights": failing(
+    "loading-weights of a server": failing(
         frame(f"{LIB}/vllm/worker/model_runner.py", "load_model", "self.model = get_model()"),
         frame(f"{LIB}/vllm/somewhere.py", "create_weights", "w = torch.empty(n)"),
     ),
