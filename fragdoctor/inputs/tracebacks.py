@@ -222,6 +222,8 @@ def _frames(lines: Sequence[str]) -> Iterator[TracebackFrame]:
             frame = replace(frame, code=" ".join(above.split())[:_MAX_TEXT])
         if frame is None or not stripped or _CARETS.fullmatch(stripped):
             continue
+        if frame.file.endswith(".lua"):  # Lua prints no source
+            continue
         above = stripped
         marked = _MARKED_CODE.match(stripped)
         if marked is not None:

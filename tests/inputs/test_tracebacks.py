@@ -19,6 +19,7 @@ LUA = """THCudaCheck FAIL file=/tmp/THC/generic/THCStorage.cu line=66 error=2 : 
 stack traceback:
 \t[C]: in function 'resizeAs'
 \t/t/share/lua/5.1/nn/CAddTable.lua:27: in function 'updateGradInput'
+\t[C]: in function 'xpcall'
 \ttrain.lua:152: in main chunk
 """
 
@@ -26,9 +27,9 @@ stack traceback:
 def test_frames_of_lua_are_outermost_first():
     (message,) = find_messages(LUA).messages
 
-    assert [(f.file, f.line, f.function) for f in message.frames] == [
-        ("train.lua", 152, ""),
-        ("/t/share/lua/5.1/nn/CAddTable.lua", 27, "updateGradInput"),
+    assert [(f.file, f.line, f.function, f.code) for f in message.frames] == [
+        ("train.lua", 152, "", ""),
+        ("/t/share/lua/5.1/nn/CAddTable.lua", 27, "updateGradInput", ""),
     ]
 
 
