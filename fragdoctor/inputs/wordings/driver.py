@@ -22,7 +22,6 @@ from fragdoctor.inputs.wordings.wording import (
     on_host,
     only_where,
     printed_bytes,
-    reads_as_failure,
     where,
 )
 
@@ -271,8 +270,7 @@ def _unread(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields |
         return None  # the name of an exception
     before = stream.before(start, 240)
     line = f"{before}{match.group()}{stream.after(end, 60)}"
-    is_told = reads_as_failure(stream, match)
-    if not is_told and (explains(stream, match) or not _ERROR.search(line)):
+    if explains(stream, match) or not (_ERROR.search(line) or not before.strip("\"'([{>*-:")):
         return None
     around = text[max(0, start - 600) : end + 200]
     if not _ON_DEVICE.search(around):
