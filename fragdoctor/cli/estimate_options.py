@@ -97,6 +97,10 @@ class EstimateOptions(EstimateOutput):
     context_parallel: int = _count("Set the GPUs that share a sequence", SEVERAL_GPUS, 1)
     pipeline_parallel: int = _count("Set the GPUs that share the layers", SEVERAL_GPUS, 1)
     expert_parallel: int = _count("Set the GPUs that share the experts", SEVERAL_GPUS, 1)
+    plan: bool = flag("Find the fewest GPUs, and how to use them", group=SEVERAL_GPUS)
+    price: list[str] | None = option(
+        "NAME=DOLLARS", "Set what a GPU costs an hour, for --plan; repeatable", group=SEVERAL_GPUS
+    )
     offload: str | None = option(
         "WHAT,WHAT", "Keep optimizer, parameters or activations on the host", group=TRAINING
     )

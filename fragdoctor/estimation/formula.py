@@ -122,9 +122,10 @@ DDP_SOURCE = (
 TRAINER_SOURCE = "PyTorch autograd: one gradient for each parameter, in its dtype"
 
 
-def formula_footprint(workload: Workload) -> Footprint:
+def formula_footprint(workload: Workload, *, is_whole: bool = True) -> Footprint:
     """Return the memory of a workload whose shape is known."""
-    whole, tape = workload, play(workload)
+    whole, workload = workload, _fullest(workload)
+    tape = play(workload, is_whole=is_whole)
     workload = local_part(workload)
     states = states_of(workload)
     most = most_of_each(tape)
@@ -151,6 +152,7 @@ def formula_footprint(workload: Workload) -> Footprint:
 
 def settled(workload: Workload, footprint: Footprint) -> Footprint:
     """Return a footprint whose upper bound the exact allocator has lowered where it can."""
+    workload = _fullest(workload)
     tape, needs = play(workload), formula_needs(workload)
     unsettled = needs_of(tape, workload)
     high = served_bytes(tape, workload, unsettled)
@@ -174,8 +176,30 @@ NCCL_BYTES: Final = 490 * MIB
 """What a communicator of NCCL takes beside the CUDA context; see ``model.gpu_table``."""
 
 
+def stages_of(workload: Workload) -> list[Workload]:
+    """Return a workload as the stages of its pipeline have it; itself without a pipeline."""
+    if workload.pipeline_parallel == 1 or workload.stage or workload.inference:
+        return [workload]
+    names = ("first", "middle", "last") if workload.pipeline_parallel > 2 else ("first", "last")
+    return [replace(workload, stage=name) for name in names]
+
+
+def _fullest(workload: Workload) -> Workload:
+    """Return a workload at the stage of its pipeline that needs the most."""
+    stages = stages_of(workload)
+    if len(stages) == 1:
+        return stages[0]
+    return max(stages, key=lambda stage: formula_needs(stage).high_bytes or 0)
+
+
 def formula_needs(workload: Workload) -> Needs:
-    """Return the bounds of a workload's memory, without the rest of its footprint."""
+    """Return the bounds of a workload's memory, without the rest of its footprint.
+
+    Of a pipeline they are those of the stage that needs the most.
+    """
+    stages = stages_of(workload)
+    if len(stages) > 1:
+        return max(map(formula_needs, stages), key=lambda needs: needs.high_bytes or 0)
     needs = _either_attention(workload)
     if n_gpus(workload) == 1 or needs.high_bytes is None:
         return needs

@@ -71,10 +71,13 @@ def local_part(workload: Workload) -> Workload:
     if max(tensor, pipeline, workload.context_parallel, workload.expert_parallel) == 1:
         return workload
     shape = workload.shape
-    in_flight = min(pipeline, max(1, workload.grad_accumulation))
+    micro_batches = max(1, workload.grad_accumulation)
+    place = {"first": 0, "middle": pipeline // 2, "last": pipeline - 1}.get(workload.stage, 0)
+    in_flight = min(pipeline - place, micro_batches)
     local = replace(
         shape,
-        parameters=tuple(_part(group, workload) for group in shape.parameters),
+        parameters=tuple(_part(g, workload) for g in shape.parameters if _is_on(g, workload)),
+        has_lm_head=shape.has_lm_head and workload.stage in ("", "last"),
         n_layers=ceil(shape.n_layers / pipeline),
         n_heads=max(1, shape.n_heads // tensor),
         n_kv_heads=max(1, shape.n_kv_heads // tensor) if shape.n_kv_heads else 0,
@@ -95,6 +98,17 @@ def local_part(workload: Workload) -> Workload:
         pipeline_parallel=1,
         context_parallel=1,
         expert_parallel=1,
+    )
+
+
+def _is_on(group: ParameterGroup, workload: Workload) -> bool:
+    """Return whether a stage of a pipeline has a parameter: embedding first, head and norm last."""
+    if group.layered or not workload.stage:
+        return True
+    is_head = slot_of(group) in ("head", "final_norm")
+    is_both = workload.shape.tied_head and group.name == TOKENS
+    return workload.stage == ("last" if is_head else "first") or (
+        is_both and workload.stage == "last"
     )
 
 
@@ -237,8 +251,9 @@ def states_of(workload: Workload) -> States:
 
 
 LIVE_PARAMETERS: Final = 10**9
-"""Collected parameters that DeepSpeed keeps before it lets go of one: ``stage3_max_live_parameters``
-and ``stage3_max_reuse_distance``, https://www.deepspeed.ai/docs/config-json/, 1e9 by default."""
+"""Collected parameters that DeepSpeed keeps before it lets go of one: the default of
+``stage3_max_live_parameters`` and ``stage3_max_reuse_distance``,
+https://www.deepspeed.ai/docs/config-json/."""
 
 
 def _live_layers(workload: Workload) -> int:

@@ -111,15 +111,11 @@ class StepPlayer:
             for group in states.groups:
                 if group.is_trained:
                     tape.alloc("master_weights", group.sharded(FP32), group.count)
-        if self.workload.world_size > 1 and not self.workload.zero_stage:
-            for group in states.groups:  # data parallelism: gradients once more, in its buckets
-                if group.is_trained:
-                    tape.alloc("buckets", group.gradient_bytes, group.count)
-        n_steps = 2 if self.is_whole else 1
+        self._make_buckets()
         if not self.is_whole:
             tape.alloc("workspaces", workspace_bytes, 2)
             self._make_states()
-        for step in range(n_steps):
+        for step in range(2 if self.is_whole else 1):
             for micro in range(min(2, self.workload.grad_accumulation)):
                 workspace = workspace_bytes if self.is_whole and step == micro == 0 else 0
                 self.forward(workspace)
@@ -127,6 +123,13 @@ class StepPlayer:
                 self.states.accumulated = self.workload.grad_accumulation > 1
             self._optimizer_step(is_first=self.is_whole and step == 0)
         return tape
+
+    def _make_buckets(self) -> None:
+        """Data parallelism keeps gradients once more, in its buckets."""
+        if self.workload.world_size > 1 and not self.workload.zero_stage:
+            for group in self.states.groups:
+                if group.is_trained:
+                    self.tape.alloc("buckets", group.gradient_bytes, group.count)
 
     def _make_states(self) -> None:
         for group in self.states.groups:
@@ -180,8 +183,9 @@ class StepPlayer:
             self.front.append(self._unit("activations", "B*a*S*S", precision.weight))
         stream = self._unit("activations", "B*S*H", precision.residual)
         n_layers = self.workload.shape.n_layers
-        for start, self.times in self._stretches():
-            if self.segment and self.times > 1:
+        for start, times in self._stretches():
+            self.times = times
+            if self.segment and times > 1:
                 stream = self._past_segments(start, stream)
                 continue
             for i in range(start, min(start + (self.segment or 1), n_layers)):
@@ -343,8 +347,9 @@ class StepPlayer:
         self._loss_backward()
         stream_grad = self._unit("temporaries", "B*S*H", p.residual)
         n_layers = self.workload.shape.n_layers
-        for i, self.times in reversed(self._stretches()):
-            if self.times > 1:
+        for i, times in reversed(self._stretches()):
+            self.times = times
+            if times > 1:
                 self._past_backward(range(i, i + (self.segment or 1)))
             elif self.segment:
                 self._segment_backward(i, min(i + self.segment, n_layers))

@@ -229,6 +229,7 @@ class Workload:
         zero_stage: 0 = plain data parallel (or one GPU).
         is_fsdp: stage 3 is PyTorch's FSDP, not DeepSpeed's ZeRO.
         fsdp_kind: which one; None = not known.
+        stage: of a pipeline, ``first``, ``middle`` or ``last``; "" = not chosen.
         world_size: GPUs that share the states.
         grad_accumulation: micro batches a step.
         inference: weights and KV cache only.
@@ -260,6 +261,7 @@ class Workload:
     zero_stage: int = 0
     is_fsdp: bool = False
     fsdp_kind: FsdpKind | None = None
+    stage: str = ""
     world_size: int = 1
     grad_accumulation: int = 1
     inference: bool = False
