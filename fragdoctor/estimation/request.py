@@ -208,10 +208,10 @@ def _shape(request: Request) -> tuple[ModelShape, str]:
 
 
 def _default_dtype(stored: str, request: Request) -> str:
-    """Inference takes the dtype of the file; training fp32, as PyTorch does by itself."""
+    """The dtype of the file, where it can be trained; else fp32, as PyTorch does by itself."""
     if request.inference:
         return stored or "bf16"
-    if request.lora_rank and stored in _QUANTISED:
+    if stored and (precision_of(stored).trains_base or request.lora_rank):
         return stored
     return "fp32"
 

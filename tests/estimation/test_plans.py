@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -34,9 +35,7 @@ def asked(**changes: object) -> Workload:
 def as_asked_for(workload: Workload, plan: Plan) -> Workload:
     words = shlex.split(plan.option)
     changes: dict[str, object] = {
-        FIELDS[flag]: int(value)
-        for flag, value in zip(words, words[1:], strict=False)
-        if flag in FIELDS
+        FIELDS[flag]: int(value) for flag, value in pairwise(words) if flag in FIELDS
     }
     if "--checkpointing" in words:
         changes["checkpointing"] = "full"

@@ -138,6 +138,8 @@ def _command_line(words: Sequence[str]) -> CommandLine | None:
         words = words[1:]
     if not words:
         return None
+    if any(_EVALUATION.search(word) for word in words):
+        return None
     first = words[0].rpartition("/")[2]
     second = words[1] if len(words) > 1 else ""
     served = _served(words, first, second)
@@ -206,6 +208,8 @@ def _launched(words: Sequence[str], *, uses_deepspeed: bool = False) -> CommandL
     return CommandLine(launch, inner.program, [*files, *inner.files])
 
 
+_EVALUATION: Final = re.compile(r"(?:^|/)(?:evals?|evaluation)/|(?:^|/)eval\w*\.py$")
+"""A program that trains nothing, though it may lie among others that do, as in TRL's examples."""
 _MODULES: Final = (
     "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch",
 )  # fmt: skip
