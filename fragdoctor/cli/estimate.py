@@ -109,6 +109,8 @@ def _of_formulas(chosen: EstimateOptions, look: RenderOptions, files: RecipeUse 
     if chosen.fsdp and chosen.zero is not None:
         raise ConfigError("--fsdp and --zero exclude each other.", hint="FSDP is stage 3.")
     gpus = [gpu_of(name) for name in dict.fromkeys(chosen.gpu or ())]
+    if chosen.plan and not gpus:
+        raise ConfigError("--plan asks how many of a GPU.", hint="Add for example --gpu h100.")
     with console.Progress("Estimating"):
         found = estimate_of(_request(chosen, gpus), gpus)
         if chosen.plan:

@@ -74,7 +74,6 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "lora_targets": ("lora",),
         "dora": ("lora",),
         "fsdp_kind": ("fsdp",),
-        "plan": ("gpu",),
         "price": ("plan",),
         "input_dtype": ("input_shape",),
         "sequence_parallel": ("tensor_parallel",),
