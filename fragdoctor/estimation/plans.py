@@ -204,7 +204,7 @@ def _training_seconds(way: Workload, speeds: Speeds) -> tuple[float, float]:
     if world > 1:
         gradients = sum(g.gradient_bytes * g.count for g in trained)
         passes = way.grad_accumulation if way.zero_stage >= 2 else 1
-        moved = 2 * gradients * (passes if way.zero_stage >= 2 else 1)
+        moved: float = 2 * gradients * (passes if way.zero_stage >= 2 else 1)
         if way.zero_stage == 3:  # collected in forward and in backward, scattered gradients
             moved = passes * (2 * held + gradients)
         between = moved / _link(world, n, speeds)

@@ -136,9 +136,7 @@ def _command_line(words: Sequence[str]) -> CommandLine | None:
     words = [word for word in words if word.strip()]
     while words and words[0] in _PREFIXES:
         words = words[1:]
-    if not words:
-        return None
-    if any(_EVALUATION.search(word) for word in words):
+    if not words or any(_EVALUATION.search(word) for word in words):
         return None
     first = words[0].rpartition("/")[2]
     second = words[1] if len(words) > 1 else ""
