@@ -8,6 +8,8 @@ from fragdoctor.errors import InputError
 from fragdoctor.estimation.config_json import shape_of_config
 from fragdoctor.estimation.families import UNCOVERED
 from fragdoctor.estimation.model_shapes import Preset, known_models, model_of, preset_of, presets
+from fragdoctor.estimation.request import Request, workload_of
+from fragdoctor.estimation.states import is_lora_target
 
 COVERED = [
     p
