@@ -200,16 +200,12 @@ class Checkpoints:
         low = max(found - step + 1, 0)
         return low + bisect_left(plans[low:found], 1, key=fits)
 
-    @property
-    def freest(self) -> Plan:
-        """Return the set of those that drop something that takes fewest operations."""
-        return next((one for one in self._frontier if one.choices), self._frontier[-1])
-
     def lowest(self) -> Plan:
-        """Return about the set with which tensors take least."""
-        plans = self._frontier[:: -(-len(self._frontier) // MAX_SAMPLES)]
+        """Return about the set with which tensors take least, of those with a module in them."""
+        plans = self._frontier[:: -max(-(-len(self._frontier) // MAX_SAMPLES), 1)]
         peak_bytes = self._need.peak_bytes
-        return min([*plans, self._frontier[-1]], key=lambda one: peak_bytes(self._requests(one)))
+        chosen = [one for one in plans if one.choices]
+        return min(chosen, key=lambda one: peak_bytes(self._requests(one)))
 
     def needs_bytes(self, plan: Plan) -> int:
         """Return the least that PyTorch must have with a set."""
