@@ -550,7 +550,7 @@ def test_operations_are_counted_forward_and_backward(tmp_path: Path) -> None:
     of_first = 4 * 2 * 2048 * 256 * 256  # its inputs need no gradient
     for part in traits["parts"]:
         assert sum(p["n_flops"] for c in part["calls"] for p in c["products"]) == of_block
-    assert traits["head"] == {"path": "head", "is_cast": False, "n_flops": of_head}
+    assert traits["head"] == {"path": "head", "is_cast": False, "loss": "", "loss": "", "n_flops": of_head}
     assert traits["n_flops"] == 3 * (6 * of_block + of_head) + 2 * of_first
 
 

@@ -21,6 +21,8 @@ Traits = Mapping[str, Any]
 _ADAM: Final = {"Adam", "AdamW"}
 _NUMBER: Final = re.compile(r"\.?\d+")
 _MEMBER: Final = re.compile(r"(.*)\[(\d+)\]")
+_REPLACED: Final = ("", "ForCausalLMLoss")
+"""Losses that there are lines for: the program's own, and one of Transformers."""
 N_CHUNKS: Final = 16
 """Parts that a loss over logits is computed in: they then take less than what else a step has."""
 
@@ -154,21 +156,23 @@ def _loss_in_chunks(traits: Traits) -> Treatment:
     """Return the loss over a head's logits, computed in parts that are checkpointed."""
     head = traits["head"]
     cast = ".float()" if head["is_cast"] else ""
+    model = _model(traits)
     lines = [
         "import torch.nn.functional as F",
         "from torch.utils.checkpoint import checkpoint",
         "",
-        f"def chunked_loss(x, target, n={N_CHUNKS}):",
+        f"def chunked_loss(x, target, n_targets=None, n={N_CHUNKS}):",
         "    def part(x, target):",
         f"        logits = F.linear(x, head.weight, head.bias){cast}",
         '        return F.cross_entropy(logits, target, reduction="sum")',
         "    rows = zip(x.flatten(0, -2).chunk(n), target.flatten().chunk(n))",
         "    parts = (checkpoint(part, *row, use_reentrant=False) for row in rows)",
-        "    return sum(parts) / (target != -100).sum()",
+        "    return sum(parts) / ((target != -100).sum() if n_targets is None else n_targets)",
         "",
-        f"head = {_container(_model(traits), head['path']) if head['path'] else '...'}",
-        "head.forward = lambda x: x  # in training: the model returns what its head was given",
-        "loss = chunked_loss(...)  # in place of cross_entropy",
+        f"head = {_container(model, head['path']) if head['path'] else '...'}",
+        "logits_of = head.forward",
+        "head.forward = lambda x: x if head.training else logits_of(x)",
+        *_loss_of(_container(model, head["path"].rpartition(".")[0]), head["loss"]),
     ]
     return Treatment(
         "chunked-loss",
@@ -177,7 +181,32 @@ def _loss_in_chunks(traits: Traits) -> Treatment:
         _share(head["n_flops"], traits),
         lines,
         specs=[f"chunked-loss:{N_CHUNKS}:{head['path']}"],
+        place=Place.BEFORE_OPTIMIZER if head["loss"] else Place.OPEN,
     )
+
+
+def _loss_of(model: str, loss: str) -> list[str]:
+    """Return the lines that put the loss in parts in place of the program's, or of Transformers'.
+
+    The latter is called with logits, labels and their number (4.57, ``loss/loss_utils.py``).
+    """
+    if not loss:
+        return ["loss = chunked_loss(...)  # of what the model returns, in place of cross_entropy"]
+    return [
+        f"whole = {model}.loss_function",
+        "def in_parts(logits, labels, num_items_in_batch=None, **_):  # what the head was given",
+        "    target = F.pad(labels, (0, 1), value=-100)[..., 1:]",
+        "    return chunked_loss(logits, target, num_items_in_batch)",
+        f"{model}.loss_function = lambda *a, **k: (in_parts if head.training else whole)(*a, **k)",
+    ]
+
+
+def _why_not_in_chunks(traits: Traits) -> str:
+    """Return why there are no lines for a loss in parts, "" where there are."""
+    if not traits["head"]:
+        return "no linear layer followed by cross_entropy of its rows"
+    loss = traits["head"]["loss"]
+    return f"{PurePath(loss).name} of a library computes it" if loss not in _REPLACED else ""
 
 
 _STEP_IN_BACKWARD: Final = [
@@ -350,7 +379,7 @@ def simple(traits: Traits, conf: str) -> Iterator[Treatment]:  # noqa: C901 - a 
         title = "update each parameter in the backward pass"
         lines = [line.replace("{optimizer}", optimizer) for line in _STEP_IN_BACKWARD]
         yield _simple("step-in-backward", title, exact, *lines, place=Place.AFTER_OPTIMIZER)
-    if traits["head"]:
+    if not _why_not_in_chunks(traits):
         yield _loss_in_chunks(traits)
     if traits["has_state"]:
         yield _simple(
@@ -408,8 +437,9 @@ def left_out(traits: Traits, batch: int | None, conf: str) -> Iterator[LeftOut]:
     reason = _why_not_in_backward(traits)
     if reason:
         yield LeftOut("step-in-backward", reason)
-    if not traits["head"]:
-        yield LeftOut("chunked-loss", "no linear layer followed by cross_entropy of its rows")
+    reason = _why_not_in_chunks(traits)
+    if reason:
+        yield LeftOut("chunked-loss", reason)
     if traits["autocasts"]:
         yield LeftOut("autocast", "the program uses it already")
     if not {*traits["optimizers"]} & _ADAM:

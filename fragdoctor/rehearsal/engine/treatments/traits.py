@@ -20,7 +20,7 @@ from torch.utils.data import BatchSampler
 
 from fragdoctor.rehearsal.engine import put
 from fragdoctor.rehearsal.engine.calls import around_models, before_backward
-from fragdoctor.rehearsal.engine.memory_history import users_frame
+from fragdoctor.rehearsal.engine.memory_history import is_users, users_frame
 from fragdoctor.rehearsal.engine.treatments.accumulation import lines_at_work
 from fragdoctor.rehearsal.engine.treatments.attention import is_eager
 from fragdoctor.rehearsal.engine.treatments.blocks import (
@@ -186,13 +186,18 @@ class Traits:
             if found is not None:
                 path, is_cast = found
                 self._head_costs = self._operations.of(model.get_submodule(path))
-                self._found["head"] = {"path": path, "is_cast": is_cast}
+                owner = model.get_submodule(path.rpartition(".")[0])
+                own_loss = getattr(getattr(owner, "loss_function", None), "__name__", "")
+                at = _caller_of_torch() and (own_loss or _caller_of_torch())
+                self._found["head"] = {"path": path, "is_cast": is_cast, "loss": at}
                 return
 
     def _made_optimizer(self, optimizer: Any, *_: Any, **__: Any) -> None:
         self._found["n_optimizers"] += 1
         self._place = _place_of_optimizer()
-        name = type(optimizer).__name__
+        kind = type(optimizer)
+        is_pytorchs = kind.__module__.startswith("torch.optim.")
+        name = kind.__name__ if is_pytorchs else f"{kind.__module__}.{kind.__name__}"
         if name not in self._found["optimizers"]:
             self._found["optimizers"].append(name)
 
@@ -233,6 +238,14 @@ def _place_of_optimizer() -> tuple[str, int, dict[int, str]] | None:
         return None
     names = _names_in({**frame.f_globals, **frame.f_locals})
     return os.path.abspath(frame.f_code.co_filename), frame.f_lineno, names  # noqa: PTH100
+
+
+def _caller_of_torch() -> str:
+    """Return the file that calls PyTorch, "" where it is the user's own."""
+    frame, filename = sys._getframe(1), __file__
+    while frame is not None and (filename == __file__ or f"{os.sep}torch{os.sep}" in filename):
+        filename, frame = frame.f_code.co_filename, frame.f_back
+    return "" if is_users(filename) else filename.replace(os.sep, "/")
 
 
 def _names_in(at_hand: Mapping[str, Any]) -> dict[int, str]:
