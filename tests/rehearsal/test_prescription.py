@@ -550,7 +550,12 @@ def test_operations_are_counted_forward_and_backward(tmp_path: Path) -> None:
     of_first = 4 * 2 * 2048 * 256 * 256  # its inputs need no gradient
     for part in traits["parts"]:
         assert sum(p["n_flops"] for c in part["calls"] for p in c["products"]) == of_block
-    assert traits["head"] == {"path": "head", "is_cast": False, "loss": "", "loss": "", "n_flops": of_head}
+    assert traits["head"] == {
+        "path": "head",
+        "is_cast": False,
+        "loss": "",
+        "n_flops": of_head,
+    }
     assert traits["n_flops"] == 3 * (6 * of_block + of_head) + 2 * of_first
 
 
@@ -565,8 +570,10 @@ def test_batches_are_told_apart_by_what_is_trained_on(tmp_path: Path) -> None:
     )
     assert accumulated.title == "batch 512 x 2 accumulated"
     halved = PREDICTED.replace("4096", "512")
-    assert peak(tmp_path, MODEL + LOADER + PREDICTED, *accumulated.specs) == peak(
-        tmp_path, MODEL + ACCUMULATED + PREDICTED
+    without = "torch.set_grad_enabled(False)" + PREDICTED
+    (trained,) = traits_of(tmp_path, MODEL + LOADER + without)["batches"]
+    assert peak(tmp_path, MODEL + LOADER + without, f"accumulate:2:{trained}") == peak(
+        tmp_path, MODEL + ACCUMULATED + without
     )
     assert peak(tmp_path, MODEL + LOADER + PREDICTED, *evaluated.specs) == peak(
         tmp_path, MODEL + LOADER + halved
@@ -609,7 +616,7 @@ def test_lines_have_the_names_of_the_program_and_do_what_was_said(
 
     written = patched(text, traits, [treatment])
 
-    assert ("self.net", "self.opt") == (place["model"], place["optimizer"])
+    assert ("net", "self.opt") == (place["model"], place["optimizer"])
     assert written is not None
     assert peak(tmp_path, text, code) == peak(tmp_path, written)
 

@@ -16,7 +16,7 @@ from fragdoctor.future.simulator import trace_of
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.trace.stacks import USER, frame_classes, frames_of, user_frames
 
-_COMPUTING: Final = ("torch/optim/", "torch/autograd/")
+_COMPUTING: Final = ("torch/nn/modules/module.py", "torch/optim/", "torch/autograd/")
 MIN_SHARE: Final = 0.05
 """Of the peak, that a line must hold to be tried: the most that it can win."""
 MAX_LINES: Final = 3
