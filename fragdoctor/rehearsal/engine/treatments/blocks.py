@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import keyword
 from contextlib import ExitStack
-from functools import partial, wraps
+from functools import partial
 from itertools import count, islice
 from typing import Any, Final
 
@@ -146,16 +146,9 @@ def checkpoint(argument: str, undo: ExitStack) -> None:
 
 
 def _checkpointed(block: Any, kept: tuple[int, ...]) -> Any:
-    forward = block.forward
+    """Return a block's forward pass, checkpointed as the lines for it do."""
     more: dict[str, Any] = {"context_fn": partial(_keeping, kept)} if kept else {}
-
-    @wraps(forward)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if not (torch.is_grad_enabled() and block.training):
-            return forward(*args, **kwargs)
-        return checkpoints.checkpoint(forward, *args, use_reentrant=False, **more, **kwargs)
-
-    return call
+    return partial(checkpoints.checkpoint, block.forward, use_reentrant=False, **more)
 
 
 def _keeping(kept: tuple[int, ...]) -> Any:
