@@ -69,11 +69,15 @@ SHORTCUT: Final = MODEL.replace(LAST, LAST.removeprefix("x + ") + " + self.skip(
     "        self.norm =", "        self.skip = nn.Linear(width, width)\n        self.norm ="
 )
 """The last product of a block is one of what the block was given."""
-WRAPPED: Final = MODEL.replace(
-    "model = Net()",
-    "class Whole(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-    "        self.body, self.head = Net(), nn.Linear(256, 256)\n\n"
-    "    def forward(self, x):\n        return self.head(self.body(x))\n\nmodel = Whole()",
+WRAPPED: Final = (
+    MODEL.replace(
+        "model = Net()",
+        "class Whole(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.body, self.head = Net(), nn.Linear(256, 256)\n\n"
+        "    def forward(self, x):\n        return self.head(self.body(x))\n\nmodel = Whole()",
+    )
+    .replace("nn.functional.gelu(", "tanh(torch.sin(torch.sigmoid(")
+    .replace("norm(x))))", "norm(x))))))")
 )
 """A module that drops all if it is carried out again, and has all again at once."""
 PARTS = ["begin", "pair", "pair.parts.0", "pair.parts.1", "end"]
