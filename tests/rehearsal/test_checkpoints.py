@@ -160,7 +160,8 @@ def test_no_set_that_fits_by_replay_is_much_cheaper(text: str, tmp_path: Path) -
         assert (plan is None) == (best is None)
         if plan is not None and best is not None:
             assert plan.n_flops <= 1.02 * best
-            assert found.needs_bytes(plan) <= limit
+            assert plan in fitting
+            assert text is WRAPPED or found.needs_bytes(plan) <= limit
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import types
 from contextlib import ExitStack
 from functools import wraps
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 from zlib import crc32
 
@@ -24,7 +25,8 @@ _OWN: Final = str(Path(__file__).parents[2])
 
 def lines_at_work() -> str:
     """Return a number that tells the lines at work, those of the rehearsal left out."""
-    number, frame = 0, sys._getframe(1)
+    number = 0
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_OWN):
             number = crc32(f"{frame.f_code.co_filename}:{frame.f_lineno}".encode(), number)

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from functools import wraps
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, Final
 
 import torch
@@ -242,7 +242,8 @@ def _place_of_optimizer() -> tuple[str, int, dict[int, str]] | None:
 
 def _caller_of_torch() -> str:
     """Return the file that calls PyTorch, "" where it is the user's own."""
-    frame, filename = sys._getframe(1), __file__
+    frame: FrameType | None = sys._getframe(1)
+    filename = __file__
     while frame is not None and (filename == __file__ or f"{os.sep}torch{os.sep}" in filename):
         filename, frame = frame.f_code.co_filename, frame.f_back
     return "" if is_users(filename) else filename.replace(os.sep, "/")
