@@ -570,7 +570,7 @@ def test_batches_are_told_apart_by_what_is_trained_on(tmp_path: Path) -> None:
     )
     assert accumulated.title == "batch 512 x 2 accumulated"
     halved = PREDICTED.replace("4096", "512")
-    without = "torch.set_grad_enabled(False)" + PREDICTED
+    without = "torch.set_grad_enabled(False)" + PREDICTED.replace("4096", "64")
     (trained,) = traits_of(tmp_path, MODEL + LOADER + without)["batches"]
     assert peak(tmp_path, MODEL + LOADER + without, f"accumulate:2:{trained}") == peak(
         tmp_path, MODEL + ACCUMULATED + without
