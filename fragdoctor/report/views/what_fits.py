@@ -96,7 +96,7 @@ def plans_section(estimate: Estimate) -> doc.Section:
         "or the host. Up to 8 GPUs over the card's links, more over 400 Gbit/s a GPU."
     )
     title = "Plans"
-    return doc.Section(title, [table, doc.Paragraph(dim(legend if plans else ""))], id="plans")
+    return doc.Section(title, [table, doc.Paragraph(dim(legend) if plans else "")], id="plans")
 
 
 def _ranks(plan: Plan) -> str:
