@@ -494,10 +494,11 @@ class Skipping:
                 passage.passed.add(i)
                 passage.n_run = min(passage.n_run, int(-n))
                 passage.met.clear()
-        for i, (meeting, n) in found:
+        for i, (meeting, distance) in found:
             rate = passage.source.rates.grows[i]
-            if n is None or not rate:
+            if distance is None or not rate:
                 continue
+            n = distance
             if meeting.period is not None:
                 period = (_number(meeting.period, names) or 0) / abs(rate)
                 if period <= passage.n_run or passage.met[i] >= _MEETINGS:
