@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
 from typing import Any, Final, NoReturn
 
 _MISSING: Final = object()
@@ -34,6 +37,40 @@ def put_all(undo: ExitStack, owner: Any, values: Mapping[str, Any]) -> None:
 def _remove(owner: Any, name: str) -> None:
     if name in vars(owner):
         delattr(owner, name)
+
+
+class _Importing(MetaPathFinder):
+    """Changes modules as they are imported."""
+
+    def __init__(self, changes: Mapping[str, Callable[[Any], None]]) -> None:
+        self._changes = changes
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of a module that is changed once it is loaded."""
+        change = self._changes.get(fullname)
+        spec = None if change is None else PathFinder.find_spec(fullname, path, target)
+        loader: Any = None if spec is None else spec.loader
+        if loader is not None and change is not None:
+            execute = loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                change(module)
+
+            loader.exec_module = exec_module
+        return spec
+
+
+def when_imported(undo: ExitStack, changes: Mapping[str, Callable[[Any], None]]) -> None:
+    """Change modules, now or from the moment that the program imports them."""
+    finder = _Importing(changes)
+    sys.meta_path.insert(0, finder)
+    undo.callback(sys.meta_path.remove, finder)
+    for name, change in changes.items():
+        if name in sys.modules:
+            change(sys.modules[name])
 
 
 def leave(code: int) -> NoReturn:
