@@ -230,9 +230,9 @@ class Overlay:
         """Return the path whose file is written anew."""
         return self.to_change(path)
 
-    def to_fill(self, folder: Any, *_: Any, **__: Any) -> Any:
+    def to_fill(self, path: Any, *_: Any, **__: Any) -> Any:
         """Return the folder in which files are written."""
-        return os.path.dirname(self.to_change(os.path.join(folder, "file")))  # noqa: PTH118, PTH120
+        return os.path.dirname(self.to_change(os.path.join(path, "file")))  # noqa: PTH118, PTH120
 
     def to_open(self, file: Any, mode: str = "r", *_: Any, **__: Any) -> Any:
         """Return the path for Python's ``open``."""
