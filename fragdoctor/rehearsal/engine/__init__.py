@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any, Final, NoReturn
 
 _MISSING: Final = object()
@@ -39,18 +38,12 @@ def _remove(owner: Any, name: str) -> None:
         delattr(owner, name)
 
 
-class _Importing(MetaPathFinder):
-    """Changes modules as they are imported."""
+def when_imported(undo: ExitStack, changes: Mapping[str, Callable[[Any], None]]) -> None:
+    """Change modules, now or from the moment that the program imports them."""
 
-    def __init__(self, changes: Mapping[str, Callable[[Any], None]]) -> None:
-        self._changes = changes
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Return the spec of a module that is changed once it is loaded."""
-        change = self._changes.get(fullname)
-        spec = None if change is None else PathFinder.find_spec(fullname, path, target)
+    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        change = changes.get(name)
+        spec = None if change is None else PathFinder.find_spec(name, path, target)
         loader: Any = None if spec is None else spec.loader
         if loader is not None and change is not None:
             execute = loader.exec_module
@@ -62,10 +55,7 @@ class _Importing(MetaPathFinder):
             loader.exec_module = exec_module
         return spec
 
-
-def when_imported(undo: ExitStack, changes: Mapping[str, Callable[[Any], None]]) -> None:
-    """Change modules, now or from the moment that the program imports them."""
-    finder = _Importing(changes)
+    finder: Any = SimpleNamespace(find_spec=find_spec)
     sys.meta_path.insert(0, finder)
     undo.callback(sys.meta_path.remove, finder)
     for name, change in changes.items():

@@ -480,30 +480,22 @@ class Skipping:
         What comes every few rounds may stand behind what has only now grown large enough (``if
         step > warmup: if step % 10 == 0``): then it was not seen in the rounds before.
         """
-        distances = [
-            None
-            if value is None or not rate or (other := _number(meeting.other, names)) is None
-            else (other - value) / rate
-            for meeting, value, rate in zip(
-                passage.source.meetings, now.grows, passage.source.rates.grows, strict=True
-            )
-        ]
-        found = list(enumerate(zip(passage.source.meetings, distances, strict=True)))
-        for i, (meeting, n) in found:
-            if meeting.period is None and n is not None and n <= 0 and i not in passage.passed:
-                passage.passed.add(i)
-                passage.n_run = min(passage.n_run, int(-n))
-                passage.met.clear()
-        for i, (meeting, distance) in found:
-            rate = passage.source.rates.grows[i]
-            if distance is None or not rate:
+        compared = enumerate(passage.source.meetings)
+        for i, meeting in sorted(compared, key=lambda one: one[1].period is not None):
+            value, rate = now.grows[i], passage.source.rates.grows[i]
+            other = _number(meeting.other, names)
+            if value is None or not rate or other is None:
                 continue
-            n = distance
+            n = (other - value) / rate
             if meeting.period is not None:
                 period = (_number(meeting.period, names) or 0) / abs(rate)
                 if period <= passage.n_run or passage.met[i] >= _MEETINGS:
                     continue
                 n %= period
+            elif n <= 0 and i not in passage.passed:
+                passage.passed.add(i)
+                passage.n_run = min(passage.n_run, int(-n))
+                passage.met.clear()
             if n > _AROUND + 1:
                 yield i, int(n)
 

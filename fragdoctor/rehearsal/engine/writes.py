@@ -349,7 +349,9 @@ def install(home: Path, undo: ExitStack) -> None:
         put(undo, owner, name, value)
     put(undo, shutil, "_use_fd_functions", False)
     _replace_taken(taken, undo)
-    changes = {name: partial(_lead_library, overlay, undo, name) for name in _LIBRARIES}
+    changes: dict[str, Callable[[Any], None]] = {
+        name: partial(_lead_library, overlay, undo, name) for name in _LIBRARIES
+    }
     changes["safetensors.torch"] = lambda m: put(undo, m, "save_file", _safe_saver(overlay, m))
     when_imported(undo, changes)
     is_on = [True]
