@@ -52,6 +52,13 @@ SAID_BY_SOURCE = {
     "mosaicml/llm-foundry": ("--logits 16-bit", {}),
 }
 """What the code of a repository does in all its training rows, and what it means by a dtype."""
+FSDP_KINDS = {
+    "Lightning-AI/litgpt": "1-mixed",  # FSDPStrategy wraps blocks whole
+    "foundation-model-stack": "1", "AnswerDotAI": "1", "llama-cookbook": "1",
+    "torchtune/blob/v0.0.1": "1", "Lightning-AI/lightning-thunder": "1",
+    "pytorch/torchtitan": "2", "torchtune/blob/main": "2", "fsdp2_lora": "2",
+}  # fmt: skip
+"""Which FSDP the code of a source uses."""
 AT_LIMIT = 0.8  # of the card: closer than that, a verdict is a question
 
 
@@ -84,6 +91,12 @@ def asked(row: Mapping[str, str]) -> dict[str, Any]:
                 options = [*(means.get(word, word) for word in options), *shlex.split(more)]
         if "chunked loss" in row["note"]:
             options += ["--logits", "chunked"]
+        # Transformers 4.48, where Liger's loss is not used
+        if "refs/a100_80gb.csv" in row["source"]:
+            options += ["--logits", "shifted"]
+        if "--fsdp" in options:
+            kinds = [kind for part, kind in FSDP_KINDS.items() if part in row["source"]]
+            options += [word for kind in kinds for word in ("--fsdp-kind", kind)]
     words = [*model, *options, "--gpu", row["gpu"], "--format", "json"]
     printed = io.StringIO()
     with (

@@ -198,7 +198,13 @@ def fragmentation() -> Diagnosis:
             ),
         ),
         failure=Failure(
-            0, 10_872, 500 * MIB, 488 * MIB, STEP, (STEP, MAIN), source="trace and oom message"
+            0,
+            10_872,
+            500 * MIB,
+            488 * MIB,
+            STEP,
+            stack=(STEP, MAIN),
+            source="trace and oom message",
         ),
         stranders=(
             StranderReport(0, 3, 24 * MIB, 412 * MIB, (LINEAR, CACHE, STEP, MAIN), CACHE, 4102),

@@ -102,6 +102,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "inputs",
         "trace",
         "future",
+        "analysis",
         "diagnosis",
         "recording",
         "_native",

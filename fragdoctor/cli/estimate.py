@@ -109,8 +109,15 @@ def _of_formulas(chosen: EstimateOptions, look: RenderOptions, files: RecipeUse 
     if chosen.fsdp and chosen.zero is not None:
         raise ConfigError("--fsdp and --zero exclude each other.", hint="FSDP is stage 3.")
     gpus = [gpu_of(name) for name in dict.fromkeys(chosen.gpu or ())]
+    if chosen.plan and not gpus:
+        raise ConfigError("--plan asks how many of a GPU.", hint="Add for example --gpu h100.")
     with console.Progress("Estimating"):
         found = estimate_of(_request(chosen, gpus), gpus)
+        if chosen.plan:
+            from fragdoctor.estimation.plans import plans_of
+
+            plans = plans_of(found.workload, gpus[0], _prices(chosen.price or ()))
+            found = replace(found, plans=plans)
     if chosen.gpu_memory_utilization:
         found = _with_server(found, chosen, gpus)
     found = replace(found, recipe=files)
@@ -140,6 +147,22 @@ def _request(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Request:
             "overrides": Overrides(**dimensions),
         }
     )
+
+
+def _prices(given: Sequence[str]) -> Mapping[str, float]:
+    """Return dollars an hour by the name of a GPU."""
+    from fragdoctor.model.gpus import gpu_of
+
+    prices = {}
+    for text in given:
+        name, _, price = text.partition("=")
+        try:
+            prices[gpu_of(name).name] = float(price)
+        except ValueError:
+            raise ConfigError(
+                f"--price {text} is no price.", hint="Write for example --price h100=2.5."
+            ) from None
+    return prices
 
 
 def _shared(chosen: EstimateOptions, kind: type) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from fragdoctor.cli.options import (
     option,
     taken,
 )
-from fragdoctor.model.workload import Attention, Loss
+from fragdoctor.model.workload import Attention, FsdpKind, Loss
 
 
 class CacheKind(StrEnum):
@@ -85,6 +85,10 @@ class EstimateOptions(EstimateOutput):
         "STAGE", "Shard states by ZeRO stage", group=SEVERAL_GPUS, min=0, max=3
     )
     fsdp: bool = flag("Shard everything, as ZeRO stage 3", group=SEVERAL_GPUS)
+    fsdp_kind: FsdpKind | None = option(
+        None, "Say which FSDP: 2, 1, or 1 with adapters and frozen weights in one unit",
+        group=SEVERAL_GPUS,
+    )  # fmt: skip
     world_size: int = _count("Set the GPUs that share states", SEVERAL_GPUS, 1)
     tensor_parallel: int = _count("Set the GPUs that share the matrices", SEVERAL_GPUS, 1)
     sequence_parallel: bool = flag(
@@ -93,6 +97,10 @@ class EstimateOptions(EstimateOutput):
     context_parallel: int = _count("Set the GPUs that share a sequence", SEVERAL_GPUS, 1)
     pipeline_parallel: int = _count("Set the GPUs that share the layers", SEVERAL_GPUS, 1)
     expert_parallel: int = _count("Set the GPUs that share the experts", SEVERAL_GPUS, 1)
+    plan: bool = flag("Find the fewest GPUs, and how to use them", group=SEVERAL_GPUS)
+    price: list[str] | None = option(
+        "NAME=DOLLARS", "Set what a GPU costs an hour, for --plan; repeatable", group=SEVERAL_GPUS
+    )
     offload: str | None = option(
         "WHAT,WHAT", "Keep optimizer, parameters or activations on the host", group=TRAINING
     )

@@ -94,6 +94,17 @@ def simply_full(r: FailedRequest) -> Hypothesis:
     return Hypothesis(Cause.CAPACITY, summary, Confidence.LIKELY, also=(Cause.FRAGMENTATION,))
 
 
+def without_figures(request: str, doing: str) -> Hypothesis:
+    """Return the hypothesis for a request of which nothing else is known."""
+    when = f" {doing}" if doing else ", as it does where the GPU is full"
+    return Hypothesis(
+        Cause.CAPACITY,
+        f"The allocator refused a {request}{when}; the message's figures, which would say who "
+        "holds the GPU's memory, are missing.",
+        settled_by="Give the whole message; nvidia-smi beside the run shows who fills the GPU.",
+    )
+
+
 def undecided(r: FailedRequest) -> Hypothesis:
     """Return the hypothesis for figures that fit no row.
 
@@ -154,7 +165,7 @@ def decide(failed: FailedRequest) -> Hypothesis:
             break
     first, *others = found
     summary = first.summary
-    if failed.doing:
+    if failed.doing and failed.doing not in summary:
         summary += f" It failed {failed.doing}."
     is_small = failed.total_bytes is not None and failed.total_bytes < CARVED_OUT_BYTES
     if is_small and failed.backend == "rocm":
@@ -432,20 +443,20 @@ def _no_free_figure(r: FailedRequest) -> Iterator[Hypothesis]:
         )
 
 
-def _oversized_alone(r: FailedRequest) -> Iterator[Hypothesis]:
+def _size_alone(r: FailedRequest) -> Iterator[Hypothesis]:
     """Nothing but a request: larger than most devices it is a matter of its own size."""
-    if (
-        r.total_bytes is None
-        and r.free_bytes is None
-        and r.requested_bytes >= OVERSIZED_ALONE_BYTES
-    ):
-        yield Hypothesis(
-            Cause.CAPACITY,
-            f"A single {r.request_text} is larger than most devices; "
-            "the message prints no other figure.",
-            settled_by="Print the shape and dtype of the tensor at the failing line.",
-            also=(Cause.SIZE_BUG,),
-        )
+    if not r.is_bare:
+        return
+    if r.requested_bytes < OVERSIZED_ALONE_BYTES:
+        yield without_figures(r.request_text, r.doing)
+        return
+    yield Hypothesis(
+        Cause.CAPACITY,
+        f"A single {r.request_text} is larger than most devices; "
+        "the message prints no other figure.",
+        settled_by="Print the shape and dtype of the tensor at the failing line.",
+        also=(Cause.SIZE_BUG,),
+    )
 
 
 ROWS: Final[tuple[Callable[[FailedRequest], Iterator[Hypothesis]], ...]] = (
@@ -459,7 +470,7 @@ ROWS: Final[tuple[Callable[[FailedRequest], Iterator[Hypothesis]], ...]] = (
     _over_available,
     _joined_fits,
     _no_free_figure,
-    _oversized_alone,
+    _size_alone,
 )
 
 

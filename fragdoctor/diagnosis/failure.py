@@ -42,13 +42,16 @@ def find_failure(
         stack, source_text = _told_stack(message)
     asked = None if message is None else message.requested_bytes
     free = None if message is None else message.free_bytes
+    segment = None
     if request is not None:
-        asked = request.requested_bytes if request.block_bytes is None else request.block_bytes
-        free = request.free_bytes
+        asked, free = request.requested_bytes, request.free_bytes
+        if request.block_bytes is not None and request.block_bytes != asked:
+            asked, segment = request.block_bytes, asked
     return Failure(
         device=verdict.device,
         event=None if event is None or moment is None else moment.state,
         requested_bytes=asked,
+        segment_bytes=segment,
         free_bytes=free,
         location=stack[0] if stack else None,
         stack=stack,

@@ -6,9 +6,9 @@ import re
 from dataclasses import replace
 from typing import Final
 
-from fragdoctor.diagnosis.decision import Hypothesis, decide
+from fragdoctor.diagnosis.decision import Hypothesis, decide, without_figures
 from fragdoctor.diagnosis.verdict_foreign import WATCH, by_its_figures, watch
-from fragdoctor.model.case import OomLog, OomMessage
+from fragdoctor.model.case import GPU_TABLE, OomLog, OomMessage
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.engines import (
     engine_of,
@@ -17,7 +17,7 @@ from fragdoctor.model.engines import (
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.rules.failed_request import known
 from fragdoctor.rules.request_sources import request_of_message
-from fragdoctor.rules.traceback_signs import sign_of
+from fragdoctor.rules.traceback_signs import LOADING_WEIGHTS, sign_of
 from fragdoctor.units import format_count, format_size, plural
 
 ALLOCATOR: Final = "pytorch-caching-allocator"
@@ -33,6 +33,8 @@ LIMIT_SUB_KINDS: Final = {
     "buffer-too-large": "Metal refuses single buffers of this size, however much memory is free.",
     "arena-limit": "The arena of ONNX Runtime was given a limit (gpu_mem_limit, or max_mem of "
     "OrtArenaCfg), and less than the request is left of it.",
+    "workspace-limit": "The workspace of FlashInfer, a buffer of fixed size, is too small for the "
+    "request; the GPU's memory is not what is short.",
     "va-exhausted": "The process ran out of virtual address space for expandable segments.",
 }
 
@@ -220,19 +222,8 @@ def _allocator(message: OomMessage) -> Hypothesis:
             Confidence.LIKELY,
             "The message of the last try has the figures: the search hides it.",
         )
-    if failed is None and sign is not None:
-        return Hypothesis(
-            Cause.CAPACITY,
-            f"The allocator refused a request {sign.doing}; the message's figures are missing.",
-            settled_by="The whole message has the figures.",
-        )
     if failed is None:
-        return Hypothesis(
-            Cause.CAPACITY,
-            "The allocator refused a request, as it does where the GPU is full; the message's "
-            "figures, which would say by whom, are missing.",
-            settled_by="Give the whole message; nvidia-smi beside the run shows who fills the GPU.",
-        )
+        return without_figures("request", "" if sign is None else sign.doing)
     return decide(failed)
 
 
@@ -276,9 +267,30 @@ def _unknown(message: OomMessage) -> Hypothesis:
 
 
 def _driver(message: OomMessage) -> Hypothesis:
+    if message.sub_kind == GPU_TABLE:
+        whole = "" if message.total_bytes is None else f" of {format_size(message.total_bytes)}"
+        return Hypothesis(
+            Cause.OTHER_PROCESS,
+            f"The text gives no figures of the failure, but a table in which "
+            f"{format_size(message.process_bytes)}{whole} are in use on GPU "
+            f"{message.device_index}: if this program did not run then, somebody else, or what is "
+            "left of an earlier run, has them.",
+            settled_by="Give the error's message; fuser -v /dev/nvidia* also names processes that "
+            "nvidia-smi does not list.",
+            also=(Cause.CAPACITY,),
+        )
     sign = sign_of(message)
     if is_of_other_program(message) and sign is None:
         return by_its_figures(_framework(message), message)
+    if sign is not None and sign.name == LOADING_WEIGHTS and message.variant == "runtime-error":
+        return Hypothesis(
+            Cause.OTHER_PROCESS,
+            "The driver ran out of memory when the first weights went to the GPU. Where weights "
+            "do not fit, PyTorch's allocator says so with figures: this was the start on a GPU "
+            "that was full already.",
+            settled_by="nvidia-smi before the start shows who fills the GPU.",
+            also=(Cause.CAPACITY,),
+        )
     if sign is not None:
         return Hypothesis(
             Cause.CAPACITY,

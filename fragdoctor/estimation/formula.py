@@ -47,7 +47,7 @@ from fragdoctor.model.memory_estimate import (
     KeptTensor,
     Sureness,
 )
-from fragdoctor.model.workload import Attention, Role, Workload
+from fragdoctor.model.workload import Attention, FsdpKind, Role, Workload
 from fragdoctor.units import MIB, format_count
 
 
@@ -122,9 +122,10 @@ DDP_SOURCE = (
 TRAINER_SOURCE = "PyTorch autograd: one gradient for each parameter, in its dtype"
 
 
-def formula_footprint(workload: Workload) -> Footprint:
+def formula_footprint(workload: Workload, *, is_whole: bool = True) -> Footprint:
     """Return the memory of a workload whose shape is known."""
-    whole, tape = workload, play(workload)
+    whole, workload = workload, _fullest(workload)
+    tape = play(workload, is_whole=is_whole)
     workload = local_part(workload)
     states = states_of(workload)
     most = most_of_each(tape)
@@ -151,6 +152,7 @@ def formula_footprint(workload: Workload) -> Footprint:
 
 def settled(workload: Workload, footprint: Footprint) -> Footprint:
     """Return a footprint whose upper bound the exact allocator has lowered where it can."""
+    workload = _fullest(workload)
     tape, needs = play(workload), formula_needs(workload)
     unsettled = needs_of(tape, workload)
     high = served_bytes(tape, workload, unsettled)
@@ -174,8 +176,30 @@ NCCL_BYTES: Final = 490 * MIB
 """What a communicator of NCCL takes beside the CUDA context; see ``model.gpu_table``."""
 
 
+def stages_of(workload: Workload) -> list[Workload]:
+    """Return a workload as the stages of its pipeline have it; itself without a pipeline."""
+    if workload.pipeline_parallel == 1 or workload.stage or workload.inference:
+        return [workload]
+    names = ("first", "middle", "last") if workload.pipeline_parallel > 2 else ("first", "last")
+    return [replace(workload, stage=name) for name in names]
+
+
+def _fullest(workload: Workload) -> Workload:
+    """Return a workload at the stage of its pipeline that needs the most."""
+    stages = stages_of(workload)
+    if len(stages) == 1:
+        return stages[0]
+    return max(stages, key=lambda stage: formula_needs(stage).high_bytes or 0)
+
+
 def formula_needs(workload: Workload) -> Needs:
-    """Return the bounds of a workload's memory, without the rest of its footprint."""
+    """Return the bounds of a workload's memory, without the rest of its footprint.
+
+    Of a pipeline they are those of the stage that needs the most.
+    """
+    stages = stages_of(workload)
+    if len(stages) > 1:
+        return max(map(formula_needs, stages), key=lambda needs: needs.high_bytes or 0)
     needs = _either_attention(workload)
     if n_gpus(workload) == 1 or needs.high_bytes is None:
         return needs
@@ -185,28 +209,18 @@ def formula_needs(workload: Workload) -> Needs:
     )  # fmt: skip
     n_bytes = NCCL_BYTES * sum(degree > 1 for degree in degrees)
     more = [Doubt("nccl", "communicators of NCCL, outside of PyTorch", n_bytes)]
-    if workload.is_fsdp and workload.lora_rank:
-        more.append(
-            Doubt(
-                "frozen_gradients",
-                "gradients of frozen weights that one unit of FSDP 1 holds beside adapters",
-                _frozen_gradients(workload),
-            )
-        )
+    if workload.is_fsdp and workload.lora_rank and workload.fsdp_kind is None:
+        more += _doubt_of_fsdp(workload, needs.high_bytes)
     high = needs.high_bytes + sum(doubt.n_bytes for doubt in more)
     return replace(needs, high_bytes=high, doubts=(*needs.doubts, *more))
 
 
-def _frozen_gradients(workload: Workload) -> int:
-    """Return what FSDP 1 may keep for weights that are not trained.
-
-    Where a unit of ``FullyShardedDataParallel`` has trained and frozen parameters, its gradient is
-    that of all of them (``_validate_frozen_params`` in PyTorch's ``distributed/fsdp/wrap.py``). It
-    stays whole between micro batches under ``no_sync``. ``fully_shard`` makes no such gradient.
-    """
-    groups = states_of(local_part(workload)).groups
-    frozen = sum(g.gathered_bytes * g.count for g in groups if not g.is_trained)
-    return frozen if workload.grad_accumulation > 1 else frozen // workload.world_size
+def _doubt_of_fsdp(workload: Workload, high_bytes: int) -> list[Doubt]:
+    """Return what FSDP 1 would take beyond ``fully_shard`` where weights are frozen."""
+    firsts = (replace(workload, fsdp_kind=kind) for kind in (FsdpKind.FIRST, FsdpKind.MIXED))
+    high = max(_either_attention(first).high_bytes or 0 for first in firsts)
+    reason = "what FSDP 1 holds of layers with frozen weights; --fsdp-kind says which it is"
+    return [Doubt("frozen_weights", reason, max(0, high - high_bytes))]
 
 
 def _either_attention(workload: Workload) -> Needs:
@@ -215,13 +229,13 @@ def _either_attention(workload: Workload) -> Needs:
     In fp32 a window that the sequence outgrows takes attention off PyTorch's fallback, and memory
     falls: there the bounds hold for both ways, so that they grow with the sequence.
     """
-    needs = needs_of(play(workload), workload)
+    needs = needs_of(play(workload, is_whole=False), workload)
     falls_back = attention_used(workload, precision_of(workload.dtype)) is Attention.MATH
     if not (
         falls_back and workload.shape.n_sliding_layers and workload.attention is Attention.SDPA
     ):
         return needs
-    fused = needs_of(play(replace(workload, attention=Attention.FLASH)), workload)
+    fused = needs_of(play(replace(workload, attention=Attention.FLASH), is_whole=False), workload)
     lower, higher = sorted((needs, fused), key=lambda n: n.low_bytes)
     either = Doubt(
         "attention", "whether PyTorch's fallback serves attention, which a window decides",
@@ -231,14 +245,14 @@ def _either_attention(workload: Workload) -> Needs:
     return replace(lower, high_bytes=high, doubts=(*higher.doubts, either))
 
 
-def play(workload: Workload) -> Tape:
-    """Return the allocations of a workload."""
+def play(workload: Workload, *, is_whole: bool = True) -> Tape:
+    """Return the allocations of a workload; bounds follow from fewer, ``is_whole=False``."""
     workspace = generation_of(workload.compute).blas_workspace_bytes
     local = local_part(workload)
     buffers = communication_elements(workload) * precision_of(workload.dtype).compute
     if workload.inference:
         return play_inference(local, workspace, buffers)
-    return StepPlayer(local).play(workspace, buffers)
+    return StepPlayer(local, is_whole=is_whole).play(workspace, buffers)
 
 
 def _items(workload: Workload, states: States, most: Mapping[str, int]) -> list[Item]:

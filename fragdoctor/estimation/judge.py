@@ -16,19 +16,14 @@ from fragdoctor.model.memory_estimate import (
     Combination,
     Estimate,
     Fit,
-    FitMap,
     FitState,
     Footprint,
-    MapRow,
     Saving,
-    state_on,
 )
 from fragdoctor.model.workload import Workload
 
 MAX_BATCH: Final = 1 << 20
 MIN_LENGTH: Final = 128
-MAP_LENGTHS: Final = 5
-MAP_BATCHES: Final = 7
 
 
 def estimate_of(request: Request, gpus: Sequence[GpuModel]) -> Estimate:
@@ -52,32 +47,7 @@ def judged(workload: Workload, gpus: Sequence[GpuModel]) -> Estimate:
         savings=tuple(_savings(workload, footprint, gpus)),
         error=error_of(workload),
         combinations=_combinations(workload, fits),
-        fit_map=_fit_map(workload, gpus[0]) if gpus else None,
     )
-
-
-def _fit_map(workload: Workload, gpu: GpuModel) -> FitMap | None:
-    """Return which powers of two of batch and length fit; bounds grow with both."""
-    if not workload.shape.has_layers or not workload.seq:
-        return None
-    limit = workload.shape.max_positions or 4 * workload.seq
-    lengths = sorted(
-        {s for s in (workload.seq * 2**i // 4 for i in range(MAP_LENGTHS)) if 1 <= s <= limit}
-        | {workload.seq}
-    )
-    last = max(0, workload.batch.bit_length() - 1)
-    batches = tuple(2**i for i in range(max(0, last - 4), max(0, last - 4) + MAP_BATCHES))
-    rows = []
-    for seq in lengths:
-        states: list[FitState] = []
-        for batch in batches:
-            if states and states[-1] is FitState.DOES_NOT_FIT:
-                states.append(FitState.DOES_NOT_FIT)
-                continue
-            needs = formula_needs(replace(workload, seq=seq, batch=batch))
-            states.append(state_on(needs.low_bytes, needs.high_bytes, gpu.usable_bytes))
-        rows.append(MapRow(seq, tuple(states)))
-    return FitMap(gpu.name, batches, tuple(rows))
 
 
 def _combinations(workload: Workload, fits: Sequence[Fit]) -> Sequence[Combination]:
@@ -87,14 +57,13 @@ def _combinations(workload: Workload, fits: Sequence[Fit]) -> Sequence[Combinati
 
 
 def _fit(workload: Workload, footprint: Footprint, gpu: GpuModel) -> Fit:
-    def largest(seq: int, *, sure: bool) -> int | None:
-        return largest_batch(replace(workload, seq=seq), formula_needs, gpu.usable_bytes, sure=sure)
+    def largest(seq: int) -> int | None:
+        return largest_batch(replace(workload, seq=seq), formula_needs, gpu.usable_bytes)
 
-    others = [(seq, largest(seq, sure=True)) for seq in _other_lengths(workload)]
+    others = [(seq, largest(seq)) for seq in _other_lengths(workload)]
     return replace(
         fit_of(footprint, gpu),
-        largest_batch=largest(workload.seq, sure=True),
-        largest_possible_batch=largest(workload.seq, sure=False),
+        largest_batch=largest(workload.seq),
         other_lengths=tuple((seq, batch) for seq, batch in others if batch is not None),
     )
 
@@ -124,8 +93,6 @@ def largest_batch(
     workload: Workload,
     needs_of: Callable[[Workload], Needs],
     usable_bytes: int,
-    *,
-    sure: bool = True,
 ) -> int | None:
     """Return the largest batch that fits; 0 = not even one.
 
@@ -135,14 +102,12 @@ def largest_batch(
         workload: any batch of it.
         needs_of: what a workload needs; it grows with the batch.
         usable_bytes: of the GPU.
-        sure: by the upper bound; else by the lower one, above which nothing fits.
     """
     found: dict[int, int | None] = {}
 
     def needs(batch: int) -> int | None:
         if batch not in found:
-            bounds = needs_of(replace(workload, batch=batch))
-            found[batch] = bounds.high_bytes if sure else bounds.low_bytes
+            found[batch] = needs_of(replace(workload, batch=batch)).high_bytes
         return found[batch]
 
     first = needs(1)
@@ -173,10 +138,15 @@ def largest_batch(
 def _savings(workload: Workload, footprint: Footprint, gpus: Sequence[GpuModel]) -> list[Saving]:
     gpu = gpus[0] if gpus else None
     found = [
-        _saving(measure, footprint, formula_footprint(measure.applied_to(workload)), gpu)
+        _saving(measure, footprint, _roughly(measure.applied_to(workload)), gpu)
         for measure in measures_for(workload)
     ]
     return sorted(found, key=lambda s: -s.saved_bytes)
+
+
+def _roughly(workload: Workload) -> Footprint:
+    """Return a footprint whose equal layers come and go together: its peak is the same."""
+    return formula_footprint(workload, is_whole=False)
 
 
 def _saving(measure: Measure, before: Footprint, after: Footprint, gpu: GpuModel | None) -> Saving:

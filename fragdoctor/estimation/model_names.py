@@ -37,6 +37,12 @@ def _plain(name: str) -> str:
     return "-".join(word for word in words if word not in _TUNED)
 
 
+def _letters(name: str) -> str:
+    """Return a name without the dashes that people leave out: ``llama3-8b`` is ``llama-3-8b``."""
+    parted = re.sub(r"[_ ]", "-", _plain(name))
+    return re.sub(r"(?<=[a-z])-(?=\d)|(?<=\d)-(?=[a-z])", "", parted)
+
+
 def base_of(name: str, known: Iterable[tuple[str, str]]) -> str:
     """Return the known model that a name is a tuned or mirrored copy of; "" = none, or several.
 
@@ -49,5 +55,6 @@ def base_of(name: str, known: Iterable[tuple[str, str]]) -> str:
         if wanted == start or (start.endswith("-") and re.fullmatch(rf"{start}[\d.]+b", wanted)):
             wanted = base + wanted[len(start) :]
             break
-    found = {own for own, hub in known if wanted and wanted in (own, _plain(hub))}
+    spelled = _letters(wanted)
+    found = {own for own, hub in known if wanted and spelled in (_letters(own), _letters(hub))}
     return found.pop() if len(found) == 1 else ""

@@ -17,7 +17,7 @@ from fragdoctor.estimation.model_shapes import (
 from fragdoctor.estimation.states import check_parallel, is_lora_target
 from fragdoctor.estimation.training_choices import dtype_bytes, optimizer_of, precision_of
 from fragdoctor.frozen import frozen
-from fragdoctor.model.workload import Attention, Loss, ModelShape, Workload
+from fragdoctor.model.workload import Attention, FsdpKind, Loss, ModelShape, Workload
 
 _QUANTISED: Final = ("int4", "nf4", "int8", "fp8-weights", "gptq", "awq", "mxfp4")
 OFFLOADABLE: Final = ("optimizer", "parameters", "activations")
@@ -67,6 +67,7 @@ class Request:
     lora_targets: str = "attention"
     zero_stage: int = 0
     is_fsdp: bool = False
+    fsdp_kind: str = ""
     world_size: int = 1
     grad_accumulation: int = 1
     inference: bool = False
@@ -126,6 +127,7 @@ def workload_of(request: Request) -> Workload:
         seq=seq,
         attention=Attention(request.attention),
         loss=Loss(request.logits) if request.logits else None,
+        fsdp_kind=FsdpKind(request.fsdp_kind) if request.fsdp_kind else None,
         lora_targets=tuple(t.strip() for t in request.lora_targets.split(",") if t.strip()),
         offload=_offloaded(request.offload),
     )
@@ -143,7 +145,7 @@ def workload_of(request: Request) -> Workload:
 def _as_asked(request: Request) -> dict[str, Any]:
     """Return the fields of a workload that are as they were asked for."""
     read = {"dtype", "optimizer", "master_weights", "seq", "attention", "lora_targets", "offload",
-            "loss"}  # fmt: skip
+            "loss", "fsdp_kind"}  # fmt: skip
     names = {f.name for f in fields(Workload)} - read
     return {f.name: getattr(request, f.name) for f in fields(Request) if f.name in names}
 
@@ -206,10 +208,10 @@ def _shape(request: Request) -> tuple[ModelShape, str]:
 
 
 def _default_dtype(stored: str, request: Request) -> str:
-    """Inference takes the dtype of the file; training fp32, as PyTorch does by itself."""
+    """The dtype of the file, where it can be trained; else fp32, as PyTorch does by itself."""
     if request.inference:
         return stored or "bf16"
-    if request.lora_rank and stored in _QUANTISED:
+    if stored and (precision_of(stored).trains_base or request.lora_rank):
         return stored
     return "fp32"
 

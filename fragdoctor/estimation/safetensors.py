@@ -177,7 +177,7 @@ _SLOTS: Final = (
     ("norm1", ("input_layernorm", "ln_1", "ln1", "attention_norm", "self_attn_layer_norm")),
     ("norm2", ("post_attention_layernorm", "ln_2", "ln2", "ffn_norm", "final_layer_norm")),
     ("qkv", ("q_proj", "k_proj", "v_proj", "qkv", "c_attn", "query_key_value", "query", "key",
-             "value", "wq", "wk", "wv", "Wqkv")),
+             "value", "wq", "wk", "wv", "Wqkv", "qkv_proj", "wqkv", "W_pack")),
     ("out", ("o_proj", "out_proj", "wo", "attn.c_proj", "attention.dense", "proj")),
     ("down", ("down_proj", "fc2", "w2", "mlp.c_proj", "dense_4h_to_h", "fc_out")),
     ("up", ("gate_proj", "up_proj", "gate_up_proj", "fc1", "w1", "w3", "c_fc", "dense_h_to_4h",

@@ -30,7 +30,7 @@ from fragdoctor.estimation.training_choices import (
     precision_of,
 )
 from fragdoctor.frozen import frozen
-from fragdoctor.model.workload import ParameterGroup, Role, Workload
+from fragdoctor.model.workload import FsdpKind, ParameterGroup, Role, Workload
 
 _BY_ROWS: Final = ("qkv", "up")
 _BY_COLUMNS: Final = ("out", "down")
@@ -71,10 +71,13 @@ def local_part(workload: Workload) -> Workload:
     if max(tensor, pipeline, workload.context_parallel, workload.expert_parallel) == 1:
         return workload
     shape = workload.shape
-    in_flight = min(pipeline, max(1, workload.grad_accumulation))
+    micro_batches = max(1, workload.grad_accumulation)
+    place = {"first": 0, "middle": pipeline // 2, "last": pipeline - 1}.get(workload.stage, 0)
+    in_flight = min(pipeline - place, micro_batches)
     local = replace(
         shape,
-        parameters=tuple(_part(group, workload) for group in shape.parameters),
+        parameters=tuple(_part(g, workload) for g in shape.parameters if _is_on(g, workload)),
+        has_lm_head=shape.has_lm_head and workload.stage in ("", "last"),
         n_layers=ceil(shape.n_layers / pipeline),
         n_heads=max(1, shape.n_heads // tensor),
         n_kv_heads=max(1, shape.n_kv_heads // tensor) if shape.n_kv_heads else 0,
@@ -95,6 +98,17 @@ def local_part(workload: Workload) -> Workload:
         pipeline_parallel=1,
         context_parallel=1,
         expert_parallel=1,
+    )
+
+
+def _is_on(group: ParameterGroup, workload: Workload) -> bool:
+    """Return whether a stage of a pipeline has a parameter: embedding first, head and norm last."""
+    if group.layered or not workload.stage:
+        return True
+    is_head = slot_of(group) in ("head", "final_norm")
+    is_both = workload.shape.tied_head and group.name == TOKENS
+    return workload.stage == ("last" if is_head else "first") or (
+        is_both and workload.stage == "last"
     )
 
 
@@ -151,6 +165,8 @@ class GroupState:
         gathered_bytes: the parameter collected for use (stage 3).
         gradient_bytes: the gradient as backward makes it.
         kept_gradient_bytes: what of it stays on this GPU.
+        has_gradient: whether there is one: of a frozen parameter too, in a unit of FSDP 1 that has
+            trained ones (``_validate_frozen_params`` in PyTorch's ``distributed/fsdp/wrap.py``).
         state_sizes: bytes of each optimizer state.
         step_bytes: one temporary copy in the optimizer's step.
     """
@@ -169,6 +185,7 @@ class GroupState:
     gradient_bytes: int
     kept_gradient_bytes: int
     is_sharded_gradient: bool
+    has_gradient: bool
     state_sizes: tuple[int, ...]
     step_bytes: int
     shard: int
@@ -187,6 +204,7 @@ class States:
     n_step_copies: int
     step_of_largest: bool
     gathers: bool
+    n_gathered_layers: int = 2
     accumulated: bool = False
 
     def in_slot(self, slot: str, kind: str = "") -> list[GroupState]:
@@ -228,7 +246,20 @@ def states_of(workload: Workload) -> States:
         n_step_copies=0 if "optimizer" in workload.offload else ceil(optimizer.step_copies),
         step_of_largest=optimizer.step_of_largest,
         gathers=workload.zero_stage >= 3 and workload.world_size > 1,
+        n_gathered_layers=2 if workload.is_fsdp else _live_layers(workload),
     )
+
+
+LIVE_PARAMETERS: Final = 10**9
+"""Collected parameters that DeepSpeed keeps before it lets go of one: the default of
+``stage3_max_live_parameters`` and ``stage3_max_reuse_distance``,
+https://www.deepspeed.ai/docs/config-json/."""
+
+
+def _live_layers(workload: Workload) -> int:
+    n_layers = max(1, workload.shape.n_layers)
+    each = sum(g.n_each * g.count for g in workload.shape.parameters if g.layered) / n_layers
+    return max(1, min(n_layers, int(LIVE_PARAMETERS / each))) if each else 1
 
 
 def is_lora_target(workload: Workload, group: ParameterGroup) -> bool:
@@ -303,7 +334,11 @@ def _state(
     here = 0.0 if "parameters" in workload.offload and stage >= 3 else stored
     state_element = FP32 if master else stored
     shard_states = world if stage >= 1 else 1
-    shard_grads = world if stage >= 2 else 1
+    # Under no_sync, as accumulation runs with FSDP 1, gradients stay whole: the documentation of
+    # FullyShardedDataParallel.no_sync.
+    is_first = workload.fsdp_kind in (FsdpKind.FIRST, FsdpKind.MIXED)
+    stays_whole = is_first and workload.grad_accumulation > 1
+    shard_grads = world if stage >= 2 and not stays_whole else 1
     shard_weights = world if stage >= 3 else 1
     own = ceil(group.n_each / shard_states)
     return GroupState(
@@ -321,6 +356,7 @@ def _state(
         gradient_bytes=int(group.n_each * grad),
         kept_gradient_bytes=int(ceil(group.n_each / shard_grads) * kept),
         is_sharded_gradient=shard_grads > 1,
+        has_gradient=is_trained or workload.fsdp_kind is FsdpKind.MIXED,
         state_sizes=(
             _state_sizes(optimizer, group, own, state_element) if is_trained and not away else ()
         ),

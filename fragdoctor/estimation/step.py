@@ -3,11 +3,16 @@
 The order is that of an ordinary loop: forward, loss, ``backward()``, ``optimizer.step()``,
 ``zero_grad(set_to_none=True)``. Two steps are played, for the optimizer's states appear in the
 first one's ``step()`` and are there during the second one's forward pass.
+
+Bounds need neither: equal layers add equal amounts, so that what is alive during one of them is
+linear in its place, and the highest sum lies at the first or the last of them, in a step that finds
+the states. The ones between are played together (:attr:`StepPlayer.times`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from math import isqrt
 from typing import Final
 
@@ -25,7 +30,7 @@ from fragdoctor.estimation.states import states_of
 from fragdoctor.estimation.tape import Tape
 from fragdoctor.estimation.training_choices import precision_of
 from fragdoctor.model.memory_estimate import PhaseName
-from fragdoctor.model.workload import Loss, Role, Workload
+from fragdoctor.model.workload import FsdpKind, Loss, Role, Workload
 
 INDEX: Final = 8.0
 N_CHUNKS: Final = 8
@@ -59,11 +64,15 @@ class StepPlayer:
 
     Attributes:
         kind: of the layer that is played, ``dense`` or ``sparse``.
+        is_whole: every layer is played by itself, in two steps.
+        times: layers that are played together; what stays of a layer stays so many times.
         sizes: of the units, in that layer.
     """
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, *, is_whole: bool = True) -> None:
         self.workload = workload
+        self.is_whole = is_whole
+        self.times = 1
         self.precision = precision_of(workload.dtype)
         self.states = states_of(workload)
         self.tape = Tape()
@@ -73,6 +82,8 @@ class StepPlayer:
         self.gradients: list[int] = []
         self.cache: list[int] = []
         self.gathered: list[int] = []
+        self.held: list[int] = []
+        self.holds = workload.fsdp_kind is FsdpKind.FIRST and workload.lora_rank > 0
         self.has_shape = workload.shape.has_layers and workload.seq > 0
         self.ops = layer_ops(workload, self.precision) if self.has_shape else []
         self.dense_ops: list[Op] = []
@@ -91,7 +102,7 @@ class StepPlayer:
         self.offloads = "activations" in workload.offload and not self.segment
 
     def play(self, workspace_bytes: int, buffer_bytes: float = 0) -> Tape:
-        """Return the tape of two steps."""
+        """Return the tape of two steps, or of one that finds the optimizer's states."""
         states, tape = self.states, self.tape
         tape.alloc("communication", buffer_bytes)
         for group in states.groups:
@@ -100,18 +111,57 @@ class StepPlayer:
             for group in states.groups:
                 if group.is_trained:
                     tape.alloc("master_weights", group.sharded(FP32), group.count)
-        if self.workload.world_size > 1 and not self.workload.zero_stage:
-            for group in states.groups:  # data parallelism: gradients once more, in its buckets
-                if group.is_trained:
-                    tape.alloc("buckets", group.gradient_bytes, group.count)
-        for step in range(2):
+        self._make_buckets()
+        if not self.is_whole:
+            tape.alloc("workspaces", workspace_bytes, 2)
+            self._make_states()
+        for step in range(2 if self.is_whole else 1):
             for micro in range(min(2, self.workload.grad_accumulation)):
-                workspace = workspace_bytes if step == micro == 0 else 0
+                workspace = workspace_bytes if self.is_whole and step == micro == 0 else 0
                 self.forward(workspace)
                 self.backward(workspace)
                 self.states.accumulated = self.workload.grad_accumulation > 1
-            self._optimizer_step(is_first=step == 0)
+            self._optimizer_step(is_first=self.is_whole and step == 0)
         return tape
+
+    def _make_buckets(self) -> None:
+        """Data parallelism keeps gradients once more, in its buckets."""
+        if self.workload.world_size > 1 and not self.workload.zero_stage:
+            for group in self.states.groups:
+                if group.is_trained:
+                    self.tape.alloc("buckets", group.gradient_bytes, group.count)
+
+    def _make_states(self) -> None:
+        for group in self.states.groups:
+            if group.is_trained:
+                for size in group.state_sizes:
+                    self.tape.alloc("optimizer_states", size, group.count)
+
+    def _stretches(self) -> list[tuple[int, int]]:
+        """Return the first layers, and how many units, of what is played together.
+
+        A unit is a checkpointed segment, or a layer. The first two and the last two of equal ones
+        stand alone: what comes before or after them lives a little longer.
+        """
+        n_layers, step = self.workload.shape.n_layers, self.segment or 1
+        starts = range(0, n_layers, step)
+        if self.is_whole or self.offloads:
+            return [(start, 1) for start in starts]
+        kinds = [tuple(map(self._kind_of, range(i, min(i + step, n_layers)))) for i in starts]
+        found = []
+        for _, run in groupby(zip(kinds, starts, strict=True), key=lambda unit: unit[0]):
+            equal = [start for _, start in run]
+            middle = [(equal[2], len(equal) - 4)] if len(equal) > 4 else []
+            alone = [(start, 1) for start in equal]
+            found += [*alone[:2], *middle, *alone[max(2, len(equal) - 2) :]]
+        return found
+
+    def _kind_of(self, layer: int) -> tuple[bool, bool]:
+        """Return whether a layer has a window, and whether it is a dense one of a mixture."""
+        shape = self.workload.shape
+        return bool(self.sliding_ops) and layer < shape.n_sliding_layers, (
+            layer < shape.n_dense_layers
+        )
 
     # Forward
 
@@ -133,10 +183,16 @@ class StepPlayer:
             self.front.append(self._unit("activations", "B*a*S*S", precision.weight))
         stream = self._unit("activations", "B*S*H", precision.residual)
         n_layers = self.workload.shape.n_layers
-        for i in range(n_layers):
-            self._at_layer(i)
-            tape.moment(f"forward of layer {i + 1} of {n_layers}")
-            stream = self._through_layer(i, stream)
+        for start, times in self._stretches():
+            self.times = times
+            if self.segment and times > 1:
+                stream = self._past_segments(start, stream)
+                continue
+            for i in range(start, min(start + (self.segment or 1), n_layers)):
+                self._at_layer(i)
+                tape.moment(f"forward of layer {i + 1} of {n_layers}")
+                stream = self._through_layer(i, stream)
+        self.times = 1
         self.last = stream
         self._head_forward()
 
@@ -147,6 +203,11 @@ class StepPlayer:
             self.layers.append(self._layer_forward(owns_stream=stream, keeps=True))
             if self.offloads and layer:
                 self._send_away(self.layers[layer - 1])
+            if self.times > 1 and stream in self.layers[-1][0].saved:  # of the layers between
+                more = self.tape.alloc(
+                    "activations", self.sizes["B*S*H"] * residual, self.times - 1
+                )
+                self.layers[-1][0].saved.append(more)
             return self._unit("activations", "B*S*H", residual)
         if layer % self.segment == 0:
             self.boundaries.append(stream)
@@ -156,6 +217,16 @@ class StepPlayer:
         if (layer % self.segment) != 0:
             tape.free(stream)
         return after
+
+    def _past_segments(self, start: int, stream: int) -> int:
+        """Leave of equal checkpointed segments what stays: their inputs, and autocast's copies."""
+        size = self.sizes["B*S*H"] * self.precision.residual
+        self.boundaries += [stream, self.tape.alloc("activations", size, self.times - 1)]
+        for i in range(start, start + self.segment):
+            self._at_layer(i)
+            for op in self.layer_ops:
+                self._weight_copies(op.slot, keeps=False)
+        return self._unit("activations", "B*S*H", self.precision.residual)
 
     def _layer_forward(self, *, owns_stream: int, keeps: bool) -> list[Kept]:
         """Play one layer; the residual it reads is ``owns_stream``, already there."""
@@ -221,7 +292,7 @@ class StepPlayer:
             self._fused_loss()
             return
         self.logits = self._unit("logits", "B*S*V", p.compute)
-        upcasts = self.loss in (Loss.FP32, Loss.CHUNKED)
+        upcasts = self.loss in (Loss.FP32, Loss.SHIFTED, Loss.CHUNKED)
         wide = upcasts and p.compute != FP32
         entropy = FP32 if wide else p.compute  # the dtype in which cross_entropy is called
         self.capped = -1
@@ -232,7 +303,8 @@ class StepPlayer:
             tape.free(quotient)
             self.logits = self._unit("logits", "B*S*V", p.compute)
         upcast = self._unit("logits", "B*S*V", FP32 / self.n_chunks) if wide else -1
-        if not self.workload.keeps_logits and wide:
+        shifted = self._unit("logits", "B*S*V", FP32) if self.loss is Loss.SHIFTED else -1
+        if not self.workload.keeps_logits and wide and self.loss is not Loss.SHIFTED:
             tape.free(self.logits)
             self.logits = -1
         self.log_probs = self._unit("logits", "B*S*V", entropy)
@@ -240,7 +312,7 @@ class StepPlayer:
         self.nll_input = (
             self._unit("logits", "B*S*V", FP32) if p.is_autocast and entropy != FP32 else -1
         )
-        tape.free(upcast)
+        tape.free(upcast, shifted)
         if not self.workload.keeps_logits:
             tape.free(self.logits)
             self.logits = -1
@@ -275,15 +347,19 @@ class StepPlayer:
         self._loss_backward()
         stream_grad = self._unit("temporaries", "B*S*H", p.residual)
         n_layers = self.workload.shape.n_layers
-        if self.segment:
-            self._checkpointed_backward()
-        else:
-            for i in range(n_layers - 1, -1, -1):
+        for i, times in reversed(self._stretches()):
+            self.times = times
+            if times > 1:
+                self._past_backward(range(i, i + (self.segment or 1)))
+            elif self.segment:
+                self._segment_backward(i, min(i + self.segment, n_layers))
+            else:
                 tape.moment(f"backward of layer {i + 1} of {n_layers}")
                 self._at_layer(i)
                 if self.offloads and i:
                     self._bring_back(self.layers[i - 1])
                 self._layer_backward(self.layers.pop())
+        self.times = 1
         tape.moment("backward of the embedding")
         for group in self.states.in_slot("head"):
             if group.role is Role.EMBEDDING and group.is_trained:  # tied: the sum is a third
@@ -291,7 +367,8 @@ class StepPlayer:
                 added = [tape.alloc("temporaries", group.gradient_bytes) for _ in range(n)]
                 tape.free(*added)
         self._weight_gradients("embedding")
-        tape.free(stream_grad, *self.inputs, *self.front)
+        tape.free(stream_grad, *self.inputs, *self.front, *self.held)
+        self.held = []
         tape.free(*self.gathered)
         self.gathered = []
 
@@ -331,25 +408,47 @@ class StepPlayer:
         self._weight_gradients("final_norm")
         tape.free(hidden_grad, *scratch, *self.final_saved)
 
-    def _checkpointed_backward(self) -> None:
-        """Recompute each segment from its input, last first, then go back through it."""
-        n_layers = self.workload.shape.n_layers
-        starts = range(0, n_layers, self.segment)
-        for start in reversed(starts):
-            end = min(start + self.segment, n_layers)
-            text = f"layer {start + 1}" if end - start == 1 else f"layers {start + 1} to {end}"
-            self.tape.moment(f"recomputation of {text}")
-            stream, layers = self.boundaries.pop(), []
-            for i in range(start, end):
-                self._at_layer(i)
-                layers.append(self._layer_forward(owns_stream=stream, keeps=True))
-                if i + 1 < end:
-                    stream = self._unit("activations", "B*S*H", self.precision.residual)
-            # The segment's output is computed again too, though it is not needed.
-            self.tape.free(self._unit("activations", "B*S*H", self.precision.residual))
-            self.tape.moment(f"backward of {text}")
-            while layers:
-                self._layer_backward(layers.pop())
+    def _past_backward(self, layers: range) -> None:
+        """Let go of what was kept for equal layers, and make their gradients."""
+        if self.segment:
+            self.tape.free(self.boundaries.pop(), self.boundaries.pop())
+        else:
+            for kept in self.layers.pop():
+                self.tape.free(*kept.saved, *kept.copies)
+        for i in layers:
+            self._at_layer(i)
+            for slot in dict.fromkeys(op.slot for op in self.layer_ops if op.slot):
+                self._weight_gradients(slot)
+        self._hold_input()
+
+    def _hold_input(self) -> None:
+        """Keep a checkpointed segment's input and its gradient until backward ends.
+
+        Where all weights of a unit are frozen, FSDP 1 hangs its clean-up on the gradients of the
+        unit's inputs (``_register_post_backward_reshard_only_hook`` of PyTorch's
+        ``distributed/fsdp/_runtime_utils.py``). Under reentrant checkpointing these are leaves, so
+        the handle keeps them and their gradients alive until FSDP's last callback.
+        """
+        if self.holds and self.segment:
+            size = self.sizes["B*S*H"] * (self.precision.residual + self.precision.compute)
+            self.held.append(self.tape.alloc("activations", size, self.times))
+
+    def _segment_backward(self, start: int, end: int) -> None:
+        """Recompute a segment from its input, then go back through it."""
+        text = f"layer {start + 1}" if end - start == 1 else f"layers {start + 1} to {end}"
+        self.tape.moment(f"recomputation of {text}")
+        stream, layers = self.boundaries.pop(), []
+        for i in range(start, end):
+            self._at_layer(i)
+            layers.append(self._layer_forward(owns_stream=stream, keeps=True))
+            if i + 1 < end:
+                stream = self._unit("activations", "B*S*H", self.precision.residual)
+        # The segment's output is computed again too, though it is not needed.
+        self.tape.free(self._unit("activations", "B*S*H", self.precision.residual))
+        self.tape.moment(f"backward of {text}")
+        while layers:
+            self._layer_backward(layers.pop())
+        self._hold_input()
 
     def _layer_backward(self, kept_ops: list[Kept]) -> None:
         tape = self.tape
@@ -380,7 +479,9 @@ class StepPlayer:
         if not slot or not self.precision.copies or self.precision.is_quantised:
             return []
         made = [
-            self.tape.alloc("weight_copies", g.n_each * self.precision.copies, g.per_layer)
+            self.tape.alloc(
+                "weight_copies", g.n_each * self.precision.copies, g.per_layer * self.times
+            )
             for g in self.states.in_slot(slot, self.kind)
             if g.role is Role.LINEAR or (g.role is Role.EXPERT and not self.precision.is_autocast)
         ]
@@ -407,10 +508,10 @@ class StepPlayer:
         """
         tape, p = self.tape, self.precision
         for group in self.states.in_slot(slot, self.kind):
-            if not group.is_trained:
+            if not group.has_gradient:
                 continue
             full = group.gradient_bytes
-            n = group.per_layer
+            n = group.per_layer * (self.times if group.layered else 1)
             casts = p.is_autocast and group.slot not in ("embedding", "final_norm")
             casts = casts and group.role not in (Role.NORM, Role.EXPERT)
             raw = tape.alloc("temporaries", group.n_each * p.compute, 1) if casts else -1
@@ -436,9 +537,7 @@ class StepPlayer:
         tape.moment("optimizer step")
         trained = [g for g in states.groups if g.is_trained]
         if is_first:
-            for group in trained:
-                for size in group.state_sizes:
-                    tape.alloc("optimizer_states", size, group.count)
+            self._make_states()
         temporary: list[int] = []
         for _ in range(states.n_step_copies):
             if states.step_of_largest:
@@ -462,17 +561,22 @@ class StepPlayer:
             ]
 
     def _gather_layer(self) -> list[int]:
-        """Collect a layer's parameters from the other GPUs, and the next one's ahead of time."""
+        """Collect parameters of a layer and of its neighbours from the other GPUs."""
         if not self.states.gathers:
             return []
         return [
-            self.tape.alloc("gathered_parameters", g.gathered_bytes, 2 * g.per_layer)
+            self.tape.alloc(
+                "gathered_parameters",
+                g.gathered_bytes,
+                self.states.n_gathered_layers * g.per_layer,
+            )
             for g in self.states.groups
             if g.layered and g.kind in ("", self.kind)
         ]
 
     def _term(self, tag: str, term: Term) -> int:
-        return self.tape.alloc(tag, term_bytes(term, self.sizes))
+        n = self.times if tag == "activations" else 1
+        return self.tape.alloc(tag, term_bytes(term, self.sizes), n)
 
     def _unit(self, tag: str, unit: str, bytes_per: float) -> int:
         return self.tape.alloc(tag, self.sizes[unit] * bytes_per)

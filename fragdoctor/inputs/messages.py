@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from fragdoctor.frozen import frozen
+from fragdoctor.inputs.gpu_tables import fullest_gpu
 from fragdoctor.inputs.log_cleaning import plain_lines, rank_in
 from fragdoctor.inputs.log_streams import LogStream, Window, windows
 from fragdoctor.inputs.scenes import line_starts, scan
@@ -32,7 +33,14 @@ from fragdoctor.inputs.wordings.wording import (
     matches,
 )
 from fragdoctor.inputs.xla_program import xla_program
-from fragdoctor.model.case import NO_FAILURE, LogMarker, OomLog, OomMessage
+from fragdoctor.model.case import (
+    BATCH_OF_ONE,
+    CHECKPOINTING,
+    NO_FAILURE,
+    LogMarker,
+    OomLog,
+    OomMessage,
+)
 
 # Earlier families win where two match the same words.
 WORDINGS: Final[tuple[Wording, ...]] = (
@@ -158,6 +166,7 @@ def find_messages(text: str) -> OomLog:
         _without_echoes(found.messages)
         or found.warnings
         or found.negative[:1]
+        or list(filter(None, [fullest_gpu(text)]))
         or sorted(found.unread, key=lambda m: m.line)[:1]
         or _look_alike(text)
     )
@@ -382,6 +391,7 @@ def _primary(messages: list[OomMessage]) -> int:
     return min(range(len(messages)), key=lambda i: (tier(messages[i]), i), default=0)
 
 
+_IS_ONE: Final = r"(?:perdevice|_per_gpu)?['\"]?(?:of|to|is)?[=:]?['\"]?1(?![\d.])"
 _MARKERS: Final = (
     ("cache-flush", r"allocatorcacheflushes"),
     ("device-assert", r"thread:\[\d{1,6},\d{1,6},\d{1,6}\]assertion`"),
@@ -393,6 +403,14 @@ _MARKERS: Final = (
     ("killed", r"failed\(exitcode:-?\d{1,4}\)"),
     ("killed", r"dataloaderworker\S{0,80}exitedun"),
     ("killed", r"signal15\(sigterm\)"),
+    *(
+        (BATCH_OF_ONE, rf"(?<!eval_)(?<!val_)(?<!test_){name}" + _IS_ONE)
+        for name in ("batch_size", "batchsize", "samples_per_gpu")
+    ),
+    (CHECKPOINTING, r"--gradient[_-]checkpointing(?!=?['\"]?(?:false|no|0))"),
+    (CHECKPOINTING, r"gradient_checkpointing['\"]?[=:]['\"]?true"),
+    # transformers, modeling_utils.py and models: what it says where both are on
+    (CHECKPOINTING, r"incompatiblewithgradientcheckpointing"),
 )
 
 

@@ -1,6 +1,7 @@
 """The traceback that is printed with a message: which calls led to it.
 
-Python prints it above the exception, innermost call last; ComfyUI's reports print it below.
+Python prints it above the exception, innermost call last; ComfyUI's reports print it below, and
+Lua does with the innermost call first.
 IPython, rich and pytest draw frames of their own. Ranks that write in between each other are told
 apart as in ``inputs/log_streams.py``.
 """
@@ -44,13 +45,17 @@ _FORMS: Final = tuple(
         rf"(?P<file>Cell In\[\d{{1,6}}\]), line {_LINE}(?:, in {_FUNCTION})?",
         # IPython 7: a.py in f(x)
         rf"(?P<file>{_PATH}\.py|<ipython-input-[\w-]{{1,60}}>) in {_FUNCTION}(?:\(|$)",
+        # Lua: a.lua:7: in function 'f'
+        rf"(?P<file>{_PATH}\.lua):{_LINE}: in (?:function '{_FUNCTION}'|main chunk|function <)",
         # rich: a.py:7 in f    pytest: a.py:7: in f
         rf"(?P<file>{_PATH}\.py):{_LINE}:? in {_FUNCTION}",
         rf"(?P<file>{_PATH}\.py):{_LINE}:? ?(?:in)?$",
     )
 )
 _MARKED_CODE: Final = re.compile(r"(?:-{2,20}>|❱)\s{0,4}(\d{1,7})\s(.{0,1000})")
-_WINDOWS: Final = re.compile(r"\b[A-Z]:\\\w|File \"(?:[\w .-]{1,80}\\){1,30}[\w.-]{1,80}\.py\"")
+_WINDOWS: Final = re.compile(
+    r"(?:\b[A-Z]:|~)\\\w|File \"(?:[\w .-]{1,80}\\){1,30}[\w.-]{1,80}\.py\""
+)
 _SOURCE: Final = re.compile(r"(?:return\s|[A-Za-z_][\w.,\s\[\]*]{0,80}=\s?)[\w.(\[]")
 _FRAME_BARS: Final = " \t│|┃"
 _CARETS: Final = re.compile(r"[\s~^]{0,400}(?:<--- HERE)?$")
@@ -78,11 +83,15 @@ def with_tracebacks(
     offsets = sorted(wanted)
     for i, (offset, block) in enumerate(_blocks(text, offsets)):
         frames, is_in_handler, above = block
-        if not frames:
+        if not any(frame.file for frame in frames):
             end = text.find("\n", offset)
             until = offsets[i + 1] if i + 1 < len(offsets) else len(text)
             below = text[end + 1 : min(until, end + _BELOW_CHARS)] if end >= 0 else ""
-            frames = list(_frames(_leading_block([line for _, line in _lines(below)])))
+            told = list(_frames(_leading_block([line for _, line in _lines(below)])))
+            if not above and not told:  # a heading, and what is told below it
+                above = " ".join(" ".join(below.split("\n")[:_ABOVE_LINES]).split())[:_MAX_ABOVE]
+            is_lua = bool(told) and told[0].file.endswith(".lua")
+            frames = told[:: -1 if is_lua else 1] or frames
         if frames and _OF_DRIVER.search(frames[-1].file.replace("\\", "/")):
             frames = []
         for n in wanted[offset]:
@@ -213,6 +222,8 @@ def _frames(lines: Sequence[str]) -> Iterator[TracebackFrame]:
             frame = replace(frame, code=" ".join(above.split())[:_MAX_TEXT])
         if frame is None or not stripped or _CARETS.fullmatch(stripped):
             continue
+        if frame.file.endswith(".lua"):  # Lua prints no source
+            continue
         above = stripped
         marked = _MARKED_CODE.match(stripped)
         if marked is not None:
@@ -229,7 +240,7 @@ def _frame_of(line: str) -> TracebackFrame | None:
     """Return the frame that a line opens."""
     stripped = _LINK.sub(r"\1", line.strip())
     if len(stripped) > 1000 or (
-        ".py" not in stripped and "File " not in stripped and "In[" not in stripped
+        not any(mark in stripped for mark in (".py", "File ", "In[", ".lua"))
     ):
         return None
     for form in _FORMS:

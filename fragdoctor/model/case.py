@@ -17,6 +17,13 @@ from fragdoctor.model.story import Scene
 NO_FAILURE: Final = "no-failure"
 """``sub_kind`` of the message of kind ``negative`` that stands for a text without any failure."""
 
+GPU_TABLE: Final = "gpu-table"
+"""``sub_kind`` of the message that stands for a table of GPUs beside words about a failure."""
+
+BATCH_OF_ONE: Final = "batch-of-one"
+CHECKPOINTING: Final = "checkpointing"
+"""Markers of what a text says is set already, so that it is no advice."""
+
 
 @frozen
 class OtherProcess:
@@ -74,7 +81,8 @@ class OomMessage:
         is_warning: printed by the framework as a warning, not as a failure.
         n_sequences: requests that a server had in flight or tried at start, where printed.
         intro: what stands before the message on its line, at most 300 characters; hostile text.
-        above: the last lines that its process printed before it, at most 2,000 characters; hostile.
+        above: the last lines that its process printed before it, or those after it where it is the
+            first line and no traceback follows, at most 2,000 characters; hostile.
         frames: the calls that led to it, outermost first, where a traceback is printed with it.
         is_in_handler: the traceback says that it happened while another exception was handled.
         text: the message itself, white space folded, at most 2,000 characters; hostile text.
@@ -145,7 +153,7 @@ class LogMarker:
 
     Attributes:
         kind: ``device-assert``, ``restart``, ``cache-flush`` (DeepSpeed), ``cudamalloc-warning``
-            (2.13), ``killed``, ``nvml-unavailable``, ...
+            (2.13), ``killed``, ``nvml-unavailable``, ``batch-of-one``, ``checkpointing``, ...
         line: 1-based line.
         rank: rank printed on that line.
         text: the line, white space folded, at most 500 characters; hostile text.

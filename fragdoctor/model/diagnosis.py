@@ -195,6 +195,7 @@ class Failure:
         device: None where no input names it.
         event: events of the device's trace before it; None where it is known by its message only.
         requested_bytes: what the program asked for; of a message the segment, which may be larger.
+        segment_bytes: what the driver was asked for, where that is known to be larger.
         free_bytes: what the driver had free.
         location: the line of the program that asked; None where no stack and no traceback says it.
         stack: from that line outwards.
@@ -210,6 +211,7 @@ class Failure:
     requested_bytes: int | None
     free_bytes: int | None
     location: Location | None
+    segment_bytes: int | None = None
     stack: Sequence[Location] = ()
     source_text: str = ""
     source: str = ""

@@ -253,6 +253,19 @@ ENGINES: Final[tuple[Engine, ...]] = (
         logs=r"\[TRT\]|\bTensorRT\b",
     ),
     Engine(
+        "FlashInfer",
+        "sglang 0.5, srt/environ.py; vllm 0.11, envs.py",
+        frozenset({"workspace-limit"}),
+        {
+            Need.STEP: Advice(
+                "Give FlashInfer a larger workspace",
+                "SGLANG_FLASHINFER_WORKSPACE_SIZE=1073741824 for SGLang (384 MiB by default), "
+                "VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE for vLLM (394 MiB); or shorter prefills "
+                "(--chunked-prefill-size, --max-num-batched-tokens)",
+            ),
+        },
+    ),
+    Engine(
         "CuPy",
         "cupy 13, docs/source/user_guide/memory.rst",
         frozenset({"cupy"}),
@@ -345,6 +358,26 @@ ENGINES: Final[tuple[Engine, ...]] = (
         },
     ),
     Engine(
+        "Torch7",
+        "torch7 and cutorch of 2017, File.lua, nn/Module.lua and nn/utils.lua",
+        frozenset(),
+        {
+            Need.STEP: Advice(
+                "Use a smaller batch or smaller inputs, and see who else is on the GPU",
+                "a lower -batch_size (-batchSize, -image_size, as the script calls it); nvidia-smi "
+                "shows who else is there, CUDA_VISIBLE_DEVICES picks another GPU; the backend "
+                "cudnn instead of nn keeps less",
+            ),
+            Need.WEIGHTS: Advice(
+                "Take a GPU that is free, or a smaller model",
+                "it failed while the model was loaded or moved to the GPU, before any batch: "
+                "nvidia-smi shows who else is there, CUDA_VISIBLE_DEVICES picks another GPU; "
+                "model:clearState() before torch.save() keeps buffers out of its file",
+            ),
+        },
+        logs=r"\.lua\b|\bluajit:|\bqlua:",
+    ),
+    Engine(
         "MXNet",
         "mxnet 1.9, docs/static_site/src/pages/api/faq/env_var.md",
         frozenset(),
@@ -377,7 +410,8 @@ ANY_PROGRAM: Final = Engine(
 
 def engine_of(message: OomMessage) -> Engine | None:
     """Return the engine that printed a message; None for PyTorch and for an unknown program."""
-    said = f"{message.above} {message.intro} {message.text}"
+    files = " ".join(frame.file for frame in message.frames)
+    said = f"{message.above} {message.intro} {message.text} {files}"
     told = {message.kind, message.backend, message.sub_kind}
     for engine in ENGINES:
         if told & engine.speaks and not (
@@ -395,6 +429,7 @@ _NEEDS: Final = {
     "compute-buffer": Need.GRAPH,
     "vmm": Need.POOL,
     "arena-limit": Need.LIMIT,
+    "workspace-limit": Need.LIMIT,
 }
 """By the finer kind of the message."""
 
@@ -404,6 +439,9 @@ _SHAPE: Final = re.compile(
 _ELEMENT_BYTES: Final = {"half": 2, "bfloat16": 2, "double": 8, "int64": 8, "bool": 1, "uint8": 1}
 """Sizes of TensorFlow's types that have not 4 bytes (tensorflow/core/framework/types.cc)."""
 _VARIABLES: Final = re.compile(r"variables_initializer|\.initializer\b|load_weights\(|\.restore\(")
+_LUA_LOADS: Final = re.compile(
+    r"/(?:torch/File|cutorch/init|cudnn/init)\.lua |\.lua (?:type|recursiveType|cuda|clone)$"
+)
 
 NEXT_TO_NOTHING_BYTES: Final = 64 << 20
 """Of a GPU of which JAX and TensorFlow take most at start; less is no request that is too large."""
@@ -427,7 +465,10 @@ def need_of(message: OomMessage) -> Need:
         return _NEEDS[message.sub_kind]
     if message.kind in ("cudnn", "cublas") or message.variant == "tf-device":
         return Need.LIBRARY
-    if any(_VARIABLES.search(frame.code) for frame in message.frames):
+    if any(
+        _VARIABLES.search(frame.code) or _LUA_LOADS.search(f"{frame.file} {frame.function}")
+        for frame in message.frames
+    ):
         return Need.WEIGHTS
     wanted = asked_bytes(message)
     if message.kind == "jax":

@@ -85,8 +85,11 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         "vllm 0.8 to 0.25, engine/arg_utils.py, config/cache.py and config/scheduler.py",
         r"/vllm/(?:engine|v1|worker|executor|model_executor|entrypoints|attention|lora)/",
         {
-            Change.BATCH: "lower max_num_seqs, max_num_batched_tokens or max_model_len",
-            Change.WEIGHTS: "tensor_parallel_size over more GPUs, quantization, cpu_offload_gb",
+            Change.BATCH: "a lower --gpu-memory-utilization (0.92 by default in 0.25, 0.9 in "
+            "earlier ones) or --kv-cache-memory-bytes; a lower --max-num-batched-tokens, "
+            "--max-num-seqs or --max-model-len",
+            Change.WEIGHTS: "--tensor-parallel-size over more GPUs; an AWQ, GPTQ or FP8 "
+            "checkpoint; --cpu-offload-gb",
         },
         logs=r"\bVllmWorker|\bEngineCore|\bWorker(?:_TP\d| pid=)|\bvllm\b",
     ),
@@ -95,9 +98,10 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         "sglang 0.4 to 0.5.20, srt/server_args.py and docs/advanced_features/server_arguments.md",
         r"/sglang/(?:srt|lang)/",
         {
-            Change.BATCH: "lower --max-running-requests or --chunked-prefill-size, or "
-            "--mem-fraction-static, which leaves less to the KV cache",
-            Change.WEIGHTS: "--tp over more GPUs, --quantization, --cpu-offload-gb",
+            Change.BATCH: "a lower --mem-fraction-static, which leaves less to the KV cache; for "
+            "long prompts a lower --chunked-prefill-size, while decoding a lower "
+            "--max-running-requests",
+            Change.WEIGHTS: "--tp over more GPUs; an AWQ, GPTQ or FP8 checkpoint; --cpu-offload-gb",
         },
         logs=r"\bsglang\b|[Cc]apture cuda graph failed",
     ),
@@ -107,7 +111,7 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         r"/text_generation(?:_server)?/",
         {
             Change.BATCH: "a lower --max-batch-prefill-tokens, --max-input-tokens or "
-            "--max-batch-total-tokens",
+            "--max-batch-total-tokens; --cuda-memory-fraction 0.9 or less",
             Change.WEIGHTS: "--num-shard over more GPUs, --quantize",
         },
         logs=r"\btext_generation(?:_launcher|_server|\.errors)\b",
@@ -174,7 +178,8 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "gradient_accumulation_steps by as much",
             Change.ACCUMULATE: "TrainingArguments(per_device_train_batch_size={batch}, "
             "gradient_accumulation_steps={n})",
-            Change.EVALUATION_BATCH: "lower per_device_eval_batch_size",
+            Change.EVALUATION_BATCH: "a lower per_device_eval_batch_size (8 by default, whatever "
+            "training uses), and eval_accumulation_steps=1; gradients are off already",
             Change.CHECKPOINT: "TrainingArguments(gradient_checkpointing=True)",
             Change.BF16: "TrainingArguments(bf16=True)",
             Change.FUSED: 'TrainingArguments(optim="adamw_torch_fused")',
@@ -199,7 +204,8 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             Change.BATCH: "a smaller batch_size in the DataLoader, and "
             "Trainer(accumulate_grad_batches=...) higher by as much",
             Change.ACCUMULATE: "Trainer(accumulate_grad_batches={n}), with batches of {batch}",
-            Change.EVALUATION_BATCH: "a smaller batch_size in val_dataloader()",
+            Change.EVALUATION_BATCH: "a smaller batch_size in val_dataloader(); return or keep "
+            "nothing on the GPU in validation_step(); gradients are off already",
             Change.BF16: 'Trainer(precision="bf16-mixed")',
             Change.OFFLOAD_STATE: 'Trainer(strategy="deepspeed_stage_2_offload")',
             Change.FSDP: 'Trainer(strategy="fsdp")',
@@ -282,7 +288,8 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             Change.BATCH: "a smaller height and width, or num_images_per_prompt=1; "
             "pipe.vae.enable_tiling() where decoding fails",
             Change.CHECKPOINT: "unet.enable_gradient_checkpointing(), or the transformer's",
-            Change.ATTENTION: "pipe.enable_attention_slicing()",
+            Change.ATTENTION: "pipe.enable_xformers_memory_efficient_attention(), or PyTorch 2, "
+            "where fused attention is the default; a lower resolution",
             Change.WEIGHTS: "pipe.enable_model_cpu_offload(); "
             "pipe.enable_sequential_cpu_offload() keeps even less on the GPU",
         },
@@ -323,8 +330,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         {
             Change.CHECKPOINT: "model.gradient_checkpointing_enable()",
             Change.ATTENTION: 'from_pretrained(..., attn_implementation="sdpa")',
-            Change.WEIGHTS: "from_pretrained(..., dtype=torch.bfloat16), or 4 bits: "
-            "BitsAndBytesConfig(load_in_4bit=True)",
+            Change.WEIGHTS: "from_pretrained(..., dtype=torch.bfloat16) (torch_dtype= before 4.56) "
+            "or 4 bits (quantization_config=BitsAndBytesConfig(load_in_4bit=True)); "
+            "device_map='auto' over several GPUs and the CPU, with max_memory for each",
         },
     ),
 )

@@ -79,6 +79,38 @@ a block may ask for of it, in KiB; the device's L2 cache in MiB, that of most of
 OTHER_L2_CACHE: Final[Mapping[str, int]] = MappingProxyType({"NVIDIA H200 141 GB": 60})
 """Title -> L2 cache in MiB, of cards that have another than their kind."""
 
+SPEEDS: Final[Mapping[str, tuple[float, float, float]]] = MappingProxyType(
+    {
+        "b200": (2250, 8.0, 1800),
+        "h200": (989, 4.8, 900),
+        "gh200": (989, 4.0, 900),
+        "h100": (989, 3.35, 900),
+        "h100-nvl": (835, 3.9, 600),
+        "h100-pcie": (756, 2.0, 128),
+        "a100-80g": (312, 2.039, 600),
+        "a100-40g": (312, 1.555, 600),
+        "l40s": (362, 0.864, 64),
+        "l4": (121, 0.3, 64),
+        "a40": (150, 0.696, 64),
+        "a30": (165, 0.933, 64),
+        "a10": (125, 0.6, 64),
+        "a10g": (70, 0.6, 64),
+        "v100-32g": (125, 0.9, 300),
+        "v100-16g": (125, 0.9, 300),
+        "t4": (65, 0.32, 32),
+        "rtx-pro-6000": (504, 1.792, 128),
+        "rtx-6000-ada": (364, 0.96, 64),
+        "rtx-a6000": (155, 0.768, 64),
+        "rtx-a5000": (111, 0.768, 64),
+        "rtx-5090": (210, 1.792, 128),
+        "rtx-4090": (165, 1.008, 64),
+        "rtx-3090": (71, 0.936, 64),
+        "mi300x": (1307, 5.3, 896),
+    }
+)
+"""Name -> 16-bit operations without sparsity in 10^12 a second, memory in 10^12 bytes a second,
+links to other GPUs in 10^9 bytes a second, both directions together; the makers' data sheets."""
+
 PRINTED: Final[Mapping[str, tuple[str, float, str, int]]] = MappingProxyType(
     {
         "b200": ("NVIDIA B200 180 GB", 178.35, "10.0", 148),

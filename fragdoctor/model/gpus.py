@@ -89,6 +89,27 @@ def l2_cache_bytes(title: str, compute: str) -> int:
     return generation_of(compute).l2_cache_bytes if own is None else own * MIB
 
 
+@frozen
+class Speeds:
+    """Peaks of a card.
+
+    Attributes:
+        operations: of 16 bits, a second.
+        memory_bytes: a second.
+        link_bytes: to other GPUs a second, both directions together.
+    """
+
+    operations: float
+    memory_bytes: float
+    link_bytes: float
+
+
+def speeds_of(gpu: GpuModel) -> Speeds | None:
+    """Return the peaks of a card, None where they are not known."""
+    known = gpu_table.SPEEDS.get(gpu.name)
+    return Speeds(known[0] * 1e12, known[1] * 1e12, known[2] * 1e9) if known else None
+
+
 TYPICAL_CONTEXT_BYTES: Final = generation_of("").context_bytes
 """CUDA context of a process on a GPU that is not known."""
 CUBLAS_WORKSPACES: Final = frozenset(

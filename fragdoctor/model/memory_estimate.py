@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Final
 
 from fragdoctor.frozen import frozen
 from fragdoctor.model.gpus import GpuModel
 from fragdoctor.model.recipe import RecipeUse
 from fragdoctor.model.workload import Workload
+
+MOST_GPUS: Final = 1024
+"""Up to which plans are looked for."""
 
 
 class FitState(StrEnum):
@@ -102,20 +106,44 @@ class Serving:
 
 
 @frozen
-class MapRow:
-    """One sequence length of the map of what fits."""
+class RankNeeds:
+    """What a rank needs.
 
-    seq: int
-    states: Sequence[FitState]
+    Attributes:
+        rank: ``every``, or ``first``, ``middle`` or ``last`` stage of a pipeline.
+    """
+
+    rank: str
+    needs_low_bytes: int
+    needs_high_bytes: int
 
 
 @frozen
-class FitMap:
-    """Which batches fit at which lengths, on the first GPU."""
+class Plan:
+    """A way to lay a run out on several GPUs.
 
-    gpu: str
-    batches: Sequence[int]
-    rows: Sequence[MapRow]
+    Attributes:
+        layout: for people, in one phrase.
+        option: how to ask for it here.
+        needs_low_bytes, needs_high_bytes: of the rank that needs the most.
+        ranks: what each kind of rank needs; empty for a server.
+        seconds_per_token: of all GPUs together, by a roofline.
+        communication_share: what of that goes by waiting for other GPUs or the host.
+        sequences: that a server holds at once, in all replicas; 0 = training.
+        price_per_hour, price_per_million_tokens: of all GPUs, None without a price.
+    """
+
+    n_gpus: int
+    layout: str
+    option: str
+    needs_low_bytes: int
+    needs_high_bytes: int | None
+    ranks: Sequence[RankNeeds]
+    seconds_per_token: float
+    communication_share: float
+    sequences: int
+    price_per_hour: float | None
+    price_per_million_tokens: float | None
 
 
 class Sureness(StrEnum):
@@ -267,7 +295,6 @@ class Fit:
             one; None = the batch does not matter or could not be varied.
         other_lengths: other sequence lengths and the largest batch at each.
         state: fits, too close to call, or does not fit.
-        largest_possible_batch: the largest that is not sure to fail, as ``largest_batch``.
     """
 
     gpu: GpuModel
@@ -276,7 +303,6 @@ class Fit:
     largest_batch: int | None
     other_lengths: Sequence[tuple[int, int]] = ()
     state: FitState = FitState.TOO_CLOSE
-    largest_possible_batch: int | None = None
 
 
 @frozen
@@ -321,8 +347,8 @@ class Estimate:
         combinations: the cheapest measures, alone or together, that make it fit on the first GPU;
             empty where it fits as it is, or nothing does.
         serving: what a server holds, if one was asked for.
-        fit_map: batches and lengths that fit on the first GPU; None without one.
         recipe: what was read of configuration files; None without any.
+        plans: ways on the fewest GPUs and on twice as many, fastest first; None if not asked for.
     """
 
     workload: Workload
@@ -332,5 +358,5 @@ class Estimate:
     error: str = ""
     combinations: Sequence[Combination] = ()
     serving: Serving | None = None
-    fit_map: FitMap | None = None
     recipe: RecipeUse | None = None
+    plans: Sequence[Plan] | None = None

@@ -36,9 +36,18 @@ class Loss(StrEnum):
     """Of which logits the loss is computed."""
 
     FP32 = "fp32"  # of an fp32 copy of all of them: Transformers, torchtitan, autocast
+    SHIFTED = "shifted"  # of a copy of that copy, without the last token: Transformers before 4.50
     WORKING = "16-bit"  # as the head gives them
     CHUNKED = "chunked"  # an fp32 copy of an eighth at a time: torchtune
     FUSED = "fused"  # never there as a whole: Liger, cut cross-entropy
+
+
+class FsdpKind(StrEnum):
+    """Which of PyTorch's fully sharded data parallels it is: what frozen weights cost there."""
+
+    SECOND = "2"  # fully_shard
+    FIRST = "1"  # FullyShardedDataParallel, adapters in units of their own: PEFT's wrapping policy
+    MIXED = "1-mixed"  # the same, one unit for adapters and frozen weights: Lightning's
 
 
 class Norm(StrEnum):
@@ -219,6 +228,8 @@ class Workload:
         lora_targets: ``attention``, ``all-linear`` or names of matrices.
         zero_stage: 0 = plain data parallel (or one GPU).
         is_fsdp: stage 3 is PyTorch's FSDP, not DeepSpeed's ZeRO.
+        fsdp_kind: which one; None = not known.
+        stage: of a pipeline, ``first``, ``middle`` or ``last``; "" = not chosen.
         world_size: GPUs that share the states.
         grad_accumulation: micro batches a step.
         inference: weights and KV cache only.
@@ -249,6 +260,8 @@ class Workload:
     lora_targets: Sequence[str] = ("attention",)
     zero_stage: int = 0
     is_fsdp: bool = False
+    fsdp_kind: FsdpKind | None = None
+    stage: str = ""
     world_size: int = 1
     grad_accumulation: int = 1
     inference: bool = False

@@ -97,8 +97,11 @@ _ENDING: Final = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
 _OF_SIGNAL: Final = 128
-# Libraries of linear algebra start their threads when they are loaded; a fork must have none.
-_WITHOUT_THREADS: Final = {"OPENBLAS_NUM_THREADS": "1"}
+# Libraries of linear algebra, and Arrow's allocator (with pandas), start threads when they are
+# loaded; a fork must have none.
+_WITHOUT_THREADS: Final = {
+    "OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"
+}  # fmt: skip
 
 
 @frozen

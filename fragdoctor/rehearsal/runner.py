@@ -20,7 +20,9 @@ from typing import Any, Final
 
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.errors import ConfigError
-from fragdoctor.future.simulator import simulate
+from fragdoctor.future.search import with_smallest_capacity
+from fragdoctor.future.simulator import reproduce, simulate, trace_of
+from fragdoctor.future.whatif import WhatIf, replay_what_if
 from fragdoctor.inputs.cases import read_case
 from fragdoctor.inputs.messages import find_messages
 from fragdoctor.model.case import Overrides
@@ -299,8 +301,13 @@ def judge(rehearsal: Rehearsal, name: str) -> RehearsalResult:
     if not rehearsal.fits or case.snapshot is None or not case.snapshot.devices:
         return RehearsalResult(diagnosis, rehearsal)
     report_progress("Looking for GPUs")
-    replayed = simulate(case.snapshot, smallest_capacity=True)
-    needed = replayed.results[0].smallest_capacity_bytes
+    if rehearsal.stopped or rehearsal.is_partial:
+        replayed = simulate(case.snapshot, smallest_capacity=True).results[0]
+    else:  # nothing comes after the program's end
+        reproduction, as_it_is = reproduce(trace_of(case.snapshot)), WhatIf()
+        result = replay_what_if(reproduction, as_it_is)
+        replayed = with_smallest_capacity(reproduction, as_it_is, result, is_steady=True)
+    needed = replayed.smallest_capacity_bytes
     if needed is None:
         return RehearsalResult(diagnosis, rehearsal)
     fitting = [gpu for gpu in known_gpus() if gpu.usable_bytes >= needed]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Final
 
 from fragdoctor.report import document as doc
@@ -96,7 +98,11 @@ def _text(text: str) -> str:
 
 
 def _content(content: doc.Content, *, in_table: bool = False) -> str:
-    return "".join(_styled(text, style, in_table=in_table) for text, style in doc.spans(content))
+    # Words of one style are one span: side by side, the marks of two would read as one longer mark.
+    runs = groupby(doc.spans(content), key=itemgetter(1))
+    return "".join(
+        _styled("".join(text for text, _ in run), style, in_table=in_table) for style, run in runs
+    )
 
 
 def _styled(text: str, style: doc.Style | None, *, in_table: bool) -> str:

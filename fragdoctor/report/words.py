@@ -164,7 +164,11 @@ def failure_line(failure: Failure | None) -> str:
     if failure.backward_of is not None:
         comma = "," if at else ""
         at += f"{comma} in the backward pass near {failure.backward_of.short}"
-    figures = ((failure.requested_bytes, "asked"), (failure.free_bytes, "free"))
+    asked, segment, free = failure.requested_bytes, failure.segment_bytes, failure.free_bytes
+    # Where the request itself would have fitted, the reader has to know what the driver was asked.
+    is_enough = asked is not None and free is not None and segment is not None and asked <= free
+    for_segment = f" (a segment of {format_size(segment or 0)})" if is_enough else ""
+    figures = ((asked, f"asked{for_segment}"), (free, "free"))
     said = ", ".join(f"{format_size(n)} {what}" for n, what in figures if n is not None)
     return f"Out of memory{gpu}{at}{f': {said}' if said else ''}."
 

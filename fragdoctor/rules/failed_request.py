@@ -18,6 +18,12 @@ CONTEXT_ALLOWANCE_BYTES: Final = 3 * GIB // 2
 """CUDA context and libraries of one process: 0.3 to 0.9 GiB is normal, more with NCCL; above about
 1.5 GiB it is worth a question."""
 
+CONTEXT_SHARE: Final = 0.2
+SMALL_CONTEXT_BYTES: Final = 700 * MIB
+"""On a small card the context and its libraries are that share of it, or that size: neither NCCL
+nor many libraries run there. In public threads cards of 2 to 6 GiB print 0.4 to 0.7 GiB outside
+PyTorch where nobody else was on them."""
+
 SIZE_BUG_BYTES: Final = TIB
 """No device holds a tebibyte: a request of that size is a number that went wrong."""
 
@@ -172,6 +178,11 @@ class FailedRequest:
         return cache >= slack * self.reserved_bytes
 
     @property
+    def is_bare(self) -> bool:
+        """Whether nothing but the size of the request is known."""
+        return self.total_bytes is None and self.free_bytes is None and self.live_bytes is None
+
+    @property
     def needed_bytes(self) -> int | None:
         """L + r: what even a perfectly packed cache would need."""
         return None if self.live_bytes is None else self.live_bytes + self.requested_bytes
@@ -284,7 +295,9 @@ class FailedRequest:
         ours = self.process_bytes if self.process_bytes is not None else self.reserved_bytes
         if ours is None:
             return listed or None
-        remainder = self.total_bytes - self.free_bytes - ours - CONTEXT_ALLOWANCE_BYTES
+        context = max(SMALL_CONTEXT_BYTES, int(CONTEXT_SHARE * self.total_bytes))
+        context = min(CONTEXT_ALLOWANCE_BYTES, context)
+        remainder = self.total_bytes - self.free_bytes - ours - context
         return max(listed, remainder, 0)
 
     @property

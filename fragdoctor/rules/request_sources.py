@@ -145,6 +145,8 @@ def split_processes(
     context is this one; of several candidates, the closest.
     """
     others = tuple(p for p in listed if known(p.n_bytes) is not None)
+    if own is not None and reserved is not None and own < reserved - 2 * rounding_bytes(reserved):
+        own = None  # what a container's process ids do to NVML: nobody holds less than his cache
     if own is None and reserved is None and in_use is not None:
         # A process that is there at all has a context: what leaves no room for ours is ours.
         alone = [p for p in others if in_use - p.n_bytes < LEAST_CONTEXT_BYTES]

@@ -16,6 +16,7 @@ from typing import Final
 
 from fragdoctor.frozen import frozen
 from fragdoctor.model.case import OomMessage, TracebackFrame
+from fragdoctor.model.frameworks import Change
 from fragdoctor.units import GIB
 
 
@@ -35,7 +36,7 @@ class Place:
     """Frames of a library that are a sign: those where all that is given matches.
 
     Attributes:
-        file: searched in the path, with ``/`` between its parts.
+        file: searched in the path, with ``/`` before and between its parts.
         functions: names of the function, separated by spaces.
         named: searched in the function's name.
         code: searched in the source line.
@@ -51,7 +52,7 @@ class Place:
     def matches(self, frame: TracebackFrame) -> bool:
         """Return whether a frame is at this place."""
         return (
-            (not self.file or _search(self.file, frame.file.replace("\\", "/")))
+            (not self.file or _search(self.file, "/" + frame.file.replace("\\", "/")))
             and (not self.functions or frame.function.rpartition(".")[2] in self.functions.split())
             and (not self.named or _search(self.named, frame.function))
             and (not self.code or _search(self.code, frame.code))
@@ -69,7 +70,8 @@ class TracebackSign:
         title, change, why: as in ``Recommendation``.
         source: library, versions and file that the names are from.
         places: its frames.
-        words: the change as frameworks spell it, by their names in ``model/frameworks.py``.
+        spelled: the same change in ``model/frameworks.py``, whose words say it for a framework.
+        words: the change as frameworks spell it that is no change there, by their names.
         intro: searched in the message, in what stands before it on its line and in the lines right
             above, where no frame is a sign.
         in_words: searched in the same lines of a text without frames.
@@ -90,6 +92,7 @@ class TracebackSign:
     source: str
     places: Sequence[Place] = ()
     words: Mapping[str, str] = field(default_factory=dict)
+    spelled: Change | None = None
     intro: str = ""
     in_words: str = ""
     is_training: bool = True
@@ -115,7 +118,13 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
     said = f"{message.above} {message.intro} {message.text}"
     asked = message.requested_bytes or 0
     for table in (_PLACES, _SURROUNDINGS):
-        signs = [s for s in table if asked >= s.least_bytes and s.kind in ("", message.kind)]
+        signs = [
+            s
+            for s in table
+            if asked >= s.least_bytes
+            and s.kind in ("", message.kind)
+            and not _is_contradicted(s, message)
+        ]
         found: TracebackSign | None = None
         for n_inside, frame in enumerate(reversed(message.frames)):
             here = (sign for sign in signs if sign.matches(frame, is_last=not n_inside))
@@ -128,12 +137,36 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
     return None
 
 
+_BACKWARD: Final = Place(code=r"\.backward\(")
+_TO_CPU: Final = Place(code=r"map_location\s?=\s?(?:torch\.device\()?['\"]cpu")
+
+
+def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
+    """Return whether a message speaks against what a call stood in.
+
+    What runs a backward pass is training, whatever its caller is called; where one tensor is
+    larger than the device, its own size is the matter, not the batch of an evaluation; and what is
+    loaded on the CPU takes nothing of the GPU.
+    """
+    if sign.name == LOADED_CHECKPOINT:
+        return any(_TO_CPU.matches(frame) for frame in message.frames)
+    if sign.is_training or not sign.is_surrounding:
+        return False
+    whole = message.total_bytes
+    is_beyond = whole is not None and (message.requested_bytes or 0) > whole
+    return (is_beyond and sign.grows_with is GrowsWith.BATCH) or any(
+        _BACKWARD.matches(frame) for frame in message.frames
+    )
+
+
 _MODEL = GrowsWith.MODEL
 _INPUT = GrowsWith.INPUT
 _BATCH = GrowsWith.BATCH
 
-_RASTERIZER: Final = Place(file=r"/diff_gaussian_rasterization/|/gsplat/")
+_RASTERIZER: Final = Place(file=r"/diff_gaussian_rasterization|/gsplat/")
 
+LOADED_CHECKPOINT: Final = "loaded-checkpoint"
+LOADING_WEIGHTS: Final = "loading-weights"
 SERVER_STEP: Final = "server-step"
 ATTENTION_SCORES: Final = "attention-scores"
 
@@ -203,7 +236,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     # ---- loading ----
     TracebackSign(
-        name="loaded-checkpoint",
+        name=LOADED_CHECKPOINT,
         doing="while a checkpoint was loaded onto the GPU",
         grows_with=_MODEL,
         can_leave_gpu=True,
@@ -230,35 +263,38 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
     ),
     TracebackSign(
-        name="loading-weights",
+        name=LOADING_WEIGHTS,
         doing="while the weights of a model were put on the GPU",
         grows_with=_MODEL,
         title="Load the weights in less memory",
         change="model.to(torch.bfloat16) or 4 bits before the weights go to the GPU; a smaller "
         "model; or keep some layers on another GPU or on the CPU",
+        spelled=Change.WEIGHTS,
         words={
-            "Transformers": "from_pretrained(..., dtype=torch.bfloat16) (torch_dtype= before 4.56) "
-            "or 4 bits (quantization_config=BitsAndBytesConfig(load_in_4bit=True)); "
-            "device_map='auto' over several GPUs and the CPU, with max_memory for each",
-            "Diffusers": "pipe.enable_model_cpu_offload() instead of pipe.to('cuda'), and "
-            "torch_dtype=torch.bfloat16",
             "DeepSpeed": '"zero_optimization": {"stage": 3}, and the model built inside '
             "deepspeed.zero.Init(config_dict_or_path=...), or with an HfDeepSpeedConfig(config) "
             "alive before from_pretrained(): otherwise each process builds the whole of it",
-            "ComfyUI": "an fp8 or GGUF checkpoint, or start with --lowvram (--novram keeps even "
-            "less on the GPU)",
         },
         why="Nothing but weights was asked for: what is missing is room for the model "
         "itself, which no batch size changes.",
         intro=r"Node Type:\W{0,8}\w*Load(?:er)?\b|Node Type:\W{0,8}\w*Loader",
         source="torch 2.13, torch/nn/modules/module.py; transformers 4.30 to 5.0, "
         "modeling_utils.py; accelerate 1.10, utils/modeling.py; ComfyUI 0.3, "
-        "comfy/model_patcher.py and execution.py",
+        "comfy/model_patcher.py and execution.py; vllm 0.11, model_executor/model_loader; sglang "
+        "0.4, model_executor/model_runner.py",
         places=(
             Place(
                 file=r"/torch/nn/modules/module\.py$",
                 functions="_apply convert to cuda half float bfloat16 to_empty",
             ),
+            Place(file=r"/torch/nn/modules/\w+\.py$", functions="__init__ reset_parameters"),
+            Place(
+                file=r"/(?:vllm|sglang)/",
+                functions="load_model initialize_model _initialize_model load_weights "
+                "create_weights",
+            ),
+            # what is left of a traceback that ends above torch's own frames
+            Place(code=r"\b(?:model|net|pipe)\w*\.(?:to|cuda)\(", is_last=True),
             Place(
                 file=r"/comfy/model_(?:management|patcher)\.py$",
                 functions="load_models_gpu model_load model_use_more_vram partially_load load "
@@ -283,6 +319,22 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         source="vllm 0.7 to 0.11, csrc/cumem_allocator.cpp and device_allocator/cumem.py",
         places=(Place(file=r"/vllm/device_allocator/cumem\.py$"),),
         intro=r"cumem_allocator\.cpp",
+    ),
+    TracebackSign(
+        name="asleep",
+        doing="beside a vLLM that slept on the same GPU with memory of its own",
+        grows_with=_MODEL,
+        is_surrounding=True,
+        can_leave_gpu=True,
+        title="Leave less of vLLM on the GPU while it sleeps",
+        change="sleep(level=2), which drops the weights as well; a lower gpu_memory_utilization; "
+        "--enforce-eager, since CUDA graphs stay; or vLLM on GPUs of its own. What its log says is "
+        "still in use should not grow from step to step",
+        why="Only weights and KV cache are given away: context, CUDA graphs, NCCL and what other "
+        "libraries hold stay.",
+        source="vllm 0.7 to 0.11, docs/features/sleep_mode.md and device_allocator/cumem.py",
+        in_words=r"Sleep mode freed",
+        intro=r"Sleep mode freed",
     ),
     TracebackSign(
         name="graph-capture",
@@ -329,42 +381,13 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
     ),
     TracebackSign(
-        name="server-weights",
-        doing="while the server loaded the weights",
-        grows_with=_MODEL,
-        title="Spread the weights over more GPUs, or serve a quantized checkpoint",
-        change="an AWQ, GPTQ or FP8 checkpoint, or tensor parallelism over more GPUs",
-        words={
-            "vLLM": "--tensor-parallel-size over more GPUs; an AWQ, GPTQ or FP8 checkpoint; "
-            "--cpu-offload-gb",
-            "SGLang": "--tp over more GPUs; an AWQ, GPTQ or FP8 checkpoint; --cpu-offload-gb",
-        },
-        why="The weights alone do not fit; nothing else is on the GPU yet.",
-        source="vllm 0.11, model_executor/model_loader; sglang 0.4, model_executor/model_runner.py",
-        places=(
-            Place(
-                file=r"/(?:vllm|sglang)/",
-                functions="load_model initialize_model _initialize_model load_weights "
-                "create_weights",
-            ),
-        ),
-    ),
-    TracebackSign(
         name=SERVER_STEP,
         doing="while the server ran a step",
         grows_with=_MODEL,
         is_surrounding=True,
         title="Give the server's steps more room beside its KV cache",
         change="a smaller share of the card for the cache, and smaller steps",
-        words={
-            "vLLM": "a lower --gpu-memory-utilization (0.92 by default in 0.25, 0.9 in earlier "
-            "ones) or "
-            "--kv-cache-memory-bytes; a lower --max-num-batched-tokens or --max-num-seqs",
-            "SGLang": "a lower --mem-fraction-static; for long prompts a lower "
-            "--chunked-prefill-size, while decoding a lower --max-running-requests",
-            "TGI": "a lower --max-batch-prefill-tokens and --max-batch-total-tokens, or "
-            "--cuda-memory-fraction 0.9 or less; --num-shard over more GPUs, or --quantize",
-        },
+        spelled=Change.BATCH,
         why="The server fills the card with KV cache up to its limit; what a step "
         "needs beyond what was measured at start has to come out of the rest.",
         source="vllm 0.6 to 0.25, config/cache.py, worker and v1/worker; sglang 0.4 to 0.5.20, "
@@ -397,8 +420,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "(logits.argmax(-1)); or prediction_loss_only=True",
         why="Trainer keeps every batch's logits on the GPU until the evaluation ends, "
         "and joins them with a copy.",
-        source="transformers 3.1 to 4.57, trainer.py and trainer_pt_utils.py; "
-        "transformers 3.1 to 4.57, trainer.py",
+        source="transformers 3.1 to 4.57, trainer.py and trainer_pt_utils.py",
         places=(
             Place(
                 file=r"/transformers/trainer_pt_utils\.py$|/accelerate/(?:accelerator"
@@ -430,8 +452,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="The matrix of overlaps has a row for each true box and a column for each "
         "anchor: one crowded image makes it huge, whatever the batch size.",
         source="mmdet 2.0 to 3.3, core/bbox/assigners and models/task_modules/assigners; "
-        "detectron2 0.6, structures/boxes.py; torchvision 0.23, ops/boxes.py; "
-        "mmdet 2.0 to 3.3; detectron2 0.6; torchvision 0.23",
+        "detectron2 0.6, structures/boxes.py; torchvision 0.23, ops/boxes.py",
         places=(
             Place(
                 file=r"/assigners/|iou2d_calculator\.py$|/detectron2/structures/(?:rotated_)?boxes\.py$"
@@ -561,10 +582,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         title="Use the fused step, which makes no temporaries",
         change="fused=True in the optimizer of torch.optim; where it has none foreach=False, which "
         "is slower; then an 8-bit optimizer, or sharding over more GPUs",
-        words={
-            "TRL": "optim='adamw_torch_fused' in the trainer's config, or 'adamw_8bit'",
-            "Trainer": "optim='adamw_torch_fused' in TrainingArguments, or 'adamw_8bit'",
-        },
+        spelled=Change.FUSED,
         why="The foreach form works on all weights at once, and keeps its intermediate results for "
         "all of them. The batch's activations are freed by then: a smaller batch changes nothing.",
         source="torch 2.0 to 2.13, torch/optim: _multi_tensor_*; transformers 4.57, "
@@ -578,10 +596,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         title="Use an optimizer with less state",
         change="bitsandbytes.optim.AdamW8bit, Adafactor, or fused=True, which needs no "
         "temporaries; ZeRO or FSDP over more GPUs; LoRA trains fewer weights",
-        words={
-            "Trainer": "optim='adamw_8bit' or 'paged_adamw_8bit' in TrainingArguments; FSDP or "
-            "DeepSpeed over more GPUs; LoRA (peft) trains fewer weights",
-        },
+        spelled=Change.STATE_8BIT,
         why="Adam keeps two numbers for each weight from the first step on. The "
         "batch's activations are freed by then: a smaller batch changes nothing.",
         source="torch 2.13, torch/optim",
@@ -634,6 +649,26 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         intro=r"[Oo]ut of memory at line \d+ in file \S*pythonInterface",
     ),
     TracebackSign(
+        name="data-on-gpu",
+        doing="while a whole data set was put on the GPU",
+        grows_with=_INPUT,
+        title="Keep the data set on the CPU, and move what a step needs",
+        change="load it without .to(device) or .cuda(), and move each batch in the loop "
+        "(non_blocking=True from pinned memory); --data_device cpu in Gaussian splatting; fewer or "
+        "smaller images",
+        why="All images are loaded before the first step, so that no batch size changes it.",
+        source="gaussian-splatting, scene/cameras.py and utils/camera_utils.py",
+        places=(
+            Place(file=r"/scene/cameras\.py$"),
+            Place(functions="loadCam cameraList_from_camInfos"),
+            Place(
+                named=r"(?i)^_?(?:load|read|cache|preload)_?(?:all_)?(?:data|images?|frames|rays)",
+                code=r"\.(?:to|cuda)\(",
+                is_last=True,
+            ),
+        ),
+    ),
+    TracebackSign(
         name="quantized-kernel",
         doing="in a kernel of bitsandbytes",
         grows_with=_INPUT,
@@ -647,11 +682,12 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     # ---- images ----
     TracebackSign(
         name="vae-decode",
-        doing="while a VAE turned latents into pixels",
+        doing="while a VAE turned latents into pixels or pixels into latents",
         grows_with=_INPUT,
-        title="Decode in tiles, or in smaller ones",
-        change="turn tiling on, or halve the tiles where it is on; torch.no_grad() in a loop of "
-        "your own; fewer frames or pixels",
+        title="Run the VAE in tiles, or on fewer pixels at once",
+        change="turn tiling on, or halve the tiles where it is on; one image at a time "
+        "(vae_batch_size 1 where latents are cached before training), a lower resolution or fewer "
+        "frames; torch.no_grad() in a loop of your own",
         words={
             "Diffusers": "pipe.vae.enable_tiling() and enable_slicing(), under torch.no_grad() in "
             "code of your own; enable_model_cpu_offload(), so that the denoiser has left the GPU",
@@ -758,17 +794,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         change="torch.nn.functional.scaled_dot_product_attention in 16 bits and without a dense "
         "mask, or flash-attn, xformers or SageAttention where this GPU has no fused kernel of "
         "PyTorch; a shorter sequence",
-        words={
-            "Transformers": "from_pretrained(..., attn_implementation='sdpa'), or "
-            "'flash_attention_2'; a shorter prompt or max_length",
-            "Diffusers": "pipe.enable_xformers_memory_efficient_attention(), or PyTorch 2, where "
-            "fused attention is the default; in training also enable_gradient_checkpointing(); a "
-            "lower resolution",
-            "Stable Diffusion web UI": "start with --opt-sdp-attention (PyTorch 2), --xformers or "
-            "--opt-sub-quad-attention; a smaller image",
-            "ComfyUI": "start with --use-pytorch-cross-attention, or xformers or SageAttention "
-            "installed; a smaller image or fewer frames",
-        },
+        spelled=Change.ATTENTION,
         why="The matrix has batch x heads x length x length entries: half the length "
         "is a quarter of it.",
         source="transformers 4.20 to 4.57, models/*/modeling_*.py; diffusers 0.39, "
@@ -824,13 +850,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         change="score a few hundred tokens at a time, or a fused loss "
         "(liger_kernel.transformers.LigerFusedLinearCrossEntropyLoss, cut_cross_entropy), which "
         "never makes all logits",
-        words={
-            "TRL": "use_liger_kernel=True in the trainer's config (SFT also has "
-            "loss_type='chunked_nll'); a lower max_length",
-            "Trainer": "TrainingArguments(use_liger_kernel=True)",
-            "Transformers": "liger_kernel's model patch, or logits_to_keep= where few positions "
-            "are scored",
-        },
+        spelled=Change.LOSS,
         why="Logits have batch x length x vocabulary entries, in 32 bits for the loss, "
         "and their gradient once more.",
         source="torch 2.13, torch/nn/functional.py; trl 0.21; transformers 4.57, loss; "
@@ -886,16 +906,14 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         is_surrounding=True,
         title="Evaluate without gradients, and in smaller batches",
         change="with torch.no_grad(): around the loop of the evaluation (model.eval() alone keeps "
-        "the graph); a smaller batch there; keep results with .item() or .cpu()",
-        words={
-            "Trainer": "a lower per_device_eval_batch_size (8 by default, whatever training uses), "
-            "and eval_accumulation_steps=1; gradients are off already",
-            "Lightning": "a smaller batch_size in val_dataloader(); return or keep nothing on the "
-            "GPU in validation_step(); gradients are off already",
-        },
+        "the graph); a smaller batch there, and images or sequences no larger than in training "
+        "(resize, crop, tiles); keep results with .item() or .cpu()",
+        spelled=Change.EVALUATION_BATCH,
         why="Training fits, the evaluation does not: its batch is another one, and it "
         "keeps what it returns.",
         source="transformers 4.57, trainer.py; lightning 2.5, loops/evaluation_loop.py",
+        in_words=r"(?i)\b(?:during|in|at|after|running) (?:the |each )?(?:validation|evaluation)\b"
+        r"|\bvalidation (?:step|process|phase|stage|routine|loop)\b",
         # progress bars: catalyst, Lightning
         intro=r"(?:\(valid(?:ation)?\)|\bValidat(?:ing|ion(?: DataLoader \d+)?)):\s{1,6}\d{1,3}%",
         places=(
@@ -906,7 +924,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(file=r"(?:^|/)evaluation/"),
             # A function of the user's own that says so: val_one_epoch, run_validation, test_model.
             Place(
-                named=r"(?:^|_)(?:val|valid|validate|validation|eval|evaluate|evaluation)(?:_|$)"
+                named=r"^(?!.*train)(?:.*_)?(?:val|valid|validate|validation|eval|evaluate"
+                r"|evaluation)(?:_|$)"
             ),
         ),
     ),

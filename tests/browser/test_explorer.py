@@ -371,6 +371,13 @@ def test_typing_a_search_dims_what_does_not_fit(opened):
     assert hits.endswith("blocks")
 
 
+def test_table_of_blocks_is_there_when_somebody_scrolls_to_it(opened):
+    rows = "document.querySelectorAll('#blocks-graphic tbody tr').length"
+    opened.evaluate("document.getElementById('blocks-graphic').scrollIntoView()")
+    opened.until(f"{rows} > 0")
+    assert opened.evaluate(rows) > 10
+
+
 def test_table_of_blocks_sorts_and_a_row_selects(opened):
     page = opened
     page.evaluate(f"{X}.goTo({X}.timeline.data.peak_state)")

@@ -58,9 +58,25 @@ def test_several_gpus_are_compared(run: Run, config: str) -> None:
 def test_explain_shows_formulas_and_sources(run: Run, config: str) -> None:
     outcome = run("estimate", config, "--explain")
 
-    assert "2 x P x 4 B" in outcome.out
+    assert "2 x P x 2 B" in outcome.out
     assert "arxiv.org" in outcome.out
     assert "What one layer keeps" in outcome.out
+
+
+def test_a_plan_begins_with_the_fewest_gpus(run: Run) -> None:
+    words = ["estimate", "llama-3.1-8b", "--dtype", "deepspeed-bf16", "--plan"]
+    outcome = run(*words, "--gpu", "h100", "--price", "h100=2")
+
+    assert outcome.out.startswith("Fits on ")
+    assert "$ an hour" in outcome.out
+    assert run(*words).err.startswith("Error: --plan asks how many of a GPU.")
+    assert "is no price" in run(*words, "--gpu", "h100", "--price", "h100=x").err
+
+
+def test_a_training_takes_the_dtype_of_the_file(run: Run, config: str) -> None:
+    document = json.loads(run("estimate", config, "--format", "json").out)
+
+    assert document["workload"]["dtype"] == "bf16"
 
 
 def test_gpus_are_listed(run: Run) -> None:

@@ -101,8 +101,9 @@ def test_damaged_model_file_is_not_taken_for_a_message(
 def test_fallback_of_attention_in_fp32_is_told_and_can_be_denied(run: Run, tmp_path: Path) -> None:
     path = config(tmp_path, num_key_value_heads=2)
 
-    said = run("estimate", path, "--seq", "1024", "--format", "json")
-    denied = run("estimate", path, "--seq", "1024", "--attention", "flash", "--format", "json")
+    words = ["estimate", path, "--seq", "1024", "--dtype", "fp32", "--format", "json"]
+    said = run(*words)
+    denied = run(*words, "--attention", "flash")
 
     assert "write --attention flash" in said.out
     assert "write --attention flash" not in denied.out

@@ -27,7 +27,7 @@ VALUES = {
     "tensor_parallel": "2", "context_parallel": "2", "pipeline_parallel": "2",
     "expert_parallel": "2", "offload": "optimizer", "cache": "paged",
     "gpu_memory_utilization": "0.9", "max_num_seqs": "8", "max_num_batched_tokens": "2048",
-    "args": "vllm serve gpt2",
+    "args": "vllm serve gpt2", "fsdp_kind": "1", "price": "h100=2.5",
 }  # fmt: skip
 # Options that choose the route themselves.
 CHOOSERS = {"list_gpus", "list_models", "model", "inputs", "inference", "rehearse"}

@@ -80,6 +80,16 @@ def test_report_names_the_line_that_asked_and_quotes_it(text):
     assert said[1] == "  5 | loss = model(x)"
 
 
+def test_failure_of_a_segment_says_so_where_the_request_itself_would_have_fitted():
+    told = diagnose(Case(snapshot=read_snapshot(SAMPLES / "leak_oom.pickle.gz")))
+    page = render("analyze", "html", told, RenderOptions(120))
+
+    assert (told.failure.requested_bytes, told.failure.segment_bytes) == (2 << 20, 20 << 20)
+    said = render("analyze", "text", told, RenderOptions(120)).splitlines()[0]
+    assert said.endswith("2.00 MiB asked (a segment of 20.00 MiB), 10.00 MiB free.")
+    assert '<dt>missing</dt><dd>10.00 MiB</dd><dd class="from">of a segment of 20.00 MiB' in page
+
+
 def test_cell_of_a_notebook_is_the_line_that_asked():
     told = diagnose(Case(oom=find_messages(IPYTHON)))
 

@@ -25,6 +25,132 @@ def traceback(*frames: tuple[str, str]) -> str:
     return "Traceback (most recent call last):\n" + "".join(lines)
 
 
+# ---- what the text says is set already, or was there before ----
+
+FULL = old_style("1.00 GiB", "8.00 GiB", "7.20 GiB", "0 bytes", "7.32 GiB")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ['--train_batch_size="1"', "per_device_train_batch_size: 1", "I changed the batch size to 1"],
+)
+def test_batch_of_one_is_not_made_smaller(setting):
+    _, first = first_of(f"{setting} \n{FULL}\n")
+
+    assert first.title == "Use smaller inputs: the batch is one already"
+
+
+@pytest.mark.parametrize("setting", ["per_device_eval_batch_size: 1", "batch_size=16", "batch 1"])
+def test_other_batches_do_not_count_as_a_batch_of_one(setting):
+    _, first = first_of(f"{setting} \n{FULL}\n")
+
+    assert first.title == "Use a smaller batch or smaller inputs"
+
+
+def test_checkpointing_that_is_on_is_no_advice():
+    said = "--train_batch_size=1 --gradient_checkpointing --xformers"
+
+    result = diagnose(case_of(f"{said}\n{FULL}\n"))
+
+    assert result.recommendations[0].title == "Keep weights and state in less memory"
+    assert "gradient-checkpointing" not in [r.code for r in result.recommendations]
+
+
+def test_checkpointing_in_the_traceback_is_no_advice():
+    where = traceback(("/env/torch/utils/checkpoint.py", "torch.autograd.backward(outputs)"))
+
+    result = diagnose(case_of(f"{where}{FULL}\n"))
+
+    assert "gradient-checkpointing" not in [r.code for r in result.recommendations]
+
+
+def test_request_without_figures_is_read_as_a_message_without_figures():
+    verdict, first = first_of("RuntimeError: CUDA out of memory. Tried to allocate 112.00 MiB\n")
+
+    assert (verdict.cause, verdict.confidence) == (Cause.CAPACITY, Confidence.POSSIBLE)
+    assert "112.00 MiB" in verdict.summary
+    assert first.code == "smaller-batch"
+
+
+def test_error_of_the_driver_at_the_first_weights_is_a_gpu_that_was_full_before():
+    where = traceback(("/job/fit.py", "model.to(device)"))
+
+    verdict, first = first_of(f"{where}RuntimeError: CUDA error: out of memory\n")
+
+    assert verdict.cause is Cause.OTHER_PROCESS
+    assert first.code == "free-other-process"
+
+
+def test_context_that_cannot_be_made_is_somebody_else_on_the_gpu():
+    verdict, first = first_of(
+        "jcuda.CudaException: CUDA_ERROR_OUT_OF_MEMORY\n    at jcuda.JCudaDriver.cuCtxCreate()\n"
+    )
+
+    assert verdict.cause is Cause.OTHER_PROCESS
+    assert first.code == "free-other-process"
+
+
+def test_workspace_of_flashinfer_is_made_larger():
+    verdict, first = first_of(
+        "RuntimeError: Buffer overflow when allocating memory for batch_prefill_tmp_v with size "
+        "550502400 and alignment 16, but only 402653184 bytes available in AlignedAllocator.\n"
+    )
+
+    assert verdict.cause is Cause.MEMORY_LIMIT
+    assert "SGLANG_FLASHINFER_WORKSPACE_SIZE" in first.change
+
+
+def test_process_that_holds_less_than_its_cache_is_not_believed():
+    text = new_style("2.25 GiB", "79.33 GiB", "1.02 GiB", "70.12 GiB", "213.67 MiB", own="0 bytes")
+
+    verdict, _ = first_of(text)
+
+    assert verdict.cause is Cause.CAPACITY
+
+
+TABLES = {
+    "nvidia-smi": "|   0  Tesla P100  Off  | 0000:05:00.0 Off |                    0 |\n"
+    "| N/A   36C    P0    41W / 300W |  12799MiB / 16280MiB |      0%      Default |\n",
+    "gpustat": "[0] Tesla P100 | 36'C,  0 % | 12799 / 16280 MB | (null)\n",
+    "processes": "|    0     31794    C   Unknown Error                            5371MiB |\n",
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_table_beside_words_about_a_failure_shows_who_fills_the_gpu(name):
+    verdict, first = first_of(f"I get out of memory errors, and nothing runs:\n{TABLES[name]}")
+
+    assert (verdict.cause, verdict.confidence) == (Cause.OTHER_PROCESS, Confidence.POSSIBLE)
+    assert "on GPU 0" in verdict.summary
+    assert first.code == "free-other-process"
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_table_alone_is_no_failure(name):
+    verdict = diagnose(case_of(f"How do I read this table?\n{TABLES[name]}")).verdict
+
+    assert verdict.cause is Cause.NOT_MEMORY
+
+
+LUA = """THCudaCheck FAIL file=/tmp/THC/generic/THCStorage.cu line=66 error=2 : out of memory
+stack traceback:
+\t[C]: in function 'resize'
+\t/t/share/lua/5.1/nn/{}.lua:11: in function '{}'
+\ttrain.lua:152: in main chunk
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "said"),
+    [("utils", "recursiveType", "Take a GPU that is free"), ("Linear", "updateOutput", "batch")],
+)
+def test_lua_is_advised_in_its_own_words(file, function, said):
+    _, first = first_of(LUA.format(file, function))
+
+    assert said in first.title
+    assert "PYTORCH" not in first.change
+
+
 # ---- the host ----
 
 HOST = {
@@ -532,7 +658,7 @@ def test_xla_of_jax_is_told_by_its_files_though_they_lie_in_tensorflows_tree():
     ("asked", "cause", "code"),
     [
         ("4.00 GiB", Cause.UNKNOWN, "split-allocation"),
-        ("3.00 GiB", Cause.UNKNOWN, "record-snapshot"),
+        ("3.00 GiB", Cause.UNKNOWN, "find-the-limit"),
     ],
 )
 def test_four_gibibytes_at_once_are_refused_by_intels_driver(asked, cause, code):

@@ -20,6 +20,8 @@ from fragdoctor.estimation.model_shapes import model_of, preset_of
         ("Qwen/Qwen3-4B-Instruct-2507", "qwen3-4b"),
         ("google/gemma-2-9b-it", "gemma-2-9b"),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "qwen2.5-7b"),
+        ("llama3-8b", "llama-3-8b"),
+        ("Gemma2_9B", "gemma-2-9b"),
     ],
 )
 def test_tuned_model_has_the_shape_of_its_base(name: str, base: str) -> None:
@@ -33,7 +35,8 @@ def test_tuned_model_has_the_shape_of_its_base(name: str, base: str) -> None:
 @pytest.mark.parametrize(
     "name",
     ["Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3-8B-FP8", "unsloth/Llama-3.2-1B-bnb-4bit",
-     "meta-llama/Llama-3.2-11B-Vision-Instruct", "my-org/merge-of-qwen2.5-7b", "chat", "it", "-"],
+     "meta-llama/Llama-3.2-11B-Vision-Instruct", "my-org/merge-of-qwen2.5-7b", "llama-38b",
+     "chat", "it", "-"],
 )  # fmt: skip
 def test_name_with_another_word_is_not_guessed(name: str) -> None:
     assert preset_of(name) is None

@@ -8,6 +8,8 @@ from fragdoctor.errors import InputError
 from fragdoctor.estimation.config_json import shape_of_config
 from fragdoctor.estimation.families import UNCOVERED
 from fragdoctor.estimation.model_shapes import Preset, known_models, model_of, preset_of, presets
+from fragdoctor.estimation.request import Request, workload_of
+from fragdoctor.estimation.states import is_lora_target
 
 COVERED = [
     p
@@ -89,3 +91,10 @@ def test_what_is_not_covered_is_named(config: dict[str, object], word: str) -> N
 
     assert word in caught.value.message
     assert "--model" in caught.value.hint
+
+
+@pytest.mark.parametrize("target", ["qkv_proj", "W_pack", "wqkv", "query_key_value"])
+def test_fused_matrices_are_targets_by_their_names(target: str) -> None:
+    fused = workload_of(Request(inputs=("phi-3-mini",), lora_rank=8, lora_targets=target))
+
+    assert [is_lora_target(fused, g) for g in fused.shape.parameters].count(True) == 1

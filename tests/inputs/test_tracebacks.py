@@ -15,6 +15,42 @@ PLAIN = f"""Traceback (most recent call last):
           ^^^^^^^^^^
 {OOM}
 """
+LUA = """THCudaCheck FAIL file=/tmp/THC/generic/THCStorage.cu line=66 error=2 : out of memory
+stack traceback:
+\t[C]: in function 'resizeAs'
+\t/t/share/lua/5.1/nn/CAddTable.lua:27: in function 'updateGradInput'
+\t[C]: in function 'xpcall'
+\ttrain.lua:152: in main chunk
+"""
+
+
+def test_frames_of_lua_are_outermost_first():
+    (message,) = find_messages(LUA).messages
+
+    assert [(f.file, f.line, f.function, f.code) for f in message.frames] == [
+        ("train.lua", 152, "", ""),
+        ("/t/share/lua/5.1/nn/CAddTable.lua", 27, "updateGradInput", ""),
+    ]
+
+
+def test_heading_keeps_the_words_below_it():
+    (message,) = find_messages(
+        "RuntimeError: CUDA error: out of memory\nIn the validation."
+    ).messages
+
+    assert message.above == "In the validation."
+
+
+def test_path_below_the_home_of_windows_is_no_escaped_text():
+    text = (
+        f"~\\env\\utils\\to_dense_adj.py in to_dense_adj(edges)\n---> 48 adj = zeros(n)\n\n{OOM}\n"
+    )
+
+    (message,) = find_messages(text).messages
+
+    assert message.frames[-1].file == r"~\env\utils\to_dense_adj.py"
+
+
 FORMS = {
     "python": PLAIN,
     "logged": "".join(f"2026-01-02 03:04:05,678 - ERROR - {line}\n" for line in PLAIN.split("\n")),

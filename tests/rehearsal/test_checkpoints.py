@@ -69,6 +69,17 @@ SHORTCUT: Final = MODEL.replace(LAST, LAST.removeprefix("x + ") + " + self.skip(
     "        self.norm =", "        self.skip = nn.Linear(width, width)\n        self.norm ="
 )
 """The last product of a block is one of what the block was given."""
+WRAPPED: Final = (
+    MODEL.replace(
+        "model = Net()",
+        "class Whole(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.body, self.head = Net(), nn.Linear(256, 256)\n\n"
+        "    def forward(self, x):\n        return self.head(self.body(x))\n\nmodel = Whole()",
+    )
+    .replace("nn.functional.gelu(", "tanh(torch.sin(torch.sigmoid(")
+    .replace("norm(x))))", "norm(x))))))")
+)
+"""A module that drops all if it is carried out again, and has all again at once."""
 PARTS = ["begin", "pair", "pair.parts.0", "pair.parts.1", "end"]
 IN_PLACE = MODEL.replace("gelu(self.up(self.norm(x)))", "relu_(self.up(self.norm(x)))")
 
@@ -133,8 +144,9 @@ def test_modules_are_those_that_call_several_others(tmp_path: Path) -> None:
     assert [len(part["calls"]) for part in found.traits["parts"]] == [3] * 5
 
 
-def test_no_set_that_fits_by_replay_is_much_cheaper(tmp_path: Path) -> None:
-    found = measured(tmp_path)
+@pytest.mark.parametrize("text", [MODEL, WRAPPED], ids=["plain", "wrapped"])
+def test_no_set_that_fits_by_replay_is_much_cheaper(text: str, tmp_path: Path) -> None:
+    found = measured(tmp_path, text)
     plans = every(found._roots)
     assert len(plans) > 30
     needs = {plan: found._need.peak_bytes(found._requests(plan)) for plan in plans}
@@ -148,7 +160,8 @@ def test_no_set_that_fits_by_replay_is_much_cheaper(tmp_path: Path) -> None:
         assert (plan is None) == (best is None)
         if plan is not None and best is not None:
             assert plan.n_flops <= 1.02 * best
-            assert found.needs_bytes(plan) <= limit
+            assert plan in fitting
+            assert text is WRAPPED or found.needs_bytes(plan) <= limit
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,28 @@ def test_workspaces_are_noted_as_what_is_only_thought(stage: Stage) -> None:
     )
 
 
+def test_plans_that_are_tried_give_back_what_the_cache_holds(stage: Stage) -> None:
+    """Of a new call alone, and in each thread (``run_single_conv`` of ``Conv_v8.cpp``)."""
+    stage.must_pass(
+        REQUESTS
+        + """
+    torch.backends.cudnn.benchmark = True
+
+    def kept(op):
+        torch.cuda.empty_cache()
+        cached = torch.empty(32 << 20, device="cuda")
+        del cached
+        op()
+        return torch.cuda.memory_reserved() >= 128 << 20
+
+    assert [kept(lambda: conv(x)) for _ in range(2)] == [False, True]
+    assert [kept(lambda: conv(x).sum().backward()) for _ in range(2)] == [False, True]
+    torch.backends.cudnn.benchmark = False
+    assert kept(lambda: conv(x[:4]))
+    """
+    )
+
+
 def test_other_backends_take_no_workspace(stage: Stage) -> None:
     stage.must_pass(
         REQUESTS

@@ -158,3 +158,20 @@ def test_memtracker_says_the_same_of_parameters_and_optimizer_state(stage: Stage
     assert modules["GPT.embed"]["parameters_bytes"] == each["GPT.embed"]
     of_layers = sum(each[f"GPT.layers.{i}"] for i in range(4))
     assert 0 <= modules["GPT.layers.0-3"]["parameters_bytes"] - of_layers < 40 * blocks
+
+
+def test_a_module_may_be_called_with_what_torch_func_wraps(stage: Stage) -> None:
+    stage.must_pass("""
+    import torch
+    from torch.func import functional_call, grad, vmap
+
+    net = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU()).cuda()
+    parameters = {name: p.detach() for name, p in net.named_parameters()}
+
+    def loss(parameters, x):
+        return functional_call(net, parameters, (x[None],)).sum()
+
+    x = torch.ones(4, 512, device="cuda")
+    found = vmap(grad(loss), in_dims=(None, 0))(parameters, x)
+    assert found["0.weight"].shape == (4, 512, 512)
+    """)

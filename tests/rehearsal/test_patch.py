@@ -50,7 +50,7 @@ def test_lines_go_around_the_statement_and_are_indented_as_it_is() -> None:
         ("optimizer = make(p)\n", FUSED),
         ("x = 1; optimizer = AdamW(p)\n", BEFORE),
         ("optimizer = AdamW(p); x = 1\n", AFTER),
-        ("self.optimizer = AdamW(p)\n", AFTER),
+        ("optimizer, x = AdamW(p), 1\n", AFTER),
         ("optimizer = AdamW(p)", AFTER),
         ("optimizer = (\n", FUSED),
         ("if x: optimizer = AdamW(p)\n", BEFORE),

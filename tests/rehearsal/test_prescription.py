@@ -13,10 +13,13 @@ from rehearsal_stage import PREPARED, Stage
 from schemas import must_fit
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.prescription import LeftOut, Numerics, Treatment, Tried
 from fragdoctor.model.rehearsal import Rehearsal
 from fragdoctor.rehearsal import runner
 from fragdoctor.rehearsal.prescription import catalogue, search
+from fragdoctor.rehearsal.prescription.held import held_lines
+from fragdoctor.rehearsal.prescription.patch import optimizer_name, patched
 from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
 from fragdoctor.rehearsal.programs import Program
 from fragdoctor.report.views.prescription import shown
@@ -95,6 +98,11 @@ for step in range(3):
     x = torch.randn(BATCH, 256, device="cuda")
     result = model(x).argmax(-1)
 """
+PREDICTED = """
+model.eval()
+for (x,) in DataLoader(data, batch_size=4096):
+    y = model(x.cuda())
+"""
 LM = MODEL.replace("nn.Linear(256, 64)", "nn.Linear(256, 8192)")
 CLASSES = """
 from torch.nn import functional as F
@@ -133,17 +141,18 @@ for block in model.layers:
 fully_shard(model)
 """
 IN_BACKWARD = """
-own = {p: torch.optim.AdamW([p], lr=1e-3) for p in model.parameters()}
+own = {p: torch.optim.AdamW([p], lr=1e-3) for p in model.parameters() if p.requires_grad}
 def update(p):
     own[p].step()
     own[p].zero_grad()
-for p in model.parameters():
+for p in own:
     p.register_post_accumulate_grad_hook(update)
 for step in range(4):
     x = torch.randn(BATCH, 256, device="cuda")
     loss = model(x).float().square().mean()
     loss.backward()
 """
+FROZEN = "model.first.requires_grad_(False)\n"
 ON_HOST = """
 def move(device):
     for state in optimizer.state.values():
@@ -212,6 +221,7 @@ def peak(home: Path, text: str, *treatments: str) -> int:
          EVALUATED.replace("for step", "torch.set_grad_enabled(False)\nfor step")),
         ("accumulate:2", LOADER, ACCUMULATED),
         ("step-in-backward", LOOP, IN_BACKWARD),
+        ("step-in-backward", FROZEN + LOOP, FROZEN + IN_BACKWARD),
         ("state-on-host", LOOP, LOOP.replace(MADE, MADE + ON_HOST)),
     ],
 )  # fmt: skip
@@ -244,6 +254,13 @@ def test_buffer_on_the_host_from_outside_equals_the_one_written_out(tmp_path: Pa
 
     assert treated == peak(tmp_path, MODEL + BUFFER_ON_HOST)
     assert treated < peak(tmp_path, MODEL + BUFFER) - 64 * 2048 * 256
+
+
+def test_parameters_that_the_program_makes_on_the_gpu_are_not_held(tmp_path: Path) -> None:
+    text = MODEL.replace("nn.Linear(256, 256)", "nn.Linear(256, 256, device='cuda')")
+    rehearsed(tmp_path, text.replace("256, 1024", "256, 1024, device='cuda'") + LOOP)
+
+    assert held_lines(read_snapshot(tmp_path / "s.pickle")) == []
 
 
 @pytest.mark.slow
@@ -482,7 +499,7 @@ NOTHING = {
 
 def test_what_there_is_nothing_for_is_said_with_its_reason() -> None:
     traits = NOTHING | {
-        "checkpoints": True, "blocks": [], "batches": [], "autocasts": True, "optimizers": ["SGD"],
+        "checkpoints": True, "blocks": [], "batches": {}, "autocasts": True, "optimizers": ["SGD"],
     }  # fmt: skip
 
     said = list(catalogue.left_out(traits, None, "expandable_segments:True"))
@@ -504,7 +521,7 @@ def test_changes_over_gpus_are_said_in_the_words_of_the_framework(
     framework: str, words: list[str]
 ) -> None:
     traits = NOTHING | {
-        "checkpoints": True, "batches": [], "autocasts": True, "optimizers": ["SGD"],
+        "checkpoints": True, "batches": {}, "autocasts": True, "optimizers": ["SGD"],
         "framework": framework, "is_distributed": False,
     }  # fmt: skip
 
@@ -533,8 +550,75 @@ def test_operations_are_counted_forward_and_backward(tmp_path: Path) -> None:
     of_first = 4 * 2 * 2048 * 256 * 256  # its inputs need no gradient
     for part in traits["parts"]:
         assert sum(p["n_flops"] for c in part["calls"] for p in c["products"]) == of_block
-    assert traits["head"] == {"path": "head", "is_cast": False, "n_flops": of_head}
+    assert traits["head"] == {
+        "path": "head",
+        "is_cast": False,
+        "loss": "",
+        "n_flops": of_head,
+    }
     assert traits["n_flops"] == 3 * (6 * of_block + of_head) + 2 * of_first
+
+
+def test_batches_are_told_apart_by_what_is_trained_on(tmp_path: Path) -> None:
+    traits = traits_of(tmp_path, MODEL + LOADER + PREDICTED)
+
+    assert [1024] == [*traits["batches"].values()]  # of a loader an epoch
+    assert [4096] == [*traits["evaluated"].values()]
+    accumulated, evaluated = (
+        catalogue.accumulated(traits, 2, None),
+        catalogue.evaluated_in(traits, 8),
+    )
+    assert accumulated.title == "batch 512 x 2 accumulated"
+    halved = PREDICTED.replace("4096", "512")
+    without = "torch.set_grad_enabled(False)" + PREDICTED.replace("4096", "64")
+    (trained,) = traits_of(tmp_path, MODEL + LOADER + without)["batches"]
+    assert peak(tmp_path, MODEL + LOADER + without, f"accumulate:2:{trained}") == peak(
+        tmp_path, MODEL + ACCUMULATED + without
+    )
+    assert peak(tmp_path, MODEL + LOADER + PREDICTED, *evaluated.specs) == peak(
+        tmp_path, MODEL + LOADER + halved
+    )
+
+
+def test_micro_batches_of_a_batch_norm_change_results(tmp_path: Path) -> None:
+    text = MODEL.replace("self.first, ", "self.norm = nn.BatchNorm1d(4)\n        self.first, ")
+
+    treatments = [
+        catalogue.accumulated(traits_of(tmp_path, made + LOADER), 2, None) for made in (MODEL, text)
+    ]
+
+    assert [Numerics.EXACT, Numerics.DIFFERENT] == [one.numerics for one in treatments]
+
+
+OWN_NAMES = """
+class Run:
+    def __init__(self, net):
+        self.net = net
+        self.opt = torch.optim.AdamW(self.net.parameters(), lr=1e-3)
+
+run = Run(model)
+del model
+for step in range(2):
+    run.net(torch.randn(64, 256, device="cuda")).square().mean().backward()
+    run.opt.step()
+"""
+
+
+@pytest.mark.parametrize("code", ["state-on-host", "step-in-backward"])
+def test_lines_have_the_names_of_the_program_and_do_what_was_said(
+    code: str, tmp_path: Path
+) -> None:
+    text = MODEL + OWN_NAMES
+    traits = traits_of(tmp_path, text)
+    place = traits["place"]
+    place["optimizer"] = optimizer_name(place)
+    (treatment,) = [one for one in catalogue.simple(traits, "") if one.code == code]
+
+    written = patched(text, traits, [treatment])
+
+    assert ("net", "self.opt") == (place["model"], place["optimizer"])
+    assert written is not None
+    assert peak(tmp_path, text, code) == peak(tmp_path, written)
 
 
 def test_head_that_the_program_calls_by_itself_is_found(tmp_path: Path) -> None:

@@ -222,3 +222,42 @@ def test_a_signal_ends_the_program_and_all_that_it_started(
                 continue
         return
     raise AssertionError("what the program started goes on")
+
+
+def test_files_that_libraries_open_themselves_are_where_the_program_wrote(stage: Stage) -> None:
+    """Those of Rust and C++ (here the same in Python) know nothing of what Python is led to."""
+    (stage.home / "pyarrow.py").write_text(
+        "def memory_map(path, mode='r'):\n    return str(path)\n"
+    )
+    (stage.home / "tokenizers").mkdir()
+    (stage.home / "tokenizers" / "__init__.py").write_text(
+        "from . import models\n"
+        "class Tokenizer:\n"
+        "    def save(self, path, pretty=True):\n"
+        "        self.saved = str(path)\n"
+        "    @staticmethod\n"
+        "    def from_file(path):\n"
+        "        return str(path)\n"
+    )
+    (stage.home / "tokenizers" / "models.py").write_text(
+        "class Model:\n    def save(self, folder, prefix=None):\n        return [folder]\n"
+    )
+
+    stage.must_pass("""
+    import os, torch
+    torch.ones(4, device="cuda")
+    os.mkdir("out")
+    with open("out/table", "w") as file:
+        file.write("rows")
+
+    import pyarrow, tokenizers
+    scratch = os.path.dirname(pyarrow.memory_map("out/table"))
+    assert scratch != "out" and os.path.isdir(scratch)
+    tokenizer = tokenizers.Tokenizer()
+    tokenizer.save("out/tokenizer.json")
+    assert os.path.dirname(tokenizer.saved) == scratch
+    assert tokenizers.Tokenizer.from_file(path="out/table") == scratch + "/table"
+    assert tokenizers.models.Model().save("out") == [scratch]
+    """)
+
+    assert not (stage.home / "out").exists()

@@ -111,6 +111,13 @@ def test_text_of_any_document_cannot_move_a_terminal(document, look):
     assert_all_seen(ANSI.sub("", shown).replace("\n", ""))
 
 
+def test_code_beside_code_is_one_span_of_markdown():
+    beside = [doc.code("a"), doc.code("<script>"), " and ", doc.strong("b"), doc.strong("c")]
+    document = doc.ReportDocument("t", "", [], [], [doc.Paragraph(beside)])
+
+    assert "`a<script>` and **bc**" in markdown.render(document, RenderOptions())
+
+
 @settings(deadline=None, max_examples=60)
 @given(documents, looks)
 def test_markdown_of_any_document_holds_no_markup_of_an_input(document, look):

@@ -31,6 +31,14 @@ SHAPES = {
     ),
     # vllm, csrc/cumem_allocator.cpp
     "wake-up": "CUDA Error: out of memory at /build/csrc/cumem_allocator.cpp:62\n",
+    # vllm, device_allocator/cumem.py: what sleep() logs
+    "asleep": "Sleep mode freed 43.80 GiB, 11.57 GiB memory is still in use\n" + FULL + "\n",
+    "data-on-gpu": failing(
+        frame("/job/scene/cameras.py", "__init__", "self.image = image.to(self.data_device)")
+    ),
+    "data-on-gpu by its name": failing(
+        frame("/job/data.py", "load_images", "images = torch.stack(found).cuda()")
+    ),
     "master-weights": failing(
         frame(f"{LIB}/colossalai/zero/low_level_optim.py", "__init__", "fp32_flat = half.float()")
     ),
@@ -65,7 +73,7 @@ SHAPES = {
     "server-profiling": failing(
         frame(f"{LIB}/vllm/v1/worker/gpu_model_runner.py", "_dummy_run", "out = self.model(x)")
     ),
-    "server-weights": failing(
+    "loading-weights of a server": failing(
         frame(f"{LIB}/vllm/worker/model_runner.py", "load_model", "self.model = get_model()"),
         frame(f"{LIB}/vllm/somewhere.py", "create_weights", "w = torch.empty(n)"),
     ),
@@ -206,6 +214,57 @@ def test_advice_at_the_failing_call_comes_first(name):
     assert sign is not None
     if sign.grows_with is GrowsWith.MODEL:
         assert "smaller-batch" not in [r.code for r in others]
+
+
+BACKWARD = frame(f"{TORCH}/_tensor.py", "backward", "torch.autograd.backward(self)")
+CONTRADICTED = {
+    "a backward pass is no evaluation": failing(
+        frame("/job/fit.py", "validate", "loss.backward()"), BACKWARD
+    ),
+    "a function that trains and evaluates": failing(
+        frame("/job/fit.py", "train_and_evaluate", "out = net(x)")
+    ),
+    "one tensor beyond the device": failing(
+        frame("/job/eval.py", "validate", "y = interpolate(x)"),
+        message=old_style("37.37 GiB", "7.79 GiB", "1.40 GiB", "4.21 GiB", "2.58 GiB"),
+    ),
+    "a checkpoint that goes to the CPU": failing(
+        frame("/job/fit.py", "resume", "state = torch.load(path, map_location='cpu')"),
+        frame(f"{TORCH}/serialization.py", "load", "return _load(f)"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTED)
+def test_sign_that_the_message_contradicts_is_none(name):
+    (message,) = find_messages(CONTRADICTED[name]).messages
+
+    assert sign_of(message) is None
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "code"),
+    [
+        (r"torch\nn\modules\module.py", "convert", "return t.to(device)"),
+        (f"{TORCH}/nn/modules/linear.py", "__init__", "self.weight = Parameter(torch.empty(n))"),
+        ("/job/fit.py", "main", "model = model.to(device)"),
+    ],
+    ids=["relative path", "layer that is made", "last frame of a cut traceback"],
+)
+def test_weights_are_seen_however_the_traceback_is_cut(file, function, code):
+    sign = sign_of(find_messages(failing(frame(file, function, code))).messages[0])
+
+    assert sign is not None
+    assert sign.name == "loading-weights"
+
+
+@pytest.mark.parametrize("said", ["during the validation", "In the validation step it fails"])
+def test_evaluation_is_read_from_words_without_a_traceback(said):
+    (message,) = find_messages(f"Training is fine, {said}:\n{FULL}\n").messages
+    sign = sign_of(message)
+
+    assert sign is not None
+    assert sign.name == "evaluation"
 
 
 def test_verdict_says_what_was_going_on():

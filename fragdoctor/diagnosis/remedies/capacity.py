@@ -23,6 +23,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.steps import Steps
 from fragdoctor.future.training_edits import batch_scaled, passes_scaled
+from fragdoctor.model.case import BATCH_OF_ONE
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.model.phases import Category
@@ -241,6 +242,12 @@ FEWER_PIXELS: Final = (
 )
 
 
+ONE_SAMPLE: Final = (
+    "a shorter sequence, a smaller image or crop, fewer frames; then less for weights and state: "
+    "16 bits, LoRA, an optimizer in 8 bits"
+)
+
+
 class SmallerBatch(SavingRemedy):
     """A smaller batch or sequence, and by how much."""
 
@@ -267,16 +274,22 @@ class SmallerBatch(SavingRemedy):
         r = case.failed_request
         if not case.is_allocator_case or case.cause not in SHORT_OF_MEMORY:
             return
-        if r is None and case.message is not None and case.sign is None:
+        is_of_pixels = works_on_pixels(case.message)
+        title = "Use a smaller batch or smaller images" if is_of_pixels else ""
+        change = FEWER_PIXELS if is_of_pixels else self.change
+        if case.has_marker(BATCH_OF_ONE):
+            title, change = "Use smaller inputs: the batch is one already", ONE_SAMPLE
+        if (r is None or r.is_bare) and case.message is not None and case.sign is None:
             yield self.proposal(
-                weight=MAY_HELP,
+                title=title,
+                weight=HELPS,
                 confidence=Confidence.POSSIBLE,
-                change=self.change,
+                change=change,
                 why="The message prints no figures; the batch is what a program can shrink first.",
                 cost=self.cost,
                 verify="The call that failed succeeds.",
             )
-        if r is None or r.missing_bytes <= 0:
+        if r is None or r.is_bare or r.missing_bytes <= 0:
             return
         if case.fails_in_optimizer_step:
             why = (
@@ -294,12 +307,11 @@ class SmallerBatch(SavingRemedy):
         if r.requested_bytes * BATCH_SHARES[-1] > (r.available_bytes or r.requested_bytes):
             return  # not even the smallest part that is tried would do: a shape is wrong
         is_main = case.cause is not Cause.MEMORY_LIMIT and not case.only_builds
-        is_of_pixels = works_on_pixels(case.message)
         yield self.proposal(
-            title="Use a smaller batch or smaller images" if is_of_pixels else "",
+            title=title,
             weight=HELPS + 20 if is_main else MAY_HELP,
             confidence=Confidence.POSSIBLE,
-            change=FEWER_PIXELS if is_of_pixels else self.change,
+            change=change,
             why=_missing_text(r),
             cost=self.cost,
             caveats=self.caveats,
@@ -490,10 +502,12 @@ class LessModelMemory(Remedy):
                 "n GPUs (ZeRO, FSDP) each holds an nth."
             )
         yield self.proposal(
-            weight=HELPS + 25 if is_building else MAY_HELP + 2,
+            weight=HELPS + 25
+            if is_building or (case.has_marker(BATCH_OF_ONE) and case.is_checkpointed)
+            else MAY_HELP + 2,
             confidence=Confidence.LIKELY if is_building else Confidence.POSSIBLE,
-            change="bf16 weights or autocast, quantised weights for inference, FSDP or ZeRO over "
-            "several GPUs, offloading to the host",
+            change="bf16 weights or autocast, an optimizer in 8 bits, LoRA; quantised weights for "
+            "inference; FSDP or ZeRO over several GPUs, offloading to the host",
             why=why,
             cost="Lower precision may need care with the loss; sharding and offloading need "
             "bandwidth.",

@@ -8,6 +8,7 @@ from typing import Final
 
 from fragdoctor.diagnosis.remedies.leaks import is_evaluation
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal
+from fragdoctor.model.case import BATCH_OF_ONE
 from fragdoctor.model.frameworks import Change, Framework, frameworks_in, words_for
 
 CHANGES: Final = {
@@ -35,7 +36,8 @@ def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Itera
     frameworks = frameworks_of(case)
     for one in proposals:
         change = CHANGES.get(one.recommendation.code)
-        if change is None or one.is_rejected:
+        is_told = change is Change.BATCH and case.has_marker(BATCH_OF_ONE)
+        if change is None or one.is_rejected or is_told:
             yield one
             continue
         if change is Change.BATCH and is_evaluation(case.asking_stack):

@@ -17,6 +17,7 @@ from fragdoctor.future.training_edits import requests_freed_at, requests_removed
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence, Location
+from fragdoctor.model.frameworks import words_for
 from fragdoctor.model.snapshot import I64
 from fragdoctor.rules.traceback_signs import SERVER_STEP
 from fragdoctor.units import format_size
@@ -43,8 +44,13 @@ class AtTheFailingCall(Remedy):
         if sign is None or message is None or case.cause in CLOSED or case.kind == "kv-cache":
             return
         said = "It goes on more slowly" if message.is_warning else "It failed"
-        names = (f.name for f in frameworks_of(case) if f.name in sign.words)
-        change = sign.words.get(next(names, ""), sign.change)
+        frameworks = frameworks_of(case)
+        found = next(
+            ((f.name, sign.words[f.name]) for f in frameworks if f.name in sign.words), None
+        )
+        if found is None and sign.spelled is not None:
+            found = words_for(sign.spelled, frameworks)
+        change = sign.change if found is None else f"with {found[0]}: {found[1]}"
         if sign.name == SERVER_STEP:
             change = "; ".join(filter(None, (smaller_cache(case), change)))
         yield self.proposal(

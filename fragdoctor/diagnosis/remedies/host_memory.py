@@ -68,9 +68,9 @@ HOST_CHANGES: Final = {
     "container",
     "ggml-pinned": "GGML_CUDA_NO_PINNED=1 in the environment, with which llama.cpp takes ordinary "
     "host memory; in WSL2 a larger memory= in .wslconfig; then fewer layers on the GPU",
-    "pinned-host": "pin_memory=False in the DataLoader, or smaller pinned buffers: WSL2 and some "
-    "containers allow few of them however much memory is free; in WSL2 a larger memory= in "
-    ".wslconfig",
+    "pinned-host": "fewer or smaller page-locked buffers (pin_memory=False in PyTorch's "
+    "DataLoader): WSL2 and some containers allow few of them however much memory is free; in WSL2 "
+    "a larger memory= in .wslconfig",
 }
 """What uses less of the host's memory, by the finer kind of the message."""
 
@@ -100,6 +100,9 @@ HOST_PLACES: Final = (
 _OF_CONTAINER: Final = re.compile(r"\b137\b")
 """Docker and Kubernetes tell a kill as 128 + 9."""
 
+_LOADING: Final = re.compile(r"Loading (?:checkpoint shards|weights|pipeline components)\W")
+"""Progress bars of transformers and diffusers."""
+
 HUGE_ON_HOST_BYTES: Final = 8 * GIB
 """One tensor of the size of a small machine's memory: its own dimensions are what is too large."""
 
@@ -107,7 +110,7 @@ HUGE_ON_HOST_BYTES: Final = 8 * GIB
 def host_change(case: JudgedCase) -> str:
     """Return what uses less of the host's memory, by what the message and its place say."""
     message = case.message
-    if message is None:
+    if message is None or _LOADING.search(f"{message.above} {message.intro}"):
         return HOST_CHANGE
     words = words_for(Change.HOST_MEMORY, frameworks_of(case))
     if words is not None:

@@ -205,7 +205,12 @@ class FindTheLimit(Remedy):
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose where to look, for a message whose figures explain nothing."""
         r = case.failed_request
-        if case.cause is not Cause.UNKNOWN or r is None or not r.is_covered_by_free:
+        if case.cause is not Cause.UNKNOWN or r is None:
+            return
+        # without a figure of what is free, the size of the device says as much
+        unreserved = (r.total_bytes or 0) - (r.reserved_bytes or 0)
+        is_roomy = r.free_bytes is None and unreserved >= 2 * r.requested_bytes
+        if not (r.is_covered_by_free or is_roomy):
             return
         fraction = "" if not r.may_hide_limit else "set_per_process_memory_fraction() or "
         yield self.proposal(
@@ -213,7 +218,7 @@ class FindTheLimit(Remedy):
             confidence=Confidence.POSSIBLE,
             change=f"look for {fraction}a memory option of the program; on Windows enlarge the "
             "page file, against which GPU memory counts, and close other programs; ulimit -v; "
-            "nvidia-smi -l 1 beside the run shows a neighbour that comes and goes",
+            f"{monitor_of(r.backend)} beside the run shows a neighbour that comes and goes",
             why=case.verdict.summary,
             cost="None.",
             verify="The same request is served.",
@@ -404,8 +409,8 @@ class LocateDriverCall(Remedy):
             if message.sub_kind == "unread"
             else f"{monitor_of(message.backend)} beside the run: end another process that fills "
             "it, or take a GPU that is free (CUDA_VISIBLE_DEVICES); where this program fills it, a "
-            "smaller batch, input or model; with room left, pin_memory=False for a test, and "
-            "CUDA_LAUNCH_BLOCKING=1, with which the traceback names the call"
+            "smaller batch, input or model; with room left, pin_memory=False in the DataLoader for "
+            "a test, and CUDA_LAUNCH_BLOCKING=1, with which the traceback names the call"
         )
         yield self.proposal(
             weight=ASKS + 10,

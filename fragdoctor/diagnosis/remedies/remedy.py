@@ -17,7 +17,7 @@ from fragdoctor.diagnosis.verdict_message import LIBRARIES
 from fragdoctor.frozen import frozen
 from fragdoctor.future.outlook import MAX_STEPS
 from fragdoctor.model.arrays import distinct
-from fragdoctor.model.case import NO_FAILURE, OomMessage
+from fragdoctor.model.case import CHECKPOINTING, NO_FAILURE, OomMessage
 from fragdoctor.model.conf_keys import KEYS, key_is_known
 from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation, Verdict
 from fragdoctor.model.engines import is_of_other_program
@@ -30,7 +30,7 @@ from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
 from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.rules.request_sources import matching_oom
 from fragdoctor.rules.rule import MAX_STACK, Context, from_user
-from fragdoctor.rules.traceback_signs import GrowsWith, TracebackSign, sign_of
+from fragdoctor.rules.traceback_signs import GrowsWith, Place, TracebackSign, sign_of
 from fragdoctor.trace.stacks import NATIVE, classify_file
 from fragdoctor.units import format_count, format_size, plural
 
@@ -185,6 +185,12 @@ class JudgedCase:
         return log is not None and any(marker.kind == kind for marker in log.markers)
 
     @property
+    def is_checkpointed(self) -> bool:
+        """Whether the text or the traceback shows that layers are checkpointed already."""
+        frames = () if self.message is None else self.message.frames
+        return self.has_marker(CHECKPOINTING) or any(map(_CHECKPOINT.matches, frames))
+
+    @property
     def is_of_model(self) -> bool:
         """Whether the traceback shows that the model itself, not its batch, is what fills."""
         return self.sign is not None and self.sign.grows_with is GrowsWith.MODEL
@@ -275,6 +281,8 @@ class JudgedCase:
             f"{key} needs PyTorch {since} or later: an older one stops with an error at first use.",
         )
 
+
+_CHECKPOINT: Final = Place(file=r"/torch/utils/checkpoint\.py$")
 
 SHAPES_CACHE: Final = (
     "expandable_segments",

@@ -76,6 +76,9 @@ def smaller_cache(case: JudgedCase) -> str:
     )
 
 
+FEW_TOKENS: Final = 1024
+"""Of a prefill; fewer take some tens of MiB, whatever the model."""
+
 ROOM_FOR_CACHE: Final = 0.05
 """Of the card, as the least that a KV cache is worth starting with."""
 
@@ -102,9 +105,15 @@ def _option(  # noqa: PLR0911 - one return a kind
     """Return what the figures of the message, or of the server's start, call for."""
     spread = SPREAD.get(m.backend, SPREAD["vllm"])
     if m.sub_kind == "prefill" and m.kv_tokens_requested:
+        is_few = m.kv_tokens_requested < FEW_TOKENS
         return Option(
-            "Prefill fewer tokens at a time, or hold the weights in fewer bytes",
-            f"--max-batch-prefill-tokens {max(1, m.kv_tokens_requested // 4)}, with "
+            "Hold the weights in fewer bytes, or free the GPU"
+            if is_few
+            else "Prefill fewer tokens at a time, or hold the weights in fewer bytes",
+            f"so few tokens need next to nothing: {spread}; nvidia-smi before the start shows who "
+            "else is on the GPU"
+            if is_few
+            else f"--max-batch-prefill-tokens {max(1, m.kv_tokens_requested // 4)}, with "
             "--max-input-tokens no larger; where that fails too, the weights leave no room: "
             f"{spread}",
             "Shorter prompts, and fewer prompts at a time.",

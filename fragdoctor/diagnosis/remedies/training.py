@@ -175,7 +175,7 @@ class GradientCheckpointing(SavingRemedy):
         if case.training is not None or not may_be_activations(case):
             yield from super().propose(case)
             return
-        if _only_infers(case):
+        if _only_infers(case) or case.is_checkpointed:
             return
         yield self.proposal(
             weight=MAY_HELP + 10,

@@ -41,6 +41,7 @@ _WHOLE: Final = "weights stay gathered between forward and backward, which needs
 FSDP_RULES: Final[dict[str, Rule]] = facts(
     ("stage", SHARDING, "fsdp_sharding_strategy"),
     ("offload_fsdp", when_on(True), "fsdp_offload_params"),
+    ("fsdp_kind", one_of({"1": "1", "2": "2"}, "is no version of FSDP"), "fsdp_version"),
     ("checkpointing", when_on("full"), "fsdp_activation_checkpointing"),
 ) | matters("""
         fsdp_forward_prefetch: a layer that is gathered ahead is not counted

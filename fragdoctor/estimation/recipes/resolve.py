@@ -204,6 +204,8 @@ def _sharing(run: _Run) -> int:
     if stage and n > 1 and not run.given.keys() & {"zero", "fsdp"}:
         if engine == "fsdp" and stage == 3:
             run.set("fsdp", True, "engine", "stage")
+            if run.value("fsdp_kind") and run.value("adapter"):
+                run.set("fsdp_kind", run.value("fsdp_kind"), "fsdp_kind")
         else:
             run.set("zero", stage, "engine", "stage")
     return n

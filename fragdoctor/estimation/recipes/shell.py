@@ -136,7 +136,7 @@ def _command_line(words: Sequence[str]) -> CommandLine | None:
     words = [word for word in words if word.strip()]
     while words and words[0] in _PREFIXES:
         words = words[1:]
-    if not words:
+    if not words or any(_EVALUATION.search(word) for word in words):
         return None
     first = words[0].rpartition("/")[2]
     second = words[1] if len(words) > 1 else ""
@@ -206,6 +206,8 @@ def _launched(words: Sequence[str], *, uses_deepspeed: bool = False) -> CommandL
     return CommandLine(launch, inner.program, [*files, *inner.files])
 
 
+_EVALUATION: Final = re.compile(r"(?:^|/)(?:evals?|evaluation)/|(?:^|/)eval\w*\.py$")
+"""A program that trains nothing, though it may lie among others that do, as in TRL's examples."""
 _MODULES: Final = (
     "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch",
 )  # fmt: skip

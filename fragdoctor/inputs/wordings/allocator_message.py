@@ -31,6 +31,11 @@ _GAP: Final = 700  # squeezed characters between two clauses of one message, at 
 _NAME: Final = r"(?:gpu|npu|xpu|musa|mlu|gcu|device)"
 _PROCESS: Final = r"[;,.):]{0,4}process(?P<pid>\d{1,12})has(?P<size>SIZE)"
 _GOES_ON: Final = rf"\.?\(?{_NAME}\d{{1,3}}(?:hasatotal|;)"
+_HINT: Final = (
+    r"ifreserved(?:butunallocated)?memoryis(?:large|>>allocatedmemory)?"
+    r"(?:trysetting[\w:=]{1,60}toavoidfragmentation\.?)?"
+    r"(?:seedocumentationformemorymanagement(?:and\w{1,30})?)?(?:\(https?://[^()]{1,120}\))?"
+)
 CLAUSES: Final = (  # name and pattern of each part of the message
     ("head", r"(?P<_name>cuda|hip|xpu|npu|musa|mlu|gcu)outofmemory"),
     ("tried", r"triedtoallocate<requested_bytes>"),
@@ -53,7 +58,7 @@ CLAUSES: Final = (  # name and pattern of each part of the message
     ("private", r"<private_pools_bytes>allocatedinprivate"),
     ("unallocated", r"<reserved_unallocated_bytes>isreservedbypyt"),
     ("stretch", r"asingleallocationcannotspanexpandablesegments"),
-    ("tail", r"ifreserved(?:butunallocated)?memoryis"),
+    ("tail", _HINT),
     ("tail", r"expandable_segmentsisenabled"),
     ("tail", r"pleaseuse`empty_cache`"),
 )

@@ -22,6 +22,7 @@ from fragdoctor.inputs.wordings.wording import (
     on_host,
     only_where,
     printed_bytes,
+    where,
 )
 
 _PINNED: Final = re.compile(r"pin_memory\(|inpin_memory|_pin_memory|cudahostalloc|cudahostregister")
@@ -76,6 +77,8 @@ def _of_trtllm(fields: Fields, match: re.Match[str], stream: LogStream) -> Field
         return fields | {"kind": OTHER, "backend": "tensorrt", "sub_kind": "trtllm"}
     return fields
 
+
+_NO_CONTEXT: Final = where(r"ctxcreate|primaryctxretain", 400, 400, sub_kind="no-context")
 
 _driver = partial(Wording, kind=DRIVER)
 _on_host = partial(Wording, sub_kind="driver-host", kind=HOST, backend="cpu", is_device_oom=False)
@@ -146,7 +149,7 @@ DRIVERS: Final = (
         _on_host("driver-host-code", literal)
         for literal in ("cl_out_of_host_memory", "vk_error_out_of_host_memory")
     ),
-    _driver("driver-code", r"cuda_error_out_of_memory(?::outofmemory)?"),
+    _driver("driver-code", r"cuda_error_out_of_memory(?::outofmemory)?", refine=_NO_CONTEXT),
     _driver(
         "runtime-code",
         r"(?<!searchfor.)cudaerrormemoryallocation(?::outofmemory)?",
@@ -265,7 +268,7 @@ def _unread(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields |
     text, (start, end) = stream.squeezed, match.span()
     if " " not in stream.text(start, end):
         return None  # the name of an exception
-    before = stream.before(start, 120)
+    before = stream.before(start, 240)
     line = f"{before}{match.group()}{stream.after(end, 60)}"
     if explains(stream, match) or not (_ERROR.search(line) or not before.strip("\"'([{>*-:")):
         return None

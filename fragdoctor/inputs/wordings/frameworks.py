@@ -154,6 +154,13 @@ FRAMEWORKS: Final = (
         backend="onnxruntime",
     ),
     _other(
+        "flashinfer",
+        # flashinfer, include/flashinfer/allocator.h: a buffer of fixed size
+        r"(?:failedtoallocate|bufferoverflowwhenallocating)memoryfor\w{1,60}withsize"
+        r"(?P<requested_bytes>COUNT)andalignment\d{1,4}(?:,butonly(?P<free_bytes>COUNT)bytes)?",
+        "workspace-limit",
+    ),
+    _other(
         "directml",
         r"couldnotallocatetensorwith(?P<requested_bytes>COUNT)bytes\.?"
         r"thereisnotenoughgpuvideomemory",

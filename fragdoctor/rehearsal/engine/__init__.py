@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from importlib.machinery import ModuleSpec, PathFinder
+from types import SimpleNamespace
 from typing import Any, Final, NoReturn
 
 _MISSING: Final = object()
@@ -34,6 +36,31 @@ def put_all(undo: ExitStack, owner: Any, values: Mapping[str, Any]) -> None:
 def _remove(owner: Any, name: str) -> None:
     if name in vars(owner):
         delattr(owner, name)
+
+
+def when_imported(undo: ExitStack, changes: Mapping[str, Callable[[Any], None]]) -> None:
+    """Change modules, now or from the moment that the program imports them."""
+
+    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        change = changes.get(name)
+        spec = None if change is None else PathFinder.find_spec(name, path, target)
+        loader: Any = None if spec is None else spec.loader
+        if loader is not None and change is not None:
+            execute = loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                change(module)
+
+            loader.exec_module = exec_module
+        return spec
+
+    finder: Any = SimpleNamespace(find_spec=find_spec)
+    sys.meta_path.insert(0, finder)
+    undo.callback(sys.meta_path.remove, finder)
+    for name, change in changes.items():
+        if name in sys.modules:
+            change(sys.modules[name])
 
 
 def leave(code: int) -> NoReturn:

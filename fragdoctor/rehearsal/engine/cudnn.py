@@ -26,7 +26,7 @@ from typing import Any, Final
 import torch
 
 from fragdoctor.rehearsal.engine import session
-from fragdoctor.rehearsal.engine.allocation import dense_strides
+from fragdoctor.rehearsal.engine.allocation import dense_strides, in_engine_thread
 from fragdoctor.rehearsal.engine.session import GpuFacts
 from fragdoctor.rehearsal.engine.tensors import strides_for
 
@@ -94,6 +94,9 @@ def take(convolution: Convolution, ask: Callable[[int], None]) -> None:
     in ``Conv_v8.cpp``). Where cuDNN is not installed, or knows no plan, the workspace is what most
     of its kernels take: a copy of each of the three tensors with channels last, unless they lie so.
 
+    With ``torch.backends.cudnn.benchmark`` the plans of a new call are tried first, and what the
+    cache holds is given back to the driver then (``run_single_conv`` there).
+
     Args:
         convolution: the call.
         ask: takes some bytes and gives them back.
@@ -101,16 +104,18 @@ def take(convolution: Convolution, ask: Callable[[int], None]) -> None:
     Raises:
         RuntimeError: no plan's workspace can be had.
     """
-    is_tried = torch.backends.cudnn.benchmark and convolution not in _BENCHMARKED
-    plans = _plans_here(convolution, wants_all=torch.backends.cudnn.benchmark)
+    tries = torch.backends.cudnn.benchmark
+    plans = _plans_here(convolution, wants_all=tries)
     if not plans:
         session.note(_WITHOUT if _library() is None else _UNPLANNED)
         plans = (_copies(convolution), 0)
-    elif is_tried:
-        _BENCHMARKED.add(convolution)
+    if tries and (in_engine_thread(), convolution) not in _BENCHMARKED:
+        _BENCHMARKED.add((in_engine_thread(), convolution))
         session.note(_BENCHMARK)
         with contextlib.suppress(torch.OutOfMemoryError):
             ask(max(plans))
+        if not session.current().captures:
+            session.current().gpus.empty_cache()
     at = 0
     while at < len(plans):
         try:
@@ -146,8 +151,8 @@ _BENCHMARK: Final = (
     "torch.backends.cudnn.benchmark: every plan of a convolution is tried once, and the first is "
     "taken to win."
 )
-_BENCHMARKED: Final[set[Convolution]] = set()
-"""Those whose plans were tried; PyTorch keeps the one that it chose."""
+_BENCHMARKED: Final[set[tuple[bool, Convolution]]] = set()
+"""Those whose plans were tried; PyTorch keeps the one that it chose, for each of its threads."""
 
 
 def _copies(convolution: Convolution) -> int:

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
 from typing import Any, Final
 
 import torch
 
-from fragdoctor.rehearsal.engine import allocation, put, session
+from fragdoctor.rehearsal.engine import allocation, put, session, when_imported
 from fragdoctor.units import KIB, MIB
 
 KEPT_BYTES: Final = 256 * MIB
@@ -221,31 +218,6 @@ def _copying(original: Any) -> Any:
     return copy
 
 
-class _TritonFinder(MetaPathFinder):
-    """Leaves out what Triton launches, from the moment that the program imports it."""
-
-    def __init__(self, undo: ExitStack) -> None:
-        self._undo = undo
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Return the spec of the module that launches kernels, patched when it is loaded."""
-        if fullname != _LAUNCHER:
-            return None
-        spec = PathFinder.find_spec(fullname, path, target)
-        loader: Any = None if spec is None else spec.loader
-        if loader is not None:
-            execute = loader.exec_module
-
-            def exec_module(module: Any) -> None:
-                execute(module)
-                put(self._undo, module.KernelInterface, "__getitem__", _launcher)
-
-            loader.exec_module = exec_module
-        return spec
-
-
 def _launcher(_kernel: Any, _grid: Any) -> Callable[..., None]:
     """``kernel[grid]`` that launches nothing."""
     session.note(
@@ -257,9 +229,9 @@ def _launcher(_kernel: Any, _grid: Any) -> Callable[..., None]:
 
 def install(undo: ExitStack) -> None:
     """Patch pinned and resized memory, compilation, kernels, and weights on the CPU."""
-    finder = _TritonFinder(undo)
-    sys.meta_path.insert(0, finder)
-    undo.callback(sys.meta_path.remove, finder)
+    when_imported(
+        undo, {_LAUNCHER: lambda m: put(undo, m.KernelInterface, "__getitem__", _launcher)}
+    )
     put(undo, torch.Tensor, "pin_memory", _pin_memory)
     put(undo, torch.Tensor, "is_pinned", _is_pinned)
     put(undo, torch.storage, "_to", _copying(torch._utils._to))

@@ -275,12 +275,12 @@ def _places(tensor: Any) -> Iterator[tuple[int, int]]:
         for name in flatten()[0]:
             yield from _places(getattr(tensor, name))
         return
-    # To ask a lazily copied one for its address would copy it; a sparse one has none.
-    if not tensor.is_cuda or tensor.layout is not torch.strided or _C._is_cow_tensor(tensor):
-        return
     try:
+        # To ask a lazily copied one for its address would copy it; a sparse one has none.
+        if not tensor.is_cuda or tensor.layout is not torch.strided or _C._is_cow_tensor(tensor):
+            return
         address = tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError, ValueError):
-        return  # not made yet
+    except (RuntimeError, ValueError):
+        return  # not made yet, or wrapped by a transform of torch.func
     if address:
         yield tensor.get_device(), address

@@ -15,7 +15,7 @@ import operator
 import sys
 import threading
 import time
-from collections import ChainMap
+from collections import ChainMap, Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -267,14 +267,15 @@ class Passage:
         seen: rounds that were seen, of this passage and those before.
         n_steps: steps that the program had taken when it was entered.
         n_rounds: rounds so far, with those that were jumped over.
-        n_run: rounds that were gone through.
+        n_run: rounds that were gone through, since a number of the source last passed another.
         n_known: how many of the last rounds showed nothing new.
         to_skip: rounds that the counters are still behind.
         has_skipped: whether rounds were jumped over, in this passage or before.
         n_requests, n_skips, n_events: as they were when the round began; the last by device.
         n_events_of_known: and when the first round began that showed nothing new.
         sample: the numbers of the loop after that one.
-        met: how often the numbers of a meeting have met.
+        met: how often the numbers of a meeting were jumped to.
+        passed: meetings in which a number has grown past the other.
     """
 
     source: LoopSource
@@ -290,7 +291,8 @@ class Passage:
     n_events: tuple[int, ...] = ()
     n_events_of_known: int = 0
     sample: Numbers | None = None
-    met: dict[int, int] = field(default_factory=dict)
+    met: Counter[int] = field(default_factory=Counter)
+    passed: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -432,18 +434,18 @@ class Skipping:
         rates = now.rates_since(before)
         if rates.n_rounds >= passage.source.rates.n_rounds:
             passage.source.rates = rates
-        ahead = list(self._rounds_ahead(passage, now, names))
+        ahead = dict(self._rounds_ahead(passage, now, names))
         n_left = remaining()
-        if n_left is not None:
-            ahead.append(n_left - _LAST + 1)
-        if not ahead:
-            if n_left is None and is_of_steps and remaining is no_length:
+        reached = min(ahead.values(), default=None)
+        if n_left is None and reached is None:
+            if is_of_steps and remaining is no_length:
                 place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
                 self.on_stuck(f"nothing says where the loop at {place} ends")
             return None if remaining is not no_length else 0
-        n = min(ahead) - 1 - _AROUND
-        if n_left is not None:
-            n = min(n, n_left - _LAST)
+        ends = [] if reached is None else [reached - 1 - _AROUND]
+        n = min([*ends, *([] if n_left is None else [n_left - _LAST])])
+        if ends == [n]:
+            passage.met.update(i for i, at in ahead.items() if at == reached)
         return self._jumped(passage, n, frame)
 
     def _jumped(self, passage: Passage, n: int, frame: FrameType) -> int:
@@ -472,29 +474,30 @@ class Skipping:
         passage: Passage,
         now: Numbers,
         names: Mapping[str, Any],
-    ) -> Iterator[int]:
-        """Yield in how many rounds from here two numbers meet, 1 = in the next one."""
-        for i, meeting in enumerate(passage.source.meetings):
+    ) -> Iterator[tuple[int, int]]:
+        """Yield which numbers meet again, and in how many rounds from here, 1 = in the next one.
+
+        What comes every few rounds may stand behind what has only now grown large enough (``if
+        step > warmup: if step % 10 == 0``): then it was not seen in the rounds before.
+        """
+        compared = enumerate(passage.source.meetings)
+        for i, meeting in sorted(compared, key=lambda one: one[1].period is not None):
             value, rate = now.grows[i], passage.source.rates.grows[i]
             other = _number(meeting.other, names)
             if value is None or not rate or other is None:
                 continue
-            if meeting.period is None:
-                n = (other - value) / rate
-                if n > _AROUND + 1:
-                    yield int(n)
-                continue
-            period = _number(meeting.period, names)
-            if (
-                not period
-                or period / abs(rate) <= passage.n_run
-                or passage.met.get(i, 0) >= (_MEETINGS)
-            ):
-                continue
-            n = ((other - value) / rate) % (period / abs(rate))
+            n = (other - value) / rate
+            if meeting.period is not None:
+                period = (_number(meeting.period, names) or 0) / abs(rate)
+                if period <= passage.n_run or passage.met[i] >= _MEETINGS:
+                    continue
+                n %= period
+            elif n <= 0 and i not in passage.passed:
+                passage.passed.add(i)
+                passage.n_run = min(passage.n_run, int(-n))
+                passage.met.clear()
             if n > _AROUND + 1:
-                passage.met[i] = passage.met.get(i, 0) + 1
-                yield int(n)
+                yield i, int(n)
 
     def _leave(
         self, passage: Passage, remaining: Callable[[], int | None], frame: FrameType

@@ -2,23 +2,24 @@
 
 A file that the program writes, makes or removes is one below the scratch folder, under its whole
 path with its links resolved; what it reads is looked for there first. Python's own functions are
-led there, those that modules took before as well, and PyTorch's and SQLite's that open files
-themselves. What reaches the disk in another way is refused: by an audit hook, and by the fence of
-:mod:`fragdoctor.rehearsal.fence`, which holds for programs that it starts too.
+led there, those that modules took before as well, and those of PyTorch, SQLite, safetensors,
+tokenizers and Arrow that open files themselves. What reaches the disk in another way is refused: by
+an audit hook, and by the fence of :mod:`fragdoctor.rehearsal.fence`, which holds for programs that
+it starts too.
 """
 
 from __future__ import annotations
 
 import builtins
-import importlib.util
 import io
 import json
 import os
 import shutil
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial, reduce
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Self
@@ -26,7 +27,7 @@ from urllib.parse import unquote, urlsplit
 
 import torch
 
-from fragdoctor.rehearsal.engine import put, session
+from fragdoctor.rehearsal.engine import put, session, when_imported
 from fragdoctor.rehearsal.fence import FREE
 
 _ONE_READ: Final = ("stat", "access", "chdir", "statvfs", "getxattr", "listxattr")
@@ -229,6 +230,10 @@ class Overlay:
         """Return the path whose file is written anew."""
         return self.to_change(path)
 
+    def to_fill(self, path: Any, *_: Any, **__: Any) -> Any:
+        """Return the folder in which files are written."""
+        return os.path.dirname(self.to_change(os.path.join(path, "file")))  # noqa: PTH118, PTH120
+
     def to_open(self, file: Any, mode: str = "r", *_: Any, **__: Any) -> Any:
         """Return the path for Python's ``open``."""
         if _changes(mode):
@@ -339,13 +344,16 @@ def install(home: Path, undo: ExitStack) -> None:
             for kind in (torch.UntypedStorage, torch.TypedStorage)
         ),
     ]
-    if "safetensors.torch" in sys.modules:
-        replaced.append((sys.modules["safetensors.torch"], "save_file", _safe_saver(overlay)))
     taken = {id(getattr(owner, name)): value for owner, name, value in replaced}
     for owner, name, value in replaced:
         put(undo, owner, name, value)
     put(undo, shutil, "_use_fd_functions", False)
     _replace_taken(taken, undo)
+    changes: dict[str, Callable[[Any], None]] = {
+        name: partial(_lead_library, overlay, undo, name) for name in _LIBRARIES
+    }
+    changes["safetensors.torch"] = lambda m: put(undo, m, "save_file", _safe_saver(overlay, m))
+    when_imported(undo, changes)
     is_on = [True]
     undo.callback(is_on.clear)
     sys.addaudithook(_guard(overlay, is_on))
@@ -365,7 +373,7 @@ def _replace_taken(taken: dict[int, Any], undo: ExitStack) -> None:
 def _opening(overlay: Overlay) -> Iterator[tuple[Any, ...]]:
     """Yield what opens a file: owner, name, how its path is led, and that argument's name, place.
 
-    Code in C++ opens files itself: PyTorch's, SQLite's, and that of safetensors, where it is.
+    Code in C++ opens files itself: PyTorch's and SQLite's.
     """
     for owner in (builtins, io):
         yield owner, "open", overlay.to_open, "file"
@@ -386,11 +394,29 @@ def _opening(overlay: Overlay) -> Iterator[tuple[Any, ...]]:
         import sqlite3
 
         yield sqlite3, "connect", overlay.to_connect, "database"
-    if importlib.util.find_spec("safetensors") is not None:
-        import safetensors.torch  # type: ignore[import-not-found]
 
-        yield safetensors, "serialize_file", overlay.to_write, "filename", 1
-        yield safetensors, "safe_open", overlay.to_stat, "filename"
+
+_LIBRARIES: Final[Mapping[str, Sequence[tuple[Any, ...]]]] = {
+    "pyarrow": [("memory_map", Overlay.to_open, "path")],
+    "safetensors": [
+        ("serialize_file", Overlay.to_write, "filename", 1),
+        ("safe_open", Overlay.to_stat, "filename"),
+    ],
+    "tokenizers": [
+        ("Tokenizer.save", Overlay.to_write, "path", 1),
+        ("Tokenizer.from_file", Overlay.to_stat, "path"),
+        ("models.Model.save", Overlay.to_fill, "folder", 1),
+    ],
+}
+"""What opens files in a library's own code: its name, how its path is led, that argument."""
+
+
+def _lead_library(overlay: Overlay, undo: ExitStack, library: str, module: Any) -> None:
+    for place, lead, *argument in _LIBRARIES[library]:
+        *owners, name = place.split(".")
+        owner = reduce(getattr, owners, module)
+        call = _led(getattr(owner, name), partial(lead, overlay), *argument)
+        put(undo, owner, name, call if len(argument) > 1 or not owners else staticmethod(call))
 
 
 def _led(original: Any, lead: Callable[..., Any], name: str, place: int = 0) -> Any:
@@ -503,11 +529,9 @@ def _saver(overlay: Overlay, original: Any) -> Any:
     return save
 
 
-def _safe_saver(overlay: Overlay) -> Any:
+def _safe_saver(overlay: Overlay, library: Any) -> Any:
     """Return ``safetensors.torch.save_file`` that writes the header, and room for the values."""
-    from safetensors.torch import _TYPES
-
-    names = {dtype: name for name, dtype in _TYPES.items()}
+    names = {dtype: name for name, dtype in library._TYPES.items()}
 
     def save_file(tensors: Any, filename: Any, metadata: Any = None) -> None:
         header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}

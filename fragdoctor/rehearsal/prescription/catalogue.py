@@ -21,6 +21,8 @@ Traits = Mapping[str, Any]
 _ADAM: Final = {"Adam", "AdamW"}
 _NUMBER: Final = re.compile(r"\.?\d+")
 _MEMBER: Final = re.compile(r"(.*)\[(\d+)\]")
+_REPLACED: Final = ("", "ForCausalLMLoss")
+"""Losses that there are lines for: the program's own, and one of Transformers."""
 N_CHUNKS: Final = 16
 """Parts that a loss over logits is computed in: they then take less than what else a step has."""
 
@@ -54,8 +56,7 @@ def checkpointed(traits: Traits, plan: Plan) -> Treatment:
         by_kept.setdefault(choice.kept, []).append(choice.number)
     lines = ["import functools"]
     lines += _KEEPING if any(by_kept) else ["from torch.utils.checkpoint import checkpoint"]
-    if traits["caches"]:
-        lines.append(f"{model}.config.use_cache = False")
+    lines += [f"{model}{path}.config.use_cache = False" for path in traits["caches"]]
     specs = []
     for kept, numbers in by_kept.items():
         suffix = f"={'.'.join(map(str, kept))}" if kept else ""
@@ -141,6 +142,11 @@ def _model(traits: Traits) -> str:
     return str(traits["place"]["model"]) if traits["place"] else "model"
 
 
+def _optimizer(traits: Traits) -> str:
+    """Return what the program calls its optimizer, where that is known."""
+    return str((traits["place"] or {}).get("optimizer") or "optimizer")
+
+
 def _container(model: str, path: str) -> str:
     parts = [part for part in path.split(".") if part]
     return model + "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in parts)
@@ -150,6 +156,7 @@ def _loss_in_chunks(traits: Traits) -> Treatment:
     """Return the loss over a head's logits, computed in parts that are checkpointed."""
     head = traits["head"]
     cast = ".float()" if head["is_cast"] else ""
+    model = _model(traits)
     lines = [
         "import torch.nn.functional as F",
         "from torch.utils.checkpoint import checkpoint",
@@ -162,9 +169,10 @@ def _loss_in_chunks(traits: Traits) -> Treatment:
         "    parts = (checkpoint(part, *row, use_reentrant=False) for row in rows)",
         "    return sum(parts) / (target != -100).sum()",
         "",
-        f"head = {_container(_model(traits), head['path']) if head['path'] else '...'}",
-        "head.forward = lambda x: x  # in training: the model returns what its head was given",
-        "loss = chunked_loss(...)  # in place of cross_entropy",
+        f"head = {_container(model, head['path']) if head['path'] else '...'}",
+        "logits_of = head.forward",
+        "head.forward = lambda x: x if head.training else logits_of(x)",
+        *_loss_of(_container(model, head["path"].rpartition(".")[0]), head["loss"]),
     ]
     return Treatment(
         "chunked-loss",
@@ -173,25 +181,55 @@ def _loss_in_chunks(traits: Traits) -> Treatment:
         _share(head["n_flops"], traits),
         lines,
         specs=[f"chunked-loss:{N_CHUNKS}:{head['path']}"],
+        place=Place.BEFORE_OPTIMIZER if head["loss"] else Place.OPEN,
     )
 
 
+def _loss_of(model: str, loss: str) -> list[str]:
+    """Return the lines that put the loss in parts in place of the program's, or of Transformers'.
+
+    The latter is called with logits, labels and their number (4.57, ``loss/loss_utils.py``).
+    """
+    if not loss:
+        return ["loss = chunked_loss(...)  # of what the model returns, in place of cross_entropy"]
+    return [
+        f"whole = {model}.loss_function",
+        "def in_parts(logits, labels, num_items_in_batch=None, **_):  # what the head was given",
+        "    target = F.pad(labels, (0, 1), value=-100)[..., 1:]",
+        "    n, loss = (target != -100).sum(), chunked_loss(logits, target)",
+        "    return loss if num_items_in_batch is None else loss * n / num_items_in_batch",
+        f"{model}.loss_function = lambda *a, **k: (in_parts if head.training else whole)(*a, **k)",
+    ]
+
+
+def _why_not_in_chunks(traits: Traits) -> str:
+    """Return why there are no lines for a loss in parts, "" where there are."""
+    if not traits["head"]:
+        return "no linear layer followed by cross_entropy of its rows"
+    loss = traits["head"]["loss"]
+    return f"{PurePath(loss).name} of a library computes it" if loss not in _REPLACED else ""
+
+
 _STEP_IN_BACKWARD: Final = [
-    "own = {{p: torch.optim.{kind}([p], ...) for p in {model}.parameters()}}",
+    "own = {",
+    '    p: type({optimizer})([{**group, "params": [p]}])',
+    '    for group in {optimizer}.param_groups for p in group["params"] if p.requires_grad',
+    "}",
     "def update(p):",
     "    own[p].step()",
     "    own[p].zero_grad()",
-    "for p in {model}.parameters():",
+    "for p in own:",
     "    p.register_post_accumulate_grad_hook(update)",
+    "# {optimizer} then finds no gradients, and does nothing",
 ]
 _STATE_ON_HOST: Final = [
     "def move(device):",
-    "    for state in optimizer.state.values():",
+    "    for state in {optimizer}.state.values():",
     "        for name, value in state.items():",
     "            if torch.is_tensor(value) and value.dim():",
     "                state[name] = value.to(device)",
-    'optimizer.register_step_pre_hook(lambda *_: move("cuda"))',
-    'optimizer.register_step_post_hook(lambda *_: move("cpu"))',
+    '{optimizer}.register_step_pre_hook(lambda *_: move("cuda"))',
+    '{optimizer}.register_step_post_hook(lambda *_: move("cpu"))',
 ]
 
 
@@ -211,33 +249,51 @@ def held_on_host(line: HeldLine) -> Treatment:
     )
 
 
+def batch_size(traits: Traits, batch: int | None) -> int:
+    """Return the batch that is trained on: of the arguments or of loaders, 0 where neither is."""
+    return batch or max(traits["batches"].values(), default=0)
+
+
+def evaluated_in(traits: Traits, n: int) -> Treatment:
+    """Return an n-th of the batches that nothing is trained on."""
+    micro = max(max(traits["evaluated"].values()) // n, 1)
+    return _simple(
+        "evaluation-batch",
+        f"batches of {micro} where nothing is trained",
+        Numerics.EXACT,
+        f"DataLoader(..., batch_size={micro})  # of what is not trained on",
+        instead=words_of(traits["framework"], Change.EVALUATION_BATCH),
+        specs=[f"evaluation-batch:{n}:{','.join(traits['evaluated'])}"],
+    )
+
+
 def accumulated(traits: Traits, n: int, batch: int | None) -> Treatment:
     """Return n micro-batches to a step, of a batch in the arguments or of loaders."""
-    size = batch or max(traits["batches"])
-    micro = max(size // n, 1)
+    micro = max(batch_size(traits, batch) // n, 1)
     words = words_of(traits["framework"], Change.ACCUMULATE)
     return Treatment(
         "accumulate",
         f"batch {micro} x {n} accumulated",
-        Numerics.EXACT,
+        # Batch norm is of fewer rows then.
+        Numerics.DIFFERENT if traits["mixes_rows"] else Numerics.EXACT,
         0.0,
         [
             f"for i, batch in enumerate(loader):  # batches of {micro}",
             "    ...",
             f"    (loss / {n}).backward()",
             f"    if (i + 1) % {n} == 0:",
-            "        optimizer.step()",
-            "        optimizer.zero_grad()",
+            f"        {_optimizer(traits)}.step()",
+            f"        {_optimizer(traits)}.zero_grad()",
         ],
         words.format(batch=micro, n=n),
-        [f"accumulate:{n}"],
+        [f"accumulate:{n}:{'' if batch else ','.join(traits['batches'])}"],
         batch_divisor=n,
     )
 
 
 def sharded(traits: Traits, n: int, batch: int | None) -> Treatment:
     """Return fully sharded data parallelism over n GPUs, each with its part of the batch."""
-    model, size = _model(traits), batch or max(traits["batches"], default=0)
+    model, size = _model(traits), batch_size(traits, batch)
     lines = [
         f"# torchrun --nproc-per-node {n} ...",
         "import torch.distributed as dist",
@@ -286,7 +342,7 @@ def simple(traits: Traits, conf: str) -> Iterator[Treatment]:  # noqa: C901 - a 
     Those come first that leave the results alone and do no more work, then those that change when
     what is computed and kept, then other precisions, then other optimizers.
     """
-    model, exact = _model(traits), Numerics.EXACT
+    model, optimizer, exact = _model(traits), _optimizer(traits), Numerics.EXACT
     both = f"{conf},expandable_segments:True" if conf else "expandable_segments:True"
     fusable = sorted({*traits["optimizers"]} & {*HAVE_FUSED})[:1]
 
@@ -295,7 +351,7 @@ def simple(traits: Traits, conf: str) -> Iterator[Treatment]:  # noqa: C901 - a 
 
     if traits["zeroes"]:
         title = "free gradients instead of zeroing them"
-        yield _simple("set-to-none", title, exact, "optimizer.zero_grad(set_to_none=True)")
+        yield _simple("set-to-none", title, exact, f"{optimizer}.zero_grad(set_to_none=True)")
     if traits["evaluates_with_grad"]:
         line = "with torch.no_grad():  # around the evaluation"
         yield _simple("no-grad", "evaluate without a graph", exact, line)
@@ -322,15 +378,15 @@ def simple(traits: Traits, conf: str) -> Iterator[Treatment]:  # noqa: C901 - a 
         )  # fmt: skip
     if not _why_not_in_backward(traits):
         title = "update each parameter in the backward pass"
-        kind = traits["optimizers"][0]
-        lines = [line.format(model=model, kind=kind) for line in _STEP_IN_BACKWARD]
-        yield _simple("step-in-backward", title, exact, *lines)
-    if traits["head"]:
+        lines = [line.replace("{optimizer}", optimizer) for line in _STEP_IN_BACKWARD]
+        yield _simple("step-in-backward", title, exact, *lines, place=Place.AFTER_OPTIMIZER)
+    if not _why_not_in_chunks(traits):
         yield _loss_in_chunks(traits)
     if traits["has_state"]:
         yield _simple(
             "state-on-host", "state of the optimizer on the host between updates", exact,
-            *_STATE_ON_HOST, extra_compute=None, place=Place.AFTER_OPTIMIZER,
+            *(line.replace("{optimizer}", optimizer) for line in _STATE_ON_HOST),
+            extra_compute=None, place=Place.AFTER_OPTIMIZER,
         )  # fmt: skip
     if traits["trains"]:
         title = "keep what is saved for the backward pass on the host"
@@ -339,7 +395,7 @@ def simple(traits: Traits, conf: str) -> Iterator[Treatment]:  # noqa: C901 - a 
     if traits["trains"] and not traits["autocasts"]:
         yield _simple(
             "autocast", "autocast to bfloat16", Numerics.ROUNDING,
-            'with torch.autocast("cuda", torch.bfloat16):  # forward and loss',
+            'with torch.autocast("cuda", torch.bfloat16):  # forward and loss, and evaluations',
             instead=words(Change.BF16),
         )  # fmt: skip
     for name in sorted({*traits["optimizers"]} & _ADAM):
@@ -382,8 +438,9 @@ def left_out(traits: Traits, batch: int | None, conf: str) -> Iterator[LeftOut]:
     reason = _why_not_in_backward(traits)
     if reason:
         yield LeftOut("step-in-backward", reason)
-    if not traits["head"]:
-        yield LeftOut("chunked-loss", "no linear layer followed by cross_entropy of its rows")
+    reason = _why_not_in_chunks(traits)
+    if reason:
+        yield LeftOut("chunked-loss", reason)
     if traits["autocasts"]:
         yield LeftOut("autocast", "the program uses it already")
     if not {*traits["optimizers"]} & _ADAM:

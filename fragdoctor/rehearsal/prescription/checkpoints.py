@@ -15,8 +15,8 @@ counted operations (selective checkpointing), those first that take most to make
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Final
@@ -36,7 +36,7 @@ N_BEFORE: Final = 12
 MAX_REPLAYS: Final = 300
 """Replays after which no further set is pared down, twice as many while none fits: seconds."""
 MAX_SAMPLES: Final = 48
-"""Sets, evenly over all, in which the first that fits is looked for, and that which takes least."""
+"""Sets, evenly over all, in which that is looked for which takes least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,14 @@ class Choice:
         kept: numbers of the counted operations in it whose results are kept.
         n_flops: operations that are carried out again, in all that was rehearsed.
         dropped_bytes: made again, over all calls.
+        at_once_bytes: made again in the largest call, and then there at the same time.
     """
 
     number: int
     kept: tuple[int, ...]
     n_flops: int
     dropped_bytes: int = field(default=0, compare=False)
+    at_once_bytes: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,14 +175,16 @@ class Checkpoints:
 
     def cheapest(self, capacity_bytes: int) -> Plan | None:
         """Return the cheapest set with which the program fits, by replay; None if none does."""
-        plans = self._frontier
         self._n_left = MAX_REPLAYS
-        # What saves more fits better but for the holes, so that some of those before may fit too.
         fits = partial(self._fits, capacity_bytes=capacity_bytes)
-        first = self._first(fits)
-        before = [plan for plan in plans[max(first - N_BEFORE, 0) : first] if fits(plan)]
+        found: list[Plan] = []
+        for plans in self._frontiers:
+            # What drops more fits better but for the holes: some of those before may fit too.
+            first = bisect_left(plans, 1, key=fits)
+            found += [plan for plan in plans[max(first - N_BEFORE, 0) : first] if fits(plan)]
+            found += plans[first:]
         best: Plan | None = None
-        for plan in [*before, *plans[first:]]:
+        for plan in sorted(found, key=lambda one: one.cost):
             pared = self._pared(plan, capacity_bytes)
             if pared is not None and (best is None or pared.cost < best.cost):
                 best = pared
@@ -188,28 +192,12 @@ class Checkpoints:
                 break
         return best
 
-    def _first(self, fits: Callable[[Plan], bool]) -> int:
-        """Return the place of about the cheapest set that fits.
-
-        Sets that drop more need less as long as they are of the same modules: a model that is
-        carried out again as a whole needs most of what it needed before.
-        """
-        plans = self._frontier
-        step = -(-len(plans) // MAX_SAMPLES)
-        found = next((at for at in range(0, len(plans), step) if fits(plans[at])), len(plans))
-        low = max(found - step + 1, 0)
-        return low + bisect_left(plans[low:found], 1, key=fits)
-
-    @property
-    def freest(self) -> Plan:
-        """Return the set of those that drop something that takes fewest operations."""
-        return next((one for one in self._frontier if one.choices), self._frontier[-1])
-
     def lowest(self) -> Plan:
-        """Return about the set with which tensors take least."""
-        plans = self._frontier[:: -(-len(self._frontier) // MAX_SAMPLES)]
+        """Return about the set with which tensors take least, of those with a module in them."""
+        plans = [one for plans in self._frontiers for one in reversed(plans) if one.choices]
         peak_bytes = self._need.peak_bytes
-        return min([*plans, self._frontier[-1]], key=lambda one: peak_bytes(self._requests(one)))
+        few = plans[:: -(-len(plans) // MAX_SAMPLES)]
+        return min(few, key=lambda one: peak_bytes(self._requests(one)))
 
     def needs_bytes(self, plan: Plan) -> int:
         """Return the least that PyTorch must have with a set."""
@@ -229,13 +217,23 @@ class Checkpoints:
         return self._need.fits(self._requests(plan), capacity_bytes, is_steady=is_steady)
 
     @cached_property
-    def _frontier(self) -> list[Plan]:
-        """Sets of which none both drops more and takes fewer operations, the cheapest first."""
-        states = [_State()]
+    def _frontiers(self) -> list[list[Plan]]:
+        """Sets of which none both drops more and takes fewer operations, the cheapest first.
+
+        What a module drops is there again at once as it is carried out again: a model that is as a
+        whole needs most of what it needed before. So there is a frontier for all modules, and one
+        for those that make half of it again at most, and so on.
+        """
+        found: list[list[Plan]] = []
         step = max(sum(_most(root) for root in self._roots) // N_STATES, 1)
-        for root in self._roots:
-            states = _with(root, states, step)
-        return [_plan_of(state) for state in reversed(states)]
+        sizes = sorted(o.at_once_bytes for part in self._parts.values() for o in part.options)
+        while sizes:
+            states = [_State()]
+            for root in self._roots:
+                states = _with(root, states, step, sizes[-1])
+            found.append([_plan_of(state) for state in reversed(states)])
+            sizes = sizes[: bisect_right(sizes, sizes[-1] // 2)]
+        return found
 
     def _pared(self, plan: Plan, capacity_bytes: int) -> Plan | None:
         """Return a set that fits without what it does not need, what costs most first.
@@ -268,7 +266,8 @@ def _options(part: _Part) -> Iterator[Choice]:
         dropped_bytes = sum(one.saved_bytes(kept) for one in calls)
         if dropped_bytes > 0:
             n_flops = sum(one.n_flops(kept) for one in calls)
-            yield Choice(part.number, kept, n_flops, dropped_bytes)
+            at_once_bytes = max(one.saved_bytes(kept) for one in calls)
+            yield Choice(part.number, kept, n_flops, dropped_bytes, at_once_bytes)
 
 
 def _most(part: _Part) -> int:
@@ -277,12 +276,15 @@ def _most(part: _Part) -> int:
     return max(own, sum(_most(one) for one in part.parts))
 
 
-def _with(part: _Part, states: list[_State], step: int) -> list[_State]:
+def _with(part: _Part, states: list[_State], step: int, most_bytes: int) -> list[_State]:
     """Return the cheapest sets with a module, or some within it, or neither."""
     found = states
     for inner in part.parts:
-        found = _with(inner, found, step)
-    made = [state.plus(option) for option in part.options for state in states]
+        found = _with(inner, found, step, most_bytes)
+    options = [one for one in part.options if one.at_once_bytes <= most_bytes]
+    if not options:
+        return found
+    made = [state.plus(option) for option in options for state in states]
     best: dict[int, _State] = {}
     for state in [*found, *made]:
         key = state.dropped_bytes // step

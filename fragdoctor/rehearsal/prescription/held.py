@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from fragdoctor.analysis.modules import ModulePaths
 from fragdoctor.future.simulator import trace_of
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.trace.stacks import USER, frame_classes, frames_of, user_frames
@@ -36,6 +37,7 @@ def held_lines(snapshot: Snapshot) -> list[HeldLine]:
     lives = trace.lives
     peak = int(trace.totals.allocated_bytes.argmax())
     rows = lives.allocated_at(peak)
+    rows = rows[ModulePaths.of(trace).of_row[rows] < 0]  # what is for a module is the model's
     classes = frame_classes(snapshot)
     stacks = lives.stack[rows]
     lines = frames_of(stacks, user_frames(snapshot, classes))

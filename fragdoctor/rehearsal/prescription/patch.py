@@ -6,6 +6,7 @@ import ast
 import difflib
 import io
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fragdoctor.model.prescription import Place, Treatment
@@ -18,10 +19,7 @@ def patched(source: str, traits: Mapping[str, Any], treatments: Sequence[Treatme
     """
     if traits["place"] is None or any(one.place is Place.OPEN for one in treatments):
         return None
-    try:
-        statement = _statement(ast.parse(source), traits["place"]["line"])
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+    statement = _statement(source, traits["place"]["line"])
     lines = io.StringIO(source).readlines()  # as Python's parser counts them
     if statement is None or not _is_alone(statement, lines):
         return None
@@ -38,7 +36,7 @@ def _write(one: Treatment, at: ast.stmt, lines: list[str], optimizers: Sequence[
         return True
     if one.place is Place.AFTER_OPTIMIZER:
         lines[end] += written
-        return _name_given(at) == "optimizer"
+        return bool(_name_given(at))  # by which the lines call it
     call = _call_of(at, optimizers)
     if call is None or any(k.arg in {None, "fused", "foreach"} for k in call.keywords):
         return False
@@ -53,8 +51,22 @@ def diff(name: str, before: str, after: str) -> list[str]:
     return list(found)
 
 
-def _statement(module: ast.Module, line: int) -> ast.stmt | None:
-    """Return the innermost statement of a line."""
+def optimizer_name(place: Mapping[str, Any]) -> str:
+    """Return what a program calls the optimizer that it makes at a line, "" if it does not say."""
+    try:
+        source = Path(place["filename"]).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
+    statement = _statement(source, place["line"])
+    return "" if statement is None else _name_given(statement)
+
+
+def _statement(source: str, line: int) -> ast.stmt | None:
+    """Return the innermost statement of a line; None where that is not certain."""
+    try:
+        module = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
     found = [
         node
         for node in ast.walk(module)
@@ -73,10 +85,10 @@ def _is_alone(statement: ast.stmt, lines: Sequence[str]) -> bool:
 
 
 def _name_given(statement: ast.stmt) -> str:
-    """Return the variable that a statement sets, "" if it does something else."""
+    """Return the variable or attribute that a statement sets, "" if it does something else."""
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
         target = statement.targets[0]
-        return target.id if isinstance(target, ast.Name) else ""
+        return ast.unparse(target) if isinstance(target, ast.Name | ast.Attribute) else ""
     return ""
 
 

@@ -32,7 +32,7 @@ from fragdoctor.rehearsal.process import RehearsalConditions, Runs
 from fragdoctor.rehearsal.programs import Program
 from fragdoctor.rehearsal.sweep import with_batch
 
-MAX_MICRO_BATCHES: Final = 64
+MAX_PARTS: Final = 64
 MAX_GPUS: Final = 64
 WORTH: Final = 0.98
 """Share of the peak at which twice the GPUs, at most, is not worth looking further."""
@@ -89,7 +89,7 @@ class CureSearch:
         self._tried: list[Tried] = []
         self._can_checkpoint = False
         self._bases: dict[tuple[str, ...], Checkpoints] = {}
-        self._learned: set[tuple[str, ...]] = set()
+        self._outermost: dict[tuple[str, ...], Tried] = {}
         self._held: list[HeldLine] = []
 
     def run(self, keep: Path | None = None) -> Prescription:
@@ -105,9 +105,11 @@ class CureSearch:
             self._snapshot = Path(scratch) / "snapshot.pickle"
             self._on_try("the program as it is")
             found, needs_bytes = self._rehearse(replace(self._conditions, observes=True), 1)
+            if found.traits["place"]:
+                found.traits["place"]["optimizer"] = patch.optimizer_name(found.traits["place"])
             if keep is not None:
                 shutil.copyfile(self._snapshot, keep)
-            self._needs_bytes = needs_bytes
+            self._needs_bytes, self._peak_bytes = needs_bytes, found.peak_allocated_bytes
             self._partial_reason = found.partial_reason
             is_cut_short = False
             if needs_bytes > self._capacity_bytes:
@@ -178,11 +180,15 @@ class CureSearch:
         self._checkpoint()
         for treatment in catalogue.simple(traits, conf):
             tried = self._try(treatment, is_base=treatment.code in {*BESIDE, *ON_TOP})
-            if treatment.code in BESIDE and not tried.fits:
+            helps = (tried.needs_bytes or self._needs_bytes) < self._needs_bytes
+            if treatment.code in BESIDE and helps and not tried.fits:
                 self._checkpoint(treatment)
-        for n in self._micro_batches(traits):
-            if self._try(catalogue.accumulated(traits, n, self._batch), is_base=True).fits:
-                break
+        self._split(
+            catalogue.batch_size(traits, self._batch),
+            lambda n: catalogue.accumulated(traits, n, self._batch),
+        )
+        evaluated = max(traits["evaluated"].values(), default=0)
+        self._split(evaluated, lambda n: catalogue.evaluated_in(traits, n))
         if any(one.fits and one.numerics is Numerics.EXACT for one in self._tried):
             return
         for line in self._held:
@@ -202,9 +208,18 @@ class CureSearch:
         if not catalogue.why_not_sharded(traits):
             self._fewest_gpus(traits)
 
+    def _split(self, size: int, make: Callable[[int], Treatment]) -> None:
+        """Split a batch into more and more parts until it fits, or needs no less by it."""
+        peak_bytes = self._peak_bytes
+        for n in _parts(size):
+            tried = self._try(make(n), is_base=True)
+            if tried.fits or not 0 < (tried.peak_allocated_bytes or 0) < peak_bytes:
+                break
+            peak_bytes = tried.peak_allocated_bytes or 0
+
     def _fewest_gpus(self, traits: catalogue.Traits) -> None:
         """Spread the program over as few GPUs as it takes; a batch is split evenly."""
-        size = self._batch or max(traits["batches"], default=0)
+        size = catalogue.batch_size(traits, self._batch)
         counts = [n for n in range(2, MAX_GPUS + 1) if size % n == 0]
         low, high = -1, 0
         peak_bytes = self._needs_bytes
@@ -228,7 +243,7 @@ class CureSearch:
     def _combine(self, traits: catalogue.Traits, conf: str) -> None:
         """Try what leaves the results alone together, then what does not on top of it."""
         base: list[Treatment] = []
-        for n in self._micro_batches(traits):
+        for n in _parts(catalogue.batch_size(traits, self._batch)):
             base = [catalogue.accumulated(traits, n, self._batch)]
             if self._checkpoint(*base):
                 return
@@ -238,14 +253,6 @@ class CureSearch:
         found = [self._checkpoint(*base, one) for one in more]
         if not any(found):
             self._checkpoint(*base, *more)
-
-    def _micro_batches(self, traits: catalogue.Traits) -> Iterator[int]:
-        """Yield numbers of micro-batches that a batch can be split into."""
-        size = self._batch or max(traits["batches"], default=1)
-        n = 2
-        while n <= min(size, MAX_MICRO_BATCHES):
-            yield n
-            n *= 2
 
     def _checkpoint(self, *others: Treatment) -> bool:
         """Checkpoint the cheapest set of modules that fits, beside other treatments.
@@ -263,18 +270,17 @@ class CureSearch:
         base = self._bases.get(_key(others))
         if base is None or not base.can_save:
             return False
-        if _key(others) not in self._learned:
+        if _key(others) not in self._outermost:
             self._learn_ends(base, others)
         limit = self._capacity_bytes
-        seen: dict[Plan, Tried] = {}
+        seen = {base.outermost: self._outermost[_key(others)]}
         fitting: Plan | None = None
-        while len(seen) < MAX_SETS:
+        while len(seen) <= MAX_SETS:
             plan = base.cheapest(limit)
-            if plan is None or plan in seen:
-                # A replay that is wrong by a little may see none: the two ends of what there is.
-                ends = () if fitting else (base.freest, base.lowest())
-                plan = next((one for one in ends if one not in seen), None)
-            if plan is None or (fitting and plan.cost >= fitting.cost):
+            if plan is None or (plan in seen and not seen[plan].fits):
+                # A replay that is wrong by a little may see none.
+                plan = None if fitting else base.lowest()
+            if plan is None or plan in seen or (fitting and plan.cost >= fitting.cost):
                 break
             tried = seen[plan] = self._try(catalogue.checkpointed(base.traits, plan), *others)
             if tried.needs_bytes is None or (fitting and not tried.fits):
@@ -284,13 +290,13 @@ class CureSearch:
             if 0 <= spare <= FINE * self._capacity_bytes:
                 break
             limit = base.needs_bytes(plan) + spare
-        return fitting is not None
+        return any(one.fits for one in seen.values())
 
     def _learn_ends(self, base: Checkpoints, others: Sequence[Treatment]) -> None:
         """Rehearse the outermost modules checkpointed, for what that tells of all others."""
-        self._learned.add(_key(others))
         treatments = (catalogue.checkpointed(base.traits, base.outermost), *others)
-        if self._try(*treatments, observes=True).needs_bytes is not None:
+        tried = self._outermost[_key(others)] = self._try(*treatments, observes=True)
+        if tried.needs_bytes is not None:
             base.learn_ends(self._need.trace, self._traits)
 
     def _try(self, *treatments: Treatment, is_base: bool = False, observes: bool = False) -> Tried:
@@ -299,6 +305,9 @@ class CureSearch:
         Raises:
             _TimeIsOverError: there is no time for it.
         """
+        known = next((one for one in self._tried if one.treatments == treatments), None)
+        if known is not None and not observes:
+            return known
         if time.monotonic() > self._ends_at:
             raise _TimeIsOverError
         self._on_try(" + ".join(one.title for one in treatments))
@@ -345,6 +354,14 @@ class CureSearch:
 
 def _key(treatments: Sequence[Treatment]) -> tuple[str, ...]:
     return tuple(spec for one in treatments for spec in one.specs)
+
+
+def _parts(size: int) -> Iterator[int]:
+    """Yield numbers of parts that a batch can be split into."""
+    n = 2
+    while n <= min(size, MAX_PARTS):
+        yield n
+        n *= 2
 
 
 def _divisor(treatments: Sequence[Treatment]) -> int:

@@ -296,8 +296,8 @@ def _item(one: Recommendation) -> doc.ListItem:
         ("Saves", "" if is_tested else saves),
         *(("At", doc.code(doc.location_text(place))) for place in one.locations[:1]),
         ("Cost", one.cost),
-        *(("Mind", caveat) for caveat in one.caveats),
-        ("Verify", one.verify),
+        *(("Caveat", caveat) for caveat in one.caveats),
+        ("Check", one.verify),
         ("Evidence", "; ".join(words.evidence_text(e) for e in one.evidence)),
     ]
     blocks = (
@@ -325,11 +325,11 @@ def _what_ifs(diagnosis: Diagnosis) -> doc.Table:
         doc.Column("", lambda row: _word(row[0], recorded)),
         doc.Column("peak reserved", lambda row: doc.size(row[0].peak_reserved_bytes), "right"),
         doc.Column("", lambda row: doc.Gauge((row[0].peak_reserved_bytes or 0) / whole),
-                   from_width=100),
+                   from_width=120),
         doc.Column("to spare", lambda row: doc.size(row[0].margin_bytes if row[0].fits else None),
                    "right"),
-        doc.Column("retries", lambda row: doc.count(row[0].retries), "right", from_width=80),
-        doc.Column("calls", lambda row: doc.count(row[0].driver_calls), "right", from_width=80),
+        doc.Column("retries", lambda row: doc.count(row[0].retries), "right", from_width=100),
+        doc.Column("calls", lambda row: doc.count(row[0].driver_calls), "right", from_width=100),
         doc.Column("setting or change", lambda row: row[1], "list"),
     )  # fmt: skip
 

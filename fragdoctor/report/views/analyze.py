@@ -218,7 +218,7 @@ def document(
     failed = words.failure_line(diagnosis.failure)
     headline: doc.Content = [
         doc.Span(words.verdict_title(verdict), tone),
-        doc.dim(". " if failed else f"{where}. "),
+        ". " if failed else doc.dim(f"{where}. "),
         leads_to,
     ]
     in_time = (

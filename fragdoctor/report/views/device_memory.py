@@ -144,14 +144,14 @@ _FIGURES: Final = (
     ("capacity", "capacity_bytes", "what PyTorch could have"),
     ("peak reserved", "peak_reserved_bytes", "most taken from the driver"),
     ("peak allocated", "peak_allocated_bytes", "most held by tensors"),
-    ("reserved", "reserved_bytes", "taken from the driver, at the end"),
-    ("allocated", "allocated_bytes", "held by tensors, at the end"),
+    ("reserved", "reserved_bytes", "taken from the driver, {at}"),
+    ("allocated", "allocated_bytes", "held by tensors, {at}"),
     (
         "stranded free",
         "stranded_free_bytes",
-        "free, but in segments that live blocks hold, at the end",
+        "free, but in segments that live blocks hold, {at}",
     ),
-    ("largest free block", "largest_free_block_bytes", "the largest hole in the cache, at the end"),
+    ("largest free block", "largest_free_block_bytes", "the largest hole in the cache, {at}"),
     ("retries", "alloc_retries", "cache flushes after a failed request"),
     ("OOMs", "ooms", "failed requests that were raised"),
     ("events", "n_events", "in the recorded trace"),
@@ -219,6 +219,9 @@ def _memory(
         reserved = (f"GPU {d.device} {format_size(d.reserved_bytes or 0)}" for d in others)
         also = dim(f"Also reserved: {', '.join(reserved)}.")
         blocks.append(doc.Paragraph(also, detail=Detail.SHORT))
+    is_of_failure = f.moment is not None and f.moment.is_end and f.moment.moment is Moment.FAILURE
+    is_told = f.moment is None and message is not None
+    at = _MOMENT_WORDS[Moment.FAILURE if is_told or is_of_failure else Moment.END]
     # A message prints the size of the device, of which others may hold a part.
     is_device = message is not None and message.total_bytes == f.capacity_bytes
     facts: list[tuple[str, doc.Content]] = [
@@ -226,7 +229,11 @@ def _memory(
             title,
             [
                 f"{doc.plain(doc.written(value, name))}  ",
-                dim("the whole device" if is_device and title == "capacity" else meaning),
+                dim(
+                    "the whole device"
+                    if is_device and title == "capacity"
+                    else meaning.format(at=at)
+                ),
             ],
         )
         for title, name, meaning in _FIGURES

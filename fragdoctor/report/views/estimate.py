@@ -9,6 +9,7 @@ from typing import Final
 
 from fragdoctor.model.gpus import GpuModel
 from fragdoctor.model.memory_estimate import (
+    MOST_GPUS,
     Estimate,
     Fit,
     FitState,
@@ -27,7 +28,7 @@ from fragdoctor.report.views.what_fits import (
     bounds_text,
     combinations_section,
     doubts_section,
-    map_section,
+    plans_section,
     server_section,
 )
 from fragdoctor.units import format_count, format_share, format_size
@@ -52,10 +53,10 @@ def document(estimate: Estimate, *, explain: bool = False) -> doc.ReportDocument
         brief=[answer],
         lead=[doc.Paragraph(_workload_text(estimate)), *recipe_lead(estimate.recipe)],
         sections=[
+            plans_section(estimate),
             _at_the_peak(estimate),
             _phases(estimate),
             _fits(estimate),
-            map_section(estimate),
             server_section(estimate),
             doubts_section(estimate),
             combinations_section(estimate),
@@ -106,12 +107,26 @@ def models_document(models: Sequence[KnownModel]) -> doc.ReportDocument:
 def summary(estimate: Estimate) -> str:
     """Return the answer, and the assumptions that decide it."""
     footprint = estimate.footprint
-    if estimate.fits:
+    if estimate.plans is not None:
+        said = [_planned(estimate)]
+    elif estimate.fits:
         said = [_one(estimate, fit) for fit in estimate.fits]
     else:
         where = f"the peak is in the {PHASES[footprint.peak.name]}."
         said = [f"Needs {bounds_text(estimate)} on a GPU, CUDA context not counted; {where}"]
     return " ".join([*said, *_served(estimate), *_assumed(estimate.workload)])
+
+
+def _planned(estimate: Estimate) -> str:
+    """Return the fewest GPUs, and the fastest way to use them."""
+    gpu, plans = estimate.fits[0].gpu, estimate.plans
+    if not plans:
+        return f"No layout on up to {MOST_GPUS} x {gpu.name} surely fits."
+    best = plans[0]
+    each = f"{format_size(best.needs_high_bytes or 0)} of {format_size(gpu.usable_bytes)} usable"
+    cost = "" if best.price_per_hour is None else f", {best.price_per_hour:.2f} $ an hour"
+    holds = f", {format_count(best.sequences)} sequences at once" if best.sequences else ""
+    return f"Fits on {best.n_gpus} x {gpu.name}: {best.layout}; {each} each{holds}{cost}."
 
 
 def _served(estimate: Estimate) -> list[str]:

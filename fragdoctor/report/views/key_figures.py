@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis
+from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis, Failure
 from fragdoctor.report.document import Figure
 from fragdoctor.units import format_size
 
@@ -13,14 +13,13 @@ def key_figures(diagnosis: Diagnosis) -> list[Figure]:
     device = diagnosis.verdict.device if failure is None else failure.device
     figures = diagnosis.figures_of(device) or next(iter(diagnosis.devices), None)
     if failure is not None and failure.requested_bytes:
-        return _of_failure(failure.requested_bytes, failure.free_bytes, figures)
+        return _of_failure(failure, failure.requested_bytes, figures)
     return _of_room(figures) if figures is not None else []
 
 
-def _of_failure(
-    asked_bytes: int, free_bytes: int | None, figures: DeviceFigures | None
-) -> list[Figure]:
+def _of_failure(failure: Failure, asked_bytes: int, figures: DeviceFigures | None) -> list[Figure]:
     """Return the request, the largest piece that could have served it, and what that lacks."""
+    free_bytes, segment_bytes = failure.free_bytes, failure.segment_bytes or 0
     asked = [Figure("asked", format_size(asked_bytes), "")]
     hole = None
     if figures is not None and (figures.moment is None or figures.moment.is_end):
@@ -34,9 +33,14 @@ def _of_failure(
         return asked
     largest, where = max(pieces)
     found = Figure("largest piece free", format_size(largest), where)
-    if largest >= asked_bytes:  # a segment may be larger than the request, or a limit be lower
+    if largest < asked_bytes:
+        missing = Figure("missing", format_size(asked_bytes - largest), "in one piece")
+    elif where == "on the device" and largest < segment_bytes:
+        of = f"of a segment of {format_size(segment_bytes)}"
+        missing = Figure("missing", format_size(segment_bytes - largest), of)
+    else:  # a limit may be lower than what was free
         return [*asked, found]
-    return [*asked, found, Figure("missing", format_size(asked_bytes - largest), "in one piece")]
+    return [*asked, found, missing]
 
 
 def _of_room(figures: DeviceFigures) -> list[Figure]:

@@ -123,4 +123,4 @@ def _notes(sharing: Sharing) -> doc.Section:
             "The context differs by GPU, driver and libraries: nvidia-smi's figure of one process "
             "less its memory_reserved() is the true one (--context)."
         )
-    return doc.Section("Mind", [doc.Bullets(notes)], id="notes")
+    return doc.Section("Notes", [doc.Bullets(notes)], id="notes")

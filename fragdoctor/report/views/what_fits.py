@@ -1,13 +1,11 @@
-"""What fits and what does not: the map of batches and lengths, servers, doubts, ways out."""
+"""What fits and what does not: servers, doubts, plans, ways out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
-from types import MappingProxyType
 from typing import Final
 
-from fragdoctor.model.memory_estimate import Combination, Estimate, FitState, MapRow
+from fragdoctor.model.memory_estimate import Combination, Estimate, FitState, Plan
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Span, Style, dim
 from fragdoctor.units import format_count, format_size
@@ -26,39 +24,6 @@ def bounds_text(estimate: Estimate) -> str:
     if high is None:
         return f"at least {format_size(low)}"
     return f"{format_size(low)} to {format_size(high)}"
-
-
-_CELLS: Final = MappingProxyType(
-    {
-        FitState.FITS: Span("##", Style.GOOD),
-        FitState.TOO_CLOSE: Span("??", Style.WARN),
-        FitState.DOES_NOT_FIT: Span("..", Style.DIM),
-    }
-)
-
-
-def map_section(estimate: Estimate) -> doc.Section:
-    """Return which batches fit at which lengths, as a small map."""
-    found = estimate.fit_map
-    if found is None or all(s is FitState.DOES_NOT_FIT for r in found.rows for s in r.states):
-        return doc.Section("Batch and length", ())
-
-    def cell(number: int, row: MapRow) -> doc.Content:
-        return _CELLS[row.states[number]]
-
-    table = doc.tabled(
-        found.rows,
-        doc.Column("tokens", lambda row: format_count(row.seq), "right"),
-        *(
-            doc.Column(format_count(batch), partial(cell, i), "right")
-            for i, batch in enumerate(found.batches)
-        ),
-    )
-    legend = dim("## fits, ?? too close to call, .. does not fit")
-    return doc.Section(
-        f"Batch and length on {found.gpu}", [table, doc.Paragraph(legend)],
-        "columns: sequences a pass", "map",
-    )  # fmt: skip
 
 
 def server_section(estimate: Estimate) -> doc.Section:
@@ -104,6 +69,43 @@ def doubts_section(estimate: Estimate) -> doc.Section:
         f"{format_size(footprint.published_high_bytes)}."
     )
     return doc.Section(title, [table, doc.Paragraph(others)], id="doubts")
+
+
+def plans_section(estimate: Estimate) -> doc.Section:
+    """Return the layouts on the fewest GPUs, and on twice as many."""
+    plans = estimate.plans or ()
+
+    def dollars(plan: Plan) -> str:
+        price = plan.price_per_million_tokens
+        return "" if price is None else f"{price:.2f} $"
+
+    table = doc.tabled(
+        plans,
+        doc.Column("GPUs", lambda p: format_count(p.n_gpus), "right"),
+        doc.Column("each", lambda p: format_size(p.needs_high_bytes or 0), "right"),
+        doc.Column("tokens/s", lambda p: format_count(round(1 / p.seconds_per_token)), "right"),
+        doc.Column("waits", lambda p: f"{p.communication_share:.0%}".replace("%", " %"), "right"),
+        *([doc.Column("1M tokens", dollars, "right")] if any(map(dollars, plans)) else []),
+        *([doc.Column("sequences", lambda p: format_count(p.sequences), "right")]
+          if any(p.sequences for p in plans) else []),
+        doc.Column("layout", "layout", "wrap"),
+        notes=lambda p: [dim(f"{p.option}{_ranks(p)}")],
+    )  # fmt: skip
+    legend = (
+        "tokens/s: at the card's peak, an upper bound that compares layouts. waits: for other GPUs "
+        "or the host. Up to 8 GPUs over the card's links, more over 400 Gbit/s a GPU."
+    )
+    title = "Plans"
+    return doc.Section(title, [table, doc.Paragraph(dim(legend) if plans else "")], id="plans")
+
+
+def _ranks(plan: Plan) -> str:
+    """Return what the stages of a pipeline need, where they differ."""
+    if len(plan.ranks) < 2:
+        return ""
+    return "  stages: " + ", ".join(
+        f"{rank.rank} {format_size(rank.needs_high_bytes)}" for rank in plan.ranks
+    )
 
 
 def combinations_section(estimate: Estimate) -> doc.Section:

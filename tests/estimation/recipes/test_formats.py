@@ -251,6 +251,23 @@ def test_launch_file_alone_asks_for_a_model(tmp_path: Path) -> None:
     assert "a.yaml llama-3.1-8b" in caught.value.hint
 
 
+def test_version_of_fsdp_is_taken_where_weights_are_frozen(tmp_path: Path) -> None:
+    launch = "distributed_type: FSDP\nnum_processes: 4\nfsdp_config:\n  fsdp_version: 1\n"
+    words = "trl sft --model_name_or_path Qwen/Qwen2.5-0.5B"
+    frozen = asked(tmp_path, ("a.yaml", launch), ("a.sh", f"{words} --use_peft --lora_r 8\n"))
+    trained = asked(tmp_path, ("a.yaml", launch), ("b.sh", f"{words}\n"))
+
+    assert "--fsdp --fsdp-kind 1" in frozen.command
+    assert "--fsdp-kind" not in trained.command
+
+
+def test_evaluation_is_no_training(tmp_path: Path) -> None:
+    text = "python examples/scripts/evals/judge_tldr.py --model_name_or_path Qwen/Qwen2.5-0.5B\n"
+
+    with pytest.raises((ConfigError, InputError)):
+        asked(tmp_path, ("a.sh", text))
+
+
 def test_run_and_launch_file_are_one_question(tmp_path: Path) -> None:
     use = asked(tmp_path, ("sft.yaml", TRL), ("fsdp.yaml", ACCELERATE))
 

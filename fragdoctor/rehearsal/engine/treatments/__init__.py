@@ -25,6 +25,7 @@ from fragdoctor.rehearsal.engine.treatments import (
 TREATMENTS: Final[dict[str, Callable[[str, ExitStack], None]]] = {
     "checkpoint": blocks.checkpoint,
     "accumulate": accumulation.install,
+    "evaluation-batch": accumulation.split_batches,
     "fused": optimizers.fused,
     "no-foreach": optimizers.without_foreach,
     "adamw-8bit": optimizers.in_8_bits,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import keyword
 from contextlib import ExitStack
-from functools import partial, wraps
+from functools import partial
 from itertools import count, islice
 from typing import Any, Final
 
@@ -78,10 +78,17 @@ def _is_block(module: Any) -> bool:
     return type(module) is not torch.nn.Sequential or not repeated_blocks(module)
 
 
-def caching(model: Any) -> list[Any]:
-    """Return the configurations in a model that let it keep keys and values of past tokens."""
-    found = (getattr(module, "config", None) for module in model.modules())
-    return [config for config in found if getattr(config, "use_cache", False) is True]
+def caching(model: Any) -> dict[str, Any]:
+    """Return the configurations in a model that let it keep keys and values of past tokens.
+
+    Each comes with the path of the outermost module that has it.
+    """
+    found: dict[int, tuple[str, Any]] = {}
+    for path, module in model.named_modules():
+        config = getattr(module, "config", None)
+        if getattr(config, "use_cache", False) is True:
+            found.setdefault(id(config), (path, config))
+    return dict(found.values())
 
 
 def parts_of(model: Any) -> list[tuple[str, Any]]:
@@ -99,7 +106,7 @@ def parts_of(model: Any) -> list[tuple[str, Any]]:
 def expression(model: Any, path: str) -> str:
     """Return how a module within a model is written after the model's name: ``.layers[3].mlp``."""
     written, module = "", model
-    for name in path.split("."):
+    for name in path.split(".") if path else ():
         if isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)) and name.isdecimal():
             written += f"[{name}]"
         elif name.isidentifier() and not keyword.iskeyword(name):
@@ -129,7 +136,7 @@ def checkpoint(argument: str, undo: ExitStack) -> None:
             chosen[number] = tuple(int(n) for n in kept.split(".") if n)
 
     def wrap(model: Any) -> None:
-        for config in caching(model):
+        for config in caching(model).values():
             config.use_cache = False  # a cache would be filled again when a block is run again
         for number, (_, part) in enumerate(parts_of(model)):
             if number in chosen:
@@ -139,16 +146,9 @@ def checkpoint(argument: str, undo: ExitStack) -> None:
 
 
 def _checkpointed(block: Any, kept: tuple[int, ...]) -> Any:
-    forward = block.forward
+    """Return a block's forward pass, checkpointed as the lines for it do."""
     more: dict[str, Any] = {"context_fn": partial(_keeping, kept)} if kept else {}
-
-    @wraps(forward)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if not (torch.is_grad_enabled() and block.training):
-            return forward(*args, **kwargs)
-        return checkpoints.checkpoint(forward, *args, use_reentrant=False, **more, **kwargs)
-
-    return call
+    return partial(checkpoints.checkpoint, block.forward, use_reentrant=False, **more)
 
 
 def _keeping(kept: tuple[int, ...]) -> Any:

@@ -33,11 +33,11 @@ def no_grad(_: str, undo: ExitStack) -> None:
 def _until_backward(
     make: Callable[[], AbstractContextManager[Any]], undo: ExitStack, *, evaluates: bool = False
 ) -> None:
-    """Enter a context at the first call of a model, and leave it as the backward pass begins."""
+    """Enter a context at a model's first call in training, and leave it for the backward pass."""
     entered: list[AbstractContextManager[Any]] = []
 
-    def around(_: Any) -> AbstractContextManager[Any] | None:
-        if not torch.is_grad_enabled():
+    def around(model: Any) -> AbstractContextManager[Any] | None:
+        if not (torch.is_grad_enabled() and model.training):
             return make() if evaluates and not entered else None
         if not entered:
             context = make()

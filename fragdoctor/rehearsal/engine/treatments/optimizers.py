@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import wraps
-from inspect import signature
 from typing import Any, Final
 
 import torch
@@ -115,10 +114,8 @@ def in_backward(_: str, undo: ExitStack) -> None:
     """
 
     def split(optimizer: Any) -> None:
-        kind = type(optimizer)
-        known = signature(kind.__init__).parameters.keys() & optimizer.defaults.keys()
         own = {
-            parameter: kind([parameter], **{name: group[name] for name in known})
+            parameter: type(optimizer)([{**group, "params": [parameter]}])
             for group in optimizer.param_groups
             for parameter in group["params"]
             if parameter.requires_grad

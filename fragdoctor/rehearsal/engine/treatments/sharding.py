@@ -20,7 +20,7 @@ def fully_sharded(argument: str, undo: ExitStack) -> None:
 
     The number of ranks is that of the rehearsal, which is of one of them.
     """
-    split_batches(int(argument), undo)
+    split_batches(argument, undo)
     make = torch.optim.Optimizer.__init__
 
     @wraps(make)

@@ -6,18 +6,22 @@ import gc
 import os
 import sys
 import weakref
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from functools import wraps
+from types import FrameType, ModuleType
 from typing import Any, Final
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import checkpoint
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler
 
 from fragdoctor.rehearsal.engine import put
 from fragdoctor.rehearsal.engine.calls import around_models, before_backward
-from fragdoctor.rehearsal.engine.memory_history import users_frame
+from fragdoctor.rehearsal.engine.memory_history import is_users, users_frame
+from fragdoctor.rehearsal.engine.treatments.accumulation import lines_at_work
 from fragdoctor.rehearsal.engine.treatments.attention import is_eager
 from fragdoctor.rehearsal.engine.treatments.blocks import (
     Blocks,
@@ -38,8 +42,8 @@ FRAMEWORKS: Final = {
 
 
 _FLAGS: Final = (
-    "accumulates", "autocasts", "caches", "checkpoints", "clips", "evaluates_with_grad",
-    "has_state", "is_distributed", "is_eager", "scales", "schedules", "trains", "zeroes",
+    "accumulates", "autocasts", "checkpoints", "clips", "evaluates_with_grad", "has_state",
+    "is_distributed", "is_eager", "mixes_rows", "scales", "schedules", "trains", "zeroes",
 )  # fmt: skip
 
 
@@ -50,7 +54,8 @@ class Traits:
         self._found: dict[str, Any] = {
             **dict.fromkeys(_FLAGS, False),
             **dict.fromkeys(("n_parameters", "n_flops", "n_optimizers"), 0),
-            **{name: [] for name in ("blocks", "parts", "optimizers", "batches")},
+            **{name: [] for name in ("blocks", "parts", "caches", "optimizers")},
+            **{name: {} for name in ("batches", "evaluated")},
             **dict.fromkeys(("model", "framework"), ""),
             **dict.fromkeys(("head", "place")),
         }
@@ -70,7 +75,12 @@ class Traits:
         after_step = register_optimizer_step_post_hook(self._updated)
         undo.callback(after_step.remove)
         self._watch(torch.optim.Optimizer, "__init__", self._made_optimizer, undo)
-        self._watch(DataLoader, "__init__", self._made_loader, undo)
+        self._samplers: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._sizes: dict[str, int] = {}
+        self._given: set[str] = set()
+        self._trained_on: set[str] = set()
+        self._watch(BatchSampler, "__init__", self._made_sampler, undo)
+        put(undo, BatchSampler, "__iter__", self._noted(BatchSampler.__iter__))
         self._watch(checkpoint, "checkpoint", lambda *_, **__: self._note("checkpoints"), undo)
         for kind in (torch.optim.Optimizer, torch.nn.Module):
             self._watch(kind, "zero_grad", self._zeroed, undo)
@@ -83,6 +93,10 @@ class Traits:
         self._found["parts"] = [self._part(*part) for part in self._parts]
         if self._found["n_optimizers"] != 1:
             self._found["place"] = None
+        for lines, size in self._sizes.items():
+            if size > 1:
+                kind = "batches" if lines in self._trained_on else "evaluated"
+                self._found[kind][lines] = size
         head = self._found["head"]
         if head is not None:
             head["n_flops"] = self._head_costs.n_flops
@@ -108,23 +122,26 @@ class Traits:
     def _see(self, model: Any) -> AbstractContextManager[Any] | None:
         if torch.is_autocast_enabled("cuda"):
             self._note("autocasts")
+        given, self._given = self._given, set()
         if not torch.is_grad_enabled():
             return None
         if not model.training:
             self._note("evaluates_with_grad")
             return None
         self._note("trains")
+        self._trained_on |= given
         if model not in self._trained:
             self._trained.add(model)
             for module in model.modules():
                 if type(module) is torch.nn.Linear:
                     self._operations.of(module)  # it may be a head
+                self._found["mixes_rows"] |= isinstance(module, _BatchNorm)
         n_parameters = sum(p.numel() for p in model.parameters())
         if n_parameters > self._found["n_parameters"]:
             self._found["n_parameters"] = n_parameters
             self._found["framework"] = _framework()
             self._found["model"] = type(model).__name__
-            self._found["caches"] = bool(caching(model))
+            self._found["caches"] = [expression(model, path) for path in caching(model)]
             self._found["is_eager"] = is_eager(model)
             self._found["blocks"] = [_described(group) for group in repeated_blocks(model)]
             self._parts = [(path, expression(model, path), m) for path, m in parts_of(model)]
@@ -169,22 +186,36 @@ class Traits:
             if found is not None:
                 path, is_cast = found
                 self._head_costs = self._operations.of(model.get_submodule(path))
-                self._found["head"] = {"path": path, "is_cast": is_cast}
+                owner = model.get_submodule(path.rpartition(".")[0])
+                own_loss = getattr(getattr(owner, "loss_function", None), "__name__", "")
+                at = _caller_of_torch() and (own_loss or _caller_of_torch())
+                self._found["head"] = {"path": path, "is_cast": is_cast, "loss": at}
                 return
 
     def _made_optimizer(self, optimizer: Any, *_: Any, **__: Any) -> None:
         self._found["n_optimizers"] += 1
         self._place = _place_of_optimizer()
-        name = type(optimizer).__name__
+        kind = type(optimizer)
+        is_pytorchs = kind.__module__.startswith("torch.optim.")
+        name = kind.__name__ if is_pytorchs else f"{kind.__module__}.{kind.__name__}"
         if name not in self._found["optimizers"]:
             self._found["optimizers"].append(name)
 
-    def _made_loader(
-        self, _loader: Any, _data: Any, batch_size: Any = 1, *_: Any, **__: Any
-    ) -> None:
-        sizes = self._found["batches"]
-        if isinstance(batch_size, int) and batch_size > 1 and batch_size not in sizes:
-            sizes.append(batch_size)
+    def _made_sampler(self, sampler: Any, _inner: Any, batch_size: int, *_: Any, **__: Any) -> None:
+        self._samplers[sampler] = lines_at_work()
+        self._sizes[self._samplers[sampler]] = batch_size
+
+    def _noted(self, batches: Any) -> Any:
+        """Return a sampler's ``__iter__`` that notes whose batches were given."""
+
+        @wraps(batches)
+        def noted(sampler: Any) -> Iterator[Any]:
+            for batch in batches(sampler):
+                if sampler in self._samplers:
+                    self._given.add(self._samplers[sampler])
+                yield batch
+
+        return noted
 
     def _zeroed(self, _owner: Any, set_to_none: bool = True, *_: Any, **__: Any) -> None:
         if not set_to_none:
@@ -205,9 +236,32 @@ def _place_of_optimizer() -> tuple[str, int, dict[int, str]] | None:
     frame = users_frame()
     if frame is None:
         return None
-    at_hand = {**frame.f_globals, **frame.f_locals}
-    names = {id(v): name for name, v in at_hand.items() if isinstance(v, torch.nn.Module)}
+    names = _names_in({**frame.f_globals, **frame.f_locals})
     return os.path.abspath(frame.f_code.co_filename), frame.f_lineno, names  # noqa: PTH100
+
+
+def _caller_of_torch() -> str:
+    """Return the file that calls PyTorch, "" where it is the user's own."""
+    frame: FrameType | None = sys._getframe(1)
+    filename = __file__
+    while frame is not None and (filename == __file__ or f"{os.sep}torch{os.sep}" in filename):
+        filename, frame = frame.f_code.co_filename, frame.f_back
+    return "" if is_users(filename) else filename.replace(os.sep, "/")
+
+
+def _names_in(at_hand: Mapping[str, Any]) -> dict[int, str]:
+    """Return how a line writes the modules at hand: by a name, or as an attribute of one."""
+    found: dict[int, str] = {}
+    for name, value in at_hand.items():
+        if isinstance(value, (type, ModuleType)):
+            continue
+        members = {**getattr(value, "__dict__", {}), **getattr(value, "_modules", {})}
+        found |= {
+            id(inner): f"{name}.{key}"
+            for key, inner in members.items()
+            if isinstance(inner, torch.nn.Module) and key.isidentifier()
+        }
+    return found | {id(v): k for k, v in at_hand.items() if isinstance(v, torch.nn.Module)}
 
 
 def _framework() -> str:

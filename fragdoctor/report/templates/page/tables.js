@@ -103,6 +103,7 @@ class BlockTable {
     });
     // Sorting can wait until somebody looks.
     this.isSeen = false;
+    this.isStale = true;
     new IntersectionObserver((entries) => { this.isSeen = entries.some((e) => e.isIntersecting); if (this.isSeen && this.isStale) this.paint(); }).observe(root);
   }
 

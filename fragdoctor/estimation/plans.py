@@ -1,0 +1,273 @@
+"""The fewest GPUs that a run needs, and the ways to lay it out on them, by time a token.
+
+The time is a roofline, for comparing layouts with one another, not for promising a speed:
+
+* compute: 6 operations for each parameter and token, 8 where layers are computed twice, 4 where
+  the base is frozen (Kaplan et al. 2020, https://arxiv.org/abs/2001.08361; Chen et al. 2016), and
+  6 for each layer, unit of width and token that a token looks back to; at the card's peak;
+* between replicas: gradients there and back, with stage 3 parameters once more (Rajbhandari et
+  al. 2020, ZeRO, section 7); a step of one micro batch hides what its backward takes;
+* within a layer: four times the residual stream there and back for tensor parallelism, six with
+  recomputation (Narayanan et al. 2021, section 3.2); keys and values for context parallelism; each
+  token to its experts and back, twice (GShard);
+* between stages the residual stream, and the bubble: stages less one, for each micro batch
+  (Narayanan et al. 2021, section 2.2.1);
+* to the host and back: gradients and weights (ZeRO-Offload).
+
+Groups of up to 8 GPUs talk over the card's own links, larger ones over 400 Gbit/s a GPU.
+A step of a server reads the weights and the cache once for all its sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from math import ceil
+from typing import Final
+
+from fragdoctor.errors import ConfigError
+from fragdoctor.estimation.formula import formula_needs, stages_of
+from fragdoctor.estimation.inference import cache_bytes_per_sequence
+from fragdoctor.estimation.serving import serving_of
+from fragdoctor.estimation.states import communication_elements, local_part, states_of
+from fragdoctor.estimation.training_choices import precision_of
+from fragdoctor.model.gpus import GpuModel, Speeds, speeds_of
+from fragdoctor.model.memory_estimate import MOST_GPUS, FitState, Plan, RankNeeds, state_on
+from fragdoctor.model.workload import Role, Workload
+
+HOST: Final = 8
+"""GPUs of one host, as in DGX and HGX machines."""
+NETWORK: Final = 50e9
+HOST_LINK: Final = 32e9
+"""Bytes a second: 400 Gbit/s a GPU; one direction of 16 lanes of PCIe 4."""
+N_PLANS: Final = 5
+UTILIZATION: Final = 0.9
+
+
+def plans_of(workload: Workload, gpu: GpuModel, prices: Mapping[str, float]) -> Sequence[Plan]:
+    """Return the ways on the fewest GPUs that surely hold a workload, and on twice as many.
+
+    Raises:
+        ConfigError: the peak of the card is not known, or the layers of the model are not.
+    """
+    speeds = speeds_of(gpu)
+    if speeds is None:
+        raise ConfigError(
+            f"How fast {gpu.name} is, is not known: plans cannot be compared.",
+            hint="Name a card such as h100, a100-80g, l40s or rtx-4090.",
+        )
+    if not workload.shape.has_layers or not workload.seq:
+        raise ConfigError("Plans need the shape of the layers.", hint="Give a config.json.")
+    found = _fewest(workload, gpu, speeds, prices)
+    if not workload.inference and not workload.lora_rank and "optimizer" not in workload.offload:
+        away = replace(workload, offload=(*workload.offload, "optimizer"))
+        on_host = _fewest(away, gpu, speeds, prices, most=found[0].n_gpus // 2 if found else None)
+        found += on_host[:1]
+    return tuple(found)
+
+
+def _fewest(
+    workload: Workload,
+    gpu: GpuModel,
+    speeds: Speeds,
+    prices: Mapping[str, float],
+    most: int | None = None,
+) -> list[Plan]:
+    """Return the fastest ways on the fewest GPUs, and on twice as many."""
+    ways_of = _serving_ways if workload.inference else _training_ways
+    found: list[Plan] = []
+    for n in _degrees(MOST_GPUS if most is None else most):
+        plans = [_plan(way, gpu, speeds, prices) for way in ways_of(workload, n, gpu)]
+        found += sorted(plans, key=lambda p: p.seconds_per_token)[:N_PLANS]
+        if found and n > found[0].n_gpus:
+            break
+    return found
+
+
+def _degrees(most: int) -> list[int]:
+    return [2**i for i in range(most.bit_length()) if 2**i <= most]
+
+
+def _serving_ways(workload: Workload, n: int, gpu: GpuModel) -> Iterator[Workload]:
+    """Yield replicas times tensor parallelism, where at least one sequence has room."""
+    for degree in _degrees(min(n, HOST)):
+        if workload.shape.n_heads % degree == 0:
+            way = replace(workload, tensor_parallel=degree, world_size=n // degree)
+            if serving_of(way, gpu, utilization=UTILIZATION).sequences:
+                yield way
+
+
+def _training_ways(workload: Workload, n: int, gpu: GpuModel) -> Iterator[Workload]:
+    shape = workload.shape
+    stages = (0, 1, 2, 3) if not workload.lora_rank else (0, 3)
+    for tensor, pipeline, context, expert in product(
+        _degrees(min(n, HOST)), _degrees(min(n, shape.n_layers // 2)),
+        _degrees(max(1, workload.seq // LONG_TOKENS)), _degrees(max(1, shape.n_experts)),
+    ):  # fmt: skip
+        rest, left = divmod(n, tensor * pipeline * context)
+        if left or not rest or shape.n_heads % tensor or (expert > 1 and rest % expert):
+            continue
+        layout = replace(
+            workload, tensor_parallel=tensor, pipeline_parallel=pipeline,
+            context_parallel=context, expert_parallel=expert, world_size=rest,
+            sequence_parallel=tensor > 1, grad_accumulation=_micro_batches(workload, pipeline),
+        )  # fmt: skip
+        smallest = replace(layout, zero_stage=3 if rest > 1 else 0, checkpointing="full")
+        if not _fits(smallest, gpu):
+            continue
+        kinds = product(
+            stages if rest > 1 else (0,), dict.fromkeys((workload.checkpointing, "full"))
+        )
+        for stage, checkpointing in kinds:
+            way = replace(
+                layout, zero_stage=stage, checkpointing=checkpointing,
+                is_fsdp=workload.is_fsdp and stage == 3,
+            )  # fmt: skip
+            # Stage 2 scatters gradients that a pipeline adds up over its micro batches.
+            if not (stage == 2 and pipeline > 1) and _fits(way, gpu):
+                yield way
+
+
+LONG_TOKENS: Final = 16_384
+"""Tokens a GPU below which a sequence is not split: shorter ones leave kernels idle."""
+
+
+def _micro_batches(workload: Workload, pipeline: int) -> int:
+    """A pipeline is kept busy by four micro batches a stage."""
+    return max(workload.grad_accumulation, 4 * pipeline if pipeline > 1 else 1)
+
+
+def _fits(way: Workload, gpu: GpuModel) -> bool:
+    needs = formula_needs(way)
+    return state_on(needs.low_bytes, needs.high_bytes, gpu.usable_bytes) is FitState.FITS
+
+
+def _plan(way: Workload, gpu: GpuModel, speeds: Speeds, prices: Mapping[str, float]) -> Plan:
+    n = way.world_size * way.tensor_parallel * way.context_parallel * way.pipeline_parallel
+    sequences = 0
+    if way.inference:
+        serving = serving_of(way, gpu, utilization=UTILIZATION)
+        sequences = serving.sequences * way.world_size
+        compute, traffic = _serving_seconds(way, serving.sequences, speeds)
+        ranks: tuple[RankNeeds, ...] = ()
+        low = serving.weights_bytes + serving.activations_bytes + serving.bytes_per_sequence
+        high: int | None = low
+    else:
+        compute, traffic = _training_seconds(way, speeds)
+        needs = {stage.stage or "every": formula_needs(stage) for stage in stages_of(way)}
+        ranks = tuple(RankNeeds(k, v.low_bytes, v.high_bytes or 0) for k, v in needs.items())
+        whole = formula_needs(way)
+        low, high = whole.low_bytes, whole.high_bytes
+    seconds = compute + traffic
+    price = prices.get(gpu.name)
+    hourly = None if price is None else n * price
+    return Plan(
+        n_gpus=n,
+        layout=_layout(way),
+        option=_option(way),
+        needs_low_bytes=low,
+        needs_high_bytes=high,
+        ranks=ranks,
+        seconds_per_token=seconds,
+        communication_share=traffic / seconds,
+        sequences=sequences,
+        price_per_hour=hourly,
+        price_per_million_tokens=None if hourly is None else hourly * seconds * 1e6 / 3600,
+    )
+
+
+def _link(degree: int, inside: int, speeds: Speeds) -> float:
+    """Return the bytes a second between members of a group, of which ``inside`` lie closer."""
+    return speeds.link_bytes / 2 if degree * inside <= HOST else NETWORK
+
+
+def _training_seconds(way: Workload, speeds: Speeds) -> tuple[float, float]:
+    """Return the seconds of compute and of communication for each token of the whole run."""
+    shape, precision = way.shape, precision_of(way.dtype)
+    tokens = way.batch * way.seq * way.grad_accumulation  # of one replica
+    active = sum(
+        g.n_each * g.count * (max(1, shape.experts_per_token) / max(1, shape.n_experts)
+                              if g.role is Role.EXPERT else 1)
+        for g in shape.parameters if g.role is not Role.EMBEDDING
+    )  # fmt: skip
+    each = (4 if way.lora_rank else 6) + (2 if way.checkpointing != "none" else 0)
+    looked_back = 6 * shape.n_layers * shape.n_heads * shape.head_dim * way.seq / 2
+    n = way.tensor_parallel * way.context_parallel * way.pipeline_parallel
+    compute = tokens * (each * active + each / 6 * looked_back) / (n * speeds.operations)
+
+    local = local_part(way)
+    trained = [g for g in states_of(local).groups if g.is_trained]
+    held = sum(g.n_each * g.count for g in local.shape.parameters) * precision.compute
+    world, layers = way.world_size, local.shape.n_layers
+    traffic = 0.0
+    if world > 1:
+        gradients = sum(g.gradient_bytes * g.count for g in trained)
+        passes = way.grad_accumulation if way.zero_stage >= 2 else 1
+        moved: float = 2 * gradients * (passes if way.zero_stage >= 2 else 1)
+        if way.zero_stage == 3:  # collected in forward and in backward, scattered gradients
+            moved = passes * (2 * held + gradients)
+        between = moved / _link(world, n, speeds)
+        traffic += max(0.0, between - compute)  # hidden behind the layers' work
+    stream = way.batch * ceil(way.seq / way.context_parallel) * shape.hidden * precision.compute
+    times = (6 if way.checkpointing != "none" else 4) * way.grad_accumulation * layers
+    if way.tensor_parallel > 1:
+        traffic += 2 * times * stream / _link(way.tensor_parallel, 1, speeds)
+    rest = replace(way, tensor_parallel=1, pipeline_parallel=1)
+    others = communication_elements(rest) * precision.compute  # of context and of experts
+    traffic += times / 2 * others / _link(way.context_parallel * way.expert_parallel,
+                                          way.tensor_parallel, speeds)  # fmt: skip
+    if way.pipeline_parallel > 1:
+        traffic += 2 * way.grad_accumulation * stream / NETWORK
+        traffic += (compute + traffic) * (way.pipeline_parallel - 1) / way.grad_accumulation
+    if "optimizer" in way.offload:
+        share = world if way.zero_stage else 1
+        traffic += 2 * sum(g.gradient_bytes * g.count for g in trained) / share / HOST_LINK
+    return compute / (tokens * world), traffic / (tokens * world)
+
+
+def _serving_seconds(way: Workload, sequences: int, speeds: Speeds) -> tuple[float, float]:
+    """Return the seconds of reading and of communication for each token of all replicas."""
+    local, precision = local_part(way), precision_of(way.dtype)
+    weights = sum(g.stored_bytes * g.count for g in states_of(local).groups)
+    read = weights + sequences * cache_bytes_per_sequence(replace(local, cache="paged"))
+    computed = 2 * sequences * way.shape.n_parameters / way.tensor_parallel / speeds.operations
+    stream = sequences * way.shape.hidden * precision.compute
+    moved = 4 * local.shape.n_layers * stream if way.tensor_parallel > 1 else 0.0
+    n_tokens = sequences * way.world_size
+    return (
+        max(read / speeds.memory_bytes, computed) / n_tokens,
+        moved / _link(way.tensor_parallel, 1, speeds) / n_tokens,
+    )
+
+
+def _layout(way: Workload) -> str:
+    sharing = "replicas" if not way.zero_stage else f"ZeRO-{way.zero_stage}"
+    parts = [
+        f"{sharing} {way.world_size}" if way.world_size > 1 else "",
+        *(f"{kind} {degree}" if degree > 1 else "" for kind, degree in (
+            ("tensor", way.tensor_parallel), ("pipeline", way.pipeline_parallel),
+            ("context", way.context_parallel), ("expert", way.expert_parallel))),
+        f"checkpointing {way.checkpointing}" if way.checkpointing != "none" else "",
+        f"{' and '.join(way.offload)} on the host" if way.offload else "",
+    ]  # fmt: skip
+    return ", ".join(part for part in parts if part) or "one GPU"
+
+
+def _option(way: Workload) -> str:
+    """Return the options that ask for a way here; a server's replicas are like one another."""
+    values = (
+        ("--zero", way.zero_stage), ("--tensor-parallel", way.tensor_parallel - 1),
+        ("--pipeline-parallel", way.pipeline_parallel - 1),
+        ("--context-parallel", way.context_parallel - 1),
+        ("--expert-parallel", way.expert_parallel - 1),
+    )  # fmt: skip
+    words = [f"{flag} {n if flag == '--zero' else n + 1}" for flag, n in values if n > 0]
+    if way.inference:
+        return " ".join([*words, f"--gpu-memory-utilization {UTILIZATION}"])
+    words += ["--sequence-parallel"] * way.sequence_parallel
+    words += [f"--world-size {way.world_size}"] * (way.world_size > 1)
+    words += [f"--checkpointing {way.checkpointing}"] * (way.checkpointing != "none")
+    words += [f"--grad-accumulation {way.grad_accumulation}"] * (way.grad_accumulation > 1)
+    words += [f"--offload {','.join(way.offload)}"] * bool(way.offload)
+    return " ".join(words)

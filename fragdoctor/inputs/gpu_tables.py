@@ -1,0 +1,54 @@
+"""The fullest GPU of a table that people paste: nvidia-smi's or gpustat's."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from fragdoctor.model.case import GPU_TABLE, OomMessage
+from fragdoctor.units import MIB
+
+_ROWS: Final = re.compile(
+    # what is in use on a GPU: gpustat with its number, nvidia-smi one row a GPU
+    r"(?:^\[(?P<index>\d{1,3})\][^|\n]{1,80}\|[^|\n]{1,60})?"
+    r"\|\s{0,8}(?P<used>\d{1,7})(?:MiB)?\s?/\s{0,4}(?P<total>\d{1,7})\s?M(?:iB|B)\b"
+    # nvidia-smi, one row a process
+    r"|^\|\s{1,6}(?P<gpu>\d{1,3})\s{1,6}(?:\S{1,6}\s{1,6}){0,2}\d{1,9}\s[^|\n]{1,100}?"
+    r"(?P<held>\d{1,7})MiB",
+    re.MULTILINE,
+)
+_SHORTAGE: Final = re.compile(r"out[\s_-]of[\s_-](?:\w{1,10}\s)?memory|\bOOM\b", re.IGNORECASE)
+_MIN_USED: Final = 512
+"""MiB: more than a desktop and a context; less is nobody's program."""
+
+MAX_CHARS: Final = 256 * 1024
+
+
+def fullest_gpu(text: str) -> OomMessage | None:
+    """Return the fullest GPU of a table, where the text also speaks of memory that ran out."""
+    head = text[:MAX_CHARS]
+    if not _SHORTAGE.search(head):
+        return None
+    found: list[tuple[float, int, int, int | None, re.Match[str]]] = []
+    for row in _ROWS.finditer(head):
+        total = None if row["total"] is None else max(1, int(row["total"]))
+        used, index = int(row["used"] or row["held"]), row["index"] or row["gpu"]
+        share = 0.0 if total is None else used / total
+        found.append((share, used, len(found) if index is None else int(index), total, row))
+    if not found:
+        return None
+    _share, used, index, total, row = max(found, key=lambda one: one[:2])
+    if used < _MIN_USED or (total is not None and used > total):
+        return None
+    return OomMessage(
+        kind="driver-no-figures",
+        backend="cuda",
+        is_device_oom=True,
+        sub_kind=GPU_TABLE,
+        variant=GPU_TABLE,
+        device_index=index,
+        total_bytes=None if total is None else total * MIB,
+        process_bytes=used * MIB,
+        line=head.count("\n", 0, row.start()) + 1,
+        text=" ".join(row.group().split()),
+    )
