@@ -60,9 +60,6 @@ SMALLEST_GPU_BYTES: Final = 2 * GIB
 """No GPU that a PyTorch of today supports has less memory: what is missing to it is held outside.
 A snapshot does not record the size of the device, so that this stays a hint."""
 
-UNSEEN: Final = (OutlookBasis.LOWER_BOUND, OutlookBasis.NONE)
-"""What nothing recorded shows the rest of."""
-
 RESUMED_REQUESTS: Final = 100
 """Requests after a caught failure that show a program at work, not one that reports and ends."""
 
@@ -359,8 +356,7 @@ def _setting_mends(e: CaseEvidence) -> Hypothesis | None:
 def _no_setting_mends(e: CaseEvidence) -> Hypothesis | None:
     """Free memory was enough for the one failing request, but not for the step it belongs to.
 
-    Every setting fails; or none is known to finish a step of which nobody has seen the end: a first
-    one, or one that is like none before it.
+    Every setting fails; or none is known to finish a first step, of which nobody has seen the end.
     """
     survivors, bench = e.survivors, e.bench
     if e.reading.cause is not Cause.FRAGMENTATION or survivors is None or bench is None:
@@ -374,18 +370,15 @@ def _no_setting_mends(e: CaseEvidence) -> Hypothesis | None:
         lacks = f" It lacks {format_size(e.lacking_bytes)} in all." if e.lacking_bytes else ""
         text = f"{enough} no allocator setting {end}.{lacks}"
         return Hypothesis(_other_than_holes(e), text, Confidence.LIKELY, row="no-setting-mends")
-    # What infers in no rhythm fails in holes more often than in a call that is larger than all.
-    trains = bench.reproduction.trace.stacks.roles.trains
-    unseen = UNSEEN if trains and bench.is_in_step else UNSEEN[:1]
-    is_unseen = all(r.outlook and r.outlook.basis in unseen for r in survivors)
-    if OutlookState.HOLDS in e.prospects or not is_unseen:
+    is_first = all(r.outlook and r.outlook.basis is OutlookBasis.LOWER_BOUND for r in survivors)
+    if OutlookState.HOLDS in e.prospects or not is_first:
         return None
     return Hypothesis(
         _other_than_holes(e),
-        f"{enough} no step like this one was recorded to its end, and no allocator setting is "
-        "known to be enough for the rest of it.",
+        f"{enough} its step was the first, and of no allocator setting is it known that it is "
+        "enough for the rest.",
         settled_by="Rehearse the program and give the recording to --continue-with.",
-        row="unseen-step",
+        row="first-step",
     )
 
 

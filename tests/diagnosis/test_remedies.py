@@ -343,16 +343,6 @@ def test_rank_of_two_that_fail_later_the_one_that_fails_last_comes_first():
     assert [r.code for r in ranked] == ["z-late", "soon"]
 
 
-def test_rank_a_setting_that_lasts_a_hundred_steps_is_tried_before_a_change_of_the_program():
-    lasts = looked_on("lasts", OutlookState.FAILS, setting="X=1", fails_after_steps=100)
-    soon = looked_on("soon", OutlookState.FAILS, setting="X=2", fails_after_steps=99)
-    code = looked_on("code", OutlookState.HOLDS)
-
-    ranked, _ = rank([soon, code, lasts], Cause.FRAGMENTATION)
-
-    assert [r.code for r in ranked] == ["lasts", "code", "soon"]
-
-
 def test_settings_are_tried_beside_and_in_place_of_what_is_set_already():
     case = judged(Case(snapshot=holes(conf="roundup_power2_divisions:4")))
 

@@ -15,7 +15,6 @@ from fragdoctor.analysis.training_run import TrainingRun
 from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
 from fragdoctor.diagnosis.verdict_message import LIBRARIES
 from fragdoctor.frozen import frozen
-from fragdoctor.future.outlook import MAX_STEPS
 from fragdoctor.model.arrays import distinct
 from fragdoctor.model.case import CHECKPOINTING, NO_FAILURE, OomMessage
 from fragdoctor.model.conf_keys import KEYS, key_is_known
@@ -529,8 +528,6 @@ def prospect(outlook: Outlook | None) -> Prospect:
     """Return how well a run goes on that gets past the recorded failure."""
     if outlook is None or (outlook.state is OutlookState.OPEN and outlook.likely is None):
         return Prospect.OPEN
-    if steps_won(outlook) >= MAX_STEPS:
-        return Prospect.LIKELY  # as far as any other run is followed
     if outlook.state is OutlookState.OPEN:
         return Prospect.UNLIKELY if outlook.fails else Prospect.LIKELY
     return Prospect.FAILS if outlook.fails else Prospect.HOLDS
