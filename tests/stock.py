@@ -77,6 +77,15 @@ def load_stock(path: str | Path) -> Snapshot:
     return from_python(pickle.loads(Path(path).read_bytes()))
 
 
+def _plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings without lists and tuples: the reader counts them as unknown."""
+    return {
+        key: _plain(value) if isinstance(value, dict) else value
+        for key, value in settings.items()
+        if not isinstance(value, list | tuple)
+    }
+
+
 def from_python(data: Any, provenance: Provenance | None = None) -> Snapshot:  # noqa: PLR0915 - slow and obvious
     """Turn the plain Python value of a snapshot into columns."""
     top = {"segments": data} if isinstance(data, list) else data
@@ -152,7 +161,7 @@ def from_python(data: Any, provenance: Provenance | None = None) -> Snapshot:  #
         blocks=BlockTable(**_arrays(BlockTable, blk)),
         events=EventTable(**_arrays(EventTable, ev)),
         oom_free_bytes=oom_free,
-        settings=AllocatorSettings.from_recorded(top["allocator_settings"])
+        settings=AllocatorSettings.from_recorded(_plain(top["allocator_settings"]))
         if "allocator_settings" in top
         else AllocatorSettings(),
         annotations=tuple(

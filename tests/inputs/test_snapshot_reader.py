@@ -448,6 +448,15 @@ def test_mutated_file_is_never_read_more_leniently_than_stock(data):
     assert_same(from_python(pickle.loads(raw)), result)
 
 
+def test_setting_that_is_a_tuple_is_left_out_as_unknown():
+    raw = pickled(snapshot(conf={"expandable_segments": True, "strange": ()}))
+
+    result = read_snapshot(raw)
+
+    assert "strange" not in result.settings.other
+    assert_same(from_python(pickle.loads(raw)), result)
+
+
 @settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused_or_read(raw):
