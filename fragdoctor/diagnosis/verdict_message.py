@@ -275,8 +275,7 @@ def _driver(message: OomMessage) -> Hypothesis:
             f"{format_size(message.process_bytes)}{whole} are in use on GPU "
             f"{message.device_index}: if this program did not run then, somebody else, or what is "
             "left of an earlier run, has them.",
-            settled_by="Give the error's message; fuser -v /dev/nvidia* also names processes that "
-            "nvidia-smi does not list.",
+            settled_by="fuser -v /dev/nvidia* also names processes that nvidia-smi does not list.",
             also=(Cause.CAPACITY,),
         )
     sign = sign_of(message)

@@ -21,6 +21,9 @@ _SHORTAGE: Final = re.compile(r"out[\s_-]of[\s_-](?:\w{1,10}\s)?memory|\bOOM\b",
 _MIN_USED: Final = 512
 """MiB: more than a desktop and a context; less is nobody's program."""
 
+FULL_SHARE: Final = 0.9
+"""Of a GPU's memory: with so much in use a program that asks for little fails there."""
+
 MAX_CHARS: Final = 256 * 1024
 
 

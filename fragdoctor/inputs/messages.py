@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from fragdoctor.frozen import frozen
-from fragdoctor.inputs.gpu_tables import fullest_gpu
+from fragdoctor.inputs.gpu_tables import FULL_SHARE, fullest_gpu
 from fragdoctor.inputs.log_cleaning import plain_lines, rank_in
 from fragdoctor.inputs.log_streams import LogStream, Window, windows
 from fragdoctor.inputs.scenes import line_starts, scan
@@ -36,6 +36,7 @@ from fragdoctor.inputs.xla_program import xla_program
 from fragdoctor.model.case import (
     BATCH_OF_ONE,
     CHECKPOINTING,
+    GPU_TABLE,
     NO_FAILURE,
     LogMarker,
     OomLog,
@@ -170,6 +171,7 @@ def find_messages(text: str) -> OomLog:
         or sorted(found.unread, key=lambda m: m.line)[:1]
         or _look_alike(text)
     )
+    messages = _with_table(messages, text)
     starts = line_starts(text, sorted({m.line for m in messages[:MAX_MESSAGES]}))
     messages = with_tracebacks(text, messages, starts)
     program = xla_program(text)
@@ -197,6 +199,26 @@ def find_messages(text: str) -> OomLog:
         utilization=utilization(text),
         program=() if program is None else program.parts,
     )
+
+
+def _with_table(messages: list[OomMessage], text: str) -> list[OomMessage]:
+    """Give the driver's error, which has no figures, those of a full GPU in a table beside it."""
+    is_bare = {m.kind == "driver-no-figures" and m.sub_kind in ("", GPU_TABLE) for m in messages}
+    table = fullest_gpu(text) if is_bare == {True} else None
+    if table is None or not table.total_bytes or not table.process_bytes:
+        return messages
+    if table.process_bytes < FULL_SHARE * table.total_bytes:
+        return messages
+    return [
+        replace(
+            m,
+            sub_kind=GPU_TABLE,
+            device_index=table.device_index,
+            total_bytes=table.total_bytes,
+            process_bytes=table.process_bytes,
+        )
+        for m in messages
+    ]
 
 
 @dataclass(slots=True)

@@ -125,6 +125,17 @@ def test_table_beside_words_about_a_failure_shows_who_fills_the_gpu(name):
     assert first.code == "free-other-process"
 
 
+def test_full_gpu_in_a_table_answers_for_the_drivers_error_which_has_no_figures():
+    error = "RuntimeError: CUDA error: out of memory\n"
+    full = TABLES["gpustat"].replace("12799", "15900")
+
+    verdict, first = first_of(full + error)
+    half_empty, _ = first_of(TABLES["gpustat"] + error)
+
+    assert (verdict.cause, first.code) == (Cause.OTHER_PROCESS, "free-other-process")
+    assert half_empty.cause is Cause.UNKNOWN
+
+
 @pytest.mark.parametrize("name", TABLES)
 def test_table_alone_is_no_failure(name):
     verdict = diagnose(case_of(f"How do I read this table?\n{TABLES[name]}")).verdict
