@@ -114,7 +114,8 @@ def summary(estimate: Estimate) -> str:
     else:
         where = f"the peak is in the {PHASES[footprint.peak.name]}."
         said = [f"Needs {bounds_text(estimate)} on a GPU, CUDA context not counted; {where}"]
-    return " ".join([*said, *_served(estimate), *_assumed(estimate.workload)])
+    assumed = _assumed(estimate.workload, is_planned=estimate.plans is not None)
+    return " ".join([*said, *_served(estimate), *assumed])
 
 
 def _planned(estimate: Estimate) -> str:
@@ -124,7 +125,7 @@ def _planned(estimate: Estimate) -> str:
         return f"No layout on up to {MOST_GPUS} x {gpu.name} surely fits."
     best = plans[0]
     each = f"{format_size(best.needs_high_bytes or 0)} of {format_size(gpu.usable_bytes)} usable"
-    cost = "" if best.price_per_hour is None else f", {best.price_per_hour:.2f} $ an hour"
+    cost = "" if best.price_per_hour is None else f", ${best.price_per_hour:,.2f} an hour"
     holds = f", {format_count(best.sequences)} sequences at once" if best.sequences else ""
     return f"Fits on {best.n_gpus} x {gpu.name}: {best.layout}; {each} each{holds}{cost}."
 
@@ -185,8 +186,8 @@ _PRECISIONS: Final = MappingProxyType(
 )
 
 
-def _assumed(w: Workload) -> list[str]:
-    """Return the assumptions that decide, in one sentence."""
+def _assumed(w: Workload, *, is_planned: bool = False) -> list[str]:
+    """Return the assumptions that decide, in one sentence; plans choose checkpointing."""
     if w.inference:
         cache = f" and {w.kv_dtype} KV cache" if w.kv_dtype else ""
         return [f"Counted: weights in {w.dtype}{cache}, batch {format_count(w.batch)}."]
@@ -203,7 +204,8 @@ def _assumed(w: Workload) -> list[str]:
         checkpointing = w.checkpointing
         is_off = checkpointing == "none"
         parts.append(f"{kind} attention")
-        parts.append("no checkpointing" if is_off else f"checkpointing {checkpointing}")
+        if not (is_off and is_planned):
+            parts.append("no checkpointing" if is_off else f"checkpointing {checkpointing}")
     if w.offload:
         parts.append(f"{' and '.join(w.offload)} on the host")
     return [f"Counted: {', '.join(parts)}."]

@@ -77,7 +77,7 @@ def plans_section(estimate: Estimate) -> doc.Section:
 
     def dollars(plan: Plan) -> str:
         price = plan.price_per_million_tokens
-        return "" if price is None else f"{price:.2f} $"
+        return "" if price is None else f"${price:,.2f}"
 
     table = doc.tabled(
         plans,
