@@ -39,6 +39,8 @@ def as_asked_for(workload: Workload, plan: Plan) -> Workload:
     }
     if "--checkpointing" in words:
         changes["checkpointing"] = "full"
+    if "--optimizer" in words:
+        changes["optimizer"] = "adamw-fused"
     if "--offload" in words:
         changes["offload"] = ("optimizer",)
     changes["sequence_parallel"] = "--sequence-parallel" in words
@@ -62,9 +64,18 @@ def test_no_fewer_gpus_would_do() -> None:
     fewest = min(p.n_gpus for p in plans_of(workload, CARD, {}) if "--offload" not in p.option)
 
     half = fewest // 2
+    workload = replace(workload, optimizer="adamw-fused")
     sharded = replace(workload, zero_stage=3, world_size=half, checkpointing="full")
     assert half >= 1
     assert (formula_needs(sharded).high_bytes or 0) > CARD.usable_bytes
+
+
+@pytest.mark.slow
+def test_seventy_billion_parameters_are_trained_on_sixteen_h100() -> None:
+    plans = plans_of(asked(inputs=("llama-3.1-70b",), seq=2048), gpu_of("h100"), {})
+
+    assert plans[0].n_gpus == 16
+    assert any("ZeRO-3" in p.layout and "fused AdamW" in p.layout for p in plans)
 
 
 def test_faster_plans_come_first_and_prices_follow_time() -> None:
