@@ -125,12 +125,11 @@ TRAINER_SOURCE = "PyTorch autograd: one gradient for each parameter, in its dtyp
 def formula_footprint(workload: Workload, *, is_whole: bool = True) -> Footprint:
     """Return the memory of a workload whose shape is known."""
     whole, workload = workload, _fullest(workload)
-    tape = play(workload, is_whole=is_whole)
+    tape, needs = play(workload, is_whole=is_whole), formula_needs(workload)
     workload = local_part(workload)
     states = states_of(workload)
     most = most_of_each(tape)
     items = [item for item in _items(workload, states, most) if item.n_bytes > 0]
-    needs = formula_needs(whole)
     published_low, published_high = published_range(needs)
     every = states.groups if whole is workload else states_of(whole).groups
     trained = sum(g.n_each * g.count for g in every if g.is_trained)

@@ -30,7 +30,7 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.formula import formula_needs, stages_of
 from fragdoctor.estimation.inference import cache_bytes_per_sequence
 from fragdoctor.estimation.serving import serving_of
-from fragdoctor.estimation.states import communication_elements, local_part, states_of
+from fragdoctor.estimation.states import communication_elements, local_part, n_gpus, states_of
 from fragdoctor.estimation.training_choices import precision_of
 from fragdoctor.model.gpus import GpuModel, Speeds, speeds_of
 from fragdoctor.model.memory_estimate import MOST_GPUS, FitState, Plan, RankNeeds, state_on
@@ -154,7 +154,7 @@ def _fits(way: Workload, gpu: GpuModel) -> bool:
 
 
 def _plan(way: Workload, gpu: GpuModel, speeds: Speeds, prices: Mapping[str, float]) -> Plan:
-    n = way.world_size * way.tensor_parallel * way.context_parallel * way.pipeline_parallel
+    n = n_gpus(way)
     sequences = 0
     if way.inference:
         serving = serving_of(way, gpu, utilization=UTILIZATION)
@@ -167,8 +167,8 @@ def _plan(way: Workload, gpu: GpuModel, speeds: Speeds, prices: Mapping[str, flo
         compute, traffic = _training_seconds(way, speeds)
         needs = {stage.stage or "every": formula_needs(stage) for stage in stages_of(way)}
         ranks = tuple(RankNeeds(k, v.low_bytes, v.high_bytes or 0) for k, v in needs.items())
-        whole = formula_needs(way)
-        low, high = whole.low_bytes, whole.high_bytes
+        most = max(ranks, key=lambda rank: rank.needs_high_bytes)
+        low, high = most.needs_low_bytes, most.needs_high_bytes
     seconds = compute + traffic
     price = prices.get(gpu.name)
     hourly = None if price is None else n * price
@@ -214,7 +214,7 @@ def _training_seconds(way: Workload, speeds: Speeds) -> tuple[float, float]:
     if world > 1:
         gradients = sum(g.gradient_bytes * g.count for g in trained)
         passes = way.grad_accumulation if way.zero_stage >= 2 else 1
-        moved: float = 2 * gradients * (passes if way.zero_stage >= 2 else 1)
+        moved: float = 2 * gradients * passes
         if way.zero_stage == 3:  # collected in forward and in backward, scattered gradients
             moved = passes * (2 * held + gradients)
         between = moved / _link(world, n, speeds)

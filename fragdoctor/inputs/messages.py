@@ -203,7 +203,7 @@ def find_messages(text: str) -> OomLog:
 
 def _with_table(messages: list[OomMessage], text: str) -> list[OomMessage]:
     """Give the driver's error, which has no figures, those of a full GPU in a table beside it."""
-    is_bare = {m.kind == "driver-no-figures" and m.sub_kind in ("", GPU_TABLE) for m in messages}
+    is_bare = {m.kind == "driver-no-figures" and not m.sub_kind for m in messages}
     table = fullest_gpu(text) if is_bare == {True} else None
     if table is None or not table.total_bytes or not table.process_bytes:
         return messages
