@@ -21,6 +21,8 @@ from fragdoctor.rehearsal.prescription.need import Need
 from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
 from fragdoctor.rehearsal.programs import Program
 
+pytest.importorskip("torch")  # the programs are rehearsed with it
+
 MODEL = """
 import torch
 from torch import nn

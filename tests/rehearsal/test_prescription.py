@@ -24,6 +24,8 @@ from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
 from fragdoctor.rehearsal.programs import Program
 from fragdoctor.report.views.prescription import shown
 
+pytest.importorskip("torch")  # the programs are rehearsed with it
+
 MODEL = """
 import sys
 import torch
