@@ -22,5 +22,10 @@ def test_script_imports_what_the_package_has(script: Path) -> None:
     ]
 
     for module, name in imports:
-        if not hasattr(importlib.import_module(str(module)), name):
-            importlib.import_module(f"{module}.{name}")
+        try:
+            if not hasattr(importlib.import_module(str(module)), name):
+                importlib.import_module(f"{module}.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            pytest.skip(f"{module} needs PyTorch")
