@@ -52,7 +52,7 @@ _FORMS: Final = tuple(
         rf"(?P<file>{_PATH}\.py):{_LINE}:? ?(?:in)?$",
     )
 )
-_MARKED_CODE: Final = re.compile(r"(?:-{2,20}>|❱)\s{0,4}(\d{1,7})\s(.{0,1000})")
+_MARKED_CODE: Final = re.compile(r"(?:-{1,20}>|❱)\s{0,4}(\d{1,7})\s(.{0,1000})")
 _WINDOWS: Final = re.compile(
     r"(?:\b[A-Z]:|~)\\\w|File \"(?:[\w .-]{1,80}\\){1,30}[\w.-]{1,80}\.py\""
 )

@@ -41,6 +41,17 @@ def test_heading_keeps_the_words_below_it():
     assert message.above == "In the validation."
 
 
+@pytest.mark.parametrize("arrow", ["----> 7", "-> 1150"])
+def test_arrow_of_ipython_shrinks_as_line_numbers_grow(arrow):
+    number = int(arrow.split()[1])
+    frame = f"/site-packages/m.py in convert(t)\n   {number - 1}  a = 1\n{arrow}  return t.to(d)\n"
+    text = f"{frame}\n{OOM}\n"
+
+    (message,) = find_messages(text).messages
+
+    assert (message.frames[-1].line, message.frames[-1].code) == (number, "return t.to(d)")
+
+
 def test_path_below_the_home_of_windows_is_no_escaped_text():
     text = (
         f"~\\env\\utils\\to_dense_adj.py in to_dense_adj(edges)\n---> 48 adj = zeros(n)\n\n{OOM}\n"
