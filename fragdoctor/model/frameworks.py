@@ -144,6 +144,7 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "--opt-sub-quad-attention",
             Change.WEIGHTS: "--medvram, or --lowvram, which keeps even less on the GPU",
         },
+        logs=r"use lower resolution|Torch active/reserved:",
     ),
     Framework(
         "TRL",

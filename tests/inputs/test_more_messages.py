@@ -36,6 +36,8 @@ DEVICE = {
     "of memory",
     "mapping": "RuntimeError: CUDA driver error: unknown error",
     "ComfyUI": "torch.OutOfMemoryError: Allocation on device",
+    "web UI": "RuntimeError: Not enough memory, use lower resolution (max approx. 832x832). Need: "
+    "3.2GB free, Have:2.8GB free",
     "DirectML": "RuntimeError: Could not allocate tensor with 3221225472 bytes. There is not "
     "enough GPU video memory available!",
     "bold": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate **3.00 GiB**",

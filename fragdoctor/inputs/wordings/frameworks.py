@@ -142,6 +142,13 @@ FRAMEWORKS: Final = (
         backend="cupy",
         may_be_prose=True,
     ),
+    Wording(
+        "web-ui-check",
+        # AUTOMATIC1111 1.0 to 1.10, modules/sd_hijack_optimizations.py: what its attention asks of
+        # the device before it computes; its "Need" is no size of a request.
+        r"notenoughmemory,uselowerresolution",
+        "figures-lost",
+    ),
     _other(
         "onnxruntime",
         r"failedtoallocatememoryforrequestedbufferofsize(?P<requested_bytes>COUNT)",
