@@ -67,6 +67,16 @@ LIBRARIES: Final = {
 }
 """Libraries that ask the driver for memory, by the kind or the finer kind of their messages."""
 
+_NAMED: Final = {"cusolver": "cuSOLVER", "cusparse": "cuSPARSE", "cufft": "cuFFT"}
+
+
+def library_of(message: OomMessage) -> str:
+    """Return the name of the library that failed; those of dense algebra share a kind."""
+    said = message.text.lower()
+    named = next((name for word, name in _NAMED.items() if word in said), None)
+    return named or LIBRARIES.get(message.kind) or LIBRARIES[message.sub_kind]
+
+
 NEGATIVES: Final = {
     "device-assert": "an index or label is out of range on the device",
     "illegal-access": "a kernel touched an address that is not its own",
@@ -132,6 +142,29 @@ TOLD: Final = {
         "host's out-of-memory killer ended them.",
         settled_by=SHOWS_KILL,
     ),
+    "mappings": Hypothesis(
+        Cause.HOST_MEMORY,
+        "The kernel refused to map a tensor's shared memory: where the piece is small, the process "
+        "has as many mappings as it may have (vm.max_map_count), which a DataLoader reaches that "
+        "hands over many small tensors; else the host's memory is full.",
+        Confidence.LIKELY,
+        "sysctl vm.max_map_count (65530 by default), wc -l /proc/PID/maps of the program, free -h.",
+    ),
+    "pool-full": Hypothesis(
+        Cause.CAPACITY,
+        "A step needed more tokens of KV cache than SGLang's pool had free; the pool is full, not "
+        "the GPU.",
+        Confidence.LIKELY,
+        "The lines above say how full the pool was (token usage).",
+    ),
+    "unbalanced-gpus": Hypothesis(
+        Cause.OTHER_PROCESS,
+        "SGLang found much less free memory on one GPU than on another before it loaded the model: "
+        "another process holds a part of it, or the GPUs are of different sizes.",
+        Confidence.LIKELY,
+        "nvidia-smi names who holds it.",
+        also=(Cause.CAPACITY,),
+    ),
     **dict.fromkeys(
         ("ggml-pinned", "pinned-host"),
         Hypothesis(
@@ -179,7 +212,7 @@ def _read(message: OomMessage) -> Hypothesis:
     if message.sub_kind in LIMIT_SUB_KINDS:
         return Hypothesis(Cause.MEMORY_LIMIT, LIMIT_SUB_KINDS[message.sub_kind], Confidence.PROVEN)
     if message.sub_kind in LIBRARIES and engine_of(message) is None:
-        return _beside_pytorch(LIBRARIES[message.sub_kind])
+        return _beside_pytorch(library_of(message))
     if message.kind == ALLOCATOR:
         return _allocator(message)
     return _OF_KIND.get(message.kind, _unknown)(message)
@@ -319,7 +352,7 @@ def _beside_pytorch(name: str) -> Hypothesis:
 
 
 def _library(message: OomMessage) -> Hypothesis:
-    name = LIBRARIES[message.kind]
+    name = library_of(message)
     if not message.is_device_oom:
         return Hypothesis(
             Cause.UNKNOWN,
@@ -454,7 +487,7 @@ def _host(message: OomMessage) -> Hypothesis:
         )
     elif message.sub_kind == "dev-shm":
         summary = "The shared memory of the host (/dev/shm) ran out, not the GPU's memory"
-        summary += ", and not the disk." if message.variant == "nccl-shm" else "."
+        summary += ", and not the disk." if "space" in message.text else "."
     elif is_kill:
         summary = "The process was killed, most often by the host's out-of-memory killer."
     else:

@@ -88,6 +88,106 @@ def test_pinned_memory_is_that_of_the_host(text: str) -> None:
     assert message.requested_bytes == 6 << 30
 
 
+TOLD_APART = {
+    "dev-shm": (
+        (
+            "RuntimeError: unable to resize file </torch_1_2> to the right size: No space left on "
+            "device (28)"
+        ),
+        (
+            "RuntimeError: unable to allocate shared memory(shm) for file </torch_1_2_0>: Resource "
+            "temporarily unavailable (11)"
+        ),
+    ),
+    "mappings": (
+        (
+            "RuntimeError: unable to mmap 72 bytes from file </torch_1_2_63998>: Cannot allocate "
+            "memory (12)"
+        ),
+        (
+            "RuntimeError: unable to mmap 2048 bytes from file <filename not specified>: Cannot "
+            "allocate memory (12)"
+        ),
+    ),
+    "page-file": (
+        "RuntimeError: Couldn't open shared file mapping: <torch_1_2_0>, error code: <1455>",
+    ),
+    "worker-gone": ("RuntimeError: DataLoader worker (pid(s) 41, 42) exited unexpectedly",),
+    "maybe-memory": (
+        "RuntimeError: cuFFT error: CUFFT_INTERNAL_ERROR",
+        (
+            "RuntimeError: cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR, when calling "
+            "`cusolverDnCreate(handle)`"
+        ),
+        "RuntimeError: cusolver error: 7, when calling `cusolverDnCreate(handle)`",
+        (
+            "RuntimeError: CUDA error: insufficient resources when calling "
+            "`cusparseSpGEMM_workEstimation( handle, opA, opB )`"
+        ),
+    ),
+    "buffer-too-large": (
+        (
+            "MPSCore/MPSNDArray.mm:850: failed assertion `[MPSNDArray initWithDevice:descriptor:"
+            "isTextureBacked:] Error: total bytes of NDArray > 2**32'"
+        ),
+        (
+            "MPSNDArray.mm:705: failed assertion '[MPSTemporaryNDArray initWithDevice:descriptor:] "
+            "Error: product of dimension sizes > 2**31'"
+        ),
+    ),
+    "pool-full": (
+        "RuntimeError: Prefill out of memory. Try to lower your batch size.",
+        (
+            "RuntimeError: Decode out of memory. Try to lower your batch size.\n"
+            "Try to allocate 127 tokens.\nAvailable tokens: 5248 (available_size=5248)"
+        ),
+    ),
+    "unbalanced-gpus": (
+        (
+            "ValueError: The memory capacity is unbalanced. Some GPUs may be occupied by other "
+            "processes. pre_model_load_memory=21.2, local_gpu_memory=14.1"
+        ),
+    ),
+    "on-chip": (
+        (
+            "No valid triton configs. OutOfMemoryError: out of resource: triton_mm Required: "
+            "294912 Hardware limit:232448 Reducing block sizes or `num_stages` may help."
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("sub_kind", "text"), [(kind, text) for kind, texts in TOLD_APART.items() for text in texts]
+)
+def test_what_ran_out_is_told_apart(sub_kind: str, text: str) -> None:
+    (message,) = find_messages(text).messages
+
+    assert message.sub_kind == sub_kind
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "DataLoader worker (pid(s) 41) exited unexpectedly with exit code 1. Details are lost",
+        (
+            "An attempt has been made to start a new process before the current process has "
+            "finished its bootstrapping phase.\nRuntimeError: DataLoader worker (pid(s) 41) exited "
+            "unexpectedly"
+        ),
+        (
+            "DataLoader worker (pid 41) is killed by signal: Segmentation fault.\nRuntimeError: "
+            "DataLoader worker (pid(s) 41) exited unexpectedly"
+        ),
+        "RuntimeError: Couldn't open shared file mapping: <torch_1_2>, error code: <0>",
+    ],
+)
+def test_worker_that_told_its_own_error_is_no_lack_of_memory(text: str) -> None:
+    log = find_messages(text)
+
+    assert {m.kind for m in log.messages} <= {"negative"}
+
+
 XLA = {
     "Out of memory allocating 6442450944 bytes.": None,
     "Failed to allocate request for 6.00GiB (6442450944B) on device ordinal 1": None,

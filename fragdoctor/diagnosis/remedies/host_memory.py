@@ -66,6 +66,11 @@ HOST_CHANGES: Final = {
     "worker-gone": "fewer worker processes: -npp and -nps of nnUNetv2_predict, nnUNet_n_proc_DA "
     "for nnU-Net's training, num_workers of a DataLoader; more memory for the machine or "
     "container",
+    "dataloader-gone": "num_workers=0 once, which shows an error that a worker keeps to itself; if "
+    f"it was memory: {_FEWER_WORKERS}; in Docker --shm-size=8g",
+    "mappings": "a higher vm.max_map_count (sysctl -w vm.max_map_count=1048576); fewer and larger "
+    "tensors in a sample (one padded tensor instead of a list), num_workers=0 for a test; what is "
+    "loaded in the dataset's __init__ kept as one array",
     "ggml-pinned": "GGML_CUDA_NO_PINNED=1 in the environment, with which llama.cpp takes ordinary "
     "host memory; in WSL2 a larger memory= in .wslconfig; then fewer layers on the GPU",
     "pinned-host": "fewer or smaller page-locked buffers (pin_memory=False in PyTorch's "

@@ -19,7 +19,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Proposal,
     Remedy,
 )
-from fragdoctor.diagnosis.verdict_message import LIBRARIES
+from fragdoctor.diagnosis.verdict_message import library_of
 from fragdoctor.model.case import OtherProcess
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence
@@ -180,8 +180,7 @@ class LibraryHeadroom(Remedy):
         """Propose headroom where such a library failed."""
         if not case.is_library_failure or case.message is None or case.is_of_other_program:
             return
-        library = LIBRARIES.get(case.kind) or LIBRARIES[case.message.sub_kind]
-        library = library.partition(",")[0]
+        library = library_of(case.message).partition(",")[0]
         yield self.proposal(
             weight=HELPS + 15,
             confidence=Confidence.POSSIBLE,

@@ -150,6 +150,14 @@ def _option(  # noqa: PLR0911 - one return a kind
             f"holds {format_size(m.total_bytes - m.free_bytes)} (nvidia-smi)",
             "A smaller KV cache.",
         )
+    if m.sub_kind == "pool-full":
+        return Option(
+            "Run fewer requests at a time, or give the pool more",
+            "a lower --max-running-requests, --schedule-conservativeness above 1, a smaller "
+            "--chunked-prefill-size; a higher --mem-fraction-static; a newer SGLang: several such "
+            "failures were its scheduler's",
+            "Fewer requests at a time.",
+        )
     if m.kv_tokens_capacity and m.kv_tokens_capacity > 0:
         return Option(
             f"Serve a context of {format_count(m.kv_tokens_capacity)} tokens",

@@ -114,6 +114,13 @@ MPS: Final = (
     _mps("mps-cut", rf"mpsbackendoutofmemory\.?(?:{_TRIED})?", may_be_prose=True),
     _mps("mps-cut", r"triedtoallocate<requested_bytes>on(?:shared|private)pool"),
     _mps("mps-buffer", r"invalidbuffersize:<requested_bytes>", "buffer-too-large", hint=""),
+    _mps(
+        "mps-array",
+        # Metal Performance Shaders, MPSNDArray.mm
+        r"ndarrayinitwithdevice[^;]{0,80}?error:(?:totalbytesofndarray|productofdimensionsizes)>2\*\*3[12]",
+        "buffer-too-large",
+        hint="",
+    ),
 )
 
 

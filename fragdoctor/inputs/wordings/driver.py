@@ -329,9 +329,22 @@ LIBRARIES: Final = (
     ),
     _cublas(
         "cublas-init",
-        r"(?:cu|hip)blas_status_not_initialized(?:whencalling`[^`]{1,120}`)?",
+        r"(?:(?:cu|hip)blas|cusolver)_status_not_initialized(?:,?whencalling`[^`]{1,120}`)?",
         "maybe-memory",
         refine=_backend,
+    ),
+    _cublas(
+        "cusolver-init",
+        r"cusolver(?:error:7|_status_internal_error),?whencalling`?cusolverdncreate",
+        "maybe-memory",
+    ),
+    # a call that works on an area of its own; cuSPARSE's product of sparse matrices asks for most
+    _cublas("cufft-internal", r"cufft_internal_error", "maybe-memory", is_device_oom=False),
+    _cublas(
+        "cusparse-resources",
+        r"cusparse_status_insufficient_resources|cudaerror:insufficientresourceswhencalling`?cusparse",
+        "maybe-memory",
+        is_device_oom=False,
     ),
     _cublas("rocblas", r"rocblas_status_memory_error", backend="rocm"),
     _cudnn("cudnn", r"cudnn_status_alloc_failed", refine=_backend),

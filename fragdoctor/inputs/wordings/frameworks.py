@@ -293,4 +293,20 @@ KV_CACHE_CHECKS: Final = (
         backend="sglang",
         hint="mem-fraction-static",
     ),
+    Wording(
+        "sglang-pool",
+        # sglang/srt/mem_cache/common.py: alloc_token_slots and its paged kin
+        r"(?:prefill|decode)outofmemory\.trytoloweryourbatchsize",
+        "pool-full",
+        kind=KV_CACHE,
+        backend="sglang",
+    ),
+    Wording(
+        "sglang-unbalanced",
+        # sglang/srt/model_executor/model_runner.py: before the model is loaded
+        r"thememorycapacityisunbalanced",
+        "unbalanced-gpus",
+        kind=OTHER,
+        backend="sglang",
+    ),
 )

@@ -12,6 +12,7 @@ from fragdoctor.inputs.wordings.wording import (
     SHARED_MEMORY,
     Wording,
     alone,
+    only_where,
     where,
 )
 
@@ -98,7 +99,7 @@ HOST_MEMORY: Final[tuple[Wording, ...]] = (
     _shm(
         "nccl-shm",
         r"(?:calltoposix_fallocatefailed|error:failedtoextend/dev/shm/[\w.-]{1,80}to"
-        r"(?P<requested_bytes>COUNT)bytes|unabletowritetofile</torch_\w{1,80}>"
+        r"(?P<requested_bytes>COUNT)bytes"
         r"|errorwhilecreatingsharedmemorysegment[/\w.-]{0,100}\(size(?P<_size>\d{1,15})\))"
         r"[,:]{0,2}(?:error)?:?nospaceleftondevice",
     ),
@@ -108,6 +109,23 @@ HOST_MEMORY: Final[tuple[Wording, ...]] = (
         r"\(size(?P<requested_bytes>COUNT)\)",
     ),
     _shm("shared-memory-full", r"dataloader'?sworkersareoutofsharedmemory"),
+    # aten/src/ATen/MapAllocator.cpp; on Windows the page file stands behind shared memory, and
+    # 1455 is its ERROR_COMMITMENT_LIMIT
+    _shm(
+        "torch-shm",
+        r"unableto(?:writetofile|resizefile)<[^<>]{1,120}>(?:totherightsize)?:nospaceleftondevice",
+    ),
+    _shm("torch-shm", r"unabletoallocatesharedmemory\(shm\)forfile<[^<>]{1,120}>"),
+    _host(
+        "mappings",
+        r"unabletommap\d{1,20}bytesfromfile<[^<>]{0,120}>:cannotallocatememory(?:\(12\))?",
+        "mappings",
+    ),
+    _host(
+        "page-file",
+        r"couldn'?t(?:open|create|map)[a-z]{4,40}:?<torch_\w{1,80}>,errorcode:[<]1455>",
+        "page-file",
+    ),
     _host(
         "dataloader-killed",
         r"dataloaderworker(?:\(pid\(?s?\)?:?[\d,]{1,60}\))?iskilledbysignal:killed",
@@ -117,6 +135,15 @@ HOST_MEMORY: Final[tuple[Wording, ...]] = (
         "dataloader-killed",
         r"dataloaderworker\(pid\(?s?\)?:?[\d,]{1,60}\)exitedunexpectedlywithexitcode-?9",
         "oom-killer",
+    ),
+    # torch/utils/data/dataloader.py, _try_get_data: with an exit code it was the worker's own error
+    _host(
+        "dataloader-gone",
+        r"dataloaderworker\(pid\(?s?\)?:?[\d,]{1,60}\)exitedunexpectedly(?!withexit)",
+        "worker-gone",
+        # a script without "if __name__ == '__main__'" starts itself anew in each worker
+        refine=only_where("bootstrappingphase|segmentationfault", 8000, 2000, is_there=False),
+        group="workers",
     ),
     # batchgenerators 0.21 to 0.25, nondet_multi_threaded_augmenter.py; nnunetv2 2.0 to 2.6,
     # utilities/file_path_utilities.py and inference/predict_from_raw_data.py
@@ -270,6 +297,12 @@ NOT_DEVICE_MEMORY: Final = (
         "triton-shared-memory",
         r"(?:outofresources:)?outofresource:(?:sharedmemory|tensormemory|threads|registers)"
         r"(?:,required:\d{1,12},,?hardwarelimit(?:ation)?:\d{1,12})?",
+        group="triton",
+    ),
+    # torch/_inductor/runtime/triton_heuristics.py: OutOfMemoryError("out of resource: NAME ...")
+    _on_chip(
+        "triton-shared-memory",
+        r"outofresource:\w{1,80}?required:\d{1,12}hardwarelimit:\d{1,12}",
         group="triton",
     ),
     _on_chip("ptxas-shared-memory", r"usestoomuchshareddata"),
