@@ -259,12 +259,16 @@ class Snapshot:
 
     def frame(self, frame_id: int) -> Location:
         """Return one frame; its line is 0 to 2**64 - 1 as the file has it."""
-        table = self.frames
-        return Location(
-            self.strings[int(table.filename[frame_id])],
-            int(table.line[frame_id]),
-            self.strings[int(table.name[frame_id])],
-        )
+        found = self._locations.get(frame_id)
+        if found is None:
+            table, text = self.frames, self.strings
+            file, name = text[int(table.filename[frame_id])], text[int(table.name[frame_id])]
+            found = self._locations[frame_id] = Location(file, int(table.line[frame_id]), name)
+        return found
+
+    @cached_property
+    def _locations(self) -> dict[int, Location]:
+        return {}
 
     def location(self, frame_id: int) -> Location | None:
         """Return one frame; None for id -1."""
@@ -275,9 +279,7 @@ class Snapshot:
         if stack_id < 0:
             return ()
         low, high = int(self.stacks.offsets[stack_id]), int(self.stacks.offsets[stack_id + 1])
-        ids, table, text = self.stacks.frames[low:high], self.frames, self.strings
-        columns = (c[ids].tolist() for c in (table.filename, table.line, table.name))
-        return tuple(Location(text[f], line, text[n]) for f, line, n in zip(*columns, strict=True))
+        return tuple(map(self.frame, self.stacks.frames[low:high].tolist()))
 
     def __repr__(self) -> str:
         """Return a line about it: the columns may hold millions of rows."""
