@@ -20,7 +20,7 @@ from fragdoctor.cli.options import command_with, parameters_of
 from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fragdoctor.estimation.families import UncoveredModelError
+    from fragdoctor.estimation.config_json import UncoveredModelError
     from fragdoctor.estimation.request import Request
     from fragdoctor.model.gpus import GpuModel
     from fragdoctor.model.memory_estimate import Estimate
@@ -66,7 +66,7 @@ def _answer(
         return _of_own_model(chosen, look, given)
     if route is Route.LIBRARY:
         return _of_library(chosen, look, given)
-    from fragdoctor.estimation.families import UncoveredModelError
+    from fragdoctor.estimation.config_json import UncoveredModelError
 
     try:
         return _of_formulas(chosen, look, files)

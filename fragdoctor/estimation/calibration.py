@@ -1,6 +1,6 @@
 """How far what others measured on real GPUs lay outside the bounds of the formulas.
 
-The bounds of :func:`fragdoctor.estimation.tape.needs_of` hold for code that does what the formulas
+The bounds of :func:`fragdoctor.estimation.bounds.needs_of` hold for code that does what the formulas
 say, and decide whether it fits. Programs of others differ: libraries keep more, texts are shorter
 than stated, figures come from ``nvidia-smi``. By how much was measured, not reasoned: of each
 published figure of the half that may be looked at, its ratio to the lower and to the upper bound;
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from fragdoctor.estimation.tape import Needs
+from fragdoctor.estimation.bounds import Needs
 
 LOW_FACTOR: Final = 0.833
 """Of the lower bound."""

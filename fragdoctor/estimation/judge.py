@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from fragdoctor.estimation.formula import formula_footprint, formula_needs, settled
+from fragdoctor.estimation.formula import formula_footprint, formula_needs
 from fragdoctor.estimation.measures import Measure, cheapest_combinations, measures_for
 from fragdoctor.estimation.request import Request, error_of, workload_of
-from fragdoctor.estimation.tape import Needs
+from fragdoctor.estimation.bounds import Needs
 from fragdoctor.model.gpus import GpuModel
 from fragdoctor.model.memory_estimate import (
     Combination,
@@ -38,7 +38,7 @@ def estimate_of(request: Request, gpus: Sequence[GpuModel]) -> Estimate:
 
 def judged(workload: Workload, gpus: Sequence[GpuModel]) -> Estimate:
     """Return the estimate of a workload on each of the GPUs, and what would save memory."""
-    footprint = settled(workload, formula_footprint(workload))
+    footprint = formula_footprint(workload)
     fits = tuple(_fit(workload, footprint, gpu) for gpu in gpus)
     return Estimate(
         workload=workload,
@@ -138,15 +138,10 @@ def largest_batch(
 def _savings(workload: Workload, footprint: Footprint, gpus: Sequence[GpuModel]) -> list[Saving]:
     gpu = gpus[0] if gpus else None
     found = [
-        _saving(measure, footprint, _roughly(measure.applied_to(workload)), gpu)
+        _saving(measure, footprint, formula_footprint(measure.applied_to(workload)), gpu)
         for measure in measures_for(workload)
     ]
     return sorted(found, key=lambda s: -s.saved_bytes)
-
-
-def _roughly(workload: Workload) -> Footprint:
-    """Return a footprint whose equal layers come and go together: its peak is the same."""
-    return formula_footprint(workload, is_whole=False)
 
 
 def _saving(measure: Measure, before: Footprint, after: Footprint, gpu: GpuModel | None) -> Saving:

@@ -432,8 +432,7 @@ def _config_beside(path: Path) -> Config | None:
 
 
 def _config_dtype(config: Config) -> str:
-    quantised, _ = quantised_dtype(config)
-    if quantised:
+    if quantised := quantised_dtype(config):
         return quantised
     inner = config.get("text_config")
     inner = inner if isinstance(inner, dict) else {}

@@ -28,7 +28,7 @@ from typing import Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.formula import formula_needs, stages_of
-from fragdoctor.estimation.inference import cache_bytes_per_sequence
+from fragdoctor.estimation.kv_cache import cache_bytes_per_sequence
 from fragdoctor.estimation.serving import serving_of
 from fragdoctor.estimation.states import communication_elements, local_part, n_gpus, states_of
 from fragdoctor.estimation.training_choices import precision_of
@@ -207,7 +207,7 @@ def _training_seconds(way: Workload, speeds: Speeds) -> tuple[float, float]:
     compute = tokens * (each * active + each / 6 * looked_back) / (n * speeds.operations)
 
     local = local_part(way)
-    trained = [g for g in states_of(local).groups if g.is_trained]
+    trained = [g for g in states_of(local) if g.is_trained]
     held = sum(g.n_each * g.count for g in local.shape.parameters) * precision.compute
     world, layers = way.world_size, local.shape.n_layers
     traffic = 0.0
@@ -239,7 +239,7 @@ def _training_seconds(way: Workload, speeds: Speeds) -> tuple[float, float]:
 def _serving_seconds(way: Workload, sequences: int, speeds: Speeds) -> tuple[float, float]:
     """Return the seconds of reading and of communication for each token of all replicas."""
     local, precision = local_part(way), precision_of(way.dtype)
-    weights = sum(g.stored_bytes * g.count for g in states_of(local).groups)
+    weights = sum(g.stored_bytes * g.count for g in states_of(local))
     read = weights + sequences * cache_bytes_per_sequence(replace(local, cache="paged"))
     computed = 2 * sequences * way.shape.n_parameters / way.tensor_parallel / speeds.operations
     stream = sequences * way.shape.hidden * precision.compute

@@ -14,7 +14,8 @@ from fragdoctor.estimation.model_shapes import (
     model_of,
     parse_count,
 )
-from fragdoctor.estimation.states import check_parallel, is_lora_target
+from fragdoctor.estimation.layer import adapted
+from fragdoctor.estimation.states import check_parallel
 from fragdoctor.estimation.training_choices import dtype_bytes, optimizer_of, precision_of
 from fragdoctor.frozen import frozen
 from fragdoctor.model.workload import Attention, FsdpKind, Loss, ModelShape, Workload
@@ -34,11 +35,6 @@ FORMULA_ERROR: Final = (
     "library is installed, --model your own code."
 )
 
-UNCHECKED_ERROR: Final = (
-    "How sure: the 64 recorded runs and the 84 models of Transformers that the formulas were "
-    "compared with were not of this architecture: take it as a rough figure. --rehearse runs the "
-    "model's own class where its library is installed."
-)
 NO_LAYERS_ERROR: Final = (
     "How sure: parameters, gradients and optimizer states follow from the counts; activations, "
     "which can be the larger part, are not in it."
@@ -91,8 +87,6 @@ def error_of(workload: Workload) -> str:
     """Return how far off the formulas may be for this workload, in a sentence."""
     if not workload.shape.has_layers:
         return NO_LAYERS_ERROR
-    if not workload.shape.is_checked:
-        return UNCHECKED_ERROR
     return INFERENCE_ERROR if workload.inference else FORMULA_ERROR
 
 
@@ -176,7 +170,7 @@ def _check_targets(workload: Workload) -> None:
     if not workload.lora_rank:
         return
     groups = workload.shape.parameters
-    if not any(is_lora_target(workload, group) for group in groups):
+    if not adapted(workload):
         names = dict.fromkeys(
             g.name.removesuffix(".weight").split(".")[-1]
             for g in groups
