@@ -224,9 +224,7 @@ def quantised_dtype(config: Config) -> str:
     return "int8" if stated.get("load_in_8bit") is True or bits == 8 else ""
 
 
-def _shape(
-    reader: ConfigReader, a: Architecture, kind: str, notes: tuple[str, ...]
-) -> ModelShape:
+def _shape(reader: ConfigReader, a: Architecture, kind: str, notes: tuple[str, ...]) -> ModelShape:
     whole, flag, config = reader.whole, reader.flag, reader.config
     hidden, n_layers = whole("hidden"), whole("n_layers", limit=MAX_LAYERS)
     n_heads, vocab = whole("n_heads"), whole("vocab")
@@ -297,7 +295,7 @@ def _shape(
     )
 
 
-def _latent(reader: ConfigReader) -> dict[str, int]:
+def _latent(reader: ConfigReader) -> dict[str, Any]:
     """Return the widths of latent attention, where the file has them."""
     if not reader.config.get("kv_lora_rank"):
         return {}

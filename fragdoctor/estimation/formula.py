@@ -178,9 +178,7 @@ def values_of(workload: Workload, states: Sequence[GroupState]) -> dict[str, int
     }
 
 
-def _items(
-    workload: Workload, states: Sequence[GroupState], most: Mapping[str, int]
-) -> list[Item]:
+def _items(workload: Workload, states: Sequence[GroupState], most: Mapping[str, int]) -> list[Item]:
     """Return the rows of a footprint, each with its formula, its numbers and its source."""
     precision, optimizer = precision_of(workload.dtype), optimizer_of(workload.optimizer)
     numbers = partial(in_numbers, values=values_of(workload, states))
@@ -201,9 +199,8 @@ def _items(
     weights = f"P x {precision.weight:g} B"
     if precision.linear_weight != precision.weight or workload.lora_rank:
         adapters = " + P_adapters x 4 B" if workload.lora_rank else ""
-        weights = (
-            f"(P_linear x {precision.linear_weight:g} B + P_rest x {precision.weight:g} B{adapters})"
-        )
+        linear, rest = f"{precision.linear_weight:g} B", f"{precision.weight:g} B"
+        weights = f"(P_linear x {linear} + P_rest x {rest}{adapters})"
     logits = units(workload)["B*S*V"]
     of_logits = f"B*S*V x {round(most['logits'] / logits, 1):g} B" if logits else ""
     if workload.inference and not workload.keeps_logits:

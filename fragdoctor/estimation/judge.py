@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from fragdoctor.estimation.bounds import Needs
 from fragdoctor.estimation.formula import formula_footprint, formula_needs
 from fragdoctor.estimation.measures import Measure, cheapest_combinations, measures_for
 from fragdoctor.estimation.request import Request, error_of, workload_of
-from fragdoctor.estimation.bounds import Needs
 from fragdoctor.model.gpus import GpuModel
 from fragdoctor.model.memory_estimate import (
     Combination,

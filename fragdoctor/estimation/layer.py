@@ -129,8 +129,8 @@ def norm_op(norm: Norm, precision: Precision, slot: str, *, trains: bool = True)
     inputs = (Term("B*S*H", residual),)
     source = Term("B*S*H", residual, "input")
     if norm is Norm.LAYERNORM:
-        saved = (source, Term("B*S", 2 * FP32, "mean and deviation"))
-        return Op(slot, slot, saved, inputs, ends_branch=True)
+        mean = Term("B*S", 2 * FP32, "mean and deviation")
+        return Op(slot, slot, (source, mean), inputs, ends_branch=True)
     if norm is Norm.RMSNORM:
         return Op(slot, slot, (source, Term("B*S", FP32, "deviation")), inputs, ends_branch=True)
     kept = [Term("B*S*H", FP32, "input" if residual == FP32 else "fp32 input")]
@@ -182,7 +182,9 @@ def _attention_ops(workload: Workload, precision: Precision) -> list[Op]:
         )  # fmt: skip
     kind = attention_used(workload, precision)
     # The projection's input is the attention's output, which fused kernels keep anyway.
-    into = (Term("B*S*Q", c, "attention output"),) if kind is not Attention.FLASH else ()
+    into: tuple[Term, ...] = (
+        (Term("B*S*Q", c, "attention output"),) if kind is not Attention.FLASH else ()
+    )
     if workload.lora_rank:
         into = linear_input("B*S*Q", precision, workload, "out", 1)
     projection = Op("output projection", "out", into, (Term("B*S*Q", c),))
@@ -213,9 +215,7 @@ def _core_attention(workload: Workload, precision: Precision, kind: Attention) -
             Term("B*a*S*S", FP32, "probabilities"),
             Term("B*a*S*S", (FP32 + 1) * dropped, "dropped probabilities and mask"),
         )
-        return Op(
-            "attention by SDPA's fallback", "", saved, inputs, (Term("B*a*S*S", 3 * FP32),)
-        )
+        return Op("attention by SDPA's fallback", "", saved, inputs, (Term("B*a*S*S", 3 * FP32),))
     softmax = FP32 if precision.is_autocast or shape.softmax_fp32 else c
     saved = (
         Term("B*S*Q", 3 * c, "query, key and value"),
@@ -321,8 +321,8 @@ _ATTENTION_SLOTS: Final = ("qkv", "out")
 _OTHER_NAMES: Final[Mapping[str, str]] = {
     name: slot
     for slot, names in (
-        ("qkv", "q_proj k_proj v_proj qkv_proj qkv query_key_value c_attn Wqkv W_pack query key "
-                "value wq wk wv"),
+        ("qkv", ("q_proj k_proj v_proj qkv_proj qkv query_key_value c_attn Wqkv W_pack query key "
+                "value wq wk wv")),
         ("out", "o_proj out_proj wo dense"),
         ("up", "gate_proj up_proj gate_up_proj fc1 w1 w3 c_fc dense_h_to_4h fc_in"),
         ("down", "down_proj fc2 w2 dense_4h_to_h fc_out"),

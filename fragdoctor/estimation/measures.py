@@ -11,9 +11,9 @@ from dataclasses import field, replace
 from itertools import product
 from typing import Any, Final
 
+from fragdoctor.estimation.bounds import Needs
 from fragdoctor.estimation.layer import attention_used
 from fragdoctor.estimation.states import n_gpus
-from fragdoctor.estimation.bounds import Needs
 from fragdoctor.estimation.training_choices import (
     ADAM_8BIT,
     AUTOCAST_DOC,

@@ -7,6 +7,7 @@ from dataclasses import field, fields, replace
 from typing import Any, Final
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.estimation.layer import adapted
 from fragdoctor.estimation.model_shapes import (
     MAX_PARAMETERS,
     Overrides,
@@ -14,7 +15,6 @@ from fragdoctor.estimation.model_shapes import (
     model_of,
     parse_count,
 )
-from fragdoctor.estimation.layer import adapted
 from fragdoctor.estimation.states import check_parallel
 from fragdoctor.estimation.training_choices import dtype_bytes, optimizer_of, precision_of
 from fragdoctor.frozen import frozen

@@ -279,9 +279,7 @@ def _state(
     )
 
 
-def _state_bytes(
-    optimizer: OptimizerSpec, group: ParameterGroup, own: int, element: float
-) -> int:
+def _state_bytes(optimizer: OptimizerSpec, group: ParameterGroup, own: int, element: float) -> int:
     if optimizer.is_paged:  # the driver moves them to the host when the GPU is full
         return 0
     copies, kept, more = optimizer.copies, own, 0.0

@@ -8,7 +8,6 @@ in the backward pass of the last or of the first layer, or in the optimizer's st
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from math import ceil, isqrt
 from typing import Final, NamedTuple
@@ -120,6 +119,11 @@ def largest_tensor(workload: Workload) -> int:
     return int(max(each))
 
 
+def _plus(live: Live, **more: float) -> dict[str, float]:
+    """Return what is alive, and more of it."""
+    return {**live, **{name: live.get(name, 0) + n_bytes for name, n_bytes in more.items()}}
+
+
 def _total(states: Sequence[GroupState], what: str) -> int:
     return sum(getattr(g, what) * g.count for g in states)
 
@@ -127,7 +131,9 @@ def _total(states: Sequence[GroupState], what: str) -> int:
 def _copies(states: Sequence[GroupState], workload: Workload, *, layered: bool) -> float:
     """Return the 16-bit copies of linear weights: autocast's, or those of fp8 training."""
     precision = precision_of(workload.dtype)
-    roles = (Role.LINEAR, Role.HEAD) if precision.is_autocast else (*LINEAR, Role.HEAD)
+    roles: tuple[Role, ...] = (
+        (Role.LINEAR, Role.HEAD) if precision.is_autocast else (*LINEAR, Role.HEAD)
+    )
     if precision.is_quantised:
         roles = (Role.HEAD,)
     is_tied = workload.shape.tied_head and workload.shape.has_lm_head
@@ -143,9 +149,7 @@ def _copies(states: Sequence[GroupState], workload: Workload, *, layered: bool) 
 def _inference(workload: Workload, states: Sequence[GroupState], start: Live) -> Iterator[Moment]:
     """Yield a prefill of ``seq`` tokens with room for ``new_tokens`` more."""
     precision, shape = precision_of(workload.dtype), workload.shape
-    live = Counter(start) + Counter(
-        kv_cache=workload.batch * cache_bytes_per_sequence(workload)
-    )
+    live = _plus(start, kv_cache=workload.batch * cache_bytes_per_sequence(workload))
     if not shape.has_layers or not workload.seq:
         yield Moment(PhaseName.INFERENCE, "prefill", live)
         return
@@ -158,14 +162,14 @@ def _inference(workload: Workload, states: Sequence[GroupState], start: Live) ->
         bytes_of((*op.inputs, *after.inputs), sizes) + bytes_of(op.scratch, sizes) // 2
         for op, after in zip(ops, [*ops[1:], ops[0]], strict=True)
     )
-    yield Moment(PhaseName.INFERENCE, "prefill", live + Counter(activations=stream + most))
+    yield Moment(PhaseName.INFERENCE, "prefill", _plus(live, activations=stream + most))
     logits, text = workload.batch * shape.vocab * FP32, "logits of the last token"
     if workload.keeps_logits:
         # Transformers before 4.45 (its pull request 31292) made logits of the whole prompt, and an
         # fp32 copy of them by logits.float() while the first ones were alive.
         c, text = precision.compute, "logits of the whole prompt"
         logits = sizes["B*S*V"] * (c if c == FP32 else c + FP32)
-    yield Moment(PhaseName.INFERENCE, text, live + Counter(logits=logits))
+    yield Moment(PhaseName.INFERENCE, text, _plus(live, logits=logits))
 
 
 class _Step:
@@ -176,14 +180,14 @@ class _Step:
         self.precision = precision_of(workload.dtype)
         self.accumulates = workload.grad_accumulation > 1
         trained = [g for g in states if g.is_trained]
-        live = Counter(start)
+        live = dict(start)
         live["optimizer_states"] = _total(trained, "state_bytes")
         if workload.master_weights and "optimizer" not in workload.offload:
             live["master_weights"] = sum(g.n_own * g.count for g in trained) * int(FP32)
         if workload.world_size > 1 and not workload.zero_stage:  # DistributedDataParallel's
             live["buckets"] = _total(trained, "gradient_bytes")
         self.all_gradients = sum(g.kept_gradient_bytes * g.count for g in states if g.has_gradient)
-        self.start, self.passes = live, Counter(live)
+        self.start, self.passes = live, dict(live)
         if self.accumulates:
             self.passes["gradients"] = self.all_gradients
         layers = gathered_layers(workload)
@@ -197,7 +201,7 @@ class _Step:
         if self.workload.shape.has_layers and self.workload.seq:
             yield from self._passes()
         else:
-            everything = self.start + Counter(gradients=self.all_gradients)
+            everything = _plus(self.start, gradients=self.all_gradients)
             yield Moment(PhaseName.FORWARD, "forward", self.passes)
             yield Moment(PhaseName.BACKWARD, "backward", everything)
         optimizer = optimizer_of(self.workload.optimizer)
@@ -206,9 +210,9 @@ class _Step:
             steps = [max((g.step_bytes for g in self.states if g.is_trained), default=0)]
         here = "optimizer" not in self.workload.offload
         moved = ceil(optimizer.step_copies) * sum(steps) if here else 0
-        step = Counter(gradients=self.all_gradients, optimizer_temporaries=moved)
         del self.start["inputs"]
-        yield Moment(PhaseName.OPTIMIZER_STEP, "optimizer step", self.start + step)
+        step = _plus(self.start, gradients=self.all_gradients, optimizer_temporaries=moved)
+        yield Moment(PhaseName.OPTIMIZER_STEP, "optimizer step", step)
 
     def _passes(self) -> Iterator[Moment]:
         w, p = self.workload, self.precision
@@ -225,30 +229,31 @@ class _Step:
         final = norm_op(w.shape.norm, p, "final", trains=not w.lora_rank)
         last = bytes_of(final.saved, sizes) + hidden * p.compute
         last += 0 if any(t.label == "input" for t in final.saved) else stream
-        kept = Counter(
+        # Autocast's cache holds copies till the end of the forward pass, the graph till backward.
+        cached = n_layers * self.copies if p.is_autocast or not segment else 0.0
+        passes = _plus(
+            self.passes,
             activations=(n_segments * stream if segment else n_kept * self.layer) + last,
-            weight_copies=_copies(self.states, w, layered=False)
-            + (0 if segment and not p.is_autocast else n_layers * self.copies),
+            weight_copies=_copies(self.states, w, layered=False) + cached,
         )
         logits, v = loss_bytes(w), sizes["B*S*V"]
         made, moved = self._gradients("head")
         done, _ = self._gradients("final_norm")
-        passes, backward = self.passes + kept, PhaseName.BACKWARD
+        backward = PhaseName.BACKWARD
         if loss_of(w) is Loss.FUSED:  # Liger's: a chunk's logits are as large as hidden states
             at_loss = hidden * (2 * p.compute + FP32)
             forward, back, gradient = at_loss, hidden * p.compute, hidden * p.compute
         else:
             forward, back = v * logits.forward, v * logits.backward
             gradient = v * p.compute
-        yield Moment(PhaseName.FORWARD, "loss", passes + Counter(logits=forward))
-        if segment:  # autocast's cache ends with the forward pass
-            passes["weight_copies"] -= n_layers * self.copies
-        yield Moment(backward, "backward of the loss", passes + Counter(logits=back))
+        yield Moment(PhaseName.FORWARD, "loss", _plus(passes, logits=forward))
+        if segment:
+            passes["weight_copies"] -= cached
+        yield Moment(backward, "backward of the loss", _plus(passes, logits=back))
         moves = hidden * p.compute
-        head = Counter(logits=gradient, temporaries=moves + moved)
-        yield Moment(backward, "backward of the head", passes + head)
-        head = Counter(gradients=made, temporaries=moves + moved)
-        yield Moment(backward, "backward of the head", passes + head)
+        for more in ({"logits": gradient}, {"gradients": made}):
+            head = _plus(passes, temporaries=moves + moved, **more)
+            yield Moment(backward, "backward of the head", head)
 
         made += done
         for layer in (n_layers, 1):
@@ -258,11 +263,12 @@ class _Step:
             tied = [g.gradient_bytes for g in self.states if g.slot == "head" and g.is_trained]
             extra = max(tied, default=0) * (1 if p.is_autocast else 2)
         _, moved = self._gradients("embedding")
-        at_end = Counter(
+        at_end = _plus(
+            self.passes,
             gradients=0 if self.accumulates else self.all_gradients,
             activations=self._held(n_segments, segment), temporaries=stream + extra + moved,
         )  # fmt: skip
-        yield Moment(backward, "backward of the embedding", self.passes + at_end)
+        yield Moment(backward, "backward of the embedding", at_end)
 
     def _layer(self, layer: int, segment: int, outside: float) -> Iterator[Moment]:
         """Yield the backward pass of a layer, or of the checkpointed segment that it ends."""
@@ -283,7 +289,8 @@ class _Step:
         text = f"backward of layer {layer} of {n_layers}"
         for before, inputs, n_done in dict.fromkeys(places):
             gradients = 0.0 if self.accumulates else outside + n_done * in_layer
-            live = self.passes + Counter(
+            live = _plus(
+                self.passes,
                 activations=before * self.layer + inputs,
                 weight_copies=before * self.copies,
                 gathered_parameters=self.gathered,
@@ -300,11 +307,12 @@ class _Step:
             scratch = bytes_of(op.scratch, self.sizes) + self._dequantised(op.slot)
             gradients, moved = self._gradients(op.slot)
             for more, of_op in ((scratch, 0.0), (moved, gradients)):
-                now = Counter(
+                now = _plus(
+                    live,
                     activations=kept, weight_copies=self.copies,
                     gradients=made + of_op, temporaries=incoming + back + more,
                 )  # fmt: skip
-                yield Moment(PhaseName.BACKWARD, text, live + now)
+                yield Moment(PhaseName.BACKWARD, text, now)
             made += gradients
             kept -= bytes_of(op.saved, self.sizes)
             incoming = 0 if op.ends_branch else back

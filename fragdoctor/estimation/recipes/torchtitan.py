@@ -12,15 +12,13 @@ from typing import Final
 from fragdoctor.estimation.recipes.accelerate import offload_to_host
 from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.entries import (
+    Becomes,
     Format,
     Reading,
-    Rule,
     count,
     dtype,
     facts,
-    harmless,
     is_off,
-    matters,
     name,
     optimizer_class,
     text_of,
@@ -44,8 +42,7 @@ _SMALL: Final = {
 }
 """Flavors that are no published model: the dimensions of ``torchtitan/models``."""
 
-_NO_FLOAT8: Final = "8-bit floating point is counted as bf16"
-_PARALLEL: Final[dict[str, Rule]] = facts(
+_PARALLEL: Final[dict[str, Becomes]] = facts(
     ("shard_degree", count, "data_parallel_shard_degree data_parallel_degree"),
     ("replicas", count, "data_parallel_replicate_degree"),
     ("tensor_parallel", count, "tensor_parallel_degree"),
@@ -56,11 +53,8 @@ _PARALLEL: Final[dict[str, Rule]] = facts(
     ("microbatch", count, "pipeline_parallel_microbatch_size"),
     ("schedule", text_of, "pipeline_parallel_schedule"),
     ("reshard", text_of, "fsdp_reshard_after_forward"),
-) | matters("""
-        enable_async_tensor_parallel: its buffers are not counted
-        disable_loss_parallel: logits are counted in parts: whole ones need more
-    """)
-_RULES: Final[dict[str, Rule]] = facts(
+)
+_RULES: Final[dict[str, Becomes]] = facts(
     ("flavor", text_of, "model.flavor"),
     ("family", text_of, "model.name"),
     ("model", name, "hf_transformers.model"),
@@ -75,21 +69,7 @@ _RULES: Final[dict[str, Rule]] = facts(
     ("ac", text_of, "activation_checkpoint.mode"),
     ("ac_option", text_of, "activation_checkpoint.selective_ac_option"),
     ("rank", count, "lora.rank"),
-) | matters(f"""
-        model.converters float8.enable_float8_linear: {_NO_FLOAT8}
-        optimizer.early_step_in_backward: gradients are counted until the step; freed in the \
-            backward pass, they need less
-        training.compile compile.enable: what a compiler saves is not counted
-        training.img_size: pictures are not counted
-        activation_checkpoint.memory_budget: a memory budget is not counted
-        data.max_patches_per_image data.max_images_per_batch: pictures are not counted: they need \
-            more
-        encoder.t5_encoder encoder.clip_encoder: encoders of texts are not counted: they need \
-            more
-        encoder.autoencoder_path: the autoencoder is not counted: it needs more
-        validation.enable: a validation pass is not counted; it keeps no activations
-        fault_tolerance.enable: copies for fault tolerance are not counted
-    """)
+)
 
 
 def _complete(reading: Reading, entries: Entries) -> None:
@@ -204,13 +184,6 @@ FORMAT: Final = Format(
         _RULES
         | {f"{section}.{key}": rule for key, rule in _PARALLEL.items()
            for section in ("parallelism", "training", "experimental")}
-    ),
-    harmless=harmless(
-        r"""
-        job profiling metrics model optimizer lr_scheduler training parallelism experimental
-        checkpoint activation_checkpoint compile float8 quantize mx comm memory_estimation
-        fault_tolerance validation inference encoder debug hf_transformers eval lora simple_fsdp
-        """,
     ),
     complete=_complete,
 )  # fmt: skip
