@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import fields, replace
 from inspect import Parameter
 from pathlib import Path
@@ -21,11 +22,11 @@ from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
     from fragdoctor.estimation.config_json import UncoveredModelError
-    from fragdoctor.estimation.request import Request
     from fragdoctor.model.gpus import GpuModel
     from fragdoctor.model.memory_estimate import Estimate
     from fragdoctor.model.recipe import RecipeUse
     from fragdoctor.model.rehearsal import RehearsalResult, RehearsalSweep
+    from fragdoctor.model.workload import Workload
     from fragdoctor.report.base import RenderOptions
 
 
@@ -102,7 +103,7 @@ def _of_formulas(chosen: EstimateOptions, look: RenderOptions, files: RecipeUse 
         ConfigError: options that exclude each other.
         InputError: an input is no model.
     """
-    from fragdoctor.estimation.judge import estimate_of
+    from fragdoctor.estimation.judge import judged
     from fragdoctor.model.gpus import gpu_of
     from fragdoctor.report.base import render
 
@@ -112,11 +113,11 @@ def _of_formulas(chosen: EstimateOptions, look: RenderOptions, files: RecipeUse 
     if chosen.plan and not gpus:
         raise ConfigError("--plan asks how many of a GPU.", hint="Add for example --gpu h100.")
     with console.Progress("Estimating"):
-        found = estimate_of(_request(chosen, gpus), gpus)
+        found = judged(_workload(chosen, gpus), gpus)
         if chosen.plan:
             from fragdoctor.estimation.plans import plans_of
 
-            plans = plans_of(found.workload, gpus[0], _prices(chosen.price or ()))
+            plans = plans_of(found.workload, gpus[0], _prices(chosen.price or (), gpus[0]))
             found = replace(found, plans=plans)
     if chosen.gpu_memory_utilization:
         found = _with_server(found, chosen, gpus)
@@ -124,33 +125,36 @@ def _of_formulas(chosen: EstimateOptions, look: RenderOptions, files: RecipeUse 
     return render("estimate", chosen.output_format.value, found, look, explain=chosen.explain)
 
 
-def _request(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Request:
+def _workload(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Workload:
     from fragdoctor.estimation.model_shapes import Overrides
-    from fragdoctor.estimation.request import Request
+    from fragdoctor.estimation.request import OPTIONS, workload_of
 
-    dimensions = _shared(chosen, Overrides) | {
+    dimensions = _shared(chosen, {field.name for field in fields(Overrides)}) | {
         "n_layers": chosen.layers,
         "n_heads": chosen.heads,
         "n_kv_heads": chosen.kv_heads,
     }
-    return Request(
-        **_shared(chosen, Request)
-        | {
-            "batch": _one_batch(chosen.batch or "1"),
-            "checkpointing": chosen.checkpointing.strip().lower(),
-            "lora_rank": chosen.lora or 0,
-            "zero_stage": 3 if chosen.fsdp else chosen.zero or 0,
-            "is_fsdp": chosen.fsdp,
-            "cache": "paged" if chosen.gpu_memory_utilization else chosen.cache.value,
-            "keeps_logits": chosen.keep_logits,
-            "compute": gpus[0].compute if gpus else "",
-            "overrides": Overrides(**dimensions),
-        }
-    )
+    options = _shared(chosen, OPTIONS - {"loss"}) | {
+        "batch": _one_batch(chosen.batch or "1"),
+        "checkpointing": chosen.checkpointing.strip().lower(),
+        "lora_rank": chosen.lora or 0,
+        "zero_stage": 3 if chosen.fsdp else chosen.zero or 0,
+        "is_fsdp": chosen.fsdp,
+        "cache": "paged" if chosen.gpu_memory_utilization else chosen.cache.value,
+        "keeps_logits": chosen.keep_logits,
+        "loss": chosen.logits,
+        "compute": gpus[0].compute if gpus else "",
+    }
+    overrides = Overrides(**dimensions)
+    return workload_of(chosen.inputs or (), chosen.params or "", overrides, **options)
 
 
-def _prices(given: Sequence[str]) -> Mapping[str, float]:
-    """Return dollars an hour by the name of a GPU."""
+def _prices(given: Sequence[str], gpu: GpuModel) -> Mapping[str, float]:
+    """Return dollars an hour by the name of the GPU that is planned for.
+
+    Raises:
+        ConfigError: it is no price, or one of another GPU.
+    """
     from fragdoctor.model.gpus import gpu_of
 
     prices = {}
@@ -162,13 +166,17 @@ def _prices(given: Sequence[str]) -> Mapping[str, float]:
             raise ConfigError(
                 f"--price {text} is no price.", hint="Write for example --price h100=2.5."
             ) from None
+        if gpu_of(name).name != gpu.name:
+            raise ConfigError(
+                f"--price {text} is of another GPU than --gpu {gpu.name}, which is planned for.",
+                hint=f"Write --price {gpu.name}=DOLLARS, or plan for the other one.",
+            )
     return prices
 
 
-def _shared(chosen: EstimateOptions, kind: type) -> dict[str, Any]:
-    """Return what was chosen of the fields that a class has under the same names."""
-    names = {field.name for field in fields(kind)} & {*PARAMETERS}
-    values = {name: getattr(chosen, name) for name in names}
+def _shared(chosen: EstimateOptions, names: AbstractSet[str]) -> dict[str, Any]:
+    """Return what was chosen of the options that are called like this."""
+    values = {name: getattr(chosen, name) for name in names & {*PARAMETERS}}
     return {name: plain(value) for name, value in values.items() if value is not None}
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from fragdoctor.estimation.bounds import Needs
 from fragdoctor.estimation.formula import formula_footprint, formula_needs
 from fragdoctor.estimation.measures import Measure, cheapest_combinations, measures_for
-from fragdoctor.estimation.request import Request, error_of, workload_of
+from fragdoctor.estimation.request import error_of
 from fragdoctor.model.gpus import GpuModel
 from fragdoctor.model.memory_estimate import (
     Combination,
@@ -24,16 +24,6 @@ from fragdoctor.model.workload import Workload
 
 MAX_BATCH: Final = 1 << 20
 MIN_LENGTH: Final = 128
-
-
-def estimate_of(request: Request, gpus: Sequence[GpuModel]) -> Estimate:
-    """Return what the formulas say of a request, on each of the GPUs.
-
-    Raises:
-        ConfigError: an option has no such value.
-        InputError: an input is no model.
-    """
-    return judged(workload_of(request), gpus)
 
 
 def judged(workload: Workload, gpus: Sequence[GpuModel]) -> Estimate:

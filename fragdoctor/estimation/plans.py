@@ -29,6 +29,7 @@ from typing import Final
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.formula import formula_needs, stages_of
 from fragdoctor.estimation.kv_cache import cache_bytes_per_sequence
+from fragdoctor.estimation.measures import FUSED
 from fragdoctor.estimation.serving import serving_of
 from fragdoctor.estimation.states import communication_elements, local_part, n_gpus, states_of
 from fragdoctor.estimation.training_choices import precision_of
@@ -135,9 +136,6 @@ def _training_ways(workload: Workload, n: int, gpu: GpuModel) -> Iterator[Worklo
             ways = (replace(way, optimizer=optimizer) for optimizer in optimizers)
             yield from islice((one for one in ways if _fits(one, gpu)), 1)
 
-
-FUSED: Final = "adamw-fused"
-"""As fast as the other AdamW, without the copies in its step: taken where the other has no room."""
 
 LONG_TOKENS: Final = 16_384
 """Tokens a GPU below which a sequence is not split: shorter ones leave kernels idle."""
