@@ -117,7 +117,7 @@ def _of_formulas(chosen: EstimateOptions, look: RenderOptions, files: RecipeUse 
         if chosen.plan:
             from fragdoctor.estimation.plans import plans_of
 
-            plans = plans_of(found.workload, gpus[0], _prices(chosen.price or (), gpus[0]))
+            plans = plans_of(found.workload, gpus[0], _price(chosen.price or (), gpus[0]))
             found = replace(found, plans=plans)
     if chosen.gpu_memory_utilization:
         found = _with_server(found, chosen, gpus)
@@ -149,19 +149,19 @@ def _workload(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Workload:
     return workload_of(chosen.inputs or (), chosen.params or "", overrides, **options)
 
 
-def _prices(given: Sequence[str], gpu: GpuModel) -> Mapping[str, float]:
-    """Return dollars an hour by the name of the GPU that is planned for.
+def _price(given: Sequence[str], gpu: GpuModel) -> float | None:
+    """Return dollars an hour of the GPU that is planned for; None = not given.
 
     Raises:
         ConfigError: it is no price, or one of another GPU.
     """
     from fragdoctor.model.gpus import gpu_of
 
-    prices = {}
+    dollars = None
     for text in given:
         name, _, price = text.partition("=")
         try:
-            prices[gpu_of(name).name] = float(price)
+            dollars = float(price)
         except ValueError:
             raise ConfigError(
                 f"--price {text} is no price.", hint="Write for example --price h100=2.5."
@@ -171,7 +171,7 @@ def _prices(given: Sequence[str], gpu: GpuModel) -> Mapping[str, float]:
                 f"--price {text} is of another GPU than --gpu {gpu.name}, which is planned for.",
                 hint=f"Write --price {gpu.name}=DOLLARS, or plan for the other one.",
             )
-    return prices
+    return dollars
 
 
 def _shared(chosen: EstimateOptions, names: AbstractSet[str]) -> dict[str, Any]:

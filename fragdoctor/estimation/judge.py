@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
@@ -93,34 +92,23 @@ def largest_batch(
         needs_of: what a workload needs; it grows with the batch.
         usable_bytes: of the GPU.
     """
-    found: dict[int, int | None] = {}
 
     def needs(batch: int) -> int | None:
-        if batch not in found:
-            found[batch] = needs_of(replace(workload, batch=batch)).high_bytes
-        return found[batch]
+        return needs_of(replace(workload, batch=batch)).high_bytes
 
     first = needs(1)
     if first is None:
         return None
     if first > usable_bytes:
         return 0
-    low, high = 1, 2
-    # Memory is nearly linear in the batch: aim where the line meets the limit, then a bit beyond.
-    while (above := needs(high) or 0) <= usable_bytes:
-        slope = (above - (needs(low) or 0)) / (high - low)
-        # Flat where the optimizer's step is the peak: only a larger batch shows the slope.
-        room = (usable_bytes - above) / slope if slope > 0 else high
-        low, high = high, high + max(1, math.ceil(1.01 * room))
+    high = 2
+    while (needs(high) or 0) <= usable_bytes:
+        high *= 2
         if high > MAX_BATCH:
             return None
+    low = high // 2
     while high - low > max(1, low // 64):  # to within 2 %: the estimate is no finer
-        at_low, at_high = needs(low) or 0, needs(high) or 0
-        share = (usable_bytes - at_low) / max(1, at_high - at_low)
-        aimed = low + round(share * (high - low))
-        # Never closer than an eighth to an end, so that each step narrows the range.
-        edge = max(1, (high - low) // 8)
-        middle = min(max(aimed, low + edge), high - edge)
+        middle = (low + high) // 2
         low, high = (middle, high) if (needs(middle) or 0) <= usable_bytes else (low, middle)
     return low
 

@@ -102,122 +102,89 @@ def parse_count(text: str) -> int:
 
 
 def guessed_shape(n_parameters: int, given: Overrides) -> ModelShape:
-    """Return a shape with about this many parameters (0 = as the dimensions have it)."""
+    """Return a shape with about this many parameters (0 = as the dimensions have it).
+
+    Raises:
+        ConfigError: dimensions that do not go together, or do not make that count.
+    """
     is_gpt = given.family == "gpt"
-    vocab = given.vocab or _vocab_for(n_parameters)
+    # An embedding and a head may not eat up a small model.
+    small = max(64, n_parameters // 1000 // 64 * 64) if n_parameters else DEFAULT_VOCAB
+    vocab = given.vocab or min(DEFAULT_VOCAB, small)
     layers, hidden = _depth_and_width(n_parameters, vocab, given)
     heads = given.n_heads or max(1, hidden // (128 if hidden >= 2048 else 64))
-    if hidden % heads:
-        raise ConfigError(
-            f"{heads} heads do not divide a hidden size of {hidden}.",
-            hint="Give --heads that divide --hidden.",
-        )
     kv_heads = given.n_kv_heads or heads
-    if kv_heads > heads or heads % kv_heads:
-        raise ConfigError(
-            f"{heads} heads cannot share {kv_heads} key-value heads.",
-            hint="Give --kv-heads that divide --heads.",
-        )
+    for flag, n, what, whole in (("--heads", heads, "a hidden size", hidden),
+                                 ("--kv-heads", kv_heads, "heads", heads)):  # fmt: skip
+        if whole % n:
+            raise ConfigError(f"{flag} {n} does not divide {what} of {whole}.",
+                              hint=f"Give {flag} that divide it.")  # fmt: skip
     base = Dimensions(
         vocab=vocab, hidden=hidden, n_layers=layers, n_heads=heads, n_kv_heads=kv_heads,
-        head_dim=hidden // heads, ffn=1, positions=given.positions if is_gpt else 0,
+        head_dim=hidden // heads, ffn=64, positions=given.positions if is_gpt else 0,
         is_gated=not is_gpt, norm=Norm.LAYERNORM if is_gpt else Norm.RMSNORM_WRITTEN_OUT,
         qkv_bias=is_gpt, out_bias=is_gpt, mlp_bias=is_gpt, packed_qkv=is_gpt,
         activation="gelu" if is_gpt else "silu", has_rotary=not is_gpt,
     )  # fmt: skip
-    ffn = given.ffn or _ffn_for(n_parameters, base)
-    return _built(replace(base, ffn=ffn), n_parameters, given)
-
-
-def _built(d: Dimensions, n_parameters: int, given: Overrides) -> ModelShape:
+    d = replace(base, ffn=given.ffn or _ffn_for(n_parameters, base))
     groups = parameters_of(d)
     total = sum(g.n_total for g in groups)
     rest = n_parameters - total
-    if 0 < rest <= 0.2 * n_parameters:
-        groups.append(outside("others", rest))
-    elif n_parameters and abs(rest) > 0.2 * n_parameters:
+    if n_parameters and abs(rest) > 0.2 * n_parameters:
         raise ConfigError(
             f"These dimensions make {format_count(total)} parameters, not "
             f"{format_count(n_parameters)}.",
             hint="Leave --params out, or give fewer dimensions.",
         )
-    is_gpt = given.family == "gpt"
-    dropout = given.dropout if given.dropout is not None else (0.1 if is_gpt else 0.0)
+    kind = "GPT-like" if is_gpt else "Llama-like"
+    said = f"A {kind} decoder of {format_count(total)} parameters."
+    if n_parameters:
+        groups += [outside("others", rest)] if rest > 0 else []
+        said = (
+            f"The shape is a guess from the parameter count: a {kind} decoder with {layers} "
+            f"layers, hidden size {hidden}, {heads} heads, feed-forward {d.ffn}, vocabulary "
+            f"{vocab}; give --layers, --hidden, --heads, --ffn, --vocab for yours."
+        )
     return ModelShape(
-        name="GPT-like" if is_gpt else "Llama-like",
+        name=kind,
         source="--params" if n_parameters else "the dimensions given",
         parameters=tuple(groups),
-        **shared(d, LayerSizes), max_positions=d.positions, hidden_dropout=dropout,
-        is_guess=bool(n_parameters),
-        assumptions=_said(d, n_parameters, total + max(0, rest), is_gpt=is_gpt),
+        **shared(d, LayerSizes), max_positions=d.positions,
+        hidden_dropout=0.1 * is_gpt if given.dropout is None else given.dropout,
+        is_guess=bool(n_parameters), assumptions=(said,),
     )  # fmt: skip
 
 
-def _said(d: Dimensions, n_parameters: int, total: int, *, is_gpt: bool) -> tuple[str, ...]:
-    kind = "GPT-like" if is_gpt else "Llama-like"
-    if not n_parameters:
-        return (f"A {kind} decoder of {format_count(total)} parameters.",)
-    guess = (
-        f"The shape is a guess from the parameter count: a {kind} decoder with {d.n_layers} "
-        f"layers, hidden size {d.hidden}, {d.n_heads} heads, feed-forward {d.ffn}, vocabulary "
-        f"{d.vocab}; give --layers, --hidden, --heads, --ffn, --vocab for yours."
-    )
-    return (guess,)
-
-
-def _vocab_for(n_parameters: int) -> int:
-    # An embedding and a head may not eat up a small model.
-    if not n_parameters:
-        return DEFAULT_VOCAB
-    return max(64, min(DEFAULT_VOCAB, n_parameters // 1000 // 64 * 64))
-
-
 def _depth_and_width(n: int, vocab: int, given: Overrides) -> tuple[int, int]:
+    """Return layers and hidden size with about 12 L H^2 + 2 V H parameters."""
     for name, value, limit in (("--layers", given.n_layers, MAX_LAYERS),
                                ("--hidden", given.hidden, MAX_WIDTH)):  # fmt: skip
         if value > limit:
             raise ConfigError(f"{name} {value} is out of range.", hint=f"At most {limit}.")
-    if given.n_layers and given.hidden:
-        return given.n_layers, given.hidden
-    if not n:
+    if not n and not (given.n_layers and given.hidden):
         raise ConfigError(
             "A shape needs --layers and --hidden, or --params.",
             hint="For example: fragdoctor estimate --params 7B",
         )
+    ratio = 128 if n >= 10**9 else 64
+    # Known models are as deep as the nearest even number.
+    layers = given.n_layers or max(MIN_LAYERS, 2 * round((n / (12 * ratio**2)) ** (1 / 3) / 2))
     if given.hidden:
         body = max(0, n - 2 * vocab * given.hidden)
-        return max(MIN_LAYERS, round(body / (12 * given.hidden**2))), given.hidden
-    ratio = 128 if n >= 10**9 else 64
-    layers = given.n_layers or _layers_for(n, vocab, ratio)
-    # 12 L H^2 + 2 V H = n, solved for H.
+        deep = max(MIN_LAYERS, round(body / (12 * given.hidden**2)))
+        return given.n_layers or deep, given.hidden
     hidden = (-2 * vocab + math.sqrt(4 * vocab**2 + 48 * layers * n)) / (24 * layers)
     step = 256 if hidden >= 2048 else 128 if hidden >= 1024 else 64
     return layers, max(step, round(hidden / step) * step)
 
 
-def _layers_for(n: int, vocab: int, ratio: int) -> int:
-    """Return the depth at which 12 L H^2 + 2 V H reaches n with H = ratio x L."""
-    low, high = MIN_LAYERS, MAX_LAYERS
-    while low < high:
-        middle = (low + high) // 2
-        hidden = ratio * middle
-        if 12 * middle * hidden**2 + 2 * vocab * hidden < n:
-            low = middle + 1
-        else:
-            high = middle
-    # Known models are as deep as the nearest even number.
-    return max(MIN_LAYERS, 2 * round(low / 2))
-
-
 def _ffn_for(n: int, d: Dimensions) -> int:
-    """Return the feed-forward width that fills up the parameter count."""
+    """Return the feed-forward width that fills up the parameter count, else the usual one."""
     usual = 4 * d.hidden if not d.is_gated else round(8 * d.hidden / 3 / 64) * 64
     if not n:
         return max(64, usual)
-    one = sum(g.n_total for g in parameters_of(replace(d, ffn=64)))
-    two = sum(g.n_total for g in parameters_of(replace(d, ffn=128)))
-    fitting = 64 * (1 + (n - one) // (two - one))
-    return int(min(max(64, fitting), 2 * usual))
+    one, two = (sum(g.n_total for g in parameters_of(replace(d, ffn=w))) for w in (64, 128))
+    return int(min(max(64, 64 * (1 + (n - one) // (two - one))), 2 * usual))
 
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)

@@ -20,7 +20,7 @@ A step of a server reads the weights and the cache once for all its sequences.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, product
 from math import ceil
@@ -46,7 +46,7 @@ N_PLANS: Final = 5
 UTILIZATION: Final = 0.9
 
 
-def plans_of(workload: Workload, gpu: GpuModel, prices: Mapping[str, float]) -> Sequence[Plan]:
+def plans_of(workload: Workload, gpu: GpuModel, price: float | None) -> Sequence[Plan]:
     """Return the ways on the fewest GPUs that surely hold a workload, and on twice as many.
 
     Raises:
@@ -60,10 +60,10 @@ def plans_of(workload: Workload, gpu: GpuModel, prices: Mapping[str, float]) -> 
         )
     if not workload.shape.has_layers or not workload.seq:
         raise ConfigError("Plans need the shape of the layers.", hint="Give a config.json.")
-    found = _fewest(workload, gpu, speeds, prices)
+    found = _fewest(workload, gpu, speeds, price)
     if not workload.inference and not workload.lora_rank and "optimizer" not in workload.offload:
         away = replace(workload, offload=(*workload.offload, "optimizer"))
-        on_host = _fewest(away, gpu, speeds, prices, most=found[0].n_gpus // 2 if found else None)
+        on_host = _fewest(away, gpu, speeds, price, most=found[0].n_gpus // 2 if found else None)
         found += on_host[:1]
     return tuple(found)
 
@@ -72,14 +72,16 @@ def _fewest(
     workload: Workload,
     gpu: GpuModel,
     speeds: Speeds,
-    prices: Mapping[str, float],
+    price: float | None,
     most: int | None = None,
 ) -> list[Plan]:
     """Return the fastest ways on the fewest GPUs, and on twice as many."""
     ways_of = _serving_ways if workload.inference else _training_ways
     found: list[Plan] = []
     for n in _degrees(MOST_GPUS if most is None else most):
-        plans = [_plan(way, gpu, speeds, prices) for way in ways_of(workload, n, gpu)]
+        plans = [_plan(way, gpu, speeds, price) for way in ways_of(workload, n, gpu)]
+        if workload.inference:  # at least one sequence must have room
+            plans = [plan for plan in plans if plan.sequences]
         found += sorted(plans, key=lambda p: p.seconds_per_token)[:N_PLANS]
         if found and n > found[0].n_gpus:
             break
@@ -90,13 +92,11 @@ def _degrees(most: int) -> list[int]:
     return [2**i for i in range(most.bit_length()) if 2**i <= most]
 
 
-def _serving_ways(workload: Workload, n: int, gpu: GpuModel) -> Iterator[Workload]:
-    """Yield replicas times tensor parallelism, where at least one sequence has room."""
+def _serving_ways(workload: Workload, n: int, _gpu: GpuModel) -> Iterator[Workload]:
+    """Yield replicas times tensor parallelism."""
     for degree in _degrees(min(n, HOST)):
         if workload.shape.n_heads % degree == 0:
-            way = replace(workload, tensor_parallel=degree, world_size=n // degree)
-            if serving_of(way, gpu, utilization=UTILIZATION).sequences:
-                yield way
+            yield replace(workload, tensor_parallel=degree, world_size=n // degree)
 
 
 def _training_ways(workload: Workload, n: int, gpu: GpuModel) -> Iterator[Workload]:
@@ -151,7 +151,7 @@ def _fits(way: Workload, gpu: GpuModel) -> bool:
     return state_on(needs.low_bytes, needs.high_bytes, gpu.usable_bytes) is FitState.FITS
 
 
-def _plan(way: Workload, gpu: GpuModel, speeds: Speeds, prices: Mapping[str, float]) -> Plan:
+def _plan(way: Workload, gpu: GpuModel, speeds: Speeds, price: float | None) -> Plan:
     n = n_gpus(way)
     sequences = 0
     if way.inference:
@@ -168,7 +168,6 @@ def _plan(way: Workload, gpu: GpuModel, speeds: Speeds, prices: Mapping[str, flo
         most = max(ranks, key=lambda rank: rank.needs_high_bytes)
         low, high = most.needs_low_bytes, most.needs_high_bytes
     seconds = compute + traffic
-    price = prices.get(gpu.name)
     hourly = None if price is None else n * price
     return Plan(
         n_gpus=n,

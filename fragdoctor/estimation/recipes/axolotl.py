@@ -80,7 +80,6 @@ _RULES: Final[dict[str, Becomes]] = TRAINER_RULES | facts(
     ("loads_as", name, "model_quantization_config"),
     ("dequantised", when_on(True), "model_quantization_config_kwargs.dequantize"),
     ("rl", text_of, "rl"),
-    ("completion", count, "trl.max_completion_length"),
 )
 
 _NEEDS_REFERENCE: Final = ("dpo", "ipo", "kto")
@@ -131,7 +130,6 @@ def _complete_adapter(reading: Reading, entries: Entries) -> None:
 
 
 def _complete_loss_of_preferences(reading: Reading) -> None:
-    reading.drop("completion", "a limit of the answer")
     found = reading.drop("rl", "see the notes")
     if found is None:
         return

@@ -18,7 +18,7 @@ from fragdoctor.estimation.recipes.entries import (
     facts,
     is_off,
     one_of,
-    optimizer_class,
+    optimizer,
     when_on,
 )
 
@@ -52,7 +52,7 @@ _RULES: Final[dict[str, Becomes]] = facts(
     ("mixed", _unless_auto("fp16"), "fp16.enabled amp.enabled"),
     ("batch", count, "train_micro_batch_size_per_gpu"),
     ("grad_accumulation", count, "gradient_accumulation_steps"),
-    ("optimizer", optimizer_class, "optimizer.type"),
+    ("optimizer", optimizer, "optimizer.type"),
     ("tensor_parallel", count, "tensor_parallel.autotp_size tensor_parallel.tp_size"),
     ("context_parallel", count, "sequence_parallel_size"),
     ("pipeline_parallel", count, "pipeline.stages"),

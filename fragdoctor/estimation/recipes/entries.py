@@ -316,38 +316,12 @@ def attention(value: Any) -> str | None:
     return _ATTENTION[key]
 
 
-_MORE_OPTIMIZERS: Final = {
-    "lion-32bit": "lion", "paged-adam-32bit": "paged-adamw", "adamw-torch-xla": "adamw",
-}  # fmt: skip
-
-
 def optimizer(value: Any) -> str:
-    """Return the optimizer of a name as Transformers writes it: ``paged_adamw_8bit``."""
-    key = text_of(value).replace("_", "-")
+    """Return the optimizer of a name or a class: ``paged_adamw_8bit``, ``torch.optim.AdamW``."""
     try:
-        return optimizer_of(_MORE_OPTIMIZERS.get(key, key)).name
+        return optimizer_of(str(value)).name
     except ConfigError as e:
         raise UnsayableError("is no optimizer that an estimate knows") from e
-
-
-_CLASSES: Final = {
-    "adam": "adam", "adamw": "adamw", "sgd": "sgd", "adamax": "adamax", "nadam": "nadam",
-    "radam": "radam", "rmsprop": "rmsprop", "adagrad": "adagrad", "adadelta": "adadelta",
-    "adafactor": "adafactor", "lion": "lion", "muon": "muon", "fusedadam": "adamw-fused",
-    "adam8bit": "adamw-8bit", "adamw8bit": "adamw-8bit", "adamw4bit": "adamw-4bit",
-    "lion8bit": "lion-8bit", "sgd8bit": "sgd-8bit", "pagedadam": "paged-adamw",
-    "pagedadamw": "paged-adamw", "pagedadam8bit": "paged-adamw-8bit",
-    "pagedadamw32bit": "paged-adamw",
-    "pagedadamw8bit": "paged-adamw-8bit", "adamwschedulefree": "schedule-free-adamw",
-}  # fmt: skip
-
-
-def optimizer_class(value: Any) -> str:
-    """Return the optimizer of a class, ``bitsandbytes.optim.PagedAdamW8bit``."""
-    key = text_of(value).rsplit(".", maxsplit=1)[-1]
-    if key not in _CLASSES:
-        raise UnsayableError("is no optimizer that an estimate knows")
-    return _CLASSES[key]
 
 
 _EVERY_LINEAR: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -20,7 +20,7 @@ from fragdoctor.estimation.recipes.entries import (
     facts,
     is_off,
     name,
-    optimizer_class,
+    optimizer,
     text_of,
     when_on,
 )
@@ -37,11 +37,6 @@ _FLAVORS: Final = {
     "llama4 17bx16e": "meta-llama/Llama-4-Scout-17B-16E",
     "llama4 17bx128e": "meta-llama/Llama-4-Maverick-17B-128E",
 }  # fmt: skip
-_SMALL: Final = {
-    "llama3 debugmodel": {"vocab": 2048, "layers": 6, "hidden": 256, "heads": 16, "ffn": 768},
-}
-"""Flavors that are no published model: the dimensions of ``torchtitan/models``."""
-
 _PARALLEL: Final[dict[str, Becomes]] = facts(
     ("shard_degree", count, "data_parallel_shard_degree data_parallel_degree"),
     ("replicas", count, "data_parallel_replicate_degree"),
@@ -49,7 +44,6 @@ _PARALLEL: Final[dict[str, Becomes]] = facts(
     ("pipeline_parallel", count, "pipeline_parallel_degree"),
     ("context_parallel", count, "context_parallel_degree"),
     ("expert_parallel", count, "expert_parallel_degree"),
-    ("expert_tensor", count, "expert_tensor_parallel_degree"),
     ("microbatch", count, "pipeline_parallel_microbatch_size"),
     ("schedule", text_of, "pipeline_parallel_schedule"),
     ("reshard", text_of, "fsdp_reshard_after_forward"),
@@ -58,7 +52,7 @@ _RULES: Final[dict[str, Becomes]] = facts(
     ("flavor", text_of, "model.flavor"),
     ("family", text_of, "model.name"),
     ("model", name, "hf_transformers.model"),
-    ("optimizer", optimizer_class, "optimizer.name"),
+    ("optimizer", optimizer, "optimizer.name"),
     ("implementation", text_of, "optimizer.implementation"),
     ("implementation", when_on("fused"), "optimizer.fused"),
     ("batch", count, "training.local_batch_size training.batch_size"),
@@ -99,7 +93,6 @@ def _complete(reading: Reading, entries: Entries) -> None:
         fact = reading.facts["tensor_parallel"]
         reading.take("sequence_parallel", True, fact.key, fact.text)
     offload_to_host(reading)
-    reading.drop("expert_tensor", "as the other matrices")
     if reading.value("rank"):
         reading.take("adapter", "lora", "lora.rank", reading.facts["rank"].text)
 
@@ -117,9 +110,6 @@ def _complete_model(reading: Reading) -> None:
     text = f"{family.text if family else 'llama3'} {flavor.text if flavor else 'debugmodel'}"
     if kind in _FLAVORS:
         reading.take("model", _FLAVORS[kind], key, text)
-    elif kind in _SMALL:
-        for dimension, value in _SMALL[kind].items():
-            reading.take(dimension, value, key, text)
     else:
         reading.leave(key, text, Bearing.MATTERS, "is no model whose size is known")
 

@@ -22,7 +22,7 @@ from fragdoctor.estimation.recipes.entries import (
     dtype,
     facts,
     is_off,
-    optimizer_class,
+    optimizer,
     shown,
     text_of,
     when_on,
@@ -80,7 +80,7 @@ _RULES: Final[dict[str, Becomes]] = facts(
     ("batch", count, "batch_size"),
     ("grad_accumulation", count, "gradient_accumulation_steps"),
     ("weights", dtype, "dtype"),
-    ("optimizer", optimizer_class, "optimizer._component_"),
+    ("optimizer", optimizer, "optimizer._component_"),
     ("fused", when_on(True), "optimizer.fused"),
     ("momentum", when_on(True), "optimizer.momentum"),
     ("checkpointing", when_on("full"), "enable_activation_checkpointing"),
@@ -96,8 +96,6 @@ _RULES: Final[dict[str, Becomes]] = facts(
     ("n_nodes", count, "nnodes"),
     ("offload_optimizer", when_on(True), "optimizer_cpu_offload"),
     ("loss", lambda value: value, "loss._component_"),
-    ("validation", lambda value: value, "batch_size_val"),
-    ("packed", when_on(True), "dataset.packed"),
 )
 
 
@@ -121,9 +119,7 @@ def _complete(reading: Reading, entries: Entries) -> None:
         loss = reading.facts.pop("loss")
         reading.take("logits", "chunked", loss.key, loss.text)
     reading.drop("loss")
-    reading.drop("validation", "a validation pass keeps no activations")
     _complete_sharing(reading)
-    reading.drop("packed", "the length is that of tokenizer.max_seq_len")
     if "dpo" in str(entries.get("loss._component_", "")).lower():
         batch = reading.facts.pop("batch")
         reading.take("batch", 2 * batch.value, batch.key, f"{batch.text} pairs")

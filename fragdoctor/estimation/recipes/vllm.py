@@ -83,7 +83,6 @@ _RULES: Final[dict[str, Becomes]] = facts(
     ("weights", dtype, "dtype"),
     ("quantised", _QUANTISED, "quantization"),
     ("load_format", text_of, "load_format"),
-    ("eager", when_on(True), "enforce_eager"),
 )
 
 
@@ -96,7 +95,6 @@ def _complete(reading: Reading, _entries: Entries) -> None:
     reading.default("gpu_memory_utilization", 0.9, "gpu_memory_utilization")
     _experts(reading)
     reading.default("seq", AUTO, "max_model_len", "the model's longest")
-    reading.drop("eager", "CUDA graphs are not counted")
 
 
 def _precision(reading: Reading) -> None:
