@@ -17,8 +17,8 @@ class Dimensions(LayerSizes):
 
     Attributes:
         positions: learned position embeddings; 0 = rotary or none.
-        qkv_bias, out_bias, mlp_bias: which linear layers have biases; ``expert_bias``: whether the
-            experts and their router do.
+        qkv_bias, out_bias, mlp_bias: which linear layers have biases; ``expert_bias``,
+            ``router_bias``: whether the experts and their router do.
         packed_qkv: one matrix for query, key and value.
         n_segments: token type embeddings (BERT).
         n_outside_norms: normalisations outside the layers.
@@ -39,6 +39,7 @@ class Dimensions(LayerSizes):
     out_bias: bool = False
     mlp_bias: bool = False
     expert_bias: bool = False
+    router_bias: bool = False
     packed_qkv: bool = False
     head_bias: bool = False
     n_segments: int = 0
@@ -106,7 +107,8 @@ MIXTURE: Final = replace(LLAMA, is_mixture=True)
 ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
     {
         **dict.fromkeys(("llama", "mistral"), LLAMA),
-        **dict.fromkeys(("mixtral", "deepseek_v2", "deepseek_v3"), MIXTURE),
+        **dict.fromkeys(("mixtral", "deepseek_v2"), MIXTURE),
+        "deepseek_v3": replace(MIXTURE, router_bias=True),
         **dict.fromkeys(("qwen2", "seed_oss"), replace(LLAMA, qkv_bias=True)),
         **dict.fromkeys(("granite", "smollm3", "ernie4_5"), replace(LLAMA, tied_head=True)),
         **dict.fromkeys(("qwen3", "exaone4"), replace(LLAMA, qk_norm=True)),
@@ -256,9 +258,12 @@ def _experts(d: Dimensions) -> list[ParameterGroup]:
                        slot="up"),
         ParameterGroup("experts.down.weight", (d.hidden, d.ffn), count, Role.EXPERT, slot="down"),
     ]  # fmt: skip
+    if d.expert_bias or d.router_bias:
+        groups.append(
+            ParameterGroup("router.bias", (d.n_experts,), n_sparse, Role.BIAS, slot="router")
+        )
     if d.expert_bias:
         groups += [
-            ParameterGroup("router.bias", (d.n_experts,), n_sparse, Role.BIAS, slot="router"),
             ParameterGroup("experts.up.bias", (d.ffn,), n_up * count, Role.BIAS, slot="up"),
             ParameterGroup("experts.down.bias", (d.hidden,), count, Role.BIAS, slot="down"),
         ]

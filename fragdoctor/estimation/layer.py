@@ -321,8 +321,8 @@ _ATTENTION_SLOTS: Final = ("qkv", "out")
 _OTHER_NAMES: Final[Mapping[str, str]] = {
     name: slot
     for slot, names in (
-        ("qkv", ("q_proj k_proj v_proj qkv_proj qkv query_key_value c_attn Wqkv W_pack query key "
-                "value wq wk wv")),
+        ("qkv", ("q_proj k_proj v_proj qkv_proj qkv query_key_value c_attn Wqkv wqkv W_pack query "
+                 "key value wq wk wv")),
         ("out", "o_proj out_proj wo dense"),
         ("up", "gate_proj up_proj gate_up_proj fc1 w1 w3 c_fc dense_h_to_4h fc_in"),
         ("down", "down_proj fc2 w2 dense_4h_to_h fc_out"),

@@ -79,10 +79,10 @@ def _fewest(
     ways_of = _serving_ways if workload.inference else _training_ways
     found: list[Plan] = []
     for n in _degrees(MOST_GPUS if most is None else most):
-        plans = [_plan(way, gpu, speeds, price) for way in ways_of(workload, n, gpu)]
-        if workload.inference:  # at least one sequence must have room
-            plans = [plan for plan in plans if plan.sequences]
-        found += sorted(plans, key=lambda p: p.seconds_per_token)[:N_PLANS]
+        plans = (_plan(way, gpu, speeds, price) for way in ways_of(workload, n, gpu))
+        found += sorted((plan for plan in plans if plan), key=lambda p: p.seconds_per_token)[
+            :N_PLANS
+        ]
         if found and n > found[0].n_gpus:
             break
     return found
@@ -151,12 +151,15 @@ def _fits(way: Workload, gpu: GpuModel) -> bool:
     return state_on(needs.low_bytes, needs.high_bytes, gpu.usable_bytes) is FitState.FITS
 
 
-def _plan(way: Workload, gpu: GpuModel, speeds: Speeds, price: float | None) -> Plan:
+def _plan(way: Workload, gpu: GpuModel, speeds: Speeds, price: float | None) -> Plan | None:
+    """Return a way as a plan; None for a server without room for one sequence."""
     n = n_gpus(way)
     sequences = 0
     if way.inference:
         serving = serving_of(way, gpu, utilization=UTILIZATION)
         sequences = serving.sequences * way.world_size
+        if not sequences:
+            return None
         compute, traffic = _serving_seconds(way, serving.sequences, speeds)
         ranks: tuple[RankNeeds, ...] = ()
         low = serving.weights_bytes + serving.activations_bytes + serving.bytes_per_sequence

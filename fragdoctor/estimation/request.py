@@ -28,7 +28,7 @@ MAX_WORLD: Final = 1 << 20
 MAX_LAYERS: Final = 2000
 FORMULA_ERROR: Final = (
     "How sure: on 64 recorded runs of GPT- and Llama-like models the peak came out within 7 % and "
-    "reserved memory within 15 %, on PyTorch's own allocator with steps of 84 models of "
+    "reserved memory within 15 %, on PyTorch's own allocator with steps of 73 models of "
     "Transformers, most in 3 precisions, the peak within 5 % for 9 of 10 and within 10 % for all; "
     "code that keeps other tensors differs more. --rehearse runs the model's own class where its "
     "library is installed, --model your own code."
