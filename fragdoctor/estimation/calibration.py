@@ -20,7 +20,7 @@ from fragdoctor.estimation.bounds import Needs
 
 LOW_FACTOR: Final = 0.833
 """Of the lower bound."""
-HIGH_FACTOR: Final = 1.571
+HIGH_FACTOR: Final = 1.601
 """Of the upper bound."""
 
 

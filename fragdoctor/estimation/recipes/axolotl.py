@@ -82,9 +82,6 @@ _RULES: Final[dict[str, Becomes]] = TRAINER_RULES | facts(
     ("rl", text_of, "rl"),
 )
 
-_NEEDS_REFERENCE: Final = ("dpo", "ipo", "kto")
-_PAIRED: Final = ("dpo", "ipo", "orpo", "simpo", "cpo")
-
 
 def _complete(reading: Reading, entries: Entries) -> None:
     deepspeed_reference(reading, entries)
@@ -100,7 +97,10 @@ def _complete(reading: Reading, entries: Entries) -> None:
     else:
         counted = "quantisation on load is counted where the model's config.json has it"
         reading.drop("loads_as", counted, Bearing.MATTERS)
-    _complete_loss_of_preferences(reading)
+    preferred = reading.drop("rl", "see the notes")
+    if preferred is not None:
+        said, alone = f"rl {preferred.text}: ", reading.value("adapter") is not None
+        count_preferences(reading, preferred.value, said, has_reference=not alone)
     activation = text_of(entries.get("gradient_checkpointing"))
     if "offload" in activation:
         reading.take("offload_activations", True, "gradient_checkpointing", activation)
@@ -127,19 +127,6 @@ def _complete_adapter(reading: Reading, entries: Entries) -> None:
         reading.take("targets", "all-linear", "lora_target_linear", "true")
     reading.default("rank", 8, "lora_r")
     reading.default("targets", "q_proj,v_proj", "lora_target_modules", "as PEFT")
-
-
-def _complete_loss_of_preferences(reading: Reading) -> None:
-    found = reading.drop("rl", "see the notes")
-    if found is None:
-        return
-    count_preferences(
-        reading,
-        f"rl {found.text}: ",
-        is_paired=found.value in _PAIRED,
-        needs_reference=found.value in _NEEDS_REFERENCE and reading.value("adapter") is None,
-        generates=found.value in ("grpo", "gdpo", "ebft"),
-    )
 
 
 FORMAT: Final = Format(

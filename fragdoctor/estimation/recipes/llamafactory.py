@@ -138,15 +138,9 @@ def _defaults(reading: Reading) -> None:
 
 def _task(reading: Reading) -> None:
     task = reading.drop("task", "see the notes" * (reading.value("task") not in _FEWER))
-    if task is None:
-        return
-    count_preferences(
-        reading,
-        f"stage {task.text}: ",
-        is_paired=task.value in ("dpo", "rm"),
-        needs_reference=task.value in ("dpo", "kto", "ppo") and reading.value("adapter") is None,
-        generates=task.value == "ppo",
-    )
+    if task is not None:
+        alone = reading.value("adapter") is not None
+        count_preferences(reading, task.value, f"stage {task.text}: ", has_reference=not alone)
 
 
 FORMAT: Final = Format(

@@ -45,8 +45,6 @@ _PARALLEL: Final[dict[str, Becomes]] = facts(
     ("context_parallel", count, "context_parallel_degree"),
     ("expert_parallel", count, "expert_parallel_degree"),
     ("microbatch", count, "pipeline_parallel_microbatch_size"),
-    ("schedule", text_of, "pipeline_parallel_schedule"),
-    ("reshard", text_of, "fsdp_reshard_after_forward"),
 )
 _RULES: Final[dict[str, Becomes]] = facts(
     ("flavor", text_of, "model.flavor"),
@@ -68,10 +66,6 @@ _RULES: Final[dict[str, Becomes]] = facts(
 
 def _complete(reading: Reading, entries: Entries) -> None:
     _complete_model(reading)
-    if reading.value("reshard") == "never":
-        stays = "weights stay gathered between the passes, which is not counted: it needs more"
-        reading.drop("reshard", stays, Bearing.MATTERS)
-    reading.drop("reshard")
     if not any(key.endswith("data_parallel_shard_degree") and entries[key] == 1 for key in entries):
         degree = entries.get("parallelism.data_parallel_shard_degree", -1)
         reading.default("engine", "fsdp", "data_parallel_shard_degree", degree)
@@ -115,51 +109,32 @@ def _complete_model(reading: Reading) -> None:
 
 
 def _complete_optimizer(reading: Reading) -> None:
-    found, how = reading.facts.get("optimizer"), reading.facts["implementation"]
+    found, how = reading.facts.get("optimizer"), reading.facts.pop("implementation")
     if found is not None and found.value == "adamw" and how.value == "fused":
-        del reading.facts["optimizer"], reading.facts["implementation"]
+        del reading.facts["optimizer"]
         text, default = f"{found.text}, fused", found.is_default and how.is_default
         reading.take("optimizer", "adamw-fused", found.key, text, is_default=default)
-    elif found is not None and how.value == "for-loop":
-        reading.drop("implementation", "counted as foreach: it needs less", Bearing.MATTERS)
-    reading.drop("implementation")
 
 
 def _complete_checkpointing(reading: Reading) -> None:
-    mode, option = reading.facts.pop("ac", None), reading.facts.get("ac_option")
-    kind = mode.value if mode else "selective"
-    text = mode.text if mode else "selective"
-    if kind == "full":
-        reading.take("checkpointing", "full", "activation_checkpoint.mode", text)
-    elif kind == "selective" and (option is None or option.value != "1"):
-        reading.leave(
-            "activation_checkpoint.mode",
-            f"{text} {option.text if option else ''}".strip(),
-            Bearing.MATTERS,
-            "selective checkpointing is counted as none: it needs less, but more than full",
-        )
-        reading.facts.pop("ac_option", None)
-    elif kind == "selective":
-        reading.take("checkpointing", "full", "activation_checkpoint.mode", f"{text} 1")
+    mode, option = reading.facts.pop("ac", None), reading.facts.pop("ac_option", None)
+    kind, key = mode.value if mode else "selective", "activation_checkpoint.mode"
+    text = f"{kind} {option.text}" if kind == "selective" and option else kind
+    if text in ("full", "selective 1"):
+        reading.take("checkpointing", "full", key, text)
     elif not is_off(kind):
-        reading.leave(mode.key if mode else "", text, Bearing.MATTERS, "is counted as none")
-    reading.drop("ac_option", "not selective")
+        some = "selective checkpointing is counted as none: it needs less, but more than full"
+        reading.leave(key, text, Bearing.MATTERS, some)
 
 
 def _complete_pipeline(reading: Reading) -> None:
     """Count one micro batch a pass where a pipeline splits the batch."""
-    if (reading.value("pipeline_parallel") or 1) == 1:
-        reading.drop("microbatch", "there is no pipeline")
-        reading.drop("schedule", "there is no pipeline")
-        return
-    whole, micro = reading.facts.pop("batch"), reading.facts.pop("microbatch", None)
-    key = "parallelism.pipeline_parallel_microbatch_size"
-    reading.leave(whole.key, whole.text, Bearing.NONE, "split into micro batches")
-    reading.take("batch", micro.value if micro else 1, key, micro.text if micro else "1")
-    if reading.value("schedule") == "1f1b":
-        del reading.facts["schedule"]
-    stages = "counted as 1F1B, which holds as many micro batches as there are stages"
-    reading.drop("schedule", stages, Bearing.MATTERS)
+    micro = reading.facts.pop("microbatch", None)
+    if (reading.value("pipeline_parallel") or 1) > 1:
+        whole = reading.facts.pop("batch")
+        key = "parallelism.pipeline_parallel_microbatch_size"
+        reading.leave(whole.key, whole.text, Bearing.NONE, "split into micro batches")
+        reading.take("batch", micro.value if micro else 1, key, micro.text if micro else "1")
 
 
 FORMAT: Final = Format(

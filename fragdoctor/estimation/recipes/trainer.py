@@ -67,28 +67,27 @@ def complete_evaluation(reading: Reading) -> None:
             reading.unused[i] = UnusedEntry(entry.key, entry.value, Bearing.NONE, reason)
 
 
-def count_preferences(
-    reading: Reading, stage: str, *, is_paired: bool, needs_reference: bool, generates: bool
-) -> None:
+_PAIRED: Final = ("dpo", "ipo", "orpo", "simpo", "cpo", "rm")
+_COMPARED: Final = ("dpo", "ipo", "kto", "ppo")
+_GENERATING: Final = ("grpo", "gdpo", "ebft", "ppo")
+
+
+def count_preferences(reading: Reading, kind: str, said: str, *, has_reference: bool) -> None:
     """Count what a loss of preferences needs, or say that it is not counted.
 
-    ``stage`` begins the sentence on pairs, with its own colon; "" for none.
+    ``said`` begins the sentence on pairs, with its own colon; "" for none. ``has_reference``: a
+    loss that compares with a second model has one.
     """
-    if is_paired:
-        _count_pairs(reading, f"{stage}chosen and rejected answers are one pass.")
-    if needs_reference:
+    if kind in _PAIRED:  # chosen and rejected answers are put into one pass
+        found = reading.facts.pop("batch", None)
+        if found is not None:
+            text = f"{found.text} pairs"
+            reading.take("batch", 2 * found.value, found.key, text, is_default=found.is_default)
+        reading.notes.append(f"{reading.source}: {said}chosen and rejected answers are one pass.")
+    if has_reference and kind in _COMPARED:
         reading.notes.append(f"{reading.source}: {REFERENCE}.")
-    if generates:
+    if kind in _GENERATING:
         reading.notes.append(f"{reading.source}: {GENERATION}.")
-
-
-def _count_pairs(reading: Reading, reason: str) -> None:
-    """Count chosen and rejected answers: preference trainers put both into one pass."""
-    found = reading.facts.pop("batch", None)
-    if found is not None:
-        text = f"{found.text} pairs"
-        reading.take("batch", 2 * found.value, found.key, text, is_default=found.is_default)
-    reading.notes.append(f"{reading.source}: {reason}")
 
 
 def without_adapter(reading: Reading, reason: str) -> None:
@@ -183,16 +182,10 @@ def _complete(reading: Reading, entries: Entries) -> None:
     _defaults_of_adapter(reading)
     _length(reading, kind)
     _loss(reading, kind)
-    has_reference = kind in ("dpo", "kto") or (kind == "grpo" and not is_off(entries.get("beta")))
-    count_preferences(
-        reading,
-        "",
-        is_paired=kind == "dpo",
-        needs_reference=has_reference
-        and "adapter" not in reading.facts
-        and not _has_no_reference(entries),
-        generates=kind == "grpo",
-    )
+    if kind == "grpo" and not is_off(entries.get("beta")) and "adapter" not in reading.facts:
+        reading.notes.append(f"{reading.source}: {REFERENCE}.")
+    alone = "adapter" in reading.facts or _has_no_reference(entries)
+    count_preferences(reading, kind, "", has_reference=not alone)
     complete_evaluation(reading)
     complete_fsdp(reading, entries)
 
