@@ -102,11 +102,6 @@ def parse_config(data: bytes, name: str) -> Config:
     return config
 
 
-def is_covered(config: Config) -> bool:
-    """Return whether the formulas cover a configuration, as far as its type says."""
-    return _kind(_language_part(config)[0]) in ARCHITECTURES
-
-
 def shape_of_config(config: Config, name: str) -> ModelShape:
     """Return the shape of the model that a configuration describes.
 

@@ -283,6 +283,21 @@ def _refuse_question(inputs: Sequence[str]) -> None:
         )
 
 
+def _by_name(inputs: Sequence[str]) -> Preset | None:
+    """Return the known model that the only input names; None = it is a path.
+
+    Raises:
+        InputError: a name that is not known, or a question in words.
+    """
+    _refuse_question(inputs)
+    if len(inputs) != 1 or Path(inputs[0]).exists() or not is_model_name(inputs[0]):
+        return None
+    preset = preset_of(inputs[0])
+    if preset is None:
+        raise unknown_model(inputs[0])
+    return preset
+
+
 def configuration_of(inputs: Sequence[str]) -> Config:
     """Return the ``config.json`` that one input is, holds, or stands for by name.
 
@@ -290,15 +305,12 @@ def configuration_of(inputs: Sequence[str]) -> Config:
         ConfigError: there is no such input, or several.
         InputError: it cannot be read, or is something else.
     """
-    _refuse_question(inputs)
+    preset = _by_name(inputs)
+    if preset is not None:
+        return dict(preset.config)
     if len(inputs) != 1:
         raise ConfigError("One model is rehearsed at a time.", hint="Give one config.json or name.")
     path = Path(inputs[0])
-    if not path.exists() and is_model_name(inputs[0]):
-        preset = preset_of(inputs[0])
-        if preset is None:
-            raise unknown_model(inputs[0])
-        return dict(preset.config)
     return read_config(path / "config.json" if path.is_dir() else path)
 
 
@@ -325,33 +337,60 @@ def model_of(inputs: Sequence[str]) -> FoundModel:
     """
     if "-" in inputs:
         raise ConfigError("Standard input is not read here.", hint=MODEL_INPUTS)
-    _refuse_question(inputs)
-    paths = [Path(name) for name in inputs]
-    if len(paths) == 1 and not paths[0].exists() and is_model_name(inputs[0]):
-        preset = preset_of(inputs[0])
-        if preset is None:
-            raise unknown_model(inputs[0])
+    preset = _by_name(inputs)
+    if preset is not None:
         shape = shape_of_config(preset.config, f"config.json of {preset.hub}")
         notes = (*shape.assumptions, *_by_its_name(inputs[0], preset))
         shape = replace(shape, name=preset.name, assumptions=notes)
         return FoundModel(shape, _config_dtype(preset.config))
+    paths = [Path(name) for name in inputs]
     if len(paths) == 1 and paths[0].is_dir():
-        return _of_directory(paths[0])
+        paths = _in_directory(paths[0])
+    configs: list[Path] = []
     tensors: list[Path] = []
-    others: list[Path] = []
     for path in paths:
         with open_input(str(path)) as found:
-            (tensors if found.kind is InputKind.SAFETENSORS else others).append(path)
-    if not others:
-        return _of_tensors(read_files(tensors), str(tensors[0]), _config_beside(tensors[0]))
-    if len(others) > 1:
+            (tensors if found.kind is InputKind.SAFETENSORS else configs).append(path)
+    if len(configs) > 1:
         raise ConfigError(
-            f"{others[0]} and {others[1]} are two models.", hint="Give one model at a time."
+            f"{configs[0]} and {configs[1]} are two models.", hint="Give one model at a time."
         )
-    return _of_file(others[0], tensors)
+    config = _read(configs[0]) if configs else None
+    if config is not None and isinstance(config.get("weight_map"), dict):
+        tensors, configs, config = read_index(configs[0]), [], None
+    beside = (tensors or configs)[0].parent / "config.json"
+    if config is None and beside.is_file():
+        config = read_config(beside)
+    if not tensors:
+        config = config or {}
+        return FoundModel(shape_of_config(config, str(configs[0])), _config_dtype(config))
+    return _of_tensors(read_files(tensors), inputs[0], config)
 
 
-def _of_file(path: Path, tensors: Sequence[Path]) -> FoundModel:
+def _of_tensors(entries: Sequence[TensorEntry], source: str, config: Config | None) -> FoundModel:
+    if not entries:
+        raise InputError(f"{source} lists no tensors.", hint=MODEL_INPUTS)
+    if config is None:
+        return FoundModel(shape_of_tensors(entries, source), stored_dtype(entries))
+    shape = with_exact_counts(shape_of_config(config, source), entries, source)
+    return FoundModel(shape, stored_dtype(entries))
+
+
+def _in_directory(path: Path) -> list[Path]:
+    """Return the files of a directory that describe a model: an index, tensors, a configuration."""
+    index = [path / name for name in INDEX_NAMES if (path / name).is_file()]
+    tensors = sorted(p for p in path.glob("*.safetensors") if p.is_file())
+    config = [path / "config.json"] if (path / "config.json").is_file() else []
+    found = index[:1] or tensors or config
+    if not found:
+        raise InputError(
+            f"{path} holds neither config.json nor safetensors files.", hint=MODEL_INPUTS
+        )
+    return found
+
+
+def _read(path: Path) -> Config:
+    """Return what a file holds that may be a configuration or an index of tensors."""
     if path.is_dir():
         raise ConfigError(f"{path} is a directory.", hint="Give it alone.")
     if path.suffix == ".safetensors":
@@ -360,42 +399,9 @@ def _of_file(path: Path, tensors: Sequence[Path]) -> FoundModel:
         if found.stream.compression or found.stream.head.lstrip()[:1] != b"{":
             raise found.is_not(Wanted.MODEL)
     config = read_config(path)
-    if isinstance(config.get("weight_map"), dict):
-        return _of_tensors(read_files(read_index(path)), str(path), _config_beside(path))
-    if tensors:
-        return _of_tensors(read_files(tensors), str(tensors[0]), config)
     if "segments" in config or "device_traces" in config:
         raise something_else(str(path), InputKind.SNAPSHOT_JSON, Wanted.MODEL)
-    return FoundModel(shape_of_config(config, str(path)), _config_dtype(config))
-
-
-def _of_directory(path: Path) -> FoundModel:
-    config = read_config(path / "config.json") if (path / "config.json").is_file() else None
-    for name in INDEX_NAMES:
-        if (path / name).is_file():
-            return _of_tensors(read_files(read_index(path / name)), str(path), config)
-    tensors = sorted(p for p in path.glob("*.safetensors") if p.is_file())
-    if tensors:
-        return _of_tensors(read_files(tensors), str(path), config)
-    if config is None:
-        raise InputError(
-            f"{path} holds neither config.json nor safetensors files.", hint=MODEL_INPUTS
-        )
-    return FoundModel(shape_of_config(config, str(path / "config.json")), _config_dtype(config))
-
-
-def _of_tensors(entries: Sequence[TensorEntry], source: str, config: Config | None) -> FoundModel:
-    if not entries:
-        raise InputError(f"{source} lists no tensors.", hint=MODEL_INPUTS)
-    dtype = stored_dtype(entries)
-    if config is None:
-        return FoundModel(shape_of_tensors(entries, source), dtype)
-    return FoundModel(with_exact_counts(shape_of_config(config, source), entries, source), dtype)
-
-
-def _config_beside(path: Path) -> Config | None:
-    beside = path.parent / "config.json"
-    return read_config(beside) if beside.is_file() else None
+    return config
 
 
 def _config_dtype(config: Config) -> str:
