@@ -19,7 +19,6 @@ from fragdoctor.estimation.states import check_parallel
 from fragdoctor.estimation.training_choices import dtype_bytes, optimizer_of, precision_of
 from fragdoctor.model.workload import Attention, FsdpKind, Loss, ModelShape, Workload
 
-_QUANTISED: Final = ("int4", "nf4", "int8", "fp8-weights", "gptq", "awq", "mxfp4")
 OFFLOADABLE: Final = ("optimizer", "parameters", "activations")
 DEFAULT_SEQ: Final = 2048
 MAX_BATCH: Final = 1 << 24
@@ -91,7 +90,8 @@ def workload_of(
     name, notes = dtype.name, list(shape.assumptions)
     if workload.inference and name == "fp8":
         name = "fp8-weights"  # no 16-bit weights beside them, unlike in training
-    if stored in _QUANTISED and name != stored and not workload.inference:
+    is_quantised = bool(stored) and not precision_of(stored).trains_base
+    if is_quantised and name != stored and not workload.inference:
         notes.append(_dequantised(name))
     seq, more = _length(workload)
     notes += more

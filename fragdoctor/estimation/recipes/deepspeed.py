@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.entries import (
@@ -13,7 +13,6 @@ from fragdoctor.estimation.recipes.entries import (
     Fact,
     Format,
     Reading,
-    UnsayableError,
     count,
     facts,
     is_off,
@@ -25,17 +24,9 @@ from fragdoctor.estimation.recipes.entries import (
 DEVICE: Final = one_of({"cpu": True, "nvme": True, "none": None, "null": None, "auto": None})
 
 
-def stage(value: Any) -> int | None:
-    """Return the ZeRO stage.
-
-    Raises:
-        UnsayableError: it is none.
-    """
-    if value == AUTO:
-        return None
-    if isinstance(value, bool) or str(value) not in ("0", "1", "2", "3"):
-        raise UnsayableError("is no ZeRO stage")
-    return int(value)
+stage: Final = one_of(
+    {"auto": None, "0": 0, "1": 1, "2": 2, "3": 3, "none": None}, "is no ZeRO stage"
+)
 
 
 def _unless_auto(kind: str) -> Convert:

@@ -8,7 +8,7 @@ It recomputes activations unless told otherwise, loads weights in the dtype of `
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from fragdoctor.estimation.recipes.accelerate import complete_fsdp
 from fragdoctor.estimation.recipes.documents import Entries
@@ -16,7 +16,6 @@ from fragdoctor.estimation.recipes.entries import (
     Becomes,
     Format,
     Reading,
-    UnsayableError,
     attention,
     count,
     facts,
@@ -43,23 +42,13 @@ _TUNING: Final = one_of(
 )
 
 
-def _bits(value: Any) -> str | None:
-    """Return the dtype of a base quantised on load.
-
-    Raises:
-        UnsayableError: neither 4 nor 8 bits.
-    """
-    if is_off(value):
-        return None
-    known = {"4": "int4", "8": "int8"}
-    if str(value) not in known:
-        raise UnsayableError("bits are no quantisation that an estimate knows")
-    return known[str(value)]
-
-
-def _unknown_optimizer(value: Any) -> None:
-    if not is_off(value):
-        raise UnsayableError("is no optimizer that an estimate knows")
+_BITS: Final = one_of(
+    {"4": "int4", "8": "int8", **dict.fromkeys(("none", "null", "false", "0", ""))},
+    "bits are no quantisation that an estimate knows",
+)
+_OTHER_OPTIMIZER: Final = one_of(
+    dict.fromkeys(("none", "null", "false", "0", "")), "is no optimizer that an estimate knows"
+)
 
 
 _RULES: Final[dict[str, Becomes]] = {
@@ -72,12 +61,12 @@ _RULES: Final[dict[str, Becomes]] = {
     ("rank", count, "lora_rank"),
     ("targets", targets, "lora_target"),
     ("dora", when_on(True), "use_dora"),
-    ("quantised", _bits, "quantization_bit"),
+    ("quantised", _BITS, "quantization_bit"),
     ("attention", attention, "flash_attn"),
     ("pure", when_on("bf16"), "pure_bf16"),
     ("optimizer", when_on("galore"), "use_galore"),
     ("optimizer", when_on("muon"), "use_muon"),
-    ("optimizer", _unknown_optimizer, "use_apollo use_badam use_adam_mini"),
+    ("optimizer", _OTHER_OPTIMIZER, "use_apollo use_badam use_adam_mini"),
     ("task", text_of, "stage"),
     ("method", text_of, "quantization_method"),
     ("double", lambda value: "no" if is_off(value) else None, "double_quantization"),
