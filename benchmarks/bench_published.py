@@ -76,7 +76,7 @@ class Outcome(NamedTuple):
 
 def without_advice(workload: Workload, gpus: Sequence[GpuModel]) -> Estimate:
     """Return what ``estimation.judge.judged`` does, without batches, measures and the map."""
-    footprint = formula.settled(workload, formula.formula_footprint(workload))
+    footprint = formula.formula_footprint(workload)
     fits = tuple(fit_of(footprint, gpu) for gpu in gpus)
     return Estimate(workload, footprint, fits, (), error_of(workload))
 

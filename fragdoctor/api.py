@@ -278,26 +278,21 @@ def estimate(  # noqa: PLR0913 - the options of one estimate, all by keyword
         world_size: GPUs that share the work.
         inference: no training step.
         gpu: names such as ``"h100"``, or sizes such as ``"24GiB"``.
-        more: further fields of ``fragdoctor.estimation.request.Request``.
+        more: further options, as ``fragdoctor.estimation.request.OPTIONS`` lists them.
 
     Raises:
         ConfigError: an option has no such value.
         InputError: an input is no model.
     """
-    from fragdoctor.estimation.judge import estimate_of  # noqa: PLC0415 - numpy is heavy
-    from fragdoctor.estimation.request import Request  # noqa: PLC0415
+    from fragdoctor.estimation.judge import judged  # noqa: PLC0415 - numpy is heavy
+    from fragdoctor.estimation.request import workload_of  # noqa: PLC0415
     from fragdoctor.model.gpus import gpu_of  # noqa: PLC0415
 
     gpus = [gpu_of(name) for name in dict.fromkeys([gpu] if isinstance(gpu, str) else gpu)]
-    known = {field.name for field in fields(Request)}
-    if unknown := [name for name in more if name not in known]:
-        raise ConfigError(
-            f"estimate() has no option {unknown[0]!r}.", hint=f"It has {', '.join(sorted(known))}."
-        )
     more.setdefault("compute", gpus[0].compute if gpus else "")
-    request = Request(
-        inputs=tuple(path_text("estimate", path, _OF_MODELS) for path in inputs),
-        params=str(params),
+    workload = workload_of(
+        [path_text("estimate", path, _OF_MODELS) for path in inputs],
+        str(params),
         dtype=dtype,
         optimizer=optimizer,
         batch=batch,
@@ -309,7 +304,7 @@ def estimate(  # noqa: PLR0913 - the options of one estimate, all by keyword
         inference=inference,
         **more,
     )
-    return estimate_of(request, gpus)
+    return judged(workload, gpus)
 
 
 _OF_MODELS: Final = "Give it a config.json, safetensors files, or a folder of them."

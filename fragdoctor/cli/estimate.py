@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import fields, replace
 from inspect import Parameter
 from pathlib import Path
@@ -20,12 +21,12 @@ from fragdoctor.cli.options import command_with, parameters_of
 from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fragdoctor.estimation.families import UncoveredModelError
-    from fragdoctor.estimation.request import Request
+    from fragdoctor.estimation.config_json import UncoveredModelError
     from fragdoctor.model.gpus import GpuModel
     from fragdoctor.model.memory_estimate import Estimate
     from fragdoctor.model.recipe import RecipeUse
     from fragdoctor.model.rehearsal import RehearsalResult, RehearsalSweep
+    from fragdoctor.model.workload import Workload
     from fragdoctor.report.base import RenderOptions
 
 
@@ -66,7 +67,7 @@ def _answer(
         return _of_own_model(chosen, look, given)
     if route is Route.LIBRARY:
         return _of_library(chosen, look, given)
-    from fragdoctor.estimation.families import UncoveredModelError
+    from fragdoctor.estimation.config_json import UncoveredModelError
 
     try:
         return _of_formulas(chosen, look, files)
@@ -102,7 +103,7 @@ def _of_formulas(chosen: EstimateOptions, look: RenderOptions, files: RecipeUse 
         ConfigError: options that exclude each other.
         InputError: an input is no model.
     """
-    from fragdoctor.estimation.judge import estimate_of
+    from fragdoctor.estimation.judge import judged
     from fragdoctor.model.gpus import gpu_of
     from fragdoctor.report.base import render
 
@@ -112,11 +113,11 @@ def _of_formulas(chosen: EstimateOptions, look: RenderOptions, files: RecipeUse 
     if chosen.plan and not gpus:
         raise ConfigError("--plan asks how many of a GPU.", hint="Add for example --gpu h100.")
     with console.Progress("Estimating"):
-        found = estimate_of(_request(chosen, gpus), gpus)
+        found = judged(_workload(chosen, gpus), gpus)
         if chosen.plan:
             from fragdoctor.estimation.plans import plans_of
 
-            plans = plans_of(found.workload, gpus[0], _prices(chosen.price or ()))
+            plans = plans_of(found.workload, gpus[0], _price(chosen.price or (), gpus[0]))
             found = replace(found, plans=plans)
     if chosen.gpu_memory_utilization:
         found = _with_server(found, chosen, gpus)
@@ -124,51 +125,58 @@ def _of_formulas(chosen: EstimateOptions, look: RenderOptions, files: RecipeUse 
     return render("estimate", chosen.output_format.value, found, look, explain=chosen.explain)
 
 
-def _request(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Request:
+def _workload(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Workload:
     from fragdoctor.estimation.model_shapes import Overrides
-    from fragdoctor.estimation.request import Request
+    from fragdoctor.estimation.request import OPTIONS, workload_of
 
-    dimensions = _shared(chosen, Overrides) | {
+    dimensions = _shared(chosen, {field.name for field in fields(Overrides)}) | {
         "n_layers": chosen.layers,
         "n_heads": chosen.heads,
         "n_kv_heads": chosen.kv_heads,
     }
-    return Request(
-        **_shared(chosen, Request)
-        | {
-            "batch": _one_batch(chosen.batch or "1"),
-            "checkpointing": chosen.checkpointing.strip().lower(),
-            "lora_rank": chosen.lora or 0,
-            "zero_stage": 3 if chosen.fsdp else chosen.zero or 0,
-            "is_fsdp": chosen.fsdp,
-            "cache": "paged" if chosen.gpu_memory_utilization else chosen.cache.value,
-            "keeps_logits": chosen.keep_logits,
-            "compute": gpus[0].compute if gpus else "",
-            "overrides": Overrides(**dimensions),
-        }
-    )
+    options = _shared(chosen, OPTIONS - {"loss"}) | {
+        "batch": _one_batch(chosen.batch or "1"),
+        "checkpointing": chosen.checkpointing.strip().lower(),
+        "lora_rank": chosen.lora or 0,
+        "zero_stage": 3 if chosen.fsdp else chosen.zero or 0,
+        "is_fsdp": chosen.fsdp,
+        "cache": "paged" if chosen.gpu_memory_utilization else chosen.cache.value,
+        "keeps_logits": chosen.keep_logits,
+        "loss": chosen.logits,
+        "compute": gpus[0].compute if gpus else "",
+    }
+    overrides = Overrides(**dimensions)
+    return workload_of(chosen.inputs or (), chosen.params or "", overrides, **options)
 
 
-def _prices(given: Sequence[str]) -> Mapping[str, float]:
-    """Return dollars an hour by the name of a GPU."""
+def _price(given: Sequence[str], gpu: GpuModel) -> float | None:
+    """Return dollars an hour of the GPU that is planned for; None = not given.
+
+    Raises:
+        ConfigError: it is no price, or one of another GPU.
+    """
     from fragdoctor.model.gpus import gpu_of
 
-    prices = {}
+    dollars = None
     for text in given:
         name, _, price = text.partition("=")
         try:
-            prices[gpu_of(name).name] = float(price)
+            dollars = float(price)
         except ValueError:
             raise ConfigError(
                 f"--price {text} is no price.", hint="Write for example --price h100=2.5."
             ) from None
-    return prices
+        if gpu_of(name).name != gpu.name:
+            raise ConfigError(
+                f"--price {text} is of another GPU than --gpu {gpu.name}, which is planned for.",
+                hint=f"Write --price {gpu.name}=DOLLARS, or plan for the other one.",
+            )
+    return dollars
 
 
-def _shared(chosen: EstimateOptions, kind: type) -> dict[str, Any]:
-    """Return what was chosen of the fields that a class has under the same names."""
-    names = {field.name for field in fields(kind)} & {*PARAMETERS}
-    values = {name: getattr(chosen, name) for name in names}
+def _shared(chosen: EstimateOptions, names: AbstractSet[str]) -> dict[str, Any]:
+    """Return what was chosen of the options that are called like this."""
+    values = {name: getattr(chosen, name) for name in names & {*PARAMETERS}}
     return {name: plain(value) for name, value in values.items() if value is not None}
 
 

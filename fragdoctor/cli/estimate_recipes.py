@@ -66,7 +66,7 @@ def with_recipes(
     values = dict(resolved.options)
     named = values.pop("model", None)
     models = list(question.models) or ([named] if named else [])
-    if not models and not values.keys() & {"layers"} and not given & {"params", "layers"}:
+    if not models and not given & {"params", "layers"}:
         raise ConfigError(
             f"{question.readings[0].source} names no model that is known here.",
             hint=f"Add one: fragdoctor estimate {question.readings[0].source} llama-3.1-8b",

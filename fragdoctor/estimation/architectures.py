@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from fragdoctor.frozen import frozen
-from fragdoctor.model.workload import LayerSizes, Norm, ParameterGroup, Role
+from fragdoctor.model.workload import Attention, LayerSizes, Norm, ParameterGroup, Role
 
 
 @frozen
@@ -17,45 +17,44 @@ class Dimensions(LayerSizes):
 
     Attributes:
         positions: learned position embeddings; 0 = rotary or none.
-        qkv_bias, out_bias, mlp_bias: which linear layers have biases.
+        qkv_bias, out_bias, mlp_bias: which linear layers have biases; ``expert_bias``,
+            ``router_bias``: whether the experts and their router do.
         packed_qkv: one matrix for query, key and value.
-        embedding_width: width of the token embedding where it differs from the hidden size.
         n_segments: token type embeddings (BERT).
         n_outside_norms: normalisations outside the layers.
-        has_plain_norms: norms have neither weight nor bias.
-        wide_qk_norm: queries and keys are normalised over all heads at once.
-        router_bias: one figure an expert that only balances the load.
-        biased_experts: experts and router have biases.
-        sinks: one learned score a head that attention may go to.
+        qk_norm: queries and keys are normalised head by head.
+        pooler: a square matrix stands before a head of a few classes.
+        head_transform: one stands before the head over the vocabulary.
+        shared_gate: what all tokens go through beside their experts has a gate of its own.
         kv_latent, q_latent: width of the vectors that keys and values, and queries, are made of
             (MLA; ``q_latent`` 0 = queries are made directly).
         rope_dim, nope_dim, value_dim: per head (MLA): rotated and other part of queries and keys,
             and values.
+        n_dense_layers, dense_ffn: of a mixture, the first layers, whose feed-forward is plain, and
+            its width.
     """
 
     positions: int = 0
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
+    expert_bias: bool = False
+    router_bias: bool = False
     packed_qkv: bool = False
     head_bias: bool = False
-    embedding_width: int = 0
     n_segments: int = 0
     n_outside_norms: int = 1
-    has_plain_norms: bool = False
     qk_norm: bool = False
-    wide_qk_norm: bool = False
     shared_gate: bool = False
     pooler: bool = False
     head_transform: bool = False
-    router_bias: bool = False
-    biased_experts: bool = False
-    sinks: bool = False
     kv_latent: int = 0
     q_latent: int = 0
     rope_dim: int = 0
     nope_dim: int = 0
     value_dim: int = 0
+    n_dense_layers: int = 0
+    dense_ffn: int = 0
 
 
 @frozen
@@ -63,27 +62,18 @@ class Architecture(Dimensions):
     """Facts about an architecture's code; a file has the sizes.
 
     Attributes:
-        ffn_factor: width of the feed-forward layer in hidden sizes where the file does not say;
-            0 = the file must say.
-        extra_positions: rows that the position table has beyond the stated length.
         dropout: default dropout.
-        has_no_head: the base model ends before a head.
-        latent_attention: keys and values are made of one short vector a token (MLA).
-        has_classifier_head: a square matrix comes before the one to the classes.
+        extra_positions: rows that the position table has beyond the stated length.
         global_every: of so many layers one attends to all tokens, the others to a window; 0 = as
             the file says, or all of them.
     """
 
-    ffn_factor: int = 0
     learned_positions: bool = False
     extra_positions: int = 0
     dropout: float = 0.0
     multi_query: bool = False
-    has_segments: bool = False
+    is_encoder: bool = False
     is_mixture: bool = False
-    has_classifier_head: bool = False
-    has_no_head: bool = False
-    latent_attention: bool = False
     global_every: int = 0
 
 
@@ -95,18 +85,11 @@ GPT2: Final = Architecture(
     out_bias=True,
     mlp_bias=True,
     packed_qkv=True,
-    ffn_factor=4,
     learned_positions=True,
     tied_head=True,
     dropout=0.1,
 )
-BERT: Final = replace(
-    GPT2,
-    packed_qkv=False,
-    has_segments=True,
-    pooler=True,
-    has_no_head=True,
-)
+BERT: Final = replace(GPT2, packed_qkv=False, pooler=True, is_encoder=True)
 NEOX: Final = replace(
     GPT2,
     learned_positions=False,
@@ -115,105 +98,53 @@ NEOX: Final = replace(
     dropout=0.0,
     parallel_residual=True,
 )
-
+GEMMA: Final = replace(LLAMA, norm=Norm.RMSNORM_WIDE, tied_head=True, activation="gelu")
 COHERE: Final = replace(
     LLAMA, norm=Norm.RMSNORM_WIDE, tied_head=True, norms_per_layer=1, parallel_residual=True
 )
-GEMMA: Final = replace(LLAMA, norm=Norm.RMSNORM_WIDE, tied_head=True, activation="gelu")
-GPTJ: Final = replace(
-    NEOX,
-    qkv_bias=False,
-    out_bias=False,
-    packed_qkv=False,
-    norms_per_layer=1,
-    head_bias=True,
-    activation="gelu_new",
-    writes_attention=True,
-)
+MIXTURE: Final = replace(LLAMA, is_mixture=True)
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
     {
-        "llama": LLAMA,
-        "mistral": LLAMA,
-        "ministral": LLAMA,
-        "yi": LLAMA,
-        "smollm3": replace(LLAMA, tied_head=True),
-        "qwen2": replace(LLAMA, qkv_bias=True),
-        "qwen3": replace(LLAMA, qk_norm=True),
-        "gemma": GEMMA,
-        "gemma2": replace(GEMMA, norms_per_layer=4,
-                          global_every=2, writes_attention=True, attention_softcap=True,
-                          logit_softcap=True),
-        "gemma3_text": replace(GEMMA, norms_per_layer=4,
-                               qk_norm=True, global_every=6),
-        "granite": replace(LLAMA, tied_head=True),
-        "granitemoe": replace(LLAMA, tied_head=True, is_mixture=True),
-        "olmo": replace(LLAMA, norm=Norm.LAYERNORM, has_plain_norms=True),
-        "olmo2": replace(LLAMA, norm=Norm.RMSNORM_WIDE, qk_norm=True, wide_qk_norm=True),
-        "olmoe": replace(LLAMA, qk_norm=True, wide_qk_norm=True, is_mixture=True),
-        "stablelm": replace(LLAMA, norm=Norm.LAYERNORM),
+        **dict.fromkeys(("llama", "mistral"), LLAMA),
+        **dict.fromkeys(("mixtral", "deepseek_v2"), MIXTURE),
+        "deepseek_v3": replace(MIXTURE, router_bias=True),
+        **dict.fromkeys(("qwen2", "seed_oss"), replace(LLAMA, qkv_bias=True)),
+        **dict.fromkeys(("granite", "smollm3", "ernie4_5"), replace(LLAMA, tied_head=True)),
+        **dict.fromkeys(("qwen3", "exaone4"), replace(LLAMA, qk_norm=True)),
+        **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert"), BERT),
+        "qwen2_moe": replace(MIXTURE, qkv_bias=True, shared_gate=True),
+        "qwen3_moe": replace(MIXTURE, qk_norm=True),
+        "granitemoe": replace(MIXTURE, tied_head=True),
+        "gpt_oss": replace(MIXTURE, norm=Norm.RMSNORM_WIDE, qkv_bias=True, out_bias=True,
+                           expert_bias=True, global_every=2, own_attention=Attention.EAGER),
+        "phi3": replace(LLAMA, packed_qkv=True),
+        "olmo2": replace(LLAMA, norm=Norm.RMSNORM_WIDE, qk_norm=True),
         "cohere": COHERE,
         "cohere2": replace(COHERE, global_every=4),
         "glm4": replace(LLAMA, norms_per_layer=4),
-        "glm4_moe": replace(LLAMA, is_mixture=True, latent_attention=True),
-        "seed_oss": replace(LLAMA, qkv_bias=True),
-        "ernie4_5": replace(LLAMA, tied_head=True),
-        "exaone4": replace(LLAMA, norm=Norm.RMSNORM_WRITTEN_OUT, qk_norm=True),
-        "deepseek_v2": replace(LLAMA, is_mixture=True, latent_attention=True),
-        "deepseek_v3": replace(LLAMA, is_mixture=True, latent_attention=True),
-        "gpt_oss": replace(LLAMA, norm=Norm.RMSNORM_WIDE, is_mixture=True, qkv_bias=True,
-                           out_bias=True,
-                           biased_experts=True, sinks=True, global_every=2,
-                           writes_attention=True, clamps_gate=True),
-        "phi3": replace(LLAMA, packed_qkv=True),
-        "mixtral": replace(LLAMA, is_mixture=True),
-        "qwen2_moe": replace(LLAMA, qkv_bias=True, is_mixture=True),
-        "qwen3_moe": replace(LLAMA, qk_norm=True, is_mixture=True),
+        "glm4_moe": MIXTURE,
+        "nemotron": replace(LLAMA, norm=Norm.LAYERNORM, is_gated=False, activation="relu2"),
+        "stablelm": replace(LLAMA, norm=Norm.LAYERNORM),
+        "gemma": GEMMA,
+        "gemma2": replace(GEMMA, norms_per_layer=4, global_every=2, attention_softcap=True,
+                          logit_softcap=True, own_attention=Attention.EAGER),
+        "gemma3_text": replace(GEMMA, norms_per_layer=4, qk_norm=True, global_every=6),
         "gpt2": GPT2,
         "gpt_neox": NEOX,
-        "gptj": GPTJ,
-        "codegen": replace(GPTJ, packed_qkv=True),
-        "mpt": replace(GPT2, qkv_bias=False, out_bias=False, mlp_bias=False, dropout=0.0,
-                       learned_positions=False, writes_attention=True),
-        "gpt_neo": replace(GPT2, qkv_bias=False, packed_qkv=False, activation="gelu_new",
-                           dropout=0.0, writes_attention=True),
-        "gpt_bigcode": replace(GPT2, multi_query=True,
-                               activation="gelu_pytorch_tanh"),
-        "nemotron": replace(LLAMA, norm=Norm.LAYERNORM, is_gated=False, activation="relu2"),
-        "persimmon": replace(NEOX, parallel_residual=False, activation="relu2", qk_norm=True),
+        "gptj": replace(NEOX, qkv_bias=False, out_bias=False, packed_qkv=False, norms_per_layer=1,
+                        head_bias=True, activation="gelu_new", own_attention=Attention.EAGER),
         "phi": replace(NEOX, packed_qkv=False, norms_per_layer=1, head_bias=True,
                        activation="gelu_new"),
-        "opt": replace(GPT2, packed_qkv=False, extra_positions=2, ffn_factor=0, activation="relu"),
+        "opt": replace(GPT2, packed_qkv=False, extra_positions=2, activation="relu"),
         "bloom": replace(GPT2, learned_positions=False, n_outside_norms=2, dropout=0.0,
-                         writes_attention=True),
-        "falcon": replace(
-            NEOX, qkv_bias=False, out_bias=False, mlp_bias=False, tied_head=True, norms_per_layer=1,
-            multi_query=True, shares_heads=True,
-        ),
+                         own_attention=Attention.EAGER),
+        "falcon": replace(NEOX, qkv_bias=False, out_bias=False, mlp_bias=False, tied_head=True,
+                          norms_per_layer=1, multi_query=True, own_attention=Attention.MATH),
         "starcoder2": replace(GPT2, packed_qkv=False, learned_positions=False, has_rotary=True,
-                              dropout=0.0, ffn_factor=0),
-        "bert": BERT,
-        "camembert": BERT,
-        "distilbert": replace(BERT, has_segments=False, pooler=False, has_classifier_head=True),
-        "roberta": BERT,
-        "xlm-roberta": BERT,
-        "nomic_bert": BERT,
+                              dropout=0.0),
     }
 )  # fmt: skip
-
-
-UNMEASURED: Final = ("nomic_bert",)
-"""Of them those whose steps were never compared with what the formulas say."""
-EXPERT_KEYS: Final = ("num_local_experts", "num_experts", "n_routed_experts")
-
-
-def generic(config: Mapping[str, Any]) -> Architecture:
-    """Return how to take an unknown architecture: by its activation, Llama-like or GPT-like."""
-    gated = config.get("hidden_act") in ("silu", "swish") or "rms_norm_eps" in config
-    mixture = any(isinstance(config.get(k), int) and config[k] > 0 for k in EXPERT_KEYS)
-    if gated or mixture:
-        return replace(LLAMA, is_mixture=mixture)
-    return replace(GPT2, packed_qkv=False, tied_head=False)
 
 
 def outside(name: str, *shape: int, role: Role = Role.OTHER, count: int = 1) -> ParameterGroup:
@@ -234,31 +165,22 @@ def parameters_of(d: Dimensions) -> list[ParameterGroup]:
 
 
 def _embeddings(d: Dimensions) -> list[ParameterGroup]:
-    width = d.embedding_width or d.hidden
-    groups = [outside("embedding.tokens", d.vocab, width, role=Role.EMBEDDING)]
-    for name, rows in (("positions", d.positions), ("segments", d.n_segments)):
-        if rows:
-            groups.append(outside(f"embedding.{name}", rows, d.hidden, role=Role.EMBEDDING))
-    if width != d.hidden:
-        groups += [outside(name, d.hidden, width) for name in ("project_in", "project_out")]
-    return groups
+    tables = (("tokens", d.vocab), ("positions", d.positions), ("segments", d.n_segments))
+    return [outside(f"embedding.{n}", rows, d.hidden, role=Role.EMBEDDING) for n, rows in tables]
 
 
 def _norms(d: Dimensions) -> list[ParameterGroup]:
-    with_bias = 0 if d.has_plain_norms else 2 if d.norm is Norm.LAYERNORM else 1
+    with_bias = 2 if d.norm is Norm.LAYERNORM else 1
     groups = [
         ParameterGroup(f"norm{i + 1}", (d.hidden,), d.n_layers * with_bias, Role.NORM,
                        slot="norm1" if i == 0 else "norm2")
         for i in range(d.norms_per_layer)
     ]  # fmt: skip
     if d.qk_norm:
-        widths = (d.head_dim, d.head_dim)
-        if d.wide_qk_norm:
-            widths = (d.n_heads * d.head_dim, d.n_kv_heads * d.head_dim)
-        groups += [
-            ParameterGroup("attention.qk_norm", (width,), d.n_layers, Role.NORM, slot="qkv")
-            for width in widths
-        ]
+        groups.append(
+            ParameterGroup("attention.qk_norm", (d.head_dim,), 2 * d.n_layers, Role.NORM,
+                           slot="qkv")
+        )  # fmt: skip
     groups.append(outside("norm", d.hidden, role=Role.NORM, count=d.n_outside_norms * with_bias))
     return groups
 
@@ -286,8 +208,6 @@ def _attention(d: Dimensions) -> list[ParameterGroup]:
                 f"attention.{name}", (width, d.hidden), count, "qkv", bias=d.qkv_bias
             )
         ]
-    if d.sinks:
-        into.append(ParameterGroup("attention.sinks", (d.n_heads,), count, Role.OTHER, slot="qkv"))
     return [*into, *linear("attention.o_proj", (d.hidden, q), count, "out", bias=d.out_bias)]
 
 
@@ -338,30 +258,29 @@ def _experts(d: Dimensions) -> list[ParameterGroup]:
                        slot="up"),
         ParameterGroup("experts.down.weight", (d.hidden, d.ffn), count, Role.EXPERT, slot="down"),
     ]  # fmt: skip
-    if d.router_bias or d.biased_experts:
+    if d.expert_bias or d.router_bias:
         groups.append(
             ParameterGroup("router.bias", (d.n_experts,), n_sparse, Role.BIAS, slot="router")
         )
-    if d.biased_experts:
+    if d.expert_bias:
         groups += [
             ParameterGroup("experts.up.bias", (d.ffn,), n_up * count, Role.BIAS, slot="up"),
             ParameterGroup("experts.down.bias", (d.hidden,), count, Role.BIAS, slot="down"),
         ]
     if d.n_dense_layers:
         groups += _feed_forward(replace(d, n_layers=d.n_dense_layers, ffn=d.dense_ffn))
-    if d.n_shared_experts:
-        width = d.shared_ffn * d.n_shared_experts
+    if d.shared_ffn:
+        width = d.shared_ffn
         groups += linear("shared.gate_proj", (width, d.hidden), n_sparse, "up", bias=False)
         groups += linear("shared.up_proj", (width, d.hidden), n_sparse, "up", bias=False)
         groups += linear("shared.down_proj", (d.hidden, width), n_sparse, "down", bias=False)
-    if d.shared_gate:
+    if d.shared_gate and d.shared_ffn:
         groups += linear("shared.gate", (1, d.hidden), n_sparse, "router", bias=False)
     return groups
 
 
 def _outside(d: Dimensions) -> Sequence[ParameterGroup]:
     groups = []
-    width = d.embedding_width or d.hidden
     if d.pooler:
         groups += [
             outside("pooler.weight", d.hidden, d.hidden),
@@ -373,7 +292,7 @@ def _outside(d: Dimensions) -> Sequence[ParameterGroup]:
             outside("transform.bias", d.hidden, count=3),
         ]
     if not d.tied_head:
-        groups.append(outside("head.weight", d.vocab, width, role=Role.HEAD))
+        groups.append(outside("head.weight", d.vocab, d.hidden, role=Role.HEAD))
     if d.head_bias:
         groups.append(outside("head.bias", d.vocab))
     return groups

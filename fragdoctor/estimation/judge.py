@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from fragdoctor.estimation.formula import formula_footprint, formula_needs, settled
+from fragdoctor.estimation.bounds import Needs
+from fragdoctor.estimation.formula import formula_footprint, formula_needs
 from fragdoctor.estimation.measures import Measure, cheapest_combinations, measures_for
-from fragdoctor.estimation.request import Request, error_of, workload_of
-from fragdoctor.estimation.tape import Needs
+from fragdoctor.estimation.request import error_of
 from fragdoctor.model.gpus import GpuModel
 from fragdoctor.model.memory_estimate import (
     Combination,
@@ -26,19 +25,9 @@ MAX_BATCH: Final = 1 << 20
 MIN_LENGTH: Final = 128
 
 
-def estimate_of(request: Request, gpus: Sequence[GpuModel]) -> Estimate:
-    """Return what the formulas say of a request, on each of the GPUs.
-
-    Raises:
-        ConfigError: an option has no such value.
-        InputError: an input is no model.
-    """
-    return judged(workload_of(request), gpus)
-
-
 def judged(workload: Workload, gpus: Sequence[GpuModel]) -> Estimate:
     """Return the estimate of a workload on each of the GPUs, and what would save memory."""
-    footprint = settled(workload, formula_footprint(workload))
+    footprint = formula_footprint(workload)
     fits = tuple(_fit(workload, footprint, gpu) for gpu in gpus)
     return Estimate(
         workload=workload,
@@ -103,34 +92,23 @@ def largest_batch(
         needs_of: what a workload needs; it grows with the batch.
         usable_bytes: of the GPU.
     """
-    found: dict[int, int | None] = {}
 
     def needs(batch: int) -> int | None:
-        if batch not in found:
-            found[batch] = needs_of(replace(workload, batch=batch)).high_bytes
-        return found[batch]
+        return needs_of(replace(workload, batch=batch)).high_bytes
 
     first = needs(1)
     if first is None:
         return None
     if first > usable_bytes:
         return 0
-    low, high = 1, 2
-    # Memory is nearly linear in the batch: aim where the line meets the limit, then a bit beyond.
-    while (above := needs(high) or 0) <= usable_bytes:
-        slope = (above - (needs(low) or 0)) / (high - low)
-        # Flat where the optimizer's step is the peak: only a larger batch shows the slope.
-        room = (usable_bytes - above) / slope if slope > 0 else high
-        low, high = high, high + max(1, math.ceil(1.01 * room))
+    high = 2
+    while (needs(high) or 0) <= usable_bytes:
+        high *= 2
         if high > MAX_BATCH:
             return None
+    low = high // 2
     while high - low > max(1, low // 64):  # to within 2 %: the estimate is no finer
-        at_low, at_high = needs(low) or 0, needs(high) or 0
-        share = (usable_bytes - at_low) / max(1, at_high - at_low)
-        aimed = low + round(share * (high - low))
-        # Never closer than an eighth to an end, so that each step narrows the range.
-        edge = max(1, (high - low) // 8)
-        middle = min(max(aimed, low + edge), high - edge)
+        middle = (low + high) // 2
         low, high = (middle, high) if (needs(middle) or 0) <= usable_bytes else (low, middle)
     return low
 
@@ -138,15 +116,10 @@ def largest_batch(
 def _savings(workload: Workload, footprint: Footprint, gpus: Sequence[GpuModel]) -> list[Saving]:
     gpu = gpus[0] if gpus else None
     found = [
-        _saving(measure, footprint, _roughly(measure.applied_to(workload)), gpu)
+        _saving(measure, footprint, formula_footprint(measure.applied_to(workload)), gpu)
         for measure in measures_for(workload)
     ]
     return sorted(found, key=lambda s: -s.saved_bytes)
-
-
-def _roughly(workload: Workload) -> Footprint:
-    """Return a footprint whose equal layers come and go together: its peak is the same."""
-    return formula_footprint(workload, is_whole=False)
 
 
 def _saving(measure: Measure, before: Footprint, after: Footprint, gpu: GpuModel | None) -> Saving:

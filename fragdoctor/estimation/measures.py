@@ -11,9 +11,9 @@ from dataclasses import field, replace
 from itertools import product
 from typing import Any, Final
 
-from fragdoctor.estimation.operation_memory import attention_used
+from fragdoctor.estimation.bounds import Needs
+from fragdoctor.estimation.layer import attention_used
 from fragdoctor.estimation.states import n_gpus
-from fragdoctor.estimation.tape import Needs
 from fragdoctor.estimation.training_choices import (
     ADAM_8BIT,
     AUTOCAST_DOC,
@@ -41,6 +41,8 @@ LORA_RANK: Final = 16
 SHARDS: Final = 8
 WORLDS: Final = (2, 4, 8)
 MAX_COMBINATIONS: Final = 5
+FUSED: Final = "adamw-fused"
+"""As fast as the other AdamW, without the copies in its step."""
 # One more forward pass beside a forward and a backward that costs two: Chen et al. 2016.
 RECOMPUTATION: Final = 4 / 3
 # Raschka 2023, "Finetuning LLMs with LoRA and QLoRA: insights from hundreds of experiments":
@@ -75,49 +77,112 @@ class Measure:
 
 def measures_for(workload: Workload) -> Sequence[Measure]:
     """Return the measures that are not taken yet and could matter, each alone."""
-    if workload.inference:
-        return [*_for_inference(workload), *_smaller_batch(workload)]
-    found: list[Measure] = []
-    if workload.shape.has_layers and workload.seq:
-        found += [*_recomputation(workload), *_attention(workload), *_smaller_batch(workload)]
-    found += [*_precision(workload), *_optimizer(workload)]
-    if not workload.lora_rank:
-        found += _adapters(workload)
-    return [*found, *_sharding(workload)]
+    found = catalogue(workload)
+    return [m for name, m in found.items() if name not in ("offload_optimizer", *_OTHER_WORLDS)]
 
 
-def _recomputation(workload: Workload) -> list[Measure]:
-    if workload.checkpointing != "none":
-        return []
-    found = [
-        Measure("checkpointing", "checkpoint each layer", "--checkpointing full",
-                {"checkpointing": "full"}, "about 33 % more compute: each layer runs forward twice",
-                CHECKPOINTING, RECOMPUTATION)
+_OTHER_WORLDS: Final = tuple(f"{kind}_{n}" for n in WORLDS for kind in ("zero2", "zero3", "tp"))
+
+
+def catalogue(workload: Workload) -> dict[str, Measure]:
+    """Return every measure that a workload can take, by a name of its own."""
+    found = _for_inference(workload) if workload.inference else _for_training(workload)
+    if workload.batch > 1 and (workload.inference or _has_layers(workload)):
+        found.append(_micro_batch(workload, workload.batch // 2))
+    named = {m.id: m for m in found}
+    if workload.inference and workload.tensor_parallel == 1:
+        for n in WORLDS:
+            if workload.shape.n_heads >= n and workload.shape.n_heads % n == 0:
+                named[f"tp_{n}"] = Measure(
+                    "tensor_parallel", f"tensor parallel on {n} GPUs", f"--tensor-parallel {n}",
+                    {"tensor_parallel": n}, "two reductions a layer between the GPUs",
+                    TENSOR_PARALLEL,
+                )  # fmt: skip
+    elif not workload.inference:
+        worlds = (workload.world_size,) if workload.world_size > 1 else WORLDS
+        stages = [stage for stage in (2, 3) if workload.zero_stage < stage]
+        named |= {f"zero{s}_{n}": _sharded(s, n) for n in worlds for s in stages}
+        alone = workload.world_size if workload.world_size > 1 else SHARDS
+        named |= {f"zero{s}": _sharded(s, alone) for s in stages}
+    return named
+
+
+def _has_layers(workload: Workload) -> bool:
+    return workload.shape.has_layers and workload.seq > 0
+
+
+def _for_training(workload: Workload) -> list[Measure]:
+    precision, optimizer = precision_of(workload.dtype), optimizer_of(workload.optimizer)
+    is_full = not workload.lora_rank
+    has_layers = _has_layers(workload)
+    recomputes = has_layers and workload.checkpointing == "none"
+    writes = has_layers and attention_used(workload, precision) is not Attention.FLASH
+    narrow = workload.dtype if precision.compute < 4 else "amp-bf16"
+    more = "" if precision.compute < 4 else f" --dtype {narrow}"
+    base: dict[str, Any] = {"lora_rank": LORA_RANK, "master_weights": False, "grad_dtype": ""}
+    if precision.weight >= 4:
+        base["dtype"] = "bf16"
+    lora = f"--lora {LORA_RANK}" + (f" --dtype {base['dtype']}" if "dtype" in base else "")
+    away = tuple(dict.fromkeys((*workload.offload, "optimizer")))
+    rows = (
+        (recomputes,
+         Measure("checkpointing", "checkpoint each layer", "--checkpointing full",
+                 {"checkpointing": "full"}, "about 33 % more compute: layers run forward twice",
+                 CHECKPOINTING, RECOMPUTATION)),
+        (recomputes and workload.shape.n_layers > 3,
+         Measure("checkpointing_sqrt", "checkpoint every sqrt(L) layers", "--checkpointing sqrt",
+                 {"checkpointing": "sqrt"}, "about 33 % more compute", CHECKPOINTING,
+                 RECOMPUTATION)),
+        (writes,
+         Measure("flash_attention", "fused attention, no S x S scores", f"--attention flash{more}",
+                 {"attention": Attention.SDPA, "dtype": narrow}, "none; usually faster", FLASH)),
+        (precision.compute >= 4,
+         Measure("autocast", "autocast to bf16", "--dtype amp-bf16", {"dtype": "amp-bf16"},
+                 "weights stay fp32; copies of them in 16 bits", AUTOCAST_DOC)),
+        (precision.weight >= 4 and is_full,
+         Measure("bf16", "weights and states in bf16", "--dtype bf16", {"dtype": "bf16"},
+                 "small updates are rounded away without fp32 master weights", MIXED_PRECISION,
+                 changes_training=True)),
+        (optimizer.step_copies and optimizer.name in ("adam", "adamw"),
+         Measure("fused_optimizer", "fused AdamW", f"--optimizer {FUSED}", {"optimizer": FUSED},
+                 "none: AdamW(fused=True) makes no temporary copy", TORCH_OPTIM)),
+        (optimizer.copies >= 2,
+         Measure("8bit_optimizer", "8-bit AdamW", "--optimizer adamw-8bit",
+                 {"optimizer": "adamw-8bit"}, "needs bitsandbytes; states are quantised in blocks",
+                 ADAM_8BIT)),
+        ("optimizer" not in workload.offload and optimizer.copies,
+         Measure("offload_optimizer", "optimizer states on the host", f"--offload {','.join(away)}",
+                 {"offload": away}, "each step sends all gradients to the host and all weights "
+                 "back, and updates on the CPU", OFFLOAD, None)),
+        (is_full,
+         Measure("lora", f"LoRA of rank {LORA_RANK}", lora, base,
+                 "another way of training: the base stays frozen", LORA, changes_training=True)),
+        (is_full and workload.shape.has_layers,
+         Measure("qlora", f"QLoRA: 4-bit base, LoRA of rank {LORA_RANK}",
+                 f"--lora {LORA_RANK} --dtype int4", {**base, "dtype": "int4"},
+                 "about 39 % slower than LoRA on 16-bit weights; the base is quantised", QLORA,
+                 QLORA_SLOWDOWN, changes_training=True)),
+    )  # fmt: skip
+    return [measure for applies, measure in rows if applies]
+
+
+def _for_inference(workload: Workload) -> list[Measure]:
+    precision = precision_of(workload.dtype)
+    rows = [
+        (precision.weight >= 4,
+         Measure("bf16", "weights in bf16", "--dtype bf16", {"dtype": "bf16"},
+                 "none for most models", AUTOCAST_DOC)),
+        (not workload.kv_dtype and precision.compute > 1,
+         Measure("kv8", "KV cache in 8 bits", "--kv-dtype fp8", {"kv_dtype": "fp8"},
+                 "some accuracy; the server must support it", QUANTISED_CACHE)),
     ]  # fmt: skip
-    if workload.shape.n_layers > 3:
-        found.append(
-            Measure("checkpointing_sqrt", "checkpoint every sqrt(L) layers",
-                    "--checkpointing sqrt", {"checkpointing": "sqrt"}, "about 33 % more compute",
-                    CHECKPOINTING, RECOMPUTATION)
-        )  # fmt: skip
-    return found
-
-
-def _attention(workload: Workload) -> list[Measure]:
-    if attention_used(workload, precision_of(workload.dtype)) is Attention.FLASH:
-        return []
-    is_narrow = precision_of(workload.dtype).compute < 4
-    dtype = workload.dtype if is_narrow else "amp-bf16"
-    option = "--attention flash" + ("" if is_narrow else f" --dtype {dtype}")
-    changes = {"attention": Attention.SDPA, "dtype": dtype}
-    return [
-        Measure("flash_attention", "fused attention, no S x S scores", option, changes,
-                "none; usually faster", FLASH)
+    rows += [
+        (precision.linear_weight > precision_of(kind).linear_weight,
+         Measure(kind, f"weights in {bits} bits", f"--dtype {kind}", {"dtype": kind},
+                 "some accuracy", QLORA, changes_training=True))
+        for kind, bits in (("int8", 8), ("int4", 4))
     ]  # fmt: skip
-
-
-def _smaller_batch(workload: Workload) -> list[Measure]:
-    return [_micro_batch(workload, workload.batch // 2)] if workload.batch > 1 else []
+    return [measure for applies, measure in rows if applies]
 
 
 def _micro_batch(workload: Workload, batch: int) -> Measure:
@@ -137,74 +202,6 @@ def _micro_batch(workload: Workload, batch: int) -> Measure:
     )
 
 
-def _precision(workload: Workload) -> list[Measure]:
-    precision = precision_of(workload.dtype)
-    found = []
-    if precision.compute >= 4:
-        found.append(
-            Measure("autocast", "autocast to bf16", "--dtype amp-bf16", {"dtype": "amp-bf16"},
-                    "weights stay fp32; copies of them in 16 bits", AUTOCAST_DOC)
-        )  # fmt: skip
-    if precision.weight >= 4 and not workload.lora_rank:
-        found.append(
-            Measure("bf16", "weights and states in bf16", "--dtype bf16", {"dtype": "bf16"},
-                    "small updates are rounded away without fp32 master weights",
-                    MIXED_PRECISION, changes_training=True)
-        )  # fmt: skip
-    return found
-
-
-def _optimizer(workload: Workload) -> list[Measure]:
-    optimizer = optimizer_of(workload.optimizer)
-    found = []
-    if optimizer.copies >= 2:
-        eight_bit = Measure(
-            "8bit_optimizer", "8-bit AdamW", "--optimizer adamw-8bit",
-            {"optimizer": "adamw-8bit"}, "needs bitsandbytes; states are quantised in blocks",
-            ADAM_8BIT,
-        )  # fmt: skip
-        found.append(eight_bit)
-        if workload.checkpointing == "none" and workload.shape.has_layers:
-            both = {**eight_bit.changes, "checkpointing": "full"}
-            found.append(
-                Measure("checkpointing_8bit", "checkpoint each layer, and 8-bit AdamW",
-                        "--checkpointing full --optimizer adamw-8bit", both,
-                        "both prices together", f"{CHECKPOINTING}; {ADAM_8BIT}", RECOMPUTATION)
-            )  # fmt: skip
-    if optimizer.step_copies and optimizer.name in ("adam", "adamw"):
-        found.append(
-            Measure("fused_optimizer", "fused AdamW", "--optimizer adamw-fused",
-                    {"optimizer": "adamw-fused"},
-                    "none: AdamW(fused=True) makes no temporary copy", TORCH_OPTIM)
-        )  # fmt: skip
-    return found
-
-
-def _adapters(workload: Workload) -> list[Measure]:
-    rank = LORA_RANK
-    lora = {"lora_rank": rank, "master_weights": False, "grad_dtype": ""}
-    if precision_of(workload.dtype).weight >= 4:
-        lora["dtype"] = "bf16"
-    option = f"--lora {rank}" + (f" --dtype {lora['dtype']}" if "dtype" in lora else "")
-    found = [
-        Measure("lora", f"LoRA of rank {rank}", option, lora,
-                "another way of training: the base stays frozen", LORA, changes_training=True)
-    ]  # fmt: skip
-    if workload.shape.has_layers:
-        found.append(
-            Measure("qlora", f"QLoRA: 4-bit base, LoRA of rank {rank}",
-                    f"--lora {rank} --dtype int4", {**lora, "dtype": "int4"},
-                    "about 39 % slower than LoRA on 16-bit weights; the base is quantised", QLORA,
-                    QLORA_SLOWDOWN, changes_training=True)
-        )  # fmt: skip
-    return found
-
-
-def _sharding(workload: Workload) -> list[Measure]:
-    world = workload.world_size if workload.world_size > 1 else SHARDS
-    return [_sharded(stage, world) for stage in (2, 3) if workload.zero_stage < stage]
-
-
 def _sharded(stage: int, world: int) -> Measure:
     name = "ZeRO-3 / FSDP" if stage == 3 else "ZeRO-2"
     cost = (
@@ -216,28 +213,6 @@ def _sharded(stage: int, world: int) -> Measure:
         f"zero{stage}", f"{name} on {world} GPUs", f"--zero {stage} --world-size {world}",
         {"zero_stage": stage, "world_size": world}, cost, ZERO,
     )  # fmt: skip
-
-
-def _for_inference(workload: Workload) -> list[Measure]:
-    precision = precision_of(workload.dtype)
-    found = []
-    if precision.weight >= 4:
-        found.append(
-            Measure("bf16", "weights in bf16", "--dtype bf16", {"dtype": "bf16"},
-                    "none for most models", AUTOCAST_DOC)
-        )  # fmt: skip
-    for kind, title in (("int8", "weights in 8 bits"), ("int4", "weights in 4 bits")):
-        if precision.linear_weight > precision_of(kind).linear_weight:
-            found.append(
-                Measure(kind, title, f"--dtype {kind}", {"dtype": kind}, "some accuracy", QLORA,
-                        changes_training=True)
-            )  # fmt: skip
-    if not workload.kv_dtype and precision.compute > 1:
-        found.append(
-            Measure("kv8", "KV cache in 8 bits", "--kv-dtype fp8", {"kv_dtype": "fp8"},
-                    "some accuracy; the server must support it", QUANTISED_CACHE)
-        )  # fmt: skip
-    return found
 
 
 # The search
@@ -274,59 +249,35 @@ def _price(combination: Combination) -> tuple[int, bool, float, int]:
     )
 
 
+_OPTIMIZER: Final = ("fused_optimizer", "8bit_optimizer")
+_PRECISION: Final = ("autocast", "bf16")
+
+
 def _ways(workload: Workload) -> Iterator[Sequence[Sequence[Measure | None]]]:
-    """Yield for each way its axes: of each axis one measure, or none, is taken."""
+    """Yield for each way its axes: of each axis one measure, or none, is taken.
+
+    The last axis is what makes it that way; where it has no measure there is no such way.
+    """
+    found = catalogue(workload)
+
+    def axis(names: Sequence[str], *others: None) -> Sequence[Measure | None]:
+        return (*others, *(found[name] for name in names if name in found))
+
+    sharded = [name for name in found if name.startswith("zero") and "_" in name]
+    same = (axis(_OPTIMIZER, None), axis(_PRECISION, None))
     if workload.inference:
-        kinds = [m for m in _for_inference(workload) if m.id != "kv8"]
-        caches = [m for m in _for_inference(workload) if m.id == "kv8"]
-        yield ((None, *kinds), (None, *caches))
-        degrees = [n for n in WORLDS if _splits(workload, n)]
-        if workload.tensor_parallel == 1 and degrees:
-            yield ((None, *kinds), (None, *caches), tuple(_tensor_parallel(n) for n in degrees))
-        return
-    has_layers = workload.shape.has_layers and workload.seq > 0
-    free: list[Sequence[Measure | None]] = []
-    if has_layers:
-        recomputed = [m for m in _recomputation(workload) if m.id == "checkpointing"]
-        free = [(None, *_attention(workload)), (None, *recomputed)]
-    same = [m for m in _optimizer(workload) if m.id != "checkpointing_8bit"]
-    same_kind = [
-        (None, *sorted(same, key=lambda m: m.id == "8bit_optimizer")),
-        (None, *_precision(workload)),
-    ]
-    yield (*free, *same_kind)
-    if "optimizer" not in workload.offload and optimizer_of(workload.optimizer).copies:
-        yield (*free, (None, *_precision(workload)), (_offloaded(workload),))
-    if workload.world_size == 1 or workload.zero_stage < 3:
-        worlds = (workload.world_size,) if workload.world_size > 1 else WORLDS
-        shards = [_sharded(stage, n) for n in worlds for stage in (2, 3)]
-        yield (*free, *same_kind, tuple(s for s in shards if s.changes["zero_stage"] >
-                                        workload.zero_stage))  # fmt: skip
-    if not workload.lora_rank:
-        for adapters in _adapters(workload):
-            yield (*free, (adapters,))
-
-
-def _splits(workload: Workload, degree: int) -> bool:
-    heads = workload.shape.n_heads
-    return heads >= degree and heads % degree == 0
-
-
-def _tensor_parallel(degree: int) -> Measure:
-    return Measure(
-        "tensor_parallel", f"tensor parallel on {degree} GPUs", f"--tensor-parallel {degree}",
-        {"tensor_parallel": degree}, "two reductions a layer between the GPUs", TENSOR_PARALLEL,
-    )  # fmt: skip
-
-
-def _offloaded(workload: Workload) -> Measure:
-    away = tuple(dict.fromkeys((*workload.offload, "optimizer")))
-    return Measure(
-        "offload_optimizer", "optimizer states on the host", f"--offload {','.join(away)}",
-        {"offload": away},
-        "each step sends all gradients to the host and all weights back, and updates on the CPU",
-        OFFLOAD, None,
-    )  # fmt: skip
+        free = (axis(("bf16", "int8", "int4"), None), axis(("kv8",), None))
+        ways = [free, (*free, axis([name for name in found if name.startswith("tp_")]))]
+    else:
+        free = (axis(("flash_attention",), None), axis(("checkpointing",), None))
+        ways = [
+            (*free, *same),
+            (*free, same[1], axis(("offload_optimizer",))),
+            (*free, *same, axis(sharded)),
+            (*free, axis(("lora",))),
+            (*free, axis(("qlora",))),
+        ]
+    yield from (way for way in ways if way[-1])
 
 
 def _cheapest(
@@ -346,7 +297,7 @@ def _cheapest(
     most = applied(workload, tuple(m for m in (axis[-1] for axis in axes) if m))
     if not fits(replace(most, batch=1)):
         return None
-    for batch in _batches(workload):
+    for batch in dict.fromkeys((workload.batch, 1)):
         for choice in choices:
             measures = choice
             if batch < workload.batch:
@@ -354,12 +305,6 @@ def _cheapest(
             if measures and fits(applied(workload, measures)):
                 return _combined(workload, measures, needs_of)
     return None
-
-
-def _batches(workload: Workload) -> Sequence[int]:
-    """Return the batch as asked for, and smaller ones."""
-    batch = workload.batch
-    return [batch, *([1] if batch > 1 else [])]
 
 
 def applied(workload: Workload, measures: Sequence[Measure]) -> Workload:

@@ -102,122 +102,89 @@ def parse_count(text: str) -> int:
 
 
 def guessed_shape(n_parameters: int, given: Overrides) -> ModelShape:
-    """Return a shape with about this many parameters (0 = as the dimensions have it)."""
+    """Return a shape with about this many parameters (0 = as the dimensions have it).
+
+    Raises:
+        ConfigError: dimensions that do not go together, or do not make that count.
+    """
     is_gpt = given.family == "gpt"
-    vocab = given.vocab or _vocab_for(n_parameters)
+    # An embedding and a head may not eat up a small model.
+    small = max(64, n_parameters // 1000 // 64 * 64) if n_parameters else DEFAULT_VOCAB
+    vocab = given.vocab or min(DEFAULT_VOCAB, small)
     layers, hidden = _depth_and_width(n_parameters, vocab, given)
     heads = given.n_heads or max(1, hidden // (128 if hidden >= 2048 else 64))
-    if hidden % heads:
-        raise ConfigError(
-            f"{heads} heads do not divide a hidden size of {hidden}.",
-            hint="Give --heads that divide --hidden.",
-        )
     kv_heads = given.n_kv_heads or heads
-    if kv_heads > heads or heads % kv_heads:
-        raise ConfigError(
-            f"{heads} heads cannot share {kv_heads} key-value heads.",
-            hint="Give --kv-heads that divide --heads.",
-        )
+    for flag, n, what, whole in (("--heads", heads, "a hidden size", hidden),
+                                 ("--kv-heads", kv_heads, "heads", heads)):  # fmt: skip
+        if whole % n:
+            raise ConfigError(f"{flag} {n} does not divide {what} of {whole}.",
+                              hint=f"Give {flag} that divide it.")  # fmt: skip
     base = Dimensions(
         vocab=vocab, hidden=hidden, n_layers=layers, n_heads=heads, n_kv_heads=kv_heads,
-        head_dim=hidden // heads, ffn=1, positions=given.positions if is_gpt else 0,
+        head_dim=hidden // heads, ffn=64, positions=given.positions if is_gpt else 0,
         is_gated=not is_gpt, norm=Norm.LAYERNORM if is_gpt else Norm.RMSNORM_WRITTEN_OUT,
         qkv_bias=is_gpt, out_bias=is_gpt, mlp_bias=is_gpt, packed_qkv=is_gpt,
         activation="gelu" if is_gpt else "silu", has_rotary=not is_gpt,
     )  # fmt: skip
-    ffn = given.ffn or _ffn_for(n_parameters, base)
-    return _built(replace(base, ffn=ffn), n_parameters, given)
-
-
-def _built(d: Dimensions, n_parameters: int, given: Overrides) -> ModelShape:
+    d = replace(base, ffn=given.ffn or _ffn_for(n_parameters, base))
     groups = parameters_of(d)
     total = sum(g.n_total for g in groups)
     rest = n_parameters - total
-    if 0 < rest <= 0.2 * n_parameters:
-        groups.append(outside("others", rest))
-    elif n_parameters and abs(rest) > 0.2 * n_parameters:
+    if n_parameters and abs(rest) > 0.2 * n_parameters:
         raise ConfigError(
             f"These dimensions make {format_count(total)} parameters, not "
             f"{format_count(n_parameters)}.",
             hint="Leave --params out, or give fewer dimensions.",
         )
-    is_gpt = given.family == "gpt"
-    dropout = given.dropout if given.dropout is not None else (0.1 if is_gpt else 0.0)
+    kind = "GPT-like" if is_gpt else "Llama-like"
+    said = f"A {kind} decoder of {format_count(total)} parameters."
+    if n_parameters:
+        groups += [outside("others", rest)] if rest > 0 else []
+        said = (
+            f"The shape is a guess from the parameter count: a {kind} decoder with {layers} "
+            f"layers, hidden size {hidden}, {heads} heads, feed-forward {d.ffn}, vocabulary "
+            f"{vocab}; give --layers, --hidden, --heads, --ffn, --vocab for yours."
+        )
     return ModelShape(
-        name="GPT-like" if is_gpt else "Llama-like",
+        name=kind,
         source="--params" if n_parameters else "the dimensions given",
         parameters=tuple(groups),
-        **shared(d, LayerSizes), max_positions=d.positions, hidden_dropout=dropout,
-        is_guess=bool(n_parameters),
-        assumptions=_said(d, n_parameters, total + max(0, rest), is_gpt=is_gpt),
+        **shared(d, LayerSizes), max_positions=d.positions,
+        hidden_dropout=0.1 * is_gpt if given.dropout is None else given.dropout,
+        is_guess=bool(n_parameters), assumptions=(said,),
     )  # fmt: skip
 
 
-def _said(d: Dimensions, n_parameters: int, total: int, *, is_gpt: bool) -> tuple[str, ...]:
-    kind = "GPT-like" if is_gpt else "Llama-like"
-    if not n_parameters:
-        return (f"A {kind} decoder of {format_count(total)} parameters.",)
-    guess = (
-        f"The shape is a guess from the parameter count: a {kind} decoder with {d.n_layers} "
-        f"layers, hidden size {d.hidden}, {d.n_heads} heads, feed-forward {d.ffn}, vocabulary "
-        f"{d.vocab}; give --layers, --hidden, --heads, --ffn, --vocab for yours."
-    )
-    return (guess,)
-
-
-def _vocab_for(n_parameters: int) -> int:
-    # An embedding and a head may not eat up a small model.
-    if not n_parameters:
-        return DEFAULT_VOCAB
-    return max(64, min(DEFAULT_VOCAB, n_parameters // 1000 // 64 * 64))
-
-
 def _depth_and_width(n: int, vocab: int, given: Overrides) -> tuple[int, int]:
+    """Return layers and hidden size with about 12 L H^2 + 2 V H parameters."""
     for name, value, limit in (("--layers", given.n_layers, MAX_LAYERS),
                                ("--hidden", given.hidden, MAX_WIDTH)):  # fmt: skip
         if value > limit:
             raise ConfigError(f"{name} {value} is out of range.", hint=f"At most {limit}.")
-    if given.n_layers and given.hidden:
-        return given.n_layers, given.hidden
-    if not n:
+    if not n and not (given.n_layers and given.hidden):
         raise ConfigError(
             "A shape needs --layers and --hidden, or --params.",
             hint="For example: fragdoctor estimate --params 7B",
         )
+    ratio = 128 if n >= 10**9 else 64
+    # Known models are as deep as the nearest even number.
+    layers = given.n_layers or max(MIN_LAYERS, 2 * round((n / (12 * ratio**2)) ** (1 / 3) / 2))
     if given.hidden:
         body = max(0, n - 2 * vocab * given.hidden)
-        return max(MIN_LAYERS, round(body / (12 * given.hidden**2))), given.hidden
-    ratio = 128 if n >= 10**9 else 64
-    layers = given.n_layers or _layers_for(n, vocab, ratio)
-    # 12 L H^2 + 2 V H = n, solved for H.
+        deep = max(MIN_LAYERS, round(body / (12 * given.hidden**2)))
+        return given.n_layers or deep, given.hidden
     hidden = (-2 * vocab + math.sqrt(4 * vocab**2 + 48 * layers * n)) / (24 * layers)
     step = 256 if hidden >= 2048 else 128 if hidden >= 1024 else 64
     return layers, max(step, round(hidden / step) * step)
 
 
-def _layers_for(n: int, vocab: int, ratio: int) -> int:
-    """Return the depth at which 12 L H^2 + 2 V H reaches n with H = ratio x L."""
-    low, high = MIN_LAYERS, MAX_LAYERS
-    while low < high:
-        middle = (low + high) // 2
-        hidden = ratio * middle
-        if 12 * middle * hidden**2 + 2 * vocab * hidden < n:
-            low = middle + 1
-        else:
-            high = middle
-    # Known models are as deep as the nearest even number.
-    return max(MIN_LAYERS, 2 * round(low / 2))
-
-
 def _ffn_for(n: int, d: Dimensions) -> int:
-    """Return the feed-forward width that fills up the parameter count."""
+    """Return the feed-forward width that fills up the parameter count, else the usual one."""
     usual = 4 * d.hidden if not d.is_gated else round(8 * d.hidden / 3 / 64) * 64
     if not n:
         return max(64, usual)
-    one = sum(g.n_total for g in parameters_of(replace(d, ffn=64)))
-    two = sum(g.n_total for g in parameters_of(replace(d, ffn=128)))
-    fitting = 64 * (1 + (n - one) // (two - one))
-    return int(min(max(64, fitting), 2 * usual))
+    one, two = (sum(g.n_total for g in parameters_of(replace(d, ffn=w))) for w in (64, 128))
+    return int(min(max(64, 64 * (1 + (n - one) // (two - one))), 2 * usual))
 
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
@@ -316,6 +283,21 @@ def _refuse_question(inputs: Sequence[str]) -> None:
         )
 
 
+def _by_name(inputs: Sequence[str]) -> Preset | None:
+    """Return the known model that the only input names; None = it is a path.
+
+    Raises:
+        InputError: a name that is not known, or a question in words.
+    """
+    _refuse_question(inputs)
+    if len(inputs) != 1 or Path(inputs[0]).exists() or not is_model_name(inputs[0]):
+        return None
+    preset = preset_of(inputs[0])
+    if preset is None:
+        raise unknown_model(inputs[0])
+    return preset
+
+
 def configuration_of(inputs: Sequence[str]) -> Config:
     """Return the ``config.json`` that one input is, holds, or stands for by name.
 
@@ -323,15 +305,12 @@ def configuration_of(inputs: Sequence[str]) -> Config:
         ConfigError: there is no such input, or several.
         InputError: it cannot be read, or is something else.
     """
-    _refuse_question(inputs)
+    preset = _by_name(inputs)
+    if preset is not None:
+        return dict(preset.config)
     if len(inputs) != 1:
         raise ConfigError("One model is rehearsed at a time.", hint="Give one config.json or name.")
     path = Path(inputs[0])
-    if not path.exists() and is_model_name(inputs[0]):
-        preset = preset_of(inputs[0])
-        if preset is None:
-            raise unknown_model(inputs[0])
-        return dict(preset.config)
     return read_config(path / "config.json" if path.is_dir() else path)
 
 
@@ -358,33 +337,60 @@ def model_of(inputs: Sequence[str]) -> FoundModel:
     """
     if "-" in inputs:
         raise ConfigError("Standard input is not read here.", hint=MODEL_INPUTS)
-    _refuse_question(inputs)
-    paths = [Path(name) for name in inputs]
-    if len(paths) == 1 and not paths[0].exists() and is_model_name(inputs[0]):
-        preset = preset_of(inputs[0])
-        if preset is None:
-            raise unknown_model(inputs[0])
+    preset = _by_name(inputs)
+    if preset is not None:
         shape = shape_of_config(preset.config, f"config.json of {preset.hub}")
         notes = (*shape.assumptions, *_by_its_name(inputs[0], preset))
         shape = replace(shape, name=preset.name, assumptions=notes)
         return FoundModel(shape, _config_dtype(preset.config))
+    paths = [Path(name) for name in inputs]
     if len(paths) == 1 and paths[0].is_dir():
-        return _of_directory(paths[0])
+        paths = _in_directory(paths[0])
+    configs: list[Path] = []
     tensors: list[Path] = []
-    others: list[Path] = []
     for path in paths:
         with open_input(str(path)) as found:
-            (tensors if found.kind is InputKind.SAFETENSORS else others).append(path)
-    if not others:
-        return _of_tensors(read_files(tensors), str(tensors[0]), _config_beside(tensors[0]))
-    if len(others) > 1:
+            (tensors if found.kind is InputKind.SAFETENSORS else configs).append(path)
+    if len(configs) > 1:
         raise ConfigError(
-            f"{others[0]} and {others[1]} are two models.", hint="Give one model at a time."
+            f"{configs[0]} and {configs[1]} are two models.", hint="Give one model at a time."
         )
-    return _of_file(others[0], tensors)
+    config = _read(configs[0]) if configs else None
+    if config is not None and isinstance(config.get("weight_map"), dict):
+        tensors, configs, config = read_index(configs[0]), [], None
+    beside = (tensors or configs)[0].parent / "config.json"
+    if config is None and beside.is_file():
+        config = read_config(beside)
+    if not tensors:
+        config = config or {}
+        return FoundModel(shape_of_config(config, str(configs[0])), _config_dtype(config))
+    return _of_tensors(read_files(tensors), inputs[0], config)
 
 
-def _of_file(path: Path, tensors: Sequence[Path]) -> FoundModel:
+def _of_tensors(entries: Sequence[TensorEntry], source: str, config: Config | None) -> FoundModel:
+    if not entries:
+        raise InputError(f"{source} lists no tensors.", hint=MODEL_INPUTS)
+    if config is None:
+        return FoundModel(shape_of_tensors(entries, source), stored_dtype(entries))
+    shape = with_exact_counts(shape_of_config(config, source), entries, source)
+    return FoundModel(shape, stored_dtype(entries))
+
+
+def _in_directory(path: Path) -> list[Path]:
+    """Return the files of a directory that describe a model: an index, tensors, a configuration."""
+    index = [path / name for name in INDEX_NAMES if (path / name).is_file()]
+    tensors = sorted(p for p in path.glob("*.safetensors") if p.is_file())
+    config = [path / "config.json"] if (path / "config.json").is_file() else []
+    found = index[:1] or tensors or config
+    if not found:
+        raise InputError(
+            f"{path} holds neither config.json nor safetensors files.", hint=MODEL_INPUTS
+        )
+    return found
+
+
+def _read(path: Path) -> Config:
+    """Return what a file holds that may be a configuration or an index of tensors."""
     if path.is_dir():
         raise ConfigError(f"{path} is a directory.", hint="Give it alone.")
     if path.suffix == ".safetensors":
@@ -393,47 +399,13 @@ def _of_file(path: Path, tensors: Sequence[Path]) -> FoundModel:
         if found.stream.compression or found.stream.head.lstrip()[:1] != b"{":
             raise found.is_not(Wanted.MODEL)
     config = read_config(path)
-    if isinstance(config.get("weight_map"), dict):
-        return _of_tensors(read_files(read_index(path)), str(path), _config_beside(path))
-    if tensors:
-        return _of_tensors(read_files(tensors), str(tensors[0]), config)
     if "segments" in config or "device_traces" in config:
         raise something_else(str(path), InputKind.SNAPSHOT_JSON, Wanted.MODEL)
-    return FoundModel(shape_of_config(config, str(path)), _config_dtype(config))
-
-
-def _of_directory(path: Path) -> FoundModel:
-    config = read_config(path / "config.json") if (path / "config.json").is_file() else None
-    for name in INDEX_NAMES:
-        if (path / name).is_file():
-            return _of_tensors(read_files(read_index(path / name)), str(path), config)
-    tensors = sorted(p for p in path.glob("*.safetensors") if p.is_file())
-    if tensors:
-        return _of_tensors(read_files(tensors), str(path), config)
-    if config is None:
-        raise InputError(
-            f"{path} holds neither config.json nor safetensors files.", hint=MODEL_INPUTS
-        )
-    return FoundModel(shape_of_config(config, str(path / "config.json")), _config_dtype(config))
-
-
-def _of_tensors(entries: Sequence[TensorEntry], source: str, config: Config | None) -> FoundModel:
-    if not entries:
-        raise InputError(f"{source} lists no tensors.", hint=MODEL_INPUTS)
-    dtype = stored_dtype(entries)
-    if config is None:
-        return FoundModel(shape_of_tensors(entries, source), dtype)
-    return FoundModel(with_exact_counts(shape_of_config(config, source), entries, source), dtype)
-
-
-def _config_beside(path: Path) -> Config | None:
-    beside = path.parent / "config.json"
-    return read_config(beside) if beside.is_file() else None
+    return config
 
 
 def _config_dtype(config: Config) -> str:
-    quantised, _ = quantised_dtype(config)
-    if quantised:
+    if quantised := quantised_dtype(config):
         return quantised
     inner = config.get("text_config")
     inner = inner if isinstance(inner, dict) else {}

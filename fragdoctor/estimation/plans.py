@@ -20,7 +20,7 @@ A step of a server reads the weights and the cache once for all its sequences.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, product
 from math import ceil
@@ -28,7 +28,8 @@ from typing import Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.formula import formula_needs, stages_of
-from fragdoctor.estimation.inference import cache_bytes_per_sequence
+from fragdoctor.estimation.kv_cache import cache_bytes_per_sequence
+from fragdoctor.estimation.measures import FUSED
 from fragdoctor.estimation.serving import serving_of
 from fragdoctor.estimation.states import communication_elements, local_part, n_gpus, states_of
 from fragdoctor.estimation.training_choices import precision_of
@@ -45,7 +46,7 @@ N_PLANS: Final = 5
 UTILIZATION: Final = 0.9
 
 
-def plans_of(workload: Workload, gpu: GpuModel, prices: Mapping[str, float]) -> Sequence[Plan]:
+def plans_of(workload: Workload, gpu: GpuModel, price: float | None) -> Sequence[Plan]:
     """Return the ways on the fewest GPUs that surely hold a workload, and on twice as many.
 
     Raises:
@@ -59,10 +60,10 @@ def plans_of(workload: Workload, gpu: GpuModel, prices: Mapping[str, float]) -> 
         )
     if not workload.shape.has_layers or not workload.seq:
         raise ConfigError("Plans need the shape of the layers.", hint="Give a config.json.")
-    found = _fewest(workload, gpu, speeds, prices)
+    found = _fewest(workload, gpu, speeds, price)
     if not workload.inference and not workload.lora_rank and "optimizer" not in workload.offload:
         away = replace(workload, offload=(*workload.offload, "optimizer"))
-        on_host = _fewest(away, gpu, speeds, prices, most=found[0].n_gpus // 2 if found else None)
+        on_host = _fewest(away, gpu, speeds, price, most=found[0].n_gpus // 2 if found else None)
         found += on_host[:1]
     return tuple(found)
 
@@ -71,15 +72,17 @@ def _fewest(
     workload: Workload,
     gpu: GpuModel,
     speeds: Speeds,
-    prices: Mapping[str, float],
+    price: float | None,
     most: int | None = None,
 ) -> list[Plan]:
     """Return the fastest ways on the fewest GPUs, and on twice as many."""
     ways_of = _serving_ways if workload.inference else _training_ways
     found: list[Plan] = []
     for n in _degrees(MOST_GPUS if most is None else most):
-        plans = [_plan(way, gpu, speeds, prices) for way in ways_of(workload, n, gpu)]
-        found += sorted(plans, key=lambda p: p.seconds_per_token)[:N_PLANS]
+        plans = (_plan(way, gpu, speeds, price) for way in ways_of(workload, n, gpu))
+        found += sorted((plan for plan in plans if plan), key=lambda p: p.seconds_per_token)[
+            :N_PLANS
+        ]
         if found and n > found[0].n_gpus:
             break
     return found
@@ -89,13 +92,11 @@ def _degrees(most: int) -> list[int]:
     return [2**i for i in range(most.bit_length()) if 2**i <= most]
 
 
-def _serving_ways(workload: Workload, n: int, gpu: GpuModel) -> Iterator[Workload]:
-    """Yield replicas times tensor parallelism, where at least one sequence has room."""
+def _serving_ways(workload: Workload, n: int, _gpu: GpuModel) -> Iterator[Workload]:
+    """Yield replicas times tensor parallelism."""
     for degree in _degrees(min(n, HOST)):
         if workload.shape.n_heads % degree == 0:
-            way = replace(workload, tensor_parallel=degree, world_size=n // degree)
-            if serving_of(way, gpu, utilization=UTILIZATION).sequences:
-                yield way
+            yield replace(workload, tensor_parallel=degree, world_size=n // degree)
 
 
 def _training_ways(workload: Workload, n: int, gpu: GpuModel) -> Iterator[Workload]:
@@ -136,9 +137,6 @@ def _training_ways(workload: Workload, n: int, gpu: GpuModel) -> Iterator[Worklo
             yield from islice((one for one in ways if _fits(one, gpu)), 1)
 
 
-FUSED: Final = "adamw-fused"
-"""As fast as the other AdamW, without the copies in its step: taken where the other has no room."""
-
 LONG_TOKENS: Final = 16_384
 """Tokens a GPU below which a sequence is not split: shorter ones leave kernels idle."""
 
@@ -153,12 +151,15 @@ def _fits(way: Workload, gpu: GpuModel) -> bool:
     return state_on(needs.low_bytes, needs.high_bytes, gpu.usable_bytes) is FitState.FITS
 
 
-def _plan(way: Workload, gpu: GpuModel, speeds: Speeds, prices: Mapping[str, float]) -> Plan:
+def _plan(way: Workload, gpu: GpuModel, speeds: Speeds, price: float | None) -> Plan | None:
+    """Return a way as a plan; None for a server without room for one sequence."""
     n = n_gpus(way)
     sequences = 0
     if way.inference:
         serving = serving_of(way, gpu, utilization=UTILIZATION)
         sequences = serving.sequences * way.world_size
+        if not sequences:
+            return None
         compute, traffic = _serving_seconds(way, serving.sequences, speeds)
         ranks: tuple[RankNeeds, ...] = ()
         low = serving.weights_bytes + serving.activations_bytes + serving.bytes_per_sequence
@@ -170,7 +171,6 @@ def _plan(way: Workload, gpu: GpuModel, speeds: Speeds, prices: Mapping[str, flo
         most = max(ranks, key=lambda rank: rank.needs_high_bytes)
         low, high = most.needs_low_bytes, most.needs_high_bytes
     seconds = compute + traffic
-    price = prices.get(gpu.name)
     hourly = None if price is None else n * price
     return Plan(
         n_gpus=n,
@@ -207,7 +207,7 @@ def _training_seconds(way: Workload, speeds: Speeds) -> tuple[float, float]:
     compute = tokens * (each * active + each / 6 * looked_back) / (n * speeds.operations)
 
     local = local_part(way)
-    trained = [g for g in states_of(local).groups if g.is_trained]
+    trained = [g for g in states_of(local) if g.is_trained]
     held = sum(g.n_each * g.count for g in local.shape.parameters) * precision.compute
     world, layers = way.world_size, local.shape.n_layers
     traffic = 0.0
@@ -239,7 +239,7 @@ def _training_seconds(way: Workload, speeds: Speeds) -> tuple[float, float]:
 def _serving_seconds(way: Workload, sequences: int, speeds: Speeds) -> tuple[float, float]:
     """Return the seconds of reading and of communication for each token of all replicas."""
     local, precision = local_part(way), precision_of(way.dtype)
-    weights = sum(g.stored_bytes * g.count for g in states_of(local).groups)
+    weights = sum(g.stored_bytes * g.count for g in states_of(local))
     read = weights + sequences * cache_bytes_per_sequence(replace(local, cache="paged"))
     computed = 2 * sequences * way.shape.n_parameters / way.tensor_parallel / speeds.operations
     stream = sequences * way.shape.hidden * precision.compute

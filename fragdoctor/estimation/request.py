@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field, fields, replace
+from dataclasses import fields, replace
 from typing import Any, Final
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.estimation.layer import adapted
 from fragdoctor.estimation.model_shapes import (
     MAX_PARAMETERS,
     Overrides,
@@ -14,12 +15,10 @@ from fragdoctor.estimation.model_shapes import (
     model_of,
     parse_count,
 )
-from fragdoctor.estimation.states import check_parallel, is_lora_target
+from fragdoctor.estimation.states import check_parallel
 from fragdoctor.estimation.training_choices import dtype_bytes, optimizer_of, precision_of
-from fragdoctor.frozen import frozen
 from fragdoctor.model.workload import Attention, FsdpKind, Loss, ModelShape, Workload
 
-_QUANTISED: Final = ("int4", "nf4", "int8", "fp8-weights", "gptq", "awq", "mxfp4")
 OFFLOADABLE: Final = ("optimizer", "parameters", "activations")
 DEFAULT_SEQ: Final = 2048
 MAX_BATCH: Final = 1 << 24
@@ -28,17 +27,12 @@ MAX_WORLD: Final = 1 << 20
 MAX_LAYERS: Final = 2000
 FORMULA_ERROR: Final = (
     "How sure: on 64 recorded runs of GPT- and Llama-like models the peak came out within 7 % and "
-    "reserved memory within 15 %, on PyTorch's own allocator with steps of 84 models of "
+    "reserved memory within 15 %, on PyTorch's own allocator with steps of 73 models of "
     "Transformers, most in 3 precisions, the peak within 5 % for 9 of 10 and within 10 % for all; "
     "code that keeps other tensors differs more. --rehearse runs the model's own class where its "
     "library is installed, --model your own code."
 )
 
-UNCHECKED_ERROR: Final = (
-    "How sure: the 64 recorded runs and the 84 models of Transformers that the formulas were "
-    "compared with were not of this architecture: take it as a rough figure. --rehearse runs the "
-    "model's own class where its library is installed."
-)
 NO_LAYERS_ERROR: Final = (
     "How sure: parameters, gradients and optimizer states follow from the counts; activations, "
     "which can be the larger part, are not in it."
@@ -49,126 +43,86 @@ INFERENCE_ERROR: Final = (
 )
 
 
-@frozen
-class Request:
-    """The options of ``fragdoctor estimate``; "" and 0 = not given."""
-
-    inputs: Sequence[str] = ()
-    params: str = ""
-    dtype: str = ""
-    optimizer: str = "adamw"
-    master_weights: bool = False
-    grad_dtype: str = ""
-    batch: int = 1
-    seq: int = 0
-    attention: str = "sdpa"
-    checkpointing: str = "none"
-    lora_rank: int = 0
-    lora_targets: str = "attention"
-    zero_stage: int = 0
-    is_fsdp: bool = False
-    fsdp_kind: str = ""
-    world_size: int = 1
-    grad_accumulation: int = 1
-    inference: bool = False
-    new_tokens: int = 0
-    kv_dtype: str = ""
-    cache: str = "dynamic"
-    tensor_parallel: int = 1
-    context_parallel: int = 1
-    pipeline_parallel: int = 1
-    expert_parallel: int = 1
-    sequence_parallel: bool = False
-    offload: str = ""
-    dora: bool = False
-    keeps_logits: bool = False
-    logits: str = ""
-    compute: str = ""
-    overrides: Overrides = field(default_factory=Overrides)
-
-
 def error_of(workload: Workload) -> str:
     """Return how far off the formulas may be for this workload, in a sentence."""
     if not workload.shape.has_layers:
         return NO_LAYERS_ERROR
-    if not workload.shape.is_checked:
-        return UNCHECKED_ERROR
     return INFERENCE_ERROR if workload.inference else FORMULA_ERROR
 
 
-def workload_of(request: Request) -> Workload:
+OPTIONS: Final = frozenset(f.name for f in fields(Workload)) - {"shape", "stage", "stream_shards"}
+"""What :func:`workload_of` takes beside the model."""
+
+
+def workload_of(
+    inputs: Sequence[str] = (), params: str = "", overrides: Overrides | None = None, **asked: Any
+) -> Workload:
     """Return what is to be estimated.
+
+    Args:
+        inputs: files or a name that describe a model; without them a count or dimensions.
+        params: such as ``7B``.
+        overrides: dimensions given by hand.
+        asked: fields of a workload (:data:`OPTIONS`), choices and lists as text; "" and 0 = not
+            given.
 
     Raises:
         ConfigError: options that are wrong or exclude each other.
         InputError: an input cannot be read.
     """
-    _check(request)
-    shape, stored = _shape(request)
-    dtype = precision_of(request.dtype or _default_dtype(stored, request)).name
-    if request.inference and dtype == "fp8":
-        dtype = "fp8-weights"  # no 16-bit weights beside them, unlike in training
-    if stored in _QUANTISED and dtype != stored and not request.inference:
-        shape = replace(shape, assumptions=(*shape.assumptions, _dequantised(dtype)))
-    seq, notes = _length(request, shape)
-    if not request.dtype:
-        in_file = f"; the file stores {stored}" if stored and stored != dtype else ""
-        notes = (*notes, f"The precision is taken to be {dtype}{in_file}; --dtype sets it.")
-    if notes:
-        shape = replace(shape, assumptions=(*shape.assumptions, *notes))
-    _check_dtype(request, dtype)
-    workload = Workload(
-        **_as_asked(request),
-        shape=shape,
-        dtype=dtype,
-        optimizer=optimizer_of(request.optimizer).name,
-        master_weights=request.master_weights
-        or (precision_of(dtype).has_master and not request.inference and not request.lora_rank),
-        seq=seq,
-        attention=Attention(request.attention),
-        loss=Loss(request.logits) if request.logits else None,
-        fsdp_kind=FsdpKind(request.fsdp_kind) if request.fsdp_kind else None,
-        lora_targets=tuple(t.strip() for t in request.lora_targets.split(",") if t.strip()),
-        offload=_offloaded(request.offload),
-    )
-    _check_targets(workload)
-    _check_size(workload)
-    check_parallel(workload)
-    if precision_of(dtype).gathered and request.zero_stage < 3:
+    for name in asked.keys() - OPTIONS:
         raise ConfigError(
-            f"{dtype} is the mixed precision of FSDP, which shards the weights.",
+            f"estimate() has no option {name!r}.", hint=f"It has {', '.join(sorted(OPTIONS))}."
+        )
+    chosen = {
+        **asked,
+        "attention": Attention(asked.get("attention") or "sdpa"),
+        "loss": Loss(asked["loss"]) if asked.get("loss") else None,
+        "fsdp_kind": FsdpKind(asked["fsdp_kind"]) if asked.get("fsdp_kind") else None,
+        "lora_targets": _listed(asked.get("lora_targets") or "attention"),
+        "offload": _listed(asked.get("offload") or ""),
+        "optimizer": optimizer_of(asked.get("optimizer") or "adamw").name,
+    }
+    shape, stored = _shape(inputs, params, overrides or Overrides())
+    workload = Workload(shape, **chosen)
+    _check(workload)
+    dtype = precision_of(workload.dtype if asked.get("dtype") else _default_dtype(stored, workload))
+    name, notes = dtype.name, list(shape.assumptions)
+    if workload.inference and name == "fp8":
+        name = "fp8-weights"  # no 16-bit weights beside them, unlike in training
+    is_quantised = bool(stored) and not precision_of(stored).trains_base
+    if is_quantised and name != stored and not workload.inference:
+        notes.append(_dequantised(name))
+    seq, more = _length(workload)
+    notes += more
+    if not asked.get("dtype"):
+        in_file = f"; the file stores {stored}" if stored and stored != name else ""
+        notes.append(f"The precision is taken to be {name}{in_file}; --dtype sets it.")
+    frozen_base = workload.inference or workload.lora_rank > 0
+    workload = replace(
+        workload,
+        shape=replace(shape, assumptions=tuple(notes)),
+        dtype=name,
+        master_weights=workload.master_weights or (dtype.has_master and not frozen_base),
+        seq=seq,
+    )
+    if not (dtype.trains_base or frozen_base):
+        raise ConfigError(
+            f"Weights in {name} cannot be trained.",
+            hint="Add --lora RANK to train adapters on them, or --inference.",
+        )
+    if dtype.gathered and workload.zero_stage < 3:
+        raise ConfigError(
+            f"{name} is the mixed precision of FSDP, which shards the weights.",
             hint="Add --fsdp --world-size N, or use --dtype amp-bf16.",
         )
+    _check_targets(workload)
+    check_parallel(workload)
     return workload
 
 
-def _as_asked(request: Request) -> dict[str, Any]:
-    """Return the fields of a workload that are as they were asked for."""
-    read = {"dtype", "optimizer", "master_weights", "seq", "attention", "lora_targets", "offload",
-            "loss", "fsdp_kind"}  # fmt: skip
-    names = {f.name for f in fields(Workload)} - read
-    return {f.name: getattr(request, f.name) for f in fields(Request) if f.name in names}
-
-
-def _check_size(workload: Workload) -> None:
-    """Refuse models beyond anything that exists: their estimates would only waste time."""
-    n = workload.shape.n_parameters
-    if n > MAX_PARAMETERS or workload.shape.n_layers > MAX_LAYERS:
-        raise ConfigError(
-            f"A model of {n} parameters in {workload.shape.n_layers} layers is out of range.",
-            hint=f"At most {MAX_PARAMETERS} parameters and {MAX_LAYERS} layers: check the input.",
-        )
-
-
-def _offloaded(text: str) -> tuple[str, ...]:
-    parts = tuple(part.strip() for part in text.split(",") if part.strip())
-    for part in parts:
-        if part not in OFFLOADABLE:
-            raise ConfigError(
-                f"{part!r} is nothing that can be offloaded.",
-                hint=f"Choose of {', '.join(OFFLOADABLE)}, separated by commas.",
-            )
-    return parts
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _check_targets(workload: Workload) -> None:
@@ -176,7 +130,7 @@ def _check_targets(workload: Workload) -> None:
     if not workload.lora_rank:
         return
     groups = workload.shape.parameters
-    if not any(is_lora_target(workload, group) for group in groups):
+    if not adapted(workload):
         names = dict.fromkeys(
             g.name.removesuffix(".weight").split(".")[-1]
             for g in groups
@@ -188,30 +142,29 @@ def _check_targets(workload: Workload) -> None:
         )
 
 
-def _shape(request: Request) -> tuple[ModelShape, str]:
-    given = request.overrides
-    if request.inputs:
-        if request.params or given.any_given:
+def _shape(inputs: Sequence[str], params: str, given: Overrides) -> tuple[ModelShape, str]:
+    if inputs:
+        if params or given.any_given:
             raise ConfigError(
                 "An input describes the model: --params and dimensions such as --layers do not "
                 "go with it.",
                 hint="Give one or the other, or change the file.",
             )
-        found = model_of(request.inputs)
+        found = model_of(inputs)
         return found.shape, found.dtype
-    if not request.params and not given.any_given:
+    if not params and not given.any_given:
         raise ConfigError(
             "There is nothing to estimate.",
             hint="Give a config.json, a model directory, safetensors files, or --params 7B.",
         )
-    return guessed_shape(parse_count(request.params) if request.params else 0, given), ""
+    return guessed_shape(parse_count(params) if params else 0, given), ""
 
 
-def _default_dtype(stored: str, request: Request) -> str:
+def _default_dtype(stored: str, workload: Workload) -> str:
     """The dtype of the file, where it can be trained; else fp32, as PyTorch does by itself."""
-    if request.inference:
+    if workload.inference:
         return stored or "bf16"
-    if stored and (precision_of(stored).trains_base or request.lora_rank):
+    if stored and (precision_of(stored).trains_base or workload.lora_rank):
         return stored
     return "fp32"
 
@@ -223,19 +176,16 @@ def _dequantised(dtype: str) -> str:
     )
 
 
-def _length(request: Request, shape: ModelShape) -> tuple[int, Sequence[str]]:
+def _length(workload: Workload) -> tuple[int, Sequence[str]]:
+    shape = workload.shape
     if not shape.has_layers:
         return 0, ()
-    if request.seq:
-        return request.seq, _beyond(request.seq + request.new_tokens, shape)
-    seq = min(DEFAULT_SEQ, shape.max_positions or DEFAULT_SEQ)
-    return seq, (f"Sequences of {seq} tokens are assumed; --seq sets the length.",)
-
-
-def _beyond(tokens: int, shape: ModelShape) -> Sequence[str]:
-    """Refuse or warn of more tokens than the model has positions."""
+    if not workload.seq:
+        seq = min(DEFAULT_SEQ, shape.max_positions or DEFAULT_SEQ)
+        return seq, (f"Sequences of {seq} tokens are assumed; --seq sets the length.",)
+    tokens = workload.seq + workload.new_tokens
     if not shape.max_positions or tokens <= shape.max_positions:
-        return ()
+        return workload.seq, ()
     if any(g.name == "embedding.positions" for g in shape.parameters):
         raise ConfigError(
             f"{tokens} tokens do not fit: the model has a table of {shape.max_positions} "
@@ -243,24 +193,32 @@ def _beyond(tokens: int, shape: ModelShape) -> Sequence[str]:
             hint=f"At most --seq {shape.max_positions}, new tokens included.",
         )
     beyond = f"{tokens} tokens are more than the {shape.max_positions} positions"
-    return (f"{beyond} that the model was made for: it answers badly there unless extended.",)
+    note = f"{beyond} that the model was made for: it answers badly there unless extended."
+    return workload.seq, (note,)
 
 
-def _check(request: Request) -> None:
+def _check(workload: Workload) -> None:
+    """Refuse values beyond anything that exists, and options that mean nothing together."""
     for name, value, limit in (
-        ("--batch", request.batch, MAX_BATCH),
-        ("--seq", request.seq, MAX_SEQ),
-        ("--new-tokens", request.new_tokens, MAX_SEQ),
-        ("--world-size", request.world_size, MAX_WORLD),
-        ("--lora", request.lora_rank, 1 << 16),
+        ("--batch", workload.batch, MAX_BATCH),
+        ("--seq", workload.seq, MAX_SEQ),
+        ("--new-tokens", workload.new_tokens, MAX_SEQ),
+        ("--world-size", workload.world_size, MAX_WORLD),
+        ("--lora", workload.lora_rank, 1 << 16),
+        ("The model's parameter count", workload.shape.n_parameters, MAX_PARAMETERS),
+        ("The model's number of layers", workload.shape.n_layers, MAX_LAYERS),
     ):
         if value > limit:
             raise ConfigError(f"{name} {value} is out of range.", hint=f"At most {limit}.")
-    if request.grad_dtype:
-        dtype_bytes(request.grad_dtype)
-    if request.kv_dtype:
-        dtype_bytes(request.kv_dtype)
-    choice = request.checkpointing
+    for dtype in filter(None, (workload.grad_dtype, workload.kv_dtype)):
+        dtype_bytes(dtype)
+    for part in workload.offload:
+        if part not in OFFLOADABLE:
+            raise ConfigError(
+                f"{part!r} is nothing that can be offloaded.",
+                hint=f"Choose of {', '.join(OFFLOADABLE)}, separated by commas.",
+            )
+    choice = workload.checkpointing
     if choice not in ("none", "full", "sqrt") and not (
         choice.isascii() and choice.isdigit() and 0 < int(choice[:9]) < 10**6
     ):
@@ -268,21 +226,12 @@ def _check(request: Request) -> None:
             f"{choice!r} is no way of checkpointing.",
             hint="Choose none, full, sqrt, or a number of layers.",
         )
-    if not request.inference and (request.kv_dtype or request.new_tokens):
+    if not workload.inference and (workload.kv_dtype or workload.new_tokens):
         raise ConfigError(
             "--kv-dtype and --new-tokens are about the KV cache.", hint="Add --inference."
         )
-    if request.zero_stage and request.world_size == 1:
+    if workload.zero_stage and workload.world_size == 1:
         raise ConfigError(
             "ZeRO and FSDP share states among GPUs: the number of GPUs is missing.",
             hint="Add for example --world-size 8.",
         )
-
-
-def _check_dtype(request: Request, dtype: str) -> None:
-    if precision_of(dtype).trains_base or request.inference or request.lora_rank:
-        return
-    raise ConfigError(
-        f"Weights in {dtype} cannot be trained.",
-        hint="Add --lora RANK to train adapters on them, or --inference.",
-    )

@@ -14,7 +14,7 @@ from typing import Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.formula import formula_footprint
-from fragdoctor.estimation.inference import BLOCK_TOKENS, cache_bytes_per_sequence
+from fragdoctor.estimation.kv_cache import BLOCK_TOKENS, cache_bytes_per_sequence
 from fragdoctor.estimation.states import local_part
 from fragdoctor.estimation.training_choices import precision_of
 from fragdoctor.model.gpus import GpuModel

@@ -10,21 +10,20 @@
 * Expert parallelism splits the experts; tokens travel there and back (GShard,
   https://arxiv.org/abs/2006.16668).
 
-Training adds gradients, optimizer states and workspaces.
+Training adds gradients and optimizer states.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 from typing import Final
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.estimation.operation_memory import FP32, is_adapted
+from fragdoctor.estimation.layer import FP32, adapted
 from fragdoctor.estimation.training_choices import (
     OptimizerSpec,
-    Precision,
     dtype_bytes,
     optimizer_of,
     precision_of,
@@ -32,6 +31,8 @@ from fragdoctor.estimation.training_choices import (
 from fragdoctor.frozen import frozen
 from fragdoctor.model.workload import FsdpKind, ParameterGroup, Role, Workload
 
+TOKENS: Final = "embedding.tokens"
+LINEAR: Final = (Role.LINEAR, Role.EXPERT)
 _BY_ROWS: Final = ("qkv", "up")
 _BY_COLUMNS: Final = ("out", "down")
 _WHOLE: Final = ("attention.kv_a_proj.weight", "attention.q_a_proj.weight")
@@ -83,8 +84,6 @@ def local_part(workload: Workload) -> Workload:
         n_kv_heads=max(1, shape.n_kv_heads // tensor) if shape.n_kv_heads else 0,
         ffn=ceil(shape.ffn / tensor),
         shared_ffn=ceil(shape.shared_ffn / tensor),
-        n_dense_layers=ceil(shape.n_dense_layers / pipeline),
-        dense_ffn=ceil(shape.dense_ffn / tensor),
         vocab=ceil(shape.vocab / tensor),
         n_sliding_layers=ceil(shape.n_sliding_layers / pipeline),
     )
@@ -118,7 +117,7 @@ def _part(group: ParameterGroup, workload: Workload) -> ParameterGroup:
         count = ceil(count / workload.pipeline_parallel)
     if group.role is Role.EXPERT:
         count = ceil(count / workload.expert_parallel)
-    is_table = group.role is Role.HEAD or group.name == "embedding.tokens"
+    is_table = group.role is Role.HEAD or group.name == TOKENS
     if is_table or (group.slot in _BY_ROWS and group.role is not Role.NORM):
         if group.name not in _WHOLE:
             shape[0] = ceil(shape[0] / tensor)
@@ -144,31 +143,23 @@ def communication_elements(workload: Workload) -> int:
     return elements
 
 
-WORKSPACE_SOURCE: Final = (
-    "aten/src/ATen/cuda/CublasHandlePool.cpp: once a handle and stream; forward and autograd's "
-    "thread have one each; CUBLAS_WORKSPACE_CONFIG changes it"
-)
-
-_QUANTISED = (Role.LINEAR, Role.EXPERT)
-TOKENS = "embedding.tokens"
-_OF_SPARSE_LAYERS = ("experts.", "router.", "shared.")
-
-
 @frozen
 class GroupState:
     """Bytes of each tensor of a parameter group, on one GPU.
 
     Attributes:
-        kind: ``dense`` or ``sparse`` where only such layers of a mixture have it.
+        slot: where it works: in the layer, or ``embedding``, ``head``, ``final_norm``.
         per_layer: tensors of the group in one layer; the whole count outside the layers.
         stored_bytes: the parameter as it lies in memory between steps.
         gathered_bytes: the parameter collected for use (stage 3).
         gradient_bytes: the gradient as backward makes it.
         kept_gradient_bytes: what of it stays on this GPU.
+        is_gradient_whole: it stays as backward makes it.
         has_gradient: whether there is one: of a frozen parameter too, in a unit of FSDP 1 that has
             trained ones (``_validate_frozen_params`` in PyTorch's ``distributed/fsdp/wrap.py``).
-        state_sizes: bytes of each optimizer state.
+        state_bytes: all optimizer states, fp32 master weights not among them.
         step_bytes: one temporary copy in the optimizer's step.
+        n_own: elements that this GPU updates.
     """
 
     name: str
@@ -177,43 +168,17 @@ class GroupState:
     layered: bool
     n_each: int
     count: int
-    per_layer: int
-    kind: str
+    per_layer: float
     is_trained: bool
     stored_bytes: int
     gathered_bytes: int
     gradient_bytes: int
     kept_gradient_bytes: int
-    is_sharded_gradient: bool
+    is_gradient_whole: bool
     has_gradient: bool
-    state_sizes: tuple[int, ...]
+    state_bytes: int
     step_bytes: int
-    shard: int
-
-    def sharded(self, bytes_per: float) -> int:
-        """Return the bytes of this GPU's part of something with so many bytes an element."""
-        return ceil(self.n_each / self.shard) * int(bytes_per)
-
-
-@dataclass(slots=True)
-class States:
-    """All groups, and how the optimizer's step works."""
-
-    groups: Sequence[GroupState]
-    master_bytes_each: float
-    n_step_copies: int
-    step_of_largest: bool
-    gathers: bool
-    n_gathered_layers: int = 2
-    accumulated: bool = False
-
-    def in_slot(self, slot: str, kind: str = "") -> list[GroupState]:
-        """Return the groups whose gradients an operation of this slot makes, in a kind of layer."""
-        return [g for g in self.groups if g.slot == slot and g.kind in ("", kind)]
-
-    def slots(self) -> list[str]:
-        """Return all slots, last layers first."""
-        return list(dict.fromkeys(reversed([g.slot for g in self.groups])))
+    n_own: int
 
 
 def slot_of(group: ParameterGroup, *, tied_head: bool = False) -> str:
@@ -223,31 +188,36 @@ def slot_of(group: ParameterGroup, *, tied_head: bool = False) -> str:
     """
     if tied_head and group.name == TOKENS:
         return "head"
-    if group.slot:
-        return group.slot
-    if group.layered:
-        return "up"
+    if group.slot or group.layered:
+        return group.slot or "up"
     by_role = {Role.HEAD: "head", Role.NORM: "final_norm"}
     return by_role.get(group.role, "embedding")
 
 
-def states_of(workload: Workload) -> States:
-    """Return what each parameter group weighs on one GPU."""
+def states_of(workload: Workload) -> Sequence[GroupState]:
+    """Return what each parameter group weighs on one GPU, adapters in fp32 as PEFT keeps them."""
     precision = precision_of(workload.dtype)
-    optimizer = optimizer_of(workload.optimizer)
-    groups = [_group_state(workload, precision, optimizer, g) for g in workload.shape.parameters]
-    if workload.lora_rank:
-        for group in workload.shape.parameters:
-            if is_lora_target(workload, group):
-                groups += _adapters(workload, optimizer, group)
-    return States(
-        groups=tuple(groups),
-        master_bytes_each=FP32 if workload.master_weights else 0.0,
-        n_step_copies=0 if "optimizer" in workload.offload else ceil(optimizer.step_copies),
-        step_of_largest=optimizer.step_of_largest,
-        gathers=workload.zero_stage >= 3 and workload.world_size > 1,
-        n_gathered_layers=2 if workload.is_fsdp else _live_layers(workload),
-    )
+    found = []
+    for group in workload.shape.parameters:
+        stored = precision.linear_weight if group.role in LINEAR else precision.weight
+        if group.role is Role.EXPERT and precision.expert_weight:
+            stored = precision.expert_weight
+        found.append(_state(workload, group, stored))
+    for group in adapted(workload):
+        (rows, columns), rank = group.shape, workload.lora_rank
+        shapes: dict[str, tuple[int, ...]] = {"lora_A": (rank, columns), "lora_B": (rows, rank)}
+        if workload.dora:
+            shapes["lora_magnitude"] = (rows,)
+        found += [
+            _state(
+                workload,
+                replace(group, name=f"{group.name}.{name}", shape=shape, role=Role.OTHER),
+                FP32,
+                is_adapter=True,
+            )
+            for name, shape in shapes.items()
+        ]
+    return tuple(found)
 
 
 LIVE_PARAMETERS: Final = 10**9
@@ -256,91 +226,36 @@ LIVE_PARAMETERS: Final = 10**9
 https://www.deepspeed.ai/docs/config-json/."""
 
 
-def _live_layers(workload: Workload) -> int:
+def gathered_layers(workload: Workload) -> int:
+    """Return how many layers are collected at once: FSDP's prefetch, or DeepSpeed's limit."""
+    if workload.zero_stage < 3 or workload.world_size == 1:
+        return 0
     n_layers = max(1, workload.shape.n_layers)
-    each = sum(g.n_each * g.count for g in workload.shape.parameters if g.layered) / n_layers
-    return max(1, min(n_layers, int(LIVE_PARAMETERS / each))) if each else 1
-
-
-def is_lora_target(workload: Workload, group: ParameterGroup) -> bool:
-    """Return whether a parameter gets an adapter."""
-    return (
-        len(group.shape) == 2
-        and group.role is Role.LINEAR
-        and is_adapted(workload, group.name, slot_of(group))
-    )
-
-
-def _group_state(
-    workload: Workload, precision: Precision, optimizer: OptimizerSpec, group: ParameterGroup
-) -> GroupState:
-    stored = precision.linear_weight if group.role in _QUANTISED else precision.weight
-    if group.role is Role.EXPERT and precision.expert_weight:
-        stored = precision.expert_weight
-    return _state(workload, optimizer, group, stored)
-
-
-def _adapters(
-    workload: Workload, optimizer: OptimizerSpec, group: ParameterGroup
-) -> list[GroupState]:
-    """Return the two matrices of an adapter, in fp32 as PEFT keeps them."""
-    rank = workload.lora_rank
-    rows, columns = group.shape
-    pair: list[tuple[str, tuple[int, ...]]] = [
-        ("lora_A", (rank, columns)),
-        ("lora_B", (rows, rank)),
-    ]
-    if workload.dora:
-        pair.append(("lora_magnitude", (rows,)))
-    return [
-        _state(
-            workload,
-            optimizer,
-            ParameterGroup(
-                f"{group.name}.{name}", shape, group.count, Role.OTHER, group.layered,
-                slot=slot_of(group),
-            ),
-            FP32,
-            is_adapter=True,
-        )
-        for name, shape in pair
-    ]  # fmt: skip
+    each = sum(g.n_total for g in workload.shape.parameters if g.layered) / n_layers
+    if workload.is_fsdp or not each:
+        return 2
+    return max(1, min(n_layers, int(LIVE_PARAMETERS / each)))
 
 
 def _state(
-    workload: Workload,
-    optimizer: OptimizerSpec,
-    group: ParameterGroup,
-    stored: float,
-    *,
-    is_adapter: bool = False,
+    workload: Workload, group: ParameterGroup, stored: float, *, is_adapter: bool = False
 ) -> GroupState:
+    optimizer, precision = optimizer_of(workload.optimizer), precision_of(workload.dtype)
     is_trained = is_adapter or not workload.lora_rank
-    master = workload.master_weights and not is_adapter
     world, stage = max(1, workload.world_size), workload.zero_stage
-    n_dense, kind = workload.shape.n_dense_layers, ""
-    n_layers = max(1, workload.shape.n_layers)
-    if n_dense and group.name.startswith(_OF_SPARSE_LAYERS):
-        kind, n_layers = "sparse", max(1, n_layers - n_dense)
-    elif n_dense and group.name.startswith("mlp."):
-        kind, n_layers = "dense", n_dense
-    precision = precision_of(workload.dtype)
     used = min(stored, FP32) if is_adapter else precision.gathered or min(stored, FP32)
     grad = dtype_bytes(workload.grad_dtype) if workload.grad_dtype else min(used, stored)
-    kept = grad if is_adapter else precision.kept_gradient or grad
+    # Under no_sync, as accumulation runs with FSDP 1, gradients stay whole: the documentation of
+    # FullyShardedDataParallel.no_sync.
+    is_first = workload.fsdp_kind in (FsdpKind.FIRST, FsdpKind.MIXED)
+    is_whole = world == 1 or stage < 2 or (is_first and workload.grad_accumulation > 1)
+    kept = grad if is_adapter or is_whole else precision.kept_gradient or grad
     away = "optimizer" in workload.offload
     if away and stage >= 2:  # ZeRO-Offload: this GPU's part of the gradients goes there too
         kept = 0.0
     here = 0.0 if "parameters" in workload.offload and stage >= 3 else stored
-    state_element = FP32 if master else stored
-    shard_states = world if stage >= 1 else 1
-    # Under no_sync, as accumulation runs with FSDP 1, gradients stay whole: the documentation of
-    # FullyShardedDataParallel.no_sync.
-    is_first = workload.fsdp_kind in (FsdpKind.FIRST, FsdpKind.MIXED)
-    stays_whole = is_first and workload.grad_accumulation > 1
-    shard_grads = world if stage >= 2 and not stays_whole else 1
-    shard_weights = world if stage >= 3 else 1
-    own = ceil(group.n_each / shard_states)
+    state_element = FP32 if workload.master_weights and not is_adapter else stored
+    own = ceil(group.n_each / (world if stage >= 1 else 1))
     return GroupState(
         name=group.name,
         role=group.role,
@@ -348,46 +263,36 @@ def _state(
         layered=group.layered,
         n_each=group.n_each,
         count=group.count,
-        per_layer=max(1, group.count // n_layers) if group.layered else group.count,
-        kind=kind,
+        per_layer=group.count / max(1, workload.shape.n_layers) if group.layered else group.count,
         is_trained=is_trained,
-        stored_bytes=int(ceil(group.n_each / shard_weights) * here),
+        stored_bytes=int(ceil(group.n_each / (world if stage >= 3 else 1)) * here),
         gathered_bytes=int(group.n_each * used),
         gradient_bytes=int(group.n_each * grad),
-        kept_gradient_bytes=int(ceil(group.n_each / shard_grads) * kept),
-        is_sharded_gradient=shard_grads > 1,
+        kept_gradient_bytes=int(ceil(group.n_each / (1 if is_whole else world)) * kept),
+        is_gradient_whole=is_whole,
         has_gradient=is_trained or workload.fsdp_kind is FsdpKind.MIXED,
-        state_sizes=(
-            _state_sizes(optimizer, group, own, state_element) if is_trained and not away else ()
+        state_bytes=(
+            _state_bytes(optimizer, group, own, state_element) if is_trained and not away else 0
         ),
         step_bytes=int(own * state_element),
-        shard=shard_states,
+        n_own=own,
     )
 
 
-def _state_sizes(
-    optimizer: OptimizerSpec, group: ParameterGroup, own: int, element: float
-) -> tuple[int, ...]:
-    copies, kept = optimizer.copies, own
-    is_matrix = len(group.shape) == 2 and group.role in (Role.LINEAR, Role.EXPERT)
+def _state_bytes(optimizer: OptimizerSpec, group: ParameterGroup, own: int, element: float) -> int:
+    if optimizer.is_paged:  # the driver moves them to the host when the GPU is full
+        return 0
+    copies, kept, more = optimizer.copies, own, 0.0
+    is_matrix = len(group.shape) == 2 and group.role in LINEAR
     if is_matrix and optimizer.matrices >= 0:
         copies = optimizer.matrices
-    sizes = []
     if is_matrix and optimizer.rank and min(group.shape) > optimizer.rank:
         # States of the projected gradient, and the projection itself.
         kept = own * optimizer.rank // min(group.shape)
-        sizes.append(int(min(group.shape) * optimizer.rank * element))
-    if optimizer.is_paged:  # the driver moves them to the host when the GPU is full
-        return ()
-    sizes += [int(kept * element)] * int(copies)
+        more = min(group.shape) * optimizer.rank * element
     if optimizer.fixed:
         # 8-bit optimizers keep small tensors in full precision.
-        small = group.n_each < 4096
-        sizes.append(int(own * (2 * FP32 if small else optimizer.fixed)))
+        more += own * (2 * FP32 if group.n_each < 4096 else optimizer.fixed)
     if optimizer.factored:
-        if len(group.shape) >= 2:
-            rows, columns = group.shape[-2], group.shape[-1]
-            sizes += [int(rows * element), int(columns * element)]
-        else:
-            sizes.append(int(own * element))
-    return tuple(sizes)
+        more += (sum(group.shape[-2:]) if len(group.shape) >= 2 else own) * element
+    return int(kept * element * copies + more)

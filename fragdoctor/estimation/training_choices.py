@@ -12,9 +12,9 @@ dtype at once (``foreach=True``), so a temporary value of each parameter lives a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.frozen import frozen
@@ -23,10 +23,8 @@ AUTOCAST_DOC: Final = "https://docs.pytorch.org/docs/stable/amp.html"
 FP8_DOC: Final = "https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/index.html"
 QLORA: Final = "Dettmers et al. 2023, QLoRA, https://arxiv.org/abs/2305.14314"
 
-Choice = TypeVar("Choice")
-
 DTYPE_BYTES: Final = MappingProxyType(
-    {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
+    {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
 )
 
 
@@ -100,21 +98,6 @@ AWQ: Final = "Lin et al. 2023, https://arxiv.org/abs/2306.00978; groups of 128"
 MXFP4: Final = (
     "Open Compute Project, Microscaling Formats (MX) 1.0; experts only, as gpt-oss stores them"
 )
-GGUF: Final = "https://github.com/ggml-org/llama.cpp/blob/master/tools/quantize/README.md"
-GGUF_BITS: Final = MappingProxyType(
-    {
-        "gguf-q2-k": 3.1593, "gguf-q3-k-m": 3.9960, "gguf-q4-0": 4.6611, "gguf-q4-k-s": 4.6672,
-        "gguf-q4-k-m": 4.8944, "gguf-q5-k-m": 5.7036, "gguf-q6-k": 6.5633, "gguf-q8-0": 8.5008,
-    }
-)  # fmt: skip
-"""Bits of a weight on average over Llama 3.1 8B, embedding and head included."""
-
-
-def _gguf(name: str, bits: float) -> Precision:
-    each = bits / 8
-    return Precision(name, each, each, 2, 2, 2, trains_base=False, source=GGUF)
-
-
 # LLM.int8(): one fp32 scale for each row; a row has thousands of elements.
 _INT8: Final = 1.0
 
@@ -123,7 +106,6 @@ PRECISIONS: Final = MappingProxyType(
         p.name: p
         for p in (
             Precision("fp32", 4, 4, 4, 4, 4),
-            Precision("tf32", 4, 4, 4, 4, 4),
             Precision("bf16", 2, 2, 2, 2, 2),
             Precision("fp16", 2, 2, 2, 2, 2),
             Precision("amp-bf16", 4, 4, 2, 4, 2, 2, is_autocast=True, source=AUTOCAST_DOC),
@@ -141,7 +123,6 @@ PRECISIONS: Final = MappingProxyType(
             Precision("awq", 2, _GROUPED_4, 2, 2, 2, trains_base=False, source=AWQ),
             Precision("mxfp4", 2, 2, 2, 2, 2, trains_base=False, source=MXFP4,
                       expert_weight=_MXFP4),
-            *(_gguf(name, bits) for name, bits in GGUF_BITS.items()),
             Precision("int8", 2, _INT8, 2, 2, 2, trains_base=False, source=QLORA,
                       keeps_input=True),
             Precision("int4", 2, _NF4_DOUBLE, 2, 2, 2, trains_base=False, source=QLORA),
@@ -157,27 +138,14 @@ PRECISIONS: Final = MappingProxyType(
 )  # fmt: skip
 _OTHER_PRECISIONS: Final = MappingProxyType(
     {
-        "float32": "fp32",
-        "float": "fp32",
-        "bfloat16": "bf16",
-        "float16": "fp16",
-        "half": "fp16",
-        "amp": "amp-bf16",
-        "4bit": "int4",
-        "8bit": "int8",
-        "float8": "fp8",
-        "trainer-bf16": "amp-bf16",
-        "trainer-fp16": "amp-fp16",
-        "bitsandbytes": "int4",
+        **dict.fromkeys(("float32", "float", "tf32"), "fp32"),
+        **dict.fromkeys(("float16", "half"), "fp16"),
+        **dict.fromkeys(("amp", "trainer-bf16"), "amp-bf16"),
+        **dict.fromkeys(("4bit", "bitsandbytes"), "int4"),
+        "bfloat16": "bf16", "trainer-fp16": "amp-fp16", "8bit": "int8", "float8": "fp8",
         "fp4": "mxfp4",
     }
-)
-
-
-def _named(name: str, table: Mapping[str, Choice], others: Mapping[str, str]) -> Choice | None:
-    """Return the entry of a name, or of what else that is called."""
-    key = name.strip().lower().replace("_", "-")
-    return table.get(others.get(key, key))
+)  # fmt: skip
 
 
 def precision_of(name: str) -> Precision:
@@ -186,7 +154,8 @@ def precision_of(name: str) -> Precision:
     Raises:
         ConfigError: there is none.
     """
-    found = _named(name, PRECISIONS, _OTHER_PRECISIONS)
+    key = name.strip().lower().replace("_", "-")
+    found = PRECISIONS.get(_OTHER_PRECISIONS.get(key, key))
     if found is None:
         raise ConfigError(
             f"{name!r} is no precision.", hint=f"Choose one of {', '.join(PRECISIONS)}."
@@ -287,37 +256,30 @@ OPTIMIZERS: Final = MappingProxyType(
         )
     }
 )  # fmt: skip
-_OTHER_OPTIMIZERS: Final = MappingProxyType(
+_SAME_OPTIMIZER: Final = MappingProxyType(
     {
-        "momentum": "sgd-momentum",
-        "sgdm": "sgd-momentum",
-        "adam-8bit": "adamw-8bit",
-        "adam8bit": "adamw-8bit",
-        "adamw8bit": "adamw-8bit",
-        "paged-adamw-32bit": "paged-adamw",
-        "galore-adamw": "galore",
-        "adamw-hf": "adamw",
-        "adamw-apex-fused": "adamw-fused",
-        "adamw-torch-4bit": "adamw-4bit",
-        "adamw-torch-8bit": "adamw-8bit",
-        "adamw-torch": "adamw",
-        "adamw-torch-fused": "adamw-fused",
-        "adamw-bnb-8bit": "adamw-8bit",
-        "lion8bit": "lion-8bit",
+        "momentum": "sgdmomentum", "sgdm": "sgdmomentum", "adam8bit": "adamw8bit",
+        "fusedadam": "adamwfused", "adamwapexfused": "adamwfused", "pagedadam": "pagedadamw",
+        "pagedadam8bit": "pagedadamw8bit", "galoreadamw": "galore",
+        "adamwschedulefree": "schedulefreeadamw",
     }
-)
+)  # fmt: skip
+# What names of Transformers and classes of libraries have beside: who wrote it, how wide it is.
+_BESIDE: Final = re.compile(r".*\.|torch(?!ao)|32bit|bnb|hf$|xla|[^a-z0-9]")
 
 
 def optimizer_of(name: str) -> OptimizerSpec:
-    """Return the optimizer of this name.
+    """Return the optimizer of a name, also as Transformers or the class of a library writes it.
 
     Raises:
         ConfigError: there is none.
     """
-    found = _named(name, OPTIMIZERS, _OTHER_OPTIMIZERS)
-    if found is None:
-        raise ConfigError(
-            f"{name!r} is no known optimizer.",
-            hint=f"Choose one of {', '.join(OPTIMIZERS)}; the nearest in states will do.",
-        )
-    return found
+    key = _BESIDE.sub("", name.strip().lower().replace("-", ""))
+    key = _SAME_OPTIMIZER.get(key, key)
+    for found in OPTIMIZERS.values():
+        if found.name.replace("-", "") == key:
+            return found
+    raise ConfigError(
+        f"{name!r} is no known optimizer.",
+        hint=f"Choose one of {', '.join(OPTIMIZERS)}; the nearest in states will do.",
+    )

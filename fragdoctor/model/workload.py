@@ -66,7 +66,6 @@ class ParameterGroup:
     Attributes:
         name: what they are called, ``self_attn.q_proj.weight``.
         layered: whether they belong to the repeated layers (and not to embedding, head, ...).
-        dtype: as stored in a file; "" = by the chosen dtype.
         slot: where in a layer it works: ``norm1``, ``qkv``, ``out``, ``norm2``, ``up``, ``down``,
             ``router``; "" = not known, or outside the layers.
     """
@@ -76,7 +75,6 @@ class ParameterGroup:
     count: int
     role: Role
     layered: bool = True
-    dtype: str = ""
     slot: str = ""
 
     @property
@@ -99,13 +97,10 @@ class LayerBuild:
         activation: ``gelu``, ``gelu_new``, ``silu``, ``relu``, ...
         has_rotary: rotary positions: queries and keys are made anew before attention.
         tied_head: the head is the token embedding.
-        writes_attention: the code writes attention out, for no fused kernel does what it does.
-        shares_heads: attention gets fewer key-value heads without being told (``enable_gqa``).
-        repeats_keys: keys and values are copied for each query head before attention.
+        own_attention: what the code computes attention by where the kernel is left to it; None =
+            by ``scaled_dot_product_attention`` as it picks.
         attention_softcap: scores go through a tanh (Gemma 2).
         logit_softcap: so do the logits.
-        clamps_gate: the gate of the experts is clamped and written out (gpt-oss).
-        adds_slopes: a tensor of all heads' slopes is added to the scores (Falcon with ALiBi).
     """
 
     norm: Norm = Norm.LAYERNORM
@@ -115,13 +110,9 @@ class LayerBuild:
     has_rotary: bool = False
     parallel_residual: bool = False
     tied_head: bool = False
-    writes_attention: bool = False
-    shares_heads: bool = False
-    repeats_keys: bool = False
+    own_attention: Attention | None = None
     attention_softcap: bool = False
     logit_softcap: bool = False
-    clamps_gate: bool = False
-    adds_slopes: bool = False
 
 
 @frozen(kw_only=True)
@@ -131,8 +122,7 @@ class LayerSizes(LayerBuild):
     Attributes:
         ffn: width of the feed-forward layer (of one expert in a mixture).
         n_experts: 0 = dense.
-        n_dense_layers, dense_ffn: of a mixture, the first layers, whose feed-forward is plain, and
-            its width.
+        shared_ffn: width of what all tokens go through beside their experts.
     """
 
     n_layers: int = 0
@@ -143,10 +133,7 @@ class LayerSizes(LayerBuild):
     ffn: int = 0
     vocab: int = 0
     n_experts: int = 0
-    n_shared_experts: int = 0
     shared_ffn: int = 0
-    n_dense_layers: int = 0
-    dense_ffn: int = 0
 
 
 def shared(of: LayerBuild, kind: type[LayerBuild]) -> dict[str, Any]:
@@ -170,10 +157,8 @@ class ModelShape(LayerSizes):
             otherwise.
         has_lm_head: the model ends in logits over the vocabulary.
         is_guess: the shape was derived from a parameter count.
-        is_checked: models built like this were run and compared with the formulas.
         kv_elements: what a token leaves in one layer's cache; 0 = keys and values of all
             key-value heads. Latent attention (MLA) keeps one short vector.
-        latent_width: of the short vectors that queries, keys and values are made of (MLA).
         sliding_window: tokens that the ``n_sliding_layers`` look back to, and keep.
         assumptions: what was derived or assumed, one sentence each.
     """
@@ -186,12 +171,10 @@ class ModelShape(LayerSizes):
     softmax_fp32: bool = False
     upcasts_logits: bool = True
     is_guess: bool = False
-    is_checked: bool = True
     has_lm_head: bool = True
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
     kv_elements: int = 0
-    latent_width: int = 0
     sliding_window: int = 0
     n_sliding_layers: int = 0
     assumptions: Sequence[str] = ()

@@ -48,24 +48,29 @@ def test_training_of_a_quantised_checkpoint_says_what_is_counted(run: Run, tmp_p
     assert ", int4, " in run("estimate", path, "--lora", "8").out
 
 
-def test_experts_of_an_unknown_architecture_are_counted(run: Run, tmp_path: Path) -> None:
+def test_experts_and_what_they_share_are_counted(run: Run, tmp_path: Path) -> None:
     experts = {"n_routed_experts": 16, "n_shared_experts": 1, "moe_intermediate_size": 128}
-    path = config(tmp_path, model_type="new_moe", **experts)
+    path = config(tmp_path, model_type="deepseek_v3", **experts)
 
     document = json.loads(run("estimate", path, "--format", "json").out)
 
     per_layer = 17 * 3 * 256 * 128
-    assert document["n_parameters"] >= 4 * per_layer
     assert document["n_parameters"] == pytest.approx(
         4 * (per_layer + 4 * 256 * 256 + 16 * 256) + 2 * 1000 * 256, rel=0.01
     )
+
+
+def test_unknown_architecture_says_how_the_engine_would_know_it(run: Run, tmp_path: Path) -> None:
+    outcome = run("estimate", config(tmp_path, model_type="brand_new"))
+
+    assert outcome.code == 2
+    assert "'brand_new', which the formulas do not cover" in " ".join(outcome.err.split())
 
 
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
         ({}, "within 7 %"),
-        ({"model_type": "brand_new"}, "not of this architecture"),
         ({"model_type": "mixtral", "num_local_experts": 4}, "within 7 %"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 from estimated_workloads import recorded_peaks, workload_of
 
 from fragdoctor.estimation.formula import formula_footprint
-from fragdoctor.estimation.request import FORMULA_ERROR, INFERENCE_ERROR, UNCHECKED_ERROR
+from fragdoctor.estimation.request import FORMULA_ERROR, INFERENCE_ERROR
 
 PROMISED = 0.07
 # Segments beyond the peak depend on the order of requests down to each temporary.
@@ -48,7 +48,6 @@ def test_parameters_of_recorded_run_are_counted_exactly(row: dict[str, Any]) -> 
 
 def test_promise_names_the_recordings_and_the_error() -> None:
     assert f"on {len(recorded_peaks())} recorded runs" in FORMULA_ERROR
-    assert f"{len(recorded_peaks())} recorded runs" in UNCHECKED_ERROR
     assert f"peak came out within {100 * PROMISED:.0f} %" in FORMULA_ERROR
     assert f"reserved memory within {100 * RESERVED:.0f} %" in FORMULA_ERROR
 

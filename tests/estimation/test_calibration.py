@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from estimated_workloads import recorded_peaks, workload_of
 
+from fragdoctor.estimation.bounds import Needs
 from fragdoctor.estimation.calibration import HIGH_FACTOR, LOW_FACTOR, published_range
 from fragdoctor.estimation.formula import formula_footprint
-from fragdoctor.estimation.tape import Needs
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from fragdoctor.errors import FragdoctorError, InputError, LimitExceeded
 from fragdoctor.estimation.config_json import (
     MAX_CONFIG_BYTES,
+    UncoveredModelError,
     parse_config,
     read_config,
     shape_of_config,
@@ -115,13 +116,6 @@ PUBLISHED = {
         config("opt", (768, 12, 12, 12, 3072, 50272), max_position_embeddings=2048),
         125_239_296,
     ),
-    "opt-350m": (
-        config(
-            "opt", (1024, 24, 16, 16, 4096, 50272), max_position_embeddings=2048,
-            word_embed_proj_dim=512, do_layer_norm_before=False,
-        ),
-        331_196_416,
-    ),
     "bloom-560m": (
         {"model_type": "bloom", "hidden_size": 1024, "n_layer": 24, "n_head": 16,
          "vocab_size": 250880},
@@ -179,11 +173,11 @@ def test_heads_that_do_not_divide_are_refused() -> None:
         shape_of_config({**LLAMA, "num_key_value_heads": 5}, "config.json")
 
 
-def test_unknown_architecture_with_all_keys_is_taken_as_a_decoder_and_says_so() -> None:
-    shape = shape_of_config({**LLAMA, "model_type": "zebra", "hidden_act": "silu"}, "config.json")
+def test_unknown_architecture_is_refused_even_with_all_keys() -> None:
+    with pytest.raises(UncoveredModelError, match="'zebra'") as caught:
+        shape_of_config({**LLAMA, "model_type": "zebra", "hidden_act": "silu"}, "config.json")
 
-    assert shape.n_parameters == PUBLISHED["llama-7b"][1]
-    assert "'zebra'" in shape.assumptions[0]
+    assert "pip install torch transformers" in caught.value.hint
 
 
 def test_mixture_without_experts_is_refused() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.formula import formula_footprint, formula_needs
-from fragdoctor.estimation.inference import cache_bytes_per_sequence, cache_parts
-from fragdoctor.estimation.request import Request, workload_of
+from fragdoctor.estimation.kv_cache import cache_bytes_per_sequence, cache_parts
+from fragdoctor.estimation.request import workload_of
 from fragdoctor.estimation.serving import serving_of
 from fragdoctor.estimation.states import check_parallel, local_part, n_gpus
 from fragdoctor.estimation.training_choices import PRECISIONS, precision_of
@@ -20,7 +20,7 @@ from fragdoctor.units import GIB
 
 
 def of(name: str, **options: Any) -> Workload:
-    return workload_of(Request(inputs=(name,), inference=True, **options))
+    return workload_of([name], inference=True, **options)
 
 
 def test_latent_attention_keeps_one_short_vector_a_token() -> None:
@@ -59,8 +59,6 @@ def test_static_cache_is_as_long_as_the_positions() -> None:
     ("name", "dtype", "published_gib"),
     [
         # Sizes that model cards state: llama.cpp's table for Llama 3.1 8B; OpenAI's for gpt-oss.
-        ("llama-3.1-8b", "gguf-q4-k-m", 4.58),
-        ("llama-3.1-8b", "gguf-q8-0", 7.95),
         ("llama-3.1-8b", "bf16", 14.96),
         ("gpt-oss-20b", "mxfp4", 12.8),
         ("gpt-oss-120b", "mxfp4", 60.8),
@@ -75,7 +73,6 @@ def test_weights_weigh_what_is_published(name: str, dtype: str, published_gib: f
 
 def test_precisions_are_found_by_the_names_people_use() -> None:
     assert precision_of("trainer-bf16").name == "amp-bf16"
-    assert precision_of("GGUF-Q4_K_M").name == "gguf-q4-k-m"
     assert all(p.source or p.name in ("fp32", "tf32", "bf16", "fp16") for p in PRECISIONS.values())
 
 
@@ -167,7 +164,7 @@ def test_parts_of_tensor_parallelism_add_up_to_the_model(degree: int) -> None:
     ],
 )
 def test_each_way_of_splitting_training_lowers_what_one_gpu_needs(split: dict[str, Any]) -> None:
-    whole = workload_of(Request(inputs=("llama-3-8b",), dtype="bf16", batch=8, seq=4096))
+    whole = workload_of(["llama-3-8b"], dtype="bf16", batch=8, seq=4096)
 
     assert formula_needs(replace(whole, **split)).low_bytes < formula_needs(whole).low_bytes
 
@@ -192,7 +189,7 @@ def test_degrees_that_do_not_divide_are_refused() -> None:
 
 @pytest.mark.parametrize("optimizer", ["muon", "galore", "paged-adamw-8bit", "adamw-4bit", "lion"])
 def test_lean_optimizers_keep_less_than_adamw(optimizer: str) -> None:
-    base = workload_of(Request(inputs=("llama-3.2-1b",), dtype="bf16", seq=512))
+    base = workload_of(["llama-3.2-1b"], dtype="bf16", seq=512)
 
     def states(name: str) -> int:
         items = formula_footprint(replace(base, optimizer=name)).items
@@ -202,7 +199,7 @@ def test_lean_optimizers_keep_less_than_adamw(optimizer: str) -> None:
 
 
 def test_mixed_precision_of_deepspeed_and_fsdp() -> None:
-    deepspeed = workload_of(Request(inputs=("llama-3-8b",), dtype="deepspeed-bf16", seq=512))
+    deepspeed = workload_of(["llama-3-8b"], dtype="deepspeed-bf16", seq=512)
     items = {i.id: i.n_bytes for i in formula_footprint(deepspeed).items}
     n = deepspeed.shape.n_parameters
 
@@ -210,10 +207,8 @@ def test_mixed_precision_of_deepspeed_and_fsdp() -> None:
     assert items["optimizer_states"] == pytest.approx(8 * n, rel=0.001)
     assert items["parameters"] == pytest.approx(2 * n, rel=0.001)
     with pytest.raises(ConfigError, match="FSDP"):
-        workload_of(Request(inputs=("llama-3-8b",), dtype="fsdp-bf16", seq=512))
-    sharded = workload_of(
-        Request(inputs=("llama-3-8b",), dtype="fsdp-bf16", seq=512, zero_stage=3, world_size=8)
-    )
+        workload_of(["llama-3-8b"], dtype="fsdp-bf16", seq=512)
+    sharded = workload_of(["llama-3-8b"], dtype="fsdp-bf16", seq=512, zero_stage=3, world_size=8)
     items = {i.id: i.n_bytes for i in formula_footprint(sharded).items}
     assert items["parameters"] == pytest.approx(4 * n / 8, rel=0.001)
     assert items["gradients"] == pytest.approx(4 * n / 8, rel=0.02)

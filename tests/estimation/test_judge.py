@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from estimated_workloads import workload_of
 
+from fragdoctor.estimation.bounds import Needs
 from fragdoctor.estimation.formula import formula_footprint, formula_needs
 from fragdoctor.estimation.judge import judged, largest_batch
 from fragdoctor.estimation.measures import measures_for
-from fragdoctor.estimation.tape import Needs
 from fragdoctor.model.gpus import gpu_of
 from fragdoctor.model.memory_estimate import PhaseName
 from fragdoctor.model.workload import Attention, Workload

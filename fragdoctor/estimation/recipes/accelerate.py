@@ -13,14 +13,12 @@ from typing import Final
 from fragdoctor.estimation.recipes.deepspeed import DEVICE, stage
 from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.entries import (
+    Becomes,
     Format,
     Reading,
-    Rule,
     count,
     facts,
-    harmless,
     is_off,
-    matters,
     mixed_dtype,
     one_of,
     text_of,
@@ -38,44 +36,34 @@ SHARDING: Final = one_of(
 )  # fmt: skip
 _WHOLE: Final = "weights stay gathered between forward and backward, which needs more"
 
-FSDP_RULES: Final[dict[str, Rule]] = facts(
+FSDP_RULES: Final[dict[str, Becomes]] = facts(
     ("stage", SHARDING, "fsdp_sharding_strategy"),
     ("offload_fsdp", when_on(True), "fsdp_offload_params"),
     ("fsdp_kind", one_of({"1": "1", "2": "2"}, "is no version of FSDP"), "fsdp_version"),
     ("checkpointing", when_on("full"), "fsdp_activation_checkpointing"),
-) | matters("""
-        fsdp_forward_prefetch: a layer that is gathered ahead is not counted
-    """)
+)
 """Entries of FSDP as several programs write them; ``complete_fsdp`` reads the rest."""
 
-_RULES: Final[dict[str, Rule]] = (
-    FSDP_RULES
-    | facts(
-        ("engine", ENGINE, "distributed_type"),
-        ("engine", when_on("fsdp"), "use_fsdp"),
-        ("engine", when_on("deepspeed"), "use_deepspeed"),
-        ("engine", when_on("ddp"), "multi_gpu"),
-        ("mixed", mixed_dtype, "mixed_precision"),
-        ("n_gpus", count, "num_processes"),
-        ("n_nodes", count, "num_machines nnodes num_nodes"),
-        ("gpus_per_node", count, "nproc_per_node nproc-per-node num_gpus"),
-        ("stage", stage, "zero_stage"),
-        ("offload_optimizer", DEVICE, "offload_optimizer_device"),
-        ("offload_parameters", DEVICE, "offload_param_device"),
-        ("grad_accumulation", count, "gradient_accumulation_steps"),
-        ("tensor_parallel", count, "parallelism_config_tp_size megatron_lm_tp_degree"),
-        ("context_parallel", count, "parallelism_config_cp_size parallelism_config_sp_size"),
-        ("replicas", count, "parallelism_config_dp_replicate_size"),
-        ("shard", count, "parallelism_config_dp_shard_size"),
-        ("pipeline_parallel", count, "megatron_lm_pp_degree"),
-        ("sequence_parallel", when_on(True), "megatron_lm_sequence_parallelism"),
-        ("stage", when_on(1), "megatron_lm_use_distributed_optimizer"),
-    )
-    | matters("""
-        megatron_lm_recompute_activations: --checkpointing says it
-        dynamo_backend: what a compiler saves is not counted
-        backend: 8-bit floating point is counted as bf16
-    """)
+_RULES: Final[dict[str, Becomes]] = FSDP_RULES | facts(
+    ("engine", ENGINE, "distributed_type"),
+    ("engine", when_on("fsdp"), "use_fsdp"),
+    ("engine", when_on("deepspeed"), "use_deepspeed"),
+    ("engine", when_on("ddp"), "multi_gpu"),
+    ("mixed", mixed_dtype, "mixed_precision"),
+    ("n_gpus", count, "num_processes"),
+    ("n_nodes", count, "num_machines nnodes num_nodes"),
+    ("gpus_per_node", count, "nproc_per_node nproc-per-node num_gpus"),
+    ("stage", stage, "zero_stage"),
+    ("offload_optimizer", DEVICE, "offload_optimizer_device"),
+    ("offload_parameters", DEVICE, "offload_param_device"),
+    ("grad_accumulation", count, "gradient_accumulation_steps"),
+    ("tensor_parallel", count, "parallelism_config_tp_size megatron_lm_tp_degree"),
+    ("context_parallel", count, "parallelism_config_cp_size parallelism_config_sp_size"),
+    ("replicas", count, "parallelism_config_dp_replicate_size"),
+    ("shard", count, "parallelism_config_dp_shard_size"),
+    ("pipeline_parallel", count, "megatron_lm_pp_degree"),
+    ("sequence_parallel", when_on(True), "megatron_lm_sequence_parallelism"),
+    ("stage", when_on(1), "megatron_lm_use_distributed_optimizer"),
 )
 
 
@@ -140,17 +128,6 @@ FORMAT: Final = Format(
         frozenset({"num_processes", "num_machines"}),
     ),
     rules=MappingProxyType(_RULES),
-    harmless=harmless(
-        r"""
-        compute_environment debug downcast_bf16 gpu_ids machine_rank main_ rdzv same_network
-        tpu_ use_cpu enable_cpu_affinity deepspeed_multinode deepspeed_hostfile zero3_
-        gradient_clipping fsdp_ dynamo_ log_dir max_restarts monitor node_rank master_
-        standalone module quiet ipex commands command_file mpirun parallelism_config
-        use_parallelism fp8_config include exclude hostfile num_cpu_threads
-        offload_(optimizer|param)_nvme role tee megatron_lm_(gradient|use_) deepspeed_moe
-        config_file env$ launcher no_local_rank rdzv- node-rank master- max-restarts no_python
-        """,
-    ),
     sections=(
         "deepspeed_config", "fsdp_config", "parallelism_config", "megatron_lm_config",
         "fp8_config", "dynamo_config",

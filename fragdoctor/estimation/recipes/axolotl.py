@@ -13,16 +13,12 @@ from fragdoctor.estimation.recipes.accelerate import complete_fsdp
 from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.entries import (
     AUTO,
-    HARMLESS_IN_TRAINING,
-    LOSS_IN_PARTS,
+    Becomes,
     Format,
     Reading,
-    Rule,
     count,
     facts,
-    harmless,
     is_off,
-    matters,
     name,
     one_of,
     optimizer,
@@ -31,10 +27,6 @@ from fragdoctor.estimation.recipes.entries import (
     when_on,
 )
 from fragdoctor.estimation.recipes.trainer import (
-    COMPILED,
-    EVALUATION,
-    GENERATION,
-    LORA_RULES,
     TRAINER_RULES,
     complete_evaluation,
     count_preferences,
@@ -59,78 +51,36 @@ def _plugins(value: Any) -> str | None:
     return "fused" if "CutCrossEntropy" in str(value) else None
 
 
-_RULES: Final[dict[str, Rule]] = (
-    TRAINER_RULES
-    | LORA_RULES
-    | facts(
-        ("model", name, "base_model"),
-        ("batch", count, "micro_batch_size"),
-        ("seq", count, "sequence_len"),
-        ("optimizer", optimizer, "optimizer"),
-        ("checkpointing", when_on("full"), "gradient_checkpointing"),
-        ("checkpointing", when_on("full"), "fsdp_config.activation_checkpointing"),
-        ("offload_fsdp", when_on(True), "fsdp_config.offload_params"),
-        ("mixed", _bf16, "bf16 bfloat16"),
-        ("mixed", when_on("fp16"), "float16"),
-        ("adapter", _ADAPTER, "adapter"),
-        ("rank", count, "lora_r"),
-        ("targets", targets, "lora_target_modules"),
-        ("dora", when_on(True), "peft_use_dora"),
-        ("quantised", when_on("int4"), "load_in_4bit"),
-        ("quantised", when_on("int8"), "load_in_8bit"),
-        ("attention", when_on("flash"), "flash_attention flex_attention sage_attention"),
-        ("attention", when_on("sdpa"), "sdp_attention xformers_attention"),
-        ("attention", when_on("eager"), "eager_attention"),
-        ("offload_activations", when_on(True), "activation_offloading"),
-        ("n_gpus", count, "world_size"),
-        ("shard_degree", count, "dp_shard_size"),
-        ("context_parallel", count, "context_parallel_size sequence_parallel_degree"),
-        ("tensor_parallel", count, "tensor_parallel_size"),
-        ("logits", _plugins, "plugins"),
-        ("logits", when_on("fused"), "cut_cross_entropy liger_fused_linear_cross_entropy"),
-        ("loads_as", name, "model_quantization_config"),
-        ("dequantised", when_on(True), "model_quantization_config_kwargs.dequantize"),
-        ("rl", text_of, "rl"),
-        ("completion", count, "trl.max_completion_length"),
-    )
-    | matters(f"""
-        chunked_cross_entropy flash_attn_cross_entropy liger_cross_entropy \
-            unsloth_cross_entropy_loss: {LOSS_IN_PARTS}
-        liger_rms_norm liger_layer_norm: fused norms keep less than is counted
-        liger_glu_activation liger_swiglu: a fused activation keeps less than is counted
-        liger_rope: fused rotary embeddings keep less than is counted
-        lora_mlp_kernel lora_qkv_kernel lora_o_kernel: fused kernels of adapters keep less than \
-            is counted
-        selective_checkpointing: selective checkpointing is not counted: it needs more
-        layer_offloading: layers on the host are not counted: they need less
-        tiled_mlp: a feed-forward layer in tiles is not counted: it needs less
-        eval_batch_size: {EVALUATION}
-        eval_sequence_len: an evaluation pass is not counted
-        unfrozen_parameters: all parameters are counted as trained: a part needs less
-        lora_on_cpu: adapters are counted on the GPU
-        lora_layers_to_transform peft_layers_to_transform: adapters are counted on all layers
-        embeddings_skip_upcast: fp32 embeddings are not counted
-        fp32_norms: fp32 norms are not counted
-        fp8: 8-bit floating point is counted as bf16
-        qat: fake quantisation keeps copies, which are not counted: it needs more
-        quantize_moe_experts: quantised experts are counted with the rest
-        gptq: the model's own quantisation is counted where its config.json says it
-        fused_attn_kernel: fused kernels of attention keep less than is counted
-        gpu_memory_limit max_memory: a limit is not heeded; --gpu SIZE says it
-        device_map: a model spread over several GPUs is not counted
-        reward_model process_reward_model: the head of a reward model is not counted
-        num_labels: the head of a classifier is not counted
-        trl.use_vllm vllm: {GENERATION}
-        relora: ReLoRA's merging is not counted
-        torch_compile deepcompile: {COMPILED}
-        dion_rank_fraction: states of Dion are not counted by rank
-        image_size: pictures are not counted: they need more
-        resize_token_embeddings_to_32x: a few more rows of the embedding are not counted
-    """)
+_RULES: Final[dict[str, Becomes]] = TRAINER_RULES | facts(
+    ("model", name, "base_model"),
+    ("batch", count, "micro_batch_size"),
+    ("seq", count, "sequence_len"),
+    ("optimizer", optimizer, "optimizer"),
+    ("checkpointing", when_on("full"), "gradient_checkpointing"),
+    ("checkpointing", when_on("full"), "fsdp_config.activation_checkpointing"),
+    ("offload_fsdp", when_on(True), "fsdp_config.offload_params"),
+    ("mixed", _bf16, "bf16 bfloat16"),
+    ("mixed", when_on("fp16"), "float16"),
+    ("adapter", _ADAPTER, "adapter"),
+    ("rank", count, "lora_r"),
+    ("targets", targets, "lora_target_modules"),
+    ("dora", when_on(True), "peft_use_dora"),
+    ("quantised", when_on("int4"), "load_in_4bit"),
+    ("quantised", when_on("int8"), "load_in_8bit"),
+    ("attention", when_on("flash"), "flash_attention flex_attention sage_attention"),
+    ("attention", when_on("sdpa"), "sdp_attention xformers_attention"),
+    ("attention", when_on("eager"), "eager_attention"),
+    ("offload_activations", when_on(True), "activation_offloading"),
+    ("n_gpus", count, "world_size"),
+    ("shard_degree", count, "dp_shard_size"),
+    ("context_parallel", count, "context_parallel_size sequence_parallel_degree"),
+    ("tensor_parallel", count, "tensor_parallel_size"),
+    ("logits", _plugins, "plugins"),
+    ("logits", when_on("fused"), "cut_cross_entropy liger_fused_linear_cross_entropy"),
+    ("loads_as", name, "model_quantization_config"),
+    ("dequantised", when_on(True), "model_quantization_config_kwargs.dequantize"),
+    ("rl", text_of, "rl"),
 )
-
-_NEEDS_REFERENCE: Final = ("dpo", "ipo", "kto")
-_PAIRED: Final = ("dpo", "ipo", "orpo", "simpo", "cpo")
 
 
 def _complete(reading: Reading, entries: Entries) -> None:
@@ -147,7 +97,10 @@ def _complete(reading: Reading, entries: Entries) -> None:
     else:
         counted = "quantisation on load is counted where the model's config.json has it"
         reading.drop("loads_as", counted, Bearing.MATTERS)
-    _complete_loss_of_preferences(reading)
+    preferred = reading.drop("rl", "see the notes")
+    if preferred is not None:
+        said, alone = f"rl {preferred.text}: ", reading.value("adapter") is not None
+        count_preferences(reading, preferred.value, said, has_reference=not alone)
     activation = text_of(entries.get("gradient_checkpointing"))
     if "offload" in activation:
         reading.take("offload_activations", True, "gradient_checkpointing", activation)
@@ -176,20 +129,6 @@ def _complete_adapter(reading: Reading, entries: Entries) -> None:
     reading.default("targets", "q_proj,v_proj", "lora_target_modules", "as PEFT")
 
 
-def _complete_loss_of_preferences(reading: Reading) -> None:
-    reading.drop("completion", "a limit of the answer")
-    found = reading.drop("rl", "see the notes")
-    if found is None:
-        return
-    count_preferences(
-        reading,
-        f"rl {found.text}: ",
-        is_paired=found.value in _PAIRED,
-        needs_reference=found.value in _NEEDS_REFERENCE and reading.value("adapter") is None,
-        generates=found.value in ("grpo", "gdpo", "ebft"),
-    )
-
-
 FORMAT: Final = Format(
     title="Axolotl recipe",
     signs=(
@@ -200,23 +139,6 @@ FORMAT: Final = Format(
         frozenset({"base_model", "pretraining_dataset"}),
     ),
     rules=MappingProxyType(_RULES),
-    harmless=harmless(
-        HARMLESS_IN_TRAINING,
-        r"""
-        model_type base_model_ sample_packing pad_to_sequence train_on_inputs
-        lora_(fan_in|model_dir|target_linear) is_(llama|mistral|falcon|qwen) skip_prepare
-        processor_type gradient_checkpointing_kwargs fsdp_ save_ saves_ rl_beta loss_watchdog
-        pretraining_ pretrain_ field_ eval_ torchdistx ddp$ multipack batch_flattening
-        experimental hub_ trl use_pose pose_ bnb_config peft$ rope_scaling overrides_of
-        qlora_sharded flash_attn_(fuse|rms) dpo_ kto_ orpo_ simpo_ dataset unk_
-        additional_special fix_untrained reinit low_cpu gemma4_hybrid scaling_softmax
-        use_kernels use_scattermoe experts_implementation mean_resizing embedding generation_
-        num_generation skip_move merge pad_to_multiple curriculum excess_length min_sample
-        max_prompt_len center_rewards default_system axolotl auto_resume gc_steps
-        dynamic_checkpoint local_rank chat_ adam_ gpu_ids type$ bench float32 ring_attn
-        heads_k_stride quantization kd_ use_onebit group_ remove_
-        """,
-    ),
     sections=("fsdp_config",),
     references=("deepspeed",),
     complete=_complete,

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.recipes.documents import Entries
+from fragdoctor.estimation.recipes.uncounted import LOSS_IN_PARTS, may_matter, reason_of
 from fragdoctor.estimation.training_choices import optimizer_of
 from fragdoctor.frozen import frozen
 from fragdoctor.model.recipe import Bearing, UnusedEntry
@@ -46,29 +47,9 @@ class Becomes:
     convert: Convert
 
 
-@frozen
-class Matters:
-    """An entry that no option stands for, though it changes the memory; off, it does not.
-
-    Attributes:
-        reason: what is not counted, and which way that moves the figure; no full stop.
-    """
-
-    reason: str
-
-
-Rule = Becomes | Matters
-
-
-def facts(*rows: tuple[str, Convert, str]) -> dict[str, Rule]:
+def facts(*rows: tuple[str, Convert, str]) -> dict[str, Becomes]:
     """Return the rules of rows: a fact, what makes it of a value, and the entries that say it."""
     return {key: Becomes(fact, convert) for fact, convert, keys in rows for key in keys.split()}
-
-
-def matters(rows: str) -> dict[str, Rule]:
-    """Return the rules of lines: entries, a colon, and what of them is not counted."""
-    parts = (" ".join(line.split()).partition(": ") for line in rows.split("\n") if line.strip())
-    return {key: Matters(reason) for keys, _, reason in parts for key in keys.split()}
 
 
 @frozen
@@ -135,7 +116,6 @@ class Format:
         signs: keys that only this program's files have together; one of the sets is enough. A dot
             stands between nested names.
         rules: what entries become. An entry inside of ``sections`` is also found by its last name.
-        harmless: entries that have nothing to do with the memory of a GPU.
         sections: nested mappings whose entries ``rules`` names without them.
         references: entries that may hold another configuration, or its path.
         complete: puts together what single entries do not say.
@@ -144,29 +124,18 @@ class Format:
 
     title: str
     signs: Sequence[frozenset[str]]
-    rules: Mapping[str, Rule]
-    harmless: re.Pattern[str]
+    rules: Mapping[str, Becomes]
     sections: Sequence[str] = ()
     references: Sequence[str] = ()
     complete: Callable[[Reading, Entries], None] = lambda _reading, _entries: None
     is_launch: bool = False
 
-    def rule_of(self, key: str) -> tuple[str, Rule | None]:
-        """Return the rule of an entry and the entry that it is about; None = none is known.
-
-        What matters as a whole does so in each of its parts.
-        """
+    def rule_of(self, key: str) -> Becomes | None:
+        """Return the rule of an entry; None = it becomes nothing."""
         section, _, last = key.rpartition(".")
-        found = self.rules.get(key) or (self.rules.get(last) if section in self.sections else None)
-        while found is None and section:
-            outer = self.rules.get(section)
-            if isinstance(outer, Matters):
-                return section, outer
-            section = section.rpartition(".")[0]
-        return key, found
+        return self.rules.get(key) or (self.rules.get(last) if section in self.sections else None)
 
 
-LOSS_IN_PARTS: Final = "logits are counted whole: this way of the loss needs less"
 IN_WORDS: Final[Mapping[str, str]] = {"logits": LOSS_IN_PARTS}
 """Facts that are told in words where no option takes them -> what is not counted."""
 
@@ -228,20 +197,19 @@ def read(format_: Format, entries: Entries, source: str) -> Reading:
 
 
 def _read_entry(reading: Reading, key: str, value: Any) -> None:
-    about, rule = reading.format.rule_of(key)
+    rule = reading.format.rule_of(key)
     if key in reading.format.references and isinstance(value, str) and not is_off(value):
         reading.references[key] = value
-    elif rule is None:
-        known = value is None or reading.format.harmless.search(key) is not None
-        reading.leave(key, value, Bearing.NONE if known else Bearing.UNKNOWN)
-    elif value is None or (value == AUTO and not isinstance(rule, Becomes)):
+    elif value is None:
         reading.leave(key, value, Bearing.NONE, "left to the program")
-    elif isinstance(rule, Matters):
-        off = is_off(value) and about == key
-        bearing, reason = (Bearing.NONE, "off") if off else (Bearing.MATTERS, rule.reason)
-        reading.leave(about, value if about == key else {}, bearing, reason)
-    else:
+    elif rule is not None:
         _read_fact(reading, rule, key, value)
+    elif is_off(value) or value == AUTO:
+        reading.leave(key, value, Bearing.NONE, "off")
+    elif reason := reason_of(key):
+        reading.leave(key, value, Bearing.MATTERS, reason)
+    else:
+        reading.leave(key, value, Bearing.UNKNOWN if may_matter(key) else Bearing.NONE)
 
 
 def _read_fact(reading: Reading, rule: Becomes, key: str, value: Any) -> None:
@@ -348,38 +316,12 @@ def attention(value: Any) -> str | None:
     return _ATTENTION[key]
 
 
-_MORE_OPTIMIZERS: Final = {
-    "lion-32bit": "lion", "paged-adam-32bit": "paged-adamw", "adamw-torch-xla": "adamw",
-}  # fmt: skip
-
-
 def optimizer(value: Any) -> str:
-    """Return the optimizer of a name as Transformers writes it: ``paged_adamw_8bit``."""
-    key = text_of(value).replace("_", "-")
+    """Return the optimizer of a name or a class: ``paged_adamw_8bit``, ``torch.optim.AdamW``."""
     try:
-        return optimizer_of(_MORE_OPTIMIZERS.get(key, key)).name
+        return optimizer_of(str(value)).name
     except ConfigError as e:
         raise UnsayableError("is no optimizer that an estimate knows") from e
-
-
-_CLASSES: Final = {
-    "adam": "adam", "adamw": "adamw", "sgd": "sgd", "adamax": "adamax", "nadam": "nadam",
-    "radam": "radam", "rmsprop": "rmsprop", "adagrad": "adagrad", "adadelta": "adadelta",
-    "adafactor": "adafactor", "lion": "lion", "muon": "muon", "fusedadam": "adamw-fused",
-    "adam8bit": "adamw-8bit", "adamw8bit": "adamw-8bit", "adamw4bit": "adamw-4bit",
-    "lion8bit": "lion-8bit", "sgd8bit": "sgd-8bit", "pagedadam": "paged-adamw",
-    "pagedadamw": "paged-adamw", "pagedadam8bit": "paged-adamw-8bit",
-    "pagedadamw32bit": "paged-adamw",
-    "pagedadamw8bit": "paged-adamw-8bit", "adamwschedulefree": "schedule-free-adamw",
-}  # fmt: skip
-
-
-def optimizer_class(value: Any) -> str:
-    """Return the optimizer of a class, ``bitsandbytes.optim.PagedAdamW8bit``."""
-    key = text_of(value).rsplit(".", maxsplit=1)[-1]
-    if key not in _CLASSES:
-        raise UnsayableError("is no optimizer that an estimate knows")
-    return _CLASSES[key]
 
 
 _EVERY_LINEAR: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -396,28 +338,3 @@ def targets(value: Any) -> str:
     if set(_EVERY_LINEAR) <= set(names):
         return "all-linear"
     return "attention" if set(names) == set(_EVERY_LINEAR[:4]) else ",".join(names)
-
-
-def harmless(*patterns: str) -> re.Pattern[str]:
-    """Return what matches a key, or its last name, that begins with one of these words."""
-    words = "|".join(" ".join(patterns).split())
-    return re.compile(rf"(?:^|\.)(?:{words})", re.IGNORECASE)
-
-
-HARMLESS_IN_TRAINING: Final = r"""
-    torch_compile_ trackio_ low_cpu_ _comment accuracy_eval max_(train|eval)_
-    output_ overwrite logging log_ save_ eval_(?!batch) evals_ evaluation do_ test_ val_
-    validation hub_ push_to report_to run_name wandb mlflow comet swanlab use_wandb
-    use_tensorboard use_swanlab project seed data_seed full_determinism warmup lr_ learning_rate
-    embedding_lr loraplus weight_decay adam_ adam_beta max_grad_norm gradient_clipping
-    num_train_epochs num_epochs epochs max_steps dataset datasets data_ dataloader tokenizer
-    tokenized chat_template special_tokens tokens shuffle resume_ auto_resume preprocessing
-    remove_unused trust_remote ddp_timeout disable_tqdm load_best metric_ greater_
-    group_by_length ignore_ label_(names|smoothing) description max_samples template
-    early_stopping cosine lora_alpha use_rslora revision model_revision model_code_revision
-    cache_dir token$ use_fast local_rank debug strict plot_loss include_ streaming buffer_size
-    mix_strategy interleave media_dir tf32 use_cpu profiler eot_tokens system_prompt hf_
-    ddp_find ddp_broadcast lora_task_type optim_args prediction_loss past_index no_cuda bos_
-    eos_ pad_token average_tokens completion_only assistant_only instruction_template
-    response_template
-"""

@@ -12,17 +12,15 @@ from typing import Final
 from fragdoctor.estimation.recipes.accelerate import offload_to_host
 from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.entries import (
+    Becomes,
     Format,
     Reading,
-    Rule,
     count,
     dtype,
     facts,
-    harmless,
     is_off,
-    matters,
     name,
-    optimizer_class,
+    optimizer,
     text_of,
     when_on,
 )
@@ -39,32 +37,20 @@ _FLAVORS: Final = {
     "llama4 17bx16e": "meta-llama/Llama-4-Scout-17B-16E",
     "llama4 17bx128e": "meta-llama/Llama-4-Maverick-17B-128E",
 }  # fmt: skip
-_SMALL: Final = {
-    "llama3 debugmodel": {"vocab": 2048, "layers": 6, "hidden": 256, "heads": 16, "ffn": 768},
-}
-"""Flavors that are no published model: the dimensions of ``torchtitan/models``."""
-
-_NO_FLOAT8: Final = "8-bit floating point is counted as bf16"
-_PARALLEL: Final[dict[str, Rule]] = facts(
+_PARALLEL: Final[dict[str, Becomes]] = facts(
     ("shard_degree", count, "data_parallel_shard_degree data_parallel_degree"),
     ("replicas", count, "data_parallel_replicate_degree"),
     ("tensor_parallel", count, "tensor_parallel_degree"),
     ("pipeline_parallel", count, "pipeline_parallel_degree"),
     ("context_parallel", count, "context_parallel_degree"),
     ("expert_parallel", count, "expert_parallel_degree"),
-    ("expert_tensor", count, "expert_tensor_parallel_degree"),
     ("microbatch", count, "pipeline_parallel_microbatch_size"),
-    ("schedule", text_of, "pipeline_parallel_schedule"),
-    ("reshard", text_of, "fsdp_reshard_after_forward"),
-) | matters("""
-        enable_async_tensor_parallel: its buffers are not counted
-        disable_loss_parallel: logits are counted in parts: whole ones need more
-    """)
-_RULES: Final[dict[str, Rule]] = facts(
+)
+_RULES: Final[dict[str, Becomes]] = facts(
     ("flavor", text_of, "model.flavor"),
     ("family", text_of, "model.name"),
     ("model", name, "hf_transformers.model"),
-    ("optimizer", optimizer_class, "optimizer.name"),
+    ("optimizer", optimizer, "optimizer.name"),
     ("implementation", text_of, "optimizer.implementation"),
     ("implementation", when_on("fused"), "optimizer.fused"),
     ("batch", count, "training.local_batch_size training.batch_size"),
@@ -75,29 +61,11 @@ _RULES: Final[dict[str, Rule]] = facts(
     ("ac", text_of, "activation_checkpoint.mode"),
     ("ac_option", text_of, "activation_checkpoint.selective_ac_option"),
     ("rank", count, "lora.rank"),
-) | matters(f"""
-        model.converters float8.enable_float8_linear: {_NO_FLOAT8}
-        optimizer.early_step_in_backward: gradients are counted until the step; freed in the \
-            backward pass, they need less
-        training.compile compile.enable: what a compiler saves is not counted
-        training.img_size: pictures are not counted
-        activation_checkpoint.memory_budget: a memory budget is not counted
-        data.max_patches_per_image data.max_images_per_batch: pictures are not counted: they need \
-            more
-        encoder.t5_encoder encoder.clip_encoder: encoders of texts are not counted: they need \
-            more
-        encoder.autoencoder_path: the autoencoder is not counted: it needs more
-        validation.enable: a validation pass is not counted; it keeps no activations
-        fault_tolerance.enable: copies for fault tolerance are not counted
-    """)
+)
 
 
 def _complete(reading: Reading, entries: Entries) -> None:
     _complete_model(reading)
-    if reading.value("reshard") == "never":
-        stays = "weights stay gathered between the passes, which is not counted: it needs more"
-        reading.drop("reshard", stays, Bearing.MATTERS)
-    reading.drop("reshard")
     if not any(key.endswith("data_parallel_shard_degree") and entries[key] == 1 for key in entries):
         degree = entries.get("parallelism.data_parallel_shard_degree", -1)
         reading.default("engine", "fsdp", "data_parallel_shard_degree", degree)
@@ -119,7 +87,6 @@ def _complete(reading: Reading, entries: Entries) -> None:
         fact = reading.facts["tensor_parallel"]
         reading.take("sequence_parallel", True, fact.key, fact.text)
     offload_to_host(reading)
-    reading.drop("expert_tensor", "as the other matrices")
     if reading.value("rank"):
         reading.take("adapter", "lora", "lora.rank", reading.facts["rank"].text)
 
@@ -137,59 +104,37 @@ def _complete_model(reading: Reading) -> None:
     text = f"{family.text if family else 'llama3'} {flavor.text if flavor else 'debugmodel'}"
     if kind in _FLAVORS:
         reading.take("model", _FLAVORS[kind], key, text)
-    elif kind in _SMALL:
-        for dimension, value in _SMALL[kind].items():
-            reading.take(dimension, value, key, text)
     else:
         reading.leave(key, text, Bearing.MATTERS, "is no model whose size is known")
 
 
 def _complete_optimizer(reading: Reading) -> None:
-    found, how = reading.facts.get("optimizer"), reading.facts["implementation"]
+    found, how = reading.facts.get("optimizer"), reading.facts.pop("implementation")
     if found is not None and found.value == "adamw" and how.value == "fused":
-        del reading.facts["optimizer"], reading.facts["implementation"]
+        del reading.facts["optimizer"]
         text, default = f"{found.text}, fused", found.is_default and how.is_default
         reading.take("optimizer", "adamw-fused", found.key, text, is_default=default)
-    elif found is not None and how.value == "for-loop":
-        reading.drop("implementation", "counted as foreach: it needs less", Bearing.MATTERS)
-    reading.drop("implementation")
 
 
 def _complete_checkpointing(reading: Reading) -> None:
-    mode, option = reading.facts.pop("ac", None), reading.facts.get("ac_option")
-    kind = mode.value if mode else "selective"
-    text = mode.text if mode else "selective"
-    if kind == "full":
-        reading.take("checkpointing", "full", "activation_checkpoint.mode", text)
-    elif kind == "selective" and (option is None or option.value != "1"):
-        reading.leave(
-            "activation_checkpoint.mode",
-            f"{text} {option.text if option else ''}".strip(),
-            Bearing.MATTERS,
-            "selective checkpointing is counted as none: it needs less, but more than full",
-        )
-        reading.facts.pop("ac_option", None)
-    elif kind == "selective":
-        reading.take("checkpointing", "full", "activation_checkpoint.mode", f"{text} 1")
+    mode, option = reading.facts.pop("ac", None), reading.facts.pop("ac_option", None)
+    kind, key = mode.value if mode else "selective", "activation_checkpoint.mode"
+    text = f"{kind} {option.text}" if kind == "selective" and option else kind
+    if text in ("full", "selective 1"):
+        reading.take("checkpointing", "full", key, text)
     elif not is_off(kind):
-        reading.leave(mode.key if mode else "", text, Bearing.MATTERS, "is counted as none")
-    reading.drop("ac_option", "not selective")
+        some = "selective checkpointing is counted as none: it needs less, but more than full"
+        reading.leave(key, text, Bearing.MATTERS, some)
 
 
 def _complete_pipeline(reading: Reading) -> None:
     """Count one micro batch a pass where a pipeline splits the batch."""
-    if (reading.value("pipeline_parallel") or 1) == 1:
-        reading.drop("microbatch", "there is no pipeline")
-        reading.drop("schedule", "there is no pipeline")
-        return
-    whole, micro = reading.facts.pop("batch"), reading.facts.pop("microbatch", None)
-    key = "parallelism.pipeline_parallel_microbatch_size"
-    reading.leave(whole.key, whole.text, Bearing.NONE, "split into micro batches")
-    reading.take("batch", micro.value if micro else 1, key, micro.text if micro else "1")
-    if reading.value("schedule") == "1f1b":
-        del reading.facts["schedule"]
-    stages = "counted as 1F1B, which holds as many micro batches as there are stages"
-    reading.drop("schedule", stages, Bearing.MATTERS)
+    micro = reading.facts.pop("microbatch", None)
+    if (reading.value("pipeline_parallel") or 1) > 1:
+        whole = reading.facts.pop("batch")
+        key = "parallelism.pipeline_parallel_microbatch_size"
+        reading.leave(whole.key, whole.text, Bearing.NONE, "split into micro batches")
+        reading.take("batch", micro.value if micro else 1, key, micro.text if micro else "1")
 
 
 FORMAT: Final = Format(
@@ -204,13 +149,6 @@ FORMAT: Final = Format(
         _RULES
         | {f"{section}.{key}": rule for key, rule in _PARALLEL.items()
            for section in ("parallelism", "training", "experimental")}
-    ),
-    harmless=harmless(
-        r"""
-        job profiling metrics model optimizer lr_scheduler training parallelism experimental
-        checkpoint activation_checkpoint compile float8 quantize mx comm memory_estimation
-        fault_tolerance validation inference encoder debug hf_transformers eval lora simple_fsdp
-        """,
     ),
     complete=_complete,
 )  # fmt: skip

@@ -14,17 +14,15 @@ from typing import Any, Final
 from fragdoctor.estimation.recipes.accelerate import offload_to_host
 from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.entries import (
+    Becomes,
     Format,
     Reading,
-    Rule,
     UnsayableError,
     count,
     dtype,
     facts,
-    harmless,
     is_off,
-    matters,
-    optimizer_class,
+    optimizer,
     shown,
     text_of,
     when_on,
@@ -71,7 +69,7 @@ def model(value: Any) -> str:
 
 
 _LOSSES: Final = ("linearcrossentropy", "chunked", "cewithchunked", "liger")
-_RULES: Final[dict[str, Rule]] = facts(
+_RULES: Final[dict[str, Becomes]] = facts(
     ("model", model, "model._component_"),
     ("rank", count, "model.lora_rank"),
     ("modules", lambda value: value, "model.lora_attn_modules"),
@@ -82,7 +80,7 @@ _RULES: Final[dict[str, Rule]] = facts(
     ("batch", count, "batch_size"),
     ("grad_accumulation", count, "gradient_accumulation_steps"),
     ("weights", dtype, "dtype"),
-    ("optimizer", optimizer_class, "optimizer._component_"),
+    ("optimizer", optimizer, "optimizer._component_"),
     ("fused", when_on(True), "optimizer.fused"),
     ("momentum", when_on(True), "optimizer.momentum"),
     ("checkpointing", when_on("full"), "enable_activation_checkpointing"),
@@ -98,29 +96,7 @@ _RULES: Final[dict[str, Rule]] = facts(
     ("n_nodes", count, "nnodes"),
     ("offload_optimizer", when_on(True), "optimizer_cpu_offload"),
     ("loss", lambda value: value, "loss._component_"),
-    ("validation", lambda value: value, "batch_size_val"),
-    ("packed", when_on(True), "dataset.packed"),
-) | matters("""
-        model.apply_lora_to_output: an adapter on the head is not counted
-        model.lora_dropout: dropout of adapters is not counted: it keeps one more input each
-        model.max_seq_len: --seq says it
-        model.encoder_trainable model.decoder_trainable model.fusion_trainable: what of the model \
-            is trained is not told apart
-        model.image_size tokenizer.max_num_tiles: pictures are not counted: they need more
-        ac_mode ac_option: selective checkpointing is not counted
-        memory_efficient_fsdp_wrap: how layers are wrapped is not counted
-        fsdp_reshard_after_forward: weights are counted as shared between the passes
-        optimizer_in_bwd optimizer_in_backward: gradients are counted until the step; freed in \
-            the backward pass, they need less
-        loss.num_output_chunks: logits are counted whole: chunks need less
-        compile: what a compiler saves is not counted
-        enable_fp8_training: 8-bit floating point is counted as bf16
-        quantizer._component_: fake quantisation keeps copies, which are not counted
-        teacher_model._component_: a teacher model is not counted: it needs more
-        ref_checkpointer._component_: a reference model is not counted: it needs more
-        reward_and_value_model._component_: reward and value models are not counted
-        max_generated_tokens: generation is not counted: it needs more
-    """)
+)
 
 
 def _resolved(entries: Entries) -> Entries:
@@ -143,9 +119,7 @@ def _complete(reading: Reading, entries: Entries) -> None:
         loss = reading.facts.pop("loss")
         reading.take("logits", "chunked", loss.key, loss.text)
     reading.drop("loss")
-    reading.drop("validation", "a validation pass keeps no activations")
     _complete_sharing(reading)
-    reading.drop("packed", "the length is that of tokenizer.max_seq_len")
     if "dpo" in str(entries.get("loss._component_", "")).lower():
         batch = reading.facts.pop("batch")
         reading.take("batch", 2 * batch.value, batch.key, f"{batch.text} pairs")
@@ -210,15 +184,5 @@ FORMAT: Final = Format(
         frozenset({"model._component_", "optimizer._component_"}),
     ),
     rules=MappingProxyType(_RULES),
-    harmless=harmless(
-        r"""
-        low_cpu output_dir tokenizer checkpointer dataset shuffle seed epochs max_steps resume_ log_
-        metric_logger profiler optimizer lr_scheduler clip_grad loss device save_ run_val
-        collate model tensor_parallel_plan cudnn quantizer kd_ ref_checkpointer teacher reward_
-        keep_last temperature top_k dataset_val use_grad gamma lmbda whiten ppo_ num_steps
-        valid_ stop_token norm_ kl_ value_ min_response penalise forward_batch cp_ fp8_recipe
-        validation model_dir checkpoint_dir name$ project
-        """,
-    ),
     complete=_complete,
 )  # fmt: skip

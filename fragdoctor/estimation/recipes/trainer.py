@@ -16,18 +16,14 @@ from fragdoctor.estimation.recipes.accelerate import FSDP_RULES, complete_fsdp
 from fragdoctor.estimation.recipes.deepspeed import stage
 from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.entries import (
-    HARMLESS_IN_TRAINING,
+    Becomes,
     Format,
-    Matters,
     Reading,
-    Rule,
     attention,
     count,
     dtype,
     facts,
-    harmless,
     is_off,
-    matters,
     name,
     optimizer,
     targets,
@@ -35,14 +31,9 @@ from fragdoctor.estimation.recipes.entries import (
 )
 from fragdoctor.model.recipe import Bearing, UnusedEntry
 
-COMPILED: Final = "what a compiler saves is not counted"
-EVALUATION: Final = (
-    "an evaluation pass is not counted; larger than the training batch, it can need more"
-)
 REFERENCE: Final = (
     "a reference model, where there is one, is not counted: a second copy of the weights needs more"
 )
-PICTURES: Final = Matters("pictures are not counted, nor what is trained of their tower")
 GENERATION: Final = "generation on the same GPU is not counted: it needs more"
 _EVAL_BATCHES: Final = ("per_device_eval_batch_size", "eval_batch_size")
 
@@ -52,39 +43,18 @@ def fsdp_flags(value: Any) -> str | None:
     return None if is_off(value) else "fsdp"
 
 
-TRAINER_RULES: Final[dict[str, Rule]] = (
-    FSDP_RULES
-    | facts(
-        ("batch", count, "per_device_train_batch_size"),
-        ("grad_accumulation", count, "gradient_accumulation_steps"),
-        ("checkpointing", when_on("full"), "gradient_checkpointing"),
-        ("optimizer", optimizer, "optim"),
-        ("mixed", when_on("bf16"), "bf16"),
-        ("mixed", when_on("fp16"), "fp16"),
-        ("attention", attention, "attn_implementation"),
-        ("engine", fsdp_flags, "fsdp"),
-        ("logits", when_on("fused"), "use_liger_kernel use_liger_loss use_liger"),
-    )
-    | matters(f"""
-        per_device_eval_batch_size: {EVALUATION}
-        eval_accumulation_steps: kept predictions of an evaluation are not counted
-        torch_compile: {COMPILED}
-        neftune_noise_alpha: noise on the embeddings is not counted; it is small
-        auto_find_batch_size: the batch is lowered until it fits; it is counted as written
-        torch_empty_cache_steps: emptying the cache is not counted
-        optim_target_modules: the optimizer is counted for all matrices
-        ddp_bucket_cap_mb: buckets are counted as one copy of the gradients
-        group_by_length: batches are counted at the full length
-    """)
+TRAINER_RULES: Final[dict[str, Becomes]] = FSDP_RULES | facts(
+    ("batch", count, "per_device_train_batch_size"),
+    ("grad_accumulation", count, "gradient_accumulation_steps"),
+    ("checkpointing", when_on("full"), "gradient_checkpointing"),
+    ("optimizer", optimizer, "optim"),
+    ("mixed", when_on("bf16"), "bf16"),
+    ("mixed", when_on("fp16"), "fp16"),
+    ("attention", attention, "attn_implementation"),
+    ("engine", fsdp_flags, "fsdp"),
+    ("logits", when_on("fused"), "use_liger_kernel use_liger_loss use_liger"),
 )
 """Entries that every program over the Trainer shares."""
-
-LORA_RULES: Final[dict[str, Rule]] = matters("""
-        lora_dropout: dropout of adapters is not counted: it keeps one more input each
-        modules_to_save lora_modules_to_save: whole layers trained beside the adapters are not \
-            counted
-        lora_target_parameters: adapters on expert parameters are not counted
-    """)
 
 
 def complete_evaluation(reading: Reading) -> None:
@@ -97,28 +67,27 @@ def complete_evaluation(reading: Reading) -> None:
             reading.unused[i] = UnusedEntry(entry.key, entry.value, Bearing.NONE, reason)
 
 
-def count_preferences(
-    reading: Reading, stage: str, *, is_paired: bool, needs_reference: bool, generates: bool
-) -> None:
+_PAIRED: Final = ("dpo", "ipo", "orpo", "simpo", "cpo", "rm")
+_COMPARED: Final = ("dpo", "ipo", "kto", "ppo")
+_GENERATING: Final = ("grpo", "gdpo", "ebft", "ppo")
+
+
+def count_preferences(reading: Reading, kind: str, said: str, *, has_reference: bool) -> None:
     """Count what a loss of preferences needs, or say that it is not counted.
 
-    ``stage`` begins the sentence on pairs, with its own colon; "" for none.
+    ``said`` begins the sentence on pairs, with its own colon; "" for none. ``has_reference``: a
+    loss that compares with a second model has one.
     """
-    if is_paired:
-        _count_pairs(reading, f"{stage}chosen and rejected answers are one pass.")
-    if needs_reference:
+    if kind in _PAIRED:  # chosen and rejected answers are put into one pass
+        found = reading.facts.pop("batch", None)
+        if found is not None:
+            text = f"{found.text} pairs"
+            reading.take("batch", 2 * found.value, found.key, text, is_default=found.is_default)
+        reading.notes.append(f"{reading.source}: {said}chosen and rejected answers are one pass.")
+    if has_reference and kind in _COMPARED:
         reading.notes.append(f"{reading.source}: {REFERENCE}.")
-    if generates:
+    if kind in _GENERATING:
         reading.notes.append(f"{reading.source}: {GENERATION}.")
-
-
-def _count_pairs(reading: Reading, reason: str) -> None:
-    """Count chosen and rejected answers: preference trainers put both into one pass."""
-    found = reading.facts.pop("batch", None)
-    if found is not None:
-        text = f"{found.text} pairs"
-        reading.take("batch", 2 * found.value, found.key, text, is_default=found.is_default)
-    reading.notes.append(f"{reading.source}: {reason}")
 
 
 def without_adapter(reading: Reading, reason: str) -> None:
@@ -126,7 +95,7 @@ def without_adapter(reading: Reading, reason: str) -> None:
     for fact in ("rank", "targets", "dora"):
         reading.drop(fact, reason)
     for i, entry in enumerate(reading.unused):
-        if entry.key in LORA_RULES and entry.bearing is Bearing.MATTERS:
+        if entry.key.rpartition(".")[2].startswith("lora_") and entry.bearing is Bearing.MATTERS:
             reading.unused[i] = UnusedEntry(entry.key, entry.value, Bearing.NONE, reason)
 
 
@@ -144,47 +113,30 @@ def deepspeed_reference(reading: Reading, entries: Entries) -> None:
         reading.take("engine", "deepspeed", "deepspeed", found)
 
 
-_RULES: Final[dict[str, Rule]] = (
-    TRAINER_RULES
-    | LORA_RULES
-    | facts(
-        ("model", name, "model_name_or_path model"),
-        (
-            "weights",
-            dtype,
-            "torch_dtype dtype model_init_kwargs.torch_dtype model_init_kwargs.dtype",
-        ),
-        ("attention", attention, "model_init_kwargs.attn_implementation"),
-        ("adapter", when_on("lora"), "use_peft use_lora lora_enable"),
-        ("stage", stage, "zero_stage"),
-        ("source", count, "max_source_length"),
-        ("target", count, "max_target_length"),
-        ("rank", count, "lora_r lora_rank lora_dim"),
-        ("targets", targets, "lora_target_modules"),
-        ("dora", when_on(True), "use_dora"),
-        ("quantised", when_on("int4"), "load_in_4bit use_4bit"),
-        ("quantised", when_on("int8"), "load_in_8bit"),
-        ("seq", count, "max_length max_seq_length max_seq_len model_max_length block_size"),
-        ("prompt", count, "max_prompt_length"),
-        ("completion", count, "max_completion_length max_new_tokens response_length"),
-        ("offload_activations", when_on(True), "activation_offloading"),
-        ("loss", lambda value: value, "loss_type"),
-        ("nested", when_on(True), "use_bnb_nested_quant"),
-        ("n_gpus", count, "num_processes"),
-    )
-    | matters(f"""
-        vision_tower mm_tunable_parts max_pixels image_size freeze_vision_tower: pictures are not \
-            counted, nor what is trained of their tower
-        padding_free: batches are counted padded to the full length
-        use_vllm vllm_device vllm_gpu_memory_utilization vllm_mode: {GENERATION}
-        num_generations: completions are generated too, which is not counted
-        ref_model sync_ref_model: {REFERENCE}
-        reward_model_path: a reward model on the same GPU is not counted: it needs more
-        reward_model_name_or_path: a reward model is not counted: it needs more
-        value_model_path: a value model is not counted: it needs more
-        teacher_model_name_or_path: a teacher model is not counted: it needs more
-        router_aux_loss_coef: the loss of routers is not counted; it is small
-    """)
+_RULES: Final[dict[str, Becomes]] = TRAINER_RULES | facts(
+    ("model", name, "model_name_or_path model"),
+    (
+        "weights",
+        dtype,
+        "torch_dtype dtype model_init_kwargs.torch_dtype model_init_kwargs.dtype",
+    ),
+    ("attention", attention, "model_init_kwargs.attn_implementation"),
+    ("adapter", when_on("lora"), "use_peft use_lora lora_enable"),
+    ("stage", stage, "zero_stage"),
+    ("source", count, "max_source_length"),
+    ("target", count, "max_target_length"),
+    ("rank", count, "lora_r lora_rank lora_dim"),
+    ("targets", targets, "lora_target_modules"),
+    ("dora", when_on(True), "use_dora"),
+    ("quantised", when_on("int4"), "load_in_4bit use_4bit"),
+    ("quantised", when_on("int8"), "load_in_8bit"),
+    ("seq", count, "max_length max_seq_length max_seq_len model_max_length block_size"),
+    ("prompt", count, "max_prompt_length"),
+    ("completion", count, "max_completion_length max_new_tokens response_length"),
+    ("offload_activations", when_on(True), "activation_offloading"),
+    ("loss", lambda value: value, "loss_type"),
+    ("nested", when_on(True), "use_bnb_nested_quant"),
+    ("n_gpus", count, "num_processes"),
 )
 
 _PREFERENCES: Final = ("dpo", "orpo", "cpo", "simpo", "reward")
@@ -230,16 +182,10 @@ def _complete(reading: Reading, entries: Entries) -> None:
     _defaults_of_adapter(reading)
     _length(reading, kind)
     _loss(reading, kind)
-    has_reference = kind in ("dpo", "kto") or (kind == "grpo" and not is_off(entries.get("beta")))
-    count_preferences(
-        reading,
-        "",
-        is_paired=kind == "dpo",
-        needs_reference=has_reference
-        and "adapter" not in reading.facts
-        and not _has_no_reference(entries),
-        generates=kind == "grpo",
-    )
+    if kind == "grpo" and not is_off(entries.get("beta")) and "adapter" not in reading.facts:
+        reading.notes.append(f"{reading.source}: {REFERENCE}.")
+    alone = "adapter" in reading.facts or _has_no_reference(entries)
+    count_preferences(reading, kind, "", has_reference=not alone)
     complete_evaluation(reading)
     complete_fsdp(reading, entries)
 
@@ -327,24 +273,6 @@ FORMAT: Final = Format(
         frozenset({"per_device_train_batch_size"}),
     ),
     rules=MappingProxyType(_RULES),
-    harmless=harmless(
-        HARMLESS_IN_TRAINING,
-        r"""
-        bnb_4bit_
-        mm_ lazy_preprocess version$ group_by_modality image_(folder|aspect) do_ trainable
-        beta temperature top_ min_p reward_(funcs|weights) max_grad model_init_kwargs
-        gradient_checkpointing_kwargs fsdp_ accelerator_config missing_eos truncation_mode
-        packing loss_weights vllm_server vllm_group num_(iterations|steps) epsilon scale_rewards
-        script_args benchmarks callbacks config$ ref_model_(mixup|sync) desirable undesirable
-        disable_dropout generation_batch steps_per_generation num_completions_to_print gamma
-        lam$ f_divergence precompute_ref_log_probs use_weighting max_tool stop_token kl_
-        cliprange vf_coef whiten num_ppo num_mini total_episodes train_file validation_file
-        per_gpu text_column source_ summary_ ignore_pad skip_ \(program\) e2b code_ wandb_
-        dataset_ repetition cosine_ parallel_code pass_rate callbacks max_resample ld_alpha
-        model_revision importance_sampling mask_truncated pad_to_multiple num_workers run_ name$
-        fp16_ jit_mode deepspeed$ distillation env_ host$ port$ lora_bias bias$
-        """,
-    ),
     sections=("fsdp_config",),
     references=("deepspeed", "accelerate_config"),
     complete=_complete,

@@ -12,17 +12,14 @@ from typing import Any, Final
 from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.entries import (
     AUTO,
+    Becomes,
     Format,
-    Matters,
     Reading,
-    Rule,
     UnsayableError,
     count,
     dtype,
     facts,
-    harmless,
     is_off,
-    matters,
     name,
     one_of,
     share,
@@ -72,8 +69,7 @@ def served_model(value: Any) -> str:
     return name(value)
 
 
-_MEDIA: Final = Matters("pictures and sounds are not counted: their encoder needs more")
-_RULES: Final[dict[str, Rule]] = facts(
+_RULES: Final[dict[str, Becomes]] = facts(
     ("model", served_model, "model model_tag"),
     ("tensor_parallel", count, "tensor_parallel_size"),
     ("pipeline_parallel", count, "pipeline_parallel_size"),
@@ -87,30 +83,7 @@ _RULES: Final[dict[str, Rule]] = facts(
     ("weights", dtype, "dtype"),
     ("quantised", _QUANTISED, "quantization"),
     ("load_format", text_of, "load_format"),
-    ("eager", when_on(True), "enforce_eager"),
-) | matters("""
-        decode_context_parallel_size: a cache split along the sequence is not counted
-        kv_cache_memory_bytes num_gpu_blocks_override: the pool is counted from \
-            --gpu-memory-utilization
-        cpu_offload_gb: weights on the host are not counted: they need less
-        speculative_config speculative_model: a draft model and its cache are not counted: they \
-            need more
-        enable_lora max_loras max_lora_rank: adapters that are served are not counted: they need \
-            more
-        limit_mm_per_prompt mm_processor_kwargs: pictures and sounds are not counted: their \
-            encoder needs more
-        compilation_config: CUDA graphs are not counted
-        max_cudagraph_capture_size cuda_graph_sizes cudagraph_capture_sizes: CUDA graphs are not \
-            counted: more need more
-        max_logprobs: log probabilities are not counted
-        hf_overrides: a changed configuration of the model is not counted
-        rope_scaling: a longer context is counted as --seq says
-        enable_eplb eplb_config num_redundant_experts: copies of experts are not counted: they \
-            need more
-        kv_transfer_config: buffers for caches that travel are not counted
-        mamba_ssm_cache_dtype: states of Mamba layers are not counted
-        runner task: counted as generation
-    """)
+)
 
 
 def _complete(reading: Reading, _entries: Entries) -> None:
@@ -122,7 +95,6 @@ def _complete(reading: Reading, _entries: Entries) -> None:
     reading.default("gpu_memory_utilization", 0.9, "gpu_memory_utilization")
     _experts(reading)
     reading.default("seq", AUTO, "max_model_len", "the model's longest")
-    reading.drop("eager", "CUDA graphs are not counted")
 
 
 def _precision(reading: Reading) -> None:
@@ -174,21 +146,5 @@ FORMAT: Final = Format(
     title="arguments of vLLM",
     signs=tuple(frozenset({sign}) for sign in _SIGNS),
     rules=MappingProxyType(_RULES),
-    harmless=harmless(
-        r"""
-        host port served_model api_key trust_remote tokenizer chat_template enable_auto_tool
-        tool_ reasoning seed revision download_dir log disable_log uvicorn ssl allowed root_path
-        middleware enable_prefix enable_chunked async_scheduling stream_interval swap_space
-        block_size distributed generation_config override_ default_chat response_role
-        mm_processor_cache mm_encoder language_model_only guided structured scheduling
-        config_format tokenizer_mode otlp collect disable_custom skip_mm enable_server headless
-        data_parallel code_revision hf_ model_impl logits_processors safetensors enable_log
-        max_log_len nnodes node_rank master_ api_server worker device config$ additional_config
-        attention_backend all2all moe_backend numa ray enable_dbo dbo_ profiler observability
-        use_tqdm max_parallel weight_transfer disable_uvicorn disable_fastapi enable_request
-        performance_mode calculate_kv enable_flashinfer mamba_ prefix_caching structured_outputs
-        media_ kernel_config
-        """,
-    ),
     complete=_complete,
 )  # fmt: skip

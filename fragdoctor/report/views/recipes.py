@@ -54,7 +54,7 @@ def _section(number: int, recipe: Recipe) -> doc.Section:
         doc.Column("why", lambda entry: entry.reason or "is not known here", "wrap"),
     )
     rest = ", ".join(entry.key for entry in recipe.unused_that(Bearing.NONE))
-    idle = doc.Paragraph(dim(f"Nothing to do with it, or off: {rest}." if rest else ""))
+    idle = doc.Paragraph(dim(f"Not used: {rest}." if rest else ""))
     return doc.Section(
         f"Read from {recipe.source}", [used, left, idle], recipe.format, f"recipe-{number}"
     )

@@ -29,6 +29,7 @@ bf16: auto
 flash_attention: true
 wandb_project: mine
 datasets: [{path: a/b, type: alpaca}]
+my_own_kv_cache: 3
 my_own_entry: 3
 """
 LLAMA_FACTORY = """
@@ -282,8 +283,10 @@ def test_what_is_not_counted_is_listed_with_its_reason(tmp_path: Path) -> None:
     matters = {entry.key: entry.reason for entry in file.unused_that(Bearing.MATTERS)}
     assert {"chunked_cross_entropy"} == matters.keys()
     assert "logits are counted whole" in matters["chunked_cross_entropy"]
-    assert ["my_own_entry"] == [entry.key for entry in file.unused_that(Bearing.UNKNOWN)]
-    assert {"wandb_project", "datasets"} <= {e.key for e in file.unused_that(Bearing.NONE)}
+    assert ["my_own_kv_cache"] == [entry.key for entry in file.unused_that(Bearing.UNKNOWN)]
+    assert {"wandb_project", "datasets", "my_own_entry"} <= {
+        e.key for e in file.unused_that(Bearing.NONE)
+    }
 
 
 def test_every_entry_is_used_or_named(tmp_path: Path) -> None:

@@ -1,0 +1,360 @@
+"""What autograd keeps of one transformer layer, operation by operation, and what moves meanwhile.
+
+The rules, each seen in PyTorch's ``derivatives.yaml`` and on recordings:
+
+* a linear layer keeps its input (for the weight's gradient) and its weight (for the input's);
+  a frozen one keeps only the weight;
+* under autocast the input that is kept is the 16-bit copy, one for each linear layer;
+* layer_norm keeps its input and two fp32 figures a token; fused RMSNorm keeps its input and one;
+  written out in Python it keeps the fp32 input, and the normalised value as the weight's factor;
+* a fused attention kernel keeps q, k, v, its output and one fp32 figure a row of scores; SDPA's
+  math fallback and attention written out keep S x S probabilities;
+* gelu, silu keep their input; relu its result (which the next linear layer keeps anyway);
+* a product keeps both factors; dropout a mask of one byte; an addition keeps nothing.
+
+Summed for a 16-bit GPT with dropout and attention written out this is Korthikanti et al. 2022,
+s*b*h*(34 + 5*a*s/h), https://arxiv.org/abs/2205.05198; other settings change summands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from fragdoctor.estimation.training_choices import Precision
+from fragdoctor.model.workload import Attention, ModelShape, Norm, ParameterGroup, Role, Workload
+
+FP32: Final = 4.0
+KORTHIKANTI: Final = "Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198"
+
+
+class Term(NamedTuple):
+    """``bytes_per`` for each element of ``unit``, such as ``B*S*H``."""
+
+    unit: str
+    bytes_per: float
+    label: str = ""
+
+
+class Op(NamedTuple):
+    """One operation of a layer.
+
+    Attributes:
+        slot: whose parameters it uses (``ParameterGroup.slot``), or "".
+        saved: tensors kept for backward.
+        inputs: what it reads: in the forward pass there until it has run, in the backward pass
+            their gradients are what it makes.
+        scratch: further memory while it runs.
+        ends_branch: its gradient is added into the residual stream's.
+    """
+
+    name: str
+    slot: str = ""
+    saved: tuple[Term, ...] = ()
+    inputs: tuple[Term, ...] = ()
+    scratch: tuple[Term, ...] = ()
+    ends_branch: bool = False
+
+
+def units(workload: Workload) -> Mapping[str, int]:
+    """Return the size of each unit in elements, for one layer."""
+    shape, seq = workload.shape, workload.seq
+    tokens = workload.batch * seq
+    routed = max(1, shape.experts_per_token) if shape.n_experts else 0
+    return {
+        "B*S": tokens,
+        "B*S*H": -(-tokens * shape.hidden // workload.stream_shards),
+        "B*S*Q": tokens * shape.n_heads * shape.head_dim,
+        "B*S*K": tokens * shape.n_kv_heads * shape.head_dim,
+        "B*S*F": tokens * shape.ffn * max(1, routed),
+        "B*S*W": tokens * shape.shared_ffn,
+        "B*S*k*H": tokens * shape.hidden * routed,
+        "B*S*E": tokens * shape.n_experts,
+        "B*S*V": tokens * shape.vocab if shape.has_lm_head else 0,
+        "B*a*S": tokens * shape.n_heads,
+        "B*a*S*S": tokens * shape.n_heads * seq,
+        "B*S*S": tokens * seq,
+    }
+
+
+def bytes_of(terms: Sequence[Term], sizes: Mapping[str, int]) -> int:
+    """Return the bytes of terms together."""
+    return sum(int(term.bytes_per * sizes[term.unit]) for term in terms)
+
+
+def has_window(workload: Workload) -> bool:
+    """Return whether a mask cuts a window out of the scores of most layers."""
+    shape = workload.shape
+    is_longer = 0 < shape.sliding_window < workload.seq
+    return is_longer and 2 * shape.n_sliding_layers >= shape.n_layers
+
+
+def attention_used(workload: Workload, precision: Precision) -> Attention:
+    """Return how attention is really computed: which kernel SDPA falls to.
+
+    No fused kernel takes fp32 with fewer key than query heads: the fallback serves it. Who asks
+    for a fused kernel by name has code that repeats keys and values first; so does Transformers
+    where a mask cuts a window out of the scores.
+    """
+    shape = workload.shape
+    if workload.attention is not Attention.SDPA:
+        return workload.attention
+    if shape.own_attention is not None:
+        return shape.own_attention
+    is_grouped = shape.n_kv_heads < shape.n_heads
+    falls_back = is_grouped and precision.compute == FP32 and not has_window(workload)
+    return Attention.MATH if falls_back else Attention.FLASH
+
+
+def layer_ops(workload: Workload, precision: Precision) -> list[Op]:
+    """Return the operations of one layer in forward order."""
+    shape = workload.shape
+    trains = not workload.lora_rank
+    first = norm_op(shape.norm, precision, "norm1", trains=trains)
+    second = norm_op(shape.norm, precision, "norm2", trains=trains)
+    if shape.norms_per_layer == 1:  # one norm feeds both branches
+        second = second._replace(saved=())
+    elif shape.parallel_residual:  # both norms read the same residual
+        second = second._replace(saved=tuple(t for t in second.saved if t.label != "input"))
+    of_branch = first._replace(name="norm of the branch", slot="", ends_branch=False)
+    after = [of_branch] if shape.norms_per_layer >= 4 else []  # Gemma 2
+    attention, mlp = _attention_ops(workload, precision), _mlp_ops(workload, precision)
+    ops = [first, *attention, *after, second, *mlp, *after]
+    return [_with_magnitudes(op, workload, precision) for op in ops] if workload.dora else ops
+
+
+def norm_op(norm: Norm, precision: Precision, slot: str, *, trains: bool = True) -> Op:
+    """Return a normalisation of the residual stream."""
+    residual = precision.residual
+    inputs = (Term("B*S*H", residual),)
+    source = Term("B*S*H", residual, "input")
+    if norm is Norm.LAYERNORM:
+        mean = Term("B*S", 2 * FP32, "mean and deviation")
+        return Op(slot, slot, (source, mean), inputs, ends_branch=True)
+    if norm is Norm.RMSNORM:
+        return Op(slot, slot, (source, Term("B*S", FP32, "deviation")), inputs, ends_branch=True)
+    kept = [Term("B*S*H", FP32, "input" if residual == FP32 else "fp32 input")]
+    if trains:
+        wide = FP32 if norm is Norm.RMSNORM_WIDE else residual
+        kept.append(Term("B*S*H", wide, "normalised"))
+    saved = (*kept, Term("B*S", FP32, "deviation"))
+    # The fp32 gradients of the two products, while the written-out norm runs backward.
+    products = (Term("B*S*H", 2 * FP32),)
+    return Op(f"{slot} (written out)", slot, saved, inputs, products, ends_branch=True)
+
+
+def _with_magnitudes(op: Op, workload: Workload, precision: Precision) -> Op:
+    """Return an operation of linear layers with what DoRA keeps of each (PEFT's ``dora.py``).
+
+    The magnitude of an output is a factor of what the layer and the adapter give, which both stay.
+    """
+    sizes = [g.shape for g in adapted(workload, op.slot)] if op.slot else []
+    each = precision.compute + (precision.compute if precision.is_autocast else FP32)
+    kept = Term("B*S", sum(rows for rows, _ in sizes) * each, "outputs before the magnitude")
+    return op._replace(saved=(*op.saved, kept)) if sizes else op
+
+
+def _attention_ops(workload: Workload, precision: Precision) -> list[Op]:
+    """Return query, key and value, rotation, attention and the output projection."""
+    shape, c = workload.shape, precision.compute
+    back = FP32 if precision.is_autocast else 0.0
+    n_qkv = n_linears(shape, "qkv")
+    qkv = (Term("B*S*Q", c), Term("B*S*K", 2 * c))
+    # Each of several linear layers on one input gives its own gradient of it.
+    ops = [
+        Op(
+            "query, key and value", "qkv",
+            linear_input("B*S*H", precision, workload, "qkv", n_qkv), (Term("B*S*H", back or c),),
+            (Term("B*S*H", c),) if n_qkv > 1 or back else (),
+        )
+    ]  # fmt: skip
+    if any(g.name == "attention.qk_norm" for g in shape.parameters):
+        factor = FP32 if shape.norm is Norm.RMSNORM_WIDE else c
+        kept = FP32 + (0.0 if workload.lora_rank else factor)
+        ops += [
+            Op(f"norm of the {what}", "", (Term(unit, kept, "fp32 input and normalised"),),
+               (Term(unit, c),), (Term(unit, 2 * FP32),))
+            for what, unit in (("queries", "B*S*Q"), ("keys", "B*S*K"))
+        ]  # fmt: skip
+    if shape.has_rotary:
+        ops.append(
+            Op("rotary positions", inputs=qkv, scratch=(Term("B*S*Q", 2 * (back or c)),))
+        )  # fmt: skip
+    kind = attention_used(workload, precision)
+    # The projection's input is the attention's output, which fused kernels keep anyway.
+    into: tuple[Term, ...] = (
+        (Term("B*S*Q", c, "attention output"),) if kind is not Attention.FLASH else ()
+    )
+    if workload.lora_rank:
+        into = linear_input("B*S*Q", precision, workload, "out", 1)
+    projection = Op("output projection", "out", into, (Term("B*S*Q", c),))
+    return [*ops, _core_attention(workload, precision, kind), projection, *_dropout(shape, c)]
+
+
+def _core_attention(workload: Workload, precision: Precision, kind: Attention) -> Op:
+    shape, c = workload.shape, precision.compute
+    # Code that asks for a fused kernel in fp32, or has a mask, repeats keys and values.
+    masks = workload.attention is Attention.SDPA and has_window(workload)
+    keys = "B*S*Q" if kind is Attention.FLASH and (c == FP32 or masks) else "B*S*K"
+    inputs = (Term("B*S*Q", c), Term(keys, 2 * c))
+    if kind is Attention.FLASH:
+        saved: tuple[Term, ...] = (
+            Term("B*S*Q", c, "query"),
+            Term(keys, 2 * c, "key and value"),
+            Term("B*S*Q", c, "attention output"),
+            Term("B*a*S", FP32, "log-sum-exp of scores"),
+            Term("B*S*S", c * masks, "mask of the window"),
+        )
+        # q, k and v cut from one tensor give their gradients back as one more tensor.
+        packed = not shape.has_rotary and n_linears(shape, "qkv") == 1
+        return Op("fused attention", "", saved, inputs, inputs if packed else ())
+    dropped = bool(shape.attention_dropout)
+    if kind is Attention.MATH:  # the fallback works in fp32, on keys and values repeated
+        saved = (
+            Term("B*S*Q", 3 * FP32, "query, key and value in fp32"),
+            Term("B*a*S*S", FP32, "probabilities"),
+            Term("B*a*S*S", (FP32 + 1) * dropped, "dropped probabilities and mask"),
+        )
+        return Op("attention by SDPA's fallback", "", saved, inputs, (Term("B*a*S*S", 3 * FP32),))
+    softmax = FP32 if precision.is_autocast or shape.softmax_fp32 else c
+    saved = (
+        Term("B*S*Q", 3 * c, "query, key and value"),
+        Term("B*a*S*S", softmax, "probabilities"),
+        Term("B*a*S*S", c * shape.attention_softcap, "tanh of the scores"),
+        Term("B*a*S*S", float(dropped), "dropout mask"),
+        Term("B*a*S*S", c * (dropped or softmax != c), "what is multiplied with the values"),
+    )
+    return Op("attention written out", "", saved, inputs, (Term("B*a*S*S", FP32 + c),))
+
+
+def _mlp_ops(workload: Workload, precision: Precision) -> list[Op]:
+    """Return the feed-forward part: one for all tokens, or experts and what they share."""
+    shape, c = workload.shape, precision.compute
+    kept = linear_input("B*S*H", precision, workload, "up", 2 if shape.is_gated else 1)
+    if not shape.n_experts:
+        if shape.norms_per_layer == 1 and not precision.is_autocast and not workload.lora_rank:
+            kept = ()  # the tensor that query, key and value keep
+        return [*_feed_forward(workload, precision, kept, c, "B*S*F", "B*S*H"), *_dropout(shape, c)]
+    shared = []
+    if shape.shared_ffn:
+        shared = _feed_forward(workload, precision, kept, c, "B*S*W", "B*S*H")
+        shared = [op._replace(slot="") for op in shared]
+    router = Op("router", "router", (Term("B*S*E", 2 * FP32, "routing weights"),),
+                (Term("B*S*H", c),))  # fmt: skip
+    # All experts work in one grouped product, which autocast does not know: in the weights' dtype.
+    wide = precision.weight if precision.is_autocast else c
+    gathered: tuple[Term, ...] = (Term("B*S*k*H", wide, "tokens by expert"),)
+    if workload.lora_rank:
+        gathered = linear_input("B*S*k*H", precision, workload, "up", 1)
+    outputs = (Term("B*S*k*H", wide, "expert outputs"),)
+    return [
+        *shared, router,
+        *_feed_forward(workload, precision, gathered, wide, "B*S*F", "B*S*k*H"),
+        Op("routing", "", outputs, (Term("B*S*k*H", wide),)), *_dropout(shape, c),
+    ]  # fmt: skip
+
+
+def _feed_forward(  # noqa: PLR0913, PLR0917 - what differs between experts and the rest
+    workload: Workload, precision: Precision, kept: tuple[Term, ...], c: float, unit: str, into: str
+) -> list[Op]:
+    """Return the two or three matrices and the activation between them.
+
+    ``kept`` is what is kept of the input, ``c`` the bytes of an element in between; ``unit`` is
+    that of the tensors in between, ``into`` that of the input.
+    """
+    shape = workload.shape
+    back = FP32 if precision.is_autocast else c
+    gate = Op("gate", "", (Term(unit, 2 * c, "both factors of the gate"),), (Term(unit, 2 * c),))
+    kept_out = linear_input(unit, precision, workload, "down", 1)
+    if into == "B*S*k*H" and not workload.lora_rank:
+        kept_out = (Term(unit, c, "input of linear layers"),)
+    return [
+        Op("feed-forward in", "up", kept, (Term("B*S*H", back),), (Term(into, c),)),
+        Op(shape.activation, "", _activation_saved(shape, precision, unit, c), (Term(unit, c),)),
+        *([gate] if shape.is_gated else []),
+        Op("feed-forward out", "down", kept_out, (Term(unit, c),)),
+    ]
+
+
+def _activation_saved(
+    shape: ModelShape, precision: Precision, unit: str, c: float
+) -> tuple[Term, ...]:
+    if shape.activation in ("relu", "relu2", "leaky_relu"):
+        return ()  # the next linear layer keeps the result anyway
+    if shape.activation in ("gelu_new", "gelu_fast", "gelu_python"):
+        # Written out in Python: pow keeps its input (in fp32 under autocast), tanh its result, the
+        # last product both factors.
+        wide = FP32 if precision.is_autocast else c
+        return (Term(unit, 3 * wide, "input of pow, tanh, 1 + tanh"), Term(unit, c, "0.5 x"))
+    return (Term(unit, c, "input of the activation"),)
+
+
+def linear_input(
+    unit: str, precision: Precision, workload: Workload, slot: str, n_linears: int
+) -> tuple[Term, ...]:
+    """Return what linear layers that read one tensor keep of it.
+
+    Autocast copies the input once for each of them; otherwise they share it. A frozen layer
+    keeps nothing; a LoRA adapter keeps its input in fp32, as PEFT computes it.
+    """
+    if not workload.lora_rank:
+        if precision.is_autocast:
+            return (Term(unit, precision.linear_input * n_linears, "16-bit copies of the input"),)
+        return (Term(unit, precision.linear_input, "input of linear layers"),)
+    n_adapted = len(adapted(workload, slot))
+    kept = FP32 * n_adapted
+    if precision.weight == FP32:  # nothing to widen: one tensor, or autocast's copies
+        kept = precision.compute * (n_adapted if precision.is_autocast else 1)
+    found = (Term(unit, kept, "inputs of adapters"),) if n_adapted else ()
+    if precision.keeps_input and slot != "out":  # those attention keeps
+        found = (*found, Term(unit, precision.compute, "input of quantised layers"))
+    return found
+
+
+def _dropout(shape: ModelShape, c: float) -> list[Op]:
+    """Return the dropout at the end of a branch, if there is one."""
+    mask = Term("B*S*H", 1, "dropout mask")
+    return [Op("dropout", "", (mask,), (Term("B*S*H", c),))] if shape.hidden_dropout else []
+
+
+_ATTENTION_SLOTS: Final = ("qkv", "out")
+_OTHER_NAMES: Final[Mapping[str, str]] = {
+    name: slot
+    for slot, names in (
+        ("qkv", ("q_proj k_proj v_proj qkv_proj qkv query_key_value c_attn Wqkv wqkv W_pack query "
+                 "key value wq wk wv")),
+        ("out", "o_proj out_proj wo dense"),
+        ("up", "gate_proj up_proj gate_up_proj fc1 w1 w3 c_fc dense_h_to_4h fc_in"),
+        ("down", "down_proj fc2 w2 dense_4h_to_h fc_out"),
+    )
+    for name in names.split()
+}  # fmt: skip
+"""What the code of models calls its matrices -> where they work."""
+
+
+def adapted(workload: Workload, slot: str = "") -> list[ParameterGroup]:
+    """Return the matrices that get an adapter: all of them, or those of a slot.
+
+    A target is ``attention``, ``all-linear`` or a name. A name that no matrix here has is one of
+    the model's own code, such as ``query_key_value``: it stands for what does the same work.
+    """
+    if not workload.lora_rank:
+        return []
+    linear = [g for g in workload.shape.parameters if g.role is Role.LINEAR and g.slot != "router"]
+    own = {word for group in linear for word in group.name.split(".")}
+
+    def is_target(group: ParameterGroup, target: str) -> bool:
+        is_other = target not in own and _OTHER_NAMES.get(target) == group.slot
+        in_attention = target == "attention" and group.slot in _ATTENTION_SLOTS
+        return target == "all-linear" or in_attention or is_other or target in group.name.split(".")
+
+    return [
+        group
+        for group in linear
+        if slot in ("", group.slot) and any(is_target(group, t) for t in workload.lora_targets)
+    ]
+
+
+def n_linears(shape: ModelShape, slot: str) -> int:
+    """Return how many linear layers a slot has."""
+    return sum(g.slot == slot and len(g.shape) == 2 for g in shape.parameters) or 1
