@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Final, cast
@@ -35,6 +36,9 @@ _OS_SENTENCES: Final = (
     (PermissionError, "{} cannot be opened: permission denied.", "Check who owns it: ls -l"),
     (IsADirectoryError, "{} is a directory.", "Give a file."),
 )
+
+_NO_VALUE: Final = re.compile(r"Invalid value for '(--[\w-]+)'.*?: '(--?[A-Za-z][\w-]*)' is not ")
+"""An option without its value takes the next option for it."""
 
 HOW_TO_REPORT: Final = (
     "This is a bug in fragdoctor, not in your input. Report it with the lines above, the command, "
@@ -110,6 +114,8 @@ def _fail(  # noqa: PLR0913, PLR0917 - the parts of one answer
 def _usage(argv: Sequence[str], error: Exception) -> int:
     """Print what is wrong with the command line, and where its help is."""
     message = getattr(error, "format_message", error.__str__)()
+    if no_value := _NO_VALUE.match(message):
+        message = f"{no_value[1]} needs a value: {no_value[2]} follows it."
     context = getattr(error, "ctx", None)
     if isinstance(error, _UsageError) and context is not None:
         hint = f"See: {context.command_path} --help"

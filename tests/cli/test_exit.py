@@ -125,6 +125,13 @@ def test_wrong_command_line_with_json_is_json(run: Run) -> None:
     assert json.loads(done.out)["error"]["code"] == "bad_usage"
 
 
+def test_option_that_swallows_the_next_is_named(run: Run) -> None:
+    result = run("estimate", "gpt2", "--lora", "--gpu", "t4")
+
+    assert result.code == 2
+    assert "--lora needs a value: --gpu follows it." in result.err
+
+
 def test_command_typo_suggests_the_command(run: Run) -> None:
     assert "Did you mean 'analyze'?" in run("analyz").err
 
