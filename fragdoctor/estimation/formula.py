@@ -146,12 +146,11 @@ def activation_formula(workload: Workload) -> str:
 
 
 def in_numbers(formula: str, values: Mapping[str, Any]) -> str:
-    """Return a formula with the values of its symbols in their places; "" = it has none."""
+    """Return a formula with the values of its symbols in their places."""
     symbols = "|".join(map(re.escape, sorted(values, key=len, reverse=True)))
-    numbers = re.sub(
+    return re.sub(
         rf"(?<![\w*])(?:{symbols})(?![\w*])", lambda found: format_count(values[found[0]]), formula
     )
-    return "" if numbers == formula else numbers
 
 
 def _count(groups: Sequence[GroupState]) -> int:
