@@ -23,16 +23,21 @@ from fragdoctor.estimation.states import (
     states_of,
 )
 from fragdoctor.estimation.step import loss_of, moments_of, segment_layers
-from fragdoctor.estimation.training_choices import AUTOCAST_DOC, ZERO, optimizer_of, precision_of
+from fragdoctor.estimation.training_choices import (
+    AUTOCAST_DOC,
+    CHECKPOINTING,
+    MIXED_PRECISION,
+    ZERO,
+    optimizer_of,
+    precision_of,
+)
 from fragdoctor.model.gpus import generation_of
 from fragdoctor.model.memory_estimate import Doubt, Footprint, Item, KeptTensor, Sureness
 from fragdoctor.model.workload import Attention, FsdpKind, Loss, Role, Workload
 from fragdoctor.units import MIB, format_count
 
-CHECKPOINT_PAPER: Final = "Chen et al. 2016, https://arxiv.org/abs/1604.06174"
 FOREACH_SOURCE: Final = "torch.optim, foreach implementation, default on CUDA"
 KV_SOURCE: Final = "Pope et al. 2022, https://arxiv.org/abs/2211.05102"
-MIXED_PRECISION: Final = "Micikevicius et al. 2017, https://arxiv.org/abs/1710.03740"
 DDP_SOURCE: Final = (
     "DistributedDataParallel without gradient_as_bucket_view=True, "
     "https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"
@@ -242,7 +247,7 @@ def _items(workload: Workload, states: Sequence[GroupState], most: Mapping[str, 
         row("kv_cache", "KV cache", "L x B x T x elements of a token x bytes", KV_SOURCE,
             numbers=_cache_numbers(workload)),
         row("activations", title, activation_formula(workload),
-            f"{CHECKPOINT_PAPER}; {operations}" if segment else operations,
+            f"{CHECKPOINTING}; {operations}" if segment else operations,
             sureness=guessed or Sureness.DERIVED),
         row("logits", "Logits and loss", of_logits,
             "PyTorch cross_entropy = log_softmax + nll_loss, both backwards"),

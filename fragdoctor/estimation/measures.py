@@ -17,6 +17,8 @@ from fragdoctor.estimation.states import n_gpus
 from fragdoctor.estimation.training_choices import (
     ADAM_8BIT,
     AUTOCAST_DOC,
+    CHECKPOINTING,
+    MIXED_PRECISION,
     QLORA,
     TORCH_OPTIM,
     ZERO,
@@ -27,10 +29,8 @@ from fragdoctor.frozen import frozen
 from fragdoctor.model.memory_estimate import Combination
 from fragdoctor.model.workload import Attention, Workload
 
-CHECKPOINTING: Final = "Chen et al. 2016, https://arxiv.org/abs/1604.06174"
 FLASH: Final = "Dao et al. 2022, https://arxiv.org/abs/2205.14135"
 LORA: Final = "Hu et al. 2021, https://arxiv.org/abs/2106.09685"
-MIXED_PRECISION: Final = "Micikevicius et al. 2017, https://arxiv.org/abs/1710.03740"
 ACCUMULATION: Final = "https://docs.pytorch.org/docs/stable/notes/amp_examples.html"
 QUANTISED_CACHE: Final = (
     "https://docs.vllm.ai/en/latest/features/quantization/quantized_kvcache.html"

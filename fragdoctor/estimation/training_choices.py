@@ -178,6 +178,8 @@ def dtype_bytes(name: str) -> float:
 
 TORCH_OPTIM: Final = "https://docs.pytorch.org/docs/stable/optim.html"
 ADAM_8BIT: Final = "Dettmers et al. 2022, https://arxiv.org/abs/2110.02861"
+CHECKPOINTING: Final = "Chen et al. 2016, https://arxiv.org/abs/1604.06174"
+MIXED_PRECISION: Final = "Micikevicius et al. 2017, https://arxiv.org/abs/1710.03740"
 ZERO: Final = "Rajbhandari et al. 2020, ZeRO, https://arxiv.org/abs/1910.02054"
 
 PAGED: Final = "bitsandbytes paged optimizers: QLoRA, https://arxiv.org/abs/2305.14314, section 3"

@@ -184,3 +184,14 @@ def test_report_is_written_once(run: Run, config: str, tmp_path: Path) -> None:
     assert target.read_text().startswith("Needs ")
     assert run("estimate", config, "-o", str(target)).code == 2
     assert run("estimate", config, "-o", str(target), "--force").code == 0
+
+
+@pytest.mark.parametrize(
+    ("price", "said"),
+    [("a100-80g=2", "is of another GPU than --gpu h100"), ("h100=cheap", "is no price")],
+)
+def test_price_that_cannot_count_is_refused(run: Run, price: str, said: str) -> None:
+    outcome = run("estimate", "llama-3.1-8b", "--gpu", "h100", "--plan", "--price", price)
+
+    assert outcome.code == 2
+    assert said in " ".join(outcome.err.split())

@@ -115,6 +115,22 @@ def test_each_precision_is_found_by_its_name(name: str) -> None:
     assert precision_of(name.replace("-", "_")).name == name
 
 
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("adamw_torch_fused", "adamw-fused"),
+        ("adamw_bnb_8bit", "adamw-8bit"),
+        ("paged_adamw_32bit", "paged-adamw"),
+        ("bitsandbytes.optim.PagedAdamW8bit", "paged-adamw-8bit"),
+        ("torchao.optim.AdamW4bit", "adamw-4bit"),
+        ("torch.optim.SGD", "sgd"),
+        ("FusedAdam", "adamw-fused"),
+    ],
+)
+def test_optimizer_is_known_by_the_spellings_of_libraries(written: str, name: str) -> None:
+    assert optimizer_of(written).name == name
+
+
 def test_unknown_names_are_refused_with_the_choices() -> None:
     with pytest.raises(ConfigError, match="optimizer") as optimizer:
         optimizer_of("magic")

@@ -379,7 +379,11 @@ def _formulas(estimate: Estimate, detail: Detail) -> list[doc.Section]:
 
 
 def _formula(item: Item) -> doc.ListItem:
-    lines = (item.formula, f"= {item.numbers}" if item.numbers else "", item.note)
+    lines = (
+        item.formula,
+        f"= {item.numbers}" * (item.numbers not in ("", item.formula)),
+        item.note,
+    )
     blocks = [doc.Paragraph(text) for text in lines if text]
     blocks.append(doc.Paragraph(dim(f"{item.sureness.value}; {item.source}")))
     return doc.ListItem([strong(item.title), f"  at most {format_size(item.n_bytes)}"], blocks)
