@@ -14,7 +14,7 @@ from fragdoctor.frozen import frozen
 from fragdoctor.future.simulator import simulate
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis
-from fragdoctor.model.finding import Severity
+from fragdoctor.model.finding import Finding, Location, Severity
 from fragdoctor.model.simulation import Simulation
 from fragdoctor.model.snapshot import Action, Snapshot
 from fragdoctor.units import Amount, format_count, format_size
@@ -216,6 +216,37 @@ class BudgetResult:
     device: int | None = None
     measured: int | None = None
     limit: int | None = None
+
+
+@frozen
+class Reason:
+    """Why a file fails.
+
+    Attributes:
+        code: the option of the budget (``max-peak``), the rule (``FD101``), or ``verdict``.
+        text: one sentence with its numbers; hostile text.
+        locations: the user's lines, innermost first; empty where none is known.
+        fingerprint: stable name without addresses.
+    """
+
+    code: str
+    text: str
+    severity: Severity = Severity.ERROR
+    device: int | None = None
+    locations: Sequence[Location] = ()
+    fingerprint: str = ""
+
+    @classmethod
+    def of(cls, finding: Finding, text: str = "") -> Reason:
+        """Return a finding as the reason, in its own words where there are no others."""
+        return cls(
+            code=finding.code,
+            text=text or finding.message,
+            severity=finding.severity,
+            device=finding.device,
+            locations=finding.locations,
+            fingerprint=finding.fingerprint,
+        )
 
 
 def check_budgets(
