@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from fragdoctor.comparison.compared_run import ComparedDevice, GrownLine
+from fragdoctor.comparison.compared_run import ComparedDevice
 from fragdoctor.comparison.line_changes import FACTOR_SLACK, size_part
 from fragdoctor.comparison.settings_proof import MIN_DIFFERENCE, SAME_REQUESTS
 from fragdoctor.frozen import frozen
@@ -232,20 +232,14 @@ def _by_length(e: ComparisonEvidence) -> list[LikelyCause]:
 
 def _leaks(e: ComparisonEvidence) -> list[LikelyCause]:
     """Lines that keep memory step by step in one run and not in the other, as one cause a run."""
-    places = {(c.before, c.after): c for c in e.changes}
-    old = _rates(e.before.growth)
-    new = _rates(e.after.growth)
-    grown: dict[bool, list[tuple[GrownLine, LineChange]]] = {}
-    for (before, after), change in places.items():
-        a, b = old.get(before), new.get(after)
-        if (a is None) == (b is None) or (before is None and after is None):
-            continue
-        rate = b or a
-        assert rate is not None  # noqa: S101 - one of them is there
-        grown.setdefault(a is None, []).append((rate, change))
+    grown: dict[bool, list[tuple[int, LineChange]]] = {}
+    for change in e.changes:
+        old, new = _slope(e.before, change.before), _slope(e.after, change.after)
+        if (old is None) != (new is None):
+            grown.setdefault(old is None, []).append((new or old or 0, change))
     found = []
     for is_new, lines in grown.items():
-        lines.sort(key=lambda line: -line[0].slope_bytes)
+        lines.sort(key=lambda line: -line[0])
         letter, other, quiet = (e.last, "A", e.before) if is_new else ("A", e.last, e.after)
         # Without as many steps a run cannot show that a line keeps nothing.
         is_known = (quiet.n_steps or 0) >= ENOUGH_STEPS
@@ -254,15 +248,15 @@ def _leaks(e: ComparisonEvidence) -> list[LikelyCause]:
         more = len(lines) - 1
         who = place_text(named[0])
         who += f" and {plural(more, 'more line')} keep" if more else " keeps"
-        slope = sum(rate.slope_bytes for rate, _ in lines)
+        slope = sum(rate for rate, _ in lines)
         text = f"{who} {format_size(slope)} more each step in {letter}, {contrast}."
         moved = sum(change.delta_bytes for _, change in lines)
         found.append(LikelyCause(CauseKind.LEAK, Confidence.LIKELY, text, moved, named))
     return found
 
 
-def _rates(growth: Sequence[GrownLine]) -> dict[Location | None, GrownLine]:
-    return {g.place: g for g in growth if g.place is not None}
+def _slope(device: ComparedDevice, place: Location | None) -> int | None:
+    return None if place is None else device.growth.get(place)
 
 
 def _features(e: ComparisonEvidence) -> list[LikelyCause]:
@@ -355,7 +349,7 @@ def _named(lines: Sequence[str]) -> str:
 
 def _leaking(e: ComparisonEvidence) -> set[Location]:
     """Return the lines that keep memory step by step; they are causes of their own."""
-    return {g.place for g in (*e.before.growth, *e.after.growth) if g.place is not None}
+    return {*e.before.growth, *e.after.growth}
 
 
 def _signed(n_bytes: int) -> str:

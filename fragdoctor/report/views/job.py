@@ -103,7 +103,7 @@ def _advice(report: FleetReport) -> doc.Section:
             (
                 doc.Code([command(one.advice.setting)]),
                 doc.Paragraph(code(one.advice.change) if one.advice.change else ""),
-                doc.Paragraph(dim(f"for {whom_text(one.labels)}; {one.proof}")),
+                doc.Paragraph(dim(f"for {whom_text(one.labels)}; {_proof(one.advice)}")),
             ),
         )
         for one in advice_of(report)
@@ -283,7 +283,6 @@ class GroupAdvice:
 
     advice: Recommendation
     labels: tuple[str, ...]
-    proof: str
 
 
 def advice_of(report: FleetReport) -> list[GroupAdvice]:
@@ -297,7 +296,7 @@ def advice_of(report: FleetReport) -> list[GroupAdvice]:
         key = (a.title, a.setting, a.change, _proof(a))
         known = found.get(key)
         labels = (*(known.labels if known else ()), *g.labels)
-        found[key] = GroupAdvice(a, labels, _proof(a))
+        found[key] = GroupAdvice(a, labels)
     return list(found.values())
 
 
