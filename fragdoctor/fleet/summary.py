@@ -188,9 +188,9 @@ def _summary(what: RankInput, here: RankInput, options: SummaryOptions) -> RankS
     rank, source = _rank(what, case.oom)
     settings = None if case.snapshot is None else case.snapshot.settings
     known = settings is not None and settings.is_recorded
-    shape = None if case.snapshot is None else trace_shape(case.snapshot, device)
+    sizes, failed_us, in_trace = trace_shape(case.snapshot, device)
     has_failed, refused = _failure(diagnosis, figures)
-    summary = replace(
+    return replace(
         _named(what),
         rank=rank,
         rank_source=source,
@@ -198,7 +198,7 @@ def _summary(what: RankInput, here: RankInput, options: SummaryOptions) -> RankS
         confidence=str(diagnosis.verdict.confidence),
         summary=clip(diagnosis.verdict.summary, _SENTENCE),
         has_failed=has_failed,
-        refused_bytes=refused,
+        refused_bytes=in_trace if refused is None else refused,
         figures=figures,
         settings=_changed_settings(settings) if settings is not None and known else (),
         settings_known=known,
@@ -210,14 +210,8 @@ def _summary(what: RankInput, here: RankInput, options: SummaryOptions) -> RankS
         findings=_findings(diagnosis),
         advice=_advice(diagnosis),
         is_replayed=options.replays,
-    )
-    if shape is None:
-        return summary
-    return replace(
-        summary,
-        large_sizes=shape.large_sizes,
-        failed_us=shape.failed_us if has_failed else None,
-        refused_bytes=shape.refused_bytes if refused is None else refused,
+        large_sizes=sizes,
+        failed_us=failed_us if has_failed else None,
     )
 
 

@@ -6,24 +6,21 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.frozen import frozen
 from fragdoctor.model.snapshot import Action, BlockState, Snapshot
 
 MAX_SIZES: Final = 16
 _ENDLESS: Final = 2**63 - 1
 
 
-@frozen
-class TraceShape:
-    """What a trace (or, without one, the live blocks) asks for; fields as in ``RankSummary``."""
+def trace_shape(
+    snapshot: Snapshot | None, device: int
+) -> tuple[tuple[tuple[int, int], ...], int | None, int | None]:
+    """Return what one device's trace (or, without one, its live blocks) asked for.
 
-    large_sizes: tuple[tuple[int, int], ...] = ()
-    failed_us: int | None = None
-    refused_bytes: int | None = None
-
-
-def trace_shape(snapshot: Snapshot, device: int) -> TraceShape:
-    """Return the shape of one device's trace."""
+    These are ``large_sizes``, ``failed_us`` and ``refused_bytes`` of ``RankSummary``.
+    """
+    if snapshot is None:
+        return (), None, None
     rows = snapshot.events.device_slice(device)
     events = snapshot.events
     action = events.action[rows]
@@ -37,6 +34,6 @@ def trace_shape(snapshot: Snapshot, device: int) -> TraceShape:
     large = tuple((min(int(distinct[i]), _ENDLESS), int(counts[i])) for i in by_bytes)
     ooms = np.flatnonzero(action == Action.OOM)
     if not len(ooms):
-        return TraceShape(large)
+        return large, None, None
     time_us, refused = int(events.time_us[rows][ooms[0]]), int(events.size_bytes[rows][ooms[0]])
-    return TraceShape(large, None if time_us < 0 else time_us, refused)
+    return large, None if time_us < 0 else time_us, refused
