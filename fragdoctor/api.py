@@ -154,15 +154,15 @@ def diagnose_fleet(  # noqa: PLR0913 - the choices of one run, all by keyword
         raise ConfigError(f"replays is {replays!r}.", hint="Give none, groups or all.")
     names = [fspath(p) for p in ([paths] if isinstance(paths, str | PathLike) else paths)]
     found = discover(names)
-    shared = share_out(found)
+    ranks, notes = share_out(found)
     return examine(
-        shared.ranks or inputs_of(found.case_names),
+        ranks or inputs_of(found.case_names),
         executor=executor,
         chunk_size=chunk_size,
         progress=progress,
         overrides=Overrides(capacity_bytes, None, None, memory_fraction, torch_version),
         replays=Replays(replays),
-        notes=shared.notes,
+        notes=notes,
         timeout_s=timeout_s,
     )
 

@@ -88,7 +88,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "analysis",
         "diagnosis",
     },
-    "fleet": {"errors", "frozen", "installed", "units", "model", "inputs", "trace", "diagnosis"},
+    "fleet": {"errors", "frozen", "installed", "units", "model", "inputs", "diagnosis"},
     "export": {"frozen", "units", "model", "trace", "report"},
     "recording": set(),
     "capture": {"errors", "units", "analysis", "recording", "rehearsal"},

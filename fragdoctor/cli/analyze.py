@@ -87,18 +87,18 @@ def analyze_fleet(
             hint=f"The formats are {', '.join(VIEWS['fleet'])}; for one file after the other, "
             f"run: fragdoctor check --format {form}",
         )
-    shared = share_out(discovery)
+    ranks, notes = share_out(discovery)
     with (
         console.Progress("Ranks:") as progress,
         _executor(asked, discovery) as executor,
     ):
         report = examine(
-            shared.ranks,
+            ranks,
             executor=executor,
             progress=progress.update,
             overrides=overrides,
             replays=Replays(asked.replay.value),
-            notes=shared.notes,
+            notes=notes,
             timeout_s=_timeout(asked.timeout, is_here=executor is None),
             memory_bytes=asked.worker_memory,
         )

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
-from fragdoctor.cli.front_page import FRONT_PAGE
+from fragdoctor.cli.front_page import COMMANDS, FRONT_PAGE
 
 COMPLETION: Final = "_FRAGDOCTOR_COMPLETE"
 """The variable in which typer's shell completion says what it wants."""
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def invoke(argv: Sequence[str]) -> int:
     """Parse a command line and run its command; return the exit code or raise."""
-    from fragdoctor.cli.commands import COMMANDS, group_of
+    from fragdoctor.cli.commands import group_of
     from fragdoctor.cli.configuration import configure
 
     # Loading goes on in the command, and columns are no garbage: collect seldom.

@@ -1,11 +1,10 @@
-"""The table of commands: what each is called, its one line of help, and its two examples."""
+"""Commands as typer has them: their help in groups, their formats, and how they are loaded."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import field
+from collections.abc import Callable, Collection
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -13,10 +12,9 @@ from typing import Any, Final
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from fragdoctor.cli.front_page import FRONT_PAGE
+from fragdoctor.cli.front_page import COMMANDS, FRONT_PAGE, Command
 from fragdoctor.cli.options import GENERAL, HEADINGS, command_of
 from fragdoctor.errors import ConfigError
-from fragdoctor.frozen import frozen
 from fragdoctor.report import escape
 
 FORMATS_OF_SUFFIXES: Final = (
@@ -117,40 +115,22 @@ def _heading(option: Any) -> str:
     return getattr(option, "rich_help_panel", None) or HEADINGS[0]
 
 
-@frozen
-class Command:
-    """A command.
+def add(app: typer.Typer, command: Command) -> None:
+    """Load a command and add it: the function of its module that has its name.
 
-    Attributes:
-        name: its verb, and that of its module in ``fragdoctor.cli``.
-        text: its line of help.
-        examples: two.
-        note: what follows them.
-        settings: of the context in which it is parsed.
+    It takes a class of options, or ``command`` stands for it.
     """
-
-    name: str
-    text: str
-    examples: Sequence[str]
-    note: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-    def add_to(self, app: typer.Typer) -> None:
-        """Load the command and add it: the function of its module that has its name.
-
-        It takes a class of options, or ``command`` stands for it.
-        """
-        name = self.name.replace("-", "_")
-        module = import_module(f"fragdoctor.cli.{name}")
-        call: Callable[..., int] = vars(module).get("command") or command_of(vars(module)[name])
-        lines = "\n".join(f"  {line}" for line in self.examples)
-        app.command(
-            self.name,
-            cls=_Command,
-            help=self.text,
-            epilog=f"\b\nExamples:\n{lines}{self.note}",
-            context_settings=dict(self.settings),
-        )(call)
+    name = command.name.replace("-", "_")
+    module = import_module(f"fragdoctor.cli.{name}")
+    call: Callable[..., int] = vars(module).get("command") or command_of(vars(module)[name])
+    lines = "\n".join(f"  {line}" for line in command.examples)
+    app.command(
+        command.name,
+        cls=_Command,
+        help=command.text,
+        epilog=f"\b\nExamples:\n{lines}{command.note}",
+        context_settings={"allow_interspersed_args": command.may_mix_options},
+    )(call)
 
 
 def group_of(names: Collection[str]) -> Any:
@@ -165,7 +145,7 @@ def group_of(names: Collection[str]) -> Any:
     )
     for command in COMMANDS:
         if command.name in names:
-            command.add_to(app)
+            add(app, command)
     app.callback()(_root)
     return typer.main.get_command(app)
 
@@ -177,133 +157,3 @@ def whole_group() -> Any:
 
 def _root() -> None:
     """Keep commands under one name even when there is only one."""
-
-
-COMMANDS: Final = (
-    Command(
-        "analyze",
-        "Diagnose a memory snapshot, message, statistics or log, of one rank or of many",
-        [
-            "fragdoctor analyze snapshot.pickle oom.txt --at step:3",
-            "fragdoctor analyze job/ --workers 8 --format html -o job.html",
-        ],
-    ),
-    Command(
-        "run",
-        "Run a program under the recorder and diagnose what it leaves",
-        [
-            "fragdoctor run train.py --epochs 3",
-            "fragdoctor run -o bundles --zip -- torchrun --nproc-per-node 8 train.py",
-        ],
-        "\n\n\b\nThe report goes to standard error; output and exit code stay the program's.\n"
-        "A program that succeeds with nothing to record (no torch, no CUDA) ends in 2.",
-        settings={"allow_interspersed_args": False},
-    ),
-    Command(
-        "attach",
-        "Diagnose a program while it runs, and let it go on",
-        [
-            "fragdoctor attach 4711",
-            "fragdoctor attach 4711 --wait 10 --format html -o now.html",
-        ],
-        "\n\n\b\nThe program runs under fragdoctor run, or both in Python 3.14. Linux only.",
-    ),
-    Command(
-        "rehearse",
-        "Run a program without a GPU and say what its memory would do",
-        [
-            "fragdoctor rehearse train.py --gpu h100 -- --epochs 1 --batch-size 32",
-            "fragdoctor rehearse -m train --gpu 24GiB --batch 1..512 -- --batch {batch}",
-        ],
-        "\n\n\b\nThe program needs PyTorch 2.6 or newer, no GPU; what it computes is made up.\n"
-        "Exit code 0: it fits; 1: it runs out of memory; 2: it cannot be rehearsed.",
-    ),
-    Command(
-        "oom",
-        "Diagnose a pasted out-of-memory message or a whole log",
-        [
-            "fragdoctor oom train.log",
-            "python train.py 2>&1 | fragdoctor oom -",
-        ],
-    ),
-    Command(
-        "check",
-        "Fail in CI where memory got worse or breaks a budget",
-        [
-            "fragdoctor check snapshots/ --max-peak 70GiB --max-stranded 5%",
-            "fragdoctor check snapshots/ --baseline memory.json --report sarif=out.sarif",
-        ],
-    ),
-    Command(
-        "init-ci",
-        "Write a workflow that rehearses each change without a GPU",
-        [
-            "fragdoctor init-ci train.py --fits-on 24GiB -- --epochs 1",
-            "fragdoctor init-ci -m package.train --gitlab --gpu-runner gpu",
-        ],
-    ),
-    Command(
-        "simulate",
-        "Replay a snapshot's trace under other settings and capacities",
-        [
-            'fragdoctor simulate snapshot.pickle --conf "expandable_segments:True"',
-            "fragdoctor simulate snapshot.pickle --sweep --capacity 1.2x --format json",
-        ],
-    ),
-    Command(
-        "view",
-        "Explore a snapshot in the browser, with what-ifs replayed live",
-        [
-            "fragdoctor view snapshot.pickle",
-            "fragdoctor view snapshot.pickle oom.txt --no-browser --port 8000",
-        ],
-    ),
-    Command(
-        "compare",
-        "Say what changed between two runs, or how several grow",
-        [
-            "fragdoctor compare before.pickle after.pickle --fail-on-growth 2%",
-            "fragdoctor compare step*.pickle --steps 100,200,300 --capacity 24GiB",
-        ],
-    ),
-    Command(
-        "estimate",
-        "Say before a run whether it fits, and what would make it fit",
-        [
-            "fragdoctor estimate llama-3.1-8b --gpu rtx-4090 --lora 16 --dtype bf16",
-            "fragdoctor estimate qlora.yml --gpu rtx-4090",
-        ],
-    ),
-    Command(
-        "pack",
-        "Say how many processes share a GPU",
-        [
-            "fragdoctor pack --per-process 6GB --gpu 24GiB",
-            "fragdoctor pack snapshot.pickle --gpu a100-80g --processes 4",
-        ],
-    ),
-    Command(
-        "export",
-        "Write a snapshot as tables, a trace, stacks, or redacted",
-        [
-            "fragdoctor export snapshot.pickle --format trace -o trace.json",
-            "fragdoctor export run.pickle --format snapshot --redact -o shared.pickle",
-        ],
-    ),
-    Command(
-        "mcp",
-        "Serve the doctor as tools of a coding agent (Model Context Protocol)",
-        [
-            "fragdoctor mcp --root .",
-            "fragdoctor mcp --redact --allow-rehearse",
-        ],
-    ),
-    Command(
-        "explain",
-        "Explain a rule or a word such as stranded, or list them all",
-        [
-            "fragdoctor explain stranded",
-            "fragdoctor explain FD101",
-        ],
-    ),
-)

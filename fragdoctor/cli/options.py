@@ -33,7 +33,6 @@ from fragdoctor.units import Amount, parse_amount, parse_size
 if TYPE_CHECKING:
     from fragdoctor.model.case import Overrides
     from fragdoctor.model.finding import Finding
-    from fragdoctor.model.fleet import RankFinding
 
 _Options = TypeVar("_Options")
 _DECLARED: Final = "declared"
@@ -315,7 +314,7 @@ class DiagnosisOptions(CaseOptions):
     output_format: ReportFormat = FORMAT
     fail_on: FailOn | None = FAIL_ON
 
-    def exit_code(self, findings: Iterable[Finding | RankFinding]) -> int:
+    def exit_code(self, findings: Iterable[Finding]) -> int:
         """Return 1 if a finding is at least as severe as ``--fail-on``, else 0."""
         from fragdoctor.model.finding import Severity
 

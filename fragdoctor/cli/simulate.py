@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from fragdoctor.cli import console, options
@@ -21,101 +19,74 @@ if TYPE_CHECKING:
 
     from fragdoctor.future.edits import Edit
     from fragdoctor.model.simulation import Simulation
-    from fragdoctor.model.snapshot import Snapshot
+    from fragdoctor.model.snapshot import I64, Snapshot
     from fragdoctor.report.base import RenderOptions
     from fragdoctor.trace.trace import Trace
 
-Maker = Callable[["Trace", str], "Edit"]
 
-
-def parse_edit(text: str, trace: Trace) -> Edit:
+def parse_edit(text: str, trace: Trace) -> Edit:  # noqa: C901, PLR0911 - one line a change
     """Return the change that ``NAME`` or ``NAME:VALUE`` means for the trace of a device.
 
     Raises:
         ConfigError: there is no such change, or its value is none.
         SimulationError: the trace does not say enough for it.
     """
+    from fragdoctor.future import edits, training_edits
+
     name, _, value = text.partition(":")
-    maker = EDITS.get(name)
-    if maker is None:
+    if name not in EDITS:
         near = difflib.get_close_matches(name, EDITS, n=1)
         hint = f"Did you mean {near[0]}? " if near else ""
         raise ConfigError(
             f"There is no change {name!r} to try.", hint=f"{hint}There are: {', '.join(EDITS)}."
         )
-    return maker(trace, value)
+    if value and name in ("largest-first", "no-leak"):
+        raise ConfigError(f"{name} takes no value.", hint=f"Write --edit {name}.")
+    match name:
+        case "empty-cache" if value:
+            return edits.empty_cache_at([_whole(name, one) for one in value.split(",")])
+        case "empty-cache":
+            return edits.empty_cache_each_step()
+        case "largest-first":
+            return edits.largest_step_first()
+        case "pad":
+            if not value:
+                raise ConfigError("pad needs a size.", hint="Write for example --edit pad:2MiB.")
+            return edits.sizes_padded(parse_size(value))
+        case "batch":
+            return training_edits.batch_scaled(_factor(value))
+        case "no-leak":
+            return edits.leak_removed(*_leak(trace))
+        case "no-stranders":
+            return edits.blocks_freed(_stranding(trace, value))
+        case _:
+            return edits.blocks_moved_to_start(_stranding(trace, value))
 
 
-def _empty_cache(_trace: Trace, value: str) -> Edit:
-    from fragdoctor.future.edits import empty_cache_at, empty_cache_each_step
-
-    if not value:
-        return empty_cache_each_step()
-    return empty_cache_at([_whole("empty-cache", one) for one in value.split(",")])
+EDITS: Final = (
+    *("empty-cache", "largest-first", "pad", "batch", "no-leak", "no-stranders"),
+    "move-stranders",
+)
 
 
-def _largest_first(_trace: Trace, value: str) -> Edit:
-    from fragdoctor.future.edits import largest_step_first
-
-    _refuse_value("largest-first", value)
-    return largest_step_first()
-
-
-def _pad(_trace: Trace, value: str) -> Edit:
-    from fragdoctor.future.edits import sizes_padded
-
-    if not value:
-        raise ConfigError("pad needs a size.", hint="Write for example --edit pad:2MiB.")
-    return sizes_padded(parse_size(value))
-
-
-def _batch(_trace: Trace, value: str) -> Edit:
-    from fragdoctor.future.training_edits import batch_scaled
-
+def _factor(value: str) -> float:
     try:
-        factor = float(value)
+        return float(value)
     except ValueError as e:
         raise ConfigError(
             f"batch needs a factor, not {value!r}.", hint="Write for example --edit batch:0.9."
         ) from e
-    return batch_scaled(factor)
 
 
-def _no_leak(trace: Trace, value: str) -> Edit:
+def _leak(trace: Trace) -> tuple[I64, I64]:
+    """Return the blocks that the growing lines keep, and where each could end."""
     from fragdoctor.analysis.device import analyze_trace
-    from fragdoctor.future.edits import leak_removed
 
-    _refuse_value("no-leak", value)
     found = analyze_trace(trace)
     kept = found.kept or found.gathered
     if kept is None:
         raise SimulationError(f"No line of GPU {trace.device} keeps more memory with each step.")
-    return leak_removed(kept.rows, kept.ends)
-
-
-def _no_stranders(trace: Trace, value: str) -> Edit:
-    from fragdoctor.future.edits import blocks_freed
-
-    return blocks_freed(_stranding(trace, value))
-
-
-def _move_stranders(trace: Trace, value: str) -> Edit:
-    from fragdoctor.future.edits import blocks_moved_to_start
-
-    return blocks_moved_to_start(_stranding(trace, value))
-
-
-EDITS: Final[Mapping[str, Maker]] = MappingProxyType(
-    {
-        "empty-cache": _empty_cache,
-        "largest-first": _largest_first,
-        "pad": _pad,
-        "batch": _batch,
-        "no-leak": _no_leak,
-        "no-stranders": _no_stranders,
-        "move-stranders": _move_stranders,
-    }
-)
+    return kept.rows, kept.ends
 
 
 def _stranding(trace: Trace, value: str) -> list[int]:
@@ -133,11 +104,6 @@ def _whole(what: str, text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise ConfigError(f"{what} needs a whole number, not {text!r}.")
     return int(text[:18])
-
-
-def _refuse_value(name: str, value: str) -> None:
-    if value:
-        raise ConfigError(f"{name} takes no value.", hint=f"Write --edit {name}.")
 
 
 @options.taken

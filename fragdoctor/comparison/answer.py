@@ -15,7 +15,6 @@ from fragdoctor.model.comparison import (
     Comparison,
     LineChange,
     LineKind,
-    SettingsProof,
 )
 from fragdoctor.model.finding import Confidence
 from fragdoctor.units import format_count, format_share, format_size, plural
@@ -65,7 +64,7 @@ def summarised(comparison: Comparison) -> str:
     if comparison.is_same:
         return _no_difference(comparison)
     if _is_settings(comparison) and comparison.proof is not None:
-        return _settings_answer(comparison, comparison.proof)
+        return f"{comparison.causes[0].text}{_verdicts(comparison)}"
     figure = main_figure(comparison)
     if figure is None:
         return f"The runs have no figure in common.{_verdicts(comparison)}"
@@ -100,27 +99,6 @@ def _is_settings(comparison: Comparison) -> bool:
         )
         and (comparison.requests_equal or 0.0) >= SAME_REQUESTS
     )
-
-
-def _settings_answer(comparison: Comparison, proof: SettingsProof) -> str:
-    """Return the answer where the same requests were served under other settings."""
-    last = comparison.runs[-1].letter
-    names = ", ".join(f"{s.key} {s.before} -> {s.after}" for s in comparison.settings or ())
-    if proof.decides:
-        how = ("all served", "they are not") if proof.fits else ("not all served", "they are")
-        return (
-            f"The settings did it ({names}): A's requests replayed under {last}'s settings are "
-            f"{how[0]}, under its own {how[1]}.{_verdicts(comparison)}"
-        )
-    text = (
-        f"{last} reserves {format_size(proof.recorded_bytes)} at most for the requests that took A "
-        f"{format_size(proof.own_bytes)}: the settings did it ({names})"
-    )
-    if proof.result_bytes == proof.recorded_bytes:
-        text += f"; A replayed under them gives what {last} recorded, to the byte"
-    else:
-        text += f"; A replayed under them gives {format_size(proof.result_bytes)}"
-    return f"{text}.{_verdicts(comparison)}"
 
 
 def _no_difference(comparison: Comparison) -> str:

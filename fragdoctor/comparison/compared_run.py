@@ -29,15 +29,6 @@ _FEATURES: Final = re.compile(
 )
 
 
-@frozen
-class GrownLine:
-    """A line that keeps memory step by step within one run."""
-
-    place: Location | None
-    slope_bytes: int
-    n_steps: int
-
-
 @frozen(eq=False)
 class RunTotals:
     """What is kept of a run's totals: of a long series every trace would be too much.
@@ -82,6 +73,7 @@ class ComparedDevice:
 
     Attributes:
         n_lines_merged: the smallest lines, which are one in ``lines``.
+        growth: lines that keep memory step by step, with the bytes that each keeps of a step.
         requests: ``int64``, sizes asked for, in the order of the trace; failed requests are not
             among them.
         request_rows: ``int64``, the event row (within the device) of each request.
@@ -95,7 +87,7 @@ class ComparedDevice:
     n_steps: int | None
     lines: tuple[LineUse, ...]
     n_lines_merged: int
-    growth: tuple[GrownLine, ...]
+    growth: Mapping[Location, int]
     requests: I64
     request_rows: I64
     features: frozenset[str]
@@ -175,9 +167,11 @@ def read_device(trace: Trace) -> tuple[ComparedDevice, DeviceAnalysis]:
     analysis = analyze_trace(trace)
     snapshot, totals = trace.snapshot, analysis.timeline
     peak = None if totals is None else totals.peak_allocated_state
-    growing = tuple(
-        GrownLine(snapshot.location(g.frame), g.slope_bytes, g.n_steps) for g in analysis.growth
-    )
+    growing = {
+        place: g.slope_bytes
+        for g in analysis.growth
+        if (place := snapshot.location(g.frame)) is not None
+    }
     uses, n_merged = line_uses(trace, peak)
     asked = np.flatnonzero(trace.events.action == Action.ALLOC)
     compared = ComparedDevice(

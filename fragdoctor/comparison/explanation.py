@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from fragdoctor.comparison.compared_run import ComparedDevice, GrownLine
+from fragdoctor.comparison.compared_run import ComparedDevice
 from fragdoctor.comparison.line_changes import FACTOR_SLACK, size_part
 from fragdoctor.comparison.settings_proof import MIN_DIFFERENCE, SAME_REQUESTS
 from fragdoctor.frozen import frozen
@@ -84,13 +84,9 @@ Cluster = tuple[float, list[LineChange]]
 
 def scaled(e: ComparisonEvidence) -> list[LikelyCause]:
     """Return the factors by which sizes changed, each with its lines."""
-    clusters = _clusters(e.changes)
-    squared = _squared(clusters)
-    if squared is not None:
-        return [_width(e, *squared)] if counts_enough(e, _part(squared[0], squared[1])) else []
     return [
         _one_factor(e, factor, group)
-        for factor, group in clusters
+        for factor, group in _clusters(e.changes)
         if counts_enough(e, sum(size_part(c) for c in group))
     ]
 
@@ -107,31 +103,6 @@ def _clusters(changes: Sequence[LineChange]) -> list[Cluster]:
         else:
             near.append(change)
     return clusters
-
-
-def _squared(clusters: Sequence[Cluster]) -> tuple[Cluster, Cluster] | None:
-    """Return the clusters of a factor and of its square: activations and weights of a width."""
-    for once in clusters:
-        for twice in clusters:
-            factor = once[0]
-            if once is not twice and abs(twice[0] / factor**2 - 1) <= FACTOR_SLACK:
-                return once, twice
-    return None
-
-
-def _part(*clusters: Cluster) -> int:
-    return sum(size_part(c) for _, group in clusters for c in group)
-
-
-def _width(e: ComparisonEvidence, once: Cluster, twice: Cluster) -> LikelyCause:
-    factor, part = once[0], _part(once, twice)
-    text = (
-        f"{plural(len(once[1]), 'line asks', 'lines ask')} {_times(factor)} as much and "
-        f"{plural(len(twice[1]), 'line', 'lines')} {_times(twice[0])}, its square "
-        f"({_example(once[1])}; {_example(twice[1])}): what a width of that factor does."
-    )
-    places = tuple(c.place for c in (*once[1], *twice[1]) if c.place is not None)[:MAX_SCALED]
-    return LikelyCause(CauseKind.SCALE, confidence_of(e, part, True), text, part, places)
 
 
 def _one_factor(e: ComparisonEvidence, factor: float, group: Sequence[LineChange]) -> LikelyCause:
@@ -261,20 +232,14 @@ def _by_length(e: ComparisonEvidence) -> list[LikelyCause]:
 
 def _leaks(e: ComparisonEvidence) -> list[LikelyCause]:
     """Lines that keep memory step by step in one run and not in the other, as one cause a run."""
-    places = {(c.before, c.after): c for c in e.changes}
-    old = _rates(e.before.growth)
-    new = _rates(e.after.growth)
-    grown: dict[bool, list[tuple[GrownLine, LineChange]]] = {}
-    for (before, after), change in places.items():
-        a, b = old.get(before), new.get(after)
-        if (a is None) == (b is None) or (before is None and after is None):
-            continue
-        rate = b or a
-        assert rate is not None  # noqa: S101 - one of them is there
-        grown.setdefault(a is None, []).append((rate, change))
+    grown: dict[bool, list[tuple[int, LineChange]]] = {}
+    for change in e.changes:
+        old, new = _slope(e.before, change.before), _slope(e.after, change.after)
+        if (old is None) != (new is None):
+            grown.setdefault(old is None, []).append((new or old or 0, change))
     found = []
     for is_new, lines in grown.items():
-        lines.sort(key=lambda line: -line[0].slope_bytes)
+        lines.sort(key=lambda line: -line[0])
         letter, other, quiet = (e.last, "A", e.before) if is_new else ("A", e.last, e.after)
         # Without as many steps a run cannot show that a line keeps nothing.
         is_known = (quiet.n_steps or 0) >= ENOUGH_STEPS
@@ -283,15 +248,15 @@ def _leaks(e: ComparisonEvidence) -> list[LikelyCause]:
         more = len(lines) - 1
         who = place_text(named[0])
         who += f" and {plural(more, 'more line')} keep" if more else " keeps"
-        slope = sum(rate.slope_bytes for rate, _ in lines)
+        slope = sum(rate for rate, _ in lines)
         text = f"{who} {format_size(slope)} more each step in {letter}, {contrast}."
         moved = sum(change.delta_bytes for _, change in lines)
         found.append(LikelyCause(CauseKind.LEAK, Confidence.LIKELY, text, moved, named))
     return found
 
 
-def _rates(growth: Sequence[GrownLine]) -> dict[Location | None, GrownLine]:
-    return {g.place: g for g in growth if g.place is not None}
+def _slope(device: ComparedDevice, place: Location | None) -> int | None:
+    return None if place is None else device.growth.get(place)
 
 
 def _features(e: ComparisonEvidence) -> list[LikelyCause]:
@@ -338,11 +303,8 @@ def _new_and_gone(e: ComparisonEvidence) -> list[LikelyCause]:
         part = sum(c.delta_bytes for c in group)
         if not group or not counts_enough(e, part):
             continue
-        named = ", ".join(
-            f"{place_text(c.place)} {_signed(c.delta_bytes)}" for c in group[:MAX_NAMED]
-        )
-        more = f" and {format_count(len(group) - MAX_NAMED)} more" if len(group) > MAX_NAMED else ""
-        text = f"{plural(len(group), 'line is', 'lines are')} {word}: {named}{more}."
+        named = _named([f"{place_text(c.place)} {_signed(c.delta_bytes)}" for c in group])
+        text = f"{plural(len(group), 'line is', 'lines are')} {word}: {named}."
         places = tuple(c.place for c in group if c.place is not None)[:MAX_NAMED]
         found.append(LikelyCause(cause, confidence_of(e, part, True), text, part, places))
     return found
@@ -367,22 +329,27 @@ def _counts(e: ComparisonEvidence) -> list[LikelyCause]:
         whole = sum(part for part, _ in group)
         if not group or not counts_enough(e, whole):
             continue
-        named = ", ".join(
-            f"{place_text(c.place)} {format_count(c.before_blocks)} -> "
-            f"{format_count(c.after_blocks)}"
-            for _, c in group[:MAX_NAMED]
+        named = _named(
+            [f"{place_text(c.place)} {c.before_blocks:,} -> {c.after_blocks:,}" for _, c in group]
         )
-        more = f" and {format_count(len(group) - MAX_NAMED)} more" if len(group) > MAX_NAMED else ""
         lines = plural(len(group), "line holds", "lines hold")
-        text = f"{lines} {word} at that moment ({named}{more}): {why}."
+        text = f"{lines} {word} at that moment ({named}): {why}."
         places = tuple(c.place for _, c in group if c.place is not None)[:MAX_NAMED]
         found.append(LikelyCause(cause, confidence_of(e, whole, True), text, whole, places))
     return found
 
 
+def _named(lines: Sequence[str]) -> str:
+    """Return the first of some lines, and how many there are more."""
+    n_more = len(lines) - MAX_NAMED
+    return ", ".join(lines[:MAX_NAMED]) + (
+        f" and {format_count(n_more)} more" if n_more > 0 else ""
+    )
+
+
 def _leaking(e: ComparisonEvidence) -> set[Location]:
     """Return the lines that keep memory step by step; they are causes of their own."""
-    return {g.place for g in (*e.before.growth, *e.after.growth) if g.place is not None}
+    return {*e.before.growth, *e.after.growth}
 
 
 def _signed(n_bytes: int) -> str:

@@ -46,7 +46,6 @@ def match_lines(before: Sequence[LineUse], after: Sequence[LineUse]) -> list[Pai
         budget -= n_pairs if is_cheap else 0
         matched = align if is_cheap else by_number
         pairs += matched([before[i] for i in rows], [after[j] for j in others], rows, others)
-    pairs += _moved(before, after, pairs)
     pairs += _without_place(before, after)
     taken_a = {i for i, j in pairs if i is not None and j is not None}
     taken_b = {j for i, j in pairs if i is not None and j is not None}
@@ -129,17 +128,12 @@ def align(
         [_score(a, b, _jaccard(sizes_a[i], sizes_b[j])) for j, b in enumerate(after)]
         for i, a in enumerate(before)
     ]
-    lines_a, lines_b = [_line(a) for a in before], [_line(b) for b in after]
-    n, m = len(before), len(after)
-    first = _best_path(n, m, lambda i, j: alike[i][j] + 0.25 * (lines_a[i] == lines_b[j]))
-    shifts = [(lines_a[i], lines_b[j] - lines_a[i]) for i, j in first]
-
-    def score(i: int, j: int) -> float:
-        shift = lines_b[j] - lines_a[i]
-        usual = min(shifts, key=lambda s: abs(s[0] - lines_a[i]))[1] if shifts else 0
-        return alike[i][j] + 0.25 * (shift == usual) + 0.25 * (shift == 0)
-
-    return [(rows[i], others[j]) for i, j in _best_path(n, m, score)]
+    path = _best_path(
+        len(before),
+        len(after),
+        lambda i, j: alike[i][j] + 0.5 * (_line(before[i]) == _line(after[j])),
+    )
+    return [(rows[i], others[j]) for i, j in path]
 
 
 def by_number(
@@ -222,41 +216,6 @@ def _best_pairs(candidates: Sequence[tuple[int, float, str, str]]) -> dict[str, 
             result[f] = g
             taken.add(g)
     return result
-
-
-def _moved(
-    before: Sequence[LineUse], after: Sequence[LineUse], pairs: Sequence[Pair]
-) -> list[Pair]:
-    """Return lines whose function was moved or renamed: the same calls for the same sizes.
-
-    Only what is unmistakable: one line on either side, in a file of that name or a function of
-    that name, with exactly the same sizes.
-    """
-    done_a = {i for i, j in pairs if j is not None}
-    done_b = {j for i, j in pairs if i is not None}
-
-    def key(use: LineUse) -> object:
-        return use.sizes, use.n_sizes, use.callees
-
-    left: dict[object, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-    for i, use in enumerate(before):
-        if i not in done_a and use.place is not None:
-            left[key(use)][0].append(i)
-    for j, use in enumerate(after):
-        if j not in done_b and use.place is not None:
-            left[key(use)][1].append(j)
-    found: list[Pair] = []
-    for rows, others in left.values():
-        if len(rows) == len(others) == 1 and _is_near(before[rows[0]], after[others[0]]):
-            found.append((rows[0], others[0]))
-    return found
-
-
-def _is_near(a: LineUse, b: LineUse) -> bool:
-    if a.place is None or b.place is None:
-        return False
-    same_file = path_parts(a.place.filename)[:1] == path_parts(b.place.filename)[:1]
-    return same_file or (a.place.function == b.place.function and a.place.function != "<module>")
 
 
 def _without_place(before: Sequence[LineUse], after: Sequence[LineUse]) -> list[Pair]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -53,9 +54,9 @@ class LineUse:
     now_bytes: int
     n_now: int
     n_requests: int
-    sizes: tuple[tuple[int, int], ...]
-    n_sizes: int
-    callees: frozenset[str]
+    sizes: tuple[tuple[int, int], ...] = ()
+    n_sizes: int = 0
+    callees: frozenset[str] = frozenset()
     stacks: tuple[StackUse, ...] = ()
 
     def bytes_at(self, *, peak: bool) -> int:
@@ -76,22 +77,23 @@ def line_uses(trace: Trace, peak: int | None) -> tuple[tuple[LineUse, ...], int]
     n = len(groups)
     now = np.flatnonzero(lives.survives)
     at_peak = now if peak is None else lives.allocated_at(peak)
-    sums = _Sums(
-        peak=_totals(member[at_peak], lives.size_bytes[at_peak], n),
-        now=_totals(member[now], lives.size_bytes[now], n),
-        asked=_totals(member, lives.requested_bytes, n),
+    columns = np.stack(
+        [
+            sum_by(member[at_peak], lives.size_bytes[at_peak], n),
+            np.bincount(member[at_peak], minlength=n),
+            sum_by(member[now], lives.size_bytes[now], n),
+            np.bincount(member[now], minlength=n),
+            np.bincount(member, minlength=n),
+        ],
+        axis=1,
     )
-    order = np.lexsort((-sums.asked[0], -np.maximum(sums.peak[0], sums.now[0])))
+    asked = sum_by(member, lives.requested_bytes, n)
+    order = np.lexsort((-asked, -np.maximum(columns[:, 0], columns[:, 2])))
     sizes = _sizes(member, lives.requested_bytes, n)
     stacks = _stacks(snapshot, lives, member, at_peak, now)
     kept = [
-        LineUse(
-            place=snapshot.location(int(groups[g])),
-            peak_bytes=int(sums.peak[0][g]),
-            n_peak=int(sums.peak[1][g]),
-            now_bytes=int(sums.now[0][g]),
-            n_now=int(sums.now[1][g]),
-            n_requests=int(sums.asked[1][g]),
+        replace(
+            LineUse(snapshot.location(int(groups[g])), *columns[g].tolist()),
             sizes=sizes[g][0],
             n_sizes=sizes[g][1],
             callees=_callees(snapshot, stacks.of_line.get(g, ()), int(groups[g])),
@@ -101,17 +103,8 @@ def line_uses(trace: Trace, peak: int | None) -> tuple[tuple[LineUse, ...], int]
     ]
     rest = order[MAX_LINES:]
     if len(rest):
-        kept.append(_rest(sums, rest))
+        kept.append(LineUse(None, *columns[rest].sum(axis=0).tolist()))
     return tuple(kept), len(rest)
-
-
-@frozen
-class _Sums:
-    """(bytes, blocks) of each group at the peak, now, and over all requests."""
-
-    peak: tuple[I64, I64]
-    now: tuple[I64, I64]
-    asked: tuple[I64, I64]
 
 
 def merged(lines: Sequence[LineUse]) -> LineUse:
@@ -120,36 +113,9 @@ def merged(lines: Sequence[LineUse]) -> LineUse:
     for use in lines:
         sizes.update(dict(use.sizes))
     ranked = sorted(sizes.items(), key=lambda sn: -sn[0] * sn[1])
-    return LineUse(
-        place=None,
-        peak_bytes=sum(use.peak_bytes for use in lines),
-        n_peak=sum(use.n_peak for use in lines),
-        now_bytes=sum(use.now_bytes for use in lines),
-        n_now=sum(use.n_now for use in lines),
-        n_requests=sum(use.n_requests for use in lines),
-        sizes=tuple(ranked[:MAX_SIZES]) or ((0, 0),),
-        n_sizes=len(ranked),
-        callees=frozenset(),
-    )
-
-
-def _rest(sums: _Sums, rest: I64) -> LineUse:
-    """Return the smallest lines as one without a place."""
-    return LineUse(
-        place=None,
-        peak_bytes=int(sums.peak[0][rest].sum()),
-        n_peak=int(sums.peak[1][rest].sum()),
-        now_bytes=int(sums.now[0][rest].sum()),
-        n_now=int(sums.now[1][rest].sum()),
-        n_requests=int(sums.asked[1][rest].sum()),
-        sizes=(),
-        n_sizes=0,
-        callees=frozenset(),
-    )
-
-
-def _totals(member: I64, size: I64, n: int) -> tuple[I64, I64]:
-    return sum_by(member, size, n), np.bincount(member, minlength=n)
+    sums = ("peak_bytes", "n_peak", "now_bytes", "n_now", "n_requests")
+    whole = LineUse(None, *(sum(getattr(use, name) for use in lines) for name in sums))
+    return replace(whole, sizes=tuple(ranked[:MAX_SIZES]) or ((0, 0),), n_sizes=len(ranked))
 
 
 def _sizes(member: I64, requested: I64, n: int) -> list[tuple[tuple[tuple[int, int], ...], int]]:

@@ -164,10 +164,11 @@ def _outcome(proof: SettingsProof) -> str:
         return f". A's requests {how} under {proof.under}'s settings, {under}."
     if proof.accounted is None:
         return f", and A {format_size(own)}: the settings make no difference to the peak."
+    exactly = ", to the byte" if result == recorded else ""
+    took = f"{exactly}, and A {format_size(own)} under its own"
     if abs(result - recorded) < MIN_DIFFERENCE:
-        exactly = ", to the byte" if result == recorded else ""
-        return f"{exactly}: the settings account for all of the difference."
+        return f"{took}: the settings account for all of the difference."
     if proof.accounted <= 0:
-        return ": the settings do not explain the difference."
+        return f"{took}: the settings do not explain the difference."
     share = format_share(min(proof.accounted, 1), 1)
-    return f": the settings account for {share} of the difference."
+    return f"{took}: the settings account for {share} of the difference."

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from fragdoctor.fleet.differences import (
     Typical,
     differences,
-    figure_of,
     median_of,
     median_or_none,
     typical_of,
@@ -20,7 +19,6 @@ from fragdoctor.fleet.job_verdict import job_verdict
 from fragdoctor.model.fleet import (
     FleetReport,
     FleetSummary,
-    OddRank,
     RankGroup,
     RankRow,
     RankSummary,
@@ -100,24 +98,25 @@ def conclude(fleet: FleetSummary, notes: Sequence[str] = ()) -> FleetReport:
     read = {r.path: r for r in ranks if r.is_read}
     groups = _groups(read, labels)
     group_of = {path: g for g in groups for path in g.paths}
-    odd = _odd_ranks(read, groups, labels)
-    rows = tuple(
-        RankRow(
-            label=labels[r.path],
-            group=group_of[r.path].id if r.path in group_of else "",
-            is_odd=r.path in group_of and group_of[r.path].is_odd,
-            rank=r,
-        )
-        for r in ranks
-    )
+    usual = {g.id: typical_of([read[p] for p in g.paths]) for g in groups if not g.is_odd}
+    rows = [_row(r, labels[r.path], group_of.get(r.path), usual) for r in ranks]
     return FleetReport(
-        verdict=job_verdict(rows, groups, odd),
-        rows=rows,
+        verdict=job_verdict(rows, groups),
+        rows=tuple(rows),
         groups=groups,
-        odd=odd,
         skew=_skews(list(read.values()), labels),
         notes=tuple(notes),
     )
+
+
+def _row(
+    rank: RankSummary, label: str, group: RankGroup | None, usual: Mapping[str, Typical]
+) -> RankRow:
+    if group is None or not group.is_odd:
+        return RankRow(label, "" if group is None else group.id, False, rank)
+    others = usual.get(group.reference)
+    found = () if others is None else differences([rank], others)
+    return RankRow(label, group.id, True, rank, group.reference, found)
 
 
 def representatives(report: FleetReport, limit: int = 16) -> tuple[str, ...]:
@@ -190,8 +189,8 @@ def _group(
         median_peak_bytes=median_or_none(peaks),
         min_peak_bytes=min(peaks, default=None),
         max_peak_bytes=max(peaks, default=None),
-        median_stranded_bytes=median_or_none(figure_of(r, "stranded_free_bytes") for r in members),
-        median_retries=median_or_none(figure_of(r, "alloc_retries") for r in members),
+        median_stranded_bytes=median_or_none(r.figure("stranded_free_bytes") for r in members),
+        median_retries=median_or_none(r.figure("alloc_retries") for r in members),
         settings=chosen.settings,
         holders=_typical_lines(typical[i]),
         is_odd=is_odd,
@@ -244,36 +243,17 @@ def group_id(i: int) -> str:
     return name
 
 
-def _odd_ranks(
-    read: Members, groups: Sequence[RankGroup], labels: Mapping[str, str]
-) -> tuple[OddRank, ...]:
-    usual = {g.id: typical_of([read[p] for p in g.paths]) for g in groups if not g.is_odd}
-    return tuple(
-        OddRank(
-            path=path,
-            label=labels[path],
-            group=g.id,
-            reference=g.reference,
-            differences=differences([read[path]], usual[g.reference]) if g.reference else (),
-        )
-        for g in groups
-        if g.is_odd
-        for path in g.paths
-    )
-
-
-_FIGURES: Final[tuple[tuple[str, Callable[[RankSummary], int | None]], ...]] = (
-    ("peak_allocated_bytes", lambda r: r.peak_bytes),
-    ("peak_reserved_bytes", lambda r: figure_of(r, "peak_reserved_bytes")),
-    ("stranded_free_bytes", lambda r: figure_of(r, "stranded_free_bytes")),
-    ("alloc_retries", lambda r: figure_of(r, "alloc_retries")),
+_FIGURES: Final = (
+    *("peak_allocated_bytes", "peak_reserved_bytes", "stranded_free_bytes", "alloc_retries"),
 )
 
 
 def _skews(ranks: Sequence[RankSummary], labels: Mapping[str, str]) -> tuple[Skew, ...]:
     found = []
-    for name, figure in _FIGURES:
-        known = [(value, r) for r in ranks if (value := figure(r)) is not None]
+    for name in _FIGURES:
+        is_peak = name == "peak_allocated_bytes"  # or the nearest figure that the input has
+        values = [(r.peak_bytes if is_peak else r.figure(name), r) for r in ranks]
+        known = [(value, r) for value, r in values if value is not None]
         if known:
             found.append(_skew(name, known, labels))
     return tuple(found)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Final, TypeVar
+from typing import Final
 
 from fragdoctor.fleet.groups import TOLERANCE, LineKey, lines_of
 from fragdoctor.frozen import frozen
 from fragdoctor.model.fleet import Difference, DifferenceKind, RankSummary, SourceLine
 from fragdoctor.units import MIB, format_count, format_size, plural
 
-_Value = TypeVar("_Value", tuple[str, str], tuple[tuple[str, str], ...])
-
 MAX_LINES: Final = 3
 _LINE_SHARE: Final = 0.02  # of the peak: less is the noise of any run
 _MANY_STRANDED: Final = 0.05
+
+
+_Settings = tuple[tuple[str, str], ...]
 
 
 @frozen
@@ -33,8 +34,7 @@ class Typical:
     capacity: int | None
     stranded: int | None
     retries: int | None
-    settings: tuple[tuple[str, str], ...] | None
-    versions: tuple[str, str] | None
+    settings: _Settings | None
     sizes: dict[int, int]
     cause: str
 
@@ -61,7 +61,6 @@ def typical_of(members: Sequence[RankSummary]) -> Typical:
         stranded=_median(members, "stranded_free_bytes"),
         retries=_median(members, "alloc_retries"),
         settings=_common(r.settings for r in members if r.settings_known),
-        versions=_common((r.version_low, r.version_high) for r in members if r.version_low),
         sizes=_sizes(members),
         cause=min((r.cause.value for r in members), default=""),
     )
@@ -74,7 +73,6 @@ def differences(here: Sequence[RankSummary], others: Typical) -> tuple[Differenc
         *_of_lines(mine, others),
         *_of_peak(mine, others),
         *_of_settings(mine, others),
-        *_of_versions(mine, others),
         *_of_capacity(mine, others),
         *_of_sizes(mine, others),
         *_of_stranded(mine, others),
@@ -165,34 +163,10 @@ def _of_settings(mine: Typical, others: Typical) -> list[Difference]:
     return found
 
 
-def _common(values: Iterable[_Value]) -> _Value | None:
+def _common(values: Iterable[_Settings]) -> _Settings | None:
     """Return what most have; of equally many the first in order."""
     counts = Counter(values)
     return min(counts, key=lambda v: (-counts[v], v)) if counts else None
-
-
-def _of_versions(mine: Typical, others: Typical) -> list[Difference]:
-    """Return the versions where the ranges that fit the files have nothing in common."""
-    here, there = mine.versions, others.versions
-    if here is None or there is None:
-        return []
-    if _number(here[0]) <= _number(there[1], 9999) and _number(there[0]) <= _number(here[1], 9999):
-        return []
-    a, b = _range_text(here), _range_text(there)
-    text = f"written by PyTorch {a}, not {b}"
-    return [Difference(DifferenceKind.VERSION, text, value=a, others=b)]
-
-
-def _range_text(versions: tuple[str, str]) -> str:
-    low, high = versions
-    if low == high:
-        return low
-    return f"{low} to {high}" if high else f"{low} or newer"
-
-
-def _number(version: str, absent: int = 0) -> tuple[int, ...]:
-    words = version.split(".")[:3] if version else []
-    return tuple(int(w) for w in words if w.isascii() and w.isdigit()) or (absent,)
 
 
 def _of_capacity(mine: Typical, others: Typical) -> list[Difference]:
@@ -262,11 +236,5 @@ def _words(cause: str) -> str:
     return cause.replace("_", " ")
 
 
-def figure_of(rank: RankSummary, name: str) -> int | None:
-    """Return a figure of the rank's leading device; None where it is not known."""
-    value: int | None = None if rank.figures is None else getattr(rank.figures, name)
-    return value
-
-
 def _median(members: Sequence[RankSummary], name: str) -> int | None:
-    return median_or_none(figure_of(r, name) for r in members)
+    return median_or_none(r.figure(name) for r in members)

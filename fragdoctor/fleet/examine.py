@@ -15,7 +15,6 @@ from fragdoctor.fleet.conclusions import conclude, representatives
 from fragdoctor.fleet.engine import Progress, merge, summarise_all
 from fragdoctor.fleet.summary import name_of
 from fragdoctor.fleet.workers import SCHEDULER_LOST, WORKERS_LOST
-from fragdoctor.frozen import frozen
 from fragdoctor.inputs.cases import read_messages
 from fragdoctor.model.case import OomLog, OomMessage, Overrides
 from fragdoctor.model.fleet import FleetReport, FleetSummary, RankInput, SummaryOptions
@@ -31,16 +30,8 @@ _MAX_MESSAGES: Final = 8
 _MAX_NAMED: Final = 3
 
 
-@frozen
-class SharedOut:
-    """The ranks with what the logs of the job say of them, and notes for the report."""
-
-    ranks: tuple[RankInput, ...]
-    notes: tuple[str, ...]
-
-
-def share_out(found: Discovery) -> SharedOut:
-    """Return the ranks, each with its messages of texts that belong to no rank alone."""
+def share_out(found: Discovery) -> tuple[tuple[RankInput, ...], list[str]]:
+    """Return the ranks, with what logs of the job say of them, and notes for the report."""
     said: dict[int, list[OomMessage]] = defaultdict(list)
     notes, nobodys = [], []
     for name in found.ownerless:
@@ -58,8 +49,7 @@ def share_out(found: Discovery) -> SharedOut:
                 said[message.rank].append(message)
     if nobodys:
         notes.append(_nobodys(nobodys))
-    ranks = tuple(_with(rank, said) for rank in found.ranks)
-    return SharedOut(ranks, tuple(notes))
+    return tuple(_with(rank, said) for rank in found.ranks), notes
 
 
 def _with(what: RankInput, said: dict[int, list[OomMessage]]) -> RankInput:

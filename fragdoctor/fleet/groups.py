@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -18,6 +18,9 @@ TOLERANCE: Final = 0.05
 """Share of the peak by which alike ranks may differ, in all and on one line."""
 
 _STEPS: Final = 256  # ranks nearer than a step are taken together before they are compared
+
+MAX_COLUMNS: Final = 256
+"""Of the table that ranks are compared by first; the commonest lines have one of their own."""
 
 LineKey = tuple[str, int, str]
 
@@ -56,14 +59,9 @@ def profiles_of(ranks: Sequence[RankSummary]) -> Iterator[RankProfile]:
         yield RankProfile(kind, peak, dict(lines), floor, tuple(sorted(m.path for m in members)))
 
 
-def allowed_steps(a: int | None, b: int | None) -> float:
-    """Return by how many steps a line of alike ranks may differ, from their peaks."""
-    return max(1, TOLERANCE * max(a or 0, b or 0))
-
-
 def are_alike(a: RankProfile, b: RankProfile) -> bool:
     """Return whether every line holds nearly the same on both."""
-    allowed = allowed_steps(a.peak, b.peak)
+    allowed = max(1, TOLERANCE * max(a.peak or 0, b.peak or 0))
     for key in a.lines.keys() | b.lines.keys():
         here, there = a.lines.get(key), b.lines.get(key)
         # A line that is not listed may hold what the smallest listed one does.
@@ -82,118 +80,40 @@ def _steps(n_bytes: int, step: int) -> int:
     return (n_bytes + step // 2) // step
 
 
-MAX_COLUMNS: Final = 256
-_ABSENT: Final = -1
-
-Positions = NDArray[np.int64]
-
-
-def join_alike(
-    profiles: Sequence[RankProfile], alike: Callable[[RankProfile, RankProfile], bool] = are_alike
-) -> Positions:
+def join_alike(profiles: Sequence[RankProfile]) -> NDArray[np.int64]:
     """Return for each profile the number of its group: connected components of likeness.
 
-    The profiles are of one kind, ascending by peak; ``alike`` is only asked where the table does
-    not decide.
+    The profiles are of one kind, ascending by peak. What alike ranks hold at most on the lines of
+    a column differs by no more than each line may, so that few pairs are left to be looked at.
     """
-    table = _Table(profiles)
+    counts = Counter(key for p in profiles for key in p.lines)
+    commonest = sorted(counts, key=lambda key: (-counts[key], key))
+    column = {key: i % MAX_COLUMNS for i, key in enumerate(commonest)}
+    most = np.repeat(np.array([[p.floor] for p in profiles], np.int64), MAX_COLUMNS, axis=1)
+    for row, profile in zip(most, profiles, strict=True):
+        for key, value in profile.lines.items():
+            row[column[key]] = max(row[column[key]], value)
+    peaks = np.array([p.peak or 0 for p in profiles], np.int64)
+    allowed = np.maximum(1, TOLERANCE * peaks)
     group = np.arange(len(profiles))
-    for i in range(len(profiles)):
-        others = table.candidates(i)
-        others = others[group[others] != group[i]]
-        others = table.near_on_columns(i, others)
-        while others.size:
-            j, others = int(others[0]), others[1:]
-            if table.is_decided(i, j) or alike(profiles[i], profiles[j]):
+    for i, profile in enumerate(profiles):
+        others = np.arange(i + 1, np.searchsorted(peaks - allowed, peaks[i], side="right"))
+        own = sorted({column[key] for key in profile.lines}, key=lambda c: -int(most[i, c]))
+        for columns in (*([c] for c in own), [*range(MAX_COLUMNS)]):
+            others = others[group[others] != group[i]]
+            difference = np.abs(most[others][:, columns] - most[i, columns])
+            others = others[(difference <= allowed[others][:, None]).all(axis=1)]
+        for j in others.tolist():
+            if group[j] != group[i] and are_alike(profile, profiles[j]):
                 group[group == group[j]] = group[i]
-                others = others[group[others] != group[i]]
     return group
-
-
-class _Table:
-    """Peaks, and the bytes on the commonest lines, in steps."""
-
-    def __init__(self, profiles: Sequence[RankProfile]) -> None:
-        # Unknown peaks come first, and are near each other only.
-        self.peaks = np.array([_ABSENT if s.peak is None else s.peak for s in profiles], np.int64)
-        self.floors = np.array([s.floor for s in profiles], np.int64)
-        counts = Counter(key for s in profiles for key in s.lines)
-        keys = sorted(counts, key=lambda k: (-counts[k], k))[:MAX_COLUMNS]
-        self.column_of: Mapping[LineKey, int] = {key: c for c, key in enumerate(keys)}
-        self.values = np.full((len(keys), len(profiles)), _ABSENT, np.int64)
-        holders: dict[LineKey, list[int]] = defaultdict(list)
-        for i, s in enumerate(profiles):
-            for key, value in s.lines.items():
-                c = self.column_of.get(key)
-                if c is None:
-                    holders[key].append(i)
-                else:
-                    self.values[c, i] = value
-        self.holders = {key: np.array(at, np.int64) for key, at in holders.items()}
-        self.is_whole = np.array(
-            [all(k in self.column_of for k in s.lines) for s in profiles], bool
-        )
-        self.highest_floor = int(self.floors.max(initial=0))
-        self.profiles = profiles
-
-    def candidates(self, i: int) -> Positions:
-        """Return the profiles after this one with a near peak that may be alike, ascending."""
-        peak = int(self.peaks[i])
-        if peak < 0:
-            stop = int(np.searchsorted(self.peaks, 0))
-        else:
-            # The inverse of ``near``, a step wider than it for the rounding.
-            highest = max(peak + 1, peak / (1 - TOLERANCE) + 1)
-            stop = int(np.searchsorted(self.peaks, highest, side="right"))
-        lines = self.profiles[i].lines
-        main, most = max(lines.items(), key=lambda kv: (kv[1], kv[0]), default=(None, 0))
-        # Near peaks differ by a twentieth at most, and so does what is allowed.
-        must_share = most > self.highest_floor + allowed_steps(max(peak, 0), 0) * 1.1 + 1
-        if main is not None and must_share and main in self.holders:
-            at = self.holders[main]
-            return at[np.searchsorted(at, i, side="right") : np.searchsorted(at, stop)]
-        return np.arange(i + 1, max(stop, i + 1))
-
-    def near_on_columns(self, i: int, others: Positions) -> Positions:
-        """Return those of ``others`` whose peak and whose lines in the table are near."""
-        peak = int(self.peaks[i])
-        if peak >= 0:
-            there = self.peaks[others]
-            others = others[there - peak <= np.maximum(1, TOLERANCE * there)]
-        own = [c for key in self.profiles[i].lines if (c := self.column_of.get(key)) is not None]
-        own.sort(key=lambda c: -int(self.values[c, i]))
-        for c in own:
-            if others.size == 0:
-                return others
-            others = others[self._is_near(i, slice(c, c + 1), others)[0]]
-        if others.size:
-            others = others[self._is_near(i, slice(None), others).all(axis=0)]
-        return others
-
-    def is_decided(self, i: int, j: int) -> bool:
-        """Return whether the table holds all lines of both, so that near means alike."""
-        return bool(self.is_whole[i] and self.is_whole[j])
-
-    def _is_near(self, i: int, columns: slice, others: Positions) -> NDArray[np.bool_]:
-        """As ``are_alike``, of some columns (rows of the result) and profiles (columns of it)."""
-        here, there = self.values[columns, i][:, None], self.values[columns][:, others]
-        my_floor, their_floor = self.floors[i], self.floors[others][None, :]
-        no_here, no_there = here < 0, there < 0
-        low, high = np.where(no_here, my_floor, here), np.where(no_there, their_floor, there)
-        peaks = np.maximum(np.maximum(self.peaks[others], self.peaks[i]), 0)
-        near = np.abs(low - high) <= np.maximum(1, TOLERANCE * peaks)[None, :]
-        below = (no_here & (there <= my_floor)) | (no_there & (here <= their_floor))
-        found: NDArray[np.bool_] = near | below
-        return found
 
 
 def find_groups(ranks: Sequence[RankSummary]) -> list[tuple[str, ...]]:
     """Return the paths of alike ranks, sorted; the largest group first, then by its first path."""
     by_kind: dict[Hashable, list[RankProfile]] = defaultdict(list)
-    for profile in sorted(
-        profiles_of(ranks), key=lambda s: (-1 if s.peak is None else s.peak, s.paths)
-    ):
-        by_kind[profile.kind].append(profile)
+    for profile in sorted(profiles_of(ranks), key=lambda p: (p.peak or 0, p.paths)):
+        by_kind[profile.kind, profile.peak is None].append(profile)
     found: list[tuple[str, ...]] = []
     for profiles in by_kind.values():
         groups: dict[int, list[str]] = defaultdict(list)

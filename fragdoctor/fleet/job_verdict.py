@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from fragdoctor.model.diagnosis import Cause
-from fragdoctor.model.fleet import DifferenceKind, JobVerdict, OddRank, RankGroup, RankRow
+from fragdoctor.model.fleet import DifferenceKind, JobVerdict, RankGroup, RankRow
 from fragdoctor.units import format_count, format_size, plural
 
 # Microseconds since 1970 are this large; smaller times are some machine's own clock.
@@ -17,10 +17,9 @@ _MAX_GROUPS: Final = 3
 SOUND: Final = (Cause.HEALTHY, Cause.NOT_MEMORY)
 
 
-def job_verdict(
-    rows: Sequence[RankRow], groups: Sequence[RankGroup], odd: Sequence[OddRank]
-) -> JobVerdict:
+def job_verdict(rows: Sequence[RankRow], groups: Sequence[RankGroup]) -> JobVerdict:
     """Return what it is for the job, in a sentence or three."""
+    odd = [row for row in rows if row.is_odd]
     read = [row for row in rows if row.rank.is_read]
     failed = [row for row in read if row.rank.has_failed]
     first = first_failed(failed)
@@ -54,7 +53,7 @@ def first_failed(failed: Sequence[RankRow]) -> RankRow | None:
 def _cause(
     read: Sequence[RankRow],
     failed: Sequence[RankRow],
-    odd: Sequence[OddRank],
+    odd: Sequence[RankRow],
     first: RankRow | None,
 ) -> Cause:
     if first is not None:
@@ -73,7 +72,7 @@ def _sentences(
     read: Sequence[RankRow],
     failed: Sequence[RankRow],
     groups: Sequence[RankGroup],
-    odd: Sequence[OddRank],
+    odd: Sequence[RankRow],
     first: RankRow | None,
 ) -> list[str]:
     if not read:
@@ -88,7 +87,7 @@ def _sentences(
     return sentences
 
 
-def _odd_sentences(odd: Sequence[OddRank], groups: Sequence[RankGroup]) -> list[str]:
+def _odd_sentences(odd: Sequence[RankRow], groups: Sequence[RankGroup]) -> list[str]:
     """Return a sentence for each group of odd ranks, the first few."""
     unusual = [g for g in groups if g.is_odd]
     said = []
@@ -120,7 +119,7 @@ def _reasons(group: RankGroup) -> str:
 def _failing(
     read: Sequence[RankRow],
     failed: Sequence[RankRow],
-    odd: Sequence[OddRank],
+    odd: Sequence[RankRow],
     first: RankRow | None,
 ) -> list[str]:
     n, labels = len(failed), [row.label for row in failed]

@@ -12,17 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 from fragdoctor.errors import FragdoctorError
 from fragdoctor.inputs.remote import is_remote, without_secrets
-from fragdoctor.model.diagnosis import Cause, DeviceFigures, Diagnosis
-from fragdoctor.model.finding import Location
-from fragdoctor.model.fleet import (
-    RankAdvice,
-    RankFinding,
-    RankInput,
-    RankSource,
-    RankSummary,
-    SourceLine,
-    SummaryOptions,
-)
+from fragdoctor.model.diagnosis import Cause, DeviceFigures, Diagnosis, Recommendation
+from fragdoctor.model.finding import Finding, Location
+from fragdoctor.model.fleet import RankInput, RankSource, RankSummary, SourceLine, SummaryOptions
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.units import format_size
 
@@ -82,10 +74,8 @@ _CONF: Final = 400
 _WORD: Final = 60
 MAX_HOLDERS: Final = 16
 MAX_STRANDERS: Final = 4
-MAX_SITES: Final = 6
 MAX_FINDINGS: Final = 30
 MAX_SETTINGS: Final = 12
-MAX_INPUTS: Final = 4
 _ENDLESS: Final = 2**63 - 1
 
 
@@ -175,9 +165,6 @@ def name_of(what: RankInput) -> str:
 def _named(what: RankInput) -> RankSummary:
     return RankSummary(
         path=name_of(what),
-        inputs=tuple(
-            clip_left(without_secrets(n), _FILE) for n in (what.path, *what.beside)[:MAX_INPUTS]
-        ),
         rank=what.rank,
         rank_source=what.source,
         local_rank=what.local_rank,
@@ -201,10 +188,9 @@ def _summary(what: RankInput, here: RankInput, options: SummaryOptions) -> RankS
     rank, source = _rank(what, case.oom)
     settings = None if case.snapshot is None else case.snapshot.settings
     known = settings is not None and settings.is_recorded
-    low, high = _versions(diagnosis)
-    shape = None if case.snapshot is None else trace_shape(case.snapshot, device)
+    sizes, failed_us, in_trace = trace_shape(case.snapshot, device)
     has_failed, refused = _failure(diagnosis, figures)
-    summary = replace(
+    return replace(
         _named(what),
         rank=rank,
         rank_source=source,
@@ -212,14 +198,10 @@ def _summary(what: RankInput, here: RankInput, options: SummaryOptions) -> RankS
         confidence=str(diagnosis.verdict.confidence),
         summary=clip(diagnosis.verdict.summary, _SENTENCE),
         has_failed=has_failed,
-        refused_bytes=refused,
+        refused_bytes=in_trace if refused is None else refused,
         figures=figures,
-        conf=clip(settings.conf, _CONF) if settings is not None else "",
         settings=_changed_settings(settings) if settings is not None and known else (),
         settings_known=known,
-        version_low=clip(low, _WORD),
-        version_high=clip(high, _WORD),
-        era=clip(diagnosis.fidelity.era, _WORD),
         holders=_holders(diagnosis, device),
         stranders=tuple(
             line(p.location, p.stranded_bytes, p.n_blocks)
@@ -228,20 +210,8 @@ def _summary(what: RankInput, here: RankInput, options: SummaryOptions) -> RankS
         findings=_findings(diagnosis),
         advice=_advice(diagnosis),
         is_replayed=options.replays,
-    )
-    if shape is None:
-        return summary
-    return replace(
-        summary,
-        sites=tuple(line(place, n, k) for place, n, k in shape.sites[:MAX_SITES]),
-        large_sizes=shape.large_sizes,
-        size_histogram=shape.size_histogram,
-        n_events=shape.n_events,
-        n_allocs=shape.n_allocs,
-        first_us=shape.first_us,
-        last_us=shape.last_us,
-        failed_us=shape.failed_us if has_failed else None,
-        refused_bytes=shape.refused_bytes if refused is None else refused,
+        large_sizes=sizes,
+        failed_us=failed_us if has_failed else None,
     )
 
 
@@ -299,16 +269,6 @@ def _failure(diagnosis: Diagnosis, figures: DeviceFigures | None) -> tuple[bool,
     return has_failed, None if first is None else first.requested_bytes
 
 
-def _versions(diagnosis: Diagnosis) -> tuple[str, str]:
-    given = diagnosis.case.overrides.torch_version
-    if given:
-        return given, given
-    snapshot = diagnosis.case.snapshot
-    if snapshot is None:
-        return "", ""
-    return snapshot.provenance.version_low, snapshot.provenance.version_high
-
-
 def _holders(diagnosis: Diagnosis, device: int) -> tuple[SourceLine, ...]:
     held = [
         line(h.location, h.now_bytes if h.peak_bytes is None else h.peak_bytes, h.n_blocks)
@@ -319,29 +279,28 @@ def _holders(diagnosis: Diagnosis, device: int) -> tuple[SourceLine, ...]:
     return tuple(h for h in held if h.n_bytes > 0)[:MAX_HOLDERS]
 
 
-def _findings(diagnosis: Diagnosis) -> tuple[RankFinding, ...]:
-    found: dict[str, RankFinding] = {}
-    for f in diagnosis.findings:
-        entry = RankFinding(clip(f.code, _WORD), int(f.severity), f.n_bytes)
-        known = found.get(entry.code)
-        if known is None or (known.severity, known.n_bytes) < (entry.severity, entry.n_bytes):
-            found[entry.code] = entry
-    worst = sorted(found.values(), key=lambda f: (-f.severity, -f.n_bytes, f.code))
-    return tuple(worst[:MAX_FINDINGS])
+def _findings(diagnosis: Diagnosis) -> tuple[Finding, ...]:
+    worst = sorted(diagnosis.findings, key=lambda f: (-f.severity, -f.n_bytes, f.code))
+    of_code = {f.code: f for f in reversed(worst)}
+    return tuple(
+        replace(f, message="", evidence=(), locations=(), fingerprint="")
+        for f in [f for f in worst if of_code[f.code] is f][:MAX_FINDINGS]
+    )
 
 
-def _advice(diagnosis: Diagnosis) -> RankAdvice | None:
+def _advice(diagnosis: Diagnosis) -> Recommendation | None:
     if not diagnosis.recommendations:
         return None
     r = diagnosis.recommendations[0]
-    return RankAdvice(
-        code=clip(r.code, _WORD),
+    outlook = r.predicted.outlook and replace(r.predicted.outlook, reason="")
+    return Recommendation(
+        rank=r.rank,
+        code=r.code,
         title=clip(r.title, _CONF),
         setting=clip(r.setting, _CONF),
         change=clip(r.change, _CONF),
-        confidence=str(r.confidence),
-        method=r.predicted.method,
-        fits=r.predicted.fits,
+        confidence=r.confidence,
+        predicted=replace(r.predicted, outlook=outlook),
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.frozen import frozen
-from fragdoctor.gate.budgets import Measures, measured
+from fragdoctor.gate.budgets import Measures, Reason, measured
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.finding import Finding, Severity
 from fragdoctor.opening import open_readable
@@ -74,22 +74,6 @@ class Baseline:
         return None
 
 
-@frozen
-class Worse:
-    """One thing that got worse.
-
-    Attributes:
-        code: the rule's code, or the figure's name.
-        text: one sentence with both numbers.
-        finding: the finding, None for a figure.
-    """
-
-    code: str
-    text: str
-    device: int | None = None
-    finding: Finding | None = None
-
-
 def entry_of(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Entry:
     """Return what a baseline keeps of a case."""
     return Entry(
@@ -105,8 +89,8 @@ def what_got_worse(
     *,
     tolerance: Amount = DEFAULT_TOLERANCE,
     fail_on: Severity = Severity.ERROR,
-) -> tuple[Worse, ...]:
-    """Return the figures and findings that got worse than the baseline beyond the tolerance.
+) -> list[Reason]:
+    """Return why a case is worse than its baseline: figures and findings beyond the tolerance.
 
     The findings are those that count (after ``--select`` and ``--ignore``), from severity
     ``fail_on`` on. Bytes may grow by the tolerance; counts may not grow at all.
@@ -120,27 +104,26 @@ def what_got_worse(
         if worst.severity >= fail_on:
             text = _why_worse(entry.findings.get(key), group, worst, tolerance)
             if text:
-                worse.append(Worse(worst.code, text, worst.device, worst))
-    return tuple(worse)
+                worse.append(Reason.of(worst, text))
+    return worse
 
 
-def _figures(m: Measures, entry: Entry, tolerance: Amount) -> list[Worse]:
+def _figures(m: Measures, entry: Entry, tolerance: Amount) -> list[Reason]:
     known = entry.devices.get(m.device)
     if known is None:
         return []
     where = "" if m.is_only else f" on GPU {m.device}"
-    found = []
+    texts = {}
     for name, title in _SIZES:
         now, old = getattr(m, name), known.get(name)
         if now is not None and old is not None and now > old + _allowed(old, tolerance):
-            text = f"{title}{where} grew from {format_size(old)} to {format_size(now)}"
-            found.append(Worse(name, text, m.device))
+            texts[name] = f"{title}{where} grew from {format_size(old)} to {format_size(now)}"
     for name, title in _COUNTS:
         now, old = getattr(m, name), known.get(name)
         if now is not None and old is not None and now > old:
-            text = f"{title}{where}: {format_count(now)}, the baseline has {format_count(old)}"
-            found.append(Worse(name, text, m.device))
-    return found
+            had = f"the baseline has {format_count(old)}"
+            texts[name] = f"{title}{where}: {format_count(now)}, {had}"
+    return [Reason(n.removesuffix("_bytes"), text, device=m.device) for n, text in texts.items()]
 
 
 def _why_worse(

@@ -14,7 +14,7 @@ from fragdoctor.frozen import frozen
 from fragdoctor.future.simulator import simulate
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis
-from fragdoctor.model.finding import Severity
+from fragdoctor.model.finding import Finding, Location, Severity
 from fragdoctor.model.simulation import Simulation
 from fragdoctor.model.snapshot import Action, Snapshot
 from fragdoctor.units import Amount, format_count, format_size
@@ -78,23 +78,34 @@ def _highest(*values: int | None) -> int | None:
     return max((v for v in values if v is not None), default=None)
 
 
+class Outcome(StrEnum):
+    """How a budget came out. SKIP: this input cannot say."""
+
+    KEPT = "kept"
+    EXCEEDED = "exceeded"
+    SKIP = "skip"
+
+
 @frozen
-class Fit:
-    """The answer for one device.
+class BudgetResult:
+    """One budget held against one case.
 
     Attributes:
-        fits: None where it cannot be answered; ``text`` says why.
-        needed_bytes: peak reserved memory of the replay, or at least what was live where it failed.
-        text: one sentence with both numbers.
+        budget: the option's name, for example ``max-peak``.
+        text: one sentence with both numbers, or the reason why it cannot be judged.
+        device: the device that decided, None where it is not about one.
+        measured, limit: the two numbers (bytes, or counts); None where it was skipped.
     """
 
-    device: int
-    fits: bool | None
-    needed_bytes: int | None
+    budget: str
+    outcome: Outcome
     text: str
+    device: int | None = None
+    measured: int | None = None
+    limit: int | None = None
 
 
-def fits_on(case: Case, capacity_bytes: int) -> tuple[Fit, ...]:
+def fits_on(case: Case, capacity_bytes: int) -> list[BudgetResult]:
     """Return for each device with a trace whether its run fits into ``capacity_bytes``.
 
     The recorded settings are kept. The size is what PyTorch could have: the device less the
@@ -102,14 +113,14 @@ def fits_on(case: Case, capacity_bytes: int) -> tuple[Fit, ...]:
     """
     snapshot = case.snapshot
     if snapshot is None:
-        return (Fit(0, None, None, "only the trace of a snapshot can be replayed"),)
+        return [_skip(_FITS_ON, "only the trace of a snapshot can be replayed")]
     devices = _devices_with_requests(snapshot)
     if case.overrides.device is not None:
         devices = [d for d in devices if d == case.overrides.device]
     if not devices:
         device = case.overrides.device or 0
-        return (Fit(device, None, None, "the snapshot holds no trace that could be replayed"),)
-    return tuple(_fit_of(case, snapshot, d, capacity_bytes, len(devices) == 1) for d in devices)
+        return [_skip(_FITS_ON, "the snapshot holds no trace that could be replayed", device)]
+    return [_fit_of(case, snapshot, d, capacity_bytes, len(devices) == 1) for d in devices]
 
 
 def _devices_with_requests(snapshot: Snapshot) -> list[int]:
@@ -119,7 +130,9 @@ def _devices_with_requests(snapshot: Snapshot) -> list[int]:
     ]
 
 
-def _fit_of(case: Case, snapshot: Snapshot, device: int, capacity_bytes: int, is_only: bool) -> Fit:
+def _fit_of(
+    case: Case, snapshot: Snapshot, device: int, capacity_bytes: int, is_only: bool
+) -> BudgetResult:
     try:
         simulation = simulate(
             snapshot,
@@ -129,12 +142,12 @@ def _fit_of(case: Case, snapshot: Snapshot, device: int, capacity_bytes: int, is
             torch_version=case.overrides.torch_version,
         )
     except SimulationError as e:
-        return Fit(device, None, None, f"it cannot be replayed: {e.message}")
+        return _skip(_FITS_ON, f"it cannot be replayed: {e.message}", device)
     where = "" if is_only else f" on GPU {device}"
     return _answer(simulation, capacity_bytes, where)
 
 
-def _answer(simulation: Simulation, capacity_bytes: int, where: str) -> Fit:
+def _answer(simulation: Simulation, capacity_bytes: int, where: str) -> BudgetResult:
     result = simulation.results[0]
     how = "by replay" if simulation.method == "replay" else "estimated by replay"
     size = format_size(capacity_bytes)
@@ -149,8 +162,12 @@ def _answer(simulation: Simulation, capacity_bytes: int, where: str) -> Fit:
         peak = format_size(result.peak_reserved_bytes)
         text = f"it does not fit on {size}: {asked} is refused{row} with {peak} reserved"
     needed = max(result.peak_reserved_bytes, simulation.lower_bound_bytes)
-    return Fit(simulation.device, result.fits, needed, f"{text}{where} ({how})")
+    outcome = Outcome.KEPT if result.fits else Outcome.EXCEEDED
+    text = f"{text}{where} ({how})"
+    return BudgetResult(_FITS_ON, outcome, text, simulation.device, needed, capacity_bytes)
 
+
+_FITS_ON: Final = "fits-on"
 
 RESERVED_NOTE: Final = (
     "Budgets gate on allocated, active and stranded memory. Reserved memory is reported but not "
@@ -191,35 +208,39 @@ class Budgets:
         )
 
 
-class Outcome(StrEnum):
-    """How a budget came out. SKIP: this input cannot say."""
-
-    KEPT = "kept"
-    EXCEEDED = "exceeded"
-    SKIP = "skip"
-
-
 @frozen
-class BudgetResult:
-    """One budget held against one case.
+class Reason:
+    """Why a file fails.
 
     Attributes:
-        budget: the option's name, for example ``max-peak``.
-        text: one sentence with both numbers, or the reason why it cannot be judged.
-        device: the device that decided, None where it is not about one.
-        measured, limit: the two numbers (bytes, or counts); None where it was skipped.
+        code: the option of the budget (``max-peak``), the rule (``FD101``), or ``verdict``.
+        text: one sentence with its numbers; hostile text.
+        locations: the user's lines, innermost first; empty where none is known.
+        fingerprint: stable name without addresses.
     """
 
-    budget: str
-    outcome: Outcome
+    code: str
     text: str
+    severity: Severity = Severity.ERROR
     device: int | None = None
-    measured: int | None = None
-    limit: int | None = None
+    locations: Sequence[Location] = ()
+    fingerprint: str = ""
+
+    @classmethod
+    def of(cls, finding: Finding, text: str = "") -> Reason:
+        """Return a finding as the reason, in its own words where there are no others."""
+        return cls(
+            code=finding.code,
+            text=text or finding.message,
+            severity=finding.severity,
+            device=finding.device,
+            locations=finding.locations,
+            fingerprint=finding.fingerprint,
+        )
 
 
 def check_budgets(
-    diagnosis: Diagnosis, budgets: Budgets, fits: Sequence[Fit] = ()
+    diagnosis: Diagnosis, budgets: Budgets, fits: Sequence[BudgetResult] = ()
 ) -> tuple[BudgetResult, ...]:
     """Return one result for each budget that is set, in the order of the options.
 
@@ -235,8 +256,8 @@ def check_budgets(
         results.append(_worst([_retries(m, retries) for m in devices], "max-retries"))
     if (headroom := budgets.min_headroom) is not None:
         results.append(_worst([_headroom(m, headroom) for m in devices], "min-headroom"))
-    if (size := budgets.fits_on) is not None:
-        results.append(_worst([_fit(f, size) for f in fits], "fits-on"))
+    if budgets.fits_on is not None:
+        results.append(_worst(fits, _FITS_ON))
     if budgets.no_growth:
         results.append(_growth(diagnosis))
     return tuple(results)
@@ -255,9 +276,9 @@ def _peak(m: Measures, limit: Amount) -> BudgetResult:
     budget = "max-peak"
     bound = limit.of(m.capacity_bytes)
     if m.peak_bytes is None:
-        return _skip(budget, "the input does not say how much memory was live", m)
+        return _skip(budget, "the input does not say how much memory was live", m.device)
     if bound is None:
-        return _skip(budget, _no_capacity("a percentage"), m)
+        return _skip(budget, _no_capacity("a percentage"), m.device)
     what = f"peak {m.peak_kind} memory is {format_size(m.peak_bytes)}{_on(m)}"
     limit_text = _bound(bound, limit, "the capacity")
     return _judged(budget, m, m.peak_bytes, bound, what, limit_text)
@@ -266,10 +287,10 @@ def _peak(m: Measures, limit: Amount) -> BudgetResult:
 def _stranded(m: Measures, limit: Amount) -> BudgetResult:
     budget = "max-stranded"
     if m.stranded_bytes is None:
-        return _skip(budget, "only a snapshot or statistics say what is stranded", m)
+        return _skip(budget, "only a snapshot or statistics say what is stranded", m.device)
     bound = limit.of(m.reserved_bytes)
     if bound is None:
-        return _skip(budget, "the reserved memory is unknown, so is a percentage of it", m)
+        return _skip(budget, "the reserved memory is unknown, so is a percentage of it", m.device)
     what = f"live blocks strand {format_size(m.stranded_bytes)} of free memory{_on(m)}"
     limit_text = _bound(bound, limit, "reserved memory")
     return _judged(budget, m, m.stranded_bytes, bound, what, limit_text)
@@ -277,7 +298,7 @@ def _stranded(m: Measures, limit: Amount) -> BudgetResult:
 
 def _retries(m: Measures, limit: int) -> BudgetResult:
     if m.retries is None:
-        return _skip("max-retries", "only a trace or statistics count retries", m)
+        return _skip("max-retries", "only a trace or statistics count retries", m.device)
     count = format_count(m.retries)
     what = f"{count} {'allocation' if m.retries == 1 else 'allocations'} had to flush the cache"
     return _judged("max-retries", m, m.retries, limit, what + _on(m), format_count(limit))
@@ -287,9 +308,9 @@ def _headroom(m: Measures, limit: Amount) -> BudgetResult:
     budget = "min-headroom"
     bound = limit.of(m.capacity_bytes)
     if m.capacity_bytes is None or bound is None:
-        return _skip(budget, _no_capacity("headroom"), m)
+        return _skip(budget, _no_capacity("headroom"), m.device)
     if m.peak_bytes is None:
-        return _skip(budget, "the input does not say how much memory was live", m)
+        return _skip(budget, "the input does not say how much memory was live", m.device)
     room = m.capacity_bytes - m.peak_bytes
     what = (
         f"peak {m.peak_kind} memory of {format_size(m.peak_bytes)} leaves {format_size(room)} of "
@@ -300,13 +321,6 @@ def _headroom(m: Measures, limit: Amount) -> BudgetResult:
     relation = "less than" if outcome is Outcome.EXCEEDED else "at least"
     text = f"{what}, {relation} {_bound(bound, limit, 'the capacity')}"
     return BudgetResult(budget, outcome, text, m.device, room, bound)
-
-
-def _fit(fit: Fit, size: int) -> BudgetResult:
-    if fit.fits is None:
-        return BudgetResult("fits-on", Outcome.SKIP, fit.text, fit.device)
-    outcome = Outcome.KEPT if fit.fits else Outcome.EXCEEDED
-    return BudgetResult("fits-on", outcome, fit.text, fit.device, fit.needed_bytes, size)
 
 
 def _growth(diagnosis: Diagnosis) -> BudgetResult:
@@ -332,8 +346,8 @@ def _judged(  # noqa: PLR0913, PLR0917 - the parts of one sentence
     return BudgetResult(budget, outcome, f"{what}, {relation} {limit_text}", m.device, value, bound)
 
 
-def _skip(budget: str, reason: str, m: Measures) -> BudgetResult:
-    return BudgetResult(budget, Outcome.SKIP, reason, m.device)
+def _skip(budget: str, reason: str, device: int = 0) -> BudgetResult:
+    return BudgetResult(budget, Outcome.SKIP, reason, device)
 
 
 def _no_capacity(what: str) -> str:

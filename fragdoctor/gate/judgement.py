@@ -9,12 +9,13 @@ from typing import Final
 
 from fragdoctor.errors import ConfigError, FragdoctorError
 from fragdoctor.frozen import frozen
-from fragdoctor.gate.baseline import DEFAULT_TOLERANCE, Baseline, Worse, entry_of, what_got_worse
+from fragdoctor.gate.baseline import DEFAULT_TOLERANCE, Baseline, entry_of, what_got_worse
 from fragdoctor.gate.budgets import (
     BudgetResult,
     Budgets,
     Measures,
     Outcome,
+    Reason,
     check_budgets,
     fits_on,
     measured,
@@ -43,25 +44,6 @@ class GateStatus(StrEnum):
     OK = "ok"
     FAILED = "failed"
     ERROR = "error"
-
-
-@frozen
-class Reason:
-    """Why a file fails.
-
-    Attributes:
-        code: the option of the budget (``max-peak``), the rule (``FD101``), or ``verdict``.
-        text: one sentence with its numbers; hostile text.
-        locations: the user's lines, innermost first; empty where none is known.
-        fingerprint: stable name without addresses.
-    """
-
-    code: str
-    text: str
-    severity: Severity = Severity.ERROR
-    device: int | None = None
-    locations: Sequence[Location] = ()
-    fingerprint: str = ""
 
 
 @frozen
@@ -173,14 +155,14 @@ def judge(name: str, diagnosis: Diagnosis, gate: Gate, n_files: int = 1) -> File
     budgets = check_budgets(diagnosis, gate.budgets, fits)
     findings = tuple(f for f in diagnosis.findings if gate.counts(f))
     entry = gate.baseline.find(name, n_files) if gate.baseline is not None else None
-    reasons = [_of_budget(r, diagnosis) for r in budgets if r.outcome is Outcome.EXCEEDED]
+    exceeded = [r for r in budgets if r.outcome is Outcome.EXCEEDED]
+    reasons = [Reason(r.budget, r.text, device=r.device) for r in exceeded]
     if entry is not None:
-        worse = what_got_worse(
+        reasons += what_got_worse(
             diagnosis, findings, entry, tolerance=gate.tolerance, fail_on=gate.fail_on
         )
-        reasons += [_of_worse(one, diagnosis) for one in worse]
     elif not gate.accepts_findings:
-        reasons += [_of_finding(f) for f in findings if f.severity >= gate.fail_on]
+        reasons += [Reason.of(f) for f in findings if f.severity >= gate.fail_on]
         reasons += _of_verdict(diagnosis, reasons, gate)
     measures = measured(diagnosis)
     is_known = diagnosis.verdict.cause not in NO_FAILURE or any(m.has_any for m in measures)
@@ -188,7 +170,7 @@ def judge(name: str, diagnosis: Diagnosis, gate: Gate, n_files: int = 1) -> File
         name=name,
         status=GateStatus.FAILED if reasons else GateStatus.OK,
         exit_code=FAILED if reasons else OK,
-        reasons=tuple(reasons),
+        reasons=tuple(_placed(r, diagnosis) for r in reasons),
         budgets=budgets,
         findings=findings,
         measures=measures,
@@ -249,40 +231,12 @@ def new_baseline(files: Sequence[FileJudgement]) -> Baseline:
     )
 
 
-def _of_budget(result: BudgetResult, diagnosis: Diagnosis) -> Reason:
-    locations = _blamed(result.budget, result.device, diagnosis)
-    return Reason(
-        code=result.budget,
-        text=result.text,
-        device=result.device,
-        locations=locations,
-        fingerprint=fingerprint(result.budget, locations),
-    )
-
-
-def _of_worse(worse: Worse, diagnosis: Diagnosis) -> Reason:
-    if worse.finding is not None:
-        return replace(_of_finding(worse.finding), text=worse.text)
-    blamed = "max-stranded" if worse.code == "stranded_bytes" else "max-peak"
-    locations = _blamed(blamed, worse.device, diagnosis)
-    return Reason(
-        code=worse.code.removesuffix("_bytes"),
-        text=worse.text,
-        device=worse.device,
-        locations=locations,
-        fingerprint=fingerprint(worse.code, locations),
-    )
-
-
-def _of_finding(finding: Finding) -> Reason:
-    return Reason(
-        code=finding.code,
-        text=finding.message,
-        severity=finding.severity,
-        device=finding.device,
-        locations=finding.locations,
-        fingerprint=finding.fingerprint,
-    )
+def _placed(reason: Reason, diagnosis: Diagnosis) -> Reason:
+    """Return a reason with the lines that it is about; a finding and the verdict have theirs."""
+    if reason.fingerprint:
+        return reason
+    locations = _blamed(reason, diagnosis)
+    return replace(reason, locations=locations, fingerprint=fingerprint(reason.code, locations))
 
 
 def _of_verdict(diagnosis: Diagnosis, reasons: Sequence[Reason], gate: Gate) -> list[Reason]:
@@ -310,19 +264,20 @@ def _of_verdict(diagnosis: Diagnosis, reasons: Sequence[Reason], gate: Gate) -> 
     ]
 
 
-def _blamed(budget: str, device: int | None, diagnosis: Diagnosis) -> tuple[Location, ...]:
-    """Return the line that contributes most to what the budget measures."""
-    if budget in ("max-peak", "min-headroom"):
+def _blamed(reason: Reason, diagnosis: Diagnosis) -> tuple[Location, ...]:
+    """Return the line that contributes most to what a budget or a figure measures."""
+    device = reason.device
+    if reason.code in ("max-peak", "min-headroom", "peak", "retries", "ooms"):
         holders = [h for h in diagnosis.holders if h.device == device and h.location is not None]
         top = max(holders, key=lambda h: h.peak_bytes or h.held_bytes, default=None)
         return () if top is None or top.location is None else (top.location, *top.stack[1:])
-    if budget == "max-stranded":
+    if reason.code in ("max-stranded", "stranded"):
         stranders = [
             p for p in diagnosis.stranders if p.device == device and p.location is not None
         ]
         strander = max(stranders, key=lambda p: p.stranded_bytes, default=None)
         return () if strander is None or strander.location is None else (strander.location,)
-    if budget == "no-growth":
+    if reason.code == "no-growth":
         found = [f for f in diagnosis.findings if f.code == "FD401" and f.locations]
         worst = max(found, key=lambda f: f.n_bytes, default=None)
         return () if worst is None else tuple(worst.locations)

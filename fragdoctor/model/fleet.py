@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from fragdoctor.frozen import frozen
 from fragdoctor.model.case import OomLog, Overrides
-from fragdoctor.model.diagnosis import Cause, DeviceFigures
-from fragdoctor.model.finding import Location
+from fragdoctor.model.diagnosis import Cause, DeviceFigures, Recommendation
+from fragdoctor.model.finding import Finding, Location
 
 MAX_SUMMARY_BYTES: Final = 20_000
 """A pickled ``RankSummary`` is smaller than this, whatever its input: workers send it home."""
@@ -88,54 +88,27 @@ class SourceLine:
 
 
 @frozen
-class RankFinding:
-    """A finding without its prose. ``severity`` as in ``model.finding.Severity``."""
-
-    code: str
-    severity: int
-    n_bytes: int = 0
-
-
-@frozen
-class RankAdvice:
-    """The first recommendation. ``method`` and ``fits`` as in ``model.diagnosis.Predicted``."""
-
-    code: str
-    title: str
-    setting: str = ""
-    change: str = ""
-    confidence: str = ""
-    method: str = "none"
-    fits: bool | None = None
-
-
-@frozen
 class RankSummary:
     """One rank in less than ``MAX_SUMMARY_BYTES``; None, "" and () are "not known".
 
     Attributes:
         path: names the rank within the fleet; hostile text.
-        inputs: names of everything read for it; hostile text.
         is_read: False where the rank could not be read: ``error`` is the sentence that says why,
             ``error_code`` its stable name, ``exit_code`` what it would mean alone.
         has_failed: an out-of-memory error ended the rank or was raised in it.
         refused_bytes: size of the first request that was refused.
         figures: of the device that the verdict is about.
         settings: allocator settings that differ from the defaults, as (key, value), sorted.
-        conf: the raw ``PYTORCH_CUDA_ALLOC_CONF``.
-        era: tie-breaking era of the allocator, if a replay determined it.
         holders: lines by live bytes at the peak (at the end where there is no trace).
-        strands: lines by the free bytes that their blocks strand.
-        sites: lines by bytes asked for over the whole trace.
+        stranders: lines by the free bytes that their blocks strand.
+        findings: the worst of each rule, without prose, evidence and places.
+        advice: the first recommendation, what is to be done and what is predicted of it alone.
         large_sizes: (request size, number of requests), by the bytes they add up to.
-        size_histogram: (power of two, number of requests) of all requests of the trace.
-        n_events, n_allocs: of that device.
-        first_us, last_us: time of its first and last event; ``failed_us`` of the first refusal.
+        failed_us: time of the first refusal.
         is_replayed: the recommendation was tested where there was a trace.
     """
 
     path: str
-    inputs: tuple[str, ...] = ()
     rank: int | None = None
     rank_source: RankSource = RankSource.UNKNOWN
     local_rank: int | None = None
@@ -152,23 +125,13 @@ class RankSummary:
     has_failed: bool = False
     refused_bytes: int | None = None
     figures: DeviceFigures | None = None
-    conf: str = ""
     settings: tuple[tuple[str, str], ...] = ()
     settings_known: bool = False
-    version_low: str = ""
-    version_high: str = ""
-    era: str = ""
     holders: tuple[SourceLine, ...] = ()
     stranders: tuple[SourceLine, ...] = ()
-    sites: tuple[SourceLine, ...] = ()
-    findings: tuple[RankFinding, ...] = ()
-    advice: RankAdvice | None = None
+    findings: tuple[Finding, ...] = ()
+    advice: Recommendation | None = None
     large_sizes: tuple[tuple[int, int], ...] = ()
-    size_histogram: tuple[tuple[int, int], ...] = ()
-    n_events: int | None = None
-    n_allocs: int | None = None
-    first_us: int | None = None
-    last_us: int | None = None
     failed_us: int | None = None
     is_replayed: bool = False
 
@@ -180,6 +143,11 @@ class RankSummary:
             return None
         known = (f.peak_allocated_bytes, f.allocated_bytes, f.active_bytes)
         return next((value for value in known if value is not None), None)
+
+    def figure(self, name: str) -> int | None:
+        """Return a figure of the leading device; None where it is not known."""
+        value: int | None = None if self.figures is None else getattr(self.figures, name)
+        return value
 
     def as_dict(self) -> dict[str, Any]:
         """Return the summary as plain values, ready for JSON."""
@@ -205,7 +173,6 @@ class DifferenceKind(StrEnum):
     LINE = "line"
     PEAK = "peak"
     SETTING = "setting"
-    VERSION = "version"
     CAPACITY = "capacity"
     STRANDED = "stranded"
     RETRIES = "retries"
@@ -285,29 +252,24 @@ class RankGroup:
     reference: str = ""
     differences: Sequence[Difference] = ()
     representative: str = ""
-    advice: RankAdvice | None = None
+    advice: Recommendation | None = None
     advice_is_tested: bool = False
 
 
 @frozen
-class OddRank:
-    """A rank unlike the others, and what differs, the weightiest first."""
-
-    path: str
-    label: str
-    group: str
-    reference: str
-    differences: Sequence[Difference] = ()
-
-
-@frozen
 class RankRow:
-    """A row of the table of ranks; ``group`` is "" for a rank that could not be read."""
+    """A row of the table of ranks; ``group`` is "" for a rank that could not be read.
+
+    Of a rank unlike the others ``differences`` are from the group ``reference``, the weightiest
+    first.
+    """
 
     label: str
     group: str
     is_odd: bool
     rank: RankSummary
+    reference: str = ""
+    differences: Sequence[Difference] = ()
 
 
 @frozen
@@ -335,6 +297,10 @@ class FleetReport:
     verdict: JobVerdict
     rows: Sequence[RankRow]
     groups: Sequence[RankGroup] = ()
-    odd: Sequence[OddRank] = ()
     skew: Sequence[Skew] = ()
     notes: Sequence[str] = ()
+
+    @property
+    def odd(self) -> tuple[RankRow, ...]:
+        """The ranks unlike the others."""
+        return tuple(row for row in self.rows if row.is_odd)

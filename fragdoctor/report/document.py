@@ -204,10 +204,14 @@ class Bullets(DocumentBlock):
 
 @frozen
 class Code(DocumentBlock):
-    """Lines to copy as they stand; a line break inside of one is shown, not made."""
+    """Lines to copy as they stand; a line break inside of one is shown, not made.
+
+    What is quoted is there to be recognized, and may be cut where a line of text ends.
+    """
 
     holds: ClassVar[str] = "lines"
     lines: Sequence[str]
+    is_quoted: bool = False
 
 
 @frozen

@@ -13,12 +13,11 @@ import hashlib
 import itertools
 import math
 from collections.abc import Sequence
+from functools import cache
 from importlib.resources import files
-from types import CodeType
 from typing import Any, Final
 
 import jinja2
-from jinja2.bccache import Bucket
 from markupsafe import Markup
 
 from fragdoctor.frozen import frozen
@@ -217,6 +216,7 @@ def page(
     """
     style = source("report.css") + style
     made = environment()
+    _NUMBERS[:] = [itertools.count(1)]
     return (
         made.get_template(template).render(
             document=document,
@@ -229,11 +229,15 @@ def page(
     )
 
 
+_NUMBERS: Final = [itertools.count(1)]
+"""Of the parts of the page that is being written."""
+
+
+@cache
 def environment() -> jinja2.Environment:
     """Return an environment that escapes every expression and shows what cannot be seen."""
     made = jinja2.Environment(
         loader=jinja2.PackageLoader("fragdoctor.report", "templates"),
-        bytecode_cache=_COMPILED,
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         finalize=_visible,
@@ -257,28 +261,9 @@ def environment() -> jinja2.Environment:
         "long_table": LONG_TABLE,
         "is_gauge": lambda cell: isinstance(cell, Gauge),
         "is_spark": lambda cell: isinstance(cell, Spark),
-        "next_id": map(str, itertools.count(1)).__next__,
+        "next_id": lambda: str(next(_NUMBERS[0])),
     }
     return made
-
-
-class _Compiled(jinja2.BytecodeCache):
-    """Templates that this process has compiled: a job has a page for each rank."""
-
-    def __init__(self) -> None:
-        self._code: dict[str, CodeType] = {}
-
-    def load_bytecode(self, bucket: Bucket) -> None:
-        """Put in what was compiled from the same source."""
-        bucket.code = self._code.get(bucket.key + bucket.checksum)
-
-    def dump_bytecode(self, bucket: Bucket) -> None:
-        """Keep what was compiled."""
-        if bucket.code is not None:
-            self._code[bucket.key + bucket.checksum] = bucket.code
-
-
-_COMPILED: Final = _Compiled()
 
 
 def policy(style: str, script: str = "", *, may_ask: bool = False) -> str:

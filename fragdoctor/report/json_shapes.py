@@ -12,15 +12,13 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from fragdoctor.frozen import frozen
-from fragdoctor.gate.budgets import BudgetResult, Measures
-from fragdoctor.gate.judgement import CheckReport, FileJudgement, JudgedGrowth, Reason, has_grown
+from fragdoctor.gate.judgement import CheckReport, FileJudgement, JudgedGrowth, has_grown
 from fragdoctor.model import (
     comparison,
     fleet,
     gpu_sharing,
     memory_estimate,
     modules,
-    phases,
     prescription,
     rehearsal,
     simulation,
@@ -32,14 +30,12 @@ from fragdoctor.model.census import Owner
 from fragdoctor.model.comparison import Comparison
 from fragdoctor.model.diagnosis import (
     SCHEMA_VERSION,
-    Cause,
     Diagnosis,
     HolderReport,
     OwnerReport,
     Predicted,
     Verdict,
 )
-from fragdoctor.model.finding import Severity
 from fragdoctor.model.gpus import GpuModel
 from fragdoctor.report.views.estimate import summary
 from fragdoctor.report.views.explain import Explanation
@@ -152,49 +148,6 @@ class GpuTable:
 
 
 @frozen
-class RunVerdict:
-    """The verdict on one run or one rank."""
-
-    cause: Cause
-    confidence: str
-    summary: str
-
-
-@frozen
-class RankError:
-    """Why a rank could not be read; ``exit_code`` is what it would mean alone."""
-
-    code: str
-    message: str
-    hint: str
-    exit_code: int
-
-
-@frozen
-class SizeCount:
-    """How many requests asked for a size."""
-
-    size_bytes: int
-    n: int
-
-
-@frozen
-class LogCount:
-    """How many requests asked for a size of this power of two."""
-
-    log2: int
-    n: int
-
-
-@frozen
-class LengthFit:
-    """The largest batch at another sequence length."""
-
-    seq: int
-    largest_batch: int
-
-
-@frozen
 class ItemAtPeak:
     """A row of an estimate; what it holds at the peak and at most."""
 
@@ -205,10 +158,6 @@ class ItemAtPeak:
 def _items(f: memory_estimate.Footprint) -> list[ItemAtPeak]:
     at_peak = {s.item: s.n_bytes for s in f.peak.shares}
     return [ItemAtPeak(item, at_peak.get(item.id, 0)) for item in f.items]
-
-
-def _rank_error(r: fleet.RankSummary) -> RankError | None:
-    return None if r.is_read else RankError(r.error_code, r.error, r.hint, r.exit_code)
 
 
 _VERSION: Final[Mapping[str, Computed]] = {"schema_version": (str, lambda _: SCHEMA_VERSION)}
@@ -241,39 +190,27 @@ _DIAGNOSES: Final[Mapping[type, Shape]] = {
     rehearsal.Unmodelled: _BYTES,
     OtherProcess: _BYTES,
     simulation.FidelityReport: Shape(null=("era",)),
-    phases.CategoryShare: _BYTES,
-    phases.HeldBytes: _BYTES,
-    phases.LineBytes: _BYTES,
     story.Scene: Shape(without=("precision", "figures"), null=("trial", "place")),
-    story.TrialTrend: Shape(names={"points": "points_bytes"}, null=("label",)),
+    story.TrialTrend: Shape(null=("label",)),
     simulation.Simulation: Shape(computed=_VERSION),
     simulation.ReplayResult: Shape(properties=("margin_bytes",)),
     CheckReport: Shape(properties=("exit_code",), computed=_VERSION),
     FileJudgement: Shape(
-        names={"measures": "devices"},
-        without=("diagnosis", "is_new"),
+        without=("diagnosis",),
         computed={
             "verdict": (Verdict | None, lambda f: f.diagnosis and f.diagnosis.verdict),
             "error": (ErrorFacts | None, lambda f: f.error and ErrorFacts(
                 f.error.code, f.error.message, f.error.hint, f.error.offset)),
-            "in_baseline": (bool, lambda f: not f.is_new),
         },
     ),
-    Measures: Shape(
-        names={"stranded_bytes": "stranded_free_bytes", "retries": "alloc_retries",
-               "reserved_bytes": "peak_reserved_bytes"},
-    ),
-    Reason: Shape(names={"text": "message"}),
-    BudgetResult: Shape(names={"text": "message"}),
 }  # fmt: skip
 
 _COMPARISONS: Final[Mapping[type, Shape]] = {
     CompareResult: Shape(inline=("comparison",), computed=_VERSION),
-    Comparison: Shape(names={"proof": "settings_proof"}),
     comparison.RunSide: Shape(without=("curve", "moment", "analysis"), null=("torch_version",)),
     comparison.ComparedFigure: Shape(properties=("delta",)),
     comparison.LineChange: Shape(properties=("delta_bytes",)),
-    JudgedGrowth: Shape(properties=("is_exceeded",), computed={"message": (str, lambda g: g.text)}),
+    JudgedGrowth: Shape(properties=("is_exceeded", "text")),
 }
 
 _FLEETS: Final[Mapping[type, Shape]] = {
@@ -283,34 +220,18 @@ _FLEETS: Final[Mapping[type, Shape]] = {
     ),
     fleet.JobVerdict: Shape(null=("first_failed",)),
     fleet.RankGroup: Shape(
-        names={"median_stranded_bytes": "median_stranded_free_bytes",
-               "median_retries": "median_alloc_retries", "advice": "recommendation",
-               "advice_is_tested": "is_replayed"},
         null=("reference",),
         computed={"settings": (Mapping[str, str], lambda g: dict(g.settings))},
     ),
-    fleet.OddRank: Shape(null=("reference",)),
-    fleet.Difference: Shape(names={"line": "location"}, null=("name",)),
-    fleet.RankRow: Shape(inline=("rank",), null=("group",)),
+    fleet.Difference: Shape(null=("name",)),
+    fleet.RankRow: Shape(inline=("rank",), null=("group", "reference")),
     fleet.RankSummary: Shape(
-        names={"figures": "device", "advice": "recommendation"},
-        without=("is_read", "error_code", "hint", "exit_code", "cause", "confidence", "summary",
-                 "settings_known", "era"),
         null=("rank_source", "host", "job"),
         computed={
-            "status": (str, lambda r: "ok" if r.is_read else "error"),
-            "error": (RankError | None, _rank_error),
-            "verdict": (RunVerdict | None, lambda r: (
-                RunVerdict(r.cause, r.confidence, r.summary) if r.is_read else None)),
             "settings": (Mapping[str, str] | None, lambda r: (
                 dict(r.settings) if r.settings_known else None)),
-            "large_sizes": (Sequence[SizeCount], lambda r: (
-                [SizeCount(*pair) for pair in r.large_sizes])),
-            "size_histogram": (Sequence[LogCount], lambda r: (
-                [LogCount(*pair) for pair in r.size_histogram])),
         },
     ),
-    fleet.RankFinding: Shape(computed={"severity": (Severity, lambda f: Severity(f.severity))}),
 }  # fmt: skip
 
 _ESTIMATES: Final[Mapping[type, Shape]] = {
@@ -327,7 +248,6 @@ _ESTIMATES: Final[Mapping[type, Shape]] = {
         },
     ),
     memory_estimate.Footprint: Shape(
-        names={"reserved_bytes": "peak_reserved_bytes"},
         properties=("peak_allocated_bytes",),
         computed={
             "items": (Sequence[ItemAtPeak], _items),
@@ -335,24 +255,11 @@ _ESTIMATES: Final[Mapping[type, Shape]] = {
         },
     ),
     ItemAtPeak: Shape(inline=("item",)),
-    memory_estimate.Item: Shape(names={"n_bytes": "largest_bytes"}),
-    memory_estimate.PhasePeak: Shape(names={"n_bytes": "peak_bytes"}),
-    memory_estimate.Share: _BYTES,
-    memory_estimate.KeptTensor: _BYTES,
-    memory_estimate.Fit: Shape(
-        inline=("gpu",),
-        computed={
-            "other_lengths": (Sequence[LengthFit], lambda f: (
-                [LengthFit(*pair) for pair in f.other_lengths])),
-        },
-    ),
+    memory_estimate.Fit: Shape(inline=("gpu",)),
     GpuModel: Shape(
         without=("compute", "n_multiprocessors"),
         properties=("context_bytes", "usable_bytes"),
         computed={"architecture": (str | None, lambda g: g.architecture or None)},
-    ),
-    memory_estimate.Saving: Shape(
-        names={"peak_bytes": "peak_allocated_bytes", "reserved_bytes": "peak_reserved_bytes"},
     ),
     workload.Workload: Shape(
         only=("shape", "dtype", "master_weights", "grad_dtype", "batch", "seq", "attention",
@@ -368,7 +275,7 @@ _ESTIMATES: Final[Mapping[type, Shape]] = {
     ),
     ModelTable: Shape(computed={**_VERSION, "kind": (str, lambda _: "models")}),
     GpuTable: Shape(computed={**_VERSION, "kind": (str, lambda _: "gpus")}),
-    gpu_sharing.Sharing: Shape(names={"demand": "per_process"}, computed=_VERSION),
+    gpu_sharing.Sharing: Shape(computed=_VERSION),
     gpu_sharing.ProcessDemand: Shape(null=("lowest_conf",), properties=("total_bytes",)),
     gpu_sharing.SharingRow: Shape(properties=("fits",)),
     Explanation: Shape(computed=_VERSION),

@@ -12,8 +12,8 @@ from xml.etree import ElementTree as ET
 from xml.etree.ElementTree import Element, SubElement
 
 from fragdoctor.frozen import frozen
-from fragdoctor.gate.budgets import Outcome
-from fragdoctor.gate.judgement import CheckReport, FileJudgement, Reason
+from fragdoctor.gate.budgets import Outcome, Reason
+from fragdoctor.gate.judgement import CheckReport, FileJudgement
 from fragdoctor.model.diagnosis import ChecklistItem, Diagnosis, Status
 from fragdoctor.model.finding import Severity
 from fragdoctor.report import escape

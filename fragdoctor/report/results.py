@@ -12,7 +12,8 @@ from typing import Final
 from urllib.parse import quote
 
 from fragdoctor.frozen import frozen
-from fragdoctor.gate.judgement import CheckReport, FileJudgement, Reason
+from fragdoctor.gate.budgets import Reason
+from fragdoctor.gate.judgement import CheckReport, FileJudgement
 from fragdoctor.model.diagnosis import Cause, Diagnosis
 from fragdoctor.model.finding import MAX_LINE, Finding, Location, Severity
 from fragdoctor.report.base import RenderOptions

@@ -61,7 +61,7 @@ def _write(page: Page, block: doc.DocumentBlock, indent: int) -> None:  # noqa: 
                 page.labelled("-", item, indent=indent, label_width=2)
         case doc.Code():
             for line in block.lines:
-                page.verbatim(doc.strong(line), indent=max(indent, INDENT))
+                page.verbatim(doc.strong(line), max(indent, INDENT), is_cut=block.is_quoted)
         case doc.Listing():
             _listing(page, block, indent)
         case doc.Table():

@@ -100,9 +100,13 @@ class Page:
         for i, line in enumerate(lines):
             self._put(indent + (hang if i else 0), line)
 
-    def verbatim(self, content: doc.Content, *, indent: int = INDENT) -> None:
-        """Write one line as it is, however long: something to copy."""
-        self._put(indent, styled(content))
+    def verbatim(self, content: doc.Content, indent: int, *, is_cut: bool = False) -> None:
+        """Write one line as it is, however long: something to copy. What is cut ends in dots."""
+        line, room = styled(content), self.width - indent
+        if is_cut and line.cell_len > room:
+            line.truncate(room - len(self.glyphs.ellipsis))
+            line.append(self.glyphs.ellipsis, STYLES[doc.Style.STRONG])
+        self._put(indent, line)
 
     def drawn(self, line: Text, *, indent: int = INDENT) -> None:
         """Write a line of a picture, which holds nothing of an input but letters and sizes."""

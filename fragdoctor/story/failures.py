@@ -15,9 +15,6 @@ from fragdoctor.story.order import Processes
 _NEAR_LINES: Final = 200
 """A traceback, and the summary that repeats its last line, are shorter than this."""
 
-_LABEL_LINES: Final = 60
-"""So near below an assert without a rank its own process reports it with its rank."""
-
 _ALSO_REPEATED: Final = frozenset(
     {SceneKind.WARNING, SceneKind.TRIAL_FAILED, SceneKind.TRIAL_START, SceneKind.RESTART}
 )
@@ -32,7 +29,7 @@ def collapsed(
     """Return the scenes, each failure once, at its first line."""
     merged: list[Scene] = []
     recent: list[int] = []  # failures that a further print may repeat
-    for scene in _ranked(scenes, processes):
+    for scene in scenes:
         if scene.kind in _ENDS_RUN and not (merged and merged[-1].kind is scene.kind):
             recent = [i for i in recent if not processes.may_be_same(merged[i], scene)]
         same = next(
@@ -87,23 +84,6 @@ def figures_of(message: OomMessage) -> tuple[int | None, ...]:
     )
 
 
-def _ranked(scenes: Sequence[Scene], processes: Processes) -> list[Scene]:
-    """Return the scenes; asserts that kernels print without a rank get their process's."""
-    if processes.n_ranks < 2:
-        return list(scenes)
-    ranked = list(scenes)
-    for i, scene in enumerate(ranked):
-        if scene.kind is not SceneKind.DEVICE_ASSERT or scene.rank is not None:
-            continue
-        for later in ranked[i + 1 :]:
-            if later.line - scene.line > _LABEL_LINES:
-                break
-            if later.kind is SceneKind.DEVICE_ASSERT and later.rank is not None:
-                ranked[i] = replace(scene, rank=later.rank, pid=later.pid)
-                break
-    return ranked
-
-
 _STICKY: Final = frozenset({SceneKind.DEVICE_ASSERT, SceneKind.ILLEGAL_ACCESS})
 _CUDA: Final = frozenset({*_STICKY, SceneKind.CUDA_ERROR, SceneKind.COLLECTIVE, SceneKind.OTHER})
 _OF_PEERS: Final = frozenset({SceneKind.COLLECTIVE, SceneKind.KILLED})
@@ -112,10 +92,6 @@ _TRIAL_ENDS: Final = frozenset({SceneKind.TRIAL_FAILED})
 _MOVES_ON: Final = frozenset({SceneKind.TRIAL_START, SceneKind.TRIAL_END, SceneKind.PROGRESS})
 _TRACEBACK_LINES: Final = 200
 """A trial that is said to have failed has its traceback below within so many lines."""
-
-_RECOVERED_LINES: Final = 1000
-_RECOVERED_S: Final = 600.0
-"""A run that went on for so long after a failure had overcome it."""
 
 _MAX_BACK: Final = 200
 _BURST_LINES: Final = 300
@@ -210,11 +186,10 @@ class CauseFinder:
             if why_not:
                 reason = reason or why_not
                 continue
-            going_on = self._went_on(earlier, scene)
-            if going_on and self._is_long(earlier, scene):
+            if self._went_on(earlier, scene):
                 reason = reason or f"the run had gone on after the OOM in line {earlier.line}"
                 continue
-            is_sure = scene.kind is not SceneKind.ILLEGAL_ACCESS and not going_on
+            is_sure = scene.kind is not SceneKind.ILLEGAL_ACCESS
             reason = "the same process had just failed to allocate"
             if scene.kind in _STICKY:
                 reason = "the same process went on with what the failed allocation left"
@@ -232,12 +207,6 @@ class CauseFinder:
             is_known = None not in (earlier.rank, scene.rank)
             return f"{where} is of another {'rank' if is_known else 'process'}"
         return ""
-
-    @staticmethod
-    def _is_long(earlier: Scene, scene: Scene) -> bool:
-        if earlier.time_s is not None and scene.time_s is not None:
-            return scene.time_s - earlier.time_s > _RECOVERED_S
-        return scene.line - earlier.line > _RECOVERED_LINES
 
     def _after_peer(self, scene: Scene) -> Scene:
         first: int | None = None

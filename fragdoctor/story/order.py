@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Final
 
 from fragdoctor.frozen import frozen
@@ -89,39 +88,9 @@ def in_order(scenes: Sequence[Scene]) -> tuple[list[Scene], bool]:
     main, n_timed = kinds.most_common(1)[0]
     if n_timed < 2 or n_timed < _MIN_TIMED_SHARE * len(scenes):
         return sorted([replace(s, time_s=None) for s in scenes], key=lambda s: s.line), False
-    counted = _days_counted(scenes) if main is TimePrecision.CLOCK else _completed(scenes, main)
+    counted = _days_counted(scenes) if main is TimePrecision.CLOCK else scenes
     timed = _filled(counted, main)
     return sorted(timed, key=lambda s: (s.time_s or 0.0, s.line)), True
-
-
-def _completed(scenes: Sequence[Scene], main: TimePrecision) -> list[Scene]:
-    """Return times without a year, or a date, with those of the last line that prints them."""
-    if main is not TimePrecision.DATED:
-        return list(scenes)
-    whole: list[Scene] = []
-    last: datetime | None = None
-    for scene in scenes:
-        if scene.precision is TimePrecision.DATED and scene.time_s is not None:
-            last = datetime.fromtimestamp(scene.time_s, UTC)
-        elif scene.time_s is not None and last is not None:
-            time_s = _with_date(scene.precision, scene.time_s, last)
-            if time_s is not None:
-                whole.append(replace(scene, time_s=time_s, precision=TimePrecision.DATED))
-                continue
-        whole.append(scene)
-    return whole
-
-
-def _with_date(precision: TimePrecision, time_s: float, last: datetime) -> float | None:
-    if precision is TimePrecision.CLOCK:
-        midnight = last.replace(hour=0, minute=0, second=0, microsecond=0)
-        return midnight.timestamp() + time_s
-    if precision is TimePrecision.YEARLESS:
-        try:
-            return datetime.fromtimestamp(time_s, UTC).replace(year=last.year).timestamp()
-        except ValueError:  # the 29th of February of another year
-            return None
-    return None
 
 
 def _days_counted(scenes: Sequence[Scene]) -> list[Scene]:

@@ -122,7 +122,7 @@ def test_fp8_checkpoint_is_counted_a_byte_a_weight(run: Run, tmp_path: Path) -> 
         path = config(tmp_path, quantization_config=quantised)
         words = ["estimate", path, "--inference", "--format", "json"]
         items = json.loads(run(*words).out)["items"]
-        parameters.append({i["id"]: i["largest_bytes"] for i in items}["parameters"])
+        parameters.append({i["id"]: i["n_bytes"] for i in items}["parameters"])
 
     n_linear = 4 * (4 * 256 * 256 + 3 * 256 * 688)
     assert parameters[1] - parameters[0] == n_linear

@@ -54,8 +54,8 @@ def test_json_fits_its_schema(run: Run, job: Path) -> None:
     document = json.loads(outcome.out)
     must_fit(document, "fleet")
     assert document["verdict"]["odd"] == ["rank 5"]
-    assert [r["status"] for r in document["ranks"]] == ["ok"] * 7 + ["error"]
-    difference = document["odd"][0]["differences"][0]
+    assert [r["is_read"] for r in document["ranks"]] == [True] * 7 + [False]
+    difference = document["ranks"][5]["differences"][0]
     assert (difference["kind"], difference["delta_bytes"]) == ("line", 836 * MIB)
 
 

@@ -11,7 +11,7 @@ from runs import Ask, case, columns_of
 import fragdoctor
 from fragdoctor.comparison import compare_cases as compare_module
 from fragdoctor.comparison.compare_cases import compare_cases, compare_runs
-from fragdoctor.comparison.compared_run import ComparedRun, GrownLine
+from fragdoctor.comparison.compared_run import ComparedRun
 from fragdoctor.comparison.explanation import _leaks
 from fragdoctor.errors import ConfigError
 from fragdoctor.inputs.cases import read_case
@@ -239,8 +239,8 @@ def test_leak_is_denied_only_of_a_run_with_enough_steps(n_steps: int, told: str)
     change = SimpleNamespace(before=place, after=place, delta_bytes=MIB)
     evidence = SimpleNamespace(
         changes=[change],
-        before=SimpleNamespace(growth=(), n_steps=n_steps),
-        after=SimpleNamespace(growth=(GrownLine(place, MIB, 12),), n_steps=12),
+        before=SimpleNamespace(growth={}, n_steps=n_steps),
+        after=SimpleNamespace(growth={place: MIB}, n_steps=12),
         last="B",
     )
 
@@ -254,10 +254,8 @@ def test_lines_that_leak_in_one_run_are_one_cause() -> None:
     changes = [SimpleNamespace(before=p, after=p, delta_bytes=MIB) for p in (small, large)]
     evidence = SimpleNamespace(
         changes=changes,
-        before=SimpleNamespace(growth=(), n_steps=2),
-        after=SimpleNamespace(
-            growth=(GrownLine(small, MIB, 12), GrownLine(large, 3 * MIB, 12)), n_steps=12
-        ),
+        before=SimpleNamespace(growth={}, n_steps=2),
+        after=SimpleNamespace(growth={small: MIB, large: 3 * MIB}, n_steps=12),
         last="B",
     )
 

@@ -78,13 +78,6 @@ def test_lines_of_other_functions_are_not_matched() -> None:
     assert pairs(before, after) == {(10, None), (None, 10)}
 
 
-def test_function_that_was_renamed_is_known_by_its_exact_sizes() -> None:
-    before = [use(10, 1024, 2048, function="encode")]
-    after = [use(40, 1024, 2048, function="encode_all")]
-
-    assert pairs(before, after) == {(10, 40)}
-
-
 def test_file_in_another_directory_is_the_same_file() -> None:
     before = [use(10, 1024, file="/home/a/proj/train.py")]
     after = [use(10, 1024, file="/workspace/train.py")]

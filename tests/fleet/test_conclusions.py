@@ -88,17 +88,6 @@ def test_setting_that_differs_makes_a_rank_odd() -> None:
     ]
 
 
-def test_versions_that_exclude_each_other_are_a_difference() -> None:
-    usual = [summary(i, version_low="2.5", version_high="2.6") for i in range(3)]
-    odd = failed(3, fleets.USUAL, version_low="2.12")
-    near = failed(3, fleets.USUAL, version_low="2.6")
-
-    kinds = {d.kind for d in report(*usual, odd).odd[0].differences}
-    assert DifferenceKind.VERSION in kinds
-    kinds = {d.kind for d in report(*usual, near).odd[0].differences}
-    assert DifferenceKind.VERSION not in kinds
-
-
 def test_other_request_sizes_are_another_shape() -> None:
     usual = [summary(i, large_sizes=((24 * MIB, 10), (8 * MIB, 3))) for i in range(4)]
     odd = summary(4, {10: 200}, large_sizes=((96 * MIB, 10),))
@@ -301,7 +290,7 @@ def test_each_read_rank_is_in_one_group_and_not_all_are_odd(ranks: list[RankSumm
 
     grouped = [path for g in result.groups for path in g.paths]
     assert sorted(grouped) == sorted(r.path for r in ranks if r.is_read)
-    assert {o.path for o in result.odd} == {row.rank.path for row in result.rows if row.is_odd}
+    assert {o.rank.path for o in result.odd} == {row.rank.path for row in result.rows if row.is_odd}
     assert not result.groups or not all(g.is_odd for g in result.groups)
     assert all(o.reference for o in result.odd)
     assert (result.verdict.n_ranks, result.verdict.n_read) == (len(ranks), len(grouped))

@@ -72,8 +72,8 @@ def test_replays_change_the_advice_only(job: Path) -> None:
 
     for document in documents:
         for entry in (*document["ranks"], *document["groups"]):
-            entry.pop("recommendation")
-            entry.pop("is_replayed", None)
+            entry.pop("advice")
+            entry.pop("is_replayed", entry.pop("advice_is_tested", None))
     assert documents[0] == documents[1] == documents[2]
 
 

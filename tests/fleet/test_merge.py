@@ -17,9 +17,8 @@ def summaries(draw: st.DrawFn) -> RankSummary:
     if draw(st.booleans()):
         return fleets.unread(rank, draw(st.sampled_from(["It ends.", "It is empty."])))
     made = fleets.summary(rank, {10: draw(st.integers(1, 3))})
-    return replace(
-        made, is_replayed=draw(st.booleans()), conf=draw(st.sampled_from(["", "a", "\u20ac"]))
-    )
+    said = draw(st.sampled_from(["", "a", "\u20ac"]))
+    return replace(made, is_replayed=draw(st.booleans()), summary=said)
 
 
 FLEETS = st.lists(summaries(), max_size=6).map(fleet_of)

@@ -125,10 +125,7 @@ def test_summary_says_what_the_snapshot_holds(tmp_path: Path) -> None:
     assert summary.has_failed
     assert summary.refused_bytes == 256 * builders.MIB
     assert summary.failed_us == fleets.WALL_US + 100
-    assert (summary.n_events, summary.n_allocs) == (7, 3)
     assert summary.large_sizes[0] == (64 * builders.MIB, 1)
-    assert summary.size_histogram == ((24, 1), (25, 1), (26, 1))
-    assert [(s.line, s.n_blocks) for s in summary.sites] == [(10, 1), (20, 1), (30, 1)]
 
 
 def test_rank_of_a_log_stands_in_for_a_name_without_one(tmp_path: Path) -> None:
@@ -167,7 +164,6 @@ def test_rank_and_host_of_a_manifest_win_over_the_name(tmp_path: Path) -> None:
         4,
         "gpu-b",
     )
-    assert (row.version_low, row.version_high) == ("2.12.1", "2.12.1")
 
 
 def test_quick_and_replayed_summary_agree_on_everything_but_the_advice(tmp_path: Path) -> None:
@@ -177,7 +173,7 @@ def test_quick_and_replayed_summary_agree_on_everything_but_the_advice(tmp_path:
     quick = summarise(what, SummaryOptions()).as_dict()
     tested = summarise(what, SummaryOptions(replays=True)).as_dict()
 
-    for name in ("advice", "era", "is_replayed"):
+    for name in ("advice", "is_replayed"):
         quick.pop(name), tested.pop(name)
     assert quick == tested
 

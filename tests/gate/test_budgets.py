@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.gate.budgets import BudgetResult, Budgets, Fit, Outcome, check_budgets
+from fragdoctor.gate.budgets import BudgetResult, Budgets, Outcome, check_budgets
 from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis
 from fragdoctor.model.finding import Severity, SkippedRule
 from fragdoctor.units import GIB, MIB, Amount, parse_amount
@@ -27,7 +27,14 @@ def with_figures(**figures: int | None) -> Diagnosis:
     return replace(diagnoses.healthy(), devices=(replace(base, **figures),))
 
 
-def only(diagnosis: Diagnosis, budgets: Budgets, fits: tuple[Fit, ...] = ()) -> BudgetResult:
+FITS = BudgetResult("fits-on", Outcome.KEPT, "it fits", 0, 5, 6)
+FITS_NOT = BudgetResult("fits-on", Outcome.EXCEEDED, "it does not", 1, 9, 6)
+NO_TRACE = BudgetResult("fits-on", Outcome.SKIP, "no trace", 0)
+
+
+def only(
+    diagnosis: Diagnosis, budgets: Budgets, fits: tuple[BudgetResult, ...] = ()
+) -> BudgetResult:
     (result,) = check_budgets(diagnosis, budgets, fits)
     return result
 
@@ -133,13 +140,13 @@ def test_budget_of_two_devices_is_decided_by_the_worse_one() -> None:
 @pytest.mark.parametrize(
     ("fits", "expected"),
     [
-        ((Fit(0, True, 5, "it fits"),), Outcome.KEPT),
-        ((Fit(0, True, 5, "it fits"), Fit(1, False, 9, "it does not")), Outcome.EXCEEDED),
-        ((Fit(0, None, None, "no trace"),), Outcome.SKIP),
+        ((FITS,), Outcome.KEPT),
+        ((FITS, FITS_NOT), Outcome.EXCEEDED),
+        ((NO_TRACE,), Outcome.SKIP),
         ((), Outcome.SKIP),
     ],
 )
-def test_fits_on_is_what_the_replay_says(fits: tuple[Fit, ...], expected: Outcome) -> None:
+def test_fits_on_is_what_the_replay_says(fits: tuple[BudgetResult, ...], expected: Outcome) -> None:
     assert expected is only(with_figures(), Budgets(fits_on=GIB), fits).outcome
 
 

@@ -11,8 +11,9 @@ from schemas import must_fit_exactly, schema
 
 from fragdoctor.fleet.conclusions import conclude
 from fragdoctor.fleet.engine import fleet_of
-from fragdoctor.model.diagnosis import Cause
-from fragdoctor.model.fleet import DifferenceKind, FleetReport, RankAdvice, SourceLine
+from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation
+from fragdoctor.model.finding import Confidence
+from fragdoctor.model.fleet import DifferenceKind, FleetReport, SourceLine
 from fragdoctor.report.base import VIEWS, RenderOptions, Verbosity, render
 from fragdoctor.report.views.job import advice_of, members_text
 
@@ -22,7 +23,8 @@ HOSTILE = "\x1b[31m<script>alert(1)</script>\u202e|`x`{{7*7}}\n## head"
 def job(text: str = "train.py", n: int = 8) -> FleetReport:
     """Return a job with an odd rank and an unread one; ``text`` stands wherever input may."""
     lines = (SourceLine(text, 88, text, 900 << 20, 3),)
-    advice = RankAdvice("code", text, text, text, "likely", method="replay", fits=True)
+    predicted = Predicted(fits=True, method="replay")
+    advice = Recommendation(1, "code", text, Confidence.LIKELY, text, text, predicted=predicted)
     odd = fleets.summary(
         5,
         path=f"{text}/5",
@@ -34,8 +36,6 @@ def job(text: str = "train.py", n: int = 8) -> FleetReport:
         settings=((text, text),),
         advice=advice,
         host=text,
-        conf=text,
-        version_low=text,
     )
     bad = replace(fleets.unread(7, error=text), path=f"{text}/7", rank=None, hint=text)
     usual = [fleets.summary(i) for i in range(n) if i not in (5, 7)]
@@ -126,7 +126,7 @@ def test_members_are_joined_in_runs() -> None:
 
 
 def test_advice_of_alike_failures_is_given_once() -> None:
-    advice = RankAdvice("code", "Do it")
+    advice = Recommendation(1, "code", "Do it", Confidence.LIKELY)
     ranks = [
         fleets.summary(i, {10: 100 + 400 * (i % 2)}, has_failed=True, advice=advice)
         for i in range(6)

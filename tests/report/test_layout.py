@@ -25,6 +25,17 @@ def test_paragraph_further_lines_hang() -> None:
     ]
 
 
+def test_quoted_line_ends_with_the_page_and_one_to_copy_does_not() -> None:
+    one = page()
+
+    one.verbatim("quoted " * 20, 2, is_cut=True)
+    one.verbatim("copied " * 20, 2)
+
+    quoted, copied = one.render().splitlines()
+    assert quoted == f"  {'quoted ' * 7}quoted..."
+    assert copied.split() == ["copied"] * 20
+
+
 def test_table_numbers_are_aligned_right() -> None:
     one = page()
 

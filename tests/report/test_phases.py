@@ -61,7 +61,7 @@ def test_json_phases_fit_the_schema_exactly():
     must_fit_exactly(document, "diagnosis")
     (report,) = document["phases"]
     assert report["method"] == "stacks"
-    held = {s["category"]: s["bytes"] for s in report["at_rest"]}
+    held = {s["category"]: s["n_bytes"] for s in report["at_rest"]}
     assert held == {"parameters": MODEL, "optimizer_state": 2 * MODEL}
 
 

@@ -53,7 +53,7 @@ def cure(diagnosis: Diagnosis, source_line: str) -> tuple[str, list[doc.Document
         doc.Code([measure]) if first.setting else doc.Paragraph(doc.strong(sentence(measure))),
         doc.Paragraph(wins(first, diagnosis)),
         doc.Paragraph(f"How: {_how(first.change)}" if first.change else "", detail=detail),
-        doc.Code([source_line]),
+        doc.Code([source_line], is_quoted=True),
     ]
 
 

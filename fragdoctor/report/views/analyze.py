@@ -41,6 +41,7 @@ from fragdoctor.units import format_share, format_size, plural
 
 _SOURCES: Final = {"memory_stats": "stats", "oom message": "message", "user": "option"}
 _MAX_OTHER: Final = 20
+_MAX_SETTINGS: Final = 28
 _SHORT_NOTES: Final = 2
 _MAX_TO_COPY: Final = 3
 _MOST_LINKED: Final = 12
@@ -172,20 +173,7 @@ def _file_facts(p: Provenance) -> list[tuple[str, doc.Content]]:
 def _setting_facts(s: AllocatorSettings) -> list[tuple[str, doc.Content]]:
     if not s.is_recorded:
         return [("Settings", "not recorded in this file; PyTorch's defaults are assumed")]
-    split = "unlimited" if s.max_split_bytes is None else format_size(s.max_split_bytes)
-    roundup = str(list(s.roundup_power2_divisions)) if s.roundup_is_on else "off"
-    values = {
-        "backend": s.backend,
-        "expandable_segments": "on" if s.expandable_segments else "off",
-        "max_split_size": split,
-        "garbage_collection_threshold": f"{s.garbage_collection_threshold:g}",
-        "roundup_power2_divisions": roundup,
-        "large_segment_size": format_size(s.large_segment_bytes),
-    }
-    if s.memory_fraction is not None:
-        values["per_process_memory_fraction"] = f"{s.memory_fraction:g}"
-    values |= {str(k): str(v)[:500] for k, v in list(s.other.items())[:_MAX_OTHER]}
-    listed = "; ".join(f"{name} {value}" for name, value in values.items())
+    listed = "; ".join(f"{k} {v}" for k, v in [*s.described().items()][:_MAX_SETTINGS])
     return [("Settings", code(s.conf) if s.conf else "defaults"), ("In full", listed)]
 
 
@@ -229,7 +217,7 @@ def document(
     failure: list[doc.DocumentBlock] = []
     if failed:
         line = _line_that_asked(diagnosis, options)
-        failure = [doc.Code([line] if line else []), doc.Paragraph(headline)]
+        failure = [doc.Code([line] if line else [], is_quoted=True), doc.Paragraph(headline)]
         headline = doc.Span(failed, Style.BAD)
     return doc.ReportDocument(
         title=words.verdict_name(verdict),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from fragdoctor.gate.budgets import RESERVED_NOTE, Measures, Outcome
-from fragdoctor.gate.judgement import CheckReport, FileJudgement, GateStatus, Reason
+from fragdoctor.gate.budgets import RESERVED_NOTE, Measures, Outcome, Reason
+from fragdoctor.gate.judgement import CheckReport, FileJudgement, GateStatus
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Span, Style, code, location_text, strong
 from fragdoctor.report.words import source_name, verdict_title

@@ -78,12 +78,19 @@ def gpus_document(gpus: Sequence[GpuModel]) -> doc.ReportDocument:
         doc.Column("usable", "usable_bytes"),
         doc.Column("what", "title", "wrap"),
     )
+    names = [gpu.name for gpu in gpus]
+    return _known("Known GPUs", "memory as CUDA reports it", names, table, _GPU_LEGEND)
+
+
+def _known(
+    title: str, note: str, names: Sequence[str], table: doc.Table, legend: str
+) -> doc.ReportDocument:
     return doc.ReportDocument(
-        title="Known GPUs",
-        headline=[strong("Known GPUs"), dim("  memory as CUDA reports it")],
-        brief=[gpu.name for gpu in gpus],
+        title=title,
+        headline=[strong(title), dim(f"  {note}")],
+        brief=names,
         sections=[],
-        lead=[table, doc.Paragraph(dim(_GPU_LEGEND))],
+        lead=[table, doc.Paragraph(dim(legend))],
     )
 
 
@@ -95,13 +102,8 @@ def models_document(models: Sequence[KnownModel]) -> doc.ReportDocument:
         doc.Column("parameters", lambda m: format_count(m.n_parameters), "right"),
         doc.Column("or by its repository", "hub", "wrap"),
     )
-    return doc.ReportDocument(
-        title="Known models",
-        headline=[strong("Known models"), dim("  shapes only; nothing is downloaded")],
-        brief=[m.name for m in models],
-        sections=[],
-        lead=[table, doc.Paragraph(dim("For example: fragdoctor estimate llama-3.1-8b"))],
-    )
+    note, example = "shapes only; nothing is downloaded", "fragdoctor estimate llama-3.1-8b"
+    return _known("Known models", note, [m.name for m in models], table, f"For example: {example}")
 
 
 def summary(estimate: Estimate) -> str:

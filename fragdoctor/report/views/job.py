@@ -11,10 +11,9 @@ from functools import partial
 from typing import Final
 
 from fragdoctor.frozen import frozen
+from fragdoctor.model.diagnosis import Recommendation
 from fragdoctor.model.fleet import (
     FleetReport,
-    OddRank,
-    RankAdvice,
     RankGroup,
     RankRow,
     RankSummary,
@@ -104,7 +103,7 @@ def _advice(report: FleetReport) -> doc.Section:
             (
                 doc.Code([command(one.advice.setting)]),
                 doc.Paragraph(code(one.advice.change) if one.advice.change else ""),
-                doc.Paragraph(dim(f"for {whom_text(one.labels)}; {one.proof}")),
+                doc.Paragraph(dim(f"for {whom_text(one.labels)}; {_proof(one.advice)}")),
             ),
         )
         for one in advice_of(report)
@@ -168,8 +167,7 @@ def _group_notes(group: RankGroup) -> list[doc.Content]:
 
 
 def _odd(report: FleetReport) -> doc.Section:
-    rows = {row.rank.path: row for row in report.rows}
-    items = [_odd_rank(odd, rows[odd.path]) for odd in report.odd[:_MAX_GROUPS]]
+    items = [_odd_rank(row) for row in report.odd[:_MAX_GROUPS]]
     n_more = len(report.odd) - len(items)
     more = f"{format_count(n_more)} more with --format json" if n_more else ""
     blocks = (
@@ -179,15 +177,15 @@ def _odd(report: FleetReport) -> doc.Section:
     return doc.Section("Odd ranks", blocks, "and what sets them apart, the weightiest first", "odd")
 
 
-def _odd_rank(odd: OddRank, row: RankRow) -> doc.ListItem:
+def _odd_rank(row: RankRow) -> doc.ListItem:
     rank = row.rank
-    against = f"  against group {odd.reference}" if odd.reference else ""
+    against = f"  against group {row.reference}" if row.reference else ""
     peak = f"  {rank_title(rank)}, peak {doc.size(rank.peak_bytes)}"
-    lines = [d.text for d in odd.differences[:_SHORT_DIFFERENCES]]
+    lines = [d.text for d in row.differences[:_SHORT_DIFFERENCES]]
     if rank.has_failed and rank.summary:
         lines.append(rank.summary)
     blocks = (doc.Bullets(lines), doc.Facts([("file", code(rank.path))]))
-    return doc.ListItem([strong(odd.label), peak, dim(against)], blocks)
+    return doc.ListItem([strong(row.label), peak, dim(against)], blocks)
 
 
 def _table(report: FleetReport) -> doc.Section:
@@ -215,7 +213,7 @@ def _table(report: FleetReport) -> doc.Section:
 
 
 def _figure(name: str, row: RankRow) -> doc.Content:
-    return doc.written(figure(row.rank, name), name)
+    return doc.written(row.rank.figure(name), name)
 
 
 def _unread(report: FleetReport) -> doc.Section:
@@ -279,19 +277,12 @@ def rank_title(rank: RankSummary) -> str:
     return CAUSE_TITLES[rank.cause] if rank.is_read else "Not read"
 
 
-def figure(rank: RankSummary, name: str) -> int | None:
-    """Return one of the device figures of a rank."""
-    value: int | None = None if rank.figures is None else getattr(rank.figures, name)
-    return value
-
-
 @frozen
 class GroupAdvice:
     """One piece of advice, and for whom it is."""
 
-    advice: RankAdvice
+    advice: Recommendation
     labels: tuple[str, ...]
-    proof: str
 
 
 def advice_of(report: FleetReport) -> list[GroupAdvice]:
@@ -305,13 +296,16 @@ def advice_of(report: FleetReport) -> list[GroupAdvice]:
         key = (a.title, a.setting, a.change, _proof(a))
         known = found.get(key)
         labels = (*(known.labels if known else ()), *g.labels)
-        found[key] = GroupAdvice(a, labels, _proof(a))
+        found[key] = GroupAdvice(a, labels)
     return list(found.values())
 
 
-def _proof(advice: RankAdvice) -> str:
-    method = METHOD_TITLES.get(advice.method, "")
+def _proof(advice: Recommendation) -> str:
+    predicted = advice.predicted
+    method = METHOD_TITLES.get(predicted.method, "")
     if not method:
         return "not tested"
-    outcome = "" if advice.fits is None else "fits" if advice.fits else "still runs out of memory"
+    outcome = (
+        "" if predicted.fits is None else "fits" if predicted.fits else "still runs out of memory"
+    )
     return f"{outcome}, {method}" if outcome else method

@@ -85,14 +85,13 @@ def story_rows(diagnosis: Diagnosis, limit: int) -> tuple[list[StoryRow], int]:
     rows: list[StoryRow] = []
     last = -1
     for g in chosen:
-        gap = [i for group in groups[last + 1 : g] for i in group]
-        rows += _left_out(gap, story.events)
+        rows += _left_out([i for group in groups[last + 1 : g] for i in group], story.events)
+        last = g
         row = _row([story.events[i] for i in groups[g]], messages, has_days=has_days)
         is_judged = primary is not None and story.events[groups[g][0]].message == primary
         rows.append(
             replace(row, note=_JUDGED) if is_judged else _reported_early(row, story, groups[g])
         )
-        last = g
     n_left = len(story.events) - sum(len(groups[g]) for g in chosen)
     return rows, n_left
 
@@ -114,21 +113,7 @@ def _grouped(events: Sequence[Scene]) -> list[list[int]]:
             groups[-1].append(i)
         else:
             groups.append([i])
-    return _without_bare_starts(groups, events)
-
-
-def _without_bare_starts(groups: Sequence[list[int]], events: Sequence[Scene]) -> list[list[int]]:
-    # A trial that starts and fails at once is told by its failure.
-    return [
-        group
-        for i, group in enumerate(groups)
-        if not (
-            events[group[0]].kind is SceneKind.TRIAL_START
-            and len(group) == 1
-            and i + 1 < len(groups)
-            and events[groups[i + 1][0]].trial == events[group[0]].trial
-        )
-    ]
+    return groups
 
 
 def _joins(last: Scene, event: Scene) -> bool:

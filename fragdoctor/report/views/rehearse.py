@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Final
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.gate.budgets import BudgetResult, Outcome
-from fragdoctor.gate.judgement import CheckReport, FileJudgement, GateStatus, Reason
+from fragdoctor.gate.budgets import BudgetResult, Outcome, Reason
+from fragdoctor.gate.judgement import CheckReport, FileJudgement, GateStatus
 from fragdoctor.model.rehearsal import (
     FailedRehearsal,
     LargestBatch,
