@@ -345,7 +345,6 @@ def analyze_trace(trace: Trace) -> DeviceAnalysis:
         flushes=flushes,
         n_inferred_retries=n_retries,
         capacity_estimate_bytes=_capacity(ooms),
-        requested_waste_bytes=_waste(trace, active, requested),
         n_steps=len(Steps.of(trace).main_rows) if totals is not None else 0,
         stranded_segments=stranded,
         n_stranded_segments=n_stranded,
@@ -361,13 +360,6 @@ def _capacity(ooms: tuple[OomEvent, ...]) -> int | None:
         if oom.device_free_bytes is not None:
             return oom.device_free_bytes + oom.reserved_bytes
     return None
-
-
-def _waste(trace: Trace, active: int, requested: int) -> int | None:
-    """Return active - requested bytes; None where the file has no requested sizes (before 2.0)."""
-    if not len(trace.blocks) or not np.any(trace.blocks.requested_bytes):
-        return None
-    return max(0, active - requested)
 
 
 def size_diversity(trace: Trace) -> SizeDiversity | None:

@@ -390,7 +390,6 @@ class DeviceAnalysis:
     flushes: Sequence[Flush] = ()
     n_inferred_retries: int = 0
     capacity_estimate_bytes: int | None = None
-    requested_waste_bytes: int | None = None
     n_steps: int = 0
     stranded_segments: Sequence[StrandedSegment] = ()
     n_stranded_segments: int = 0

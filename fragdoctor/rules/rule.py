@@ -96,12 +96,6 @@ class Context:
             raise Skip("no failed request is known (no event, message or --request)")
         return self.failed_request
 
-    def need_settings(self) -> AllocatorSettings:
-        """Return the recorded settings, or skip the rule without any."""
-        if self.settings is None:
-            raise Skip("no input records the allocator settings")
-        return self.settings
-
     @property
     def snapshot(self) -> Snapshot | None:
         """The snapshot of the case."""
