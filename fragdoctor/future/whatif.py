@@ -20,18 +20,12 @@ from fragdoctor.model.settings import (
     parse_version,
 )
 from fragdoctor.model.simulation import Outlook, OutlookState, ReplayResult
-from fragdoctor.trace.operations import Operations, OpKind
 from fragdoctor.trace.replay import Conditions, Reproduction, allowed_by, result_of
 from fragdoctor.units import plural
 
 OPEN = (
     "not known: made anew on an empty device the run has no trouble even as recorded, so what "
     "matters happened before the recording"
-)
-
-ROUNDED = (
-    "not known: the recording has the failed request as roundup_power2_divisions rounded it; what "
-    "was asked for may be small enough"
 )
 
 LIMIT = (
@@ -306,8 +300,7 @@ class FairReplay:
             with self._turn:  # what comes next is worked out once
                 outlooks = self.outlooks_of(operations)
         if not self._is_late or what_if.conf is None or is_same_conf(what_if.conf, recorded):
-            made = replay_what_if(self._reproduction, what_if, operations, outlooks=outlooks)
-            return self._unless_rounded(made, what_if, operations)
+            return replay_what_if(self._reproduction, what_if, operations, outlooks=outlooks)
         made = replay_what_if(
             self._reproduction, what_if, operations, remakes_start=True, outlooks=outlooks
         )
@@ -338,37 +331,9 @@ class FairReplay:
             return replace(result, note=LIMIT, is_conclusive=False)
         return replace(result, outlook=Outlook(OutlookState.OPEN, reason=LIMIT))
 
-    def _unless_rounded(
-        self, made: ReplayResult, what_if: WhatIf, operations: _ext.NativeOps | None
-    ) -> ReplayResult:
-        """Return a result; not conclusive where a failed request may have been small enough.
-
-        A snapshot has the size of a failed request as ``roundup_power2_divisions`` rounded it.
-        Without that setting less is asked for: by less than one division of the power of two.
-        """
-        settings = self._reproduction.conditions.settings
-        divisions = settings.roundup_power2_divisions
-        now = _settings(self._reproduction, what_if).roundup_power2_divisions
-        if made.fits or not settings.roundup_is_on or now == divisions:
-            return made
-        fewest = min(d for d in divisions if d > 1)
-        base = operations or self._reproduction.operations
-        asked = Operations.of(base)
-        is_failed = asked.kind == OpKind.FAILED
-        size = asked.size.copy()
-        size[is_failed] = [_least_request(s, fewest) for s in size[is_failed].tolist()]
-        least = replay_what_if(self._reproduction, what_if, asked.with_size(size).native(base))
-        return replace(made, note=ROUNDED, is_conclusive=False) if least.fits else made
-
 
 def _fails(result: ReplayResult) -> bool:
     return not result.fits or (result.outlook is not None and result.outlook.fails)
-
-
-def _least_request(rounded_bytes: int, divisions: int) -> int:
-    """Return the smallest request that is rounded up to a size, in parts of its power of two."""
-    power = 1 << max((rounded_bytes - 1).bit_length() - 1, 0)
-    return rounded_bytes - power // divisions + 1
 
 
 def check_version(torch_version: str | None) -> str:

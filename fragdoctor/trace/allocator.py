@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Final
 
 from fragdoctor._native import _ext
@@ -62,11 +60,6 @@ class Segment:
     segment_type: str
     pool: int
     blocks: Sequence[Block]
-
-    @property
-    def total_size(self) -> int:
-        """The length in bytes, under the name that snapshots use."""
-        return self.total_bytes
 
 
 def _clipped(n_bytes: int) -> int:
@@ -168,8 +161,8 @@ class Allocator:
         for size in (capacity_bytes, device_total_bytes):
             if size is not None and not 0 <= size < UNLIMITED:
                 raise ValueError(f"a capacity must lie between 0 and 2^64 - 2 bytes, not {size}")
-        if memory_fraction is not None:
-            _check_fraction(memory_fraction)
+        if memory_fraction is not None and not 0.0 <= memory_fraction <= 1.0:
+            raise ValueError(f"a memory fraction must lie between 0 and 1, not {memory_fraction}")
         config = native_config(
             self.settings,
             era=era_of(torch_version),
@@ -232,57 +225,6 @@ class Allocator:
     def empty_cache(self) -> None:
         """Give cached memory back to the driver, as ``torch.cuda.empty_cache()`` does."""
         self._core.empty_cache()
-
-    def set_per_process_memory_fraction(self, fraction: float) -> None:
-        """Limit reserved memory to ``floor(fraction * device memory)`` from now on.
-
-        Raises:
-            ValueError: the fraction is not between 0 and 1.
-        """
-        _check_fraction(fraction)
-        self._core.set_fraction(fraction)
-
-    def set_allocator_settings(self, conf: str) -> None:
-        """Change settings at run time, as ``torch.cuda.memory._set_allocator_settings`` does.
-
-        ``expandable_segments`` and ``large_segment_size_mb`` keep their values where the string
-        does not name them; everything else returns to its default.
-
-        Raises:
-            ConfigError: the version would refuse the string.
-        """
-        settings = parse_conf(conf, self.torch_version)
-        if "expandable_segments:" not in "".join(conf.split()):
-            settings = replace(settings, expandable_segments=self.settings.expandable_segments)
-        if "large_segment_size_mb" not in conf:
-            settings = replace(settings, large_segment_bytes=self.settings.large_segment_bytes)
-        self._core.set_settings(native_config(settings, era=era_of(self.torch_version)))
-        self.settings = settings
-
-    def create_pool(self, *, use_on_oom: bool = False, no_split: bool = False) -> int:
-        """Return the number of a new private pool, as ``torch.cuda.MemPool()`` makes one."""
-        return self._core.pool_create(use_on_oom, no_split)
-
-    @contextmanager
-    def use_pool(self, pool: int) -> Iterator[None]:
-        """Serve the requests inside the block from a private pool, as ``use_mem_pool`` does.
-
-        Raises:
-            ValueError: there is no such pool.
-        """
-        self._core.context_begin(pool)
-        try:
-            yield
-        finally:
-            self._core.context_end()
-
-    def drop_pool(self, pool: int) -> None:
-        """Drop a private pool; what of it is free goes back to the driver.
-
-        Raises:
-            ValueError: there is no such pool.
-        """
-        self._core.pool_release(pool, flush=True)
 
     @property
     def reserved_bytes(self) -> int:
@@ -363,11 +305,6 @@ class Allocator:
             private_free_bytes=figures["private_free_bytes"] or 0,
             limit_bytes=figures["allowed_bytes"],
         )
-
-
-def _check_fraction(fraction: float) -> None:
-    if not 0.0 <= fraction <= 1.0:
-        raise ValueError(f"a memory fraction must lie between 0 and 1, not {fraction}")
 
 
 def _unknown(address: int) -> SimulationError:

@@ -9,21 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
-
-import numpy as np
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
 from fragdoctor.frozen import frozen
-from fragdoctor.model.arrays import distinct
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.settings import AllocatorSettings, Era, era_of
 from fragdoctor.model.snapshot import Action
 from fragdoctor.trace.allocator import UNLIMITED
 from fragdoctor.trace.replay import Conditions, Reproduction
 from fragdoctor.trace.trace import Trace
-from fragdoctor.units import MIB
 
 N_LIMITS_TRIED = 24
 
@@ -52,57 +47,6 @@ def recorded_capacity(trace: Trace) -> int | None:
     return max(int(known[-1]), trace.totals.peak_reserved_bytes)
 
 
-def total_by_reservations(trace: Trace) -> int | None:
-    """Return the device's memory as the distance of its address reservations shows it.
-
-    Expandable segments reserve 9/8 of it per stream and pool class, in whole pages; the driver may
-    leave more between them. None where fewer than two reservations are seen, or they lie closer
-    than the memory that was in use.
-    """
-    events, initial = trace.events, trace.initial
-    maps = np.flatnonzero(events.action == Action.SEGMENT_MAP)
-    starts = events.address[maps].astype(np.float64)
-    keys = events.stream[maps].astype(np.int64) * 2 + (events.size_bytes[maps] == 2 * MIB)
-    bases = [float(starts[keys == key].min()) for key in distinct(keys)]
-    old = initial.segment_is_expandable
-    bases += [float(a) for a in initial.segment_address[old & initial.segment_is_small]][:1]
-    bases += [float(a) for a in initial.segment_address[old & ~initial.segment_is_small]][:1]
-    gaps = np.diff(distinct(np.array(bases)))
-    if not len(gaps):
-        return None
-    page = trace.settings.large_segment_bytes
-    total = int(gaps.min() // page * page * 8 / 9)
-    return total if total >= trace.totals.peak_reserved_bytes else None
-
-
-def with_shown_settings(trace: Trace) -> Trace | None:
-    """Return the trace under settings that it shows and its settings do not say, if it does."""
-    settings = trace.settings
-    changes: dict[str, Any] = {}
-    has_maps = bool((trace.events.action == Action.SEGMENT_MAP).any())
-    if has_maps and not settings.expandable_segments:
-        changes["expandable_segments"] = True
-    size = _large_segment_bytes(trace)
-    if size is not None and size != settings.large_segment_bytes:
-        changes["large_segment_bytes"] = size
-        changes["max_non_split_rounding_bytes"] = size
-    if not changes:
-        return None
-    return Trace.of(trace.snapshot, trace.device, replace(settings, **changes), trace.stacks)
-
-
-def _large_segment_bytes(trace: Trace) -> int | None:
-    """Return the segment size of requests of 1 to 10 MiB as the trace shows it, if it does."""
-    action, size = trace.events.action, trace.events.size_bytes
-    first = np.nonzero((action[:-1] == Action.SEGMENT_ALLOC) & (action[1:] == Action.ALLOC))[0]
-    first = first[(size[first + 1] > MIB) & (size[first + 1] < 9 * MIB)]
-    if not len(first):
-        return None
-    sizes, counts = np.unique(size[first], return_counts=True)
-    likeliest = int(sizes[counts.argmax()])
-    return likeliest if 10 * MIB < likeliest < 2**40 else None
-
-
 def limits_of(
     trace: Trace, lowest_need_bytes: int | None, device_total_bytes: int | None
 ) -> Iterator[int]:
@@ -122,9 +66,8 @@ def limits_of(
             if low <= limit < high and limit not in seen and len(seen) < N_LIMITS_TRIED:
                 seen.add(limit)
                 yield limit
-    for end in (min(high, _collection_bound(trace)), high):
-        for i in range(N_LIMITS_TRIED if end > low else 0):
-            yield low + (end - low) * i // N_LIMITS_TRIED
+    for i in range(N_LIMITS_TRIED):
+        yield low + (high - low) * i // N_LIMITS_TRIED
 
 
 def _totals(trace: Trace, device_total_bytes: int | None) -> list[int]:
@@ -140,21 +83,6 @@ def _highest_limit(trace: Trace, need: int | None) -> int:
     if not len(trace.oom_rows) or need is None:
         return 2 * low + 1
     return max(min(2 * low + 1, need), low + 1)
-
-
-def _collection_bound(trace: Trace) -> int:
-    """Return what was allowed at most (excluded) if every run of frees was a collection.
-
-    A collection starts above threshold x allowed. A flush may start below, so this bound only
-    says where to look first.
-    """
-    threshold = trace.settings.garbage_collection_threshold
-    is_free = trace.events.action == Action.SEGMENT_FREE
-    first = np.nonzero(is_free[1:] & ~is_free[:-1])[0]  # the event before each run
-    if threshold <= 0 or not len(first):
-        return 0
-    lowest = int(trace.totals.at(first + 1)[:, 2].min())
-    return int(lowest / threshold) + 1
 
 
 # Of taking unexplained frees for calls of empty_cache(), and completed frees for late ones.
@@ -179,15 +107,14 @@ class _Guess:
 
 
 class _Finder:
-    """Tries guesses on one trace and keeps the best."""
+    """Tries guesses on one trace."""
 
     def __init__(
         self, trace: Trace, torch_version: str | None, device_total_bytes: int | None
     ) -> None:
         self.trace = trace
-        self.total = device_total_bytes or total_by_reservations(trace)
+        self.total = device_total_bytes
         self.capacity = recorded_capacity(trace)
-        self.best: Reproduction | None = None
         self._n_tried = 0
         self._operations: dict[tuple[object, ...], _ext.NativeOps] = {}
         self.eras = eras_of(trace, torch_version)
@@ -210,8 +137,6 @@ class _Finder:
             if (rows, late) == before:
                 break
         assert best is not None  # noqa: S101 - the loop ran
-        if self.best is None or best.score > self.best.score:
-            self.best = best
         return best
 
     def _address_share(self, era: Era) -> float:
@@ -286,14 +211,6 @@ def find_reproduction(
     """
     finder = _Finder(trace, torch_version, device_total_bytes)
     best = _over_eras(finder)
-    if best.score[0] == 1.0:
-        return _learned(best)
-    other = with_shown_settings(trace)
-    if other is not None:
-        shown = _Finder(other, torch_version, device_total_bytes)
-        better = _over_eras(shown)
-        if better.score > best.score:
-            finder, best = shown, better
     if best.score[0] < 1.0 and _may_be_limited(best):
         best = _over_limits(finder, best, device_total_bytes)
     return _learned(best)

@@ -12,8 +12,6 @@ from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.future.search import with_smallest_capacity
 from fragdoctor.future.simulator import simulate
 from fragdoctor.future.whatif import (
-    ROUNDED,
-    FairReplay,
     WhatIf,
     conditions_of,
     least_allowed_of,
@@ -197,26 +195,6 @@ def test_version_decides_about_keys_and_order() -> None:
         conditions_of(reproduction, WhatIf(conf="backend:cudaMallocAsync"))
     old = conditions_of(reproduction, WhatIf(conf="", torch_version="2.4.1"))
     assert old.era.name == "ADDRESS"
-
-
-@pytest.mark.parametrize(("capacity_mib", "is_known"), [(56, False), (52, True)])
-def test_failed_request_that_was_rounded_up_is_known_only_within_its_division(
-    capacity_mib: int, is_known: bool
-) -> None:
-    # 34 MiB are recorded as 40: they may have been 32 MiB and a byte, for which 34 are reserved.
-    made = program(20 * MIB, 34 * MIB)
-    snapshot = record(made, "roundup_power2_divisions:4", capacity_bytes=capacity_mib * MIB)
-    replays = FairReplay(reproduced(snapshot))
-
-    other = replays.replay(WhatIf(conf=""))
-    same = replays.replay(WhatIf(conf="roundup_power2_divisions:4"))
-
-    assert not other.fits
-    assert other.oom_bytes == 40 * MIB
-    assert other.is_conclusive is is_known
-    assert (other.note == ROUNDED) is not is_known
-    assert not same.fits
-    assert same.is_conclusive
 
 
 def test_inferred_fraction_promises_only_what_holds_under_the_least_of_them() -> None:

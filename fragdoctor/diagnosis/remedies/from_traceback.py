@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
-import numpy as np
-
-from fragdoctor.analysis.failed_attempts import left_of_attempts
-from fragdoctor.diagnosis.bench import Attempt, Bench
 from fragdoctor.diagnosis.remedies.framework_words import frameworks_of
 from fragdoctor.diagnosis.remedies.remedy import CURES, HELPS, JudgedCase, Proposal, Remedy
 from fragdoctor.diagnosis.remedies.serving import smaller_cache
-from fragdoctor.future.edits import combined
-from fragdoctor.future.training_edits import requests_freed_at, requests_removed
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence, Location
 from fragdoctor.model.frameworks import words_for
-from fragdoctor.model.snapshot import I64
 from fragdoctor.rules.traceback_signs import SERVER_STEP
-from fragdoctor.units import format_size
 
 CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.HEALTHY)
 """Causes to which the place of the failure adds nothing."""
@@ -78,83 +70,28 @@ class RetryOutsideHandler(Remedy):
     title = "Retry after the except block, not inside it"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it where a traceback was being handled, or an earlier attempt is still held."""
+        """Propose it where a traceback was being handled."""
         message = case.message
         log = case.context.case.oom
         said = [message] if log is None else log.messages
-        is_in_handler = any(m is not None and _is_retry(m) for m in said)
-        attempts = _left(case)
-        left = 0 if attempts is None else attempts.n_bytes
-        if not (is_in_handler or left) or case.cause in CLOSED:
+        if case.cause in CLOSED or not any(m is not None and _is_retry(m) for m in said):
             return
-        why = "An exception's traceback holds the frames of its attempt, and these their tensors"
         yield self.proposal(
             weight=ABOVE_GENERIC + 1 if case.sign is None else HELPS,
             confidence=Confidence.LIKELY,
             change="set a flag in the except block and try again after it; keep str(error), not "
             "the exception; gc.collect() and torch.cuda.empty_cache() before the next attempt",
-            why=f"{why}: {format_size(left)} of an attempt that had failed were still held."
-            if left
-            else f"{why}: the second attempt starts with a full device.",
+            why="An exception's traceback holds the frames of its attempt, and these their "
+            "tensors: the second attempt starts with a full device.",
             cost="None.",
-            saves_bytes=left or None,
             verify="memory_allocated() before the second attempt is what it was before the first.",
         )
-
-    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Try the last attempt with what those before had made freed when the next one began.
-
-        The failures before were caught, and the program went on: they are left out.
-        """
-        del bench
-        found, analysis = _left(case), case.context.analysis
-        if proposal is None or found is None or analysis is None:
-            return []
-        caught = np.array([oom.row - analysis.trace.first_row for oom in analysis.ooms], np.int64)
-        edits = (
-            requests_removed(np.sort(caught[caught < found.row])),
-            requests_freed_at(found.starts, found.row),
-        )
-        return [Attempt.of_edit(combined(edits))]
 
 
 def _is_retry(message: OomMessage) -> bool:
     """Return whether it failed in a handler by asking again, not by passing an error on."""
     is_passed_on = bool(message.frames) and message.frames[-1].code.startswith("raise")
     return message.is_in_handler and message.is_of_caching_allocator and not is_passed_on
-
-
-MIN_LEFT: Final = 0.1
-"""Of live memory; less of an attempt is not why the next one fails."""
-
-
-class _Left(NamedTuple):
-    """What is left of failed attempts.
-
-    Attributes:
-        starts: events that made it, ascending.
-        n_bytes: how much it is.
-        row: event after the last of the attempts.
-    """
-
-    starts: I64
-    n_bytes: int
-    row: int
-
-
-def _left(case: JudgedCase) -> _Left | None:
-    """Return what is left of the attempts before the one that failed last; None if little is."""
-    analysis, event = case.context.analysis, case.asking_event
-    if analysis is None or event is None or not analysis.capture.has_trace:
-        return None
-    trace = analysis.trace
-    left = left_of_attempts(trace, analysis.ooms, event)
-    n_bytes = int(trace.lives.size_bytes[left].sum())
-    if n_bytes < MIN_LEFT * event.active_bytes or not len(left):
-        return None
-    before = max(oom.row for oom in analysis.ooms if oom.row < event.row)
-    starts: I64 = np.sort(trace.lives.start[left]).astype(np.int64)
-    return _Left(starts, n_bytes, before - trace.first_row + 1)
 
 
 CALLS: Final[tuple[Remedy, ...]] = (AtTheFailingCall(), RetryOutsideHandler())
