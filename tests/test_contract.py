@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "future": {"errors", "frozen", "units", "model", "trace", "_native"},
     "analysis": {"frozen", "units", "model", "trace", "future"},
     "story": {"frozen", "units", "model", "analysis"},
-    "rules": {"errors", "frozen", "units", "model", "trace", "future", "analysis", "story"},
+    "rules": {"frozen", "units", "model", "trace", "future", "analysis", "story"},
     "gate": {"errors", "opening", "frozen", "units", "model", "future", "rules"},
     "diagnosis": {
         "errors",

@@ -18,11 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fragdoctor.analysis.modules import ModulePaths
-from fragdoctor.analysis.result import Holder, StrandedSegment, Strander
+from fragdoctor.analysis.result import Holder, Strander
 from fragdoctor.frozen import frozen
 from fragdoctor.model.arrays import distinct, sum_by
+from fragdoctor.model.diagnosis import RunKind, SegmentReport, SegmentRun
 from fragdoctor.model.phases import Category
-from fragdoctor.model.snapshot import I32, I64, BlockState
+from fragdoctor.model.snapshot import I32, I64
 from fragdoctor.trace.lives import BEFORE, Layout
 from fragdoctor.trace.trace import Trace
 
@@ -254,43 +255,57 @@ def _page_ids(segment: I64, number: I64) -> tuple[I64, I64]:
 # ---- the segments with most stranded free memory, block by block, to be drawn ------------------
 
 
-def find_stranded_segments(layout: Layout) -> tuple[tuple[StrandedSegment, ...], int]:
-    """Return the segments with most stranded free bytes, at most 12, and how many have any."""
+def find_stranded_segments(
+    layout: Layout, device: int, places: Mapping[int, int]
+) -> tuple[tuple[SegmentReport, ...], int]:
+    """Return the segments with most stranded free bytes, at most 12, and how many have any.
+
+    ``places`` has the place of each group of stranding blocks that is reported, by its stack.
+    """
     holds = find_holds(layout)
     unit, once = np.unique(holds.unit, return_index=True)
     stranded = np.zeros(len(layout.segment_address), np.int64)
     np.add.at(stranded, holds.segment[once], holds.free[unit])
     order = np.lexsort((layout.segment_address, -stranded))[:MAX_SEGMENTS]
-    worst = order[stranded[order] > 0]
-    segments = tuple(_segment(layout, holds, int(s), int(stranded[s])) for s in worst)
-    return segments, int(np.count_nonzero(stranded))
+    reports = []
+    for segment in order[stranded[order] > 0].tolist():
+        free = layout.free_bytes[layout.free_segment == segment]
+        reports.append(
+            SegmentReport(
+                device=device,
+                total_bytes=int(layout.segment_bytes[segment]),
+                free_bytes=int(free.sum()),
+                stranded_bytes=int(stranded[segment]),
+                largest_hole_bytes=int(free.max(initial=0)),
+                runs=_runs(layout, holds, segment, places),
+            )
+        )
+    return tuple(reports), int(np.count_nonzero(stranded))
 
 
-def _segment(layout: Layout, holds: Holds, segment: int, stranded: int) -> StrandedSegment:
+def _runs(
+    layout: Layout, holds: Holds, segment: int, places: Mapping[int, int]
+) -> tuple[SegmentRun, ...]:
+    """Return the blocks of a segment with neighbours of the same kind and group taken together."""
     live = np.flatnonzero(layout.live_segment == segment)
     free = np.flatnonzero(layout.free_segment == segment)
-    is_pending = layout.live_is_pending[live]
-    stack = np.where(
-        np.isin(live, holds.block[holds.segment == segment]),
-        layout.live_stack[live].astype(np.int64),
-        NO_STRANDER,
-    )
     offset = np.concatenate([layout.live_offset[live], layout.free_offset[free]])
     order = np.argsort(offset, kind="stable")
     size = np.concatenate([layout.live_bytes[live], layout.free_bytes[free]])[order]
-    live_kind = np.where(is_pending, BlockState.PENDING_FREE, BlockState.ALLOCATED)
-    kind = np.concatenate([live_kind, np.full(len(free), BlockState.INACTIVE)])[order]
+    kinds = np.where(layout.live_is_pending[live], _PENDING, _LIVE)
+    kind = np.concatenate([kinds, np.full(len(free), _FREE)])[order]
+    is_holding = np.isin(live, holds.block[holds.segment == segment])
+    stack = np.where(is_holding, layout.live_stack[live].astype(np.int64), NO_STRANDER)
     owner = np.concatenate([stack, np.full(len(free), NO_STRANDER)])[order]
     size, kind, owner = _fewer(size, kind, owner)
-    return StrandedSegment(
-        total_bytes=int(layout.segment_bytes[segment]),
-        free_bytes=int(layout.free_bytes[free].sum()),
-        stranded_bytes=stranded,
-        largest_hole_bytes=int(layout.free_bytes[free].max(initial=0)),
-        block_bytes=size,
-        block_kind=kind.astype(np.uint8),
-        block_stack=owner,
-    )
+    starts = np.flatnonzero(np.append(True, (kind[1:] != kind[:-1]) | (owner[1:] != owner[:-1])))
+    sizes = np.add.reduceat(size, starts)
+    rows = zip(sizes.tolist(), kind[starts].tolist(), owner[starts].tolist(), strict=True)
+    return tuple(SegmentRun(n, _KINDS[k], places.get(s)) for n, k, s in rows)
+
+
+_KINDS: Final = (RunKind.FREE, RunKind.LIVE, RunKind.PENDING)
+_FREE, _LIVE, _PENDING = range(3)
 
 
 def _fewer(size: I64, kind: I64, owner: I64) -> tuple[I64, I64, I64]:

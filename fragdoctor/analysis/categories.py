@@ -79,7 +79,6 @@ def sort_blocks(lives: Lives, roles: StackRoles, passes: Passes) -> Categories:
     _sort_optimizer(sorter)
     _sort_model(sorter)
     _sort_backward(sorter)
-    _sort_unnamed_parameters(sorter)
     _sort_old(sorter)
     _ask_the_line(sorter)
     return Categories(sorter.category, sorter.sureness)
@@ -93,13 +92,11 @@ def _sort_setup(s: _Sorter) -> None:
 
 def _sort_model(s: _Sorter) -> None:
     """Find the parameters: made while a module is built, moved or loaded, and there to stay."""
-    makes, may_make = s.roles.makes_model[s.stack], s.roles.may_make_model[s.stack]
+    makes = s.roles.makes_model[s.stack]
     outlives = (s.died > s.backward) | (s.is_alive & (s.died > s.born))
     early = s.made_in(TrainingPhase.SETUP) | s.made_in(TrainingPhase.FORWARD)
-    s.put(may_make & s.made_in(TrainingPhase.SETUP) & outlives, Category.PARAMETERS, POSSIBLE)
     s.put(makes & early & outlives, Category.PARAMETERS)
     s.put(makes & early & ~outlives, Category.TEMPORARIES)
-    s.put(s.roles.makes_state[s.stack] & early & outlives, Category.OPTIMIZER_STATE)
 
 
 def _sort_forward(s: _Sorter) -> None:
@@ -216,41 +213,6 @@ def _fitting(s: _Sorter, outlives: Bools, persists: Bools, is_parameter: Bools) 
     rank = occurrence(group[order])
     result[rows[order[rank >= wanted[at[order]]]]] = False
     return result
-
-
-def _sort_unnamed_parameters(s: _Sorter) -> None:
-    """Find parameters made by hand: from before the first step, each with a gradient of its size.
-
-    What is left of them when every gradient has its parameter is a copy (an average of the
-    weights, a teacher) or something else.
-    """
-    named = (s.category == Category.PARAMETERS) & s.roles.makes_model[s.stack]
-    rows = np.flatnonzero(s.made_in(TrainingPhase.SETUP) & s.is_alive & ~named)
-    rows = rows[(s.category[rows] == Category.KEPT) | (s.category[rows] == Category.PARAMETERS)]
-    sizes, wanted = _gradients_of_a_step(s)
-    if not len(rows) or not len(sizes):
-        return
-    is_named = named & is_among(s.requested, sizes)
-    n_named = np.bincount(np.searchsorted(sizes, s.requested[is_named]), minlength=len(sizes))
-    wanted = np.maximum(0, wanted - n_named)
-    s.category[rows], s.sureness[rows] = Category.KEPT, POSSIBLE
-    rows = rows[is_among(s.requested[rows], sizes)]
-    rows = rows[np.lexsort((s.start[rows], s.requested[rows]))]
-    at = np.searchsorted(sizes, s.requested[rows])
-    have = np.bincount(at, minlength=len(sizes))
-    chosen = rows[np.arange(len(rows)) - np.append(0, np.cumsum(have))[at] < wanted[at]]
-    s.category[chosen] = Category.PARAMETERS
-    s.sureness[chosen] = np.where(s.roles.may_make_model[s.stack[chosen]], LIKELY, POSSIBLE)
-
-
-def _gradients_of_a_step(s: _Sorter) -> tuple[I64, I64]:
-    """Return the sizes of gradients, and how many of each a single backward pass made at most."""
-    rows = np.flatnonzero((s.category == Category.GRADIENTS) & ~s.is_before)
-    sizes, at = np.unique(s.requested[rows], return_inverse=True)
-    pairs, count = np.unique(s.born[rows] * len(sizes) + at.reshape(-1), return_counts=True)
-    most = np.zeros(len(sizes), np.int64)
-    np.maximum.at(most, pairs % max(1, len(sizes)), count)
-    return sizes, most
 
 
 def _sort_old(s: _Sorter) -> None:

@@ -23,7 +23,7 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.attribution import find_holders, find_stranded_segments, find_stranders
+from fragdoctor.analysis.attribution import find_holders, find_stranders
 from fragdoctor.analysis.free_space import find_ooms, free_space
 from fragdoctor.analysis.growth import StepEnds, find_growth
 from fragdoctor.analysis.idle_graph import find_idle_graph
@@ -304,7 +304,6 @@ def analyze_trace(trace: Trace) -> DeviceAnalysis:
     steps = StepEnds.of(trace) if totals is not None else StepEnds(np.zeros(0, np.int64))
     growth = find_growth(trace, steps)
     phases = None if totals is None else find_phases(trace)
-    stranded, n_stranded = find_stranded_segments(layout)
     active = int(blocks.size_bytes[blocks.state != BlockState.INACTIVE].sum())
     end = trace.n_events if trace.n_until_unwound is None else trace.n_until_unwound
     held = active if totals is None else int(totals.active_bytes[end])
@@ -320,7 +319,6 @@ def analyze_trace(trace: Trace) -> DeviceAnalysis:
             gathered = found
             idle_graph = find_idle_graph(trace) if found is None else None
     requested = int(blocks.requested_bytes[blocks.state != BlockState.INACTIVE].sum())
-    streams = [int(s) for s in trace.snapshot.streams]
     result = DeviceAnalysis(
         trace=trace,
         device=trace.device,
@@ -331,7 +329,7 @@ def analyze_trace(trace: Trace) -> DeviceAnalysis:
         allocated_bytes=int(blocks.size_bytes[blocks.state == BlockState.ALLOCATED].sum()),
         active_bytes=active,
         requested_bytes=requested,
-        free_space=free_space(layout, trace.snapshot.pools, streams),
+        free_space=free_space(layout),
         capture=capture,
         timeline=totals,
         stranders=find_stranders(trace, layout),
@@ -345,10 +343,7 @@ def analyze_trace(trace: Trace) -> DeviceAnalysis:
         flushes=flushes,
         n_inferred_retries=n_retries,
         capacity_estimate_bytes=_capacity(ooms),
-        requested_waste_bytes=_waste(trace, active, requested),
         n_steps=len(Steps.of(trace).main_rows) if totals is not None else 0,
-        stranded_segments=stranded,
-        n_stranded_segments=n_stranded,
         phases=phases,
     )
     return_free_memory(trace)
@@ -361,13 +356,6 @@ def _capacity(ooms: tuple[OomEvent, ...]) -> int | None:
         if oom.device_free_bytes is not None:
             return oom.device_free_bytes + oom.reserved_bytes
     return None
-
-
-def _waste(trace: Trace, active: int, requested: int) -> int | None:
-    """Return active - requested bytes; None where the file has no requested sizes (before 2.0)."""
-    if not len(trace.blocks) or not np.any(trace.blocks.requested_bytes):
-        return None
-    return max(0, active - requested)
 
 
 def size_diversity(trace: Trace) -> SizeDiversity | None:

@@ -17,22 +17,18 @@ At each out-of-memory event the state of the device at that moment is worked out
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.result import FreeSpace, OomEvent, PoolFree
-from fragdoctor.frozen import frozen
+from fragdoctor.analysis.result import FreeSpace, OomEvent
 from fragdoctor.model.arrays import sum_by
 from fragdoctor.model.settings import AllocatorSettings
-from fragdoctor.model.snapshot import I64, Action, Bools
+from fragdoctor.model.snapshot import Action, Bools
 from fragdoctor.trace.columns import SMALL_SEGMENT_BYTES
 from fragdoctor.trace.lives import Layout
 from fragdoctor.trace.trace import SMALL_REQUEST_BYTES, Trace, large_page_bytes
 from fragdoctor.units import MIB
-
-MAX_POOLS: Final = 200
 
 MIN_LARGE_BYTES: Final = 10 * MIB
 ROUND_LARGE_BYTES: Final = 2 * MIB
@@ -42,94 +38,32 @@ MAX_LAYOUTS: Final = 8
 MAX_OOMS: Final = 1000
 
 
-@frozen
-class FreeParts:
-    """Free bytes by fate. ``releasable_by_segment`` is aligned with the layout's segments."""
-
-    releasable_by_segment: I64
-    free_by_segment: I64
-
-    @property
-    def releasable_bytes(self) -> int:
-        """What a flush returns."""
-        return int(self.releasable_by_segment.sum())
-
-
-def free_parts(layout: Layout) -> FreeParts:
-    """Return for each segment its free bytes and those that a flush would return."""
+def free_space(layout: Layout) -> FreeSpace:
+    """Return the free memory of a layout."""
     n = len(layout.segment_address)
-    free = np.zeros(n, np.int64)
-    np.add.at(free, layout.free_segment, layout.free_bytes)
+    free = sum_by(layout.free_segment, layout.free_bytes, n)
     page = layout.page_bytes[layout.free_segment]
     low = layout.free_offset
     high = low + layout.free_bytes
     paged = page > 0
     unit = np.where(paged, page, 1)
     whole = np.maximum(0, high // unit * unit - -(-low // unit) * unit)
-    releasable = np.zeros(n, np.int64)
-    np.add.at(releasable, layout.free_segment[paged], whole[paged])
-    is_live = np.zeros(n, np.bool_)
-    is_live[layout.live_segment] = True
-    ordinary = layout.page_bytes == 0
-    releasable[ordinary & ~is_live] = free[ordinary & ~is_live]
-    releasable[layout.is_private] = 0
-    return FreeParts(releasable, free)
-
-
-def free_space(layout: Layout, pools: I64, streams: list[int]) -> FreeSpace:
-    """Return the free memory of a layout, with its totals per pool and stream.
-
-    ``pools`` and ``streams`` (as plain integers) are those of the snapshot.
-    """
-    parts = free_parts(layout)
+    releasable = sum_by(layout.free_segment[paged], whole[paged], n)
+    is_whole = layout.page_bytes == 0
+    is_whole[layout.live_segment] = False
+    releasable[is_whole] = free[is_whole]
     private: Bools = layout.is_private
-    free = int(parts.free_by_segment.sum())
-    private_free = int(parts.free_by_segment[private].sum())
+    releasable[private] = 0
+    private_free = int(free[private].sum())
     return FreeSpace(
-        free_cached_bytes=free,
-        releasable_bytes=parts.releasable_bytes,
-        stranded_free_bytes=free - parts.releasable_bytes - private_free,
+        free_cached_bytes=int(free.sum()),
+        releasable_bytes=int(releasable.sum()),
+        stranded_free_bytes=int(free.sum() - releasable.sum()) - private_free,
         private_pools_free_bytes=private_free,
         private_pools_reserved_bytes=int(layout.segment_bytes[private].sum()),
         pending_free_bytes=int(layout.live_bytes[layout.live_is_pending].sum()),
         largest_free_block_bytes=int(layout.free_bytes.max(initial=0)),
-        by_pool=_by_pool(layout, pools, streams),
     )
-
-
-def _by_pool(layout: Layout, pools: I64, streams: list[int]) -> tuple[PoolFree, ...]:
-    """Return free memory per (pool, class, stream), largest total first."""
-    if not len(layout.free_bytes):
-        return ()
-    seg = layout.free_segment
-    keys = np.stack(
-        [
-            layout.segment_pool[seg].astype(np.int64),
-            layout.is_small[seg].astype(np.int64),
-            layout.segment_stream[seg].astype(np.int64),
-        ],
-        axis=1,
-    )
-    groups, member = np.unique(keys, axis=0, return_inverse=True)
-    member = member.reshape(-1)
-    total = sum_by(member, layout.free_bytes, len(groups))
-    largest = np.zeros(len(groups), np.int64)
-    np.maximum.at(largest, member, layout.free_bytes)
-    order = np.argsort(-total, kind="stable")[:MAX_POOLS]
-    return tuple(
-        PoolFree(
-            pool_id=_pool_id(pools, int(groups[i, 0])),
-            is_small=bool(groups[i, 1]),
-            stream=streams[int(groups[i, 2])],
-            free_bytes=int(total[i]),
-            largest_free_block_bytes=int(largest[i]),
-        )
-        for i in order
-    )
-
-
-def _pool_id(pools: I64, index: int) -> tuple[int, int]:
-    return (int(pools[index, 0]), int(pools[index, 1])) if index >= 0 else (0, 0)
 
 
 def segment_bytes(rounded: int, settings: AllocatorSettings, *, expandable: bool) -> int:
@@ -161,24 +95,18 @@ def find_ooms(trace: Trace) -> tuple[OomEvent, ...]:
     totals = trace.totals.at(rows).tolist()
     events = []
     for i, row in enumerate(rows.tolist()):
-        is_final = row > last_act
         layout = None
-        if is_final:
+        if row > last_act:
             layout = trace.layout
         elif i >= len(rows) - MAX_LAYOUTS:
             layout = trace.layout_at(row)
-        is_last = is_final and row == int(rows[-1])
-        event = _event(trace, row, totals[i])
-        if layout is not None:
-            event = _with_layout(event, trace, row, layout)
-        events.append(replace(event, is_last_row=is_last))
+        events.append(_event(trace, row, totals[i], layout))
     return tuple(events)
 
 
-def _event(trace: Trace, row: int, totals: Sequence[int]) -> OomEvent:
+def _event(trace: Trace, row: int, totals: Sequence[int], layout: Layout | None) -> OomEvent:
     snapshot, settings = trace.snapshot, trace.settings
     rounded = int(snapshot.events.size_bytes[trace.first_row + row])
-    stream = int(trace.events.stream[row])
     allocated, active, reserved = totals
     return OomEvent(
         row=trace.first_row + row,
@@ -189,32 +117,17 @@ def _event(trace: Trace, row: int, totals: Sequence[int]) -> OomEvent:
         active_bytes=active,
         reserved_bytes=reserved,
         stack=int(trace.events.stack[row]),
-        stream=int(snapshot.streams[stream]) if stream >= 0 else 0,
-        is_last_row=False,
+        largest_free_block_bytes=None if layout is None else _largest_usable(trace, row, layout),
         message_bytes=segment_bytes(rounded, settings, expandable=False),
     )
 
 
-def _with_layout(event: OomEvent, trace: Trace, row: int, layout: Layout) -> OomEvent:
-    """Add what only the layout at that moment tells."""
-    parts = free_parts(layout)
-    private_free = int(parts.free_by_segment[layout.is_private].sum())
-    stream, pool = int(trace.events.stream[row]), int(trace.events.pool[row])
-    return replace(
-        event,
-        largest_free_block_bytes=_largest_usable(layout, event.rounded_bytes, stream, pool),
-        stranded_free_bytes=int(parts.free_by_segment.sum())
-        - parts.releasable_bytes
-        - private_free,
-    )
-
-
-def _largest_usable(layout: Layout, rounded: int, stream: int, pool: int) -> int:
-    """Return the largest free block of the request's pool, class and stream."""
-    segment = layout.free_segment
+def _largest_usable(trace: Trace, row: int, layout: Layout) -> int:
+    """Return the largest free block of the pool, class and stream of a request."""
+    segment, events = layout.free_segment, trace.events
     usable = (
-        (layout.is_small[segment] == (rounded <= SMALL_REQUEST_BYTES))
-        & (layout.segment_stream[segment] == stream)
-        & (layout.segment_pool[segment] == pool)
+        (layout.is_small[segment] == (events.size_bytes[row] <= SMALL_REQUEST_BYTES))
+        & (layout.segment_stream[segment] == events.stream[row])
+        & (layout.segment_pool[segment] == events.pool[row])
     )
     return int(layout.free_bytes[usable].max(initial=0))

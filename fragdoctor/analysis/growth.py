@@ -90,13 +90,9 @@ def find_growth(trace: Trace, steps: StepEnds) -> tuple[Growth, ...]:
 
 
 def _groups(trace: Trace) -> tuple[I64, I64]:
-    """Return the group of each block, its user line or else its size, and the groups' frames."""
-    lives = trace.lives_of_program
-    lines = trace.stacks.lines_of(lives.stack).astype(np.int64)
-    if (lines >= 0).any():
-        return lines + 1, np.arange(int(lines.max()) + 2) - 1
-    sizes, group = np.unique(lives.requested_bytes, return_inverse=True)
-    return group.reshape(-1).astype(np.int64), np.full(len(sizes), -1, np.int64)
+    """Return the group of each block, its user line, and the groups' frames."""
+    lines = trace.stacks.lines_of(trace.lives_of_program.stack).astype(np.int64)
+    return lines + 1, np.arange(int(lines.max(initial=-1)) + 2) - 1
 
 
 def _candidates(lives: Lives, group: I64, lasting: I64, is_left: Bools, n_groups: int) -> I64:

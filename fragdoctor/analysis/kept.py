@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -30,7 +29,7 @@ from fragdoctor.model.arrays import distinct, is_among, largest_groups
 from fragdoctor.model.snapshot import I32, I64, StackTable
 from fragdoctor.trace import stacks as roles_of
 from fragdoctor.trace.lives import NEVER
-from fragdoctor.trace.stacks import LOSS, NATIVE, PACKAGE, TORCH, USER
+from fragdoctor.trace.stacks import LOSS, PACKAGE, TORCH, USER
 from fragdoctor.trace.trace import Trace
 
 LARGE_SHARE: Final = 0.05
@@ -57,7 +56,6 @@ MIN_SIZES: Final = 2
 """Sizes that the copies of weights have: one tensor a step may be anything."""
 
 _COPIES: Final = re.compile(r"^(?:deepcopy|_deepcopy\w*|state_dict|load_state_dict|clone)$")
-_NODE: Final = re.compile(r"(?:^|::)([A-Z]\w*Backward\d*|AccumulateGrad|CopySlices)(?:::|$|\()")
 
 
 def find_kept(
@@ -178,8 +176,6 @@ def _traced(
         survivor_bytes=survivor_bytes,
         rows=rows,
         ends=steps.end_of(trace.lives_of_program.start[rows]),
-        node=_node(trace, largest),
-        forward_frame=_forward_frame(trace, rows[stack == largest]),
     )
 
 
@@ -274,7 +270,6 @@ def _pattern(
     n_steps: int,
 ) -> KeptPattern:
     """Return what the kept memory looks like."""
-    stack = trace.lives_of_program.stack[rows]
     total = max(1, sum(k.n_bytes for k in kinds))
     share = {k.kind: k.n_bytes / total for k in kinds}
     for kind, pattern in (
@@ -291,9 +286,6 @@ def _pattern(
     sizes = trace.lives_of_program.requested_bytes[rows]
     if len(rows) >= GRAPH_BLOCKS and len(distinct(sizes)) >= MANY_SIZES * len(rows):
         return KeptPattern.SHAPES
-    by_stack = largest_groups(stack, trace.lives_of_program.size_bytes[rows])
-    if len(rows) and _is_hook(trace, int(by_stack.group[0])):
-        return KeptPattern.HOOK
     return KeptPattern.RESULTS if results >= MOST else KeptPattern.TENSORS
 
 
@@ -316,54 +308,3 @@ def _trains_meanwhile(trace: Trace, phases: PhaseAnalysis | None, rows: I64) -> 
     first, end = int(start.min()), int(start.max())
     inside = (phases.first[1:] > first) & (phases.first[:-1] <= end)
     return bool(np.isin(phases.labels[inside], TRAINING).any())
-
-
-def _is_hook(trace: Trace, stack: int) -> bool:
-    """Return whether a stack's innermost user function was called by a module's machinery.
-
-    A module calls ``forward`` and the hooks that are registered on it, nothing else.
-    """
-    table, classes, snapshot = trace.stacks.python, trace.stacks.classes, trace.snapshot
-    if stack < 0:
-        return False
-    frames = table.frames[table.offsets[stack] : table.offsets[stack + 1]].tolist()
-    for inner, outer in pairwise(frames):
-        if classes[inner] in (USER, PACKAGE):
-            caller, function = snapshot.frame(outer), snapshot.frame(inner).function
-            is_called = caller.function in ("_call_impl", "inner", "__call__", "_slow_forward")
-            return is_called and function not in ("forward", "_forward_unimplemented")
-    return False
-
-
-def _node(trace: Trace, stack: int) -> str:
-    """Return the autograd node that a stack's C++ frames name, the innermost one."""
-    if stack < 0:
-        return ""
-    classes = trace.stacks.classes
-    table = trace.snapshot.stacks
-    for frame in table.frames[table.offsets[stack] : table.offsets[stack + 1]].tolist():
-        if classes[frame] == NATIVE:
-            found = _NODE.search(trace.snapshot.frame(frame).function[:1000])
-            if found:
-                return found.group(1)
-    return ""
-
-
-def _forward_frame(trace: Trace, rows: I64) -> int:
-    """Return the forward line that the backward pass worked on when it made some blocks.
-
-    A node frees what it saved as soon as it has run: the next block of the forward pass that goes
-    after a result was made belongs to the line that the result is the gradient of.
-    """
-    lives, lines = trace.lives_of_program, trace.stacks
-    role = lines.roles.role[lives.stack[rows]]
-    rows = rows[roles_of.is_backward(role)]
-    saved = np.flatnonzero(lines.roles.in_module[lives.stack] & (lives.free >= 0))
-    saved = saved[lives.free[saved] != NEVER]
-    if not len(rows) or not len(saved):
-        return -1
-    saved = saved[np.argsort(lives.free[saved], kind="stable")]
-    at = np.searchsorted(lives.free[saved], lives.start[rows])
-    behind = saved[at[at < len(saved)]]
-    frames, count = np.unique(lines.lines_of(lives.stack[behind]), return_counts=True)
-    return int(frames[count.argmax()]) if len(frames) else -1

@@ -13,16 +13,26 @@ import numpy as np
 
 from fragdoctor.analysis.categories import LIKELY, POSSIBLE, Categories, sort_blocks, sums_at
 from fragdoctor.analysis.modules import UNTOLD, ModulePaths
-from fragdoctor.analysis.result import CategorySum, PhaseAnalysis, PhasePeaks
+from fragdoctor.analysis.result import PhaseAnalysis
 from fragdoctor.future.passes import Passes, RoleRuns, annotated_passes, find_passes, last_phase
 from fragdoctor.future.steps import Steps
 from fragdoctor.model.arrays import is_among, largest_groups, median
-from fragdoctor.model.phases import Category, TrainingPhase
+from fragdoctor.model.finding import Confidence
+from fragdoctor.model.phases import (
+    Category,
+    CategoryShare,
+    LineBytes,
+    PhaseFigures,
+    TrainingPhase,
+)
 from fragdoctor.model.snapshot import I64, U8, Action, Bools
 from fragdoctor.trace.lives import BEFORE, NEVER, Lives, Totals
 from fragdoctor.trace.trace import Trace
 
 MAX_LINES: Final = 5
+MIN_LIKELY: Final = 0.9
+"""Share of the bytes of a category that must be likely for the whole to be called so."""
+
 _ORDER: Final = (
     TrainingPhase.SETUP,
     TrainingPhase.FORWARD,
@@ -70,7 +80,7 @@ def _told(trace: Trace, found: Categories) -> Categories:
 def _untrained(found: PhaseAnalysis) -> PhaseAnalysis:
     """Return the phases of a program that shows no training: its forward passes are not counted."""
     phases = tuple(
-        replace(p, n_passes=None) if p.label == TrainingPhase.FORWARD else p for p in found.phases
+        replace(p, n_passes=None) if p.phase == TrainingPhase.FORWARD else p for p in found.phases
     )
     return replace(found, phases=phases, reason=NO_TRAINING)
 
@@ -79,31 +89,33 @@ class _Table:
     """What is allocated at a moment, by category."""
 
     def __init__(self, categories: Categories, lives: Lives, trace: Trace) -> None:
-        self.categories, self.lives = categories, lives
+        self.categories, self.lives, self.snapshot = categories, lives, trace.snapshot
         self.frame = trace.stacks.lines_of(lives.stack)
 
-    def at(self, k: int) -> tuple[CategorySum, ...]:
+    def at(self, k: int) -> tuple[CategoryShare, ...]:
         """Return the sums after k events, most bytes first."""
         rows = self.lives.allocated_at(k)
         n_bytes, n_blocks, likely = sums_at(self.categories, self.lives.size_bytes, rows)
         order = np.argsort(-n_bytes, kind="stable")
         kind = self.categories.category[rows]
         return tuple(
-            CategorySum(
+            CategoryShare(
                 category=Category(int(c)),
                 n_bytes=int(n_bytes[c]),
                 n_blocks=int(n_blocks[c]),
-                likely_bytes=int(likely[c]),
+                confidence=Confidence.LIKELY
+                if likely[c] >= MIN_LIKELY * n_bytes[c]
+                else Confidence.POSSIBLE,
                 lines=self._lines(rows[kind == c]),
             )
             for c in order[: len(Category)]
             if n_blocks[c]
         )
 
-    def _lines(self, rows: I64) -> tuple[tuple[int, int], ...]:
+    def _lines(self, rows: I64) -> tuple[LineBytes, ...]:
         frames, n_bytes, _ = largest_groups(self.frame[rows], self.lives.size_bytes[rows])
-        best = slice(MAX_LINES)
-        return tuple(zip(frames[best].tolist(), n_bytes[best].tolist(), strict=True))
+        best = zip(frames[:MAX_LINES].tolist(), n_bytes[:MAX_LINES].tolist(), strict=True)
+        return tuple(LineBytes(self.snapshot.location(frame), n) for frame, n in best)
 
 
 def _summary(trace: Trace, passes: Passes, table: _Table, end: int | None = None) -> PhaseAnalysis:
@@ -144,19 +156,19 @@ def _label_of(passes: Passes, state: int) -> TrainingPhase:
 
 def _phase(
     label: TrainingPhase, passes: Passes, peaks: I64, states: I64, table: _Table
-) -> PhasePeaks | None:
+) -> PhaseFigures | None:
     mine = np.flatnonzero(passes.label == label)
     if not len(mine):
         return None
     worst = int(mine[peaks[mine].argmax()])
     low, high = int(passes.first[worst]), int(passes.first[worst + 1])
     state = low + int(states[low : high + 1].argmax())
-    return PhasePeaks(
-        label=label,
+    return PhaseFigures(
+        phase=label,
         n_passes=len(mine),
         median_peak_bytes=int(median(peaks[mine])),
         worst_peak_bytes=int(peaks[worst]),
-        worst_state=state,
+        worst_event=state,
         held=table.at(state),
     )
 

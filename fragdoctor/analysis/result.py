@@ -13,21 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fragdoctor.frozen import frozen
-from fragdoctor.model.phases import Category, TrainingPhase
+from fragdoctor.model.phases import Category, CategoryShare, PhaseFigures, TrainingPhase
 from fragdoctor.model.snapshot import I64
 from fragdoctor.trace.lives import Totals
 from fragdoctor.trace.trace import Trace
-
-
-@frozen
-class PoolFree:
-    """Free cached memory of one (private pool, pool class, stream): blocks never cross these."""
-
-    pool_id: tuple[int, int]
-    is_small: bool
-    stream: int
-    free_bytes: int
-    largest_free_block_bytes: int
 
 
 @frozen
@@ -44,7 +33,6 @@ class FreeSpace:
         private_pools_free_bytes: free bytes in private pools (unusable elsewhere).
         pending_free_bytes: active but not allocated: frees that wait for other streams.
         largest_free_block_bytes: over all pools of the device, after no flush.
-        by_pool: largest total first.
     """
 
     free_cached_bytes: int
@@ -54,7 +42,6 @@ class FreeSpace:
     private_pools_reserved_bytes: int
     pending_free_bytes: int
     largest_free_block_bytes: int
-    by_pool: Sequence[PoolFree] = ()
 
 
 @frozen
@@ -73,26 +60,6 @@ class Strander:
     n_segments: int
     oldest_event: int | None
     addresses: Sequence[int]
-
-
-@frozen
-class StrandedSegment:
-    """A segment whose live blocks keep free memory in it, block by block in address order.
-
-    Attributes:
-        stranded_bytes: free bytes in units (segment, or page of an expandable one) partly live.
-        block_bytes: sizes; with very many blocks neighbours of a kind are taken together.
-        block_kind: ``BlockState`` of each.
-        block_stack: stack id of live blocks that hold free memory, ``NO_STRANDER`` for all others.
-    """
-
-    total_bytes: int
-    free_bytes: int
-    stranded_bytes: int
-    largest_hole_bytes: int
-    block_bytes: npt.NDArray[np.int64]
-    block_kind: npt.NDArray[np.uint8]
-    block_stack: npt.NDArray[np.int64]
 
 
 @frozen
@@ -156,7 +123,6 @@ class KeptPattern(StrEnum):
     GRAPH = "graph"
     EVALUATION = "evaluation"
     RESULTS = "results"
-    HOOK = "hook"
     COPIES = "copies"
     OPTIMIZER = "optimizer"
     GRADIENTS = "gradients"
@@ -188,9 +154,6 @@ class KeptMemory:
         survivor_bytes, n_survivors: all that is kept.
         rows: ``int64[n_survivors]``, of the lives that are kept.
         ends: ``int64[n_survivors]``, event row at which the step that made each ends.
-        node: autograd node that made it, "" where no C++ frame names one.
-        forward_frame: for results of the backward pass the frame id of the forward line that the
-            pass was working on, -1 where the order of events does not say.
     """
 
     frame: int
@@ -204,8 +167,6 @@ class KeptMemory:
     survivor_bytes: int
     rows: I64
     ends: I64
-    node: str = ""
-    forward_frame: int = -1
 
 
 @frozen
@@ -240,7 +201,7 @@ class OomEvent:
     """An ``oom`` row with the state of the device at that moment.
 
     ``rounded_bytes`` is what the trace says; ``segment_bytes`` is what the driver was asked for
-    (2 MiB, 20 MiB, or the next multiple of 2 MiB). ``is_last_row``: nothing but snapshots followed.
+    (2 MiB, 20 MiB, or the next multiple of 2 MiB).
     ``largest_free_block_bytes`` is over the pools that could have served the request; None where
     the layout at that moment cannot be rebuilt. ``message_bytes`` is what PyTorch's message prints
     as "Tried to allocate": ``segment_bytes`` but for expandable segments, where it ignores pages.
@@ -254,10 +215,7 @@ class OomEvent:
     active_bytes: int
     reserved_bytes: int
     stack: int
-    stream: int
-    is_last_row: bool
     largest_free_block_bytes: int | None = None
-    stranded_free_bytes: int | None = None
     message_bytes: int | None = None
 
 
@@ -307,35 +265,6 @@ class CaptureQuality:
 
 
 @frozen
-class CategorySum:
-    """Allocated memory of one category at one moment; ``likely_bytes`` of it is not a guess.
-
-    ``lines`` are (user frame id or -1, bytes), most first.
-    """
-
-    category: Category
-    n_bytes: int
-    n_blocks: int
-    likely_bytes: int
-    lines: Sequence[tuple[int, int]] = ()
-
-
-@frozen
-class PhasePeaks:
-    """The passes of one phase: allocated bytes at the peak of each, and what the worst holds.
-
-    ``n_passes`` is None where nothing tells one from the next; ``worst_state`` counts events.
-    """
-
-    label: TrainingPhase
-    n_passes: int | None
-    median_peak_bytes: int
-    worst_peak_bytes: int
-    worst_state: int
-    held: Sequence[CategorySum] = ()
-
-
-@frozen
 class PhaseAnalysis:
     """Passes of training phases and the categories of memory; see ``model/phases.py``.
 
@@ -349,11 +278,11 @@ class PhaseAnalysis:
     labels: npt.NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
     first: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
     pass_peak_bytes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    phases: Sequence[PhasePeaks] = ()
+    phases: Sequence[PhaseFigures] = ()
     peak_label: TrainingPhase = TrainingPhase.UNKNOWN
     peak_bytes: int = 0
-    at_peak: Sequence[CategorySum] = ()
-    at_rest: Sequence[CategorySum] = ()
+    at_peak: Sequence[CategoryShare] = ()
+    at_rest: Sequence[CategoryShare] = ()
     rest_bytes: int | None = None
     category: npt.NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
 
@@ -390,8 +319,5 @@ class DeviceAnalysis:
     flushes: Sequence[Flush] = ()
     n_inferred_retries: int = 0
     capacity_estimate_bytes: int | None = None
-    requested_waste_bytes: int | None = None
     n_steps: int = 0
-    stranded_segments: Sequence[StrandedSegment] = ()
-    n_stranded_segments: int = 0
     phases: PhaseAnalysis | None = None

@@ -212,11 +212,6 @@ class TrainingRun:
         first = np.sort(np.concatenate((self.forward[0], self.backward[0])))
         return first, np.sort(np.concatenate((self.forward[1], self.backward[1])))
 
-    @property
-    def begin_row(self) -> int:
-        """Event at which the first step begins."""
-        return int(self.steps[0][0])
-
 
 def training_run(
     trace: Trace, phases: PhaseAnalysis | None, requests: TrainingRequests

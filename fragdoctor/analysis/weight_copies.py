@@ -42,14 +42,13 @@ class WeightCopies:
 
     Attributes:
         rows: of ``Lives``, ascending; of an old model also its gradients and its optimizer's state.
-        weight_bytes: of the weights among them; ``n_bytes`` of all.
+        n_bytes: of all.
         stack: of the largest of the weights.
         freed_row: event before which an old model could have been let go of; None of a copy, which
             need not be made on the GPU at all.
     """
 
     rows: I64
-    weight_bytes: int
     n_bytes: int
     stack: int
     freed_row: int | None
@@ -140,7 +139,6 @@ def _found(trace: Trace, rows: I64, weights: I64, freed_row: int | None) -> Weig
     size = trace.lives.size_bytes
     return WeightCopies(
         rows=np.sort(rows),
-        weight_bytes=int(size[weights].sum()),
         n_bytes=int(size[rows].sum()),
         stack=int(trace.lives.stack[weights[int(size[weights].argmax())]]),
         freed_row=freed_row,

@@ -62,13 +62,11 @@ class Attempt:
     Attributes:
         what_if: settings and capacity to replay under.
         edit: change of the recorded requests; None where they stay as they are.
-        caveat: what the user must know about the prediction, "" for nothing.
         is_saving: it is about how much lower the peak gets, whether or not that is enough.
     """
 
     what_if: WhatIf
     edit: Edit | None = None
-    caveat: str = ""
     is_saving: bool = False
 
     @classmethod

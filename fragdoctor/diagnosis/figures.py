@@ -10,17 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fragdoctor.analysis.attribution import (
-    NO_STRANDER,
     find_holders,
     find_stranded_segments,
 )
 from fragdoctor.analysis.free_space import free_space
 from fragdoctor.analysis.result import (
-    CategorySum,
     DeviceAnalysis,
     Holder,
     PhaseAnalysis,
-    StrandedSegment,
 )
 from fragdoctor.diagnosis.moments import DecidingMoment, categories_at
 from fragdoctor.model.arrays import distinct
@@ -30,24 +27,17 @@ from fragdoctor.model.diagnosis import (
     HolderReport,
     Moment,
     MomentFigures,
-    RunKind,
     SegmentReport,
-    SegmentRun,
     StranderReport,
     TimelinePoint,
     TimelineStrip,
 )
-from fragdoctor.model.finding import Confidence
 from fragdoctor.model.phases import (
     Category,
-    CategoryShare,
-    LineBytes,
-    PhaseFigures,
     PhaseReport,
     PhaseSpan,
     TrainingPhase,
 )
-from fragdoctor.model.snapshot import BlockState
 from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.rules.rule import Context
 from fragdoctor.trace.lives import Totals, stretch_starts
@@ -99,8 +89,8 @@ def _from_snapshot(context: Context, a: DeviceAnalysis) -> DeviceFigures:
 
 def _at(context: Context, a: DeviceAnalysis, moment: DecidingMoment) -> MomentFigures:
     """Return what the device's memory was made of at a moment."""
-    layout, snapshot = moment.layout, a.trace.snapshot
-    space = free_space(layout, snapshot.pools, [int(s) for s in snapshot.streams])
+    layout = moment.layout
+    space = free_space(layout)
     active = int(layout.live_bytes.sum())
     failed = context.failed_request if moment.failed is not None else None
     return MomentFigures(
@@ -242,8 +232,6 @@ def _n_blocks(h: Holder, moment: DecidingMoment) -> int:
 
 
 MAX_SPANS: Final = 1000
-# Share of the bytes of a category that must be likely for the whole to be called so.
-MIN_LIKELY: Final = 0.9
 
 
 def phase_report(context: Context) -> PhaseReport | None:
@@ -251,49 +239,21 @@ def phase_report(context: Context) -> PhaseReport | None:
     if context.analysis is None or context.analysis.phases is None:
         return None
     found = context.analysis.phases
-    at_peak = _shares(context, found.at_peak)
-    unknown = sum(s.n_bytes for s in at_peak if s.category is Category.UNKNOWN)
-    total = sum(s.n_bytes for s in at_peak)
+    unknown = sum(s.n_bytes for s in found.at_peak if s.category is Category.UNKNOWN)
+    total = sum(s.n_bytes for s in found.at_peak)
     return PhaseReport(
         device=context.analysis.device,
         method=found.method,
         reason=found.reason,
-        phases=tuple(
-            PhaseFigures(
-                phase=p.label,
-                n_passes=p.n_passes,
-                median_peak_bytes=p.median_peak_bytes,
-                worst_peak_bytes=p.worst_peak_bytes,
-                worst_event=p.worst_state,
-                held=_shares(context, p.held),
-            )
-            for p in found.phases
-        ),
+        phases=found.phases,
         peak_phase=found.peak_label,
         peak_bytes=found.peak_bytes,
-        at_peak=at_peak,
-        at_rest=_shares(context, found.at_rest),
+        at_peak=found.at_peak,
+        at_rest=found.at_rest,
         rest_bytes=found.rest_bytes,
         coverage=0.0 if not total else (total - unknown) / total,
         spans=_spans(found),
         n_spans=len(found.labels),
-    )
-
-
-def _shares(context: Context, sums: Sequence[CategorySum]) -> tuple[CategoryShare, ...]:
-    return tuple(
-        CategoryShare(
-            category=s.category,
-            n_bytes=s.n_bytes,
-            n_blocks=s.n_blocks,
-            confidence=(
-                Confidence.LIKELY
-                if s.likely_bytes >= MIN_LIKELY * s.n_bytes
-                else Confidence.POSSIBLE
-            ),
-            lines=tuple(LineBytes(context.frame(f), n) for f, n in s.lines),
-        )
-        for s in sums
     )
 
 
@@ -320,12 +280,6 @@ MAX_COLUMNS: Final = 240
 
 MAX_POINTS: Final = 20
 """Flushes, and OOMs, that have a name each."""
-
-_KINDS: Final = {
-    int(BlockState.INACTIVE): RunKind.FREE,
-    int(BlockState.ALLOCATED): RunKind.LIVE,
-    int(BlockState.PENDING_FREE): RunKind.PENDING,
-}
 
 
 def timeline_strip(context: Context) -> TimelineStrip | None:
@@ -410,37 +364,7 @@ def segment_reports(
     a = context.analysis
     if a is None or moment is None:
         return (), 0
-    segments, n_segments = a.stranded_segments, a.n_stranded_segments
-    if moment.earlier_failure is not None:
-        segments, n_segments = find_stranded_segments(moment.layout)
     # The places that strander_reports gives to the groups.
-    place = {strander.stack: i for i, strander in enumerate(moment.stranders[:MAX_STRANDERS])}
-    reports = tuple(
-        SegmentReport(
-            device=a.device,
-            total_bytes=s.total_bytes,
-            free_bytes=s.free_bytes,
-            stranded_bytes=s.stranded_bytes,
-            largest_hole_bytes=s.largest_hole_bytes,
-            runs=_runs(s, place),
-        )
-        for s in segments
-    )
-    return reports, n_segments
-
-
-def _runs(segment: StrandedSegment, place: dict[int, int]) -> tuple[SegmentRun, ...]:
-    """Return the blocks with neighbours of the same kind and group taken together."""
-    kind, stack = segment.block_kind, segment.block_stack
-    if not len(kind):
-        return ()
-    fresh = np.ones(len(kind), np.bool_)
-    fresh[1:] = (kind[1:] != kind[:-1]) | (stack[1:] != stack[:-1])
-    starts = np.flatnonzero(fresh)
-    sizes = np.add.reduceat(segment.block_bytes, starts)
-    rows = zip(sizes.tolist(), kind[starts].tolist(), stack[starts].tolist(), strict=True)
-    return tuple(
-        # A state of a newer PyTorch counts as live, as in the figures.
-        SegmentRun(n, _KINDS.get(k, RunKind.LIVE), None if s == NO_STRANDER else place.get(s))
-        for n, k, s in rows
-    )
+    places = {strander.stack: i for i, strander in enumerate(moment.stranders[:MAX_STRANDERS])}
+    at = a.trace.layout if moment.earlier_failure is None else moment.layout
+    return find_stranded_segments(at, a.device, places)

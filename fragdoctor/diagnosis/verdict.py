@@ -28,7 +28,7 @@ from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import ACTIVE, LIVE_AT_FAILURE, Confidence, Evidence
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState, ReplayResult
 from fragdoctor.model.snapshot import Action
-from fragdoctor.model.story import FAILURES, TrialTrend
+from fragdoctor.model.story import TrialTrend
 from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
 from fragdoctor.rules.capacity.transient_peak import Transient, find_transient
 from fragdoctor.rules.failed_request import FULL_SLACK_SHARE, FailedRequest
@@ -224,19 +224,18 @@ def _request_served(e: CaseEvidence) -> Hypothesis | None:
 
 def _growth_in_log(e: CaseEvidence) -> Hypothesis | None:
     """Memory grew from trial to trial: why there is too much of it, one message cannot say."""
-    grown, story, reading = e.grown, e.context.story, e.reading
-    if grown is None or story is None or grown.confidence is not Confidence.LIKELY:
+    grown, reading = e.grown, e.reading
+    if grown is None or grown.confidence is not Confidence.LIKELY:
         return None
     if grown.over == "oom" or e.kept is not None:
         return None
     if reading.cause is Cause.CAPACITY:
         text = f"{growth_sentence(grown)} In the end: {reading.summary}"
-        return Hypothesis(Cause.LEAK, text, Confidence.LIKELY, reading.settled_by, "growth-in-log")
-    has_failed = any(event.kind in FAILURES for event in story.events)
-    if reading.cause is Cause.NOT_MEMORY and not has_failed and grown.over == "trial":
+    elif reading.row == "no-message" and grown.over == "trial":
         text = f"{growth_sentence(grown)} {reading.summary}"
-        return Hypothesis(Cause.LEAK, text, Confidence.LIKELY, row="growth-in-log")
-    return None
+    else:
+        return None
+    return Hypothesis(Cause.LEAK, text, Confidence.LIKELY, reading.settled_by, "growth-in-log")
 
 
 def _growth(e: CaseEvidence) -> Hypothesis | None:
@@ -483,7 +482,7 @@ def _beside(e: CaseEvidence) -> Iterator[Cause]:
         return
     if failed.is_caught:
         yield Cause.HEALTHY
-    if e.reading.cause is Cause.CAPACITY and fails_in_optimizer(e.context, analysis):
+    if e.reading.cause is Cause.CAPACITY and fails_in_optimizer(analysis):
         yield Cause.TRANSIENT_PEAK
     available = failed.available_bytes
     is_small = available is not None and available < SMALLEST_GPU_BYTES

@@ -204,7 +204,7 @@ def steps_of(reproduction: Reproduction) -> Steps:
         SimulationError: they cannot be told apart.
     """
     steps = Steps.of(reproduction.trace)
-    if len(steps) < MIN_STEPS or steps.method == "sizes":
+    if len(steps) < MIN_STEPS:
         raise SimulationError(
             "The steps of this trace cannot be told apart.",
             hint='Record with context="all", over more than one step.',

@@ -30,14 +30,11 @@ MIN_STEPS: Final = 4
 MAX_SPREAD: Final = 1.0
 """Deviation of the work of rounds, relative to its mean, up to which they are steps."""
 
-SIZE_SPREAD: Final = 0.35
-"""The same where no stacks tell places apart: a size may come from many of them."""
-
 MIN_VISITS: Final = 2
-"""Places, or requests without stacks, from one round to the next, in the median."""
+"""Places from one round to the next, in the median."""
 
 MAX_TRIED: Final = 200
-"""Keys that are looked at, the rarest."""
+"""Places that are looked at, the rarest."""
 
 MIN_COVERED: Final = 0.5
 """Share of a program without training that its steps cover."""
@@ -58,7 +55,7 @@ class Steps:
     Attributes:
         rows: row at which each begins; it lasts to the next one or the end.
         kind: ``uint8``, a ``StepKind`` each.
-        method: ``marks``, ``stacks``, ``sizes`` or ``none``: what they were told by.
+        method: ``marks``, ``stacks`` or ``none``: what they were told by.
         is_last_complete: the last step was not cut off by a failure or the end of the trace.
     """
 
@@ -295,20 +292,14 @@ def after_setup(trace: Trace) -> int:
 
 
 def _without_training(trace: Trace) -> Steps:
-    """Return the rounds that begin at the rarest place, or without stacks with the rarest size."""
-    if trace.stacks.roles.has_python:
-        places = trace.stacks.places
-        visits = _visits(trace, places)
-        if len(visits[0]) < MIN_STEPS:  # one line does it all: what it does outside of the model
-            apart = np.where(places >= 0, 2 * places + trace.stacks.roles.in_module, -1)
-            visits = _visits(trace, apart)
-        rounds, method = _rounds(trace, *visits, MAX_SPREAD), "stacks"
-        rounds = _equal_calls(trace) if rounds is None else rounds
-    else:
-        lives = trace.lives
-        made = slice(lives.n_initial, lives.n_regular)
-        rows, size = lives.start[made].astype(np.int64), lives.requested_bytes[made]
-        rounds, method = _rounds(trace, rows, size, SIZE_SPREAD), "sizes"
+    """Return the rounds that begin at the rarest place; none where no stack tells places."""
+    places = trace.stacks.places
+    visits = _visits(trace, places)
+    if len(visits[0]) < MIN_STEPS:  # one line does it all: what it does outside of the model
+        apart = np.where(places >= 0, 2 * places + trace.stacks.roles.in_module, -1)
+        visits = _visits(trace, apart)
+    rounds = _rounds(trace, *visits)
+    rounds = _equal_calls(trace) if rounds is None else rounds
     if rounds is None and len(trace.module_rows) and trace.ends_in_failure:
         # It failed in its first forward pass, which is its one step.
         row, train = np.array([after_setup(trace)], np.int64), np.array([StepKind.TRAIN], np.uint8)
@@ -317,7 +308,7 @@ def _without_training(trace: Trace) -> Steps:
         return NO_STEPS
     kind = StepKind.EVALUATION if len(trace.module_rows) else StepKind.OTHER
     kinds = np.full(len(rounds), kind, np.uint8)
-    return Steps(rounds, kinds, method, not trace.ends_in_failure)
+    return Steps(rounds, kinds, "stacks", not trace.ends_in_failure)
 
 
 def _equal_calls(trace: Trace) -> I64 | None:
@@ -337,8 +328,8 @@ def _equal_calls(trace: Trace) -> I64 | None:
     return None
 
 
-def _rounds(trace: Trace, rows: I64, key: I32 | I64, max_spread: float) -> I64 | None:
-    """Return the requests with the rarest key that comes at even distances, over most of them.
+def _rounds(trace: Trace, rows: I64, key: I32) -> I64 | None:
+    """Return the visits to the rarest place that come at even distances, over most of them.
 
     What ends before a model is first called only makes it, or copies it. None without any.
     """
@@ -353,7 +344,7 @@ def _rounds(trace: Trace, rows: I64, key: I32 | I64, max_spread: float) -> I64 |
     for c in candidates[np.lexsort((first[candidates], count[candidates]))][:MAX_TRIED].tolist():
         at = order[ends[c] - count[c] : ends[c]]
         gaps = np.diff(at)
-        is_even = gaps.std() <= max_spread * gaps.mean() and np.median(gaps) >= MIN_VISITS
+        is_even = gaps.std() <= MAX_SPREAD * gaps.mean() and np.median(gaps) >= MIN_VISITS
         covered = (at[-1] - at[0] + gaps.mean()) / len(rows)
         if is_even and covered >= MIN_COVERED and rows[at[-1]] >= least:
             return rows[at]

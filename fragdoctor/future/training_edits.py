@@ -9,9 +9,9 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.errors import ConfigError, SimulationError
+from fragdoctor.errors import ConfigError
 from fragdoctor.future.edits import Edit, steps_of
-from fragdoctor.model.arrays import distinct, is_among, occurrence
+from fragdoctor.model.arrays import distinct
 from fragdoctor.model.snapshot import I64, Bools
 from fragdoctor.trace.operations import (
     NEVER,
@@ -190,47 +190,6 @@ def step_in_backward(backward_rows: tuple[I64, I64], step_end_row: I64, temporar
         return _freed_at_once(_without_requests(ops, temporary_row), gradient)
 
     return Edit("optimizer step in the backward pass", change)
-
-
-def gradients_set_to_none(
-    backward_rows: tuple[I64, I64], step_end_row: I64, begin_row: int
-) -> Edit:
-    """Return the edit that frees gradients after the step: ``zero_grad(set_to_none=True)``.
-
-    Gradients that were made once and kept are freed at the end of each optimizer pass. In the next
-    backward pass the result that was added to them is kept in their place.
-
-    ``backward_rows`` and ``step_end_row`` as of :func:`step_in_backward`. What was made before the
-    event at which the first step begins are parameters.
-    """
-
-    def change(reproduction: Reproduction, ops: Operations) -> Operations:
-        lives = Allocations(ops)
-        parameters = _parameters(reproduction, lives, begin_row)
-        is_gradient = lives.kept_from(*backward_rows) & is_among(lives.size, parameters)
-        kept = np.flatnonzero(is_gradient)
-        if lives.size[kept].sum() < MOST * parameters.sum():
-            raise SimulationError("The gradients do not outlive their step.")
-        sizes, wanted = np.unique(lives.size[kept], return_counts=True)
-        # Of the passes that accumulate into one gradient, the first makes it.
-        step = np.searchsorted(step_end_row, backward_rows[0], side="right")
-        opens = np.flatnonzero(np.append(True, np.diff(step) > 0)[: len(step)])
-        temporary = lives.made_and_freed_in(backward_rows[0][opens], backward_rows[1][opens])
-        temporary &= _is_in(sizes, lives.size) & (lives.row >= step_end_row.min(initial=NEVER))
-        ids = np.flatnonzero(temporary)
-        of_pass = np.searchsorted(backward_rows[0], lives.row[ids], side="right")
-        of_size = np.searchsorted(sizes, lives.size[ids])
-        # What is added to a gradient is gone at once; other results of its size live longer.
-        order = np.lexsort((lives.dies[ids] - lives.born[ids], of_size, of_pass))
-        rank = occurrence((of_pass * len(sizes) + of_size)[order])
-        results = ids[order[rank < wanted[of_size[order]]]]
-        holders = np.concatenate((kept, results))
-        later = np.searchsorted(step_end_row, lives.row[holders], side="right")
-        is_over = later < len(step_end_row)
-        rest = Operations(ops.table[~(ops.marked(holders)[ops.allocation] & ops.is_end)])
-        return rest.with_ends(holders[is_over].astype(np.uint32), step_end_row[later[is_over]])
-
-    return Edit("gradients set to None", change)
 
 
 def requests_removed(rows: I64, name: str = "") -> Edit:

@@ -10,7 +10,6 @@ from fragdoctor.rules.capacity.optimizer_state import OptimizerState
 from fragdoctor.rules.capacity.request_beyond_device import RequestBeyondDevice
 from fragdoctor.rules.capacity.rescued_requests import RescuedRequests
 from fragdoctor.rules.capacity.transient_peak import TransientPeak
-from fragdoctor.rules.fragmentation.cache_on_other_streams import CacheOnOtherStreams
 from fragdoctor.rules.fragmentation.drifting_sizes import DriftingSizes
 from fragdoctor.rules.fragmentation.growing_cache import GrowingCache
 from fragdoctor.rules.fragmentation.holes_below_request import HolesBelowRequest
@@ -20,7 +19,6 @@ from fragdoctor.rules.fragmentation.private_pool_cache import PrivatePoolCache
 from fragdoctor.rules.fragmentation.rounding_waste import RoundingWaste
 from fragdoctor.rules.fragmentation.stranded_free_memory import StrandedFreeMemory
 from fragdoctor.rules.growth.accumulating_trials import AccumulatingTrials
-from fragdoctor.rules.growth.climbing_retries import ClimbingRetries
 from fragdoctor.rules.growth.growing_line import GrowingLine
 from fragdoctor.rules.growth.growing_statistics import GrowingStatistics
 from fragdoctor.rules.input_quality.cut_history import CutHistory
@@ -38,11 +36,8 @@ from fragdoctor.rules.processes.separate_failure import SeparateFailure
 from fragdoctor.rules.processes.several_ranks import SeveralRanks
 from fragdoctor.rules.processes.starved_library import StarvedLibrary
 from fragdoctor.rules.rule import HEADINGS, Rule
-from fragdoctor.rules.settings.idle_collection import IdleCollection
-from fragdoctor.rules.settings.ignored_native_settings import IgnoredNativeSettings
 from fragdoctor.rules.settings.memory_limit import MemoryLimit
 from fragdoctor.rules.settings.split_limit_with_expandable import SplitLimitWithExpandable
-from fragdoctor.rules.settings.unknown_setting import UnknownSetting
 
 RULES: Final[tuple[Rule, ...]] = (
     StrandedFreeMemory(),  # FD101
@@ -51,7 +46,6 @@ RULES: Final[tuple[Rule, ...]] = (
     PageRounding(),  # FD104
     PrivatePoolCache(),  # FD105
     PendingFrees(),  # FD106
-    CacheOnOtherStreams(),  # FD107
     RoundingWaste(),  # FD108
     GrowingCache(),  # FD109
     DeviceFull(),  # FD201
@@ -61,13 +55,9 @@ RULES: Final[tuple[Rule, ...]] = (
     RescuedRequests(),  # FD205
     CaughtFailures(),  # FD206
     MemoryLimit(),  # FD301
-    IdleCollection(),  # FD302
     SplitLimitWithExpandable(),  # FD303
-    UnknownSetting(),  # FD304
-    IgnoredNativeSettings(),  # FD305
     GrowingLine(),  # FD401
     GrowingStatistics(),  # FD402
-    ClimbingRetries(),  # FD403
     AccumulatingTrials(),  # FD404
     OtherProcess(),  # FD501
     MemoryOutsidePytorch(),  # FD502

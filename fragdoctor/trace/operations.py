@@ -165,34 +165,16 @@ class Allocations:
         inside = (at >= 0) & (rows < end_row[np.maximum(at, 0)])
         return np.where(inside, at, -1)
 
-    def made_and_freed_in(self, first_row: I64, end_row: I64) -> Bools:
-        """Return the allocations that live within one of the ranges of events.
+    def kept_from(self, first_row: I64, end_row: I64, until_row: I64) -> Bools:
+        """Return what was made in one of the ranges, outlives it, and goes soon.
 
-        One that the end of the trace leaves live in the last range counts, if that is cut off.
-        """
-        if not len(first_row):
-            return np.zeros(len(self.born), np.bool_)
-        made = self._range_of(self.row, first_row, end_row)
-        freed = self._range_of(self.freed_row, first_row, end_row)
-        result: Bools = (made >= 0) & (made == freed)
-        return result
-
-    def kept_from(self, first_row: I64, end_row: I64, until_row: I64 | None = None) -> Bools:
-        """Return what was made in one of the ranges and stays until the last of them.
-
-        With ``until_row`` (ascending) what outlives its range and is freed by the first of them
-        that follows.
+        It is freed by the first of ``until_row`` (ascending) that follows.
         """
         if not len(first_row):
             return np.zeros(len(self.born), np.bool_)
         made = self._range_of(self.row, first_row, end_row)
         outlives = self.freed_row >= end_row[np.maximum(made, 0)]
         kept: Bools = (made >= 0) & outlives
-        if until_row is None:
-            # What a program lets go of when it ends was there to stay.
-            goes_late = (made < len(first_row) - 1) & (self.freed_row >= first_row[-1])
-            result: Bools = kept & ((self.freed_row == NEVER) | goes_late)
-            return result
         padded = np.append(until_row, NEVER)
         limit = padded[np.searchsorted(until_row, self.row, side="right")]
         soon: Bools = kept & (self.freed_row <= limit)

@@ -128,7 +128,7 @@ LOSS: Final = re.compile(
 )
 """Functions that compute a loss."""
 
-_STEP, _BACKWARD, _MODULE, _INIT, _MAY_INIT = 1, 2, 4, 8, 16
+_STEP, _BACKWARD, _MODULE, _INIT = 1, 2, 4, 8
 _ZERO, _RECOMPUTE, _STATE, _CLIP, _CLOSURE, _CHECKPOINT = 32, 64, 128, 256, 512, 1024
 
 _T: Final = r"(?:^|[/\\])torch[/\\]"
@@ -168,7 +168,6 @@ _FRAMES: Final[tuple[tuple[re.Pattern[str] | None, re.Pattern[str], int], ...]] 
         re.compile(r"\w*load_\w*state_dict\w*$|from_pretrained$|set_module_\w+$|load_state_dict$"),
         _INIT,
     ),
-    (None, re.compile(r"__init__$"), _MAY_INIT),
     (None, re.compile(r"zero_grad$"), _ZERO),
     (
         re.compile(r"[/\\](?:clip_grad|grad_scaler)\.py$"),
@@ -204,8 +203,7 @@ class StackRoles:
     Attributes:
         role: ``NO_STACK`` .. ``SILENT``.
         in_module: made inside a module's call.
-        makes_model: made while a module is built, moved or loaded; ``may_make_model``: inside some
-            ``__init__``.
+        makes_model: made while a module is built, moved or loaded.
         makes_state: where optimizers make their state; ``in_step``: anywhere in an optimizer.
         recomputes: a checkpointed part of the model that is computed again; ``checkpoints``: one
             that is computed for the first time.
@@ -215,7 +213,6 @@ class StackRoles:
     role: I32
     in_module: Bools
     makes_model: Bools
-    may_make_model: Bools
     makes_state: Bools
     in_step: Bools
     recomputes: Bools
@@ -259,7 +256,6 @@ def stack_roles(snapshot: Snapshot, classes: U8) -> StackRoles:
         role=role,
         in_module=in_module,
         makes_model=_has(bits, _INIT) & ~in_module,
-        may_make_model=_has(bits, _MAY_INIT) & ~in_module,
         makes_state=_has(bits, _STATE),
         in_step=in_step,
         recomputes=_has(bits, _RECOMPUTE),

@@ -23,8 +23,7 @@ def test_analyze_device_gives_each_device_its_own_memory():
         first.reserved_bytes,
         first.allocated_bytes,
         first.requested_bytes,
-        first.requested_waste_bytes,
-    ) == (0, 2 * MIB, MIB, MIB - 5, 5)
+    ) == (0, 2 * MIB, MIB, MIB - 5)
     assert (
         second.device,
         second.reserved_bytes,

@@ -61,20 +61,3 @@ def test_free_space_private_pool_is_never_releasable():
 
     assert (free.releasable_bytes, free.stranded_free_bytes) == (2 * MIB, 0)
     assert 20 * MIB == free.private_pools_free_bytes == free.private_pools_reserved_bytes
-
-
-def test_free_space_by_pool_separates_class_stream_and_pool():
-    free = free_of(
-        segment(BASE, block(20 * MIB)),
-        segment(BASE * 2, block(12 * MIB, LIVE), block(8 * MIB), stream=7),
-        segment(BASE * 3, block(2 * MIB), pool=(4, 0)),
-    )
-
-    assert [
-        (p.pool_id, p.is_small, p.stream, p.largest_free_block_bytes) for p in free.by_pool
-    ] == [
-        ((0, 0), False, 0, 20 * MIB),
-        ((0, 0), False, 7, 8 * MIB),
-        ((4, 0), True, 0, 2 * MIB),
-    ]
-    assert free.largest_free_block_bytes == 20 * MIB

@@ -101,18 +101,6 @@ def test_find_growth_after_a_cut_ring_buffer_is_found():
     assert list(p.growing_lines(first_event=len(p.toy.events) // 2)) == [20]
 
 
-def test_find_growth_without_stacks_is_found_by_size():
-    p = Program(has_stacks=False)
-    for i in range(20):
-        p.step(i)
-        p.new(MIB // 2, 20)
-
-    found = p.growing_lines()
-
-    assert list(found) == [None]
-    assert found[None].slope_bytes == MIB // 2
-
-
 def test_find_growth_first_step_only_is_none():
     p = Program()
     for i in range(12):

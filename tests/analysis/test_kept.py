@@ -130,19 +130,6 @@ def test_find_kept_graphs_of_every_third_step_are_found_though_those_free_nothin
     assert kept.n_steps >= 6
 
 
-def test_find_kept_one_tensor_that_a_hook_stores():
-    loop = trained()
-    for _ in range(8):
-        loop.step()
-        loop.new(4 * MIB, HOOK)
-
-    kept, place = kept_of(loop)
-
-    assert kept is not None
-    assert kept.pattern is KeptPattern.HOOK
-    assert place == ("probe.py", 5)
-
-
 def test_find_kept_a_full_window_is_none():
     loop, window = trained(), deque()
     for _ in range(20):

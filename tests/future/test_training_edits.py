@@ -17,11 +17,9 @@ import pytest
 from fragdoctor.analysis.training_run import TrainingRun, training_run
 from fragdoctor.diagnosis.bench import ENDLESS, Bench, set_up
 from fragdoctor.diagnosis.pipeline import build_contexts
-from fragdoctor.errors import SimulationError
 from fragdoctor.future.edits import Edit, combined
 from fragdoctor.future.recompute import checkpointed
 from fragdoctor.future.training_edits import (
-    gradients_set_to_none,
     loss_in_chunks,
     optimizer_one_by_one,
     passes_scaled,
@@ -120,22 +118,6 @@ def test_loss_on_what_the_layers_make_is_not_computed_in_chunks() -> None:
     edit = loss_in_chunks(spans, spans[1], of_loss, 8)
 
     assert peaks(bench, edit) == tuple(PEAKS["conv"]["base"])
-
-
-def test_gradients_that_were_kept_are_freed_after_each_step() -> None:
-    bench, run = recorded("gpt_kept_gradients")
-    edit = gradients_set_to_none(run.backward, run.optimizer[1], run.begin_row)
-
-    assert PEAKS["gpt"]["keep"][0] > PEAKS["gpt"]["base"][0]
-    assert_close(peaks(bench, edit), PEAKS["gpt"]["base"])
-
-
-def test_gradients_that_are_freed_anyway_are_no_saving() -> None:
-    bench, run = recorded("gpt")
-    edit = gradients_set_to_none(run.backward, run.optimizer[1], run.begin_row)
-
-    with pytest.raises(SimulationError, match="do not outlive"):
-        edit.apply(bench.reproduction)
 
 
 def test_requests_are_freed_at_an_event_unless_they_are_gone_by_then() -> None:

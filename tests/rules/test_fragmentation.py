@@ -6,7 +6,7 @@ import pytest
 from builders import MIB, alloc, block, columns, event, frame, oom, segment, segment_alloc
 from builders import settings as recorded
 from builders import snapshot as assembled
-from oom_snapshots import LINE, at, full, holes, late_free
+from oom_snapshots import at, full, holes, late_free
 from rule_inputs import (
     assert_finds,
     found,
@@ -23,17 +23,6 @@ def pool_snapshot(pool=(0, 1), asked_mib=200):
     events.append(oom(asked_mib * MIB, 150 * MIB))
     blocks = (block(20 * MIB, "active_allocated", frames=stack), block(80 * MIB))
     return columns(assembled(segment(low, *blocks, pool=pool), events=events))
-
-
-def stream_snapshot(stream=7):
-    low = at(0)
-    blocks = (block(20 * MIB, "active_allocated", frames=LINE), block(80 * MIB))
-    events = [
-        segment_alloc(low, 100 * MIB, stream=stream),
-        alloc(low, 20 * MIB, stream=stream, frames=LINE),
-        oom(60 * MIB, 10 * MIB, frames=LINE),
-    ]
-    return columns(assembled(segment(low, *blocks, stream=stream), events=events))
 
 
 def pending_snapshot():
@@ -61,7 +50,6 @@ CASES = [
     ("FD105", Case(snapshot=pool_snapshot()), Case(snapshot=pool_snapshot(pool=(0, 0)))),
     ("FD106", Case(snapshot=pending_snapshot()), Case(snapshot=holes())),
     ("FD106", Case(snapshot=late_free()), Case(snapshot=full())),
-    ("FD107", Case(snapshot=stream_snapshot()), Case(snapshot=stream_snapshot(stream=0))),
     ("FD108", Case(snapshot=wasteful_snapshot()), Case(snapshot=full())),
 ]  # fmt: skip
 

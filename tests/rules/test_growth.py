@@ -61,13 +61,6 @@ def test_growing_statistics_climb_steadily_and_by_much() -> None:
     assert found("FD402", series(key, 500 * MIB, 600 * MIB, 700 * MIB)) == []
 
 
-def test_climbing_retries_are_those_of_a_series() -> None:
-    key = "num_alloc_retries"
-
-    assert_finds("FD403", series(key, 0, 3, 9), series(key, 4, 4, 4))
-    assert found("FD403", series(key, 7)) == []
-
-
 @pytest.mark.parametrize(("growth", "codes"), [(1.6, ["FD404"]), (0.0, [])])
 def test_accumulating_trials_leave_memory_behind(growth: float, codes: list[str]) -> None:
     case = Case(oom=find_messages(optuna(growth=growth)))

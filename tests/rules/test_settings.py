@@ -6,13 +6,9 @@ import pytest
 from builders import MIB
 from oom_messages import case_of, new_style
 from oom_snapshots import full
-from rule_inputs import (
-    FULL,
-    assert_finds,
-    settings_snapshot,
-)
+from rule_inputs import FULL, assert_finds, settings_snapshot
 
-from fragdoctor.model.case import Case, Overrides
+from fragdoctor.model.case import Case
 from fragdoctor.rules.registry import find_rule
 
 LIMITED = new_style(
@@ -23,19 +19,9 @@ LIMITED = new_style(
 CASES = [
     ("FD301", case_of(LIMITED), case_of(FULL)),
     ("FD301", Case(snapshot=full(free_mib=4000)), Case(snapshot=full())),
-    ("FD302", Case(snapshot=settings_snapshot(garbage_collection_threshold=0.8)),
-     Case(snapshot=settings_snapshot(garbage_collection_threshold=0.8),
-          overrides=Overrides(memory_fraction=0.5))),
     ("FD303", Case(snapshot=settings_snapshot(max_split_size=128 * MIB,
                                               expandable_segments=True)),
      Case(snapshot=settings_snapshot(expandable_segments=True))),
-    ("FD304", Case(snapshot=settings_snapshot("large_segment_size_mb:64"),
-                   overrides=Overrides(torch_version="2.4.1")),
-     Case(snapshot=settings_snapshot("large_segment_size_mb:64"),
-          overrides=Overrides(torch_version="2.12.1"))),
-    ("FD305", Case(snapshot=settings_snapshot("backend:cudaMallocAsync,max_split_size_mb:64",
-                                              max_split_size=64 * MIB)),
-     Case(snapshot=settings_snapshot("max_split_size_mb:64", max_split_size=64 * MIB))),
 ]  # fmt: skip
 
 

@@ -316,19 +316,6 @@ def test_foreign_trace_is_refused() -> None:
         simulate(foreign)
 
 
-def test_settings_that_the_file_forgot_are_found() -> None:
-    """Expandable segments and the large segment size show in the trace."""
-    for conf in ("expandable_segments:True", "large_segment_size_mb:32"):
-        snapshot = record(program(5 * MIB, 30 * MIB, -1, 2 * MIB, 8 * MIB), conf)
-        bare = dataclasses.replace(
-            snapshot, settings=dataclasses.replace(snapshot.settings.from_recorded({}), conf="")
-        )
-
-        reproduction = find_reproduction(Trace.of(bare, 0))
-
-        assert reproduction.is_exact, conf
-
-
 @pytest.mark.shared
 def test_complete_recordings_are_reproduced_exactly(shared: Path) -> None:
     for path in sorted((shared / "snapshots").glob("*/snapshot.pickle")):

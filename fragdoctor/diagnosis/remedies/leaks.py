@@ -18,8 +18,6 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Proposal,
     Remedy,
 )
-from fragdoctor.future.edits import combined
-from fragdoctor.future.training_edits import requests_removed
 from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence, Location
@@ -31,7 +29,6 @@ from fragdoctor.story.trends import (
     accumulation,
     growing_cache,
     has_process_each,
-    memory_over_trials,
     trials_before_failure,
 )
 from fragdoctor.trace.stacks import BACKWARD, PACKAGE, USER, classify_file
@@ -112,7 +109,7 @@ class FreeLeak(_Leak):
 
 _KEEPERS: Final = (HoldingKind.CONTAINER, HoldingKind.GRAPH, HoldingKind.CYCLE)
 _SPECIAL: Final = (
-    KeptPattern.EVALUATION, KeptPattern.HOOK, KeptPattern.COPIES, KeptPattern.OPTIMIZER,
+    KeptPattern.EVALUATION, KeptPattern.COPIES, KeptPattern.OPTIMIZER,
     KeptPattern.GRADIENTS,
 )  # fmt: skip
 """Patterns whose advice says more than to find what a census has found."""
@@ -148,10 +145,6 @@ WAYS: Final = {
     KeptPattern.RESULTS: (
         "find the list, dict or attribute that collects these outputs; keep the figure that is "
         "wanted of them, or .detach().cpu()"
-    ),
-    KeptPattern.HOOK: (
-        "the hook stores a tensor at each call: remove it with handle.remove() when it has seen "
-        "enough, or let it store .detach().cpu(), and clear the list after each step"
     ),
     KeptPattern.COPIES: (
         "keep the copies on the host ({k: v.cpu() for k, v in model.state_dict().items()}), or "
@@ -361,13 +354,10 @@ class GatherOnHost(Remedy):
 
     def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
         """Try the run with what was gathered freed at the end of each batch."""
-        del proposal
+        del bench, proposal
         analysis = case.context.analysis
         if analysis is None or analysis.gathered is None:
             return []
-        if analysis.gathered.pattern is KeptPattern.BUFFER:
-            joined = [requests_removed(b.row) for b in bench.growing_buffers]
-            return [Attempt.of_edit(combined(joined))] if joined else []
         attempt = without(analysis.gathered)
         return [] if attempt is None else [attempt]
 
@@ -399,9 +389,6 @@ class FreeBetweenTrials(Remedy):
             why = growth_sentence(grown)
             weight = CURES + 2 if case.supports(Cause.LEAK) else HELPS
             now = f"; it rose by {format_size(grown.slope_bytes)} a trial"
-        elif memory_over_trials(story) is not None:
-            why = "Memory does not grow over the trials of this log: good order, but not the cure."
-            weight = MAY_HELP - 25
         else:
             why = "The log does not print what is allocated between trials, so it may grow."
             weight = MAY_HELP - 5
@@ -415,35 +402,6 @@ class FreeBetweenTrials(Remedy):
             caveats=FREEING,
             verify="torch.cuda.memory_allocated(), printed at the start of each trial, is the same "
             f"figure every time{now}.",
-        )
-
-
-class FewerParallelTrials(Remedy):
-    """Trials that run at the same time share the memory of their device."""
-
-    code = "fewer-parallel-trials"
-    title = "Run fewer trials at a time on this device"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose one trial fewer at a time."""
-        story = sweep_of(case)
-        if story is None or story.n_parallel <= 1:
-            return
-        n = story.n_parallel
-        is_main = case.supports(Cause.OTHER_PROCESS)
-        yield self.proposal(
-            title=f"Run {n - 1} trials at a time on this device, not {n}",
-            weight=HELPS + 5 if is_main else MAY_HELP,
-            confidence=Confidence.LIKELY if is_main else Confidence.POSSIBLE,
-            change="lower the number of concurrent trials, or raise the share of a GPU that each "
-            "asks for",
-            why=f"{plural(n, 'trial')} were running at the same time; all processes on a device "
-            "share its memory, and each has a CUDA context of its own.",
-            cost=f"At most 1/{n} of the trials per hour, less where they wait for each other "
-            "already.",
-            caveats=("Only trials on the same device count: several GPUs share nothing.",),
-            verify="The sum over nvidia-smi's processes stays below the device's size; free memory "
-            "in the message, or mem_get_info(), is higher by one trial's share.",
         )
 
 
@@ -497,6 +455,5 @@ GROWTH: Final[tuple[Remedy, ...]] = (
     NoGrad(),
     FindLeak(),
     FreeBetweenTrials(),
-    FewerParallelTrials(),
     RestartTrials(),
 )

@@ -151,7 +151,7 @@ class JudgedCase:
     def fails_in_optimizer_step(self) -> bool:
         """Whether the request failed inside an optimizer's step, after the backward pass."""
         analysis = self.context.analysis
-        return analysis is not None and fails_in_optimizer(self.context, analysis)
+        return analysis is not None and fails_in_optimizer(analysis)
 
     @cached_property
     def only_builds(self) -> bool:
@@ -401,8 +401,6 @@ class Remedy(ABC):
         if proposal is None:
             return None
         best = best_of(bench, outcomes)
-        if best.attempt.caveat:
-            proposal = proposal.with_caveat(best.attempt.caveat)
         predicted, r = bench.predicted(best.result), proposal.recommendation
         if helps(bench.recorded, best.result):
             confidence = bench.confidence(best.result)

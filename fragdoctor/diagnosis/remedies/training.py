@@ -12,7 +12,6 @@ from fragdoctor.analysis.training_run import only_infers
 from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
 from fragdoctor.diagnosis.remedies.capacity import (
     CUT,
-    SHORT_OF_MEMORY,
     SavingRemedy,
     is_cut,
     may_be_activations,
@@ -30,7 +29,6 @@ from fragdoctor.diagnosis.remedies.remedy import (
 from fragdoctor.future.edits import Edit, combined
 from fragdoctor.future.recompute import checkpointed
 from fragdoctor.future.training_edits import (
-    gradients_set_to_none,
     loss_in_chunks,
     optimizer_one_by_one,
     requests_removed,
@@ -40,8 +38,6 @@ from fragdoctor.future.training_edits import (
 from fragdoctor.model.arrays import distinct
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.model.frameworks import HAVE_FUSED
-from fragdoctor.rules.capacity.optimizer_state import optimizer_holders
-from fragdoctor.units import format_size
 
 N_CHUNKS: Final = 8
 """Parts of a chunked loss: fewer save less, more cost time and save little more."""
@@ -83,42 +79,21 @@ def can_be_fused(case: JudgedCase) -> bool:
 
 
 class OptimizerWithoutForeach(SavingRemedy):
-    """One parameter after another needs temporaries for one of them."""
+    """Where nothing is fused: one parameter after another needs temporaries for one of them."""
 
     code = "optimizer-without-foreach"
     title = "Let the optimizer update one parameter at a time"
     doing = "foreach=False in the optimizer"
     change = "foreach=False where the optimizer is made"
     cost = "The step becomes slower: one kernel launch per parameter."
-    caveats = ("fused=True saves as much and is faster.",)
     effort = 9
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
         """Return the run with the temporaries of the largest parameter only."""
         run = case.training
-        if run is None or not len(run.temporary_row):
+        if run is None or not len(run.temporary_row) or can_be_fused(case):
             return ()
         return (optimizer_one_by_one(run.temporary_row, run.optimizer[0]),)
-
-
-class SetGradientsToNone(SavingRemedy):
-    """Gradients that are zeroed in place stay through the next forward pass."""
-
-    code = "set-to-none"
-    title = "Free the gradients after each step"
-    burden = Burden.NONE
-    doing = "gradients set to None"
-    change = "optimizer.zero_grad(set_to_none=True), the default since PyTorch 2.0"
-    cost = "None."
-    caveats = ("Code that reads p.grad after zero_grad() must expect None.",)
-    effort = 0
-
-    def edits(self, case: JudgedCase) -> Sequence[Edit]:
-        """Return the run with gradients freed after each step."""
-        run = case.training
-        if run is None or len(run.optimizer[0]) < 2 or not len(run.backward[0]):
-            return ()
-        return (gradients_set_to_none(run.backward, run.optimizer[1], run.begin_row),)
 
 
 class ChunkedLoss(SavingRemedy):
@@ -219,24 +194,6 @@ class SmallerOptimizerState(SavingRemedy):
     verify = "Allocated memory after the first step falls."
     effort = 4
 
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it where the trace shows the step; else where the failure is inside it."""
-        analysis = case.context.analysis
-        is_short = case.cause in SHORT_OF_MEMORY and case.fails_in_optimizer_step
-        if case.training is not None or analysis is None or not is_short:
-            yield from super().propose(case)
-            return
-        held = sum(h.now_bytes for h in optimizer_holders(case.context, analysis))
-        yield self.proposal(
-            weight=HELPS + 25,
-            confidence=Confidence.LIKELY,
-            change=self.change,
-            why="The request failed inside the optimizer's step, which had made "
-            f"{format_size(held)} of state until then.",
-            cost=self.cost,
-            verify=self.verify,
-        )
-
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
         """Return the run with quantized states."""
         run = case.training
@@ -307,10 +264,10 @@ class CombinedSavings(Remedy):
         remedies = [
             p.remedy for p in saving if isinstance(p.remedy, SavingRemedy) and p.remedy.combines
         ]
-        chosen: list[SavingRemedy] = []
-        for remedy in sorted(remedies, key=lambda r: r.effort):
-            if not any(type(remedy) in INSTEAD_OF.get(type(other), ()) for other in chosen):
-                chosen.append(remedy)
+        chosen = sorted(remedies, key=lambda r: r.effort)
+        if any(isinstance(r, SmallerOptimizerState) for r in chosen):  # these save no more then
+            others = (OffloadOptimizer, OptimizerWithoutForeach)
+            chosen = [r for r in chosen if not isinstance(r, others)]
         parts = [remedy.edits(case)[0] for remedy in chosen]
         attempts = [
             Attempt.of_edit(combined(parts[: n + 1]), is_saving=True) for n in range(1, len(parts))
@@ -343,15 +300,7 @@ class CombinedSavings(Remedy):
         return proposal.with_prediction(bench.predicted(outcome.result))
 
 
-INSTEAD_OF: Final[dict[type[SavingRemedy], tuple[type[SavingRemedy], ...]]] = {
-    FusedOptimizer: (OptimizerWithoutForeach,),
-    SmallerOptimizerState: (OffloadOptimizer, OptimizerWithoutForeach),
-}
-"""A change that stands in for others: both together save no more."""
-
-
 TRAINING: Final[tuple[Remedy, ...]] = (
-    SetGradientsToNone(),
     FusedOptimizer(),
     ChunkedLoss(),
     GradientCheckpointing(),

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fragdoctor.analysis.result import DeviceAnalysis, Holder
+from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.model.phases import Category, TrainingPhase
 from fragdoctor.rules.rule import Context, Rule, Skip
-from fragdoctor.trace.stacks import OPTIMIZER_FILE, OPTIMIZER_STEP
 from fragdoctor.units import format_size
 
 
@@ -44,15 +43,13 @@ class OptimizerState(Rule):
             return
         if not context.stack(analysis.ooms[-1].stack):
             raise Skip("the failing request has no stack")
-        if not fails_in_optimizer(context, analysis):
+        if not fails_in_optimizer(analysis):
             return
         held = state_in_step(analysis)
-        if held is None:
-            held = sum(h.now_bytes for h in optimizer_holders(context, analysis))
         yield self.finding(
             context,
-            f"The request failed inside the optimizer's step; {format_size(held)} of its state "
-            "are live.",
+            "The request failed inside the optimizer's step"
+            f"{f'; {format_size(held)} of its state are live' if held else ''}.",
             confidence=Confidence.LIKELY,
             n_bytes=held,
             evidence=(Evidence("optimizer state", held, "bytes", "snapshot"),),
@@ -60,28 +57,13 @@ class OptimizerState(Rule):
         )
 
 
-def is_optimizer_stack(context: Context, stack: int) -> bool:
-    """Return whether an allocation was made inside an optimizer's step."""
-    return any(
-        OPTIMIZER_FILE.search(frame.filename) and OPTIMIZER_STEP.match(frame.function)
-        for frame in context.stack(stack)
-    )
-
-
-def optimizer_holders(context: Context, analysis: DeviceAnalysis) -> tuple[Holder, ...]:
-    """Return the holders whose memory was made inside an optimizer's step."""
-    return tuple(h for h in analysis.holders if is_optimizer_stack(context, h.stack))
-
-
-def fails_in_optimizer(context: Context, analysis: DeviceAnalysis) -> bool:
+def fails_in_optimizer(analysis: DeviceAnalysis) -> bool:
     """Return whether the failing request itself was made inside an optimizer's step."""
-    return any(is_optimizer_stack(context, oom.stack) for oom in analysis.ooms[-1:])
+    return any(analysis.trace.stacks.roles.in_step[oom.stack] for oom in analysis.ooms[-1:])
 
 
-def state_in_step(analysis: DeviceAnalysis) -> int | None:
-    """Return the state that a step holds at its peak; None where the trace shows no steps."""
-    for phase in () if analysis.phases is None else analysis.phases.phases:
-        if phase.label == TrainingPhase.OPTIMIZER:
-            held = (s.n_bytes for s in phase.held if s.category == Category.OPTIMIZER_STATE)
-            return next(held, 0)
-    return None
+def state_in_step(analysis: DeviceAnalysis) -> int:
+    """Return the state that a step holds at its peak; 0 where the trace shows no steps."""
+    phases = () if analysis.phases is None else analysis.phases.phases
+    held = (s for p in phases if p.phase == TrainingPhase.OPTIMIZER for s in p.held)
+    return next((s.n_bytes for s in held if s.category == Category.OPTIMIZER_STATE), 0)

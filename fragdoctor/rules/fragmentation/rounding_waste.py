@@ -54,8 +54,9 @@ class RoundingWaste(Rule):
 
 def _waste(context: Context) -> tuple[int, int, str]:
     analysis = context.analysis
-    if analysis is not None and analysis.requested_waste_bytes is not None:
-        return analysis.requested_waste_bytes, analysis.active_bytes, "snapshot"
+    if analysis is not None and analysis.requested_bytes:
+        active = analysis.active_bytes
+        return max(0, active - analysis.requested_bytes), active, "snapshot"
     for s in context.stats[-1:]:
         if s.requested_bytes is not None and s.active_bytes is not None:
             return max(0, s.active_bytes - s.requested_bytes), s.active_bytes, s.origin

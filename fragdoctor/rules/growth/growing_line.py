@@ -83,15 +83,8 @@ def kept_line(context: Context, kept: KeptMemory) -> Location | None:
 
 
 def maker_text(context: Context, kept: KeptMemory) -> str:
-    """Return what makes what grows: a line, or the node of the backward pass that hides it."""
-    line = kept_line(context, kept)
-    if line is not None:
-        return line_text(line)
-    forward = context.frame(kept.forward_frame)
-    of_forward = "" if forward is None else f" of {line_text(forward)}"
-    if kept.node:
-        return f"{kept.node} in the backward pass{of_forward}"
-    return f"the backward pass{of_forward}" if of_forward else "an unrecorded line"
+    """Return the line that makes what grows, for a sentence."""
+    return line_text(kept_line(context, kept))
 
 
 def gathered_text(context: Context, kept: KeptMemory) -> str:
