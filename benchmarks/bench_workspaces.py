@@ -21,11 +21,11 @@ sys.path.append(str(HERE.parent))
 
 import torch  # noqa: E402
 
+from fragdoctor.model.gpus import gpu_of  # noqa: E402
 from fragdoctor.rehearsal.engine import cudnn  # noqa: E402
-from fragdoctor.rehearsal.engine.session import GpuFacts  # noqa: E402
 
 MIB = 2**20
-H200 = GpuFacts("NVIDIA H200", "9.0", 132)
+H200 = gpu_of("h200")
 TOTAL_BYTES = 139 * 2**30
 TRANSPOSED = {
     "forward": "backward_data",

@@ -13,13 +13,13 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.frozen import frozen
-from fragdoctor.model.gpus import DEFAULT, gpu_of, kernels_of
+from fragdoctor.model.gpus import DEFAULT, GpuModel, gpu_of, kernels_of
 from fragdoctor.rehearsal.programs import Program
 
 
@@ -29,21 +29,22 @@ class RehearsedGpu:
 
     Attributes:
         name: as the user asked for it.
-        title: as ``torch.cuda.get_device_name`` says it.
+        kernels: the GPU whose kernels it runs, and which it says it is.
         total_bytes: memory of the device.
         capacity_bytes: what PyTorch can have of it; None = no limit.
         context_bytes: what CUDA itself takes in a process, estimated.
-        compute: compute capability, as ``9.0``.
-        n_multiprocessors: of the device.
     """
 
     name: str
-    title: str
+    kernels: GpuModel
     total_bytes: int
     capacity_bytes: int | None
     context_bytes: int
-    compute: str
-    n_multiprocessors: int
+
+    @property
+    def called(self) -> str:
+        """What reports call it."""
+        return self.name or self.kernels.title
 
 
 def rehearsed_gpu(
@@ -65,7 +66,6 @@ def rehearsed_gpu(
             f"Programs are rehearsed on GPUs of NVIDIA, and {model.title} is none.",
             hint="Choose another with --gpu; fragdoctor estimate --list-gpus names them.",
         )
-    kernels = kernels_of(model)
     total_bytes = model.total_bytes
     if name is None and capacity_bytes is not None:
         total_bytes = capacity_bytes
@@ -73,12 +73,10 @@ def rehearsed_gpu(
         capacity_bytes = model.usable_bytes
     return RehearsedGpu(
         name=model.name if name is not None else "",
-        title=kernels.title,
+        kernels=kernels_of(model),
         total_bytes=max(total_bytes, capacity_bytes or 0),
         capacity_bytes=None if is_unlimited else capacity_bytes,
         context_bytes=model.context_bytes,
-        compute=kernels.compute,
-        n_multiprocessors=kernels.n_multiprocessors,
     )
 
 
@@ -358,12 +356,8 @@ def _request(program: Program, conditions: RehearsalConditions, place: Path) -> 
         "kind": program.kind,
         "cells": program.cells(),
         "args": list(program.args),
-        "gpu": {
-            "name": gpu.title,
-            "total_bytes": gpu.total_bytes,
-            "compute": gpu.compute,
-            "n_multiprocessors": gpu.n_multiprocessors,
-        },
+        "kernels": asdict(gpu.kernels),
+        "total_bytes": gpu.total_bytes,
         "capacity_bytes": gpu.capacity_bytes,
         "torch_version": conditions.torch_version,
         "assumed_shares": dict(conditions.assumed_shares),

@@ -226,7 +226,7 @@ def _rehearsal(
     fullest = max(devices, key=lambda d: d.peak_reserved_bytes)
     oom = found["out_of_memory"]
     return Rehearsal(
-        gpu=conditions.gpu.name or conditions.gpu.title,
+        gpu=conditions.gpu.called,
         is_known_gpu=bool(conditions.gpu.name),
         capacity_bytes=conditions.gpu.capacity_bytes,
         conf=found["conf"],

@@ -166,11 +166,11 @@ def _set_stream(stream_id: int, device_index: int, device_type: int) -> None:
 
 def _properties(device: Any = None) -> Any:
     del device
-    facts, total = _now().facts, _now().budget.total_bytes
-    (major, minor), kind = facts.capability, facts.generation
+    facts, (major, minor) = _now().facts, _now().capability
+    kind = facts.generation
     return _Properties(
-        name=facts.name,
-        total_memory=total,
+        name=facts.title,
+        total_memory=_now().budget.total_bytes,
         major=major,
         minor=minor,
         multi_processor_count=facts.n_multiprocessors,
@@ -382,7 +382,7 @@ def install(undo: ExitStack) -> None:
         "has_half": True,
         "Stream": Stream,
         "Event": Event,
-        "is_bf16_supported": lambda *_, **__: _now().facts.capability >= (8, 0),
+        "is_bf16_supported": lambda *_, **__: _now().capability >= (8, 0),
         "_initialized": False,
         "default_generators": tuple(Generator(f"cuda:{i}") for i in range(_now().n_devices)),
     }

@@ -25,9 +25,9 @@ from typing import Any, Final
 
 import torch
 
+from fragdoctor.model.gpus import GpuModel
 from fragdoctor.rehearsal.engine import session
 from fragdoctor.rehearsal.engine.allocation import dense_strides, in_engine_thread
-from fragdoctor.rehearsal.engine.session import GpuFacts
 from fragdoctor.rehearsal.engine.tensors import strides_for
 
 FIRST_VERSION: Final = 90800
@@ -165,7 +165,7 @@ def _copies(convolution: Convolution) -> int:
 @lru_cache(maxsize=100_000)
 def plans_of(
     convolution: Convolution,
-    facts: GpuFacts,
+    facts: GpuModel,
     total_bytes: int,
     *,
     is_deterministic: bool = False,
@@ -257,9 +257,10 @@ class _Descriptor:
 
 
 @cache
-def _device(library: Any, facts: GpuFacts, total_bytes: int) -> _Descriptor:
+def _device(library: Any, facts: GpuModel, total_bytes: int) -> _Descriptor:
     """Describe the GPU. Clocks change no choice of cuDNN's; they are an H100's."""
-    (major, minor), kind = facts.capability, facts.generation
+    major, minor = map(int, facts.compute.split("."))
+    kind = facts.generation
     text = json.dumps(
         {
             "maxGridSize": [2**31 - 1, 65535, 65535],
@@ -284,7 +285,7 @@ def _device(library: Any, facts: GpuFacts, total_bytes: int) -> _Descriptor:
             "cudaDeviceId": 0,
             "deviceVer": 100 * major + 10 * minor,
             "driverVer": 13000,
-            "deviceName": facts.name,
+            "deviceName": facts.title,
         }
     ).encode()
     made = _Descriptor(library, _DEVICE)

@@ -225,7 +225,7 @@ def _question(
 ) -> LayerQuestion:
     now = session.current()
     return LayerQuestion(
-        query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, now.facts.capability,
+        query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, now.capability,
         now.version, scale,
     )  # fmt: skip
 

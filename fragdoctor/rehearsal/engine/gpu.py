@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64
+from ctypes import byref, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -99,6 +99,27 @@ class GpuBlock(ctypes.Structure):
     )
 
 
+_TYPES: Final[dict[str, Any]] = {
+    "i": c_int32, "u": c_uint32, "l": c_int64, "L": c_uint64, "d": c_double, "s": c_char_p,
+    "p": c_void_p,
+}  # fmt: skip
+_FUNCTIONS: Final = {
+    "open": ("", "ip"), "close": ("", ""), "device": ("i", ""), "set_device": ("", "i"),
+    "stream": ("l", "i"), "set_stream": ("", "il"), "new_stream": ("l", "ii"),
+    "stream_handle": ("L", "l"), "new_tensor": ("p", "iLuuippii"), "take": ("L", "iLii"),
+    "take_at": ("L", "LLii"), "give": ("", "L"), "resize": ("i", "LLLiip"), "name": ("", "pL"),
+    "record_stream": ("", "Ll"), "empty_cache": ("", ""), "synchronize": ("", "i"),
+    "set_fraction": ("", "id"), "set_settings": ("", "ip"), "pool_create": ("u", "iii"),
+    "pool_retain": ("", "iu"), "pool_release": ("", "iui"), "context_begin": ("", "iui"),
+    "context_end": ("", "i"), "statistics": ("", "ip"), "reset_peaks": ("", "i"),
+    "reset_sums": ("", "i"), "digest": ("L", "iLL"), "counters": ("", "ip"),
+    "last_oom": ("", "ip"), "events": ("", "iLLp"), "layout_size": ("", "ipp"),
+    "layout": ("", "ipp"), "guard_method": ("p", "s"), "hook_method": ("p", "s"),
+    "set_pinned_allocator": ("", "p"),
+}  # fmt: skip
+"""Function of the library -> what it returns, and what it takes: letters of ``_TYPES``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Budget:
     """What a GPU has.
@@ -132,65 +153,10 @@ class Gpus:
                 f"The model of the GPU's memory cannot be loaded: {err}.",
                 hint="Install fragdoctor anew on this machine.",
             ) from err
-        lib: Any = self._lib
-        signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
-            "fg_open": (None, (c_int32, POINTER(_Config))),
-            "fg_close": (None, ()),
-            "fg_device": (c_int32, ()),
-            "fg_set_device": (None, (c_int32,)),
-            "fg_stream": (c_int64, (c_int32,)),
-            "fg_set_stream": (None, (c_int32, c_int64)),
-            "fg_new_stream": (c_int64, (c_int32, c_int32)),
-            "fg_stream_handle": (c_uint64, (c_int64,)),
-            "fg_new_tensor": (
-                ctypes.c_void_p,
-                (
-                    c_int32,
-                    c_uint64,
-                    c_uint32,
-                    c_uint32,
-                    c_int32,
-                    POINTER(c_int64),
-                    POINTER(c_int64),
-                    c_int32,
-                    c_int32,
-                ),
-            ),
-            "fg_take": (c_uint64, (c_int32, c_uint64, c_int32, c_int32)),
-            "fg_take_at": (c_uint64, (c_uint64, c_uint64, c_int32, c_int32)),
-            "fg_give": (None, (c_uint64,)),
-            "fg_resize": (
-                c_int32,
-                (c_uint64, c_uint64, c_uint64, c_int32, c_int32, POINTER(c_uint64)),
-            ),
-            "fg_name": (None, (ctypes.c_void_p, c_uint64)),
-            "fg_record_stream": (None, (c_uint64, c_int64)),
-            "fg_empty_cache": (None, ()),
-            "fg_synchronize": (None, (c_int32,)),
-            "fg_set_fraction": (None, (c_int32, c_double)),
-            "fg_set_settings": (None, (c_int32, POINTER(_Settings))),
-            "fg_pool_create": (c_uint32, (c_int32, c_int32, c_int32)),
-            "fg_pool_retain": (None, (c_int32, c_uint32)),
-            "fg_pool_release": (None, (c_int32, c_uint32, c_int32)),
-            "fg_context_begin": (None, (c_int32, c_uint32, c_int32)),
-            "fg_context_end": (None, (c_int32,)),
-            "fg_statistics": (None, (c_int32, POINTER(c_int64))),
-            "fg_reset_peaks": (None, (c_int32,)),
-            "fg_reset_sums": (None, (c_int32,)),
-            "fg_digest": (c_uint64, (c_int32, c_uint64, c_uint64)),
-            "fg_counters": (None, (c_int32, POINTER(c_uint64))),
-            "fg_last_oom": (None, (c_int32, POINTER(c_uint64))),
-            "fg_events": (None, (c_int32, c_uint64, c_uint64, POINTER(Event))),
-            "fg_layout_size": (None, (c_int32, POINTER(c_uint64), POINTER(c_uint64))),
-            "fg_layout": (None, (c_int32, POINTER(GpuSegment), POINTER(GpuBlock))),
-            "fg_guard_method": (ctypes.c_void_p, (c_char_p,)),
-            "fg_hook_method": (ctypes.c_void_p, (c_char_p,)),
-            "fg_set_pinned_allocator": (None, (ctypes.c_void_p,)),
-        }
-        for name, (result, arguments) in signatures.items():
-            function = getattr(lib, name)
-            function.restype, function.argtypes = result, arguments
-            setattr(self, name.removeprefix("fg_"), function)
+        for name, (result, arguments) in _FUNCTIONS.items():
+            function = getattr(self._lib, f"fg_{name}")
+            function.restype, function.argtypes = _TYPES.get(result), [_TYPES[a] for a in arguments]
+            setattr(self, name, function)
 
     def __getattr__(self, name: str) -> Any:
         # Only for type checkers: every function of the library is an attribute of the instance.

@@ -33,6 +33,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from fragdoctor.errors import FragdoctorError
+from fragdoctor.model.gpus import GpuModel
 from fragdoctor.rehearsal.engine import leave, put
 from fragdoctor.rehearsal.engine.memory_history import is_users
 from fragdoctor.rehearsal.fence import FREE, restrict_writes
@@ -218,13 +219,11 @@ def _prepared(request: dict[str, Any], undo: ExitStack) -> Session:
 def _rehearse(request: dict[str, Any], now: Session, undo: ExitStack) -> NoReturn:
     """Run the program on the GPU that was asked for, write the outcome, and exit."""
     from fragdoctor.rehearsal.engine.outcome import ProgramOutcome
-    from fragdoctor.rehearsal.engine.session import GpuFacts
     from fragdoctor.rehearsal.engine.step_watch import Steps
 
-    gpu = request["gpu"]
-    now.facts = GpuFacts(gpu["name"], gpu["compute"], gpu["n_multiprocessors"])
+    now.facts = GpuModel(**request["kernels"])
     now.budget = replace(
-        now.budget, capacity_bytes=request["capacity_bytes"], total_bytes=gpu["total_bytes"]
+        now.budget, capacity_bytes=request["capacity_bytes"], total_bytes=request["total_bytes"]
     )
     now.assumptions.shares.update(request["assumed_shares"])
     outcome = ProgramOutcome(request, now)
