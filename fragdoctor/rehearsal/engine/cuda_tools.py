@@ -199,10 +199,7 @@ def _gather_out(tensors: Sequence[torch.Tensor], result: torch.Tensor, dim: int)
 
 
 def _take(n_bytes: int, _stream: int = 0) -> int:
-    now = session.current()
-    return allocation.take(
-        now.gpus.device(), n_bytes, now.stacks.operation("raw_alloc"), allocation.stack_here()
-    )
+    return allocation.take(session.current().gpus.device(), n_bytes, allocation.stack_here())
 
 
 def _timed(original: Any) -> Any:

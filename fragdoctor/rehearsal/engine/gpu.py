@@ -59,7 +59,7 @@ class _Config(ctypes.Structure):
 
 
 class Event(ctypes.Structure):
-    """A line of a device's trace; ``stack`` and ``operation`` are numbers, -1 = none."""
+    """A line of a device's trace; ``stack`` is a number, -1 = none."""
 
     _fields_ = (
         ("address", c_uint64),
@@ -67,7 +67,6 @@ class Event(ctypes.Structure):
         ("time_us", c_uint64),
         ("stream", c_uint64),
         ("stack", c_int32),
-        ("operation", c_int32),
         ("pool", c_uint32),
         ("action", c_uint32),
     )
@@ -106,8 +105,8 @@ _TYPES: Final[dict[str, Any]] = {
 _FUNCTIONS: Final = {
     "open": ("", "ip"), "close": ("", ""), "device": ("i", ""), "set_device": ("", "i"),
     "stream": ("l", "i"), "set_stream": ("", "il"), "new_stream": ("l", "ii"),
-    "stream_handle": ("L", "l"), "new_tensor": ("p", "iLuuippii"), "take": ("L", "iLii"),
-    "take_at": ("L", "LLii"), "give": ("", "L"), "resize": ("i", "LLLiip"), "name": ("", "pL"),
+    "stream_handle": ("L", "l"), "new_tensor": ("p", "iLuuippi"), "take": ("L", "iLi"),
+    "take_at": ("L", "LLi"), "give": ("", "L"), "resize": ("i", "LLLip"), "name": ("", "pL"),
     "record_stream": ("", "Ll"), "empty_cache": ("", ""), "synchronize": ("", "i"),
     "set_fraction": ("", "id"), "set_settings": ("", "ip"), "pool_create": ("u", "iii"),
     "pool_retain": ("", "iu"), "pool_release": ("", "iui"), "context_begin": ("", "iui"),

@@ -200,8 +200,7 @@ def _resize(original: Any) -> Any:
         """Exchange a storage's memory in place."""
         if self.device.type != "cuda":
             return original(self, size)  # type: ignore[no-any-return]
-        operation = session.current().stacks.operation("resize_")
-        allocation.resize_storage(self, int(size), operation)
+        allocation.resize_storage(self, int(size))
         return self
 
     return resize_

@@ -62,7 +62,7 @@ def _coalesce(self: torch.Tensor) -> torch.Tensor:
     flat = _flat_indices(indices, is_copied=True)
     origin, offsets = torch.empty_like(flat), torch.empty_like(flat)
     for n_bytes in (cub.merge_sort(n, _INDEX_BYTES, _INDEX_BYTES), cub.thrust_unique_by_key(n)):
-        take_and_give(self.get_device(), n_bytes, "coalesce")
+        take_and_give(self.get_device(), n_bytes)
     n_kept = values.n_kept(flat, "unique")
     kept = elements.new_empty((n_kept, *elements.shape[1:]))
     if indices.shape[0] == 1:

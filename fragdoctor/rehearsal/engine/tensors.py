@@ -22,7 +22,12 @@ def new(
 ) -> torch.Tensor:
     """Return a new tensor on a GPU."""
     layout = _layout(tuple(sizes), None if strides is None else tuple(strides), dtype)
-    return layout.make(device, session.current().stacks.operation("empty"), allocation.stack_here())
+    return layout.make(device, allocation.stack_here())
+
+
+def scratch(like: torch.Tensor, n_bytes: int) -> torch.Tensor:
+    """Return scratch memory on the GPU of a tensor, which goes with its last name."""
+    return new((n_bytes,), None, torch.uint8, like.get_device())
 
 
 def strides_for(
@@ -97,7 +102,7 @@ def resize_(
     offset = first * self.dtype.itemsize
     needed = storage_bytes(size, strides, self.dtype.itemsize) + offset
     if needed > offset and needed > storage.nbytes():
-        allocation.resize_storage(storage, needed, session.current().stacks.operation("resize_"))
+        allocation.resize_storage(storage, needed)
     return _set(self, storage, first, size, strides)
 
 
@@ -128,7 +133,7 @@ def set_storage(
     needed = storage_bytes(size, strides, self.dtype.itemsize)
     needed += storage_offset * self.dtype.itemsize if needed else 0
     if needed > source.nbytes():
-        allocation.resize_storage(source, needed, session.current().stacks.operation("set_"))
+        allocation.resize_storage(source, needed)
     return _set(self, source, storage_offset, size, strides)
 
 
