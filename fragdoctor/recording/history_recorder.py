@@ -271,7 +271,6 @@ class Recorder:
             "version": bundle_writer.VERSION,
             "reason": reason,
             "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-            "seconds_recorded": round(time.time() - self._started, 3),
             **program,
             "command": masked(self.options.command),
             "devices": facts,

@@ -350,25 +350,14 @@ class _Process:
 
 def _request(program: Program, conditions: RehearsalConditions, place: Path) -> dict[str, Any]:
     """Return what the engine is told."""
-    gpu = conditions.gpu
     return {
+        **asdict(conditions),
         "target": program.target,
         "kind": program.kind,
         "cells": program.cells(),
         "args": list(program.args),
-        "kernels": asdict(gpu.kernels),
-        "total_bytes": gpu.total_bytes,
-        "capacity_bytes": gpu.capacity_bytes,
-        "torch_version": conditions.torch_version,
-        "assumed_shares": dict(conditions.assumed_shares),
-        "n_devices": conditions.n_devices,
-        "steps": conditions.n_steps,
         "most_steps": None if conditions.n_steps is not None else MOST_STEPS,
-        "stops_by_itself": conditions.stops_by_itself,
-        "time_limit_s": conditions.time_limit_s,
         "scratch": None if conditions.allows_writes else str(place),
-        "treatments": list(conditions.treatments),
-        "observes": conditions.observes,
         "native": str(native_library()),
         "outcome": str(place / OUTCOME),
         "snapshot": str(place / SNAPSHOT),

@@ -229,44 +229,35 @@ def _rehearsal(
         gpu=conditions.gpu.called,
         is_known_gpu=bool(conditions.gpu.name),
         capacity_bytes=conditions.gpu.capacity_bytes,
-        conf=found["conf"],
         fits=oom is None,
-        steps=found["steps"],
-        stopped=found["stopped"],
         peak_allocated_bytes=fullest.peak_allocated_bytes,
         peak_reserved_bytes=fullest.peak_reserved_bytes,
-        out_of_memory=None if oom is None else _oom(oom),
-        n_ooms=found["n_ooms"],
+        out_of_memory=None if oom is None else RehearsedOom(**_with_locations(oom)),
         devices=devices,
-        assumptions=[
-            Assumed(
-                a["location"] and _location(a["location"]), a["operation"], a["assumed"], a["count"]
-            )
-            for a in found["assumptions"]
-        ],
+        assumptions=[Assumed(**_with_locations(one)) for one in found["assumptions"]],
         unmodelled=_unmodelled(conditions),
-        notes=found["notes"],
         snapshot=snapshot,
-        torch_version=conditions.torch_version or found["torch"],
+        torch_version=conditions.torch_version or found["torch_version"],
         python=python,
-        is_partial=bool(found["partial"]),
-        partial_reason=found["partial"],
-        n_skipped=found["n_skipped"],
+        is_partial=bool(found["partial_reason"]),
         traits=found["traits"] or {},
+        **{name: found[name] for name in _AS_WRITTEN},
     )
 
 
-def _oom(found: Mapping[str, Any]) -> RehearsedOom:
+_AS_WRITTEN: Final = (
+    "conf", "n_ooms", "n_skipped", "notes", "partial_reason", "steps", "stopped",
+)  # fmt: skip
+"""Fields of a rehearsal that the engine writes under the same name."""
+
+
+def _with_locations(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the engine wrote, with its places as locations."""
     place = found["location"]
-    return RehearsedOom(
-        device=found["device"],
-        step=found["step"],
-        event=found["event"],
-        requested_bytes=found["requested_bytes"],
-        location=None if place is None else _location(place),
-        stack=[_location(frame) for frame in found["stack"]],
-        message=found["message"],
-    )
+    located = {**found, "location": None if place is None else _location(place)}
+    if "stack" in found:
+        located["stack"] = [_location(frame) for frame in found["stack"]]
+    return located
 
 
 def _location(place: Mapping[str, Any]) -> Location:

@@ -34,14 +34,24 @@ OOM_FIGURES: Final = (
 )  # fmt: skip
 
 
+_TYPES: Final[dict[str, Any]] = {
+    "i": c_int32, "u": c_uint32, "l": c_int64, "L": c_uint64, "d": c_double, "s": c_char_p,
+    "p": c_void_p,
+}  # fmt: skip
+
+
+def _fields(text: str) -> list[tuple[str, Any]]:
+    """Return the fields of a structure by their types: ``L:address,size i:stack``."""
+    parts = (part.split(":") for part in text.split())
+    return [(name, _TYPES[kind]) for kind, names in parts for name in names.split(",")]
+
+
 class _Settings(ctypes.Structure):
     _fields_ = (
-        ("max_split_bytes", c_uint64),
-        ("max_non_split_rounding_bytes", c_uint64),
-        ("large_segment_bytes", c_uint64),
-        ("garbage_collection_threshold", c_double),
-        ("reservation_bytes", c_uint64),
-        ("reservation_fraction", c_double),
+        *_fields(
+            "L:max_split_bytes,max_non_split_rounding_bytes,large_segment_bytes "
+            "d:garbage_collection_threshold L:reservation_bytes d:reservation_fraction"
+        ),
         ("roundup_power2_divisions", c_uint32 * N_ROUNDUP_INTERVALS),
         ("expandable_segments", c_uint32),
     )
@@ -50,58 +60,30 @@ class _Settings(ctypes.Structure):
 class _Config(ctypes.Structure):
     _fields_ = (
         ("settings", _Settings),
-        ("capacity_bytes", c_uint64),
-        ("device_total_bytes", c_uint64),
-        ("memory_fraction", c_double),
-        ("era", c_uint32),
-        ("fraction_of_one_counts", c_uint32),
+        *_fields(
+            "L:capacity_bytes,device_total_bytes d:memory_fraction u:era,fraction_of_one_counts"
+        ),
     )
 
 
 class Event(ctypes.Structure):
     """A line of a device's trace; ``stack`` is a number, -1 = none."""
 
-    _fields_ = (
-        ("address", c_uint64),
-        ("size", c_uint64),
-        ("time_us", c_uint64),
-        ("stream", c_uint64),
-        ("stack", c_int32),
-        ("pool", c_uint32),
-        ("action", c_uint32),
-    )
+    _fields_ = _fields("L:address,size,time_us,stream i:stack u:pool,action")
 
 
 class GpuSegment(ctypes.Structure):
     """A segment; its blocks follow those of the segment before it."""
 
-    _fields_ = (
-        ("address", c_uint64),
-        ("size", c_uint64),
-        ("stream", c_uint64),
-        ("pool", c_uint32),
-        ("is_small", c_uint32),
-        ("is_expandable", c_uint32),
-        ("n_blocks", c_uint32),
-    )
+    _fields_ = _fields("L:address,size,stream u:pool,is_small,is_expandable,n_blocks")
 
 
 class GpuBlock(ctypes.Structure):
     """A block; ``stack`` is that of the request that it serves, -1 = none."""
 
-    _fields_ = (
-        ("address", c_uint64),
-        ("size", c_uint64),
-        ("requested", c_uint64),
-        ("state", c_uint32),
-        ("stack", c_int32),
-    )
+    _fields_ = _fields("L:address,size,requested u:state i:stack")
 
 
-_TYPES: Final[dict[str, Any]] = {
-    "i": c_int32, "u": c_uint32, "l": c_int64, "L": c_uint64, "d": c_double, "s": c_char_p,
-    "p": c_void_p,
-}  # fmt: skip
 _FUNCTIONS: Final = {
     "open": ("", "ip"), "close": ("", ""), "device": ("i", ""), "set_device": ("", "i"),
     "stream": ("l", "i"), "set_stream": ("", "il"), "new_stream": ("l", "ii"),

@@ -21,18 +21,13 @@ Key = Any
 
 
 class UnknownResultError(NotImplementedError):
-    """Nothing says what an operator returns: its library has no fake for it.
-
-    Attributes:
-        operator: its name, ``namespace::name``.
-    """
+    """Nothing says what an operator returns, ``namespace::name``: its library has no fake."""
 
     def __init__(self, operator: str) -> None:
         super().__init__(
             f"Nothing says what the operator {operator} returns: it has no fake "
             "(torch.library.register_fake)."
         )
-        self.operator = operator
 
 
 def described(value: Any) -> Key:

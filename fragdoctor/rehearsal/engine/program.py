@@ -221,18 +221,20 @@ def _rehearse(request: dict[str, Any], now: Session, undo: ExitStack) -> NoRetur
     from fragdoctor.rehearsal.engine.outcome import ProgramOutcome
     from fragdoctor.rehearsal.engine.step_watch import Steps
 
-    now.facts = GpuModel(**request["kernels"])
+    gpu = request["gpu"]
+    now.facts = GpuModel(**gpu["kernels"])
     now.budget = replace(
-        now.budget, capacity_bytes=request["capacity_bytes"], total_bytes=request["total_bytes"]
+        now.budget, capacity_bytes=gpu["capacity_bytes"], total_bytes=gpu["total_bytes"]
     )
     now.assumptions.shares.update(request["assumed_shares"])
     outcome = ProgramOutcome(request, now)
-    steps = Steps(now, request["steps"], request["most_steps"], outcome.on_step, outcome.stop_early)
+    limit, most = request["n_steps"], request["most_steps"]
+    steps = Steps(now, limit, most, outcome.on_step, outcome.stop_early)
     if request["stops_by_itself"]:
         steps.install(undo)
-        if request["steps"] is None:
+        if limit is None:
             skipping = now.loops.skipping
-            skipping.most, skipping.on_stuck = request["most_steps"], outcome.stop_early
+            skipping.most, skipping.on_stuck = most, outcome.stop_early
             skipping.install(now.gpus, now.n_devices, undo)
             now.loops.install(undo)
     outcome.steps = steps
@@ -244,7 +246,6 @@ def _rehearse(request: dict[str, Any], now: Session, undo: ExitStack) -> NoRetur
         from fragdoctor.rehearsal.engine.treatments import apply
 
         apply(request["treatments"], undo)
-    outcome.begin()
     if request["time_limit_s"] is not None:
         _limit_time(request["time_limit_s"], outcome, undo)
     code = _run_guarded(request, outcome)
