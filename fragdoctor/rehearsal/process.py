@@ -386,16 +386,15 @@ def _environment(conditions: RehearsalConditions, place: Path) -> dict[str, str]
         environ["PYTORCH_CUDA_ALLOC_CONF"] = conditions.conf
     if conditions.rank is not None:
         local, n_local = conditions.rank % conditions.n_devices, conditions.n_devices
-        told = {
-            "RANK": conditions.rank,
-            "WORLD_SIZE": conditions.world_size,
-            "LOCAL_RANK": local,
-            "LOCAL_WORLD_SIZE": n_local,
-            "GROUP_RANK": conditions.rank // n_local,
+        environ |= {
+            "RANK": str(conditions.rank),
+            "WORLD_SIZE": str(conditions.world_size),
+            "LOCAL_RANK": str(local),
+            "LOCAL_WORLD_SIZE": str(n_local),
+            "GROUP_RANK": str(conditions.rank // n_local),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": 29500,
+            "MASTER_PORT": "29500",
         }
-        environ |= {name: str(value) for name, value in told.items()}
     if not conditions.allows_writes:
         environ["TMPDIR"] = str(place / _TEMPORARY)
         environ.setdefault("WANDB_MODE", "disabled")

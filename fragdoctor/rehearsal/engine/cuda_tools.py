@@ -64,8 +64,6 @@ def _tuning() -> dict[str, Callable[..., Any]]:
         "_cuda_tunableop_get_validators": tuple,
         "_cuda_tunableop_read_file": lambda *_: True,
         "_cuda_tunableop_write_file": lambda *_: True,
-        "_cuda_tunableop_write_file_on_exit": lambda *_: None,
-        "_cuda_tunableop_set_numerical_check_tolerances": lambda *_: None,
     }
     for name in flags:
         found[f"_cuda_{name}_enable"] = partial(_set, flags, name)

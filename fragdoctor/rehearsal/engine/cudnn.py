@@ -17,7 +17,7 @@ import ctypes
 import importlib.util
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -223,23 +223,23 @@ class _Descriptor:
     def __del__(self) -> None:
         self.library.cudnnBackendDestroyDescriptor(self.pointer)
 
-    def put(self, name: int, kind: int, buffer: Any, n: int = 1) -> None:
-        self._held.append(buffer)
+    def put(self, name: int, kind: int, *values: Any) -> None:
+        """Set an attribute: numbers, other descriptors, or one buffer as it is."""
+        first, n = values[0], len(values)
+        buffer = first
+        if isinstance(first, _Descriptor):
+            buffer = ctypes.c_void_p(first.pointer.value)
+        elif isinstance(first, int):
+            number = ctypes.c_int64 if kind == _INT64 else ctypes.c_int
+            buffer = (number * n)(*values)
+        elif kind == _CHAR:
+            n = len(first)
+        self._held += [buffer, *values]
         _check(
             self.library.cudnnBackendSetAttribute(
                 self.pointer, name, kind, ctypes.c_int64(n), ctypes.byref(buffer)
             )
         )
-
-    def enum(self, name: int, kind: int, value: int) -> None:
-        self.put(name, kind, ctypes.c_int(value))
-
-    def numbers(self, name: int, numbers: Sequence[int]) -> None:
-        self.put(name, _INT64, (ctypes.c_int64 * len(numbers))(*numbers), len(numbers))
-
-    def descriptor(self, name: int, other: _Descriptor) -> None:
-        self._held.append(other)
-        self.put(name, _DESCRIPTOR, ctypes.c_void_p(other.pointer.value))
 
     def get(self, name: int, kind: int, buffer: Any, n: int) -> int:
         """Fill a buffer of n elements; return how many there are."""
@@ -289,7 +289,7 @@ def _device(library: Any, facts: GpuModel, total_bytes: int) -> _Descriptor:
         }
     ).encode()
     made = _Descriptor(library, _DEVICE)
-    made.put(2702, _CHAR, ctypes.create_string_buffer(text, len(text)), len(text))
+    made.put(2702, _CHAR, ctypes.create_string_buffer(text, len(text)))
     return made.finish()
 
 
@@ -299,43 +299,43 @@ def _graph(library: Any, convolution: Convolution) -> _Descriptor:
 
     def tensor(name: str, dense: Dense) -> _Descriptor:
         made = _Descriptor(library, _TENSOR)
-        made.enum(901, _DTYPE, dtype)
-        made.numbers(902, dense.shape)
-        made.numbers(903, dense.strides())
-        made.numbers(906, [ord(name)])
-        made.numbers(900, [_ALIGNED])
+        made.put(901, _DTYPE, dtype)
+        made.put(902, _INT64, *dense.shape)
+        made.put(903, _INT64, *dense.strides())
+        made.put(906, _INT64, ord(name))
+        made.put(900, _INT64, _ALIGNED)
         return made.finish()
 
     how = _Descriptor(library, _CONVOLUTION)
     is_double = convolution.dtype is torch.float64
-    how.enum(100, _DTYPE, _DTYPES[torch.float64 if is_double else torch.float32])
-    how.enum(101, _MODE, _CROSS_CORRELATION)
-    how.numbers(102, convolution.dilation)
-    how.numbers(103, convolution.stride)
-    how.numbers(104, convolution.padding)
-    how.numbers(105, convolution.padding)
-    how.numbers(106, [len(convolution.stride)])
+    how.put(100, _DTYPE, _DTYPES[torch.float64 if is_double else torch.float32])
+    how.put(101, _MODE, _CROSS_CORRELATION)
+    how.put(102, _INT64, *convolution.dilation)
+    how.put(103, _INT64, *convolution.stride)
+    how.put(104, _INT64, *convolution.padding)
+    how.put(105, _INT64, *convolution.padding)
+    how.put(106, _INT64, len(convolution.stride))
     how.finish()
     kind, alpha, beta, described, weight, input_, result = _OPERATIONS[convolution.operation]
     operation = _Descriptor(library, kind)
     factor, number = (_DOUBLE, ctypes.c_double) if is_double else (_FLOAT, ctypes.c_float)
     operation.put(alpha, factor, number(1))
     operation.put(beta, factor, number(0))
-    operation.descriptor(described, how)
-    operation.descriptor(weight, tensor("w", convolution.weight))
-    operation.descriptor(input_, tensor("x", convolution.input))
-    operation.descriptor(result, tensor("y", convolution.result))
+    operation.put(described, _DESCRIPTOR, how)
+    operation.put(weight, _DESCRIPTOR, tensor("w", convolution.weight))
+    operation.put(input_, _DESCRIPTOR, tensor("x", convolution.input))
+    operation.put(result, _DESCRIPTOR, tensor("y", convolution.result))
     graph = _Descriptor(library, _GRAPH)
-    graph.descriptor(801, operation.finish())
+    graph.put(801, _DESCRIPTOR, operation.finish())
     return graph.finish()
 
 
 def _configs(library: Any, graph: _Descriptor, device: _Descriptor, mode: int) -> list[_Descriptor]:
     """Return what the heuristics recommend, best first."""
     heuristics = _Descriptor(library, _HEURISTICS)
-    heuristics.descriptor(201, graph)
-    heuristics.enum(200, _HEURISTIC_MODE, mode)
-    heuristics.descriptor(204, device)
+    heuristics.put(201, _DESCRIPTOR, graph)
+    heuristics.put(200, _HEURISTIC_MODE, mode)
+    heuristics.put(204, _DESCRIPTOR, device)
     heuristics.finish()
     n = heuristics.get(202, _DESCRIPTOR, None, 0)
     configs = [_Descriptor(library, _CONFIG) for _ in range(n)]
@@ -354,8 +354,8 @@ def _notes(library: Any, config: _Descriptor) -> list[int]:
 def _workspace(library: Any, config: _Descriptor, device: _Descriptor) -> int | None:
     """Return the scratch memory of a plan, in bytes; None if there is no such plan."""
     plan = _Descriptor(library, _PLAN)
-    plan.descriptor(401, config)
-    plan.descriptor(407, device)
+    plan.put(401, _DESCRIPTOR, config)
+    plan.put(407, _DESCRIPTOR, device)
     try:
         plan.finish()
     except _RefusedError:

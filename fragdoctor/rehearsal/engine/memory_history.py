@@ -314,17 +314,16 @@ def _trace(
 
 
 def _entry(event: Event, action: str, stacks: RecordedStacks | None) -> dict[str, Any]:
-    entry: dict[str, Any] = {"action": action}
-    if event.action == OOM:
-        entry["device_free"] = event.address
-    else:
-        entry["addr"] = event.address
-    entry["size"] = event.size
-    entry["stream"] = event.stream
-    entry["time_us"] = event.time_us
-    entry["compile_context"] = "N/A"
-    entry["user_metadata"] = ""
-    entry["pool_id"] = _pool_id(event.pool)
+    entry: dict[str, Any] = {
+        "action": action,
+        "device_free" if event.action == OOM else "addr": event.address,
+        "size": event.size,
+        "stream": event.stream,
+        "time_us": event.time_us,
+        "compile_context": "N/A",
+        "user_metadata": "",
+        "pool_id": _pool_id(event.pool),
+    }
     if stacks is not None and event.stack >= 0:
         entry["frames"] = stacks.frames(event.stack)
     return entry

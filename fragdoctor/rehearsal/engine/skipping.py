@@ -307,8 +307,8 @@ class Skipping:
         n_skips: times that rounds were jumped over.
         n_skipped: rounds that were, by file and line of their loop.
         partial: why something was not seen that comes later, "" if nothing is known of it.
+        n_steps: steps that the program would have taken in them.
         steps: returns how many steps the program has taken.
-        on_steps: called with how many it would have taken in rounds that are jumped over.
         on_stuck: called with a reason where the rehearsal cannot go on; it does not return.
     """
 
@@ -319,8 +319,8 @@ class Skipping:
     n_skips: int = 0
     n_skipped: dict[tuple[str, int], int] = field(default_factory=dict)
     partial: str = ""
+    n_steps: int = 0
     steps: Callable[[], int] = lambda: 0
-    on_steps: Callable[[int], None] = lambda _: None
     on_stuck: Callable[[str], None] = lambda _: None
     _ends_at: float | None = None
     _gpus: Any = None
@@ -460,7 +460,7 @@ class Skipping:
     def note(self, passage: Passage, n: int, frame: FrameType) -> None:
         """Note that rounds of a loop are jumped over, and the steps that they would take."""
         rate = passage.source.rates.steps or (self.steps() - passage.n_steps) / passage.n_rounds
-        self.on_steps(round(n * rate))
+        self.n_steps += round(n * rate)
         passage.to_skip += n
         passage.n_rounds += n
         key = (frame.f_code.co_filename, frame.f_lineno)
