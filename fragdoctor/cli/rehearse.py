@@ -8,7 +8,6 @@ import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
 from fragdoctor.cli import console, options
@@ -313,18 +312,12 @@ def diagnosed(asked: Asked, kept: Path | None = None) -> RehearsalResult:
     if asked.batches is not None:
         batch = asked.batches.sizes[0]
         program = with_batch(program, batch)
-    with _progress() as progress, TemporaryDirectory() as scratch:
-        snapshot = kept or Path(scratch, "snapshot.pickle")
+    with _progress() as progress:
 
         def on_step(number: int, n_bytes: int) -> None:
             progress.show(f"Rehearsed step {number}, {format_size(n_bytes)} allocated", 0, 0)
 
-        found = runner.rehearse(program, asked.base, snapshot, on_step)
-        found = replace(found, batch=batch)
-        if kept is not None:
-            return runner.judge(found, kept.name)
-        result = runner.judge(found, program.name)
-        return replace(result, rehearsal=replace(result.rehearsal, snapshot=""))
+        return runner.diagnosed(program, asked.base, kept, on_step, batch)
 
 
 def _cured(chosen: RehearseOptions, asked: Asked, look: RenderOptions) -> int:

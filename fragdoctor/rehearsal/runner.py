@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from fragdoctor.diagnosis.pipeline import diagnose
@@ -270,6 +271,26 @@ def _unmodelled(conditions: RehearsalConditions) -> list[Unmodelled]:
         # 490 MiB a communicator of one rank, on an H200.
         found.append(Unmodelled("buffers of NCCL, about 0.5 GiB a communicator"))
     return found
+
+
+def diagnosed(
+    program: Program,
+    conditions: RehearsalConditions,
+    kept: Path | None = None,
+    on_step: OnStep | None = None,
+    batch: int | None = None,
+) -> RehearsalResult:
+    """Rehearse once, and diagnose the snapshot, which is kept where a path is given.
+
+    Raises:
+        ConfigError: the program cannot be rehearsed.
+        ProgramFailed: it failed for another reason than the GPU's memory.
+    """
+    with TemporaryDirectory(prefix="fragdoctor-") as scratch:
+        snapshot = kept or Path(scratch, SNAPSHOT)
+        found = replace(rehearse(program, conditions, snapshot, on_step), batch=batch)
+        result = judge(found, kept.name if kept else program.name)
+    return result if kept else replace(result, rehearsal=replace(found, snapshot=""))
 
 
 def judge(rehearsal: Rehearsal, name: str) -> RehearsalResult:

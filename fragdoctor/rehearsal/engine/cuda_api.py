@@ -118,11 +118,6 @@ def _now() -> session.Session:
     return session.current()
 
 
-def _device() -> int:
-    index: int = _now().gpus.device()
-    return index
-
-
 def _empty_cache() -> None:
     _now().gpus.empty_cache()
 
@@ -136,11 +131,7 @@ def _index(device: Any) -> int:
 
 def _set_device(device: int) -> None:
     if device >= _now().n_devices:
-        raise (
-            torch.AcceleratorError(_INVALID)
-            if hasattr(torch, "AcceleratorError")
-            else RuntimeError(_INVALID)
-        )
+        raise getattr(torch, "AcceleratorError", RuntimeError)(_INVALID)
     _now().gpus.set_device(device)
 
 
@@ -285,7 +276,7 @@ _PRIMITIVES: Final[dict[str, Any]] = {
     **dict.fromkeys(_DO_NOTHING, cuda_objects.nothing),
     "_cuda_init": lambda: _now().start(),
     "_cuda_getDeviceCount": lambda: _now().n_devices,
-    "_cuda_getDevice": _device,
+    "_cuda_getDevice": lambda: int(_now().gpus.device()),
     "_cuda_setDevice": _set_device,
     "_cuda_exchangeDevice": _exchange_device,
     "_cuda_maybeExchangeDevice": _maybe_exchange_device,

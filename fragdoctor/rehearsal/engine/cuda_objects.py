@@ -23,14 +23,9 @@ class Stream(torch.Stream):
         """Take the next stream of the pool, or the one with an id."""
         if "stream_id" in kwargs:
             return super().__new__(cls, **kwargs)
-        gpus = session.current().gpus
-        index = (
-            None
-            if device is None
-            else torch.device(device).index
-            if not isinstance(device, int)
-            else device
-        )
+        gpus, index = session.current().gpus, device
+        if not (device is None or isinstance(device, int)):
+            index = torch.device(device).index
         index = gpus.device() if index is None else index
         return super().__new__(
             cls,

@@ -75,13 +75,11 @@ class Numbers(NamedTuple):
             counts too.
         grows: of its meetings; None where it is no number.
         counters: of what it adds to.
-        steps: those that the program has taken.
     """
 
     n_rounds: int = 0
     grows: tuple[float | None, ...] = ()
     counters: tuple[float | None, ...] = ()
-    steps: float = 0.0
 
     def rates_since(self, before: Numbers) -> Numbers:
         """Return by how much they have grown in a round."""
@@ -94,7 +92,6 @@ class Numbers(NamedTuple):
             n_rounds,
             tuple(map(grown, before.grows, self.grows)),
             tuple(map(grown, before.counters, self.counters)),
-            (self.steps - before.steps) / n_rounds,
         )
 
 
@@ -265,7 +262,9 @@ class Passage:
     Attributes:
         source: what its source says.
         seen: rounds that were seen, of this passage and those before.
-        n_steps: steps that the program had taken when it was entered.
+        steps: that the program had taken when it was entered, and after each round gone through,
+            without those of rounds jumped over.
+        n_steps: of these.
         n_rounds: rounds so far, with those that were jumped over.
         n_run: rounds that were gone through, since a number of the source last passed another.
         n_known: how many of the last rounds showed nothing new.
@@ -280,6 +279,7 @@ class Passage:
 
     source: LoopSource
     seen: set[Round]
+    steps: list[int]
     n_steps: int = 0
     n_rounds: int = 0
     n_run: int = 0
@@ -381,6 +381,7 @@ class Skipping:
         """
         passage.n_rounds += 1
         passage.n_run += 1
+        passage.steps.append(self.steps() - passage.n_steps)
         if self._ends_at is not None and time.monotonic() > self._ends_at:
             self.on_stuck(f"its rounds went on for {GO_ON_S:.0f} s after their memory repeated")
         is_of_gpu = bool(passage.n_events) and self.n_requests != passage.n_requests
@@ -417,7 +418,7 @@ class Skipping:
     def _sampled(self, passage: Passage, names: Mapping[str, Any]) -> Numbers:
         grows = tuple(_number(m.grows, names) for m in passage.source.meetings)
         counters = tuple(_number(c, names) for c in passage.source.counters)
-        return Numbers(passage.n_rounds, grows, counters, self.steps())
+        return Numbers(passage.n_rounds, grows, counters)
 
     def _skip(
         self,
@@ -458,9 +459,15 @@ class Skipping:
         return n
 
     def note(self, passage: Passage, n: int, frame: FrameType) -> None:
-        """Note that rounds of a loop are jumped over, and the steps that they would take."""
-        rate = passage.source.rates.steps or (self.steps() - passage.n_steps) / passage.n_rounds
-        self.n_steps += round(n * rate)
+        """Note that rounds of a loop are jumped over, and the steps that they would take.
+
+        They take as many as those gone through since a number of the loop last passed another.
+        """
+        n_seen = min(max(passage.n_run, 1), len(passage.steps) - 1)
+        taken = passage.steps[-1] - passage.steps[-1 - n_seen]
+        n_steps = round(n * taken / max(n_seen, 1))
+        self.n_steps += n_steps
+        passage.n_steps += n_steps
         passage.to_skip += n
         passage.n_rounds += n
         key = (frame.f_code.co_filename, frame.f_lineno)

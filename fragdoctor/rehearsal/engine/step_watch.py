@@ -114,7 +114,7 @@ class Steps(StepProgress):
         undo.callback(optimizers.register_optimizer_step_post_hook(self._after_optimizer).remove)
         self.now.progress = self
         skipping = self.now.loops.skipping
-        skipping.steps = lambda: self.n_taken
+        skipping.steps = lambda: 0 if self._has_optimizer and not self._runs else self.n_taken
         after_making(self._made_optimizer, undo)
 
     def _made_optimizer(self, optimizer: Any) -> None:
@@ -186,6 +186,8 @@ class Steps(StepProgress):
         else:
             turn = ()
         end = Moment.now(self.now.gpus, self.now.n_devices)
+        if not self._runs:
+            self.now.loops.skipping.n_steps = 0  # calls of models before training were no steps
         self._runs.append(Run((*turn, number), self._n_begun, end))
         at = len(self._runs) - 1
         if at < self._period or self._runs[at - self._period].turn != self._runs[at].turn:
