@@ -110,7 +110,10 @@ def rehearse(chosen: RehearseOptions) -> int:
         return _cured(chosen, asked, look)
     result: RehearsalResult | RehearsalSweep
     if asked.is_one:
-        result = _diagnosed(chosen, asked)
+        kept = None
+        if chosen.snapshot is not None:
+            kept = _snapshot_path(chosen.snapshot, asked.program, force=chosen.force)
+        result = diagnosed(asked, kept)
         code = _code(chosen, [result.rehearsal], fits=result.rehearsal.fits)
     else:
         result = swept(asked, _folder_of(chosen.snapshot))
@@ -293,14 +296,6 @@ def _snapshot_path(place: Path, program: Program, *, force: bool) -> Path:
         n += 1
         file = place / f"{stem}-rehearsal-{n}.pickle"
     return file
-
-
-def _diagnosed(chosen: RehearseOptions, asked: Asked) -> RehearsalResult:
-    """Rehearse once; leave the snapshot where it was asked for."""
-    kept = None
-    if chosen.snapshot is not None:
-        kept = _snapshot_path(chosen.snapshot, asked.program, force=chosen.force)
-    return diagnosed(asked, kept)
 
 
 def diagnosed(asked: Asked, kept: Path | None = None) -> RehearsalResult:

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -153,17 +153,17 @@ def _plan(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
         if isinstance(t, torch.Tensor)
     }
     layouts: list[BlockLayout] = []
-    makers: list[Callable[[list[torch.Tensor], tuple[Any, ...]], Any]] = []
+    makers: list[Callable[..., Any]] = []
     for leaf in leaves:
         if not isinstance(leaf, torch.Tensor):
-            makers.append(partial(_constant, leaf))
+            makers.append(lambda _made, _args, leaf=leaf: leaf)
         elif leaf.untyped_storage()._cdata in inputs:
-            number = inputs[leaf.untyped_storage()._cdata]
-            makers.append(partial(_view_of, number, leaf.shape, leaf.stride()))
+            view = inputs[leaf.untyped_storage()._cdata], leaf.shape, leaf.stride()
+            makers.append(lambda _made, args, view=view: args[view[0]].as_strided(*view[1:]))
         else:
             number = len(layouts)
+            makers.append(lambda made, _args, number=number: made[number])
             layouts.append(BlockLayout(leaf.shape, leaf.stride(), leaf.dtype))
-            makers.append(partial(_made, number))
     call = Call(op, args, kwargs, tuple(layouts), device)
 
     def results(made: list[torch.Tensor], args: tuple[Any, ...]) -> Any:
@@ -174,18 +174,6 @@ def _plan(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
 
     single = isinstance(found, torch.Tensor)
     return Plan(device, steps_of(call), layouts, only_one if single else results)
-
-
-def _constant(value: Any, _made: Any, _args: Any) -> Any:
-    return value
-
-
-def _view_of(number: int, shape: Any, stride: Any, _made: Any, args: tuple[Any, ...]) -> Any:
-    return args[number].as_strided(shape, stride)
-
-
-def _made(number: int, made: list[torch.Tensor], _args: Any) -> torch.Tensor:
-    return made[number]
 
 
 def in_place(op: Any, *args: Any, **kwargs: Any) -> Any:

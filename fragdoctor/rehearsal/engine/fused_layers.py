@@ -230,11 +230,6 @@ def _question(
     )  # fmt: skip
 
 
-def _choice(*args: Any, **options: Any) -> int:
-    """``_fused_sdp_choice``."""
-    return choose(_question(*args, **options))
-
-
 def attention(*args: Any, **options: Any) -> torch.Tensor:
     """Compute attention through the chosen kernel; arguments as for PyTorch's function."""
     ask = _question(*args, **options)
@@ -396,5 +391,5 @@ def install(undo: ExitStack) -> None:
     library = library_for("aten", undo)
     for key in ("AutogradCUDA", "CUDA"):
         library.impl("scaled_dot_product_attention", attention, key)
-    library.impl("_fused_sdp_choice", _choice, "CUDA")
+    library.impl("_fused_sdp_choice", lambda *a, **k: choose(_question(*a, **k)), "CUDA")
     _put_recurrent(library)

@@ -227,7 +227,9 @@ class Known:
                 return
         for target in targets:
             self.forget(target)
-        if rule.zeroes and _is_zero(args) and _is_whole(target):
+        value = args[1] if len(args) > 1 else 0  # of ``fill_``, or ``zero_``
+        is_zero = isinstance(value, bool | int | float) and not value
+        if rule.zeroes and is_zero and _is_whole(target):
             self._zeros.add(_key(target))
 
     def _compute(
@@ -340,11 +342,6 @@ def _is_whole(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is all of its memory, without holes."""
     extent = _extent(tensor.shape, tensor.stride())
     return not tensor.storage_offset() and tensor.numel() == extent
-
-
-def _is_zero(args: Sequence[Any]) -> bool:
-    """Return whether ``zero_``, or ``fill_`` with these arguments, writes zeros."""
-    return len(args) == 1 or (isinstance(args[1], bool | int | float) and not args[1])
 
 
 def _most(tensor: torch.Tensor) -> int:

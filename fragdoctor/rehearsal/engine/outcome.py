@@ -101,7 +101,7 @@ class ProgramOutcome:
             "status": self._status(code, oom),
             "exit_code": code,
             "torch_version": torch.__version__,
-            "steps": self._n_steps(oom),
+            "steps": self.steps.n_taken if oom is None else oom.step,
             "stopped": self.stopped,
             "partial_reason": "" if oom is not None else self.stopped or skipping.partial,
             "n_skipped": sum(skipping.n_skipped.values()),
@@ -152,11 +152,6 @@ class ProgramOutcome:
             f"the program failed{where} after rounds of its loops were skipped "
             f"({failure['type']}: {said})"
         )
-
-    def _n_steps(self, oom: SeenOom | None) -> int:
-        if oom is not None:
-            return oom.step
-        return 0 if self.steps is None else self.steps.n_taken
 
     def _tell(self, event: dict[str, Any]) -> None:
         if self._progress is not None and os.getpid() == self._pid:

@@ -262,9 +262,10 @@ class Passage:
     Attributes:
         source: what its source says.
         seen: rounds that were seen, of this passage and those before.
-        steps: that the program had taken when it was entered, and after each round gone through,
-            without those of rounds jumped over.
-        n_steps: of these.
+        begun: steps that the program had taken when it was entered.
+        n_steps: that it has taken by now.
+        stepped: rounds and steps after the first round that was seen to take one, and after the
+            last.
         n_rounds: rounds so far, with those that were jumped over.
         n_run: rounds that were gone through, since a number of the source last passed another.
         n_known: how many of the last rounds showed nothing new.
@@ -279,8 +280,9 @@ class Passage:
 
     source: LoopSource
     seen: set[Round]
-    steps: list[int]
+    begun: int
     n_steps: int = 0
+    stepped: list[tuple[int, int]] = field(default_factory=list)
     n_rounds: int = 0
     n_run: int = 0
     n_known: int = 0
@@ -381,7 +383,10 @@ class Skipping:
         """
         passage.n_rounds += 1
         passage.n_run += 1
-        passage.steps.append(self.steps() - passage.n_steps)
+        n_steps = self.steps()
+        if n_steps != (passage.n_steps or passage.begun):
+            passage.n_steps = n_steps
+            passage.stepped[1:] = [(passage.n_rounds, n_steps)]
         if self._ends_at is not None and time.monotonic() > self._ends_at:
             self.on_stuck(f"its rounds went on for {GO_ON_S:.0f} s after their memory repeated")
         is_of_gpu = bool(passage.n_events) and self.n_requests != passage.n_requests
@@ -461,13 +466,14 @@ class Skipping:
     def note(self, passage: Passage, n: int, frame: FrameType) -> None:
         """Note that rounds of a loop are jumped over, and the steps that they would take.
 
-        They take as many as those gone through since a number of the loop last passed another.
+        They take them as often as rounds did from the first that took one to the last.
         """
-        n_seen = min(max(passage.n_run, 1), len(passage.steps) - 1)
-        taken = passage.steps[-1] - passage.steps[-1 - n_seen]
-        n_steps = round(n * taken / max(n_seen, 1))
-        self.n_steps += n_steps
-        passage.n_steps += n_steps
+        if passage.stepped:
+            (begin, before), (end, after) = passage.stepped[0], passage.stepped[-1]
+            if begin == end:
+                begin, end, before = 0, passage.n_rounds, passage.begun
+            self.n_steps += round(n * (after - before) / (end - begin))
+            passage.n_steps = self.steps()
         passage.to_skip += n
         passage.n_rounds += n
         key = (frame.f_code.co_filename, frame.f_lineno)
