@@ -113,11 +113,15 @@ def _index(device: int) -> torch.device:
     return torch.device("cuda", session.current().gpus.device() if device < 0 else device)
 
 
+def _copied(parts: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    for target, part in zip(targets, parts, strict=True):
+        target.copy_(part, non_blocking=True)
+    return list(targets)
+
+
 def _broadcast(tensor: torch.Tensor, devices: Sequence[Any]) -> list[torch.Tensor]:
     if devices and isinstance(devices[0], torch.Tensor):  # those to write to
-        for target in devices:
-            target.copy_(tensor, non_blocking=True)
-        return list(devices)
+        return _copied([tensor for _ in devices], devices)
     found = []
     for device in devices:
         place = _index(device)
@@ -166,10 +170,7 @@ def _scatter(
 ) -> list[torch.Tensor]:
     del streams
     if devices and isinstance(devices[0], torch.Tensor):
-        parts = tensor.split([t.size(dim) for t in devices], dim)
-        for target, part in zip(devices, parts, strict=True):
-            target.copy_(part, non_blocking=True)
-        return list(devices)
+        return _copied(tensor.split([t.size(dim) for t in devices], dim), devices)
     parts = (
         tensor.chunk(len(devices), dim) if chunk_sizes is None else tensor.split(chunk_sizes, dim)
     )
@@ -187,9 +188,7 @@ def _gather(
 
 
 def _gather_out(tensors: Sequence[torch.Tensor], result: torch.Tensor, dim: int) -> torch.Tensor:
-    parts = result.split([t.size(dim) for t in tensors], dim)
-    for part, tensor in zip(parts, tensors, strict=True):
-        part.copy_(tensor, non_blocking=True)
+    _copied(tensors, result.split([t.size(dim) for t in tensors], dim))
     return result
 
 

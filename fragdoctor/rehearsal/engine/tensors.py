@@ -52,38 +52,22 @@ def like_format(
     return new(size, strides_for(size, memory_format), tensor.dtype, tensor.get_device())
 
 
-def _device(device: torch.device | None) -> int:
-    index = None if device is None else device.index
-    return session.current().gpus.device() if index is None else index
-
-
-@special("aten::empty.memory_format")
+@special("aten::empty.memory_format", "aten::empty_strided")
 def empty(
     _op: Any,
     size: Sequence[int],
+    stride: Sequence[int] | None = None,
     *,
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
     memory_format: torch.memory_format | None = None,
     **_: Any,
 ) -> torch.Tensor:
-    """``empty``: the root of most tensors that are made."""
-    strides = strides_for(size, memory_format)
-    return new(size, strides, dtype or torch.get_default_dtype(), _device(device))
-
-
-@special("aten::empty_strided")
-def empty_strided(
-    _op: Any,
-    size: Sequence[int],
-    stride: Sequence[int],
-    *,
-    dtype: torch.dtype | None = None,
-    device: torch.device | None = None,
-    **_: Any,
-) -> torch.Tensor:
-    """``empty_strided``: the root of ``to`` and of most results of C++."""
-    return new(size, stride, dtype or torch.get_default_dtype(), _device(device))
+    """``empty`` and ``empty_strided``: the root of most tensors that are made."""
+    strides = strides_for(size, memory_format) if stride is None else stride
+    index = None if device is None else device.index
+    place = session.current().gpus.device() if index is None else index
+    return new(size, strides, dtype or torch.get_default_dtype(), place)
 
 
 @special("aten::resize_")

@@ -238,12 +238,9 @@ def unique(
         mask = scratch(self, n * INDEX_BYTES)
         scratch(self, cub.scan(n, 4))
         del mask
-    out = new((n,), None, self.dtype, device)[:found]
-    length = scratch(self, INDEX_BYTES)
-    how_many = new((n,), None, torch.int64, device)[:found] if return_counts else none
-    scratch(self, cub.select(n))
-    del length, places, ordered
-    return out, where, how_many
+    result = _selected(self, found, where, none, counts=return_counts)
+    del places, ordered
+    return result
 
 
 @special("aten::unique_dim")
@@ -270,17 +267,22 @@ def unique_consecutive(
     """``unique_consecutive``: as ``unique`` on what is sorted."""
     if dim is not None:
         return unique_rows(op, self, dim)  # type: ignore[no-any-return]
-    n = self.numel()
-    found = values.n_kept(self, "unique")
-    device = self.get_device()
-    none = new((0,), None, torch.int64, device)
-    where = new(self.shape, None, torch.int64, device) if return_inverse else none
+    none = new((0,), None, torch.int64, self.get_device())
+    where = new(self.shape, None, torch.int64, self.get_device()) if return_inverse else none
+    return _selected(self, values.n_kept(self, "unique"), where, none, counts=return_counts)
+
+
+def _selected(
+    self: torch.Tensor, found: int, where: torch.Tensor, none: torch.Tensor, *, counts: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return as many values of a sorted tensor as were found, where they are, and how many each."""
+    n, device = self.numel(), self.get_device()
     out = new((n,), None, self.dtype, device)[:found]
     length = scratch(self, INDEX_BYTES)
-    counts = new((n,), None, torch.int64, device)[:found] if return_counts else none
+    how_many = new((n,), None, torch.int64, device)[:found] if counts else none
     scratch(self, cub.select(n))
     del length
-    return out, where, counts
+    return out, where, how_many
 
 
 @special("aten::randperm.generator_out", "aten::randperm.out")
