@@ -34,8 +34,7 @@ class Generator(_Generator):  # type: ignore[misc]
         made._fake_device = place if place.type == "cuda" else None
         return made  # type: ignore[no-any-return]
 
-    def __init__(self, device: Any = "cpu") -> None:
-        del device
+    def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
 
     @property
@@ -149,14 +148,12 @@ def _maybe_exchange_device(device: int) -> int:
     return _exchange_device(device)  # Dynamo tells the two apart
 
 
-def _set_stream(stream_id: int, device_index: int, device_type: int) -> None:
-    del device_type
+def _set_stream(stream_id: int, device_index: int, *_: Any, **__: Any) -> None:
     _now().gpus.set_device(device_index)
     _now().gpus.set_stream(device_index, stream_id)
 
 
-def _properties(device: Any = None) -> Any:
-    del device
+def _properties(*_: Any, **__: Any) -> Any:
     facts, (major, minor) = _now().facts, _now().capability
     kind = facts.generation
     return _Properties(

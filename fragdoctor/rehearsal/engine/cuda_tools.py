@@ -166,9 +166,8 @@ def _scatter(
     devices: Sequence[Any],
     chunk_sizes: Sequence[int] | None = None,
     dim: int = 0,
-    streams: Sequence[Any] | None = None,
+    *_: Any,
 ) -> list[torch.Tensor]:
-    del streams
     if devices and isinstance(devices[0], torch.Tensor):
         return _copied(tensor.split([t.size(dim) for t in devices], dim), devices)
     parts = (

@@ -17,9 +17,10 @@ import ctypes
 import importlib.util
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,18 +55,11 @@ _ALIGNED: Final = 16
 """PyTorch tells cuDNN no larger alignment, and the allocator's blocks have it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dense:
-    """A dense tensor: its shape, and whether its channels lie next to each other."""
-
-    shape: tuple[int, ...]
-    is_channels_last: bool
-
-    def strides(self) -> tuple[int, ...]:
-        """Return its strides, in elements."""
-        by_dims = {4: torch.channels_last, 5: torch.channels_last_3d}
-        layout = by_dims[len(self.shape)] if self.is_channels_last else None
-        return strides_for(self.shape, layout) or dense_strides(self.shape)
+def strides_of(shape: Sequence[int], *, is_channels_last: bool) -> tuple[int, ...]:
+    """Return the strides of a dense tensor, in elements."""
+    by_dims = {4: torch.channels_last, 5: torch.channels_last_3d}
+    layout = by_dims[len(shape)] if is_channels_last else None
+    return strides_for(shape, layout) or dense_strides(shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +68,16 @@ class Convolution:
 
     Attributes:
         operation: ``forward``, ``backward_data`` or ``backward_filter``.
-        input, weight, result: of the forward pass, whichever of them is asked for.
+        input, weight, result: shapes of the forward pass, whichever of them is asked for.
+        is_channels_last: whether the channels of each lie next to each other.
     """
 
     operation: str
     dtype: torch.dtype
-    input: Dense
-    weight: Dense
-    result: Dense
+    input: tuple[int, ...]
+    weight: tuple[int, ...]
+    result: tuple[int, ...]
+    is_channels_last: bool
     padding: tuple[int, ...]
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
@@ -156,10 +152,10 @@ _BENCHMARKED: Final[set[tuple[bool, Convolution]]] = set()
 
 
 def _copies(convolution: Convolution) -> int:
-    if convolution.input.is_channels_last:
+    if convolution.is_channels_last:
         return 0
-    tensors = (convolution.input, convolution.weight, convolution.result)
-    return sum(torch.Size(t.shape).numel() for t in tensors) * convolution.dtype.itemsize
+    shapes = (convolution.input, convolution.weight, convolution.result)
+    return sum(map(prod, shapes)) * convolution.dtype.itemsize
 
 
 @lru_cache(maxsize=100_000)
@@ -297,11 +293,12 @@ def _graph(library: Any, convolution: Convolution) -> _Descriptor:
     """Describe the operation."""
     dtype = _DTYPES[convolution.dtype]
 
-    def tensor(name: str, dense: Dense) -> _Descriptor:
+    def tensor(name: str, shape: tuple[int, ...]) -> _Descriptor:
         made = _Descriptor(library, _TENSOR)
         made.put(901, _DTYPE, dtype)
-        made.put(902, _INT64, *dense.shape)
-        made.put(903, _INT64, *dense.strides())
+        strides = strides_of(shape, is_channels_last=convolution.is_channels_last)
+        made.put(902, _INT64, *shape)
+        made.put(903, _INT64, *strides)
         made.put(906, _INT64, ord(name))
         made.put(900, _INT64, _ALIGNED)
         return made.finish()

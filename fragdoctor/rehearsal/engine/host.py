@@ -180,9 +180,8 @@ def _converting(
     return method
 
 
-def _pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
+def _pin_memory(self: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     """Return a copy that counts as pinned; on the CPU there is no other difference."""
-    del device
     if hasattr(self, "_is_pinned_here"):
         return self
     pinned = self.clone() if not self.is_cuda else self

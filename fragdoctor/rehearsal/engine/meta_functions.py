@@ -229,9 +229,8 @@ def _ctc_loss(
 
 
 def _gru_cell(
-    gates: torch.Tensor, _: torch.Tensor, state: torch.Tensor, *__: Any, **___: Any
+    _gates: torch.Tensor, _: torch.Tensor, state: torch.Tensor, *__: Any, **___: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    del gates
     return torch.empty_like(state), state.new_empty((state.shape[0], 5 * state.shape[1]))
 
 

@@ -36,8 +36,7 @@ def strides_for(
     """Return the strides of a layout; None = contiguous."""
     if memory_format not in {torch.channels_last, torch.channels_last_3d}:
         return None
-    n, channels, *rest = size
-    del n
+    _, channels, *rest = size
     inner = dense_strides((*rest, channels))
     whole = channels
     for length in rest:
@@ -71,15 +70,8 @@ def empty(
 
 
 @special("aten::resize_")
-def resize_(
-    _op: Any,
-    self: torch.Tensor,
-    size: Sequence[int],
-    *,
-    memory_format: torch.memory_format | None = None,
-) -> torch.Tensor:
+def resize_(_op: Any, self: torch.Tensor, size: Sequence[int], **_: Any) -> torch.Tensor:
     """``resize_``: new memory only where the old is too small."""
-    del memory_format
     strides = dense_strides(size)
     storage = self.untyped_storage()
     first = int(self.storage_offset())

@@ -286,9 +286,8 @@ def _selected(
 
 
 @special("aten::randperm.generator_out", "aten::randperm.out")
-def randperm(op: Any, n: int, *args: Any, out: torch.Tensor, **_: Any) -> torch.Tensor:
+def randperm(_op: Any, n: int, *_: Any, out: torch.Tensor, **__: Any) -> torch.Tensor:
     """``randperm``: random keys are sorted with the numbers (Randperm.cu)."""
-    del op, args
     out.resize_((n,))
     if n:
         squared = n - (6.0 * n * n + 1) / (12 * log(0.9))
