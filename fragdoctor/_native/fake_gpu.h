@@ -80,8 +80,7 @@ FG_API void fg_give(std::uint64_t address);
 // Exchange the memory of a storage; 1 = done, 0 = out of memory, -1 = no storage of ours. The
 // storage is known by its address, or where it has none by what fg_name() called it.
 FG_API std::int32_t fg_resize(std::uint64_t address, std::uint64_t name, std::uint64_t n_bytes,
-                              std::int32_t stack,
-                              std::uint64_t* new_address);
+                              std::int32_t stack, std::uint64_t* new_address);
 FG_API void fg_name(void* managed, std::uint64_t name);
 FG_API void fg_record_stream(std::uint64_t address, std::int64_t stream);
 FG_API void fg_empty_cache();
