@@ -21,11 +21,11 @@ sys.path.append(str(HERE.parent))
 
 import torch  # noqa: E402
 
+from fragdoctor.model.gpus import gpu_of  # noqa: E402
 from fragdoctor.rehearsal.engine import cudnn  # noqa: E402
-from fragdoctor.rehearsal.engine.session import GpuFacts  # noqa: E402
 
 MIB = 2**20
-H200 = GpuFacts("NVIDIA H200", "9.0", 132)
+H200 = gpu_of("h200")
 TOTAL_BYTES = 139 * 2**30
 TRANSPOSED = {
     "forward": "backward_data",
@@ -49,9 +49,10 @@ def calls(row: dict[str, str]) -> dict[str, cudnn.Convolution]:
         padding, stride, dilation = [0, *padding], [1, *stride], [1, *dilation]
     if is_transposed:
         shapes = [shapes[2], shapes[1], shapes[0]]
-    x, w, y = (cudnn.Dense(tuple(s), row["channels_last"] == "1") for s in shapes)
+    x, w, y = map(tuple, shapes)
     dtype = getattr(torch, row["dtype"])
-    geometry = (tuple(padding), tuple(stride), tuple(dilation))
+    is_last = row["channels_last"] == "1"
+    geometry = (is_last, tuple(padding), tuple(stride), tuple(dilation))
     return {
         name: cudnn.Convolution(other if is_transposed else name, dtype, x, w, y, *geometry)
         for name, other in TRANSPOSED.items()
@@ -65,7 +66,7 @@ def main() -> None:
         for row in csv.DictReader(file):
             for name, call in calls(row).items():
                 tensors = (call.input, call.weight, call.result)
-                size = call.dtype.itemsize * sum(math.prod(t.shape) for t in tensors)
+                size = call.dtype.itemsize * sum(math.prod(shape) for shape in tensors)
                 if size < MIB:
                     continue
                 said = next(iter(cudnn.plans_of(call, H200, TOTAL_BYTES)), None)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike, fspath
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from fragdoctor.model.hooks import draw_with
@@ -59,10 +57,7 @@ def rehearse(  # noqa: PLR0913 - the conditions of one rehearsal, all by keyword
 
     program, conditions = _asked(script, args, gpu, capacity_bytes, python)
     conditions = replace(conditions, conf=conf, n_steps=steps, time_limit_s=time_limit_s)
-    with TemporaryDirectory(prefix="fragdoctor-") as scratch:
-        found = runner.rehearse(program, conditions, Path(scratch) / "snapshot.pickle")
-        result = runner.judge(found, program.name)
-    return replace(result, rehearsal=replace(result.rehearsal, snapshot=""))
+    return runner.diagnosed(program, conditions)
 
 
 def cure(  # noqa: PLR0913 - the question, all by keyword

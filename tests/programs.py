@@ -15,6 +15,7 @@ from fragdoctor.future.simulator import reproduce, trace_of
 from fragdoctor.model.settings import AllocatorSettings, Era, parse_conf
 from fragdoctor.model.snapshot import EventTable, Snapshot
 from fragdoctor.trace.allocator import native_config
+from fragdoctor.trace.operations import Operations
 from fragdoctor.trace.replay import Reproduction
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import MIB
@@ -184,6 +185,12 @@ ERAS = st.sampled_from(list(Era))
 def reproduced(snapshot: Snapshot, **facts: Any) -> Reproduction:
     """Return the recorded run of a snapshot, reproduced."""
     return reproduce(trace_of(snapshot), **facts)
+
+
+def rows_of_requests(reproduction: Reproduction) -> list[int]:
+    """Return the event rows of the requests of a run."""
+    ops = Operations.of(reproduction.operations)
+    return [int(row) for row in ops.row[ops.is_request]]
 
 
 def without_oldest(whole: Snapshot, device: int, n_lost: int) -> Snapshot:

@@ -102,8 +102,8 @@ class Gpu final : public Observer {
     const bool is_oom = e.action == Action::oom;
     const bool is_free = e.action == Action::free_requested || e.action == Action::free_completed;
     events_.push_back({is_oom ? e.address : e.address + offset_, e.size, now_us(),
-                       handle_of(e.stream), is_free ? -1 : stack_, is_free ? -1 : operation_,
-                       e.pool, static_cast<std::uint32_t>(e.action)});
+                       handle_of(e.stream), is_free ? -1 : stack_, e.pool,
+                       static_cast<std::uint32_t>(e.action)});
     count(e);
   }
 
@@ -112,17 +112,13 @@ class Gpu final : public Observer {
     change(SPLIT_BYTES, is_small, bytes);
   }
 
-  MallocResult take(std::uint64_t n_bytes, std::uint32_t stream, std::int32_t stack,
-                    std::int32_t operation) {
+  MallocResult take(std::uint64_t n_bytes, std::uint32_t stream, std::int32_t stack) {
     stack_ = stack;
-    operation_ = operation;
     return handed_out(allocator_.malloc(n_bytes, stream));
   }
 
-  MallocResult take_at(std::uint64_t address, std::uint64_t n_bytes, std::int32_t stack,
-                       std::int32_t operation) {
+  MallocResult take_at(std::uint64_t address, std::uint64_t n_bytes, std::int32_t stack) {
     stack_ = stack;
-    operation_ = operation;
     return handed_out(allocator_.malloc_at(address - offset_, n_bytes));
   }
 
@@ -219,7 +215,7 @@ class Gpu final : public Observer {
   std::vector<Statistic> statistics_ = std::vector<Statistic>(FG_N_STATISTICS);
   std::vector<fg_event> events_;
   std::unordered_map<std::uint64_t, Live> live_;
-  std::int32_t stack_ = -1, operation_ = -1;
+  std::int32_t stack_ = -1;
   std::int64_t next_stream_ = 0, next_high_ = 0;
 };
 
@@ -536,13 +532,13 @@ std::uint64_t fg_stream_handle(std::int64_t stream) { return handle_of(dense_str
 
 void* fg_new_tensor(std::int32_t device, std::uint64_t n_bytes, std::uint32_t code,
                     std::uint32_t bits, std::int32_t n_dims, const std::int64_t* sizes,
-                    const std::int64_t* strides, std::int32_t stack, std::int32_t operation) {
+                    const std::int64_t* strides, std::int32_t stack) {
   World& w = world();
   const Lock lock(w.mutex);
   const std::int32_t index = device < 0 ? current_device : device;
   Gpu* gpu = gpu_at(index);
   if (gpu == nullptr) return nullptr;
-  const MallocResult block = gpu->take(n_bytes, current_dense_stream(index), stack, operation);
+  const MallocResult block = gpu->take(n_bytes, current_dense_stream(index), stack);
   if (!block.ok) return nullptr;
   auto held = std::make_unique<Held>();
   const auto n = static_cast<std::size_t>(n_dims);
@@ -568,22 +564,20 @@ void* fg_new_tensor(std::int32_t device, std::uint64_t n_bytes, std::uint32_t co
   return &held.release()->managed;
 }
 
-std::uint64_t fg_take(std::int32_t device, std::uint64_t n_bytes, std::int32_t stack,
-                      std::int32_t operation) {
+std::uint64_t fg_take(std::int32_t device, std::uint64_t n_bytes, std::int32_t stack) {
   const Lock lock(world().mutex);
   const std::int32_t index = device < 0 ? current_device : device;
   Gpu* gpu = gpu_at(index);
   if (gpu == nullptr) return 0;
-  const MallocResult block = gpu->take(n_bytes, current_dense_stream(index), stack, operation);
+  const MallocResult block = gpu->take(n_bytes, current_dense_stream(index), stack);
   return block.ok ? block.address : 0;
 }
 
-std::uint64_t fg_take_at(std::uint64_t address, std::uint64_t n_bytes, std::int32_t stack,
-                         std::int32_t operation) {
+std::uint64_t fg_take_at(std::uint64_t address, std::uint64_t n_bytes, std::int32_t stack) {
   const Lock lock(world().mutex);
   Gpu* gpu = gpu_of(address);
   if (gpu == nullptr) return 0;
-  const MallocResult block = gpu->take_at(address, n_bytes, stack, operation);
+  const MallocResult block = gpu->take_at(address, n_bytes, stack);
   return block.ok ? block.address : 0;
 }
 
@@ -593,7 +587,7 @@ void fg_give(std::uint64_t address) {
 }
 
 std::int32_t fg_resize(std::uint64_t address, std::uint64_t name, std::uint64_t n_bytes,
-                       std::int32_t stack, std::int32_t operation, std::uint64_t* new_address) {
+                       std::int32_t stack, std::uint64_t* new_address) {
   World& w = world();
   const Lock lock(w.mutex);
   const auto& table = address != 0 ? w.by_address : w.by_name;
@@ -602,7 +596,7 @@ std::int32_t fg_resize(std::uint64_t address, std::uint64_t name, std::uint64_t 
   Held& held = *it->second;
   Gpu& gpu = *w.gpus[static_cast<std::size_t>(held.device)];
   // The new memory comes first, as in PyTorch: old and new exist at one moment.
-  const MallocResult block = gpu.take(n_bytes, current_dense_stream(held.device), stack, operation);
+  const MallocResult block = gpu.take(n_bytes, current_dense_stream(held.device), stack);
   if (!block.ok) return 0;
   forget(w, held);
   if (held.address != 0) gpu.give(held.address);

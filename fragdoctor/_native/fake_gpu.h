@@ -37,11 +37,11 @@ struct fg_config {
   std::uint32_t fraction_of_one_counts;
 };
 
-// One line of a device's trace. `stack` and `operation` are the caller's numbers, -1 on frees.
+// One line of a device's trace. `stack` is the caller's number, -1 on frees.
 struct fg_event {
   std::uint64_t address, size, time_us;
   std::uint64_t stream;  // the handle
-  std::int32_t stack, operation;
+  std::int32_t stack;
   std::uint32_t pool;
   std::uint32_t action;
 };
@@ -71,19 +71,16 @@ FG_API std::uint64_t fg_stream_handle(std::int64_t stream);
 // A DLManagedTensor for a dense or strided tensor on new memory; null = out of memory.
 FG_API void* fg_new_tensor(std::int32_t device, std::uint64_t n_bytes, std::uint32_t code,
                            std::uint32_t bits, std::int32_t n_dims, const std::int64_t* sizes,
-                           const std::int64_t* strides, std::int32_t stack, std::int32_t operation);
+                           const std::int64_t* strides, std::int32_t stack);
 // A block that is no tensor: the address, or 0 = out of memory (or no bytes).
-FG_API std::uint64_t fg_take(std::int32_t device, std::uint64_t n_bytes, std::int32_t stack,
-                             std::int32_t operation);
+FG_API std::uint64_t fg_take(std::int32_t device, std::uint64_t n_bytes, std::int32_t stack);
 // Takes what is free at an address; 0 where it is not.
-FG_API std::uint64_t fg_take_at(std::uint64_t address, std::uint64_t n_bytes, std::int32_t stack,
-                                std::int32_t operation);
+FG_API std::uint64_t fg_take_at(std::uint64_t address, std::uint64_t n_bytes, std::int32_t stack);
 FG_API void fg_give(std::uint64_t address);
 // Exchange the memory of a storage; 1 = done, 0 = out of memory, -1 = no storage of ours. The
 // storage is known by its address, or where it has none by what fg_name() called it.
 FG_API std::int32_t fg_resize(std::uint64_t address, std::uint64_t name, std::uint64_t n_bytes,
-                              std::int32_t stack, std::int32_t operation,
-                              std::uint64_t* new_address);
+                              std::int32_t stack, std::uint64_t* new_address);
 FG_API void fg_name(void* managed, std::uint64_t name);
 FG_API void fg_record_stream(std::uint64_t address, std::int64_t stream);
 FG_API void fg_empty_cache();

@@ -99,8 +99,7 @@ def _signals_to(child: subprocess.Popen[bytes]) -> Iterator[list[str]]:
     """
     seen: list[str] = []
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        del frame
+    def pass_on(number: int, _frame: FrameType | None) -> None:
         name = signal.Signals(number).name
         seen.append(name)
         if name not in _FROM_TERMINAL or not _is_in_foreground():

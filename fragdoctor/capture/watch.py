@@ -76,30 +76,22 @@ def exposition(figures: Figures, n_steps: int, labels: Mapping[str, str]) -> str
     The figures are of one GPU; ``labels`` are those of every sample, their names plain words.
     """
     inside = ",".join(f'{name}="{_label(value)}"' for name, value in labels.items())
-    lines = []
-    gauges = [
+    samples = [
         ("allocated_bytes", figures.allocated, "Memory of live tensors at the end of the step."),
         ("peak_allocated_bytes", figures.peak, "Peak of allocated memory since it was reset."),
         ("reserved_bytes", figures.reserved, "Memory that PyTorch has reserved from the driver."),
         ("stranded_free_bytes", figures.stranded, "Free memory in segments with a live block."),
         ("headroom_bytes", figures.headroom, "What could still be allocated at the peak."),
-    ]
-    for name, value, text in gauges:
-        if value is not None:
-            full = f"fragdoctor_gpu_memory_{name}"
-            lines += [
-                f"# HELP {full} {text}",
-                f"# TYPE {full} gauge",
-                f"{full}{{{inside}}} {value}",
-            ]
-    counters = [
         ("alloc_retries", figures.retries, "Allocations that had to flush the cache first."),
         ("steps", n_steps, "Steps that were watched."),
     ]
-    for name, value, text in counters:
-        full = f"fragdoctor_gpu_memory_{name}"
-        lines += [f"# HELP {full} {text}", f"# TYPE {full} counter"]
-        lines.append(f"{full}_total{{{inside}}} {value}")
+    lines = []
+    for name, value, text in samples:
+        if value is not None:
+            full = f"fragdoctor_gpu_memory_{name}"
+            kind, end = ("gauge", "") if name.endswith("_bytes") else ("counter", "_total")
+            lines += [f"# HELP {full} {text}", f"# TYPE {full} {kind}"]
+            lines.append(f"{full}{end}{{{inside}}} {value}")
     return "\n".join([*lines, "# EOF"]) + "\n"
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
 from fragdoctor.cli import console, options
@@ -18,7 +18,7 @@ from fragdoctor.frozen import frozen
 from fragdoctor.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from fragdoctor.model.rehearsal import Rehearsal, RehearsalResult, RehearsalSweep
     from fragdoctor.rehearsal.process import OnStep, RehearsalConditions, RehearsedGpu
@@ -110,7 +110,10 @@ def rehearse(chosen: RehearseOptions) -> int:
         return _cured(chosen, asked, look)
     result: RehearsalResult | RehearsalSweep
     if asked.is_one:
-        result = _diagnosed(chosen, asked)
+        kept = None
+        if chosen.snapshot is not None:
+            kept = _snapshot_path(chosen.snapshot, asked.program, force=chosen.force)
+        result = diagnosed(asked, kept)
         code = _code(chosen, [result.rehearsal], fits=result.rehearsal.fits)
     else:
         result = swept(asked, _folder_of(chosen.snapshot))
@@ -295,14 +298,6 @@ def _snapshot_path(place: Path, program: Program, *, force: bool) -> Path:
     return file
 
 
-def _diagnosed(chosen: RehearseOptions, asked: Asked) -> RehearsalResult:
-    """Rehearse once; leave the snapshot where it was asked for."""
-    kept = None
-    if chosen.snapshot is not None:
-        kept = _snapshot_path(chosen.snapshot, asked.program, force=chosen.force)
-    return diagnosed(asked, kept)
-
-
 def diagnosed(asked: Asked, kept: Path | None = None) -> RehearsalResult:
     """Rehearse once, and diagnose the snapshot, which is kept where a path is given."""
     from fragdoctor.rehearsal import runner
@@ -312,23 +307,12 @@ def diagnosed(asked: Asked, kept: Path | None = None) -> RehearsalResult:
     if asked.batches is not None:
         batch = asked.batches.sizes[0]
         program = with_batch(program, batch)
-    with console.Progress("Rehearsing") as progress, TemporaryDirectory() as scratch:
-        snapshot = kept or Path(scratch, "snapshot.pickle")
+    with _progress() as progress:
 
         def on_step(number: int, n_bytes: int) -> None:
             progress.show(f"Rehearsed step {number}, {format_size(n_bytes)} allocated", 0, 0)
 
-        try:
-            found = runner.rehearse(program, asked.base, snapshot, on_step)
-        except runner.ProgramFailed as err:
-            progress.clear()
-            _pass_on(err.output)
-            raise
-        found = replace(found, batch=batch)
-        if kept is not None:
-            return runner.judge(found, kept.name)
-        result = runner.judge(found, program.name)
-        return replace(result, rehearsal=replace(result.rehearsal, snapshot=""))
+        return runner.diagnosed(program, asked.base, kept, on_step, batch)
 
 
 def _cured(chosen: RehearseOptions, asked: Asked, look: RenderOptions) -> int:
@@ -338,7 +322,6 @@ def _cured(chosen: RehearseOptions, asked: Asked, look: RenderOptions) -> int:
         ConfigError: options do not agree, or the program cannot be rehearsed.
     """
     from fragdoctor.rehearsal.prescription.search import CureSearch, seconds_of
-    from fragdoctor.rehearsal.runner import ProgramFailed
     from fragdoctor.report.base import check_format, render
 
     check_format("prescription", chosen.output_format.value)
@@ -349,17 +332,12 @@ def _cured(chosen: RehearseOptions, asked: Asked, look: RenderOptions) -> int:
         )
     batch = None if asked.batches is None else asked.batches.sizes[0]
     seconds = seconds_of(chosen.time)
-    with console.Progress("Rehearsing") as progress:
+    with _progress() as progress:
 
         def on_try(title: str) -> None:
             progress.show(f"Rehearsing {title}", 0, 0)
 
-        try:
-            found = CureSearch(asked.program, asked.base, batch, seconds, on_try).run()
-        except ProgramFailed as err:
-            progress.clear()
-            _pass_on(err.output)
-            raise
+        found = CureSearch(asked.program, asked.base, batch, seconds, on_try).run()
     text = render("prescription", chosen.output_format.value, found, look)
     write_target(text, chosen.output, force=chosen.force)
     if found.fits:
@@ -401,12 +379,20 @@ def swept(asked: Asked, keep: Path | None = None) -> RehearsalSweep:
         ).run()
 
 
-def _pass_on(output: str) -> None:
-    """Print what a program said last, safe for a terminal."""
+@contextmanager
+def _progress() -> Iterator[console.Progress]:
+    """Show progress; of a program that fails pass on what it said last, safe for a terminal."""
+    from fragdoctor.rehearsal.runner import ProgramFailed
     from fragdoctor.report import escape
 
-    for line in output.splitlines():
-        sys.stderr.write(f"{escape.terminal(line)}\n")
+    with console.Progress("Rehearsing") as progress:
+        try:
+            yield progress
+        except ProgramFailed as err:
+            progress.clear()
+            for line in err.output.splitlines():
+                sys.stderr.write(f"{escape.terminal(line)}\n")
+            raise
 
 
 def _report(

@@ -69,22 +69,6 @@ def empty_cache_at(rows: Sequence[int]) -> Edit:
     return Edit(f"empty_cache() at {len(wanted)} chosen points", change)
 
 
-def empty_cache_every(n_requests: int) -> Edit:
-    """Return the edit that calls ``empty_cache()`` after every so many requests.
-
-    Raises:
-        ConfigError: the number is not positive.
-    """
-    if n_requests < 1:
-        raise ConfigError("The number of requests between calls must be at least 1.")
-
-    def change(_: Reproduction, ops: Operations) -> Operations:
-        rows = ops.row[ops.is_request].astype(np.int64)
-        return _with_calls(ops, rows[n_requests::n_requests])
-
-    return Edit(f"empty_cache() every {n_requests} requests", change)
-
-
 def empty_cache_each_step() -> Edit:
     """Return the edit that calls ``empty_cache()`` at the beginning of every step but the first."""
 

@@ -83,12 +83,6 @@ def generation_of(compute: str) -> Generation:
     )
 
 
-def l2_cache_bytes(title: str, compute: str) -> int:
-    """Return the L2 cache of a card; 0 where it is not known."""
-    own = gpu_table.OTHER_L2_CACHE.get(title)
-    return generation_of(compute).l2_cache_bytes if own is None else own * MIB
-
-
 @frozen
 class Speeds:
     """Peaks of a card.
@@ -152,6 +146,12 @@ class GpuModel:
     def context_bytes(self) -> int:
         """What the CUDA context and libraries take outside PyTorch."""
         return self.generation.context_bytes
+
+    @property
+    def l2_cache_bytes(self) -> int:
+        """Of the device; 0 where it is not known."""
+        own = gpu_table.OTHER_L2_CACHE.get(self.title)
+        return self.generation.l2_cache_bytes if own is None else own * MIB
 
     @property
     def usable_bytes(self) -> int:

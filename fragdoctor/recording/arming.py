@@ -71,9 +71,8 @@ class OnTerm:
         self._watch()
         return True
 
-    def handle(self, number: int, frame: Any) -> None:
+    def handle(self, number: int, _frame: Any) -> None:
         """Act and die; a forked child only dies."""
-        del frame
         if os.getpid() == self._pid:
             if self._is_busy():
                 self._deferred = number

@@ -46,15 +46,12 @@ class CensusLog:
         self._step = 0
         self._next_s = 0.0
         self.problem = ""
-        self._hook: Any = None
         optimizers = sys.modules[torch.optim.Optimizer.__module__]
         self._hook = optimizers.register_optimizer_step_post_hook(self._on_step)
 
     def stop(self) -> None:
         """Take no more at ends of steps."""
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        self._hook.remove()
 
     def begin(self) -> None:
         """Take the first one now, where there is memory already: at the start of a block."""

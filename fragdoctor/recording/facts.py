@@ -175,7 +175,6 @@ def program_facts(torch: Any) -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "parent_pid": os.getppid(),
         "argv": masked(getattr(sys, "orig_argv", None) or sys.argv),
         "versions": {
             "python": platform.python_version(),
@@ -204,7 +203,6 @@ def _one_device(torch: Any, device: int, library: Nvml | None) -> dict[str, Any]
     cuda = torch.cuda
     properties = _try(lambda: cuda.get_device_properties(device))
     free, total = _try(lambda: cuda.mem_get_info(device)) or (None, None)
-    reserved = _reserved(torch, device, "current")
     own, others = _processes(properties, library)
     fraction = _try(lambda: float(torch._C._cuda_getMemoryFraction(device)))
     return {
@@ -212,17 +210,11 @@ def _one_device(torch: Any, device: int, library: Nvml | None) -> dict[str, Any]
         "name": getattr(properties, "name", None),
         "total_bytes": total or getattr(properties, "total_memory", None),
         "free_bytes": free,
-        "reserved_bytes": reserved,
+        "reserved_bytes": _reserved(torch, device, "current"),
         "process_bytes": own,
-        "non_pytorch_bytes": _less(own, reserved),
-        "outside_pytorch_bytes": _less(_less(total, free), reserved),
         "other_processes": others,
         "memory_fraction": fraction,
     }
-
-
-def _less(whole: int | None, part: int | None) -> int | None:
-    return None if whole is None or part is None else whole - part
 
 
 def _processes(

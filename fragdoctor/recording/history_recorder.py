@@ -74,7 +74,7 @@ class Recorder:
         self._pace = Pace(options.keep_first, options.interval_s, options.keep_most)
         self._waiting: list[_Waiting] = []
         self._last_oom = ""
-        self._module_paths: ModulePaths | None = None
+        self._stopping = contextlib.ExitStack()
         self._step_marks: StepMarks | None = None
         self._census: CensusLog | None = None
         self._user_lines: dict[str, set[int]] = {}
@@ -90,15 +90,20 @@ class Recorder:
         if not _is_recording(self.torch):
             # Without it only this thread's ranges are noted; a program may train in another.
             self._record({"global_record_annotations": True} if marks_itself else {})
+            record = self.torch.cuda.memory._record_memory_history
+            self._stopping.callback(record, enabled=None)
             self.owns_history = True
         if not marks_itself:
             self._step_marks = StepMarks(self.torch, self.options.max_entries)
+            self._stopping.callback(self._step_marks.remove)
+        paths: ModulePaths | None = None
         if self.options.module_paths:
             with self._noted():
-                self._module_paths = ModulePaths(self.torch)
+                paths = ModulePaths(self.torch)
+                self._stopping.callback(paths.remove)
         if self.options.census and can_take(self.torch):
-            paths = self._module_paths
             self._census = CensusLog(self.torch, None if paths is None else paths.names)
+            self._stopping.callback(self._census.stop)
             self._census.begin()
         _observe(self)
 
@@ -106,18 +111,9 @@ class Recorder:
         """Stop looking, and stop the history if it was started here."""
         self.is_on = False
         _forget(self)
-        if self._module_paths is not None:
-            self._module_paths.remove()
-            self._module_paths = None
-        if self._census is not None:
-            self._census.stop()
-            self._census = None
-        if self._step_marks is not None:
-            self._step_marks.remove()
-            self._step_marks = None
-        if self.owns_history:
-            self.owns_history = False
-            self.torch.cuda.memory._record_memory_history(enabled=None)
+        self._stopping.close()
+        self.owns_history = False
+        self._census = self._step_marks = None
 
     def on_oom(
         self, device: int, asked: int, total: int, free: int, *, writes: bool = True
@@ -271,7 +267,6 @@ class Recorder:
             "version": bundle_writer.VERSION,
             "reason": reason,
             "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-            "seconds_recorded": round(time.time() - self._started, 3),
             **program,
             "command": masked(self.options.command),
             "devices": facts,

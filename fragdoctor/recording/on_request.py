@@ -41,9 +41,8 @@ class OnRequest:
         signal.siginterrupt(NUMBER, False)  # libraries that do not try again are not disturbed
         return True
 
-    def handle(self, number: int, frame: Any) -> None:
+    def handle(self, _number: int, _frame: Any) -> None:
         """Answer; a forked child does not."""
-        del number, frame
         if os.getpid() == self._pid:
             self._is_seen.set()
             threading.Thread(target=self._answer, name="fragdoctor-attach", daemon=True).start()

@@ -13,6 +13,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 
@@ -36,8 +37,8 @@ class StepMarks:
         self._marks: deque[dict[str, Any]] = deque(maxlen=max_entries)
         optimizers = sys.modules[torch.optim.Optimizer.__module__]
         self._hooks = [
-            optimizers.register_optimizer_step_pre_hook(self._begin),
-            optimizers.register_optimizer_step_post_hook(self._end),
+            optimizers.register_optimizer_step_pre_hook(partial(self._mark, "START")),
+            optimizers.register_optimizer_step_post_hook(partial(self._mark, "END")),
         ]
 
     def remove(self) -> None:
@@ -59,13 +60,7 @@ class StepMarks:
         finally:
             self._memory._snapshot = snapshot
 
-    def _begin(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        self._mark(optimizer, "START")
-
-    def _end(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        self._mark(optimizer, "END")
-
-    def _mark(self, optimizer: Any, stage: str) -> None:
+    def _mark(self, stage: str, optimizer: Any, *_: Any) -> None:
         self._marks.append(
             {
                 "stage": stage,

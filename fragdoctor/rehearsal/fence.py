@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import sys
 from collections.abc import Iterable
 from typing import Final
@@ -23,15 +24,6 @@ _TRUNCATE: Final = 1 << 14
 _REMOVE_AND_MAKE: Final = sum(1 << bit for bit in range(4, 13))
 _REFER: Final = 1 << 13  # to move between folders
 _WITH_REFER, _WITH_TRUNCATE = 2, 3  # versions that know them
-
-
-class _Ruleset(ctypes.Structure):
-    _fields_ = (("handled_access_fs", ctypes.c_uint64),)
-
-
-class _PathBeneath(ctypes.Structure):
-    _pack_ = 1
-    _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
 
 
 def restrict_writes(folders: Iterable[str]) -> str:
@@ -51,11 +43,8 @@ def restrict_writes(folders: Iterable[str]) -> str:
     access = _WRITE_FILE | _REMOVE_AND_MAKE
     access |= _REFER if version >= _WITH_REFER else 0
     access |= _TRUNCATE if version >= _WITH_TRUNCATE else 0
-    rules = _Ruleset(access)
-    fd = libc.syscall(
-        _CREATE_RULESET, ctypes.byref(rules), ctypes.c_size_t(ctypes.sizeof(rules)),
-        ctypes.c_uint32(0),
-    )  # fmt: skip
+    rules = struct.pack("=Q", access)  # struct landlock_ruleset_attr
+    fd = libc.syscall(_CREATE_RULESET, rules, ctypes.c_size_t(len(rules)), ctypes.c_uint32(0))
     if fd < 0:
         return os.strerror(ctypes.get_errno())
     try:
@@ -75,7 +64,7 @@ def _allow(libc: ctypes.CDLL, ruleset: int, folder: str, access: int) -> None:
     except OSError:  # there is none, so nothing can be written below it
         return
     try:
-        rule = _PathBeneath(access, parent)
-        libc.syscall(_ADD_RULE, ruleset, _PATH_BENEATH, ctypes.byref(rule), ctypes.c_uint32(0))
+        rule = struct.pack("=Qi", access, parent)  # struct landlock_path_beneath_attr
+        libc.syscall(_ADD_RULE, ruleset, _PATH_BENEATH, rule, ctypes.c_uint32(0))
     finally:
         os.close(parent)

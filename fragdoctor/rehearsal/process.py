@@ -13,13 +13,13 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.frozen import frozen
-from fragdoctor.model.gpus import DEFAULT, gpu_of, kernels_of
+from fragdoctor.model.gpus import DEFAULT, GpuModel, gpu_of, kernels_of
 from fragdoctor.rehearsal.programs import Program
 
 
@@ -29,21 +29,22 @@ class RehearsedGpu:
 
     Attributes:
         name: as the user asked for it.
-        title: as ``torch.cuda.get_device_name`` says it.
+        kernels: the GPU whose kernels it runs, and which it says it is.
         total_bytes: memory of the device.
         capacity_bytes: what PyTorch can have of it; None = no limit.
         context_bytes: what CUDA itself takes in a process, estimated.
-        compute: compute capability, as ``9.0``.
-        n_multiprocessors: of the device.
     """
 
     name: str
-    title: str
+    kernels: GpuModel
     total_bytes: int
     capacity_bytes: int | None
     context_bytes: int
-    compute: str
-    n_multiprocessors: int
+
+    @property
+    def called(self) -> str:
+        """What reports call it."""
+        return self.name or self.kernels.title
 
 
 def rehearsed_gpu(
@@ -65,7 +66,6 @@ def rehearsed_gpu(
             f"Programs are rehearsed on GPUs of NVIDIA, and {model.title} is none.",
             hint="Choose another with --gpu; fragdoctor estimate --list-gpus names them.",
         )
-    kernels = kernels_of(model)
     total_bytes = model.total_bytes
     if name is None and capacity_bytes is not None:
         total_bytes = capacity_bytes
@@ -73,12 +73,10 @@ def rehearsed_gpu(
         capacity_bytes = model.usable_bytes
     return RehearsedGpu(
         name=model.name if name is not None else "",
-        title=kernels.title,
+        kernels=kernels_of(model),
         total_bytes=max(total_bytes, capacity_bytes or 0),
         capacity_bytes=None if is_unlimited else capacity_bytes,
         context_bytes=model.context_bytes,
-        compute=kernels.compute,
-        n_multiprocessors=kernels.n_multiprocessors,
     )
 
 
@@ -352,29 +350,14 @@ class _Process:
 
 def _request(program: Program, conditions: RehearsalConditions, place: Path) -> dict[str, Any]:
     """Return what the engine is told."""
-    gpu = conditions.gpu
     return {
+        **asdict(conditions),
         "target": program.target,
         "kind": program.kind,
         "cells": program.cells(),
         "args": list(program.args),
-        "gpu": {
-            "name": gpu.title,
-            "total_bytes": gpu.total_bytes,
-            "compute": gpu.compute,
-            "n_multiprocessors": gpu.n_multiprocessors,
-        },
-        "capacity_bytes": gpu.capacity_bytes,
-        "torch_version": conditions.torch_version,
-        "assumed_shares": dict(conditions.assumed_shares),
-        "n_devices": conditions.n_devices,
-        "steps": conditions.n_steps,
         "most_steps": None if conditions.n_steps is not None else MOST_STEPS,
-        "stops_by_itself": conditions.stops_by_itself,
-        "time_limit_s": conditions.time_limit_s,
         "scratch": None if conditions.allows_writes else str(place),
-        "treatments": list(conditions.treatments),
-        "observes": conditions.observes,
         "native": str(native_library()),
         "outcome": str(place / OUTCOME),
         "snapshot": str(place / SNAPSHOT),
@@ -403,16 +386,15 @@ def _environment(conditions: RehearsalConditions, place: Path) -> dict[str, str]
         environ["PYTORCH_CUDA_ALLOC_CONF"] = conditions.conf
     if conditions.rank is not None:
         local, n_local = conditions.rank % conditions.n_devices, conditions.n_devices
-        told = {
-            "RANK": conditions.rank,
-            "WORLD_SIZE": conditions.world_size,
-            "LOCAL_RANK": local,
-            "LOCAL_WORLD_SIZE": n_local,
-            "GROUP_RANK": conditions.rank // n_local,
+        environ |= {
+            "RANK": str(conditions.rank),
+            "WORLD_SIZE": str(conditions.world_size),
+            "LOCAL_RANK": str(local),
+            "LOCAL_WORLD_SIZE": str(n_local),
+            "GROUP_RANK": str(conditions.rank // n_local),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": 29500,
+            "MASTER_PORT": "29500",
         }
-        environ |= {name: str(value) for name, value in told.items()}
     if not conditions.allows_writes:
         environ["TMPDIR"] = str(place / _TEMPORARY)
         environ.setdefault("WANDB_MODE", "disabled")

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from fragdoctor.diagnosis.pipeline import diagnose
@@ -226,47 +227,38 @@ def _rehearsal(
     fullest = max(devices, key=lambda d: d.peak_reserved_bytes)
     oom = found["out_of_memory"]
     return Rehearsal(
-        gpu=conditions.gpu.name or conditions.gpu.title,
+        gpu=conditions.gpu.called,
         is_known_gpu=bool(conditions.gpu.name),
         capacity_bytes=conditions.gpu.capacity_bytes,
-        conf=found["conf"],
         fits=oom is None,
-        steps=found["steps"],
-        stopped=found["stopped"],
         peak_allocated_bytes=fullest.peak_allocated_bytes,
         peak_reserved_bytes=fullest.peak_reserved_bytes,
-        out_of_memory=None if oom is None else _oom(oom),
-        n_ooms=found["n_ooms"],
+        out_of_memory=None if oom is None else RehearsedOom(**_with_locations(oom)),
         devices=devices,
-        assumptions=[
-            Assumed(
-                a["location"] and _location(a["location"]), a["operation"], a["assumed"], a["count"]
-            )
-            for a in found["assumptions"]
-        ],
+        assumptions=[Assumed(**_with_locations(one)) for one in found["assumptions"]],
         unmodelled=_unmodelled(conditions),
-        notes=found["notes"],
         snapshot=snapshot,
-        torch_version=conditions.torch_version or found["torch"],
+        torch_version=conditions.torch_version or found["torch_version"],
         python=python,
-        is_partial=bool(found["partial"]),
-        partial_reason=found["partial"],
-        n_skipped=found["n_skipped"],
+        is_partial=bool(found["partial_reason"]),
         traits=found["traits"] or {},
+        **{name: found[name] for name in _AS_WRITTEN},
     )
 
 
-def _oom(found: Mapping[str, Any]) -> RehearsedOom:
+_AS_WRITTEN: Final = (
+    "conf", "n_ooms", "n_skipped", "notes", "partial_reason", "steps", "stopped",
+)  # fmt: skip
+"""Fields of a rehearsal that the engine writes under the same name."""
+
+
+def _with_locations(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the engine wrote, with its places as locations."""
     place = found["location"]
-    return RehearsedOom(
-        device=found["device"],
-        step=found["step"],
-        event=found["event"],
-        requested_bytes=found["requested_bytes"],
-        location=None if place is None else _location(place),
-        stack=[_location(frame) for frame in found["stack"]],
-        message=found["message"],
-    )
+    located = {**found, "location": None if place is None else _location(place)}
+    if "stack" in found:
+        located["stack"] = [_location(frame) for frame in found["stack"]]
+    return located
 
 
 def _location(place: Mapping[str, Any]) -> Location:
@@ -279,6 +271,26 @@ def _unmodelled(conditions: RehearsalConditions) -> list[Unmodelled]:
         # 490 MiB a communicator of one rank, on an H200.
         found.append(Unmodelled("buffers of NCCL, about 0.5 GiB a communicator"))
     return found
+
+
+def diagnosed(
+    program: Program,
+    conditions: RehearsalConditions,
+    kept: Path | None = None,
+    on_step: OnStep | None = None,
+    batch: int | None = None,
+) -> RehearsalResult:
+    """Rehearse once, and diagnose the snapshot, which is kept where a path is given.
+
+    Raises:
+        ConfigError: the program cannot be rehearsed.
+        ProgramFailed: it failed for another reason than the GPU's memory.
+    """
+    with TemporaryDirectory(prefix="fragdoctor-") as scratch:
+        snapshot = kept or Path(scratch, SNAPSHOT)
+        found = replace(rehearse(program, conditions, snapshot, on_step), batch=batch)
+        result = judge(found, kept.name if kept else program.name)
+    return result if kept else replace(result, rehearsal=replace(found, snapshot=""))
 
 
 def judge(rehearsal: Rehearsal, name: str) -> RehearsalResult:

@@ -150,7 +150,7 @@ class Sweep:
             try:
                 found.append(self._rehearse(conditions, size, runs))
             except ProgramFailed as err:
-                name = conditions.gpu.name or conditions.gpu.title
+                name = conditions.gpu.called
                 failed.append(FailedRehearsal(name, conditions.conf or "", size, err.message))
                 if self.batches is not None and self.batches.is_search:
                     break  # which way to go on is not known
@@ -219,6 +219,6 @@ def _largest(conditions: RehearsalConditions, done: Sequence[Rehearsal]) -> Larg
     sizes = [(r.batch or 0, r.fits) for r in done]
     fails_at = min((size for size, fits in sizes if not fits), default=None)
     fitting = [s for s, fits in sizes if fits and (fails_at is None or s < fails_at)]
-    name = conditions.gpu.name or conditions.gpu.title
+    name = conditions.gpu.called
     conf = done[0].conf if done else conditions.conf or ""
     return LargestBatch(name, conf, max(fitting, default=None), fails_at)

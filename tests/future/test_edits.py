@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from programs import program, record, reproduced
+from programs import program, record, reproduced, rows_of_requests
 from stock import from_python
 
 from fragdoctor.analysis.growth import StepEnds
@@ -95,11 +95,13 @@ def test_empty_cache_returns_what_hinders() -> None:
     """Cached segments of 30 MiB cannot serve 60 MiB; without a flush they would add up."""
     snapshot = record(program(30 * MIB, 30 * MIB, -1, -2, 60 * MIB))
 
-    simulation = simulate(snapshot, edits=[edits.empty_cache_every(2)])
+    last = rows_of_requests(reproduced(snapshot))[-1]
+
+    simulation = simulate(snapshot, edits=[edits.empty_cache_at([last])])
 
     assert simulation.baseline.peak_reserved_bytes == 120 * MIB
     assert simulation.results[0].peak_reserved_bytes == 60 * MIB
-    assert simulation.results[0].edit == "empty_cache() every 2 requests"
+    assert simulation.results[0].edit == "empty_cache() at 1 chosen points"
 
 
 def test_sizes_are_padded_above_the_threshold_only() -> None:
@@ -220,7 +222,6 @@ def test_batch_scaled_leaves_parameters_alone() -> None:
 
 def test_edits_refuse_wrong_numbers() -> None:
     for make in (
-        lambda: edits.empty_cache_every(0),
         lambda: edits.sizes_padded(0),
         lambda: training_edits.batch_scaled(0.0),
         lambda: training_edits.batch_scaled(float("nan")),
@@ -238,7 +239,7 @@ def test_edits_of_real_trace(shared: Path) -> None:
         snapshot,
         capacity_bytes=3900 * MIB,
         edits=[
-            edits.empty_cache_every(500),
+            edits.empty_cache_at(rows_of_requests(reproduced(snapshot))[500::500]),
             edits.sizes_padded(8 * MIB),
             edits.blocks_moved_to_start(sorted(live_addresses(snapshot))[-5:]),
         ],

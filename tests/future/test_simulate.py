@@ -9,7 +9,7 @@ from programs import program, record
 from stock import from_python
 
 from fragdoctor.errors import ConfigError, SimulationError
-from fragdoctor.future.edits import empty_cache_every
+from fragdoctor.future.edits import empty_cache_at
 from fragdoctor.future.simulator import choose_device, simulate
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.units import MIB
@@ -22,11 +22,11 @@ def test_simulate_answers_confs_then_edits_in_order() -> None:
     simulation = simulate(
         snapshot,
         confs=["", "expandable_segments:True"],
-        edits=[empty_cache_every(1)],
+        edits=[empty_cache_at([2])],
         progress=lambda done, total: seen.append((done, total)),
     )
 
-    name = "empty_cache() every 1 requests"
+    name = "empty_cache() at 1 chosen points"
     assert [(r.conf, r.edit) for r in simulation.results] == [
         ("", ""),
         ("expandable_segments:True", ""),

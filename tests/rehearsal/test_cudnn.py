@@ -126,17 +126,17 @@ def test_other_backends_take_no_workspace(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dense", "strides"),
+    ("shape", "is_channels_last", "strides"),
     [
-        (cudnn.Dense((2, 3, 4, 5), is_channels_last=False), (60, 20, 5, 1)),
-        (cudnn.Dense((2, 3, 4, 5), is_channels_last=True), (60, 1, 15, 3)),
-        (cudnn.Dense((2, 3, 4, 5, 6), is_channels_last=True), (360, 1, 90, 18, 3)),
-        (cudnn.Dense((7, 3, 1, 1), is_channels_last=False), (3, 1, 1, 1)),
-        (cudnn.Dense((7, 3, 1, 1), is_channels_last=True), (3, 1, 3, 3)),
+        ((2, 3, 4, 5), False, (60, 20, 5, 1)),
+        ((2, 3, 4, 5), True, (60, 1, 15, 3)),
+        ((2, 3, 4, 5, 6), True, (360, 1, 90, 18, 3)),
+        ((7, 3, 1, 1), False, (3, 1, 1, 1)),
+        ((7, 3, 1, 1), True, (3, 1, 3, 3)),
     ],
 )
-def test_strides(dense: cudnn.Dense, strides: tuple[int, ...]) -> None:
-    assert dense.strides() == strides
+def test_strides(shape: tuple[int, ...], is_channels_last: bool, strides: tuple[int, ...]) -> None:
+    assert cudnn.strides_of(shape, is_channels_last=is_channels_last) == strides
 
 
 @pytest.mark.skipif(PYTHON is None, reason="FRAGDOCTOR_FRAMEWORKS names no Python with cuDNN")

@@ -22,7 +22,9 @@ def question(
 ) -> LayerQuestion:
     query = torch.zeros((2, 8, 64, 64), dtype=dtype, requires_grad=True)
     key = torch.zeros((2, n_kv, 64, 64), dtype=dtype, requires_grad=True)
-    return LayerQuestion(query, key, key, mask, 0.0, False, n_kv < 8, HOPPER, version)
+    return LayerQuestion(
+        query, key, key, mask, enable_gqa=n_kv < 8, capability=HOPPER, version=version
+    )
 
 
 def test_no_fused_kernel_takes_groups_in_fp32_before_2_14() -> None:

@@ -8,9 +8,8 @@ pytest.importorskip("torch")
 
 from fragdoctor.model.gpus import gpu_of
 from fragdoctor.rehearsal.engine.kernels.reduction import ReductionKind, reduction_bytes
-from fragdoctor.rehearsal.engine.session import GpuFacts
 
-H100 = GpuFacts()
+H100 = gpu_of("h100")
 BFLOAT16 = 2
 IN_FLOAT = ReductionKind(accumulator_bytes=4)
 
@@ -48,8 +47,7 @@ def test_reduction_over_batch_and_pixels_of_channels_last_images() -> None:
 )
 def test_buffer_follows_the_threads_and_number_of_multiprocessors(gpu: str, n_bytes: int) -> None:
     """A multiprocessor of an RTX 4090 or 5090 holds 1,536 threads, of a T4 1,024."""
-    model = gpu_of(gpu)
-    facts = GpuFacts(model.title, model.compute, model.n_multiprocessors)
+    facts = gpu_of(gpu)
 
     ((partial, _),) = reduction_bytes((8192, 4096), (4096, 1), (0,), IN_FLOAT, BFLOAT16, facts)
 

@@ -203,7 +203,7 @@ def test_forks_do_what_new_processes_do(
     monkeypatch.chdir(stage.home)
     gpu = rehearsed_gpu("24GiB", None, is_unlimited=False)
     script = str(stage.script(WITH_LIBRARY))
-    program = Program(script, False, ["{batch}", gpu.title], [sys.executable])
+    program = Program(script, False, ["{batch}", gpu.kernels.title], [sys.executable])
 
     def swept(*, forks: bool) -> Any:
         confs = ["", "expandable_segments:True"]

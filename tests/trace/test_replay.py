@@ -19,12 +19,13 @@ from programs import (
     record,
     recorded,
     reproduced,
+    rows_of_requests,
     without_oldest,
 )
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
-from fragdoctor.future.edits import empty_cache_every
+from fragdoctor.future.edits import empty_cache_at
 from fragdoctor.future.simulator import reproduce, simulate, trace_of
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.settings import AllocatorSettings, Era, parse_conf
@@ -215,7 +216,8 @@ LOST_EVENTS = {"frag_gpt_long_truncated", "leak_features", "leak_losses", "ring_
 @settings(max_examples=25, deadline=None)
 def test_baseline_with_calls_of_empty_cache_infers_them(made: Program, era: Era) -> None:
     plain = record(made, era=era)
-    called = empty_cache_every(3).apply(reproduced(plain))
+    reproduction = reproduced(plain)
+    called = empty_cache_at(rows_of_requests(reproduction)[3::3]).apply(reproduction)
 
     reproduction = find_reproduction(Trace.of(recorded(called, era=era), 0))
 

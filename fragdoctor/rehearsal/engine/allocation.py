@@ -11,8 +11,7 @@ import ctypes
 import sys
 from collections.abc import Sequence
 from math import prod
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import torch
 
@@ -82,7 +81,7 @@ class BlockLayout:
         array = ctypes.c_int64 * len(dims)
         self.sizes, self.strides = array(*dims), array(*steps)
 
-    def make(self, device: int, operation: int, stack: int) -> torch.Tensor:
+    def make(self, device: int, stack: int) -> torch.Tensor:
         """Return a new tensor; it asks for its memory now.
 
         Raises:
@@ -96,7 +95,7 @@ class BlockLayout:
         now.loops.skipping.n_requests += 1
         managed = now.gpus.new_tensor(
             device, self.n_bytes, self.code, self.bits, self.n_dims, self.sizes, self.strides,
-            stack, operation,
+            stack,
         )  # fmt: skip
         if managed is None:
             raise now.out_of_memory(device)
@@ -125,17 +124,17 @@ def storage_bytes(sizes: Sequence[int], strides: Sequence[int], itemsize: int) -
     return itemsize * (1 + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True)))
 
 
-def stack_here(*, is_librarys: bool = False) -> int:
-    """Return the number of the stack that asks for memory.
+def stack_here(note: str | None = None) -> int:
+    """Return the number of the stack that asks for memory, which is for the running module.
 
-    What is a library's own is for no module of the program: it stays for all of them.
+    With a note of its own, "" for what is a library's and stays for all modules, it is for none.
     """
     now = session.current()
-    module = "" if is_librarys else now.modules.here()
-    return now.stacks.here(module, in_backward=in_engine_thread())
+    note = now.modules.here() if note is None else note
+    return now.stacks.here(note, in_backward=in_engine_thread())
 
 
-def take(device: int, n_bytes: int, operation: int, stack: int) -> int:
+def take(device: int, n_bytes: int, stack: int) -> int:
     """Return the address of scratch memory, to be given back to :func:`give`; 0 for no bytes.
 
     Raises:
@@ -144,7 +143,7 @@ def take(device: int, n_bytes: int, operation: int, stack: int) -> int:
     now = session.current()
     if not now.is_started:
         now.start_all()
-    address: int = now.gpus.take(device, n_bytes, stack, operation)
+    address: int = now.gpus.take(device, n_bytes, stack)
     if not address and n_bytes:
         raise now.out_of_memory(device)
     return address
@@ -155,20 +154,19 @@ def give(address: int) -> None:
     session.current().gpus.give(address)
 
 
-def take_and_give(device: int, n_bytes: int, name: str) -> None:
-    """Take scratch memory under the name of an operation, and give it back at once.
+def take_and_give(device: int, n_bytes: int, note: str | None = None) -> None:
+    """Take scratch memory, and give it back at once; ``note`` is what its request is noted with.
 
     Raises:
         torch.OutOfMemoryError: the GPU has no more.
     """
-    operation = session.current().stacks.operation(name)
-    give(take(device, n_bytes, operation, stack_here()))
+    give(take(device, n_bytes, stack_here(note)))
 
 
 _fields: list[StorageFields] = []
 
 
-def resize_storage(storage: torch.UntypedStorage, n_bytes: int, operation: int) -> None:
+def resize_storage(storage: torch.UntypedStorage, n_bytes: int) -> None:
     """Exchange the memory of a storage in place: new memory first, then the old is freed.
 
     Raises:
@@ -183,9 +181,8 @@ def resize_storage(storage: torch.UntypedStorage, n_bytes: int, operation: int) 
     device = storage.device.index
     now.known.is_new(device, storage.data_ptr())
     result = now.gpus.resize(
-        storage.data_ptr(), storage._cdata, n_bytes, stack_here(), operation,
-        ctypes.byref(address),
-    )  # fmt: skip
+        storage.data_ptr(), storage._cdata, n_bytes, stack_here(), ctypes.byref(address)
+    )
     if result < 0:
         raise RuntimeError("this storage cannot be resized: it was not made by PyTorch")
     if not result:
@@ -197,53 +194,5 @@ def resize_storage(storage: torch.UntypedStorage, n_bytes: int, operation: int) 
 def disown(storage: torch.UntypedStorage) -> None:
     """Free the memory of a storage that may live on; it owns nothing any more."""
     session.current().gpus.resize(
-        storage.data_ptr(), storage._cdata, 0, stack_here(), 0, ctypes.byref(ctypes.c_uint64())
+        storage.data_ptr(), storage._cdata, 0, stack_here(), ctypes.byref(ctypes.c_uint64())
     )
-
-
-class Scratch:
-    """Scratch memory on the GPU of a tensor; what is left is given back at the end."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._device = tensor.get_device()
-        self._stack = stack_here()
-        self._operation = session.current().stacks.operation("scratch")
-        self._held: list[int] = []
-
-    @property
-    def n_multiprocessors(self) -> int:
-        """Of the GPU."""
-        return session.current().facts.n_multiprocessors
-
-    def take(self, n_bytes: int) -> int:
-        """Return the address of new scratch memory.
-
-        Raises:
-            torch.OutOfMemoryError: the GPU has no more.
-        """
-        address = take(self._device, n_bytes, self._operation, self._stack)
-        if address:
-            self._held.append(address)
-        return address
-
-    def give(self, address: int) -> None:
-        """Give scratch memory back."""
-        if address:
-            self._held.remove(address)
-            give(address)
-
-    def take_and_give(self, n_bytes: int) -> None:
-        """Take scratch memory, and give it back at once."""
-        self.give(self.take(n_bytes))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        while self._held:
-            give(self._held.pop())

@@ -107,6 +107,19 @@ def _planned(original: Callable[..., Any]) -> Callable[..., Any]:
     return compile_fx
 
 
+_STAND_INS: Final[tuple[tuple[str, str, Any], ...]] = (
+    ("async_compile:AsyncCompile", "triton", _generated),
+    ("async_compile:AsyncCompile", "warm_pool", classmethod(lambda *_: None)),
+    ("async_compile:AsyncCompile", "wakeup", classmethod(lambda *_: None)),
+    ("runtime.triton_heuristics:CachingAutotuner", "run", _run),
+    ("runtime.benchmarking:benchmarker", "benchmark_gpu", lambda call, **_: _time(call)),
+    ("select_algorithm:TritonTemplateCaller", "benchmark", _time_template),
+    ("select_algorithm:TritonTemplateCaller", "precompile", lambda _: None),
+    ("runtime.triton_helpers", "set_driver_to_gpu", lambda: None),
+)
+"""Parts of Inductor that ask for a GPU or its tools: module and owner, name, what stands for it."""
+
+
 class _Conversions(logging.Handler):
     """Notes the parts of a program that Dynamo gives up."""
 
@@ -139,20 +152,12 @@ class _Compiler:
         if hasattr(triton, "triton_hash_with_backend"):
             hashed = triton.triton_hash_with_backend
             self._replace(hashed, "triton_hash_with_backend", lambda: "REHEARSED")
-        compiler = importlib.import_module("torch._inductor.async_compile").AsyncCompile
-        put(self._undo, compiler, "triton", _generated)
-        heuristics = importlib.import_module("torch._inductor.runtime.triton_heuristics")
-        put(self._undo, heuristics.CachingAutotuner, "run", _run)
-        timing = importlib.import_module("torch._inductor.runtime.benchmarking")
-        put(self._undo, timing.benchmarker, "benchmark_gpu", lambda call, **_: _time(call))
-        choices = importlib.import_module("torch._inductor.select_algorithm").TritonTemplateCaller
-        put(self._undo, choices, "benchmark", _time_template)
-        put(self._undo, choices, "precompile", lambda _: None)
-        helpers = importlib.import_module("torch._inductor.runtime.triton_helpers")
-        put(self._undo, helpers, "set_driver_to_gpu", lambda: None)
-        for name in ("warm_pool", "wakeup"):
-            if hasattr(compiler, name):
-                put(self._undo, compiler, name, classmethod(lambda *_: None))
+        for place, name, value in _STAND_INS:
+            module, _, kind = place.partition(":")
+            owner: Any = importlib.import_module(f"torch._inductor.{module}")
+            owner = getattr(owner, kind) if kind else owner
+            if hasattr(owner, name):
+                put(self._undo, owner, name, value)
         planner = importlib.import_module("torch._inductor.compile_fx")
         put(self._undo, planner, "compile_fx", _planned(planner.compile_fx))
         config = importlib.import_module("torch._inductor.config")

@@ -34,8 +34,7 @@ class Generator(_Generator):  # type: ignore[misc]
         made._fake_device = place if place.type == "cuda" else None
         return made  # type: ignore[no-any-return]
 
-    def __init__(self, device: Any = "cpu") -> None:
-        del device
+    def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
 
     @property
@@ -118,11 +117,6 @@ def _now() -> session.Session:
     return session.current()
 
 
-def _device() -> int:
-    index: int = _now().gpus.device()
-    return index
-
-
 def _empty_cache() -> None:
     _now().gpus.empty_cache()
 
@@ -136,11 +130,7 @@ def _index(device: Any) -> int:
 
 def _set_device(device: int) -> None:
     if device >= _now().n_devices:
-        raise (
-            torch.AcceleratorError(_INVALID)
-            if hasattr(torch, "AcceleratorError")
-            else RuntimeError(_INVALID)
-        )
+        raise getattr(torch, "AcceleratorError", RuntimeError)(_INVALID)
     _now().gpus.set_device(device)
 
 
@@ -158,19 +148,17 @@ def _maybe_exchange_device(device: int) -> int:
     return _exchange_device(device)  # Dynamo tells the two apart
 
 
-def _set_stream(stream_id: int, device_index: int, device_type: int) -> None:
-    del device_type
+def _set_stream(stream_id: int, device_index: int, *_: Any, **__: Any) -> None:
     _now().gpus.set_device(device_index)
     _now().gpus.set_stream(device_index, stream_id)
 
 
-def _properties(device: Any = None) -> Any:
-    del device
-    facts, total = _now().facts, _now().budget.total_bytes
-    (major, minor), kind = facts.capability, facts.generation
+def _properties(*_: Any, **__: Any) -> Any:
+    facts, (major, minor) = _now().facts, _now().capability
+    kind = facts.generation
     return _Properties(
-        name=facts.name,
-        total_memory=total,
+        name=facts.title,
+        total_memory=_now().budget.total_bytes,
         major=major,
         minor=minor,
         multi_processor_count=facts.n_multiprocessors,
@@ -285,7 +273,7 @@ _PRIMITIVES: Final[dict[str, Any]] = {
     **dict.fromkeys(_DO_NOTHING, cuda_objects.nothing),
     "_cuda_init": lambda: _now().start(),
     "_cuda_getDeviceCount": lambda: _now().n_devices,
-    "_cuda_getDevice": _device,
+    "_cuda_getDevice": lambda: int(_now().gpus.device()),
     "_cuda_setDevice": _set_device,
     "_cuda_exchangeDevice": _exchange_device,
     "_cuda_maybeExchangeDevice": _maybe_exchange_device,
@@ -382,7 +370,7 @@ def install(undo: ExitStack) -> None:
         "has_half": True,
         "Stream": Stream,
         "Event": Event,
-        "is_bf16_supported": lambda *_, **__: _now().facts.capability >= (8, 0),
+        "is_bf16_supported": lambda *_, **__: _now().capability >= (8, 0),
         "_initialized": False,
         "default_generators": tuple(Generator(f"cuda:{i}") for i in range(_now().n_devices)),
     }

@@ -23,14 +23,9 @@ class Stream(torch.Stream):
         """Take the next stream of the pool, or the one with an id."""
         if "stream_id" in kwargs:
             return super().__new__(cls, **kwargs)
-        gpus = session.current().gpus
-        index = (
-            None
-            if device is None
-            else torch.device(device).index
-            if not isinstance(device, int)
-            else device
-        )
+        gpus, index = session.current().gpus, device
+        if not (device is None or isinstance(device, int)):
+            index = torch.device(device).index
         index = gpus.device() if index is None else index
         return super().__new__(
             cls,
@@ -87,10 +82,9 @@ class Event(torch.Event):
         enable_timing: bool = False,
         blocking: bool = False,
         interprocess: bool = False,
-        external: bool = False,
+        **_: Any,
     ) -> Self:
         """Make an event of the current device."""
-        del external
         return super().__new__(
             cls, "cuda", enable_timing=enable_timing, blocking=blocking, interprocess=interprocess
         )
@@ -103,9 +97,8 @@ class Event(torch.Event):
         """Everything is done at once."""
         return True
 
-    def elapsed_time(self, end_event: Any) -> float:
+    def elapsed_time(self, *_: Any, **__: Any) -> float:
         """Return a millisecond: time is not rehearsed."""
-        del end_event
         return 1.0
 
     @property
@@ -126,8 +119,7 @@ class CUDAGraph:
 
     _alive: Final[WeakSet[Any]] = WeakSet()
 
-    def __init__(self, keep_graph: bool = False) -> None:
-        del keep_graph
+    def __init__(self, *_: Any, **__: Any) -> None:
         self._pool = self._device = -1
         self._random_state: list[torch.Tensor] = []
         self.has_steps = False

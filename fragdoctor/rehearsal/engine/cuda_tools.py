@@ -64,8 +64,6 @@ def _tuning() -> dict[str, Callable[..., Any]]:
         "_cuda_tunableop_get_validators": tuple,
         "_cuda_tunableop_read_file": lambda *_: True,
         "_cuda_tunableop_write_file": lambda *_: True,
-        "_cuda_tunableop_write_file_on_exit": lambda *_: None,
-        "_cuda_tunableop_set_numerical_check_tolerances": lambda *_: None,
     }
     for name in flags:
         found[f"_cuda_{name}_enable"] = partial(_set, flags, name)
@@ -115,11 +113,15 @@ def _index(device: int) -> torch.device:
     return torch.device("cuda", session.current().gpus.device() if device < 0 else device)
 
 
+def _copied(parts: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    for target, part in zip(targets, parts, strict=True):
+        target.copy_(part, non_blocking=True)
+    return list(targets)
+
+
 def _broadcast(tensor: torch.Tensor, devices: Sequence[Any]) -> list[torch.Tensor]:
     if devices and isinstance(devices[0], torch.Tensor):  # those to write to
-        for target in devices:
-            target.copy_(tensor, non_blocking=True)
-        return list(devices)
+        return _copied([tensor for _ in devices], devices)
     found = []
     for device in devices:
         place = _index(device)
@@ -164,14 +166,10 @@ def _scatter(
     devices: Sequence[Any],
     chunk_sizes: Sequence[int] | None = None,
     dim: int = 0,
-    streams: Sequence[Any] | None = None,
+    *_: Any,
 ) -> list[torch.Tensor]:
-    del streams
     if devices and isinstance(devices[0], torch.Tensor):
-        parts = tensor.split([t.size(dim) for t in devices], dim)
-        for target, part in zip(devices, parts, strict=True):
-            target.copy_(part, non_blocking=True)
-        return list(devices)
+        return _copied(tensor.split([t.size(dim) for t in devices], dim), devices)
     parts = (
         tensor.chunk(len(devices), dim) if chunk_sizes is None else tensor.split(chunk_sizes, dim)
     )
@@ -189,9 +187,7 @@ def _gather(
 
 
 def _gather_out(tensors: Sequence[torch.Tensor], result: torch.Tensor, dim: int) -> torch.Tensor:
-    parts = result.split([t.size(dim) for t in tensors], dim)
-    for part, tensor in zip(parts, tensors, strict=True):
-        part.copy_(tensor, non_blocking=True)
+    _copied(tensors, result.split([t.size(dim) for t in tensors], dim))
     return result
 
 
@@ -199,10 +195,7 @@ def _gather_out(tensors: Sequence[torch.Tensor], result: torch.Tensor, dim: int)
 
 
 def _take(n_bytes: int, _stream: int = 0) -> int:
-    now = session.current()
-    return allocation.take(
-        now.gpus.device(), n_bytes, now.stacks.operation("raw_alloc"), allocation.stack_here()
-    )
+    return allocation.take(session.current().gpus.device(), n_bytes, allocation.stack_here())
 
 
 def _timed(original: Any) -> Any:

@@ -20,14 +20,15 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
+from fragdoctor.model.gpus import GpuModel
 from fragdoctor.rehearsal.engine import session
 from fragdoctor.rehearsal.engine.allocation import dense_strides, in_engine_thread
-from fragdoctor.rehearsal.engine.session import GpuFacts
 from fragdoctor.rehearsal.engine.tensors import strides_for
 
 FIRST_VERSION: Final = 90800
@@ -54,18 +55,11 @@ _ALIGNED: Final = 16
 """PyTorch tells cuDNN no larger alignment, and the allocator's blocks have it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dense:
-    """A dense tensor: its shape, and whether its channels lie next to each other."""
-
-    shape: tuple[int, ...]
-    is_channels_last: bool
-
-    def strides(self) -> tuple[int, ...]:
-        """Return its strides, in elements."""
-        by_dims = {4: torch.channels_last, 5: torch.channels_last_3d}
-        layout = by_dims[len(self.shape)] if self.is_channels_last else None
-        return strides_for(self.shape, layout) or dense_strides(self.shape)
+def strides_of(shape: Sequence[int], *, is_channels_last: bool) -> tuple[int, ...]:
+    """Return the strides of a dense tensor, in elements."""
+    by_dims = {4: torch.channels_last, 5: torch.channels_last_3d}
+    layout = by_dims[len(shape)] if is_channels_last else None
+    return strides_for(shape, layout) or dense_strides(shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +68,16 @@ class Convolution:
 
     Attributes:
         operation: ``forward``, ``backward_data`` or ``backward_filter``.
-        input, weight, result: of the forward pass, whichever of them is asked for.
+        input, weight, result: shapes of the forward pass, whichever of them is asked for.
+        is_channels_last: whether the channels of each lie next to each other.
     """
 
     operation: str
     dtype: torch.dtype
-    input: Dense
-    weight: Dense
-    result: Dense
+    input: tuple[int, ...]
+    weight: tuple[int, ...]
+    result: tuple[int, ...]
+    is_channels_last: bool
     padding: tuple[int, ...]
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
@@ -156,16 +152,16 @@ _BENCHMARKED: Final[set[tuple[bool, Convolution]]] = set()
 
 
 def _copies(convolution: Convolution) -> int:
-    if convolution.input.is_channels_last:
+    if convolution.is_channels_last:
         return 0
-    tensors = (convolution.input, convolution.weight, convolution.result)
-    return sum(torch.Size(t.shape).numel() for t in tensors) * convolution.dtype.itemsize
+    shapes = (convolution.input, convolution.weight, convolution.result)
+    return sum(map(prod, shapes)) * convolution.dtype.itemsize
 
 
 @lru_cache(maxsize=100_000)
 def plans_of(
     convolution: Convolution,
-    facts: GpuFacts,
+    facts: GpuModel,
     total_bytes: int,
     *,
     is_deterministic: bool = False,
@@ -223,23 +219,23 @@ class _Descriptor:
     def __del__(self) -> None:
         self.library.cudnnBackendDestroyDescriptor(self.pointer)
 
-    def put(self, name: int, kind: int, buffer: Any, n: int = 1) -> None:
-        self._held.append(buffer)
+    def put(self, name: int, kind: int, *values: Any) -> None:
+        """Set an attribute: numbers, other descriptors, or one buffer as it is."""
+        first, n = values[0], len(values)
+        buffer = first
+        if isinstance(first, _Descriptor):
+            buffer = ctypes.c_void_p(first.pointer.value)
+        elif isinstance(first, int):
+            number = ctypes.c_int64 if kind == _INT64 else ctypes.c_int
+            buffer = (number * n)(*values)
+        elif kind == _CHAR:
+            n = len(first)
+        self._held += [buffer, *values]
         _check(
             self.library.cudnnBackendSetAttribute(
                 self.pointer, name, kind, ctypes.c_int64(n), ctypes.byref(buffer)
             )
         )
-
-    def enum(self, name: int, kind: int, value: int) -> None:
-        self.put(name, kind, ctypes.c_int(value))
-
-    def numbers(self, name: int, numbers: Sequence[int]) -> None:
-        self.put(name, _INT64, (ctypes.c_int64 * len(numbers))(*numbers), len(numbers))
-
-    def descriptor(self, name: int, other: _Descriptor) -> None:
-        self._held.append(other)
-        self.put(name, _DESCRIPTOR, ctypes.c_void_p(other.pointer.value))
 
     def get(self, name: int, kind: int, buffer: Any, n: int) -> int:
         """Fill a buffer of n elements; return how many there are."""
@@ -257,9 +253,10 @@ class _Descriptor:
 
 
 @cache
-def _device(library: Any, facts: GpuFacts, total_bytes: int) -> _Descriptor:
+def _device(library: Any, facts: GpuModel, total_bytes: int) -> _Descriptor:
     """Describe the GPU. Clocks change no choice of cuDNN's; they are an H100's."""
-    (major, minor), kind = facts.capability, facts.generation
+    major, minor = map(int, facts.compute.split("."))
+    kind = facts.generation
     text = json.dumps(
         {
             "maxGridSize": [2**31 - 1, 65535, 65535],
@@ -284,11 +281,11 @@ def _device(library: Any, facts: GpuFacts, total_bytes: int) -> _Descriptor:
             "cudaDeviceId": 0,
             "deviceVer": 100 * major + 10 * minor,
             "driverVer": 13000,
-            "deviceName": facts.name,
+            "deviceName": facts.title,
         }
     ).encode()
     made = _Descriptor(library, _DEVICE)
-    made.put(2702, _CHAR, ctypes.create_string_buffer(text, len(text)), len(text))
+    made.put(2702, _CHAR, ctypes.create_string_buffer(text, len(text)))
     return made.finish()
 
 
@@ -296,45 +293,46 @@ def _graph(library: Any, convolution: Convolution) -> _Descriptor:
     """Describe the operation."""
     dtype = _DTYPES[convolution.dtype]
 
-    def tensor(name: str, dense: Dense) -> _Descriptor:
+    def tensor(name: str, shape: tuple[int, ...]) -> _Descriptor:
         made = _Descriptor(library, _TENSOR)
-        made.enum(901, _DTYPE, dtype)
-        made.numbers(902, dense.shape)
-        made.numbers(903, dense.strides())
-        made.numbers(906, [ord(name)])
-        made.numbers(900, [_ALIGNED])
+        made.put(901, _DTYPE, dtype)
+        strides = strides_of(shape, is_channels_last=convolution.is_channels_last)
+        made.put(902, _INT64, *shape)
+        made.put(903, _INT64, *strides)
+        made.put(906, _INT64, ord(name))
+        made.put(900, _INT64, _ALIGNED)
         return made.finish()
 
     how = _Descriptor(library, _CONVOLUTION)
     is_double = convolution.dtype is torch.float64
-    how.enum(100, _DTYPE, _DTYPES[torch.float64 if is_double else torch.float32])
-    how.enum(101, _MODE, _CROSS_CORRELATION)
-    how.numbers(102, convolution.dilation)
-    how.numbers(103, convolution.stride)
-    how.numbers(104, convolution.padding)
-    how.numbers(105, convolution.padding)
-    how.numbers(106, [len(convolution.stride)])
+    how.put(100, _DTYPE, _DTYPES[torch.float64 if is_double else torch.float32])
+    how.put(101, _MODE, _CROSS_CORRELATION)
+    how.put(102, _INT64, *convolution.dilation)
+    how.put(103, _INT64, *convolution.stride)
+    how.put(104, _INT64, *convolution.padding)
+    how.put(105, _INT64, *convolution.padding)
+    how.put(106, _INT64, len(convolution.stride))
     how.finish()
     kind, alpha, beta, described, weight, input_, result = _OPERATIONS[convolution.operation]
     operation = _Descriptor(library, kind)
     factor, number = (_DOUBLE, ctypes.c_double) if is_double else (_FLOAT, ctypes.c_float)
     operation.put(alpha, factor, number(1))
     operation.put(beta, factor, number(0))
-    operation.descriptor(described, how)
-    operation.descriptor(weight, tensor("w", convolution.weight))
-    operation.descriptor(input_, tensor("x", convolution.input))
-    operation.descriptor(result, tensor("y", convolution.result))
+    operation.put(described, _DESCRIPTOR, how)
+    operation.put(weight, _DESCRIPTOR, tensor("w", convolution.weight))
+    operation.put(input_, _DESCRIPTOR, tensor("x", convolution.input))
+    operation.put(result, _DESCRIPTOR, tensor("y", convolution.result))
     graph = _Descriptor(library, _GRAPH)
-    graph.descriptor(801, operation.finish())
+    graph.put(801, _DESCRIPTOR, operation.finish())
     return graph.finish()
 
 
 def _configs(library: Any, graph: _Descriptor, device: _Descriptor, mode: int) -> list[_Descriptor]:
     """Return what the heuristics recommend, best first."""
     heuristics = _Descriptor(library, _HEURISTICS)
-    heuristics.descriptor(201, graph)
-    heuristics.enum(200, _HEURISTIC_MODE, mode)
-    heuristics.descriptor(204, device)
+    heuristics.put(201, _DESCRIPTOR, graph)
+    heuristics.put(200, _HEURISTIC_MODE, mode)
+    heuristics.put(204, _DESCRIPTOR, device)
     heuristics.finish()
     n = heuristics.get(202, _DESCRIPTOR, None, 0)
     configs = [_Descriptor(library, _CONFIG) for _ in range(n)]
@@ -353,8 +351,8 @@ def _notes(library: Any, config: _Descriptor) -> list[int]:
 def _workspace(library: Any, config: _Descriptor, device: _Descriptor) -> int | None:
     """Return the scratch memory of a plan, in bytes; None if there is no such plan."""
     plan = _Descriptor(library, _PLAN)
-    plan.descriptor(401, config)
-    plan.descriptor(407, device)
+    plan.put(401, _DESCRIPTOR, config)
+    plan.put(407, _DESCRIPTOR, device)
     try:
         plan.finish()
     except _RefusedError:

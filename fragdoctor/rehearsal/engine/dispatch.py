@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -69,7 +69,6 @@ class Plan:
     """What one operation does on arguments of one description."""
 
     device: int
-    operation: int
     steps: Sequence[Step]
     layouts: Sequence[BlockLayout]
     results: Callable[[list[torch.Tensor], tuple[Any, ...]], Any]
@@ -82,11 +81,9 @@ class Plan:
         try:
             for step in self.steps:
                 if type(step) is Out:
-                    made[step.number] = self.layouts[step.number].make(
-                        self.device, self.operation, stack
-                    )
+                    made[step.number] = self.layouts[step.number].make(self.device, stack)
                 elif type(step) is Temp:
-                    temps[step] = allocation.take(self.device, step.n_bytes, self.operation, stack)
+                    temps[step] = allocation.take(self.device, step.n_bytes, stack)
                 elif type(step) is Free:
                     allocation.give(temps.pop(step.temp))
                 elif type(step) is UseBlas:
@@ -117,10 +114,8 @@ def use_blas(device: int, *, is_lt: bool = False) -> None:
         sizes["cuBLASLt workspace"] = LT_BYTES
     for name, n_bytes in sizes.items():
         if (*handle, name) not in _blas_handles:
-            stack = allocation.stack_here(is_librarys=True)
-            _blas_handles[*handle, name] = allocation.take(
-                device, n_bytes, now.stacks.operation(name), stack
-            )
+            stack = allocation.stack_here("")
+            _blas_handles[*handle, name] = allocation.take(device, n_bytes, stack)
 
 
 def clear_blas_workspaces() -> None:
@@ -158,19 +153,18 @@ def _plan(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
         if isinstance(t, torch.Tensor)
     }
     layouts: list[BlockLayout] = []
-    makers: list[Callable[[list[torch.Tensor], tuple[Any, ...]], Any]] = []
+    makers: list[Callable[..., Any]] = []
     for leaf in leaves:
         if not isinstance(leaf, torch.Tensor):
-            makers.append(partial(_constant, leaf))
+            makers.append(lambda _made, _args, leaf=leaf: leaf)
         elif leaf.untyped_storage()._cdata in inputs:
-            number = inputs[leaf.untyped_storage()._cdata]
-            makers.append(partial(_view_of, number, leaf.shape, leaf.stride()))
+            view = inputs[leaf.untyped_storage()._cdata], leaf.shape, leaf.stride()
+            makers.append(lambda _made, args, view=view: args[view[0]].as_strided(*view[1:]))
         else:
             number = len(layouts)
+            makers.append(lambda made, _args, number=number: made[number])
             layouts.append(BlockLayout(leaf.shape, leaf.stride(), leaf.dtype))
-            makers.append(partial(_made, number))
     call = Call(op, args, kwargs, tuple(layouts), device)
-    operation = session.current().stacks.operation(op.overloadpacket.__name__)
 
     def results(made: list[torch.Tensor], args: tuple[Any, ...]) -> Any:
         return structure.unflatten([maker(made, args) for maker in makers])
@@ -179,19 +173,7 @@ def _plan(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
         return makers[0](made, args)
 
     single = isinstance(found, torch.Tensor)
-    return Plan(device, operation, steps_of(call), layouts, only_one if single else results)
-
-
-def _constant(value: Any, _made: Any, _args: Any) -> Any:
-    return value
-
-
-def _view_of(number: int, shape: Any, stride: Any, _made: Any, args: tuple[Any, ...]) -> Any:
-    return args[number].as_strided(shape, stride)
-
-
-def _made(number: int, made: list[torch.Tensor], _args: Any) -> torch.Tensor:
-    return made[number]
+    return Plan(device, steps_of(call), layouts, only_one if single else results)
 
 
 def in_place(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -204,9 +186,7 @@ def in_place(op: Any, *args: Any, **kwargs: Any) -> Any:
         if plan is None:
             device = device_of(args, kwargs)
             call = Call(op, args, kwargs, (), device)
-            plan = _plans[key] = Plan(
-                device, session.current().stacks.operation(name), steps_of(call), (), _no_results
-            )
+            plan = _plans[key] = Plan(device, steps_of(call), (), _no_results)
         plan.run(args)
     returned = [args[i] for i in _returned(op)]
     return returned[0] if len(returned) == 1 else tuple(returned) or None
@@ -255,9 +235,8 @@ def out_variant(op: Any, *args: Any, **kwargs: Any) -> Any:
             laid_out = meta_functions.pointwise_strides(op, args, meta.shape)
             if laid_out is not None:
                 out.as_strided_(meta.shape, laid_out)
-    operation = session.current().stacks.operation(op.overloadpacket.__name__)
     steps = [step for step in steps_of(call) if type(step) is not Out]
-    Plan(call.device, operation, steps, (), _no_results).run(args)
+    Plan(call.device, steps, (), _no_results).run(args)
     if not op._schema.returns:
         return None
     return outs[0] if len(outs) == 1 else tuple(outs)

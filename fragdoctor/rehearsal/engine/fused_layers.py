@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -71,18 +71,19 @@ _HALF: Final = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class LayerQuestion:
-    """What the choice of a kernel depends on."""
+    """What the choice of a kernel depends on: PyTorch's arguments, the GPU, and the version."""
 
     query: torch.Tensor
     key: torch.Tensor
     value: torch.Tensor
-    mask: torch.Tensor | None
-    dropout_p: float
-    is_causal: bool
-    enable_gqa: bool
+    attn_mask: torch.Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    _: KW_ONLY
+    scale: float | None = None
+    enable_gqa: bool = False
     capability: tuple[int, int]
     version: tuple[int, int, int]
-    scale: float | None = None
 
     @property
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -110,11 +111,11 @@ def _is_dense(ask: LayerQuestion) -> bool:
 
 
 def _unit_stride(ask: LayerQuestion, *, ignores_singletons: bool) -> bool:
-    tensors = [*ask.tensors, *([] if ask.mask is None else [ask.mask])]
+    tensors = [*ask.tensors, *([] if ask.attn_mask is None else [ask.attn_mask])]
     return all(
         t.stride(-1) == 1 or (ignores_singletons and t.shape[-1] == 1)
         for t in tensors
-        if t is not ask.mask or t.shape[-1] != 1 or not ignores_singletons
+        if t is not ask.attn_mask or t.shape[-1] != 1 or not ignores_singletons
     )
 
 
@@ -143,7 +144,7 @@ def _cudnn_fits(ask: LayerQuestion) -> bool:
         and head % MULTIPLE == value_head % MULTIPLE == 0
         and (ask.version < (2, 12, 0) or (ask.dropout_p * 16).is_integer())
         and n_key != 1
-        and (ask.mask is None or not ask.mask.requires_grad)
+        and (ask.attn_mask is None or not ask.attn_mask.requires_grad)
         and not (n_query == 1 and (ask.dropout_p or ask.version < (2, 9, 0)))
     )
 
@@ -167,7 +168,7 @@ def _flash_fits(ask: LayerQuestion) -> bool:
         torch.backends.cuda.flash_sdp_enabled()
         and ask.is_half
         and ask.capability >= AMPERE
-        and ask.mask is None
+        and ask.attn_mask is None
         and head == ask.key.shape[-1] == ask.value.shape[-1] <= MAX_FLASH_HEAD
         and not (too_wide and (ask.dropout_p > 0 or head <= 224))
         and not (ask.is_causal and ask.query.shape[-2] != ask.key.shape[-2])
@@ -212,33 +213,15 @@ def choose(ask: LayerQuestion) -> int:
     return next((kernel for kernel, fits in order if fits(ask)), MATH)
 
 
-def _question(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> LayerQuestion:
+def _question(*args: Any, **options: Any) -> LayerQuestion:
     now = session.current()
-    return LayerQuestion(
-        query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, now.facts.capability,
-        now.version, scale,
-    )  # fmt: skip
-
-
-def _choice(*args: Any, **options: Any) -> int:
-    """``_fused_sdp_choice``."""
-    return choose(_question(*args, **options))
+    return LayerQuestion(*args, **options, capability=now.capability, version=now.version)
 
 
 def attention(*args: Any, **options: Any) -> torch.Tensor:
     """Compute attention through the chosen kernel; arguments as for PyTorch's function."""
     ask = _question(*args, **options)
-    kernel, mask = choose(ask), ask.mask
+    kernel, mask = choose(ask), ask.attn_mask
     if mask is not None and mask.dtype is torch.bool:
         mask = _as_bias(mask, ask.query.dtype)
     how: dict[str, Any] = {"scale": ask.scale}
@@ -396,5 +379,5 @@ def install(undo: ExitStack) -> None:
     library = library_for("aten", undo)
     for key in ("AutogradCUDA", "CUDA"):
         library.impl("scaled_dot_product_attention", attention, key)
-    library.impl("_fused_sdp_choice", _choice, "CUDA")
+    library.impl("_fused_sdp_choice", lambda *a, **k: choose(_question(*a, **k)), "CUDA")
     _put_recurrent(library)

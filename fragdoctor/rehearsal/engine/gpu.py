@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64
+from ctypes import byref, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -34,14 +34,24 @@ OOM_FIGURES: Final = (
 )  # fmt: skip
 
 
+_TYPES: Final[dict[str, Any]] = {
+    "i": c_int32, "u": c_uint32, "l": c_int64, "L": c_uint64, "d": c_double, "s": c_char_p,
+    "p": c_void_p,
+}  # fmt: skip
+
+
+def _fields(text: str) -> list[tuple[str, Any]]:
+    """Return the fields of a structure by their types: ``L:address,size i:stack``."""
+    parts = (part.split(":") for part in text.split())
+    return [(name, _TYPES[kind]) for kind, names in parts for name in names.split(",")]
+
+
 class _Settings(ctypes.Structure):
     _fields_ = (
-        ("max_split_bytes", c_uint64),
-        ("max_non_split_rounding_bytes", c_uint64),
-        ("large_segment_bytes", c_uint64),
-        ("garbage_collection_threshold", c_double),
-        ("reservation_bytes", c_uint64),
-        ("reservation_fraction", c_double),
+        *_fields(
+            "L:max_split_bytes,max_non_split_rounding_bytes,large_segment_bytes "
+            "d:garbage_collection_threshold L:reservation_bytes d:reservation_fraction"
+        ),
         ("roundup_power2_divisions", c_uint32 * N_ROUNDUP_INTERVALS),
         ("expandable_segments", c_uint32),
     )
@@ -50,53 +60,45 @@ class _Settings(ctypes.Structure):
 class _Config(ctypes.Structure):
     _fields_ = (
         ("settings", _Settings),
-        ("capacity_bytes", c_uint64),
-        ("device_total_bytes", c_uint64),
-        ("memory_fraction", c_double),
-        ("era", c_uint32),
-        ("fraction_of_one_counts", c_uint32),
+        *_fields(
+            "L:capacity_bytes,device_total_bytes d:memory_fraction u:era,fraction_of_one_counts"
+        ),
     )
 
 
 class Event(ctypes.Structure):
-    """A line of a device's trace; ``stack`` and ``operation`` are numbers, -1 = none."""
+    """A line of a device's trace; ``stack`` is a number, -1 = none."""
 
-    _fields_ = (
-        ("address", c_uint64),
-        ("size", c_uint64),
-        ("time_us", c_uint64),
-        ("stream", c_uint64),
-        ("stack", c_int32),
-        ("operation", c_int32),
-        ("pool", c_uint32),
-        ("action", c_uint32),
-    )
+    _fields_ = _fields("L:address,size,time_us,stream i:stack u:pool,action")
 
 
 class GpuSegment(ctypes.Structure):
     """A segment; its blocks follow those of the segment before it."""
 
-    _fields_ = (
-        ("address", c_uint64),
-        ("size", c_uint64),
-        ("stream", c_uint64),
-        ("pool", c_uint32),
-        ("is_small", c_uint32),
-        ("is_expandable", c_uint32),
-        ("n_blocks", c_uint32),
-    )
+    _fields_ = _fields("L:address,size,stream u:pool,is_small,is_expandable,n_blocks")
 
 
 class GpuBlock(ctypes.Structure):
     """A block; ``stack`` is that of the request that it serves, -1 = none."""
 
-    _fields_ = (
-        ("address", c_uint64),
-        ("size", c_uint64),
-        ("requested", c_uint64),
-        ("state", c_uint32),
-        ("stack", c_int32),
-    )
+    _fields_ = _fields("L:address,size,requested u:state i:stack")
+
+
+_FUNCTIONS: Final = {
+    "open": ("", "ip"), "close": ("", ""), "device": ("i", ""), "set_device": ("", "i"),
+    "stream": ("l", "i"), "set_stream": ("", "il"), "new_stream": ("l", "ii"),
+    "stream_handle": ("L", "l"), "new_tensor": ("p", "iLuuippi"), "take": ("L", "iLi"),
+    "take_at": ("L", "LLi"), "give": ("", "L"), "resize": ("i", "LLLip"), "name": ("", "pL"),
+    "record_stream": ("", "Ll"), "empty_cache": ("", ""), "synchronize": ("", "i"),
+    "set_fraction": ("", "id"), "set_settings": ("", "ip"), "pool_create": ("u", "iii"),
+    "pool_retain": ("", "iu"), "pool_release": ("", "iui"), "context_begin": ("", "iui"),
+    "context_end": ("", "i"), "statistics": ("", "ip"), "reset_peaks": ("", "i"),
+    "reset_sums": ("", "i"), "digest": ("L", "iLL"), "counters": ("", "ip"),
+    "last_oom": ("", "ip"), "events": ("", "iLLp"), "layout_size": ("", "ipp"),
+    "layout": ("", "ipp"), "guard_method": ("p", "s"), "hook_method": ("p", "s"),
+    "set_pinned_allocator": ("", "p"),
+}  # fmt: skip
+"""Function of the library -> what it returns, and what it takes: letters of ``_TYPES``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,65 +134,10 @@ class Gpus:
                 f"The model of the GPU's memory cannot be loaded: {err}.",
                 hint="Install fragdoctor anew on this machine.",
             ) from err
-        lib: Any = self._lib
-        signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
-            "fg_open": (None, (c_int32, POINTER(_Config))),
-            "fg_close": (None, ()),
-            "fg_device": (c_int32, ()),
-            "fg_set_device": (None, (c_int32,)),
-            "fg_stream": (c_int64, (c_int32,)),
-            "fg_set_stream": (None, (c_int32, c_int64)),
-            "fg_new_stream": (c_int64, (c_int32, c_int32)),
-            "fg_stream_handle": (c_uint64, (c_int64,)),
-            "fg_new_tensor": (
-                ctypes.c_void_p,
-                (
-                    c_int32,
-                    c_uint64,
-                    c_uint32,
-                    c_uint32,
-                    c_int32,
-                    POINTER(c_int64),
-                    POINTER(c_int64),
-                    c_int32,
-                    c_int32,
-                ),
-            ),
-            "fg_take": (c_uint64, (c_int32, c_uint64, c_int32, c_int32)),
-            "fg_take_at": (c_uint64, (c_uint64, c_uint64, c_int32, c_int32)),
-            "fg_give": (None, (c_uint64,)),
-            "fg_resize": (
-                c_int32,
-                (c_uint64, c_uint64, c_uint64, c_int32, c_int32, POINTER(c_uint64)),
-            ),
-            "fg_name": (None, (ctypes.c_void_p, c_uint64)),
-            "fg_record_stream": (None, (c_uint64, c_int64)),
-            "fg_empty_cache": (None, ()),
-            "fg_synchronize": (None, (c_int32,)),
-            "fg_set_fraction": (None, (c_int32, c_double)),
-            "fg_set_settings": (None, (c_int32, POINTER(_Settings))),
-            "fg_pool_create": (c_uint32, (c_int32, c_int32, c_int32)),
-            "fg_pool_retain": (None, (c_int32, c_uint32)),
-            "fg_pool_release": (None, (c_int32, c_uint32, c_int32)),
-            "fg_context_begin": (None, (c_int32, c_uint32, c_int32)),
-            "fg_context_end": (None, (c_int32,)),
-            "fg_statistics": (None, (c_int32, POINTER(c_int64))),
-            "fg_reset_peaks": (None, (c_int32,)),
-            "fg_reset_sums": (None, (c_int32,)),
-            "fg_digest": (c_uint64, (c_int32, c_uint64, c_uint64)),
-            "fg_counters": (None, (c_int32, POINTER(c_uint64))),
-            "fg_last_oom": (None, (c_int32, POINTER(c_uint64))),
-            "fg_events": (None, (c_int32, c_uint64, c_uint64, POINTER(Event))),
-            "fg_layout_size": (None, (c_int32, POINTER(c_uint64), POINTER(c_uint64))),
-            "fg_layout": (None, (c_int32, POINTER(GpuSegment), POINTER(GpuBlock))),
-            "fg_guard_method": (ctypes.c_void_p, (c_char_p,)),
-            "fg_hook_method": (ctypes.c_void_p, (c_char_p,)),
-            "fg_set_pinned_allocator": (None, (ctypes.c_void_p,)),
-        }
-        for name, (result, arguments) in signatures.items():
-            function = getattr(lib, name)
-            function.restype, function.argtypes = result, arguments
-            setattr(self, name.removeprefix("fg_"), function)
+        for name, (result, arguments) in _FUNCTIONS.items():
+            function = getattr(self._lib, f"fg_{name}")
+            function.restype, function.argtypes = _TYPES.get(result), [_TYPES[a] for a in arguments]
+            setattr(self, name, function)
 
     def __getattr__(self, name: str) -> Any:
         # Only for type checkers: every function of the library is an attribute of the instance.

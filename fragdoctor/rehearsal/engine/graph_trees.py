@@ -57,13 +57,11 @@ class _Owned:
     ) -> None:
         """``_cuda_setCheckpointPoolState``: take what lives in the pool, where it lies."""
         now = session.current()
-        operation, stack = now.stacks.operation("replayed"), allocation.stack_here()
+        stack = allocation.stack_here()
         for pointer in dict.fromkeys(alive):
             storage = _storage(pointer)
             address = storage.data_ptr()
-            if pointer not in self._held and now.gpus.take_at(
-                address, storage.nbytes(), stack, operation
-            ):
+            if pointer not in self._held and now.gpus.take_at(address, storage.nbytes(), stack):
                 self._held[pointer] = weakref.finalize(storage, self._give, pointer, address)
 
     def _give(self, pointer: _StoragePointer, address: int) -> None:

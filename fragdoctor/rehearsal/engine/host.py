@@ -180,19 +180,13 @@ def _converting(
     return method
 
 
-def _pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
+def _pin_memory(self: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     """Return a copy that counts as pinned; on the CPU there is no other difference."""
-    del device
-    if getattr(self, "_is_pinned_here", False):
+    if hasattr(self, "_is_pinned_here"):
         return self
     pinned = self.clone() if not self.is_cuda else self
     pinned._is_pinned_here = True  # type: ignore[attr-defined]
     return pinned
-
-
-def _is_pinned(self: torch.Tensor, device: Any = None) -> bool:
-    del device
-    return bool(getattr(self, "_is_pinned_here", False))
 
 
 def _resize(original: Any) -> Any:
@@ -200,8 +194,7 @@ def _resize(original: Any) -> Any:
         """Exchange a storage's memory in place."""
         if self.device.type != "cuda":
             return original(self, size)  # type: ignore[no-any-return]
-        operation = session.current().stacks.operation("resize_")
-        allocation.resize_storage(self, int(size), operation)
+        allocation.resize_storage(self, int(size))
         return self
 
     return resize_
@@ -233,7 +226,7 @@ def install(undo: ExitStack) -> None:
         undo, {_LAUNCHER: lambda m: put(undo, m.KernelInterface, "__getitem__", _launcher)}
     )
     put(undo, torch.Tensor, "pin_memory", _pin_memory)
-    put(undo, torch.Tensor, "is_pinned", _is_pinned)
+    put(undo, torch.Tensor, "is_pinned", lambda self, *_, **__: hasattr(self, "_is_pinned_here"))
     put(undo, torch.storage, "_to", _copying(torch._utils._to))
     put(undo, torch.UntypedStorage, "clone", _copying(torch.UntypedStorage.clone))
     put(undo, torch.UntypedStorage, "resize_", _resize(torch.UntypedStorage.resize_))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -56,11 +57,6 @@ _BY_THEMSELVES: Final = frozenset(
 class _Rule:
     """What an operation does to values: which of its arguments it writes to."""
 
-    __slots__ = (
-        "chooses", "decides", "is_followed", "is_of_finite", "names", "overwrites", "positions",
-        "puts", "zeroes",
-    )  # fmt: skip
-
     def __init__(self, op: Any) -> None:
         arguments = op._schema.arguments
         name = op.overloadpacket.__name__
@@ -84,6 +80,9 @@ class _Rule:
         self.is_of_finite = _OF_FINITE.get(name)
 
 
+_rule_of: Final = cache(_Rule)
+
+
 class Known:
     """The values that are known, by GPU and address.
 
@@ -97,7 +96,6 @@ class Known:
         self._zeros: set[tuple[int, int]] = set()
         self._kept_bytes = 0
         self._n_computed = 0
-        self._rules: dict[Any, _Rule] = {}
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the values of a tensor on a GPU, as a tensor of the CPU; None = unknown."""
@@ -148,9 +146,7 @@ class Known:
         self, op: Any, handler: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run an operation by its handler, and follow its values."""
-        rule = self._rules.get(op)
-        if rule is None:
-            rule = self._rules[op] = _Rule(op)
+        rule = _rule_of(op)
         result = handler(op, *args, **kwargs)
         if rule.puts and self._put(op, rule, args, kwargs, result):
             return result
@@ -217,12 +213,8 @@ class Known:
                 {k: v for k, v in kwargs.items() if k not in rule.names},
             ]
             given = self._given(inputs)
-            places = [self._place(t, overwrites=rule.overwrites) for t in targets if t.numel()]
-            if (
-                given is not None
-                and len(places) == len(targets)
-                and all(p is not None for p in places)
-            ):
+            places = [t.numel() and self._place(t, overwrites=rule.overwrites) for t in targets]
+            if given is not None and all(isinstance(p, torch.Tensor) for p in places):
                 positional, named = given
                 keys: list[Any] = [*rule.positions, *rule.names]
                 for key, place in zip(keys, places, strict=True):
@@ -235,7 +227,9 @@ class Known:
                 return
         for target in targets:
             self.forget(target)
-        if rule.zeroes and _is_zero(args) and _is_whole(target):
+        value = args[1] if len(args) > 1 else 0  # of ``fill_``, or ``zero_``
+        is_zero = isinstance(value, bool | int | float) and not value
+        if rule.zeroes and is_zero and _is_whole(target):
             self._zeros.add(_key(target))
 
     def _compute(
@@ -348,11 +342,6 @@ def _is_whole(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is all of its memory, without holes."""
     extent = _extent(tensor.shape, tensor.stride())
     return not tensor.storage_offset() and tensor.numel() == extent
-
-
-def _is_zero(args: Sequence[Any]) -> bool:
-    """Return whether ``zero_``, or ``fill_`` with these arguments, writes zeros."""
-    return len(args) == 1 or (isinstance(args[1], bool | int | float) and not args[1])
 
 
 def _most(tensor: torch.Tensor) -> int:

@@ -70,9 +70,7 @@ class LoopPlace:
     def enter(self, n_steps: int) -> None:
         """Note that the loop is entered."""
         self._has_skipped |= self.passage is not None and self.passage.has_skipped
-        self.passage = Passage(
-            self.source, self._seen, n_steps=n_steps, has_skipped=self._has_skipped
-        )
+        self.passage = Passage(self.source, self._seen, n_steps, has_skipped=self._has_skipped)
 
 
 class _Items(Iterator[Any]):

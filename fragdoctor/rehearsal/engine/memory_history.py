@@ -40,24 +40,22 @@ def _kept(code: CodeType) -> CodeType | bool:
 
 
 class RecordedStacks:
-    """RecordedStacks by number, and the names of operations by number."""
+    """Stacks by number; one that asks for memory with a note has another number for each note."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, ...], int] = {}
         self._stacks: list[tuple[tuple[Any, int], ...]] = []
-        self._names: dict[str, int] = {}
         self._frames: dict[tuple[CodeType, int], Frame] = {}
         self._kept: dict[int, CodeType | bool] = {}
         self._outermost: CodeType | None = None
         self._held: list[CodeType] = []  # their ids stay theirs
         self._shown: dict[int, list[Frame]] = {}
-        self._in_modules: dict[tuple[int, str], int] = {}
-        self._of_modules: list[tuple[int, str]] = []
-        self.names: list[str] = []
+        self._with_notes: dict[tuple[int, str], int] = {}
+        self._notes: list[tuple[int, str]] = []
         self.last = -1
 
-    def here(self, module: str, *, in_backward: bool) -> int:
-        """Return the number of the stack of the code that asks for memory, for a module.
+    def here(self, note: str, *, in_backward: bool) -> int:
+        """Return the number of the stack of the code that asks for memory, with a note or "".
 
         Where the autograd engine is at work, it does so on a GPU in a thread of its own, which has
         no Python frames but those of hooks and functions that it calls.
@@ -86,36 +84,27 @@ class RecordedStacks:
         if found is None:
             found = self._numbers[place] = len(self._stacks)
             self._stacks.append(tuple((kept[key[i]], key[i + 1]) for i in range(0, len(key), 2)))
-            self._of_modules.append((found, ""))
-        if module:
-            found = self._within(found, module)
+            self._notes.append((found, ""))
+        if note:
+            found = self._noted(found, note)
         self.last = found
         return found
 
-    def _within(self, stack: int, module: str) -> int:
-        """Return the number of a stack as one of a module's."""
-        found = self._in_modules.get((stack, module))
+    def _noted(self, stack: int, note: str) -> int:
+        found = self._with_notes.get((stack, note))
         if found is None:
-            found = self._in_modules[stack, module] = len(self._stacks)
+            found = self._with_notes[stack, note] = len(self._stacks)
             self._stacks.append(self._stacks[stack])
-            self._of_modules.append((stack, module))
+            self._notes.append((stack, note))
         return found
 
-    def module(self, number: int) -> str:
-        """Return the path of the module that a stack is of, "" for none."""
-        return self._of_modules[number][1] if number >= 0 else ""
+    def note(self, number: int) -> str:
+        """Return what requests of a stack are noted with: the path of a module, ``WORKSPACE``."""
+        return self._notes[number][1] if number >= 0 else ""
 
     def begin_below(self, code: CodeType) -> None:
         """Leave out the frame of a function, and what calls it: the program begins below it."""
         self._outermost = code
-
-    def operation(self, name: str) -> int:
-        """Return the number of an operation's name."""
-        found = self._names.get(name)
-        if found is None:
-            found = self._names[name] = len(self.names)
-            self.names.append(name)
-        return found
 
     def frames(self, number: int) -> list[Frame]:
         """Return a stack as a snapshot has it, innermost frame first; [] for -1.
@@ -124,7 +113,7 @@ class RecordedStacks:
         """
         if number < 0:
             return _NO_FRAMES
-        number = self._of_modules[number][0]
+        number = self._notes[number][0]
         found = self._shown.get(number)
         if found is None:
             found = self._shown[number] = [self._frame(*place) for place in self._stacks[number]]
@@ -306,7 +295,6 @@ def _trace(
         return []
     with_stacks = history.context in {"alloc", "all"}
     entries = []
-    workspace = stacks.operation(WORKSPACE)
     events = gpus.trace(device, history.first.get(device, 0))[:end]
     held = {} if modules is None else modules.of_blocks(device, events)
     for number, event in enumerate(events):
@@ -315,28 +303,27 @@ def _trace(
             continue
         entry = _entry(event, action, stacks if with_stacks else None)
         entries.append(entry)
-        if 0 <= event.operation == workspace:
+        note = stacks.note(event.stack)
+        if note == WORKSPACE:
             entry["user_metadata"] = WORKSPACE
         elif number in held:
             entry["user_metadata"] = held[number]
-        elif modules is not None and event.action == ALLOC:
-            path = stacks.module(event.stack)
-            entry["user_metadata"] = module_note(path) if path else ""
+        elif note and modules is not None and event.action == ALLOC:
+            entry["user_metadata"] = module_note(note)
     return entries[-history.max_entries :] if history.max_entries < len(entries) else entries
 
 
 def _entry(event: Event, action: str, stacks: RecordedStacks | None) -> dict[str, Any]:
-    entry: dict[str, Any] = {"action": action}
-    if event.action == OOM:
-        entry["device_free"] = event.address
-    else:
-        entry["addr"] = event.address
-    entry["size"] = event.size
-    entry["stream"] = event.stream
-    entry["time_us"] = event.time_us
-    entry["compile_context"] = "N/A"
-    entry["user_metadata"] = ""
-    entry["pool_id"] = _pool_id(event.pool)
+    entry: dict[str, Any] = {
+        "action": action,
+        "device_free" if event.action == OOM else "addr": event.address,
+        "size": event.size,
+        "stream": event.stream,
+        "time_us": event.time_us,
+        "compile_context": "N/A",
+        "user_metadata": "",
+        "pool_id": _pool_id(event.pool),
+    }
     if stacks is not None and event.stack >= 0:
         entry["frames"] = stacks.frames(event.stack)
     return entry

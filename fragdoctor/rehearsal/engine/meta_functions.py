@@ -21,18 +21,13 @@ Key = Any
 
 
 class UnknownResultError(NotImplementedError):
-    """Nothing says what an operator returns: its library has no fake for it.
-
-    Attributes:
-        operator: its name, ``namespace::name``.
-    """
+    """Nothing says what an operator returns, ``namespace::name``: its library has no fake."""
 
     def __init__(self, operator: str) -> None:
         super().__init__(
             f"Nothing says what the operator {operator} returns: it has no fake "
             "(torch.library.register_fake)."
         )
-        self.operator = operator
 
 
 def described(value: Any) -> Key:
@@ -234,9 +229,8 @@ def _ctc_loss(
 
 
 def _gru_cell(
-    gates: torch.Tensor, _: torch.Tensor, state: torch.Tensor, *__: Any, **___: Any
+    _gates: torch.Tensor, _: torch.Tensor, state: torch.Tensor, *__: Any, **___: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    del gates
     return torch.empty_like(state), state.new_empty((state.shape[0], 5 * state.shape[1]))
 
 

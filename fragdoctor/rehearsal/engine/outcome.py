@@ -72,21 +72,10 @@ class ProgramOutcome:
         self._pid = os.getpid()
         self._progress: int | None = request.get("progress_fd")
 
-    def begin(self) -> None:
-        """Tell the parent that the program begins."""
-        self._tell({"event": "begin", "torch": torch.__version__})
-
     def on_step(self, number: int) -> None:
         """Tell the parent of a complete step."""
-        figures = self.now.gpus.figures(0)
-        self._tell(
-            {
-                "event": "step",
-                "step": number,
-                "allocated_bytes": figures["allocated"],
-                "peak_allocated_bytes": figures["peak_allocated"],
-            }
-        )
+        n_bytes = self.now.gpus.figures(0)["allocated"]
+        self._tell({"event": "step", "step": number, "allocated_bytes": n_bytes})
 
     def stop_early(self, reason: str) -> NoReturn:
         """Write the outcome and end the process: it is enough."""
@@ -111,10 +100,10 @@ class ProgramOutcome:
         found = {
             "status": self._status(code, oom),
             "exit_code": code,
-            "torch": torch.__version__,
-            "steps": self._n_steps(oom),
+            "torch_version": torch.__version__,
+            "steps": self.steps.n_taken if oom is None else oom.step,
             "stopped": self.stopped,
-            "partial": "" if oom is not None else self.stopped or skipping.partial,
+            "partial_reason": "" if oom is not None else self.stopped or skipping.partial,
             "n_skipped": sum(skipping.n_skipped.values()),
             "used_cuda": now.is_started,
             "devices": [
@@ -163,11 +152,6 @@ class ProgramOutcome:
             f"the program failed{where} after rounds of its loops were skipped "
             f"({failure['type']}: {said})"
         )
-
-    def _n_steps(self, oom: SeenOom | None) -> int:
-        if oom is not None:
-            return oom.step
-        return 0 if self.steps is None else self.steps.n_taken
 
     def _tell(self, event: dict[str, Any]) -> None:
         if self._progress is not None and os.getpid() == self._pid:

@@ -44,7 +44,7 @@ def prepare(
         )
     gpus = Gpus(native)
     budget = Budget(None, DEFAULT.total_bytes, parse_conf(""), torch_version or version)
-    now = session.Session(gpus, n_devices, session.GpuFacts(), budget)
+    now = session.Session(gpus, n_devices, DEFAULT, budget)
     gpus.start(n_devices, budget)
     undo.callback(gpus.close)
     session.begin(now)

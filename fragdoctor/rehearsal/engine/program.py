@@ -33,6 +33,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from fragdoctor.errors import FragdoctorError
+from fragdoctor.model.gpus import GpuModel
 from fragdoctor.rehearsal.engine import leave, put
 from fragdoctor.rehearsal.engine.memory_history import is_users
 from fragdoctor.rehearsal.fence import FREE, restrict_writes
@@ -218,22 +219,22 @@ def _prepared(request: dict[str, Any], undo: ExitStack) -> Session:
 def _rehearse(request: dict[str, Any], now: Session, undo: ExitStack) -> NoReturn:
     """Run the program on the GPU that was asked for, write the outcome, and exit."""
     from fragdoctor.rehearsal.engine.outcome import ProgramOutcome
-    from fragdoctor.rehearsal.engine.session import GpuFacts
     from fragdoctor.rehearsal.engine.step_watch import Steps
 
     gpu = request["gpu"]
-    now.facts = GpuFacts(gpu["name"], gpu["compute"], gpu["n_multiprocessors"])
+    now.facts = GpuModel(**gpu["kernels"])
     now.budget = replace(
-        now.budget, capacity_bytes=request["capacity_bytes"], total_bytes=gpu["total_bytes"]
+        now.budget, capacity_bytes=gpu["capacity_bytes"], total_bytes=gpu["total_bytes"]
     )
     now.assumptions.shares.update(request["assumed_shares"])
     outcome = ProgramOutcome(request, now)
-    steps = Steps(now, request["steps"], request["most_steps"], outcome.on_step, outcome.stop_early)
+    limit, most = request["n_steps"], request["most_steps"]
+    steps = Steps(now, limit, most, outcome.on_step, outcome.stop_early)
     if request["stops_by_itself"]:
         steps.install(undo)
-        if request["steps"] is None:
+        if limit is None:
             skipping = now.loops.skipping
-            skipping.most, skipping.on_stuck = request["most_steps"], outcome.stop_early
+            skipping.most, skipping.on_stuck = most, outcome.stop_early
             skipping.install(now.gpus, now.n_devices, undo)
             now.loops.install(undo)
     outcome.steps = steps
@@ -245,7 +246,6 @@ def _rehearse(request: dict[str, Any], now: Session, undo: ExitStack) -> NoRetur
         from fragdoctor.rehearsal.engine.treatments import apply
 
         apply(request["treatments"], undo)
-    outcome.begin()
     if request["time_limit_s"] is not None:
         _limit_time(request["time_limit_s"], outcome, undo)
     code = _run_guarded(request, outcome)

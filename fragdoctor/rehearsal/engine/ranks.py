@@ -257,10 +257,9 @@ def _reducer(original: Any) -> Any:
 
 
 def _compare_shapes(
-    process_group: Any, tensors: Sequence[torch.Tensor], logger: Any = None
+    process_group: Any, tensors: Sequence[torch.Tensor], *_: Any, **__: Any
 ) -> None:
     """Ask for the memory with which ranks compare the shapes of their parameters."""
-    del logger
     device = tensors[0].device
     number = torch.tensor([len(tensors)], device=device)
     numbers = [torch.empty_like(number) for _ in range(process_group.size())]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.model.gpus import DEFAULT, Generation, generation_of, l2_cache_bytes
+from fragdoctor.model.gpus import GpuModel
 from fragdoctor.model.settings import AllocatorSettings, parse_conf, parse_version
 from fragdoctor.rehearsal.engine.gpu import Budget, Gpus
 from fragdoctor.rehearsal.engine.known import Known
@@ -62,37 +62,6 @@ class Assumptions:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuFacts:
-    """What ``torch.cuda`` says of the GPU.
-
-    Attributes:
-        name: as ``get_device_name`` says it.
-        compute: compute capability, as ``9.0``; decides about kernels and workspaces.
-        n_multiprocessors: decides about the scratch memory of reductions.
-    """
-
-    name: str = DEFAULT.title
-    compute: str = DEFAULT.compute
-    n_multiprocessors: int = DEFAULT.n_multiprocessors
-
-    @property
-    def capability(self) -> tuple[int, int]:
-        """Compute capability."""
-        major, minor = self.compute.split(".")
-        return int(major), int(minor)
-
-    @property
-    def generation(self) -> Generation:
-        """What GPUs of this compute capability have in common."""
-        return generation_of(self.compute)
-
-    @property
-    def l2_cache_bytes(self) -> int:
-        """Of the device."""
-        return l2_cache_bytes(self.name, self.compute)
-
-
-@dataclass(frozen=True, slots=True)
 class SeenOom:
     """A request that could not be served, at its moment.
 
@@ -136,7 +105,7 @@ class Session:
     Attributes:
         gpus: the fake GPUs.
         n_devices: how many.
-        facts: of every one of them.
+        facts: whose kernels every one of them has.
         budget: of every one of them.
         stacks: where requests came from.
         progress: told what the program does, and knows its steps.
@@ -149,7 +118,7 @@ class Session:
 
     gpus: Gpus
     n_devices: int
-    facts: GpuFacts
+    facts: GpuModel
     budget: Budget
     stacks: RecordedStacks = field(default_factory=RecordedStacks)
     on_oom: list[Callable[[int, int], Any]] = field(default_factory=list)
@@ -213,6 +182,12 @@ class Session:
     def version(self) -> tuple[int, int, int]:
         """The version of PyTorch."""
         return parse_version(self.budget.torch_version)
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Compute capability of the GPUs."""
+        major, minor = self.facts.compute.split(".")
+        return int(major), int(minor)
 
     @property
     def blas_workspace_bytes(self) -> int:

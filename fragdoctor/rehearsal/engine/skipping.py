@@ -75,13 +75,11 @@ class Numbers(NamedTuple):
             counts too.
         grows: of its meetings; None where it is no number.
         counters: of what it adds to.
-        steps: those that the program has taken.
     """
 
     n_rounds: int = 0
     grows: tuple[float | None, ...] = ()
     counters: tuple[float | None, ...] = ()
-    steps: float = 0.0
 
     def rates_since(self, before: Numbers) -> Numbers:
         """Return by how much they have grown in a round."""
@@ -94,7 +92,6 @@ class Numbers(NamedTuple):
             n_rounds,
             tuple(map(grown, before.grows, self.grows)),
             tuple(map(grown, before.counters, self.counters)),
-            (self.steps - before.steps) / n_rounds,
         )
 
 
@@ -265,7 +262,10 @@ class Passage:
     Attributes:
         source: what its source says.
         seen: rounds that were seen, of this passage and those before.
-        n_steps: steps that the program had taken when it was entered.
+        begun: steps that the program had taken when it was entered.
+        n_steps: that it has taken by now.
+        stepped: rounds and steps after the first round that was seen to take one, and after the
+            last.
         n_rounds: rounds so far, with those that were jumped over.
         n_run: rounds that were gone through, since a number of the source last passed another.
         n_known: how many of the last rounds showed nothing new.
@@ -280,7 +280,9 @@ class Passage:
 
     source: LoopSource
     seen: set[Round]
+    begun: int
     n_steps: int = 0
+    stepped: list[tuple[int, int]] = field(default_factory=list)
     n_rounds: int = 0
     n_run: int = 0
     n_known: int = 0
@@ -307,8 +309,8 @@ class Skipping:
         n_skips: times that rounds were jumped over.
         n_skipped: rounds that were, by file and line of their loop.
         partial: why something was not seen that comes later, "" if nothing is known of it.
+        n_steps: steps that the program would have taken in them.
         steps: returns how many steps the program has taken.
-        on_steps: called with how many it would have taken in rounds that are jumped over.
         on_stuck: called with a reason where the rehearsal cannot go on; it does not return.
     """
 
@@ -319,8 +321,8 @@ class Skipping:
     n_skips: int = 0
     n_skipped: dict[tuple[str, int], int] = field(default_factory=dict)
     partial: str = ""
+    n_steps: int = 0
     steps: Callable[[], int] = lambda: 0
-    on_steps: Callable[[int], None] = lambda _: None
     on_stuck: Callable[[str], None] = lambda _: None
     _ends_at: float | None = None
     _gpus: Any = None
@@ -381,6 +383,10 @@ class Skipping:
         """
         passage.n_rounds += 1
         passage.n_run += 1
+        n_steps = self.steps()
+        if n_steps != (passage.n_steps or passage.begun):
+            passage.n_steps = n_steps
+            passage.stepped[1:] = [(passage.n_rounds, n_steps)]
         if self._ends_at is not None and time.monotonic() > self._ends_at:
             self.on_stuck(f"its rounds went on for {GO_ON_S:.0f} s after their memory repeated")
         is_of_gpu = bool(passage.n_events) and self.n_requests != passage.n_requests
@@ -417,7 +423,7 @@ class Skipping:
     def _sampled(self, passage: Passage, names: Mapping[str, Any]) -> Numbers:
         grows = tuple(_number(m.grows, names) for m in passage.source.meetings)
         counters = tuple(_number(c, names) for c in passage.source.counters)
-        return Numbers(passage.n_rounds, grows, counters, self.steps())
+        return Numbers(passage.n_rounds, grows, counters)
 
     def _skip(
         self,
@@ -458,9 +464,16 @@ class Skipping:
         return n
 
     def note(self, passage: Passage, n: int, frame: FrameType) -> None:
-        """Note that rounds of a loop are jumped over, and the steps that they would take."""
-        rate = passage.source.rates.steps or (self.steps() - passage.n_steps) / passage.n_rounds
-        self.on_steps(round(n * rate))
+        """Note that rounds of a loop are jumped over, and the steps that they would take.
+
+        They take them as often as rounds did from the first that took one to the last.
+        """
+        if passage.stepped:
+            (begin, before), (end, after) = passage.stepped[0], passage.stepped[-1]
+            if begin == end:
+                begin, end, before = 0, passage.n_rounds, passage.begun
+            self.n_steps += round(n * (after - before) / (end - begin))
+            passage.n_steps = self.steps()
         passage.to_skip += n
         passage.n_rounds += n
         key = (frame.f_code.co_filename, frame.f_lineno)

@@ -62,7 +62,7 @@ def _coalesce(self: torch.Tensor) -> torch.Tensor:
     flat = _flat_indices(indices, is_copied=True)
     origin, offsets = torch.empty_like(flat), torch.empty_like(flat)
     for n_bytes in (cub.merge_sort(n, _INDEX_BYTES, _INDEX_BYTES), cub.thrust_unique_by_key(n)):
-        take_and_give(self.get_device(), n_bytes, "coalesce")
+        take_and_give(self.get_device(), n_bytes)
     n_kept = values.n_kept(flat, "unique")
     kept = elements.new_empty((n_kept, *elements.shape[1:]))
     if indices.shape[0] == 1:
@@ -117,8 +117,7 @@ def _scaled_in_place(op: Any, self: torch.Tensor, by: Any) -> torch.Tensor:
     return self
 
 
-def _to_dense(self: torch.Tensor, dtype: Any = None, masked_grad: Any = None) -> torch.Tensor:
-    del masked_grad
+def _to_dense(self: torch.Tensor, dtype: Any = None, *_: Any, **__: Any) -> torch.Tensor:
     dense = self._values().new_zeros(self.shape, dtype=dtype or self.dtype)
     _add_to_dense(self)
     return dense
@@ -140,10 +139,9 @@ def _by_columns(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def _addmm(
-    self: torch.Tensor, sparse: torch.Tensor, dense: torch.Tensor, *, beta: Any = 1, alpha: Any = 1
+    self: torch.Tensor, sparse: torch.Tensor, dense: torch.Tensor, *, beta: Any = 1, **_: Any
 ) -> torch.Tensor:
     """``s_addmm_out_sparse_dense_cuda``; the workspace of cuSPARSE is not in it."""
-    del alpha
     sparse = sparse.coalesce()
     result = dense.new_empty((sparse.shape[0], dense.shape[1]))
     if sparse._nnz():

@@ -13,9 +13,8 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import count, takewhile
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
 from torch.optim import optimizer as optimizers
@@ -37,8 +36,7 @@ RUNS_BEFORE_A_TURN: Final = 5
 critic five times before its generator (Gulrajani et al., 2017)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """A step that is over.
 
     Attributes:
@@ -51,13 +49,8 @@ class Step:
     n_events: tuple[int, ...]
     asked: Round
 
-    def repeats(self, other: Step) -> bool:
-        """Whether the other asked for the same and left the same."""
-        return self.asked == other.asked
 
-
-@dataclass(slots=True)
-class Run:
+class Run(NamedTuple):
     """A run of the optimizer, or of several without a backward pass between.
 
     Attributes:
@@ -106,7 +99,6 @@ class Steps(StepProgress):
         self._runs: list[Run] = []
         self._period = 1
         self._n_settled = 0  # runs
-        self._n_skipped = 0  # steps that rounds would have taken that were jumped over
         self._is_in_users_loop = False  # which goes on with rounds that may show something new
         self._reason = ""
         self._n_begun = 0  # backward passes
@@ -122,7 +114,7 @@ class Steps(StepProgress):
         undo.callback(optimizers.register_optimizer_step_post_hook(self._after_optimizer).remove)
         self.now.progress = self
         skipping = self.now.loops.skipping
-        skipping.steps, skipping.on_steps = (lambda: self.n_taken), self._skip
+        skipping.steps = lambda: 0 if self._has_optimizer and not self._runs else self.n_taken
         after_making(self._made_optimizer, undo)
 
     def _made_optimizer(self, optimizer: Any) -> None:
@@ -139,14 +131,15 @@ class Steps(StepProgress):
         return max(self.n_taken - is_inference, 0)  # a call of the model begins a step
 
     @property
+    def _n_skipped(self) -> int:
+        return self.now.loops.skipping.n_steps
+
+    @property
     def n_taken(self) -> int:
         """Steps that the program has taken, if nothing comes any more."""
         if self._runs:
             return len(self._runs) // self._period + self._n_skipped
         return (self._n_backward or max(self._n_calls.values(), default=0)) + self._n_skipped
-
-    def _skip(self, n: int) -> None:
-        self._n_skipped += n
 
     def begin_backward(self) -> None:
         """A new step may begin to compute."""
@@ -193,6 +186,8 @@ class Steps(StepProgress):
         else:
             turn = ()
         end = Moment.now(self.now.gpus, self.now.n_devices)
+        if not self._runs:
+            self.now.loops.skipping.n_steps = 0  # calls of models before training were no steps
         self._runs.append(Run((*turn, number), self._n_begun, end))
         at = len(self._runs) - 1
         if at < self._period or self._runs[at - self._period].turn != self._runs[at].turn:
@@ -229,7 +224,9 @@ class Steps(StepProgress):
         """Note the steps that are over; return why they are enough, "" if they are not."""
         self._n_settled = len(self._runs)
         ends = range(
-            self._period - 1, (self.n_complete - self._n_skipped) * self._period, self._period
+            self._period - 1,
+            (self.n_complete - self._n_skipped) * self._period,
+            self._period,
         )
         for at in ends[len(self.found) :]:
             self.found.append(self._step(self._runs[at].end))
@@ -245,7 +242,8 @@ class Steps(StepProgress):
             return f"{n} steps were asked for" if n >= self.limit else ""
         if self._is_in_users_loop:
             return ""
-        equal = list(takewhile(self.found[-1].repeats, reversed(self.found))) if self.found else []
+        steps = self.found[::-1]
+        equal = list(takewhile(lambda step: step.asked == steps[0].asked, steps))
         if len(equal) >= EQUAL_ROUNDS:
             n_events = sum(equal[0].n_events) - sum(equal[-1].n_events)
             if len(equal) >= MANY_EQUAL_ROUNDS or n_events >= CHEAP_EVENTS:

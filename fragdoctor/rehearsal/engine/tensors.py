@@ -22,7 +22,12 @@ def new(
 ) -> torch.Tensor:
     """Return a new tensor on a GPU."""
     layout = _layout(tuple(sizes), None if strides is None else tuple(strides), dtype)
-    return layout.make(device, session.current().stacks.operation("empty"), allocation.stack_here())
+    return layout.make(device, allocation.stack_here())
+
+
+def scratch(like: torch.Tensor, n_bytes: int) -> torch.Tensor:
+    """Return scratch memory on the GPU of a tensor, which goes with its last name."""
+    return new((n_bytes,), None, torch.uint8, like.get_device())
 
 
 def strides_for(
@@ -31,8 +36,7 @@ def strides_for(
     """Return the strides of a layout; None = contiguous."""
     if memory_format not in {torch.channels_last, torch.channels_last_3d}:
         return None
-    n, channels, *rest = size
-    del n
+    _, channels, *rest = size
     inner = dense_strides((*rest, channels))
     whole = channels
     for length in rest:
@@ -47,57 +51,34 @@ def like_format(
     return new(size, strides_for(size, memory_format), tensor.dtype, tensor.get_device())
 
 
-def _device(device: torch.device | None) -> int:
-    index = None if device is None else device.index
-    return session.current().gpus.device() if index is None else index
-
-
-@special("aten::empty.memory_format")
+@special("aten::empty.memory_format", "aten::empty_strided")
 def empty(
     _op: Any,
     size: Sequence[int],
+    stride: Sequence[int] | None = None,
     *,
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
     memory_format: torch.memory_format | None = None,
     **_: Any,
 ) -> torch.Tensor:
-    """``empty``: the root of most tensors that are made."""
-    strides = strides_for(size, memory_format)
-    return new(size, strides, dtype or torch.get_default_dtype(), _device(device))
-
-
-@special("aten::empty_strided")
-def empty_strided(
-    _op: Any,
-    size: Sequence[int],
-    stride: Sequence[int],
-    *,
-    dtype: torch.dtype | None = None,
-    device: torch.device | None = None,
-    **_: Any,
-) -> torch.Tensor:
-    """``empty_strided``: the root of ``to`` and of most results of C++."""
-    return new(size, stride, dtype or torch.get_default_dtype(), _device(device))
+    """``empty`` and ``empty_strided``: the root of most tensors that are made."""
+    strides = strides_for(size, memory_format) if stride is None else stride
+    index = None if device is None else device.index
+    place = session.current().gpus.device() if index is None else index
+    return new(size, strides, dtype or torch.get_default_dtype(), place)
 
 
 @special("aten::resize_")
-def resize_(
-    _op: Any,
-    self: torch.Tensor,
-    size: Sequence[int],
-    *,
-    memory_format: torch.memory_format | None = None,
-) -> torch.Tensor:
+def resize_(_op: Any, self: torch.Tensor, size: Sequence[int], **_: Any) -> torch.Tensor:
     """``resize_``: new memory only where the old is too small."""
-    del memory_format
     strides = dense_strides(size)
     storage = self.untyped_storage()
     first = int(self.storage_offset())
     offset = first * self.dtype.itemsize
     needed = storage_bytes(size, strides, self.dtype.itemsize) + offset
     if needed > offset and needed > storage.nbytes():
-        allocation.resize_storage(storage, needed, session.current().stacks.operation("resize_"))
+        allocation.resize_storage(storage, needed)
     return _set(self, storage, first, size, strides)
 
 
@@ -128,7 +109,7 @@ def set_storage(
     needed = storage_bytes(size, strides, self.dtype.itemsize)
     needed += storage_offset * self.dtype.itemsize if needed else 0
     if needed > source.nbytes():
-        allocation.resize_storage(source, needed, session.current().stacks.operation("set_"))
+        allocation.resize_storage(source, needed)
     return _set(self, source, storage_offset, size, strides)
 
 

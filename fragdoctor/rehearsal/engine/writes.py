@@ -562,7 +562,8 @@ def _guard(overlay: Overlay, is_on: list[bool]) -> Any:
         elif event in _AUDITED:
             paths = tuple(args[i] for i in _AUDITED[event])
         elif event == "sqlite3.connect":
-            paths = () if _is_no_file(args[0]) else args[:1]
+            name = os.fsdecode(args[0])  # in memory, or an address that was led elsewhere
+            paths = () if name in {"", ":memory:"} or name.startswith("file:") else args[:1]
         else:
             return
         if not is_on:
@@ -575,9 +576,3 @@ def _guard(overlay: Overlay, is_on: list[bool]) -> Any:
                 )
 
     return hook
-
-
-def _is_no_file(database: Any) -> bool:
-    """Whether a database is in memory, or named by an address that was led elsewhere."""
-    name = os.fsdecode(database)
-    return name in {"", ":memory:"} or name.startswith("file:")

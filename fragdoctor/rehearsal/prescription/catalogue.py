@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, Final
 
+from fragdoctor.model.finding import Location
 from fragdoctor.model.frameworks import HAVE_FOREACH, HAVE_FUSED, Change, words_of
 from fragdoctor.model.prescription import LeftOut, Numerics, Place, Treatment
 from fragdoctor.rehearsal.prescription.checkpoints import Plan
-from fragdoctor.rehearsal.prescription.held import HeldLine
 
 Traits = Mapping[str, Any]
 """What ``engine/treatments/traits.py`` found."""
@@ -233,9 +233,9 @@ _STATE_ON_HOST: Final = [
 ]
 
 
-def held_on_host(line: HeldLine) -> Treatment:
+def held_on_host(line: Location) -> Treatment:
     """Return what a line makes held on the host, and brought to the GPU where it is used."""
-    place = f"{PurePath(line.filename).name}:{line.line}"
+    place = f"{line.basename}:{line.line}"
     return Treatment(
         "held-on-host",
         f"hold on the host what {place} makes",

@@ -6,13 +6,13 @@ line makes outside of them, such as a replay memory or a buffer of rollouts, can
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from fragdoctor.analysis.modules import ModulePaths
 from fragdoctor.future.simulator import trace_of
+from fragdoctor.model.finding import Location
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.trace.stacks import USER, frame_classes, frames_of, user_frames
 
@@ -22,16 +22,7 @@ MIN_SHARE: Final = 0.05
 MAX_LINES: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class HeldLine:
-    """A line of the program and the bytes of its tensors at the peak."""
-
-    filename: str
-    line: int
-    n_bytes: int
-
-
-def held_lines(snapshot: Snapshot) -> list[HeldLine]:
+def held_lines(snapshot: Snapshot) -> list[Location]:
     """Return the lines that hold most at the peak of allocated memory, the largest first."""
     trace = trace_of(snapshot)
     lives = trace.lives
@@ -54,5 +45,5 @@ def held_lines(snapshot: Snapshot) -> list[HeldLine]:
             held[line] = held.get(line, 0) + n
     least = MIN_SHARE * trace.totals.peak_allocated_bytes
     most = sorted(held.items(), key=lambda one: -one[1])[:MAX_LINES]
-    frames = [(snapshot.frame(line), n) for line, n in most if n >= least]
-    return [HeldLine(frame.filename, frame.line, n) for frame, n in frames]
+    frames = [snapshot.frame(line) for line, n in most if n >= least]
+    return [Location(frame.filename, frame.line, frame.function) for frame in frames]

@@ -21,12 +21,13 @@ from typing import Final
 from fragdoctor.errors import ConfigError
 from fragdoctor.future.simulator import trace_of
 from fragdoctor.inputs.snapshot_reader import read_snapshot
+from fragdoctor.model.finding import Location
 from fragdoctor.model.prescription import Numerics, Prescription, Treatment, Tried
 from fragdoctor.model.rehearsal import Rehearsal
 from fragdoctor.rehearsal import runner
 from fragdoctor.rehearsal.prescription import catalogue, patch
 from fragdoctor.rehearsal.prescription.checkpoints import Checkpoints, Plan
-from fragdoctor.rehearsal.prescription.held import HeldLine, held_lines
+from fragdoctor.rehearsal.prescription.held import held_lines
 from fragdoctor.rehearsal.prescription.need import Need
 from fragdoctor.rehearsal.process import RehearsalConditions, Runs
 from fragdoctor.rehearsal.programs import Program
@@ -90,7 +91,7 @@ class CureSearch:
         self._can_checkpoint = False
         self._bases: dict[tuple[str, ...], Checkpoints] = {}
         self._outermost: dict[tuple[str, ...], Tried] = {}
-        self._held: list[HeldLine] = []
+        self._held: list[Location] = []
 
     def run(self, keep: Path | None = None) -> Prescription:
         """Return what was found.

@@ -196,11 +196,9 @@ def multinomial(
     self: torch.Tensor,
     num_samples: int,
     replacement: bool = False,
-    *,
-    generator: Any = None,
+    **_: Any,
 ) -> torch.Tensor:
     """``multinomial`` by exponential clocks, or by a prefix sum (Distributions.cpp)."""
-    del generator
     shape = (*self.shape[:-1], num_samples)
     result = new(shape, None, torch.int64, self.get_device())
     if replacement and num_samples > 1:

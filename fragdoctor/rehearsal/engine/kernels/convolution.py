@@ -108,9 +108,9 @@ def _call(
         geometry: padding, stride and dilation.
     """
     is_last = layout in {torch.channels_last, torch.channels_last_3d}
-    x, w, y = (cudnn.Dense(tuple(s), is_last) for s in (seen, weight.shape, made))
+    x, w, y = (tuple(shape) for shape in (seen, weight.shape, made))
     padding, stride, dilation = (tuple(g) for g in geometry)
-    return cudnn.Convolution(operation, weight.dtype, x, w, y, padding, stride, dilation)
+    return cudnn.Convolution(operation, weight.dtype, x, w, y, is_last, padding, stride, dilation)
 
 
 def _take_workspaces(call: cudnn.Convolution, device: int) -> None:

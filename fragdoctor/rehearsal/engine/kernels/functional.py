@@ -63,61 +63,28 @@ def _pdist_backward(call: Call) -> Iterable[Step]:
         yield Temp(call.outs[0].n_bytes * (points.shape[0] - 1))
 
 
-@rule("mse_loss", "smooth_l1_loss")
+@rule("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy")
 def _pointwise_loss(call: Call) -> Iterable[Step]:
-    """The result is made for the loss of each element and shrinks; another such array is summed.
+    """The loss of each element is summed (BinaryOps.cpp, Loss.cpp, Loss.cu).
 
-    ``TORCH_META_FUNC(mse_loss)`` resizes its output after it was made in full (BinaryOps.cpp,
-    Loss.cpp).
+    Most results are made for the loss of each element and shrink, as ``TORCH_META_FUNC(mse_loss)``
+    resizes its output after it was made in full; beside it another such array, or of
+    ``binary_cross_entropy`` the sum.
     """
-    reduction = call.argument("reduction")
-    if not reduction:
+    if not call.argument("reduction"):
         yield from call.results
         return
-    size = elements_bytes(call)
-    call.outs[0].n_bytes = size
-    yield Out(0)
-    full = Temp(size)
-    yield full
-    yield from _reduced(call)
-
-
-def elements_bytes(call: Call) -> int:
-    """Return the bytes of the loss of each element."""
+    name, result = call.op.overloadpacket.__name__, call.outs[0]
     shape = torch.broadcast_shapes(*(t.shape for t in call.args[:2]))
-    return int(shape.numel() * call.out_dtype.itemsize)
-
-
-def _reduced(call: Call) -> list[Step]:
-    shape = torch.broadcast_shapes(*(t.shape for t in call.args[:2]))
-    return summed(torch.empty(shape, dtype=call.outs[0].dtype, device="meta"))
-
-
-@rule("huber_loss")
-def _huber_loss(call: Call) -> Iterable[Step]:
-    reduction = call.argument("reduction")
-    if not reduction:
-        yield from call.results
-        return
-    yield Temp(elements_bytes(call))
+    each = Temp(shape.numel() * call.out_dtype.itemsize)
+    if name == "huber_loss":
+        yield each
+    else:
+        result.n_bytes = each.n_bytes
     yield Out(0)
-    yield from _reduced(call)
-
-
-@rule("binary_cross_entropy")
-def _binary_cross_entropy(call: Call) -> Iterable[Step]:
-    """The result is made for the loss of each element and shrinks (Loss.cu)."""
-    reduction = call.argument("reduction")
-    if not reduction:
-        yield from call.results
-        return
-    size = elements_bytes(call)
-    call.outs[0].n_bytes = size
-    yield Out(0)
-    total = Temp(call.outs[0].dtype.itemsize)
-    yield total
-    yield from _reduced(call)
-    yield Free(total)
+    if name != "huber_loss":
+        yield Temp(result.dtype.itemsize) if name == "binary_cross_entropy" else each
+    yield from summed(torch.empty(shape, dtype=result.dtype, device="meta"))
 
 
 @after_results("multi_margin_loss")

@@ -8,8 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from fragdoctor.rehearsal.engine import meta_functions, values
-from fragdoctor.rehearsal.engine.allocation import Scratch
+from fragdoctor.rehearsal.engine import meta_functions, session, values
 from fragdoctor.rehearsal.engine.dispatch import functional, special
 from fragdoctor.rehearsal.engine.kernels import cub
 from fragdoctor.rehearsal.engine.kernels.scratch import (
@@ -26,7 +25,7 @@ from fragdoctor.rehearsal.engine.kernels.scratch import (
     rule,
 )
 from fragdoctor.rehearsal.engine.kernels.sorting import embedding_steps
-from fragdoctor.rehearsal.engine.tensors import new
+from fragdoctor.rehearsal.engine.tensors import new, scratch
 
 UNSORTED: Final = 3072  # indices up to which an embedding's gradient is made without a sort
 INDEX_BYTES: Final = 8
@@ -136,36 +135,29 @@ def _put_sorted(
     *,
     is_checked: bool,
 ) -> None:
-    with Scratch(self) as scratch:
-        given = [t for t in positions if t is not None]
-        shape = torch.broadcast_shapes(*(t.shape for t in given))
-        n = shape.numel()
-        linear = 0
-        for number, position in enumerate(given):
-            if is_checked:
-                for _ in range(2):  # the largest and the smallest index, each compared
-                    extreme = scratch.take(INDEX_BYTES)
-                    scratch.take_and_give(1)
-                    scratch.give(extreme)
-            wrapped = scratch.take(position.numel() * INDEX_BYTES)
-            scaled = scratch.take(position.numel() * INDEX_BYTES)
-            scratch.give(wrapped)
-            if number:
-                scratch.give(scaled)
-            else:
-                linear = scaled
-        if not n:
-            return
-        first = next(i for i, t in enumerate(positions) if t is not None)
-        slice_size = self.shape[first + len(given) :].numel()
-        bits = max(1, self.numel() // max(1, slice_size)).bit_length()
-        copied = 0 if values.is_contiguous() else scratch.take(n_bytes(values))
-        ordered = scratch.take(n * INDEX_BYTES)
-        original = scratch.take(n * INDEX_BYTES)
-        numbers = scratch.take(n * INDEX_BYTES)
-        scratch.take_and_give(cub.radix_sort(n, INDEX_BYTES, INDEX_BYTES, bits))
-        for held in (numbers, original, ordered, copied, linear):
-            scratch.give(held)
+    given = [t for t in positions if t is not None]
+    n = torch.broadcast_shapes(*(t.shape for t in given)).numel()
+    linear = None
+    for position in given:
+        if is_checked:
+            for _ in range(2):  # the largest and the smallest index, each compared
+                extreme = scratch(self, INDEX_BYTES)
+                scratch(self, 1)
+                del extreme
+        wrapped = scratch(self, position.numel() * INDEX_BYTES)
+        scaled = scratch(self, position.numel() * INDEX_BYTES)
+        del wrapped
+        linear = scaled if linear is None else linear
+        del scaled
+    if not n:
+        return
+    first = next(i for i, t in enumerate(positions) if t is not None)
+    slice_size = self.shape[first + len(given) :].numel()
+    bits = max(1, self.numel() // max(1, slice_size)).bit_length()
+    copied = None if values.is_contiguous() else scratch(self, n_bytes(values))
+    ordered, original, numbers = (scratch(self, n * INDEX_BYTES) for _ in range(3))
+    scratch(self, cub.radix_sort(n, INDEX_BYTES, INDEX_BYTES, bits))
+    del numbers, original, ordered, copied, linear
 
 
 @special("aten::nonzero")
@@ -173,14 +165,13 @@ def nonzero(_op: Any, self: torch.Tensor) -> torch.Tensor:
     """``nonzero``: how many there are is read from the GPU, so it is assumed (Nonzero.cu)."""
     n = self.numel()
     found = values.n_kept(self, "nonzero")
-    with Scratch(self) as scratch:
-        number = scratch.take(4)
-        if n:
-            scratch.take_and_give(cub.count(n, scratch.n_multiprocessors))
-        out = new((self.dim(), found), None, torch.int64, self.get_device())
-        if n:
-            scratch.take_and_give(cub.select(n))
-        scratch.give(number)
+    number = scratch(self, 4)
+    if n:
+        scratch(self, cub.count(n, session.current().facts.n_multiprocessors))
+    out = new((self.dim(), found), None, torch.int64, self.get_device())
+    if n:
+        scratch(self, cub.select(n))
+    del number
     return out.t()
 
 
@@ -234,28 +225,22 @@ def unique(
     found = values.n_kept(self, "unique")
     device = self.get_device()
     none = new((0,), None, torch.int64, device)
-    with Scratch(self) as scratch:
-        ordered = scratch.take(n * size)
-        places = 0
-        if return_inverse or return_counts:
-            places = scratch.take(n * INDEX_BYTES)
-            numbers = scratch.take(n * INDEX_BYTES)
-            scratch.take_and_give(cub.radix_sort(n, size, INDEX_BYTES))
-            scratch.give(numbers)
-        else:
-            scratch.take_and_give(cub.radix_sort(n, size))
-        where = new(self.shape, None, torch.int64, device) if return_inverse else none
-        if return_inverse:
-            mask = scratch.take(n * INDEX_BYTES)
-            scratch.take_and_give(cub.scan(n, 4))
-            scratch.give(mask)
-        out = new((n,), None, self.dtype, device)[:found]
-        length = scratch.take(INDEX_BYTES)
-        how_many = new((n,), None, torch.int64, device)[:found] if return_counts else none
-        scratch.take_and_give(cub.select(n))
-        for held in (length, places, ordered):
-            scratch.give(held)
-    return out, where, how_many
+    ordered, places = scratch(self, n * size), None
+    if return_inverse or return_counts:
+        places = scratch(self, n * INDEX_BYTES)
+        numbers = scratch(self, n * INDEX_BYTES)
+        scratch(self, cub.radix_sort(n, size, INDEX_BYTES))
+        del numbers
+    else:
+        scratch(self, cub.radix_sort(n, size))
+    where = new(self.shape, None, torch.int64, device) if return_inverse else none
+    if return_inverse:
+        mask = scratch(self, n * INDEX_BYTES)
+        scratch(self, cub.scan(n, 4))
+        del mask
+    result = _selected(self, found, where, none, counts=return_counts)
+    del places, ordered
+    return result
 
 
 @special("aten::unique_dim")
@@ -282,37 +267,37 @@ def unique_consecutive(
     """``unique_consecutive``: as ``unique`` on what is sorted."""
     if dim is not None:
         return unique_rows(op, self, dim)  # type: ignore[no-any-return]
-    n = self.numel()
-    found = values.n_kept(self, "unique")
-    device = self.get_device()
-    none = new((0,), None, torch.int64, device)
-    with Scratch(self) as scratch:
-        where = new(self.shape, None, torch.int64, device) if return_inverse else none
-        out = new((n,), None, self.dtype, device)[:found]
-        length = scratch.take(INDEX_BYTES)
-        counts = new((n,), None, torch.int64, device)[:found] if return_counts else none
-        scratch.take_and_give(cub.select(n))
-        scratch.give(length)
-    return out, where, counts
+    none = new((0,), None, torch.int64, self.get_device())
+    where = new(self.shape, None, torch.int64, self.get_device()) if return_inverse else none
+    return _selected(self, values.n_kept(self, "unique"), where, none, counts=return_counts)
+
+
+def _selected(
+    self: torch.Tensor, found: int, where: torch.Tensor, none: torch.Tensor, *, counts: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return as many values of a sorted tensor as were found, where they are, and how many each."""
+    n, device = self.numel(), self.get_device()
+    out = new((n,), None, self.dtype, device)[:found]
+    length = scratch(self, INDEX_BYTES)
+    how_many = new((n,), None, torch.int64, device)[:found] if counts else none
+    scratch(self, cub.select(n))
+    del length
+    return out, where, how_many
 
 
 @special("aten::randperm.generator_out", "aten::randperm.out")
-def randperm(op: Any, n: int, *args: Any, out: torch.Tensor, **_: Any) -> torch.Tensor:
+def randperm(_op: Any, n: int, *_: Any, out: torch.Tensor, **__: Any) -> torch.Tensor:
     """``randperm``: random keys are sorted with the numbers (Randperm.cu)."""
-    del op, args
     out.resize_((n,))
     if n:
         squared = n - (6.0 * n * n + 1) / (12 * log(0.9))
         bits = min(64, ceil(log2(squared)))
         key_bytes = 4 if bits <= 32 else 8
-        with Scratch(out) as scratch:
-            scratch.take_and_give(8)
-            numbers = scratch.take(n * out.element_size())
-            keys = scratch.take(n * key_bytes)
-            ordered = scratch.take(n * key_bytes)
-            scratch.take_and_give(cub.radix_sort(n, key_bytes, out.element_size(), bits))
-            for held in (ordered, keys, numbers):
-                scratch.give(held)
+        scratch(out, 8)
+        numbers = scratch(out, n * out.element_size())
+        keys, ordered = scratch(out, n * key_bytes), scratch(out, n * key_bytes)
+        scratch(out, cub.radix_sort(n, key_bytes, out.element_size(), bits))
+        del ordered, keys, numbers
     return out
 
 

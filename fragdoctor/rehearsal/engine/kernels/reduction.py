@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import torch
 
+from fragdoctor.model.gpus import GpuModel
 from fragdoctor.rehearsal.engine import session
 from fragdoctor.rehearsal.engine.allocation import dense_strides
 from fragdoctor.rehearsal.engine.kernels.scratch import (
@@ -156,7 +157,7 @@ def reduction_bytes(
     axes: Sequence[int],
     kind: ReductionKind,
     item_bytes: int,
-    facts: session.GpuFacts,
+    facts: GpuModel,
 ) -> list[tuple[int, int]]:
     """Return the buffers, in bytes, that reducing over ``axes`` takes.
 
@@ -180,9 +181,7 @@ def reduction_bytes(
     return found
 
 
-def _pass(
-    dims: Sequence[Dim], kind: ReductionKind, facts: session.GpuFacts
-) -> tuple[int, int] | None:
+def _pass(dims: Sequence[Dim], kind: ReductionKind, facts: GpuModel) -> tuple[int, int] | None:
     n_inputs = prod(d.size for d in dims if d.output == 0)
     n_outputs = prod(d.size for d in dims if d.output != 0)
     n_reduced = sum(1 for d in dims if d.output == 0 and d.size > 1) or sum(
@@ -214,7 +213,7 @@ def _output_vector(dims: Sequence[Dim], n_reduced: int) -> int:
 
 
 def _buffers(
-    work: _Work, shape: tuple[int, int], kind: ReductionKind, facts: session.GpuFacts
+    work: _Work, shape: tuple[int, int], kind: ReductionKind, facts: GpuModel
 ) -> tuple[int, int] | None:
     block_width, block_height = _block(*shape, kind.max_threads // work.vector)
     if work.along_input:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Final
 
 import torch
@@ -149,15 +149,7 @@ def on_host(_: str, undo: ExitStack) -> None:
 
 def set_to_none(_: str, undo: ExitStack) -> None:
     """Let ``zero_grad`` free gradients, whatever it was asked for."""
-    for kind in (torch.optim.Optimizer, torch.nn.Module):
-        _without_zeros(kind, undo)
-
-
-def _without_zeros(kind: Any, undo: ExitStack) -> None:
-    zero = kind.zero_grad
-
-    @wraps(zero)
-    def free(self: Any, *_: Any, **__: Any) -> None:
-        zero(self, set_to_none=True)
-
-    put(undo, kind, "zero_grad", free)
+    kinds: tuple[Any, ...] = (torch.optim.Optimizer, torch.nn.Module)
+    for kind in kinds:
+        zero = partial(kind.zero_grad, set_to_none=True)
+        put(undo, kind, "zero_grad", lambda owner, *_, zero=zero, **__: zero(owner))

@@ -56,8 +56,8 @@ class Traits:
             **dict.fromkeys(("n_parameters", "n_flops", "n_optimizers"), 0),
             **{name: [] for name in ("blocks", "parts", "caches", "optimizers")},
             **{name: {} for name in ("batches", "evaluated")},
-            **dict.fromkeys(("model", "framework"), ""),
             **dict.fromkeys(("head", "place")),
+            "framework": "",
         }
         self._operations = Operations(undo)
         self._parts: list[tuple[str, str, Any]] = []
@@ -140,7 +140,6 @@ class Traits:
         if n_parameters > self._found["n_parameters"]:
             self._found["n_parameters"] = n_parameters
             self._found["framework"] = _framework()
-            self._found["model"] = type(model).__name__
             self._found["caches"] = [expression(model, path) for path in caching(model)]
             self._found["is_eager"] = is_eager(model)
             self._found["blocks"] = [_described(group) for group in repeated_blocks(model)]
