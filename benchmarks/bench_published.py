@@ -134,7 +134,7 @@ def _point(found: Mapping[str, Any], what: str) -> float:
         return float(found["serving"]["cache_bytes"])
     if what == "allocated":
         return float(found["peak_allocated_bytes"])
-    return float(found["peak_reserved_bytes"]) + _outside(found, what)
+    return float(found["reserved_bytes"]) + _outside(found, what)
 
 
 def _outside(found: Mapping[str, Any], what: str) -> int:
