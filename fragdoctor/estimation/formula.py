@@ -22,7 +22,7 @@ from fragdoctor.estimation.states import (
     n_gpus,
     states_of,
 )
-from fragdoctor.estimation.step import loss_of, moments_of, segment_layers
+from fragdoctor.estimation.step import Moment, loss_of, moments_of, segment_layers
 from fragdoctor.estimation.training_choices import (
     AUTOCAST_DOC,
     CHECKPOINTING,
@@ -54,9 +54,8 @@ NCCL_BYTES: Final = 490 * MIB
 def formula_footprint(workload: Workload) -> Footprint:
     """Return the memory of a workload whose shape is known."""
     whole = workload
-    stages = [(formula_needs(stage), stage) for stage in stages_of(workload)]
-    needs, workload = max(stages, key=lambda pair: pair[0].high_bytes or 0)
-    moments = moments_of(workload)
+    stages = [(*_bounds(stage), stage) for stage in stages_of(workload)]
+    needs, moments, workload = max(stages, key=lambda stage: stage[0].high_bytes or 0)
     local = local_part(workload)
     most = defaultdict(int, most_of_each(moments))
     items = (item for item in _items(local, states_of(local), most) if item.n_bytes > 0)
@@ -91,12 +90,16 @@ def formula_needs(workload: Workload) -> Needs:
 
     Of a pipeline they are those of the stage that needs the most.
     """
-    stages = stages_of(workload)
-    if len(stages) > 1:
-        return max(map(formula_needs, stages), key=lambda needs: needs.high_bytes or 0)
-    needs = needs_of(moments_of(workload), workload)
+    found = (_bounds(stage)[0] for stage in stages_of(workload))
+    return max(found, key=lambda needs: needs.high_bytes or 0)
+
+
+def _bounds(workload: Workload) -> tuple[Needs, Sequence[Moment]]:
+    """Return the bounds of what one GPU needs, and the moments that they follow from."""
+    moments = moments_of(workload)
+    needs = needs_of(moments, workload)
     if n_gpus(workload) == 1 or needs.high_bytes is None:
-        return needs
+        return needs, moments
     degrees = (
         workload.world_size, workload.tensor_parallel, workload.context_parallel,
         workload.pipeline_parallel, workload.expert_parallel,
@@ -109,7 +112,7 @@ def formula_needs(workload: Workload) -> Needs:
         reason = "what FSDP 1 holds of layers with frozen weights; --fsdp-kind says which it is"
         more.append(Doubt("frozen_weights", reason, max(0, most - needs.high_bytes)))
     high = needs.high_bytes + sum(doubt.n_bytes for doubt in more)
-    return replace(needs, high_bytes=high, doubts=(*needs.doubts, *more))
+    return replace(needs, high_bytes=high, doubts=(*needs.doubts, *more)), moments
 
 
 def kept_tensors(workload: Workload) -> list[KeptTensor]:

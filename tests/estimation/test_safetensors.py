@@ -23,6 +23,11 @@ from fragdoctor.estimation.safetensors import read_header, read_index
 
 LAYERS = 3
 HIDDEN, HEADS, KV, FFN, VOCAB = 64, 4, 2, 160, 500
+CONFIG = {
+    "model_type": "llama", "hidden_size": HIDDEN, "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS, "num_key_value_heads": KV, "intermediate_size": FFN,
+    "vocab_size": VOCAB,
+}  # fmt: skip
 
 
 def entries(dtype: str = "BF16") -> dict[str, dict[str, Any]]:
@@ -101,12 +106,7 @@ def test_sharded_directory_with_configuration_counts_what_the_files_hold(tmp_pat
         weight_map |= dict.fromkeys(half, f"part-{i}.safetensors")
     index = {"metadata": {}, "weight_map": weight_map}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    config = {
-        "model_type": "llama", "hidden_size": HIDDEN, "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS, "num_key_value_heads": KV, "intermediate_size": FFN,
-        "vocab_size": VOCAB,
-    }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
 
     by_directory = model_of([str(tmp_path)])
     by_index = model_of([str(tmp_path / "model.safetensors.index.json")])
@@ -118,11 +118,7 @@ def test_sharded_directory_with_configuration_counts_what_the_files_hold(tmp_pat
 
 def test_configuration_that_disagrees_with_the_files_is_said(tmp_path: Path) -> None:
     write(tmp_path / "model.safetensors", entries())
-    config = {
-        "model_type": "llama", "hidden_size": HIDDEN, "num_hidden_layers": LAYERS + 1,
-        "num_attention_heads": HEADS, "num_key_value_heads": KV, "intermediate_size": FFN,
-        "vocab_size": VOCAB,
-    }  # fmt: skip
+    config = CONFIG | {"num_hidden_layers": LAYERS + 1}
     (tmp_path / "config.json").write_text(json.dumps(config))
 
     shape = model_of([str(tmp_path)]).shape
@@ -134,12 +130,7 @@ def test_configuration_that_disagrees_with_the_files_is_said(tmp_path: Path) -> 
 def test_what_the_files_hold_beyond_the_configuration_is_counted(tmp_path: Path) -> None:
     more = {"vision.weight": {"dtype": "BF16", "shape": [1000, 64], "data_offsets": [0, 128000]}}
     write(tmp_path / "model.safetensors", {**entries(), **more})
-    config = {
-        "model_type": "llama", "hidden_size": HIDDEN, "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS, "num_key_value_heads": KV, "intermediate_size": FFN,
-        "vocab_size": VOCAB,
-    }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
 
     assert model_of([str(tmp_path)]).shape.n_parameters == n_elements() + 64_000
 
