@@ -68,6 +68,10 @@ class EstimateOptions(EstimateOutput):
         "N", "Set the sequences a GPU a pass; of a rehearsal also 8,16 or 1..512 to search"
     )
     seq: int | None = option("N", "Set tokens a sequence", min=1)
+    varying_lengths: bool = flag(
+        "Count what the allocator's cache grows to where batches differ in length, up to --seq",
+        group=TRAINING,
+    )
     attention: Attention = option(None, "Choose how attention is computed", default=Attention.SDPA)
     checkpointing: str = option(
         "WHEN", "Recompute activations: none, full (each layer), sqrt, or every N layers",

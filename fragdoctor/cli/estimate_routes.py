@@ -42,7 +42,7 @@ _FORMULA: Final = frozenset(
 )  # fmt: skip
 _TRAINING: Final = frozenset(
     {"optimizer", "master_weights", "grad_dtype", "checkpointing", "grad_accumulation",
-     "sequence_parallel", "offload", "logits"}
+     "sequence_parallel", "offload", "logits", "varying_lengths"}
 )  # fmt: skip
 _CACHE: Final = frozenset(
     {"new_tokens", "kv_dtype", "cache", "gpu_memory_utilization", "max_num_seqs",
