@@ -193,18 +193,9 @@ N_NEAR: Final = 3
 
 
 @frozen
-class Preset:
-    """A well-known model.
+class Preset(KnownModel):
+    """A model that is known by name, with what of its configuration decides shapes."""
 
-    Attributes:
-        hub: its repository on the hub.
-        n_parameters: as published there.
-        config: what of its configuration decides shapes.
-    """
-
-    name: str
-    hub: str
-    n_parameters: int
     config: Mapping[str, Any]
 
 
