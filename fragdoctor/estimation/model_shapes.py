@@ -189,7 +189,6 @@ def _ffn_for(n: int, d: Dimensions) -> int:
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w.: -]{0,95}", re.ASCII)
-N_NEAR: Final = 3
 
 
 @frozen
@@ -236,12 +235,12 @@ def is_model_name(name: str) -> bool:
 
 def unknown_model(name: str) -> InputError:
     """Return what to say of a model that is not known here: how to get its configuration."""
-    near = difflib.get_close_matches(name.lower(), presets(), n=N_NEAR, cutoff=0.4)
+    near = difflib.get_close_matches(name.lower(), presets(), cutoff=0.4)
     if "gguf" in name.lower():
-        like = near[0] if near else "llama-3.1-8b"
         return InputError(
             f"{name} is of llama.cpp, whose memory is not estimated.",
-            hint=f"Near it comes: fragdoctor estimate {like} --inference --dtype int4",
+            hint="Near it comes: fragdoctor estimate "
+            f"{(near or ['llama-3.1-8b'])[0]} --inference --dtype int4",
         )
     if re.fullmatch(r"[\d.]+[bm]", name.lower()):
         return InputError(

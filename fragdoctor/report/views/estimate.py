@@ -222,8 +222,8 @@ def _workload_text(estimate: Estimate) -> str:
         parts += _parallel(w)
     else:
         if w.seq:
-            up_to = "up to " * w.varying_lengths
-            parts.append(f"batch {w.batch} x {up_to}{format_count(w.seq)} tokens")
+            most = "up to " * w.varying_lengths + format_count(w.seq)
+            parts.append(f"batch {w.batch} x {most} tokens")
         parts += _training(w, footprint.n_trainable)
     return ", ".join(parts) + "."
 
