@@ -30,9 +30,10 @@ GUESS_SHARE: Final = 0.25
 CHURN_SHARE: Final = 0.06
 CHURN_PAGES: Final = 128 * MIB
 # Where batches differ in length a block that is free is seldom as large as the next longer batch
-# asks for: freed ones pile up. In 15 runs of LoRA, with and without checkpointing, of small and
-# large vocabularies and lengths as texts have them, the cache grew to 3 to 13 of the largest
-# tensors, in half of them to more than 6 (``benchmarks/varying_lengths.py``). They are given back
+# asks for: freed ones pile up. In 9 runs of LoRA (``benchmarks/varying_lengths.py``), with and
+# without checkpointing, of small and large vocabularies and lengths as texts have them, the cache
+# grew to 5 to 13 of the largest tensors, and to 3 to 10 where recorded steps were played 12 times
+# with such lengths: to 7 in the middle of all, to 6 where they are less spread. It is given back
 # when a request would fail otherwise: what a run needs is that of its longest batch.
 CACHED_LARGEST: Final = 6
 # Weights and cache are allocated once.
