@@ -91,6 +91,10 @@ def asked(row: Mapping[str, str]) -> dict[str, Any]:
                 options = [*(means.get(word, word) for word in options), *shlex.split(more)]
         if "chunked loss" in row["note"]:
             options += ["--logits", "chunked"]
+        # ms-swift pads to the longest text of a batch; Megatron's scripts set expandable segments.
+        varies = row["note"].startswith(("texts are cut", "texts are shorter"))
+        if varies and "megatron" not in row["source"]:
+            options += ["--varying-lengths"]
         # Transformers 4.48, where Liger's loss is not used
         if "refs/a100_80gb.csv" in row["source"]:
             options += ["--logits", "shifted"]

@@ -117,7 +117,8 @@ def _of_formulas(chosen: EstimateOptions, look: RenderOptions, files: RecipeUse 
         if chosen.plan:
             from fragdoctor.estimation.plans import plans_of
 
-            plans = plans_of(found.workload, gpus[0], _price(chosen.price or (), gpus[0]))
+            price = _price(chosen.price, gpus[0]) if chosen.price else None
+            plans = plans_of(found.workload, gpus[0], price)
             found = replace(found, plans=plans)
     if chosen.gpu_memory_utilization:
         found = _with_server(found, chosen, gpus)
@@ -149,28 +150,26 @@ def _workload(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Workload:
     return workload_of(chosen.inputs or (), chosen.params or "", overrides, **options)
 
 
-def _price(given: Sequence[str], gpu: GpuModel) -> float | None:
-    """Return dollars an hour of the GPU that is planned for; None = not given.
+def _price(given: str, gpu: GpuModel) -> float:
+    """Return dollars an hour of the GPU that is planned for.
 
     Raises:
         ConfigError: it is no price, or one of another GPU.
     """
     from fragdoctor.model.gpus import gpu_of
 
-    dollars = None
-    for text in given:
-        name, _, price = text.partition("=")
-        try:
-            dollars = float(price)
-        except ValueError:
-            raise ConfigError(
-                f"--price {text} is no price.", hint="Write for example --price h100=2.5."
-            ) from None
-        if gpu_of(name).name != gpu.name:
-            raise ConfigError(
-                f"--price {text} is of another GPU than --gpu {gpu.name}, which is planned for.",
-                hint=f"Write --price {gpu.name}=DOLLARS, or plan for the other one.",
-            )
+    name, _, price = given.partition("=")
+    try:
+        dollars = float(price)
+    except ValueError:
+        raise ConfigError(
+            f"--price {given} is no price.", hint="Write for example --price h100=2.5."
+        ) from None
+    if gpu_of(name).name != gpu.name:
+        raise ConfigError(
+            f"--price {given} is of another GPU than --gpu {gpu.name}, which is planned for.",
+            hint=f"Write --price {gpu.name}=DOLLARS, or plan for the other one.",
+        )
     return dollars
 
 

@@ -68,6 +68,7 @@ class EstimateOptions(EstimateOutput):
         "N", "Set the sequences a GPU a pass; of a rehearsal also 8,16 or 1..512 to search"
     )
     seq: int | None = option("N", "Set tokens a sequence", min=1)
+    varying_lengths: bool = flag("Count the cache of batches that differ in length", group=TRAINING)
     attention: Attention = option(None, "Choose how attention is computed", default=Attention.SDPA)
     checkpointing: str = option(
         "WHEN", "Recompute activations: none, full (each layer), sqrt, or every N layers",
@@ -98,8 +99,8 @@ class EstimateOptions(EstimateOutput):
     pipeline_parallel: int = _count("Set the GPUs that share the layers", SEVERAL_GPUS, 1)
     expert_parallel: int = _count("Set the GPUs that share the experts", SEVERAL_GPUS, 1)
     plan: bool = flag("Find the fewest GPUs, and how to use them", group=SEVERAL_GPUS)
-    price: list[str] | None = option(
-        "NAME=DOLLARS", "Set what a GPU costs an hour, for --plan; repeatable", group=SEVERAL_GPUS
+    price: str | None = option(
+        "NAME=DOLLARS", "Set what a GPU costs an hour, for --plan", group=SEVERAL_GPUS
     )
     offload: str | None = option(
         "WHAT,WHAT", "Keep optimizer, parameters or activations on the host", group=TRAINING

@@ -42,7 +42,7 @@ _FORMULA: Final = frozenset(
 )  # fmt: skip
 _TRAINING: Final = frozenset(
     {"optimizer", "master_weights", "grad_dtype", "checkpointing", "grad_accumulation",
-     "sequence_parallel", "offload", "logits"}
+     "sequence_parallel", "offload", "logits", "varying_lengths"}
 )  # fmt: skip
 _CACHE: Final = frozenset(
     {"new_tokens", "kv_dtype", "cache", "gpu_memory_utilization", "max_num_seqs",
@@ -85,8 +85,6 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 
 _HINTS: Final[Mapping[Route, str]] = MappingProxyType(
     {
-        Route.GPUS: "Leave it out.",
-        Route.MODELS: "Leave it out.",
         Route.MODEL: "Your code decides that: build it so in the factory.",
         Route.LIBRARY: "Leave it out, or leave --rehearse out: formulas know it.",
         Route.FILE: "The file describes the model; see fragdoctor estimate --help.",
@@ -143,7 +141,7 @@ def refuse_unused(route: Route, given: AbstractSet[str], *, inference: bool) -> 
     if unused:
         verb = "does" if len(unused) == 1 else "do"
         way = f"{route} with --inference" if inference else str(route)
-        hint = _HINTS[route]
+        hint = _HINTS.get(route, "Leave it out.")
         if unused[0] in used(route, inference=not inference):
             hint = "Leave it out, or drop --inference."
         if route in FORMULAS:

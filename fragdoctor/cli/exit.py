@@ -40,6 +40,13 @@ _OS_SENTENCES: Final = (
 _NO_VALUE: Final = re.compile(r"Invalid value for '(--[\w-]+)'.*?: '(--?[A-Za-z][\w-]*)' is not ")
 """An option without its value takes the next option for it."""
 
+_SAID_SO: Final = {
+    "--lora": "A rank follows it: --lora 16.",
+    "--vram": "A card of 24 GiB is --gpu 24GiB.",
+    **dict.fromkeys(("--qlora", "--4bit", "--load-in-4bit"), "QLoRA is --lora 16 --dtype int4."),
+}
+"""What people write of an estimate, and how it is said."""
+
 HOW_TO_REPORT: Final = (
     "This is a bug in fragdoctor, not in your input. Report it with the lines above, the command, "
     "and the output of: fragdoctor --version"
@@ -124,7 +131,8 @@ def _usage(argv: Sequence[str], error: Exception) -> int:
             return USAGE
     else:
         hint = "See: fragdoctor --help"
-    return _fail(argv, USAGE, "bad_usage", message, hint)
+    said = _SAID_SO.get(getattr(error, "option_name", None) or "", "")
+    return _fail(argv, USAGE, "bad_usage", message, f"{said} {hint}".strip())
 
 
 def _os_sentence(error: OSError) -> tuple[str, str]:

@@ -172,15 +172,10 @@ class ConfigReader:
             return 0
         return default
 
-    def flag(self, *keys: str, default: bool) -> bool:
-        """Return the first of some truth values."""
+    def first(self, *keys: str, default: bool | str) -> Any:
+        """Return the first value of the default's type."""
         found = (self.config.get(key) for key in keys)
-        return next((value for value in found if isinstance(value, bool)), default)
-
-    def text(self, keys: tuple[str, ...], default: str) -> str:
-        """Return a string."""
-        found = (self.config.get(key) for key in keys)
-        return next((value for value in found if isinstance(value, str)), default)
+        return next((value for value in found if isinstance(value, type(default))), default)
 
     def share(self, keys: tuple[str, ...], default: float) -> float:
         """Return a number from 0 to 1."""
@@ -220,7 +215,7 @@ def quantised_dtype(config: Config) -> str:
 
 
 def _shape(reader: ConfigReader, a: Architecture, kind: str, notes: tuple[str, ...]) -> ModelShape:
-    whole, flag, config = reader.whole, reader.flag, reader.config
+    whole, flag, config = reader.whole, reader.first, reader.config
     hidden, n_layers = whole("hidden"), whole("n_layers", limit=MAX_LAYERS)
     n_heads, vocab = whole("n_heads"), whole("vocab")
     ffn = whole("ffn", None if a.is_gated else 4 * hidden)
@@ -242,7 +237,7 @@ def _shape(reader: ConfigReader, a: Architecture, kind: str, notes: tuple[str, .
     d = replace(
         a,
         tied_head=a.is_encoder or flag("tie_word_embeddings", default=a.tied_head),
-        activation=reader.text(_ACTIVATIONS, a.activation),
+        activation=reader.first(*_ACTIVATIONS, default=a.activation),
         attention_softcap=a.attention_softcap and _has_cap(config, "attn_logit_softcapping"),
         logit_softcap=a.logit_softcap and _has_cap(config, "final_logit_softcapping"),
         parallel_residual=flag(
@@ -306,7 +301,7 @@ def _latent(reader: ConfigReader) -> dict[str, Any]:
 def _windows(reader: ConfigReader, a: Architecture, n_layers: int) -> tuple[int, int]:
     """Return the window of local attention, and how many layers have it."""
     window = reader.whole("sliding_window", 0)
-    if not window or not reader.flag("use_sliding_window", default=True):
+    if not window or not reader.first("use_sliding_window", default=True):
         return 0, 0
     kinds = reader.config.get("layer_types")
     if isinstance(kinds, list) and kinds:
@@ -321,7 +316,7 @@ def _has_cap(config: Config, key: str) -> bool:
 
 
 def _kv_heads(reader: ConfigReader, a: Architecture, n_heads: int) -> int:
-    if a.multi_query and reader.flag("multi_query", default=True):
+    if a.multi_query and reader.first("multi_query", default=True):
         return 1
     value = reader.whole("n_kv_heads", n_heads)
     if value > n_heads or n_heads % value:

@@ -38,7 +38,6 @@ QUANTISED_CACHE: Final = (
 TENSOR_PARALLEL: Final = "Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053"
 OFFLOAD: Final = "Ren et al. 2021, ZeRO-Offload, https://arxiv.org/abs/2101.06840"
 LORA_RANK: Final = 16
-SHARDS: Final = 8
 WORLDS: Final = (2, 4, 8)
 MAX_COMBINATIONS: Final = 5
 FUSED: Final = "adamw-fused"
@@ -102,8 +101,7 @@ def catalogue(workload: Workload) -> dict[str, Measure]:
         worlds = (workload.world_size,) if workload.world_size > 1 else WORLDS
         stages = [stage for stage in (2, 3) if workload.zero_stage < stage]
         named |= {f"zero{s}_{n}": _sharded(s, n) for n in worlds for s in stages}
-        alone = workload.world_size if workload.world_size > 1 else SHARDS
-        named |= {f"zero{s}": _sharded(s, alone) for s in stages}
+        named |= {f"zero{s}": _sharded(s, worlds[-1]) for s in stages}
     return named
 
 
@@ -129,10 +127,6 @@ def _for_training(workload: Workload) -> list[Measure]:
          Measure("checkpointing", "checkpoint each layer", "--checkpointing full",
                  {"checkpointing": "full"}, "about 33 % more compute: layers run forward twice",
                  CHECKPOINTING, RECOMPUTATION)),
-        (recomputes and workload.shape.n_layers > 3,
-         Measure("checkpointing_sqrt", "checkpoint every sqrt(L) layers", "--checkpointing sqrt",
-                 {"checkpointing": "sqrt"}, "about 33 % more compute", CHECKPOINTING,
-                 RECOMPUTATION)),
         (writes,
          Measure("flash_attention", "fused attention, no S x S scores", f"--attention flash{more}",
                  {"attention": Attention.SDPA, "dtype": narrow}, "none; usually faster", FLASH)),
@@ -218,7 +212,6 @@ def _sharded(stage: int, world: int) -> Measure:
 # The search
 
 Bounds = Callable[[Workload], Needs]
-Chosen = tuple[Measure, ...]
 
 
 def cheapest_combinations(
@@ -314,7 +307,9 @@ def applied(workload: Workload, measures: Sequence[Measure]) -> Workload:
     return workload
 
 
-def _combined(workload: Workload, measures: Chosen, needs_of: Bounds | None = None) -> Combination:
+def _combined(
+    workload: Workload, measures: Sequence[Measure], needs_of: Bounds | None = None
+) -> Combination:
     changed = applied(workload, measures)
     needs = needs_of(changed) if needs_of else Needs(0, None)
     published = [m.slowdown for m in measures if m.slowdown is not None]
@@ -336,11 +331,7 @@ def _options(measures: Sequence[Measure]) -> str:
     """Return the options of several measures; of one given twice the last counts."""
     found: dict[str, str] = {}
     for measure in measures:
-        name = ""
-        for word in measure.option.split():
-            if word.startswith("--"):
-                name = word
-                found[name] = ""
-            else:
-                found[name] = word
-    return " ".join(f"{name} {value}".strip() for name, value in found.items())
+        for part in measure.option.split("--")[1:]:
+            name, _, value = part.strip().partition(" ")
+            found[name] = value
+    return " ".join(f"--{name} {value}".strip() for name, value in found.items())

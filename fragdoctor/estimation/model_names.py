@@ -1,8 +1,8 @@
 """Finds the base that a tuned model or a mirror is named after.
 
 Tuning leaves shapes as they are, and the usual names say so: ``Qwen2.5-7B-Instruct`` is
-``Qwen2.5-7B``, whoever uploaded it. A name with any other word (a vision tower, a quantised copy,
-a merge) is not guessed.
+``Qwen2.5-7B``, whoever uploaded it. A quantised copy has its shape too, and the usual names say how
+it is stored. A name with any other word (a vision tower, a merge) is not guessed.
 """
 
 from __future__ import annotations
@@ -31,16 +31,31 @@ _SAME_SHAPE: Final = {
 }
 
 
+_STORED: Final = {
+    "awq": "awq", "gptq": "gptq", "4bit": "int4", "8bit": "int8", "fp8": "fp8-weights",
+    "int8": "int8", "int4": "", "bnb": "",
+}  # fmt: skip
+"""What a copy is stored in, by a word of its name: the precision here, "" = said by another."""
+
+
+def _words(name: str) -> list[str]:
+    """Return the words of a repository's name without its owner, however they are parted."""
+    return re.split(r"[-_ :]+", name.strip().lower().rpartition("/")[2])
+
+
+def stored_in(name: str) -> str:
+    """Return the precision that the name of a quantised copy says; "" = of none."""
+    return next((_STORED[word] for word in reversed(_words(name)) if _STORED.get(word)), "")
+
+
 def _plain(name: str) -> str:
-    """Return the name of a repository without its owner and the words of tuning."""
-    words = name.strip().lower().rpartition("/")[2].split("-")
-    return "-".join(word for word in words if word not in _TUNED)
+    """Return a name without the words of tuning and storing."""
+    return "-".join(word for word in _words(name) if word not in _TUNED and word not in _STORED)
 
 
 def _letters(name: str) -> str:
     """Return a name without the dashes that people leave out: ``llama3-8b`` is ``llama-3-8b``."""
-    parted = re.sub(r"[_ ]", "-", _plain(name))
-    return re.sub(r"(?<=[a-z])-(?=\d)|(?<=\d)-(?=[a-z])", "", parted)
+    return re.sub(r"(?<=[a-z])-(?=\d)|(?<=\d)-(?=[a-z])", "", _plain(name))
 
 
 def base_of(name: str, known: Iterable[tuple[str, str]]) -> str:

@@ -26,7 +26,7 @@ from typing import Any, Final
 from fragdoctor.errors import ConfigError, InputError
 from fragdoctor.estimation.architectures import Dimensions, outside, parameters_of
 from fragdoctor.estimation.config_json import Config, quantised_dtype, read_config, shape_of_config
-from fragdoctor.estimation.model_names import base_of
+from fragdoctor.estimation.model_names import base_of, stored_in
 from fragdoctor.estimation.safetensors import (
     TensorEntry,
     read_files,
@@ -188,23 +188,13 @@ def _ffn_for(n: int, d: Dimensions) -> int:
 
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
-_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
-N_NEAR: Final = 3
+_NAME: Final = re.compile(r"[A-Za-z0-9][\w.: -]{0,95}", re.ASCII)
 
 
 @frozen
-class Preset:
-    """A well-known model.
+class Preset(KnownModel):
+    """A model that is known by name, with what of its configuration decides shapes."""
 
-    Attributes:
-        hub: its repository on the hub.
-        n_parameters: as published there.
-        config: what of its configuration decides shapes.
-    """
-
-    name: str
-    hub: str
-    n_parameters: int
     config: Mapping[str, Any]
 
 
@@ -245,6 +235,18 @@ def is_model_name(name: str) -> bool:
 
 def unknown_model(name: str) -> InputError:
     """Return what to say of a model that is not known here: how to get its configuration."""
+    near = difflib.get_close_matches(name.lower(), presets(), cutoff=0.4)
+    if "gguf" in name.lower():
+        return InputError(
+            f"{name} is of llama.cpp, whose memory is not estimated.",
+            hint="Near it comes: fragdoctor estimate "
+            f"{(near or ['llama-3.1-8b'])[0]} --inference --dtype int4",
+        )
+    if re.fullmatch(r"[\d.]+[bm]", name.lower()):
+        return InputError(
+            f"{name} is a size, and names no model.",
+            hint=f"Ask: fragdoctor estimate --params {name.upper()}",
+        )
     if _HUB_ID.fullmatch(name):
         folder = name.rsplit("/", maxsplit=1)[-1]
         return InputError(
@@ -252,7 +254,6 @@ def unknown_model(name: str) -> InputError:
             hint=f"Fetch its configuration: hf download {name} config.json --local-dir {folder}; "
             f"then: fragdoctor estimate {folder}",
         )
-    near = difflib.get_close_matches(name.lower(), presets(), n=N_NEAR, cutoff=0.4)
     guess = f"Did you mean {', '.join(near)}? " if near else ""
     return InputError(
         f"{name} does not exist, and no model is known by that name.",
@@ -261,25 +262,34 @@ def unknown_model(name: str) -> InputError:
 
 
 _MOST_WORDS: Final = 40
+_MOST_IN_NAME: Final = 5
+_MEANT: Final = {
+    "qlora": " --lora 16 --dtype int4", "lora": " --lora 16", "run": " --inference",
+    "serve": " --inference", "inference": " --inference",
+}  # fmt: skip
+"""Words of a question -> the options that they mean."""
 
 
-def _refuse_question(inputs: Sequence[str]) -> None:
+def _refuse_question(text: str) -> None:
     """Refuse words that no file has as its name, with the command that answers them.
 
     Raises:
         InputError: they name a known model; a GPU that they name is in the command.
     """
-    words = " ".join(inputs).split()[:_MOST_WORDS]
-    if len(words) < 2 or any(Path(one).exists() for one in inputs):
-        return
-    plain = [word.strip(",;:?!()'\"").removesuffix(".") for word in words]
-    model = next((preset for word in plain if (preset := preset_of(word))), None)
+    plain = [w.strip(",;:?!()'\"").removesuffix(".") for w in text.split()[:_MOST_WORDS]]
+    runs = [
+        " ".join(plain[start : start + n])
+        for n in range(_MOST_IN_NAME, 0, -1)
+        for start in range(len(plain) + 1 - n)
+    ]
+    model = next((preset for words in runs if (preset := preset_of(words))), None)
     if model is not None:
-        gpu = next((gpu for word in plain if (gpu := known_gpu(word))), None)
+        gpu = next((gpu for words in runs if (gpu := known_gpu(words))), None)
         on = f" --gpu {gpu.name}" if gpu else ""
+        meant = next((_MEANT[word] for word in map(str.lower, plain) if word in _MEANT), "")
         raise InputError(
             "Those words are not the name of a model.",
-            hint=f"Ask: fragdoctor estimate {model.name}{on}",
+            hint=f"Ask: fragdoctor estimate {model.name}{on}{meant}",
         )
 
 
@@ -289,12 +299,15 @@ def _by_name(inputs: Sequence[str]) -> Preset | None:
     Raises:
         InputError: a name that is not known, or a question in words.
     """
-    _refuse_question(inputs)
-    if len(inputs) != 1 or Path(inputs[0]).exists() or not is_model_name(inputs[0]):
+    text = " ".join(inputs)
+    if any(Path(one).exists() for one in inputs):
         return None
-    preset = preset_of(inputs[0])
+    preset = preset_of(text) if is_model_name(text) else None
     if preset is None:
-        raise unknown_model(inputs[0])
+        if " " in text.strip():
+            _refuse_question(text)
+        if len(inputs) == 1 and is_model_name(text):
+            raise unknown_model(text)
     return preset
 
 
@@ -307,6 +320,8 @@ def configuration_of(inputs: Sequence[str]) -> Config:
     """
     preset = _by_name(inputs)
     if preset is not None:
+        if stored_in(inputs[-1]):
+            raise unknown_model(inputs[-1])  # its own configuration says how it is quantised
         return dict(preset.config)
     if len(inputs) != 1:
         raise ConfigError("One model is rehearsed at a time.", hint="Give one config.json or name.")
@@ -340,9 +355,10 @@ def model_of(inputs: Sequence[str]) -> FoundModel:
     preset = _by_name(inputs)
     if preset is not None:
         shape = shape_of_config(preset.config, f"config.json of {preset.hub}")
-        notes = (*shape.assumptions, *_by_its_name(inputs[0], preset))
+        name = " ".join(inputs)
+        notes = (*shape.assumptions, *_by_its_name(name, preset))
         shape = replace(shape, name=preset.name, assumptions=notes)
-        return FoundModel(shape, _config_dtype(preset.config))
+        return FoundModel(shape, stored_in(name) or _config_dtype(preset.config))
     paths = [Path(name) for name in inputs]
     if len(paths) == 1 and paths[0].is_dir():
         paths = _in_directory(paths[0])

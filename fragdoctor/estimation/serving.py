@@ -4,7 +4,7 @@ Such a server takes a share of the GPU, loads the weights, runs its widest step 
 activations need, and makes the rest a pool of cache blocks of 16 tokens
 (https://docs.vllm.ai/en/stable/api/vllm/config/cache/). Sequences are served from the pool; with
 chunked prefill a step never reads more than ``max_batched_tokens``. Its kernels never write scores
-out. What sampling takes was fitted to published logs, see :data:`SAMPLER`.
+out. What sampling takes was fitted to published logs, see :data:`_SAMPLER_BYTES`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from fragdoctor.model.gpus import GpuModel
 from fragdoctor.model.memory_estimate import Serving
 from fragdoctor.model.workload import Attention, Workload
 
-SAMPLER: Final = (
-    "39 bytes for each logit of all sequences, from logs of vLLM: Llama 3 8B 1.26 GiB "
-    "(https://github.com/vllm-project/vllm/pull/10511), Qwen2.5 7B 1.42 GiB "
-    "(https://github.com/vllm-project/vllm/issues/13882), 256 sequences each"
-)
-_SAMPLER_BYTES: Final = 39  # fp32 copies, sorted values and their indices, probabilities
+# For each logit of all sequences, from logs of vLLM: Llama 3 8B 1.26 GiB
+# (https://github.com/vllm-project/vllm/pull/10511), Qwen2.5 7B 1.42 GiB
+# (https://github.com/vllm-project/vllm/issues/13882), 256 sequences each: fp32 copies, sorted
+# values and their indices, probabilities.
+_SAMPLER_BYTES: Final = 39
 DEFAULT_SEQS: Final = 256
 DEFAULT_BATCHED_TOKENS: Final = 8192
 

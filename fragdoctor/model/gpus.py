@@ -241,6 +241,9 @@ def _mac(name: str) -> GpuModel | None:
     return GpuModel(f"{chip}-{gib}g", title, int(share * gib * GIB), MAC_SOURCE, "apple")
 
 
+_SEVERAL: Final = re.compile(r"(\d{1,4})\s*[x*]\s*(.+)|(.+?)\s*[x*]\s*(\d{1,4})")
+
+
 def gpu_of(name: str) -> GpuModel:
     """Return the GPU of this name, or one of the size that is given.
 
@@ -250,6 +253,16 @@ def gpu_of(name: str) -> GpuModel:
     known = known_gpu(name)
     if known is not None:
         return known
+    if several := _SEVERAL.fullmatch(name.strip().lower()):
+        one = gpu_of(several[2] or several[3])
+        n = int(several[1] or several[4])
+        if n == 1:
+            return one
+        raise ConfigError(
+            f"{name!r} is {n} GPUs; --gpu names one.",
+            hint=f"Write --gpu {one.name}, and of an estimate --world-size {n} --zero 3 to train, "
+            f"--tensor-parallel {n} to serve, or --plan.",
+        )
     try:
         total = parse_size(name)
     except ConfigError as e:

@@ -228,6 +228,7 @@ class Workload:
         loss: of which logits it is computed; None = as the model's own code does.
         keeps_logits: the training loop holds the logits in a variable through the backward pass; a
             prefill makes those of the whole prompt, and not of its last token alone.
+        varying_lengths: batches differ in length, ``seq`` being the longest.
     """
 
     shape: ModelShape
@@ -261,4 +262,5 @@ class Workload:
     dora: bool = False
     loss: Loss | None = None
     keeps_logits: bool = False
+    varying_lengths: bool = False
     compute: str = ""

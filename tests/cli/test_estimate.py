@@ -117,6 +117,9 @@ def test_assumptions_are_said(run: Run) -> None:
         (("--params", "7B", "--new-tokens", "5"), "KV cache"),
         (("--params", "7B", "--seq", "999999999999"), "out of range"),
         (("nowhere.json",), "does not exist"),
+        (("llama", "3", "8b", "--qlora"), "QLoRA is --lora 16 --dtype int4"),
+        (("llama-3-8b", "--lora"), "A rank follows it: --lora 16"),
+        (("--params", "7B", "--inference", "--varying-lengths"), "does not go with"),
     ],
 )
 def test_bad_usage_is_one_sentence_and_exit_2(run: Run, args: tuple[str, ...], words: str) -> None:

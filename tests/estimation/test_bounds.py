@@ -121,6 +121,16 @@ def test_upper_bound_holds_what_the_allocator_reserved_where_memory_was_plentifu
 
 
 @pytest.mark.slow
+def test_varying_lengths_fill_the_cache_and_change_nothing_that_is_needed() -> None:
+    one_length = formula_footprint(llama_8b(lora_rank=8))
+    varying = formula_footprint(llama_8b(lora_rank=8, varying_lengths=True))
+
+    logits = 4 * 1024 * 128256
+    assert 5 * logits == varying.reserved_bytes - one_length.reserved_bytes
+    assert one_length.needs_high_bytes == varying.needs_high_bytes
+    assert one_length.peak_allocated_bytes == varying.peak_allocated_bytes
+
+
 def test_answer_does_not_depend_on_cache_that_happens_to_be_there() -> None:
     """Llama 3 8B on an H100 fitted at 512 tokens, not at 1,024, and again at 1,536 and 2,048."""
     states = [

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fragdoctor.estimation.model_shapes import model_of, preset_of
+from fragdoctor.errors import InputError
+from fragdoctor.estimation.model_shapes import configuration_of, model_of, preset_of
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,8 @@ from fragdoctor.estimation.model_shapes import model_of, preset_of
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "qwen2.5-7b"),
         ("llama3-8b", "llama-3-8b"),
         ("Gemma2_9B", "gemma-2-9b"),
+        ("Llama 3.1 8B Instruct", "llama-3.1-8b"),
+        ("llama3.2:3b", "llama-3.2-3b"),
     ],
 )
 def test_tuned_model_has_the_shape_of_its_base(name: str, base: str) -> None:
@@ -34,12 +37,51 @@ def test_tuned_model_has_the_shape_of_its_base(name: str, base: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3-8B-FP8", "unsloth/Llama-3.2-1B-bnb-4bit",
+    ["Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct-AWQ",
      "meta-llama/Llama-3.2-11B-Vision-Instruct", "my-org/merge-of-qwen2.5-7b", "llama-38b",
      "chat", "it", "-"],
 )  # fmt: skip
 def test_name_with_another_word_is_not_guessed(name: str) -> None:
     assert preset_of(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "dtype"),
+    [
+        ("TheBloke/Mistral-7B-Instruct-v0.2-GPTQ", "mistral-7b", "gptq"),
+        ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", "qwen2.5-7b", "gptq"),
+        ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8", "qwen2.5-7b", "int8"),
+        ("Qwen/Qwen2.5-7B-Instruct-AWQ", "qwen2.5-7b", "awq"),
+        ("unsloth/llama-3-8b-bnb-4bit", "llama-3-8b", "int4"),
+        ("Qwen/Qwen3-8B-FP8", "qwen3-8b", "fp8-weights"),
+    ],
+)
+def test_quantised_copy_is_stored_in_what_its_name_says(name: str, base: str, dtype: str) -> None:
+    found = model_of([name])
+
+    assert (base, dtype) == (found.shape.name, found.dtype)
+
+
+def test_quantised_copy_is_not_rehearsed_as_its_base() -> None:
+    with pytest.raises(InputError, match="no model that is known by name"):
+        configuration_of(["Qwen/Qwen2.5-7B-Instruct-AWQ"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "command"),
+    [
+        ("can I fine-tune llama 3 8b on a 3090", "llama-3-8b --gpu rtx-3090"),
+        ("can I run qwen2.5 72b on 2 a100 80gb?", "qwen2.5-72b --gpu a100-80g --inference"),
+        ("qlora for Mistral-7B, rtx 4090", "mistral-7b --gpu rtx-4090 --lora 16 --dtype int4"),
+        ("bartowski/Meta-Llama-3.1-8B-GGUF", "llama-3.1-8b --inference --dtype int4"),
+        ("7b", "--params 7B"),
+    ],
+)
+def test_what_is_no_name_is_answered_with_a_command(asked: str, command: str) -> None:
+    with pytest.raises(InputError) as refused:
+        model_of([asked])
+
+    assert refused.value.hint.endswith(f"fragdoctor estimate {command}")
 
 
 def test_name_of_the_model_itself_takes_nothing_for_granted() -> None:

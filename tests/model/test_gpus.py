@@ -41,6 +41,19 @@ def test_what_is_neither_is_refused_with_a_next_step(text: str) -> None:
     assert "--list-gpus" in caught.value.hint
 
 
+@pytest.mark.parametrize("text", ["2x3090", "2 x RTX 3090", "rtx3090x2", "2*rtx-3090"])
+def test_several_are_told_apart_from_the_card(text: str) -> None:
+    with pytest.raises(ConfigError, match="is 2 GPUs") as refused:
+        gpu_of(text)
+
+    assert "--gpu rtx-3090," in refused.value.hint
+    assert "--world-size 2 --zero 3" in refused.value.hint
+
+
+def test_one_of_a_card_is_the_card() -> None:
+    assert gpu_of("1x A100 80GB") == gpu_of("a100-80g")
+
+
 def test_near_miss_is_suggested() -> None:
     with pytest.raises(ConfigError) as caught:
         gpu_of("h1000")

@@ -97,14 +97,6 @@ def complete_fsdp(reading: Reading, entries: Entries) -> None:
 
 
 def _complete(reading: Reading, entries: Entries) -> None:
-    keys = " ".join(entries)
-    if "distributed_type" in entries:
-        pass
-    elif "fsdp_config" in keys or "fsdp_sharding" in keys:
-        reading.default("engine", "fsdp", "fsdp_config", "FSDP")
-    elif "zero_stage" in keys or "deepspeed_config" in keys:
-        reading.default("engine", "deepspeed", "deepspeed_config", "DeepSpeed")
-
     if reading.value("engine") != "fsdp":
         for fact in ("offload_fsdp", "hybrid"):
             reading.drop(fact, "FSDP is not used")

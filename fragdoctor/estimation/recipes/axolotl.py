@@ -104,12 +104,9 @@ def _complete(reading: Reading, entries: Entries) -> None:
     activation = text_of(entries.get("gradient_checkpointing"))
     if "offload" in activation:
         reading.take("offload_activations", True, "gradient_checkpointing", activation)
-    if not is_off(entries.get("fsdp_config")) or any(k.startswith("fsdp_config.") for k in entries):
-        reading.default("engine", "fsdp", "fsdp_config", "FSDP")
-    if "fsdp_version" in entries:
-        reading.default("engine", "fsdp", "fsdp_version", "FSDP")
-    if not is_off(reading.value("shard_degree")):
-        reading.default("engine", "fsdp", "dp_shard_size", "FSDP")
+    for key in ("fsdp_config", "fsdp_version", "dp_shard_size"):
+        if any(not is_off(entries[k]) for k in entries if k.partition(".")[0] == key):
+            reading.default("engine", "fsdp", key, "FSDP")
     complete_evaluation(reading)
     complete_fsdp(reading, entries)
 

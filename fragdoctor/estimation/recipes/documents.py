@@ -98,7 +98,7 @@ def parse_yaml(text: str, name: str) -> Any:
         raise RefusedSnapshot(
             f"{name} asks for more than plain values: {_first_line(e.problem or e)}.",
             hint="Remove the tag (!...) or the key that is no text.",
-            offset=_offset_of(e),
+            offset=getattr(e.problem_mark, "index", None),
         ) from e
     except (yaml.YAMLError, ValueError) as e:
         problem = getattr(e, "problem", None) or e
@@ -133,11 +133,6 @@ def _check_events(yaml: Any, text: str, name: str) -> None:
             raise _too_deep(name)
         if n_nodes > MAX_NODES:
             raise LimitExceeded(f"{name} {_LARGER}: more than {MAX_NODES} values.")
-
-
-def _offset_of(error: Any) -> int | None:
-    mark = getattr(error, "problem_mark", None)
-    return mark.index if mark else None
 
 
 def _check_values(value: Any, name: str) -> None:

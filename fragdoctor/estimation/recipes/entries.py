@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.recipes.documents import Entries
-from fragdoctor.estimation.recipes.uncounted import LOSS_IN_PARTS, may_matter, reason_of
+from fragdoctor.estimation.recipes.uncounted import may_matter, reason_of
 from fragdoctor.estimation.training_choices import optimizer_of
 from fragdoctor.frozen import frozen
 from fragdoctor.model.recipe import Bearing, UnusedEntry
@@ -136,9 +136,6 @@ class Format:
         return self.rules.get(key) or (self.rules.get(last) if section in self.sections else None)
 
 
-IN_WORDS: Final[Mapping[str, str]] = {"logits": LOSS_IN_PARTS}
-"""Facts that are told in words where no option takes them -> what is not counted."""
-
 DECISIVE: Final[Mapping[str, str]] = {
     "optimizer": "optimizer",
     "quantised": "dtype",
@@ -166,17 +163,17 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         text = str(value).lower()
     elif isinstance(value, list):
-        text = ", ".join(map(shown, value[:8])) if all(map(_is_plain, value)) else "[...]"
+        text = (
+            ", ".join(map(shown, value[:8]))
+            if all(isinstance(v, str | int | float) for v in value)
+            else "[...]"
+        )
     elif isinstance(value, dict):
         text = "{...}"
     else:
         text = "null" if value is None else str(value)
     text = " ".join(text.split())
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, str | int | float)
 
 
 def is_off(value: Any) -> bool:

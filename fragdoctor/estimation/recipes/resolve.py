@@ -24,7 +24,8 @@ from fragdoctor.estimation.model_shapes import (
     model_of,
     preset_of,
 )
-from fragdoctor.estimation.recipes.entries import AUTO, DECISIVE, IN_WORDS, Fact, Reading, shown
+from fragdoctor.estimation.recipes.entries import AUTO, DECISIVE, Fact, Reading, shown
+from fragdoctor.estimation.request import OFFLOADABLE
 from fragdoctor.frozen import frozen
 from fragdoctor.model.recipe import Bearing, Recipe, RecipeUse, UnusedEntry, UsedEntry
 
@@ -193,8 +194,8 @@ def _sharing(run: _Run) -> int:
             n = max(1, n // int(run.value("n_nodes") or 1))
     if n is None and stage:
         run.notes.append(
-            f"{_first_source(run, 'engine')}: {STAGES[stage]} among GPUs, and no file says among "
-            "how many. Counted on one; --world-size N says it."
+            f"{run.sources.get('engine', run.readings[0]).source}: {STAGES[stage]} among GPUs, and "
+            "no file says among how many. Counted on one; --world-size N says it."
         )
     n = n or 1
     if n > 1:
@@ -210,13 +211,8 @@ def _sharing(run: _Run) -> int:
     return n
 
 
-def _first_source(run: _Run, fact: str) -> str:
-    return run.sources[fact].source if fact in run.sources else run.readings[0].source
-
-
 def _offload(run: _Run, n_sharing: int) -> None:
-    kinds = ("optimizer", "parameters", "activations")
-    parts = [kind for kind in kinds if run.value(f"offload_{kind}")]
+    parts = [kind for kind in OFFLOADABLE if run.value(f"offload_{kind}")]
     if "parameters" in parts and n_sharing == 1:
         # Weights leave the GPU only where they are shared, as an estimate counts.
         parts.remove("parameters")
@@ -346,7 +342,7 @@ def _report(run: _Run, reading: Reading, kept: Mapping[str, Setting]) -> Recipe:
             won = ", ".join(_option(p, run.given[p]) for p in winners)
             used.append(UsedEntry(fact.key, fact.text, option, fact.is_default, won))
         elif not fact.is_default:
-            unused.append(_idle(name, fact, parameters))
+            unused.append(_idle(fact, parameters))
     named = {key for entry in used for key in entry.key.split(" + ")}
     named |= {entry.key for entry in unused if entry.bearing is not Bearing.NONE}
     left = {
@@ -364,9 +360,7 @@ def _outdone(fact: Fact, counted: Fact, source: Reading) -> UnusedEntry:
     return UnusedEntry(fact.key, fact.text, Bearing.MATTERS, reason)
 
 
-def _idle(name: str, fact: Fact, parameters: Iterable[str]) -> UnusedEntry:
-    if name in IN_WORDS:
-        return UnusedEntry(fact.key, fact.text, Bearing.MATTERS, IN_WORDS[name])
+def _idle(fact: Fact, parameters: Iterable[str]) -> UnusedEntry:
     reason = "does not go with the other options" if list(parameters) else "changes nothing here"
     return UnusedEntry(fact.key, fact.text, Bearing.NONE, reason)
 

@@ -29,15 +29,12 @@ from fragdoctor.estimation.recipes.entries import (
 )
 
 _MODELS: Final = {
-    "llama2": "Llama-2-{}-hf", "llama3": "Meta-Llama-3-{}", "llama3_1": "Llama-3.1-{}",
-    "llama3_2": "Llama-3.2-{}", "llama3_3": "Llama-3.1-{}", "code_llama2": "CodeLlama-{}-hf",
-    "qwen2": "Qwen2-{}", "qwen2_5": "Qwen2.5-{}", "qwen3": "Qwen3-{}", "gemma": "gemma-{}",
-    "gemma2": "gemma-2-{}", "mistral": "Mistral-{}-v0.1",
-    "llama3_2_vision": "Llama-3.2-{}-Vision",
-}  # fmt: skip
-_HUBS: Final = {
-    "llama": "meta-llama", "code": "codellama", "qwen": "Qwen", "gemma": "google",
-    "mistral": "mistralai",
+    "llama2": "meta-llama/Llama-2-{}-hf", "llama3": "meta-llama/Meta-Llama-3-{}",
+    "llama3_1": "meta-llama/Llama-3.1-{}", "llama3_2": "meta-llama/Llama-3.2-{}",
+    "llama3_2_vision": "meta-llama/Llama-3.2-{}-Vision", "llama3_3": "meta-llama/Llama-3.1-{}",
+    "code_llama2": "codellama/CodeLlama-{}-hf", "qwen2": "Qwen/Qwen2-{}",
+    "qwen2_5": "Qwen/Qwen2.5-{}", "qwen3": "Qwen/Qwen3-{}", "gemma": "google/gemma-{}",
+    "gemma2": "google/gemma-2-{}", "mistral": "mistralai/Mistral-{}-v0.1",
 }  # fmt: skip
 _OTHERS: Final = {
     "phi3_mini": "microsoft/Phi-3-mini-4k-instruct", "phi4_14b": "microsoft/phi-4",
@@ -63,9 +60,7 @@ def model(value: Any) -> str:
     if found is None:
         raise UnsayableError("is no model whose size is known; name one on the command line")
     family, size = found[1], found[2].replace("_", ".")
-    size = size if family.startswith("gemma") else size.upper()
-    hub = next(hub for start, hub in _HUBS.items() if family.startswith(start))
-    return f"{hub}/{_MODELS[family].format(size)}"
+    return _MODELS[family].format(size if family.startswith("gemma") else size.upper())
 
 
 _LOSSES: Final = ("linearcrossentropy", "chunked", "cewithchunked", "liger")

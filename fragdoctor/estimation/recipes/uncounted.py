@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-LOSS_IN_PARTS: Final = "logits are counted whole: this way of the loss needs less"
 EVALUATION: Final = (
     "an evaluation pass is not counted; larger than the training batch, it can need more"
 )
@@ -17,7 +16,8 @@ _ROWS: Final = (
     (r"eval_batch_size$", EVALUATION),
     (r"^eval_sequence_len|^eval_accumulation|^predict_with_generate|^validation\.enable$",
      "an evaluation pass is not counted"),
-    (r"cross_entropy|num_output_chunks|upcast_lmhead|loss_parallel", LOSS_IN_PARTS),
+    (r"cross_entropy|num_output_chunks|upcast_lmhead|loss_parallel",
+     "logits are counted whole: this way of the loss needs less"),
     (r"deepcompile|torch_compile$|^compile(\.enable|\.disable)?$|training\.compile|dynamo_backend",
      "what a compiler saves is not counted"),
     (r"fp8$|fp8_training|float8_linear|model\.converters|^backend$",

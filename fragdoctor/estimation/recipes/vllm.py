@@ -15,7 +15,6 @@ from fragdoctor.estimation.recipes.entries import (
     Becomes,
     Format,
     Reading,
-    UnsayableError,
     count,
     dtype,
     facts,
@@ -23,7 +22,6 @@ from fragdoctor.estimation.recipes.entries import (
     name,
     one_of,
     share,
-    text_of,
     when_on,
 )
 from fragdoctor.model.recipe import Bearing
@@ -62,15 +60,8 @@ def length(value: Any) -> int | None:
     return None if text in (AUTO, "-1") else count(value)
 
 
-def served_model(value: Any) -> str:
-    """Return a model, refusing what is only a place for one."""
-    if str(value).startswith("<"):
-        raise UnsayableError("stands for a name")
-    return name(value)
-
-
 _RULES: Final[dict[str, Becomes]] = facts(
-    ("model", served_model, "model model_tag"),
+    ("model", name, "model model_tag"),
     ("tensor_parallel", count, "tensor_parallel_size"),
     ("pipeline_parallel", count, "pipeline_parallel_size"),
     ("replicas", count, "data_parallel_size"),
@@ -82,15 +73,11 @@ _RULES: Final[dict[str, Becomes]] = facts(
     ("kv_dtype", _KV, "kv_cache_dtype"),
     ("weights", dtype, "dtype"),
     ("quantised", _QUANTISED, "quantization"),
-    ("load_format", text_of, "load_format"),
 )
 
 
 def _complete(reading: Reading, _entries: Entries) -> None:
     reading.default("inference", True, "vllm", "a server")
-    loads = reading.drop("load_format")
-    if loads is not None and loads.value == "bitsandbytes":
-        reading.take("quantised", "int4", loads.key, loads.text)
     _precision(reading)
     reading.default("gpu_memory_utilization", 0.9, "gpu_memory_utilization")
     _experts(reading)

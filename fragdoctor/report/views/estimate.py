@@ -60,7 +60,7 @@ def document(estimate: Estimate, *, explain: bool = False) -> doc.ReportDocument
             server_section(estimate),
             doubts_section(estimate),
             combinations_section(estimate),
-            _savings(estimate),
+            *([] if estimate.combinations else [_savings(estimate)]),
             *recipe_sections(estimate.recipe),
             *_formulas(estimate, Detail.USUAL if explain else Detail.FULL),
             _notes(estimate, explain=explain),
@@ -222,7 +222,8 @@ def _workload_text(estimate: Estimate) -> str:
         parts += _parallel(w)
     else:
         if w.seq:
-            parts.append(f"batch {w.batch} x {format_count(w.seq)} tokens")
+            most = "up to " * w.varying_lengths + format_count(w.seq)
+            parts.append(f"batch {w.batch} x {most} tokens")
         parts += _training(w, footprint.n_trainable)
     return ", ".join(parts) + "."
 
@@ -354,9 +355,7 @@ def _savings(estimate: Estimate) -> doc.Section:
         doc.Column("measure", "title", "wrap"),
         notes=lambda s: [dim(f"{s.option}: {s.cost}")],
     )
-    idle = ", ".join(s.title for s in estimate.savings if s.saved_bytes <= 0)
-    rest = doc.Paragraph(dim(f"No lower peak from: {idle}.") if idle else "")
-    return doc.Section("What would save memory", [table, rest], "each alone", "savings")
+    return doc.Section("What would save memory", [table], "each alone", "savings")
 
 
 def _formulas(estimate: Estimate, detail: Detail) -> list[doc.Section]:

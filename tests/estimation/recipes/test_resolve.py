@@ -231,14 +231,12 @@ def test_odd_values_are_used_listed_or_refused_in_a_sentence(
             assert named or not flat(entries), (key, value)
 
 
-def test_way_of_the_loss_is_an_option_where_there_is_one_and_named_where_not() -> None:
+def test_way_of_the_loss_is_an_option_of_training_alone() -> None:
     readings = [reading_of({**SFT, "use_liger_kernel": True}, "file")]
 
-    sayable = resolve(readings, {}, ANYTHING | {"logits"})
-    unsayable = resolve(readings, {}, ANYTHING - {"logits"})
+    training = resolve(readings, {}, ANYTHING | {"logits"})
+    server = resolve(readings, {}, ANYTHING - {"logits"})
 
-    assert "fused" == sayable.options["logits"]
-    assert [] == list(sayable.files[0].unused_that(Bearing.MATTERS))
-    (entry,) = unsayable.files[0].unused_that(Bearing.MATTERS)
-    assert "use_liger_kernel" == entry.key
-    assert "logits are counted whole" in entry.reason
+    assert "fused" == training.options["logits"]
+    assert "logits" not in server.options
+    assert [] == list(training.files[0].unused_that(Bearing.MATTERS))
