@@ -5,9 +5,10 @@ The recorder notes these names with allocations, and a rehearsal with the reques
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import takewhile
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 _LONGEST = 300
 _MOST_ABOVE = 100
@@ -17,12 +18,35 @@ _MOST_ABOVE = 100
 _WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
+class ByIdentity:
+    """Values of modules, or of other things, while these live.
+
+    What a module says of itself is not asked: with ``==`` a metric of torchmetrics makes another
+    metric, and its hash changes with its state.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[Any, Any]] = {}
+
+    def get(self, item: Any, default: Any = None) -> Any:
+        """Return the value of one."""
+        return self._found.get(id(item), (None, default))[1]
+
+    def __setitem__(self, item: Any, value: Any) -> None:
+        found, key = self._found, id(item)
+        found[key] = ref(item, lambda _: found.pop(key, None)), value
+
+    def __iter__(self) -> Iterator[Any]:
+        alive = [item() for item, _ in list(self._found.values())]
+        return (item for item in alive if item is not None)
+
+
 class ModuleNames:
     """Knows which modules are put together, and names models by their classes."""
 
     def __init__(self) -> None:
-        self._models: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
-        self._above: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
+        self._models = ByIdentity()
+        self._above = ByIdentity()
 
     def put_together(self, above: Any, module: Any) -> None:
         """Note that a module was registered as a part of another."""
@@ -40,15 +64,15 @@ class ModuleNames:
 
     def name_of(self, model: Any) -> str:
         """Return the class of a model; of several alive, all but the first have a number."""
-        found = self._models.get(model)
+        found: str | None = self._models.get(model)
         if found is None:
             inner = model
             while len(inner._modules) == 1 and next(iter(inner._modules)) in _WRAPPERS:
                 inner = next(iter(inner._modules.values()))
             name, number = str(type(inner).__name__)[:_LONGEST], 1
-            taken = set(self._models.values())
+            taken = {self._models.get(other) for other in self._models}
             found = self._models.get(inner, name)
-            while found in taken and inner not in self._models:
+            while found in taken and self._models.get(inner) is None:
                 number += 1
                 found = f"{name}#{number}"
             self._models[model] = self._models[inner] = found

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import threading
 from typing import Any
-from weakref import WeakKeyDictionary
 
-from .module_names import ModuleNames, path_below
+from .module_names import ByIdentity, ModuleNames, path_below
 
 MARK = "nn.Module: "
 """Begins every text, so that a reader knows them from those of the program."""
@@ -41,7 +40,7 @@ class ModulePaths:
             ) from None
         self._is_compiling = torch.compiler.is_compiling
         self.names = ModuleNames()
-        self._paths: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+        self._paths = ByIdentity()
         self._threads = threading.local()
         modules = torch.nn.modules.module
         self._hooks = [
@@ -83,13 +82,13 @@ class ModulePaths:
         return found
 
     def _path(self, module: Any, running: list[tuple[Any, str]]) -> str:
-        path = self._paths.get(module)
+        path: str | None = self._paths.get(module)
         if path is None:
             model = self.names.outermost(running[0][0])
             for name, inner in model.named_modules():
-                path = path_below(self.names.name_of(model), name.split("."))
-                self._paths.setdefault(inner, path)
-            path = self._paths.setdefault(module, self.names.name_of(module))
+                if self._paths.get(inner) is None:
+                    self._paths[inner] = path_below(self.names.name_of(model), name.split("."))
+            path = self._paths[module] = self._paths.get(module) or self.names.name_of(module)
         return path
 
     def _put_together(self, above: Any, _name: str, module: Any) -> None:

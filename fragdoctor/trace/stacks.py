@@ -25,6 +25,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.frozen import frozen
+from fragdoctor.model.marks import GENERATED
 from fragdoctor.model.snapshot import I32, I64, U8, Bools, Snapshot, StackTable
 
 USER, PACKAGE, TORCH, STDLIB, NATIVE = 0, 1, 2, 3, 4
@@ -38,8 +39,6 @@ _TORCH = re.compile(
     r"(?:^|[/\\])torch[/\\](?:_\w+|amp|ao|autograd|backends|cuda|distributed|fx|func|functional"
     r"|jit|nn|onnx|optim|profiler|random|serialization|sparse|testing|utils)(?:\.py|[/\\])"
 )
-# ``code_hash`` in torch/_inductor/codecache.py: "c" and 51 characters of a digest in base 32.
-_GENERATED = re.compile(r"(?:^|[/\\])c[a-z2-7]{51}\.py$")
 # Of packages what runs a program rather than being a part of its model.
 _PLUMBING = re.compile(
     r"[/\\](?:site|dist)-packages[/\\](?:(?:accelerate|click|deepspeed|fire|hydra|ignite|lightning"
@@ -68,7 +67,7 @@ def _classified(name: str) -> int:
     if _PACKAGES.search(name):
         rest = _PACKAGES.split(name)[-1]
         return TORCH if rest.startswith(("torch/", "torch\\", "torch.py")) else PACKAGE
-    if _TORCH.search(name) or _GENERATED.search(name):
+    if _TORCH.search(name) or GENERATED.search(name):
         return TORCH
     return STDLIB if _STDLIB.search(name) else USER
 

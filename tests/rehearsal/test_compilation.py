@@ -56,6 +56,22 @@ def test_compiled_program_keeps_what_its_partition_says(stage: Stage) -> None:
 
 
 @needs_triton
+def test_a_failure_in_what_inductor_wrote_is_at_a_line_of_the_program(stage: Stage) -> None:
+    path = stage.script(
+        LAYERS
+        + """
+    model = torch.compile(Layers().cuda())
+    model(torch.ones(1 << 20, 512, device="cuda"))
+    """
+    )
+
+    place = stage.json("--capacity", "3GiB", "train.py", code=1)["rehearsal"]["out_of_memory"]
+
+    assert place["location"]["filename"].endswith(path.name)
+    assert not place["stack"][0]["filename"].endswith(path.name)
+
+
+@needs_triton
 def test_loops_of_a_compiled_function_do_not_part_it(stage: Stage) -> None:
     stage.must_pass(
         LAYERS

@@ -50,6 +50,14 @@ def test_data_parallel_holds_copies_on_each_gpu(stage: Stage) -> None:
         assert torch.cuda.max_memory_allocated(1) > 4 << 20
         y.sum().backward()
         assert net.module.weight.grad.shape == (1024, 1024)
+        kinds = [torch.float32, torch.float16, torch.float32, torch.float16]
+        parts = [torch.ones(4 + i, dtype=kind, device="cuda") for i, kind in enumerate(kinds)]
+        from torch.nn.parallel import comm
+        first, second = comm.broadcast_coalesced(parts, [0, 1], 32)
+        assert all(a is b for a, b in zip(first, parts)), first
+        assert [(p.dtype, len(p), p.get_device()) for p in second] == [
+            (p.dtype, len(p), 1) for p in parts
+        ]
         """,
         "--devices",
         "2",

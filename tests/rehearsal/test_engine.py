@@ -355,6 +355,14 @@ def test_the_fast_path_of_a_transformer_asks_for_what_its_parts_do(stage: Stage)
             heads = nn.MultiheadAttention(128, 4, batch_first=True).cuda().eval()
             assert peak(x, x, x, of=heads) == 917504
             assert peak(x, x, x, of=heads, key_padding_mask=pad, need_weights=False) == 919040
+            # The mask becomes one of booleans after the products that it masks were asked for.
+            sizes = []
+            torch.cuda.memory._record_memory_history(max_entries=100)
+            layer.float()(x, src_key_padding_mask=pad)  # which makes numbers of the mask
+            for event in torch.cuda.memory._snapshot()["device_traces"][0]:
+                sizes += [event["size"]] if event["action"] == "alloc" else []
+            at = sizes.index(4 * 64)
+            assert sizes[at - 2 : at] == [393216, 4 * 4 * 64 * 64 * 4], sizes
         """
     )
 

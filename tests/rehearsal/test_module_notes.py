@@ -175,3 +175,45 @@ def test_a_module_may_be_called_with_what_torch_func_wraps(stage: Stage) -> None
     found = vmap(grad(loss), in_dims=(None, 0))(parameters, x)
     assert found["0.weight"].shape == (4, 512, 512)
     """)
+
+
+def test_a_module_may_say_itself_what_it_is_equal_to(stage: Stage) -> None:
+    """As a metric of torchmetrics does, whose ``==`` makes a metric with both in it."""
+    found = stage.must_pass(
+        """
+        import torch
+
+        class Metric(torch.nn.Module):
+            def __init__(self, *parts):
+                super().__init__()
+                self.n = 0
+                for i, part in enumerate(parts):
+                    self.add_module(str(i), part)
+
+            def __hash__(self):
+                return hash(("Metric", self.n))
+
+            def __eq__(self, other):
+                return Metric(self, other)
+
+            def forward(self, x):
+                self.n += 1
+                return x * 2
+
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.line, self.one = torch.nn.Linear(4, 4), Metric()
+                self.same, self.other = self.one, Metric()
+
+            def forward(self, x):
+                return self.other(self.same(self.one(self.line(x))))
+
+        net = Net().cuda()
+        for _ in range(3):
+            net(torch.zeros(2, 4, device="cuda")).sum().backward()
+        """
+    )
+
+    must_add_up(found)
+    assert any(path.startswith("Net.line") for path, _ in all_of(found["modules"]))

@@ -197,6 +197,24 @@ def test_a_limit_of_time_ends_the_rehearsal(stage: Stage) -> None:
     assert found["partial_reason"] == "the time limit of 1 s was over"
 
 
+def test_rounds_before_the_first_step_are_none_that_do_not_repeat(stage: Stage) -> None:
+    """A learner collects on the CPU first; its steps are rehearsed all the same."""
+    found = rehearsed(
+        stage,
+        """
+    for i in range(600):
+        if i >= 300:
+            step(torch.randn(4, 512, device="cuda"))
+            seen.append(i)
+    assert len(seen) > 3 and seen[-1] == 599, seen
+    large()
+    """,
+    )
+
+    assert not found["is_partial"]
+    assert found["steps"] == 300
+
+
 def test_loop_of_layers_keeps_what_a_frame_shows_no_longer_than_the_program(stage: Stage) -> None:
     """Whether rounds of loops are looked at changes no peak: real 2.12.1 has 54,542,336 bytes."""
     stage.script("""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from fragdoctor.recording.module_names import ByIdentity
 from fragdoctor.rehearsal.engine import put
 from fragdoctor.rehearsal.engine.marks import in_backward
 
@@ -49,11 +50,11 @@ def around_models(around: Around, undo: ExitStack) -> None:
 
 def at_first_call(act: Callable[[Any], None], undo: ExitStack, *, trains: bool = False) -> None:
     """Do something with each model before its first call, with ``trains`` the first in training."""
-    seen: weakref.WeakSet[Any] = weakref.WeakSet()
+    seen = ByIdentity()
 
     def around(model: Any) -> None:
-        if model not in seen and (not trains or (torch.is_grad_enabled() and model.training)):
-            seen.add(model)
+        if not seen.get(model) and (not trains or (torch.is_grad_enabled() and model.training)):
+            seen[model] = True
             act(model)
 
     around_models(around, undo)

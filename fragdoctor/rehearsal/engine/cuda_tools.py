@@ -17,7 +17,7 @@ import torch.cuda.gds
 import torch.cuda.green_contexts
 import torch.cuda.nvtx
 import torch.cuda.tunable
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch import _utils as packing
 
 from fragdoctor.rehearsal.engine import allocation, cuda_objects, put, put_all, session
 
@@ -133,32 +133,12 @@ def _broadcast(tensor: torch.Tensor, devices: Sequence[Any]) -> list[torch.Tenso
 def _broadcast_coalesced(
     tensors: Sequence[torch.Tensor], devices: Sequence[int], buffer_size: int
 ) -> list[list[torch.Tensor]]:
-    found: list[list[torch.Tensor]] = [list(tensors), *([] for _ in devices[1:])]
-    groups = _taken(tensors, buffer_size)
-    for positions in groups:
-        chunk = [tensors[i] for i in positions]
-        copies = _broadcast(_flatten_dense_tensors(chunk), devices)
-        for place, copy in zip(found[1:], copies[1:], strict=True):
-            place += [t.detach() for t in _unflatten_dense_tensors(copy, chunk)]
-    order = [i for positions in groups for i in positions]
-    return [
-        found[0],
-        *([t for _, t in sorted(zip(order, made, strict=True))] for made in found[1:]),
-    ]
-
-
-def _taken(tensors: Sequence[torch.Tensor], most_bytes: int) -> list[list[int]]:
-    """Return which tensors share a buffer: those of one dtype, until it is full."""
-    complete: list[list[int]] = []
-    groups: dict[torch.dtype, tuple[list[int], int]] = {}
-    for i, tensor in enumerate(tensors):
-        n_bytes = tensor.numel() * tensor.element_size()
-        group, size = groups.get(tensor.dtype, ([], 0))
-        if group and size + n_bytes > most_bytes:
-            complete.append(group)
-            group, size = [], 0
-        groups[tensor.dtype] = ([*group, i], size + n_bytes)
-    return complete + [group for group, _ in groups.values()]
+    found: list[list[torch.Tensor]] = [[] for _ in devices[1:]]
+    for chunk in packing._take_tensors(tensors, buffer_size):
+        copies = _broadcast(packing._flatten_dense_tensors(chunk), devices)
+        for place, copy in zip(found, copies[1:], strict=True):
+            place += [t.detach() for t in packing._unflatten_dense_tensors(copy, chunk)]
+    return [list(tensors), *(list(packing._reorder_tensors_as(made, tensors)) for made in found)]
 
 
 def _scatter(

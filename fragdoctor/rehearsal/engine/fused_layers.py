@@ -305,8 +305,6 @@ def _native_attention(
     else:
         given = zip((query, key, value), qkv_weight.chunk(3), strict=True)
         qkv = torch.cat([linear(x, weight) for x, weight in given], 2)
-    if mask is not None and mask.dtype is not torch.bool:
-        mask = mask.to(torch.bool)
     # ``_transform_bias_rescale_qkv`` makes one block for all three.
     q, k, v = qkv.new_empty((3, n * num_head, length, head)).unbind()
     del qkv
@@ -314,7 +312,7 @@ def _native_attention(
     if mask is None:
         torch.softmax(scores, -1, out=scores)
     else:
-        scores = ATEN._masked_softmax(scores, mask, scores.dim() - 1, mask_type)
+        scores = ATEN._masked_softmax(scores, mask.bool(), scores.dim() - 1, mask_type)
     torch.bmm(scores.view(-1, *scores.shape[2:]), v, out=q)  # into the storage of the queries
     weights = scores if need_weights else None
     del scores

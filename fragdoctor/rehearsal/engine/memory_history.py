@@ -13,7 +13,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-from fragdoctor.model.marks import WORKSPACE
+from fragdoctor.model.marks import GENERATED, WORKSPACE
 from fragdoctor.model.module_notes import module_note
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.rehearsal.engine.gpu import ACTIONS, STATES, Event, Gpus
@@ -143,11 +143,12 @@ def _line(code: CodeType, instruction: int) -> int:
 
 
 def is_users(filename: str) -> bool:
-    """Whether a file is the user's own: neither installed nor of Python itself."""
+    """Whether a file is the user's own: neither installed, nor of Python itself, nor Inductor's."""
     return not (
         "site-packages" in filename
         or "dist-packages" in filename
         or filename.startswith(_NOT_USERS)
+        or GENERATED.search(filename)
     )
 
 

@@ -115,7 +115,8 @@ def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     first, *rest = found if isinstance(found, (tuple, list)) else (found,)
     if first is not None:
         if like:
-            strides = compute_elementwise_output_strides(*(args[i] for i in like))
+            operands = torch.broadcast_tensors(*(args[i] for i in like))
+            strides = compute_elementwise_output_strides(*operands)
             first = first.new_empty_strided(first.shape, strides)
         else:
             first = first.new_empty(first.shape)

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Final, NamedTuple
-from weakref import WeakKeyDictionary, WeakSet, ref
+from weakref import WeakSet, ref
 
 import torch
 from torch.nn.modules.module import register_module_module_registration_hook
@@ -23,7 +23,7 @@ from torch.optim.optimizer import (
 )
 
 from fragdoctor.model.module_notes import GRADIENTS, OPTIMIZER, PARAMETERS, module_note
-from fragdoctor.recording.module_names import ModuleNames, common_path, path_below
+from fragdoctor.recording.module_names import ByIdentity, ModuleNames, common_path, path_below
 from fragdoctor.rehearsal.engine.gpu import ACTIONS, Event
 from fragdoctor.rehearsal.engine.marks import in_backward
 
@@ -68,13 +68,13 @@ class ModuleNotes:
     def __init__(self) -> None:
         self.claims: dict[int, list[Claim]] = {}
         self._thread = _Thread()
-        self._paths: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+        self._paths = ByIdentity()
         self._names = ModuleNames()
-        self._models: WeakSet[Any] = WeakSet()
-        self._model_of: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
-        self._owners: dict[int, tuple[ref[Any], str]] = {}
+        self._models = ByIdentity()
+        self._model_of = ByIdentity()
+        self._owners = ByIdentity()
         self._optimizers: WeakSet[Any] = WeakSet()
-        self._known: WeakKeyDictionary[Any, dict[str, list[int]]] = WeakKeyDictionary()
+        self._known = ByIdentity()
         self._gpus: Any = None
 
     def install(self, gpus: Any, undo: ExitStack) -> None:
@@ -93,7 +93,7 @@ class ModuleNotes:
         """Note that a module is called; return what :meth:`leave` takes when it returns."""
         thread = self._thread
         before = thread.path, thread.was_called
-        path = self._paths.get(module)
+        path: str | None = self._paths.get(module)
         if path is None:
             path = self._named(module, thread.path)
         self._run(path, was_called=in_backward())
@@ -124,7 +124,7 @@ class ModuleNotes:
         if node is None:
             return ""
         if hasattr(node, "variable"):  # it accumulates a gradient, and has no number of its own
-            return self._owned_by(node.variable)
+            return str(self._owners.get(node.variable, ""))
         at = bisect.bisect_right(thread.numbers, node._sequence_nr()) - 1
         return thread.paths[at] if at >= 0 else ""
 
@@ -143,19 +143,15 @@ class ModuleNotes:
             return running
         for name, inner in model.named_modules():
             self._name(model, name, inner)
-        return self._paths[module]
+        return str(self._paths.get(module))
 
     def _name(self, model: Any, name: str, inner: Any) -> str:
-        path = self._paths.get(inner)
+        path: str | None = self._paths.get(inner)
         if path is None:
             path = self._paths[inner] = path_below(self._names.name_of(model), name.split("."))
-            self._models.add(model)
+            self._models[model] = True
             self._model_of[inner] = ref(model)
         return path
-
-    def _owned_by(self, parameter: Any) -> str:
-        found = self._owners.get(id(parameter))
-        return found[1] if found is not None and found[0]() is parameter else ""
 
     # ---- parameters, gradients, optimizer state -------------------------------------------------
 
@@ -174,7 +170,7 @@ class ModuleNotes:
 
     def end_backward(self) -> None:
         """Note what the models hold after a backward pass."""
-        for model in list(self._models):
+        for model in self._models:
             self._read_model(model)
 
     def read_all(self) -> None:
@@ -192,8 +188,8 @@ class ModuleNotes:
             for one in inner._parameters.values():
                 if one is not None and id(one) not in parameters:
                     parameters[id(one)] = path, one
-                    if not self._owned_by(one):
-                        self._owners[id(one)] = ref(one), path
+                    if not self._owners.get(one):
+                        self._owners[one] = path
         self._claim(PARAMETERS, [*parameters.values(), *buffers], of=model)
         self._claim(GRADIENTS, ((path, _gradient(one)) for path, one in parameters.values()))
 
@@ -202,12 +198,14 @@ class ModuleNotes:
             return
         self._optimizers.add(optimizer)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self._claim(GRADIENTS, ((self._owned_by(p), _gradient(p)) for p in parameters))
+        self._claim(GRADIENTS, ((self._owners.get(p, ""), _gradient(p)) for p in parameters))
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        state = ((self._owned_by(p), t) for p, s in optimizer.state.items() for t in _tensors(s))
+        state = (
+            (self._owners.get(p, ""), t) for p, s in optimizer.state.items() for t in _tensors(s)
+        )
         self._claim(OPTIMIZER, state, of=optimizer)
 
     def _claim(self, held: str, tensors: Iterable[tuple[str, Any]], of: Any = None) -> None:
@@ -222,10 +220,10 @@ class ModuleNotes:
                     addresses.append(address)
                     every.append(address)
         if of is not None:
-            known = self._known.setdefault(of, {})
+            known = self._known.get(of, {})
             if known.get(held) == every:
                 return
-            known[held] = every
+            self._known[of] = known | {held: every}
         for device, (paths, addresses) in claimed.items():
             n_events = self._gpus.figures(device)["events"]
             self.claims.setdefault(device, []).append(Claim(n_events, held, paths, addresses))

@@ -401,8 +401,9 @@ class Skipping:
             frame = frame.f_back
         if is_new:
             passage.n_known = 0
-            is_over = self.most is not None and passage.n_run >= self.most
-            return self._leave(passage, remaining, frame) if is_of_steps and is_over else 0
+            n = min(passage.n_run, n_steps - passage.begun)  # rounds before the first take none
+            is_over = is_of_steps and self.most is not None and n >= self.most
+            return self._leave(passage, n, remaining, frame) if is_over else 0
         passage.n_known += 1
         if passage.n_known == 1 or passage.sample is None:
             passage.n_events_of_known = sum(passage.n_events)
@@ -513,10 +514,10 @@ class Skipping:
                 yield i, int(n)
 
     def _leave(
-        self, passage: Passage, remaining: Callable[[], int | None], frame: FrameType
+        self, passage: Passage, n: int, remaining: Callable[[], int | None], frame: FrameType
     ) -> int | None:
-        """Leave a loop of steps whose memory never repeats."""
-        reason = f"{passage.n_run} steps did not repeat in memory"
+        """Leave a loop of steps whose memory never repeats, after so many."""
+        reason = f"{n} steps did not repeat in memory"
         n_left = remaining()
         if n_left is None or _is_in_module(frame):
             self.on_stuck(reason)

@@ -409,6 +409,7 @@ SMOOTH: Final = (
 )
 ANTIALIASED: Final = ("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
 POOLS: Final = ("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d")
+REFLECTED: Final = ("reflection_pad1d", "reflection_pad2d")
 OF_INPUT_TOO: Final = ("max_pool2d_with_indices_backward", "avg_pool2d_backward")
 
 
@@ -416,11 +417,10 @@ def _backward(*names: str) -> list[str]:
     return [f"{name}_backward" for name in names]
 
 
-@after_results(*NEAREST, *ANTIALIASED, *POOLS, "adaptive_max_pool2d", "reflection_pad2d")
-@after_results(
-    *_backward(*NEAREST, *SMOOTH, *ANTIALIASED, "_adaptive_avg_pool2d", "reflection_pad2d")
-)
+@after_results(*NEAREST, *ANTIALIASED, *POOLS, "adaptive_max_pool2d", *REFLECTED)
+@after_results(*_backward(*NEAREST, *SMOOTH, *ANTIALIASED, "_adaptive_avg_pool2d", *REFLECTED))
 @after_results(*_backward("max_pool3d_with_indices", "avg_pool3d", "adaptive_max_pool2d"))
+@after_results("adaptive_max_pool3d", "adaptive_max_pool3d_backward", "reflection_pad3d")
 def _first_copied(call: Call) -> Iterable[Step]:
     """The first argument is copied: the input, or the gradient of the result."""
     yield from _in_one_piece(call.args[0])

@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import checkpoint
 from torch.utils.data import BatchSampler
 
+from fragdoctor.recording.module_names import ByIdentity
 from fragdoctor.rehearsal.engine import put
 from fragdoctor.rehearsal.engine.calls import around_models, before_backward
 from fragdoctor.rehearsal.engine.memory_history import is_users, users_frame
@@ -61,7 +62,7 @@ class Traits:
         }
         self._operations = Operations(undo)
         self._parts: list[tuple[str, str, Any]] = []
-        self._trained: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._trained = ByIdentity()
         self._place: tuple[str, int, dict[int, str]] | None = None
         around_models(self._see, undo)
         self._is_pending = False
@@ -130,8 +131,8 @@ class Traits:
             return None
         self._note("trains")
         self._trained_on |= given
-        if model not in self._trained:
-            self._trained.add(model)
+        if not self._trained.get(model):
+            self._trained[model] = True
             for module in model.modules():
                 if type(module) is torch.nn.Linear:
                     self._operations.of(module)  # it may be a head
