@@ -117,7 +117,7 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
         return None
     said = f"{message.above} {message.intro} {message.text}"
     asked = message.requested_bytes or 0
-    for table in (_PLACES, _SURROUNDINGS):
+    for table in (_PLACES, _SURROUNDINGS, _LAST):
         signs = [
             s
             for s in table
@@ -138,6 +138,7 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
 
 
 _BACKWARD: Final = Place(code=r"\.backward\(")
+_TRAINS: Final = Place(named=r"(?i)train|^(?:fit|closure)$")
 _TO_CPU: Final = Place(code=r"map_location\s?=\s?(?:torch\.device\()?['\"]cpu")
 
 
@@ -152,6 +153,8 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
         return any(_TO_CPU.matches(frame) for frame in message.frames)
     if sign.is_training or not sign.is_surrounding:
         return False
+    if sign.name == INFERENCE and any(_TRAINS.matches(frame) for frame in message.frames):
+        return True
     whole = message.total_bytes
     is_beyond = whole is not None and (message.requested_bytes or 0) > whole
     return (is_beyond and sign.grows_with is GrowsWith.BATCH) or any(
@@ -163,12 +166,18 @@ _MODEL = GrowsWith.MODEL
 _INPUT = GrowsWith.INPUT
 _BATCH = GrowsWith.BATCH
 
+_INFERS: Final = (
+    "(?:infer|inference|demo|predict|prediction|generate|sample|detect|upscale|transcribe|render)"
+)
+"""What programs that only run a model are called."""
+
 _RASTERIZER: Final = Place(file=r"/diff_gaussian_rasterization|/gsplat/")
 
 LOADED_CHECKPOINT: Final = "loaded-checkpoint"
 LOADING_WEIGHTS: Final = "loading-weights"
 SERVER_STEP: Final = "server-step"
 ATTENTION_SCORES: Final = "attention-scores"
+INFERENCE: Final = "inference"
 
 SIGNS: Final[tuple[TracebackSign, ...]] = (
     # ---- saving ----
@@ -360,7 +369,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
             Place(file=r"/(?:sglang|vllm)/", code=r"torch\.cuda\.graph\("),
         ),
-        intro=r"[Cc]apture cuda graph failed",
+        intro=r"[Cc]apture cuda graph failed|Capturing (?:the model for CUDA |cuda)graphs",
     ),
     TracebackSign(
         name="server-profiling",
@@ -403,7 +412,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 functions="step engine_step step_async run_engine_loop _process_model_outputs",
             ),
         ),
-        intro=r"\btext_generation(?:_launcher|_server|\.errors)\b|\bVllmWorker|\bEngineCore"
+        intro=r"\btext_generation(?:_\w+|\.errors)\b|\bVllmWorker|\bEngineCore"
         r"|\bWorker(?:_TP\d| pid=)|\bRayWorkerWrapper"
         r"|\[(?:multiproc_executor|multiproc_worker_utils|worker_base|core)\.py:\d",
     ),
@@ -823,6 +832,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(functions="to_dense_adj to_dense_batch to_scipy_sparse_matrix"),
             Place(
                 code=r"\btorch\.cdist\(|\ba\s?@\s?b\.transpose|all_combinations|repeat_interleave\("
+                r"|\b([A-Za-z_]\w*)(?:\s?@\s?|,\s?)\1\.(?:transpose|permute|mT|T|t)\b"
+                r"|(?:zeros|ones|empty)\(\(?(\w+)\.shape\[0\],\s?(?!\2\b)\w+\.shape\[0\]\)?"
             ),
         ),
     ),
@@ -984,10 +995,37 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "README",
         intro=r"(?:CUDA|HIP) failed with error out of memory",
     ),
+    TracebackSign(
+        name=INFERENCE,
+        doing="while a trained model was run",
+        grows_with=_INPUT,
+        is_training=False,
+        is_surrounding=True,
+        kind="pytorch-caching-allocator",
+        spelled=Change.BATCH,
+        title="Give the model less at a time",
+        change="a smaller image, tiles of it, fewer frames or points, a shorter text or audio; one "
+        "input at a time, under torch.inference_mode(); weights in 16 or 8 bits, or a smaller "
+        "model",
+        why="Nothing is trained here, so that the memory goes to the weights and to what one layer "
+        "makes, which grows with the input.",
+        source="torch 1.2 to 2.13, autograd/grad_mode.py and utils/_contextlib.py",
+        places=(
+            Place(
+                file=r"/torch/(?:autograd/grad_mode|utils/_contextlib)\.py$",
+                functions="decorate_context",
+            ),
+            Place(file=rf"(?:^|/)(?:\w*_)?{_INFERS}\w*\.py$"),
+            Place(functions="infer inference predict upscale transcribe enhance generate detect"),
+        ),
+        in_words=rf"(?i)\bpython3? (?:\S*[/\\])?(?:\w*_)?{_INFERS}\w*\.py\b"
+        r"|\bupscal|super.?resol|\btranscrib|\binference\b|MaskGenerator\(",
+    ),
 )
 
 _PLACES: Final = tuple(sign for sign in SIGNS if not sign.is_surrounding)
-_SURROUNDINGS: Final = tuple(sign for sign in SIGNS if sign.is_surrounding)
+_SURROUNDINGS: Final = tuple(s for s in SIGNS if s.is_surrounding and s.name != INFERENCE)
+_LAST: Final = tuple(sign for sign in SIGNS if sign.name == INFERENCE)
 
 # torch 2.13, torch/nn/modules/conv.py and pooling.py, torch/nn/functional.py
 _PIXELS: Final = (

@@ -339,11 +339,19 @@ def test_full_disk_stays_a_full_disk() -> None:
 
 
 def test_exit_code_inside_a_sentence_is_a_kill() -> None:
-    text = "[launch.py:321:sigkill_handler] ['python', '-u', 'fit.py'] exits with return code = -9"
+    call = "['python', '-u', 'fit.py', '--report_to', 'wandb']"
+
+    (message,) = find_messages(f"[sigkill_handler] {call} exits with return code = -9").messages
+
+    assert message.kind == "host-ram"
+
+
+def test_size_that_ends_with_its_point_is_read() -> None:
+    text = "MemoryError: Unable to allocate 113. GiB for an array with shape (122994, 122994)"
 
     (message,) = find_messages(text).messages
 
-    assert message.kind == "host-ram"
+    assert message.requested_bytes == 113 << 30
 
 
 @pytest.mark.parametrize(

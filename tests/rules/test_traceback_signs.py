@@ -127,6 +127,17 @@ SHAPES = {
     "attention-scores": failing(
         frame("/job/net.py", "forward", "w = torch.matmul(q, key_states.transpose(2, 3))")
     ),
+    "all-pairs of one tensor": failing(
+        frame("/job/net.py", "forward", "a = torch.matmul(x, x.transpose(-1, -2)).mean(0)")
+    ),
+    "inference": failing(
+        frame(f"{TORCH}/utils/_contextlib.py", "decorate_context", "return func(*args)"),
+        frame("/job/net.py", "forward", "x = self.conv(x)"),
+    ),
+    "inference by what the script is called": f"$ python tools/inference_sr.py -i in.png\n{FULL}\n",
+    "graph-capture of a log": "INFO [model_runner.py:1442] Capturing cudagraphs for decoding.\n"
+    f"{FULL}\n",
+    "server-step of a router": f"ERROR text_generation_client: router/lib.rs:33: {FULL}\n",
     "all-pairs": failing(frame("/job/net.py", "forward", "d = torch.cdist(a, b)")),
     "growing-concatenation": failing(
         frame("/job/fit.py", "collect", "seen = torch.cat([seen, new])")
@@ -227,6 +238,10 @@ CONTRADICTED = {
     "one tensor beyond the device": failing(
         frame("/job/eval.py", "validate", "y = interpolate(x)"),
         message=old_style("37.37 GiB", "7.79 GiB", "1.40 GiB", "4.21 GiB", "2.58 GiB"),
+    ),
+    "training that runs a part without gradients": failing(
+        frame("/job/fit.py", "training_step", "loss = self.step(batch)"),
+        frame(f"{TORCH}/utils/_contextlib.py", "decorate_context", "return func(*args)"),
     ),
     "a checkpoint that goes to the CPU": failing(
         frame("/job/fit.py", "resume", "state = torch.load(path, map_location='cpu')"),
