@@ -115,7 +115,7 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "--max-batch-total-tokens; --cuda-memory-fraction 0.9 or less",
             Change.WEIGHTS: "--num-shard over more GPUs, --quantize",
         },
-        logs=r"\btext_generation(?:_\w+|\.errors)\b|text-generation-launcher",
+        logs=r"text_generation(?:_|\.errors)|text-generation-launcher",
     ),
     Framework(
         "ComfyUI",

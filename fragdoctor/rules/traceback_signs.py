@@ -412,7 +412,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 functions="step engine_step step_async run_engine_loop _process_model_outputs",
             ),
         ),
-        intro=r"\btext_generation(?:_\w+|\.errors)\b|\bVllmWorker|\bEngineCore"
+        intro=r"text_generation(?:_|\.errors)|\bVllmWorker|\bEngineCore"
         r"|\bWorker(?:_TP\d| pid=)|\bRayWorkerWrapper"
         r"|\[(?:multiproc_executor|multiproc_worker_utils|worker_base|core)\.py:\d",
     ),
