@@ -78,7 +78,7 @@ def simply_full(r: FailedRequest) -> Hypothesis:
         summary = (
             f"{live_and_request(r)} leave {format_size(r.margin_bytes)} of the "
             f"{format_size(r.available_bytes)} that PyTorch could have: packed perfectly it would "
-            "just fit, so the device is as good as full."
+            "fit, but little would be left: the device is as good as full."
         )
     elif r.requested_bytes > (r.live_bytes or 0):
         summary = (

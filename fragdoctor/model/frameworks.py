@@ -384,6 +384,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
 SERVERS: Final = ("vLLM", "SGLang", "TGI")
 """Those that set their memory aside by themselves, by options of their own."""
 
+RUN_ONLY: Final = (*SERVERS, "ComfyUI", "Stable Diffusion web UI", "Segment Anything")
+"""Those that run trained models: where no other is there, nothing keeps activations."""
+
 
 def frameworks_in(paths: Iterable[str], said: str = "") -> tuple[Framework, ...]:
     """Return the frameworks of files of frames or of lines of a log, in the order of the table.

@@ -80,6 +80,13 @@ def test_program_that_is_named_anywhere_gives_the_words(said):
     assert SAID[said] in first.change
 
 
+@pytest.mark.parametrize(("said", "is_told"), [("vllm serve m", False), ("python train.py", True)])
+def test_program_that_only_runs_models_is_not_told_to_checkpoint_layers(said, is_told):
+    codes = [r.code for r in diagnose(case_of(f"$ {said}\n{FULL}\n")).recommendations]
+
+    assert ("gradient-checkpointing" in codes) is is_told
+
+
 def test_server_beside_others_is_told_the_share_that_they_leave():
     full = old_style("1.00 GiB", "40.00 GiB", "24.90 GiB", "0 bytes", "25.00 GiB")
 
@@ -866,14 +873,6 @@ def test_program_without_pytorch_is_advised_in_its_own_options(name):
     assert said in first.change
     assert "pin_memory" not in first.change
     assert "torch." not in first.change
-
-
-def test_memory_of_julia_is_read_with_what_is_free():
-    (message,) = case_of(PROGRAMS["CUDA.jl"][0]).oom.messages
-
-    assert message.requested_bytes == 3 << 30
-    assert (message.total_bytes, message.allocated_bytes) == (8 << 30, 6 << 30)
-    assert message.free_bytes == pytest.approx(0.8 * 2**30, rel=1e-6)
 
 
 def test_line_that_nothing_here_knows_is_no_proof_that_memory_is_fine():

@@ -142,12 +142,6 @@ TOLD_APART = {
             "Try to allocate 127 tokens.\nAvailable tokens: 5248 (available_size=5248)"
         ),
     ),
-    "unbalanced-gpus": (
-        (
-            "ValueError: The memory capacity is unbalanced. Some GPUs may be occupied by other "
-            "processes. pre_model_load_memory=21.2, local_gpu_memory=14.1"
-        ),
-    ),
     "on-chip": (
         (
             "No valid triton configs. OutOfMemoryError: out of resource: triton_mm Required: "
@@ -352,19 +346,6 @@ def test_size_that_ends_with_its_point_is_read() -> None:
     (message,) = find_messages(text).messages
 
     assert message.requested_bytes == 113 << 30
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "d2.utils.memory: Attempting to copy inputs of <function f at 0x1> to CPU due to CUDA OOM",
-        "Warning: Ran out of memory when regular VAE decoding, retrying with tiled VAE decoding.",
-    ],
-)
-def test_retry_in_another_way_is_a_warning(text: str) -> None:
-    (message,) = find_messages(text).messages
-
-    assert message.is_warning
 
 
 def test_platform_without_expandable_segments_is_noted() -> None:

@@ -11,6 +11,7 @@ from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal
 from fragdoctor.model.case import BATCH_OF_ONE, BATCH_TRIED
 from fragdoctor.model.frameworks import (
     FRAMEWORKS,
+    RUN_ONLY,
     SERVERS,
     Change,
     Framework,
@@ -37,17 +38,16 @@ CHANGES: Final = {
 ADDED: Final = (Change.BATCH, Change.EVALUATION_BATCH, Change.WEIGHTS, Change.COPIES)
 """Changes whose own text says more (how much, of what), so that it stays behind the words."""
 
-BESIDE_CACHE: Final = "Give the server's steps more room beside its KV cache"
-
 
 def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Iterator[Proposal]:
     """Yield proposals, their changes as the framework of the case spells them where it does."""
     frameworks = frameworks_of(case)
+    trains = any(f.name not in RUN_ONLY for f in frameworks)
     for one in proposals:
         change = CHANGES.get(one.recommendation.code)
-        is_told = change is Change.BATCH and (
-            case.has_marker(BATCH_OF_ONE) or case.has_marker(BATCH_TRIED)
-        )
+        is_told = change is Change.BATCH and any(map(case.has_marker, (BATCH_OF_ONE, BATCH_TRIED)))
+        if change is Change.CHECKPOINT and frameworks and not trains:
+            continue
         if change is None or one.is_rejected or is_told:
             yield one
             continue
@@ -62,12 +62,12 @@ def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Itera
         own = one.recommendation.change
         if change in ADDED and own and own != getattr(one.remedy, "change", ""):
             text = f"{text}; {own}"
-        title = (
-            BESIDE_CACHE
-            if found[0] in SERVERS and change is Change.BATCH
-            else one.recommendation.title
-        )
-        yield replace(one, recommendation=replace(one.recommendation, title=title, change=text))
+        recommendation = replace(one.recommendation, change=text)
+        if found[0] in SERVERS and change is Change.BATCH:
+            recommendation = replace(
+                recommendation, title="Give the server's steps more room beside its KV cache"
+            )
+        yield replace(one, recommendation=recommendation)
 
 
 def _is_no_training(case: JudgedCase) -> bool:
