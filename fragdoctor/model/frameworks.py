@@ -92,7 +92,7 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "checkpoint; --cpu-offload-gb",
         },
         logs=r"\bVllmWorker|\bRayWorkerWrapper|\bEngineCore|\bWorker(?:_TP\d| pid=)"
-        r"|\bvllm(?:\.\w| serve)|(?:from|import) vllm\b|\bvLLM instance",
+        r"|\[core(?:_client)?\.py:\d|\bvllm(?:\.\w| serve)|(?:from|import) vllm\b|\bvLLM instance",
     ),
     Framework(
         "SGLang",
@@ -232,8 +232,8 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             'both to "device": "nvme" with an "nvme_path" (ZeRO 3); "pin_memory": false; '
             "more memory",
         },
-        logs=r"\[launch\.py:\d+:sigkill_handler\]|DeepSpeed(?:ZeRoOffload|Strategy)"
-        r"|see_memory_usage\]|--deepspeed\b",
+        logs=r"\[launch\.py:\d+:sigkill_handler|DeepSpeed(?:ZeRoOffload|Strategy)"
+        r"|see_memory_usage\]|--deepspeed\b|\bZeRO[- ]?(?:[123]\b|stage)",
     ),
     Framework(
         "accelerate",
@@ -297,6 +297,7 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             Change.WEIGHTS: "pipe.enable_model_cpu_offload(); "
             "pipe.enable_sequential_cpu_offload() keeps even less on the GPU",
         },
+        logs=r"\b(?:from|import) diffusers\b|\w+Pipeline\.from_pretrained\(",
     ),
     Framework(
         "timm",
@@ -347,7 +348,7 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             Change.BATCH: "points_per_batch=16 (64 by default) in the mask generator, a smaller "
             "image, or the model vit_b instead of vit_h",
         },
-        logs=r"\bSam\w*MaskGenerator\b",
+        logs=r"\bSam\w*Mask\w*Generator\b",
     ),
     Framework(
         "Unsloth",

@@ -909,7 +909,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "models of the pipeline is not there for it.",
         source="ctranslate2 3 and 4, src/cuda; faster-whisper 1.1, transcribe.py; whisperx 3, "
         "README",
-        intro=r"(?:CUDA|HIP) failed with error out of memory",
+        intro=r"(?i)(?:CUDA|HIP) failed with error out of memory",
     ),
     TracebackSign(
         name=INFERENCE,
@@ -935,7 +935,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(functions="infer inference predict upscale transcribe enhance generate detect"),
         ),
         in_words=rf"(?i)\b(?:python3?|ran|run|running) (?:\S*[/\\])?(?:\w*_)?{_INFERS}\w*\.py\b"
-        r"|\bupscal|super.?resol|\btranscrib|\binference\b|MaskGenerator\(",
+        r"|\bupscal|super.?resol|\btranscrib|\binference\b|Mask\w*Generator\(",
     ),
 )
 

@@ -70,6 +70,9 @@ SAID = {
     "cfg.SOLVER.IMS_PER_BATCH = 8": "SOLVER.IMS_PER_BATCH",
     "A: 2.82 GB, R: 2.90 GB, Sys: 3.8/3.8 GB (99.7%)": "width and height",
     "masks = SamAutomaticMaskGenerator(sam)": "points_per_batch",
+    "ERROR 03-13 09:00:43 [core.py:330] the engine failed": "--gpu-memory-utilization",
+    "ZeRO stage: 2, micro batch 2": "train_micro_batch_size_per_gpu",
+    "pipe = FluxPipeline.from_pretrained(name)": "num_images_per_prompt",
 }
 
 

@@ -340,6 +340,14 @@ def test_exit_code_inside_a_sentence_is_a_kill() -> None:
     assert message.kind == "host-ram"
 
 
+def test_error_that_is_quoted_after_the_word_error_is_read() -> None:
+    text = 'Getting the error "Failed to create cublas handle - CUBLAS_STATUS_ALLOC_FAILED" now.'
+
+    (message,) = find_messages(text).messages
+
+    assert message.kind == "cublas"
+
+
 def test_size_that_ends_with_its_point_is_read() -> None:
     text = "MemoryError: Unable to allocate 113. GiB for an array with shape (122994, 122994)"
 

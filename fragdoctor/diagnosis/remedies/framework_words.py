@@ -42,6 +42,7 @@ ADDED: Final = (Change.BATCH, Change.EVALUATION_BATCH, Change.WEIGHTS, Change.CO
 def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Iterator[Proposal]:
     """Yield proposals, their changes as the framework of the case spells them where it does."""
     frameworks = frameworks_of(case)
+    of_evaluation = words_for(Change.EVALUATION_BATCH, frameworks if _runs_only(case) else ())
     trains = any(f.name not in RUN_ONLY for f in frameworks)
     for one in proposals:
         change = CHANGES.get(one.recommendation.code)
@@ -51,10 +52,7 @@ def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Itera
         if change is None or one.is_rejected or is_told:
             yield one
             continue
-        found = None
-        if change is Change.BATCH and _is_no_training(case):
-            found = words_for(Change.EVALUATION_BATCH, frameworks)
-        found = found or words_for(change, frameworks)
+        found = (of_evaluation if change is Change.BATCH else None) or words_for(change, frameworks)
         if found is None:
             yield one
             continue
@@ -70,7 +68,7 @@ def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Itera
         yield replace(one, recommendation=recommendation)
 
 
-def _is_no_training(case: JudgedCase) -> bool:
+def _runs_only(case: JudgedCase) -> bool:
     """Return whether what failed was an evaluation or an inference."""
     return is_evaluation(case.asking_stack) or (case.sign is not None and not case.sign.is_training)
 

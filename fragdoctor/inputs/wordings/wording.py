@@ -22,7 +22,7 @@ _POWERS: Final = {"": 0, "b": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5, "e": 6}
 _SOURCE: Final = re.compile(
     r"(?:(?:raise[\w.]{1,60}|print|str|warn|fail|match|startswith|find|search|format)\("
     r"|\.(?:warn|warning|error|info|debug|exception|critical|count|write)\("
-    r"|==|!=|\bin|if|elif|or|and|not|return|,|\[|\+)[frbu]{0,2}[\"'`]{1,3}"
+    r"|==|!=|\bin|if|elif|(?<!err)or|and|not|return|,|\[|\+)[frbu]{0,2}[\"'`]{1,3}"
     r"(?![])}])[^\"'`]{0,80}$",  # a quote before a bracket closes a string
     re.ASCII,
 )
