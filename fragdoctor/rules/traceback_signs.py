@@ -273,7 +273,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         },
         why="Nothing but weights was asked for: what is missing is room for the model "
         "itself, which no batch size changes.",
-        intro=r"Node Type:\W{0,8}\w*Load(?:er)?\b|Node Type:\W{0,8}\w*Loader",
+        intro=r"Node Type:\W{0,8}\w*Load(?:er|\b)",
         source="torch 2.13, torch/nn/modules/module.py; transformers 4.30 to 5.0, "
         "modeling_utils.py; accelerate 1.10, utils/modeling.py; ComfyUI 0.3, "
         "comfy/model_patcher.py and execution.py; vllm 0.11, model_executor/model_loader; sglang "
@@ -290,7 +290,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 "create_weights",
             ),
             # what is left of a traceback that ends above torch's own frames
-            Place(code=r"\b(?:model|net|pipe)\w*\.(?:to|cuda)\(", is_last=True),
+            Place(
+                code=r"(model|net|pipe)\w*\.(to|cuda)\(|load_model\(|_pretrained\(", is_last=True
+            ),
             Place(
                 file=r"/comfy/model_(?:management|patcher)\.py$",
                 functions="load_models_gpu model_load model_use_more_vram partially_load load "

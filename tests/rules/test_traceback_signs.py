@@ -155,6 +155,9 @@ SHAPES = {
     ),
     "batch-search": "RuntimeError: No executable batch size found, reached zero.\n",
     "ctranslate2": "RuntimeError: CUDA failed with error out of memory\n",
+    "loading-weights at the end of what was pasted": failing(
+        frame("/job/workflow.py", "run_sft", "model = load_model(tokenizer, args)")
+    ),
     "ctranslate2 in small letters": "I get cuda failed with error out of memory after a while.\n",
     "generation": failing(
         frame(f"{LIB}/transformers/generation/utils.py", "_sample", "out = self(**inputs)")
