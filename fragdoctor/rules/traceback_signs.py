@@ -153,9 +153,7 @@ _MODEL = GrowsWith.MODEL
 _INPUT = GrowsWith.INPUT
 _BATCH = GrowsWith.BATCH
 
-_INFERS: Final = (
-    "(?:infer|inference|demo|predict|prediction|generate|sample|detect|upscale|transcribe|render)"
-)
+_INFERS: Final = "(?:infer|demo|predict|generate|sample|detect|upscale|transcribe|render)"
 """What programs that only run a model are called."""
 
 _RASTERIZER: Final = Place(file=r"/diff_gaussian_rasterization|/gsplat/")
@@ -291,7 +289,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
             # what is left of a traceback that ends above torch's own frames
             Place(
-                code=r"(model|net|pipe)\w*\.(to|cuda)\(|load_model\(|_pretrained\(", is_last=True
+                code=r"\b(?:model|net|pipe)\w*\.(?:to|cuda)\(|\b(?:load_model|from_pretrained)\(",
+                is_last=True,
             ),
             Place(
                 file=r"/comfy/model_(?:management|patcher)\.py$",

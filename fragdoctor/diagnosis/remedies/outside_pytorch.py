@@ -225,10 +225,10 @@ class FindTheLimit(Remedy):
         r = case.failed_request
         if case.cause is not Cause.UNKNOWN or r is None:
             return
-        # XPU's messages have no figure of what is free: the size of the device says as much
-        unreserved = (r.total_bytes or 0) - (r.reserved_bytes or 0)
+        # XPU's messages have no figure of what is free: the size of the device says as much.
+        # Other messages without that figure were cut.
+        unreserved = (r.total_bytes or 0) - (r.reserved_bytes or 0) if r.backend == "xpu" else 0
         is_roomy = r.free_bytes is None and unreserved >= 2 * r.requested_bytes
-        is_roomy &= r.backend == "xpu"  # others that lack it were cut
         if not (r.is_covered_by_free or is_roomy):
             return
         fraction = "" if not r.may_hide_limit else "set_per_process_memory_fraction() or "
