@@ -78,7 +78,7 @@ def simply_full(r: FailedRequest) -> Hypothesis:
         summary = (
             f"{live_and_request(r)} leave {format_size(r.margin_bytes)} of the "
             f"{format_size(r.available_bytes)} that PyTorch could have: packed perfectly it would "
-            "just fit, so the device is as good as full."
+            "fit, but little would be left: the device is as good as full."
         )
     elif r.requested_bytes > (r.live_bytes or 0):
         summary = (
@@ -405,13 +405,13 @@ def _joined_fits(r: FailedRequest) -> Iterator[Hypothesis]:
     if not r.has_real_holes:
         yield simply_full(r)
         return
-    biggest_hole_may_do = r.unallocated_bytes is not None and (
-        r.unallocated_bytes >= r.requested_bytes
-    )
-    if biggest_hole_may_do or _share(r.margin_bytes, r.available_bytes) >= SLIM_MARGIN_SHARE:
-        yield fragmentation(r)
-        return
-    yield simply_full(r)
+    if r.is_exact:
+        is_roomy = (r.unallocated_bytes or 0) >= r.requested_bytes or (
+            _share(r.margin_bytes, r.available_bytes) >= SLIM_MARGIN_SHARE
+        )
+    else:  # a message prints sums: where the next such request would not fit, it was full
+        is_roomy = r.margin_bytes >= r.requested_bytes
+    yield fragmentation(r) if is_roomy else simply_full(r)
 
 
 def _no_free_figure(r: FailedRequest) -> Iterator[Hypothesis]:

@@ -35,6 +35,7 @@ from fragdoctor.inputs.wordings.wording import (
 from fragdoctor.inputs.xla_program import xla_program
 from fragdoctor.model.case import (
     BATCH_OF_ONE,
+    BATCH_TRIED,
     CHECKPOINTING,
     GPU_TABLE,
     NO_FAILURE,
@@ -42,6 +43,7 @@ from fragdoctor.model.case import (
     OomLog,
     OomMessage,
 )
+from fragdoctor.model.frameworks import frameworks_in
 
 # Earlier families win where two match the same words.
 WORDINGS: Final[tuple[Wording, ...]] = (
@@ -196,6 +198,7 @@ def find_messages(text: str) -> OomLog:
         n_bytes=len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")),
         scenes=scan(text, messages, markers),
         server=server_budget(text),
+        frameworks=tuple(f.name for f in frameworks_in((), text[:_LOOK_ALIKE_CHARS])),
         utilization=utilization(text),
         program=() if program is None else program.parts,
     )
@@ -413,7 +416,8 @@ def _primary(messages: list[OomMessage]) -> int:
     return min(range(len(messages)), key=lambda i: (tier(messages[i]), i), default=0)
 
 
-_IS_ONE: Final = r"(?:perdevice|_per_gpu)?['\"]?(?:of|to|is)?[=:]?['\"]?1(?![\d.])"
+_IS_ONE: Final = r"(?:perdevice|_per_gpu)?['\"]?,?(?:of|to|is)?[=:]?['\"]?1(?![\d.])"
+_NO_HELP: Final = r"(?:did|does|do|has)?(?:not|n't|no)(?:help|work|effect|change|makeadiff)"
 _MARKERS: Final = (
     ("cache-flush", r"allocatorcacheflushes"),
     ("device-assert", r"thread:\[\d{1,6},\d{1,6},\d{1,6}\]assertion`"),
@@ -425,11 +429,16 @@ _MARKERS: Final = (
     ("killed", r"failed\(exitcode:-?\d{1,4}\)"),
     ("killed", r"dataloaderworker\S{0,80}exitedun"),
     ("killed", r"signal15\(sigterm\)"),
+    # not of a router's span: batch{batch_size=1}
     *(
-        (BATCH_OF_ONE, rf"(?<!eval_)(?<!val_)(?<!test_){name}" + _IS_ONE)
-        for name in ("batch_size", "batchsize", "samples_per_gpu")
+        (BATCH_OF_ONE, rf"(?<!eval_)(?<!val_)(?<!test_)(?<!\{{){name}" + _IS_ONE)
+        for name in (r"batch[-_]?size", "samples_per_gpu", "ims_per_batch")
     ),
-    (CHECKPOINTING, r"--gradient[_-]checkpointing(?!=?['\"]?(?:false|no|0))"),
+    (
+        BATCH_TRIED,
+        rf"(?:reduc|lower|decreas|small|chang)\w{{2,20}}batch[-_]?(?:size)?[\w'(]{{0,20}}{_NO_HELP}",
+    ),
+    (CHECKPOINTING, r"--gradient[_-]checkpointing(?![=,'\"]{0,3}(?:false|no|0))"),
     (CHECKPOINTING, r"gradient_checkpointing['\"]?[=:]['\"]?true"),
     # transformers, modeling_utils.py and models: what it says where both are on
     (CHECKPOINTING, r"incompatiblewithgradientcheckpointing"),

@@ -182,7 +182,7 @@ def _first_of_fragment(lines: Sequence[str]) -> int:
             first, n_plain = i, 0
             continue
         n_plain += 1
-        if n_plain > 8:  # source lines, carets and wrapped arguments between two frames
+        if n_plain > 14:  # between two frames IPython prints up to a dozen source lines
             break
     return first
 

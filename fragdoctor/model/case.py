@@ -21,8 +21,9 @@ GPU_TABLE: Final = "gpu-table"
 """``sub_kind`` of the message that stands for a table of GPUs beside words about a failure."""
 
 BATCH_OF_ONE: Final = "batch-of-one"
+BATCH_TRIED: Final = "batch-tried"
 CHECKPOINTING: Final = "checkpointing"
-"""Markers of what a text says is set already, so that it is no advice."""
+"""Markers of what a text says is set already, or did not help, so that it is no advice."""
 
 
 @frozen
@@ -181,7 +182,8 @@ class OomLog:
     are the lines of its story, in order: progress, trials, figures, retries, failures. ``server``
     is the budget that a server printed at start, ``utilization`` the share of the card that it was
     told to use; ``program`` are the parts of a program that XLA printed. ``damage`` says why the
-    text was not read to its end, "" where it was.
+    text was not read to its end, "" where it was. ``frameworks`` are the names of those whose
+    commands, imports or lines stand anywhere in it.
     """
 
     messages: Sequence[OomMessage]
@@ -194,6 +196,7 @@ class OomLog:
     utilization: float | None = None
     program: Sequence[ServerShare] = ()
     damage: str = ""
+    frameworks: Sequence[str] = ()
 
 
 @frozen

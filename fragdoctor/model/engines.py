@@ -224,6 +224,7 @@ ENGINES: Final[tuple[Engine, ...]] = (
                 "(0 lets ONNX Runtime choose)",
             ),
         },
+        logs=r"\bonnxruntime:",
     ),
     Engine(
         "TensorRT-LLM",

@@ -91,7 +91,8 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             Change.WEIGHTS: "--tensor-parallel-size over more GPUs; an AWQ, GPTQ or FP8 "
             "checkpoint; --cpu-offload-gb",
         },
-        logs=r"\bVllmWorker|\bEngineCore|\bWorker(?:_TP\d| pid=)|\bvllm\b",
+        logs=r"\bVllmWorker|\bRayWorkerWrapper|\bEngineCore|\bWorker(?:_TP\d| pid=)"
+        r"|\[core(?:_client)?\.py:\d|\bvllm(?:\.\w| serve)|(?:from|import) vllm\b|\bvLLM instance",
     ),
     Framework(
         "SGLang",
@@ -103,7 +104,7 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "--max-running-requests",
             Change.WEIGHTS: "--tp over more GPUs; an AWQ, GPTQ or FP8 checkpoint; --cpu-offload-gb",
         },
-        logs=r"\bsglang\b|[Cc]apture cuda graph failed",
+        logs=r"\bsglang[.:]|\bimport sglang|mem[-_]fraction[-_]static|[Cc]apture cuda graph failed",
     ),
     Framework(
         "TGI",
@@ -114,7 +115,7 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "--max-batch-total-tokens; --cuda-memory-fraction 0.9 or less",
             Change.WEIGHTS: "--num-shard over more GPUs, --quantize",
         },
-        logs=r"\btext_generation(?:_launcher|_server|\.errors)\b",
+        logs=r"text_generation(?:_|\.errors)|text-generation-launcher",
     ),
     Framework(
         "ComfyUI",
@@ -144,7 +145,8 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "--opt-sub-quad-attention",
             Change.WEIGHTS: "--medvram, or --lowvram, which keeps even less on the GPU",
         },
-        logs=r"use lower resolution|Torch active/reserved:",
+        logs=r"use lower resolution|Torch active/reserved:|\bA: [\d.]+ GB, R: [\d.]+ GB"
+        r"|\bwebui-user\.",
     ),
     Framework(
         "TRL",
@@ -230,7 +232,8 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             'both to "device": "nvme" with an "nvme_path" (ZeRO 3); "pin_memory": false; '
             "more memory",
         },
-        logs=r"\[launch\.py:\d+:sigkill_handler\]|DeepSpeedZeRoOffload|see_memory_usage\]",
+        logs=r"\[launch\.py:\d+:sigkill_handler|DeepSpeed(?:ZeRoOffload|Strategy)"
+        r"|see_memory_usage\]|--deepspeed\b|\bZeRO[- ]?(?:[123]\b|stage)",
     ),
     Framework(
         "accelerate",
@@ -294,6 +297,7 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             Change.WEIGHTS: "pipe.enable_model_cpu_offload(); "
             "pipe.enable_sequential_cpu_offload() keeps even less on the GPU",
         },
+        logs=r"\b(?:from|import) diffusers\b|\w+Pipeline\.from_pretrained\(",
     ),
     Framework(
         "timm",
@@ -307,6 +311,44 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             Change.BF16: "--amp of timm's train.py",
             Change.COPIES: "--model-ema-force-cpu of timm's train.py",
         },
+    ),
+    Framework(
+        "Detectron2",
+        "detectron2 0.6, config/defaults.py",
+        r"/detectron2/",
+        {
+            Change.BATCH: "a lower SOLVER.IMS_PER_BATCH (with SOLVER.BASE_LR lower by as much), "
+            "smaller INPUT.MIN_SIZE_TRAIN and MAX_SIZE_TRAIN",
+            Change.EVALUATION_BATCH: "smaller INPUT.MIN_SIZE_TEST and MAX_SIZE_TEST",
+        },
+        logs=r"\bIMS_PER_BATCH\b",
+    ),
+    Framework(
+        "OpenMMLab",
+        "mmengine 0.10, runner/runner.py; mmdet 2 and 3, mmseg 0 and 1, configs/_base_",
+        r"/mm(?:engine|cv|det|seg|pose|rotate|action|pretrain)\w*/",
+        {
+            Change.BATCH: "a lower batch_size in train_dataloader (samples_per_gpu in data of the "
+            "versions before 3), a smaller scale or crop_size in the pipeline",
+        },
+        logs=r"\bsamples_per_gpu\b",
+    ),
+    Framework(
+        "fairseq",
+        "fairseq 0.12, options.py and dataclass/configs.py",
+        r"/fairseq(?:_cli)?/",
+        {Change.BATCH: "a lower --max-tokens or --batch-size, and a higher --update-freq"},
+        logs=r"\bfairseq-(?:train|generate)|\| WARNING: ran out of memory",
+    ),
+    Framework(
+        "Segment Anything",
+        "segment-anything 1.0 and sam2 1.1, automatic_mask_generator.py and build_sam.py",
+        r"/(?:segment_anything|sam2)/",
+        {
+            Change.BATCH: "points_per_batch=16 (64 by default) in the mask generator, a smaller "
+            "image, or the model vit_b instead of vit_h",
+        },
+        logs=r"\bSam\w*Mask\w*Generator\b",
     ),
     Framework(
         "Unsloth",
@@ -342,6 +384,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
 
 SERVERS: Final = ("vLLM", "SGLang", "TGI")
 """Those that set their memory aside by themselves, by options of their own."""
+
+RUN_ONLY: Final = (*SERVERS, "ComfyUI", "Stable Diffusion web UI", "Segment Anything")
+"""Those that run trained models: where no other is there, nothing keeps activations."""
 
 
 def frameworks_in(paths: Iterable[str], said: str = "") -> tuple[Framework, ...]:

@@ -2,8 +2,7 @@
 
 A sign is a call of a library that is known to need memory of its own: saving, loading, gathering,
 assigning. Advice that fits the call outweighs advice that fits any failure. The innermost call
-that is a sign counts, unless an outer one says more about it; of several signs of one call the
-first in the table.
+that is a sign counts; of several signs of one call the first in the table.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from typing import Final
 from fragdoctor.frozen import frozen
 from fragdoctor.model.case import OomMessage, TracebackFrame
 from fragdoctor.model.frameworks import Change
-from fragdoctor.units import GIB
 
 
 class GrowsWith(StrEnum):
@@ -78,8 +76,6 @@ class TracebackSign:
         is_training: it may be a step of training, whose activations are kept.
         is_surrounding: it says in what the call stood, and counts where no place is a sign.
         can_leave_gpu: the call can be made on the CPU, so that it helps whoever fills the GPU.
-        refines: name of the sign of an inner frame that this one says more about.
-        least_bytes: it takes a request of at least that size.
         kind: it takes a message of that kind.
     """
 
@@ -98,8 +94,6 @@ class TracebackSign:
     is_training: bool = True
     is_surrounding: bool = False
     can_leave_gpu: bool = False
-    refines: str = ""
-    least_bytes: int = 0
     kind: str = ""
 
     def matches(self, frame: TracebackFrame, *, is_last: bool = True) -> bool:
@@ -116,20 +110,14 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
     if message is None or message.kind in ("negative", "host-ram"):
         return None
     said = f"{message.above} {message.intro} {message.text}"
-    asked = message.requested_bytes or 0
-    for table in (_PLACES, _SURROUNDINGS):
+    for table in (_PLACES, _SURROUNDINGS, _LAST):
         signs = [
-            s
-            for s in table
-            if asked >= s.least_bytes
-            and s.kind in ("", message.kind)
-            and not _is_contradicted(s, message)
+            s for s in table if s.kind in ("", message.kind) and not _is_contradicted(s, message)
         ]
-        found: TracebackSign | None = None
-        for n_inside, frame in enumerate(reversed(message.frames)):
-            here = (sign for sign in signs if sign.matches(frame, is_last=not n_inside))
-            found = next((s for s in here if found is None or s.refines == found.name), found)
-        found = found or next((s for s in signs if s.intro and _search(s.intro, said)), None)
+        inner = enumerate(reversed(message.frames))
+        at = (s for n, frame in inner for s in signs if s.matches(frame, is_last=not n))
+        above = (s for s in signs if s.intro and _search(s.intro, said))
+        found = next(at, None) or next(above, None)
         if found is None and not message.frames:  # calls that were told in other words
             found = next((s for s in signs if s.in_words and _search(s.in_words, said)), None)
         if found is not None:
@@ -138,6 +126,7 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
 
 
 _BACKWARD: Final = Place(code=r"\.backward\(")
+_TRAINS: Final = Place(named=r"(?i)train|^(?:fit|closure)$")
 _TO_CPU: Final = Place(code=r"map_location\s?=\s?(?:torch\.device\()?['\"]cpu")
 
 
@@ -152,16 +141,20 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
         return any(_TO_CPU.matches(frame) for frame in message.frames)
     if sign.is_training or not sign.is_surrounding:
         return False
+    trains = (_BACKWARD, _TRAINS) if sign.name == INFERENCE else (_BACKWARD,)
+    if any(place.matches(frame) for place in trains for frame in message.frames):
+        return True
     whole = message.total_bytes
     is_beyond = whole is not None and (message.requested_bytes or 0) > whole
-    return (is_beyond and sign.grows_with is GrowsWith.BATCH) or any(
-        _BACKWARD.matches(frame) for frame in message.frames
-    )
+    return is_beyond and sign.grows_with is GrowsWith.BATCH
 
 
 _MODEL = GrowsWith.MODEL
 _INPUT = GrowsWith.INPUT
 _BATCH = GrowsWith.BATCH
+
+_INFERS: Final = "(?:infer|demo|predict|generate|sample|detect|upscale|transcribe|render)"
+"""What programs that only run a model are called."""
 
 _RASTERIZER: Final = Place(file=r"/diff_gaussian_rasterization|/gsplat/")
 
@@ -169,6 +162,7 @@ LOADED_CHECKPOINT: Final = "loaded-checkpoint"
 LOADING_WEIGHTS: Final = "loading-weights"
 SERVER_STEP: Final = "server-step"
 ATTENTION_SCORES: Final = "attention-scores"
+INFERENCE: Final = "inference"
 
 SIGNS: Final[tuple[TracebackSign, ...]] = (
     # ---- saving ----
@@ -277,7 +271,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         },
         why="Nothing but weights was asked for: what is missing is room for the model "
         "itself, which no batch size changes.",
-        intro=r"Node Type:\W{0,8}\w*Load(?:er)?\b|Node Type:\W{0,8}\w*Loader",
+        intro=r"Node Type:\W{0,8}\w*Load(?:er|\b)",
         source="torch 2.13, torch/nn/modules/module.py; transformers 4.30 to 5.0, "
         "modeling_utils.py; accelerate 1.10, utils/modeling.py; ComfyUI 0.3, "
         "comfy/model_patcher.py and execution.py; vllm 0.11, model_executor/model_loader; sglang "
@@ -294,7 +288,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 "create_weights",
             ),
             # what is left of a traceback that ends above torch's own frames
-            Place(code=r"\b(?:model|net|pipe)\w*\.(?:to|cuda)\(", is_last=True),
+            Place(
+                code=r"\b(?:model|net|pipe)\w*\.(?:to|cuda)\(|\b(?:load_model|from_pretrained)\(",
+                is_last=True,
+            ),
             Place(
                 file=r"/comfy/model_(?:management|patcher)\.py$",
                 functions="load_models_gpu model_load model_use_more_vram partially_load load "
@@ -360,7 +357,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
             Place(file=r"/(?:sglang|vllm)/", code=r"torch\.cuda\.graph\("),
         ),
-        intro=r"[Cc]apture cuda graph failed",
+        intro=r"[Cc]apture cuda graph failed|Capturing (?:the model for CUDA |cuda)graphs",
     ),
     TracebackSign(
         name="server-profiling",
@@ -403,7 +400,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 functions="step engine_step step_async run_engine_loop _process_model_outputs",
             ),
         ),
-        intro=r"\btext_generation(?:_launcher|_server|\.errors)\b|\bVllmWorker|\bEngineCore"
+        intro=r"text_generation(?:_|\.errors)|\bVllmWorker|\bEngineCore"
         r"|\bWorker(?:_TP\d| pid=)|\bRayWorkerWrapper"
         r"|\[(?:multiproc_executor|multiproc_worker_utils|worker_base|core)\.py:\d",
     ),
@@ -462,20 +459,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
         intro=r"inputs of <function pairwise_iou",
     ),
-    TracebackSign(
-        name="mask-pasting",
-        doing="while predicted masks were pasted at the size of the whole image",
-        grows_with=_INPUT,
-        is_training=False,
-        can_leave_gpu=True,
-        title="Evaluate on smaller images, or paste the masks on the CPU",
-        change="a lower INPUT.MAX_SIZE_TEST or TEST.DETECTIONS_PER_IMAGE in Detectron2; "
-        "test_cfg max_per_img in MMDetection",
-        why="Each detection becomes a mask of the original image's size.",
-        source="detectron2 0.6, layers/mask_ops.py; mmdet 3.3, mask_heads/fcn_mask_head.py",
-        places=(Place(functions="paste_masks_in_image _do_paste_mask do_paste_mask"),),
-        intro=r"inputs of <function paste_masks",
-    ),
     # ---- graphs ----
     TracebackSign(
         name="graph-messages",
@@ -529,52 +512,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
         ),
     ),
-    TracebackSign(
-        name="unequal-gpus",
-        doing="under DataParallel on GPUs of unequal size",
-        grows_with=_BATCH,
-        title="Leave the smaller GPU out",
-        change="set CUDA_VISIBLE_DEVICES, or DataParallel(device_ids=[...]), to the larger GPUs: "
-        "PyTorch's warning names the one to exclude",
-        why="DataParallel gives each GPU the same share of a batch, so that the smallest fills "
-        "first.",
-        source="torch 1.0 to 2.15, torch/nn/parallel/data_parallel.py",
-        intro=r"There is an imbalance between your GPUs",
-    ),
     # ---- optimizers ----
-    TracebackSign(
-        name="sharded-optimizer",
-        doing="while DeepSpeed made the state of the optimizer or stepped through it",
-        grows_with=_MODEL,
-        refines="optimizer-state",
-        title="Put the optimizer's state on the host, or over more GPUs",
-        change='"zero_optimization": {"offload_optimizer": {"device": "cpu"}}, with which the step '
-        "runs on the CPU; a higher ZeRO stage or more GPUs; a lower sub_group_size under ZeRO 3",
-        why="Weights in 32 bits and two moments are twelve bytes a parameter, divided "
-        "by the number of GPUs; the batch's activations are not there then: a smaller batch "
-        "changes nothing.",
-        source="deepspeed 0.9 to 0.19.6, runtime/zero and runtime/engine.py",
-        places=(
-            Place(
-                file=r"/deepspeed/",
-                functions="initialize_optimizer_states _setup_for_real_optimizer "
-                "_create_fp32_partitions _configure_zero_optimizer",
-            ),
-            Place(file=r"/deepspeed/runtime/", functions="_optimizer_step step _take_model_step"),
-        ),
-    ),
-    TracebackSign(
-        name="sharded-buckets",
-        doing="for a bucket in which DeepSpeed moves gradients or weights",
-        grows_with=_MODEL,
-        title="Make DeepSpeed's buckets smaller",
-        change='"reduce_bucket_size" and "allgather_bucket_size" of 5e7 to 2e8 (5e8 elements by '
-        'default), or "overlap_comm": false, with which fewer of them are there at a time; then '
-        '"offload_optimizer" or a smaller micro-batch',
-        why="A bucket has that many elements, whatever the model's layers and the batch are.",
-        source="deepspeed 0.9 to 0.19.6, runtime/zero/config.py, stage_1_and_2.py and stage3.py",
-        places=(Place(file=r"/deepspeed/", code=r"\b(?:reduce|allgather|prefetch)_bucket_size"),),
-    ),
     TracebackSign(
         name="optimizer-temporaries",
         doing="in a step of the optimizer, for temporaries as large as the weights",
@@ -593,14 +531,25 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         name="optimizer-state",
         doing="in a step of the optimizer, which makes its state in the first one",
         grows_with=_MODEL,
-        title="Use an optimizer with less state",
+        title="Keep less of the optimizer's state on the GPU",
         change="bitsandbytes.optim.AdamW8bit, Adafactor, or fused=True, which needs no "
         "temporaries; ZeRO or FSDP over more GPUs; LoRA trains fewer weights",
+        words={
+            "DeepSpeed": '"zero_optimization": {"offload_optimizer": {"device": "cpu"}}, so that '
+            "the step runs on the CPU; a higher ZeRO stage or more GPUs; a lower sub_group_size "
+            "under ZeRO 3",
+        },
         spelled=Change.STATE_8BIT,
         why="Adam keeps two numbers for each weight from the first step on. The "
         "batch's activations are freed by then: a smaller batch changes nothing.",
-        source="torch 2.13, torch/optim",
+        source="torch 2.13, torch/optim; deepspeed 0.9 to 0.19.6, runtime/zero and engine.py",
         places=(
+            Place(
+                file=r"/deepspeed/runtime/",
+                functions="initialize_optimizer_states _setup_for_real_optimizer "
+                "_create_fp32_partitions _configure_zero_optimizer _optimizer_step step "
+                "_take_model_step",
+            ),
             Place(
                 file=r"/torch/optim/(?:adam|adamw|_multi_tensor|sgd|rmsprop|adagrad|radam|nadam)\.py$"
             ),
@@ -723,20 +672,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
     ),
     TracebackSign(
-        name="gaussian-rasterizer",
-        doing="in the rasterizer of a Gaussian-splatting extension",
-        grows_with=_INPUT,
-        least_bytes=16 * GIB,
-        title="Rebuild the rasterizer for this GPU, then look at the number of Gaussians",
-        change="pip install the extension again with TORCH_CUDA_ARCH_LIST set to this "
-        "GPU's (python -c 'import torch; "
-        "print(torch.cuda.get_device_capability())')",
-        why="It sizes its buffers on the GPU: built for another architecture it reads "
-        "garbage, and asks for tens of gibibytes.",
-        source="diff-gaussian-rasterization, rasterize_points.cu",
-        places=(_RASTERIZER,),
-    ),
-    TracebackSign(
         name="gaussian-tiles",
         doing="in the rasterizer of a Gaussian-splatting extension",
         grows_with=_INPUT,
@@ -823,6 +758,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(functions="to_dense_adj to_dense_batch to_scipy_sparse_matrix"),
             Place(
                 code=r"\btorch\.cdist\(|\ba\s?@\s?b\.transpose|all_combinations|repeat_interleave\("
+                r"|\b([A-Za-z_]\w*)(?:\s?@\s?|,\s?)\1\.(?:transpose|permute|mT|T|t)\b"
+                r"|(?:zeros|ones|empty)\(\(?(\w+)\.shape\[0\],\s?(?!\2\b)\w+\.shape\[0\]\)?"
             ),
         ),
     ),
@@ -939,15 +876,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         change="gradient checkpointing, weights in 16 or 4 bits, LoRA, an 8-bit optimizer; a "
         "shorter sequence or a smaller image; make the model inside the function that is tried, "
         "or move what is not needed off the GPU before the search starts",
-        words={
-            "TRL": "gradient_checkpointing=True, bf16=True and optim='adamw_8bit' in the trainer's "
-            "config, a LoRA peft_config; a lower max_length",
-            "Trainer": "gradient_checkpointing=True, bf16=True and optim='adamw_8bit' in "
-            "TrainingArguments, LoRA (peft) instead of all weights; shorter sequences",
-            "Diffusers": "unet.enable_gradient_checkpointing(), weights in 16 bits, LoRA, "
-            "bitsandbytes' AdamW8bit; a lower resolution; latents and text embeddings computed "
-            "beforehand",
-        },
         why="accelerate tries smaller and smaller batches (auto_find_batch_size, "
         "find_executable_batch_size) and found none that fits.",
         source="accelerate 0.10 to 1.15, utils/memory.py; transformers 4.57, training_args.py; "
@@ -982,12 +910,39 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "models of the pipeline is not there for it.",
         source="ctranslate2 3 and 4, src/cuda; faster-whisper 1.1, transcribe.py; whisperx 3, "
         "README",
-        intro=r"(?:CUDA|HIP) failed with error out of memory",
+        intro=r"(?i)(?:CUDA|HIP) failed with error out of memory",
+    ),
+    TracebackSign(
+        name=INFERENCE,
+        doing="while a trained model was run",
+        grows_with=_INPUT,
+        is_training=False,
+        is_surrounding=True,
+        kind="pytorch-caching-allocator",
+        spelled=Change.BATCH,
+        title="Give the model less at a time",
+        change="a smaller image, tiles of it, fewer frames or points, a shorter text or audio; one "
+        "input at a time, under torch.inference_mode(); weights in 16 or 8 bits, or a smaller "
+        "model",
+        why="Nothing is trained here, so that the memory goes to the weights and to what one layer "
+        "makes, which grows with the input.",
+        source="torch 1.2 to 2.13, autograd/grad_mode.py and utils/_contextlib.py",
+        places=(
+            Place(
+                file=r"/torch/(?:autograd/grad_mode|utils/_contextlib)\.py$",
+                functions="decorate_context",
+            ),
+            Place(file=rf"(?:^|/)(?:\w*_)?{_INFERS}\w*\.py$"),
+            Place(functions="infer inference predict upscale transcribe enhance generate detect"),
+        ),
+        in_words=rf"(?i)\b(?:python3?|ran|run|running) (?:\S*[/\\])?(?:\w*_)?{_INFERS}\w*\.py\b"
+        r"|\bupscal|super.?resol|\btranscrib|\binference\b|Mask\w*Generator\(",
     ),
 )
 
 _PLACES: Final = tuple(sign for sign in SIGNS if not sign.is_surrounding)
-_SURROUNDINGS: Final = tuple(sign for sign in SIGNS if sign.is_surrounding)
+_SURROUNDINGS: Final = tuple(s for s in SIGNS if s.is_surrounding and s.name != INFERENCE)
+_LAST: Final = tuple(sign for sign in SIGNS if sign.name == INFERENCE)
 
 # torch 2.13, torch/nn/modules/conv.py and pooling.py, torch/nn/functional.py
 _PIXELS: Final = (

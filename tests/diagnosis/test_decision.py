@@ -45,7 +45,9 @@ def causes(case):
         (failed(400, 16384, 13000, 3000, 20, limit_bytes=3200 * MIB), Cause.MEMORY_LIMIT),
         (failed(2048, 24576, 200, 22000, 100), Cause.CAPACITY),
         (failed(500, 4000, 300, 2700, 700), Cause.FRAGMENTATION),
-        (failed(500, 4000, 400, 3000, 300), Cause.FRAGMENTATION),
+        # the next request of that size would not fit, however the memory were packed
+        (failed(500, 4000, 400, 3000, 300), Cause.CAPACITY),
+        (failed(500, 4000, 400, 2500, 800), Cause.FRAGMENTATION),
         (failed(1000, 15000, 920, 12590, 287), Cause.CAPACITY),
         (failed(20, 8000, 2, 7800, 30), Cause.CAPACITY),
         (failed(200, 500, 140, 180, 0, pools_free_bytes=180 * MIB, reserved_bytes=360 * MIB),

@@ -142,12 +142,6 @@ TOLD_APART = {
             "Try to allocate 127 tokens.\nAvailable tokens: 5248 (available_size=5248)"
         ),
     ),
-    "unbalanced-gpus": (
-        (
-            "ValueError: The memory capacity is unbalanced. Some GPUs may be occupied by other "
-            "processes. pre_model_load_memory=21.2, local_gpu_memory=14.1"
-        ),
-    ),
     "on-chip": (
         (
             "No valid triton configs. OutOfMemoryError: out of resource: triton_mm Required: "
@@ -339,24 +333,27 @@ def test_full_disk_stays_a_full_disk() -> None:
 
 
 def test_exit_code_inside_a_sentence_is_a_kill() -> None:
-    text = "[launch.py:321:sigkill_handler] ['python', '-u', 'fit.py'] exits with return code = -9"
+    call = "['python', '-u', 'fit.py', '--report_to', 'wandb']"
 
-    (message,) = find_messages(text).messages
+    (message,) = find_messages(f"[sigkill_handler] {call} exits with return code = -9").messages
 
     assert message.kind == "host-ram"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "d2.utils.memory: Attempting to copy inputs of <function f at 0x1> to CPU due to CUDA OOM",
-        "Warning: Ran out of memory when regular VAE decoding, retrying with tiled VAE decoding.",
-    ],
-)
-def test_retry_in_another_way_is_a_warning(text: str) -> None:
+def test_error_that_is_quoted_after_the_word_error_is_read() -> None:
+    text = 'Getting the error "Failed to create cublas handle - CUBLAS_STATUS_ALLOC_FAILED" now.'
+
     (message,) = find_messages(text).messages
 
-    assert message.is_warning
+    assert message.kind == "cublas"
+
+
+def test_size_that_ends_with_its_point_is_read() -> None:
+    text = "MemoryError: Unable to allocate 113. GiB for an array with shape (122994, 122994)"
+
+    (message,) = find_messages(text).messages
+
+    assert message.requested_bytes == 113 << 30
 
 
 def test_platform_without_expandable_segments_is_noted() -> None:

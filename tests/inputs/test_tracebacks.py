@@ -52,6 +52,15 @@ def test_arrow_of_ipython_shrinks_as_line_numbers_grow(arrow):
     assert (message.frames[-1].line, message.frames[-1].code) == (number, "return t.to(d)")
 
 
+def test_frame_of_ipython_with_a_dozen_source_lines_is_read():
+    below = "".join(f"    {8 + i}     a{i},\n" for i in range(9))
+    text = f"File [m.py:7](http://host/m.py#line=6), in f(t)\n----> 7 x = g(\n{below}\n{OOM}\n"
+
+    (message,) = find_messages(text).messages
+
+    assert (message.frames[-1].function, message.frames[-1].code) == ("f", "x = g(")
+
+
 def test_path_below_the_home_of_windows_is_no_escaped_text():
     text = (
         f"~\\env\\utils\\to_dense_adj.py in to_dense_adj(edges)\n---> 48 adj = zeros(n)\n\n{OOM}\n"

@@ -66,7 +66,6 @@ SHAPES = {
         frame(f"{LIB}/deepspeed/runtime/engine.py", "_configure_distributed_model", "m.to(d)"),
         frame(f"{TORCH}/nn/modules/module.py", "convert", "return t.to(device)"),
     ),
-    "unequal-gpus": f"UserWarning:\nThere is an imbalance between your GPUs. GPU 0\n\n{FULL}\n",
     "graph-capture": failing(
         message=f"Exception: Capture cuda graph failed: {FULL.partition(': ')[2]}"
     ),
@@ -86,9 +85,6 @@ SHAPES = {
     "box-assignment": failing(
         frame(f"{LIB}/mmdet/core/bbox/assigners/max_iou_assigner.py", "assign", "o = iou(a, b)")
     ),
-    "mask-pasting": failing(
-        frame(f"{LIB}/detectron2/layers/mask_ops.py", "paste_masks_in_image", "img[i] = m")
-    ),
     "all-pairs of nodes": failing(
         frame(f"{LIB}/torch_geometric/utils/_to_dense_adj.py", "to_dense_adj", "a = zeros(n)")
     ),
@@ -98,7 +94,7 @@ SHAPES = {
     "data-parallel-gather": failing(
         frame(f"{TORCH}/nn/parallel/comm.py", "gather", "return torch._C._gather(tensors)")
     ),
-    "sharded-optimizer": failing(
+    "optimizer-state under DeepSpeed": failing(
         frame(f"{LIB}/deepspeed/runtime/zero/stage3.py", "_setup_for_real_optimizer", "a()")
     ),
     "optimizer-state": failing(
@@ -107,10 +103,6 @@ SHAPES = {
     "vae-decode": failing(frame("/comfy/nodes.py", "decode", "img = vae.decode(samples)")),
     "sampled-grid": failing(
         frame(f"{TORCH}/nn/functional.py", "grid_sample", "return torch.grid_sampler(x, g)")
-    ),
-    "gaussian-rasterizer": failing(
-        frame(f"{LIB}/diff_gaussian_rasterization/__init__.py", "forward", "n = _C.run(*args)"),
-        message=old_style("61.00 GiB", "23.69 GiB", "1.10 GiB", "21.00 GiB", "1.60 GiB"),
     ),
     "gaussian-tiles": failing(
         frame(f"{LIB}/gsplat/cuda/_wrapper.py", "isect_tiles", "ids = fn(means, radii)")
@@ -127,6 +119,18 @@ SHAPES = {
     "attention-scores": failing(
         frame("/job/net.py", "forward", "w = torch.matmul(q, key_states.transpose(2, 3))")
     ),
+    "all-pairs of one tensor": failing(
+        frame("/job/net.py", "forward", "a = torch.matmul(x, x.transpose(-1, -2)).mean(0)")
+    ),
+    "inference": failing(
+        frame(f"{TORCH}/utils/_contextlib.py", "decorate_context", "return func(*args)"),
+        frame("/job/net.py", "forward", "x = self.conv(x)"),
+    ),
+    "inference by what the script is called": f"$ python tools/inference_sr.py -i in.png\n{FULL}\n",
+    "inference by what was run": f"After training I ran render.py and it failed:\n{FULL}\n",
+    "graph-capture of a log": "INFO [model_runner.py:1442] Capturing cudagraphs for decoding.\n"
+    f"{FULL}\n",
+    "server-step of a router": f"ERROR text_generation_client: router/lib.rs:33: {FULL}\n",
     "all-pairs": failing(frame("/job/net.py", "forward", "d = torch.cdist(a, b)")),
     "growing-concatenation": failing(
         frame("/job/fit.py", "collect", "seen = torch.cat([seen, new])")
@@ -141,13 +145,8 @@ SHAPES = {
     "optimizer-temporaries": failing(
         frame(f"{TORCH}/optim/adam.py", "_multi_tensor_adam", "d = torch._foreach_sqrt(squares)")
     ),
-    "sharded-buckets": failing(
-        frame(
-            f"{LIB}/deepspeed/runtime/zero/x.py", "backward", "b = empty(self.reduce_bucket_size)"
-        )
-    ),
     "paged-optimizer": "Error out of memory at line 7 in file /src/csrc/pythonInterface.cpp\n",
-    "sharded-optimizer in its step": failing(
+    "optimizer-state in the step of DeepSpeed": failing(
         frame(f"{LIB}/deepspeed/runtime/zero/stage3.py", "_optimizer_step", "self.opt.step()"),
         frame(f"{TORCH}/optim/adam.py", "_init_group", "state['exp_avg'] = zeros_like(p)"),
     ),
@@ -156,6 +155,10 @@ SHAPES = {
     ),
     "batch-search": "RuntimeError: No executable batch size found, reached zero.\n",
     "ctranslate2": "RuntimeError: CUDA failed with error out of memory\n",
+    "loading-weights at the end of what was pasted": failing(
+        frame("/job/workflow.py", "run_sft", "model = load_model(tokenizer, args)")
+    ),
+    "ctranslate2 in small letters": "I get cuda failed with error out of memory after a while.\n",
     "generation": failing(
         frame(f"{LIB}/transformers/generation/utils.py", "_sample", "out = self(**inputs)")
     ),
@@ -227,6 +230,10 @@ CONTRADICTED = {
     "one tensor beyond the device": failing(
         frame("/job/eval.py", "validate", "y = interpolate(x)"),
         message=old_style("37.37 GiB", "7.79 GiB", "1.40 GiB", "4.21 GiB", "2.58 GiB"),
+    ),
+    "training that runs a part without gradients": failing(
+        frame("/job/fit.py", "training_step", "loss = self.step(batch)"),
+        frame(f"{TORCH}/utils/_contextlib.py", "decorate_context", "return func(*args)"),
     ),
     "a checkpoint that goes to the CPU": failing(
         frame("/job/fit.py", "resume", "state = torch.load(path, map_location='cpu')"),

@@ -23,7 +23,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.steps import Steps
 from fragdoctor.future.training_edits import batch_scaled, passes_scaled
-from fragdoctor.model.case import BATCH_OF_ONE
+from fragdoctor.model.case import BATCH_OF_ONE, BATCH_TRIED
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.model.phases import Category
@@ -279,6 +279,8 @@ class SmallerBatch(SavingRemedy):
         change = FEWER_PIXELS if is_of_pixels else self.change
         if case.has_marker(BATCH_OF_ONE):
             title, change = "Use smaller inputs: the batch is one already", ONE_SAMPLE
+        elif case.has_marker(BATCH_TRIED):
+            title, change = "Use smaller inputs, or less for the model", ONE_SAMPLE
         if (r is None or r.is_bare) and case.message is not None and case.sign is None:
             yield self.proposal(
                 title=title,

@@ -8,8 +8,16 @@ from typing import Final
 
 from fragdoctor.diagnosis.remedies.leaks import is_evaluation
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal
-from fragdoctor.model.case import BATCH_OF_ONE
-from fragdoctor.model.frameworks import Change, Framework, frameworks_in, words_for
+from fragdoctor.model.case import BATCH_OF_ONE, BATCH_TRIED
+from fragdoctor.model.frameworks import (
+    FRAMEWORKS,
+    RUN_ONLY,
+    SERVERS,
+    Change,
+    Framework,
+    frameworks_in,
+    words_for,
+)
 
 CHANGES: Final = {
     "limit-batch": Change.BATCH,
@@ -34,15 +42,17 @@ ADDED: Final = (Change.BATCH, Change.EVALUATION_BATCH, Change.WEIGHTS, Change.CO
 def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Iterator[Proposal]:
     """Yield proposals, their changes as the framework of the case spells them where it does."""
     frameworks = frameworks_of(case)
+    of_evaluation = words_for(Change.EVALUATION_BATCH, frameworks if _runs_only(case) else ())
+    trains = any(f.name not in RUN_ONLY for f in frameworks)
     for one in proposals:
         change = CHANGES.get(one.recommendation.code)
-        is_told = change is Change.BATCH and case.has_marker(BATCH_OF_ONE)
+        is_told = change is Change.BATCH and any(map(case.has_marker, (BATCH_OF_ONE, BATCH_TRIED)))
+        if change is Change.CHECKPOINT and frameworks and not trains:
+            continue
         if change is None or one.is_rejected or is_told:
             yield one
             continue
-        if change is Change.BATCH and is_evaluation(case.asking_stack):
-            change = Change.EVALUATION_BATCH
-        found = words_for(change, frameworks)
+        found = (of_evaluation if change is Change.BATCH else None) or words_for(change, frameworks)
         if found is None:
             yield one
             continue
@@ -50,13 +60,26 @@ def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Itera
         own = one.recommendation.change
         if change in ADDED and own and own != getattr(one.remedy, "change", ""):
             text = f"{text}; {own}"
-        yield replace(one, recommendation=replace(one.recommendation, change=text))
+        recommendation = replace(one.recommendation, change=text)
+        if found[0] in SERVERS and change is Change.BATCH:
+            recommendation = replace(
+                recommendation, title="Give the server's steps more room beside its KV cache"
+            )
+        yield replace(one, recommendation=recommendation)
+
+
+def _runs_only(case: JudgedCase) -> bool:
+    """Return whether what failed was an evaluation or an inference."""
+    return is_evaluation(case.asking_stack) or (case.sign is not None and not case.sign.is_training)
 
 
 def frameworks_of(case: JudgedCase) -> tuple[Framework, ...]:
-    """Return the frameworks of a recording's stacks, else of the traceback of a message."""
-    message = case.message
+    """Return the frameworks of the stacks, those of the failure's lines, then those of the text."""
+    message, log = case.message, case.context.case.oom
     if message is None:
         return frameworks_in(case.files)
     files = (frame.file for frame in message.frames)
-    return frameworks_in((*files, *case.files), f"{message.above} {message.intro} {message.text}")
+    said = f"{message.above} {message.intro} {message.text}"
+    near = frameworks_in((*files, *case.files), said)
+    named = () if log is None else log.frameworks
+    return (*near, *(f for f in FRAMEWORKS if f.name in named and f not in near))

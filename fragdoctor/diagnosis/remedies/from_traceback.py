@@ -43,6 +43,9 @@ class AtTheFailingCall(Remedy):
         sign, message = case.sign, case.message
         if sign is None or message is None or case.cause in CLOSED or case.kind == "kv-cache":
             return
+        r = case.failed_request
+        if case.cause is Cause.UNKNOWN and r is not None and r.is_covered_by_free:
+            return  # the device had room: a limit refused it, whatever the call needs
         said = "It goes on more slowly" if message.is_warning else "It failed"
         frameworks = frameworks_of(case)
         found = next(

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from fragdoctor.diagnosis.remedies.framework_words import frameworks_of
 from fragdoctor.diagnosis.remedies.remedy import (
     ASKS,
     CURES,
@@ -54,6 +55,24 @@ def _finders(case: JudgedCase) -> str:
     return f"{monitor} or fuser -v /dev/nvidia*" if monitor == "nvidia-smi" else monitor
 
 
+SHARES: Final = {
+    "vLLM": "--gpu-memory-utilization",
+    "SGLang": "--mem-fraction-static",
+    "TGI": "--cuda-memory-fraction",
+}
+"""Options of servers that say how much of the card they take."""
+
+
+def _share(case: JudgedCase) -> str:
+    """Return the option that leaves others what they hold, for a server that takes a share."""
+    r = case.failed_request
+    option = next((SHARES[f.name] for f in frameworks_of(case) if f.name in SHARES), "")
+    if not option or r is None or not r.total_bytes or not r.other_bytes:
+        return ""
+    left = math.floor(100 * (1 - (r.other_bytes + TYPICAL_CONTEXT_BYTES) / r.total_bytes)) / 100
+    return f"; or share the GPU: {option} {left:.2f} or less leaves them what they hold"
+
+
 class FreeOtherProcess(Remedy):
     """Other processes on the device: free it of them."""
 
@@ -83,7 +102,7 @@ class FreeOtherProcess(Remedy):
             if peers
             else f"end or move process {pids}"
             if pids
-            else f"find the holders with {_finders(case)}, and end leftovers",
+            else f"find the holders with {_finders(case)}, and end leftovers{_share(case)}",
             why=case.verdict.summary
             if is_main
             else f"{format_size(held)} may be held by other processes."
@@ -206,8 +225,9 @@ class FindTheLimit(Remedy):
         r = case.failed_request
         if case.cause is not Cause.UNKNOWN or r is None:
             return
-        # without a figure of what is free, the size of the device says as much
-        unreserved = (r.total_bytes or 0) - (r.reserved_bytes or 0)
+        # XPU's messages have no figure of what is free: the size of the device says as much.
+        # Other messages without that figure were cut.
+        unreserved = (r.total_bytes or 0) - (r.reserved_bytes or 0) if r.backend == "xpu" else 0
         is_roomy = r.free_bytes is None and unreserved >= 2 * r.requested_bytes
         if not (r.is_covered_by_free or is_roomy):
             return

@@ -21,7 +21,6 @@ from fragdoctor.inputs.wordings.wording import (
     explains,
     on_host,
     only_where,
-    printed_bytes,
     where,
 )
 
@@ -60,14 +59,6 @@ def _cut_request(fields: Fields, match: re.Match[str], stream: LogStream) -> Fie
     """Keep a message that ends before its first figure is complete."""
     is_cut = "allocate".startswith(match.group("_label")) and stream.ends_at(match.end())
     return None if not is_cut or _REQUEST.match(stream.squeezed, match.end("_label")) else fields
-
-
-def _julia(fields: Fields, match: re.Match[str], _stream: LogStream) -> Fields:
-    """Read what is free on the device: all that nobody uses."""
-    used, total = match.group("_used_bytes"), fields.get("total_bytes")
-    if used is None or total is None:
-        return fields
-    return fields | {"free_bytes": max(0, total - printed_bytes(used))}
 
 
 def _of_trtllm(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
@@ -134,8 +125,8 @@ DRIVERS: Final = (
         backend="xpu",
     ),
     _on_host(
-        "unified-runtime-host",
-        r"(?:ur_result|pi|ze_result)_error_out_of_host_memory",
+        "driver-host-code",  # of Unified Runtime, Level Zero, OpenCL, Vulkan
+        r"(?:(?:ur_result|pi|ze_result|vk)_error|cl)_out_of_host_memory",
         backend="cpu",
     ),
     _driver(
@@ -145,10 +136,6 @@ DRIVERS: Final = (
         backend="opencl",
     ),
     _driver("vulkan-code", r"vk_error_out_of_device_memory", backend="vulkan"),
-    *(
-        _on_host("driver-host-code", literal)
-        for literal in ("cl_out_of_host_memory", "vk_error_out_of_host_memory")
-    ),
     _driver("driver-code", r"cuda_error_out_of_memory(?::outofmemory)?", refine=_NO_CONTEXT),
     _driver(
         "runtime-code",
@@ -216,10 +203,9 @@ DRIVERS: Final = (
         "julia",
         # CUDA.jl 2 to 5, src/memory.jl: OutOfGPUMemoryError and memory_status
         r"outofgpumemory(?:tryingtoallocate<requested_bytes>)?"
-        r"(?:effectivegpumemoryusage:[\d.]{1,8}%\(<_used_bytes>/<total_bytes>\))?"
+        r"(?:effectivegpumemoryusage:[\d.]{1,8}%\(SIZE/<total_bytes>\))?"
         r"(?:memorypoolusage:<allocated_bytes>\(<reserved_bytes>reserved\))?",
         kind=OTHER,
-        refine=_julia,
         backend="julia",
         may_be_prose=True,
     ),

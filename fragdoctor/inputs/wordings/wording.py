@@ -14,15 +14,16 @@ from fragdoctor.inputs.log_streams import LogStream
 from fragdoctor.model.case import OomMessage
 
 SIZE: Final = (
-    r"(?:\d[\d,]{0,30}(?:\.\d{1,12})?(?:bytes?|[kmgtpe]i?bytes?|[kmgtpe]i?b|[kmgt](?![a-z])))"
+    r"(?:\d[\d,]{0,30}(?:\.\d{0,12})?(?:bytes?|[kmgtpe]i?bytes?|[kmgtpe]i?b|[kmgt](?![a-z])))"
 )
 COUNT: Final = r"(?:\d[\d,]{0,30})"
-_PARTS: Final = re.compile(r"(\d[\d,]{0,30}(?:\.\d{1,12})?)([a-z]{0,8})", re.ASCII)
+_PARTS: Final = re.compile(r"(\d[\d,]{0,30}(?:\.\d{0,12})?)([a-z]{0,8})", re.ASCII)
 _POWERS: Final = {"": 0, "b": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5, "e": 6}
 _SOURCE: Final = re.compile(
     r"(?:(?:raise[\w.]{1,60}|print|str|warn|fail|match|startswith|find|search|format)\("
     r"|\.(?:warn|warning|error|info|debug|exception|critical|count|write)\("
-    r"|==|!=|\bin|if|elif|or|and|not|return|,|\[|\+)[frbu]{0,2}[\"'`]{1,3}[^\"'`]{0,80}$",
+    r"|==|!=|\bin|if|elif|(?<!err)or|and|not|return|,|\[|\+)[frbu]{0,2}[\"'`]{1,3}"
+    r"(?![])}])[^\"'`]{0,80}$",  # a quote before a bracket closes a string
     re.ASCII,
 )
 
