@@ -26,6 +26,7 @@ from fragdoctor.model.prescription import Numerics, Prescription, Treatment, Tri
 from fragdoctor.model.rehearsal import Rehearsal
 from fragdoctor.rehearsal import runner
 from fragdoctor.rehearsal.prescription import catalogue, patch
+from fragdoctor.rehearsal.prescription.batch_rows import mixing
 from fragdoctor.rehearsal.prescription.checkpoints import Checkpoints, Plan
 from fragdoctor.rehearsal.prescription.held import held_lines
 from fragdoctor.rehearsal.prescription.need import Need
@@ -92,6 +93,7 @@ class CureSearch:
         self._bases: dict[tuple[str, ...], Checkpoints] = {}
         self._outermost: dict[tuple[str, ...], Tried] = {}
         self._held: list[Location] = []
+        self._notes: list[str] = []
 
     def run(self, keep: Path | None = None) -> Prescription:
         """Return what was found.
@@ -135,7 +137,7 @@ class CureSearch:
             tried=tried,
             left_out=list(catalogue.left_out(found.traits, self._batch, conf)),
             is_cut_short=is_cut_short,
-            notes=[*found.notes],
+            notes=[*found.notes, *self._notes],
             diff=diff,
         )
 
@@ -184,10 +186,9 @@ class CureSearch:
             helps = (tried.needs_bytes or self._needs_bytes) < self._needs_bytes
             if treatment.code in BESIDE and helps and not tried.fits:
                 self._checkpoint(treatment)
-        self._split(
-            catalogue.batch_size(traits, self._batch),
-            lambda n: catalogue.accumulated(traits, n, self._batch),
-        )
+        size = catalogue.batch_size(traits, self._batch)
+        self._learn_rows(found, size)
+        self._split(size, lambda n: catalogue.accumulated(traits, n, self._batch))
         evaluated = max(traits["evaluated"].values(), default=0)
         self._split(evaluated, lambda n: catalogue.evaluated_in(traits, n))
         if any(one.fits and one.numerics is Numerics.EXACT for one in self._tried):
@@ -208,6 +209,24 @@ class CureSearch:
         self._combine(traits, conf)
         if not catalogue.why_not_sharded(traits):
             self._fewest_gpus(traits)
+
+    def _learn_rows(self, found: Rehearsal, size: int) -> None:
+        """Rehearse half the batch, for whether its rows are computed each by itself."""
+        traits = found.traits
+        if not any(_parts(size)):
+            return
+        halved = catalogue.accumulated(traits, 2, self._batch)
+        tried = self._try(halved, is_base=True, observes=True)
+        if tried.error:
+            return
+        traits["mixing"] = mixing(traits["losses"], self._traits["losses"])
+        halved = catalogue.accumulated(traits, 2, self._batch)
+        self._tried[-1] = replace(tried, treatments=(halved,))
+        if traits["mixing"]:
+            self._notes.append(
+                "Parts of the batch do not add up to its loss, as far as is known: "
+                f"{traits['mixing']}."
+            )
 
     def _split(self, size: int, make: Callable[[int], Treatment]) -> None:
         """Split a batch into more and more parts until it fits, or needs no less by it."""

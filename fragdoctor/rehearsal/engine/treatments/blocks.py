@@ -7,6 +7,7 @@ A part is any module that calls several others with parameters. Which ones are w
 from __future__ import annotations
 
 import keyword
+import weakref
 from contextlib import ExitStack
 from functools import partial
 from itertools import count, islice
@@ -91,16 +92,19 @@ def caching(model: Any) -> dict[str, Any]:
     return dict(found.values())
 
 
-def parts_of(model: Any) -> list[tuple[str, Any]]:
+def parts_of(model: Any, known: weakref.WeakSet[Any]) -> list[tuple[str, Any]]:
     """Return the modules within a model that can be checkpointed, with their paths.
 
-    Each stands before those within it.
+    Each stands before those within it. Those of models before, ``known``, are left out.
     """
-    return [
+    found = [
         (path, module)
         for path, module in model.named_modules()
         if path and type(module).forward is not torch.nn.Module.forward and _n_layers(module) > 1
-    ]
+        and module not in known
+    ]  # fmt: skip
+    known.update(module for _, module in found)
+    return found
 
 
 def expression(model: Any, path: str) -> str:
@@ -124,7 +128,7 @@ def _n_layers(module: Any) -> int:
 
 
 def checkpoint(argument: str, undo: ExitStack) -> None:
-    """Checkpoint parts of each model that is trained: ``0-3,8=0.2`` by their numbers.
+    """Checkpoint parts of the models that are trained: ``0-3,8=0.2`` by their numbers.
 
     Of part 8 the results of its first and third counted operation are kept.
     """
@@ -135,10 +139,13 @@ def checkpoint(argument: str, undo: ExitStack) -> None:
         for number in range(int(first), int(last or first) + 1):
             chosen[number] = tuple(int(n) for n in kept.split(".") if n)
 
+    known: weakref.WeakSet[Any] = weakref.WeakSet()
+    numbers = count()
+
     def wrap(model: Any) -> None:
         for config in caching(model).values():
             config.use_cache = False  # a cache would be filled again when a block is run again
-        for number, (_, part) in enumerate(parts_of(model)):
+        for (_, part), number in zip(parts_of(model, known), numbers, strict=False):
             if number in chosen:
                 put_forward(part, _checkpointed(part, chosen[number]), undo)
 

@@ -68,7 +68,7 @@ class Call:
         """Note what the module returned."""
         _, self.end = _now()
         self.outputs = _addresses(outputs)
-        for value in _tensors(outputs):
+        for value in tensors(outputs):
             if value.grad_fn is not None:
                 self.saves_output |= hasattr(type(value.grad_fn), "_saved_result")
             if value.requires_grad:
@@ -186,7 +186,7 @@ def _written(op: Any, args: Any) -> list[int]:
     )
 
 
-def _tensors(values: Any) -> list[torch.Tensor]:
+def tensors(values: Any) -> list[torch.Tensor]:
     """Return the plain tensors on GPUs in some values; others may be made by being looked at."""
     plain = (torch.Tensor, torch.nn.Parameter)
     return [v for v in tree_leaves(values) if type(v) in plain and v.is_cuda]
@@ -194,4 +194,4 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 def _addresses(values: Any) -> list[int]:
     """Return where the storages of tensors on GPUs lie."""
-    return [v.untyped_storage().data_ptr() for v in _tensors(values)]
+    return [v.untyped_storage().data_ptr() for v in tensors(values)]
