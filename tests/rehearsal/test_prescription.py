@@ -13,6 +13,7 @@ from rehearsal_stage import PREPARED, Stage
 from schemas import must_fit
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.future.simulator import trace_of
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.prescription import LeftOut, Numerics, Treatment, Tried
 from fragdoctor.model.rehearsal import Rehearsal
@@ -20,6 +21,7 @@ from fragdoctor.rehearsal import runner
 from fragdoctor.rehearsal.prescription import catalogue, search
 from fragdoctor.rehearsal.prescription.batch_rows import mixing
 from fragdoctor.rehearsal.prescription.held import held_lines
+from fragdoctor.rehearsal.prescription.need import Need
 from fragdoctor.rehearsal.prescription.patch import optimizer_name, patched
 from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
 from fragdoctor.rehearsal.programs import Program
@@ -236,6 +238,34 @@ def test_treatment_from_outside_equals_the_change_in_the_program(
     assert treated == peak(tmp_path, MODEL + after)
     if treatment not in {"fused", "no-foreach", "adafactor"}:  # the peak is in the backward pass
         assert treated < peak(tmp_path, MODEL + before)
+
+
+def test_parts_of_several_models_are_checkpointed_each_under_its_own_name(tmp_path: Path) -> None:
+    two = "other = Net().cuda()\n" + LOOP.replace("model(x)", "other(model(x)[:, :1] + x)")
+    by_hand = CHECKPOINTED.replace("model.layers[:4]", "[*model.layers[4:], *other.layers[:2]]")
+
+    written = [part["written"] for part in traits_of(tmp_path, MODEL + two)["parts"]]
+
+    assert written == [f"{name}.layers[{n}]" for name in ("model", "other") for n in range(6)]
+    assert peak(tmp_path, MODEL + two, "checkpoint:4-7") == peak(
+        tmp_path, MODEL + two.replace("\noptimizer", by_hand + "\noptimizer")
+    )
+
+
+def test_settings_of_the_allocator_need_what_a_rehearsal_with_them_does(tmp_path: Path) -> None:
+    conf = "expandable_segments:True"
+    rehearsed(tmp_path, MODEL + LOOP)
+    replayed = Need(trace_of(read_snapshot(tmp_path / "s.pickle"))).bytes(conf=conf)
+
+    rehearsed(tmp_path, MODEL + LOOP, conf=conf)
+
+    assert Need(trace_of(read_snapshot(tmp_path / "s.pickle"))).bytes() == replayed
+
+
+def test_loss_module_of_the_program_is_its_own_loss(tmp_path: Path) -> None:
+    text = LM + CLASSES.replace("F.cross_entropy(", "nn.CrossEntropyLoss()(")
+
+    assert traits_of(tmp_path, text)["head"]["loss"] == ""
 
 
 def test_sharding_from_outside_equals_the_one_written_out(tmp_path: Path) -> None:

@@ -113,6 +113,7 @@ class CureSearch:
             if keep is not None:
                 shutil.copyfile(self._snapshot, keep)
             self._needs_bytes, self._peak_bytes = needs_bytes, found.peak_allocated_bytes
+            self._need_as_it_is = self._need
             self._partial_reason = found.partial_reason
             is_cut_short = False
             if needs_bytes > self._capacity_bytes:
@@ -187,7 +188,7 @@ class CureSearch:
             if treatment.code in BESIDE and helps and not tried.fits:
                 self._checkpoint(treatment)
         size = catalogue.batch_size(traits, self._batch)
-        self._learn_rows(found, size)
+        traits = self._with_mixing(traits, size)
         self._split(size, lambda n: catalogue.accumulated(traits, n, self._batch))
         evaluated = max(traits["evaluated"].values(), default=0)
         self._split(evaluated, lambda n: catalogue.evaluated_in(traits, n))
@@ -210,16 +211,15 @@ class CureSearch:
         if not catalogue.why_not_sharded(traits):
             self._fewest_gpus(traits)
 
-    def _learn_rows(self, found: Rehearsal, size: int) -> None:
+    def _with_mixing(self, traits: catalogue.Traits, size: int) -> catalogue.Traits:
         """Rehearse half the batch, for whether its rows are computed each by itself."""
-        traits = found.traits
         if not any(_parts(size)):
-            return
+            return traits
         halved = catalogue.accumulated(traits, 2, self._batch)
         tried = self._try(halved, is_base=True, observes=True)
         if tried.error:
-            return
-        traits["mixing"] = mixing(traits["losses"], self._traits["losses"])
+            return traits
+        traits = {**traits, "mixing": mixing(traits["losses"], self._traits["losses"])}
         halved = catalogue.accumulated(traits, 2, self._batch)
         self._tried[-1] = replace(tried, treatments=(halved,))
         if traits["mixing"]:
@@ -227,6 +227,7 @@ class CureSearch:
                 "Parts of the batch do not add up to its loss, as far as is known: "
                 f"{traits['mixing']}."
             )
+        return traits
 
     def _split(self, size: int, make: Callable[[int], Treatment]) -> None:
         """Split a batch into more and more parts until it fits, or needs no less by it."""
@@ -331,6 +332,11 @@ class CureSearch:
         if time.monotonic() > self._ends_at:
             raise _TimeIsOverError
         self._on_try(" + ".join(one.title for one in treatments))
+        if not _key(treatments):  # other settings of the allocator, which gets the same requests
+            needs_bytes = self._need_as_it_is.bytes(conf=treatments[0].conf)
+            fits = needs_bytes <= self._capacity_bytes
+            self._tried.append(Tried(treatments, fits, needs_bytes, self._peak_bytes))
+            return self._tried[-1]
         conditions = self._conditions_of(treatments)
         is_base &= self._can_checkpoint
         try:

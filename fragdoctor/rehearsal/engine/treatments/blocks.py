@@ -140,12 +140,12 @@ def checkpoint(argument: str, undo: ExitStack) -> None:
             chosen[number] = tuple(int(n) for n in kept.split(".") if n)
 
     known: weakref.WeakSet[Any] = weakref.WeakSet()
-    numbers = count()
+    following = count()
 
     def wrap(model: Any) -> None:
         for config in caching(model).values():
             config.use_cache = False  # a cache would be filled again when a block is run again
-        for (_, part), number in zip(parts_of(model, known), numbers, strict=False):
+        for (_, part), number in zip(parts_of(model, known), following, strict=False):
             if number in chosen:
                 put_forward(part, _checkpointed(part, chosen[number]), undo)
 

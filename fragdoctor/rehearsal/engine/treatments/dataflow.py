@@ -13,7 +13,7 @@ from typing import Any, Final
 from fragdoctor.rehearsal.engine import dispatch, put
 from fragdoctor.rehearsal.engine.calls import before_backward
 from fragdoctor.rehearsal.engine.marks import in_backward
-from fragdoctor.rehearsal.engine.treatments.operations import tensors
+from fragdoctor.rehearsal.engine.treatments.operations import addresses, tensors
 
 MAX_LOSSES: Final = 4
 """Backward passes whose losses are told: a step has one for each model that it trains."""
@@ -47,8 +47,8 @@ class Losses:
         results = tensors(made)
         if not results:
             return  # what is updated as a list: parameters
-        read = {_address(one): one for one in tensors((args, kwargs))}
-        written = {_address(one) for one in results}
+        read = {at: one for one in tensors((args, kwargs)) for at in addresses(one)}
+        written = {*addresses(results)}
         if written <= read.keys() and not op._schema.is_mutable:
             return  # a view
         names = (argument.name for argument in op._schema.arguments)
@@ -71,7 +71,7 @@ class Losses:
 
     def _began(self, roots: Any, *_: Any, **__: Any) -> None:
         """Keep what leads to a loss."""
-        wanted = {self._number(_address(one), one) for one in tensors(roots)}
+        wanted = {self._number(at, one) for one in tensors(roots) for at in addresses(one)}
         for number in range(len(self._nodes) - 1, -1, -1):
             if number in wanted:
                 wanted |= {*self._nodes[number][2]}
@@ -85,7 +85,3 @@ class Losses:
         """Take all that there is for given: what a pass or an update changes is no matter."""
         self._nodes.clear()
         self._of.clear()
-
-
-def _address(tensor: Any) -> int:
-    return int(tensor.untyped_storage().data_ptr())

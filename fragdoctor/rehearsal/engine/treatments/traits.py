@@ -66,8 +66,8 @@ class Traits:
         self._trained: weakref.WeakSet[Any] = weakref.WeakSet()
         self._place: tuple[str, int, dict[int, str]] | None = None
         around_models(self._see, undo)
-        self._is_pending = False
-        self._updating: tuple[set[int], set[int]] = set(), set()
+        self._updating: set[int] | None = None  # optimizers, since the last backward pass
+        self._updated_before: set[int] = set()
         before_backward(self._began_backward, undo)
         self._watch(torch.nn.functional, "cross_entropy", self._lost, undo)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
@@ -167,18 +167,17 @@ class Traits:
         return None if name is None else {"filename": filename, "line": line, "model": name}
 
     def _began_backward(self, *_: Any, **__: Any) -> None:
-        if self._is_pending:
+        if self._updating is not None and not self._updating:
             self._note("accumulates")
-        self._is_pending = True
-        before, now = self._updating
-        if now:
-            if before and before != now:
+        elif self._updating:
+            if self._updated_before not in (set(), self._updating):
                 self._note("alternates")
-            self._updating = now, set()
+            self._updated_before = self._updating
+        self._updating = set()
 
     def _updated(self, optimizer: Any, *_: Any) -> None:
-        self._is_pending = False
-        self._updating[1].add(id(optimizer))
+        if self._updating is not None:
+            self._updating.add(id(optimizer))
         self._losses.forget()
         values = (value for state in optimizer.state.values() for value in state.values())
         if any(torch.is_tensor(v) and v.is_cuda and v.dim() for v in values):
