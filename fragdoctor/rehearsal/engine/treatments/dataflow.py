@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any, Final
 
-from fragdoctor.rehearsal.engine import dispatch, put
+from fragdoctor.rehearsal.engine import dispatch, put, session
 from fragdoctor.rehearsal.engine.calls import before_backward
 from fragdoctor.rehearsal.engine.marks import in_backward
 from fragdoctor.rehearsal.engine.treatments.operations import addresses, tensors
@@ -40,7 +40,15 @@ class Losses:
                 self._note(op, args, kwargs, made)
             return made
 
+        known = session.current().known
+        is_new = known.is_new
+
+        def made_anew(device: int, address: int) -> None:
+            self._of.pop(address, None)  # what was made there before is gone
+            is_new(device, address)
+
         put(undo, dispatch, "serve", noted)
+        put(undo, known, "is_new", made_anew)
         before_backward(self._began, undo)
 
     def _note(self, op: Any, args: Any, kwargs: Any, made: Any) -> None:
