@@ -142,7 +142,7 @@ def test_modules_are_those_that_call_several_others(tmp_path: Path) -> None:
     found = measured(tmp_path)
 
     assert [part["path"] for part in found.traits["parts"]] == PARTS
-    assert found.traits["parts"][2]["written"] == ".pair.parts[0]"
+    assert found.traits["parts"][2]["written"] == "model.pair.parts[0]"
     assert [len(part["calls"]) for part in found.traits["parts"]] == [3] * 5
 
 

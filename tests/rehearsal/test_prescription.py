@@ -13,12 +13,15 @@ from rehearsal_stage import PREPARED, Stage
 from schemas import must_fit
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.future.simulator import trace_of
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.prescription import LeftOut, Numerics, Treatment, Tried
 from fragdoctor.model.rehearsal import Rehearsal
 from fragdoctor.rehearsal import runner
 from fragdoctor.rehearsal.prescription import catalogue, search
+from fragdoctor.rehearsal.prescription.batch_rows import mixing
 from fragdoctor.rehearsal.prescription.held import held_lines
+from fragdoctor.rehearsal.prescription.need import Need
 from fragdoctor.rehearsal.prescription.patch import optimizer_name, patched
 from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
 from fragdoctor.rehearsal.programs import Program
@@ -235,6 +238,34 @@ def test_treatment_from_outside_equals_the_change_in_the_program(
     assert treated == peak(tmp_path, MODEL + after)
     if treatment not in {"fused", "no-foreach", "adafactor"}:  # the peak is in the backward pass
         assert treated < peak(tmp_path, MODEL + before)
+
+
+def test_parts_of_several_models_are_checkpointed_each_under_its_own_name(tmp_path: Path) -> None:
+    two = "other = Net().cuda()\n" + LOOP.replace("model(x)", "other(model(x)[:, :1] + x)")
+    by_hand = CHECKPOINTED.replace("model.layers[:4]", "[*model.layers[4:], *other.layers[:2]]")
+
+    written = [part["written"] for part in traits_of(tmp_path, MODEL + two)["parts"]]
+
+    assert written == [f"{name}.layers[{n}]" for name in ("model", "other") for n in range(6)]
+    assert peak(tmp_path, MODEL + two, "checkpoint:4-7") == peak(
+        tmp_path, MODEL + two.replace("\noptimizer", by_hand + "\noptimizer")
+    )
+
+
+def test_settings_of_the_allocator_need_what_a_rehearsal_with_them_does(tmp_path: Path) -> None:
+    conf = "expandable_segments:True"
+    rehearsed(tmp_path, MODEL + LOOP)
+    replayed = Need(trace_of(read_snapshot(tmp_path / "s.pickle"))).bytes(conf=conf)
+
+    rehearsed(tmp_path, MODEL + LOOP, conf=conf)
+
+    assert Need(trace_of(read_snapshot(tmp_path / "s.pickle"))).bytes() == replayed
+
+
+def test_loss_module_of_the_program_is_its_own_loss(tmp_path: Path) -> None:
+    text = LM + CLASSES.replace("F.cross_entropy(", "nn.CrossEntropyLoss()(")
+
+    assert traits_of(tmp_path, text)["head"]["loss"] == ""
 
 
 def test_sharding_from_outside_equals_the_one_written_out(tmp_path: Path) -> None:
@@ -582,14 +613,72 @@ def test_batches_are_told_apart_by_what_is_trained_on(tmp_path: Path) -> None:
     )
 
 
-def test_micro_batches_of_a_batch_norm_change_results(tmp_path: Path) -> None:
-    text = MODEL.replace("self.first, ", "self.norm = nn.BatchNorm1d(4)\n        self.first, ")
+OF_ROWS = "loss = model(x.cuda()).square().mean()"
 
-    treatments = [
-        catalogue.accumulated(traits_of(tmp_path, made + LOADER), 2, None) for made in (MODEL, text)
-    ]
 
-    assert [Numerics.EXACT, Numerics.DIFFERENT] == [one.numerics for one in treatments]
+def normed(made: str, used: str) -> str:
+    model = MODEL.replace("self.first, ", f"self.norm = nn.{made}\n        self.first, ")
+    return model.replace("x = self.first(x)", f"x = self.first(x)\n        x = {used}") + LOADER
+
+
+def lost(loss: str, *before: str) -> str:
+    lines = "\n        ".join(["z = model(x.cuda())", *before, f"loss = {loss}"])
+    return MODEL + LOADER.replace(OF_ROWS, lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (MODEL + LOADER, ""),
+        (lost("-z.softmax(1).log()[:, 0].sum() / len(z) + 0.1 * z.abs().mean()"), ""),
+        (lost("(w * z.square().mean() + v) / 3", "w, v = torch.ones(2, device='cuda')"), ""),
+        (normed("InstanceNorm1d(4)", "self.norm(x.view(-1, 4, 64)).flatten(1)"), ""),
+        (normed("BatchNorm1d(256)", "self.norm(x)"), "batch_norm"),
+        (lost("torch.nn.functional.cross_entropy(z @ z.T, torch.arange(len(z)).cuda())"), "mm"),
+        (lost("(z - z.mean(0)).square().mean()"), "sub"),
+        (lost("(z.T @ z - torch.eye(64).cuda()).square().sum()"), "pow"),
+        (lost("z.std(0).mean()"), "std"),
+        (lost("z.softmax(0).square().mean()"), "_softmax"),
+        (lost("z.square().mean().sqrt()"), "sqrt"),
+        (lost("(z * m).sum() / m.sum()", "m = x.cuda()[:, :64]"), "div"),
+        (lost("z.square().mean() if len(z) > 512 else z.sum()"), "depends on the size"),
+    ],
+)
+def test_parts_of_a_batch_add_up_where_each_row_is_by_itself(
+    text: str, reason: str, tmp_path: Path
+) -> None:
+    whole, half = (
+        traits_of(tmp_path, made) for made in (text, text.replace("size=1024", "size=512"))
+    )
+
+    whole["mixing"] = mixing(whole["losses"], half["losses"])
+
+    assert reason in whole["mixing"]
+    assert bool(reason) == bool(whole["mixing"])
+    numerics = Numerics.DIFFERENT if reason else Numerics.EXACT
+    assert catalogue.accumulated(whole, 2, None).numerics is numerics
+    assert catalogue.sharded(whole, 2, None).numerics is numerics
+
+
+def test_models_that_are_trained_in_turn_are_not_accumulated_exactly(tmp_path: Path) -> None:
+    other = LOADER.replace(
+        "        optimizer.step()\n",
+        "        optimizer.step()\n        other.zero_grad()\n"
+        "        model(x.cuda()).mean().backward()\n        other.step()\n",
+    ).replace("for epoch", "other = torch.optim.SGD(model.parameters(), 0.1)\nfor epoch")
+    traits = traits_of(tmp_path, MODEL + other)
+
+    assert catalogue.accumulated(traits | {"mixing": ""}, 2, None).numerics is Numerics.DIFFERENT
+
+
+def test_batch_is_trained_on_though_another_model_sees_it_first(tmp_path: Path) -> None:
+    text = LOADER.replace(
+        OF_ROWS, "with torch.no_grad():\n            teacher(x.cuda())\n        " + OF_ROWS
+    )
+
+    traits = traits_of(tmp_path, MODEL + "teacher = Net().cuda()\n" + text + PREDICTED)
+
+    assert ([1024], [4096]) == ([*traits["batches"].values()], [*traits["evaluated"].values()])
 
 
 OWN_NAMES = """

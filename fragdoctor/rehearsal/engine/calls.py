@@ -93,12 +93,12 @@ def put_run_backward(
     put(undo, torch.autograd.Variable, "_execution_engine", made)
 
 
-def before_backward(act: Callable[[], None], undo: ExitStack) -> None:
-    """Call something before each backward pass."""
+def before_backward(act: Callable[..., None], undo: ExitStack) -> None:
+    """Call something before each backward pass, with what the engine is given: losses first."""
 
     def acting(run: Callable[..., Any]) -> Callable[..., Any]:
         def run_backward(*args: Any, **kwargs: Any) -> Any:
-            act()
+            act(*args, **kwargs)
             return run(*args, **kwargs)
 
         return run_backward

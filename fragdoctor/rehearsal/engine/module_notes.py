@@ -163,7 +163,7 @@ class ModuleNotes:
             return
         first = next(model.parameters(), None)
         with torch._C.DisableTorchFunctionSubclass():
-            begins = [address for _, address in _places(first)]
+            begins = [address for _, address in places(first)]
         known = self._known.get(model, {}).get(PARAMETERS)
         if known is None or known[: len(begins)] != begins:
             self._read_model(model)
@@ -214,7 +214,7 @@ class ModuleNotes:
         every: list[int] = []
         with torch._C.DisableTorchFunctionSubclass():
             for path, tensor in tensors:
-                for device, address in _places(tensor):
+                for device, address in places(tensor):
                     paths, addresses = claimed.setdefault(device, ([], []))
                     paths.append(path)
                     addresses.append(address)
@@ -264,14 +264,14 @@ def _tensors(state: Any) -> Iterator[Any]:
 _C: Any = torch._C
 
 
-def _places(tensor: Any) -> Iterator[tuple[int, int]]:
+def places(tensor: Any) -> Iterator[tuple[int, int]]:
     """Yield the GPU and address of the storage of a tensor, or of those that it is made of."""
     if not isinstance(tensor, torch.Tensor):
         return
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is not None:
         for name in flatten()[0]:
-            yield from _places(getattr(tensor, name))
+            yield from places(getattr(tensor, name))
         return
     try:
         # To ask a lazily copied one for its address would copy it; a sparse one has none.

@@ -61,7 +61,7 @@ def checkpointed(traits: Traits, plan: Plan) -> Treatment:
     for kept, numbers in by_kept.items():
         suffix = f"={'.'.join(map(str, kept))}" if kept else ""
         specs += [f"{part}{suffix}" for part in _ranges(numbers)]
-        written = [model + traits["parts"][n]["written"] for n in numbers]
+        written = [traits["parts"][n]["written"] for n in numbers]
         lines += [
             f"for block in {_together(written)}:",
             "    block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)",
@@ -93,11 +93,11 @@ def checkpointed(traits: Traits, plan: Plan) -> Treatment:
 
 def _counted(paths: Sequence[str], blocks: Sequence[str]) -> str:
     """Return in words how many modules these are."""
-    kinds = list(dict.fromkeys(_NUMBER.sub("", path) for path in paths))
+    kinds = list(dict.fromkeys(_NUMBER.sub("", path) or path for path in paths))
     where = ", ".join(kinds[:3]) + (", ..." if len(kinds) > 3 else "")
     n = len(paths)
-    if {*paths} <= {*blocks}:
-        n_all = len(blocks)
+    n_all = len(blocks)
+    if n <= n_all and {*paths} <= {*blocks}:
         return f"{'all ' if n == n_all else f'{n} of '}{n_all} blocks ({where})"
     return f"{n} module{'s' if n > 1 else ''} ({where})"
 
@@ -267,6 +267,15 @@ def evaluated_in(traits: Traits, n: int) -> Treatment:
     )
 
 
+def _split_numerics(traits: Traits) -> Numerics:
+    """Return whether parts of a batch give its gradients: each row is computed by itself then.
+
+    Of models that are trained in turn, each would be trained on what others were before.
+    """
+    is_exact = traits.get("mixing") == "" and not traits["alternates"]
+    return Numerics.EXACT if is_exact else Numerics.DIFFERENT
+
+
 def accumulated(traits: Traits, n: int, batch: int | None) -> Treatment:
     """Return n micro-batches to a step, of a batch in the arguments or of loaders."""
     micro = max(batch_size(traits, batch) // n, 1)
@@ -274,8 +283,7 @@ def accumulated(traits: Traits, n: int, batch: int | None) -> Treatment:
     return Treatment(
         "accumulate",
         f"batch {micro} x {n} accumulated",
-        # Batch norm is of fewer rows then.
-        Numerics.DIFFERENT if traits["mixes_rows"] else Numerics.EXACT,
+        _split_numerics(traits),
         0.0,
         [
             f"for i, batch in enumerate(loader):  # batches of {micro}",
@@ -313,7 +321,7 @@ def sharded(traits: Traits, n: int, batch: int | None) -> Treatment:
     return Treatment(
         "fully-shard",
         f"FSDP over {n} GPUs{'' if size else ', the whole batch on each'}",
-        Numerics.EXACT if size else Numerics.DIFFERENT,
+        _split_numerics(traits) if size else Numerics.DIFFERENT,
         lines=lines,
         specs=[f"fully-shard:{n}"],
         n_gpus=n,

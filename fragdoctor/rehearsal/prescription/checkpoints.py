@@ -137,6 +137,7 @@ class Checkpoints:
             # The loss in parts calls the head by itself, so that it stays outside.
             if head["path"].startswith(f"{path}."):
                 continue
+            path = f"{described['model']}.{path}"
             while inside and not path.startswith(f"{inside[-1][0]}."):
                 inside.pop()
             part = _Part(number, [ModuleCall(self._blocks, c) for c in self._calls(traits, number)])
@@ -186,7 +187,7 @@ class Checkpoints:
         best: Plan | None = None
         for plan in sorted(found, key=lambda one: one.cost):
             pared = self._pared(plan, capacity_bytes)
-            if pared is not None and (best is None or pared.cost < best.cost):
+            if pared and pared.choices and (best is None or pared.cost < best.cost):
                 best = pared
             if self._n_left <= (-MAX_REPLAYS if best is None else 0):
                 break

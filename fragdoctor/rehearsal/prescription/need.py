@@ -38,17 +38,23 @@ class Need:
         if WORKSPACE in trace.snapshot.strings:
             self.requests.append(without_noted(WORKSPACE).apply(self._reproduction))
 
-    def bytes(self, requests: Sequence[_ext.NativeOps] | None = None) -> int:
-        """Return the least that PyTorch must have, 0 where that is not known."""
-        return max(self._bytes(one) for one in requests or self.requests)
+    def bytes(
+        self, requests: Sequence[_ext.NativeOps] | None = None, conf: str | None = None
+    ) -> int:
+        """Return the least that PyTorch must have, 0 where that is not known.
 
-    def _bytes(self, requests: _ext.NativeOps) -> int:
+        ``conf`` are settings of the allocator; None = those of the rehearsal.
+        """
+        what_if = WhatIf(conf=conf)
+        return max(self._bytes(one, what_if) for one in requests or self.requests)
+
+    def _bytes(self, requests: _ext.NativeOps, what_if: WhatIf) -> int:
         is_own = requests is self._reproduction.operations
         operations = None if is_own else requests
-        result = self._replay.replay(WhatIf(), operations)
+        result = self._replay.replay(what_if, operations)
         found = with_smallest_capacity(
             self._reproduction,
-            WhatIf(),
+            what_if,
             result,
             operations,
             self._replay.look_of(operations),

@@ -26,6 +26,7 @@ from fragdoctor.model.prescription import Numerics, Prescription, Treatment, Tri
 from fragdoctor.model.rehearsal import Rehearsal
 from fragdoctor.rehearsal import runner
 from fragdoctor.rehearsal.prescription import catalogue, patch
+from fragdoctor.rehearsal.prescription.batch_rows import mixing
 from fragdoctor.rehearsal.prescription.checkpoints import Checkpoints, Plan
 from fragdoctor.rehearsal.prescription.held import held_lines
 from fragdoctor.rehearsal.prescription.need import Need
@@ -92,6 +93,7 @@ class CureSearch:
         self._bases: dict[tuple[str, ...], Checkpoints] = {}
         self._outermost: dict[tuple[str, ...], Tried] = {}
         self._held: list[Location] = []
+        self._notes: list[str] = []
 
     def run(self, keep: Path | None = None) -> Prescription:
         """Return what was found.
@@ -111,6 +113,7 @@ class CureSearch:
             if keep is not None:
                 shutil.copyfile(self._snapshot, keep)
             self._needs_bytes, self._peak_bytes = needs_bytes, found.peak_allocated_bytes
+            self._need_as_it_is = self._need
             self._partial_reason = found.partial_reason
             is_cut_short = False
             if needs_bytes > self._capacity_bytes:
@@ -135,7 +138,7 @@ class CureSearch:
             tried=tried,
             left_out=list(catalogue.left_out(found.traits, self._batch, conf)),
             is_cut_short=is_cut_short,
-            notes=[*found.notes],
+            notes=[*found.notes, *self._notes],
             diff=diff,
         )
 
@@ -184,10 +187,9 @@ class CureSearch:
             helps = (tried.needs_bytes or self._needs_bytes) < self._needs_bytes
             if treatment.code in BESIDE and helps and not tried.fits:
                 self._checkpoint(treatment)
-        self._split(
-            catalogue.batch_size(traits, self._batch),
-            lambda n: catalogue.accumulated(traits, n, self._batch),
-        )
+        size = catalogue.batch_size(traits, self._batch)
+        traits = self._with_mixing(traits, size)
+        self._split(size, lambda n: catalogue.accumulated(traits, n, self._batch))
         evaluated = max(traits["evaluated"].values(), default=0)
         self._split(evaluated, lambda n: catalogue.evaluated_in(traits, n))
         if any(one.fits and one.numerics is Numerics.EXACT for one in self._tried):
@@ -208,6 +210,24 @@ class CureSearch:
         self._combine(traits, conf)
         if not catalogue.why_not_sharded(traits):
             self._fewest_gpus(traits)
+
+    def _with_mixing(self, traits: catalogue.Traits, size: int) -> catalogue.Traits:
+        """Rehearse half the batch, for whether its rows are computed each by itself."""
+        if not any(_parts(size)):
+            return traits
+        halved = catalogue.accumulated(traits, 2, self._batch)
+        tried = self._try(halved, is_base=True, observes=True)
+        if tried.error:
+            return traits
+        traits = {**traits, "mixing": mixing(traits["losses"], self._traits["losses"])}
+        halved = catalogue.accumulated(traits, 2, self._batch)
+        self._tried[-1] = replace(tried, treatments=(halved,))
+        if traits["mixing"]:
+            self._notes.append(
+                "Parts of the batch do not add up to its loss, as far as is known: "
+                f"{traits['mixing']}."
+            )
+        return traits
 
     def _split(self, size: int, make: Callable[[int], Treatment]) -> None:
         """Split a batch into more and more parts until it fits, or needs no less by it."""
@@ -312,6 +332,11 @@ class CureSearch:
         if time.monotonic() > self._ends_at:
             raise _TimeIsOverError
         self._on_try(" + ".join(one.title for one in treatments))
+        if not _key(treatments):  # other settings of the allocator, which gets the same requests
+            needs_bytes = self._need_as_it_is.bytes(conf=treatments[0].conf)
+            fits = needs_bytes <= self._capacity_bytes
+            self._tried.append(Tried(treatments, fits, needs_bytes, self._peak_bytes))
+            return self._tried[-1]
         conditions = self._conditions_of(treatments)
         is_base &= self._can_checkpoint
         try:

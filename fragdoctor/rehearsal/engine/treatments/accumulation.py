@@ -20,7 +20,7 @@ from torch.utils.data import BatchSampler
 from fragdoctor.rehearsal.engine import put
 from fragdoctor.rehearsal.engine.calls import after_making
 
-_OWN: Final = str(Path(__file__).parents[2])
+OWN: Final = str(Path(__file__).parents[2])
 
 
 def lines_at_work() -> str:
@@ -28,7 +28,7 @@ def lines_at_work() -> str:
     number = 0
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if not frame.f_code.co_filename.startswith(_OWN):
+        if not frame.f_code.co_filename.startswith(OWN):
             number = crc32(f"{frame.f_code.co_filename}:{frame.f_lineno}".encode(), number)
         frame = frame.f_back
     return str(number)

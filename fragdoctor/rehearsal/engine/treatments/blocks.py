@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 from torch.utils import checkpoint as checkpoints
 
+from fragdoctor.recording.module_names import ByIdentity
 from fragdoctor.rehearsal.engine.calls import at_first_call, put_forward
 from fragdoctor.rehearsal.engine.treatments.operations import COUNTED
 
@@ -91,16 +92,20 @@ def caching(model: Any) -> dict[str, Any]:
     return dict(found.values())
 
 
-def parts_of(model: Any) -> list[tuple[str, Any]]:
+def parts_of(model: Any, known: ByIdentity) -> list[tuple[str, Any]]:
     """Return the modules within a model that can be checkpointed, with their paths.
 
-    Each stands before those within it.
+    Each stands before those within it. Those of models before, ``known``, are left out.
     """
-    return [
+    found = [
         (path, module)
         for path, module in model.named_modules()
         if path and type(module).forward is not torch.nn.Module.forward and _n_layers(module) > 1
-    ]
+        and not known.get(module)
+    ]  # fmt: skip
+    for _, module in found:
+        known[module] = True
+    return found
 
 
 def expression(model: Any, path: str) -> str:
@@ -124,7 +129,7 @@ def _n_layers(module: Any) -> int:
 
 
 def checkpoint(argument: str, undo: ExitStack) -> None:
-    """Checkpoint parts of each model that is trained: ``0-3,8=0.2`` by their numbers.
+    """Checkpoint parts of the models that are trained: ``0-3,8=0.2`` by their numbers.
 
     Of part 8 the results of its first and third counted operation are kept.
     """
@@ -135,10 +140,13 @@ def checkpoint(argument: str, undo: ExitStack) -> None:
         for number in range(int(first), int(last or first) + 1):
             chosen[number] = tuple(int(n) for n in kept.split(".") if n)
 
+    known = ByIdentity()
+    following = count()
+
     def wrap(model: Any) -> None:
         for config in caching(model).values():
             config.use_cache = False  # a cache would be filled again when a block is run again
-        for number, (_, part) in enumerate(parts_of(model)):
+        for (_, part), number in zip(parts_of(model, known), following, strict=False):
             if number in chosen:
                 put_forward(part, _checkpointed(part, chosen[number]), undo)
 

@@ -45,7 +45,7 @@ def _until_backward(
             entered.append(context)
         return None
 
-    def leave() -> None:
+    def leave(*_: Any, **__: Any) -> None:
         if entered:
             entered.pop().__exit__(None, None, None)
 

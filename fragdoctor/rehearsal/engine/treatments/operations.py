@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from fragdoctor.rehearsal.engine import dispatch, put, session
 from fragdoctor.rehearsal.engine.marks import in_backward
+from fragdoctor.rehearsal.engine.module_notes import places
 
 _level = logging.root.manager.disable
 logging.disable(logging.WARNING)  # of kernels of Triton, which count nothing here either
@@ -59,7 +60,7 @@ class Call:
         self.device, self.begin = _now()
         self.end = self.begin
         self.backward: int | None = None
-        self.inputs = _addresses(inputs)
+        self.inputs = addresses(inputs)
         self.outputs: list[int] = []
         self.products: list[Product] = []
         self.saves_output = False
@@ -67,8 +68,8 @@ class Call:
     def returned(self, outputs: Any) -> None:
         """Note what the module returned."""
         _, self.end = _now()
-        self.outputs = _addresses(outputs)
-        for value in _tensors(outputs):
+        self.outputs = addresses(outputs)
+        for value in tensors(outputs):
             if value.grad_fn is not None:
                 self.saves_output |= hasattr(type(value.grad_fn), "_saved_result")
             if value.requires_grad:
@@ -136,7 +137,7 @@ class Operations:
     def _note(self, n_flops: int, made: Any) -> None:
         if not self._inside:
             return
-        product = Product(_now()[1], n_flops, _addresses(made))
+        product = Product(_now()[1], n_flops, addresses(made))
         for module, call in self._inside:
             self._of[module].n_flops += product.n_flops
             call.products.append(product)
@@ -181,17 +182,17 @@ def _written(op: Any, args: Any) -> list[int]:
     marks = [a.alias_info is not None and a.alias_info.is_write for a in op._schema.arguments]
     # Those that results are put into are new: PyTorch's own code makes them.
     is_out = [a.is_out for a in op._schema.arguments]
-    return _addresses(
+    return addresses(
         [v for v, is_so, out in zip(args, marks, is_out, strict=False) if is_so and not out]
     )
 
 
-def _tensors(values: Any) -> list[torch.Tensor]:
+def tensors(values: Any) -> list[torch.Tensor]:
     """Return the plain tensors on GPUs in some values; others may be made by being looked at."""
     plain = (torch.Tensor, torch.nn.Parameter)
     return [v for v in tree_leaves(values) if type(v) in plain and v.is_cuda]
 
 
-def _addresses(values: Any) -> list[int]:
+def addresses(values: Any) -> list[int]:
     """Return where the storages of tensors on GPUs lie."""
-    return [v.untyped_storage().data_ptr() for v in _tensors(values)]
+    return [address for value in tensors(values) for _, address in places(value)]

@@ -13,7 +13,6 @@ from types import FrameType, ModuleType
 from typing import Any, Final
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import checkpoint
 from torch.utils.data import BatchSampler
@@ -22,7 +21,7 @@ from fragdoctor.recording.module_names import ByIdentity
 from fragdoctor.rehearsal.engine import put
 from fragdoctor.rehearsal.engine.calls import around_models, before_backward
 from fragdoctor.rehearsal.engine.memory_history import is_users, users_frame
-from fragdoctor.rehearsal.engine.treatments.accumulation import lines_at_work
+from fragdoctor.rehearsal.engine.treatments.accumulation import OWN, lines_at_work
 from fragdoctor.rehearsal.engine.treatments.attention import is_eager
 from fragdoctor.rehearsal.engine.treatments.blocks import (
     Blocks,
@@ -31,6 +30,7 @@ from fragdoctor.rehearsal.engine.treatments.blocks import (
     parts_of,
     repeated_blocks,
 )
+from fragdoctor.rehearsal.engine.treatments.dataflow import Losses
 from fragdoctor.rehearsal.engine.treatments.losses import can_be_split, head_of
 from fragdoctor.rehearsal.engine.treatments.operations import Operations
 
@@ -43,8 +43,8 @@ FRAMEWORKS: Final = {
 
 
 _FLAGS: Final = (
-    "accumulates", "autocasts", "checkpoints", "clips", "evaluates_with_grad", "has_state",
-    "is_distributed", "is_eager", "mixes_rows", "scales", "schedules", "trains", "zeroes",
+    "accumulates", "alternates", "autocasts", "checkpoints", "clips", "evaluates_with_grad",
+    "has_state", "is_distributed", "is_eager", "scales", "schedules", "trains", "zeroes",
 )  # fmt: skip
 
 
@@ -61,11 +61,15 @@ class Traits:
             "framework": "",
         }
         self._operations = Operations(undo)
-        self._parts: list[tuple[str, str, Any]] = []
+        self._losses = Losses(undo)
+        self._parts: list[tuple[dict[str, Any], Any]] = []
+        self._known = ByIdentity()
         self._trained = ByIdentity()
+        self._n_trained = 0
         self._place: tuple[str, int, dict[int, str]] | None = None
         around_models(self._see, undo)
-        self._is_pending = False
+        self._updating: set[int] | None = None  # optimizers, since the last backward pass
+        self._updated_before: set[int] = set()
         before_backward(self._began_backward, undo)
         self._watch(torch.nn.functional, "cross_entropy", self._lost, undo)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
@@ -79,6 +83,7 @@ class Traits:
         self._samplers: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._sizes: dict[str, int] = {}
         self._given: set[str] = set()
+        self._is_given = False
         self._trained_on: set[str] = set()
         self._watch(BatchSampler, "__init__", self._made_sampler, undo)
         put(undo, BatchSampler, "__iter__", self._noted(BatchSampler.__iter__))
@@ -91,7 +96,10 @@ class Traits:
         distributed = torch.distributed
         self._found["is_distributed"] = distributed.is_available() and distributed.is_initialized()
         self._found["n_flops"] = self._operations.n_flops
-        self._found["parts"] = [self._part(*part) for part in self._parts]
+        self._found["losses"] = self._losses.found
+        for described, part in self._parts:
+            calls = [call.described() for call in self._operations.of(part).calls]
+            self._found["parts"].append(described | {"calls": calls})
         if self._found["n_optimizers"] != 1:
             self._found["place"] = None
         for lines, size in self._sizes.items():
@@ -102,10 +110,6 @@ class Traits:
         if head is not None:
             head["n_flops"] = self._head_costs.n_flops
         return self._found
-
-    def _part(self, path: str, written: str, part: Any) -> dict[str, Any]:
-        calls = [call.described() for call in self._operations.of(part).calls]
-        return {"path": path, "written": written, "calls": calls}
 
     def _watch(self, owner: Any, name: str, see: Any, undo: ExitStack) -> None:
         original = getattr(owner, name)
@@ -123,20 +127,21 @@ class Traits:
     def _see(self, model: Any) -> AbstractContextManager[Any] | None:
         if torch.is_autocast_enabled("cuda"):
             self._note("autocasts")
-        given, self._given = self._given, set()
+        self._is_given = False
         if not torch.is_grad_enabled():
             return None
         if not model.training:
             self._note("evaluates_with_grad")
             return None
         self._note("trains")
-        self._trained_on |= given
+        self._trained_on |= self._given
         if not self._trained.get(model):
             self._trained[model] = True
+            self._n_trained += 1
+            self._add_parts(model)
             for module in model.modules():
                 if type(module) is torch.nn.Linear:
                     self._operations.of(module)  # it may be a head
-                self._found["mixes_rows"] |= isinstance(module, _BatchNorm)
         n_parameters = sum(p.numel() for p in model.parameters())
         if n_parameters > self._found["n_parameters"]:
             self._found["n_parameters"] = n_parameters
@@ -144,11 +149,17 @@ class Traits:
             self._found["caches"] = [expression(model, path) for path in caching(model)]
             self._found["is_eager"] = is_eager(model)
             self._found["blocks"] = [_described(group) for group in repeated_blocks(model)]
-            self._parts = [(path, expression(model, path), m) for path, m in parts_of(model)]
-            for _, _, part in self._parts:
-                self._operations.of(part)
             self._found["place"] = self._place_for(model)
         return None
+
+    def _add_parts(self, model: Any) -> None:
+        """Count what the parts of a model take, which are written as the optimizer's line does."""
+        name = self._place[2].get(id(model), "model") if self._place else "model"
+        for path, part in parts_of(model, self._known):
+            self._operations.of(part)
+            written = name + expression(model, path)
+            about = {"model": self._n_trained, "path": path, "written": written}
+            self._parts.append((about, part))
 
     def _place_for(self, model: Any) -> dict[str, Any] | None:
         """Return where the optimizer was made, where the model had a name there."""
@@ -158,13 +169,19 @@ class Traits:
         name = names.get(id(model))
         return None if name is None else {"filename": filename, "line": line, "model": name}
 
-    def _began_backward(self) -> None:
-        if self._is_pending:
+    def _began_backward(self, *_: Any, **__: Any) -> None:
+        if self._updating is not None and not self._updating:
             self._note("accumulates")
-        self._is_pending = True
+        elif self._updating:
+            if self._updated_before not in (set(), self._updating):
+                self._note("alternates")
+            self._updated_before = self._updating
+        self._updating = set()
 
     def _updated(self, optimizer: Any, *_: Any) -> None:
-        self._is_pending = False
+        if self._updating is not None:
+            self._updating.add(id(optimizer))
+        self._losses.forget()
         values = (value for state in optimizer.state.values() for value in state.values())
         if any(torch.is_tensor(v) and v.is_cuda and v.dim() for v in values):
             self._note("has_state")
@@ -211,7 +228,10 @@ class Traits:
         @wraps(batches)
         def noted(sampler: Any) -> Iterator[Any]:
             for batch in batches(sampler):
+                if not self._is_given:  # models are at work since the last batch
+                    self._given.clear()
                 if sampler in self._samplers:
+                    self._is_given = True
                     self._given.add(self._samplers[sampler])
                 yield batch
 
@@ -244,7 +264,7 @@ def _caller_of_torch() -> str:
     """Return the file that calls PyTorch, "" where it is the user's own."""
     frame: FrameType | None = sys._getframe(1)
     filename = __file__
-    while frame is not None and (filename == __file__ or f"{os.sep}torch{os.sep}" in filename):
+    while frame is not None and (filename.startswith(OWN) or f"{os.sep}torch{os.sep}" in filename):
         filename, frame = frame.f_code.co_filename, frame.f_back
     return "" if is_users(filename) else filename.replace(os.sep, "/")
 

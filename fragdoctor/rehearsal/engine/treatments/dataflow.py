@@ -1,0 +1,95 @@
+"""The operations that make a loss, each with the shapes of its results and what it is made of.
+
+Where they are compared with those of a smaller batch
+(``fragdoctor/rehearsal/prescription/batch_rows.py``), it shows which of them look at several rows
+of the batch at once.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any, Final
+
+from fragdoctor.rehearsal.engine import dispatch, put, session
+from fragdoctor.rehearsal.engine.calls import before_backward
+from fragdoctor.rehearsal.engine.marks import in_backward
+from fragdoctor.rehearsal.engine.treatments.operations import addresses, tensors
+
+MAX_LOSSES: Final = 4
+"""Backward passes whose losses are told: a step has one for each model that it trains."""
+GIVEN: Final = "given"
+"""Stands for the operation where a tensor was there before."""
+_ABOUT_DIMENSIONS: Final = ("dim", "dims", "training")
+
+Node = tuple[str, list[list[int]], list[int], dict[str, Any]]
+"""An operation: name, shapes of its results, numbers of the nodes it reads, dimensions it names."""
+
+
+class Losses:
+    """The first losses of a program, each as the nodes that lead to it, itself the last."""
+
+    def __init__(self, undo: ExitStack) -> None:
+        self.found: list[list[Node]] = []
+        self._nodes: list[Node] = []
+        self._of: dict[int, int] = {}
+        serve = dispatch.serve
+
+        def noted(op: Any, args: Any, kwargs: Any) -> Any:
+            made = serve(op, args, kwargs)
+            if len(self.found) < MAX_LOSSES and not in_backward():
+                self._note(op, args, kwargs, made)
+            return made
+
+        known = session.current().known
+        is_new = known.is_new
+
+        def made_anew(device: int, address: int) -> None:
+            self._of.pop(address, None)  # what was made there before is gone
+            is_new(device, address)
+
+        put(undo, dispatch, "serve", noted)
+        put(undo, known, "is_new", made_anew)
+        before_backward(self._began, undo)
+
+    def _note(self, op: Any, args: Any, kwargs: Any, made: Any) -> None:
+        results = tensors(made)
+        if not results:
+            return  # what is updated as a list: parameters
+        read = {at: one for one in tensors((args, kwargs)) for at in addresses(one)}
+        written = {*addresses(results)}
+        if written <= read.keys() and not op._schema.is_mutable:
+            return  # a view
+        names = (argument.name for argument in op._schema.arguments)
+        named = dict(zip(names, args, strict=False)) | kwargs
+        about = {name: named[name] for name in _ABOUT_DIMENSIONS if name in named}
+        shapes = [list(one.shape) for one in results]
+        self._add(op.name(), shapes, [self._number(*one) for one in read.items()], about, written)
+
+    def _add(
+        self, name: str, shapes: Any, reads: list[int], about: dict[str, Any], written: set[int]
+    ) -> int:
+        self._nodes.append((name, shapes, reads, about))
+        number = len(self._nodes) - 1
+        self._of |= dict.fromkeys(written, number)
+        return number
+
+    def _number(self, address: int, tensor: Any) -> int:
+        known = self._of.get(address)
+        return self._add(GIVEN, [list(tensor.shape)], [], {}, {address}) if known is None else known
+
+    def _began(self, roots: Any, *_: Any, **__: Any) -> None:
+        """Keep what leads to a loss."""
+        wanted = {self._number(at, one) for one in tensors(roots) for at in addresses(one)}
+        for number in range(len(self._nodes) - 1, -1, -1):
+            if number in wanted:
+                wanted |= {*self._nodes[number][2]}
+        order = {number: n for n, number in enumerate(sorted(wanted))}
+        nodes = (self._nodes[number] for number in order)
+        if len(self.found) < MAX_LOSSES:
+            self.found.append([(a, b, [order[n] for n in c], d) for a, b, c, d in nodes])
+        self.forget()
+
+    def forget(self) -> None:
+        """Take all that there is for given: what a pass or an update changes is no matter."""
+        self._nodes.clear()
+        self._of.clear()
