@@ -48,6 +48,15 @@ TOLD_KILLS: Final = {
 }
 """Who says why it killed a process, by variant."""
 
+WENT_ON: Final = {
+    "detectron2-retry": "Detectron2 could not make a call on the GPU and goes on with its inputs "
+    "on the CPU, which is slow",
+    "spilled": "The GPU's memory is full, and Windows' driver has moved part of it to the host's "
+    "memory (shared GPU memory), which makes the program slow",
+    "vae-retry": "The VAE did not fit at once and goes on in tiles, which is slower",
+}
+"""What a program says that caught the failure and went on in another way, by variant."""
+
 LIBRARIES: Final = {
     "cublas": "cuBLAS",
     "cudnn": "cuDNN",
@@ -148,6 +157,14 @@ TOLD: Final = {
         Confidence.LIKELY,
         "The lines above say how full the pool was (token usage).",
     ),
+    "unbalanced-gpus": Hypothesis(
+        Cause.OTHER_PROCESS,
+        "SGLang found much less free memory on one GPU than on another before it loaded the model: "
+        "another process holds a part of it, or the GPUs are of different sizes.",
+        Confidence.LIKELY,
+        "nvidia-smi names who holds it.",
+        also=(Cause.CAPACITY,),
+    ),
     **dict.fromkeys(
         ("ggml-pinned", "pinned-host"),
         Hypothesis(
@@ -225,11 +242,8 @@ def _allocator(message: OomMessage) -> Hypothesis:
     if message.backend == "mps":
         return _mps(message)
     failed = request_of_message(message)
-    if message.sub_kind == "went-on":
-        summary = (
-            "The GPU's memory is full, and Windows' driver has moved part of it to the host's "
-            "memory (shared GPU memory), which makes the program slow: this alone is no failure."
-        )
+    if message.variant in WENT_ON:
+        summary = f"{WENT_ON[message.variant]}: this alone is no failure."
         return Hypothesis(Cause.CAPACITY, summary, also=(Cause.HEALTHY,))
     sign = sign_of(message)
     if message.sub_kind == "batch-search":

@@ -142,6 +142,12 @@ TOLD_APART = {
             "Try to allocate 127 tokens.\nAvailable tokens: 5248 (available_size=5248)"
         ),
     ),
+    "unbalanced-gpus": (
+        (
+            "ValueError: The memory capacity is unbalanced. Some GPUs may be occupied by other "
+            "processes. pre_model_load_memory=21.2, local_gpu_memory=14.1"
+        ),
+    ),
     "on-chip": (
         (
             "No valid triton configs. OutOfMemoryError: out of resource: triton_mm Required: "
@@ -338,6 +344,19 @@ def test_exit_code_inside_a_sentence_is_a_kill() -> None:
     (message,) = find_messages(f"[sigkill_handler] {call} exits with return code = -9").messages
 
     assert message.kind == "host-ram"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "d2.utils.memory: Attempting to copy inputs of <function f at 0x1> to CPU due to CUDA OOM",
+        "Warning: Ran out of memory when regular VAE decoding, retrying with tiled VAE decoding.",
+    ],
+)
+def test_retry_in_another_way_is_a_warning(text: str) -> None:
+    (message,) = find_messages(text).messages
+
+    assert message.is_warning
 
 
 def test_error_that_is_quoted_after_the_word_error_is_read() -> None:

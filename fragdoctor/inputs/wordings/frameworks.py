@@ -179,6 +179,20 @@ FRAMEWORKS: Final = (
         r"noexecutablebatchsizefound,reachedzero",
         "batch-search",
     ),
+    Wording(
+        "detectron2-retry",
+        # detectron2/utils/memory.py, retry_if_cuda_oom: goes on with the inputs on the CPU
+        r"attemptingtocopyinputsof[^`]{1,160}?tocpuduetocudaoom",
+        "went-on",
+        is_warning=True,
+    ),
+    Wording(
+        "vae-retry",
+        # ComfyUI 0.3, comfy/sd.py, and its forks: VAE.decode and VAE.encode
+        r"ranoutofmemorywhenregularvae(?:de|en)coding,retryingwithtiledvae",
+        "went-on",
+        is_warning=True,
+    ),
     *(
         Wording("spilled", literal, "went-on", refine=_SLOW, is_warning=True, is_marker=True)
         # What people write who watch Windows' task manager: no program prints it.
@@ -285,6 +299,14 @@ KV_CACHE_CHECKS: Final = (
         r"(?:prefill|decode)outofmemory\.trytoloweryourbatchsize",
         "pool-full",
         kind=KV_CACHE,
+        backend="sglang",
+    ),
+    Wording(
+        "sglang-unbalanced",
+        # sglang/srt/model_executor/model_runner.py: before the model is loaded
+        r"thememorycapacityisunbalanced",
+        "unbalanced-gpus",
+        kind=OTHER,
         backend="sglang",
     ),
 )
