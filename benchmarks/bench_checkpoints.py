@@ -15,10 +15,11 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from msgspec.structs import replace
 from unequal_models import HELD_OUT, LOOKED, MODELS
 
 from fragdoctor.errors import ConfigError

@@ -24,10 +24,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
 from outlook_table import HELD_OUT, LOOKED, ProgramTruth, read_truth
 from record_outlooks import PROGRAMS, Server, even_mib, read_program
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import fields, replace
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from fragdoctor.errors import ConfigError, InputError, path_text, unusable
 from fragdoctor.model.case import Case, MemoryStats, OomLog, OomMessage, Overrides, StatsSeries
@@ -336,7 +337,8 @@ def _case(verb: str, parts: Sequence[object], overrides: Overrides) -> Case:
         from fragdoctor.inputs.cases import read_case  # noqa: PLC0415 - numpy is heavy
 
         read = read_case(names, overrides)
-        found = {f.name: v for f in fields(read) if (v := getattr(read, f.name)) is not None}
+        given = ((name, getattr(read, name)) for name in read.__struct_fields__)
+        found = {name: value for name, value in given if value is not None}
     for part in parts:
         if _is_path(part):
             continue

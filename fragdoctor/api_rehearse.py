@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from os import PathLike, fspath
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from fragdoctor.model.hooks import draw_with
 

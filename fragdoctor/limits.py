@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from fragdoctor.frozen import frozen
+from msgspec import Struct
+
 from fragdoctor.units import GIB, MIB
 
 
-@frozen
-class Limits:
+class Limits(Struct, frozen=True):
     """Upper bounds; memory and time grow with bytes read, never with a number in the file.
 
     Attributes:

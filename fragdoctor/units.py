@@ -8,10 +8,10 @@ All units are powers of 1024, as in PyTorch; ``KB``/``MB``/``GB`` mean the same 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Final
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.frozen import frozen
 
 KIB: Final = 1024
 MIB: Final = 1024**2
@@ -56,7 +56,7 @@ def parse_size(text: str) -> int:
     return int(value.to_integral_value())
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Amount:
     """A limit: a size in bytes, or a share (0..1) of something that the budget names."""
 

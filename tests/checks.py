@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import diagnoses
+from msgspec.structs import replace
 
 from fragdoctor.errors import InputError
 from fragdoctor.gate.budgets import Budgets

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import diagnoses
+from msgspec.structs import replace
 
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Diagnosis

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from fragdoctor.model.case import Case, LogMarker, OomLog, OomMessage, OtherProcess
 from fragdoctor.model.diagnosis import (
@@ -518,9 +520,9 @@ def planted(value: Any, text: str) -> Any:
         return value
     if isinstance(value, str):
         return text
-    if is_dataclass(value) and not isinstance(value, type):
+    if isinstance(value, Struct):
         return replace(
-            value, **{f.name: planted(getattr(value, f.name), text) for f in fields(value)}
+            value, **{name: planted(getattr(value, name), text) for name in value.__struct_fields__}
         )
     if isinstance(value, Mapping):
         return {planted(k, text): planted(v, text) for k, v in value.items()}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from builders import BASE, MIB, alloc, block, frame, oom, pickled, segment, segment_alloc, snapshot
 from builders import settings as recorded
+from msgspec.structs import replace
 
 from fragdoctor.model.diagnosis import Cause, DeviceFigures
 from fragdoctor.model.fleet import RankSource, RankSummary, SourceLine

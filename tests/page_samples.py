@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import diagnoses
 import numpy as np
+from msgspec.structs import replace
 from stock import from_python
 
 from fragdoctor.analysis.device import analyze_device

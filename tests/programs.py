@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec.structs
 import numpy as np
 from hypothesis import strategies as st
 from stock import from_python
@@ -203,7 +203,7 @@ def without_oldest(whole: Snapshot, device: int, n_lost: int) -> Snapshot:
     offsets[device + 1 :] -= n_lost
     columns = {
         name: getattr(events, name)[kept]
-        for name in EventTable.__dataclass_fields__
+        for name in EventTable.__struct_fields__
         if name != "offsets"
     }
-    return dataclasses.replace(whole, events=EventTable(**columns, offsets=offsets))
+    return msgspec.structs.replace(whole, events=EventTable(**columns, offsets=offsets))

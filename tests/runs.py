@@ -7,18 +7,17 @@ Every request gets a segment of its own, as the allocator gives one to multiples
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from builders import BASE, MIB, alloc, block, columns, frame, free, segment, segment_alloc, snapshot
+from msgspec import Struct
 
 from fragdoctor.model.case import Case, Overrides
 from fragdoctor.model.snapshot import Snapshot
 
 
-@dataclass(frozen=True)
-class Ask:
+class Ask(Struct, frozen=True):
     """One request: ``file:line`` in a function, its size, and whether it is kept to the end."""
 
     line: int

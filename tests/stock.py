@@ -90,8 +90,8 @@ def from_python(data: Any, provenance: Provenance | None = None) -> Snapshot:  #
     """Turn the plain Python value of a snapshot into columns."""
     top = {"segments": data} if isinstance(data, list) else data
     t = Tables()
-    seg: dict[str, list[Any]] = {k: [] for k in SegmentTable.__dataclass_fields__}
-    blk: dict[str, list[Any]] = {k: [] for k in BlockTable.__dataclass_fields__}
+    seg: dict[str, list[Any]] = {k: [] for k in SegmentTable.__struct_fields__}
+    blk: dict[str, list[Any]] = {k: [] for k in BlockTable.__struct_fields__}
     seg["block_offsets"].append(0)
     for i, s in enumerate(top.get("segments", [])):
         seg["device"].append(s.get("device", 0))
@@ -121,7 +121,7 @@ def from_python(data: Any, provenance: Provenance | None = None) -> Snapshot:  #
             blk["stack"].append(t.stack(frames))
             address += b["size"]
         seg["block_offsets"].append(len(blk["address"]))
-    ev: dict[str, list[Any]] = {k: [] for k in EventTable.__dataclass_fields__}
+    ev: dict[str, list[Any]] = {k: [] for k in EventTable.__struct_fields__}
     ev["offsets"].append(0)
     oom_free: dict[int, int] = {}
     for trace in top.get("device_traces", []):
@@ -199,7 +199,7 @@ DTYPES = {
 def _arrays(table: Any, columns: dict[str, list[Any]]) -> dict[str, Any]:
     return {
         name: np.array(columns[name], DTYPES.get(name, np.uint64))
-        for name in table.__dataclass_fields__
+        for name in table.__struct_fields__
     }
 
 
@@ -250,4 +250,4 @@ def assert_same(expected: Snapshot, actual: Snapshot) -> None:
 
 def column_dict(table: object) -> dict[str, Any]:
     """Return the columns of a table of a snapshot by name."""
-    return {name: getattr(table, name) for name in table.__dataclass_fields__}  # type: ignore[attr-defined]
+    return {name: getattr(table, name) for name in table.__struct_fields__}  # type: ignore[attr-defined]

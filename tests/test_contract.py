@@ -30,23 +30,21 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # import it.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
-    "frozen": set(),
-    "units": {"errors", "frozen"},
+    "units": {"errors"},
     "opening": {"errors"},
-    "limits": {"frozen", "units"},
+    "limits": {"units"},
     "installed": set(),
     "_native": {"errors"},
-    "model": {"errors", "frozen", "units"},
-    "inputs": {"errors", "opening", "frozen", "limits", "units", "model", "_native"},
-    "trace": {"errors", "frozen", "units", "model", "_native"},
-    "future": {"errors", "frozen", "units", "model", "trace", "_native"},
-    "analysis": {"frozen", "units", "model", "trace", "future"},
-    "story": {"frozen", "units", "model", "analysis"},
-    "rules": {"frozen", "units", "model", "trace", "future", "analysis", "story"},
-    "gate": {"errors", "opening", "frozen", "units", "model", "future", "rules"},
+    "model": {"errors", "units"},
+    "inputs": {"errors", "opening", "limits", "units", "model", "_native"},
+    "trace": {"errors", "units", "model", "_native"},
+    "future": {"errors", "units", "model", "trace", "_native"},
+    "analysis": {"units", "model", "trace", "future"},
+    "story": {"units", "model", "analysis"},
+    "rules": {"units", "model", "trace", "future", "analysis", "story"},
+    "gate": {"errors", "opening", "units", "model", "future", "rules"},
     "diagnosis": {
         "errors",
-        "frozen",
         "units",
         "model",
         "trace",
@@ -58,7 +56,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {
         "__version__",
         "errors",
-        "frozen",
         "units",
         "model",
         "trace",
@@ -70,7 +67,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "estimation": {
         "errors",
         "opening",
-        "frozen",
         "units",
         "model",
         "inputs",
@@ -80,7 +76,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "comparison": {
         "errors",
-        "frozen",
         "units",
         "model",
         "trace",
@@ -88,15 +83,14 @@ MAY_IMPORT: dict[str, set[str]] = {
         "analysis",
         "diagnosis",
     },
-    "fleet": {"errors", "frozen", "installed", "units", "model", "inputs", "diagnosis"},
-    "export": {"frozen", "units", "model", "trace", "report"},
+    "fleet": {"errors", "installed", "units", "model", "inputs", "diagnosis"},
+    "export": {"units", "model", "trace", "report"},
     "recording": set(),
     "capture": {"errors", "units", "analysis", "recording", "rehearsal"},
     "integrations": {"errors", "capture", "recording", "tracking"},
     "tracking": {"errors", "api", "report"},
     "rehearsal": {
         "errors",
-        "frozen",
         "units",
         "model",
         "inputs",
@@ -147,6 +141,16 @@ def modules_used(path: Path, known: Mapping[str, Path]) -> Iterator[str]:
             yield from (a.name for a in node.names if a.name in known)
 
 
+def libraries(path: Path) -> set[str]:
+    """Return the packages that a module imports, wherever in it."""
+    found = (
+        [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+        for node in statements(path)
+        if not isinstance(node, ast.Call)
+    )
+    return {name.split(".")[0] for names in found for name in names}
+
+
 @cache
 def parsed(path: Path) -> ast.Module:
     text = path.read_text(encoding="utf-8")
@@ -189,6 +193,22 @@ def test_modules_do_not_import_each_other_in_a_circle() -> None:
     sorter = graphlib.TopologicalSorter(graph)
 
     sorter.prepare()  # raises CycleError, which names the circle
+
+
+def test_a_rehearsed_program_needs_none_of_our_libraries() -> None:
+    # Only the package itself is put into the Python of the program: see rehearsal/start.py.
+    known = {".".join(p.relative_to(PACKAGE.parent).with_suffix("").parts): p for p in MODULES}
+    new = {name for name in known if name.startswith("fragdoctor.rehearsal.engine.")}
+    loaded: set[str] = set()
+    while new:
+        loaded |= new
+        new = {used for name in new for used in modules_used(known[name], known)} - loaded
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+    ours = {re.split(r"[<>=;\[ ]", one)[0].split(".")[0] for one in project["dependencies"]}
+
+    used = {name: libraries(known[name]) & ours for name in loaded}
+
+    assert {name: found for name, found in used.items() if found} == {}
 
 
 def test_each_layer_is_known() -> None:
@@ -386,6 +406,7 @@ def test_checklist_titles_are_those_of_the_contract() -> None:
 def test_model_classes_are_frozen(path: Path) -> None:
     for node in parsed(path).body:
         if isinstance(node, ast.ClassDef):
-            for decorator in node.decorator_list:
-                made = ast.unparse(decorator)
-                assert made.startswith("frozen") or "frozen=True" in made, node.name
+            made = [*node.decorator_list, *node.keywords]
+            bases = {ast.unparse(base) for base in node.bases}
+            if made or "Struct" in bases:
+                assert "frozen=True" in " ".join(map(ast.unparse, made)), node.name

@@ -11,7 +11,6 @@ import json
 import re
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from enum import Enum, IntEnum
 from pathlib import Path
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
@@ -25,7 +24,7 @@ from fragdoctor.model.memory_estimate import Estimate
 from fragdoctor.model.prescription import Prescription
 from fragdoctor.model.rehearsal import RehearsalResult, RehearsalSweep
 from fragdoctor.model.simulation import Simulation
-from fragdoctor.report.json import written
+from fragdoctor.report.json import field_names, written
 from fragdoctor.report.json_shapes import (
     SHAPES,
     CompareResult,
@@ -127,7 +126,7 @@ class _Schemas:
         self._named: dict[str, Any] = {}
 
     def object(self, kind: type) -> Json:
-        """Return the schema of a dataclass."""
+        """Return the schema of a type with fields."""
         properties = self._properties(kind)
         text = inspect.getdoc(kind) or ""
         return {
@@ -169,7 +168,7 @@ class _Schemas:
             return {"enum": [m.name.lower() for m in hint]}
         if isinstance(hint, type) and issubclass(hint, Enum):
             return {"enum": [m.value or None for m in hint]}
-        if is_dataclass(hint):
+        if isinstance(hint, type) and field_names(hint):
             return self._reference(hint)
         raise TypeError(f"{hint} has no schema")
 
@@ -228,7 +227,7 @@ def _described(kind: type) -> dict[str, str]:
             found |= {name: f"{found[name]} {line.strip()}" for name in names}
         else:
             names = []
-    known = {f.name for f in fields(kind)}
+    known = field_names(kind)
     return {k: v.replace("``", "").replace("None", "null") for k, v in found.items() if k in known}
 
 

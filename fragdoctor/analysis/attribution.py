@@ -11,15 +11,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from fragdoctor.analysis.modules import ModulePaths
 from fragdoctor.analysis.result import Holder, Strander
-from fragdoctor.frozen import frozen
 from fragdoctor.model.arrays import distinct, sum_by
 from fragdoctor.model.diagnosis import RunKind, SegmentReport, SegmentRun
 from fragdoctor.model.phases import Category
@@ -149,8 +149,7 @@ def _main_modules(
     return {g: s if len(exact[g, s]) > 1 else next(iter(exact[g, s])) for g, s in found.items()}
 
 
-@frozen
-class Holds:
+class Holds(Struct, frozen=True):
     """Pairs (block, unit): the block keeps the unit, which has ``free`` free bytes.
 
     ``n_units`` and ``free`` (per unit) count only units that are partly free.

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
-from fragdoctor.frozen import frozen
 from fragdoctor.future.passes import NOT_REACHED, Passes
 from fragdoctor.model.arrays import distinct, is_among, occurrence, sum_by
 from fragdoctor.model.phases import Category, TrainingPhase
@@ -25,8 +25,7 @@ POSSIBLE, LIKELY = 0, 1
 MIN_MATCH: Final = 0.9
 
 
-@frozen
-class Categories:
+class Categories(Struct, frozen=True):
     """Category and sureness (``POSSIBLE``, ``LIKELY``) of each block of ``Lives``."""
 
     category: U8

@@ -22,6 +22,7 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from fragdoctor.analysis.attribution import find_holders, find_stranders
 from fragdoctor.analysis.free_space import find_ooms, free_space
@@ -37,7 +38,6 @@ from fragdoctor.analysis.result import (
     OomEvent,
     SizeDiversity,
 )
-from fragdoctor.frozen import frozen
 from fragdoctor.future.steps import Steps, evaluation_rounds
 from fragdoctor.model.arrays import distinct, is_among
 from fragdoctor.model.hooks import report_progress
@@ -207,8 +207,7 @@ def find_flushes(trace: Trace) -> tuple[tuple[Flush, ...], int]:
     return tuple(flushes), n_retries
 
 
-@frozen
-class _Runs:
+class _Runs(Struct, frozen=True):
     """Runs of releases: first and last row, bytes, and what follows (``next_bytes`` of it)."""
 
     first: I64

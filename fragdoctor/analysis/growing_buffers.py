@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from fragdoctor.analysis.training_run import TrainingRequests
-from fragdoctor.frozen import frozen
 from fragdoctor.model.arrays import median
 from fragdoctor.model.snapshot import I64
 
@@ -23,8 +23,7 @@ INPUT_SHARE: Final = 0.3  # of the growth of an input that the rest of a step sh
 MAX_LAPS: Final = 2  # generations that are live at once: the new one and the old one
 
 
-@frozen
-class GrowingBuffers:
+class GrowingBuffers(Struct, frozen=True):
     """The buffers of one line that grow by copies.
 
     Attributes:

@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from fragdoctor.analysis.result import Growth
 from fragdoctor.analysis.trend import trend_of
-from fragdoctor.frozen import frozen
 from fragdoctor.future.steps import Steps
 from fragdoctor.model.arrays import distinct, largest_groups, sum_by
 from fragdoctor.model.hooks import report_progress
@@ -31,8 +31,7 @@ MAX_POINTS: Final = 300
 """The slopes of all pairs are looked at; more steps are thinned evenly."""
 
 
-@frozen
-class StepEnds:
+class StepEnds(Struct, frozen=True):
     """The complete steps of a program: n of them between ``int64[n + 1]`` rows."""
 
     rows: I64

@@ -8,13 +8,13 @@ block each. None of its bytes is in a figure of a GPU.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from fragdoctor.analysis.growth import StepEnds, find_growth
 from fragdoctor.analysis.result import Growth
-from fragdoctor.frozen import frozen
 from fragdoctor.model.arrays import largest_groups
 from fragdoctor.model.finding import Location
 from fragdoctor.model.phases import LineBytes
@@ -31,8 +31,7 @@ from fragdoctor.model.snapshot import (
 from fragdoctor.trace.trace import Trace
 
 
-@frozen
-class HostMemory:
+class HostMemory(Struct, frozen=True):
     """Page-locked memory that the program asked for, at one moment and over the recording.
 
     Attributes:

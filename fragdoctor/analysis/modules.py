@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
-from fragdoctor.frozen import frozen
 from fragdoctor.model.arrays import largest_groups
 from fragdoctor.model.module_notes import GRADIENTS, OPTIMIZER, PARAMETERS, read_module_note
 from fragdoctor.model.modules import FURTHER, ITSELF, KINDS, OUTSIDE, ModuleMemory
@@ -47,8 +47,7 @@ UNTOLD: Final = 255
 """In the place of a category: nothing is read off a module."""
 
 
-@frozen(eq=False)
-class ModulePaths:
+class ModulePaths(Struct, frozen=True, eq=False):
     """Which module of the model each block is for, where that was recorded.
 
     Attributes:
@@ -146,8 +145,7 @@ class _Node:
         self.own += sums
 
 
-@frozen(eq=False)
-class _Summed:
+class _Summed(Struct, frozen=True, eq=False):
     """A module with what is in it; ``sums`` are by block size and by request."""
 
     name: str

@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import combinations
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from fragdoctor.analysis.modules import UNTOLD, ModulePaths
-from fragdoctor.frozen import frozen
 from fragdoctor.model.arrays import distinct, largest_groups
 from fragdoctor.model.census import Census, HoldingKind, Owner
 from fragdoctor.model.phases import Category
@@ -38,8 +38,7 @@ _LEAST_SAMPLE: Final = 20
 """Blocks of a stack that have to be seen: nine tenths of fewer say little."""
 
 
-@frozen(eq=False)
-class NamedBlocks:
+class NamedBlocks(Struct, frozen=True, eq=False):
     """Who holds the blocks of one device.
 
     Attributes:
@@ -51,8 +50,7 @@ class NamedBlocks:
     of_row: I32
 
 
-@frozen
-class Growth:
+class Growth(Struct, frozen=True):
     """How much more a name holds in the last census than in the first."""
 
     n_bytes: int

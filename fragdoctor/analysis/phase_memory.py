@@ -6,10 +6,10 @@ life.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from fragdoctor.analysis.categories import LIKELY, POSSIBLE, Categories, sort_blocks, sums_at
 from fragdoctor.analysis.modules import UNTOLD, ModulePaths

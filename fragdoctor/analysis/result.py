@@ -6,21 +6,19 @@ Every figure is exact for what the file holds. None means that the file cannot s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
 from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
-from fragdoctor.frozen import frozen
 from fragdoctor.model.phases import Category, CategoryShare, PhaseFigures, TrainingPhase
 from fragdoctor.model.snapshot import I64
 from fragdoctor.trace.lives import Totals
 from fragdoctor.trace.trace import Trace
 
 
-@frozen
-class FreeSpace:
+class FreeSpace(Struct, frozen=True):
     """Free cached memory, split by whether the allocator can return it by itself.
 
     Attributes:
@@ -44,8 +42,7 @@ class FreeSpace:
     largest_free_block_bytes: int
 
 
-@frozen
-class Strander:
+class Strander(Struct, frozen=True):
     """A group of live blocks with the same stack that keeps free memory in its segments.
 
     ``stranded_bytes``: free bytes that would become releasable if just these blocks were gone
@@ -62,8 +59,7 @@ class Strander:
     addresses: Sequence[int]
 
 
-@frozen
-class Holder:
+class Holder(Struct, frozen=True):
     """Live memory of one user source line (the innermost frame that is not library code).
 
     ``frame`` is a frame id of the snapshot or -1 (no stack recorded); ``stack`` is the stack id
@@ -85,8 +81,7 @@ class Holder:
     n_failure: int | None = None
 
 
-@frozen
-class Growth:
+class Growth(Struct, frozen=True):
     """Live memory from one source line (or stack) that grows step by step and is not freed.
 
     Attributes:
@@ -131,8 +126,7 @@ class KeptPattern(StrEnum):
     TENSORS = "tensors"
 
 
-@frozen
-class KeptBlocks:
+class KeptBlocks(Struct, frozen=True):
     """Kept blocks of one kind: bytes in all, and how many a step."""
 
     kind: KeptKind
@@ -140,8 +134,7 @@ class KeptBlocks:
     n_bytes: int
 
 
-@frozen(eq=False)
-class KeptMemory:
+class KeptMemory(Struct, frozen=True, eq=False):
     """What grows, and what makes it.
 
     Attributes:
@@ -169,8 +162,7 @@ class KeptMemory:
     ends: I64
 
 
-@frozen
-class IdleGraph:
+class IdleGraph(Struct, frozen=True):
     """An autograd graph that an evaluation builds, though no backward pass will use it.
 
     Attributes:
@@ -186,8 +178,7 @@ class IdleGraph:
     usual_share: float
 
 
-@frozen
-class SizeDiversity:
+class SizeDiversity(Struct, frozen=True):
     """How varied the request sizes of the large pool are (the food of fragmentation)."""
 
     n_allocs: int
@@ -196,8 +187,7 @@ class SizeDiversity:
     drifting: bool
 
 
-@frozen
-class OomEvent:
+class OomEvent(Struct, frozen=True):
     """An ``oom`` row with the state of the device at that moment.
 
     ``rounded_bytes`` is what the trace says; ``segment_bytes`` is what the driver was asked for
@@ -219,8 +209,7 @@ class OomEvent:
     message_bytes: int | None = None
 
 
-@frozen
-class Flush:
+class Flush(Struct, frozen=True):
     """A run of segment_free / segment_unmap rows.
 
     ``cause``: ``retry`` (an allocation with a new segment or an oom follows at once), ``gc``,
@@ -234,8 +223,7 @@ class Flush:
     cause: str
 
 
-@frozen
-class CaptureQuality:
+class CaptureQuality(Struct, frozen=True):
     """How much of the story the file holds, each shortcoming with its evidence.
 
     Attributes:
@@ -264,8 +252,7 @@ class CaptureQuality:
     notes: Sequence[str] = ()
 
 
-@frozen
-class PhaseAnalysis:
+class PhaseAnalysis(Struct, frozen=True):
     """Passes of training phases and the categories of memory; see ``model/phases.py``.
 
     ``labels[i]`` is the phase of rows ``first[i]`` to ``first[i + 1]`` (one longer), within the
@@ -287,8 +274,7 @@ class PhaseAnalysis:
     category: npt.NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
 
 
-@frozen
-class DeviceAnalysis:
+class DeviceAnalysis(Struct, frozen=True):
     """Everything the columns say about one device.
 
     ``n_steps`` are the steps found in the trace, 0 without any. ``kept`` is what grows enough for a

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from fragdoctor.analysis.result import PhaseAnalysis
-from fragdoctor.frozen import frozen
 from fragdoctor.future.passes import last_phase
 from fragdoctor.model.arrays import distinct, median
 from fragdoctor.model.phases import TrainingPhase
@@ -31,8 +31,7 @@ MIN_ALIKE: Final = 0.5
 NO_ROW: Final = np.iinfo(np.int64).max
 
 
-@frozen
-class LayerCalls:
+class LayerCalls(Struct, frozen=True):
     """The calls of equal layers, one row each, in order.
 
     Attributes:
@@ -51,8 +50,7 @@ class LayerCalls:
         return len(self.first_row)
 
 
-@frozen
-class TrainingRequests:
+class TrainingRequests(Struct, frozen=True):
     """The requests of a trace in order, one row each.
 
     Attributes:
@@ -179,8 +177,7 @@ def _saved_bytes(calls: list[tuple[int, int]], size: I64, is_kept: Bools) -> int
     return sum(whole) - outputs - max(whole)
 
 
-@frozen
-class TrainingRun:
+class TrainingRun(Struct, frozen=True):
     """The passes of a training run, as events of the device from the first to behind the last.
 
     Attributes:

@@ -15,8 +15,8 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
-from fragdoctor.frozen import frozen
 from fragdoctor.model.arrays import median
 
 F64 = npt.NDArray[np.float64]
@@ -36,8 +36,7 @@ LIKELY_P: Final = 1 / 72
 """Five points that all rise are below it, four are not."""
 
 
-@frozen
-class Trend:
+class Trend(Struct, frozen=True):
     """Theil-Sen slope and Mann-Kendall test of points in order.
 
     Attributes:

@@ -12,9 +12,9 @@ from collections import Counter
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from fragdoctor.analysis.result import PhaseAnalysis
-from fragdoctor.frozen import frozen
 from fragdoctor.model.arrays import is_among
 from fragdoctor.model.phases import Category
 from fragdoctor.model.snapshot import I64, Bools
@@ -36,8 +36,7 @@ STATES: Final = 2
 """Of an optimizer for each weight at most; where there are more, both networks are trained."""
 
 
-@frozen
-class WeightCopies:
+class WeightCopies(Struct, frozen=True):
     """The blocks of weights that are held beside those of the model.
 
     Attributes:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import gc
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.units import Amount, format_size, parse_amount
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(Struct, frozen=True):
     """What one of the markers limits.
 
     Attributes:
@@ -47,8 +47,7 @@ KINDS: Final[Mapping[str, Kind]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class GpuLimits:
+class GpuLimits(Struct, frozen=True):
     """The limits of one test, and whether it is rehearsed, on which GPU."""
 
     limits: Sequence[Limit]
@@ -113,8 +112,7 @@ def _limit(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Limit:
     return Limit(kind, amount, device)
 
 
-@dataclass
-class Limit:
+class Limit(Struct, dict=True):
     """One limit: ``start`` before the code runs, ``finish`` after it.
 
     Attributes:

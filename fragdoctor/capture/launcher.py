@@ -9,10 +9,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.recording import record_options
@@ -132,8 +133,7 @@ def _is_in_foreground() -> bool:
         os.close(terminal)
 
 
-@dataclass(frozen=True, slots=True)
-class Reached:
+class Reached(Struct, frozen=True):
     """How far the processes of a program came, by their own notes.
 
     Attributes:

@@ -9,21 +9,19 @@ are the long options of the commands, without the dashes in front.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Collection, Mapping
-from dataclasses import field
 from difflib import get_close_matches
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
 
 import typer
+from msgspec import Struct, field
 from typer.core import TyperOption
 
 from fragdoctor.cli.commands import whole_group
 from fragdoctor.cli.options import GENERAL
 from fragdoctor.errors import ConfigError
-from fragdoctor.frozen import frozen
 from fragdoctor.opening import open_readable
 
 OWN_FILE: Final = "fragdoctor.toml"
@@ -40,8 +38,7 @@ _WITHOUT: Final = frozenset({"explain"})
 Options = dict[str, dict[str, Any]]
 
 
-@frozen
-class Config:
+class Config(Struct, frozen=True):
     """The settings of one file.
 
     Attributes:
@@ -98,6 +95,8 @@ def read_config(path: Path, known: Collection[str]) -> Config:
 
 def _table(path: Path) -> dict[str, Any] | None:
     """Return the settings of a TOML file; None where it has none."""
+    import tomllib  # most projects have no settings
+
     try:
         with BufferedReader(open_readable(path)) as file:
             data = file.read(MAX_BYTES + 1)

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
+
 from fragdoctor.capture.launcher import Ended
 from fragdoctor.errors import InputError
-from fragdoctor.frozen import frozen
 from fragdoctor.inputs.bundles import open_bundle
 from fragdoctor.inputs.folders import FoundBundle
 from fragdoctor.inputs.stats_reader import read_stats
@@ -36,8 +37,7 @@ _OUT_OF_MEMORY: Final = "OutOfMemoryError"
 _SERVED: Final = "allocation.all.allocated"
 
 
-@frozen
-class RecordedRun:
+class RecordedRun(Struct, frozen=True):
     """A program that ran under the recorder, and the bundles that it left, the most telling first.
 
     ``setting`` is what it was rerun under, "" for the first run.

@@ -6,11 +6,12 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO, Final, NamedTuple, Protocol
 from urllib.parse import unquote
+
+from msgspec.structs import replace
 
 from fragdoctor.cli.pages import IsWanted, Shown, go_on, shown_case
 from fragdoctor.errors import ConfigError, FragdoctorError

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import fields, replace
 from inspect import Parameter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
+from msgspec.structs import replace
 
 from fragdoctor.cli import console
 from fragdoctor.cli.estimate_options import EstimateOptions
@@ -130,7 +130,7 @@ def _workload(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Workload:
     from fragdoctor.estimation.model_shapes import Overrides
     from fragdoctor.estimation.request import OPTIONS, workload_of
 
-    dimensions = _shared(chosen, {field.name for field in fields(Overrides)}) | {
+    dimensions = _shared(chosen, set(Overrides.__struct_fields__)) | {
         "n_layers": chosen.layers,
         "n_heads": chosen.heads,
         "n_kv_heads": chosen.kv_heads,

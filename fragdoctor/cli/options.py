@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import MISSING, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import (
@@ -27,7 +27,6 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from fragdoctor.cli.exit import FINDINGS, OK
 from fragdoctor.errors import ConfigError
-from fragdoctor.frozen import frozen
 from fragdoctor.units import Amount, parse_amount, parse_size
 
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ def taken(kind: type[_Options]) -> type[_Options]:
         info = declared.made(f"--{name.replace('_', '-')}")
         default = MISSING if declared.default is ... else declared.default
         setattr(kind, name, field(default=default, metadata={_DECLARED: info}))
-    return frozen(kw_only=True)(kind)
+    return dataclass(frozen=True, kw_only=True)(kind)
 
 
 def command_of(call: Callable[[Any], int]) -> Callable[..., int]:

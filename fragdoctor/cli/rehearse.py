@@ -6,15 +6,16 @@ import os
 import sys
 import threading
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from fragdoctor.cli import console, options
 from fragdoctor.cli.check import check_targets, report_targets, write_target
 from fragdoctor.cli.exit import FINDINGS, OK, USAGE
 from fragdoctor.errors import ConfigError
-from fragdoctor.frozen import frozen
 from fragdoctor.units import format_size
 
 if TYPE_CHECKING:
@@ -139,8 +140,7 @@ def _is_gate(chosen: RehearseOptions) -> bool:
     return chosen.fits_on is not None and chosen.steps is None
 
 
-@frozen
-class Asked:
+class Asked(Struct, frozen=True):
     """What to run, on which GPUs, under which settings, at which batch sizes."""
 
     program: Program

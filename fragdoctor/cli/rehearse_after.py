@@ -8,8 +8,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
+
 from fragdoctor.errors import ConfigError
-from fragdoctor.frozen import frozen
 
 if TYPE_CHECKING:
     from fragdoctor.model.case import Case
@@ -21,8 +22,7 @@ _PYTHON: Final = re.compile(r"python[0-9.]*(?:\.exe)?")
 _VALUED: Final = {"-W", "-X"}
 
 
-@frozen
-class RunCommand:
+class RunCommand(Struct, frozen=True):
     """A command as a rehearsal takes it: the script or module first, without its Python."""
 
     words: Sequence[str]

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec.structs import replace
 
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK
@@ -172,14 +173,15 @@ def _answered(
     from fragdoctor.future.simulator import trace_of
 
     trace = trace_of(snapshot, asked.device)
-    if isinstance(asked.capacity, float):
-        asked = replace(asked, capacity=_scaled_capacity(trace, asked.capacity))
+    capacity = asked.capacity
+    if isinstance(capacity, float):
+        capacity = _scaled_capacity(trace, capacity)
     if asked.sweep:
-        return _swept(trace, further, asked, confs)
+        return _swept(trace, further, asked, confs, capacity)
     return replay(
         trace,
         confs=confs,
-        capacity_bytes=asked.capacity,
+        capacity_bytes=capacity,
         memory_fraction=asked.memory_fraction,
         torch_version=asked.torch_version,
         edits=[parse_edit(text, trace) for text in dict.fromkeys(asked.edit or ())],
@@ -202,7 +204,11 @@ def _scaled_capacity(trace: Trace, factor: float) -> int:
 
 
 def _swept(
-    trace: Trace, further: Snapshot | None, asked: SimulateOptions, confs: Sequence[str]
+    trace: Trace,
+    further: Snapshot | None,
+    asked: SimulateOptions,
+    confs: Sequence[str],
+    capacity: int | None,
 ) -> Simulation:
     """Return a search over all sensible settings, those that were named included."""
     from fragdoctor.future.search import (
@@ -222,7 +228,7 @@ def _swept(
     version = check_version(asked.torch_version)
     reproduction = reproduce(trace)
     what_if = WhatIf(
-        capacity_bytes=asked.capacity,
+        capacity_bytes=capacity,
         memory_fraction=asked.memory_fraction,
         torch_version=version,
     )

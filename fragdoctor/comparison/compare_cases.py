@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from fragdoctor.analysis import trend as trends
 from fragdoctor.comparison.answer import find_notes, is_same, summarised

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from fragdoctor.analysis.device import analyze_trace
 from fragdoctor.analysis.result import CaptureQuality, DeviceAnalysis
 from fragdoctor.comparison.line_uses import LineUse, line_uses
 from fragdoctor.diagnosis.pipeline import diagnose
-from fragdoctor.frozen import frozen
 from fragdoctor.model.case import Case
 from fragdoctor.model.comparison import ComparedFigure, Curve, DevicePeaks, RunSide
 from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis
@@ -29,8 +29,7 @@ _FEATURES: Final = re.compile(
 )
 
 
-@frozen(eq=False)
-class RunTotals:
+class RunTotals(Struct, frozen=True, eq=False):
     """What is kept of a run's totals: of a long series every trace would be too much.
 
     ``reserved_bytes`` is reserved memory after each of ``reserved_rows``, the segment events;
@@ -67,8 +66,7 @@ class RunTotals:
         return max(self.initial_reserved_bytes, int(self.reserved_bytes[:n].max(initial=0)))
 
 
-@frozen(eq=False)
-class ComparedDevice:
+class ComparedDevice(Struct, frozen=True, eq=False):
     """One device of one run.
 
     Attributes:
@@ -95,8 +93,7 @@ class ComparedDevice:
     capacity_bytes: int | None
 
 
-@frozen(eq=False)
-class ComparedRun:
+class ComparedRun(Struct, frozen=True, eq=False):
     """One run: its diagnosis, and its devices where it has a snapshot.
 
     The diagnosis is kept without the snapshot, so that a long series fits into memory;

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from msgspec import Struct
+
 from fragdoctor.comparison.compared_run import ComparedDevice
 from fragdoctor.comparison.line_changes import FACTOR_SLACK, size_part
 from fragdoctor.comparison.settings_proof import MIN_DIFFERENCE, SAME_REQUESTS
-from fragdoctor.frozen import frozen
 from fragdoctor.model.comparison import (
     CauseKind,
     LikelyCause,
@@ -30,8 +31,7 @@ MIN_BYTES: Final = 1 * MIB
 LIKELY_SHARE: Final = 0.5
 
 
-@frozen
-class ComparisonEvidence:
+class ComparisonEvidence(Struct, frozen=True):
     """What is known about two runs beyond their lines.
 
     Attributes:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
-from fragdoctor.frozen import frozen
 from fragdoctor.model.arrays import sum_by
 from fragdoctor.model.finding import Location
 from fragdoctor.model.snapshot import I64, Snapshot
@@ -25,8 +25,7 @@ MAX_FRAMES: Final = 12
 MAX_DEPTH: Final = 4096
 
 
-@frozen
-class StackUse:
+class StackUse(Struct, frozen=True):
     """Memory of one whole stack: ``peak`` and ``now`` are bytes at those moments."""
 
     frames: tuple[Location, ...]
@@ -34,8 +33,7 @@ class StackUse:
     now: int
 
 
-@frozen
-class LineUse:
+class LineUse(Struct, frozen=True):
     """Everything that one source line asked for.
 
     Attributes:
@@ -136,8 +134,7 @@ def _sizes(member: I64, requested: I64, n: int) -> list[tuple[tuple[tuple[int, i
     return result
 
 
-@frozen
-class _Stacks:
+class _Stacks(Struct, frozen=True):
     """Stacks of each group, most bytes first, with their bytes at the peak and now."""
 
     of_line: dict[int, list[int]]

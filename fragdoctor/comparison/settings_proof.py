@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from fragdoctor.comparison.compared_run import ComparedDevice
 from fragdoctor.errors import ConfigError, SimulationError

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from fragdoctor.analysis.growing_buffers import GrowingBuffers, find_growing_buffers
 from fragdoctor.analysis.result import KeptMemory, KeptPattern
 from fragdoctor.analysis.training_run import NO_ROW, TrainingRequests
 from fragdoctor.errors import ConfigError, SimulationError
-from fragdoctor.frozen import frozen
 from fragdoctor.future.edits import Edit, leak_removed
 from fragdoctor.future.search import usual_candidates
 from fragdoctor.future.simulator import (
@@ -55,8 +55,7 @@ ENDLESS = WhatIf(capacity_bytes=2**50)
 Progress = Callable[[int, int], None]
 
 
-@frozen
-class Attempt:
+class Attempt(Struct, frozen=True):
     """One way to try a remedy on the recorded trace.
 
     Attributes:
@@ -85,8 +84,7 @@ def without(kept: KeptMemory) -> Attempt | None:
     return Attempt.of_edit(leak_removed(kept.rows, kept.ends))
 
 
-@frozen
-class Outcome:
+class Outcome(Struct, frozen=True):
     """What came of an attempt.
 
     ``peak_bytes`` is the peak of live memory if the capacity were endless; None unless the attempt
@@ -98,8 +96,7 @@ class Outcome:
     peak_bytes: int | None = None
 
 
-@dataclass(frozen=True)
-class Bench:
+class Bench(Struct, frozen=True, dict=True):
     """A reproduced run to try things on; ``kept`` is what grows in it from step to step."""
 
     reproduction: Reproduction

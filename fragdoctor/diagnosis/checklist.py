@@ -9,9 +9,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
+from msgspec import Struct
+
 from fragdoctor.analysis.result import CaptureQuality
 from fragdoctor.diagnosis.decision import OUTSIDE_SHARE, SLIM_MARGIN_SHARE
-from fragdoctor.frozen import frozen
 from fragdoctor.model.diagnosis import Cause, ChecklistItem, Status, Verdict
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.story import Direction
@@ -42,8 +43,7 @@ NEAR_CAPACITY_SHARE: Final = 0.9
 sample."""
 
 
-@frozen
-class DeviceTotals:
+class DeviceTotals(Struct, frozen=True):
     """Reserved, allocated and free cached bytes, and the input that says them."""
 
     reserved_bytes: int

@@ -8,10 +8,11 @@ here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from typing import Final
 
-from fragdoctor.frozen import frozen
+from msgspec import Struct
+from msgspec.structs import replace
+
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
 from fragdoctor.rules.failed_request import (
@@ -24,8 +25,7 @@ from fragdoctor.rules.failed_request import (
 from fragdoctor.units import GIB, format_share, format_size
 
 
-@frozen
-class Hypothesis:
+class Hypothesis(Struct, frozen=True):
     """One cause that the evidence supports, with its sentence; possible if nothing more is said.
 
     ``settled_by`` is the one cheap measurement that would settle it, ``row`` the row that says so,

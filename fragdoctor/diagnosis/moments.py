@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from fragdoctor.analysis.attribution import find_stranders
 from fragdoctor.analysis.result import DeviceAnalysis, OomEvent, Strander
@@ -30,8 +31,7 @@ _QUIET: Final = (Action.SNAPSHOT, Action.OOM, Action.ANNOTATE, Action.OTHER)
 """Actions that change nothing."""
 
 
-@dataclass(frozen=True, eq=False)
-class DecidingMoment:
+class DecidingMoment(Struct, frozen=True, eq=False, dict=True):
     """The moment of one device that everything on the first screen is about.
 
     Attributes:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from fragdoctor.analysis.result import DeviceAnalysis
-from fragdoctor.frozen import frozen
 from fragdoctor.model.case import NO_FAILURE
 from fragdoctor.model.diagnosis import Cause, RunState
 from fragdoctor.model.snapshot import Action
@@ -36,8 +36,7 @@ def run_state(context: Context, cause: Cause) -> RunState:
     return RunState.FITS if analysis is not None or n_ooms == 0 else RunState.UNKNOWN
 
 
-@frozen
-class BackOff:
+class BackOff(Struct, frozen=True):
     """A line whose request failed, and that asked for less from then on.
 
     Attributes:

@@ -9,11 +9,12 @@ message, or the statistics.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from fragdoctor.analysis.result import KeptMemory, KeptPattern
 from fragdoctor.diagnosis.bench import Bench
@@ -67,8 +68,7 @@ RESUMED_SHARE: Final = 0.5
 """Of the memory that was live before the failure; a program that resumes needs about as much."""
 
 
-@dataclass(frozen=True)
-class CaseEvidence:
+class CaseEvidence(Struct, frozen=True, dict=True):
     """All that a verdict goes by; each part is worked out once, where a row asks for it.
 
     Attributes:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from fragdoctor.diagnosis.decision import Hypothesis, decide, without_figures
 from fragdoctor.diagnosis.verdict_foreign import WATCH, by_its_figures, watch

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from fragdoctor.frozen import frozen
+from msgspec.structs import replace
+
 from fragdoctor.model.workload import Attention, LayerSizes, Norm, ParameterGroup, Role
 
 
-@frozen
-class Dimensions(LayerSizes):
+class Dimensions(LayerSizes, frozen=True):
     """What decides the parameters of a decoder or encoder.
 
     Attributes:
@@ -57,8 +56,7 @@ class Dimensions(LayerSizes):
     dense_ffn: int = 0
 
 
-@frozen
-class Architecture(Dimensions):
+class Architecture(Dimensions, frozen=True):
     """Facts about an architecture's code; a file has the sizes.
 
     Attributes:

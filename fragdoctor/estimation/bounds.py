@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from msgspec import Struct
+
 from fragdoctor.estimation.step import Live, Moment, largest_tensor
-from fragdoctor.frozen import frozen
 from fragdoctor.model.memory_estimate import Doubt, PhasePeak, Share
 from fragdoctor.model.workload import Workload
 from fragdoctor.units import MIB
@@ -49,8 +50,7 @@ FIRST_TAGS: Final = frozenset({"parameters", "master_weights", "kv_cache", "work
 """What is allocated before the first step, in one run, and stays."""
 
 
-@frozen
-class Needs:
+class Needs(Struct, frozen=True):
     """What a run needs at least and at most.
 
     Attributes:

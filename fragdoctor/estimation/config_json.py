@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from fragdoctor.errors import InputError, LimitExceeded
 from fragdoctor.estimation.architectures import ARCHITECTURES, Architecture, parameters_of

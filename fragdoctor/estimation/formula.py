@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from math import ceil
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from fragdoctor.estimation.bounds import Needs, most_of_each, needs_of, phases_of, reserved_of
 from fragdoctor.estimation.calibration import published_range

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from fragdoctor.estimation.bounds import Needs
 from fragdoctor.estimation.formula import formula_footprint, formula_needs

@@ -8,16 +8,16 @@ window keep the window only (Mistral 7B, https://arxiv.org/abs/2310.06825).
 
 from __future__ import annotations
 
+from msgspec import Struct
+
 from fragdoctor.estimation.training_choices import dtype_bytes, precision_of
-from fragdoctor.frozen import frozen
 from fragdoctor.model.workload import Workload
 
 # vLLM's default block: https://docs.vllm.ai/en/stable/api/vllm/config/cache/
 BLOCK_TOKENS = 16
 
 
-@frozen
-class CachePart:
+class CachePart(Struct, frozen=True):
     """The cache of layers that keep the same.
 
     Attributes:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
 from itertools import product
 from typing import Any, Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from fragdoctor.estimation.bounds import Needs
 from fragdoctor.estimation.layer import attention_used
@@ -25,7 +27,6 @@ from fragdoctor.estimation.training_choices import (
     optimizer_of,
     precision_of,
 )
-from fragdoctor.frozen import frozen
 from fragdoctor.model.memory_estimate import Combination
 from fragdoctor.model.workload import Attention, Workload
 
@@ -49,8 +50,7 @@ RECOMPUTATION: Final = 4 / 3
 QLORA_SLOWDOWN: Final = 1.39
 
 
-@frozen
-class Measure:
+class Measure(Struct, frozen=True):
     """One change, how to ask for it here, and its price.
 
     Attributes:

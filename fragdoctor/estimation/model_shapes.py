@@ -17,11 +17,13 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from fragdoctor.errors import ConfigError, InputError
 from fragdoctor.estimation.architectures import Dimensions, outside, parameters_of
@@ -35,7 +37,6 @@ from fragdoctor.estimation.safetensors import (
     stored_dtype,
     with_exact_counts,
 )
-from fragdoctor.frozen import frozen
 from fragdoctor.inputs.classify import (
     MODEL_INPUTS,
     InputKind,
@@ -60,8 +61,7 @@ MAX_WIDTH: Final = 2**24
 MAX_LAYERS: Final = 10_000
 
 
-@frozen
-class Overrides:
+class Overrides(Struct, frozen=True):
     """Dimensions given by hand; 0 and "" = not given."""
 
     vocab: int = 0
@@ -191,8 +191,7 @@ _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", 
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w.: -]{0,95}", re.ASCII)
 
 
-@frozen
-class Preset(KnownModel):
+class Preset(KnownModel, frozen=True):
     """A model that is known by name, with what of its configuration decides shapes."""
 
     config: Mapping[str, Any]
@@ -335,8 +334,7 @@ INDEX_NAMES: Final = (
 )
 
 
-@frozen
-class FoundModel:
+class FoundModel(Struct, frozen=True):
     """A shape, and the dtype that its file stores ("" = not said)."""
 
     shape: ModelShape

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.errors import ConfigError, FragdoctorError
-from fragdoctor.frozen import frozen
 from fragdoctor.future.simulator import simulate
 from fragdoctor.model.case import Case, OomMessage
 from fragdoctor.model.gpu_sharing import ProcessDemand, Sharing, share_gpu
@@ -28,8 +29,7 @@ _MAY_BE_MORE: Final = (
 _HINT: Final = "Give the size of one process, as in: --per-process 6GB --gpu 24GiB"
 
 
-@frozen
-class Question:
+class Question(Struct, frozen=True):
     """What the user asked; None is "as the input says, or the default"."""
 
     per_process_bytes: int | None = None

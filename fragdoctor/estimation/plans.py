@@ -21,10 +21,11 @@ A step of a server reads the weights and the cache once for all its sequences.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import islice, product
 from math import ceil
 from typing import Final
+
+from msgspec.structs import replace
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.formula import formula_needs, stages_of

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.layer import adapted
@@ -50,7 +51,7 @@ def error_of(workload: Workload) -> str:
     return INFERENCE_ERROR if workload.inference else FORMULA_ERROR
 
 
-OPTIONS: Final = frozenset(f.name for f in fields(Workload)) - {"shape", "stage", "stream_shards"}
+OPTIONS: Final = frozenset(Workload.__struct_fields__) - {"shape", "stage", "stream_shards"}
 """What :func:`workload_of` takes beside the model."""
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from io import BufferedReader
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from fragdoctor.errors import InputError, LimitExceeded, RefusedSnapshot, TruncatedSnapshot
 from fragdoctor.estimation.architectures import outside
-from fragdoctor.frozen import frozen
 from fragdoctor.inputs.classify import MAX_HEADER_BYTES
 from fragdoctor.model.workload import ModelShape, ParameterGroup, Role
 from fragdoctor.opening import open_readable
@@ -35,8 +36,7 @@ DTYPE_BITS: Final = MappingProxyType(
 )  # fmt: skip
 
 
-@frozen
-class TensorEntry:
+class TensorEntry(Struct, frozen=True):
     """One tensor of a file."""
 
     name: str

@@ -9,8 +9,9 @@ out. What sampling takes was fitted to published logs, see :data:`_SAMPLER_BYTES
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.formula import formula_footprint

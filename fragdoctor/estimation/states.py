@@ -16,9 +16,11 @@ Training adds gradients and optimizer states.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import ceil
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.layer import FP32, adapted
@@ -28,7 +30,6 @@ from fragdoctor.estimation.training_choices import (
     optimizer_of,
     precision_of,
 )
-from fragdoctor.frozen import frozen
 from fragdoctor.model.workload import FsdpKind, ParameterGroup, Role, Workload
 
 TOKENS: Final = "embedding.tokens"
@@ -143,8 +144,7 @@ def communication_elements(workload: Workload) -> int:
     return elements
 
 
-@frozen
-class GroupState:
+class GroupState(Struct, frozen=True):
     """Bytes of each tensor of a parameter group, on one GPU.
 
     Attributes:

@@ -16,8 +16,9 @@ import re
 from types import MappingProxyType
 from typing import Final
 
+from msgspec import Struct
+
 from fragdoctor.errors import ConfigError
-from fragdoctor.frozen import frozen
 
 AUTOCAST_DOC: Final = "https://docs.pytorch.org/docs/stable/amp.html"
 FP8_DOC: Final = "https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/index.html"
@@ -28,8 +29,7 @@ DTYPE_BYTES: Final = MappingProxyType(
 )
 
 
-@frozen
-class Precision:
+class Precision(Struct, frozen=True):
     """Bytes by purpose.
 
     Attributes:
@@ -188,8 +188,7 @@ FOUR_BIT: Final = "Li et al. 2023, https://arxiv.org/abs/2309.01507; blocks of 1
 _BLOCK_SCALE: Final = 4 / 256
 
 
-@frozen
-class OptimizerSpec:
+class OptimizerSpec(Struct, frozen=True):
     """Memory of one optimizer.
 
     Attributes:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from importlib import resources
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from fragdoctor.model.conf_keys import KEYS
 from fragdoctor.model.marks import BACKWARD, NO_GRAD
@@ -307,8 +307,7 @@ class _Redaction:
     def _settings(self) -> AllocatorSettings:
         """Return the settings without words and keys that PyTorch does not know."""
         settings = self._s.settings
-        return replace(
-            settings,
+        return settings.changed(
             conf=_CONF_PART.sub(self._conf_word, settings.conf),
             other={k: v for k, v in settings.other.items() if k in _RECORDED_KEYS},
         )

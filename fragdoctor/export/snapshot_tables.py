@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from msgspec import Struct
 
-from fragdoctor.frozen import frozen
 from fragdoctor.model.snapshot import I32, I64, Snapshot
 from fragdoctor.report import escape
 from fragdoctor.trace.lives import BEFORE, NEVER, Lives, Totals
@@ -99,8 +99,7 @@ def _cell(value: Any) -> str:
     return escape.csv_cell(str(value))
 
 
-@frozen
-class DeviceLife:
+class DeviceLife(Struct, frozen=True):
     """What happened on one device.
 
     Attributes:

@@ -7,8 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from msgspec import Struct
+
 from fragdoctor.fleet.groups import TOLERANCE, LineKey, lines_of
-from fragdoctor.frozen import frozen
 from fragdoctor.model.fleet import Difference, DifferenceKind, RankSummary, SourceLine
 from fragdoctor.units import MIB, format_count, format_size, plural
 
@@ -20,8 +21,7 @@ _MANY_STRANDED: Final = 0.05
 _Settings = tuple[tuple[str, str], ...]
 
 
-@frozen
-class Typical:
+class Typical(Struct, frozen=True):
     """Medians over the ranks that others are compared with, and what most of them have.
 
     Worked out once: a thousand odd ranks may be compared with the same thousand others.

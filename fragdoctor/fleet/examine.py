@@ -6,9 +6,10 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from fragdoctor.errors import InputError, RefusedSnapshot
 from fragdoctor.fleet.conclusions import conclude, representatives

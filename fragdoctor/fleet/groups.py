@@ -8,10 +8,10 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from fragdoctor.fleet.summary import MAX_HOLDERS
-from fragdoctor.frozen import frozen
 from fragdoctor.model.fleet import RankSummary
 
 TOLERANCE: Final = 0.05
@@ -25,8 +25,7 @@ MAX_COLUMNS: Final = 256
 LineKey = tuple[str, int, str]
 
 
-@frozen
-class RankProfile:
+class RankProfile(Struct, frozen=True):
     """Ranks with the same figures after rounding to steps."""
 
     kind: Hashable

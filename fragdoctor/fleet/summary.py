@@ -7,8 +7,9 @@ import json
 import os
 import queue
 import threading
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from fragdoctor.errors import FragdoctorError
 from fragdoctor.inputs.remote import is_remote, without_secrets
@@ -307,6 +308,6 @@ def _advice(diagnosis: Diagnosis) -> Recommendation | None:
 def _changed_settings(settings: AllocatorSettings) -> tuple[tuple[str, str], ...]:
     """Return the settings that differ from PyTorch's defaults, whatever string gave them."""
     default = AllocatorSettings().described()
-    own = replace(settings, other={}).described()
+    own = settings.changed(other={}).described()
     changed = [(name, clip(text, _WORD)) for name, text in own.items() if text != default[name]]
     return tuple(sorted(changed)[:MAX_SETTINGS])

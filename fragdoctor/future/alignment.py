@@ -12,8 +12,8 @@ from bisect import bisect_left
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
-from fragdoctor.frozen import frozen
 from fragdoctor.model.arrays import median, occurrence
 from fragdoctor.model.snapshot import I64, Bools
 
@@ -32,8 +32,7 @@ _PAIRED, _OWN_ONLY, _OTHER_ONLY = 0, 1, 2
 _NEVER: Final = 2**40
 
 
-@frozen
-class Requests:
+class Requests(Struct, frozen=True):
     """n requests in order.
 
     Attributes:

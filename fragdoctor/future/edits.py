@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import ConfigError, SimulationError
-from fragdoctor.frozen import frozen
 from fragdoctor.future.steps import Steps
 from fragdoctor.model.arrays import is_among
 from fragdoctor.model.snapshot import I32, I64, U64
@@ -25,8 +25,7 @@ MIN_STEPS = 2
 _PIECE = 1 << 20  # operations that are looked at together where columns of all would be many
 
 
-@frozen
-class Edit:
+class Edit(Struct, frozen=True):
     """A change of the code.
 
     Attributes:

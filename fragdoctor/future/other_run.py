@@ -9,11 +9,11 @@ lines; where sizes differ (another batch), they are scaled line by line.
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError

@@ -10,11 +10,11 @@ as ``tools/truth_table.py`` prints.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from fragdoctor._native import _ext
 from fragdoctor.future.passes import is_training_forward, trained_until

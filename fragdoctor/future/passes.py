@@ -8,12 +8,11 @@ its other stacks that it trains. What is not marked belongs to the pass that goe
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
-from fragdoctor.frozen import frozen
 from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import I32, I64, U8, Action, Bools
 from fragdoctor.trace import stacks as stack_roles
@@ -34,8 +33,7 @@ MIN_KEPT: Final = 3
 """How many of these, at least: the input of a residual layer lives on without training too."""
 
 
-@frozen
-class Passes:
+class Passes(Struct, frozen=True):
     """The passes of a device in order; pass i covers rows ``first[i]`` to ``first[i + 1]``.
 
     Attributes:
@@ -65,8 +63,7 @@ class Passes:
         return result
 
 
-@dataclass(slots=True)
-class RoleRuns:
+class RoleRuns(Struct):
     """Events of one role in a row: which role, where they begin, and what they did.
 
     Attributes:

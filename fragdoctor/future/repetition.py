@@ -9,16 +9,15 @@ steps keep is kept, and what they free of an earlier step is freed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from fragdoctor._native import _ext
-from fragdoctor.frozen import frozen
 from fragdoctor.future.alignment import Requests, align
 from fragdoctor.future.window import StepWindow
 from fragdoctor.model.arrays import median, occurrence
@@ -48,16 +47,14 @@ FUTURE_OPERATION: Final = np.dtype(
 FutureOperations = npt.NDArray[np.void]
 
 
-@frozen
-class Doubt:
+class Doubt(Struct, frozen=True):
     """By what share a step to come may differ from what is expected of it, and why."""
 
     share: float
     reason: str
 
 
-@dataclass(frozen=True)
-class Repetition:
+class Repetition(Struct, frozen=True, dict=True):
     """What comes after the recorded operations.
 
     Attributes:

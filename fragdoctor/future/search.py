@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import ConfigError
-from fragdoctor.frozen import frozen
 from fragdoctor.future.other_run import OtherRun
 from fragdoctor.future.whatif import (
     FairReplay,
@@ -31,8 +32,7 @@ from fragdoctor.trace.replay import PAGE_BYTES, Reproduction
 from fragdoctor.units import format_mebibytes
 
 
-@frozen
-class SettingValues:
+class SettingValues(Struct, frozen=True):
     """The values of one key, in the order in which guides name them.
 
     Attributes:
@@ -141,8 +141,7 @@ N_THREADS = 2
 MARGIN_SHARE = 0.03
 
 
-@frozen
-class Search:
+class Search(Struct, frozen=True):
     """What a search found.
 
     Attributes:

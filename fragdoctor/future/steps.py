@@ -15,8 +15,8 @@ from itertools import pairwise
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
-from fragdoctor.frozen import frozen
 from fragdoctor.future.passes import RoleRuns, find_optimizer_steps
 from fragdoctor.model.arrays import distinct, is_among
 from fragdoctor.model.gpus import CUBLAS_WORKSPACES
@@ -48,8 +48,7 @@ class StepKind(IntEnum):
     OTHER = 2
 
 
-@frozen
-class Steps:
+class Steps(Struct, frozen=True):
     """The steps of a device's trace, in order.
 
     Attributes:
@@ -318,7 +317,7 @@ def _equal_calls(trace: Trace) -> I64 | None:
     come more than once in each call, and the first of a call is not preceded by a stem.
     """
     rows, size = trace.module_rows, trace.events.size_bytes
-    rows = rows[~np.isin(size[rows], list(CUBLAS_WORKSPACES))]  # the first call makes them
+    rows = rows[~is_among(size[rows], list(CUBLAS_WORKSPACES))]  # the first call makes them
     made = np.stack([trace.events.stack[rows], size[rows]])
     key = np.unique(made, axis=1, return_inverse=True)[1].reshape(-1)
     for period in np.flatnonzero(key == key[:1])[1:MAX_TRIED].tolist():

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cached_property
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
-from fragdoctor.frozen import frozen
 from fragdoctor.future.other_run import OtherRun
 from fragdoctor.future.outlook import Outlooks
 from fragdoctor.model.settings import (
@@ -40,8 +41,7 @@ LIMIT = (
 )
 
 
-@frozen
-class WhatIf:
+class WhatIf(Struct, frozen=True):
     """What differs from the recorded run; None and "" mean as recorded.
 
     Attributes:

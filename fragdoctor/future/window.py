@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from fragdoctor.future.steps import StepKind, Steps
 from fragdoctor.model.snapshot import I64, Bools
@@ -21,8 +21,7 @@ MAX_OPERATIONS: Final = 400_000
 """Operations of these steps, together; two steps are looked at whatever they hold."""
 
 
-@dataclass(frozen=True)
-class StepWindow:
+class StepWindow(Struct, frozen=True, dict=True):
     """The last complete steps and the one under way, as k operations.
 
     Steps count from 0, the one under way is ``n_complete``.

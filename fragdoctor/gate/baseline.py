@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from io import BufferedReader
 from pathlib import Path, PurePath
 from typing import Any, Final
 
+from msgspec import Struct, field
+
 from fragdoctor.errors import ConfigError
-from fragdoctor.frozen import frozen
 from fragdoctor.gate.budgets import Measures, Reason, measured
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.finding import Finding, Severity
@@ -36,8 +36,7 @@ _COUNTS: Final = (
 _FIELDS: Final = tuple(name for name, _ in (*_SIZES, *_COUNTS))
 
 
-@frozen
-class KnownFinding:
+class KnownFinding(Struct, frozen=True):
     """A finding that was accepted: all with one fingerprint together."""
 
     code: str
@@ -45,16 +44,14 @@ class KnownFinding:
     severity: Severity
 
 
-@frozen
-class Entry:
+class Entry(Struct, frozen=True):
     """What is accepted of one file: figures by device, findings by fingerprint."""
 
     devices: Mapping[int, Mapping[str, int | None]] = field(default_factory=dict)
     findings: Mapping[str, KnownFinding] = field(default_factory=dict)
 
 
-@frozen
-class Baseline:
+class Baseline(Struct, frozen=True):
     """Accepted files by name (with ``/`` between the parts)."""
 
     files: Mapping[str, Entry] = field(default_factory=dict)

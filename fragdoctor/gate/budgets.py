@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from enum import StrEnum
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from fragdoctor.errors import SimulationError
-from fragdoctor.frozen import frozen
 from fragdoctor.future.simulator import simulate
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis
@@ -20,8 +19,7 @@ from fragdoctor.model.snapshot import Action, Snapshot
 from fragdoctor.units import Amount, format_count, format_size
 
 
-@frozen
-class Measures:
+class Measures(Struct, frozen=True):
     """Figures of one device; None is "this input does not say".
 
     Attributes:
@@ -86,8 +84,7 @@ class Outcome(StrEnum):
     SKIP = "skip"
 
 
-@frozen
-class BudgetResult:
+class BudgetResult(Struct, frozen=True):
     """One budget held against one case.
 
     Attributes:
@@ -178,8 +175,7 @@ GROWTH_CODES: Final = frozenset({"FD401", "FD402"})
 """Rules that say that memory grows and does not come back."""
 
 
-@frozen
-class Budgets:
+class Budgets(Struct, frozen=True):
     """Limits on one case; None or False is "no limit".
 
     Attributes:
@@ -202,14 +198,13 @@ class Budgets:
     def names(self) -> tuple[str, ...]:
         """Options of the limits that are set, as the command line spells them."""
         return tuple(
-            f.name.replace("_", "-")
-            for f in fields(self)
-            if getattr(self, f.name) is not None and getattr(self, f.name) is not False
+            name.replace("_", "-")
+            for name in self.__struct_fields__
+            if getattr(self, name) is not None and getattr(self, name) is not False
         )
 
 
-@frozen
-class Reason:
+class Reason(Struct, frozen=True):
     """Why a file fails.
 
     Attributes:

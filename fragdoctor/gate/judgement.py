@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field, replace
 from enum import StrEnum
 from typing import Final
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from fragdoctor.errors import ConfigError, FragdoctorError
-from fragdoctor.frozen import frozen
 from fragdoctor.gate.baseline import DEFAULT_TOLERANCE, Baseline, entry_of, what_got_worse
 from fragdoctor.gate.budgets import (
     BudgetResult,
@@ -46,8 +47,7 @@ class GateStatus(StrEnum):
     ERROR = "error"
 
 
-@frozen
-class FileJudgement:
+class FileJudgement(Struct, frozen=True):
     """The judgement of one input.
 
     Attributes:
@@ -83,8 +83,7 @@ class FileJudgement:
         return tuple(f for f in self.findings if f.code == CAUGHT and f.code not in failing)
 
 
-@frozen
-class CheckReport:
+class CheckReport(Struct, frozen=True):
     """The judgement of all inputs.
 
     Attributes:
@@ -115,8 +114,7 @@ class CheckReport:
         return sum(f.status is status and f.is_judged for f in self.files)
 
 
-@frozen
-class Gate:
+class Gate(Struct, frozen=True):
     """What files are held against.
 
     Attributes:
@@ -284,8 +282,7 @@ def _blamed(reason: Reason, diagnosis: Diagnosis) -> tuple[Location, ...]:
     return ()
 
 
-@frozen
-class JudgedGrowth:
+class JudgedGrowth(Struct, frozen=True):
     """One judged figure of one device, first run against last; ``unit`` is bytes or count.
 
     ``n_requests`` is over how many requests, from the beginning, the figures are; None is the

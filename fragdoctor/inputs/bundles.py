@@ -11,11 +11,12 @@ import stat
 import zipfile
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO, Final, cast
+
+from msgspec.structs import replace
 
 from fragdoctor.errors import (
     InputError,

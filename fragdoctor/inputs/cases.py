@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import Path
 from typing import BinaryIO, Final, cast
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from fragdoctor.errors import ConfigError, InputError, LimitExceeded, NotASnapshot, RefusedSnapshot
 from fragdoctor.inputs.bundles import (
@@ -41,8 +43,7 @@ from fragdoctor.model.story import Scene
 _MAX_DIRECTORY: Final = 1000
 
 
-@dataclass(slots=True)
-class _Parts:
+class _Parts(Struct):
     """What has been read so far."""
 
     snapshots: list[tuple[str, Snapshot]] = field(default_factory=list)

@@ -17,6 +17,8 @@ from enum import StrEnum
 from io import BytesIO
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
+
 from fragdoctor.errors import (
     InputError,
     LimitExceeded,
@@ -24,7 +26,6 @@ from fragdoctor.errors import (
     RefusedSnapshot,
     TruncatedSnapshot,
 )
-from fragdoctor.frozen import frozen
 from fragdoctor.inputs.bundles import is_bundle
 from fragdoctor.inputs.source import ByteStream, open_source, shown
 from fragdoctor.inputs.stats_reader import looks_like_stats
@@ -328,8 +329,7 @@ def _moved(depths: list[int], opcode: OpcodeInfo) -> bool:
 STDIN: Final = "-"
 
 
-@frozen
-class Input:
+class Input(Struct, frozen=True):
     """What a name leads to, looked at; see ``open_input``.
 
     Attributes:

@@ -16,11 +16,12 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Final
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from fragdoctor.errors import ConfigError, InputError
-from fragdoctor.frozen import frozen
 from fragdoctor.inputs.classify import KNOWN_SUFFIXES, STDIN
 from fragdoctor.inputs.folders import (
     DiskTree,
@@ -163,8 +164,7 @@ def _rank_column(rows: Sequence[Sequence[tuple[int, bool]]]) -> int | None:
 MAX_FILES: Final = 100_000
 
 
-@frozen
-class Discovery:
+class Discovery(Struct, frozen=True):
     """What the names led to.
 
     Attributes:
@@ -183,8 +183,7 @@ class Discovery:
         return len(self.ranks) > 1
 
 
-@dataclass(slots=True)
-class _Found:
+class _Found(Struct):
     ranks: dict[str, None] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
     doubtful: list[str] = field(default_factory=list)

@@ -16,8 +16,9 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Final, Protocol
 
+from msgspec import Struct
+
 from fragdoctor.errors import ConfigError, InputError
-from fragdoctor.frozen import frozen
 from fragdoctor.inputs.bundles import MANIFEST, is_bundle, open_bundle
 from fragdoctor.inputs.classify import (
     KNOWN_SUFFIXES,
@@ -259,8 +260,7 @@ def _nothing(name: str) -> InputError:
 _ORDER: Final = {"oom": 0, "signal": 1, "exit": 2}
 
 
-@frozen
-class FoundBundle:
+class FoundBundle(Struct, frozen=True):
     """One bundle of a run and its manifest."""
 
     path: Path

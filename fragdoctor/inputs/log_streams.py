@@ -14,10 +14,11 @@ import string
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Final, NamedTuple
 
-from fragdoctor.frozen import frozen
+from msgspec import Struct
+from msgspec.structs import replace
+
 from fragdoctor.inputs.log_cleaning import (
     ACTOR,
     logger_name,
@@ -79,8 +80,7 @@ class RawLine(NamedTuple):
     raw: str
 
 
-@frozen
-class LogLine:
+class LogLine(Struct, frozen=True):
     """A plain line: ``number`` in the input, what stood before it, and its text."""
 
     ordinal: int
@@ -189,8 +189,7 @@ class LogStream:
         return " ".join(piece for piece in pieces if piece)[:limit]
 
 
-@frozen
-class Window:
+class Window(Struct, frozen=True):
     """Neighbouring raw lines, in which messages are looked for.
 
     Attributes:

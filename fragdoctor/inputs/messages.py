@@ -9,10 +9,11 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
 from typing import Final
 
-from fragdoctor.frozen import frozen
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from fragdoctor.inputs.gpu_tables import FULL_SHARE, fullest_gpu
 from fragdoctor.inputs.log_cleaning import plain_lines, rank_in
 from fragdoctor.inputs.log_streams import LogStream, Window, windows
@@ -224,8 +225,7 @@ def _with_table(messages: list[OomMessage], text: str) -> list[OomMessage]:
     ]
 
 
-@dataclass(slots=True)
-class _Found:
+class _Found(Struct):
     """What the windows of a text have given so far."""
 
     messages: list[OomMessage] = field(default_factory=list)
@@ -321,8 +321,7 @@ _OF_PEERS: Final = re.compile(
 )
 
 
-@frozen
-class _RankEnd:
+class _RankEnd(Struct, frozen=True):
     """A line that says of a rank that its process failed or ended."""
 
     line: int

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Final
 
-from fragdoctor.frozen import frozen
+from msgspec import Struct
+from msgspec.structs import replace
+
 from fragdoctor.inputs.log_cleaning import plain_lines, rank_in
 from fragdoctor.inputs.scene_lines import (
     FIGURE_LITERALS,
@@ -74,8 +75,7 @@ _KINDS: Final = {
 }
 
 
-@frozen
-class _Line:
+class _Line(Struct, frozen=True):
     """A stretch of the text between two breaks."""
 
     start: int

@@ -14,11 +14,11 @@ import io
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from os import PathLike
 from typing import Any, BinaryIO, Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import (

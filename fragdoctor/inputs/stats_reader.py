@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from fragdoctor.errors import InputError, LimitExceeded, NotASnapshot
 from fragdoctor.limits import DEFAULT_LIMITS
@@ -268,8 +269,7 @@ def looks_like_summary(text: str) -> bool:
     )
 
 
-@dataclass(slots=True)
-class _Table:
+class _Table(Struct):
     label: str
     device: int | None = None
     values: dict[str, int] = field(default_factory=dict)

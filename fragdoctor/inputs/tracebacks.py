@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from fragdoctor.inputs.log_cleaning import plain_lines, rank_in, split_prefix
 from fragdoctor.model.case import OomMessage, TracebackFrame

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from fragdoctor.frozen import frozen
+from msgspec import Struct
+
 from fragdoctor.inputs.wordings.wording import printed_bytes
 from fragdoctor.model.case import ServerShare
 
@@ -41,8 +42,7 @@ _OPERATOR: Final = re.compile(r"op_name=\"([^\"]{1,2000})\"")
 _PLACE: Final = re.compile(r"source_file=\"([^\"]{1,400})\"\s{0,4}source_line=(\d{1,7})")
 
 
-@frozen
-class XlaProgram:
+class XlaProgram(Struct, frozen=True):
     """A compiled program as XLA printed it.
 
     Attributes:

@@ -6,10 +6,10 @@ Field names of the messages are a contract (JSON of ``fragdoctor oom``).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from typing import Final
 
-from fragdoctor.frozen import frozen
+from msgspec import Struct, field
+
 from fragdoctor.model.census import Census
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.model.story import Scene
@@ -26,16 +26,14 @@ CHECKPOINTING: Final = "checkpointing"
 """Markers of what a text says is set already, or did not help, so that it is no advice."""
 
 
-@frozen
-class OtherProcess:
+class OtherProcess(Struct, frozen=True):
     """A ``Process PID has X memory in use`` sentence. In a container this may be ourselves."""
 
     pid: int
     n_bytes: int
 
 
-@frozen
-class TracebackFrame:
+class TracebackFrame(Struct, frozen=True):
     """One call of the traceback that a message ends, as a log prints it; all text is hostile.
 
     Attributes:
@@ -51,8 +49,7 @@ class TracebackFrame:
     code: str = ""
 
 
-@frozen
-class OomMessage:
+class OomMessage(Struct, frozen=True):
     """One message; None means "not printed and not computable".
 
     Attributes:
@@ -148,8 +145,7 @@ class OomMessage:
         return self.kind == "pytorch-caching-allocator" and self.backend != "mps"
 
 
-@frozen
-class LogMarker:
+class LogMarker(Struct, frozen=True):
     """A line of a log that is no memory failure but belongs to the story.
 
     Attributes:
@@ -166,16 +162,14 @@ class LogMarker:
     text: str
 
 
-@frozen
-class ServerShare:
+class ServerShare(Struct, frozen=True):
     """One line of a budget as a server printed it, or XLA of a program: ``weights``, ..."""
 
     name: str
     n_bytes: int
 
 
-@frozen
-class OomLog:
+class OomLog(Struct, frozen=True):
     """All messages of one text in the order of the text, and the markers around them.
 
     ``primary`` indexes the first cause: the message that a diagnosis should be about. ``scenes``
@@ -199,8 +193,7 @@ class OomLog:
     frameworks: Sequence[str] = ()
 
 
-@frozen
-class BundleDevice:
+class BundleDevice(Struct, frozen=True):
     """One GPU at the moment of the bundle; None = not known there.
 
     Attributes:
@@ -225,8 +218,7 @@ class BundleDevice:
     memory_fraction: float | None = None
 
 
-@frozen
-class BundleFacts:
+class BundleFacts(Struct, frozen=True):
     """The manifest of a bundle, checked; all text is hostile.
 
     Attributes:
@@ -278,8 +270,7 @@ class BundleFacts:
         return next((d for d in self.devices if d.index == index), None)
 
 
-@frozen
-class MemoryStats:
+class MemoryStats(Struct, frozen=True):
     """Statistics of one device at one moment.
 
     Attributes:
@@ -337,8 +328,7 @@ class MemoryStats:
         return self.get("num_ooms")
 
 
-@frozen
-class StatsSeries:
+class StatsSeries(Struct, frozen=True):
     """Statistics of one input: one per device, or a series over time (JSON lines)."""
 
     entries: Sequence[MemoryStats] = field(default_factory=tuple)
@@ -354,8 +344,7 @@ class StatsSeries:
         return tuple(s for s in self.entries if device is None or s.device in (None, device))
 
 
-@frozen
-class Overrides:
+class Overrides(Struct, frozen=True):
     """What the user states because the files may not say it.
 
     ``batch_size`` counts the samples of one forward pass.
@@ -369,8 +358,7 @@ class Overrides:
     batch_size: int | None = None
 
 
-@frozen
-class Case:
+class Case(Struct, frozen=True):
     """Inputs of one diagnosis.
 
     Attributes:

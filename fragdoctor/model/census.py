@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
 from enum import StrEnum
 
 import numpy as np
+from msgspec import Struct, field
 
-from fragdoctor.frozen import frozen
 from fragdoctor.model.finding import Location
 from fragdoctor.model.snapshot import I32, I64, U64
 
@@ -34,8 +33,7 @@ class HoldingKind(StrEnum):
     """No name of the program was found for it."""
 
 
-@frozen
-class Owner:
+class Owner(Struct, frozen=True):
     """Who holds storages, by the name that the program has for it.
 
     Attributes:
@@ -58,8 +56,7 @@ class Owner:
     through: str = ""
 
 
-@frozen(eq=False)
-class Census:
+class Census(Struct, frozen=True, eq=False):
     """One census.
 
     Attributes:

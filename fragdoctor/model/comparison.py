@@ -7,11 +7,11 @@ None. All texts may quote the inputs: they are hostile and escaped by each forma
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
-from fragdoctor.frozen import frozen
+from msgspec import Struct, field
+
 from fragdoctor.model.diagnosis import MomentFigures, Verdict
 from fragdoctor.model.finding import Confidence, Location
 
@@ -61,8 +61,7 @@ class CauseKind(StrEnum):
     DEVICE = "device"
 
 
-@frozen
-class Curve:
+class Curve(Struct, frozen=True):
     """Memory of one device over its trace: the highest state of each of at most 1200 columns.
 
     ``n_events`` is the length of the trace, so that curves of different runs share an axis.
@@ -73,8 +72,7 @@ class Curve:
     reserved_bytes: Sequence[int]
 
 
-@frozen
-class RunSide:
+class RunSide(Struct, frozen=True):
     """One run of a comparison, seen on the device that is compared.
 
     Attributes:
@@ -106,11 +104,10 @@ class RunSide:
     peak_location: Location | None = None
     curve: Curve | None = None
     moment: MomentFigures | None = None
-    analysis: Any = field(default=None, compare=False)
+    analysis: Any = None
 
 
-@frozen
-class ComparedFigure:
+class ComparedFigure(Struct, frozen=True):
     """One figure of every run, in their order. ``unit`` is ``bytes`` or ``count``."""
 
     id: str
@@ -125,8 +122,7 @@ class ComparedFigure:
         return None if first is None or last is None else last - first
 
 
-@frozen
-class DevicePeaks:
+class DevicePeaks(Struct, frozen=True):
     """Peaks of one device in the first and the last run: what ``--fail-on-growth`` judges.
 
     ``device`` is its number in the last run. Pairs are (first, last); None is unknown. A run that
@@ -144,8 +140,7 @@ class DevicePeaks:
     common_active_bytes: tuple[int | None, int | None] = (None, None)
 
 
-@frozen
-class SettingChange:
+class SettingChange(Struct, frozen=True):
     """A setting that differs between the first and the last run."""
 
     key: str
@@ -153,8 +148,7 @@ class SettingChange:
     after: str
 
 
-@frozen
-class SizeChange:
+class SizeChange(Struct, frozen=True):
     """How the sizes that a line asks for changed.
 
     ``factor`` is after / before where one factor fits; the sizes are the typical ones.
@@ -171,8 +165,7 @@ class SizeChange:
     n_gone: int = 0
 
 
-@frozen
-class StackChange:
+class StackChange(Struct, frozen=True):
     """Memory of one whole stack (from the user's line outwards), before and after."""
 
     frames: Sequence[Location]
@@ -180,8 +173,7 @@ class StackChange:
     after_bytes: int
 
 
-@frozen
-class LineChange:
+class LineChange(Struct, frozen=True):
     """Live memory of one source line at the compared moment of the first and the last run.
 
     ``before`` and ``after`` are the same line of the program, wherever an edit has moved it; None
@@ -211,8 +203,7 @@ class LineChange:
         return self.after or self.before
 
 
-@frozen
-class DifferencePart:
+class DifferencePart(Struct, frozen=True):
     """A part of the difference; all parts add up to it."""
 
     kind: ReasonKind
@@ -220,8 +211,7 @@ class DifferencePart:
     n_lines: int
 
 
-@frozen
-class LikelyCause:
+class LikelyCause(Struct, frozen=True):
     """What did it, in one sentence, with how sure that is. Most bytes first."""
 
     kind: CauseKind
@@ -231,8 +221,7 @@ class LikelyCause:
     locations: Sequence[Location] = ()
 
 
-@frozen
-class SettingsProof:
+class SettingsProof(Struct, frozen=True):
     """The requests of one run replayed under the settings of another.
 
     Attributes:
@@ -266,8 +255,7 @@ class SettingsProof:
         return self.fits != self.own_fits
 
 
-@frozen
-class PhaseChange:
+class PhaseChange(Struct, frozen=True):
     """Peak of one phase of a step, or a category of memory at the peak, before and after."""
 
     name: str
@@ -275,8 +263,7 @@ class PhaseChange:
     after_bytes: int | None
 
 
-@frozen
-class LineTrend:
+class LineTrend(Struct, frozen=True):
     """A source line whose memory grows over the runs; ``slope_bytes`` per unit of the axis."""
 
     location: Location | None
@@ -284,8 +271,7 @@ class LineTrend:
     slope_bytes: float
 
 
-@frozen
-class RunTrend:
+class RunTrend(Struct, frozen=True):
     """Growth over three or more runs in time order.
 
     Attributes:
@@ -321,8 +307,7 @@ class RunTrend:
     text: str = ""
 
 
-@frozen
-class Comparison:
+class Comparison(Struct, frozen=True):
     """Two runs, or the first and the last of several, compared.
 
     Attributes:

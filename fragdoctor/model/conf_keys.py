@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.frozen import frozen
 from fragdoctor.units import MIB
 
 Version = tuple[int, int, int]
@@ -30,7 +30,7 @@ _REAL = re.compile(
 )
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class KeyVersions:
     """The versions that know a key: from ``since`` (inclusive) until ``gone`` (exclusive)."""
 

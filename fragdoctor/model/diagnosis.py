@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct, field
+
 from fragdoctor.errors import ConfigError
-from fragdoctor.frozen import frozen
 from fragdoctor.model.case import Case
 from fragdoctor.model.census import Owner
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, SkippedRule
@@ -88,8 +88,7 @@ class Moment(StrEnum):
     """Where the file ends."""
 
 
-@frozen
-class Verdict:
+class Verdict(Struct, frozen=True):
     """What it is, how sure, in one sentence with its two numbers.
 
     Attributes:
@@ -112,8 +111,7 @@ class Verdict:
     outlook: Outlook | None = None
 
 
-@frozen
-class ChecklistItem:
+class ChecklistItem(Struct, frozen=True):
     """One step of the checklist. ``source`` names the input that answered it."""
 
     id: str
@@ -124,8 +122,7 @@ class ChecklistItem:
     source: str = ""
 
 
-@frozen
-class Predicted:
+class Predicted(Struct, frozen=True):
     """The effect of a recommendation.
 
     ``method`` is ``replay`` (the trace was replayed under it), ``arithmetic`` (follows from the
@@ -157,8 +154,7 @@ class Predicted:
         return min(self.margin_bytes, self.margin_bytes + self.peak_reserved_bytes - later)
 
 
-@frozen
-class Recommendation:
+class Recommendation(Struct, frozen=True):
     """One thing to do, with its reason, price and proof.
 
     Attributes:
@@ -187,8 +183,7 @@ class Recommendation:
     saves_bytes: int | None = None
 
 
-@frozen
-class Failure:
+class Failure(Struct, frozen=True):
     """The request that failed and that the verdict is about.
 
     Attributes:
@@ -219,8 +214,7 @@ class Failure:
     backward_of: Location | None = None
 
 
-@frozen
-class HostGrowth:
+class HostGrowth(Struct, frozen=True):
     """Page-locked memory of one source line that grows from step to step and is not freed."""
 
     location: Location | None
@@ -228,8 +222,7 @@ class HostGrowth:
     survivor_bytes: int
 
 
-@frozen
-class HostMemoryReport:
+class HostMemoryReport(Struct, frozen=True):
     """Page-locked memory of the host that PyTorch allocated; it is in no figure of a GPU.
 
     Attributes:
@@ -249,8 +242,7 @@ class HostMemoryReport:
     growth: Sequence[HostGrowth] = ()
 
 
-@frozen
-class MomentFigures:
+class MomentFigures(Struct, frozen=True):
     """What a device's memory was made of at the moment that the report is about.
 
     Attributes:
@@ -274,8 +266,7 @@ class MomentFigures:
     categories: Sequence[HeldBytes] = ()
 
 
-@frozen
-class DeviceFigures:
+class DeviceFigures(Struct, frozen=True):
     """Key figures of one device; None is "this input does not say" (JSON ``devices[]``).
 
     They are of the end of the input, peaks and counters of all of it; ``moment`` has those of the
@@ -303,8 +294,7 @@ class DeviceFigures:
     moment: MomentFigures | None = None
 
 
-@frozen
-class StranderReport:
+class StranderReport(Struct, frozen=True):
     """A live block (or group with the same stack) that keeps free memory from being returned.
 
     ``stranded_bytes`` is the free memory that would become returnable if these blocks were gone.
@@ -321,8 +311,7 @@ class StranderReport:
     moment: Moment = Moment.END
 
 
-@frozen
-class HolderReport:
+class HolderReport(Struct, frozen=True):
     """Live memory by the user's own source line: at the failure, at the peak and at the end.
 
     ``moment`` is the one of these that the report is about; ``held_bytes`` and ``n_blocks`` are of
@@ -354,8 +343,7 @@ class HolderReport:
         return at.get(self.moment, self.now_bytes) or 0
 
 
-@frozen
-class OwnerReport:
+class OwnerReport(Struct, frozen=True):
     """Who holds memory by the name that the program has for it, at ``moment``.
 
     Attributes:
@@ -375,8 +363,7 @@ class OwnerReport:
     n_items_before: int | None = None
 
 
-@frozen
-class FunctionHolder:
+class FunctionHolder(Struct, frozen=True):
     """Several lines of one function that hold memory together, at the moment of the holders.
 
     ``first_line`` and ``last_line`` are those of its ``n_lines`` that hold any.
@@ -408,8 +395,7 @@ class FunctionHolder:
         )
 
 
-@frozen
-class TimelinePoint:
+class TimelinePoint(Struct, frozen=True):
     """A moment of a trace that is worth a name: its start and end, a peak, a flush, an OOM.
 
     ``event`` counts the events before it; ``note`` says more in a few words, "".
@@ -423,8 +409,7 @@ class TimelinePoint:
     note: str = ""
 
 
-@frozen
-class TimelineStrip:
+class TimelineStrip(Struct, frozen=True):
     """The memory of one device over its trace, in at most a few hundred columns.
 
     Attributes:
@@ -460,8 +445,7 @@ class RunKind(StrEnum):
     PENDING = "pending"
 
 
-@frozen
-class SegmentRun:
+class SegmentRun(Struct, frozen=True):
     """Neighbouring blocks of one kind.
 
     ``strander`` is the place among the device's ``StranderReport``s of the group that they belong
@@ -473,8 +457,7 @@ class SegmentRun:
     strander: int | None = None
 
 
-@frozen
-class SegmentReport:
+class SegmentReport(Struct, frozen=True):
     """A segment with free memory that live blocks strand, as runs of blocks in address order.
 
     ``stranded_bytes`` is less than ``free_bytes`` where an expandable segment can return pages.
@@ -488,8 +471,7 @@ class SegmentReport:
     runs: Sequence[SegmentRun] = ()
 
 
-@frozen
-class Diagnosis:
+class Diagnosis(Struct, frozen=True):
     """Everything a report needs. Produced by ``fragdoctor.diagnose``.
 
     ``timeline``, ``worst_segments`` (most stranded first) and ``n_stranded_segments`` are of the
@@ -532,7 +514,7 @@ class Diagnosis:
     moment: MomentReport | None = None
     failure: Failure | None = None
     host: HostMemoryReport | None = None
-    analyses: Mapping[int, Any] = field(default_factory=dict, compare=False)
+    analyses: Mapping[int, Any] = field(default_factory=dict)
 
     def figures_of(self, device: int | None) -> DeviceFigures | None:
         """Return the figures of a device, None where there are none."""

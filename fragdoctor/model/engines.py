@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from fragdoctor.frozen import frozen
+from msgspec import Struct
+
 from fragdoctor.model.case import OomMessage
 
 
@@ -45,8 +46,7 @@ class Advice(NamedTuple):
     change: str
 
 
-@frozen
-class Engine:
+class Engine(Struct, frozen=True):
     """A program and its words by need; ``STEP`` is there for each.
 
     Attributes:

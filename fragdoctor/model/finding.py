@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
 from enum import IntEnum, StrEnum
 from typing import Final
 
-from fragdoctor.frozen import frozen
+from msgspec import Struct, field
 
 
 class Severity(IntEnum):
@@ -26,8 +25,7 @@ class Confidence(StrEnum):
     POSSIBLE = "possible"
 
 
-@frozen
-class Evidence:
+class Evidence(Struct, frozen=True):
     """A named number with its unit and where it came from.
 
     Attributes:
@@ -51,8 +49,7 @@ UNKNOWN_FILE: Final = "(unknown file)"
 MAX_LINE: Final = 2**31  # PyTorch writes 2^64 - 1 where it knows no line
 
 
-@frozen
-class Location:
+class Location(Struct, frozen=True):
     """A line of a program. Hostile text.
 
     ``str(location)`` is ``/src/train.py:88 in forward``; an unknown line or function is left out.
@@ -81,8 +78,7 @@ class Location:
         return f"{filename or UNKNOWN_FILE}{line}{function}"
 
 
-@frozen
-class Finding:
+class Finding(Struct, frozen=True):
     """One result of one rule.
 
     Attributes:
@@ -105,8 +101,7 @@ class Finding:
     fingerprint: str = ""
 
 
-@frozen
-class SkippedRule:
+class SkippedRule(Struct, frozen=True):
     """A rule that could not run on this input, and why."""
 
     code: str
@@ -114,8 +109,7 @@ class SkippedRule:
     reason: str
 
 
-@frozen
-class RuleResults:
+class RuleResults(Struct, frozen=True):
     """What all rules said."""
 
     findings: Sequence[Finding] = field(default_factory=tuple)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, field
 from enum import StrEnum
 from typing import Any, Final
 
-from fragdoctor.frozen import frozen
+from msgspec import Struct, field, to_builtins
+
 from fragdoctor.model.case import OomLog, Overrides
 from fragdoctor.model.diagnosis import Cause, DeviceFigures, Recommendation
 from fragdoctor.model.finding import Finding, Location
@@ -26,8 +26,7 @@ class RankSource(StrEnum):
     UNKNOWN = ""
 
 
-@frozen
-class RankInput:
+class RankInput(Struct, frozen=True):
     """What one rank left behind, as names; a worker opens them.
 
     Attributes:
@@ -47,8 +46,7 @@ class RankInput:
     said: OomLog | None = None
 
 
-@frozen
-class SummaryOptions:
+class SummaryOptions(Struct, frozen=True):
     """How each rank is looked at.
 
     Attributes:
@@ -65,8 +63,7 @@ class SummaryOptions:
     folder: str = ""
 
 
-@frozen
-class SourceLine:
+class SourceLine(Struct, frozen=True):
     """A line of the user's program and what it holds, strands or asks for. Hostile text, cut."""
 
     filename: str
@@ -87,8 +84,7 @@ class SourceLine:
         return "" if place is None else place.basename, self.line, self.function
 
 
-@frozen
-class RankSummary:
+class RankSummary(Struct, frozen=True):
     """One rank in less than ``MAX_SUMMARY_BYTES``; None, "" and () are "not known".
 
     Attributes:
@@ -151,11 +147,11 @@ class RankSummary:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the summary as plain values, ready for JSON."""
-        return asdict(self)
+        found: dict[str, Any] = to_builtins(self)
+        return found
 
 
-@frozen
-class FleetSummary:
+class FleetSummary(Struct, frozen=True):
     """The ranks seen so far, each path once, in the order of the paths.
 
     Made by ``fleet.merge``, which keeps that order: equal fleets are equal values.
@@ -180,8 +176,7 @@ class DifferenceKind(StrEnum):
     VERDICT = "verdict"
 
 
-@frozen
-class Difference:
+class Difference(Struct, frozen=True):
     """One thing in which a rank, or a group, differs from the ranks it is compared with.
 
     Attributes:
@@ -201,8 +196,7 @@ class Difference:
     delta_bytes: int | None = None
 
 
-@frozen
-class Skew:
+class Skew(Struct, frozen=True):
     """How unevenly one figure is spread over the ranks.
 
     ``mad`` is the median absolute deviation; ``over_median`` is max / median, None for a median
@@ -221,8 +215,7 @@ class Skew:
     n_highest: int = 1
 
 
-@frozen
-class RankGroup:
+class RankGroup(Struct, frozen=True):
     """Ranks that are alike: same verdict, settings and holders, peaks without a gap between.
 
     Attributes:
@@ -256,8 +249,7 @@ class RankGroup:
     advice_is_tested: bool = False
 
 
-@frozen
-class RankRow:
+class RankRow(Struct, frozen=True):
     """A row of the table of ranks; ``group`` is "" for a rank that could not be read.
 
     Of a rank unlike the others ``differences`` are from the group ``reference``, the weightiest
@@ -272,8 +264,7 @@ class RankRow:
     differences: Sequence[Difference] = ()
 
 
-@frozen
-class JobVerdict:
+class JobVerdict(Struct, frozen=True):
     """What it is for the whole job.
 
     ``first_failed`` is the label of the rank that ran out of memory first, "" where the times do
@@ -290,8 +281,7 @@ class JobVerdict:
     failed: tuple[str, ...] = ()
 
 
-@frozen
-class FleetReport:
+class FleetReport(Struct, frozen=True):
     """Everything that a report of many ranks prints. Made by ``fleet.report.conclude``."""
 
     verdict: JobVerdict

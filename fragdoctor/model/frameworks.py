@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
-
-from fragdoctor.frozen import frozen
 
 
 class Change(StrEnum):
@@ -52,7 +51,7 @@ HAVE_FOREACH: Final = (
 """Those that have ``foreach``, which makes lists of temporaries, and nothing fused (2.13)."""
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Framework:
     """A framework and its words.
 

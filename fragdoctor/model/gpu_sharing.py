@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from fragdoctor.frozen import frozen
+from msgspec import Struct
 
 HEADROOM_SHARE: Final = 0.05
 """A twentieth of the GPU stays free: peaks of processes do not come at the same moment, and
@@ -17,8 +17,7 @@ libraries take workspaces that no figure of PyTorch shows."""
 _MAX_PROCESSES: Final = 1000
 
 
-@frozen
-class ProcessDemand:
+class ProcessDemand(Struct, frozen=True):
     """What one process takes of a GPU.
 
     Attributes:
@@ -44,8 +43,7 @@ class ProcessDemand:
         return self.pytorch_bytes + self.context_bytes
 
 
-@frozen
-class SharingRow:
+class SharingRow(Struct, frozen=True):
     """A number of processes on the GPU.
 
     Attributes:
@@ -68,8 +66,7 @@ class SharingRow:
         return self.left_bytes >= 0
 
 
-@frozen
-class Sharing:
+class Sharing(Struct, frozen=True):
     """How many processes fit.
 
     Attributes:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.frozen import frozen
 from fragdoctor.model import gpu_table
 from fragdoctor.units import GIB, KIB, MIB, parse_size
 
@@ -38,7 +38,7 @@ MAC_SOURCE: Final = (
 SMALL_MAC_GIB: Final = 36
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Generation:
     """What GPUs of one compute capability have in common.
 
@@ -83,7 +83,7 @@ def generation_of(compute: str) -> Generation:
     )
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Speeds:
     """Peaks of a card.
 
@@ -112,7 +112,7 @@ CUBLAS_WORKSPACES: Final = frozenset(
 """Every size that a workspace of cuBLAS has by default."""
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class GpuModel:
     """A GPU to run on.
 

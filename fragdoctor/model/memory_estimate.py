@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
-from fragdoctor.frozen import frozen
+from msgspec import Struct
+
 from fragdoctor.model.gpus import GpuModel
 from fragdoctor.model.recipe import RecipeUse
 from fragdoctor.model.workload import Workload
@@ -32,8 +33,7 @@ def state_on(low_bytes: int, high_bytes: int | None, usable_bytes: int) -> FitSt
     return FitState.TOO_CLOSE
 
 
-@frozen
-class Doubt:
+class Doubt(Struct, frozen=True):
     """A part of the width between the bounds of an estimate.
 
     Attributes:
@@ -47,8 +47,7 @@ class Doubt:
     n_bytes: int
 
 
-@frozen
-class Combination:
+class Combination(Struct, frozen=True):
     """Measures that together make a run fit on the first GPU.
 
     Attributes:
@@ -74,8 +73,7 @@ class Combination:
     needs_high_bytes: int | None
 
 
-@frozen
-class Serving:
+class Serving(Struct, frozen=True):
     """What a server with a pool of cache blocks can hold on one GPU.
 
     Attributes:
@@ -105,8 +103,7 @@ class Serving:
     max_batched_tokens: int
 
 
-@frozen
-class RankNeeds:
+class RankNeeds(Struct, frozen=True):
     """What a rank needs.
 
     Attributes:
@@ -118,8 +115,7 @@ class RankNeeds:
     needs_high_bytes: int
 
 
-@frozen
-class Plan:
+class Plan(Struct, frozen=True):
     """A way to lay a run out on several GPUs.
 
     Attributes:
@@ -164,8 +160,7 @@ class PhaseName(StrEnum):
     INFERENCE = "inference"
 
 
-@frozen
-class Item:
+class Item(Struct, frozen=True):
     """One row of an estimate.
 
     Attributes:
@@ -190,16 +185,14 @@ class Item:
     note: str = ""
 
 
-@frozen
-class Share:
+class Share(Struct, frozen=True):
     """What one item holds at the peak of a phase."""
 
     item: str
     n_bytes: int
 
 
-@frozen
-class PhasePeak:
+class PhasePeak(Struct, frozen=True):
     """The peak of one phase; ``n_bytes`` is the sum of its shares.
 
     Attributes:
@@ -212,8 +205,7 @@ class PhasePeak:
     moment: str = ""
 
 
-@frozen
-class KeptTensor:
+class KeptTensor(Struct, frozen=True):
     """What one operation of a layer keeps for its backward."""
 
     operation: str
@@ -222,8 +214,7 @@ class KeptTensor:
     n_bytes: int
 
 
-@frozen
-class Footprint:
+class Footprint(Struct, frozen=True):
     """Memory of one workload at one batch size.
 
     Attributes:
@@ -269,8 +260,7 @@ class Footprint:
         return self.peak.n_bytes
 
 
-@frozen
-class KnownModel:
+class KnownModel(Struct, frozen=True):
     """A model that is known by name.
 
     Attributes:
@@ -283,8 +273,7 @@ class KnownModel:
     n_parameters: int
 
 
-@frozen
-class Fit:
+class Fit(Struct, frozen=True):
     """Whether a footprint fits on one GPU, and how large the batch may be there.
 
     Attributes:
@@ -305,8 +294,7 @@ class Fit:
     state: FitState = FitState.TOO_CLOSE
 
 
-@frozen
-class Saving:
+class Saving(Struct, frozen=True):
     """What one measure would change.
 
     Attributes:
@@ -336,8 +324,7 @@ class Saving:
     state: FitState | None = None
 
 
-@frozen
-class Estimate:
+class Estimate(Struct, frozen=True):
     """The answer to "will it fit?".
 
     Attributes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from fragdoctor.frozen import frozen
+from msgspec import Struct
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,8 +29,7 @@ KINDS: Final = (
 """The columns of the table; every byte is in one of them."""
 
 
-@frozen
-class ModuleMemory:
+class ModuleMemory(Struct, frozen=True):
     """What a module held at the peak of allocated bytes, by block sizes, with all that is in it.
 
     A module with others inside holds what its ``children`` hold together, in every column; the

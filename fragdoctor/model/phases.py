@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
-from fragdoctor.frozen import frozen
+from msgspec import Struct
+
 from fragdoctor.model.finding import Confidence, Location
 
 
@@ -52,16 +53,14 @@ class Category(_Named):
     UNKNOWN = 7
 
 
-@frozen
-class LineBytes:
+class LineBytes(Struct, frozen=True):
     """Memory that one line of the user's program made; None if no stack was recorded."""
 
     location: Location | None
     n_bytes: int
 
 
-@frozen
-class CategoryShare:
+class CategoryShare(Struct, frozen=True):
     """Allocated memory of one category at one moment, by block sizes.
 
     ``confidence`` is that of at least nine tenths of its bytes; ``lines`` are the lines that hold
@@ -75,8 +74,7 @@ class CategoryShare:
     lines: Sequence[LineBytes] = ()
 
 
-@frozen
-class PhaseFigures:
+class PhaseFigures(Struct, frozen=True):
     """One phase over all its passes: allocated bytes at the peak of each.
 
     ``n_passes`` is None where nothing marks the end of one pass and the beginning of the next, as
@@ -92,8 +90,7 @@ class PhaseFigures:
     held: Sequence[CategoryShare] = ()
 
 
-@frozen
-class PhaseSpan:
+class PhaseSpan(Struct, frozen=True):
     """A pass of a phase: events ``first_event`` up to but without ``last_event`` of the device."""
 
     phase: TrainingPhase
@@ -102,8 +99,7 @@ class PhaseSpan:
     peak_bytes: int
 
 
-@frozen
-class PhaseReport:
+class PhaseReport(Struct, frozen=True):
     """The phases of one device and what they hold.
 
     Attributes:
@@ -131,8 +127,7 @@ class PhaseReport:
     n_spans: int = 0
 
 
-@frozen
-class HeldBytes:
+class HeldBytes(Struct, frozen=True):
     """The allocated blocks of one line of the program, or of one category, at a moment."""
 
     location: Location | None
@@ -141,8 +136,7 @@ class HeldBytes:
     n_blocks: int
 
 
-@frozen
-class MomentReport:
+class MomentReport(Struct, frozen=True):
     """What was allocated at one moment of a device's trace.
 
     Attributes:

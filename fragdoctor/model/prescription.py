@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 
-from fragdoctor.frozen import frozen
+from msgspec import Struct
+
 from fragdoctor.model.hooks import drawn
 
 
@@ -32,8 +33,7 @@ class Place(StrEnum):
     """In the arguments of the optimizer."""
 
 
-@frozen
-class Treatment:
+class Treatment(Struct, frozen=True):
     """A change of a program that is made from outside in a rehearsal.
 
     Attributes:
@@ -66,8 +66,7 @@ class Treatment:
     batch_divisor: int = 1
 
 
-@frozen
-class Tried:
+class Tried(Struct, frozen=True):
     """Treatments that were rehearsed together.
 
     Attributes:
@@ -115,16 +114,14 @@ class Tried:
         return (self.n_gpus, numerics, int(known is None), cost, len(self.treatments))
 
 
-@frozen
-class LeftOut:
+class LeftOut(Struct, frozen=True):
     """A treatment that there is nothing for in a program, and why."""
 
     code: str
     reason: str
 
 
-@frozen
-class Prescription:
+class Prescription(Struct, frozen=True):
     """What it takes to make a program fit.
 
     Attributes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 
-from fragdoctor.frozen import frozen
+from msgspec import Struct
 
 
 class Bearing(StrEnum):
@@ -16,8 +16,7 @@ class Bearing(StrEnum):
     NONE = "none"
 
 
-@frozen
-class UsedEntry:
+class UsedEntry(Struct, frozen=True):
     """An entry of a file that became an option.
 
     Attributes:
@@ -35,8 +34,7 @@ class UsedEntry:
     overridden_by: str = ""
 
 
-@frozen
-class UnusedEntry:
+class UnusedEntry(Struct, frozen=True):
     """An entry of a file that became nothing.
 
     Attributes:
@@ -49,8 +47,7 @@ class UnusedEntry:
     reason: str = ""
 
 
-@frozen
-class Recipe:
+class Recipe(Struct, frozen=True):
     """One file or command line.
 
     Attributes:
@@ -68,8 +65,7 @@ class Recipe:
         return tuple(entry for entry in self.unused if entry.bearing is bearing)
 
 
-@frozen
-class RecipeUse:
+class RecipeUse(Struct, frozen=True):
     """The files that an estimate was made from.
 
     Attributes:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from typing import Any
 
-from fragdoctor.frozen import frozen
+from msgspec import Struct, field
+
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.finding import Location
 
 
-@frozen
-class RehearsedOom:
+class RehearsedOom(Struct, frozen=True):
     """The failed request that ended the program.
 
     Attributes:
@@ -34,8 +33,7 @@ class RehearsedOom:
     message: str
 
 
-@frozen
-class Assumed:
+class Assumed(Struct, frozen=True):
     """What was assumed where values on the GPU would have decided; ``count`` times at one line."""
 
     location: Location | None
@@ -44,16 +42,14 @@ class Assumed:
     count: int
 
 
-@frozen
-class Unmodelled:
+class Unmodelled(Struct, frozen=True):
     """Memory that a rehearsal does not see; ``n_bytes`` None where no size is documented."""
 
     what: str
     n_bytes: int | None = None
 
 
-@frozen
-class RehearsedDevice:
+class RehearsedDevice(Struct, frozen=True):
     """Figures of one GPU."""
 
     device: int
@@ -65,8 +61,7 @@ class RehearsedDevice:
     n_events: int
 
 
-@frozen
-class Rehearsal:
+class Rehearsal(Struct, frozen=True):
     """One rehearsal.
 
     Attributes:
@@ -119,8 +114,7 @@ class Rehearsal:
     traits: Mapping[str, Any] = field(default_factory=dict)
 
 
-@frozen
-class RehearsalResult:
+class RehearsalResult(Struct, frozen=True):
     """A rehearsal with the diagnosis of its snapshot.
 
     Attributes:
@@ -137,8 +131,7 @@ class RehearsalResult:
     fitting_gpus: Sequence[str] = ()
 
 
-@frozen
-class FailedRehearsal:
+class FailedRehearsal(Struct, frozen=True):
     """One of several rehearsals that came to nothing, and why."""
 
     gpu: str
@@ -147,8 +140,7 @@ class FailedRehearsal:
     message: str
 
 
-@frozen
-class LargestBatch:
+class LargestBatch(Struct, frozen=True):
     """The largest batch size that fits on one GPU under one setting.
 
     Attributes:
@@ -164,8 +156,7 @@ class LargestBatch:
     fails_at: int | None
 
 
-@frozen
-class RehearsalSweep:
+class RehearsalSweep(Struct, frozen=True):
     """One program rehearsed several times, with other GPUs, settings or batch sizes.
 
     Attributes:

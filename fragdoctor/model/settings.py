@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Final
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.frozen import frozen
 from fragdoctor.model.conf_keys import (
     N_ROUNDUP_INTERVALS,
     Version,
@@ -67,7 +66,7 @@ _SWITCHES: Final = frozenset(
 _MAX_OTHER: Final = 200
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class AllocatorSettings:
     """What decides how the native caching allocator behaves.
 
@@ -97,6 +96,10 @@ class AllocatorSettings:
     memory_fraction: float | None = None
     is_recorded: bool = False
     other: Mapping[str, Any] = field(default_factory=dict)
+
+    def changed(self, **changes: Any) -> AllocatorSettings:
+        """Return these settings with other values of some fields."""
+        return replace(self, **changes)
 
     @property
     def roundup_is_on(self) -> bool:
@@ -270,19 +273,19 @@ def _apply(
     if isinstance(value, list):
         if key == "roundup_power2_divisions":
             divisions = listed_divisions(key, value, overwrite_last=version < (2, 5, 0))
-            return replace(settings, roundup_power2_divisions=divisions)
+            return settings.changed(roundup_power2_divisions=divisions)
         if key != "expandable_segments_reserve_by_class":
             raise ConfigError(f"The allocator setting {key!r} does not take a list.")
-        return replace(settings, other={**settings.other, key: tuple(value)})
+        return settings.changed(other={**settings.other, key: tuple(value)})
     if key == "max_split_size_mb":
-        return replace(settings, max_split_bytes=_max_split(settings, key, value, version))
+        return settings.changed(max_split_bytes=_max_split(settings, key, value, version))
     if key == "max_non_split_rounding_mb":
         _at_least(key, mebibytes(key, value), settings.large_segment_bytes)
     if key in _FIELDS:
         field_name, read = _FIELDS[key]
         changes: dict[str, Any] = {field_name: read(key, value)}
-        return replace(settings, **changes)
-    return replace(settings, other={**settings.other, key: _other(key, value)})
+        return settings.changed(**changes)
+    return settings.changed(other={**settings.other, key: _other(key, value)})
 
 
 def _large_segment(key: str, value: _Value) -> int:

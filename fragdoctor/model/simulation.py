@@ -6,15 +6,13 @@ An :class:`Outlook` says what the run would have done next, where its recording 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
-from fragdoctor.frozen import frozen
+from msgspec import Struct, field
 
 
-@frozen
-class FidelityReport:
+class FidelityReport(Struct, frozen=True):
     """How exactly the model reproduced this very file under its recorded settings.
 
     Attributes:
@@ -54,8 +52,7 @@ class OutlookBasis(StrEnum):
     NONE = "none"
 
 
-@frozen
-class Outlook:
+class Outlook(Struct, frozen=True):
     """The future of a run under one setting, capacity or change.
 
     Attributes:
@@ -128,8 +125,7 @@ class Promise(StrEnum):
         return cls.GETS_FURTHER if outlook.likely is None else cls.LIKELY_FINISHES
 
 
-@frozen
-class ReplayResult:
+class ReplayResult(Struct, frozen=True):
     """What the allocator model did with the requests of one trace.
 
     Attributes:
@@ -176,8 +172,7 @@ class ReplayResult:
         )
 
 
-@frozen
-class Simulation:
+class Simulation(Struct, frozen=True):
     """A baseline, its fidelity, and any number of what-ifs against it.
 
     After a search over settings, ``best`` is the cheapest that fits with margin, ``pareto`` are

@@ -10,15 +10,14 @@ Conventions that hold for every table:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
-from fragdoctor.frozen import frozen
 from fragdoctor.model.arrays import distinct
 from fragdoctor.model.finding import Location
 from fragdoctor.model.hooks import drawn
@@ -67,8 +66,7 @@ class SegmentType(IntEnum):
     UNKNOWN = 2
 
 
-@frozen
-class FrameTable:
+class FrameTable(Struct, frozen=True):
     """Distinct frames: ``filename`` and ``name`` are string ids, ``line`` is ``uint64``."""
 
     filename: I32
@@ -79,8 +77,7 @@ class FrameTable:
         return len(self.line)
 
 
-@frozen
-class StackTable:
+class StackTable(Struct, frozen=True):
     """Distinct stacks, innermost frame first. ``frames[offsets[i]:offsets[i+1]]`` are frame ids.
 
     An empty stack (the file has ``frames: []``) is a row of length 0; a missing key is id -1.
@@ -93,8 +90,7 @@ class StackTable:
         return len(self.offsets) - 1
 
 
-@frozen
-class SegmentTable:
+class SegmentTable(Struct, frozen=True):
     """Segments in file order. Under expandable segments a row is a contiguous mapped range.
 
     ``stream`` indexes ``Snapshot.streams``, ``pool`` indexes ``Snapshot.pools`` (-1: not recorded,
@@ -118,8 +114,7 @@ class SegmentTable:
         return len(self.address)
 
 
-@frozen
-class BlockTable:
+class BlockTable(Struct, frozen=True):
     """Blocks in file order, grouped by segment (``SegmentTable.block_offsets``).
 
     ``address`` is derived from the segment's address and the preceding sizes where the file has
@@ -138,8 +133,7 @@ class BlockTable:
         return len(self.address)
 
 
-@frozen
-class EventTable:
+class EventTable(Struct, frozen=True):
     """Trace events, oldest first, grouped by device.
 
     Device d has rows ``offsets[d]:offsets[d+1]``. ``address`` is 0 for ``oom`` rows, whose
@@ -168,8 +162,7 @@ class EventTable:
         return slice(int(self.offsets[device]), int(self.offsets[device + 1]))
 
 
-@frozen
-class Annotation:
+class Annotation(Struct, frozen=True):
     """A start or end of a user's ``record_function`` range (``external_annotations``)."""
 
     device: int
@@ -178,8 +171,7 @@ class Annotation:
     stage: str
 
 
-@frozen
-class HostSegment:
+class HostSegment(Struct, frozen=True):
     """A pinned host segment (2.15); -1 / None where the file does not say. Not device memory."""
 
     address: int
@@ -187,8 +179,7 @@ class HostSegment:
     allocated: bool | None
 
 
-@frozen
-class Provenance:
+class Provenance(Struct, frozen=True):
     """How the file was written and what the reader noticed on the way.
 
     Attributes:
@@ -223,8 +214,7 @@ class Provenance:
     other_entries: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True, dict=True):
     """Everything that a snapshot file says, as columns.
 
     Attributes:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 
-from fragdoctor.frozen import frozen
+from msgspec import Struct
+
 from fragdoctor.model.finding import Confidence
 
 
@@ -58,8 +59,7 @@ class TimePrecision(StrEnum):
     CLOCK = "clock"
 
 
-@frozen
-class PrintedFigure:
+class PrintedFigure(Struct, frozen=True):
     """A figure of memory that a program printed.
 
     Attributes:
@@ -73,8 +73,7 @@ class PrintedFigure:
     n_bytes: int
 
 
-@frozen
-class Scene:
+class Scene(Struct, frozen=True):
     """A line of a log that belongs to its story, as the reader found it; then an event of it.
 
     Attributes:
@@ -126,8 +125,7 @@ class TrialOutcome(StrEnum):
     OPEN = "open"
 
 
-@frozen
-class Trial:
+class Trial(Struct, frozen=True):
     """One trial of a sweep: its lines, its end, and how often it ran out of memory."""
 
     name: str
@@ -147,8 +145,7 @@ class Direction(StrEnum):
     TOO_FEW = "too-few"
 
 
-@frozen
-class TrialTrend:
+class TrialTrend(Struct, frozen=True):
     """A figure over trials or over failures, with a robust slope.
 
     Attributes:
@@ -179,8 +176,7 @@ class TrialTrend:
     has_process_each: bool = False
 
 
-@frozen
-class LogStory:
+class LogStory(Struct, frozen=True):
     """The story of a log.
 
     Attributes:

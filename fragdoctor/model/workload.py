@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from enum import StrEnum
 from math import prod
 from typing import Any
 
-from fragdoctor.frozen import frozen
+from msgspec import Struct
 
 
 class Role(StrEnum):
@@ -59,8 +58,7 @@ class Norm(StrEnum):
     RMSNORM_WIDE = "rmsnorm-wide"  # the same, but the product with the weight is made in fp32
 
 
-@frozen
-class ParameterGroup:
+class ParameterGroup(Struct, frozen=True):
     """Parameters of one shape and role; ``count`` of them over all layers.
 
     Attributes:
@@ -88,8 +86,7 @@ class ParameterGroup:
         return self.n_each * self.count
 
 
-@frozen(kw_only=True)
-class LayerBuild:
+class LayerBuild(Struct, frozen=True, kw_only=True):
     """How the code of a model builds its layers.
 
     Attributes:
@@ -115,8 +112,7 @@ class LayerBuild:
     logit_softcap: bool = False
 
 
-@frozen(kw_only=True)
-class LayerSizes(LayerBuild):
+class LayerSizes(LayerBuild, frozen=True, kw_only=True):
     """How large the layers of a model are, and how many.
 
     Attributes:
@@ -138,11 +134,10 @@ class LayerSizes(LayerBuild):
 
 def shared(of: LayerBuild, kind: type[LayerBuild]) -> dict[str, Any]:
     """Return the fields of a kind with the values that an object has of them."""
-    return {field.name: getattr(of, field.name) for field in fields(kind)}
+    return {name: getattr(of, name) for name in kind.__struct_fields__}
 
 
-@frozen
-class ModelShape(LayerSizes):
+class ModelShape(LayerSizes, frozen=True):
     """The shape of a transformer, or of as much as is known of another model.
 
     Attributes:
@@ -195,8 +190,7 @@ class ModelShape(LayerSizes):
         return self.n_layers > 0 and self.hidden > 0
 
 
-@frozen
-class Workload:
+class Workload(Struct, frozen=True):
     """A model shape and everything chosen about the run.
 
     Attributes:

@@ -13,18 +13,17 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, field
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
+from msgspec import Struct, field, to_builtins
+
 from fragdoctor.errors import ConfigError
-from fragdoctor.frozen import frozen
 from fragdoctor.model.gpus import DEFAULT, GpuModel, gpu_of, kernels_of
 from fragdoctor.rehearsal.programs import Program
 
 
-@frozen
-class RehearsedGpu:
+class RehearsedGpu(Struct, frozen=True):
     """The GPU that the program sees.
 
     Attributes:
@@ -102,8 +101,7 @@ _WITHOUT_THREADS: Final = {
 }  # fmt: skip
 
 
-@frozen
-class RehearsalConditions:
+class RehearsalConditions(Struct, frozen=True):
     """How a program is rehearsed.
 
     Attributes:
@@ -351,7 +349,7 @@ class _Process:
 def _request(program: Program, conditions: RehearsalConditions, place: Path) -> dict[str, Any]:
     """Return what the engine is told."""
     return {
-        **asdict(conditions),
+        **to_builtins(conditions),
         "target": program.target,
         "kind": program.kind,
         "cells": program.cells(),

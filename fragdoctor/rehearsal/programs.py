@@ -11,12 +11,12 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import Struct, field
+
 from fragdoctor.errors import ConfigError
-from fragdoctor.frozen import frozen
 
 SUFFIX: Final = ".ipynb"
 MAX_BYTES: Final = 256 << 20
@@ -27,8 +27,7 @@ _ASSIGNED: Final = re.compile(r"^(\s*)([A-Za-z_][\w, ]*)=\s*[!%].*$")
 _HELP: Final = re.compile(r"^\s*(\?{1,2}\s*[\w.]+|[\w.]+\s*\?{1,2})\s*$")
 
 
-@frozen
-class Notebook:
+class Notebook(Struct, frozen=True):
     """The code of a notebook.
 
     Attributes:
@@ -146,8 +145,7 @@ _ACCELERATE_VALUES: Final = (
 _NUMBER: Final = re.compile(r"\d{1,5}")
 
 
-@frozen
-class Program:
+class Program(Struct, frozen=True):
     """What is rehearsed.
 
     Attributes:
@@ -236,8 +234,7 @@ def pythons(chosen: str | None) -> list[str]:
     return list(dict.fromkeys(name for name in names if name))
 
 
-@frozen
-class Launched:
+class Launched(Struct, frozen=True):
     """What a launcher was asked to start.
 
     Attributes:

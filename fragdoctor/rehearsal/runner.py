@@ -14,10 +14,11 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.errors import ConfigError

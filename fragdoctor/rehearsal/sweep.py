@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field, replace
 from pathlib import Path
 from typing import Final
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from fragdoctor.errors import ConfigError
-from fragdoctor.frozen import frozen
 from fragdoctor.model.rehearsal import FailedRehearsal, LargestBatch, Rehearsal, RehearsalSweep
 from fragdoctor.rehearsal import runner
 from fragdoctor.rehearsal.process import OnStep, RehearsalConditions, RehearsedGpu, Runs
@@ -22,8 +23,7 @@ MAX_CASES: Final = 200
 _RANGE: Final = re.compile(r"(\d{1,9})\.\.(\d{1,9})")
 
 
-@frozen
-class Batches:
+class Batches(Struct, frozen=True):
     """Batch sizes to rehearse.
 
     Attributes:
@@ -75,8 +75,7 @@ OnCase = Callable[[str], OnStep]
 """Called with the name of each rehearsal before it begins; returns what is told of its steps."""
 
 
-@frozen
-class Sweep:
+class Sweep(Struct, frozen=True):
     """Rehearses one program under several conditions.
 
     Attributes:

@@ -9,8 +9,9 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import Any, Final
 
+from msgspec import Struct
+
 from fragdoctor.errors import ConfigError
-from fragdoctor.frozen import frozen
 
 MIN_WIDTH: Final = 60
 MAX_WIDTH: Final = 120
@@ -24,8 +25,7 @@ class Verbosity(IntEnum):
     FULL = 2
 
 
-@frozen
-class RenderOptions:
+class RenderOptions(Struct, frozen=True):
     """How a report looks; formats take what concerns them.
 
     Attributes:

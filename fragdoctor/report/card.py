@@ -6,11 +6,11 @@ that is loaded. Text takes the colour of the notebook, so that the card fits a l
 
 from __future__ import annotations
 
-from dataclasses import replace
 from io import StringIO
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text

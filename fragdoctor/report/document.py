@@ -6,13 +6,14 @@ Every string in a document is raw: hostile until a renderer passes it through ``
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
 from enum import Enum, StrEnum
 from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
-from fragdoctor.frozen import frozen
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from fragdoctor.model.diagnosis import SegmentRun, TimelineStrip
 from fragdoctor.model.finding import Location
 from fragdoctor.report.base import Verbosity
@@ -96,8 +97,7 @@ def location_text(location: Location | None) -> str:
     return NO_STACK if location is None else str(location)
 
 
-@frozen
-class Gauge:
+class Gauge(Struct, frozen=True):
     """A share of a whole drawn as a bar in the cell of a table; 0 <= start <= end <= 1."""
 
     end: float
@@ -106,8 +106,7 @@ class Gauge:
     n_cells: int = 10
 
 
-@frozen
-class Spark:
+class Spark(Struct, frozen=True):
     """A few values drawn as a curve in the cell of a table, from zero to their highest."""
 
     values: Sequence[float]
@@ -117,8 +116,7 @@ Drawn = Gauge | Spark
 Cell = Content | Gauge | Spark
 
 
-@frozen
-class Column:
+class Column(Struct, frozen=True):
     """A column of a table: its heading, what stands in it, and how it is laid out.
 
     Attributes:
@@ -141,8 +139,7 @@ class Column:
     style: Style | None = None
 
 
-@frozen
-class Row:
+class Row(Struct, frozen=True):
     """A row of a table and the lines that stand below it."""
 
     cells: Sequence[Cell]
@@ -150,8 +147,7 @@ class Row:
     style: Style | None = None
 
 
-@frozen(kw_only=True)
-class DocumentBlock:
+class DocumentBlock(Struct, frozen=True, kw_only=True):
     """A part of a document.
 
     Attributes:
@@ -173,37 +169,32 @@ class DocumentBlock:
         return bool(self.holds) and not any(getattr(self, self.holds))
 
 
-@frozen
-class Paragraph(DocumentBlock):
+class Paragraph(DocumentBlock, frozen=True):
     """Sentences."""
 
     holds: ClassVar[str] = "content"
     content: Content
 
 
-@frozen
-class Gap(DocumentBlock):
+class Gap(DocumentBlock, frozen=True):
     """Room between what stands before and after."""
 
 
-@frozen
-class Facts(DocumentBlock):
+class Facts(DocumentBlock, frozen=True):
     """Labelled values."""
 
     holds: ClassVar[str] = "items"
     items: Sequence[tuple[str, Content]]
 
 
-@frozen
-class Bullets(DocumentBlock):
+class Bullets(DocumentBlock, frozen=True):
     """Sentences of equal weight."""
 
     holds: ClassVar[str] = "items"
     items: Sequence[Content]
 
 
-@frozen
-class Code(DocumentBlock):
+class Code(DocumentBlock, frozen=True):
     """Lines to copy as they stand; a line break inside of one is shown, not made.
 
     What is quoted is there to be recognized, and may be cut where a line of text ends.
@@ -214,8 +205,7 @@ class Code(DocumentBlock):
     is_quoted: bool = False
 
 
-@frozen
-class ListItem:
+class ListItem(Struct, frozen=True):
     """An entry of a list: a label such as its number, its first line, and blocks below it."""
 
     head: Content
@@ -224,8 +214,7 @@ class ListItem:
     style: Style = Style.STRONG
 
 
-@frozen
-class Listing(DocumentBlock):
+class Listing(DocumentBlock, frozen=True):
     """Entries with blocks of their own, such as recommendations; the short report has a few.
 
     ``is_airy`` leaves room between them.
@@ -237,8 +226,7 @@ class Listing(DocumentBlock):
     is_airy: bool = False
 
 
-@frozen
-class Table(DocumentBlock):
+class Table(DocumentBlock, frozen=True):
     """Aligned columns; the short report has the first ``shown`` rows.
 
     ``n_left_out`` counts rows that the document itself does not hold.
@@ -317,8 +305,7 @@ def written(value: Any, name: str = "") -> Content:
     return str(value)
 
 
-@frozen
-class BarPart:
+class BarPart(Struct, frozen=True):
     """A part of a bar: ``name`` also chooses its glyph and colour."""
 
     name: str
@@ -326,8 +313,7 @@ class BarPart:
     meaning: str
 
 
-@frozen
-class Bar(DocumentBlock):
+class Bar(DocumentBlock, frozen=True):
     """Bytes that add up to a whole, drawn to scale; ``request_bytes`` failed, to compare."""
 
     parts: Sequence[BarPart]
@@ -339,23 +325,20 @@ class Bar(DocumentBlock):
         return sum(part.n_bytes for part in self.parts)
 
 
-@frozen
-class Timeline(DocumentBlock):
+class Timeline(DocumentBlock, frozen=True):
     """Memory of one device over its trace."""
 
     strip: TimelineStrip
 
 
-@frozen
-class SegmentBar:
+class SegmentBar(Struct, frozen=True):
     """A segment: a few figures of it, and its blocks in address order."""
 
     figures: Sequence[str]
     runs: Sequence[SegmentRun]
 
 
-@frozen
-class SegmentBars(DocumentBlock):
+class SegmentBars(DocumentBlock, frozen=True):
     """Segments drawn to scale; ``lines`` are those that strand them, with their stranders."""
 
     titles: Sequence[str]
@@ -363,8 +346,7 @@ class SegmentBars(DocumentBlock):
     lines: Sequence[tuple[str, Sequence[int]]] = ()
 
 
-@frozen
-class ChartSeries:
+class ChartSeries(Struct, frozen=True):
     """A curve of a chart.
 
     Attributes:
@@ -383,8 +365,7 @@ class ChartSeries:
     is_dashed: bool = False
 
 
-@frozen
-class Chart(DocumentBlock):
+class Chart(DocumentBlock, frozen=True):
     """Curves over one axis, bytes upwards. ``limit_bytes`` is a level such as the capacity."""
 
     series: Sequence[ChartSeries]
@@ -394,16 +375,14 @@ class Chart(DocumentBlock):
     limit_label: str = ""
 
 
-@frozen
-class Graphic(DocumentBlock):
+class Graphic(DocumentBlock, frozen=True):
     """A place for one of the interactive graphics; only the interactive page fills it."""
 
     name: str
     absent: str
 
 
-@frozen
-class Section:
+class Section(Struct, frozen=True):
     """Blocks under a heading.
 
     Attributes:
@@ -432,8 +411,7 @@ class Section:
         ]
 
 
-@frozen
-class Figure:
+class Figure(Struct, frozen=True):
     """A figure that a page shows large: what it is, the figure, and a few words below it."""
 
     name: str
@@ -441,8 +419,7 @@ class Figure:
     note: str = ""
 
 
-@frozen
-class ReportDocument:
+class ReportDocument(Struct, frozen=True):
     """Everything that one command says.
 
     Attributes:

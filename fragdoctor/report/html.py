@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import jinja2
 from markupsafe import Markup
+from msgspec import Struct
 
-from fragdoctor.frozen import frozen
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import (
@@ -46,16 +46,14 @@ _MAX_TICKS: Final = 12
 _LABEL_ROOM: Final = 150
 
 
-@frozen
-class Tick:
+class Tick(Struct, frozen=True):
     """A mark on an axis: where, and its label."""
 
     at: float
     label: str
 
 
-@frozen
-class DrawnPath:
+class DrawnPath(Struct, frozen=True):
     """A curve in the coordinates of the drawing."""
 
     d: str
@@ -64,8 +62,7 @@ class DrawnPath:
     is_fit: bool
 
 
-@frozen
-class Mark:
+class Mark(Struct, frozen=True):
     """A point with its label; ``is_named`` puts the label beside it, on the left if it must."""
 
     x: float
@@ -76,8 +73,7 @@ class Mark:
     is_left: bool
 
 
-@frozen
-class Drawing:
+class Drawing(Struct, frozen=True):
     """Everything that the SVG of one chart draws; x is drawn at ``across[0] + across[1] * x``."""
 
     paths: Sequence[DrawnPath]

@@ -1,6 +1,6 @@
 """JSON: the same facts as the text, with byte counts as integers and unknowns as null.
 
-Written from the dataclasses of the model; ``json_shapes`` has what differs. The documents are
+Written from the types of the model; ``json_shapes`` has what differs. The documents are
 described by ``schema/*.schema.json``, which are made from the same types by ``schemas``.
 """
 
@@ -74,7 +74,7 @@ def plain(value: Any) -> Any:  # noqa: PLR0911 - one line a type
         return int(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if is_dataclass(value) and not isinstance(value, type):
+    if field_names(value.__class__):
         return _object(value)
     if isinstance(value, Mapping):
         return {escape.json_text(str(k)): plain(v) for k, v in value.items()}
@@ -100,10 +100,22 @@ def _object(value: Any) -> Json:
 
 
 @cache
+def field_names(kind: type) -> tuple[str, ...]:
+    """Return the fields of a type, nothing of one that has none.
+
+    What also runs inside the user's program is a dataclass, all else a ``Struct``.
+    """
+    if is_dataclass(kind):
+        return tuple(field.name for field in fields(kind))
+    names: tuple[str, ...] = getattr(kind, "__struct_fields__", ())
+    return names
+
+
+@cache
 def written(kind: type) -> tuple[tuple[str, str], ...]:
-    """Return the fields of a dataclass that a document has, each with its key."""
+    """Return the fields of a type that a document has, each with its key."""
     shape = SHAPES.get(kind, Shape())
-    names = [f.name for f in fields(kind)]
+    names = field_names(kind)
     kept = [n for n in names if (not shape.only or n in shape.only) and n not in shape.without]
     keyed = ((n, shape.names.get(n, n)) for n in kept)
     return tuple((n, key) for n, key in keyed if key not in shape.computed)

@@ -1,17 +1,17 @@
-"""How results become the documents of ``--format json``: where a document is not its dataclass.
+"""How results become the documents of ``--format json``: where a document is not its type.
 
-A document has the fields of the dataclass under their own names. What differs stands here: the
+A document has the fields of its type under their own names. What differs stands here: the
 JSON of version 1.x is a contract, so that fields are only ever added.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
 from types import MappingProxyType
 from typing import Any, Final
 
-from fragdoctor.frozen import frozen
+from msgspec import Struct, field
+
 from fragdoctor.gate.judgement import CheckReport, FileJudgement, JudgedGrowth, has_grown
 from fragdoctor.model import (
     comparison,
@@ -44,9 +44,8 @@ Computed = tuple[Any, Callable[[Any], Any]]
 """The type of a further field, and the function that gives it."""
 
 
-@frozen
-class Shape:
-    """Where the document of a dataclass differs from it.
+class Shape(Struct, frozen=True):
+    """Where the document of a type differs from it.
 
     Attributes:
         names: other names of fields.
@@ -67,8 +66,7 @@ class Shape:
     computed: Mapping[str, Computed] = field(default_factory=dict)
 
 
-@frozen
-class ErrorFacts:
+class ErrorFacts(Struct, frozen=True):
     """Why there is no result.
 
     Attributes:
@@ -84,15 +82,13 @@ class ErrorFacts:
     offset: int | None = None
 
 
-@frozen
-class ErrorResult:
+class ErrorResult(Struct, frozen=True):
     """What stands on standard output when there is no result."""
 
     error: ErrorFacts
 
 
-@frozen
-class OomResult:
+class OomResult(Struct, frozen=True):
     """A diagnosis with the messages that it was made from.
 
     ``primary`` is the place of the message that the verdict is about, null without messages.
@@ -112,16 +108,14 @@ class OomResult:
         return cls(diagnosis, log.messages, log.primary if log.messages else None, log.markers)
 
 
-@frozen
-class GrowthGate:
+class GrowthGate(Struct, frozen=True):
     """What ``--fail-on-growth`` found."""
 
     has_grown: bool
     judged: Sequence[JudgedGrowth]
 
 
-@frozen
-class CompareResult:
+class CompareResult(Struct, frozen=True):
     """A comparison with what the gate found, null without one."""
 
     comparison: Comparison
@@ -133,22 +127,19 @@ class CompareResult:
         return cls(found, GrowthGate(has_grown(judged), judged) if judged else None)
 
 
-@frozen
-class ModelTable:
+class ModelTable(Struct, frozen=True):
     """The models that are known by name."""
 
     models: Sequence[memory_estimate.KnownModel]
 
 
-@frozen
-class GpuTable:
+class GpuTable(Struct, frozen=True):
     """The GPUs that are known by name."""
 
     gpus: Sequence[GpuModel]
 
 
-@frozen
-class ItemAtPeak:
+class ItemAtPeak(Struct, frozen=True):
     """A row of an estimate; what it holds at the peak and at most."""
 
     item: memory_estimate.Item

@@ -11,7 +11,8 @@ from typing import Final
 from xml.etree import ElementTree as ET
 from xml.etree.ElementTree import Element, SubElement
 
-from fragdoctor.frozen import frozen
+from msgspec import Struct
+
 from fragdoctor.gate.budgets import Outcome, Reason
 from fragdoctor.gate.judgement import CheckReport, FileJudgement
 from fragdoctor.model.diagnosis import ChecklistItem, Diagnosis, Status
@@ -31,8 +32,7 @@ _BUDGETS: Final = (
 )
 
 
-@frozen
-class _Case:
+class _Case(Struct, frozen=True):
     """One test case; ``kind`` is "" (passed), ``failure``, ``error`` or ``skipped``."""
 
     name: str

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Final
 
+from msgspec import Struct
 from rich.text import Text
 
-from fragdoctor.frozen import frozen
 from fragdoctor.model.diagnosis import RunKind, SegmentRun, TimelineStrip
 from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.report.document import Bar, BarPart, Column, SegmentBars, dim
@@ -30,8 +30,7 @@ _LETTERS: Final = "ABCDEF"
 _STRANDER_STYLE: Final = "bold red"
 
 
-@frozen
-class Ink:
+class Ink(Struct, frozen=True):
     """How one kind of memory is drawn."""
 
     unicode: str

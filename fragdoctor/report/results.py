@@ -6,12 +6,13 @@ A place is the user's file below the root of the sources and its line, or the in
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import chain, islice
 from typing import Final
 from urllib.parse import quote
 
-from fragdoctor.frozen import frozen
+from msgspec import Struct
+from msgspec.structs import replace
+
 from fragdoctor.gate.budgets import Reason
 from fragdoctor.gate.judgement import CheckReport, FileJudgement
 from fragdoctor.model.diagnosis import Cause, Diagnosis
@@ -22,8 +23,7 @@ from fragdoctor.report.words import verdict_title
 from fragdoctor.rules.registry import find_rule
 
 
-@frozen
-class ResultPlace:
+class ResultPlace(Struct, frozen=True):
     """A file and a line of it; ``line`` is None where it is unknown.
 
     ``path`` is relative to the root of the sources where the file lies below it; hostile text.
@@ -85,8 +85,7 @@ BUDGET_TITLES: Final = {
 }
 
 
-@frozen
-class Result:
+class Result(Struct, frozen=True):
     """One thing to look at.
 
     Attributes:

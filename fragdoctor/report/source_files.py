@@ -9,10 +9,11 @@ from __future__ import annotations
 import ast
 import posixpath
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Final
 from urllib.parse import quote
+
+from msgspec.structs import replace
 
 from fragdoctor.model.finding import Location
 from fragdoctor.report.base import RenderOptions

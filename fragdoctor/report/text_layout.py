@@ -13,11 +13,11 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import Final
 
+from msgspec import Struct
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from fragdoctor.frozen import frozen
 from fragdoctor.report import document as doc
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions
@@ -53,8 +53,7 @@ STYLES: Final = MappingProxyType(
 )
 
 
-@frozen
-class Glyphs:
+class Glyphs(Struct, frozen=True):
     """What is drawn beyond letters and digits; ``steps`` are parts of a cell from low to full."""
 
     ellipsis: str

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from fragdoctor.frozen import frozen
+from msgspec import Struct
+
 from fragdoctor.model.case import OtherProcess
 from fragdoctor.units import GIB, KIB, MIB, TIB, format_size
 
@@ -63,8 +64,7 @@ def rounding_bytes(n_bytes: int | None) -> int:
     return int(ROUNDING_SHARE * GIB) + 1
 
 
-@frozen
-class FailedRequest:
+class FailedRequest(Struct, frozen=True):
     """A request that the allocator could not serve, and the state of the device at that moment.
 
     All figures are bytes; None means that no input has the figure.

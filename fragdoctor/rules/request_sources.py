@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from fragdoctor.analysis.result import DeviceAnalysis, OomEvent
 from fragdoctor.future.steps import Steps

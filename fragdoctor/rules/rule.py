@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
 from typing import ClassVar, Final
 
+from msgspec import Struct
+
 from fragdoctor.analysis.result import DeviceAnalysis
-from fragdoctor.frozen import frozen
 from fragdoctor.model.case import Case, MemoryStats, OomMessage
 from fragdoctor.model.finding import (
     Confidence,
@@ -43,8 +44,7 @@ class Skip(Exception):  # noqa: N818 - it is a decision, not an error
         self.reason = reason
 
 
-@frozen
-class Context:
+class Context(Struct, frozen=True):
     """One device of a case.
 
     Attributes:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from enum import StrEnum
 from typing import Final
 
-from fragdoctor.frozen import frozen
+from msgspec import Struct, field
+
 from fragdoctor.model.case import OomMessage, TracebackFrame
 from fragdoctor.model.frameworks import Change
 
@@ -29,8 +29,7 @@ class GrowsWith(StrEnum):
     """The model: weights, state, or what a server sets aside. No batch helps."""
 
 
-@frozen
-class Place:
+class Place(Struct, frozen=True):
     """Frames of a library that are a sign: those where all that is given matches.
 
     Attributes:
@@ -57,8 +56,7 @@ class Place:
         )
 
 
-@frozen
-class TracebackSign:
+class TracebackSign(Struct, frozen=True):
     """A call that is known to need memory of its own, and what helps there.
 
     Attributes:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Final
 
-from fragdoctor.frozen import frozen
+from msgspec import Struct
+from msgspec.structs import replace
+
 from fragdoctor.model.story import Scene, SceneKind, TimePrecision
 
 _SAME_RESTART_LINES: Final = 40
 """Lines about one restart: the agent that announces it, and the workers that start."""
 
 
-@frozen
-class LogSource:
+class LogSource(Struct, frozen=True):
     """What distinguishes the writers of a log; None is "not printed"."""
 
     rank: int | None

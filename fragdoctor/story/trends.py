@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from fragdoctor.analysis.trend import trend_of
-from fragdoctor.frozen import frozen
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.story import Direction, LogStory, Scene, SceneKind, TrialTrend
@@ -82,8 +82,7 @@ _AT_FAILURE: Final = {"allocated": "live_bytes", "unallocated": "reserved_unallo
 """Figure of a trend -> what a message of a failure says of it."""
 
 
-@frozen
-class _Point:
+class _Point(Struct, frozen=True):
     line: int
     n_bytes: int
     trial: str

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Final
+
+from msgspec import Struct
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import OutOfMemory, SimulationError
-from fragdoctor.frozen import frozen
 from fragdoctor.model.settings import AllocatorSettings, Era, era_of, parse_conf, parse_version
 from fragdoctor.trace.oom_message import oom_message
 from fragdoctor.units import GIB
@@ -23,8 +23,7 @@ _RESERVE: Final = re.compile(
 )
 
 
-@frozen
-class Block:
+class Block(Struct, frozen=True):
     """A block of a segment.
 
     Attributes:
@@ -41,8 +40,7 @@ class Block:
     state: str
 
 
-@frozen
-class Segment:
+class Segment(Struct, frozen=True):
     """Memory got from the driver in one piece, or a mapped range of an expandable segment.
 
     Attributes:
@@ -253,9 +251,9 @@ class Allocator:
         """
         settings = parse_conf(conf, self.torch_version)
         if "expandable_segments:" not in "".join(conf.split()):
-            settings = replace(settings, expandable_segments=self.settings.expandable_segments)
+            settings = settings.changed(expandable_segments=self.settings.expandable_segments)
         if "large_segment_size_mb" not in conf:
-            settings = replace(settings, large_segment_bytes=self.settings.large_segment_bytes)
+            settings = settings.changed(large_segment_bytes=self.settings.large_segment_bytes)
         self._core.set_settings(native_config(settings, era=era_of(self.torch_version)))
         self.settings = settings
 

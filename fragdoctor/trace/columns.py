@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
-from fragdoctor.frozen import frozen
 from fragdoctor.model.snapshot import I32, I64, U8, U64, Bools, SegmentType, Snapshot
 from fragdoctor.units import MIB
 
@@ -17,8 +17,7 @@ MAX_SUM: Final = 2**61
 """Of all values of a column; larger ones are cut."""
 
 
-@frozen
-class Events:
+class Events(Struct, frozen=True):
     """The events of one device, in file order; row i is row ``first_row + i`` of the snapshot.
 
     Sizes that no device has are cut, so that sums over all rows stay within 64 bits. ``pool`` is
@@ -37,8 +36,7 @@ class Events:
         return len(self.action)
 
 
-@frozen
-class FinalSegments:
+class FinalSegments(Struct, frozen=True):
     """The segments at the end of the trace, by address; sizes are cut as those of events."""
 
     address: U64
@@ -52,8 +50,7 @@ class FinalSegments:
         return len(self.address)
 
 
-@frozen
-class FinalBlocks:
+class FinalBlocks(Struct, frozen=True):
     """The blocks of these segments, by address; ``segment`` is a row of ``FinalSegments``."""
 
     address: U64
@@ -67,8 +64,7 @@ class FinalBlocks:
         return len(self.address)
 
 
-@frozen
-class DeviceColumns:
+class DeviceColumns(Struct, frozen=True):
     """One device in the snapshot's numbering, and ``native`` in that of the core.
 
     The core's streams are ranks of the handles; its pools are 0 for the default pool, 1.. for

@@ -12,9 +12,9 @@ from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from fragdoctor._native import _ext
-from fragdoctor.frozen import frozen
 from fragdoctor.model.arrays import distinct
 from fragdoctor.model.snapshot import I32, I64, U64, Bools
 from fragdoctor.trace.columns import Events, FinalBlocks, FinalSegments
@@ -134,8 +134,7 @@ class Lives:
         return cast("A", result)
 
 
-@frozen
-class Stretch:
+class Stretch(Struct, frozen=True):
     """The lowest and highest value of a total in stretches of states."""
 
     low: I64
@@ -207,8 +206,7 @@ class Totals:
         return Stretch(low, high)
 
 
-@frozen
-class Layout:
+class Layout(Struct, frozen=True):
     """The device at one moment: segments, live blocks (allocated or pending) and free blocks.
 
     Segments are sorted by address, blocks by segment and address.

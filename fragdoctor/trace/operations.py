@@ -10,9 +10,9 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from fragdoctor._native import _ext
-from fragdoctor.frozen import frozen
 from fragdoctor.model.snapshot import I64, U8, U64, Bools
 
 U32 = npt.NDArray[np.uint32]
@@ -42,8 +42,7 @@ class OpKind(IntEnum):
     FAILED = 7
 
 
-@frozen
-class Operations:
+class Operations(Struct, frozen=True):
     """The trace as requests to the allocator, n of them, in order.
 
     They stay in the memory of the native core, or in one array of the same layout (``OPERATION``),

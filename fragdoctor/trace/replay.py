@@ -8,11 +8,11 @@ compared, which says how exactly the model reproduces the file.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
+
 from fragdoctor._native import _ext
-from fragdoctor.frozen import frozen
 from fragdoctor.model.settings import AllocatorSettings, Era, parse_version
 from fragdoctor.model.simulation import FidelityReport, ReplayResult
 from fragdoctor.model.snapshot import SegmentType
@@ -23,8 +23,7 @@ from fragdoctor.units import MIB, plural
 PAGE_BYTES = 2 * MIB  # the driver's granularity
 
 
-@frozen
-class Conditions:
+class Conditions(Struct, frozen=True):
     """What a trace is replayed under.
 
     Attributes:
@@ -120,8 +119,7 @@ ERA_NAMES = {
 }
 
 
-@dataclass(frozen=True)
-class Reproduction:
+class Reproduction(Struct, frozen=True, dict=True):
     """The recorded run, reproduced as well as the file allows.
 
     Attributes:

@@ -8,14 +8,14 @@ trace betrays. A guess is replayed, compared with the recording, and kept where 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
-from fragdoctor.frozen import frozen
 from fragdoctor.model.arrays import distinct
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.settings import AllocatorSettings, Era, era_of
@@ -88,7 +88,7 @@ def with_shown_settings(trace: Trace) -> Trace | None:
         changes["max_non_split_rounding_bytes"] = size
     if not changes:
         return None
-    return Trace.of(trace.snapshot, trace.device, replace(settings, **changes), trace.stacks)
+    return Trace.of(trace.snapshot, trace.device, settings.changed(**changes), trace.stacks)
 
 
 def _large_segment_bytes(trace: Trace) -> int | None:
@@ -168,8 +168,7 @@ MAX_LEARNING = 10
 PREFIX_OPERATIONS = 100_000
 
 
-@frozen
-class _Guess:
+class _Guess(Struct, frozen=True):
     """A set of values for what the file does not record."""
 
     era: Era

@@ -23,8 +23,8 @@ from functools import cached_property, lru_cache
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
-from fragdoctor.frozen import frozen
 from fragdoctor.model.marks import GENERATED
 from fragdoctor.model.snapshot import I32, I64, U8, Bools, Snapshot, StackTable
 
@@ -195,8 +195,7 @@ _TRANSPARENT: Final = re.compile(
 _OPTIMIZERS: Final = re.compile(r"[/\\]torch[/\\]optim[/\\]\w+\.py$")
 
 
-@frozen
-class StackRoles:
+class StackRoles(Struct, frozen=True):
     """One row per stack id, and one more at the end for the id -1.
 
     Attributes:

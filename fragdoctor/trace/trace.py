@@ -8,14 +8,13 @@ steps and operations are all answers of the one ``Trace``. Nothing else undoes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, TypeVar
 
 import numpy as np
+from msgspec import Struct, field
 
 from fragdoctor._native import _ext
-from fragdoctor.frozen import frozen
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.settings import AllocatorSettings, Era
 from fragdoctor.model.snapshot import I32, I64, U64, Action, BlockState, Bools, Snapshot
@@ -42,8 +41,7 @@ ABSURD_BYTES: Final = 2**56  # no device has 64 PiB
 _MAX_SNAPSHOTS: Final = 1000  # that somebody takes one after the other
 
 
-@frozen
-class InitialState:
+class InitialState(Struct, frozen=True):
     """A device before the first event of its trace: s segments and b blocks, by address.
 
     Attributes:
@@ -66,8 +64,7 @@ class InitialState:
     block_size_is_known: Bools
 
 
-@frozen
-class SegmentLives:
+class SegmentLives(Struct, frozen=True):
     """Segments over time: ordinary ones, and pages of expandable ones that came and went together.
 
     ``start`` and ``done`` are rows, as in ``Lives``: a segment is there in state k iff
@@ -87,8 +84,7 @@ class SegmentLives:
         return len(self.address)
 
 
-@dataclass(frozen=True, eq=False)
-class Trace:
+class Trace(Struct, frozen=True, eq=False, dict=True):
     """One device's recording, undone.
 
     Attributes:
@@ -114,7 +110,7 @@ class Trace:
     pool_of_number: I32
     default_pool: int
     facts: Mapping[str, Any]
-    memo: dict[Callable[..., Any], Any] = field(default_factory=dict, repr=False)
+    memo: dict[Callable[..., Any], Any] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -330,8 +326,7 @@ def return_free_memory(trace: Trace) -> None:
 def bounded_settings(settings: AllocatorSettings) -> AllocatorSettings:
     """Return recorded settings with numbers that no allocator has brought into 64 bits."""
     split = settings.max_split_bytes
-    return replace(
-        settings,
+    return settings.changed(
         backend="native",
         max_split_bytes=None if split is None or split >= ABSURD_BYTES else split,
         max_non_split_rounding_bytes=min(settings.max_non_split_rounding_bytes, ABSURD_BYTES),

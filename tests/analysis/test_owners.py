@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from builders import BASE, MIB, alloc, block, columns, frame, free, segment, segment_alloc, snapshot
+from msgspec.structs import replace
 
 from fragdoctor.analysis.owners import general, growth_of, held_twice, named_blocks
 from fragdoctor.model.census import Census, HoldingKind, Owner

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import diagnoses
 import pytest
 from analysis.training_loop import TrainingLoop
+from msgspec.structs import replace
 from page_samples import MIB, of_snapshot, tiny, tiny_diagnosis
 from stock import from_python
 

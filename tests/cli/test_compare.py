@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command_line import Run
+from msgspec.structs import replace
 from runs import Ask, written
 
 MODEL = Ask(10, 40, "build")

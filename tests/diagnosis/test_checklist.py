@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from builders import MIB, pickled
 from builders import snapshot as built
+from msgspec.structs import replace
 from oom_messages import case_of, new_style
 from oom_snapshots import calm, full, holes
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from oom_messages import GIB, MIB, message
 
 from fragdoctor.diagnosis.decision import decide

@@ -5,12 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from analysis.training_loop import CALL, MAIN, USER, TrainingLoop
 from builders import MIB, columns, frame, oom
+from msgspec.structs import replace
 from oom_messages import GIB, case_of, log_of, message, new_style, old_style, process
 from oom_snapshots import calm, full, holes, interleaved, late_free, leaking, model_building
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from builders import columns, oom, small
+from msgspec.structs import replace
 from oom_messages import case_of
 
 from fragdoctor.diagnosis.pipeline import diagnose

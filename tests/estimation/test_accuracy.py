@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from estimated_workloads import recorded_peaks, workload_of
+from msgspec.structs import replace
 
 from fragdoctor.estimation.formula import formula_footprint
 from fragdoctor.estimation.request import FORMULA_ERROR, INFERENCE_ERROR

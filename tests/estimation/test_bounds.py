@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from estimated_workloads import recorded_peaks, workload_of
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from fragdoctor.estimation.architectures import Dimensions, parameters_of
 from fragdoctor.estimation.bounds import most_of_each, phases_of

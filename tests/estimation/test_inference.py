@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.formula import formula_footprint, formula_needs

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from estimated_workloads import workload_of
+from msgspec.structs import replace
 
 from fragdoctor.estimation.bounds import Needs
 from fragdoctor.estimation.formula import formula_footprint, formula_needs

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from estimated_workloads import workload_of
+from msgspec.structs import replace
 
 from fragdoctor.estimation.formula import formula_footprint, layer_terms
 from fragdoctor.estimation.step import segment_layers

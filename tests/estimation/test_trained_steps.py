@@ -9,11 +9,11 @@ same steps by ``fragdoctor rehearse``.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from fragdoctor.errors import FragdoctorError
 from fragdoctor.estimation.config_json import shape_of_config

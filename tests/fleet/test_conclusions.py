@@ -3,7 +3,6 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from dataclasses import replace
 from unittest import mock
 
 import fleets
@@ -12,6 +11,7 @@ from builders import MIB
 from fleets import WALL_US, summary, unread
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from fragdoctor.fleet import groups as grouping
 from fragdoctor.fleet.conclusions import conclude, group_id

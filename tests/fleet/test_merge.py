@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import fleets
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from fragdoctor.fleet.engine import fleet_of, merge
 from fragdoctor.model.fleet import FleetSummary, RankSummary

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import diagnoses
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.gate.baseline import (

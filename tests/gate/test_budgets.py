@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import diagnoses
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.gate.budgets import BudgetResult, Budgets, Outcome, check_budgets

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import diagnoses
 import pytest
+from msgspec.structs import replace
 
 from fragdoctor.errors import InputError, RefusedSnapshot
 from fragdoctor.gate.budgets import Budgets

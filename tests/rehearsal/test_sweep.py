@@ -190,7 +190,7 @@ WITH_LIBRARY = """
     [
         ("", []),
         (
-            "import threading; threading.Timer(9, print).start()",
+            "from threading import Event, Thread; Thread(target=Event().wait, daemon=True).start()",
             ["library starts a thread when it is imported"],
         ),
     ],

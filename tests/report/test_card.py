@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 
 import diagnoses
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from stock import from_python
 
 import fragdoctor

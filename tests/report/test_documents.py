@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 
 import diagnoses
@@ -11,6 +10,7 @@ import pytest
 from attacks import ATTACKS, assert_all_seen
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from fragdoctor.model.diagnosis import RunKind, SegmentRun
 from fragdoctor.model.finding import Location

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
 from estimated_workloads import workload_of
+from msgspec.structs import replace
 from schemas import must_fit_exactly, schema
 
 from fragdoctor.estimation.judge import judged

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 
 import fleets
 import pytest
+from msgspec.structs import replace
 from schemas import must_fit_exactly, schema
 
 from fragdoctor.fleet.conclusions import conclude

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 import checks
@@ -12,6 +11,7 @@ import diagnoses
 import jsonschema
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from schemas import SCHEMAS, must_fit, must_fit_exactly, schema
 from write_schemas import schemas
 

@@ -45,7 +45,7 @@ def test_junit_counts_agree_with_its_cases() -> None:
 
 
 def test_budget_that_an_input_cannot_answer_is_skipped_with_its_reason() -> None:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from fragdoctor.gate.judgement import judge, report
 

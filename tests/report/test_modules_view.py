@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from msgspec.structs import replace
 from page_samples import named
 
 from fragdoctor.model.modules import KINDS, ModuleMemory

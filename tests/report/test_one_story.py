@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from figures import FIGURES, contradictions_in
+from msgspec.structs import replace
 
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.inputs.messages import find_messages

@@ -6,13 +6,13 @@ import json
 import re
 import shutil
 import subprocess
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import diagnoses
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from page_blob import decode, decode_array
 from page_samples import of_snapshot, tiny, tiny_diagnosis
 from stock import from_python

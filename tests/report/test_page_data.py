@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from builders import frame
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from oom_snapshots import full
 from page_blob import decode, decode_array
 from page_samples import MIB, frames, named, of_snapshot, tiny

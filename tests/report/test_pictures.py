@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import diagnoses
 import pytest
 from attacks import ATTACKS, assert_all_seen
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from fragdoctor.model.diagnosis import (
     Cause,

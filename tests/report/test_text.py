@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import diagnoses
 import pytest
 from attacks import ATTACKS, assert_all_seen
 from builders import MIB
+from msgspec.structs import replace
 from rich.cells import cell_len
 
 from fragdoctor.diagnosis.pipeline import diagnose

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from builders import MIB
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from oom_messages import GIB, message
 from oom_snapshots import full, holes, late_free
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from builders import MIB
+from msgspec.structs import replace
 from oom_messages import case_of, log_of, message
 from oom_snapshots import full
 from rule_inputs import (

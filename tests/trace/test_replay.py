@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from programs import (
     CONFS,
     ERAS,
@@ -312,7 +312,7 @@ def test_foreign_trace_is_refused() -> None:
     whole = record(program(*[int(s) for s in rng.integers(1, 40 * MIB, 60)]))
     address = whole.events.address.copy()
     address[:] = rng.permutation(address)
-    foreign = dataclasses.replace(whole, events=dataclasses.replace(whole.events, address=address))
+    foreign = replace(whole, events=replace(whole.events, address=address))
 
     with pytest.raises(SimulationError, match="contradict"):
         simulate(foreign)

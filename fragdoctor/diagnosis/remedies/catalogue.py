@@ -6,8 +6,9 @@ Each remedy is tried on the trace and judges the outcome: so proposals become te
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from fragdoctor.diagnosis.bench import Bench, Outcome, Progress
 from fragdoctor.diagnosis.remedies.allocator_settings import SETTINGS

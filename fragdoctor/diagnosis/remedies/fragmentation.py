@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from fragdoctor.analysis.result import SizeDiversity
 from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome

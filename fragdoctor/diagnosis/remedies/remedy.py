@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
 from typing import ClassVar, Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from fragdoctor.analysis.result import OomEvent
 from fragdoctor.analysis.step_scale import step_scale
 from fragdoctor.analysis.training_run import TrainingRun
 from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
 from fragdoctor.diagnosis.verdict_message import LIBRARIES
-from fragdoctor.frozen import frozen
 from fragdoctor.model.arrays import distinct
 from fragdoctor.model.case import CHECKPOINTING, NO_FAILURE, OomMessage
 from fragdoctor.model.conf_keys import KEYS, key_is_known
@@ -58,8 +59,7 @@ VARIABLES: Final = {
 """On CUDA always the old name: the new one is buggy in 2.9 and does not exist before."""
 
 
-@dataclass(frozen=True)
-class JudgedCase:
+class JudgedCase(Struct, frozen=True, dict=True):
     """One device of a case with its verdict and the results of the rules.
 
     Attributes:
@@ -317,8 +317,7 @@ def _entries(conf: str) -> list[str]:
     return [p for p in parts if p]
 
 
-@frozen
-class Proposal:
+class Proposal(Struct, frozen=True):
     """What a remedy proposes for one case.
 
     Attributes:

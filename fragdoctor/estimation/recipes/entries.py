@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.uncounted import may_matter, reason_of
 from fragdoctor.estimation.training_choices import optimizer_of
-from fragdoctor.frozen import frozen
 from fragdoctor.model.recipe import Bearing, UnusedEntry
 
 _SHOWN: Final = 80
@@ -39,8 +39,7 @@ Convert = Callable[[Any], Any]
 """From a file's value to a fact's; None = the entry is off. Raises ``UnsayableError``."""
 
 
-@frozen
-class Becomes:
+class Becomes(Struct, frozen=True):
     """An entry that says a fact."""
 
     fact: str
@@ -52,8 +51,7 @@ def facts(*rows: tuple[str, Convert, str]) -> dict[str, Becomes]:
     return {key: Becomes(fact, convert) for fact, convert, keys in rows for key in keys.split()}
 
 
-@frozen
-class Fact:
+class Fact(Struct, frozen=True):
     """What one entry says."""
 
     value: Any
@@ -62,8 +60,7 @@ class Fact:
     is_default: bool = False
 
 
-@dataclass(slots=True)
-class Reading:
+class Reading(Struct):
     """What one file says.
 
     Attributes:
@@ -107,8 +104,7 @@ class Reading:
         return found
 
 
-@frozen
-class Format:
+class Format(Struct, frozen=True):
     """A program's configuration.
 
     Attributes:

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from msgspec import Struct
+
 from fragdoctor.errors import FragdoctorError, InputError, LimitExceeded
 from fragdoctor.estimation.recipes import accelerate, vllm
 from fragdoctor.estimation.recipes.documents import YAML_SUFFIXES, Entries, read_entries, read_text
@@ -15,7 +17,6 @@ from fragdoctor.estimation.recipes.entries import Reading, flat, read, shown
 from fragdoctor.estimation.recipes.formats import format_of, reading_of
 from fragdoctor.estimation.recipes.shell import CommandLine, command_lines
 from fragdoctor.estimation.recipes.trainer import PROGRAM
-from fragdoctor.frozen import frozen
 from fragdoctor.model.recipe import Bearing
 
 _OF_MODELS: Final = ("architectures", "model_type", "weight_map", "_class_name", "segments")
@@ -25,8 +26,7 @@ PASTED: Final = "--args"
 NOT_HERE: Final = "is not here: what it shares among GPUs, or changes, is not counted"
 
 
-@frozen
-class Question:
+class Question(Struct, frozen=True):
     """What is asked: inputs that are configuration files, and those that describe a model."""
 
     readings: Sequence[Reading]

@@ -13,9 +13,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from fragdoctor.errors import ConfigError, FragdoctorError
 from fragdoctor.estimation.model_shapes import (
@@ -26,7 +28,6 @@ from fragdoctor.estimation.model_shapes import (
 )
 from fragdoctor.estimation.recipes.entries import AUTO, DECISIVE, Fact, Reading, shown
 from fragdoctor.estimation.request import OFFLOADABLE
-from fragdoctor.frozen import frozen
 from fragdoctor.model.recipe import Bearing, Recipe, RecipeUse, UnusedEntry, UsedEntry
 
 STAGES: Final = {
@@ -45,16 +46,14 @@ _PLAIN: Final = ("fp32", "bf16", "fp16")
 _DEGREES: Final = ("tensor_parallel", "pipeline_parallel")
 
 
-@frozen
-class Setting:
+class Setting(Struct, frozen=True):
     """The value of a parameter of the command, and the facts that it follows from."""
 
     value: Any
     facts: Sequence[str]
 
 
-@dataclass(slots=True)
-class _Run:
+class _Run(Struct):
     """All facts; the first reading that says one counts, launch files after the others."""
 
     readings: Sequence[Reading]
@@ -71,8 +70,7 @@ class _Run:
         self.settings[parameter] = Setting(value, [fact for fact in facts if fact in self.facts])
 
 
-@frozen
-class Resolved:
+class Resolved(Struct, frozen=True):
     """Options, by the parameters of the command, and what the report says of the files."""
 
     options: Mapping[str, Any]

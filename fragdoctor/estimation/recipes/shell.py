@@ -12,9 +12,10 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from msgspec import Struct
+
 from fragdoctor.errors import LimitExceeded
 from fragdoctor.estimation.recipes.trainer import PROGRAM
-from fragdoctor.frozen import frozen
 
 MAX_WORDS: Final = 20_000
 MAX_OPEN_LINES: Final = 500
@@ -31,8 +32,7 @@ _OVERRIDE: Final = re.compile(r"[A-Za-z_][\w.]*=.*", re.DOTALL)
 _PYTHON: Final = re.compile(r"(.*/)?python[0-9.]*")
 
 
-@frozen
-class CommandLine:
+class CommandLine(Struct, frozen=True):
     """A command that starts a training or a server.
 
     Attributes:

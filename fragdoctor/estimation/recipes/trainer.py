@@ -8,9 +8,10 @@ LLaMA-Factory hand the same arguments on, and share the rules here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from fragdoctor.estimation.recipes.accelerate import FSDP_RULES, complete_fsdp
 from fragdoctor.estimation.recipes.deepspeed import stage

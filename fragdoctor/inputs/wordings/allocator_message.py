@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
 from typing import Final
 
-from fragdoctor.frozen import frozen
+from msgspec import Struct, field
+
 from fragdoctor.inputs.log_streams import LogStream
 from fragdoctor.inputs.wordings.wording import (
     ALLOCATOR,
@@ -68,8 +68,7 @@ _FIGURES: Final = frozenset(
 )
 
 
-@frozen
-class CutClause:
+class CutClause(Struct, frozen=True):
     """A clause whose label may end early, but not before ``n_least`` of its letters."""
 
     name: str
@@ -108,8 +107,7 @@ _CUT_FORMS: Final = (
 )
 
 
-@dataclass(slots=True)
-class _Draft:
+class _Draft(Struct):
     """A message while its clauses come in."""
 
     start: int

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from decimal import Decimal
 from functools import cache
 from typing import Any, Final, TypeAlias
 
-from fragdoctor.frozen import frozen
+from msgspec import Struct
+from msgspec.structs import replace
+
 from fragdoctor.inputs.log_streams import LogStream
 from fragdoctor.model.case import OomMessage
 
@@ -73,8 +74,7 @@ def value_of(name: str, text: str) -> int:
     return printed_bytes(text) if name.endswith("_bytes") else int(text.replace(",", ""))
 
 
-@frozen
-class Hit:
+class Hit(Struct, frozen=True):
     """A message found at ``start:end`` of a stream's squeezed text.
 
     Attributes:
@@ -91,8 +91,7 @@ class Hit:
     is_marker: bool = False
 
 
-@frozen
-class Wording:
+class Wording(Struct, frozen=True):
     """One wording of one message.
 
     Attributes:

@@ -171,9 +171,9 @@ class Session:
         """
         before, settings = self.budget.settings, self._parsed(text)
         if "expandable_segments:" not in "".join(text.split()):
-            settings = replace(settings, expandable_segments=before.expandable_segments)
+            settings = settings.changed(expandable_segments=before.expandable_segments)
         if "large_segment_size_mb" not in text:
-            settings = replace(settings, large_segment_bytes=before.large_segment_bytes)
+            settings = settings.changed(large_segment_bytes=before.large_segment_bytes)
         self.budget = replace(self.budget, settings=settings)
         for device in range(self.n_devices):
             self.gpus.change_settings(device, settings)

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from fragdoctor._native import _ext
 from fragdoctor.rehearsal.prescription.module_calls import ModuleCall, TraceBlocks
@@ -39,8 +40,7 @@ MAX_SAMPLES: Final = 48
 """Sets, evenly over all, in which that is looked for which takes least."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Struct, frozen=True):
     """A module that is checkpointed.
 
     Attributes:
@@ -54,12 +54,11 @@ class Choice:
     number: int
     kept: tuple[int, ...]
     n_flops: int
-    dropped_bytes: int = field(default=0, compare=False)
-    at_once_bytes: int = field(default=0, compare=False)
+    dropped_bytes: int = 0
+    at_once_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """A set of modules to checkpoint.
 
     Attributes:
@@ -84,8 +83,7 @@ class Plan:
         return Plan(tuple(sorted([*rest, *instead], key=lambda one: one.number)))
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
+class _State(Struct, frozen=True):
     """A set of modules as a chain: what was chosen last, and those before."""
 
     n_flops: int = 0
@@ -102,8 +100,7 @@ class _State:
         return _State(n_flops, self.dropped_bytes + choice.dropped_bytes, choice, self)
 
 
-@dataclass(slots=True)
-class _Part:
+class _Part(Struct):
     """A module, the ways to checkpoint it (that which costs most first), and those within it."""
 
     number: int

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from fragdoctor.model.snapshot import I64
 from fragdoctor.trace.lives import NEVER
 from fragdoctor.trace.trace import Trace
 
 
-@dataclass(frozen=True, slots=True)
-class Product:
+class Product(Struct, frozen=True):
     """A counted operation of a call.
 
     Attributes:

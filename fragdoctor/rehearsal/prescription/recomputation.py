@@ -11,10 +11,10 @@ pass early.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from fragdoctor._native import _ext
 from fragdoctor.model.gpus import CUBLAS_WORKSPACES
@@ -77,8 +77,7 @@ class Ends:
             self.backward[made[is_known]] = later[n_before[is_known]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Again:
+class _Again(Struct, frozen=True):
     """What checkpointing one call changes, as positions among the requests.
 
     Attributes:

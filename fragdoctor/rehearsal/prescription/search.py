@@ -14,9 +14,10 @@ import tempfile
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
+
+from msgspec.structs import replace
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.future.simulator import trace_of

@@ -12,13 +12,13 @@ import base64
 import json
 import zlib
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
-from fragdoctor.frozen import frozen
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.report import escape
 from fragdoctor.trace.stacks import USER, Stacks
@@ -228,8 +228,7 @@ class PageStacks:
         return "" if string_id < 0 else self._snapshot.strings[string_id]
 
 
-@frozen
-class Sink:
+class Sink(Struct, frozen=True):
     """What every part of one page writes to: one blob of arrays, one set of text tables."""
 
     blob: BlobWriter

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from fragdoctor.analysis.result import DeviceAnalysis
-from fragdoctor.frozen import frozen
 from fragdoctor.future.steps import Steps
 from fragdoctor.model.census import Census
 from fragdoctor.model.snapshot import BlockState
@@ -30,8 +30,7 @@ MAX_BLOCKS: Final = 120_000
 """Blocks on one page (all devices): about 0.4 MB compressed."""
 
 
-@frozen
-class MapBlocks:
+class MapBlocks(Struct, frozen=True):
     """Blocks of the segments that a map shows, by segment and address.
 
     Attributes:

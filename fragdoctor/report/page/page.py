@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.errors import ConfigError
-from fragdoctor.frozen import frozen
 from fragdoctor.model.arrays import GroupSums, largest_groups
 from fragdoctor.model.census import Census
 from fragdoctor.model.comparison import RunSide
@@ -49,8 +49,7 @@ _VARIABLE: Final = "PYTORCH_CUDA_ALLOC_CONF="
 _MAX_TEXT: Final = 200
 
 
-@frozen
-class ShownDevice:
+class ShownDevice(Struct, frozen=True):
     """What the explorer shows at a time: a device, or one run of a comparison.
 
     Attributes:

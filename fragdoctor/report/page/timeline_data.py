@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from fragdoctor.analysis.device import RETRY
 from fragdoctor.analysis.result import DeviceAnalysis
-from fragdoctor.frozen import frozen
 from fragdoctor.model.arrays import distinct
 from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import Annotation, Snapshot
@@ -35,8 +35,7 @@ TRAINING_NAMES: Final = {phase: phase.word for phase in TrainingPhase} | {
 SERIES: Final = ("allocated", "active", "reserved")
 
 
-@frozen
-class NamedRange:
+class NamedRange(Struct, frozen=True):
     """A recorded range: states ``first`` to ``last``, nested ``depth`` deep."""
 
     name: str

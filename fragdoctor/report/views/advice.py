@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Final
+
+from msgspec.structs import replace
 
 from fragdoctor.model.diagnosis import (
     Cause,

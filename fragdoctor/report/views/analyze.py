@@ -6,9 +6,10 @@ import posixpath
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Final
+
+from msgspec.structs import replace
 
 from fragdoctor.model.diagnosis import ChecklistItem, Diagnosis, Status
 from fragdoctor.model.finding import Confidence, Finding, Location, Severity

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Final
+
+from msgspec.structs import replace
 
 from fragdoctor.gate.judgement import JudgedGrowth, has_grown
 from fragdoctor.model import comparison as model

@@ -11,8 +11,9 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Final
 
+from msgspec import Struct
+
 from fragdoctor.errors import ConfigError
-from fragdoctor.frozen import frozen
 from fragdoctor.model.finding import Severity
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Span, Style, code, dim, strong
@@ -33,8 +34,7 @@ THEMES: Final[Mapping[str, str]] = MappingProxyType(
 _LIST: Final = re.compile(r"^(Also|See): (.*)\.$", re.DOTALL)
 
 
-@frozen
-class RuleText:
+class RuleText(Struct, frozen=True):
     """What a rule says about itself; ``text`` is its documentation."""
 
     code: str
@@ -52,8 +52,7 @@ class RuleText:
         return cls(*facts, inspect.getdoc(rule) or "")
 
 
-@frozen
-class GlossaryTerm:
+class GlossaryTerm(Struct, frozen=True):
     """A word and what it means.
 
     Attributes:
@@ -71,8 +70,7 @@ class GlossaryTerm:
     see: tuple[str, ...] = ()
 
 
-@frozen
-class Explanation:
+class Explanation(Struct, frozen=True):
     """What is explained: one rule, one term, or all of them."""
 
     rules: Sequence[RuleText] = ()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import Final
+
+from msgspec.structs import replace
 
 from fragdoctor.model.census import HoldingKind
 from fragdoctor.model.diagnosis import (

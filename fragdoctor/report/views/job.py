@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from fragdoctor.frozen import frozen
+from msgspec import Struct
+
 from fragdoctor.model.diagnosis import Recommendation
 from fragdoctor.model.fleet import (
     FleetReport,
@@ -277,8 +278,7 @@ def rank_title(rank: RankSummary) -> str:
     return CAUSE_TITLES[rank.cause] if rank.is_read else "Not read"
 
 
-@frozen
-class GroupAdvice:
+class GroupAdvice(Struct, frozen=True):
     """One piece of advice, and for whom it is."""
 
     advice: Recommendation

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
-from fragdoctor.frozen import frozen
+from msgspec import Struct
+from msgspec.structs import replace
+
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.story import FAILURES, LogStory, Scene, SceneKind
@@ -54,8 +55,7 @@ _MOST: Final = 4
 _JUDGED: Final = "the verdict is about this one"
 
 
-@frozen
-class StoryRow:
+class StoryRow(Struct, frozen=True):
     """One row: when, where, who, what; ``tone`` is failure, effect, trial or quiet."""
 
     time: str

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.modules import KINDS, ModuleMemory, rows_of

@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from fragdoctor.analysis.result import DeviceAnalysis
-from fragdoctor.frozen import frozen
 from fragdoctor.future.steps import Steps
 from fragdoctor.model.arrays import percentile
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
@@ -72,8 +72,7 @@ VALLEY_SHARE: Final = 0.1
 """States within a tenth of the range above the low level count as valleys between steps."""
 
 
-@frozen
-class Transient:
+class Transient(Struct, frozen=True):
     """A peak of live memory and the usual level of the peaks before it, in bytes."""
 
     peak_bytes: int
