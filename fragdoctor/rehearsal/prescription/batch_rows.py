@@ -44,11 +44,11 @@ def _reason(whole: Sequence[Node], half: Sequence[Node]) -> str:
         sums = [n for n in reads if is_sum[n]]
         is_by_row = not reads or _is_by_row(name, len(shapes[0]), along, about)
         if (sums and any(along)) or not is_by_row:
-            return f"{full_name} looks at several of its rows"
+            return f"{full_name} combines rows of the batch"
         is_reduced = not any(along) and any(has_rows[n] for n in reads)
         is_linear = name in _LINEAR or (name in _FACTORS and len(sums) == 1 and shapes == [[]])
         if (is_reduced and (sums or name not in _SUMS)) or (sums and not is_linear):
-            return f"{full_name} is no sum over its rows"
+            return f"{full_name} does more than sum the rows up"
         has_rows.append(any(along))
         is_sum.append(is_reduced or bool(sums))
     return ""

@@ -225,8 +225,7 @@ class CureSearch:
         self._tried[-1] = replace(tried, treatments=(halved,))
         if traits["mixing"]:
             self._notes.append(
-                "Parts of the batch do not add up to its loss, as far as is known: "
-                f"{traits['mixing']}."
+                f"Smaller batches may not give the gradients of the whole one: {traits['mixing']}."
             )
         return traits
 
