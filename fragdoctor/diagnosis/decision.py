@@ -80,17 +80,22 @@ def simply_full(r: FailedRequest) -> Hypothesis:
             f"{format_size(r.available_bytes)} that PyTorch could have: packed perfectly it would "
             "fit, but little would be left: the device is as good as full."
         )
-    elif r.requested_bytes > (r.live_bytes or 0):
-        summary = (
-            f"The {r.request_text} is nearly all of the {format_size(r.available_bytes)} that "
-            f"PyTorch could have beside the {format_size(r.live_bytes)} that are live."
-        )
     else:
+        live, available = r.live_bytes or 0, r.available_bytes or 0
         summary = (
-            f"{format_size(r.live_bytes)} of {format_size(r.available_bytes)} are live "
-            f"({format_share(r.live_bytes or 0, r.available_bytes or 0)}): the device is full, and "
-            f"the {r.request_text} is only the last straw."
+            f"{format_size(live)} of {format_size(available)} are live "
+            f"({format_share(live, available)})"
         )
+        if r.requested_bytes < LAST_STRAW_SHARE * available:
+            summary += f": the device is full, and the {r.request_text} is only the last straw."
+        else:
+            left = available - live
+            how_much = "nearly all" if r.requested_bytes >= 0.8 * left else "most"
+            holes = format_size(r.unallocated_bytes) if r.unallocated_bytes else "a part"
+            summary += (
+                f". The {r.request_text} is {how_much} of the {format_size(left)} that are left, "
+                f"and {holes} of that lies in holes of PyTorch's cache."
+            )
     return Hypothesis(Cause.CAPACITY, summary, Confidence.LIKELY, also=(Cause.FRAGMENTATION,))
 
 
@@ -135,6 +140,9 @@ def live_and_request(r: FailedRequest) -> str:
 OUTSIDE_SHARE: Final = 0.25
 """Memory of others is called the cause from a quarter of the device on; below that the program
 would outgrow what they give back with a slightly larger batch."""
+
+LAST_STRAW_SHARE: Final = 0.05
+"""A request below a twentieth of the device is not what filled it."""
 
 SLIM_MARGIN_SHARE: Final = 0.05
 """Where no hole is as large as the request, cache and driver-free memory have to be joined; with

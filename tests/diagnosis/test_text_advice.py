@@ -467,6 +467,15 @@ def test_request_of_nearly_all_there_is_does_not_call_a_device_full_of_live_memo
     assert "last straw" not in summary
 
 
+def test_large_request_beside_much_live_memory_is_no_last_straw():
+    text = old_style("2.60 GiB", "10.00 GiB", "6.80 GiB", "2.40 GiB", "7.10 GiB")
+
+    summary = diagnose(case_of(text)).verdict.summary
+
+    assert "is nearly all of" in summary
+    assert "last straw" not in summary
+
+
 def test_request_beside_memory_that_spilled_to_the_host_is_no_wrong_size():
     text = old_style("10.00 GiB", "8.00 GiB", "17.00 GiB", "0 bytes", "19.00 GiB")
 
