@@ -415,12 +415,10 @@ def _joined_fits(r: FailedRequest) -> Iterator[Hypothesis]:
     if not r.has_real_holes:
         yield simply_full(r)
         return
-    if r.is_exact:
-        is_roomy = (r.unallocated_bytes or 0) >= r.requested_bytes or (
-            _share(r.margin_bytes, r.available_bytes) >= SLIM_MARGIN_SHARE
-        )
-    else:  # a message prints sums: where the next such request would not fit, it was full
-        is_roomy = r.margin_bytes >= r.requested_bytes
+    hole_may_do = (r.unallocated_bytes or 0) >= r.requested_bytes
+    # A message prints sums: where the next such request would not fit, the device was full.
+    least = SLIM_MARGIN_SHARE * (r.available_bytes or 0) if r.is_exact else r.requested_bytes
+    is_roomy = hole_may_do or r.margin_bytes >= least
     yield fragmentation(r) if is_roomy else simply_full(r)
 
 
