@@ -296,7 +296,7 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             Change.WEIGHTS: "pipe.enable_model_cpu_offload(); "
             "pipe.enable_sequential_cpu_offload() keeps even less on the GPU",
         },
-        logs=r"\b(?:from|import) diffusers\b|\w+Pipeline\.from_pretrained\(",
+        logs=r"\b(?:from|import) diffusers\b|Pipeline\.from_pretrained\(",
     ),
     Framework(
         "timm",
@@ -347,7 +347,7 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             Change.BATCH: "points_per_batch=16 (64 by default) in the mask generator, a smaller "
             "image, or the model vit_b instead of vit_h",
         },
-        logs=r"\bSam\w*Mask\w*Generator\b",
+        logs=r"\bSam\w{0,40}Mask\w{0,40}Generator\b",
     ),
     Framework(
         "Unsloth",

@@ -120,6 +120,7 @@ def test_pathological_line_takes_time_in_proportion_to_its_size(unit):
     large = seconds(unit * (600_000 // len(unit)))
 
     assert large < 12 * small + 0.5
+    assert small < 60  # what looks at the beginning of a text only may be slow there
 
 
 def test_garbage_is_read_without_an_error():
