@@ -934,7 +934,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(functions="infer inference predict upscale transcribe enhance generate detect"),
         ),
         in_words=rf"(?i)\b(?:python3?|ran|run|running) (?:\S*[/\\])?(?:\w*_)?{_INFERS}\w*\.py\b"
-        r"|\bupscal|super.?resol|\btranscrib|\binference\b|Mask\w*Generator\(",
+        r"|\bupscal|super.?resol|\btranscrib|\binference\b|Mask\w{0,40}Generator\(",
     ),
 )
 
