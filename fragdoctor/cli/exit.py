@@ -131,7 +131,8 @@ def _usage(argv: Sequence[str], error: Exception) -> int:
             return USAGE
     else:
         hint = "See: fragdoctor --help"
-    said = _SAID_SO.get(getattr(error, "option_name", None) or "", "")
+    option = getattr(error, "option_name", None) if argv[:1] == ["estimate"] else None
+    said = _SAID_SO.get(option or "", "")
     return _fail(argv, USAGE, "bad_usage", message, f"{said} {hint}".strip())
 
 

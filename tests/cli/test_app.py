@@ -195,3 +195,14 @@ def test_folder_of_sources_without_dependencies_says_what_to_run(tmp_path: Path)
     assert 2 == done.returncode
     assert f"-m pip install {root}\n" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("analyze", "x.pickle", "--vram"), ("rehearse", "x.py", "--qlora")]
+)
+def test_what_an_estimate_is_told_is_no_advice_elsewhere(run: Run, words: tuple[str, ...]) -> None:
+    outcome = run(*words)
+
+    assert outcome.code == 2
+    assert "--gpu 24GiB" not in outcome.err
+    assert "--lora 16" not in outcome.err
