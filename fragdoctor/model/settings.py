@@ -101,6 +101,19 @@ class AllocatorSettings:
         """Return these settings with other values of some fields."""
         return replace(self, **changes)
 
+    def over(self, before: AllocatorSettings) -> AllocatorSettings:
+        """Return what a change to these settings at run time makes of those before.
+
+        ``expandable_segments`` and ``large_segment_size_mb`` keep their values where the string
+        does not name them; everything else returns to its default.
+        """
+        kept: dict[str, Any] = {}
+        if "expandable_segments:" not in "".join(self.conf.split()):
+            kept["expandable_segments"] = before.expandable_segments
+        if "large_segment_size_mb" not in self.conf:
+            kept["large_segment_bytes"] = before.large_segment_bytes
+        return self.changed(**kept)
+
     @property
     def roundup_is_on(self) -> bool:
         """Whether any size class is rounded up to power-of-two divisions."""

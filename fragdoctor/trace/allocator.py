@@ -243,17 +243,10 @@ class Allocator:
     def set_allocator_settings(self, conf: str) -> None:
         """Change settings at run time, as ``torch.cuda.memory._set_allocator_settings`` does.
 
-        ``expandable_segments`` and ``large_segment_size_mb`` keep their values where the string
-        does not name them; everything else returns to its default.
-
         Raises:
             ConfigError: the version would refuse the string.
         """
-        settings = parse_conf(conf, self.torch_version)
-        if "expandable_segments:" not in "".join(conf.split()):
-            settings = settings.changed(expandable_segments=self.settings.expandable_segments)
-        if "large_segment_size_mb" not in conf:
-            settings = settings.changed(large_segment_bytes=self.settings.large_segment_bytes)
+        settings = parse_conf(conf, self.torch_version).over(self.settings)
         self._core.set_settings(native_config(settings, era=era_of(self.torch_version)))
         self.settings = settings
 

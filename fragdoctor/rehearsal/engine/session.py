@@ -169,11 +169,7 @@ class Session:
         Raises:
             RuntimeError: the settings are wrong.
         """
-        before, settings = self.budget.settings, self._parsed(text)
-        if "expandable_segments:" not in "".join(text.split()):
-            settings = settings.changed(expandable_segments=before.expandable_segments)
-        if "large_segment_size_mb" not in text:
-            settings = settings.changed(large_segment_bytes=before.large_segment_bytes)
+        settings = self._parsed(text).over(self.budget.settings)
         self.budget = replace(self.budget, settings=settings)
         for device in range(self.n_devices):
             self.gpus.change_settings(device, settings)
