@@ -124,6 +124,11 @@ class OomMessage(Struct, frozen=True):
     text: str = ""
 
     @property
+    def said(self) -> str:
+        """All that is said around the failure: the lines above, the introduction, the message."""
+        return f"{self.above} {self.intro} {self.text}"
+
+    @property
     def live_bytes(self) -> int | None:
         """Bytes that live tensors hold: allocated less the private pools' free cache (>= 2.4)."""
         if self.allocated_bytes is None:

@@ -412,7 +412,7 @@ ANY_PROGRAM: Final = Engine(
 def engine_of(message: OomMessage) -> Engine | None:
     """Return the engine that printed a message; None for PyTorch and for an unknown program."""
     files = " ".join(frame.file for frame in message.frames)
-    said = f"{message.above} {message.intro} {message.text} {files}"
+    said = f"{message.said} {files}"
     told = {message.kind, message.backend, message.sub_kind}
     for engine in ENGINES:
         if told & engine.speaks and not (
@@ -506,6 +506,5 @@ def is_of_other_program(message: OomMessage | None) -> bool:
     is_of_torch = message.variant in _OF_TORCH and not _IN_FILE.search(message.text)
     if message.kind != "driver-no-figures" or is_of_torch:
         return False
-    said = f"{message.above} {message.intro} {message.text}"
     files = " ".join(frame.file for frame in message.frames)
-    return _TORCH.search(f"{said} {files}") is None and not message.sub_kind
+    return _TORCH.search(f"{message.said} {files}") is None and not message.sub_kind

@@ -107,7 +107,7 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
     """Return the sign that the traceback of a message shows; None without one."""
     if message is None or message.kind in ("negative", "host-ram"):
         return None
-    said = f"{message.above} {message.intro} {message.text}"
+    said = message.said
     for table in (_PLACES, _SURROUNDINGS, _LAST):
         signs = [
             s for s in table if s.kind in ("", message.kind) and not _is_contradicted(s, message)

@@ -35,8 +35,7 @@ class LessOnTheDevice(Remedy):
         engine, need = engine_of(message) or ANY_PROGRAM, need_of(message)
         title, change = engine.advice(need)
         change = change.replace("MONITOR", monitor_of(message.backend))
-        said = f"{message.above} {message.intro} {message.text}"
-        if case.kind == "ggml" and message.requested_bytes is None and WSL.search(said):
+        if case.kind == "ggml" and message.requested_bytes is None and WSL.search(message.said):
             title = "Try without page-locked host memory first, then with fewer layers on the GPU"
             change = f"{HOST_CHANGES['ggml-pinned']}: {change}"
         yield self.proposal(

@@ -80,7 +80,6 @@ def frameworks_of(case: JudgedCase) -> tuple[Framework, ...]:
     if message is None:
         return frameworks_in(case.files)
     files = (frame.file for frame in message.frames)
-    said = f"{message.above} {message.intro} {message.text}"
-    near = frameworks_in((*files, *case.files), said)
+    near = frameworks_in((*files, *case.files), message.said)
     named = () if log is None else log.frameworks
     return (*near, *(f for f in FRAMEWORKS if f.name in named and f not in near))
