@@ -134,7 +134,7 @@ def test_rank_that_hangs_is_a_row(address: str, tmp_path: Path) -> None:
 
     with dask_cluster(address) as executor:
         fleet = summarise_all(
-            inputs_of(paths), executor=executor, options=SummaryOptions(timeout_s=1.0)
+            inputs_of(paths), executor=executor, options=SummaryOptions(timeout_s=5.0)
         )
     writer = os.open(path, os.O_RDWR | os.O_NONBLOCK)  # lets the thread left behind go
     os.write(writer, data[:1000])
