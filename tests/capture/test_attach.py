@@ -208,6 +208,19 @@ def test_program_of_its_own_writes_a_bundle_by_its_own_python(
     assert program.returncode == 0
 
 
+@pytest.mark.skipif(not hasattr(sys, "remote_exec"), reason="attaching takes Python 3.14")
+def test_python_itself_lets_a_busy_program_write_a_bundle(start: Start) -> None:
+    body = "torch.alloc(30)\nprint('ready', flush=True)\nwhile True: sum(range(1000))\n"
+    program = start(body)
+
+    with bundle_of(program.pid, 30) as bundle:
+        case = read_bundle(bundle)
+
+    assert case.snapshot is not None
+    assert len(case.snapshot.segments) == 1
+    assert program.poll() is None
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
