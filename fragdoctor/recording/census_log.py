@@ -46,15 +46,16 @@ class CensusLog:
         self._step = 0
         self._next_s = 0.0
         self.problem = ""
-        optimizers = sys.modules[torch.optim.Optimizer.__module__]
-        self._hook = optimizers.register_optimizer_step_post_hook(self._on_step)
+        self._hook: Any = None
 
     def stop(self) -> None:
         """Take no more at ends of steps."""
         self._hook.remove()
 
     def begin(self) -> None:
-        """Take the first one now, where there is memory already: at the start of a block."""
+        """Take them at ends of steps, and one now where there is memory already."""
+        optimizers = sys.modules[self._torch.optim.Optimizer.__module__]
+        self._hook = optimizers.register_optimizer_step_post_hook(self._on_step)
         if self._torch.cuda.memory_allocated():
             self._first = self._take()
 

@@ -17,6 +17,7 @@ from typing import Any
 from . import bundle_writer
 from .census_log import CensusLog, can_take
 from .facts import device_facts, masked, program_facts, used_devices
+from .module_names import ModuleNames
 from .module_paths import ModulePaths
 from .record_options import Options, Pace, find_ranks
 from .source_lines import seen_snapshots, user_lines, write_sources
@@ -101,8 +102,8 @@ class Recorder:
             with self._noted():
                 paths = ModulePaths(self.torch)
                 self._stopping.callback(paths.remove)
-        if self.options.census and can_take(self.torch):
-            self._census = CensusLog(self.torch, None if paths is None else paths.names)
+        self._census = self._new_census(None if paths is None else paths.names)
+        if self._census is not None:
             self._stopping.callback(self._census.stop)
             self._census.begin()
         _observe(self)
@@ -233,8 +234,9 @@ class Recorder:
         devices = sorted({*used_devices(self.torch), *([failed] if failed is not None else ())})
         ranks = find_ranks()
         parts: dict[str, Callable[[str], None]] = {}
-        if self._census is not None:  # first: what follows makes objects of its own
-            parts[bundle_writer.CENSUS] = self._census.write
+        census = self._census or self._new_census()
+        if census is not None:  # first: what follows makes objects of its own
+            parts[bundle_writer.CENSUS] = census.write
         parts[bundle_writer.SNAPSHOT] = self._dump
         parts[bundle_writer.STATS] = lambda path: self._write_stats(path, devices)
         if self.options.sources:
@@ -257,6 +259,10 @@ class Recorder:
         if reason != "request":  # what becomes known later is about the program's own end
             self.bundles.append(bundle)
         return bundle
+
+    def _new_census(self, modules: ModuleNames | None = None) -> CensusLog | None:
+        is_taken = self.options.census and can_take(self.torch)
+        return CensusLog(self.torch, modules) if is_taken else None
 
     def _manifest(self, reason: str, devices: list[int]) -> dict[str, Any]:
         facts, driver = device_facts(self.torch, devices)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import gc
+import json
 import sys
 import threading
 import time
 import types
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +20,9 @@ torch = pytest.importorskip("torch")
 
 from fragdoctor.recording import census as subject  # noqa: E402 - after the skip
 from fragdoctor.recording.census_log import CensusLog, uncompiled  # noqa: E402
+from fragdoctor.recording.history_recorder import Recorder  # noqa: E402
 from fragdoctor.recording.object_search import frame_locals  # noqa: E402
+from fragdoctor.recording.record_options import Options  # noqa: E402
 
 N = 1000
 
@@ -440,6 +444,7 @@ def test_log_takes_censuses_after_the_second_step_and_where_the_peak_rises(tmp_p
         lambda torch, step, **_: taken.append(step) or subject.take_census(torch, step, 0.0),
     )
     log = CensusLog(like_cuda)
+    log.begin()
     weight = torch.nn.Parameter(torch.zeros(1))
     weight.grad = torch.ones(1)
     optimizer = torch.optim.SGD([weight], lr=0.1)
@@ -451,6 +456,26 @@ def test_log_takes_censuses_after_the_second_step_and_where_the_peak_rises(tmp_p
     log.write(str(tmp_path / "census.json"))
 
     assert taken == [2, 4, 4]
+
+
+def test_request_to_a_program_that_recorded_nothing_is_answered_with_a_census(tmp_path):
+    def dump(path: str) -> None:
+        Path(path).write_bytes(b"")
+
+    cuda = SimpleNamespace(
+        device_count=lambda: 1,
+        memory=SimpleNamespace(_dump_snapshot=dump, _snapshot=None),
+        memory_stats=lambda device: {"reserved_bytes.all.peak": 4 * N},
+    )
+    like_cuda = SimpleNamespace(**{**vars(LIKE_CUDA), "cuda": cuda})
+    agent = Agent()
+    agent.buffer.append(new())
+
+    Recorder(Options(str(tmp_path)), like_cuda).on_request()
+
+    (written,) = tmp_path.glob("*/census.json")
+    (census,) = json.loads(written.read_text())["censuses"]
+    assert address(agent.buffer[0]) in census["addresses"]
 
 
 def test_log_is_not_compiled_with_the_optimizer_that_calls_it():
