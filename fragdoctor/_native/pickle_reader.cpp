@@ -74,16 +74,17 @@ class PickleReader {
   }
 
   void read_events() {
-    if (in_.n_ready() == 0 || in_.bytes()[0] != kEmptyDict) return;
+    const size_t ready = n_ready_in_frame();
+    if (ready == 0 || in_.bytes()[0] != kEmptyDict) return;
     at_ = in_.offset();
-    in_.skip_to(events_.read(in_.bytes(), in_.bytes() + in_.n_ready()));
+    in_.skip_to(events_.read(in_.bytes(), in_.bytes() + ready));
   }
 
   // Keys and numbers make up most of a file. A run of them is read without a look at the end of
   // the window at each; whatever else comes is left to step().
   void read_run() {
     constexpr size_t kLongest = 1 + 1 + 8 + ByteCursor::kSlack;  // LONG1 of eight bytes
-    const size_t ready = in_.n_ready();
+    const size_t ready = n_ready_in_frame();
     if (ready < kLongest) return;
     const uint8_t* next = in_.bytes();
     const uint8_t* const last = next + (ready - kLongest);
@@ -121,6 +122,7 @@ class PickleReader {
   bool step() {
     need(1);
     at_ = in_.offset();
+    if (at_ >= frame_end_) leave_frame();
     const uint8_t opcode = in_.bytes()[0];
     in_.skip(1);
     switch (opcode) {
@@ -251,9 +253,19 @@ class PickleReader {
 
   void read_frame() {
     const uint64_t length = take<8>();
-    if (at_ < frame_end_) refuse("A frame begins inside another frame.");
+    if (frame_end_ != kNoFrame) refuse("A frame begins inside another frame.");
     if (length > UINT64_MAX / 2 - in_.offset()) refuse("The length of a frame is impossible.");
     frame_end_ = in_.offset() + length;
+  }
+
+  // What is ready and belongs to the frame at hand: a run ends where its frame does.
+  size_t n_ready_in_frame() const {
+    return static_cast<size_t>(std::min<uint64_t>(in_.n_ready(), frame_end_ - in_.offset()));
+  }
+
+  void leave_frame() {
+    if (at_ > frame_end_) refuse("A value goes beyond the end of its frame.");
+    frame_end_ = kNoFrame;
   }
 
   [[noreturn]] void refuse_opcode(uint8_t opcode) {
@@ -293,7 +305,9 @@ class PickleReader {
   }
 
   SnapshotTables finish() {
-    if (frame_end_ > in_.offset()) refuse("The last frame is longer than the pickle.");
+    if (frame_end_ != kNoFrame && frame_end_ > in_.offset()) {
+      refuse("The last frame is longer than the pickle.");
+    }
     SnapshotTables tables = fold_.finish(at_);
     tables.protocol = protocol_;
     tables.n_bytes = in_.offset();
@@ -308,7 +322,8 @@ class PickleReader {
   ReadLimits limits_;
   int protocol_ = 0;
   uint64_t at_ = 0;  // offset of the opcode at hand
-  uint64_t frame_end_ = 0;
+  static constexpr uint64_t kNoFrame = UINT64_MAX;
+  uint64_t frame_end_ = kNoFrame;
 };
 
 }  // namespace

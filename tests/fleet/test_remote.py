@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import gzip
 import http.server
 import json
@@ -82,6 +83,8 @@ def web(job: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
         thread.join(10)
+    fsspec.get_filesystem_class("http").clear_instance_cache()
+    gc.collect()  # what these tests left open is warned of here, where it is ignored
 
 
 @pytest.fixture

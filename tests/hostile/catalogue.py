@@ -204,9 +204,9 @@ def _shared_blocks() -> bytes:
 def compressed() -> Iterator[Entry]:
     from fragdoctor.inputs.source import zstd_module
 
-    # 100 MB of opcodes in 100 KB: a string that never ends.
+    # 100 MB of opcodes in 100 KB: strings as long as one may be.
     def endless() -> bytes:
-        return (op("PROTO", b"\x04") + op("BINUNICODE", u32(15 << 20)) + bytes(15 << 20)) * 8
+        return op("PROTO", b"\x04") + (op("BINUNICODE", u32(15 << 20)) + bytes(15 << 20)) * 8
 
     def many() -> bytes:
         return op("PROTO", b"\x04") + (op("BINUNICODE", u32(1 << 20)) + bytes(1 << 20)) * 100

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import pickle
+import pickletools
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stock import assert_same, from_python, load_stock
 
-from fragdoctor.errors import InputError, LimitExceeded, NotASnapshot, TruncatedSnapshot
+from fragdoctor.errors import (
+    InputError,
+    LimitExceeded,
+    NotASnapshot,
+    RefusedSnapshot,
+    TruncatedSnapshot,
+)
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.inputs.source import zstd_module
 from fragdoctor.limits import Limits
@@ -431,6 +438,21 @@ def test_any_snapshot_equals_stock_unpickler(traces, segments, extra, writer):
     raw = cpp_pickled(data) if writer == "c++" else pickled(data, int(writer[-1]))
 
     assert_same(from_python(pickle.loads(raw)), read_snapshot(raw))
+
+
+def test_frame_ends_between_values_wherever_that_is_and_never_in_one():
+    raw = pickled(small())
+    begin = raw.index(pickle.FRAME) + 9
+    ends = {at for *_, at in pickletools.genops(raw) if at is not None and at >= begin}
+    whole = read_snapshot(raw)
+
+    for end in range(begin, len(raw) + 1):
+        framed = raw[: begin - 8] + (end - begin).to_bytes(8, "little") + raw[begin:]
+        if end in {*ends, len(raw)}:
+            assert_same(whole, read_snapshot(framed))
+        else:
+            with pytest.raises(RefusedSnapshot, match="beyond the end of its frame"):
+                read_snapshot(framed)
 
 
 @settings(deadline=None)

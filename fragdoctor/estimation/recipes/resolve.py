@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import shlex
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
@@ -234,10 +235,12 @@ def _name_model(run: _Run) -> None:
 def is_model_place(text: str) -> bool:
     """Return whether what a recipe calls its model is a name, a folder or an ordinary file."""
     try:
-        path = Path(text)
-        return not path.exists() or path.is_dir() or path.is_file()
+        mode = Path(text).stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return True
     except (OSError, ValueError):  # a name that no file can have
         return False
+    return stat.S_ISDIR(mode) or stat.S_ISREG(mode)
 
 
 def _model(run: _Run) -> FoundModel | None:
