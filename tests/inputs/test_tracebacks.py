@@ -38,7 +38,7 @@ def test_heading_keeps_the_words_below_it():
         "RuntimeError: CUDA error: out of memory\nIn the validation."
     ).messages
 
-    assert message.above == "In the validation."
+    assert message.around == "In the validation."
 
 
 @pytest.mark.parametrize("arrow", ["----> 7", "-> 1150"])

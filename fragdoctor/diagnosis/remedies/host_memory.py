@@ -115,7 +115,7 @@ HUGE_ON_HOST_BYTES: Final = 8 * GIB
 def host_change(case: JudgedCase) -> str:
     """Return what uses less of the host's memory, by what the message and its place say."""
     message = case.message
-    if message is None or _LOADING.search(f"{message.above} {message.intro}"):
+    if message is None or _LOADING.search(f"{message.around} {message.intro}"):
         return HOST_CHANGE
     words = words_for(Change.HOST_MEMORY, frameworks_of(case))
     if words is not None:
