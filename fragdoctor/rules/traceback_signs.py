@@ -70,7 +70,7 @@ class TracebackSign(Struct, frozen=True):
         words: the change as frameworks spell it that is no change there, by their names.
         intro: searched in the message, in what stands before it on its line and in the lines right
             above, where no frame is a sign.
-        in_words: searched in the same lines of a text without frames.
+        in_words: searched in the same lines where no call is a sign.
         is_training: it may be a step of training, whose activations are kept.
         is_surrounding: it says in what the call stood, and counts where no place is a sign.
         can_leave_gpu: the call can be made on the CPU, so that it helps whoever fills the GPU.
@@ -107,20 +107,20 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
     """Return the sign that the traceback of a message shows; None without one."""
     if message is None or message.kind in ("negative", "host-ram"):
         return None
-    said = message.said
-    for table in (_PLACES, _SURROUNDINGS, _LAST):
-        signs = [
-            s for s in table if s.kind in ("", message.kind) and not _is_contradicted(s, message)
-        ]
+    tables = [
+        [s for s in table if s.kind in ("", message.kind) and not _is_contradicted(s, message)]
+        for table in (_PLACES, _SURROUNDINGS, _LAST)
+    ]
+    for signs in tables:
         inner = enumerate(reversed(message.frames))
         at = (s for n, frame in inner for s in signs if s.matches(frame, is_last=not n))
-        above = (s for s in signs if s.intro and _search(s.intro, said))
+        above = (s for s in signs if s.intro and _search(s.intro, message.said))
         found = next(at, None) or next(above, None)
-        if found is None and not message.frames:  # calls that were told in other words
-            found = next((s for s in signs if s.in_words and _search(s.in_words, said)), None)
         if found is not None:
             return found
-    return None
+    # no call is known: what people call it
+    told = (s for signs in tables for s in signs if s.in_words)
+    return next((s for s in told if _search(s.in_words, message.said)), None)
 
 
 _BACKWARD: Final = Place(code=r"\.backward\(")
