@@ -61,14 +61,15 @@ class Framework:
         source: version and file that the words are from.
         files: searched in the paths of frames, with ``/`` between their parts.
         logs: searched in the lines of a log, for one whose workers print without a traceback.
-        words: of each change; ``{batch}`` and ``{n}`` of ``ACCUMULATE`` are a micro-batch and how
-            many make a step, ``{n}`` of ``TENSOR_PARALLEL`` is the number of GPUs.
+        words: of each change, and of calls that only it makes or makes in its own way, by the names
+            of their signs; ``{batch}`` and ``{n}`` of ``ACCUMULATE`` are a micro-batch and how many
+            make a step, ``{n}`` of ``TENSOR_PARALLEL`` is the number of GPUs.
     """
 
     name: str
     source: str
     files: str
-    words: Mapping[Change, str]
+    words: Mapping[str, str]
     key: str = ""
     logs: str = ""
 
@@ -89,6 +90,8 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "--max-num-seqs or --max-model-len",
             Change.WEIGHTS: "--tensor-parallel-size over more GPUs; an AWQ, GPTQ or FP8 "
             "checkpoint; --cpu-offload-gb",
+            "graph-capture": "a lower --gpu-memory-utilization or --max-num-seqs; --enforce-eager "
+            "does without graphs",
         },
         logs=r"\bVllmWorker|\bRayWorkerWrapper|\bEngineCore|\bWorker(?:_TP\d| pid=)"
         r"|\[core(?:_client)?\.py:\d|\bvllm(?:\.\w| serve)|(?:from|import) vllm\b|\bvLLM instance",
@@ -102,6 +105,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "long prompts a lower --chunked-prefill-size, while decoding a lower "
             "--max-running-requests",
             Change.WEIGHTS: "--tp over more GPUs; an AWQ, GPTQ or FP8 checkpoint; --cpu-offload-gb",
+            "graph-capture": "a lower --mem-fraction-static, or a lower --cuda-graph-max-bs "
+            "(--cuda-graph-max-bs-decode since 0.5.20); --disable-cuda-graph does without"
+            " graphs",
         },
         logs=r"\bsglang[.:]|\bimport sglang|mem[-_]fraction[-_]static|[Cc]apture cuda graph failed",
     ),
@@ -129,6 +135,10 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "or GGUF) checkpoints and fewer models in one workflow; close other programs and on "
             "Windows enlarge the page file; where it grows from run to run, leave out custom nodes "
             "one by one",
+            "vae-decode": "VAE Decode (Tiled), with smaller tiles where it is in use already; "
+            "--cpu-vae; a smaller image or fewer frames",
+            "fused-attention-call": "a smaller image or fewer frames; --use-sage-attention or "
+            "--use-flash-attention, where they are installed",
         },
         # what it shows of cudaMallocAsync's message
         logs=r"\bComfyUI\b|Allocation on device\s*$",
@@ -195,6 +205,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             Change.ZERO: f"TrainingArguments(deepspeed={_ZERO_3})",
             Change.TENSOR_PARALLEL: 'from_pretrained(..., tp_plan="auto", tp_size={n}) and '
             "TrainingArguments(parallelism_config=ParallelismConfig(tp_size={n}))",
+            "paged-optimizer": "optim='adamw_8bit' or 'paged_adamw_8bit' in TrainingArguments "
+            "instead of a paged optimizer in 32 bits; LoRA (peft) trains fewer weights; more host "
+            "memory",
         },
         "trainer",
     ),
@@ -230,6 +243,15 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             'bytes a parameter in all: "offload_param" out first, then "offload_optimizer", or '
             'both to "device": "nvme" with an "nvme_path" (ZeRO 3); "pin_memory": false; '
             "more memory",
+            "gathered-save": "stage3_gather_16bit_weights_on_model_save: false, then the "
+            "zero_to_fp32.py that lies beside the checkpoint",
+            "loading-weights": '"zero_optimization": {"stage": 3}, and the model built inside '
+            "deepspeed.zero.Init(config_dict_or_path=...), or with an "
+            "HfDeepSpeedConfig(config) alive before from_pretrained(): otherwise each "
+            "process builds the whole of it",
+            "optimizer-state": '"zero_optimization": {"offload_optimizer": {"device": "cpu"}}, so '
+            "that the step runs on the CPU; a higher ZeRO stage or more GPUs; a lower "
+            "sub_group_size under ZeRO 3",
         },
         logs=r"\[launch\.py:\d+:sigkill_handler|DeepSpeed(?:ZeRoOffload|Strategy)"
         r"|see_memory_usage\]|--deepspeed\b|\bZeRO[- ]?(?:[123]\b|stage)",
@@ -281,6 +303,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             Change.BATCH: "a lower batch= or imgsz=, or batch=0.6, which takes that share of the "
             "GPU",
             Change.EVALUATION_BATCH: "a lower batch=, and a lower max_det",
+            "box-assignment": "a lower batch=, since all images of a batch are filled up to the "
+            "one with most objects; tiles of crowded images; since 8.3.30 it goes on on the CPU "
+            "by itself there, which is slow",
         },
     ),
     Framework(
@@ -295,6 +320,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "where fused attention is the default; a lower resolution",
             Change.WEIGHTS: "pipe.enable_model_cpu_offload(); "
             "pipe.enable_sequential_cpu_offload() keeps even less on the GPU",
+            "vae-decode": "pipe.vae.enable_tiling() and enable_slicing(), under torch.no_grad() "
+            "in code of your own; enable_model_cpu_offload(), so that the denoiser has left the "
+            "GPU",
         },
         logs=r"\b(?:from|import) diffusers\b|Pipeline\.from_pretrained\(",
     ),
@@ -353,7 +381,11 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         "Unsloth",
         "unsloth 2026, save.py",
         r"/unsloth(?:_zoo)?/|/unsloth_compiled_cache/",
-        {},
+        {
+            "merged-save": "a lower maximum_memory_usage (0.9 by default, 0.5 for a start) in "
+            "save_pretrained_merged() or save_pretrained_gguf(); save_method='lora' saves"
+            " the adapter alone, which can be merged in a process of its own",
+        },
     ),
     Framework(
         "PEFT",
@@ -408,9 +440,11 @@ def frameworks_in(paths: Iterable[str], said: str = "") -> tuple[Framework, ...]
     return tuple(found)
 
 
-def words_for(change: Change, frameworks: Iterable[Framework]) -> tuple[str, str] | None:
-    """Return (framework, words) of the first that has words for a change; None without one."""
-    return next(((f.name, f.words[change]) for f in frameworks if change in f.words), None)
+def words_for(frameworks: Iterable[Framework], *changes: str | None) -> tuple[str, str] | None:
+    """Return (framework, words) for the first of some changes that one has; None without one."""
+    known = tuple(frameworks)
+    found = ((f.name, f.words[c]) for c in changes if c for f in known if c in f.words)
+    return next(found, None)
 
 
 def words_of(key: str, change: Change) -> str:

@@ -8,11 +8,11 @@ that is a sign counts; of several signs of one call the first in the table.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from fragdoctor.model.case import OomMessage, TracebackFrame
 from fragdoctor.model.frameworks import Change
@@ -66,8 +66,8 @@ class TracebackSign(Struct, frozen=True):
         title, change, why: as in ``Recommendation``.
         source: library, versions and file that the names are from.
         places: its frames.
-        spelled: the same change in ``model/frameworks.py``, whose words say it for a framework.
-        words: the change as frameworks spell it that is no change there, by their names.
+        spelled: the same change in ``model/frameworks.py``, whose words say it for a framework that
+            has none under the sign's name.
         intro: searched in the message, in what stands before it on its line and in the lines right
             above, where no frame is a sign.
         in_words: searched in the same lines where no call is a sign.
@@ -85,7 +85,6 @@ class TracebackSign(Struct, frozen=True):
     why: str
     source: str
     places: Sequence[Place] = ()
-    words: Mapping[str, str] = field(default_factory=dict)
     spelled: Change | None = None
     intro: str = ""
     in_words: str = ""
@@ -175,10 +174,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "state_dict(); get_model_state_dict(model, "
         "options=StateDictOptions(full_state_dict=True, cpu_offload=True)) since "
         "2.3; fsdp_state_dict_type: SHARDED_STATE_DICT in accelerate",
-        words={
-            "DeepSpeed": "stage3_gather_16bit_weights_on_model_save: false, then the "
-            "zero_to_fp32.py that lies beside the checkpoint",
-        },
         why="The whole state holds every weight of the model on each GPU at once, "
         "where training holds a share of them.",
         source="torch 1.12 to 2.15, torch/distributed/fsdp; deepspeed 0.9 to 0.19.6, "
@@ -210,11 +205,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         title="Merge on the CPU, or save the adapter alone",
         change="load the base model on the CPU in 16 bits, PeftModel.from_pretrained() on it and "
         "merge_and_unload() there; or save_pretrained() of the adapter, which is small",
-        words={
-            "Unsloth": "a lower maximum_memory_usage (0.9 by default, 0.5 for a start) in "
-            "save_pretrained_merged() or save_pretrained_gguf(); save_method='lora' saves the "
-            "adapter alone, which can be merged in a process of its own",
-        },
         why="Merged weights are whole matrices in 16 bits, beside the quantized ones that training "
         "has on the GPU.",
         source="peft 0.21, tuners/tuners_utils.py and tuners/lora; unsloth 2026, save.py",
@@ -262,11 +252,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         change="model.to(torch.bfloat16) or 4 bits before the weights go to the GPU; a smaller "
         "model; or keep some layers on another GPU or on the CPU",
         spelled=Change.WEIGHTS,
-        words={
-            "DeepSpeed": '"zero_optimization": {"stage": 3}, and the model built inside '
-            "deepspeed.zero.Init(config_dict_or_path=...), or with an HfDeepSpeedConfig(config) "
-            "alive before from_pretrained(): otherwise each process builds the whole of it",
-        },
         why="Nothing but weights was asked for: what is missing is room for the model "
         "itself, which no batch size changes.",
         intro=r"Node Type:\W{0,8}\w*Load(?:er|\b)",
@@ -337,12 +322,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         grows_with=_MODEL,
         title="Leave more memory beside the server's KV cache for CUDA graphs",
         change="a smaller share of the card for the cache, smaller graphs, or none",
-        words={
-            "vLLM": "a lower --gpu-memory-utilization or --max-num-seqs; --enforce-eager does "
-            "without graphs",
-            "SGLang": "a lower --mem-fraction-static, or a lower --cuda-graph-max-bs "
-            "(--cuda-graph-max-bs-decode since 0.5.20); --disable-cuda-graph does without graphs",
-        },
         why="The KV cache was sized first and has taken what the graphs need.",
         source="sglang 0.4, model_executor/cuda_graph_runner.py; vllm 0.11, "
         "v1/worker/gpu_model_runner.py",
@@ -439,11 +418,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         change="gpu_assign_thr=100 of the assigner in MMDetection (train_cfg: "
         "rpn.assigner.gpu_assign_thr); otherwise drop or split images with "
         "hundreds of boxes",
-        words={
-            "Ultralytics": "a lower batch=, since all images of a batch are filled up to the one "
-            "with most objects; tiles of crowded images; since 8.3.30 it goes on on the CPU by "
-            "itself there, which is slow",
-        },
         why="The matrix of overlaps has a row for each true box and a column for each "
         "anchor: one crowded image makes it huge, whatever the batch size.",
         source="mmdet 2.0 to 3.3, core/bbox/assigners and models/task_modules/assigners; "
@@ -532,11 +506,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         title="Keep less of the optimizer's state on the GPU",
         change="bitsandbytes.optim.AdamW8bit, Adafactor, or fused=True, which needs no "
         "temporaries; ZeRO or FSDP over more GPUs; LoRA trains fewer weights",
-        words={
-            "DeepSpeed": '"zero_optimization": {"offload_optimizer": {"device": "cpu"}}, so that '
-            "the step runs on the CPU; a higher ZeRO stage or more GPUs; a lower sub_group_size "
-            "under ZeRO 3",
-        },
         spelled=Change.STATE_8BIT,
         why="Adam keeps two numbers for each weight from the first step on. The "
         "batch's activations are freed by then: a smaller batch changes nothing.",
@@ -586,10 +555,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         title="Use less paged state, or none",
         change="a bitsandbytes optimizer in 8 bits (AdamW8bit, PagedAdamW8bit) instead of one in "
         "32 bits; LoRA trains fewer weights; more host memory",
-        words={
-            "Trainer": "optim='adamw_8bit' or 'paged_adamw_8bit' in TrainingArguments instead of a "
-            "paged optimizer in 32 bits; LoRA (peft) trains fewer weights; more host memory",
-        },
         why="Paged state is CUDA's managed memory, which lies on the host until a step needs it: "
         "both have to have room, and WSL2 has little of it.",
         source="bitsandbytes 0.39 to 0.48, csrc/pythonInterface.cpp: cget_managed_ptr",
@@ -635,12 +600,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         change="turn tiling on, or halve the tiles where it is on; one image at a time "
         "(vae_batch_size 1 where latents are cached before training), a lower resolution or fewer "
         "frames; torch.no_grad() in a loop of your own",
-        words={
-            "Diffusers": "pipe.vae.enable_tiling() and enable_slicing(), under torch.no_grad() in "
-            "code of your own; enable_model_cpu_offload(), so that the denoiser has left the GPU",
-            "ComfyUI": "VAE Decode (Tiled), with smaller tiles where it is in use already; "
-            "--cpu-vae; a smaller image or fewer frames",
-        },
         why="The decoder works at full resolution: its peak grows with the pixels of "
         "the image or the frames of the video, after the denoiser has fit.",
         source="diffusers 0.35, models/autoencoders; ComfyUI 0.3, comfy/sd.py and nodes.py",
@@ -709,10 +668,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         change="a smaller batch or shorter sequences; on CUDA q, k and v in 16 bits without a "
         "dense mask, so that its flash or memory-efficient kernel is taken "
         "(torch.nn.attention.sdpa_kernel allows no other)",
-        words={
-            "ComfyUI": "a smaller image or fewer frames; --use-sage-attention or "
-            "--use-flash-attention, where they are installed",
-        },
         why="Without a kernel for these inputs it makes the scores after all: batch x heads x "
         "length x length.",
         source="torch 2.0 to 2.13, torch/nn/functional.py and attention/__init__.py; ComfyUI 0.3, "

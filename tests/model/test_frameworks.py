@@ -45,11 +45,11 @@ def test_words_are_those_of_the_framework_that_runs_the_loop():
         [f"{SITE}/transformers/models/llama/x.py", f"{SITE}/transformers/trainer.py"]
     )
 
-    assert words_for(Change.CHECKPOINT, both) == (
+    assert words_for(both, Change.CHECKPOINT) == (
         "Trainer",
         "TrainingArguments(gradient_checkpointing=True)",
     )
-    assert words_for(Change.FUSED, frameworks_in([f"{SITE}/timm/models/vit.py"])) is None
+    assert words_for(frameworks_in([f"{SITE}/timm/models/vit.py"]), Change.FUSED) is None
 
 
 def test_every_framework_names_the_version_of_its_words_and_all_fit_their_places():

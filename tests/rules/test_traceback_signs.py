@@ -9,6 +9,7 @@ from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.inputs.messages import find_messages
 from fragdoctor.model.case import TracebackFrame
 from fragdoctor.model.diagnosis import Cause
+from fragdoctor.model.frameworks import FRAMEWORKS, Change
 from fragdoctor.rules.traceback_signs import SIGNS, GrowsWith, sign_of
 
 FULL = old_style("1.00 GiB", "23.69 GiB", "22.10 GiB", "412.00 MiB", "22.60 GiB")
@@ -197,6 +198,12 @@ def test_search_that_found_no_batch_says_where_it_failed():
 
 def test_every_sign_of_the_table_is_shown_by_a_text():
     assert {name.partition(" ")[0] for name in SHAPES} == {sign.name for sign in SIGNS}
+
+
+def test_frameworks_have_words_for_changes_and_signs_only():
+    known = {*Change, *(sign.name for sign in SIGNS)}
+
+    assert {key for f in FRAMEWORKS for key in f.words} <= known
 
 
 @pytest.mark.parametrize("sign", SIGNS, ids=lambda sign: sign.name)
