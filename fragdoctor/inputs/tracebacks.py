@@ -29,6 +29,7 @@ _MAX_LINES: Final = 2000
 _MAX_TEXT: Final = 300
 _AROUND_LINES: Final = 12
 _MAX_AROUND: Final = 2000
+_FRAGMENT_LINES: Final = 40
 
 START: Final = "Traceback (most recent call last)"
 HANDLED: Final = "During handling of the above exception"
@@ -192,13 +193,20 @@ def _first_of_fragment(lines: Sequence[str]) -> int:
 
 
 def _lone_source(lines: Sequence[str]) -> Iterator[TracebackFrame]:
-    """Yield the source line right above a message: all that a paste of two lines has left."""
-    for line in reversed(lines[-3:]):
-        stripped = line.strip()
+    """Yield the source lines that a paste has left of a traceback: those it marks, or the last."""
+    told = [m for line in lines[-_FRAGMENT_LINES:] if (m := _MARKED_CODE.match(_bare(line)))]
+    yield from (TracebackFrame("", int(m[1]), code=_bare(m[2])[:_MAX_TEXT]) for m in told)
+    for line in () if told else reversed(lines[-3:]):
+        stripped = line.strip("` \t")
         if stripped and not _CARETS.fullmatch(stripped):
             if _SOURCE.match(stripped):
                 yield TracebackFrame("", code=" ".join(stripped.split())[:_MAX_TEXT])
             return
+
+
+def _bare(line: str) -> str:
+    """Return a line without the bars of a box and repeated white space."""
+    return " ".join(line.strip(_FRAME_BARS).split())
 
 
 def _leading_block(lines: Sequence[str]) -> Sequence[str]:
@@ -231,7 +239,7 @@ def _frames(lines: Sequence[str]) -> Iterator[TracebackFrame]:
         above = stripped
         marked = _MARKED_CODE.match(stripped)
         if marked is not None:
-            code = " ".join(marked[2].strip(_FRAME_BARS).split())
+            code = _bare(marked[2])
             number = int(marked[1]) if frame.line is None else frame.line
             frame = replace(frame, code=code[:_MAX_TEXT], line=number)
         elif not frame.code and not stripped[0].isdigit() and not _EXCEPTION.match(stripped):
@@ -244,7 +252,7 @@ def _frame_of(line: str) -> TracebackFrame | None:
     """Return the frame that a line opens."""
     stripped = _LINK.sub(r"\1", line.strip())
     if len(stripped) > 1000 or (
-        not any(mark in stripped for mark in (".py", "File ", "In[", ".lua"))
+        not any(mark in stripped for mark in ("py", "File ", "In[", ".lua"))
     ):
         return None
     for form in _FORMS:
