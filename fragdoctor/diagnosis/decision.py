@@ -154,9 +154,6 @@ SHORT_OF_CAPACITY_SHARE: Final = 0.1
 """Where a message prints no free figure, less than a tenth of the device beyond reserved memory and
 request is what context, libraries and driver take."""
 
-CARVED_OUT_BYTES: Final = GIB
-"""No AMD GPU with memory of its own that PyTorch supports has less."""
-
 BEYOND_ALL_ELSE: Final = 100
 BEYOND_DEVICE: Final = 2
 """One tensor of twice the device, against which all else that is live (weights, inputs) is less
@@ -177,12 +174,6 @@ def decide(failed: FailedRequest) -> Hypothesis:
     summary = first.summary
     if failed.doing and failed.doing not in summary:
         summary += f" It failed {failed.doing}."
-    is_small = failed.total_bytes is not None and failed.total_bytes < CARVED_OUT_BYTES
-    if is_small and failed.backend == "rocm":
-        summary += (
-            " So small a device is the share of the host's memory that an integrated GPU has: the "
-            "BIOS sets it (UMA frame buffer)."
-        )
     also = (*first.also, *(h.cause for h in others), *_besides(failed, first.cause))
     return replace(first, summary=summary, row=name, also=distinct(also, first.cause))
 
@@ -282,6 +273,8 @@ def _single_allocation(r: FailedRequest) -> Iterator[Hypothesis]:
     if r.backend != "xpu" or r.requested_bytes < LARGEST_OF_XPU_BYTES or r.total_bytes is None:
         return
     if (r.live_bytes or 0) + r.requested_bytes > r.total_bytes:
+        return
+    if r.free_bytes is not None and not r.is_covered_by_free:
         return
     # Whether this driver does, the message does not say; free memory may be told wrongly as well.
     yield Hypothesis(

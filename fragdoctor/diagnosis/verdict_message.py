@@ -32,6 +32,8 @@ LIMIT_SUB_KINDS: Final = {
     "single-allocation-limit": "The device refuses single allocations of this size, however much "
     "memory is free.",
     "buffer-too-large": "Metal refuses single buffers of this size, however much memory is free.",
+    "buffer-count": "Metal allows a program so many buffers, however small: their number is what "
+    "ran out, not the memory.",
     "arena-limit": "The arena of ONNX Runtime was given a limit (gpu_mem_limit, or max_mem of "
     "OrtArenaCfg), and less than the request is left of it.",
     "workspace-limit": "The workspace of FlashInfer, a buffer of fixed size, is too small for the "
@@ -247,15 +249,6 @@ def _allocator(message: OomMessage) -> Hypothesis:
         summary = f"{WENT_ON[message.variant]}: this alone is no failure."
         return Hypothesis(Cause.CAPACITY, summary, also=(Cause.HEALTHY,))
     sign = sign_of(message)
-    if message.sub_kind == "batch-search":
-        model = f" It failed {sign.doing}." if sign is not None and not sign.is_surrounding else ""
-        return Hypothesis(
-            Cause.CAPACITY,
-            "A search for a batch that fits went down to none: not even one sample fits beside "
-            f"what is there whatever the batch.{model}",
-            Confidence.LIKELY,
-            "The message of the last try has the figures: the search hides it.",
-        )
     if failed is None:
         return without_figures("request", "" if sign is None else sign.doing)
     return decide(failed)
@@ -390,32 +383,28 @@ def _library(message: OomMessage) -> Hypothesis:
     )
 
 
+_AT_START: Final = {
+    "warm-up": "vLLM warmed up its sampler with {n} dummy requests, and what "
+    "gpu_memory_utilization leaves beside the KV cache is too little for their logits over the "
+    "whole vocabulary.",
+    "total-tokens": "A KV cache of {n} tokens, which the server was told to hold at a time, does "
+    "not fit beside the weights.",
+    "prefill": "At start-up the server ran one prefill of {n} tokens, and what the weights leave "
+    "of the card was too little for it and its KV cache.",
+}
+"""What a server tried that failed, by the finer kind of its message."""
+
+
 def _kv_cache(message: OomMessage) -> Hypothesis:
-    if message.sub_kind == "warm-up":
+    told = _AT_START.get(message.sub_kind)
+    if told is not None:
+        n = format_count(message.n_sequences or message.kv_tokens_requested or 0)
         return Hypothesis(
             Cause.CAPACITY,
-            f"vLLM warmed up its sampler with {format_count(message.n_sequences or 0)} dummy "
-            "requests, and what gpu_memory_utilization leaves beside the KV cache is too "
-            "little for their logits over the whole vocabulary.",
-            Confidence.LIKELY,
-        )
-    if message.sub_kind == "total-tokens":
-        return Hypothesis(
-            Cause.CAPACITY,
-            f"A KV cache of {format_count(message.kv_tokens_requested or 0)} tokens, which the "
-            "server was told to hold at a time, does not fit beside the weights.",
-            Confidence.LIKELY,
-            also=(Cause.OTHER_PROCESS,),
-        )
-    if message.sub_kind == "prefill":
-        return Hypothesis(
-            Cause.CAPACITY,
-            "At start-up the server ran one prefill of "
-            f"{format_count(message.kv_tokens_requested or 0)} tokens, and what the weights "
-            "leave of the card was too little for it and its KV cache.",
+            told.format(n=n),
             Confidence.LIKELY,
             "The error of PyTorch, further up in the log, has the figures.",
-            also=(Cause.OTHER_PROCESS,),
+            also=() if message.n_sequences else (Cause.OTHER_PROCESS,),
         )
     total, free, wanted = message.total_bytes, message.free_bytes, message.requested_bytes
     if total is not None and free is not None and wanted is not None:

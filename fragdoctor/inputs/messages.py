@@ -415,7 +415,7 @@ def _primary(messages: list[OomMessage]) -> int:
     return min(range(len(messages)), key=lambda i: (tier(messages[i]), i), default=0)
 
 
-_IS_ONE: Final = r"(?:perdevice|_per_gpu)?['\"]?,?(?:of|to|is)?[=:]?['\"]?1(?![\d.])"
+_ONE: Final = r"(?:perdevice|_per_gpu)?['\"]?,?(?:of|to|is)?(?:already|just)?[=:]?['\"]?1(?!\.?\d)"
 _NO_HELP: Final = r"(?:did|does|do|has)?(?:not|n't|no)(?:help|work|effect|change|makeadiff)"
 _MARKERS: Final = (
     ("cache-flush", r"allocatorcacheflushes"),
@@ -430,9 +430,10 @@ _MARKERS: Final = (
     ("killed", r"signal15\(sigterm\)"),
     # not of a router's span: batch{batch_size=1}
     *(
-        (BATCH_OF_ONE, rf"(?<!eval_)(?<!val_)(?<!test_)(?<!\{{){name}" + _IS_ONE)
+        (BATCH_OF_ONE, rf"(?<!eval_)(?<!val_)(?<!test_)(?<!\{{){name}" + _ONE)
         for name in (r"batch[-_]?size", "samples_per_gpu", "ims_per_batch")
     ),
+    (BATCH_OF_ONE, r"noexecutablebatchsizefound"),
     (
         BATCH_TRIED,
         rf"(?:reduc|lower|decreas|small|chang)\w{{2,20}}batch[-_]?(?:size)?[\w'(]{{0,20}}{_NO_HELP}",

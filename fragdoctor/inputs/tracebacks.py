@@ -27,8 +27,9 @@ _BELOW_CHARS: Final = 8 * 1024
 _MAX_FRAMES: Final = 200
 _MAX_LINES: Final = 2000
 _MAX_TEXT: Final = 300
-_ABOVE_LINES: Final = 12
-_MAX_ABOVE: Final = 2000
+_AROUND_LINES: Final = 12
+_MAX_AROUND: Final = 2000
+_FRAGMENT_LINES: Final = 40
 
 START: Final = "Traceback (most recent call last)"
 HANDLED: Final = "During handling of the above exception"
@@ -71,7 +72,7 @@ _EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]{0,120}(?:Error|Exception|Interru
 def with_tracebacks(
     text: str, messages: Sequence[OomMessage], starts: dict[int, int]
 ) -> list[OomMessage]:
-    """Return messages with the frames of their tracebacks, and the lines above them.
+    """Return messages with the frames of their tracebacks, and the lines around them.
 
     ``starts`` holds the offset of the line of each message; one that it lacks is left as it is.
     Each line is looked at once, however many messages there are.
@@ -83,22 +84,21 @@ def with_tracebacks(
             wanted.setdefault(starts[message.line], []).append(n)
     offsets = sorted(wanted)
     for i, (offset, block) in enumerate(_blocks(text, offsets)):
-        frames, is_in_handler, above = block
-        if not any(frame.file for frame in frames):
-            end = text.find("\n", offset)
-            until = offsets[i + 1] if i + 1 < len(offsets) else len(text)
-            below = text[end + 1 : min(until, end + _BELOW_CHARS)] if end >= 0 else ""
-            told = list(_frames(_leading_block([line for _, line in _lines(below)])))
-            if not above and not told:  # a heading, and what is told below it
-                above = " ".join(" ".join(below.split("\n")[:_ABOVE_LINES]).split())[:_MAX_ABOVE]
-            is_lua = bool(told) and told[0].file.endswith(".lua")
-            frames = told[:: -1 if is_lua else 1] or frames
+        frames, is_in_handler, around = block
+        end = text.find("\n", offset)
+        until = offsets[i + 1] if i + 1 < len(offsets) else len(text)
+        below = [line for _, line in _lines(text[end + 1 : min(until, end + _BELOW_CHARS)])]
+        told = [] if end < 0 or any(f.file for f in frames) else [*_frames(_leading_block(below))]
+        if end >= 0 and not told:  # people say before or after a message what they did
+            around = f"{around} {_folded(below[:_AROUND_LINES])[:_MAX_AROUND]}".strip()
+        if told:
+            frames = told[:: -1 if told[0].file.endswith(".lua") else 1]
         if frames and _OF_DRIVER.search(frames[-1].file.replace("\\", "/")):
             frames = []
         for n in wanted[offset]:
             found[n] = replace(
                 found[n],
-                above=above,
+                around=around,
                 frames=tuple(frames[-_MAX_FRAMES:]),
                 is_in_handler=is_in_handler,
             )
@@ -140,7 +140,7 @@ def _blocks(
         above = written.pop(writer, [])[-_MAX_LINES:]
         block, is_in_handler = _last_block(above)
         frames = list(_frames(block)) or list(_lone_source(above[:-1]))
-        said = " ".join(" ".join(above[-1 - _ABOVE_LINES : -1]).split())[-_MAX_ABOVE:]
+        said = _folded(above[-1 - _AROUND_LINES : -1])[-_MAX_AROUND:]
         yield offset, (frames, is_in_handler, said)
 
 
@@ -156,6 +156,10 @@ def _lines(text: str) -> Iterator[tuple[int | None, str]]:
             told = rank_in(prefix) if prefix else None
             writer = told if told is not None else writer
             yield writer, rest.rstrip(_FRAME_BARS)
+
+
+def _folded(lines: Sequence[str]) -> str:
+    return " ".join(" ".join(lines).split())
 
 
 def _last_block(lines: Sequence[str]) -> tuple[Sequence[str], bool]:
@@ -189,13 +193,20 @@ def _first_of_fragment(lines: Sequence[str]) -> int:
 
 
 def _lone_source(lines: Sequence[str]) -> Iterator[TracebackFrame]:
-    """Yield the source line right above a message: all that a paste of two lines has left."""
-    for line in reversed(lines[-3:]):
-        stripped = line.strip()
+    """Yield the source lines that a paste has left of a traceback: those it marks, or the last."""
+    told = [m for line in lines[-_FRAGMENT_LINES:] if (m := _MARKED_CODE.match(_bare(line)))]
+    yield from (TracebackFrame("", int(m[1]), code=_bare(m[2])[:_MAX_TEXT]) for m in told)
+    for line in () if told else reversed(lines[-3:]):
+        stripped = line.strip("` \t")
         if stripped and not _CARETS.fullmatch(stripped):
             if _SOURCE.match(stripped):
                 yield TracebackFrame("", code=" ".join(stripped.split())[:_MAX_TEXT])
             return
+
+
+def _bare(line: str) -> str:
+    """Return a line without the bars of a box and repeated white space."""
+    return " ".join(line.strip(_FRAME_BARS).split())
 
 
 def _leading_block(lines: Sequence[str]) -> Sequence[str]:
@@ -228,7 +239,7 @@ def _frames(lines: Sequence[str]) -> Iterator[TracebackFrame]:
         above = stripped
         marked = _MARKED_CODE.match(stripped)
         if marked is not None:
-            code = " ".join(marked[2].strip(_FRAME_BARS).split())
+            code = _bare(marked[2])
             number = int(marked[1]) if frame.line is None else frame.line
             frame = replace(frame, code=code[:_MAX_TEXT], line=number)
         elif not frame.code and not stripped[0].isdigit() and not _EXCEPTION.match(stripped):
@@ -241,7 +252,7 @@ def _frame_of(line: str) -> TracebackFrame | None:
     """Return the frame that a line opens."""
     stripped = _LINK.sub(r"\1", line.strip())
     if len(stripped) > 1000 or (
-        not any(mark in stripped for mark in (".py", "File ", "In[", ".lua"))
+        not any(mark in stripped for mark in ("py", "File ", "In[", ".lua"))
     ):
         return None
     for form in _FORMS:

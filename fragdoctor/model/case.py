@@ -79,8 +79,8 @@ class OomMessage(Struct, frozen=True):
         is_warning: printed by the framework as a warning, not as a failure.
         n_sequences: requests that a server had in flight or tried at start, where printed.
         intro: what stands before the message on its line, at most 300 characters; hostile text.
-        above: the last lines that its process printed before it, or those after it where it is the
-            first line and no traceback follows, at most 2,000 characters; hostile.
+        around: the last lines that its process printed before it, then those after it where no
+            traceback follows, at most 2,000 characters each; hostile.
         frames: the calls that led to it, outermost first, where a traceback is printed with it.
         is_in_handler: the traceback says that it happened while another exception was handled.
         text: the message itself, white space folded, at most 2,000 characters; hostile text.
@@ -118,15 +118,15 @@ class OomMessage(Struct, frozen=True):
     kv_tokens_capacity: int | None = None
     n_sequences: int | None = None
     intro: str = ""
-    above: str = ""
+    around: str = ""
     frames: Sequence[TracebackFrame] = ()
     is_in_handler: bool = False
     text: str = ""
 
     @property
     def said(self) -> str:
-        """All that is said around the failure: the lines above, the introduction, the message."""
-        return f"{self.above} {self.intro} {self.text}"
+        """All that is said of the failure: the lines around it, the introduction, the message."""
+        return f"{self.around} {self.intro} {self.text}"
 
     @property
     def live_bytes(self) -> int | None:

@@ -316,10 +316,17 @@ ENGINES: Final[tuple[Engine, ...]] = (
                 "Use a smaller model or context, or let the GPU have more of the memory",
                 "a model in fewer bits, a shorter prompt or --max-kv-size, one model at a "
                 "time; mx.set_cache_limit(0) and mx.clear_cache() give back what is cached; "
-                "close other programs; sudo sysctl iogpu.wired_limit_mb=N raises the share",
+                "close other programs; sudo sysctl iogpu.wired_limit_mb=N raises the share; in "
+                "training --batch-size 1 and a lower --max-seq-length or --num-layers",
+            ),
+            Need.LIMIT: Advice(
+                "Make the largest array smaller, or keep fewer of them",
+                "Metal limits the size of one buffer and the number of buffers: a smaller batch, a "
+                "shorter prompt or sequence, or the work in parts; where it is the number, a newer "
+                "mlx, mx.eval() in each step and mx.clear_cache() between steps",
             ),
         },
-        logs=r"\[METAL\]|\bmlx\b|\bmlx_",
+        logs=r"\[METAL\]|\bmlx\b|\bmlx_|\[(?:metal::)?malloc",
     ),
     Engine(
         "XGBoost",
@@ -431,6 +438,8 @@ _NEEDS: Final = {
     "vmm": Need.POOL,
     "arena-limit": Need.LIMIT,
     "workspace-limit": Need.LIMIT,
+    "buffer-too-large": Need.LIMIT,
+    "buffer-count": Need.LIMIT,
 }
 """By the finer kind of the message."""
 
@@ -474,8 +483,10 @@ def need_of(message: OomMessage) -> Need:
     wanted = asked_bytes(message)
     if message.kind == "jax":
         needs, whole = message.program_bytes, message.total_bytes
-        is_beyond = bool(wanted and whole and wanted > whole)
-        if message.variant == "jax-program" or is_beyond or (needs or 0) > NEXT_TO_NOTHING_BYTES:
+        is_beyond = (
+            bool(wanted and whole and wanted > whole) or (needs or 0) > NEXT_TO_NOTHING_BYTES
+        )
+        if is_beyond or message.variant in ("jax-program", "jax-reserve"):
             return Need.GRAPH
         wanted = wanted if needs is None else needs
     shape = _SHAPE.search(message.text)

@@ -60,19 +60,22 @@ class Framework:
         key: as a rehearsal's traits name it, "" for one that it does not tell.
         source: version and file that the words are from.
         files: searched in the paths of frames, with ``/`` between their parts.
-        logs: searched in the lines of a log, for one whose workers print without a traceback.
-        words: of each change; ``{batch}`` and ``{n}`` of ``ACCUMULATE`` are a micro-batch and how
-            many make a step, ``{n}`` of ``TENSOR_PARALLEL`` is the number of GPUs.
+        logs: searched in the lines of a log and in what people write: its name, its lines, its
+            options.
+        words: of each change, and of calls that only it makes or makes in its own way, by the names
+            of their signs; ``{batch}`` and ``{n}`` of ``ACCUMULATE`` are a micro-batch and how many
+            make a step, ``{n}`` of ``TENSOR_PARALLEL`` is the number of GPUs.
     """
 
     name: str
     source: str
     files: str
-    words: Mapping[Change, str]
+    words: Mapping[str, str]
     key: str = ""
     logs: str = ""
 
 
+_OF_TRL: Final = r"\b(?:SFT|DPO|GRPO|KTO|ORPO)(?:Trainer|Config)\b"
 _ZERO_3: Final = (
     '{"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": "auto", '
     '"gradient_accumulation_steps": "auto"}'
@@ -89,6 +92,8 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "--max-num-seqs or --max-model-len",
             Change.WEIGHTS: "--tensor-parallel-size over more GPUs; an AWQ, GPTQ or FP8 "
             "checkpoint; --cpu-offload-gb",
+            "graph-capture": "a lower --gpu-memory-utilization or --max-num-seqs; --enforce-eager "
+            "does without graphs",
         },
         logs=r"\bVllmWorker|\bRayWorkerWrapper|\bEngineCore|\bWorker(?:_TP\d| pid=)"
         r"|\[core(?:_client)?\.py:\d|\bvllm(?:\.\w| serve)|(?:from|import) vllm\b|\bvLLM instance",
@@ -102,6 +107,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "long prompts a lower --chunked-prefill-size, while decoding a lower "
             "--max-running-requests",
             Change.WEIGHTS: "--tp over more GPUs; an AWQ, GPTQ or FP8 checkpoint; --cpu-offload-gb",
+            "graph-capture": "a lower --mem-fraction-static, or a lower --cuda-graph-max-bs "
+            "(--cuda-graph-max-bs-decode since 0.5.20); --disable-cuda-graph does without"
+            " graphs",
         },
         logs=r"\bsglang[.:]|\bimport sglang|mem[-_]fraction[-_]static|[Cc]apture cuda graph failed",
     ),
@@ -129,6 +137,10 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "or GGUF) checkpoints and fewer models in one workflow; close other programs and on "
             "Windows enlarge the page file; where it grows from run to run, leave out custom nodes "
             "one by one",
+            "vae-decode": "VAE Decode (Tiled), with smaller tiles where it is in use already; "
+            "--cpu-vae; a smaller image or fewer frames",
+            "fused-attention-call": "a smaller image or fewer frames; --use-sage-attention or "
+            "--use-flash-attention, where they are installed",
         },
         # what it shows of cudaMallocAsync's message
         logs=r"\bComfyUI\b|Allocation on device\s*$",
@@ -142,10 +154,29 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "Hires. fix",
             Change.ATTENTION: "--opt-sdp-attention (PyTorch 2), --xformers or "
             "--opt-sub-quad-attention",
-            Change.WEIGHTS: "--medvram, or --lowvram, which keeps even less on the GPU",
+            Change.WEIGHTS: "--medvram, or --lowvram, which keeps even less on the GPU; in Forge "
+            "fewer GPU Weights and a model in fp8 or nf4, --always-low-vram in Forge and Fooocus",
         },
         logs=r"use lower resolution|Torch active/reserved:|\bA: [\d.]+ GB, R: [\d.]+ GB"
-        r"|\bwebui-user\.",
+        r"|\bwebui-user\.|(?i:stable.diffusion.web.?ui)|\bA1111\b|\bFooocus\b"
+        r"|\[Memory Management\]",
+    ),
+    Framework(
+        "verl",
+        "verl 0.4 to 0.6, trainer/config and docs/perf/perf_tuning.rst",
+        r"/verl/(?:workers|trainer|utils|models|single_controller)/",
+        {
+            Change.BATCH: "a lower actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu and "
+            "rollout.log_prob_micro_batch_size_per_gpu, or use_dynamic_bsz=True with a lower "
+            "ppo_max_token_len_per_gpu; a lower rollout.gpu_memory_utilization",
+            Change.LOSS: "actor_rollout_ref.actor.entropy_from_logits_with_chunking=True, "
+            "actor_rollout_ref.model.use_fused_kernels=True, a lower "
+            "log_prob_micro_batch_size_per_gpu",
+            Change.CHECKPOINT: "actor_rollout_ref.model.enable_gradient_checkpointing=True",
+            Change.WEIGHTS: "actor_rollout_ref.actor.fsdp_config.param_offload=True and "
+            "optimizer_offload=True",
+        },
+        logs=r"\bactor_rollout_|\bverl\b",
     ),
     Framework(
         "TRL",
@@ -155,26 +186,16 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             Change.BATCH: "lower per_device_train_batch_size (and raise "
             "gradient_accumulation_steps), or lower max_length; in GRPO max_completion_length or "
             "num_generations",
-            Change.ACCUMULATE: "SFTConfig(per_device_train_batch_size={batch}, "
-            "gradient_accumulation_steps={n}), or the config of your trainer",
-            Change.EVALUATION_BATCH: "lower per_device_eval_batch_size",
-            Change.CHECKPOINT: "gradient_checkpointing=True in the trainer's config",
-            Change.BF16: "bf16=True in the trainer's config",
-            Change.FUSED: 'optim="adamw_torch_fused"',
-            Change.STATE_8BIT: 'optim="adamw_8bit"',
             Change.LOSS: 'SFTConfig(loss_type="chunked_nll")',
-            Change.GATHER: "eval_accumulation_steps=1, or prediction_loss_only=True",
-            Change.ATTENTION: 'model_init_kwargs={"attn_implementation": "sdpa"}',
-            Change.FSDP: 'fsdp="full_shard auto_wrap" in the trainer\'s config',
-            Change.ZERO: f"deepspeed={_ZERO_3} in the trainer's config",
             Change.COPIES: "a LoRA peft_config, whose base model is the reference, or "
             "precompute_ref_log_probs=True in DPOConfig",
         },
+        logs=_OF_TRL,
     ),
     Framework(
         "Trainer",
         "transformers 4.57, training_args.py, modeling_utils.py and integrations/deepspeed.py",
-        r"/transformers/(?:trainer\w*|training_args)\.py$|/llamafactory/",
+        r"/transformers/(?:trainer\w*|training_args)\.py$|/llamafactory/|/trl/trainer/",
         {
             Change.BATCH: "lower per_device_train_batch_size, and raise "
             "gradient_accumulation_steps by as much",
@@ -197,6 +218,7 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "TrainingArguments(parallelism_config=ParallelismConfig(tp_size={n}))",
         },
         "trainer",
+        r"\bTrainingArguments\(|per_device_train_batch_size|(?i:llama-?factory)|" + _OF_TRL,
     ),
     Framework(
         "Lightning",
@@ -216,6 +238,20 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "tensor_parallel_size={n})), and parallelize_module in configure_model()",
         },
         "lightning",
+        r"\bpl\.Trainer\(|\bpytorch_lightning\b|PyTorch Lightning|accumulate_grad_batches",
+    ),
+    Framework(
+        "Megatron",
+        "megatron-lm core_r0.10 to 0.14, megatron/training/arguments.py",
+        r"/megatron/(?:core|training|model|legacy|\w+\.py)",
+        {
+            Change.BATCH: "a lower --micro-batch-size or --seq-length",
+            Change.CHECKPOINT: "--recompute-granularity full --recompute-method uniform "
+            "--recompute-num-layers 1",
+            Change.WEIGHTS: "a higher --tensor-model-parallel-size or "
+            "--pipeline-model-parallel-size",
+        },
+        logs=r"\bpretrain_gpt\d?\.py|\bMegatron-LM\b",
     ),
     Framework(
         "DeepSpeed",
@@ -230,6 +266,15 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             'bytes a parameter in all: "offload_param" out first, then "offload_optimizer", or '
             'both to "device": "nvme" with an "nvme_path" (ZeRO 3); "pin_memory": false; '
             "more memory",
+            "gathered-save": "stage3_gather_16bit_weights_on_model_save: false, then the "
+            "zero_to_fp32.py that lies beside the checkpoint",
+            "loading-weights": '"zero_optimization": {"stage": 3}, and the model built inside '
+            "deepspeed.zero.Init(config_dict_or_path=...), or with an "
+            "HfDeepSpeedConfig(config) alive before from_pretrained(): otherwise each "
+            "process builds the whole of it",
+            "optimizer-state": '"zero_optimization": {"offload_optimizer": {"device": "cpu"}}, so '
+            "that the step runs on the CPU; a higher ZeRO stage or more GPUs; a lower "
+            "sub_group_size under ZeRO 3",
         },
         logs=r"\[launch\.py:\d+:sigkill_handler|DeepSpeed(?:ZeRoOffload|Strategy)"
         r"|see_memory_usage\]|--deepspeed\b|\bZeRO[- ]?(?:[123]\b|stage)",
@@ -259,8 +304,6 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         {
             Change.OFFLOAD_STATE: "fully_shard(..., offload_policy=CPUOffloadPolicy()), or "
             "FSDP(..., cpu_offload=CPUOffload(offload_params=True))",
-            Change.BF16: "fully_shard(..., "
-            "mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))",
         },
     ),
     Framework(
@@ -272,6 +315,7 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "batch by its edges; for one large graph NeighborLoader with fewer num_neighbors or a "
             "smaller batch_size",
         },
+        logs=r"\b(?:torch|pytorch)_geometric\b",
     ),
     Framework(
         "Ultralytics",
@@ -280,8 +324,24 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         {
             Change.BATCH: "a lower batch= or imgsz=, or batch=0.6, which takes that share of the "
             "GPU",
-            Change.EVALUATION_BATCH: "a lower batch=, and a lower max_det",
+            Change.EVALUATION_BATCH: "a lower batch= or imgsz=, a lower max_det, "
+            "retina_masks=False; stream=True in predict(), which otherwise keeps the results of "
+            "all images",
+            "box-assignment": "a lower batch=, since all images of a batch are filled up to the "
+            "one with most objects; tiles of crowded images; since 8.3.30 it goes on on the CPU "
+            "by itself there, which is slow",
         },
+        logs=r"(?i:\bultralytics\b|\byolo ?v?(?:5|8|9|1[0-2])[a-z]?\b)|\bimgsz\b",
+    ),
+    Framework(
+        "Real-ESRGAN",
+        "realesrgan 0.3, inference_realesrgan.py; SwinIR, main_test_swinir.py",
+        r"/(?:realesrgan|gfpgan)/",
+        {
+            Change.BATCH: "--tile 256 or less (0, the default, takes the image as a whole), or a "
+            "smaller image",
+        },
+        logs=r"(?i:real.?esrgan|\bswinir\b|\bgfpgan\b|\bgpen\b)",
     ),
     Framework(
         "Diffusers",
@@ -295,21 +355,11 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "where fused attention is the default; a lower resolution",
             Change.WEIGHTS: "pipe.enable_model_cpu_offload(); "
             "pipe.enable_sequential_cpu_offload() keeps even less on the GPU",
+            "vae-decode": "pipe.vae.enable_tiling() and enable_slicing(), under torch.no_grad() "
+            "in code of your own; enable_model_cpu_offload(), so that the denoiser has left the "
+            "GPU",
         },
         logs=r"\b(?:from|import) diffusers\b|Pipeline\.from_pretrained\(",
-    ),
-    Framework(
-        "timm",
-        "timm 1.0, train.py and models",
-        r"/timm/(?:models|layers|loss|optim|utils|data|task)/",
-        {
-            Change.BATCH: "a lower --batch-size (-b) of timm's train.py",
-            Change.EVALUATION_BATCH: "a lower --validation-batch-size (-vb) of timm's train.py",
-            Change.CHECKPOINT: "model.set_grad_checkpointing(), or --grad-checkpointing of timm's "
-            "train.py",
-            Change.BF16: "--amp of timm's train.py",
-            Change.COPIES: "--model-ema-force-cpu of timm's train.py",
-        },
     ),
     Framework(
         "Detectron2",
@@ -320,7 +370,7 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "smaller INPUT.MIN_SIZE_TRAIN and MAX_SIZE_TRAIN",
             Change.EVALUATION_BATCH: "smaller INPUT.MIN_SIZE_TEST and MAX_SIZE_TEST",
         },
-        logs=r"\bIMS_PER_BATCH\b",
+        logs=r"\bIMS_PER_BATCH\b|(?i:\bdetectron2\b)",
     ),
     Framework(
         "OpenMMLab",
@@ -330,14 +380,60 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             Change.BATCH: "a lower batch_size in train_dataloader (samples_per_gpu in data of the "
             "versions before 3), a smaller scale or crop_size in the pipeline",
         },
-        logs=r"\bsamples_per_gpu\b",
+        logs=r"\bsamples_per_gpu\b|\bmm(?:det|seg|detection|segmentation|rotate|engine)\b",
     ),
     Framework(
         "fairseq",
         "fairseq 0.12, options.py and dataclass/configs.py",
         r"/fairseq(?:_cli)?/",
         {Change.BATCH: "a lower --max-tokens or --batch-size, and a higher --update-freq"},
-        logs=r"\bfairseq-(?:train|generate)|\| WARNING: ran out of memory",
+        logs=r"\bfairseq\b|\| WARNING: ran out of memory",
+    ),
+    Framework(
+        "NeMo",
+        "nemo_toolkit 1.20 to 2.4, collections/asr/models and docs/asr",
+        r"/nemo/collections/",
+        {
+            Change.BATCH: "a lower batch_size or max_duration in train_ds",
+            Change.EVALUATION_BATCH: "recordings in pieces of some minutes; "
+            "model.change_attention_model('rel_pos_local_attn', [128, 128]) and "
+            "change_subsampling_conv_chunking_factor(1); batch_size=1 in transcribe()",
+        },
+        logs=r"\bnemo_asr\b|\bNeMo/|nemo\.collections",
+    ),
+    Framework(
+        "ESPnet",
+        "espnet 202301 to 202412, espnet2/tasks/abs_task.py",
+        r"/espnet2?/",
+        {
+            Change.BATCH: "a lower batch_bins or batch_size, and a higher accum_grad; utterances "
+            "of at most 20 to 30 s (--max_wav_duration)",
+            Change.EVALUATION_BATCH: "recordings of at most 20 to 30 s, a smaller beam_size",
+        },
+        logs=r"(?i:\bespnet)",
+    ),
+    Framework(
+        "nnU-Net",
+        "nnunetv2 2.2 to 2.6, inference/predict_from_raw_data.py and experiment_planning",
+        r"/nnunet(?:v2)?/",
+        {
+            Change.BATCH: "plans for a smaller GPU: nnUNetv2_plan_experiment with a lower "
+            "-gpu_memory_target and a -overwrite_plans_name of their own",
+            Change.EVALUATION_BATCH: "perform_everything_on_device=False (--not_on_device of "
+            "nnUNetv2_predict), which gathers the windows on the CPU; nothing else on the GPU",
+        },
+        logs=r"\bnnUNet",
+    ),
+    Framework(
+        "ESMFold",
+        "fair-esm 2.0, scripts/fold.py and README.md",
+        r"/esm/esmfold/",
+        {
+            Change.BATCH: "--chunk-size 64 or less (model.set_chunk_size), a lower "
+            "--max-tokens-per-batch, --cpu-offload; shorter chains: memory grows with the square "
+            "of the length and more",
+        },
+        logs=r"(?i:esm-?fold)",
     ),
     Framework(
         "Segment Anything",
@@ -347,13 +443,17 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             Change.BATCH: "points_per_batch=16 (64 by default) in the mask generator, a smaller "
             "image, or the model vit_b instead of vit_h",
         },
-        logs=r"\bSam\w{0,40}Mask\w{0,40}Generator\b",
+        logs=r"\bSam\w{0,40}Mask\w{0,40}Generator\b|(?i:segment.anything)",
     ),
     Framework(
         "Unsloth",
         "unsloth 2026, save.py",
         r"/unsloth(?:_zoo)?/|/unsloth_compiled_cache/",
-        {},
+        {
+            "merged-save": "a lower maximum_memory_usage (0.9 by default, 0.5 for a start) in "
+            "save_pretrained_merged() or save_pretrained_gguf(); save_method='lora' saves"
+            " the adapter alone, which can be merged in a process of its own",
+        },
     ),
     Framework(
         "PEFT",
@@ -384,7 +484,14 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
 SERVERS: Final = ("vLLM", "SGLang", "TGI")
 """Those that set their memory aside by themselves, by options of their own."""
 
-RUN_ONLY: Final = (*SERVERS, "ComfyUI", "Stable Diffusion web UI", "Segment Anything")
+RUN_ONLY: Final = (
+    *SERVERS,
+    "ComfyUI",
+    "Stable Diffusion web UI",
+    "Segment Anything",
+    "Real-ESRGAN",
+    "ESMFold",
+)
 """Those that run trained models: where no other is there, nothing keeps activations."""
 
 
@@ -408,9 +515,11 @@ def frameworks_in(paths: Iterable[str], said: str = "") -> tuple[Framework, ...]
     return tuple(found)
 
 
-def words_for(change: Change, frameworks: Iterable[Framework]) -> tuple[str, str] | None:
-    """Return (framework, words) of the first that has words for a change; None without one."""
-    return next(((f.name, f.words[change]) for f in frameworks if change in f.words), None)
+def words_for(frameworks: Iterable[Framework], *changes: str | None) -> tuple[str, str] | None:
+    """Return (framework, words) for the first of some changes that one has; None without one."""
+    known = tuple(frameworks)
+    found = ((f.name, f.words[c]) for c in changes if c for f in known if c in f.words)
+    return next(found, None)
 
 
 def words_of(key: str, change: Change) -> str:

@@ -35,9 +35,9 @@ FULL_SLACK_SHARE: Final = 0.02
 """Free cached memory below one part in fifty of what is reserved is the slack that any run shows
 (tails of 20 MiB segments, 1 MiB rests that are not split): the device is simply full."""
 
-PRINTED_SLACK_SHARE: Final = 0.08
+PRINTED_SLACK_SHARE: Final = 0.1
 """The same of a message, which does not show how large the holes are. In public threads cards that
-were simply full print up to 7 % of what is reserved, those that were fragmented 14 % and more."""
+were simply full print up to 10 % of what is reserved, those that were fragmented 14 % and more."""
 
 FREE_NOISE_BYTES: Final = 32 * MIB
 FREE_NOISE_SHARE: Final = 0.01

@@ -8,11 +8,11 @@ that is a sign counts; of several signs of one call the first in the table.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from fragdoctor.model.case import OomMessage, TracebackFrame
 from fragdoctor.model.frameworks import Change
@@ -66,11 +66,11 @@ class TracebackSign(Struct, frozen=True):
         title, change, why: as in ``Recommendation``.
         source: library, versions and file that the names are from.
         places: its frames.
-        spelled: the same change in ``model/frameworks.py``, whose words say it for a framework.
-        words: the change as frameworks spell it that is no change there, by their names.
+        spelled: the same change in ``model/frameworks.py``, whose words say it for a framework that
+            has none under the sign's name.
         intro: searched in the message, in what stands before it on its line and in the lines right
             above, where no frame is a sign.
-        in_words: searched in the same lines of a text without frames.
+        in_words: searched in the same lines where no call is a sign.
         is_training: it may be a step of training, whose activations are kept.
         is_surrounding: it says in what the call stood, and counts where no place is a sign.
         can_leave_gpu: the call can be made on the CPU, so that it helps whoever fills the GPU.
@@ -85,7 +85,6 @@ class TracebackSign(Struct, frozen=True):
     why: str
     source: str
     places: Sequence[Place] = ()
-    words: Mapping[str, str] = field(default_factory=dict)
     spelled: Change | None = None
     intro: str = ""
     in_words: str = ""
@@ -107,20 +106,20 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
     """Return the sign that the traceback of a message shows; None without one."""
     if message is None or message.kind in ("negative", "host-ram"):
         return None
-    said = message.said
-    for table in (_PLACES, _SURROUNDINGS, _LAST):
-        signs = [
-            s for s in table if s.kind in ("", message.kind) and not _is_contradicted(s, message)
-        ]
+    tables = [
+        [s for s in table if s.kind in ("", message.kind) and not _is_contradicted(s, message)]
+        for table in (_PLACES, _SURROUNDINGS, _LAST)
+    ]
+    for signs in tables:
         inner = enumerate(reversed(message.frames))
         at = (s for n, frame in inner for s in signs if s.matches(frame, is_last=not n))
-        above = (s for s in signs if s.intro and _search(s.intro, said))
+        above = (s for s in signs if s.intro and _search(s.intro, message.said))
         found = next(at, None) or next(above, None)
-        if found is None and not message.frames:  # calls that were told in other words
-            found = next((s for s in signs if s.in_words and _search(s.in_words, said)), None)
         if found is not None:
             return found
-    return None
+    # no call is known: what people call it
+    told = (s for signs in tables for s in signs if s.in_words)
+    return next((s for s in told if _search(s.in_words, message.said)), None)
 
 
 _BACKWARD: Final = Place(code=r"\.backward\(")
@@ -175,10 +174,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "state_dict(); get_model_state_dict(model, "
         "options=StateDictOptions(full_state_dict=True, cpu_offload=True)) since "
         "2.3; fsdp_state_dict_type: SHARDED_STATE_DICT in accelerate",
-        words={
-            "DeepSpeed": "stage3_gather_16bit_weights_on_model_save: false, then the "
-            "zero_to_fp32.py that lies beside the checkpoint",
-        },
         why="The whole state holds every weight of the model on each GPU at once, "
         "where training holds a share of them.",
         source="torch 1.12 to 2.15, torch/distributed/fsdp; deepspeed 0.9 to 0.19.6, "
@@ -210,11 +205,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         title="Merge on the CPU, or save the adapter alone",
         change="load the base model on the CPU in 16 bits, PeftModel.from_pretrained() on it and "
         "merge_and_unload() there; or save_pretrained() of the adapter, which is small",
-        words={
-            "Unsloth": "a lower maximum_memory_usage (0.9 by default, 0.5 for a start) in "
-            "save_pretrained_merged() or save_pretrained_gguf(); save_method='lora' saves the "
-            "adapter alone, which can be merged in a process of its own",
-        },
         why="Merged weights are whole matrices in 16 bits, beside the quantized ones that training "
         "has on the GPU.",
         source="peft 0.21, tuners/tuners_utils.py and tuners/lora; unsloth 2026, save.py",
@@ -226,6 +216,21 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
         ),
     ),
+    TracebackSign(
+        name="calibration",
+        doing="while a model was quantized with samples of text",
+        grows_with=_INPUT,
+        is_training=False,
+        title="Calibrate with fewer and shorter samples, and keep the rest on the CPU",
+        change="fewer calibration samples and shorter ones (max_calib_samples, n_samples, "
+        "num_calibration_samples, max_calib_seq_len); the model on the CPU, with the layer that is "
+        "being quantized alone on the GPU (no device_map); use_cache=False",
+        why="A layer's inputs for all samples are kept, and the next layer's are made from them.",
+        source="autoawq 0.2, awq/quantize/quantizer.py; auto-gptq 0.7, modeling/_base.py; "
+        "llmcompressor 0.6, entrypoints/oneshot.py",
+        places=(Place(file=r"/(?:awq|auto_gptq|gptqmodel|llmcompressor)/(?!modules|nn_modules)"),),
+        in_words=r"\bmodel\.quantize\(|AutoGPTQ|AutoAWQ|(?i:\bcalibration (?:data|samples))",
+    ),
     # ---- loading ----
     TracebackSign(
         name=LOADED_CHECKPOINT,
@@ -236,6 +241,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         change="state = torch.load(path, map_location='cpu'), with mmap=True since 2.1; "
         "model.load_state_dict(state), which copies it into the model that is on the GPU already; "
         "del state",
+        in_words=r"(?i)\b(?:resum|restor|load)(?:e|ed|es|ing|s)? (?:(?:training|the|an?|from|my"
+        r"|saved|last|previous|model|fsdp) ){0,4}checkpoint(?! shards)",
         why="Without map_location each tensor goes to the device it was saved from: "
         "beside what it is copied into, and of every rank to the same GPU.",
         source="torch 1.0 to 2.15, torch/serialization.py, nn/modules/module.py and "
@@ -262,14 +269,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         change="model.to(torch.bfloat16) or 4 bits before the weights go to the GPU; a smaller "
         "model; or keep some layers on another GPU or on the CPU",
         spelled=Change.WEIGHTS,
-        words={
-            "DeepSpeed": '"zero_optimization": {"stage": 3}, and the model built inside '
-            "deepspeed.zero.Init(config_dict_or_path=...), or with an HfDeepSpeedConfig(config) "
-            "alive before from_pretrained(): otherwise each process builds the whole of it",
-        },
         why="Nothing but weights was asked for: what is missing is room for the model "
         "itself, which no batch size changes.",
-        intro=r"Node Type:\W{0,8}\w*Load(?:er|\b)",
+        intro=r"Node Type:\W{0,8}\w*Load(?:er|\b)|\bERROR lora\b|Patching LoRAs",
         source="torch 2.13, torch/nn/modules/module.py; transformers 4.30 to 5.0, "
         "modeling_utils.py; accelerate 1.10, utils/modeling.py; ComfyUI 0.3, "
         "comfy/model_patcher.py and execution.py; vllm 0.11, model_executor/model_loader; sglang "
@@ -303,33 +305,22 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     # ---- serving ----
     TracebackSign(
-        name="wake-up",
-        doing="while vLLM took back the memory that it had given away to sleep",
-        grows_with=_MODEL,
-        title="Leave room on the GPU for vLLM to wake up",
-        change="a lower gpu_memory_utilization; before wake_up() the trainer's weights, gradients "
-        "and optimizer off the GPU, and torch.cuda.empty_cache()",
-        why="It maps its weights and its KV cache again in the old size, beside whatever the "
-        "trainer on the same GPU has taken or cached since.",
-        source="vllm 0.7 to 0.11, csrc/cumem_allocator.cpp and device_allocator/cumem.py",
-        places=(Place(file=r"/vllm/device_allocator/cumem\.py$"),),
-        intro=r"cumem_allocator\.cpp",
-    ),
-    TracebackSign(
         name="asleep",
-        doing="beside a vLLM that slept on the same GPU with memory of its own",
+        doing="beside a vLLM on the same GPU that sleeps and wakes up",
         grows_with=_MODEL,
         is_surrounding=True,
         can_leave_gpu=True,
-        title="Leave less of vLLM on the GPU while it sleeps",
-        change="sleep(level=2), which drops the weights as well; a lower gpu_memory_utilization; "
-        "--enforce-eager, since CUDA graphs stay; or vLLM on GPUs of its own. What its log says is "
-        "still in use should not grow from step to step",
-        why="Only weights and KV cache are given away: context, CUDA graphs, NCCL and what other "
-        "libraries hold stay.",
-        source="vllm 0.7 to 0.11, docs/features/sleep_mode.md and device_allocator/cumem.py",
-        in_words=r"Sleep mode freed",
-        intro=r"Sleep mode freed",
+        title="Leave less of vLLM and of the trainer on the GPU that they share",
+        change="a lower gpu_memory_utilization; before wake_up() the trainer's weights, gradients "
+        "and optimizer off the GPU, and torch.cuda.empty_cache(); sleep(level=2), which drops the "
+        "weights as well; --enforce-eager, since CUDA graphs stay; or vLLM on GPUs of its own. "
+        "What its log says is still in use should not grow from step to step",
+        why="vLLM gives only weights and KV cache away, and maps them again in the old size, "
+        "beside whatever the trainer has taken or cached since.",
+        source="vllm 0.7 to 0.11, docs/features/sleep_mode.md, csrc/cumem_allocator.cpp and "
+        "device_allocator/cumem.py",
+        places=(Place(file=r"/vllm/device_allocator/cumem\.py$"),),
+        intro=r"Sleep mode freed|cumem_allocator\.cpp",
     ),
     TracebackSign(
         name="graph-capture",
@@ -337,12 +328,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         grows_with=_MODEL,
         title="Leave more memory beside the server's KV cache for CUDA graphs",
         change="a smaller share of the card for the cache, smaller graphs, or none",
-        words={
-            "vLLM": "a lower --gpu-memory-utilization or --max-num-seqs; --enforce-eager does "
-            "without graphs",
-            "SGLang": "a lower --mem-fraction-static, or a lower --cuda-graph-max-bs "
-            "(--cuda-graph-max-bs-decode since 0.5.20); --disable-cuda-graph does without graphs",
-        },
         why="The KV cache was sized first and has taken what the graphs need.",
         source="sglang 0.4, model_executor/cuda_graph_runner.py; vllm 0.11, "
         "v1/worker/gpu_model_runner.py",
@@ -353,27 +338,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 "capture_model _capture_cudagraphs "
                 "init_forward_metadata_capture_cuda_graph",
             ),
-            Place(file=r"/(?:sglang|vllm)/", code=r"torch\.cuda\.graph\("),
         ),
         intro=r"[Cc]apture cuda graph failed|Capturing (?:the model for CUDA |cuda)graphs",
-    ),
-    TracebackSign(
-        name="server-profiling",
-        doing="while the server measured its peak with dummy requests, before any KV cache",
-        grows_with=_MODEL,
-        title="Make the server's largest step smaller, or spread the weights",
-        change="a lower --max-num-batched-tokens and --max-num-seqs; where the weights alone fill "
-        "the card, --tensor-parallel-size over more GPUs or a quantized checkpoint",
-        why="Weights and the activations of one largest step do not fit: "
-        "gpu_memory_utilization only sizes the cache that comes after them.",
-        source="vllm 0.6 to 0.25, v1/worker/gpu_worker.py and gpu_model_runner.py",
-        places=(
-            Place(
-                file=r"/vllm/",
-                functions="determine_available_memory determine_num_available_blocks "
-                "profile_run _dummy_run _dummy_sampler_run _dummy_pooler_run",
-            ),
-        ),
     ),
     TracebackSign(
         name=SERVER_STEP,
@@ -393,10 +359,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 r"|v1)/"
             ),
             Place(file=r"/text_generation_server/"),
-            Place(
-                file=r"/vllm/(?:.*/)?engine/",
-                functions="step engine_step step_async run_engine_loop _process_model_outputs",
-            ),
         ),
         intro=r"text_generation(?:_|\.errors)|\bVllmWorker|\bEngineCore"
         r"|\bWorker(?:_TP\d| pid=)|\bRayWorkerWrapper"
@@ -410,9 +372,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         is_training=False,
         can_leave_gpu=True,
         title="Gather the predictions on the CPU",
-        change="eval_accumulation_steps=1 in TrainingArguments, and a "
-        "preprocess_logits_for_metrics that keeps what the metrics need "
-        "(logits.argmax(-1)); or prediction_loss_only=True",
+        change="keep of each batch what the metrics need, on the CPU",
+        spelled=Change.GATHER,
         why="Trainer keeps every batch's logits on the GPU until the evaluation ends, "
         "and joins them with a copy.",
         source="transformers 3.1 to 4.57, trainer.py and trainer_pt_utils.py",
@@ -439,11 +400,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         change="gpu_assign_thr=100 of the assigner in MMDetection (train_cfg: "
         "rpn.assigner.gpu_assign_thr); otherwise drop or split images with "
         "hundreds of boxes",
-        words={
-            "Ultralytics": "a lower batch=, since all images of a batch are filled up to the one "
-            "with most objects; tiles of crowded images; since 8.3.30 it goes on on the CPU by "
-            "itself there, which is slow",
-        },
         why="The matrix of overlaps has a row for each true box and a column for each "
         "anchor: one crowded image makes it huge, whatever the batch size.",
         source="mmdet 2.0 to 3.3, core/bbox/assigners and models/task_modules/assigners; "
@@ -457,41 +413,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
         intro=r"inputs of <function pairwise_iou",
     ),
-    # ---- graphs ----
-    TracebackSign(
-        name="graph-messages",
-        doing="while a graph network computed a message for each edge",
-        grows_with=_INPUT,
-        title="Cap the nodes and edges of a batch",
-        change="DynamicBatchSampler(max_num=...) or NeighborLoader(num_neighbors=...); "
-        "EdgeIndex or SparseTensor adjacency fuses message and aggregation",
-        why="A message is made for every edge, so that the largest graphs decide, not "
-        "the number of graphs.",
-        source="torch_geometric 2.6, nn/conv",
-        places=(Place(file=r"/torch_geometric/nn/"),),
-    ),
     # ---- several GPUs ----
-    TracebackSign(
-        name="nccl-start",
-        doing="in NCCL's first call, when the ranks were set up",
-        grows_with=_MODEL,
-        kind="nccl",
-        title="Give each rank a GPU of its own, and load checkpoints on the CPU",
-        change="torch.cuda.set_device(local_rank) before init_process_group(), and as many ranks "
-        "on a machine as it has free GPUs; torch.load(..., map_location='cpu'), since each rank "
-        "that loads to 'cuda' puts it on GPU 0; nvidia-smi shows whether several ranks share a GPU",
-        why="NCCL makes its buffers on each rank's GPU at the first collective, beside PyTorch's "
-        "cache: what is there already leaves them no room.",
-        source="torch 1.10 to 2.15, nn/parallel/distributed.py, distributed/utils.py and fsdp",
-        places=(
-            Place(file=r"/torch/nn/parallel/distributed\.py$", functions="__init__"),
-            Place(
-                functions="_verify_param_shape_across_processes _sync_module_states "
-                "_sync_params_and_buffers _broadcast_model init_process_group "
-                "initialize_model_parallel"
-            ),
-        ),
-    ),
     TracebackSign(
         name="data-parallel-gather",
         doing="while DataParallel gathered the outputs of all GPUs on the first",
@@ -527,20 +449,18 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     TracebackSign(
         name="optimizer-state",
-        doing="in a step of the optimizer, which makes its state in the first one",
+        doing="where the optimizer makes its state, or steps",
         grows_with=_MODEL,
         title="Keep less of the optimizer's state on the GPU",
-        change="bitsandbytes.optim.AdamW8bit, Adafactor, or fused=True, which needs no "
-        "temporaries; ZeRO or FSDP over more GPUs; LoRA trains fewer weights",
-        words={
-            "DeepSpeed": '"zero_optimization": {"offload_optimizer": {"device": "cpu"}}, so that '
-            "the step runs on the CPU; a higher ZeRO stage or more GPUs; a lower sub_group_size "
-            "under ZeRO 3",
-        },
-        spelled=Change.STATE_8BIT,
-        why="Adam keeps two numbers for each weight from the first step on. The "
-        "batch's activations are freed by then: a smaller batch changes nothing.",
-        source="torch 2.13, torch/optim; deepspeed 0.9 to 0.19.6, runtime/zero and engine.py",
+        change="an optimizer in 8 bits (bitsandbytes.optim.AdamW8bit, optim='adamw_8bit' of "
+        "Trainer), Adafactor, or fused=True, which needs no temporaries; ZeRO or FSDP over more "
+        "GPUs, or the optimizer offloaded to the CPU; LoRA trains fewer weights",
+        why="Adam keeps two numbers for each weight from the first step on, mixed precision a copy "
+        "in 32 bits. The batch's activations are freed by then: a smaller batch changes nothing.",
+        source="torch 2.13, torch/optim; deepspeed 0.9 to 0.19.6, runtime/zero and engine.py; "
+        "colossalai 0.2 to 0.4, zero/low_level; apex, amp/_process_optimizer.py; bitsandbytes 0.39 "
+        "to 0.48, csrc/pythonInterface.cpp: cget_managed_ptr of paged state",
+        intro=r"[Oo]ut of memory at line \d+ in file \S*pythonInterface",
         places=(
             Place(
                 file=r"/deepspeed/runtime/",
@@ -557,43 +477,14 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 r"|/amp/grad_scaler\.py$",
                 is_last=True,
             ),
-            Place(code=r"\boptim(?:izer)?\.step\(", is_last=True),
-        ),
-    ),
-    TracebackSign(
-        name="master-weights",
-        doing="while the optimizer's copy of the weights in 32 bits was made",
-        grows_with=_MODEL,
-        title="Shard the optimizer, or keep it on the CPU",
-        change="ZeRO or FSDP over more GPUs, or the optimizer offloaded to the CPU; "
-        "bitsandbytes.optim.AdamW8bit on weights in bf16; LoRA trains fewer weights",
-        why="Mixed precision keeps each weight in 32 bits beside the one in 16, and Adam adds two "
-        "more numbers in 32 bits: no batch size changes that.",
-        source="deepspeed 0.9 to 0.19, runtime/zero/stage_1_and_2.py; colossalai 0.2 to 0.4, "
-        "zero/low_level/low_level_optim.py; apex, amp/_process_optimizer.py",
-        places=(
+            Place(code=r"\boptim(?:izer)?\.step\(|\bexp_avg_sq\b", is_last=True),
+            # its copy of the weights in 32 bits
             Place(
                 file=r"/(?:deepspeed|colossalai|apex|megatron)/",
                 code=r"\b(?:fp32|master|single_partition)\w*(?:\[[^\]]*\])?(?:\.append\(| ?= ?)"
                 r".{0,80}(?:\.float\(|float32)",
             ),
         ),
-    ),
-    TracebackSign(
-        name="paged-optimizer",
-        doing="while bitsandbytes took managed memory for a paged optimizer",
-        grows_with=_MODEL,
-        title="Use less paged state, or none",
-        change="a bitsandbytes optimizer in 8 bits (AdamW8bit, PagedAdamW8bit) instead of one in "
-        "32 bits; LoRA trains fewer weights; more host memory",
-        words={
-            "Trainer": "optim='adamw_8bit' or 'paged_adamw_8bit' in TrainingArguments instead of a "
-            "paged optimizer in 32 bits; LoRA (peft) trains fewer weights; more host memory",
-        },
-        why="Paged state is CUDA's managed memory, which lies on the host until a step needs it: "
-        "both have to have room, and WSL2 has little of it.",
-        source="bitsandbytes 0.39 to 0.48, csrc/pythonInterface.cpp: cget_managed_ptr",
-        intro=r"[Oo]ut of memory at line \d+ in file \S*pythonInterface",
     ),
     TracebackSign(
         name="data-on-gpu",
@@ -635,12 +526,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         change="turn tiling on, or halve the tiles where it is on; one image at a time "
         "(vae_batch_size 1 where latents are cached before training), a lower resolution or fewer "
         "frames; torch.no_grad() in a loop of your own",
-        words={
-            "Diffusers": "pipe.vae.enable_tiling() and enable_slicing(), under torch.no_grad() in "
-            "code of your own; enable_model_cpu_offload(), so that the denoiser has left the GPU",
-            "ComfyUI": "VAE Decode (Tiled), with smaller tiles where it is in use already; "
-            "--cpu-vae; a smaller image or fewer frames",
-        },
         why="The decoder works at full resolution: its peak grows with the pixels of "
         "the image or the frames of the video, after the denoiser has fit.",
         source="diffusers 0.35, models/autoencoders; ComfyUI 0.3, comfy/sd.py and nodes.py",
@@ -651,7 +536,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 r"|vae_decode\("
             ),
         ),
-        intro=r"when regular VAE (?:de|en)coding|\[Tiled VAE\]|Node Type:\W{0,8}VAE(?:De|En)code",
+        intro=r"when regular VAE (?:de|en)coding|\[Tiled VAE\]|(?:VAE|Video)(?:De|En)code",
     ),
     TracebackSign(
         name="sampled-grid",
@@ -709,10 +594,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         change="a smaller batch or shorter sequences; on CUDA q, k and v in 16 bits without a "
         "dense mask, so that its flash or memory-efficient kernel is taken "
         "(torch.nn.attention.sdpa_kernel allows no other)",
-        words={
-            "ComfyUI": "a smaller image or fewer frames; --use-sage-attention or "
-            "--use-flash-attention, where they are installed",
-        },
         why="Without a kernel for these inputs it makes the scores after all: batch x heads x "
         "length x length.",
         source="torch 2.0 to 2.13, torch/nn/functional.py and attention/__init__.py; ComfyUI 0.3, "
@@ -821,19 +702,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         places=(Place(file=r"/transformers/(?:generation/|cache_utils\.py$)"),),
     ),
     TracebackSign(
-        name="volatile",
-        doing="in a forward pass whose graph is kept, since volatile=True has no effect any more",
-        grows_with=_INPUT,
-        is_training=False,
-        is_surrounding=True,
-        title="Run it inside torch.no_grad()",
-        change="with torch.no_grad(): around the calls, in place of Variable(x, volatile=True), "
-        "which has done nothing since PyTorch 0.4",
-        why="Every layer's input is kept for a backward pass that never comes.",
-        source="torch 0.4, torch/csrc/autograd/python_variable.cpp",
-        intro=r"volatile was removed and now has no effect",
-    ),
-    TracebackSign(
         name="evaluation",
         doing="while an evaluation ran",
         grows_with=_BATCH,
@@ -849,8 +717,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         source="transformers 4.57, trainer.py; lightning 2.5, loops/evaluation_loop.py",
         in_words=r"(?i)\b(?:during|in|at|after|running) (?:the |each )?(?:validation|evaluation)\b"
         r"|\bvalidation (?:step|process|phase|stage|routine|loop)\b",
-        # progress bars: catalyst, Lightning
-        intro=r"(?:\(valid(?:ation)?\)|\bValidat(?:ing|ion(?: DataLoader \d+)?)):\s{1,6}\d{1,3}%",
+        # progress bars: catalyst, Lightning; code of PyTorch 0.3, which kept no graph there
+        intro=r"(?:\(valid(?:ation)?\)|\bValidat(?:ing|ion(?: DataLoader \d+)?)):\s{1,6}\d{1,3}%"
+        r"|volatile was removed and now has no effect",
         places=(
             Place(
                 functions="evaluation_loop prediction_loop prediction_step evaluate "
@@ -864,22 +733,24 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
         ),
     ),
-    # ---- searches, and libraries beside PyTorch ----
     TracebackSign(
-        name="batch-search",
-        doing="with every batch down to a single sample",
-        grows_with=_MODEL,
+        name="growth",
+        doing="in a run whose memory was seen to grow",
+        grows_with=_BATCH,
         is_surrounding=True,
-        title="Make a single sample fit: the batch is not what is too large",
-        change="gradient checkpointing, weights in 16 or 4 bits, LoRA, an 8-bit optimizer; a "
-        "shorter sequence or a smaller image; make the model inside the function that is tried, "
-        "or move what is not needed off the GPU before the search starts",
-        why="accelerate tries smaller and smaller batches (auto_find_batch_size, "
-        "find_executable_batch_size) and found none that fits.",
-        source="accelerate 0.10 to 1.15, utils/memory.py; transformers 4.57, training_args.py; "
-        "diffusers 0.39, models/modeling_utils.py",
-        intro=r"No executable batch size found",
+        title="Keep numbers from step to step, not tensors with their graph",
+        change="loss.item() in place of loss where losses are summed or kept, .detach().cpu() for "
+        "outputs that are kept, torch.no_grad() around metrics, states detached between sequences; "
+        "then cap what differs from batch to batch: lengths, boxes, nodes",
+        why="What a step leaves behind adds up, whatever the batch: a loss that is kept holds the "
+        "graph of its step.",
+        source="torch 2.13, docs/source/notes/faq.rst",
+        in_words=r"(?i)\b(?:memory|vram|usage)\b(?: \w+){0,5}? (?:keeps?|kept|gradually|steadily"
+        r"|slowly|constantly|continu\w+|will|were|was|is|been|become|gets?)(?: \w+){0,2}? (?:"
+        r"increas\w+|grow\w*|ris(?:es|ing)|larger|higher|bigger)|\b(?:steady|gradual) increase"
+        r"|\bmemory leak|\bincreasing GPU.memory",
     ),
+    # ---- searches, and libraries beside PyTorch ----
     TracebackSign(
         name="spilled",
         doing="with part of the GPU's memory on the host, where Windows' driver had moved it",

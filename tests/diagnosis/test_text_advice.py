@@ -38,6 +38,7 @@ FULL = old_style("1.00 GiB", "8.00 GiB", "7.20 GiB", "0 bytes", "7.32 GiB")
         "I changed the batch size to 1",
         "['main.py', '--per_device_train_batch_size', '1', '--lora_dim', '8']",
         "cfg.SOLVER.IMS_PER_BATCH = 1",
+        "The batch size is already 1.",
     ],
 )
 def test_batch_of_one_is_not_made_smaller(setting):
@@ -73,6 +74,14 @@ SAID = {
     "ERROR 03-13 09:00:43 [core.py:330] the engine failed": "--gpu-memory-utilization",
     "ZeRO stage: 2, micro batch 2": "train_micro_batch_size_per_gpu",
     "pipe = FluxPipeline.from_pretrained(name)": "num_images_per_prompt",
+    "actor_rollout_ref.actor.strategy=fsdp": "ppo_micro_batch_size_per_gpu",
+    "torchrun pretrain_gpt.py --bf16": "--micro-batch-size",
+    "RealESRGAN_x4plus": "--tile",
+    "import nemo.collections.asr as nemo_asr": "max_duration",
+    "ESPnet 202301": "batch_bins",
+    "nnUNetv2_train 7 3d_fullres 0": "-gpu_memory_target",
+    "esm-fold -i in.fasta": "--chunk-size",
+    "I use YOLOv8 of ultralytics": "imgsz",
 }
 
 
@@ -763,7 +772,7 @@ NO_BLOCKS = "ValueError: No available memory for the cache blocks. Try increasin
 @pytest.mark.parametrize(
     ("before", "said"),
     [
-        ("vllm serve org/net --gpu-memory-utilization 0.95\n", "has 0.95 of the card already"),
+        ("vllm serve org/net --gpu-memory-utilization 0.95\n", "0.95 is given"),
         ("LLM(model='net', gpu_memory_utilization=0.4)\n", "--gpu-memory-utilization 0.9"),
         ("INFO x.py:1 Model loading took 0.2500 GiB and 1 s\n", "only 256.00 MiB"),
     ],
@@ -983,6 +992,8 @@ def test_holders_are_found_with_the_tool_of_the_devices_maker():
         # mlx, backend/metal/device.cpp
         ("std::runtime_error: [METAL] Command buffer execution failed: Insufficient Memory\n",
          "iogpu.wired_limit_mb"),
+        # mlx, backend/metal/allocator.cpp
+        ("[metal::malloc] Unable to allocate 41 bytes.\n", "iogpu.wired_limit_mb"),
         ('MetalExecutionError: Code=8 "Insufficient Memory (IOAF code 8)"\n', "Activity Monitor"),
     ],
 )  # fmt: skip
@@ -992,6 +1003,44 @@ def test_programs_of_every_kind_say_that_a_device_is_full(text, said):
     assert verdict.cause is Cause.CAPACITY
     assert said in first.change
     assert "torch" not in first.change
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        # mlx, backend/metal/allocator.cpp
+        (("[metal::malloc] Attempting to allocate 25769803776 bytes which is greater than the "
+          "maximum allowed buffer size of 17179869184 bytes."), "a smaller batch"),
+        ("RuntimeError: [metal::malloc] Resource limit (499000) exceeded.", "mx.eval()"),
+    ],
+)  # fmt: skip
+def test_limits_of_metal_are_no_full_device(text, said):
+    verdict, first = first_of(text)
+
+    assert verdict.cause is Cause.MEMORY_LIMIT
+    assert said in first.change
+
+
+def test_program_of_jax_is_held_against_the_largest_piece():
+    # xla, service/heap_simulator and pjrt/tpu: free in all, and in one piece
+    verdict, _ = first_of(
+        "RESOURCE_EXHAUSTED: Attempting to allocate 1.20G. That was not possible. There are 1.33G "
+        "free. Due to fragmentation, the largest contiguous region of free memory is 820.53M."
+    )
+
+    assert verdict.cause is Cause.CAPACITY
+
+
+@pytest.mark.parametrize(("free", "cause"), [("9.00", "unknown"), ("1.00", "capacity")])
+def test_four_gib_of_xpu_are_in_doubt_only_where_they_would_have_fit(free, cause):
+    verdict, _ = first_of(
+        "torch.OutOfMemoryError: XPU out of memory. Tried to allocate 4.50 GiB. GPU 0 has a total "
+        f"capacity of 15.91 GiB of which {free} GiB is free. Of the allocated memory "
+        f"{14 - float(free)} GiB is allocated by PyTorch, and 0 bytes is reserved by PyTorch but "
+        "unallocated."
+    )
+
+    assert verdict.cause.value == cause
 
 
 def test_request_that_fits_what_is_free_is_no_full_device():

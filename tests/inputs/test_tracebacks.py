@@ -38,7 +38,47 @@ def test_heading_keeps_the_words_below_it():
         "RuntimeError: CUDA error: out of memory\nIn the validation."
     ).messages
 
-    assert message.above == "In the validation."
+    assert message.around == "In the validation."
+
+
+def test_words_above_and_below_a_message_are_kept_in_their_order():
+    (message,) = find_messages(f"I upscale a photo.\n{OOM}\nIt works for small ones.\n").messages
+
+    assert message.around == "I upscale a photo. It works for small ones."
+
+
+def test_words_below_a_traceback_of_its_own_are_kept_too():
+    (message,) = find_messages(f"{PLAIN}It happens in the evaluation.\n").messages
+
+    assert message.around.endswith("It happens in the evaluation.")
+
+
+def test_box_of_rich_whose_top_was_cut_gives_its_source_lines():
+    text = f"│ ❱ 231 │   │   return forward_call(*args) │\n╰──────╯\n{OOM}\n"
+
+    (message,) = find_messages(text).messages
+
+    assert [(f.line, f.code) for f in message.frames] == [(231, "return forward_call(*args)")]
+
+
+def test_cells_of_ipython_whose_paths_were_cut_give_their_source_lines():
+    text = f"     37 model.eval()\n---> 38 out = model(x)\n     39 out.sum()\n\n{OOM}\n"
+
+    (message,) = find_messages(text).messages
+
+    assert [(f.line, f.code) for f in message.frames] == [(38, "out = model(x)")]
+
+
+def test_heading_of_ipython_without_the_error_is_a_failure():
+    text = (
+        "OutOfMemoryError                 Traceback (most recent call last)\n"
+        "<ipython-input-5-0123456789ab> in <module>\n----> 1 trainer.train()\n"
+    )
+
+    (message,) = find_messages(text).messages
+
+    assert message.is_device_oom
+    assert message.frames[-1].code == "trainer.train()"
 
 
 @pytest.mark.parametrize("arrow", ["----> 7", "-> 1150"])

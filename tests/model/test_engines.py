@@ -27,7 +27,7 @@ def test_llama_cpp_under_ollama_is_ollama():
 
 
 def test_pytorchs_allocator_is_no_engine_whatever_stands_around_it():
-    assert engine_of(message(above="2025 INFO ollama started", text="CUDA out of memory.")) is None
+    assert engine_of(message(around="2025 INFO ollama started", text="CUDA out of memory.")) is None
     assert ANY_PROGRAM not in ENGINES
 
 

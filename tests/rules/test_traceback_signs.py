@@ -9,6 +9,7 @@ from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.inputs.messages import find_messages
 from fragdoctor.model.case import TracebackFrame
 from fragdoctor.model.diagnosis import Cause
+from fragdoctor.model.frameworks import FRAMEWORKS, Change
 from fragdoctor.rules.traceback_signs import SIGNS, GrowsWith, sign_of
 
 FULL = old_style("1.00 GiB", "23.69 GiB", "22.10 GiB", "412.00 MiB", "22.60 GiB")
@@ -30,7 +31,7 @@ SHAPES = {
         frame(f"{LIB}/monai/inferers/utils.py", "sliding_window_inference", "x = zeros(n)")
     ),
     # vllm, csrc/cumem_allocator.cpp
-    "wake-up": "CUDA Error: out of memory at /build/csrc/cumem_allocator.cpp:62\n",
+    "asleep no more": "CUDA Error: out of memory at /build/csrc/cumem_allocator.cpp:62\n",
     # vllm, device_allocator/cumem.py: what sleep() logs
     "asleep": "Sleep mode freed 43.80 GiB, 11.57 GiB memory is still in use\n" + FULL + "\n",
     "data-on-gpu": failing(
@@ -39,10 +40,10 @@ SHAPES = {
     "data-on-gpu by its name": failing(
         frame("/job/data.py", "load_images", "images = torch.stack(found).cuda()")
     ),
-    "master-weights": failing(
+    "optimizer-state in 32 bits": failing(
         frame(f"{LIB}/colossalai/zero/low_level_optim.py", "__init__", "fp32_flat = half.float()")
     ),
-    "volatile": "UserWarning: volatile was removed and now has no effect.\n"
+    "evaluation of PyTorch 0.3": "UserWarning: volatile was removed and now has no effect.\n"
     "RuntimeError: CUDA error: out of memory\n",
     "gathered-save": failing(
         frame("/job/save.py", "save", "sd = net.state_dict()"),
@@ -69,9 +70,6 @@ SHAPES = {
     "graph-capture": failing(
         message=f"Exception: Capture cuda graph failed: {FULL.partition(': ')[2]}"
     ),
-    "server-profiling": failing(
-        frame(f"{LIB}/vllm/v1/worker/gpu_model_runner.py", "_dummy_run", "out = self.model(x)")
-    ),
     "loading-weights of a server": failing(
         frame(f"{LIB}/vllm/worker/model_runner.py", "load_model", "self.model = get_model()"),
         frame(f"{LIB}/vllm/somewhere.py", "create_weights", "w = torch.empty(n)"),
@@ -87,9 +85,6 @@ SHAPES = {
     ),
     "all-pairs of nodes": failing(
         frame(f"{LIB}/torch_geometric/utils/_to_dense_adj.py", "to_dense_adj", "a = zeros(n)")
-    ),
-    "graph-messages": failing(
-        frame(f"{LIB}/torch_geometric/nn/conv/gat_conv.py", "message", "return a * x")
     ),
     "data-parallel-gather": failing(
         frame(f"{TORCH}/nn/parallel/comm.py", "gather", "return torch._C._gather(tensors)")
@@ -107,13 +102,14 @@ SHAPES = {
     "gaussian-tiles": failing(
         frame(f"{LIB}/gsplat/cuda/_wrapper.py", "isect_tiles", "ids = fn(means, radii)")
     ),
-    "nccl-start": failing(
-        frame(f"{TORCH}/nn/parallel/distributed.py", "__init__", "_verify_shapes(group)"),
-        message="torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:7\n"
-        "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
-        "Failed to CUDA calloc 4194304 bytes\n",
-    ),
     "quantized-kernel": "Error out of memory at line 88 in file /src/csrc/ops.cu\n",
+    "calibration": failing(
+        frame(f"{LIB}/awq/quantize/quantizer.py", "quantize", "self.run(samples)")
+    ),
+    "calibration by what was called": f"It fails in model.quantize(tokenizer):\n{FULL}\n",
+    "loaded-checkpoint in words": f"When I resume training from a checkpoint:\n{FULL}\n",
+    "growth": f"The memory keeps growing from step to step until it fails:\n{FULL}\n",
+    "growth told below the message": f"{FULL}\n\nThe GPU memory is slowly increasing.\n",
     "spilled": "Since the update training is very slow: the task manager shows 4 GB of Shared GPU "
     "memory in use.\n",
     "attention-scores": failing(
@@ -145,7 +141,7 @@ SHAPES = {
     "optimizer-temporaries": failing(
         frame(f"{TORCH}/optim/adam.py", "_multi_tensor_adam", "d = torch._foreach_sqrt(squares)")
     ),
-    "paged-optimizer": "Error out of memory at line 7 in file /src/csrc/pythonInterface.cpp\n",
+    "optimizer-state in pages": "Error out of memory at line 7 in file /csrc/pythonInterface.cpp\n",
     "optimizer-state in the step of DeepSpeed": failing(
         frame(f"{LIB}/deepspeed/runtime/zero/stage3.py", "_optimizer_step", "self.opt.step()"),
         frame(f"{TORCH}/optim/adam.py", "_init_group", "state['exp_avg'] = zeros_like(p)"),
@@ -153,7 +149,6 @@ SHAPES = {
     "fused-attention-call": failing(
         frame("/job/net.py", "attend", "y = F.scaled_dot_product_attention(q, k, v, mask)")
     ),
-    "batch-search": "RuntimeError: No executable batch size found, reached zero.\n",
     "ctranslate2": "RuntimeError: CUDA failed with error out of memory\n",
     "loading-weights at the end of what was pasted": failing(
         frame("/job/workflow.py", "run_sft", "model = load_model(tokenizer, args)")
@@ -178,11 +173,11 @@ def test_traceback_shows_its_sign(name):
     assert sign.name == name.partition(" ")[0]
 
 
-def test_search_that_found_no_batch_does_not_advise_a_smaller_one():
+def test_search_that_found_no_batch_says_that_the_batch_is_one_already():
     result = diagnose(case_of("RuntimeError: No executable batch size found, reached zero.\n"))
 
     assert result.verdict.cause is Cause.CAPACITY
-    assert "smaller-batch" not in [r.code for r in result.recommendations]
+    assert result.recommendations[0].title == "Use smaller inputs: the batch is one already"
 
 
 def test_search_that_found_no_batch_says_where_it_failed():
@@ -197,6 +192,12 @@ def test_search_that_found_no_batch_says_where_it_failed():
 
 def test_every_sign_of_the_table_is_shown_by_a_text():
     assert {name.partition(" ")[0] for name in SHAPES} == {sign.name for sign in SIGNS}
+
+
+def test_frameworks_have_words_for_changes_and_signs_only():
+    known = {*Change, *(sign.name for sign in SIGNS)}
+
+    assert {key for f in FRAMEWORKS for key in f.words} <= known
 
 
 @pytest.mark.parametrize("sign", SIGNS, ids=lambda sign: sign.name)

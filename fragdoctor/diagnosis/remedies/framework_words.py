@@ -43,7 +43,6 @@ ADDED: Final = (Change.BATCH, Change.EVALUATION_BATCH, Change.WEIGHTS, Change.CO
 def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Iterator[Proposal]:
     """Yield proposals, their changes as the framework of the case spells them where it does."""
     frameworks = frameworks_of(case)
-    of_evaluation = words_for(Change.EVALUATION_BATCH, frameworks if _runs_only(case) else ())
     trains = any(f.name not in RUN_ONLY for f in frameworks)
     for one in proposals:
         change = CHANGES.get(one.recommendation.code)
@@ -53,7 +52,7 @@ def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Itera
         if change is None or one.is_rejected or is_told:
             yield one
             continue
-        found = (of_evaluation if change is Change.BATCH else None) or words_for(change, frameworks)
+        found = words_in(case, change)
         if found is None:
             yield one
             continue
@@ -67,6 +66,15 @@ def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Itera
                 recommendation, title="Give the server's steps more room beside its KV cache"
             )
         yield replace(one, recommendation=recommendation)
+
+
+def words_in(case: JudgedCase, *changes: str | None) -> tuple[str, str] | None:
+    """Return (framework, words) of a case for the first of some changes that one has words for.
+
+    What only runs a model has a batch of its own.
+    """
+    batch = (Change.EVALUATION_BATCH,) if Change.BATCH in changes and _runs_only(case) else ()
+    return words_for(frameworks_of(case), *batch, *changes)
 
 
 def _runs_only(case: JudgedCase) -> bool:

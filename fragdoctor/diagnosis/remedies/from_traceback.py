@@ -9,7 +9,7 @@ import numpy as np
 
 from fragdoctor.analysis.failed_attempts import left_of_attempts
 from fragdoctor.diagnosis.bench import Attempt, Bench
-from fragdoctor.diagnosis.remedies.framework_words import frameworks_of
+from fragdoctor.diagnosis.remedies.framework_words import words_in
 from fragdoctor.diagnosis.remedies.remedy import CURES, HELPS, JudgedCase, Proposal, Remedy
 from fragdoctor.diagnosis.remedies.serving import smaller_cache
 from fragdoctor.future.edits import combined
@@ -17,7 +17,6 @@ from fragdoctor.future.training_edits import requests_freed_at, requests_removed
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence, Location
-from fragdoctor.model.frameworks import words_for
 from fragdoctor.model.snapshot import I64
 from fragdoctor.rules.traceback_signs import SERVER_STEP
 from fragdoctor.units import format_size
@@ -47,12 +46,7 @@ class AtTheFailingCall(Remedy):
         if case.cause is Cause.UNKNOWN and r is not None and r.is_covered_by_free:
             return  # the device had room: a limit refused it, whatever the call needs
         said = "It goes on more slowly" if message.is_warning else "It failed"
-        frameworks = frameworks_of(case)
-        found = next(
-            ((f.name, sign.words[f.name]) for f in frameworks if f.name in sign.words), None
-        )
-        if found is None and sign.spelled is not None:
-            found = words_for(sign.spelled, frameworks)
+        found = words_in(case, sign.name, sign.spelled)
         change = sign.change if found is None else f"with {found[0]}: {found[1]}"
         if sign.name == SERVER_STEP:
             change = "; ".join(filter(None, (smaller_cache(case), change)))

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from fragdoctor.diagnosis.remedies.framework_words import frameworks_of
+from fragdoctor.diagnosis.remedies.framework_words import words_in
 from fragdoctor.diagnosis.remedies.remedy import CURES, JudgedCase, Proposal, Remedy
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
-from fragdoctor.model.frameworks import Change, words_for
+from fragdoctor.model.frameworks import Change
 from fragdoctor.rules.traceback_signs import Place
 from fragdoctor.units import GIB, format_size
 
@@ -115,9 +115,9 @@ HUGE_ON_HOST_BYTES: Final = 8 * GIB
 def host_change(case: JudgedCase) -> str:
     """Return what uses less of the host's memory, by what the message and its place say."""
     message = case.message
-    if message is None or _LOADING.search(f"{message.above} {message.intro}"):
+    if message is None or _LOADING.search(f"{message.around} {message.intro}"):
         return HOST_CHANGE
-    words = words_for(Change.HOST_MEMORY, frameworks_of(case))
+    words = words_in(case, Change.HOST_MEMORY)
     if words is not None:
         return f"with {words[0]}: {words[1]}"
     told = HOST_CHANGES.get(message.variant) or HOST_CHANGES.get(message.sub_kind)

@@ -196,11 +196,12 @@ def _beside_weights(
             "--max-num-batched-tokens makes the measured step smaller",
             "None, if it is a leftover.",
         )
-    if least is None and utilization is not None and utilization >= LARGE_UTILIZATION:
+    if least[0] > MOST_UTILIZATION if least else (utilization or 0) >= LARGE_UTILIZATION:
+        given = f"they take {format_size(least[1])}" if least else f"{utilization:.2f} is given"
         return Option(
             "Make the weights or a step smaller",
             f"{spread}; a lower --max-num-batched-tokens and --max-model-len; --enforce-eager: "
-            f"the server has {utilization:.2f} of the card already",
+            f"{given}, which leaves no cache on this card",
             "Slower serving, or more GPUs.",
         )
     if least is None and utilization is not None:
@@ -211,19 +212,12 @@ def _beside_weights(
             f"enough, {spread}",
             "Less room for other programs on the GPU.",
         )
-    if least is not None and least[0] <= MOST_UTILIZATION:
+    if least is not None:
         return Option(
             f"Start it with --gpu-memory-utilization {least[0]:.2f} or more",
             f"weights and one step take {format_size(least[1])} before any cache, so that "
             f"{least[0]:.2f} is the least; nothing else may use that much of the GPU; {spread}",
             "Less room for other programs on the GPU.",
-        )
-    if least is not None:
-        return Option(
-            "Make the weights or a step smaller",
-            f"{spread}; a lower --max-num-batched-tokens and --max-model-len: weights and one "
-            f"step take {format_size(least[1])}, which leaves no cache on this card",
-            "Slower serving, or more GPUs.",
         )
     return Option(
         "Make room for a KV cache beside the weights",

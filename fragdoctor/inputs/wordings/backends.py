@@ -159,6 +159,13 @@ def _of_xla(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
     return _beside(fields, match, stream)
 
 
+def _in_one_piece(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
+    """Take what was free in one piece, where it is printed beside all that was free."""
+    if match["_piece"]:
+        fields["free_bytes"] = printed_bytes(match["_piece"])
+    return _of_xla(fields, match, stream)
+
+
 def _allocator(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
     """Read the ``bfc`` allocator's log: "not a failure" makes it a warning."""
     text = stream.squeezed
@@ -199,7 +206,9 @@ JAX_AND_TENSORFLOW: Final = (
         "jax-reserve",
         r"attemptingto(?:reserve|allocate)(?P<requested_bytes>SHORT)"
         r"(?:atthebottomofmemory)?\.?thatwasnotpossible\.?"
-        r"(?:thereare(?P<free_bytes>SHORT)free)?".replace("SHORT", _SHORT),
+        r"(?:thereare(?P<free_bytes>SHORT)free(?:(?:\.duetofragmentation,thelargestcontiguous"
+        r"regionoffreememoryis|,SHORTreserved,and)(?P<_piece>SHORT))?)?".replace("SHORT", _SHORT),
+        refine=_in_one_piece,
     ),
     _jax(
         "jax-program",

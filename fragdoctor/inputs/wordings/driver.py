@@ -266,17 +266,21 @@ def _unread(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields |
 
 _MEMORY: Final = r"(?:allocatable|device|gpu|video|graphics|free|available|-){0,3}(?:memory|vram)"
 
-LAST_RESORT: Final = tuple(
-    _driver("unread", pattern, refine=_unread)
-    for pattern in (
-        r"(?:ran|running|there(?:is|was))?outof" + _MEMORY,
-        r"(?:there(?:is|was))?not(?:have|provide)?enough" + _MEMORY,
-        r"(?:there(?:is|was))?insufficient" + _MEMORY,
-        (
-            r"fail(?:ed|s|ure)?to(?:re)?allocate(?:gpu|device)?(?:memory)?(?:of)?(?:size)?"
-            r"(?P<requested_bytes>COUNT)bytes"
-        ),
-    )
+LAST_RESORT: Final = (
+    # IPython's heading, of a text that ends above the error itself
+    _lost("exception-name", r"outofmemoryerrortraceback\(mostrecentcalllast\)"),
+    *(
+        _driver("unread", pattern, refine=_unread)
+        for pattern in (
+            r"(?:ran|running|there(?:is|was))?outof" + _MEMORY,
+            r"(?:there(?:is|was))?not(?:have|provide)?enough" + _MEMORY,
+            r"(?:there(?:is|was))?insufficient" + _MEMORY,
+            (
+                r"fail(?:ed|s|ure)?to(?:re)?allocate(?:gpu|device)?(?:memory)?(?:of)?(?:size)?"
+                r"(?P<requested_bytes>COUNT)bytes"
+            ),
+        )
+    ),
 )
 """What reads like a lack of memory in words of a program that nothing else here knows."""
 

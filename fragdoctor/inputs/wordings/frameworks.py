@@ -167,6 +167,25 @@ FRAMEWORKS: Final = (
         r"(?P<requested_bytes>COUNT)andalignment\d{1,4}(?:,butonly(?P<free_bytes>COUNT)bytes)?",
         "workspace-limit",
     ),
+    # mlx 0.5 to 0.31, mlx/backend/metal/allocator.cpp
+    _other(
+        "mlx-buffer",
+        r"attemptingtoallocate<requested_bytes>whichisgreaterthanthemaximumallowedbuffersize"
+        r"of<limit_bytes>",
+        "buffer-too-large",
+        backend="mps",
+    ),
+    _other(
+        "mlx-count",
+        r"\[metal::malloc\]resourcelimit\(\d{1,9}\)exceeded",
+        "buffer-count",
+        backend="mps",
+    ),
+    _other(
+        "mlx-malloc",
+        r"\[(?:metal::)?malloc(?:_or_wait)?\]unabletoallocate<requested_bytes>",
+        backend="mps",
+    ),
     _other(
         "directml",
         r"couldnotallocatetensorwith(?P<requested_bytes>COUNT)bytes\.?"
@@ -177,7 +196,7 @@ FRAMEWORKS: Final = (
         "batch-search",
         # accelerate 0.10 to 1.15, utils/memory.py: each try ran out of memory, down to none
         r"noexecutablebatchsizefound,reachedzero",
-        "batch-search",
+        "figures-lost",
     ),
     Wording(
         "detectron2-retry",

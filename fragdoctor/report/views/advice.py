@@ -162,7 +162,7 @@ def _is_recordable(diagnosis: Diagnosis) -> bool:
     is_served = any(
         f.name in SERVERS
         for m in messages
-        for f in frameworks_in((frame.file for frame in m.frames), f"{m.above} {m.intro}")
+        for f in frameworks_in((frame.file for frame in m.frames), f"{m.around} {m.intro}")
     )
     return is_own and not is_served and diagnosis.verdict.cause not in _OF_OTHERS
 
