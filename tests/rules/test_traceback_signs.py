@@ -102,6 +102,12 @@ SHAPES = {
     "gaussian-tiles": failing(
         frame(f"{LIB}/gsplat/cuda/_wrapper.py", "isect_tiles", "ids = fn(means, radii)")
     ),
+    "nccl-start": failing(
+        frame(f"{TORCH}/nn/parallel/distributed.py", "__init__", "_verify_shapes(group)"),
+        message="torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:7\n"
+        "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+        "Failed to CUDA calloc 4194304 bytes\n",
+    ),
     "quantized-kernel": "Error out of memory at line 88 in file /src/csrc/ops.cu\n",
     "calibration": failing(
         frame(f"{LIB}/awq/quantize/quantizer.py", "quantize", "self.run(samples)")
