@@ -12,7 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import ceil, isqrt
 from typing import Final, NamedTuple
 
-from fragdoctor.estimation.kv_cache import cache_bytes_per_sequence
+from fragdoctor.estimation.kv_cache import (
+    cache_bytes_of_prompt,
+    cache_bytes_per_sequence,
+    cache_copies,
+)
 from fragdoctor.estimation.layer import FP32, bytes_of, layer_ops, norm_op, units
 from fragdoctor.estimation.states import (
     LINEAR,
@@ -147,14 +151,22 @@ def _copies(states: Sequence[GroupState], workload: Workload, *, layered: bool) 
 
 
 def _inference(workload: Workload, states: Sequence[GroupState], start: Live) -> Iterator[Moment]:
-    """Yield a prefill of ``seq`` tokens with room for ``new_tokens`` more."""
+    """Yield loading, a prefill of ``seq`` tokens, and the last of ``new_tokens`` more."""
     precision, shape = precision_of(workload.dtype), workload.shape
-    live = _plus(start, kv_cache=workload.batch * cache_bytes_per_sequence(workload))
+    held, step = PhaseName.INFERENCE, workload.batch * cache_bytes_per_sequence(workload)
+    if precision.fuses:
+        joined = sum(
+            g.stored_bytes * g.count for g in states if g.slot == "qkv" and g.role is Role.LINEAR
+        )
+        yield Moment(held, "joining of query, key and value", _plus(start, temporaries=joined))
+    read = _plus(start, kv_cache=workload.batch * cache_bytes_of_prompt(workload))
+    grown = _plus(start, kv_cache=step, temporaries=step * (cache_copies(workload) - 1))
     if not shape.has_layers or not workload.seq:
-        yield Moment(PhaseName.INFERENCE, "prefill", live)
+        yield Moment(held, "prefill", _plus(start, kv_cache=step))
         return
     if precision.is_autocast:
-        live["weight_copies"] = sum(_copies(states, workload, layered=k) for k in (True, False))
+        copies = sum(_copies(states, workload, layered=k) for k in (True, False))
+        read, grown = _plus(read, weight_copies=copies), _plus(grown, weight_copies=copies)
     sizes, ops = units(workload), layer_ops(workload, precision)
     stream = sizes["B*S*H"] * precision.residual
     # One layer is like the next: each operation's result lives until the next one has read it.
@@ -162,14 +174,16 @@ def _inference(workload: Workload, states: Sequence[GroupState], start: Live) ->
         bytes_of((*op.inputs, *after.inputs), sizes) + bytes_of(op.scratch, sizes) // 2
         for op, after in zip(ops, [*ops[1:], ops[0]], strict=True)
     )
-    yield Moment(PhaseName.INFERENCE, "prefill", _plus(live, activations=stream + most))
-    logits, text = workload.batch * shape.vocab * FP32, "logits of the last token"
+    yield Moment(held, "prefill", _plus(read, activations=stream + most))
+    last = workload.batch * shape.vocab * FP32
+    logits, text = last, "logits of the last token"
     if workload.keeps_logits:
         # Transformers before 4.45 (its pull request 31292) made logits of the whole prompt, and an
         # fp32 copy of them by logits.float() while the first ones were alive.
         c, text = precision.compute, "logits of the whole prompt"
         logits = sizes["B*S*V"] * (c if c == FP32 else c + FP32)
-    yield Moment(PhaseName.INFERENCE, text, _plus(live, logits=logits))
+    yield Moment(held, text, _plus(read, logits=logits))
+    yield Moment(held, "the last token", _plus(grown, logits=last))
 
 
 class _Step:

@@ -211,8 +211,8 @@ class Workload(Struct, frozen=True):
         grad_accumulation: micro batches a step.
         inference: weights and KV cache only.
         new_tokens: tokens generated beyond ``seq`` (inference).
-        cache: ``dynamic`` grows with the tokens, ``paged`` in blocks, ``static`` is as long as the
-            model's positions (inference).
+        cache: ``dynamic`` grows with the tokens, ``paged`` in blocks, ``static`` is allocated for
+            all of them at once, ``tuple`` is there twice in a step that it grows in (inference).
         tensor_parallel, context_parallel, pipeline_parallel, expert_parallel: GPUs that share the
             layers' matrices, the sequence, the layers, the experts; beside ``world_size``.
         sequence_parallel: tensor parallelism splits the residual stream too.
