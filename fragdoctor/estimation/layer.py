@@ -112,10 +112,6 @@ def layer_ops(workload: Workload, precision: Precision) -> list[Op]:
     trains = not workload.lora_rank
     first = norm_op(shape.norm, precision, "norm1", trains=trains)
     second = norm_op(shape.norm, precision, "norm2", trains=trains)
-    if shape.norms_per_layer == 1:  # one norm feeds both branches
-        second = second._replace(saved=())
-    elif shape.parallel_residual:  # both norms read the same residual
-        second = second._replace(saved=tuple(t for t in second.saved if t.label != "input"))
     of_branch = first._replace(name="norm of the branch", slot="", ends_branch=False)
     after = [of_branch] if shape.norms_per_layer >= 4 else []  # Gemma 2
     attention, mlp = _attention_ops(workload, precision), _mlp_ops(workload, precision)
@@ -135,8 +131,7 @@ def norm_op(norm: Norm, precision: Precision, slot: str, *, trains: bool = True)
         return Op(slot, slot, (source, Term("B*S", FP32, "deviation")), inputs, ends_branch=True)
     kept = [Term("B*S*H", FP32, "input" if residual == FP32 else "fp32 input")]
     if trains:
-        wide = FP32 if norm is Norm.RMSNORM_WIDE else residual
-        kept.append(Term("B*S*H", wide, "normalised"))
+        kept.append(Term("B*S*H", residual, "normalised"))
     saved = (*kept, Term("B*S", FP32, "deviation"))
     # The fp32 gradients of the two products, while the written-out norm runs backward.
     products = (Term("B*S*H", 2 * FP32),)
@@ -159,7 +154,6 @@ def _attention_ops(workload: Workload, precision: Precision) -> list[Op]:
     shape, c = workload.shape, precision.compute
     back = FP32 if precision.is_autocast else 0.0
     n_qkv = n_linears(shape, "qkv")
-    qkv = (Term("B*S*Q", c), Term("B*S*K", 2 * c))
     # Each of several linear layers on one input gives its own gradient of it.
     ops = [
         Op(
@@ -169,17 +163,12 @@ def _attention_ops(workload: Workload, precision: Precision) -> list[Op]:
         )
     ]  # fmt: skip
     if any(g.name == "attention.qk_norm" for g in shape.parameters):
-        factor = FP32 if shape.norm is Norm.RMSNORM_WIDE else c
-        kept = FP32 + (0.0 if workload.lora_rank else factor)
+        kept = FP32 + (0.0 if workload.lora_rank else c)
         ops += [
             Op(f"norm of the {what}", "", (Term(unit, kept, "fp32 input and normalised"),),
                (Term(unit, c),), (Term(unit, 2 * FP32),))
             for what, unit in (("queries", "B*S*Q"), ("keys", "B*S*K"))
         ]  # fmt: skip
-    if shape.has_rotary:
-        ops.append(
-            Op("rotary positions", inputs=qkv, scratch=(Term("B*S*Q", 2 * (back or c)),))
-        )  # fmt: skip
     kind = attention_used(workload, precision)
     # The projection's input is the attention's output, which fused kernels keep anyway.
     into: tuple[Term, ...] = (
@@ -193,21 +182,17 @@ def _attention_ops(workload: Workload, precision: Precision) -> list[Op]:
 
 def _core_attention(workload: Workload, precision: Precision, kind: Attention) -> Op:
     shape, c = workload.shape, precision.compute
-    # Code that asks for a fused kernel in fp32, or has a mask, repeats keys and values.
-    masks = workload.attention is Attention.SDPA and has_window(workload)
-    keys = "B*S*Q" if kind is Attention.FLASH and (c == FP32 or masks) else "B*S*K"
-    inputs = (Term("B*S*Q", c), Term(keys, 2 * c))
+    inputs = (Term("B*S*Q", c), Term("B*S*K", 2 * c))
     if kind is Attention.FLASH:
+        masks = workload.attention is Attention.SDPA and has_window(workload)
         saved: tuple[Term, ...] = (
             Term("B*S*Q", c, "query"),
-            Term(keys, 2 * c, "key and value"),
+            Term("B*S*K", 2 * c, "key and value"),
             Term("B*S*Q", c, "attention output"),
             Term("B*a*S", FP32, "log-sum-exp of scores"),
             Term("B*S*S", c * masks, "mask of the window"),
         )
-        # q, k and v cut from one tensor give their gradients back as one more tensor.
-        packed = not shape.has_rotary and n_linears(shape, "qkv") == 1
-        return Op("fused attention", "", saved, inputs, inputs if packed else ())
+        return Op("fused attention", "", saved, inputs)
     dropped = bool(shape.attention_dropout)
     if kind is Attention.MATH:  # the fallback works in fp32, on keys and values repeated
         saved = (
@@ -232,15 +217,11 @@ def _mlp_ops(workload: Workload, precision: Precision) -> list[Op]:
     shape, c = workload.shape, precision.compute
     kept = linear_input("B*S*H", precision, workload, "up", 2 if shape.is_gated else 1)
     if not shape.n_experts:
-        if shape.norms_per_layer == 1 and not precision.is_autocast and not workload.lora_rank:
-            kept = ()  # the tensor that query, key and value keep
         return [*_feed_forward(workload, precision, kept, c, "B*S*F", "B*S*H"), *_dropout(shape, c)]
     shared = []
     if shape.shared_ffn:
         shared = _feed_forward(workload, precision, kept, c, "B*S*W", "B*S*H")
         shared = [op._replace(slot="") for op in shared]
-    router = Op("router", "router", (Term("B*S*E", 2 * FP32, "routing weights"),),
-                (Term("B*S*H", c),))  # fmt: skip
     # All experts work in one grouped product, which autocast does not know: in the weights' dtype.
     wide = precision.weight if precision.is_autocast else c
     gathered: tuple[Term, ...] = (Term("B*S*k*H", wide, "tokens by expert"),)
@@ -248,7 +229,7 @@ def _mlp_ops(workload: Workload, precision: Precision) -> list[Op]:
         gathered = linear_input("B*S*k*H", precision, workload, "up", 1)
     outputs = (Term("B*S*k*H", wide, "expert outputs"),)
     return [
-        *shared, router,
+        *shared,
         *_feed_forward(workload, precision, gathered, wide, "B*S*F", "B*S*k*H"),
         Op("routing", "", outputs, (Term("B*S*k*H", wide),)), *_dropout(shape, c),
     ]  # fmt: skip
@@ -266,8 +247,6 @@ def _feed_forward(  # noqa: PLR0913, PLR0917 - what differs between experts and 
     back = FP32 if precision.is_autocast else c
     gate = Op("gate", "", (Term(unit, 2 * c, "both factors of the gate"),), (Term(unit, 2 * c),))
     kept_out = linear_input(unit, precision, workload, "down", 1)
-    if into == "B*S*k*H" and not workload.lora_rank:
-        kept_out = (Term(unit, c, "input of linear layers"),)
     return [
         Op("feed-forward in", "up", kept, (Term("B*S*H", back),), (Term(into, c),)),
         Op(shape.activation, "", _activation_saved(shape, precision, unit, c), (Term(unit, c),)),

@@ -290,9 +290,7 @@ def _state_bytes(optimizer: OptimizerSpec, group: ParameterGroup, own: int, elem
         # States of the projected gradient, and the projection itself.
         kept = own * optimizer.rank // min(group.shape)
         more = min(group.shape) * optimizer.rank * element
-    if optimizer.fixed:
-        # 8-bit optimizers keep small tensors in full precision.
-        more += own * (2 * FP32 if group.n_each < 4096 else optimizer.fixed)
+    more += own * optimizer.fixed
     if optimizer.factored:
         more += (sum(group.shape[-2:]) if len(group.shape) >= 2 else own) * element
     return int(kept * element * copies + more)

@@ -251,38 +251,17 @@ class _Step:
             weight_copies=_copies(self.states, w, layered=False) + cached,
         )
         logits, v = loss_bytes(w), sizes["B*S*V"]
-        made, moved = self._gradients("head")
-        done, _ = self._gradients("final_norm")
-        backward = PhaseName.BACKWARD
         if loss_of(w) is Loss.FUSED:  # Liger's: a chunk's logits are as large as hidden states
-            at_loss = hidden * (2 * p.compute + FP32)
-            forward, back, gradient = at_loss, hidden * p.compute, hidden * p.compute
+            forward, back = hidden * (2 * p.compute + FP32), hidden * p.compute
         else:
             forward, back = v * logits.forward, v * logits.backward
-            gradient = v * p.compute
         yield Moment(PhaseName.FORWARD, "loss", _plus(passes, logits=forward))
         if segment:
             passes["weight_copies"] -= cached
-        yield Moment(backward, "backward of the loss", _plus(passes, logits=back))
-        moves = hidden * p.compute
-        for more in ({"logits": gradient}, {"gradients": made}):
-            head = _plus(passes, temporaries=moves + moved, **more)
-            yield Moment(backward, "backward of the head", head)
-
-        made += done
+        yield Moment(PhaseName.BACKWARD, "backward of the loss", _plus(passes, logits=back))
+        made = self._gradients("head")[0] + self._gradients("final_norm")[0]
         for layer in (n_layers, 1):
             yield from self._layer(layer, segment, made)
-        extra = 0.0
-        if w.shape.tied_head:  # the sum of both gradients is a third; one that was cast is added to
-            tied = [g.gradient_bytes for g in self.states if g.slot == "head" and g.is_trained]
-            extra = max(tied, default=0) * (1 if p.is_autocast else 2)
-        _, moved = self._gradients("embedding")
-        at_end = _plus(
-            self.passes,
-            gradients=0 if self.accumulates else self.all_gradients,
-            activations=self._held(n_segments, segment), temporaries=stream + extra + moved,
-        )  # fmt: skip
-        yield Moment(backward, "backward of the embedding", at_end)
 
     def _layer(self, layer: int, segment: int, outside: float) -> Iterator[Moment]:
         """Yield the backward pass of a layer, or of the checkpointed segment that it ends."""
@@ -318,7 +297,7 @@ class _Step:
         kept, made, incoming = float(self.layer), 0.0, 0
         for op in reversed(self.ops):
             back = bytes_of(op.inputs, self.sizes)
-            scratch = bytes_of(op.scratch, self.sizes) + self._dequantised(op.slot)
+            scratch = bytes_of(op.scratch, self.sizes)
             gradients, moved = self._gradients(op.slot)
             for more, of_op in ((scratch, 0.0), (moved, gradients)):
                 now = _plus(
@@ -334,32 +313,17 @@ class _Step:
     def _gradients(self, slot: str) -> tuple[float, float]:
         """Return the gradients that a slot leaves, and what is made for a moment meanwhile.
 
-        Under autocast a gradient is made in 16 bits first; one that is shared or added to what is
-        there is whole before.
+        One that is shared, or added to what is there, is whole before.
         """
         made = moved = 0.0
         for group in self.states:
             if not slot or group.slot != slot or not group.has_gradient:
                 continue
-            casts = self.precision.is_autocast and group.role not in (Role.NORM, Role.EXPERT)
-            casts = casts and slot not in ("embedding", "final_norm")
-            raw = group.n_each * self.precision.compute if casts else 0.0
             is_apart = self.accumulates or not group.is_gradient_whole
-            moved = max(moved, raw + (group.gradient_bytes if is_apart else 0))
+            moved = max(moved, group.gradient_bytes * is_apart)
             if not self.accumulates:
                 made += group.kept_gradient_bytes * group.per_layer
         return made, moved
-
-    def _dequantised(self, slot: str) -> float:
-        """Return the largest of a slot's quantised weights in the dtype of the product.
-
-        bitsandbytes makes it anew in forward and in backward, for one matrix at a time
-        (``MatMul4Bit`` of its ``autograd/_functions.py``).
-        """
-        if not slot or not self.precision.is_quantised:
-            return 0.0
-        linear = (g.n_each for g in self.states if g.slot == slot and g.role is Role.LINEAR)
-        return max(linear, default=0) * self.precision.compute
 
     def _held(self, n_segments: int, segment: int) -> float:
         """Return inputs of checkpointed segments, with their gradients, kept till backward ends.

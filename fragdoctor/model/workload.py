@@ -55,7 +55,6 @@ class Norm(StrEnum):
     LAYERNORM = "layernorm"
     RMSNORM = "rmsnorm"  # torch.nn.RMSNorm, one fused operation
     RMSNORM_WRITTEN_OUT = "rmsnorm-written-out"  # as in Hugging Face models
-    RMSNORM_WIDE = "rmsnorm-wide"  # the same, but the product with the weight is made in fp32
 
 
 class ParameterGroup(Struct, frozen=True):
@@ -105,7 +104,6 @@ class LayerBuild(Struct, frozen=True, kw_only=True):
     norms_per_layer: int = 2
     activation: str = "gelu"
     has_rotary: bool = False
-    parallel_residual: bool = False
     tied_head: bool = False
     own_attention: Attention | None = None
     attention_softcap: bool = False

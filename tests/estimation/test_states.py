@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.formula import formula_footprint
-from fragdoctor.estimation.step import moments_of
 from fragdoctor.estimation.training_choices import (
     OPTIMIZERS,
     PRECISIONS,
@@ -171,13 +170,3 @@ def test_preparation_for_kbit_training_widens_what_is_not_quantised() -> None:
     rest = 2 * 8192 * 1024 + 4 * 2 * 1024 + 1024
 
     assert prepared - plain == pytest.approx(2 * rest, rel=0.001)
-
-
-@pytest.mark.parametrize("dtype", ["int4", "int8"])
-def test_quantised_weight_is_made_anew_for_each_product(dtype: str) -> None:
-    made, plain = (
-        [m.live.get("temporaries", 0) for m in moments_of(replace(LORA, dtype=d))]
-        for d in (dtype, "bf16")
-    )
-
-    assert max(q - p for q, p in zip(made, plain, strict=True)) == 4096 * 1024 * 2
