@@ -45,7 +45,6 @@ class Op(NamedTuple):
         inputs: what it reads: in the forward pass there until it has run, in the backward pass
             their gradients are what it makes.
         scratch: further memory while it runs.
-        ends_branch: its gradient is added into the residual stream's.
     """
 
     name: str
@@ -53,7 +52,6 @@ class Op(NamedTuple):
     saved: tuple[Term, ...] = ()
     inputs: tuple[Term, ...] = ()
     scratch: tuple[Term, ...] = ()
-    ends_branch: bool = False
 
 
 def units(workload: Workload) -> Mapping[str, int]:
@@ -69,7 +67,6 @@ def units(workload: Workload) -> Mapping[str, int]:
         "B*S*F": tokens * shape.ffn * max(1, routed),
         "B*S*W": tokens * shape.shared_ffn,
         "B*S*k*H": tokens * shape.hidden * routed,
-        "B*S*E": tokens * shape.n_experts,
         "B*S*V": tokens * shape.vocab if shape.has_lm_head else 0,
         "B*a*S": tokens * shape.n_heads,
         "B*a*S*S": tokens * shape.n_heads * seq,
@@ -112,7 +109,7 @@ def layer_ops(workload: Workload, precision: Precision) -> list[Op]:
     trains = not workload.lora_rank
     first = norm_op(shape.norm, precision, "norm1", trains=trains)
     second = norm_op(shape.norm, precision, "norm2", trains=trains)
-    of_branch = first._replace(name="norm of the branch", slot="", ends_branch=False)
+    of_branch = first._replace(name="norm of the branch", slot="")
     after = [of_branch] if shape.norms_per_layer >= 4 else []  # Gemma 2
     attention, mlp = _attention_ops(workload, precision), _mlp_ops(workload, precision)
     ops = [first, *attention, *after, second, *mlp, *after]
@@ -126,16 +123,14 @@ def norm_op(norm: Norm, precision: Precision, slot: str, *, trains: bool = True)
     source = Term("B*S*H", residual, "input")
     if norm is Norm.LAYERNORM:
         mean = Term("B*S", 2 * FP32, "mean and deviation")
-        return Op(slot, slot, (source, mean), inputs, ends_branch=True)
+        return Op(slot, slot, (source, mean), inputs)
     if norm is Norm.RMSNORM:
-        return Op(slot, slot, (source, Term("B*S", FP32, "deviation")), inputs, ends_branch=True)
+        return Op(slot, slot, (source, Term("B*S", FP32, "deviation")), inputs)
     kept = [Term("B*S*H", FP32, "input" if residual == FP32 else "fp32 input")]
     if trains:
         kept.append(Term("B*S*H", residual, "normalised"))
     saved = (*kept, Term("B*S", FP32, "deviation"))
-    # The fp32 gradients of the two products, while the written-out norm runs backward.
-    products = (Term("B*S*H", 2 * FP32),)
-    return Op(f"{slot} (written out)", slot, saved, inputs, products, ends_branch=True)
+    return Op(f"{slot} (written out)", slot, saved, inputs)
 
 
 def _with_magnitudes(op: Op, workload: Workload, precision: Precision) -> Op:
@@ -154,12 +149,10 @@ def _attention_ops(workload: Workload, precision: Precision) -> list[Op]:
     shape, c = workload.shape, precision.compute
     back = FP32 if precision.is_autocast else 0.0
     n_qkv = n_linears(shape, "qkv")
-    # Each of several linear layers on one input gives its own gradient of it.
     ops = [
         Op(
             "query, key and value", "qkv",
             linear_input("B*S*H", precision, workload, "qkv", n_qkv), (Term("B*S*H", back or c),),
-            (Term("B*S*H", c),) if n_qkv > 1 or back else (),
         )
     ]  # fmt: skip
     if any(g.name == "attention.qk_norm" for g in shape.parameters):
@@ -182,12 +175,14 @@ def _attention_ops(workload: Workload, precision: Precision) -> list[Op]:
 
 def _core_attention(workload: Workload, precision: Precision, kind: Attention) -> Op:
     shape, c = workload.shape, precision.compute
-    inputs = (Term("B*S*Q", c), Term("B*S*K", 2 * c))
+    # Code that asks for a fused kernel in fp32, or has a mask, repeats keys and values.
+    masks = workload.attention is Attention.SDPA and has_window(workload)
+    keys = "B*S*Q" if kind is Attention.FLASH and (c == FP32 or masks) else "B*S*K"
+    inputs = (Term("B*S*Q", c), Term(keys, 2 * c))
     if kind is Attention.FLASH:
-        masks = workload.attention is Attention.SDPA and has_window(workload)
         saved: tuple[Term, ...] = (
             Term("B*S*Q", c, "query"),
-            Term("B*S*K", 2 * c, "key and value"),
+            Term(keys, 2 * c, "key and value"),
             Term("B*S*Q", c, "attention output"),
             Term("B*a*S", FP32, "log-sum-exp of scores"),
             Term("B*S*S", c * masks, "mask of the window"),
@@ -217,38 +212,36 @@ def _mlp_ops(workload: Workload, precision: Precision) -> list[Op]:
     shape, c = workload.shape, precision.compute
     kept = linear_input("B*S*H", precision, workload, "up", 2 if shape.is_gated else 1)
     if not shape.n_experts:
-        return [*_feed_forward(workload, precision, kept, c, "B*S*F", "B*S*H"), *_dropout(shape, c)]
+        return [*_feed_forward(workload, precision, kept, c, "B*S*F"), *_dropout(shape, c)]
     shared = []
     if shape.shared_ffn:
-        shared = _feed_forward(workload, precision, kept, c, "B*S*W", "B*S*H")
+        shared = _feed_forward(workload, precision, kept, c, "B*S*W")
         shared = [op._replace(slot="") for op in shared]
     # All experts work in one grouped product, which autocast does not know: in the weights' dtype.
     wide = precision.weight if precision.is_autocast else c
-    gathered: tuple[Term, ...] = (Term("B*S*k*H", wide, "tokens by expert"),)
-    if workload.lora_rank:
-        gathered = linear_input("B*S*k*H", precision, workload, "up", 1)
+    gathered = (Term("B*S*k*H", wide, "tokens by expert"),)
     outputs = (Term("B*S*k*H", wide, "expert outputs"),)
     return [
         *shared,
-        *_feed_forward(workload, precision, gathered, wide, "B*S*F", "B*S*k*H"),
+        *_feed_forward(workload, precision, gathered, wide, "B*S*F"),
         Op("routing", "", outputs, (Term("B*S*k*H", wide),)), *_dropout(shape, c),
     ]  # fmt: skip
 
 
-def _feed_forward(  # noqa: PLR0913, PLR0917 - what differs between experts and the rest
-    workload: Workload, precision: Precision, kept: tuple[Term, ...], c: float, unit: str, into: str
+def _feed_forward(
+    workload: Workload, precision: Precision, kept: tuple[Term, ...], c: float, unit: str
 ) -> list[Op]:
     """Return the two or three matrices and the activation between them.
 
-    ``kept`` is what is kept of the input, ``c`` the bytes of an element in between; ``unit`` is
-    that of the tensors in between, ``into`` that of the input.
+    ``kept`` is what is kept of the input, ``c`` the bytes of an element in between, and ``unit``
+    the unit of the tensors there.
     """
     shape = workload.shape
     back = FP32 if precision.is_autocast else c
     gate = Op("gate", "", (Term(unit, 2 * c, "both factors of the gate"),), (Term(unit, 2 * c),))
     kept_out = linear_input(unit, precision, workload, "down", 1)
     return [
-        Op("feed-forward in", "up", kept, (Term("B*S*H", back),), (Term(into, c),)),
+        Op("feed-forward in", "up", kept, (Term("B*S*H", back),)),
         Op(shape.activation, "", _activation_saved(shape, precision, unit, c), (Term(unit, c),)),
         *([gate] if shape.is_gated else []),
         Op("feed-forward out", "down", kept_out, (Term(unit, c),)),
@@ -285,7 +278,7 @@ def linear_input(
     if precision.weight == FP32:  # nothing to widen: one tensor, or autocast's copies
         kept = precision.compute * (n_adapted if precision.is_autocast else 1)
     found = (Term(unit, kept, "inputs of adapters"),) if n_adapted else ()
-    if precision.keeps_input and slot != "out":  # those attention keeps
+    if precision.keeps_input:
         found = (*found, Term(unit, precision.compute, "input of quantised layers"))
     return found
 

@@ -154,7 +154,6 @@ class GroupState(Struct, frozen=True):
         gathered_bytes: the parameter collected for use (stage 3).
         gradient_bytes: the gradient as backward makes it.
         kept_gradient_bytes: what of it stays on this GPU.
-        is_gradient_whole: it stays as backward makes it.
         has_gradient: whether there is one: of a frozen parameter too, in a unit of FSDP 1 that has
             trained ones (``_validate_frozen_params`` in PyTorch's ``distributed/fsdp/wrap.py``).
         state_bytes: all optimizer states, fp32 master weights not among them.
@@ -174,7 +173,6 @@ class GroupState(Struct, frozen=True):
     gathered_bytes: int
     gradient_bytes: int
     kept_gradient_bytes: int
-    is_gradient_whole: bool
     has_gradient: bool
     state_bytes: int
     step_bytes: int
@@ -269,7 +267,6 @@ def _state(
         gathered_bytes=int(group.n_each * used),
         gradient_bytes=int(group.n_each * grad),
         kept_gradient_bytes=int(ceil(group.n_each / (1 if is_whole else world)) * kept),
-        is_gradient_whole=is_whole,
         has_gradient=is_trained or workload.fsdp_kind is FsdpKind.MIXED,
         state_bytes=(
             _state_bytes(optimizer, group, own, state_element) if is_trained and not away else 0

@@ -66,11 +66,10 @@ def loss_bytes(workload: Workload) -> LossBytes:
     held = c * (workload.keeps_logits + shape.logit_softcap)
     nll = FP32 if precision.is_autocast and entropy != FP32 else 0.0  # autocast runs it in fp32
     stays = c if not is_wide or loss is Loss.SHIFTED else 0.0
-    forward = max(c + upcast + shifted, stays + upcast + shifted + entropy + nll)
+    forward = stays + upcast + shifted + entropy + nll
     backward = max(
         entropy + nll + (nll or entropy) / n,  # log_softmax's result, the gradient of nll_loss
         entropy + 2 * entropy / n,  # and the one of log_softmax
-        entropy / n + c if n == 1 else entropy + 2 * entropy / n + c,
     )
     return LossBytes(held + forward, held + backward, max(entropy, c))
 
@@ -242,7 +241,6 @@ class _Step:
 
         final = norm_op(w.shape.norm, p, "final", trains=not w.lora_rank)
         last = bytes_of(final.saved, sizes) + hidden * p.compute
-        last += 0 if any(t.label == "input" for t in final.saved) else stream
         # Autocast's cache holds copies till the end of the forward pass, the graph till backward.
         cached = n_layers * self.copies if p.is_autocast or not segment else 0.0
         passes = _plus(
@@ -259,71 +257,43 @@ class _Step:
         if segment:
             passes["weight_copies"] -= cached
         yield Moment(PhaseName.BACKWARD, "backward of the loss", _plus(passes, logits=back))
-        made = self._gradients("head")[0] + self._gradients("final_norm")[0]
+        made = self._gradients("head") + self._gradients("final_norm")
         for layer in (n_layers, 1):
             yield from self._layer(layer, segment, made)
 
     def _layer(self, layer: int, segment: int, outside: float) -> Iterator[Moment]:
         """Yield the backward pass of a layer, or of the checkpointed segment that it ends."""
-        n_layers = self.workload.shape.n_layers
-        in_layer = sum(self._gradients(slot)[0] for slot in {op.slot for op in self.ops})
-        n, done = layer - 1, n_layers - layer
-        places = [(n, 0.0, done)]
-        if "activations" in self.workload.offload and not segment:
-            places = [(min(n, 1), 0.0, done)]
-        if segment:  # computed again: a whole one, down to its first layer
-            n_segments = ceil(layer / segment)
-            size = min(segment, n_layers)
-            inputs = (n_segments - 1) * self.stream + self._held(
-                ceil(n_layers / segment) - n_segments, segment
-            )
-            done = 0 if layer == n_layers else n_layers - size
-            places = [(size - 1, inputs, done), (0, inputs, done + size - 1)]
-        text = f"backward of layer {layer} of {n_layers}"
-        for before, inputs, n_done in dict.fromkeys(places):
-            gradients = 0.0 if self.accumulates else outside + n_done * in_layer
-            live = _plus(
-                self.passes,
-                activations=before * self.layer + inputs,
-                weight_copies=before * self.copies,
-                gathered_parameters=self.gathered,
-                temporaries=self.stream,
-                gradients=gradients,
-            )
-            yield from self._operations(text, live)
-
-    def _operations(self, text: str, live: Live) -> Iterator[Moment]:
-        """Yield the backward of a layer's operations, last first."""
-        kept, made, incoming = float(self.layer), 0.0, 0
-        for op in reversed(self.ops):
-            back = bytes_of(op.inputs, self.sizes)
-            scratch = bytes_of(op.scratch, self.sizes)
-            gradients, moved = self._gradients(op.slot)
-            for more, of_op in ((scratch, 0.0), (moved, gradients)):
-                now = _plus(
-                    live,
-                    activations=kept, weight_copies=self.copies,
-                    gradients=made + of_op, temporaries=incoming + back + more,
-                )  # fmt: skip
-                yield Moment(PhaseName.BACKWARD, text, now)
-            made += gradients
+        w, n_layers = self.workload, self.workload.shape.n_layers
+        in_layer = sum(self._gradients(slot) for slot in {op.slot for op in self.ops})
+        before, inputs, done = layer - 1, 0.0, n_layers - layer
+        if segment:  # computed again as a whole
+            n_segments, size = ceil(layer / segment), min(segment, n_layers)
+            ended = ceil(n_layers / segment) - n_segments
+            inputs = (n_segments - 1) * self.stream + self._held(ended, segment)
+            before, done = size - 1, 0 if layer == n_layers else n_layers - size
+        elif "activations" in w.offload:
+            before = min(before, 1)
+        live = _plus(
+            self.passes,
+            weight_copies=(before + 1) * self.copies,
+            gathered_parameters=self.gathered,
+            gradients=0.0 if self.accumulates else outside + done * in_layer,
+        )
+        kept, made, incoming = before * self.layer + inputs + self.layer, 0.0, 0
+        for op in reversed(self.ops):  # last first
+            back, made = bytes_of(op.inputs, self.sizes), made + self._gradients(op.slot)
+            moving = self.stream + incoming + back + bytes_of(op.scratch, self.sizes)
+            now = _plus(live, activations=kept, gradients=made, temporaries=moving)
+            yield Moment(PhaseName.BACKWARD, f"backward of layer {layer} of {n_layers}", now)
             kept -= bytes_of(op.saved, self.sizes)
-            incoming = 0 if op.ends_branch else back
+            incoming = back
 
-    def _gradients(self, slot: str) -> tuple[float, float]:
-        """Return the gradients that a slot leaves, and what is made for a moment meanwhile.
-
-        One that is shared, or added to what is there, is whole before.
-        """
-        made = moved = 0.0
-        for group in self.states:
-            if not slot or group.slot != slot or not group.has_gradient:
-                continue
-            is_apart = self.accumulates or not group.is_gradient_whole
-            moved = max(moved, group.gradient_bytes * is_apart)
-            if not self.accumulates:
-                made += group.kept_gradient_bytes * group.per_layer
-        return made, moved
+    def _gradients(self, slot: str) -> float:
+        """Return the gradients that a slot leaves."""
+        if self.accumulates or not slot:
+            return 0.0
+        groups = (g for g in self.states if g.slot == slot and g.has_gradient)
+        return sum(g.kept_gradient_bytes * g.per_layer for g in groups)
 
     def _held(self, n_segments: int, segment: int) -> float:
         """Return inputs of checkpointed segments, with their gradients, kept till backward ends.

@@ -160,9 +160,8 @@ def test_nf4_without_double_quantisation_stores_a_wider_scale_for_each_block() -
 def test_bitsandbytes_before_0_43_2_kept_the_inputs_of_frozen_layers() -> None:
     now, then = (items(replace(LORA, dtype=d))["activations"] for d in ("int4", "int4-0.42"))
 
-    # Of both norms, and of the feed-forward's way out, in 16 bits; the fused attention keeps the
-    # input of its projection anyway.
-    assert then - now == 4 * 512 * 2 * (1024 + 1024 + 4096)
+    # Of both norms, of attention, and of the feed-forward's way out, in 16 bits.
+    assert then - now == 4 * 512 * 2 * (1024 + 1024 + 1024 + 4096)
 
 
 def test_preparation_for_kbit_training_widens_what_is_not_quantised() -> None:
