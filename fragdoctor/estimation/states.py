@@ -36,7 +36,6 @@ TOKENS: Final = "embedding.tokens"
 LINEAR: Final = (Role.LINEAR, Role.EXPERT)
 _BY_ROWS: Final = ("qkv", "up")
 _BY_COLUMNS: Final = ("out", "down")
-_WHOLE: Final = ("attention.kv_a_proj.weight", "attention.q_a_proj.weight")
 
 
 def n_gpus(workload: Workload) -> int:
@@ -120,8 +119,7 @@ def _part(group: ParameterGroup, workload: Workload) -> ParameterGroup:
         count = ceil(count / workload.expert_parallel)
     is_table = group.role is Role.HEAD or group.name == TOKENS
     if is_table or (group.slot in _BY_ROWS and group.role is not Role.NORM):
-        if group.name not in _WHOLE:
-            shape[0] = ceil(shape[0] / tensor)
+        shape[0] = ceil(shape[0] / tensor)
     elif group.slot in _BY_COLUMNS and len(shape) > 1:
         shape[-1] = ceil(shape[-1] / tensor)
     return replace(group, shape=tuple(shape), count=count)

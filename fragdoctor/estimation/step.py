@@ -19,7 +19,6 @@ from fragdoctor.estimation.kv_cache import (
 )
 from fragdoctor.estimation.layer import FP32, bytes_of, layer_ops, norm_op, units
 from fragdoctor.estimation.states import (
-    LINEAR,
     GroupState,
     communication_elements,
     gathered_layers,
@@ -134,11 +133,7 @@ def _total(states: Sequence[GroupState], what: str) -> int:
 def _copies(states: Sequence[GroupState], workload: Workload, *, layered: bool) -> float:
     """Return the 16-bit copies of linear weights: autocast's, or those of fp8 training."""
     precision = precision_of(workload.dtype)
-    roles: tuple[Role, ...] = (
-        (Role.LINEAR, Role.HEAD) if precision.is_autocast else (*LINEAR, Role.HEAD)
-    )
-    if precision.is_quantised:
-        roles = (Role.HEAD,)
+    roles = (Role.HEAD,) if precision.is_quantised else (Role.LINEAR, Role.HEAD)
     is_tied = workload.shape.tied_head and workload.shape.has_lm_head
     return precision.copies * sum(
         g.n_each * g.count
