@@ -47,11 +47,20 @@ HALVES = ("looked_at", "held_out")
 UNITS = {"GB": 10**9, "GiB": 2**30, "MiB": 2**20}
 SAID_BY_SOURCE = {
     # chunked_cross_entropy on the logits as they are; bitsandbytes 0.42; all loops accumulate.
-    "Lightning-AI/litgpt": ("--logits 16-bit --grad-accumulation 8", {"int4": "int4-0.42"}),
+    "Lightning-AI/litgpt": ("--logits 16-bit --grad-accumulation 8", "", {"int4": "int4-0.42"}),
     # The loss of an MPT is flash-attention's, of 16-bit logits, unless configured otherwise.
-    "mosaicml/llm-foundry": ("--logits 16-bit", {}),
+    "mosaicml/llm-foundry": ("--logits 16-bit", "", {}),
+    # TRL's SFTTrainer and BigCode's finetune.py prepare a quantised base as PEFT does.
+    **dict.fromkeys(
+        ("Hugging Face + FA2", "4bit-transformers-bitsandbytes", "bigcode-project/starcoder"),
+        ("", "", {kind: f"{kind}-peft" for kind in ("int4", "int8", "nf4", "int4-0.42")}),
+    ),
+    # Qwen's own modeling_qwen.py hands tuples on.
+    "QwenLM/Qwen/": ("", "--cache tuple", {}),
+    "casper-hansen/AutoAWQ": ("", "", {"awq": "awq-fused"}),
 }
-"""What the code of a repository does in all its training rows, and what it means by a dtype."""
+"""What code does in all rows of a source or a table: in training, in inference, and what it means
+by a dtype."""
 FSDP_KINDS = {
     "Lightning-AI/litgpt": "1-mixed",  # FSDPStrategy wraps blocks whole
     "foundation-model-stack": "1", "AnswerDotAI": "1", "llama-cookbook": "1",
@@ -85,10 +94,13 @@ def asked(row: Mapping[str, str]) -> dict[str, Any]:
     """Return the report on a row as the command prints it."""
     model = [] if {"--layers", "--params"} & set(row["options"].split()) else [row["model"]]
     options = shlex.split(row["options"])
-    if "--inference" not in options:
-        for repository, (more, means) in SAID_BY_SOURCE.items():
-            if repository in row["source"]:
-                options = [*(means.get(word, word) for word in options), *shlex.split(more)]
+    is_inference = "--inference" in options
+    for name, (training, inference, means) in SAID_BY_SOURCE.items():
+        if name in row["source"] or name in row["table"]:
+            if not (is_inference and "Lightning" in name):
+                options = [means.get(word, word) for word in options]
+            options += shlex.split(inference if is_inference else training)
+    if not is_inference:
         if "chunked loss" in row["note"]:
             options += ["--logits", "chunked"]
         # ms-swift pads to the longest text of a batch; Megatron's scripts set expandable segments.

@@ -26,6 +26,7 @@ class CacheKind(StrEnum):
     DYNAMIC = "dynamic"
     PAGED = "paged"
     STATIC = "static"
+    TUPLE = "tuple"
 
 
 class Family(StrEnum):

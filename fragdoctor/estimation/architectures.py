@@ -94,12 +94,9 @@ NEOX: Final = replace(
     has_rotary=True,
     tied_head=False,
     dropout=0.0,
-    parallel_residual=True,
 )
-GEMMA: Final = replace(LLAMA, norm=Norm.RMSNORM_WIDE, tied_head=True, activation="gelu")
-COHERE: Final = replace(
-    LLAMA, norm=Norm.RMSNORM_WIDE, tied_head=True, norms_per_layer=1, parallel_residual=True
-)
+GEMMA: Final = replace(LLAMA, tied_head=True, activation="gelu")
+COHERE: Final = replace(LLAMA, tied_head=True, norms_per_layer=1)
 MIXTURE: Final = replace(LLAMA, is_mixture=True)
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
@@ -114,10 +111,10 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
         "qwen2_moe": replace(MIXTURE, qkv_bias=True, shared_gate=True),
         "qwen3_moe": replace(MIXTURE, qk_norm=True),
         "granitemoe": replace(MIXTURE, tied_head=True),
-        "gpt_oss": replace(MIXTURE, norm=Norm.RMSNORM_WIDE, qkv_bias=True, out_bias=True,
+        "gpt_oss": replace(MIXTURE, qkv_bias=True, out_bias=True,
                            expert_bias=True, global_every=2, own_attention=Attention.EAGER),
         "phi3": replace(LLAMA, packed_qkv=True),
-        "olmo2": replace(LLAMA, norm=Norm.RMSNORM_WIDE, qk_norm=True),
+        "olmo2": replace(LLAMA, qk_norm=True),
         "cohere": COHERE,
         "cohere2": replace(COHERE, global_every=4),
         "glm4": replace(LLAMA, norms_per_layer=4),

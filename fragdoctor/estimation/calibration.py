@@ -18,9 +18,9 @@ from typing import Final
 
 from fragdoctor.estimation.bounds import Needs
 
-LOW_FACTOR: Final = 0.869
+LOW_FACTOR: Final = 0.915
 """Of the lower bound."""
-HIGH_FACTOR: Final = 1.559
+HIGH_FACTOR: Final = 1.498
 """Of the upper bound."""
 
 

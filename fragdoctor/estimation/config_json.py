@@ -241,9 +241,6 @@ def _shape(reader: ConfigReader, a: Architecture, kind: str, notes: tuple[str, .
         activation=reader.first(*_ACTIVATIONS, default=a.activation),
         attention_softcap=a.attention_softcap and _has_cap(config, "attn_logit_softcapping"),
         logit_softcap=a.logit_softcap and _has_cap(config, "final_logit_softcapping"),
-        parallel_residual=flag(
-            "use_parallel_residual", "parallel_attn", default=a.parallel_residual
-        ),
         vocab=vocab,
         hidden=hidden,
         n_layers=n_layers,

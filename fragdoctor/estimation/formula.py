@@ -165,9 +165,6 @@ def values_of(workload: Workload, states: Sequence[GroupState]) -> dict[str, int
     """Return the symbols of all formulas and their values."""
     own = [g for g in states if ".lora_" not in g.name]
     linear = _count([g for g in own if g.role in LINEAR])
-    # Under autocast experts work in the weights' dtype.
-    autocast = precision_of(workload.dtype).is_autocast
-    roles = (Role.LINEAR, Role.HEAD) if autocast else (*LINEAR, Role.HEAD)
     segment = segment_layers(workload)
     return {
         **units(workload),
@@ -175,7 +172,7 @@ def values_of(workload: Workload, states: Sequence[GroupState]) -> dict[str, int
         "P_adapters": _count(states) - _count(own),
         "P_linear": linear,
         "P_rest": _count(own) - linear,
-        "P_copied": _count([g for g in own if g.role in roles]),
+        "P_copied": _count([g for g in own if g.role in (Role.LINEAR, Role.HEAD)]),
         "P_layer": round(sum(g.n_each * g.per_layer for g in own if g.layered)),
         "P_outside": _count([g for g in own if not g.layered]),
         "P_largest": max((g.n_each for g in states if g.is_trained), default=0),

@@ -9,6 +9,7 @@ window keep the window only (Mistral 7B, https://arxiv.org/abs/2310.06825).
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from fragdoctor.estimation.training_choices import dtype_bytes, precision_of
 from fragdoctor.model.workload import Workload
@@ -35,8 +36,6 @@ def cache_parts(workload: Workload) -> list[CachePart]:
     """Return what one sequence keeps between two of its tokens, by kind of layer."""
     shape = workload.shape
     tokens = workload.seq + workload.new_tokens
-    if workload.cache == "static":
-        tokens = max(tokens, shape.max_positions)
     if workload.cache == "paged":
         tokens = -(-tokens // BLOCK_TOKENS) * BLOCK_TOKENS
     n_sliding = shape.n_sliding_layers if shape.sliding_window else 0
@@ -52,6 +51,22 @@ def cache_bytes_per_sequence(workload: Workload) -> int:
     """Return the cache of one sequence at its full length."""
     each = kv_element_bytes(workload)
     return int(sum(p.n_layers * p.tokens * p.elements * each for p in cache_parts(workload)))
+
+
+def cache_bytes_of_prompt(workload: Workload) -> int:
+    """Return what a sequence holds while its prompt is read: all, where it is allocated at once."""
+    grows = workload.cache in ("dynamic", "tuple")
+    return cache_bytes_per_sequence(replace(workload, new_tokens=0) if grows else workload)
+
+
+def cache_copies(workload: Workload) -> float:
+    """Return how often the cache is there in a step that adds a token to it.
+
+    A growing cache is concatenated anew: ``DynamicCache`` of Transformers lets go of the old one
+    layer by layer; tuples, as before its version 4.36, live until the step has made all new ones.
+    """
+    each_layer = 1 / max(1, workload.shape.n_layers)
+    return 1 + {"dynamic": each_layer, "tuple": 1.0}.get(workload.cache, 0.0)
 
 
 def kv_element_bytes(workload: Workload) -> float:

@@ -45,7 +45,6 @@ class Op(NamedTuple):
         inputs: what it reads: in the forward pass there until it has run, in the backward pass
             their gradients are what it makes.
         scratch: further memory while it runs.
-        ends_branch: its gradient is added into the residual stream's.
     """
 
     name: str
@@ -53,7 +52,6 @@ class Op(NamedTuple):
     saved: tuple[Term, ...] = ()
     inputs: tuple[Term, ...] = ()
     scratch: tuple[Term, ...] = ()
-    ends_branch: bool = False
 
 
 def units(workload: Workload) -> Mapping[str, int]:
@@ -69,7 +67,6 @@ def units(workload: Workload) -> Mapping[str, int]:
         "B*S*F": tokens * shape.ffn * max(1, routed),
         "B*S*W": tokens * shape.shared_ffn,
         "B*S*k*H": tokens * shape.hidden * routed,
-        "B*S*E": tokens * shape.n_experts,
         "B*S*V": tokens * shape.vocab if shape.has_lm_head else 0,
         "B*a*S": tokens * shape.n_heads,
         "B*a*S*S": tokens * shape.n_heads * seq,
@@ -112,11 +109,7 @@ def layer_ops(workload: Workload, precision: Precision) -> list[Op]:
     trains = not workload.lora_rank
     first = norm_op(shape.norm, precision, "norm1", trains=trains)
     second = norm_op(shape.norm, precision, "norm2", trains=trains)
-    if shape.norms_per_layer == 1:  # one norm feeds both branches
-        second = second._replace(saved=())
-    elif shape.parallel_residual:  # both norms read the same residual
-        second = second._replace(saved=tuple(t for t in second.saved if t.label != "input"))
-    of_branch = first._replace(name="norm of the branch", slot="", ends_branch=False)
+    of_branch = first._replace(name="norm of the branch", slot="")
     after = [of_branch] if shape.norms_per_layer >= 4 else []  # Gemma 2
     attention, mlp = _attention_ops(workload, precision), _mlp_ops(workload, precision)
     ops = [first, *attention, *after, second, *mlp, *after]
@@ -130,17 +123,14 @@ def norm_op(norm: Norm, precision: Precision, slot: str, *, trains: bool = True)
     source = Term("B*S*H", residual, "input")
     if norm is Norm.LAYERNORM:
         mean = Term("B*S", 2 * FP32, "mean and deviation")
-        return Op(slot, slot, (source, mean), inputs, ends_branch=True)
+        return Op(slot, slot, (source, mean), inputs)
     if norm is Norm.RMSNORM:
-        return Op(slot, slot, (source, Term("B*S", FP32, "deviation")), inputs, ends_branch=True)
+        return Op(slot, slot, (source, Term("B*S", FP32, "deviation")), inputs)
     kept = [Term("B*S*H", FP32, "input" if residual == FP32 else "fp32 input")]
     if trains:
-        wide = FP32 if norm is Norm.RMSNORM_WIDE else residual
-        kept.append(Term("B*S*H", wide, "normalised"))
+        kept.append(Term("B*S*H", residual, "normalised"))
     saved = (*kept, Term("B*S", FP32, "deviation"))
-    # The fp32 gradients of the two products, while the written-out norm runs backward.
-    products = (Term("B*S*H", 2 * FP32),)
-    return Op(f"{slot} (written out)", slot, saved, inputs, products, ends_branch=True)
+    return Op(f"{slot} (written out)", slot, saved, inputs)
 
 
 def _with_magnitudes(op: Op, workload: Workload, precision: Precision) -> Op:
@@ -159,27 +149,19 @@ def _attention_ops(workload: Workload, precision: Precision) -> list[Op]:
     shape, c = workload.shape, precision.compute
     back = FP32 if precision.is_autocast else 0.0
     n_qkv = n_linears(shape, "qkv")
-    qkv = (Term("B*S*Q", c), Term("B*S*K", 2 * c))
-    # Each of several linear layers on one input gives its own gradient of it.
     ops = [
         Op(
             "query, key and value", "qkv",
             linear_input("B*S*H", precision, workload, "qkv", n_qkv), (Term("B*S*H", back or c),),
-            (Term("B*S*H", c),) if n_qkv > 1 or back else (),
         )
     ]  # fmt: skip
     if any(g.name == "attention.qk_norm" for g in shape.parameters):
-        factor = FP32 if shape.norm is Norm.RMSNORM_WIDE else c
-        kept = FP32 + (0.0 if workload.lora_rank else factor)
+        kept = FP32 + (0.0 if workload.lora_rank else c)
         ops += [
             Op(f"norm of the {what}", "", (Term(unit, kept, "fp32 input and normalised"),),
                (Term(unit, c),), (Term(unit, 2 * FP32),))
             for what, unit in (("queries", "B*S*Q"), ("keys", "B*S*K"))
         ]  # fmt: skip
-    if shape.has_rotary:
-        ops.append(
-            Op("rotary positions", inputs=qkv, scratch=(Term("B*S*Q", 2 * (back or c)),))
-        )  # fmt: skip
     kind = attention_used(workload, precision)
     # The projection's input is the attention's output, which fused kernels keep anyway.
     into: tuple[Term, ...] = (
@@ -205,9 +187,7 @@ def _core_attention(workload: Workload, precision: Precision, kind: Attention) -
             Term("B*a*S", FP32, "log-sum-exp of scores"),
             Term("B*S*S", c * masks, "mask of the window"),
         )
-        # q, k and v cut from one tensor give their gradients back as one more tensor.
-        packed = not shape.has_rotary and n_linears(shape, "qkv") == 1
-        return Op("fused attention", "", saved, inputs, inputs if packed else ())
+        return Op("fused attention", "", saved, inputs)
     dropped = bool(shape.attention_dropout)
     if kind is Attention.MATH:  # the fallback works in fp32, on keys and values repeated
         saved = (
@@ -232,44 +212,36 @@ def _mlp_ops(workload: Workload, precision: Precision) -> list[Op]:
     shape, c = workload.shape, precision.compute
     kept = linear_input("B*S*H", precision, workload, "up", 2 if shape.is_gated else 1)
     if not shape.n_experts:
-        if shape.norms_per_layer == 1 and not precision.is_autocast and not workload.lora_rank:
-            kept = ()  # the tensor that query, key and value keep
-        return [*_feed_forward(workload, precision, kept, c, "B*S*F", "B*S*H"), *_dropout(shape, c)]
+        return [*_feed_forward(workload, precision, kept, c, "B*S*F"), *_dropout(shape, c)]
     shared = []
     if shape.shared_ffn:
-        shared = _feed_forward(workload, precision, kept, c, "B*S*W", "B*S*H")
+        shared = _feed_forward(workload, precision, kept, c, "B*S*W")
         shared = [op._replace(slot="") for op in shared]
-    router = Op("router", "router", (Term("B*S*E", 2 * FP32, "routing weights"),),
-                (Term("B*S*H", c),))  # fmt: skip
     # All experts work in one grouped product, which autocast does not know: in the weights' dtype.
     wide = precision.weight if precision.is_autocast else c
-    gathered: tuple[Term, ...] = (Term("B*S*k*H", wide, "tokens by expert"),)
-    if workload.lora_rank:
-        gathered = linear_input("B*S*k*H", precision, workload, "up", 1)
+    gathered = (Term("B*S*k*H", wide, "tokens by expert"),)
     outputs = (Term("B*S*k*H", wide, "expert outputs"),)
     return [
-        *shared, router,
-        *_feed_forward(workload, precision, gathered, wide, "B*S*F", "B*S*k*H"),
+        *shared,
+        *_feed_forward(workload, precision, gathered, wide, "B*S*F"),
         Op("routing", "", outputs, (Term("B*S*k*H", wide),)), *_dropout(shape, c),
     ]  # fmt: skip
 
 
-def _feed_forward(  # noqa: PLR0913, PLR0917 - what differs between experts and the rest
-    workload: Workload, precision: Precision, kept: tuple[Term, ...], c: float, unit: str, into: str
+def _feed_forward(
+    workload: Workload, precision: Precision, kept: tuple[Term, ...], c: float, unit: str
 ) -> list[Op]:
     """Return the two or three matrices and the activation between them.
 
-    ``kept`` is what is kept of the input, ``c`` the bytes of an element in between; ``unit`` is
-    that of the tensors in between, ``into`` that of the input.
+    ``kept`` is what is kept of the input, ``c`` the bytes of an element in between, and ``unit``
+    the unit of the tensors there.
     """
     shape = workload.shape
     back = FP32 if precision.is_autocast else c
     gate = Op("gate", "", (Term(unit, 2 * c, "both factors of the gate"),), (Term(unit, 2 * c),))
     kept_out = linear_input(unit, precision, workload, "down", 1)
-    if into == "B*S*k*H" and not workload.lora_rank:
-        kept_out = (Term(unit, c, "input of linear layers"),)
     return [
-        Op("feed-forward in", "up", kept, (Term("B*S*H", back),), (Term(into, c),)),
+        Op("feed-forward in", "up", kept, (Term("B*S*H", back),)),
         Op(shape.activation, "", _activation_saved(shape, precision, unit, c), (Term(unit, c),)),
         *([gate] if shape.is_gated else []),
         Op("feed-forward out", "down", kept_out, (Term(unit, c),)),
@@ -306,7 +278,7 @@ def linear_input(
     if precision.weight == FP32:  # nothing to widen: one tensor, or autocast's copies
         kept = precision.compute * (n_adapted if precision.is_autocast else 1)
     found = (Term(unit, kept, "inputs of adapters"),) if n_adapted else ()
-    if precision.keeps_input and slot != "out":  # those attention keeps
+    if precision.keeps_input:
         found = (*found, Term(unit, precision.compute, "input of quantised layers"))
     return found
 

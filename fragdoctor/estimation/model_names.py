@@ -19,6 +19,7 @@ _SAME_SHAPE: Final = {
     "meta-llama-3.1-70b": "llama-3.1-70b",
     "meta-llama-3.1-405b": "llama-3.1-405b",
     "mistral-7b-v0.2": "mistral-7b",
+    "qwen2-": "qwen2.5-",
     "qwen2.5-coder-": "qwen2.5-",
     "qwen2.5-math-": "qwen2.5-",
     "deepseek-r1-distill-qwen-1.5b": "qwen2.5-1.5b",

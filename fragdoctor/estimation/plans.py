@@ -95,7 +95,7 @@ def _degrees(most: int) -> list[int]:
 
 def _serving_ways(workload: Workload, n: int, _gpu: GpuModel) -> Iterator[Workload]:
     """Yield replicas times tensor parallelism."""
-    for degree in _degrees(min(n, HOST)):
+    for degree in _degrees(n):
         if workload.shape.n_heads % degree == 0:
             yield replace(workload, tensor_parallel=degree, world_size=n // degree)
 

@@ -63,7 +63,7 @@ def serving_of(
     limit = max_seqs or DEFAULT_SEQS
     tokens = max_batched_tokens or DEFAULT_BATCHED_TOKENS
     step = replace(
-        workload, batch=1, seq=tokens, new_tokens=0, cache="dynamic", attention=Attention.FLASH
+        workload, batch=1, seq=tokens, new_tokens=0, cache="static", attention=Attention.FLASH
     )
     footprint = formula_footprint(step)
     most = {item.id: item.n_bytes for item in footprint.items}

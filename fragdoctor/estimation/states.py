@@ -36,7 +36,6 @@ TOKENS: Final = "embedding.tokens"
 LINEAR: Final = (Role.LINEAR, Role.EXPERT)
 _BY_ROWS: Final = ("qkv", "up")
 _BY_COLUMNS: Final = ("out", "down")
-_WHOLE: Final = ("attention.kv_a_proj.weight", "attention.q_a_proj.weight")
 
 
 def n_gpus(workload: Workload) -> int:
@@ -120,8 +119,7 @@ def _part(group: ParameterGroup, workload: Workload) -> ParameterGroup:
         count = ceil(count / workload.expert_parallel)
     is_table = group.role is Role.HEAD or group.name == TOKENS
     if is_table or (group.slot in _BY_ROWS and group.role is not Role.NORM):
-        if group.name not in _WHOLE:
-            shape[0] = ceil(shape[0] / tensor)
+        shape[0] = ceil(shape[0] / tensor)
     elif group.slot in _BY_COLUMNS and len(shape) > 1:
         shape[-1] = ceil(shape[-1] / tensor)
     return replace(group, shape=tuple(shape), count=count)
@@ -154,7 +152,6 @@ class GroupState(Struct, frozen=True):
         gathered_bytes: the parameter collected for use (stage 3).
         gradient_bytes: the gradient as backward makes it.
         kept_gradient_bytes: what of it stays on this GPU.
-        is_gradient_whole: it stays as backward makes it.
         has_gradient: whether there is one: of a frozen parameter too, in a unit of FSDP 1 that has
             trained ones (``_validate_frozen_params`` in PyTorch's ``distributed/fsdp/wrap.py``).
         state_bytes: all optimizer states, fp32 master weights not among them.
@@ -174,7 +171,6 @@ class GroupState(Struct, frozen=True):
     gathered_bytes: int
     gradient_bytes: int
     kept_gradient_bytes: int
-    is_gradient_whole: bool
     has_gradient: bool
     state_bytes: int
     step_bytes: int
@@ -269,7 +265,6 @@ def _state(
         gathered_bytes=int(group.n_each * used),
         gradient_bytes=int(group.n_each * grad),
         kept_gradient_bytes=int(ceil(group.n_each / (1 if is_whole else world)) * kept),
-        is_gradient_whole=is_whole,
         has_gradient=is_trained or workload.fsdp_kind is FsdpKind.MIXED,
         state_bytes=(
             _state_bytes(optimizer, group, own, state_element) if is_trained and not away else 0
@@ -290,9 +285,7 @@ def _state_bytes(optimizer: OptimizerSpec, group: ParameterGroup, own: int, elem
         # States of the projected gradient, and the projection itself.
         kept = own * optimizer.rank // min(group.shape)
         more = min(group.shape) * optimizer.rank * element
-    if optimizer.fixed:
-        # 8-bit optimizers keep small tensors in full precision.
-        more += own * (2 * FP32 if group.n_each < 4096 else optimizer.fixed)
+    more += own * optimizer.fixed
     if optimizer.factored:
         more += (sum(group.shape[-2:]) if len(group.shape) >= 2 else own) * element
     return int(kept * element * copies + more)

@@ -12,10 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import ceil, isqrt
 from typing import Final, NamedTuple
 
-from fragdoctor.estimation.kv_cache import cache_bytes_per_sequence
+from fragdoctor.estimation.kv_cache import (
+    cache_bytes_of_prompt,
+    cache_bytes_per_sequence,
+    cache_copies,
+)
 from fragdoctor.estimation.layer import FP32, bytes_of, layer_ops, norm_op, units
 from fragdoctor.estimation.states import (
-    LINEAR,
     GroupState,
     communication_elements,
     gathered_layers,
@@ -62,11 +65,10 @@ def loss_bytes(workload: Workload) -> LossBytes:
     held = c * (workload.keeps_logits + shape.logit_softcap)
     nll = FP32 if precision.is_autocast and entropy != FP32 else 0.0  # autocast runs it in fp32
     stays = c if not is_wide or loss is Loss.SHIFTED else 0.0
-    forward = max(c + upcast + shifted, stays + upcast + shifted + entropy + nll)
+    forward = stays + upcast + shifted + entropy + nll
     backward = max(
         entropy + nll + (nll or entropy) / n,  # log_softmax's result, the gradient of nll_loss
         entropy + 2 * entropy / n,  # and the one of log_softmax
-        entropy / n + c if n == 1 else entropy + 2 * entropy / n + c,
     )
     return LossBytes(held + forward, held + backward, max(entropy, c))
 
@@ -131,11 +133,7 @@ def _total(states: Sequence[GroupState], what: str) -> int:
 def _copies(states: Sequence[GroupState], workload: Workload, *, layered: bool) -> float:
     """Return the 16-bit copies of linear weights: autocast's, or those of fp8 training."""
     precision = precision_of(workload.dtype)
-    roles: tuple[Role, ...] = (
-        (Role.LINEAR, Role.HEAD) if precision.is_autocast else (*LINEAR, Role.HEAD)
-    )
-    if precision.is_quantised:
-        roles = (Role.HEAD,)
+    roles = (Role.HEAD,) if precision.is_quantised else (Role.LINEAR, Role.HEAD)
     is_tied = workload.shape.tied_head and workload.shape.has_lm_head
     return precision.copies * sum(
         g.n_each * g.count
@@ -147,14 +145,22 @@ def _copies(states: Sequence[GroupState], workload: Workload, *, layered: bool) 
 
 
 def _inference(workload: Workload, states: Sequence[GroupState], start: Live) -> Iterator[Moment]:
-    """Yield a prefill of ``seq`` tokens with room for ``new_tokens`` more."""
+    """Yield loading, a prefill of ``seq`` tokens, and the last of ``new_tokens`` more."""
     precision, shape = precision_of(workload.dtype), workload.shape
-    live = _plus(start, kv_cache=workload.batch * cache_bytes_per_sequence(workload))
+    held, step = PhaseName.INFERENCE, workload.batch * cache_bytes_per_sequence(workload)
+    if precision.fuses:
+        joined = sum(
+            g.stored_bytes * g.count for g in states if g.slot == "qkv" and g.role is Role.LINEAR
+        )
+        yield Moment(held, "joining of query, key and value", _plus(start, temporaries=joined))
+    read = _plus(start, kv_cache=workload.batch * cache_bytes_of_prompt(workload))
+    grown = _plus(start, kv_cache=step, temporaries=step * (cache_copies(workload) - 1))
     if not shape.has_layers or not workload.seq:
-        yield Moment(PhaseName.INFERENCE, "prefill", live)
+        yield Moment(held, "prefill", _plus(start, kv_cache=step))
         return
     if precision.is_autocast:
-        live["weight_copies"] = sum(_copies(states, workload, layered=k) for k in (True, False))
+        copies = sum(_copies(states, workload, layered=k) for k in (True, False))
+        read, grown = _plus(read, weight_copies=copies), _plus(grown, weight_copies=copies)
     sizes, ops = units(workload), layer_ops(workload, precision)
     stream = sizes["B*S*H"] * precision.residual
     # One layer is like the next: each operation's result lives until the next one has read it.
@@ -162,14 +168,16 @@ def _inference(workload: Workload, states: Sequence[GroupState], start: Live) ->
         bytes_of((*op.inputs, *after.inputs), sizes) + bytes_of(op.scratch, sizes) // 2
         for op, after in zip(ops, [*ops[1:], ops[0]], strict=True)
     )
-    yield Moment(PhaseName.INFERENCE, "prefill", _plus(live, activations=stream + most))
-    logits, text = workload.batch * shape.vocab * FP32, "logits of the last token"
+    yield Moment(held, "prefill", _plus(read, activations=stream + most))
+    last = workload.batch * shape.vocab * FP32
+    logits, text = last, "logits of the last token"
     if workload.keeps_logits:
         # Transformers before 4.45 (its pull request 31292) made logits of the whole prompt, and an
         # fp32 copy of them by logits.float() while the first ones were alive.
         c, text = precision.compute, "logits of the whole prompt"
         logits = sizes["B*S*V"] * (c if c == FP32 else c + FP32)
-    yield Moment(PhaseName.INFERENCE, text, _plus(live, logits=logits))
+    yield Moment(held, text, _plus(read, logits=logits))
+    yield Moment(held, "the last token", _plus(grown, logits=last))
 
 
 class _Step:
@@ -228,7 +236,6 @@ class _Step:
 
         final = norm_op(w.shape.norm, p, "final", trains=not w.lora_rank)
         last = bytes_of(final.saved, sizes) + hidden * p.compute
-        last += 0 if any(t.label == "input" for t in final.saved) else stream
         # Autocast's cache holds copies till the end of the forward pass, the graph till backward.
         cached = n_layers * self.copies if p.is_autocast or not segment else 0.0
         passes = _plus(
@@ -237,115 +244,51 @@ class _Step:
             weight_copies=_copies(self.states, w, layered=False) + cached,
         )
         logits, v = loss_bytes(w), sizes["B*S*V"]
-        made, moved = self._gradients("head")
-        done, _ = self._gradients("final_norm")
-        backward = PhaseName.BACKWARD
         if loss_of(w) is Loss.FUSED:  # Liger's: a chunk's logits are as large as hidden states
-            at_loss = hidden * (2 * p.compute + FP32)
-            forward, back, gradient = at_loss, hidden * p.compute, hidden * p.compute
+            forward, back = hidden * (2 * p.compute + FP32), hidden * p.compute
         else:
             forward, back = v * logits.forward, v * logits.backward
-            gradient = v * p.compute
         yield Moment(PhaseName.FORWARD, "loss", _plus(passes, logits=forward))
         if segment:
             passes["weight_copies"] -= cached
-        yield Moment(backward, "backward of the loss", _plus(passes, logits=back))
-        moves = hidden * p.compute
-        for more in ({"logits": gradient}, {"gradients": made}):
-            head = _plus(passes, temporaries=moves + moved, **more)
-            yield Moment(backward, "backward of the head", head)
-
-        made += done
+        yield Moment(PhaseName.BACKWARD, "backward of the loss", _plus(passes, logits=back))
+        made = self._gradients("head") + self._gradients("final_norm")
         for layer in (n_layers, 1):
             yield from self._layer(layer, segment, made)
-        extra = 0.0
-        if w.shape.tied_head:  # the sum of both gradients is a third; one that was cast is added to
-            tied = [g.gradient_bytes for g in self.states if g.slot == "head" and g.is_trained]
-            extra = max(tied, default=0) * (1 if p.is_autocast else 2)
-        _, moved = self._gradients("embedding")
-        at_end = _plus(
-            self.passes,
-            gradients=0 if self.accumulates else self.all_gradients,
-            activations=self._held(n_segments, segment), temporaries=stream + extra + moved,
-        )  # fmt: skip
-        yield Moment(backward, "backward of the embedding", at_end)
 
     def _layer(self, layer: int, segment: int, outside: float) -> Iterator[Moment]:
         """Yield the backward pass of a layer, or of the checkpointed segment that it ends."""
-        n_layers = self.workload.shape.n_layers
-        in_layer = sum(self._gradients(slot)[0] for slot in {op.slot for op in self.ops})
-        n, done = layer - 1, n_layers - layer
-        places = [(n, 0.0, done)]
-        if "activations" in self.workload.offload and not segment:
-            places = [(min(n, 1), 0.0, done)]
-        if segment:  # computed again: a whole one, down to its first layer
-            n_segments = ceil(layer / segment)
-            size = min(segment, n_layers)
-            inputs = (n_segments - 1) * self.stream + self._held(
-                ceil(n_layers / segment) - n_segments, segment
-            )
-            done = 0 if layer == n_layers else n_layers - size
-            places = [(size - 1, inputs, done), (0, inputs, done + size - 1)]
-        text = f"backward of layer {layer} of {n_layers}"
-        for before, inputs, n_done in dict.fromkeys(places):
-            gradients = 0.0 if self.accumulates else outside + n_done * in_layer
-            live = _plus(
-                self.passes,
-                activations=before * self.layer + inputs,
-                weight_copies=before * self.copies,
-                gathered_parameters=self.gathered,
-                temporaries=self.stream,
-                gradients=gradients,
-            )
-            yield from self._operations(text, live)
-
-    def _operations(self, text: str, live: Live) -> Iterator[Moment]:
-        """Yield the backward of a layer's operations, last first."""
-        kept, made, incoming = float(self.layer), 0.0, 0
-        for op in reversed(self.ops):
-            back = bytes_of(op.inputs, self.sizes)
-            scratch = bytes_of(op.scratch, self.sizes) + self._dequantised(op.slot)
-            gradients, moved = self._gradients(op.slot)
-            for more, of_op in ((scratch, 0.0), (moved, gradients)):
-                now = _plus(
-                    live,
-                    activations=kept, weight_copies=self.copies,
-                    gradients=made + of_op, temporaries=incoming + back + more,
-                )  # fmt: skip
-                yield Moment(PhaseName.BACKWARD, text, now)
-            made += gradients
+        w, n_layers = self.workload, self.workload.shape.n_layers
+        in_layer = sum(self._gradients(slot) for slot in {op.slot for op in self.ops})
+        before, inputs, done = layer - 1, 0.0, n_layers - layer
+        if segment:  # computed again as a whole
+            n_segments, size = ceil(layer / segment), min(segment, n_layers)
+            ended = ceil(n_layers / segment) - n_segments
+            inputs = (n_segments - 1) * self.stream + self._held(ended, segment)
+            before, done = size - 1, 0 if layer == n_layers else n_layers - size
+        elif "activations" in w.offload:
+            before = min(before, 1)
+        live = _plus(
+            self.passes,
+            weight_copies=(before + 1) * self.copies,
+            gathered_parameters=self.gathered,
+            gradients=0.0 if self.accumulates else outside + done * in_layer,
+        )
+        kept, made, incoming = before * self.layer + inputs + self.layer, 0.0, 0
+        for op in reversed(self.ops):  # last first
+            back, made = bytes_of(op.inputs, self.sizes), made + self._gradients(op.slot)
+            moving = self.stream + incoming + back + bytes_of(op.scratch, self.sizes)
+            now = _plus(live, activations=kept, gradients=made, temporaries=moving)
+            yield Moment(PhaseName.BACKWARD, f"backward of layer {layer} of {n_layers}", now)
             kept -= bytes_of(op.saved, self.sizes)
-            incoming = 0 if op.ends_branch else back
+            incoming = back
 
-    def _gradients(self, slot: str) -> tuple[float, float]:
-        """Return the gradients that a slot leaves, and what is made for a moment meanwhile.
-
-        Under autocast a gradient is made in 16 bits first; one that is shared or added to what is
-        there is whole before.
-        """
-        made = moved = 0.0
-        for group in self.states:
-            if not slot or group.slot != slot or not group.has_gradient:
-                continue
-            casts = self.precision.is_autocast and group.role not in (Role.NORM, Role.EXPERT)
-            casts = casts and slot not in ("embedding", "final_norm")
-            raw = group.n_each * self.precision.compute if casts else 0.0
-            is_apart = self.accumulates or not group.is_gradient_whole
-            moved = max(moved, raw + (group.gradient_bytes if is_apart else 0))
-            if not self.accumulates:
-                made += group.kept_gradient_bytes * group.per_layer
-        return made, moved
-
-    def _dequantised(self, slot: str) -> float:
-        """Return the largest of a slot's quantised weights in the dtype of the product.
-
-        bitsandbytes makes it anew in forward and in backward, for one matrix at a time
-        (``MatMul4Bit`` of its ``autograd/_functions.py``).
-        """
-        if not slot or not self.precision.is_quantised:
+    def _gradients(self, slot: str) -> float:
+        """Return the gradients that a slot leaves."""
+        if self.accumulates or not slot:
             return 0.0
-        linear = (g.n_each for g in self.states if g.slot == slot and g.role is Role.LINEAR)
-        return max(linear, default=0) * self.precision.compute
+        groups = (g for g in self.states if g.slot == slot and g.has_gradient)
+        return sum(g.kept_gradient_bytes * g.per_layer for g in groups)
 
     def _held(self, n_segments: int, segment: int) -> float:
         """Return inputs of checkpointed segments, with their gradients, kept till backward ends.

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from fragdoctor.errors import ConfigError
 
@@ -47,6 +48,8 @@ class Precision(Struct, frozen=True):
         has_master: fp32 copies of the weights belong to it.
         keeps_input: frozen linear layers keep their input too (bitsandbytes' MatMul8bitLt, and
             MatMul4Bit before 0.43.2).
+        fuses: query, key and value are joined after loading, in all layers before one lets go of
+            the separate ones.
     """
 
     name: str
@@ -64,6 +67,7 @@ class Precision(Struct, frozen=True):
     kept_gradient: float = 0.0
     has_master: bool = False
     keeps_input: bool = False
+    fuses: bool = False
 
     @property
     def is_quantised(self) -> bool:
@@ -95,6 +99,10 @@ PREPARED: Final = (
 )
 GPTQ: Final = "Frantar et al. 2022, https://arxiv.org/abs/2210.17323; groups of 128"
 AWQ: Final = "Lin et al. 2023, https://arxiv.org/abs/2306.00978; groups of 128"
+AUTOAWQ: Final = (
+    "https://github.com/casper-hansen/AutoAWQ, from_quantized(fuse_layers=True), its default: "
+    "awq/modules/fused and the fuse_transformer of each model"
+)
 MXFP4: Final = (
     "Open Compute Project, Microscaling Formats (MX) 1.0; experts only, as gpt-oss stores them"
 )
@@ -121,6 +129,8 @@ PRECISIONS: Final = MappingProxyType(
             Precision("fp8-weights", 2, 1, 2, 2, 2, trains_base=False, source=FP8_DOC),
             Precision("gptq", 2, _GROUPED_4, 2, 2, 2, trains_base=False, source=GPTQ),
             Precision("awq", 2, _GROUPED_4, 2, 2, 2, trains_base=False, source=AWQ),
+            Precision("awq-fused", 2, _GROUPED_4, 2, 2, 2, trains_base=False, source=AUTOAWQ,
+                      fuses=True),
             Precision("mxfp4", 2, 2, 2, 2, 2, trains_base=False, source=MXFP4,
                       expert_weight=_MXFP4),
             Precision("int8", 2, _INT8, 2, 2, 2, trains_base=False, source=QLORA,
@@ -130,9 +140,6 @@ PRECISIONS: Final = MappingProxyType(
             # Before 0.43.2 bitsandbytes kept the inputs of frozen 4-bit layers for backward.
             Precision("int4-0.42", 2, _NF4_DOUBLE, 2, 2, 2, trains_base=False, source=BNB_0_43_2,
                       keeps_input=True),
-            # PEFT's prepare_model_for_kbit_training: all that is not quantised in fp32, autocast.
-            Precision("int4-peft", 4, _NF4_DOUBLE, 2, 4, 2, 2, is_autocast=True, trains_base=False,
-                      source=PREPARED),
         )
     }
 )  # fmt: skip
@@ -155,12 +162,26 @@ def precision_of(name: str) -> Precision:
         ConfigError: there is none.
     """
     key = name.strip().lower().replace("_", "-")
-    found = PRECISIONS.get(_OTHER_PRECISIONS.get(key, key))
+    base = key.removesuffix("-peft")
+    found = PRECISIONS.get(_OTHER_PRECISIONS.get(base, base))
+    if found is not None and base != key:
+        found = None if found.trains_base else _prepared(found)
     if found is None:
         raise ConfigError(
             f"{name!r} is no precision.", hint=f"Choose one of {', '.join(PRECISIONS)}."
         )
     return found
+
+
+def _prepared(base: Precision) -> Precision:
+    """Return what PEFT's ``prepare_model_for_kbit_training`` makes of a model with such weights.
+
+    All that is not quantised is in fp32; the Trainer's autocast computes in 16 bits.
+    """
+    return replace(
+        base, name=f"{base.name}-peft", weight=4, residual=4, copies=base.compute,
+        is_autocast=True, source=PREPARED,
+    )  # fmt: skip
 
 
 def dtype_bytes(name: str) -> float:

@@ -55,7 +55,6 @@ class Norm(StrEnum):
     LAYERNORM = "layernorm"
     RMSNORM = "rmsnorm"  # torch.nn.RMSNorm, one fused operation
     RMSNORM_WRITTEN_OUT = "rmsnorm-written-out"  # as in Hugging Face models
-    RMSNORM_WIDE = "rmsnorm-wide"  # the same, but the product with the weight is made in fp32
 
 
 class ParameterGroup(Struct, frozen=True):
@@ -105,7 +104,6 @@ class LayerBuild(Struct, frozen=True, kw_only=True):
     norms_per_layer: int = 2
     activation: str = "gelu"
     has_rotary: bool = False
-    parallel_residual: bool = False
     tied_head: bool = False
     own_attention: Attention | None = None
     attention_softcap: bool = False
@@ -211,8 +209,8 @@ class Workload(Struct, frozen=True):
         grad_accumulation: micro batches a step.
         inference: weights and KV cache only.
         new_tokens: tokens generated beyond ``seq`` (inference).
-        cache: ``dynamic`` grows with the tokens, ``paged`` in blocks, ``static`` is as long as the
-            model's positions (inference).
+        cache: ``dynamic`` grows with the tokens, ``paged`` in blocks, ``static`` is allocated for
+            all of them at once, ``tuple`` is there twice in a step that it grows in (inference).
         tensor_parallel, context_parallel, pipeline_parallel, expert_parallel: GPUs that share the
             layers' matrices, the sequence, the layers, the experts; beside ``world_size``.
         sequence_parallel: tensor parallelism splits the residual stream too.

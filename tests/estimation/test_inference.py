@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.formula import formula_footprint, formula_needs
 from fragdoctor.estimation.kv_cache import cache_bytes_per_sequence, cache_parts
+from fragdoctor.estimation.model_shapes import Overrides
 from fragdoctor.estimation.request import workload_of
 from fragdoctor.estimation.serving import serving_of
 from fragdoctor.estimation.states import check_parallel, local_part, n_gpus
@@ -49,10 +50,42 @@ def test_sliding_layers_keep_their_window_only() -> None:
     assert [(p.n_layers, p.tokens) for p in cache_parts(gemma)] == [(21, 8192), (21, 4096)]
 
 
-def test_static_cache_is_as_long_as_the_positions() -> None:
-    workload = of("llama-3-8b", seq=100, new_tokens=10, cache="static")
+def phases_of_cache(cache: str) -> tuple[int, int]:
+    """Return what a batch of 8 has at its peak, 10 tokens and 4000 new ones, and its cache."""
+    workload = of("llama-2-7b", batch=8, seq=10, new_tokens=4000, cache=cache)
+    return formula_footprint(workload).peak_allocated_bytes, 8 * cache_bytes_per_sequence(workload)
 
-    assert cache_parts(workload)[0].tokens == 8192
+
+def test_growing_cache_is_there_again_for_one_layer_and_a_tuple_for_all() -> None:
+    """modeling_llama.py of Transformers 4.35 hands tuples on, 4.36 a DynamicCache."""
+    (static, cache), (dynamic, _), (twice, _) = map(phases_of_cache, ("static", "dynamic", "tuple"))
+
+    assert 8 * 4010 * 32 * 2 * 32 * 128 * 2 == cache
+    assert dynamic - static == pytest.approx(cache / 32, rel=0.01)
+    assert twice - static == pytest.approx(cache, rel=0.01)
+
+
+def test_growing_cache_holds_the_prompt_alone_while_that_is_read() -> None:
+    short = of("llama-2-7b", seq=4000, new_tokens=0, cache="dynamic")
+    long, whole = (replace(short, new_tokens=96, cache=c) for c in ("dynamic", "static"))
+
+    peak = formula_footprint(short).peak_allocated_bytes
+
+    assert formula_footprint(long).peak_allocated_bytes == peak
+    assert formula_footprint(whole).peak_allocated_bytes == peak + 96 * 32 * 2 * 4096 * 2
+
+
+def test_autoawq_joins_query_key_and_value_beside_the_separate_ones() -> None:
+    """Its README: CodeLlama 34B takes 19.05 GiB for 64 tokens and 64 new ones on an RTX 4090."""
+    codellama = Overrides(
+        n_layers=48, hidden=8192, n_heads=64, n_kv_heads=8, ffn=22016, vocab=32000
+    )
+    fused = workload_of(
+        overrides=codellama,
+        dtype="awq-fused", inference=True, seq=64, new_tokens=64, cache="static",
+    )  # fmt: skip
+
+    assert formula_footprint(fused).peak_allocated_bytes == pytest.approx(19.05 * GIB, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +102,15 @@ def test_weights_weigh_what_is_published(name: str, dtype: str, published_gib: f
 
     weights = next(item.n_bytes for item in items if item.id == "parameters")
     assert weights == pytest.approx(published_gib * GIB, rel=0.01)
+
+
+def test_base_prepared_for_training_keeps_what_is_not_quantised_in_fp32() -> None:
+    plain, prepared = precision_of("int8"), precision_of("int8-peft")
+
+    assert (plain.weight, prepared.weight, prepared.residual) == (2, 4, 4)
+    assert prepared.linear_weight == plain.linear_weight
+    with pytest.raises(ConfigError, match="'bf16-peft' is no precision"):
+        precision_of("bf16-peft")
 
 
 def test_precisions_are_found_by_the_names_people_use() -> None:

@@ -25,6 +25,8 @@ from fragdoctor.estimation.model_shapes import configuration_of, model_of, prese
         ("Gemma2_9B", "gemma-2-9b"),
         ("Llama 3.1 8B Instruct", "llama-3.1-8b"),
         ("llama3.2:3b", "llama-3.2-3b"),
+        ("Qwen/Qwen2-7B-Instruct", "qwen2.5-7b"),
+        ("ibm-granite/granite-3.1-8b-instruct", "granite-3.1-8b"),
     ],
 )
 def test_tuned_model_has_the_shape_of_its_base(name: str, base: str) -> None:
