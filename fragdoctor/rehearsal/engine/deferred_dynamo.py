@@ -74,7 +74,9 @@ def install(undo: ExitStack) -> None:
     """Defer imports of the module, unless it is there already, until ``undo`` is closed."""
     loader: Any = SimpleNamespace(create_module=lambda _: None, exec_module=_Deferred.begin)
 
-    def find_spec(name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
+    def find_spec(name: str, _path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name.startswith(f"{_NAME}.") and name in sys.modules and target is None:
+            return _there(sys.modules[name])
         found = _found() if name == _NAME else None
         if found is None:
             return None
@@ -86,3 +88,12 @@ def install(undo: ExitStack) -> None:
     finder: Any = SimpleNamespace(find_spec=find_spec)
     sys.meta_path.insert(0, finder)
     undo.callback(sys.meta_path.remove, finder)
+
+
+def _there(module: ModuleType) -> ModuleSpec:
+    """Return the spec of a module that was imported on the way to it, as its package was."""
+    own: Any = module.__spec__
+    loader: Any = SimpleNamespace(
+        create_module=lambda _: module, exec_module=lambda _: setattr(module, "__spec__", own)
+    )
+    return ModuleSpec(own.name, loader)
