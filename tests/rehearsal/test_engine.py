@@ -720,13 +720,11 @@ def test_dynamo_is_imported_where_something_of_it_is_needed(stage: Stage) -> Non
         """
         import sys
         import torch
-        from torch.utils.checkpoint import checkpoint
 
         linear = torch.nn.Linear(8, 8).cuda()
         optimizer = torch.optim.AdamW(linear.parameters())
-        checkpoint(linear, torch.ones(1, 8, device="cuda"), use_reentrant=False).sum().backward()
+        linear(torch.ones(1, 8, device="cuda")).sum().backward()
         optimizer.step()
-        assert "torch._dynamo.config" in sys.modules
         assert "torch._dynamo.eval_frame" not in sys.modules
 
         import torch._dynamo.trace_rules as rules
@@ -736,7 +734,7 @@ def test_dynamo_is_imported_where_something_of_it_is_needed(stage: Stage) -> Non
         assert rules.__spec__.origin == rules.__file__
         assert torch._dynamo.config is sys.modules["torch._dynamo.config"]
         add = torch.optim.Optimizer.add_param_group.__wrapped__
-        assert add.__dynamo_disable._torchdynamo_disable
+        assert add.__dynamo_disable is not add
         optimizer.step()
         """
     )
