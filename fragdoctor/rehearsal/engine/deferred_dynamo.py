@@ -61,7 +61,8 @@ class _Deferred(ModuleType):
         self.__spec__, self.__loader__ = spec, spec.loader
         spec.loader.exec_module(self)
         for fn, recursive in disabled:
-            fn.__dynamo_disable = vars(self)["disable"](fn, recursive, wrapping=False)
+            made = vars(self)["disable"](fn, recursive, wrapping=False)
+            vars(fn)["__dynamo_disable"] = made  # a class would give the name its own
         return self
 
 
