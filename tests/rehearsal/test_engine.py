@@ -713,3 +713,29 @@ def test_two_types_are_refused_as_a_gpu_refuses_them(stage: Stage, call: str) ->
             raise AssertionError("a GPU refuses it")
         """
     )
+
+
+def test_dynamo_is_imported_where_something_of_it_is_needed(stage: Stage) -> None:
+    stage.script(
+        """
+        import sys
+        import torch
+
+        linear = torch.nn.Linear(8, 8).cuda()
+        optimizer = torch.optim.AdamW(linear.parameters())
+        linear(torch.ones(1, 8, device="cuda")).sum().backward()
+        optimizer.step()
+        assert "torch._dynamo.eval_frame" not in sys.modules
+
+        import torch._dynamo.trace_rules as rules
+        from torch._dynamo import convert_frame
+
+        assert rules is torch._dynamo.trace_rules is convert_frame.trace_rules
+        assert rules.__spec__.origin == rules.__file__
+        assert torch._dynamo.config is sys.modules["torch._dynamo.config"]
+        add = torch.optim.Optimizer.add_param_group.__wrapped__
+        assert add.__dynamo_disable is not add
+        optimizer.step()
+        """
+    )
+    stage.json("train.py", apart=True)  # forks here have it already

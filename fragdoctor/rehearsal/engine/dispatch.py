@@ -66,12 +66,21 @@ def special(*names: str) -> Callable[[Handler], Handler]:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one operation does on arguments of one description."""
+    """What one operation does on arguments of one description.
+
+    Attributes:
+        device: the GPU.
+        steps: what it asks for, in order.
+        layouts: of what it makes.
+        results: makes what it returns of what it made and its arguments.
+        resized: shape, and strides unless contiguous, of those it writes into; None = as they are.
+    """
 
     device: int
     steps: Sequence[Step]
     layouts: Sequence[BlockLayout]
     results: Callable[[list[torch.Tensor], tuple[Any, ...]], Any]
+    resized: Sequence[tuple[torch.Size, tuple[int, ...] | None] | None] = ()
 
     def run(self, args: tuple[Any, ...]) -> Any:
         """Ask for the memory in order and return the results."""
@@ -127,18 +136,25 @@ def clear_blas_workspaces() -> None:
 
 def functional(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operation that returns new tensors."""
+    return _planned(_plan, op, args, kwargs).run(args)
+
+
+def _planned(
+    make: Callable[..., Plan], op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Plan:
+    """Return what an operation does, made once for arguments of one description."""
     key = (
         op,
         meta_functions.described(args),
-        tuple((k, meta_functions.described(v)) for k, v in kwargs.items()),
+        tuple([(k, meta_functions.described(v)) for k, v in kwargs.items()]),
     )
     plan = _plans.get(key)
     if plan is None:
-        plan = _plan(op, args, kwargs)
+        plan = make(op, args, kwargs)
         if len(_plans) > MAX_PLANS:
             _plans.clear()
         _plans[key] = plan
-    return plan.run(args)
+    return plan
 
 
 def _plan(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
@@ -178,18 +194,16 @@ def _plan(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
 
 def in_place(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operation that changes its arguments: only its scratch memory shows."""
-    name = op.overloadpacket.__name__
     meta_functions.check_types(op, args)
-    if name in RULES:
-        key = (op, meta_functions.described(args))
-        plan = _plans.get(key)
-        if plan is None:
-            device = device_of(args, kwargs)
-            call = Call(op, args, kwargs, (), device)
-            plan = _plans[key] = Plan(device, steps_of(call), (), _no_results)
-        plan.run(args)
+    if op.overloadpacket.__name__ in RULES:
+        _planned(_plan_in_place, op, args, kwargs).run(args)
     returned = [args[i] for i in _returned(op)]
     return returned[0] if len(returned) == 1 else tuple(returned) or None
+
+
+def _plan_in_place(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+    device = device_of(args, kwargs)
+    return Plan(device, steps_of(Call(op, args, kwargs, (), device)), (), _no_results)
 
 
 def _no_results(_made: list[torch.Tensor], _args: tuple[Any, ...]) -> None:
@@ -210,14 +224,27 @@ def _mark(argument: Any) -> str:
 
 def out_variant(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operation that writes into tensors given to it, which are resized where need be."""
-    meta_functions.check_types(op, args)
     outs = [kwargs[a.name] for a in op._schema.arguments if a.is_out]
-    inputs = {k: v for k, v in kwargs.items() if not any(v is out for out in outs)}
-    metas = {
-        a.name: meta_functions.on_meta(kwargs[a.name]) for a in op._schema.arguments if a.is_out
-    }
+    plan = _planned(_plan_into, op, args, kwargs)
+    for out, changed in zip(outs, plan.resized, strict=True):
+        if changed is not None:
+            shape, strides = changed
+            out.resize_(shape)
+            if strides is not None:
+                out.as_strided_(shape, strides)
+    plan.run(args)
+    if not op._schema.returns:
+        return None
+    return outs[0] if len(outs) == 1 else tuple(outs)
+
+
+def _plan_into(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+    meta_functions.check_types(op, args)
+    outs = {a.name: kwargs[a.name] for a in op._schema.arguments if a.is_out}
+    inputs = {k: v for k, v in kwargs.items() if k not in outs}
+    metas = {name: meta_functions.on_meta(out) for name, out in outs.items()}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of resizing; the real one is below
+        warnings.simplefilter("ignore")  # of resizing; the real one comes later
         meta_functions.infer(
             op,
             meta_functions.on_meta(args, keeps_numbers=False),
@@ -228,18 +255,15 @@ def out_variant(op: Any, *args: Any, **kwargs: Any) -> Any:
         for m in metas.values()
         if isinstance(m, torch.Tensor)
     )
-    call = Call(op, args, inputs, made, device_of(args, kwargs))
-    for out, meta in zip(outs, metas.values(), strict=True):
-        if isinstance(out, torch.Tensor) and out.shape != meta.shape:
-            out.resize_(meta.shape)
-            laid_out = meta_functions.pointwise_strides(op, args, meta.shape)
-            if laid_out is not None:
-                out.as_strided_(meta.shape, laid_out)
-    steps = [step for step in steps_of(call) if type(step) is not Out]
-    Plan(call.device, steps, (), _no_results).run(args)
-    if not op._schema.returns:
-        return None
-    return outs[0] if len(outs) == 1 else tuple(outs)
+    device = device_of(args, kwargs)
+    steps = steps_of(Call(op, args, inputs, made, device))
+    resized = [
+        (meta.shape, meta_functions.pointwise_strides(op, args, meta.shape))
+        if isinstance(meta, torch.Tensor) and outs[name].shape != meta.shape
+        else None
+        for name, meta in metas.items()
+    ]
+    return Plan(device, [s for s in steps if type(s) is not Out], (), _no_results, resized)
 
 
 def view(op: Any, *args: Any, **kwargs: Any) -> Any:

@@ -107,13 +107,13 @@ class Weights:
                 "Random numbers that the CPU draws after the model was made are others than usual."
             )
             return
-        drawn = torch.float64 if dtype is torch.float64 else torch.float32
-        buffer = torch.empty(min(n, _DRAWN_AT_ONCE), dtype=drawn, device="cpu")
-        fill = _originals["uniform_"]
-        for _ in range(n // _DRAWN_AT_ONCE):
-            fill(buffer, generator=generator)
-        if n % _DRAWN_AT_ONCE:
-            fill(buffer[: n % _DRAWN_AT_ONCE], generator=generator)
+        # A number in double precision takes two of the generator, as an integer of 64 bits does.
+        n_pairs, n_single = (n, 0) if dtype is torch.float64 else divmod(n, 2)
+        buffer = torch.empty(min(n_pairs, _DRAWN_AT_ONCE), dtype=torch.int64, device="cpu")
+        for begin in range(0, n_pairs, _DRAWN_AT_ONCE):
+            buffer[: n_pairs - begin].random_(generator=generator)
+        if n_single:
+            torch.rand(1, dtype=torch.float32, device="cpu", generator=generator)
 
 
 _originals: Final[dict[str, Any]] = {

@@ -54,6 +54,7 @@ def prepare(
         backward,
         compilation,
         cuda_api,
+        deferred_dynamo,
         dispatch,
         foreign_operators,
         fused_layers,
@@ -87,6 +88,7 @@ def prepare(
     sparse.install(undo)
     host.install(undo)
     compilation.install(undo)
+    deferred_dynamo.install(undo)
     ranks.install(undo)
     if scratch is not None:
         writes.install(scratch, undo)

@@ -132,6 +132,8 @@ class Overlay:
 
     def to_read(self, name: Any, *, itself: bool = False, folder: int | None = None) -> Any:
         """Return the path to read instead of another."""
+        if folder is None and not self.removed and not self.is_there(self.top):
+            return name  # nothing was changed yet
         path = self.resolved(name, itself=itself, folder=folder)
         if path is None or name in {b"", ""}:
             return name

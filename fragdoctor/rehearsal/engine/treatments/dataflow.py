@@ -7,8 +7,9 @@ of the batch at once.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from fragdoctor.rehearsal.engine import dispatch, put, session
 from fragdoctor.rehearsal.engine.calls import before_backward
@@ -21,8 +22,22 @@ GIVEN: Final = "given"
 """Stands for the operation where a tensor was there before."""
 _ABOUT_DIMENSIONS: Final = ("dim", "dims", "training")
 
+MAX_REACHED: Final = 100_000
+"""Operations that lead to what is there: with more of them losses are not told."""
+_COUNTED_EACH: Final = 50_000
+
 Node = tuple[str, list[list[int]], list[int], dict[str, Any]]
 """An operation: name, shapes of its results, numbers of the nodes it reads, dimensions it names."""
+
+
+class _Made(NamedTuple):
+    """An operation, which lives as long as what is there was made of its results."""
+
+    number: int
+    name: str
+    shapes: list[list[int]]
+    reads: list[_Made]
+    about: dict[str, Any]
 
 
 class Losses:
@@ -30,13 +45,14 @@ class Losses:
 
     def __init__(self, undo: ExitStack) -> None:
         self.found: list[list[Node]] = []
-        self._nodes: list[Node] = []
-        self._of: dict[int, int] = {}
+        self._n_made = 0
+        self._is_over = False
+        self._of: dict[int, _Made] = {}
         serve = dispatch.serve
 
         def noted(op: Any, args: Any, kwargs: Any) -> Any:
             made = serve(op, args, kwargs)
-            if len(self.found) < MAX_LOSSES and not in_backward():
+            if not (self._is_over or in_backward()):
                 self._note(op, args, kwargs, made)
             return made
 
@@ -63,33 +79,57 @@ class Losses:
         named = dict(zip(names, args, strict=False)) | kwargs
         about = {name: named[name] for name in _ABOUT_DIMENSIONS if name in named}
         shapes = [list(one.shape) for one in results]
-        self._add(op.name(), shapes, [self._number(*one) for one in read.items()], about, written)
+        self._add(op.name(), shapes, [self._made(*one) for one in read.items()], about, written)
 
     def _add(
-        self, name: str, shapes: Any, reads: list[int], about: dict[str, Any], written: set[int]
-    ) -> int:
-        self._nodes.append((name, shapes, reads, about))
-        number = len(self._nodes) - 1
-        self._of |= dict.fromkeys(written, number)
-        return number
+        self, name: str, shapes: Any, reads: list[_Made], about: dict[str, Any], written: set[int]
+    ) -> _Made:
+        made = _Made(self._n_made, name, shapes, reads, about)
+        self._of |= dict.fromkeys(written, made)
+        self._n_made += 1
+        if not self._n_made % _COUNTED_EACH and len(_leading_to(self._of.values())) > MAX_REACHED:
+            self._end()
+            self.found.clear()
+        return made
 
-    def _number(self, address: int, tensor: Any) -> int:
+    def _made(self, address: int, tensor: Any) -> _Made:
         known = self._of.get(address)
         return self._add(GIVEN, [list(tensor.shape)], [], {}, {address}) if known is None else known
 
     def _began(self, roots: Any, *_: Any, **__: Any) -> None:
         """Keep what leads to a loss."""
-        wanted = {self._number(at, one) for one in tensors(roots) for at in addresses(one)}
-        for number in range(len(self._nodes) - 1, -1, -1):
-            if number in wanted:
-                wanted |= {*self._nodes[number][2]}
-        order = {number: n for n, number in enumerate(sorted(wanted))}
-        nodes = (self._nodes[number] for number in order)
-        if len(self.found) < MAX_LOSSES:
-            self.found.append([(a, b, [order[n] for n in c], d) for a, b, c, d in nodes])
+        if self._is_over:
+            return
+        leading = _leading_to(
+            self._made(at, one) for one in tensors(roots) for at in addresses(one)
+        )
+        order = {number: n for n, number in enumerate(leading)}
+        self.found.append(
+            [
+                (one.name, one.shapes, [order[read.number] for read in one.reads], one.about)
+                for one in leading.values()
+            ]
+        )
+        self.forget()
+        if len(self.found) == MAX_LOSSES:
+            self._end()
+
+    def _end(self) -> None:
+        self._is_over = True
         self.forget()
 
     def forget(self) -> None:
         """Take all that there is for given: what a pass or an update changes is no matter."""
-        self._nodes.clear()
         self._of.clear()
+
+
+def _leading_to(made: Iterable[_Made]) -> dict[int, _Made]:
+    """Return operations and all that lead to them, by their numbers in ascending order."""
+    found: dict[int, _Made] = {}
+    rest = [*made]
+    while rest:
+        one = rest.pop()
+        if one.number not in found:
+            found[one.number] = one
+            rest += one.reads
+    return dict(sorted(found.items()))

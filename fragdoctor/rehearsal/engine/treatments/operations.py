@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from typing import Any, Final
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import SUPPORTED_NODES, tree_leaves
 
 from fragdoctor.rehearsal.engine import dispatch, put, session
 from fragdoctor.rehearsal.engine.marks import in_backward
@@ -189,8 +189,24 @@ def _written(op: Any, args: Any) -> list[int]:
 
 def tensors(values: Any) -> list[torch.Tensor]:
     """Return the plain tensors on GPUs in some values; others may be made by being looked at."""
-    plain = (torch.Tensor, torch.nn.Parameter)
-    return [v for v in tree_leaves(values) if type(v) in plain and v.is_cuda]
+    found: list[torch.Tensor] = []
+    _gather(values, found)
+    return found
+
+
+_PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def _gather(values: Any, found: list[torch.Tensor]) -> None:
+    kind = type(values)
+    if kind is tuple or kind is list:
+        for value in values:
+            _gather(value, found)
+    elif kind in _PLAIN:
+        if values.is_cuda:
+            found.append(values)
+    elif kind in SUPPORTED_NODES or isinstance(values, tuple):
+        found += [v for v in tree_leaves(values) if type(v) in _PLAIN and v.is_cuda]
 
 
 def addresses(values: Any) -> list[int]:

@@ -1,0 +1,100 @@
+"""``torch._dynamo``, imported when something of it is needed.
+
+Every optimizer and many operations import it, and with it much of the rest of PyTorch, for two
+functions that do nothing while no code is compiled, and checkpointing does for an option. That took
+a third of a short rehearsal.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from contextlib import ExitStack
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType, SimpleNamespace
+from typing import Any, Final
+
+_NAME: Final = "torch._dynamo"
+_OF_CONTENTS: Final = ("__all__", "__path__")
+"""Special attributes that are asked for by imports from a module."""
+
+
+class _Deferred(ModuleType):
+    """The module until something else of it is asked for than what is here."""
+
+    _disabled: list[tuple[Any, bool]]
+    _folders: Any
+
+    @classmethod
+    def begin(cls, module: Any) -> None:
+        """Let a new module be one; imports of what is in it ask for its path."""
+        module._folders = vars(module).pop("__path__")
+        module._disabled = []
+        module.__class__ = cls
+
+    def graph_break(self, *_: Any, **__: Any) -> None:
+        """Break no graph, as none is traced."""
+
+    def disable(self, fn: Any = None, recursive: bool = True, **how: Any) -> Any:
+        """Return a function of PyTorch's own as it is; it keeps what it is given here."""
+        if how != {"wrapping": False}:
+            return self._imported().disable(fn, recursive, **how)
+        self._disabled.append((fn, recursive))
+        return fn
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name not in _OF_CONTENTS:
+            raise AttributeError(name)
+        if name == "config":  # it needs nothing of the others
+            self.__path__ = self._folders
+            try:
+                return importlib.import_module(f"{_NAME}.config")
+            finally:
+                del self.__path__
+        return getattr(self._imported(), name)
+
+    def _imported(self) -> Any:
+        disabled = vars(self).pop("_disabled")
+        self.__class__ = ModuleType  # type: ignore[assignment]
+        self.__path__ = vars(self).pop("_folders")
+        spec: Any = _found()
+        self.__spec__, self.__loader__ = spec, spec.loader
+        spec.loader.exec_module(self)
+        for fn, recursive in disabled:
+            made = vars(self)["disable"](fn, recursive, wrapping=False)
+            vars(fn)["__dynamo_disable"] = made  # a class would give the name its own
+        return self
+
+
+def _found() -> ModuleSpec | None:
+    torch = sys.modules["torch"]
+    return PathFinder.find_spec(_NAME, torch.__path__)
+
+
+def install(undo: ExitStack) -> None:
+    """Defer imports of the module, unless it is there already, until ``undo`` is closed."""
+    loader: Any = SimpleNamespace(create_module=lambda _: None, exec_module=_Deferred.begin)
+
+    def find_spec(name: str, _path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name.startswith(f"{_NAME}.") and name in sys.modules and target is None:
+            return _there(sys.modules[name])
+        found = _found() if name == _NAME else None
+        if found is None:
+            return None
+        deferred = ModuleSpec(_NAME, loader, origin=found.origin, is_package=True)
+        deferred.submodule_search_locations = found.submodule_search_locations
+        deferred.has_location = True
+        return deferred
+
+    finder: Any = SimpleNamespace(find_spec=find_spec)
+    sys.meta_path.insert(0, finder)
+    undo.callback(sys.meta_path.remove, finder)
+
+
+def _there(module: ModuleType) -> ModuleSpec:
+    """Return the spec of a module that was imported on the way to it, as its package was."""
+    own: Any = module.__spec__
+    loader: Any = SimpleNamespace(
+        create_module=lambda _: module, exec_module=lambda _: setattr(module, "__spec__", own)
+    )
+    return ModuleSpec(own.name, loader)
