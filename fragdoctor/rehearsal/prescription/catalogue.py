@@ -19,8 +19,10 @@ Traits = Mapping[str, Any]
 """What ``engine/treatments/traits.py`` found."""
 
 _ADAM: Final = {"Adam", "AdamW"}
-_NUMBER: Final = re.compile(r"\.?\d+")
+_NUMBER: Final = re.compile(r"\[\d+:\d+\]|\.?\d+")
 _MEMBER: Final = re.compile(r"(.*)\[(\d+)\]")
+_DIVIDING: Final = {"lightning", "accelerate"}
+"""Frameworks that divide each loss by the number that they accumulate (2.6 and 1.15)."""
 _REPLACED: Final = ("", "ForCausalLMLoss")
 """Losses that there are lines for: the program's own, and one of Transformers."""
 N_CHUNKS: Final = 16
@@ -280,6 +282,9 @@ def accumulated(traits: Traits, n: int, batch: int | None) -> Treatment:
     """Return n micro-batches to a step, of a batch in the arguments or of loaders."""
     micro = max(batch_size(traits, batch) // n, 1)
     words = words_of(traits["framework"], Change.ACCUMULATE)
+    is_sum = traits.get("is_sum", False)
+    if is_sum and traits["framework"] in _DIVIDING:
+        words += ", and the loss times {n}, by which it is divided"
     return Treatment(
         "accumulate",
         f"batch {micro} x {n} accumulated",
@@ -288,7 +293,7 @@ def accumulated(traits: Traits, n: int, batch: int | None) -> Treatment:
         [
             f"for i, batch in enumerate(loader):  # batches of {micro}",
             "    ...",
-            f"    (loss / {n}).backward()",
+            "    loss.backward()  # a sum over rows" if is_sum else f"    (loss / {n}).backward()",
             f"    if (i + 1) % {n} == 0:",
             f"        {_optimizer(traits)}.step()",
             f"        {_optimizer(traits)}.zero_grad()",
