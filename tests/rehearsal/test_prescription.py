@@ -662,6 +662,20 @@ def test_batches_are_told_apart_by_what_is_trained_on(tmp_path: Path) -> None:
     )
 
 
+def test_batches_of_loaders_that_one_line_makes_are_told_apart_by_their_size(
+    tmp_path: Path,
+) -> None:
+    loaders = "\nboth = [DataLoader(data, batch_size=n) for n in (1024, 4096)]\noptimizer"
+    text = LOADER.replace("\noptimizer", loaders) + PREDICTED
+    for n, size in enumerate((1024, 4096)):
+        text = text.replace(f"in DataLoader(data, batch_size={size})", f"in both[{n}]")
+
+    traits = traits_of(tmp_path, MODEL + text)
+
+    assert [1024] == [*traits["batches"].values()]
+    assert [4096] == [*traits["evaluated"].values()]
+
+
 CLASSES_OF = "torch.nn.functional.cross_entropy(z, y)"
 OF_ROWS = "loss = model(x.cuda()).square().mean()"
 

@@ -21,7 +21,7 @@ from fragdoctor.recording.module_names import ByIdentity
 from fragdoctor.rehearsal.engine import put
 from fragdoctor.rehearsal.engine.calls import around_models, before_backward
 from fragdoctor.rehearsal.engine.memory_history import is_users, users_frame
-from fragdoctor.rehearsal.engine.treatments.accumulation import OWN, lines_at_work
+from fragdoctor.rehearsal.engine.treatments.accumulation import OWN, lines_and_size
 from fragdoctor.rehearsal.engine.treatments.attention import is_eager
 from fragdoctor.rehearsal.engine.treatments.blocks import (
     Piece,
@@ -232,7 +232,7 @@ class Traits:
             self._found["optimizers"].append(name)
 
     def _made_sampler(self, sampler: Any, _inner: Any, batch_size: int, *_: Any, **__: Any) -> None:
-        self._samplers[sampler] = lines_at_work()
+        self._samplers[sampler] = lines_and_size(batch_size)
         self._sizes[self._samplers[sampler]] = batch_size
 
     def _noted(self, batches: Any) -> Any:
