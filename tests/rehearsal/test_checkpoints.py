@@ -265,7 +265,6 @@ def test_lines_name_modules_one_after_another(tmp_path: Path) -> None:
     assert catalogue._together([*written, "model.end"]) == (
         "[*model.layers[:3], model.layers[5], model.end]"
     )
-    assert catalogue._ranges([0, 1, 2, 5]) == ["0-2", "5"]
 
 
 def test_plan_becomes_one_spec_and_its_lines(tmp_path: Path) -> None:
