@@ -106,12 +106,13 @@ class Tried(Struct, frozen=True):
         return max(one.n_gpus for one in self.treatments)
 
     @property
-    def rank(self) -> tuple[int, int, int, float, int]:
-        """What comes first of those that fit: GPUs, results, compute, then simplicity."""
+    def rank(self) -> tuple[int, int, int, float, int, bool]:
+        """What comes first of those that fit: GPUs, results, compute, simplicity, a known place."""
         known = self.extra_compute
         cost = float("inf") if known is None else known
         numerics = list(Numerics).index(self.numerics)
-        return (self.n_gpus, numerics, int(known is None), cost, len(self.treatments))
+        is_open = any(one.place is Place.OPEN for one in self.treatments)
+        return (self.n_gpus, numerics, int(known is None), cost, len(self.treatments), is_open)
 
 
 class LeftOut(Struct, frozen=True):

@@ -23,6 +23,7 @@ from fragdoctor.rehearsal.prescription.batch_rows import mixing
 from fragdoctor.rehearsal.prescription.held import held_lines
 from fragdoctor.rehearsal.prescription.need import Need
 from fragdoctor.rehearsal.prescription.patch import optimizer_name, patched
+from fragdoctor.rehearsal.prescription.search import _parts
 from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
 from fragdoctor.rehearsal.programs import Program
 from fragdoctor.report.views.prescription import shown
@@ -96,6 +97,27 @@ for epoch in range(2):
         if i % 2 == 0:
             optimizer.step()
             optimizer.zero_grad()
+"""
+FLAT = "model = nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(256, 256), nn.GELU())))"
+FLAT += ".cuda()\n"
+IN_PIECES = """
+from functools import partial
+from torch.utils.checkpoint import (
+    CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+)
+def keeping():
+    def policy(context, op, *args, **kwargs):
+        is_kept = op is torch.ops.aten.addmm.default
+        return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+    return create_selective_checkpoint_contexts(policy)
+def forward(x):
+    x = model[0](x)
+    x = checkpoint(model[1:3], x, use_reentrant=False)
+    for layer in model[3:5]:
+        x = layer(x)
+    x = checkpoint(model[5:7], x, use_reentrant=False, context_fn=keeping)
+    return model[7](x)
+model.forward = forward
 """
 EVALUATED = """
 model.eval()
@@ -213,7 +235,8 @@ def peak(home: Path, text: str, *treatments: str) -> int:
 @pytest.mark.parametrize(
     ("treatment", "before", "after"),
     [
-        ("checkpoint:0-3", LOOP, CHECKPOINTED + LOOP),
+        ("checkpoint:0,1,2,3", LOOP, CHECKPOINTED + LOOP),
+        ("checkpoint:2,5=0", FLAT + LOOP, FLAT + IN_PIECES + LOOP),
         ("fused", LOOP, LOOP.replace("1e-3)", "1e-3, fused=True)")),
         ("no-foreach", RMSPROP, RMSPROP.replace("1e-3)", "1e-3, foreach=False)")),
         ("adafactor", LOOP, LOOP.replace("optim.AdamW", "optim.Adafactor")),
@@ -240,6 +263,32 @@ def test_treatment_from_outside_equals_the_change_in_the_program(
         assert treated < peak(tmp_path, MODEL + before)
 
 
+def test_pieces_of_a_sequential_end_with_its_products() -> None:
+    from torch import nn
+
+    from fragdoctor.recording.module_names import ByIdentity
+    from fragdoctor.rehearsal.engine.treatments.blocks import parts_of
+
+    layers = nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(2, 2), nn.ReLU())))
+    block = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.LayerNorm(2))
+
+    found = [name for name, _ in parts_of(nn.Sequential(layers, block), ByIdentity())]
+
+    pieces = ["0:5", "0:5.0:3", "0:5.0:3.1:3", "0:5.3:5", "5:8", "5:8.5:7"]
+    assert found == ["0", *(f"0.0:8.{piece}" for piece in pieces), "1"]
+
+
+def test_layers_that_stand_twice_in_a_sequential_are_no_pieces() -> None:
+    from torch import nn
+
+    from fragdoctor.recording.module_names import ByIdentity
+    from fragdoctor.rehearsal.engine.treatments.blocks import parts_of
+
+    act = nn.ReLU()
+
+    assert parts_of(nn.Sequential(nn.Linear(2, 2), act, nn.Linear(2, 2), act), ByIdentity()) == []
+
+
 def test_parts_of_several_models_are_checkpointed_each_under_its_own_name(tmp_path: Path) -> None:
     two = "other = Net().cuda()\n" + LOOP.replace("model(x)", "other(model(x)[:, :1] + x)")
     by_hand = CHECKPOINTED.replace("model.layers[:4]", "[*model.layers[4:], *other.layers[:2]]")
@@ -247,7 +296,7 @@ def test_parts_of_several_models_are_checkpointed_each_under_its_own_name(tmp_pa
     written = [part["written"] for part in traits_of(tmp_path, MODEL + two)["parts"]]
 
     assert written == [f"{name}.layers[{n}]" for name in ("model", "other") for n in range(6)]
-    assert peak(tmp_path, MODEL + two, "checkpoint:4-7") == peak(
+    assert peak(tmp_path, MODEL + two, "checkpoint:4,5,6,7") == peak(
         tmp_path, MODEL + two.replace("\noptimizer", by_hand + "\noptimizer")
     )
 
@@ -339,7 +388,7 @@ def test_checkpoint_and_autocast_work_together(tmp_path: Path) -> None:
         CALL, f'    with torch.autocast("cuda", torch.bfloat16):\n    {CALL}'
     )
 
-    assert peak(tmp_path, MODEL + LOOP, "checkpoint:0-3", "autocast") == peak(
+    assert peak(tmp_path, MODEL + LOOP, "checkpoint:0,1,2,3", "autocast") == peak(
         tmp_path, MODEL + both
     )
 
@@ -532,7 +581,7 @@ NOTHING = {
 
 def test_what_there_is_nothing_for_is_said_with_its_reason() -> None:
     traits = NOTHING | {
-        "checkpoints": True, "blocks": [], "batches": {}, "autocasts": True, "optimizers": ["SGD"],
+        "checkpoints": True, "blocks": {}, "batches": {}, "autocasts": True, "optimizers": ["SGD"],
     }  # fmt: skip
 
     said = list(catalogue.left_out(traits, None, "expandable_segments:True"))
@@ -613,6 +662,21 @@ def test_batches_are_told_apart_by_what_is_trained_on(tmp_path: Path) -> None:
     )
 
 
+def test_batches_of_loaders_that_one_line_makes_are_told_apart_by_their_size(
+    tmp_path: Path,
+) -> None:
+    loaders = "\nboth = [DataLoader(data, batch_size=n) for n in (1024, 4096)]\noptimizer"
+    text = LOADER.replace("\noptimizer", loaders) + PREDICTED
+    for n, size in enumerate((1024, 4096)):
+        text = text.replace(f"in DataLoader(data, batch_size={size})", f"in both[{n}]")
+
+    traits = traits_of(tmp_path, MODEL + text)
+
+    assert [1024] == [*traits["batches"].values()]
+    assert [4096] == [*traits["evaluated"].values()]
+
+
+CLASSES_OF = "torch.nn.functional.cross_entropy(z, y)"
 OF_ROWS = "loss = model(x.cuda()).square().mean()"
 
 
@@ -636,12 +700,20 @@ def lost(loss: str, *before: str) -> str:
         (normed("BatchNorm1d(256)", "self.norm(x)"), "batch_norm"),
         (lost("torch.nn.functional.cross_entropy(z @ z.T, torch.arange(len(z)).cuda())"), "mm"),
         (lost("(z - z.mean(0)).square().mean()"), "sub"),
-        (lost("(z.T @ z - torch.eye(64).cuda()).square().sum()"), "pow"),
+        (lost("(z.T @ z - torch.eye(64).cuda()).square().sum()"), "neither a sum"),
         (lost("z.std(0).mean()"), "std"),
         (lost("z.softmax(0).square().mean()"), "_softmax"),
         (lost("z.square().mean().sqrt()"), "sqrt"),
         (lost("(z * m).sum() / m.sum()", "m = x.cuda()[:, :64]"), "div"),
         (lost("z.square().mean() if len(z) > 512 else z.sum()"), "depends on the size"),
+        (lost("(z / len(z)).square().sum()"), "neither a sum nor a mean"),
+        (lost("z.square().mean() + z.sum()"), "neither a sum nor a mean"),
+        (lost("z.square().sum() + model.first.weight.norm()"), "neither a sum nor a mean"),
+        (lost("z.square().sum() / len(z) ** 2"), "neither a sum nor a mean"),
+        (lost(CLASSES_OF, "y = torch.where(x[:, 0] > 0, 5, -100).cuda()"), "weighs the rows"),
+        (lost(CLASSES_OF, "y = torch.where(x[:, 0].cuda() > 0, 5, -100)"), "weighs the rows"),
+        (lost(CLASSES_OF, "y = torch.full((len(x),), 5).cuda()"), ""),
+        (lost(CLASSES_OF, "y = torch.randint(64, (len(x),), device='cuda')"), ""),
     ],
 )
 def test_parts_of_a_batch_add_up_where_each_row_is_by_itself(
@@ -651,13 +723,46 @@ def test_parts_of_a_batch_add_up_where_each_row_is_by_itself(
         traits_of(tmp_path, made) for made in (text, text.replace("size=1024", "size=512"))
     )
 
-    whole["mixing"] = mixing(whole["losses"], half["losses"])
+    whole["mixing"], is_sum = mixing(whole["losses"], half["losses"], 2)
 
+    assert not is_sum
     assert reason in whole["mixing"]
     assert bool(reason) == bool(whole["mixing"])
     numerics = Numerics.DIFFERENT if reason else Numerics.EXACT
     assert catalogue.accumulated(whole, 2, None).numerics is numerics
     assert catalogue.sharded(whole, 2, None).numerics is numerics
+
+
+SUMMED = 'torch.nn.functional.cross_entropy(z, y, ignore_index=5, reduction="sum")'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        lost("z.square().sum() / 8 + z.abs().sum()"),
+        lost("(z / len(z)).sum() * len(z)"),
+        lost(SUMMED, "y = torch.full((len(x),), 5).cuda()"),
+    ],
+)
+def test_parts_of_a_sum_add_up_without_division(text: str, tmp_path: Path) -> None:
+    whole, half = (
+        traits_of(tmp_path, made) for made in (text, text.replace("size=1024", "size=512"))
+    )
+
+    whole["mixing"], whole["is_sum"] = mixing(whole["losses"], half["losses"], 2)
+
+    assert ("", True) == (whole["mixing"], whole["is_sum"])
+    accumulated = catalogue.accumulated(whole, 2, None)
+    assert accumulated.numerics is Numerics.EXACT
+    assert "    loss.backward()  # a sum over rows" in accumulated.lines
+    in_lightning = catalogue.accumulated(whole | {"framework": "lightning"}, 2, None)
+    assert "the loss times 2" in in_lightning.instead
+
+
+def test_batches_are_split_into_equal_parts() -> None:
+    assert {1: [], 7: [7], 12: [2, 4, 12], 16: [2, 4, 8, 16]} == {
+        size: [*_parts(size)] for size in (1, 7, 12, 16)
+    }
 
 
 def test_models_that_are_trained_in_turn_are_not_accumulated_exactly(tmp_path: Path) -> None:

@@ -1,13 +1,16 @@
-"""Whether a loss is a mean over the rows of a batch, so that parts of the batch add up to it.
+"""Whether a loss is a mean or a sum over the rows of a batch, so that its parts add up to it.
 
-The operations of a rehearsal are compared with those of one with half the batch: the dimensions
-that are smaller there are of rows. A loss is a mean over rows if no operation has rows along two
-dimensions, normalizes along rows, or reduces them in another way than by a sum, and if nothing but
-sums and factors comes after that. What only looks like more than that is taken for it.
+The operations of a rehearsal are compared with those of one with a part of the batch: the
+dimensions that are smaller there are of rows. A loss adds up if no operation has rows along two
+dimensions, normalizes along rows, or reduces them in another way than by a sum or a mean of equal
+weights, and if nothing but sums and factors comes after that. What only looks like more than that
+is taken for it. What a loss of a part is to that of the whole, if all rows are equal, tells a mean
+from a sum: 1, or the share of the rows.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -22,36 +25,77 @@ _SUMS: Final = {
     "nll_loss2d_forward", "nll_loss_forward", "smooth_l1_loss", "sum",
 }  # fmt: skip
 _FACTORS: Final = {"div", "mul"}
+_EMPTY: Final = ("aten::empty", "aten::resize_")
+"""Memory that results are put into."""
+_MEAN: Final = 1
+"""Of ``at::Reduction``, which has 2 for a sum."""
+_UNEQUAL: Final = "the loss is neither a sum nor a mean over the rows of a batch"
 
 
-def mixing(whole: Sequence[Sequence[Node]], half: Sequence[Sequence[Node]]) -> str:
-    """Return why a loss is no mean over rows, "" if each is.
+class _MixesError(Exception):
+    """Parts of a batch do not add up; says why."""
+
+
+def mixing(
+    whole: Sequence[Sequence[Node]], part: Sequence[Sequence[Node]], n: int
+) -> tuple[str, bool]:
+    """Return why an n-th of the rows has no n-th of the loss, "" if it has; and if it is a sum.
 
     The losses of both are the nodes that lead to each, itself the last.
     """
-    reasons = [_reason(*pair) for pair in zip(whole, half, strict=False)]
-    return max(reasons, default="no loss was seen")
+    try:
+        scales = [_scale(*pair, 1 / n) for pair in zip(whole, part, strict=False)]
+    except _MixesError as err:
+        return str(err), False
+    if not scales:
+        return "no loss was seen", False
+    is_sum = all(math.isclose(one, 1 / n) for one in scales)
+    is_mean = all(math.isclose(one, 1.0) for one in scales)
+    return "" if is_sum or is_mean else _UNEQUAL, is_sum
 
 
-def _reason(whole: Sequence[Node], half: Sequence[Node]) -> str:
-    if [one[0] for one in whole] != [one[0] for one in half]:
-        return "what is computed depends on the size of the batch"
+def _scale(whole: Sequence[Node], part: Sequence[Node], share: float) -> float:
+    """Return what a loss of a share of the rows is to that of all, if all rows are equal."""
+    if [one[0] for one in whole] != [one[0] for one in part]:
+        raise _MixesError("what is computed depends on the size of the batch")
     has_rows: list[bool] = []
     is_sum: list[bool] = []
-    for (full_name, shapes, reads, about), (_, fewer, *_) in zip(whole, half, strict=True):
+    scales: list[float] = []
+    for (full_name, shapes, reads, about), (_, fewer, _, other) in zip(whole, part, strict=True):
         name = full_name.partition("::")[2].partition(".")[0].removesuffix("_")
         along = [_differing(*pair) for pair in zip(shapes, fewer, strict=False)]
         sums = [n for n in reads if is_sum[n]]
         is_by_row = not reads or _is_by_row(name, len(shapes[0]), along, about)
         if (sums and any(along)) or not is_by_row:
-            return f"{full_name} combines rows of the batch"
+            raise _MixesError(f"{full_name} combines rows of the batch")
         is_reduced = not any(along) and any(has_rows[n] for n in reads)
         is_linear = name in _LINEAR or (name in _FACTORS and len(sums) == 1 and shapes == [[]])
         if (is_reduced and (sums or name not in _SUMS)) or (sums and not is_linear):
-            return f"{full_name} does more than sum the rows up"
+            raise _MixesError(f"{full_name} does more than sum the rows up")
+        valued = [n for n in reads if not whole[n][0].startswith(_EMPTY)]
+        counted = valued if name in _LINEAR else [n for n in valued if is_sum[n] or has_rows[n]]
+        scale = _among(name, [scales[n] for n in counted])
+        if is_reduced and about.get("reduction") != _MEAN and name != "mean":
+            scale *= share
+        elif is_reduced and about.get("is_weighted"):
+            raise _MixesError(f"{full_name} weighs the rows of the batch by their labels")
+        if name in _FACTORS and about.get("other") and other.get("other"):
+            ratio = other["other"] / about["other"]
+            scale = scale * ratio if name == "mul" else scale / ratio
         has_rows.append(any(along))
         is_sum.append(is_reduced or bool(sums))
-    return ""
+        scales.append(scale)
+    return scales[-1] if is_sum and is_sum[-1] else 1.0
+
+
+def _among(name: str, scales: Sequence[float]) -> float:
+    """Return the scale that an operation gets from what it reads."""
+    scale = scales[0] if scales else 1.0
+    is_linear = name in _LINEAR or (name in _FACTORS and len(scales) == 1)
+    is_one = all(math.isclose(one, scale if is_linear else 1.0) for one in scales)
+    if not is_one:
+        raise _MixesError(_UNEQUAL)
+    return scale
 
 
 def _differing(shape: Sequence[int], fewer: Sequence[int]) -> list[int]:

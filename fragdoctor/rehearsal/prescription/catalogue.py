@@ -19,8 +19,10 @@ Traits = Mapping[str, Any]
 """What ``engine/treatments/traits.py`` found."""
 
 _ADAM: Final = {"Adam", "AdamW"}
-_NUMBER: Final = re.compile(r"\.?\d+")
+_NUMBER: Final = re.compile(r"\[\d+:\d+\]|\.?\d+")
 _MEMBER: Final = re.compile(r"(.*)\[(\d+)\]")
+_DIVIDING: Final = {"lightning", "accelerate"}
+"""Frameworks that divide each loss by the number that they accumulate (2.6 and 1.15)."""
 _REPLACED: Final = ("", "ForCausalLMLoss")
 """Losses that there are lines for: the program's own, and one of Transformers."""
 N_CHUNKS: Final = 16
@@ -48,6 +50,21 @@ _KEEPING: Final = [
 ]
 
 
+_IN_PIECES: Final = [
+    "def in_pieces(layers, pieces, x):",
+    "    at = 0",
+    "    for first, end, more in pieces:",
+    "        for layer in layers[at:first]:",
+    "            x = layer(x)",
+    "        x = checkpoint(layers[first:end], x, use_reentrant=False, **more)",
+    "        at = end",
+    "    for layer in layers[at:]:",
+    "        x = layer(x)",
+    "    return x",
+    "",
+]
+
+
 def checkpointed(traits: Traits, plan: Plan) -> Treatment:
     """Return checkpointing of the modules of a plan."""
     model = _model(traits)
@@ -60,21 +77,14 @@ def checkpointed(traits: Traits, plan: Plan) -> Treatment:
     specs = []
     for kept, numbers in by_kept.items():
         suffix = f"={'.'.join(map(str, kept))}" if kept else ""
-        specs += [f"{part}{suffix}" for part in _ranges(numbers)]
-        written = [traits["parts"][n]["written"] for n in numbers]
-        lines += [
-            f"for block in {_together(written)}:",
-            "    block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)",
-        ]
-        if kept:
-            arguments = f"use_reentrant=False, context_fn=keeping({', '.join(map(str, kept))})"
-            lines[-1:] = [
-                "    block.forward = functools.partial(",
-                f"        checkpoint, block.forward, {arguments}",
-                "    )",
-            ]
+        specs += [f"{number}{suffix}" for number in numbers]
+        parts = [traits["parts"][n] for n in numbers]
+        written = [part["written"] for part in parts if "piece" not in part]
+        if written:
+            lines += _checkpointing(written, kept)
+    lines += _in_pieces(traits, plan)
     paths = [traits["parts"][choice.number]["path"] for choice in plan.choices]
-    blocks = [name for group in traits["blocks"] for name in group["names"]]
+    blocks = [*traits["blocks"]]
     instead = ""
     if paths == blocks and not any(by_kept):
         instead = words_of(traits["framework"], Change.CHECKPOINT)
@@ -91,6 +101,40 @@ def checkpointed(traits: Traits, plan: Plan) -> Treatment:
     )
 
 
+def _checkpointing(written: Sequence[str], kept: Sequence[int]) -> list[str]:
+    """Return the lines that checkpoint modules, of each some results kept."""
+    loop = f"for block in {_together(written)}:"
+    if not kept:
+        call = "functools.partial(checkpoint, block.forward, use_reentrant=False)"
+        return [loop, f"    block.forward = {call}"]
+    return [
+        loop,
+        "    block.forward = functools.partial(",
+        f"        checkpoint, block.forward, use_reentrant=False, context_fn={_kept(kept)}",
+        "    )",
+    ]
+
+
+def _kept(numbers: Sequence[int]) -> str:
+    return f"keeping({', '.join(map(str, numbers))})"
+
+
+def _in_pieces(traits: Traits, plan: Plan) -> list[str]:
+    """Return the lines that checkpoint pieces of sequentials."""
+    pieces: dict[str, list[str]] = {}
+    for choice in plan.choices:
+        part = traits["parts"][choice.number]
+        if "piece" in part:
+            first, end = part["piece"]
+            more = f'{{"context_fn": {_kept(choice.kept)}}}' if choice.kept else "{}"
+            pieces.setdefault(part["written"], []).append(f"({first}, {end}, {more})")
+    lines = ["", *_IN_PIECES] if pieces else []
+    for layers, those in pieces.items():
+        arguments = f"in_pieces, {layers}, [{', '.join(those)}]"
+        lines.append(f"{layers}.forward = functools.partial({arguments})")
+    return lines
+
+
 def _counted(paths: Sequence[str], blocks: Sequence[str]) -> str:
     """Return in words how many modules these are."""
     kinds = list(dict.fromkeys(_NUMBER.sub("", path) or path for path in paths))
@@ -100,17 +144,6 @@ def _counted(paths: Sequence[str], blocks: Sequence[str]) -> str:
     if n <= n_all and {*paths} <= {*blocks}:
         return f"{'all ' if n == n_all else f'{n} of '}{n_all} blocks ({where})"
     return f"{n} module{'s' if n > 1 else ''} ({where})"
-
-
-def _ranges(numbers: Sequence[int]) -> list[str]:
-    """Return ascending numbers as ``0-3`` and ``8``."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][1] == number - 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return [f"{first}-{last}" if last > first else f"{first}" for first, last in runs]
 
 
 def _together(written: Sequence[str]) -> str:
@@ -280,6 +313,9 @@ def accumulated(traits: Traits, n: int, batch: int | None) -> Treatment:
     """Return n micro-batches to a step, of a batch in the arguments or of loaders."""
     micro = max(batch_size(traits, batch) // n, 1)
     words = words_of(traits["framework"], Change.ACCUMULATE)
+    is_sum = traits.get("is_sum", False)
+    if is_sum and traits["framework"] in _DIVIDING:
+        words += ", and the loss times {n}, by which it is divided"
     return Treatment(
         "accumulate",
         f"batch {micro} x {n} accumulated",
@@ -288,7 +324,7 @@ def accumulated(traits: Traits, n: int, batch: int | None) -> Treatment:
         [
             f"for i, batch in enumerate(loader):  # batches of {micro}",
             "    ...",
-            f"    (loss / {n}).backward()",
+            "    loss.backward()  # a sum over rows" if is_sum else f"    (loss / {n}).backward()",
             f"    if (i + 1) % {n} == 0:",
             f"        {_optimizer(traits)}.step()",
             f"        {_optimizer(traits)}.zero_grad()",
@@ -310,11 +346,9 @@ def sharded(traits: Traits, n: int, batch: int | None) -> Treatment:
         "torch.cuda.set_device(dist.get_node_local_rank())",
         "# before the optimizer is made:",
     ]
-    for group in traits["blocks"]:
-        inside = _container(model, group["path"])
-        inside = inside if group["is_list"] else f"[*{inside}.children()]"
-        first, end = group["first"], group["first"] + len(group["names"])
-        lines += [f"for block in {inside}[{first or ''}:{end}]:", "    fully_shard(block)"]
+    blocks = [f"{model}{written}" for written in traits["blocks"].values()]
+    if blocks:
+        lines += [f"for block in {_together(blocks)}:", "    fully_shard(block)"]
     lines.append(f"fully_shard({model})")
     if size:
         lines.append(f"# batches of {size // n} of a DistributedSampler on each GPU")

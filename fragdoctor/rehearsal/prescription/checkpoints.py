@@ -130,11 +130,10 @@ class Checkpoints:
         head = traits["head"] or {"path": ""}
         inside: list[tuple[str, _Part]] = []
         for number, described in enumerate(traits["parts"]):
-            path = described["path"]
             # The loss in parts calls the head by itself, so that it stays outside.
-            if head["path"].startswith(f"{path}."):
+            if any(f"{head['path']}.".startswith(f"{path}.") for path in described["holds"]):
                 continue
-            path = f"{described['model']}.{path}"
+            path = f"{described['model']}.{described['tree']}"
             while inside and not path.startswith(f"{inside[-1][0]}."):
                 inside.pop()
             part = _Part(number, [ModuleCall(self._blocks, c) for c in self._calls(traits, number)])

@@ -14,6 +14,7 @@ import tempfile
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -45,8 +46,8 @@ FINE: Final = 0.005
 """Share of the capacity that may be left over."""
 BESIDE: Final = ("chunked-loss",)
 """What is tried beside fewer checkpointed blocks, as it leaves the results alone and costs less."""
-TOGETHER: Final = ("fused", "chunked-loss", "state-on-host", "save-on-cpu")
-"""What is tried all together, where each lowers the need and none is enough."""
+ALONE: Final = ("accumulate", "checkpoint", "step-in-backward")
+"""What is not tried together with all else that lowers the need, where nothing is enough."""
 ON_TOP: Final = ("autocast", "adamw-8bit")
 """What is tried on top of checkpointing where nothing does that leaves the results as they are."""
 
@@ -182,47 +183,59 @@ class CureSearch:
 
     def _search(self, found: Rehearsal) -> None:
         traits, conf = found.traits, self._conditions.conf or found.conf
-        self._checkpoint()
-        for treatment in catalogue.simple(traits, conf):
-            tried = self._try(treatment, is_base=treatment.code in {*BESIDE, *ON_TOP})
-            helps = (tried.needs_bytes or self._needs_bytes) < self._needs_bytes
-            if treatment.code in BESIDE and helps and not tried.fits:
-                self._checkpoint(treatment)
+        simple = [*catalogue.simple(traits, conf)]
+        for treatment in simple:
+            if _cost(treatment) == 0:
+                self._try(treatment)
         size = catalogue.batch_size(traits, self._batch)
         traits = self._with_mixing(traits, size)
         self._split(size, lambda n: catalogue.accumulated(traits, n, self._batch))
         evaluated = max(traits["evaluated"].values(), default=0)
         self._split(evaluated, lambda n: catalogue.evaluated_in(traits, n))
+        self._checkpoint()
+        for treatment in (one for one in simple if _cost(one) > 0):
+            tried = self._try(treatment, is_base=treatment.code in {*BESIDE, *ON_TOP})
+            is_cheaper = _cost(treatment) < min(map(_cost_of, self._tried), default=inf)
+            helps = (tried.needs_bytes or self._needs_bytes) < self._needs_bytes
+            if treatment.code in BESIDE and helps and is_cheaper:
+                self._checkpoint(treatment)
         if any(one.fits and one.numerics is Numerics.EXACT for one in self._tried):
             return
         for line in self._held:
             if self._try(catalogue.held_on_host(line)).fits:
                 return
-        needs_bytes = self._needs_bytes
-        helping = [
-            one.treatments[0]
-            for one in self._tried
-            if one.numerics is Numerics.EXACT and not one.treatments[0].conf
-            and len(one.treatments) == 1 and one.treatments[0].code in TOGETHER
-            and not one.error and (one.needs_bytes or 0) < needs_bytes
-        ]  # fmt: skip
+        helping = self._helping()
         if len(helping) > 1 and self._try(*helping).fits:
             return
         self._combine(traits, conf)
         if not catalogue.why_not_sharded(traits):
             self._fewest_gpus(traits)
 
+    def _helping(self) -> list[Treatment]:
+        """Return what lowers the need by itself and leaves results alone, the best of a kind."""
+        best: dict[str, Tried] = {}
+        for tried in self._tried:
+            code, needs_bytes = tried.treatments[0].code, tried.needs_bytes or self._needs_bytes
+            is_one = len(tried.treatments) == 1 and tried.numerics is Numerics.EXACT
+            if not is_one or tried.error or not tried.treatments[0].specs or code in ALONE:
+                continue
+            if needs_bytes < (best[code].needs_bytes or 0 if code in best else self._needs_bytes):
+                best[code] = tried
+        return [one.treatments[0] for one in best.values()]
+
     def _with_mixing(self, traits: catalogue.Traits, size: int) -> catalogue.Traits:
-        """Rehearse half the batch, for whether its rows are computed each by itself."""
-        if not any(_parts(size)):
+        """Rehearse a part of the batch, for whether its rows are computed each by itself."""
+        n = next(_parts(size), 0)
+        if not n:
             return traits
-        halved = catalogue.accumulated(traits, 2, self._batch)
-        tried = self._try(halved, is_base=True, observes=True)
+        split = catalogue.accumulated(traits, n, self._batch)
+        tried = self._try(split, is_base=True, observes=True)
         if tried.error:
             return traits
-        traits = {**traits, "mixing": mixing(traits["losses"], self._traits["losses"])}
-        halved = catalogue.accumulated(traits, 2, self._batch)
-        self._tried[-1] = replace(tried, treatments=(halved,))
+        reason, is_sum = mixing(traits["losses"], self._traits["losses"], n)
+        traits = {**traits, "mixing": reason, "is_sum": is_sum}
+        split = catalogue.accumulated(traits, n, self._batch)
+        self._tried[-1] = replace(tried, treatments=(split,))
         if traits["mixing"]:
             self._notes.append(
                 f"Smaller batches may not give the gradients of the whole one: {traits['mixing']}."
@@ -378,16 +391,27 @@ class CureSearch:
         return found, self._need.bytes() or found.peak_reserved_bytes
 
 
+def _cost(one: Treatment) -> float:
+    """Return the further operations of a treatment that leaves the results alone, else infinity."""
+    is_known = one.numerics is Numerics.EXACT and one.extra_compute is not None
+    return one.extra_compute or 0.0 if is_known else inf
+
+
+def _cost_of(tried: Tried) -> float:
+    return sum(map(_cost, tried.treatments)) if tried.fits and tried.n_gpus == 1 else inf
+
+
 def _key(treatments: Sequence[Treatment]) -> tuple[str, ...]:
     return tuple(spec for one in treatments for spec in one.specs)
 
 
 def _parts(size: int) -> Iterator[int]:
-    """Yield numbers of parts that a batch can be split into."""
-    n = 2
-    while n <= min(size, MAX_PARTS):
-        yield n
-        n *= 2
+    """Yield numbers of equal parts that a batch can be split into, each at least twice the last."""
+    least = 2
+    for n in range(2, min(size, MAX_PARTS) + 1):
+        if n >= least and size % n == 0:
+            yield n
+            least = 2 * n
 
 
 def _divisor(treatments: Sequence[Treatment]) -> int:

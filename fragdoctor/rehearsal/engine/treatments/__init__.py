@@ -45,7 +45,7 @@ TREATMENTS: Final[dict[str, Callable[[str, ExitStack], None]]] = {
 
 
 def apply(specs: Sequence[str], undo: ExitStack) -> None:
-    """Install treatments: ``checkpoint:0-5``, ``autocast``.
+    """Install treatments: ``checkpoint:0,5``, ``autocast``.
 
     Raises:
         KeyError: there is no such treatment.

@@ -1,7 +1,7 @@
 """Smaller batches: of what is trained on, with an update every n-th time, or of an evaluation.
 
 Batches are those of PyTorch's ``BatchSampler``, which a ``DataLoader`` makes for itself and
-frameworks hand on. They are told apart by the lines that make them.
+frameworks hand on. They are told apart by the lines that make them, and by their size.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from fragdoctor.rehearsal.engine.calls import after_making
 OWN: Final = str(Path(__file__).parents[2])
 
 
-def lines_at_work() -> str:
-    """Return a number that tells the lines at work, those of the rehearsal left out."""
+def lines_and_size(batch_size: Any) -> str:
+    """Return what tells a sampler: the lines at work, those of the rehearsal left out; its size."""
     number = 0
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not frame.f_code.co_filename.startswith(OWN):
             number = crc32(f"{frame.f_code.co_filename}:{frame.f_lineno}".encode(), number)
         frame = frame.f_back
-    return str(number)
+    return f"{number}x{batch_size}"
 
 
 def install(argument: str, undo: ExitStack) -> None:
-    """Split batches of some samplers into n, and update every n-th time: ``2:17,4711``.
+    """Split batches of some samplers into n, and update every n-th time: ``2:17x64,4711x8``.
 
     What a program makes a batch of by itself is split by its arguments, not here.
     """
@@ -45,13 +45,13 @@ def install(argument: str, undo: ExitStack) -> None:
 
 
 def split_batches(argument: str, undo: ExitStack) -> None:
-    """Let samplers that some lines make give an n-th of each batch, ``2:17,4711``; ``2``: all."""
+    """Let some samplers give an n-th of each batch, ``2:17x64,4711x8``; ``2``: all."""
     n, _, numbers = argument.partition(":")
     make = BatchSampler.__init__
 
     @wraps(make)
     def split(self: Any, sampler: Any, batch_size: Any, *args: Any, **kwargs: Any) -> None:
-        if argument == n or lines_at_work() in numbers.split(","):
+        if argument == n or lines_and_size(batch_size) in numbers.split(","):
             batch_size = max(batch_size // int(n), 1)
         make(self, sampler, batch_size, *args, **kwargs)
 

@@ -1,15 +1,17 @@
 """Parts of a model, found in its module tree, and checkpointing of some of them.
 
-A part is any module that calls several others with parameters. Which ones are worth it is measured
+A part is any module that calls several others with parameters, or some layers that follow each
+other in an ``nn.Sequential``. Which ones are worth it is measured
 (``fragdoctor/rehearsal/prescription/checkpoints.py``), so what they are called does not matter.
 """
 
 from __future__ import annotations
 
 import keyword
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from itertools import count, islice
+from itertools import count, groupby, islice
 from typing import Any, Final
 
 import torch
@@ -22,49 +24,37 @@ from fragdoctor.rehearsal.engine.treatments.operations import COUNTED
 MIN_BLOCKS: Final = 2
 
 
-class Blocks:
-    """Equal blocks that follow each other in a model.
+class Piece:
+    """Layers that follow each other in an ``nn.Sequential``.
 
     Attributes:
-        path: of their container in the model, "" for the model itself.
-        blocks: in the order of their container.
-        first: place of the first among the container's children.
-        is_list: whether the container can be cut like a list.
-        names: paths of the blocks in the model.
+        path: of the sequential in the model.
+        sequential: see above.
+        first, end: numbers of the first layer and of that after the last.
+        tree: its path as a part, which begins with that of the piece that it is in.
     """
 
-    def __init__(self, path: str, container: Any, blocks: list[Any]) -> None:
-        self.path = path
-        self.blocks = blocks
-        self.first = next(i for i, m in enumerate(container.children()) if m is blocks[0])
-        self.is_list = isinstance(container, (torch.nn.ModuleList, torch.nn.Sequential))
-        names = {child: name for name, child in container.named_children()}
-        self.names = [f"{path}.{names[block]}".lstrip(".") for block in blocks]
+    def __init__(self, path: str, sequential: Any, first: int, end: int, inside: str) -> None:
+        self.path, self.sequential = path, sequential
+        self.first, self.end = first, end
+        self.tree = f"{inside}.{first}:{end}".lstrip(".")
 
 
-def repeated_blocks(model: Any) -> list[Blocks]:
-    """Return the containers of equal blocks of a model that lie in no other such block.
+def repeated_blocks(model: Any) -> list[tuple[str, Any]]:
+    """Return the equal blocks of a model that follow each other, with their paths.
 
     Blocks are equal if their class is. Blocks of a few layers each (a linear layer, a norm) are no
-    blocks: they hold no module that has parameters.
+    blocks: they hold no module that has parameters. None lies within another.
     """
-    found: list[Blocks] = []
+    found: list[tuple[str, Any]] = []
     inside: set[int] = set()
     for path, module in model.named_modules():
-        if id(module) in inside:
-            continue
-        children = list(module.children())
-        runs: list[list[Any]] = []
-        for child in children:
-            if runs and type(runs[-1][-1]) is type(child):
-                runs[-1].append(child)
-            else:
-                runs.append([child])
-        for run in runs:
-            if len(run) < MIN_BLOCKS or not _is_block(run[0]):
-                continue
-            found.append(Blocks(path, module, run))
-            inside |= {id(part) for block in run for part in block.modules()}
+        runs = groupby(module.named_children(), lambda child: type(child[1]))
+        for _, run in () if id(module) in inside else runs:
+            named = [(f"{path}.{name}".lstrip("."), block) for name, block in run]
+            if len(named) >= MIN_BLOCKS and _is_block(named[0][1]):
+                found += named
+                inside |= {id(part) for _, block in named for part in block.modules()}
     return found
 
 
@@ -93,19 +83,47 @@ def caching(model: Any) -> dict[str, Any]:
 
 
 def parts_of(model: Any, known: ByIdentity) -> list[tuple[str, Any]]:
-    """Return the modules within a model that can be checkpointed, with their paths.
+    """Return the modules and pieces in a model that can be checkpointed, with their paths.
 
     Each stands before those within it. Those of models before, ``known``, are left out.
     """
-    found = [
-        (path, module)
-        for path, module in model.named_modules()
-        if path and type(module).forward is not torch.nn.Module.forward and _n_layers(module) > 1
-        and not known.get(module)
-    ]  # fmt: skip
-    for _, module in found:
+    found: list[tuple[str, Any]] = []
+    for path, module in model.named_modules():
+        is_called = type(module).forward is not torch.nn.Module.forward
+        if not is_called or _n_layers(module) < MIN_BLOCKS or known.get(module):
+            continue
         known[module] = True
+        if path:
+            found.append((path, module))
+        layers = [*module.children()]  # without those that are named twice
+        if type(module) is torch.nn.Sequential and len(layers) == len(module):
+            found += [(piece.tree, piece) for piece in _pieces(path, module)]
     return found
+
+
+def _pieces(path: str, sequential: Any) -> Iterator[Piece]:
+    """Yield the pieces of runs of layers that are no parts, halved down to one product each.
+
+    A piece ends with a product, whose result need not be made again.
+    """
+    layers = [*sequential]
+    for is_part, run in groupby(range(len(layers)), lambda n: _n_layers(layers[n]) > 1):
+        numbers = [*run]
+        products = [n + 1 for n in numbers if any(p.dim() > 1 for p in layers[n].parameters())]
+        cuts = sorted({numbers[0], *products, numbers[-1] + 1})
+        if not is_part and len(products) >= MIN_BLOCKS:
+            yield from _halved(Piece(path, sequential, cuts[0], cuts[-1], path), cuts)
+
+
+def _halved(piece: Piece, cuts: Sequence[int]) -> Iterator[Piece]:
+    if piece.end - piece.first < MIN_BLOCKS:
+        return
+    if piece.end - piece.first < len(piece.sequential):
+        yield piece
+    middle = len(cuts) // 2
+    for half in (cuts[: middle + 1], cuts[middle:]) if len(cuts) > MIN_BLOCKS else ():
+        inner = Piece(piece.path, piece.sequential, half[0], half[-1], piece.tree)
+        yield from _halved(inner, half)
 
 
 def expression(model: Any, path: str) -> str:
@@ -129,34 +147,50 @@ def _n_layers(module: Any) -> int:
 
 
 def checkpoint(argument: str, undo: ExitStack) -> None:
-    """Checkpoint parts of the models that are trained: ``0-3,8=0.2`` by their numbers.
+    """Checkpoint parts of the models that are trained: ``0,3,8=0.2`` by their numbers.
 
     Of part 8 the results of its first and third counted operation are kept.
     """
     chosen: dict[int, tuple[int, ...]] = {}
     for part in argument.split(","):
-        numbers, _, kept = part.partition("=")
-        first, _, last = numbers.partition("-")
-        for number in range(int(first), int(last or first) + 1):
-            chosen[number] = tuple(int(n) for n in kept.split(".") if n)
-
+        number, _, kept = part.partition("=")
+        chosen[int(number)] = tuple(int(n) for n in kept.split(".") if n)
     known = ByIdentity()
     following = count()
 
     def wrap(model: Any) -> None:
         for config in caching(model).values():
             config.use_cache = False  # a cache would be filled again when a block is run again
+        pieces: dict[Any, list[tuple[int, int, dict[str, Any]]]] = {}
         for (_, part), number in zip(parts_of(model, known), following, strict=False):
-            if number in chosen:
-                put_forward(part, _checkpointed(part, chosen[number]), undo)
+            if number not in chosen:
+                continue
+            kept = chosen[number]
+            more: dict[str, Any] = {"context_fn": partial(_keeping, kept)} if kept else {}
+            if isinstance(part, Piece):
+                pieces.setdefault(part.sequential, []).append((part.first, part.end, more))
+            else:
+                put_forward(part, partial(_CHECKPOINT, part.forward, **more), undo)
+        for layers, those in pieces.items():
+            put_forward(layers, partial(_in_pieces, layers, those), undo)
 
     at_first_call(wrap, undo, trains=True)
 
 
-def _checkpointed(block: Any, kept: tuple[int, ...]) -> Any:
-    """Return a block's forward pass, checkpointed as the lines for it do."""
-    more: dict[str, Any] = {"context_fn": partial(_keeping, kept)} if kept else {}
-    return partial(checkpoints.checkpoint, block.forward, use_reentrant=False, **more)
+_CHECKPOINT: Final = partial(checkpoints.checkpoint, use_reentrant=False)
+
+
+def _in_pieces(layers: Any, pieces: Sequence[tuple[int, int, dict[str, Any]]], x: Any) -> Any:
+    """Run a sequential with some pieces of it checkpointed, as the lines for it do."""
+    at = 0
+    for first, end, more in pieces:
+        for layer in layers[at:first]:
+            x = layer(x)
+        x = _CHECKPOINT(layers[first:end], x, **more)
+        at = end
+    for layer in layers[at:]:
+        x = layer(x)
+    return x
 
 
 def _keeping(kept: tuple[int, ...]) -> Any:

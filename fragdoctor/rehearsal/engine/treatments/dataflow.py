@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any, Final, NamedTuple
 
+import torch
+
 from fragdoctor.rehearsal.engine import dispatch, put, session
 from fragdoctor.rehearsal.engine.calls import before_backward
 from fragdoctor.rehearsal.engine.marks import in_backward
@@ -20,14 +22,21 @@ MAX_LOSSES: Final = 4
 """Backward passes whose losses are told: a step has one for each model that it trains."""
 GIVEN: Final = "given"
 """Stands for the operation where a tensor was there before."""
-_ABOUT_DIMENSIONS: Final = ("dim", "dims", "training")
+_ABOUT: Final = ("dim", "dims", "training", "reduction", "other")
+_SCALES: Final = "aten::_amp_"
+"""What chooses the scale of a loss for the next step: it comes to the same for any batch."""
+_COPIES: Final = ("aten::clone", "aten::_to_copy")
 
 MAX_REACHED: Final = 100_000
 """Operations that lead to what is there: with more of them losses are not told."""
 _COUNTED_EACH: Final = 50_000
 
 Node = tuple[str, list[list[int]], list[int], dict[str, Any]]
-"""An operation: name, shapes of its results, numbers of the nodes it reads, dimensions it names."""
+"""An operation: name, shapes of its results, numbers of the nodes it reads, and what it is told.
+
+That is: which dimensions, how it reduces them, by which number it multiplies or divides, and of a
+loss over classes whether rows have unequal weights.
+"""
 
 
 class _Made(NamedTuple):
@@ -69,7 +78,7 @@ class Losses:
 
     def _note(self, op: Any, args: Any, kwargs: Any, made: Any) -> None:
         results = tensors(made)
-        if not results:
+        if not results or op.name().startswith(_SCALES):
             return  # what is updated as a list: parameters
         read = {at: one for one in tensors((args, kwargs)) for at in addresses(one)}
         written = {*addresses(results)}
@@ -77,7 +86,12 @@ class Losses:
             return  # a view
         names = (argument.name for argument in op._schema.arguments)
         named = dict(zip(names, args, strict=False)) | kwargs
-        about = {name: named[name] for name in _ABOUT_DIMENSIONS if name in named}
+        about = {name: named[name] for name in _ABOUT if name in named}
+        if isinstance(about.get("other"), torch.Tensor):
+            about["other"] = None if about["other"].dim() else self._value(about["other"])
+        if "ignore_index" in named:
+            is_weighted = named.get("weight") is not None
+            about["is_weighted"] = is_weighted or self._ignores(named["target"], named)
         shapes = [list(one.shape) for one in results]
         self._add(op.name(), shapes, [self._made(*one) for one in read.items()], about, written)
 
@@ -95,6 +109,24 @@ class Losses:
     def _made(self, address: int, tensor: Any) -> _Made:
         known = self._of.get(address)
         return self._add(GIVEN, [list(tensor.shape)], [], {}, {address}) if known is None else known
+
+    def _ignores(self, target: Any, named: dict[str, Any]) -> bool:
+        """Whether a loss leaves out some labels, or may: what the step made them of is unknown."""
+        values = session.current().known.of(target)
+        if values is not None:
+            return bool((values == named["ignore_index"]).any())
+        number = next((self._of[at] for at in addresses(target) if at in self._of), None)
+        reads = [] if number is None else [number]
+        name = "aten::clone"
+        while len(reads) == 1 and (name in _COPIES or self._nodes[reads[0]][0] != GIVEN):
+            name, _, reads, _ = self._nodes[reads[0]]
+        return bool(reads)
+
+    @staticmethod
+    def _value(number: Any) -> float | None:
+        """Return the value of a tensor without dimensions, None where it is unknown."""
+        values = session.current().known.of(number) if number.is_cuda else number
+        return None if values is None else float(values)
 
     def _began(self, roots: Any, *_: Any, **__: Any) -> None:
         """Keep what leads to a loss."""

@@ -108,6 +108,8 @@ class Operations:
         self.n_flops = 0
         self._of: weakref.WeakKeyDictionary[Any, Calls] = weakref.WeakKeyDictionary()
         self._inside: list[tuple[Any, Call]] = []
+        self._begins: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+        self._ends: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
         serve = dispatch.serve
 
         def counted(op: Any, args: Any, kwargs: Any) -> Any:
@@ -134,6 +136,12 @@ class Operations:
         """Return what a module takes; it is counted from the first time that it is asked for."""
         return self._of.setdefault(module, Calls())
 
+    def of_piece(self, piece: Any, first: Any, last: Any) -> Calls:
+        """Return what layers take from a first to a last one; a piece comes before those in it."""
+        self._begins.setdefault(first, []).append(piece)
+        self._ends.setdefault(last, []).append(piece)
+        return self.of(piece)
+
     def _note(self, n_flops: int, made: Any) -> None:
         if not self._inside:
             return
@@ -147,14 +155,20 @@ class Operations:
             product.is_changed |= not {*addresses}.isdisjoint(product.addresses)
 
     def _enter(self, module: Any, inputs: Any) -> None:
-        if module in self._of and torch.is_grad_enabled() and not in_backward():
-            self._inside.append((module, Call(inputs)))
+        if torch.is_grad_enabled() and not in_backward():
+            begun = [*self._begins.get(module, ()), *([module] if module in self._of else [])]
+            self._inside += [(one, Call(inputs)) for one in begun]
 
     def _leave(self, module: Any, _: Any, outputs: Any) -> None:
-        if self._inside and self._inside[-1][0] is module:
-            _, call = self._inside.pop()
-            call.returned(outputs)
-            self._of[module].calls.append(call)
+        ended = [module, *reversed(self._ends.get(module, ()))] if self._inside else []
+        for one in ended:
+            # Pieces that were begun within it and not ended were not called as such.
+            depth = next((n for n, inside in enumerate(self._inside) if inside[0] is one), None)
+            if depth is not None:
+                call = self._inside[depth][1]
+                del self._inside[depth:]
+                call.returned(outputs)
+                self._of[one].calls.append(call)
 
 
 def _n_flops(formula: Any, args: Any, kwargs: Any, made: Any) -> int:

@@ -62,9 +62,8 @@ def _shard(model: Any) -> dict[int, Any]:
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("nccl")
     before = [(name, id(p)) for name, p in model.named_parameters()]
-    for group in repeated_blocks(model):
-        for block in group.blocks:
-            fully_shard(block)
+    for _, block in repeated_blocks(model):
+        fully_shard(block)
     fully_shard(model)
     after = dict(model.named_parameters())
     return {number: after[name] for name, number in before}

@@ -21,10 +21,10 @@ from fragdoctor.recording.module_names import ByIdentity
 from fragdoctor.rehearsal.engine import put
 from fragdoctor.rehearsal.engine.calls import around_models, before_backward
 from fragdoctor.rehearsal.engine.memory_history import is_users, users_frame
-from fragdoctor.rehearsal.engine.treatments.accumulation import OWN, lines_at_work
+from fragdoctor.rehearsal.engine.treatments.accumulation import OWN, lines_and_size
 from fragdoctor.rehearsal.engine.treatments.attention import is_eager
 from fragdoctor.rehearsal.engine.treatments.blocks import (
-    Blocks,
+    Piece,
     caching,
     expression,
     parts_of,
@@ -55,8 +55,8 @@ class Traits:
         self._found: dict[str, Any] = {
             **dict.fromkeys(_FLAGS, False),
             **dict.fromkeys(("n_parameters", "n_flops", "n_optimizers"), 0),
-            **{name: [] for name in ("blocks", "parts", "caches", "optimizers")},
-            **{name: {} for name in ("batches", "evaluated")},
+            **{name: [] for name in ("parts", "caches", "optimizers")},
+            **{name: {} for name in ("batches", "blocks", "evaluated")},
             **dict.fromkeys(("head", "place")),
             "framework": "",
         }
@@ -148,7 +148,8 @@ class Traits:
             self._found["framework"] = _framework()
             self._found["caches"] = [expression(model, path) for path in caching(model)]
             self._found["is_eager"] = is_eager(model)
-            self._found["blocks"] = [_described(group) for group in repeated_blocks(model)]
+            blocks = repeated_blocks(model)
+            self._found["blocks"] = {path: expression(model, path) for path, _ in blocks}
             self._found["place"] = self._place_for(model)
         return None
 
@@ -156,10 +157,22 @@ class Traits:
         """Count what the parts of a model take, which are written as the optimizer's line does."""
         name = self._place[2].get(id(model), "model") if self._place else "model"
         for path, part in parts_of(model, self._known):
-            self._operations.of(part)
-            written = name + expression(model, path)
-            about = {"model": self._n_trained, "path": path, "written": written}
-            self._parts.append((about, part))
+            about = {"model": self._n_trained, "path": path, "tree": path, "holds": [path]}
+            if isinstance(part, Piece):
+                written = name + expression(model, part.path)
+                layers = part.sequential
+                self._operations.of_piece(part, layers[part.first], layers[part.end - 1])
+                numbers = range(part.first, part.end)
+                names = [*part.sequential._modules]
+                about |= {
+                    "path": f"{written}[{part.first}:{part.end}]",
+                    "holds": [f"{part.path}.{names[n]}".lstrip(".") for n in numbers],
+                    "piece": [part.first, part.end],
+                }
+            else:
+                written = name + expression(model, path)
+                self._operations.of(part)
+            self._parts.append((about | {"written": written}, part))
 
     def _place_for(self, model: Any) -> dict[str, Any] | None:
         """Return where the optimizer was made, where the model had a name there."""
@@ -219,7 +232,7 @@ class Traits:
             self._found["optimizers"].append(name)
 
     def _made_sampler(self, sampler: Any, _inner: Any, batch_size: int, *_: Any, **__: Any) -> None:
-        self._samplers[sampler] = lines_at_work()
+        self._samplers[sampler] = lines_and_size(batch_size)
         self._sizes[self._samplers[sampler]] = batch_size
 
     def _noted(self, batches: Any) -> Any:
@@ -240,15 +253,6 @@ class Traits:
     def _zeroed(self, _owner: Any, set_to_none: bool = True, *_: Any, **__: Any) -> None:
         if not set_to_none:
             self._note("zeroes")
-
-
-def _described(group: Blocks) -> dict[str, Any]:
-    return {
-        "path": group.path,
-        "first": group.first,
-        "is_list": group.is_list,
-        "names": group.names,
-    }
 
 
 def _place_of_optimizer() -> tuple[str, int, dict[int, str]] | None:
