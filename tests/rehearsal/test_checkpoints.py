@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from itertools import chain, product
 from pathlib import Path
 from typing import Any, Final
@@ -230,12 +231,18 @@ def test_observation_takes_no_memory(treatment: str, tmp_path: Path) -> None:
     assert observed.peak_reserved_bytes == not_observed.peak_reserved_bytes
 
 
-@pytest.mark.parametrize("kept", [(), (0,), (1,), (0, 1)])
-def test_gradients_are_the_same_whatever_is_kept(kept: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("end", "kept", "n_again"),
+    # A piece ends with a product, which is not made again.
+    [(4, (), 2), (4, (0,), 1), (4, (1,), 1), (4, (0, 1), 0), (3, (), 1), (3, (0,), 0)],
+)
+def test_gradients_are_the_same_whatever_is_kept(
+    end: int, kept: tuple[int, ...], n_again: int
+) -> None:
     torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 
-    from fragdoctor.rehearsal.engine.treatments.blocks import _checkpointed
+    from fragdoctor.rehearsal.engine.treatments.blocks import _in_pieces, _keeping
 
     torch.manual_seed(0)
     block = torch.nn.Sequential(
@@ -251,11 +258,12 @@ def test_gradients_are_the_same_whatever_is_kept(kept: tuple[int, ...]) -> None:
         return [p.grad.clone() for p in block.parameters()], counter.get_total_flops()
 
     plain, n_plain = run()
-    block.forward = _checkpointed(block, kept)
+    more = {"context_fn": partial(_keeping, kept)} if kept else {}
+    block.forward = partial(_in_pieces, block, [(0, end, more)])
     treated, n_treated = run()
 
     assert all(torch.equal(a, b) for a, b in zip(plain, treated, strict=True))
-    assert n_treated - n_plain == (2 - len(kept)) * 2 * 4 * 8 * 16
+    assert n_treated - n_plain == n_again * 2 * 4 * 8 * 16
 
 
 def test_lines_name_modules_one_after_another(tmp_path: Path) -> None:

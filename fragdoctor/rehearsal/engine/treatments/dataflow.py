@@ -115,11 +115,10 @@ class Losses:
         values = session.current().known.of(target)
         if values is not None:
             return bool((values == named["ignore_index"]).any())
-        number = next((self._of[at] for at in addresses(target) if at in self._of), None)
-        reads = [] if number is None else [number]
         name = "aten::clone"
-        while len(reads) == 1 and (name in _COPIES or self._nodes[reads[0]][0] != GIVEN):
-            name, _, reads, _ = self._nodes[reads[0]]
+        reads = [self._of[at] for at in addresses(target) if at in self._of][:1]
+        while len(reads) == 1 and (name in _COPIES or reads[0].name != GIVEN):
+            name, reads = reads[0].name, reads[0].reads
         return bool(reads)
 
     @staticmethod
