@@ -263,7 +263,8 @@ class PickleReader {
     return static_cast<size_t>(std::min<uint64_t>(in_.n_ready(), frame_end_ - in_.offset()));
   }
 
-  void leave_frame() {
+  // Out of line: what it throws would keep step() from being taken into the loop.
+  [[gnu::noinline]] void leave_frame() {
     if (at_ > frame_end_) refuse("A value goes beyond the end of its frame.");
     frame_end_ = kNoFrame;
   }
