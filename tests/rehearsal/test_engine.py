@@ -720,10 +720,12 @@ def test_dynamo_is_imported_where_something_of_it_is_needed(stage: Stage) -> Non
         """
         import sys
         import torch
+        from torch.utils.checkpoint import checkpoint
 
         linear = torch.nn.Linear(8, 8).cuda()
         optimizer = torch.optim.AdamW(linear.parameters())
-        linear(torch.ones(1, 8, device="cuda")).sum().backward()
+        x = torch.ones(1, 8, device="cuda")
+        checkpoint(linear, x, use_reentrant=False).sum().backward()
         optimizer.step()
         assert "torch._dynamo.eval_frame" not in sys.modules
 

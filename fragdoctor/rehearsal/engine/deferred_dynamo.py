@@ -1,8 +1,8 @@
 """``torch._dynamo``, imported when something of it is needed.
 
-Every optimizer and many operations import it, and with it much of the rest of PyTorch, for two
-functions that do nothing while no code is compiled, and checkpointing does for an option. That took
-a third of a short rehearsal.
+Every optimizer, checkpointing and many operations import it, and with it much of the rest of
+PyTorch, for two functions that do nothing while no code is compiled, and for an option. That took a
+third of a short rehearsal.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ class _Deferred(ModuleType):
 
     def disable(self, fn: Any = None, recursive: bool = True, **how: Any) -> Any:
         """Return a function of PyTorch's own as it is; it keeps what it is given here."""
+        if getattr(fn, "__module__", "") == "torch.utils.checkpoint":
+            return fn  # a hook of one recomputation, at which nothing is compiled yet
         if how != {"wrapping": False}:
             return self._imported().disable(fn, recursive, **how)
         self._disabled.append((fn, recursive))
