@@ -362,6 +362,12 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         logs=r"\b(?:from|import) diffusers\b|Pipeline\.from_pretrained\(",
     ),
     Framework(
+        "timm",
+        "timm 1.0, models/vision_transformer.py and others",
+        r"/timm/(?:models|layers)/",
+        {Change.CHECKPOINT: "model.set_grad_checkpointing()"},
+    ),
+    Framework(
         "Detectron2",
         "detectron2 0.6, config/defaults.py",
         r"/detectron2/",

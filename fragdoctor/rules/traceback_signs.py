@@ -470,7 +470,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     TracebackSign(
         name="optimizer-state",
-        doing="where the optimizer makes its state, or steps",
+        doing="while the optimizer made its state or took a step",
         grows_with=_MODEL,
         title="Keep less of the optimizer's state on the GPU",
         change="an optimizer in 8 bits (bitsandbytes.optim.AdamW8bit, optim='adamw_8bit' of "

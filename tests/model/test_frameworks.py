@@ -35,7 +35,7 @@ def test_framework_is_seen_by_its_files(path: str, name: str):
     assert frameworks_in([path])[0].name == name
 
 
-@pytest.mark.parametrize("path", ["/home/me/vllm/train.py", "/app/diffusers.py", "train.py", ""])
+@pytest.mark.parametrize("path", ["/home/me/vllm/train.py", "/app/timm.py", "train.py", ""])
 def test_framework_is_not_seen_in_a_program_of_that_name(path: str):
     assert frameworks_in([path]) == ()
 
@@ -49,7 +49,7 @@ def test_words_are_those_of_the_framework_that_runs_the_loop():
         "Trainer",
         "TrainingArguments(gradient_checkpointing=True)",
     )
-    assert words_for(frameworks_in([f"{SITE}/diffusers/models/vae.py"]), Change.FUSED) is None
+    assert words_for(frameworks_in([f"{SITE}/timm/models/vit.py"]), Change.FUSED) is None
 
 
 def test_words_for_what_no_remedy_proposes_are_those_of_a_rehearsal():
