@@ -260,7 +260,8 @@ class PickleReader {
 
   // What is ready and belongs to the frame at hand: a run ends where its frame does.
   size_t n_ready_in_frame() const {
-    return static_cast<size_t>(std::min<uint64_t>(in_.n_ready(), frame_end_ - in_.offset()));
+    const uint64_t at = in_.offset();
+    return at < frame_end_ ? std::min<uint64_t>(in_.n_ready(), frame_end_ - at) : 0;
   }
 
   // Out of line: what it throws would keep step() from being taken into the loop.
