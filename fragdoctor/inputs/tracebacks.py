@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 from msgspec.structs import replace
@@ -87,9 +88,11 @@ def with_tracebacks(
         frames, is_in_handler, around = block
         end = text.find("\n", offset)
         until = offsets[i + 1] if i + 1 < len(offsets) else len(text)
-        below = [line for _, line in _lines(text[end + 1 : min(until, end + _BELOW_CHARS)])]
-        told = [] if end < 0 or any(f.file for f in frames) else [*_frames(_leading_block(below))]
-        if end >= 0 and not told:  # people say before or after a message what they did
+        has_calls = any(frame.file for frame in frames)
+        lines = _lines(text[end + 1 : min(until, end + _BELOW_CHARS)]) if end >= 0 else iter(())
+        below = [line for _, line in islice(lines, _AROUND_LINES if has_calls else None)]
+        told = [] if has_calls else [*_frames(_leading_block(below))]
+        if not told:  # people say before or after a message what they did
             around = f"{around} {_folded(below[:_AROUND_LINES])[:_MAX_AROUND]}".strip()
         if told:
             frames = told[:: -1 if told[0].file.endswith(".lua") else 1]

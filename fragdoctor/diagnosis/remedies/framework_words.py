@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -52,7 +52,7 @@ def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Itera
         if change is None or one.is_rejected or is_told:
             yield one
             continue
-        found = words_in(case, change)
+        found = _words(case, frameworks, change)
         if found is None:
             yield one
             continue
@@ -73,8 +73,14 @@ def words_in(case: JudgedCase, *changes: str | None) -> tuple[str, str] | None:
 
     What only runs a model has a batch of its own.
     """
+    return _words(case, frameworks_of(case), *changes)
+
+
+def _words(
+    case: JudgedCase, frameworks: Sequence[Framework], *changes: str | None
+) -> tuple[str, str] | None:
     batch = (Change.EVALUATION_BATCH,) if Change.BATCH in changes and _runs_only(case) else ()
-    return words_for(frameworks_of(case), *batch, *changes)
+    return words_for(frameworks, *batch, *changes)
 
 
 def _runs_only(case: JudgedCase) -> bool:

@@ -196,7 +196,10 @@ def _beside_weights(
             "--max-num-batched-tokens makes the measured step smaller",
             "None, if it is a leftover.",
         )
-    if least[0] > MOST_UTILIZATION if least else (utilization or 0) >= LARGE_UTILIZATION:
+    leaves_none = (
+        (utilization or 0) >= LARGE_UTILIZATION if least is None else least[0] > MOST_UTILIZATION
+    )
+    if leaves_none:
         given = f"they take {format_size(least[1])}" if least else f"{utilization:.2f} is given"
         return Option(
             "Make the weights or a step smaller",
