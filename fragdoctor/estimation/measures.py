@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from fragdoctor.estimation.bounds import Needs
 from fragdoctor.estimation.layer import attention_used
 from fragdoctor.estimation.states import n_gpus
+from fragdoctor.estimation.step import loss_of
 from fragdoctor.estimation.training_choices import (
     ADAM_8BIT,
     AUTOCAST_DOC,
@@ -28,7 +29,7 @@ from fragdoctor.estimation.training_choices import (
     precision_of,
 )
 from fragdoctor.model.memory_estimate import Combination
-from fragdoctor.model.workload import Attention, Workload
+from fragdoctor.model.workload import Attention, Loss, Workload
 
 FLASH: Final = "Dao et al. 2022, https://arxiv.org/abs/2205.14135"
 LORA: Final = "Hu et al. 2021, https://arxiv.org/abs/2106.09685"
@@ -37,6 +38,7 @@ QUANTISED_CACHE: Final = (
     "https://docs.vllm.ai/en/latest/features/quantization/quantized_kvcache.html"
 )
 TENSOR_PARALLEL: Final = "Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053"
+LIGER: Final = "Hsu et al. 2024, Liger Kernel, https://arxiv.org/abs/2410.10989"
 OFFLOAD: Final = "Ren et al. 2021, ZeRO-Offload, https://arxiv.org/abs/2101.06840"
 LORA_RANK: Final = 16
 WORLDS: Final = (2, 4, 8)
@@ -130,6 +132,10 @@ def _for_training(workload: Workload) -> list[Measure]:
         (writes,
          Measure("flash_attention", "fused attention, no S x S scores", f"--attention flash{more}",
                  {"attention": Attention.SDPA, "dtype": narrow}, "none; usually faster", FLASH)),
+        (workload.shape.has_lm_head and loss_of(workload) is not Loss.FUSED
+         and not workload.keeps_logits,
+         Measure("fused_loss", "fused loss", "--logits fused", {"loss": Loss.FUSED},
+                 "the kernel of Liger or of cut cross-entropy, where it knows the model", LIGER)),
         (precision.compute >= 4,
          Measure("autocast", "autocast to bf16", "--dtype amp-bf16", {"dtype": "amp-bf16"},
                  "weights stay fp32; copies of them in 16 bits", AUTOCAST_DOC)),
@@ -259,10 +265,10 @@ def _ways(workload: Workload) -> Iterator[Sequence[Sequence[Measure | None]]]:
     sharded = [name for name in found if name.startswith("zero") and "_" in name]
     same = (axis(_OPTIMIZER, None), axis(_PRECISION, None))
     if workload.inference:
-        free = (axis(("bf16", "int8", "int4"), None), axis(("kv8",), None))
+        free = [axis(("bf16", "int8", "int4"), None), axis(("kv8",), None)]
         ways = [free, (*free, axis([name for name in found if name.startswith("tp_")]))]
     else:
-        free = (axis(("flash_attention",), None), axis(("checkpointing",), None))
+        free = [axis((name,), None) for name in ("flash_attention", "fused_loss", "checkpointing")]
         ways = [
             (*free, *same),
             (*free, same[1], axis(("offload_optimizer",))),

@@ -69,6 +69,7 @@ def test_a_plan_begins_with_the_fewest_gpus(run: Run) -> None:
 
     assert outcome.out.startswith("Fits on ")
     assert " an hour." in outcome.out
+    assert "Will it fit" not in outcome.out  # on one GPU, where it does not
     assert run(*words).err.startswith("Error: --plan asks how many of a GPU.")
     assert "is no price" in run(*words, "--gpu", "h100", "--price", "h100=x").err
 

@@ -168,12 +168,22 @@ def test_quantised_adapters_are_found_where_not_even_one_sequence_fits() -> None
 
     assert estimate.fits[0].largest_batch == 0
     best = estimate.combinations[0]
-    assert set(best.measures) == {"checkpointing", "qlora"}
-    assert best.option == "--checkpointing full --lora 16 --dtype int4"
+    assert set(best.measures) == {"fused_loss", "qlora"}
+    assert best.option == "--logits fused --lora 16 --dtype int4"
     assert best.needs_high_bytes is not None
     assert best.needs_high_bytes <= gpu_of("t4").usable_bytes
     assert best.slowdown is not None
     assert best.slowdown > 1.3
+
+
+def test_logits_of_a_large_vocabulary_are_not_made_before_another_gpu_is_taken() -> None:
+    adapters = llama_8b(dtype="bf16", lora_rank=16, seq=8192)
+
+    best = judged(adapters, [gpu_of("rtx3090")]).combinations[0]
+
+    assert set(best.measures) == {"checkpointing", "fused_loss"}
+    assert best.option == "--logits fused --checkpointing full"
+    assert best.n_gpus == 1
 
 
 @pytest.mark.slow

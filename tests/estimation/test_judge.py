@@ -10,7 +10,7 @@ from fragdoctor.estimation.judge import judged, largest_batch
 from fragdoctor.estimation.measures import measures_for
 from fragdoctor.model.gpus import gpu_of
 from fragdoctor.model.memory_estimate import PhaseName
-from fragdoctor.model.workload import Attention, Workload
+from fragdoctor.model.workload import Attention, Loss, Workload
 from fragdoctor.units import GIB
 
 SMALL = workload_of(
@@ -72,7 +72,7 @@ def test_savings_are_differences_of_footprints_largest_first() -> None:
 def test_measures_already_taken_are_not_offered() -> None:
     taken = replace(
         SMALL, checkpointing="full", optimizer="adamw-8bit", lora_rank=8, zero_stage=3,
-        world_size=4, batch=1,
+        world_size=4, batch=1, loss=Loss.FUSED,
     )  # fmt: skip
 
     assert [m.id for m in measures_for(taken)] == []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Final
+
+from msgspec.structs import replace
 
 from fragdoctor.model.gpus import GpuModel
 from fragdoctor.model.memory_estimate import (
@@ -54,13 +56,8 @@ def document(estimate: Estimate, *, explain: bool = False) -> doc.ReportDocument
         lead=[doc.Paragraph(_workload_text(estimate)), *recipe_lead(estimate.recipe)],
         sections=[
             plans_section(estimate),
-            _at_the_peak(estimate),
-            _phases(estimate),
-            _fits(estimate),
             server_section(estimate),
-            doubts_section(estimate),
-            combinations_section(estimate),
-            *([] if estimate.combinations else [_savings(estimate)]),
+            *_on_one_gpu(estimate),
             *recipe_sections(estimate.recipe),
             *_formulas(estimate, Detail.USUAL if explain else Detail.FULL),
             _notes(estimate, explain=explain),
@@ -269,6 +266,24 @@ def _batch(batch: int | None) -> str:
     return "-" if batch is None else "none" if batch == 0 else format_count(batch)
 
 
+def _on_one_gpu(estimate: Estimate) -> Iterator[doc.Section]:
+    """Yield where the memory goes as it was asked for; beside plans only in whole reports."""
+    sections = [
+        _at_the_peak(estimate),
+        _phases(estimate),
+        _fits(estimate),
+        doubts_section(estimate),
+        combinations_section(estimate),
+    ]
+    if not estimate.combinations:
+        sections.append(_savings(estimate))
+    for section in sections:
+        if estimate.plans:
+            yield replace(section, detail=Detail.FULL, note="without a plan")
+        else:
+            yield section
+
+
 def _at_the_peak(estimate: Estimate) -> doc.Section:
     footprint = estimate.footprint
     peak = footprint.peak
@@ -292,7 +307,8 @@ def _at_the_peak(estimate: Estimate) -> doc.Section:
         doc.Column("bytes", lambda row: format_size(row[1]), "right"),
         doc.Column("share", lambda row: row[2], "right"),
     )
-    note = f"{PHASES[peak.name]}: {peak.moment}" if peak.moment else ""
+    phase = PHASES[peak.name]
+    note = phase if peak.moment in {"", phase} else f"{phase}: {peak.moment}"
     return doc.Section("At the peak", [table], note, "peak")
 
 
@@ -300,7 +316,10 @@ def _phases(estimate: Estimate) -> doc.Section:
     footprint = estimate.footprint
 
     def moment(phase: PhasePeak) -> doc.Content:
-        return [phase.moment, strong("  the peak")] if phase is footprint.peak else phase.moment
+        said = "" if phase.moment == PHASES[phase.name] else phase.moment
+        if phase is not footprint.peak:
+            return said
+        return [said, strong("  the peak" if said else "the peak")]
 
     table = doc.tabled(
         footprint.phases if len(footprint.phases) > 1 else (),
