@@ -162,6 +162,10 @@ def _for_training(workload: Workload) -> list[Measure]:
                  f"--lora {LORA_RANK} --dtype int4", {**base, "dtype": "int4"},
                  "about 39 % slower than LoRA on 16-bit weights; the base is quantised", QLORA,
                  QLORA_SLOWDOWN, changes_training=True)),
+        (not is_full and workload.shape.has_layers and not precision.is_quantised,
+         Measure("qlora", "4-bit base", "--dtype int4", {"dtype": "int4"},
+                 "about 39 % slower than on 16-bit weights; the base is quantised", QLORA,
+                 QLORA_SLOWDOWN, changes_training=True)),
     )  # fmt: skip
     return [measure for applies, measure in rows if applies]
 
@@ -228,12 +232,12 @@ def cheapest_combinations(
     One for each way of running it that differs in more than speed: the same training on one GPU,
     the same with the optimizer on the host, the same on more GPUs, adapters on the weights as they
     are, adapters on quantised ones. Of each way the combination that slows a step down least, then
-    the one of fewest measures.
+    the one of fewest measures; none that only adds to another.
     """
     found: list[Combination] = []
     for way in _ways(workload):
         best = _cheapest(workload, way, needs_of, usable_bytes)
-        if best is not None and best.measures not in {other.measures for other in found}:
+        if best and not any({*other.measures} <= {*best.measures} for other in found):
             found.append(best)
     found.sort(key=_price)
     return found[:MAX_COMBINATIONS]

@@ -72,7 +72,7 @@ def test_savings_are_differences_of_footprints_largest_first() -> None:
 def test_measures_already_taken_are_not_offered() -> None:
     taken = replace(
         SMALL, checkpointing="full", optimizer="adamw-8bit", lora_rank=8, zero_stage=3,
-        world_size=4, batch=1, loss=Loss.FUSED,
+        world_size=4, batch=1, loss=Loss.FUSED, dtype="int4",
     )  # fmt: skip
 
     assert [m.id for m in measures_for(taken)] == []
