@@ -18,6 +18,7 @@ MIB: Final = 1024**2
 GIB: Final = 1024**3
 TIB: Final = 1024**4
 
+_STEP: Final = 1023.995  # from here on two decimals would show 1024.00
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _SIZE: Final = re.compile(
     r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(([kmgt])(?:i?b|i)?|b|bytes?)?\s*",
@@ -103,8 +104,8 @@ def parse_amount(text: str) -> Amount:
 def format_size(n_bytes: float | None) -> str:
     """Return a size for people: two decimals above 1 KiB, ``unknown`` for None.
 
-    Unlike PyTorch's own ``format_size`` the unit steps at 1000 of the smaller unit, so that a
-    column of figures never holds ``1024.00 MiB`` beside ``1.00 GiB``.
+    The unit steps at 1024 of the smaller one, as in PyTorch's messages (``format_size`` in c10's
+    CUDACachingAllocator.cpp), so that a size is found again in the report on it.
     """
     if n_bytes is None:
         return "unknown"
@@ -113,7 +114,7 @@ def format_size(n_bytes: float | None) -> str:
     if size < KIB:
         return f"{sign}{int(size)} B"
     for factor, unit in ((KIB, "KiB"), (MIB, "MiB"), (GIB, "GiB")):
-        if size < 1000 * factor:
+        if size < _STEP * factor:
             return f"{sign}{size / factor:.2f} {unit}"
     return f"{sign}{size / TIB:.2f} TiB"
 

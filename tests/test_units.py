@@ -67,6 +67,15 @@ def test_plural_irregular_noun_is_given() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("n_bytes", "text"),
+    [(1000 * MIB, "1000.00 MiB"), (GIB - 1, "1.00 GiB"), (GIB, "1.00 GiB"), (1023, "1023 B"),
+     (-1000 * GIB, "-1000.00 GiB"), (1024 * GIB, "1.00 TiB"), (None, "unknown")],
+)  # fmt: skip
+def test_size_has_the_unit_of_pytorchs_message(n_bytes: int | None, text: str) -> None:
+    assert format_size(n_bytes) == text
+
+
 def test_format_mebibytes_a_page_apart_differ() -> None:
     low, high = 6144 * MIB, 6146 * MIB
 

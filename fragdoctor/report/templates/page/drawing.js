@@ -6,7 +6,7 @@ function formatSize(bytes) {
   const sign = bytes < 0 ? "-" : "", size = Math.abs(bytes);
   if (size < KIB) return `${sign}${Math.trunc(size)} B`;
   for (const [factor, unit] of /** @type {[number, string][]} */ ([[KIB, "KiB"], [MIB, "MiB"], [GIB, "GiB"]])) {
-    if (size < 1000 * factor) return `${sign}${(size / factor).toFixed(2)} ${unit}`;
+    if (size < 1023.995 * factor) return `${sign}${(size / factor).toFixed(2)} ${unit}`;
   }
   return `${sign}${(size / TIB).toFixed(2)} TiB`;
 }
