@@ -38,6 +38,9 @@ MAX_REPLAYS: Final = 300
 """Replays after which no further set is pared down, twice as many while none fits: seconds."""
 MAX_SAMPLES: Final = 48
 """Sets, evenly over all, in which that is looked for which takes least."""
+SIMPLER: Final = 0.03
+"""Of all operations: what a set may cost more for being one loop over equal modules, where the
+cheapest has several, each with results of its own. Nobody keeps such lines in a program."""
 
 
 class Choice(Struct, frozen=True):
@@ -188,6 +191,35 @@ class Checkpoints:
             if self._n_left <= (-MAX_REPLAYS if best is None else 0):
                 break
         return best
+
+    def simpler(self, cheapest: Plan, capacity_bytes: int) -> Plan:
+        """Return a set that fits, is checkpointed in one way, and costs little more; else the same.
+
+        It is the first so many of equal modules that stand side by side.
+        """
+        if len({one.kept for one in cheapest.choices}) == 1:
+            return cheapest
+        most = cheapest.n_flops + SIMPLER * self.traits["n_flops"]
+        first = (self._first(plans, most, capacity_bytes) for plans in self._alike())
+        return min(filter(None, first), key=lambda one: one.cost, default=cheapest)
+
+    def _alike(self) -> Iterator[list[Plan]]:
+        """Yield for each way to checkpoint equal modules the first two, the first three, ..."""
+        for parts in [self._roots, *(part.parts for part in self._parts.values())]:
+            groups: dict[tuple[tuple[int, ...], ...], list[_Part]] = {}
+            for part in parts:
+                groups.setdefault(tuple(one.kept for one in part.options), []).append(part)
+            for group in groups.values():
+                for ways in zip(*(part.options for part in group), strict=True):
+                    yield [Plan(ways[:n]) for n in range(2, len(ways) + 1)]
+
+    def _first(self, plans: list[Plan], most: float, capacity_bytes: int) -> Plan | None:
+        """Return the first of sets that grow which fits, None if it costs more than that."""
+        plans = plans[: bisect_right(plans, most, key=lambda one: one.n_flops)]
+        fits = partial(self._fits, capacity_bytes=capacity_bytes, is_steady=True)
+        if not plans or not fits(plans[-1]):
+            return None
+        return plans[bisect_left(plans, 1, hi=len(plans) - 1, key=fits)]
 
     def lowest(self) -> Plan:
         """Return about the set with which tensors take least, of those with a module in them."""

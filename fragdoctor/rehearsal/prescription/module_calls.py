@@ -130,7 +130,8 @@ class ModuleCall:
             product["n_flops"] if is_again else 0,
             rows,
             self._blocks.bytes_of(rows),
-            not product["is_changed"],
+            # By then another block may lie there.
+            not any(rows & self._blocks.at(product["addresses"], n) for n in product["changes"]),
         )
 
     def kept_rows(self, kept: Iterable[int]) -> frozenset[int]:

@@ -34,14 +34,14 @@ class Product:
         event: number of events of the GPU's memory up to it.
         n_flops: what it took.
         addresses: of the storages that it returned.
-        is_changed: whether one of them was written in place by the end of the call.
+        changes: events before each write in place to where one of them lay, by the end of the call.
     """
 
     def __init__(self, event: int, n_flops: int, addresses: list[int]) -> None:
         self.event = event
         self.n_flops = n_flops
         self.addresses = addresses
-        self.is_changed = False
+        self.changes: list[int] = []
 
 
 class Call:
@@ -152,7 +152,8 @@ class Operations:
 
     def _note_change(self, addresses: list[int]) -> None:
         for product in self._inside[0][1].products if addresses else ():
-            product.is_changed |= not {*addresses}.isdisjoint(product.addresses)
+            if not {*addresses}.isdisjoint(product.addresses):
+                product.changes.append(_now()[1])
 
     def _enter(self, module: Any, inputs: Any) -> None:
         if torch.is_grad_enabled() and not in_backward():
