@@ -250,21 +250,19 @@ def gpu_of(name: str) -> GpuModel:
     Raises:
         ConfigError: neither a known GPU nor a size.
     """
-    known = known_gpu(name)
-    if known is not None:
-        return known
-    if several := _SEVERAL.fullmatch(name.strip().lower()):
-        one = gpu_of(several[2] or several[3])
-        n = int(several[1] or several[4])
-        if n == 1:
-            return one
+    n, each = counted(name)
+    if n > 1:
+        one = gpu_of(each)
         raise ConfigError(
             f"{name!r} is {n} GPUs; --gpu names one.",
             hint=f"Write --gpu {one.name}, and of an estimate --world-size {n} --zero 3 to train, "
             f"--tensor-parallel {n} to serve, or --plan.",
         )
+    known = known_gpu(each)
+    if known is not None:
+        return known
     try:
-        total = parse_size(name)
+        total = parse_size(each)
     except ConfigError as e:
         if name.strip().isdigit():
             hint = f"Write {name.strip()}GiB, or a name of: fragdoctor estimate --list-gpus"
@@ -278,6 +276,12 @@ def gpu_of(name: str) -> GpuModel:
         f"{name!r} is neither a known GPU nor a size.",
         hint=f"{guess}See: fragdoctor estimate --list-gpus; or write a size such as 24GiB.",
     )
+
+
+def counted(text: str) -> tuple[int, str]:
+    """Return how many GPUs a text means, and which: ``2x 4090`` is 2 and ``4090``."""
+    several = None if known_gpu(text) else _SEVERAL.fullmatch(text.strip().lower())
+    return (int(several[1] or several[4]), several[2] or several[3]) if several else (1, text)
 
 
 def known_gpu(name: str) -> GpuModel | None:
