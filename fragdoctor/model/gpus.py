@@ -43,7 +43,6 @@ class Generation:
     """What GPUs of one compute capability have in common.
 
     Attributes:
-        compute: compute capability, ``9.0``, or what AMD calls it; "" where only a size is known.
         architecture: ``hopper`` and so on, "" where only a size is known.
         context_bytes: what the CUDA context and libraries take outside PyTorch, about.
         blas_workspace_bytes: what PyTorch gives a handle of cuBLAS by default.
@@ -53,7 +52,6 @@ class Generation:
         l2_cache_bytes: of the device, of most of the cards.
     """
 
-    compute: str
     architecture: str
     context_bytes: int
     blas_workspace_bytes: int
@@ -69,18 +67,12 @@ def generation_of(compute: str) -> Generation:
     Raises:
         KeyError: it is none of the table.
     """
-    architecture, context, workspace = gpu_table.GENERATIONS[compute]
-    threads, shared, block_shared, l2 = gpu_table.MULTIPROCESSOR.get(compute, (0, 0, 0, 0))
+    architecture, context, *kib, l2 = gpu_table.GENERATIONS[compute]
+    workspace, threads, shared, block_shared = kib
     return Generation(
-        compute=compute,
-        architecture=architecture,
-        context_bytes=context * MIB,
-        blas_workspace_bytes=workspace * KIB,
-        threads_per_multiprocessor=threads,
-        shared_memory_bytes=shared * KIB,
-        block_shared_memory_bytes=block_shared * KIB,
-        l2_cache_bytes=l2 * MIB,
-    )
+        architecture, context * MIB, workspace * KIB, threads, shared * KIB, block_shared * KIB,
+        l2 * MIB,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +99,9 @@ def speeds_of(gpu: GpuModel) -> Speeds | None:
 TYPICAL_CONTEXT_BYTES: Final = generation_of("").context_bytes
 """CUDA context of a process on a GPU that is not known."""
 CUBLAS_WORKSPACES: Final = frozenset(
-    generation_of(compute).blas_workspace_bytes for compute in gpu_table.MULTIPROCESSOR
+    kind.blas_workspace_bytes
+    for kind in map(generation_of, gpu_table.GENERATIONS)
+    if kind.threads_per_multiprocessor
 )
 """Every size that a workspace of cuBLAS has by default."""
 
@@ -161,7 +155,7 @@ class GpuModel:
     @property
     def capability(self) -> tuple[int, int] | None:
         """Compute capability; None of what is not NVIDIA's, and of a size."""
-        if self.compute not in gpu_table.MULTIPROCESSOR:
+        if not self.generation.threads_per_multiprocessor:
             return None
         major, minor = self.compute.split(".")
         return int(major), int(minor)
