@@ -124,7 +124,7 @@ def guessed_shape(n_parameters: int, given: Overrides) -> ModelShape:
         head_dim=hidden // heads, ffn=64, positions=given.positions if is_gpt else 0,
         is_gated=not is_gpt, norm=Norm.LAYERNORM if is_gpt else Norm.RMSNORM_WRITTEN_OUT,
         qkv_bias=is_gpt, out_bias=is_gpt, mlp_bias=is_gpt, packed_qkv=is_gpt,
-        activation="gelu" if is_gpt else "silu", has_rotary=not is_gpt,
+        activation="gelu" if is_gpt else "silu",
     )  # fmt: skip
     d = replace(base, ffn=given.ffn or _ffn_for(n_parameters, base))
     groups = parameters_of(d)
