@@ -36,6 +36,7 @@ from unittest import mock
 from fragdoctor.cli.app import invoke
 from fragdoctor.errors import FragdoctorError
 from fragdoctor.estimation import formula, judge
+from fragdoctor.estimation.calibration import SPREADS, kind_of
 from fragdoctor.estimation.judge import fit_of
 from fragdoctor.estimation.request import error_of
 from fragdoctor.model.gpus import GpuModel, gpu_of
@@ -81,6 +82,7 @@ class Outcome(NamedTuple):
     width: float  # of the interval, as a share of its lower end
     verdict: str  # right, open, wrong, or "" away from the limit
     refusal: str
+    kind: str = ""  # what is known of it: a key of ``SPREADS``
 
 
 def without_advice(workload: Workload, gpus: Sequence[GpuModel]) -> Estimate:
@@ -90,8 +92,8 @@ def without_advice(workload: Workload, gpus: Sequence[GpuModel]) -> Estimate:
     return Estimate(workload, footprint, fits, (), error_of(workload))
 
 
-def asked(row: Mapping[str, str]) -> dict[str, Any]:
-    """Return the report on a row as the command prints it."""
+def asked(row: Mapping[str, str]) -> tuple[dict[str, Any], str]:
+    """Return the report on a row as the command prints it, and the kind of its workload."""
     model = [] if {"--layers", "--params"} & set(row["options"].split()) else [row["model"]]
     options = shlex.split(row["options"])
     is_inference = "--inference" in options
@@ -117,17 +119,17 @@ def asked(row: Mapping[str, str]) -> dict[str, Any]:
     printed = io.StringIO()
     with (
         contextlib.redirect_stdout(printed),
-        mock.patch.object(judge, "judged", without_advice),
+        mock.patch.object(judge, "judged", side_effect=without_advice) as judged,
     ):
         invoke(["estimate", *words, "--no-config"])
     found: dict[str, Any] = json.loads(printed.getvalue())
-    return found
+    return found, kind_of(judged.call_args.args[0])
 
 
 def outcome_of(row: Mapping[str, str]) -> Outcome:
     """Return what becomes of a row."""
     try:
-        found = asked(row)
+        found, kind = asked(row)
     except FragdoctorError as refused:
         return Outcome(row, None, (0.0, 0.0), "", 0.0, "", str(refused))
     error: float | None = None
@@ -142,7 +144,8 @@ def outcome_of(row: Mapping[str, str]) -> Outcome:
             own = measured - _outside(found, row["what"])
             share = tuple(own / found[f"needs_{end}_bytes"] for end in ("low", "high"))
             side = "below" if own < low else "inside" if own <= high else "above"
-    return Outcome(row, error, share, side, high / low - 1, _verdict(row, found, measured), "")
+    verdict = _verdict(row, found, measured)
+    return Outcome(row, error, share, side, high / low - 1, verdict, "", kind)
 
 
 def _point(found: Mapping[str, Any], what: str) -> float:
@@ -232,16 +235,16 @@ def _table(outcome: Outcome) -> str:
     return f"{outcome.row['source']}#{outcome.row['table']}"
 
 
-def spread_of(outcomes: Sequence[Outcome], left_out: float) -> tuple[float, float]:
-    """Return the quantiles of what figures are of the bounds; each table counts once."""
-    n = Counter(map(_table, outcomes))
-    low = quantile([(o.share[0], 1 / n[_table(o)]) for o in outcomes], left_out)
-    high = quantile([(o.share[1], 1 / n[_table(o)]) for o in outcomes], 1 - left_out)
-    return min(1.0, low), max(1.0, high)
-
-
-def _inside(outcomes: Sequence[Outcome], spread: tuple[float, float]) -> list[bool]:
-    return [o.share[0] >= spread[0] and o.share[1] <= spread[1] for o in outcomes]
+def spreads_of(outcomes: Sequence[Outcome], left_out: float) -> dict[str, tuple[float, float]]:
+    """Return of each kind the quantiles of what figures are of the bounds; tables count once."""
+    found = {}
+    for kind in SPREADS:
+        members = [o for o in outcomes if o.kind == kind]
+        n = Counter(map(_table, members))
+        low = quantile([(o.share[0], 1 / n[_table(o)]) for o in members], left_out)
+        high = quantile([(o.share[1], 1 / n[_table(o)]) for o in members], 1 - left_out)
+        found[kind] = (min(1.0, low), max(1.0, high))
+    return found
 
 
 def print_calibration() -> None:
@@ -253,17 +256,24 @@ def print_calibration() -> None:
     for left_out in QUANTILES:
         found = []
         for table in tables:
-            others = spread_of([o for o in outcomes if _table(o) != table], left_out)
-            found.append(_inside([o for o in outcomes if _table(o) == table], others))
+            others = spreads_of([o for o in outcomes if _table(o) != table], left_out)
+            members = [o for o in outcomes if _table(o) == table]
+            found.append(
+                [
+                    o.share[0] >= others[o.kind][0] and o.share[1] <= others[o.kind][1]
+                    for o in members
+                ]
+            )
         rows = mean(is_inside for table in found for is_inside in table)
         each = mean(mean(table) for table in found)
-        low, high = spread_of(outcomes, left_out)
         print(
-            f"{left_out:6.1%} left out on each side: x {low:.3f} to x {high:.3f}; of tables left "
-            f"out {rows:.0%} of the rows inside, {each:.0%} of a table on average"
+            f"{left_out:.1%} left out on each side: of tables left out {rows:.0%} of the rows "
+            f"inside, {each:.0%} of a table on average"
         )
         if min(rows, each) >= AIM:
             break
+    for kind, (low, high) in spreads_of(outcomes, left_out).items():
+        print(f"{kind}: x {low:.3f} to x {high:.3f}")
 
 
 def main() -> int:

@@ -65,7 +65,6 @@ def shape_of(s: dict[str, Any]) -> ModelShape:
         is_gated=not is_gpt,
         activation=s.get("activation", "gelu" if is_gpt else "silu"),
         norm=dimensions.norm,
-        has_rotary=not is_gpt,
         softmax_fp32=not is_gpt,
         tied_head=dimensions.tied_head,
         hidden_dropout=s.get("dropout", 0.1) if is_gpt else 0.0,

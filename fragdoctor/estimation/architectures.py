@@ -75,9 +75,7 @@ class Architecture(Dimensions, frozen=True):
     global_every: int = 0
 
 
-LLAMA: Final = Architecture(
-    norm=Norm.RMSNORM_WRITTEN_OUT, is_gated=True, has_rotary=True, activation="silu"
-)
+LLAMA: Final = Architecture(norm=Norm.RMSNORM_WRITTEN_OUT, is_gated=True, activation="silu")
 GPT2: Final = Architecture(
     qkv_bias=True,
     out_bias=True,
@@ -91,7 +89,6 @@ BERT: Final = replace(GPT2, packed_qkv=False, pooler=True, is_encoder=True)
 NEOX: Final = replace(
     GPT2,
     learned_positions=False,
-    has_rotary=True,
     tied_head=False,
     dropout=0.0,
 )
@@ -136,8 +133,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
                          own_attention=Attention.EAGER),
         "falcon": replace(NEOX, qkv_bias=False, out_bias=False, mlp_bias=False, tied_head=True,
                           norms_per_layer=1, multi_query=True, own_attention=Attention.MATH),
-        "starcoder2": replace(GPT2, packed_qkv=False, learned_positions=False, has_rotary=True,
-                              dropout=0.0),
+        "starcoder2": replace(GPT2, packed_qkv=False, learned_positions=False, dropout=0.0),
     }
 )  # fmt: skip
 

@@ -60,7 +60,7 @@ def formula_footprint(workload: Workload) -> Footprint:
     local = local_part(workload)
     most = defaultdict(int, most_of_each(moments))
     items = (item for item in _items(local, states_of(local), most) if item.n_bytes > 0)
-    published_low, published_high = published_range(needs)
+    published_low, published_high = published_range(needs, workload)
     every = states_of(whole)
     return Footprint(
         items=tuple(items),

@@ -11,24 +11,24 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-_TUNED: Final = frozenset({"instruct", "chat", "it", "hf", "pt", "base", "2507"})
+_TUNED: Final = frozenset({"instruct", "chat", "it", "hf", "pt", "base", "2507", "latest"})
 # Continued training of the same shape, published under a name of its own.
 _SAME_SHAPE: Final = {
     "llama-3.3-70b": "llama-3.1-70b",
-    "meta-llama-3.1-8b": "llama-3.1-8b",
-    "meta-llama-3.1-70b": "llama-3.1-70b",
-    "meta-llama-3.1-405b": "llama-3.1-405b",
+    "meta-llama-3.1-": "llama-3.1-",
     "mistral-7b-v0.2": "mistral-7b",
     "qwen2-": "qwen2.5-",
     "qwen2.5-coder-": "qwen2.5-",
     "qwen2.5-math-": "qwen2.5-",
-    "deepseek-r1-distill-qwen-1.5b": "qwen2.5-1.5b",
-    "deepseek-r1-distill-qwen-7b": "qwen2.5-7b",
-    "deepseek-r1-distill-qwen-14b": "qwen2.5-14b",
-    "deepseek-r1-distill-qwen-32b": "qwen2.5-32b",
-    "deepseek-r1-distill-llama-8b": "llama-3.1-8b",
-    "deepseek-r1-distill-llama-70b": "llama-3.1-70b",
+    "deepseek-r1-distill-qwen-": "qwen2.5-",
+    "deepseek-r1-distill-llama-": "llama-3.1-",
     "deepseek-r1": "deepseek-v3",
+    "deepseek-r1-0528-qwen3-8b": "qwen3-8b",
+    # Ollama's tags of the same, https://ollama.com/library/deepseek-r1/tags.
+    "deepseek-r1-671b": "deepseek-v3",
+    "deepseek-r1-70b": "llama-3.1-70b",
+    "deepseek-r1-8b": "qwen3-8b",
+    "deepseek-r1-": "qwen2.5-",
 }
 
 
@@ -42,6 +42,15 @@ _STORED: Final = {
 def _words(name: str) -> list[str]:
     """Return the words of a repository's name without its owner, however they are parted."""
     return re.split(r"[-_ :]+", name.strip().lower().rpartition("/")[2])
+
+
+_OF_LLAMA_CPP: Final = re.compile(r"gguf|(?:iq|q)\d(?:k?(?:[01sml]|xx?s)?)?")
+"""A word of a name that says a format of llama.cpp: the first of ``Q4_K_M``."""
+
+
+def is_of_llama_cpp(name: str) -> bool:
+    """Return whether a name is of a file, or a tag of Ollama, in a format of llama.cpp."""
+    return any(_OF_LLAMA_CPP.fullmatch(word) for word in _words(name.replace(".", "-")))
 
 
 def stored_in(name: str) -> str:

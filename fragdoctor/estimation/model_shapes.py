@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from fragdoctor.errors import ConfigError, InputError
 from fragdoctor.estimation.architectures import Dimensions, outside, parameters_of
 from fragdoctor.estimation.config_json import Config, quantised_dtype, read_config, shape_of_config
-from fragdoctor.estimation.model_names import base_of, stored_in
+from fragdoctor.estimation.model_names import base_of, is_of_llama_cpp, stored_in
 from fragdoctor.estimation.safetensors import (
     TensorEntry,
     read_files,
@@ -44,7 +44,7 @@ from fragdoctor.inputs.classify import (
     open_input,
     something_else,
 )
-from fragdoctor.model.gpus import known_gpu
+from fragdoctor.model.gpus import counted, gpu_of, known_gpu
 from fragdoctor.model.memory_estimate import KnownModel
 from fragdoctor.model.workload import LayerSizes, ModelShape, Norm, shared
 from fragdoctor.units import format_count
@@ -124,7 +124,7 @@ def guessed_shape(n_parameters: int, given: Overrides) -> ModelShape:
         head_dim=hidden // heads, ffn=64, positions=given.positions if is_gpt else 0,
         is_gated=not is_gpt, norm=Norm.LAYERNORM if is_gpt else Norm.RMSNORM_WRITTEN_OUT,
         qkv_bias=is_gpt, out_bias=is_gpt, mlp_bias=is_gpt, packed_qkv=is_gpt,
-        activation="gelu" if is_gpt else "silu", has_rotary=not is_gpt,
+        activation="gelu" if is_gpt else "silu",
     )  # fmt: skip
     d = replace(base, ffn=given.ffn or _ffn_for(n_parameters, base))
     groups = parameters_of(d)
@@ -235,7 +235,7 @@ def is_model_name(name: str) -> bool:
 def unknown_model(name: str) -> InputError:
     """Return what to say of a model that is not known here: how to get its configuration."""
     near = difflib.get_close_matches(name.lower(), presets(), cutoff=0.4)
-    if "gguf" in name.lower():
+    if is_of_llama_cpp(name):
         return InputError(
             f"{name} is of llama.cpp, whose memory is not estimated.",
             hint="Near it comes: fragdoctor estimate "
@@ -269,11 +269,14 @@ _MEANT: Final = {
 """Words of a question -> the options that they mean."""
 
 
-def _refuse_question(text: str) -> None:
+_SIZE: Final = re.compile(r"\d{1,3} ?gi?b", re.ASCII | re.IGNORECASE)
+
+
+def _refuse_question(text: str) -> NoReturn:
     """Refuse words that no file has as its name, with the command that answers them.
 
     Raises:
-        InputError: they name a known model; a GPU that they name is in the command.
+        InputError: the GPUs that they name are in the command.
     """
     plain = [w.strip(",;:?!()'\"").removesuffix(".") for w in text.split()[:_MOST_WORDS]]
     runs = [
@@ -282,14 +285,26 @@ def _refuse_question(text: str) -> None:
         for start in range(len(plain) + 1 - n)
     ]
     model = next((preset for words in runs if (preset := preset_of(words))), None)
-    if model is not None:
-        gpu = next((gpu for words in runs if (gpu := known_gpu(words))), None)
-        on = f" --gpu {gpu.name}" if gpu else ""
-        meant = next((_MEANT[word] for word in map(str.lower, plain) if word in _MEANT), "")
-        raise InputError(
-            "Those words are not the name of a model.",
-            hint=f"Ask: fragdoctor estimate {model.name}{on}{meant}",
+    if model is None:
+        tags = (unknown_model(word) for word in plain if is_of_llama_cpp(word))
+        near = [n for words in runs for n in difflib.get_close_matches(words.lower(), presets())]
+        guess = f"Near are {', '.join(dict.fromkeys(near[:3]))}. " if near else ""
+        raise next(tags, None) or InputError(
+            "Those words name no file here and no model that is known.",
+            hint=f"{guess}Check the path, or see: fragdoctor estimate --list-models",
         )
+    meant = next((_MEANT[word] for word in map(str.lower, plain) if word in _MEANT), "")
+    named = (counted(words) for words in runs)
+    n, gpu = next(((n, gpu) for n, one in named if (gpu := known_gpu(one))), (1, None))
+    sizes = (gpu_of(words) for words in runs if _SIZE.fullmatch(words))
+    gpu = gpu or next(sizes, None)
+    share = "--tensor-parallel" if "--inference" in meant else "--zero 3 --world-size"
+    on = f" --gpu {gpu.name.replace(' ', '')}" if gpu else ""
+    among = f" {share} {n}" if n > 1 else ""
+    raise InputError(
+        "Those words are not the name of a model.",
+        hint=f"Ask: fragdoctor estimate {model.name}{on}{meant}{among}",
+    )
 
 
 def _by_name(inputs: Sequence[str]) -> Preset | None:
@@ -303,7 +318,7 @@ def _by_name(inputs: Sequence[str]) -> Preset | None:
         return None
     preset = preset_of(text) if is_model_name(text) else None
     if preset is None:
-        if " " in text.strip():
+        if " " in text.strip() and not re.search(r"\.[a-z]{2,11}$", text.lower()):
             _refuse_question(text)
         if len(inputs) == 1 and is_model_name(text):
             raise unknown_model(text)

@@ -187,21 +187,16 @@ def _with_context(
 ) -> ProcessDemand:
     if question.context_bytes is not None:
         return replace(demand, context_bytes=question.context_bytes, context_source="as given")
-    own, reserved = (
-        (_known(message.process_bytes), _known(message.reserved_bytes))
-        if message is not None
-        else (None, None)
-    )
-    if own is not None and reserved is not None and 0 < own - reserved < _MAX_CONTEXT_BYTES:
-        source = "this process less its reserved memory, in the message"
-        return replace(demand, context_bytes=own - reserved, context_source=source)
+    if message is not None:
+        own, reserved = _known(message.process_bytes), _known(message.reserved_bytes)
+        if own and reserved is not None and 0 < own - reserved < _MAX_CONTEXT_BYTES:
+            source = "this process less its reserved memory, in the message"
+            return replace(demand, context_bytes=own - reserved, context_source=source)
     if question.gpu is not None:
-        architecture = question.gpu.architecture
-        return replace(
-            demand,
-            context_bytes=question.gpu.context_bytes,
-            context_source=f"typical of {architecture.title()} GPUs" if architecture else TYPICAL,
-        )
+        kind = question.gpu.architecture
+        source = f"typical of {kind.title()} GPUs" if kind else TYPICAL
+        context = question.gpu.context_bytes
+        return replace(demand, context_bytes=context, context_source=source)
     return replace(demand, context_bytes=TYPICAL_CONTEXT_BYTES, context_source=TYPICAL)
 
 
@@ -211,7 +206,8 @@ def _others(message: OomMessage, demand: ProcessDemand) -> tuple[int, int, tuple
     A process of half to twice the size is taken for another trial: it is one of those counted.
     """
     listed = [p for p in message.other_processes if p.n_bytes < _UNKNOWN_BYTES]
-    alike = [p for p in listed if _is_alike(p.n_bytes, demand.total_bytes)]
+    own = demand.total_bytes
+    alike = [p for p in listed if own / 2 <= p.n_bytes <= 2 * own]
     others = [p for p in listed if p not in alike]
     notes: list[str] = []
     if alike:
@@ -224,7 +220,3 @@ def _others(message: OomMessage, demand: ProcessDemand) -> tuple[int, int, tuple
         held = format_size(sum(p.n_bytes for p in others))
         notes.append(f"Process {pids} keeps {held} for itself.")
     return sum(p.n_bytes for p in others), len(alike), tuple(notes)
-
-
-def _is_alike(n_bytes: int, own: int) -> bool:
-    return own / 2 <= n_bytes <= 2 * own

@@ -93,7 +93,10 @@ def workload_of(
         name = "fp8-weights"  # no 16-bit weights beside them, unlike in training
     is_quantised = bool(stored) and not precision_of(stored).trains_base
     if is_quantised and name != stored and not workload.inference:
-        notes.append(_dequantised(name))
+        notes.append(
+            f"The file's weights are quantised and cannot be trained so: {name} weights are "
+            "counted. --lora RANK trains adapters on the quantised ones."
+        )
     seq, more = _length(workload)
     notes += more
     if not asked.get("dtype"):
@@ -168,13 +171,6 @@ def _default_dtype(stored: str, workload: Workload) -> str:
     if stored and (precision_of(stored).trains_base or workload.lora_rank):
         return stored
     return "fp32"
-
-
-def _dequantised(dtype: str) -> str:
-    return (
-        f"The file's weights are quantised and cannot be trained so: {dtype} weights are counted. "
-        "--lora RANK trains adapters on the quantised ones."
-    )
 
 
 def _length(workload: Workload) -> tuple[int, Sequence[str]]:

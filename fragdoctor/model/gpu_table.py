@@ -30,51 +30,33 @@ from typing import Final
 
 _SMALL, _LARGE, _LARGEST = 2 * 4096 + 8 * 16, 32 * 1024, 128 * 1024
 
-GENERATIONS: Final[Mapping[str, tuple[str, int, int]]] = MappingProxyType(
+GENERATIONS: Final[Mapping[str, tuple[str, int, int, int, int, int, int]]] = MappingProxyType(
     {
         # Of a GPU of which only the size is known: a typical context, and what takes the most.
-        "": ("", 450, _LARGE),
-        "6.0": ("pascal", 300, _SMALL),
-        "6.1": ("pascal", 300, _SMALL),
-        "7.0": ("volta", 330, _SMALL),
-        "7.5": ("turing", 320, _SMALL),
-        "8.0": ("ampere", 420, _SMALL),
-        "8.6": ("ampere", 420, _SMALL),
-        "8.7": ("ampere", 420, _SMALL),
-        "8.9": ("ada", 400, _SMALL),
-        "9.0": ("hopper", 690, _LARGE),
-        "10.0": ("blackwell", 620, _LARGE),
-        "12.0": ("blackwell", 620, _LARGE),
-        "12.1": ("blackwell", 620, _LARGE),
-        "gfx908": ("cdna", 600, _LARGE),
-        "gfx90a": ("cdna", 600, _LARGE),
-        "gfx942": ("cdna", 600, _LARGEST),
-        "gfx950": ("cdna", 600, _LARGEST),
-        "gfx1100": ("rdna", 600, _LARGE),
-        "apple": ("apple", 0, 0),
+        "": ("", 450, _LARGE, 0, 0, 0, 0),
+        "6.0": ("pascal", 300, _SMALL, 2048, 64, 48, 4),
+        "6.1": ("pascal", 300, _SMALL, 2048, 96, 48, 3),
+        "7.0": ("volta", 330, _SMALL, 2048, 96, 96, 6),
+        "7.5": ("turing", 320, _SMALL, 1024, 64, 64, 6),
+        "8.0": ("ampere", 420, _SMALL, 2048, 164, 163, 40),
+        "8.6": ("ampere", 420, _SMALL, 1536, 100, 99, 6),
+        "8.7": ("ampere", 420, _SMALL, 1536, 164, 163, 4),
+        "8.9": ("ada", 400, _SMALL, 1536, 100, 99, 96),
+        "9.0": ("hopper", 690, _LARGE, 2048, 228, 227, 50),
+        "10.0": ("blackwell", 620, _LARGE, 2048, 228, 227, 126),
+        "12.0": ("blackwell", 620, _LARGE, 1536, 100, 99, 128),
+        "12.1": ("blackwell", 620, _LARGE, 1536, 100, 99, 24),
+        "gfx908": ("cdna", 600, _LARGE, 0, 0, 0, 0),
+        "gfx90a": ("cdna", 600, _LARGE, 0, 0, 0, 0),
+        "gfx942": ("cdna", 600, _LARGEST, 0, 0, 0, 0),
+        "gfx950": ("cdna", 600, _LARGEST, 0, 0, 0, 0),
+        "gfx1100": ("rdna", 600, _LARGE, 0, 0, 0, 0),
+        "apple": ("apple", 0, 0, 0, 0, 0, 0),
     }
 )
 """Compute capability, or AMD's name for it -> architecture, context in MiB, workspace of a handle
-of cuBLAS in KiB."""
-
-MULTIPROCESSOR: Final[Mapping[str, tuple[int, int, int, int]]] = MappingProxyType(
-    {
-        "6.0": (2048, 64, 48, 4),
-        "6.1": (2048, 96, 48, 3),
-        "7.0": (2048, 96, 96, 6),
-        "7.5": (1024, 64, 64, 6),
-        "8.0": (2048, 164, 163, 40),
-        "8.6": (1536, 100, 99, 6),
-        "8.7": (1536, 164, 163, 4),
-        "8.9": (1536, 100, 99, 96),
-        "9.0": (2048, 228, 227, 50),
-        "10.0": (2048, 228, 227, 126),
-        "12.0": (1536, 100, 99, 128),
-        "12.1": (1536, 100, 99, 24),
-    }
-)
-"""Compute capability -> threads that a multiprocessor holds, its shared memory and the most that
-a block may ask for of it, in KiB; the device's L2 cache in MiB, that of most of its cards."""
+of cuBLAS in KiB; of NVIDIA's the threads that a multiprocessor holds, its shared memory and the
+most that a block may ask for of it, in KiB; the device's L2 cache in MiB, of most of its cards."""
 
 OTHER_L2_CACHE: Final[Mapping[str, int]] = MappingProxyType({"NVIDIA H200 141 GB": 60})
 """Title -> L2 cache in MiB, of cards that have another than their kind."""

@@ -43,7 +43,6 @@ class Generation:
     """What GPUs of one compute capability have in common.
 
     Attributes:
-        compute: compute capability, ``9.0``, or what AMD calls it; "" where only a size is known.
         architecture: ``hopper`` and so on, "" where only a size is known.
         context_bytes: what the CUDA context and libraries take outside PyTorch, about.
         blas_workspace_bytes: what PyTorch gives a handle of cuBLAS by default.
@@ -53,7 +52,6 @@ class Generation:
         l2_cache_bytes: of the device, of most of the cards.
     """
 
-    compute: str
     architecture: str
     context_bytes: int
     blas_workspace_bytes: int
@@ -69,18 +67,12 @@ def generation_of(compute: str) -> Generation:
     Raises:
         KeyError: it is none of the table.
     """
-    architecture, context, workspace = gpu_table.GENERATIONS[compute]
-    threads, shared, block_shared, l2 = gpu_table.MULTIPROCESSOR.get(compute, (0, 0, 0, 0))
+    architecture, context, *kib, l2 = gpu_table.GENERATIONS[compute]
+    workspace, threads, shared, block_shared = kib
     return Generation(
-        compute=compute,
-        architecture=architecture,
-        context_bytes=context * MIB,
-        blas_workspace_bytes=workspace * KIB,
-        threads_per_multiprocessor=threads,
-        shared_memory_bytes=shared * KIB,
-        block_shared_memory_bytes=block_shared * KIB,
-        l2_cache_bytes=l2 * MIB,
-    )
+        architecture, context * MIB, workspace * KIB, threads, shared * KIB, block_shared * KIB,
+        l2 * MIB,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +99,9 @@ def speeds_of(gpu: GpuModel) -> Speeds | None:
 TYPICAL_CONTEXT_BYTES: Final = generation_of("").context_bytes
 """CUDA context of a process on a GPU that is not known."""
 CUBLAS_WORKSPACES: Final = frozenset(
-    generation_of(compute).blas_workspace_bytes for compute in gpu_table.MULTIPROCESSOR
+    kind.blas_workspace_bytes
+    for kind in map(generation_of, gpu_table.GENERATIONS)
+    if kind.threads_per_multiprocessor
 )
 """Every size that a workspace of cuBLAS has by default."""
 
@@ -161,7 +155,7 @@ class GpuModel:
     @property
     def capability(self) -> tuple[int, int] | None:
         """Compute capability; None of what is not NVIDIA's, and of a size."""
-        if self.compute not in gpu_table.MULTIPROCESSOR:
+        if not self.generation.threads_per_multiprocessor:
             return None
         major, minor = self.compute.split(".")
         return int(major), int(minor)
@@ -250,21 +244,19 @@ def gpu_of(name: str) -> GpuModel:
     Raises:
         ConfigError: neither a known GPU nor a size.
     """
-    known = known_gpu(name)
-    if known is not None:
-        return known
-    if several := _SEVERAL.fullmatch(name.strip().lower()):
-        one = gpu_of(several[2] or several[3])
-        n = int(several[1] or several[4])
-        if n == 1:
-            return one
+    n, each = counted(name)
+    if n > 1:
+        one = gpu_of(each)
         raise ConfigError(
             f"{name!r} is {n} GPUs; --gpu names one.",
             hint=f"Write --gpu {one.name}, and of an estimate --world-size {n} --zero 3 to train, "
             f"--tensor-parallel {n} to serve, or --plan.",
         )
+    known = known_gpu(each)
+    if known is not None:
+        return known
     try:
-        total = parse_size(name)
+        total = parse_size(each)
     except ConfigError as e:
         if name.strip().isdigit():
             hint = f"Write {name.strip()}GiB, or a name of: fragdoctor estimate --list-gpus"
@@ -278,6 +270,12 @@ def gpu_of(name: str) -> GpuModel:
         f"{name!r} is neither a known GPU nor a size.",
         hint=f"{guess}See: fragdoctor estimate --list-gpus; or write a size such as 24GiB.",
     )
+
+
+def counted(text: str) -> tuple[int, str]:
+    """Return how many GPUs a text means, and which: ``2x 4090`` is 2 and ``4090``."""
+    several = None if known_gpu(text) else _SEVERAL.fullmatch(text.strip().lower())
+    return (int(several[1] or several[4]), several[2] or several[3]) if several else (1, text)
 
 
 def known_gpu(name: str) -> GpuModel | None:

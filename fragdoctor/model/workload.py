@@ -91,7 +91,6 @@ class LayerBuild(Struct, frozen=True, kw_only=True):
     Attributes:
         is_gated: the feed-forward has a gate (SwiGLU): three matrices, not two.
         activation: ``gelu``, ``gelu_new``, ``silu``, ``relu``, ...
-        has_rotary: rotary positions: queries and keys are made anew before attention.
         tied_head: the head is the token embedding.
         own_attention: what the code computes attention by where the kernel is left to it; None =
             by ``scaled_dot_product_attention`` as it picks.
@@ -103,7 +102,6 @@ class LayerBuild(Struct, frozen=True, kw_only=True):
     is_gated: bool = False
     norms_per_layer: int = 2
     activation: str = "gelu"
-    has_rotary: bool = False
     tied_head: bool = False
     own_attention: Attention | None = None
     attention_softcap: bool = False

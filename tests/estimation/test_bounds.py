@@ -236,7 +236,7 @@ def of_width(heads: int, **changes: Any) -> Workload:
     shape = ModelShape(
         name="llama", source="a test", parameters=tuple(parameters_of(d)), n_layers=d.n_layers,
         hidden=d.hidden, n_heads=heads, n_kv_heads=heads, head_dim=64, ffn=d.ffn, vocab=d.vocab,
-        is_gated=True, activation="silu", norm=d.norm, has_rotary=True,
+        is_gated=True, activation="silu", norm=d.norm,
     )  # fmt: skip
     world = 4 if changes["zero_stage"] else 1
     return Workload(shape=shape, world_size=world, **changes)

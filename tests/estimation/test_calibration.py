@@ -1,4 +1,4 @@
-"""The range of published figures: around the point, and as the benchmark finds it."""
+"""The range of published figures: around the point, by what is said, as the benchmark finds."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 from estimated_workloads import recorded_peaks, workload_of
+from msgspec.structs import replace
 
 from fragdoctor.estimation.bounds import Needs
-from fragdoctor.estimation.calibration import HIGH_FACTOR, LOW_FACTOR, published_range
+from fragdoctor.estimation.calibration import SPREADS, published_range
 from fragdoctor.estimation.formula import formula_footprint
+from fragdoctor.model.workload import Loss
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -25,7 +27,21 @@ def test_both_points_lie_inside(row: dict[str, Any]) -> None:
 
 
 def test_there_is_no_end_where_a_part_is_not_known() -> None:
-    assert published_range(Needs(1000, None)) == (915, None)
+    workload = workload_of(recorded_peaks()[0]["settings"])
+
+    assert published_range(Needs(1000, None), workload)[1] is None
+
+
+def test_what_is_said_narrows_the_range() -> None:
+    training = replace(workload_of(recorded_peaks()[0]["settings"]), loss=None)
+
+    def width(**said: Any) -> float:
+        low, high = published_range(Needs(1000, 1200), replace(training, **said))
+        assert high is not None
+        return high / low
+
+    assert width(inference=True) < width(loss=Loss.FUSED) < width()
+    assert width(loss=Loss.FUSED, varying_lengths=True) == width()
 
 
 @pytest.mark.slow
@@ -37,5 +53,6 @@ def test_the_factors_are_what_the_benchmark_finds(
 
     bench_published.print_calibration()
 
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert f"x {LOW_FACTOR:.3f} to x {HIGH_FACTOR:.3f}" in last
+    printed = capsys.readouterr().out
+    for kind, (low, high) in SPREADS.items():
+        assert f"{kind}: x {low:.3f} to x {high:.3f}" in printed
