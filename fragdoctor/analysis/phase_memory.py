@@ -54,8 +54,6 @@ def find_phases(trace: Trace) -> PhaseAnalysis:
         passes = find_passes(trace, runs, int(Steps.of(trace).rows[:1].sum()))
         end = end_of_work(trace, passes)
         lives = trace.lives.until(end)
-        is_failed = end is not None and bool(trace.events.action[end - 1] == Action.OOM)
-        passes = replace(passes, is_cut=passes.is_cut or is_failed)
         categories = _told(trace, sort_blocks(lives, trace.stacks.roles, passes))
         found = _summary(trace, passes, _Table(categories, lives, trace), end)
         trains = np.isin(passes.label, (TrainingPhase.BACKWARD, TrainingPhase.OPTIMIZER)).any()
