@@ -266,6 +266,9 @@ class SmallerBatch(SavingRemedy):
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it for capacity, peaks and limits, where the batch is one as the others are."""
+        r = case.failed_request
+        if r is not None and r.is_alone_too_large:
+            return  # the tensor's own dimensions are wrong, or are what must shrink
         found = list(self._proposed(case))
         if found and case.step_scale < LARGER:
             yield from found
