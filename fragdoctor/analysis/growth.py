@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct
 
 from fragdoctor.analysis.result import Growth
-from fragdoctor.analysis.trend import MIN_POINTS, Trend, trend_of
+from fragdoctor.analysis.trend import Trend, trend_of
 from fragdoctor.future.steps import Steps
 from fragdoctor.model.arrays import distinct, largest_groups, sum_by
 from fragdoctor.model.hooks import report_progress
@@ -86,7 +86,7 @@ def find_growth(trace: Trace, steps: StepEnds) -> tuple[Growth, ...]:
             continue
         slope, since = growth
         kept = np.flatnonzero((group == g) & (born >= since) & (born < n) & (lives.free == NEVER))
-        if len(distinct(born[kept])) >= MIN_POINTS:  # the rest is let go of in the end
+        if len(distinct(born[kept])) > 1:  # else what grew was let go of in the end
             found.append(_described(trace, int(frames[g]), kept, born[kept], slope))
     return tuple(sorted(found, key=lambda growth: -growth.survivor_bytes))
 
