@@ -124,7 +124,7 @@ def batch_scaled(share: float) -> Edit:
         raise ConfigError(f"The factor must lie between 0 and {MAX_FACTOR:g}.")
 
     def change(reproduction: Reproduction, ops: Operations) -> Operations:
-        rows = steps_of(reproduction).rows
+        rows = steps_of(reproduction, least=1).rows  # the first may be all there is
         ends = np.append(rows[1:], reproduction.trace.n_events)
         return passes_scaled(rows, ends, int(rows[-1]), share).change(reproduction, ops)
 

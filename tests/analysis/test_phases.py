@@ -336,7 +336,6 @@ TRAINED = [
     ("skip_actions", gpt_parameters(2, 128), 29, 2),
     ("late_start", gpt_parameters(2, 128), 29, 2),
     ("ring_overflow", gpt_parameters(2, 128), 29, 2),
-    ("no_context", gpt_parameters(2, 128), 29, 2),
 ]
 
 
