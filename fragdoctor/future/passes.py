@@ -127,8 +127,6 @@ def find_passes(trace: Trace, runs: RoleRuns, first_step: int) -> Passes:
     What comes before the row at which the first step begins is setup.
     """
     events = trace.events
-    if not trace.frees_tell:
-        runs = _with_silent_steps(events, runs)
     label = np.array([_LABELS[int(x)] for x in range(3)], np.uint8)[runs.label]
     first = np.append(runs.first, len(events))
     first[0] = 0
@@ -201,29 +199,6 @@ def _join_clipping(runs: RoleRuns) -> None:
         & (runs.n_module[1:-1] == 0)
     )
     label[1:-1][middle] = stack_roles.OPTIMIZER
-
-
-def _with_silent_steps(events: Events, runs: RoleRuns) -> RoleRuns:
-    """Give what a backward pass only frees after its last allocation to a step of its own.
-
-    Where frees have no stacks (``context="alloc"``) a step that allocates nothing leaves no mark.
-    """
-    end = np.append(runs.first[1:], len(events))
-    allocs = np.flatnonzero(events.action == Action.ALLOC)
-    if not len(allocs):  # segments alone, as where the history was cut or filtered
-        return runs
-    last = allocs[np.maximum(np.searchsorted(allocs, end) - 1, 0)] + 1
-    after = np.append(runs.label[1:], -1)
-    chosen = (runs.label == stack_roles.BACKWARD) & (last < end) & (last > runs.first)
-    chosen &= (after == stack_roles.FORWARD) | (after == -1)
-    at = np.flatnonzero(chosen) + 1
-    zeros = np.zeros(len(at), np.int64)
-    return RoleRuns(
-        np.insert(runs.label, at, stack_roles.OPTIMIZER),
-        np.insert(runs.first, at, last[chosen]),
-        np.insert(runs.n_allocs, at, zeros),
-        np.insert(runs.n_module, at, zeros),
-    )
 
 
 _LABELS: Final = {
