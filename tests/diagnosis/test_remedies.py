@@ -205,7 +205,7 @@ def test_holes_of_freed_blocks_below_a_page_reject_expandable_segments():
 
 
 def test_stranding_blocks_are_named_with_their_line():
-    diagnosis = diagnose(Case(snapshot=holes(live_mib=30, hole_mib=70)))
+    diagnosis = diagnose(Case(snapshot=holes()))
 
     best = by_code(diagnosis, "move-stranding-blocks")
 
@@ -217,15 +217,7 @@ def test_stranding_blocks_are_named_with_their_line():
     "line", [[], [frame("/v/site-packages/torch/distributed/fsdp/_collectives.py", 59, "allocate")]]
 )
 def test_stranding_blocks_that_no_line_of_the_user_makes_are_no_measure(line):
-    snapshot = holes(live_mib=30, hole_mib=70, line=line)
-
-    assert "move-stranding-blocks" not in codes(diagnose(Case(snapshot=snapshot)))
-
-
-def test_stranding_blocks_that_hold_more_than_they_strand_are_not_in_the_way():
-    snapshot = holes(live_mib=60, hole_mib=40)
-
-    assert "move-stranding-blocks" not in codes(diagnose(Case(snapshot=snapshot)))
+    assert "move-stranding-blocks" not in codes(diagnose(Case(snapshot=holes(line=line))))
 
 
 @pytest.mark.parametrize("keeps", [True, False])

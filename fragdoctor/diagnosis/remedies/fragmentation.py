@@ -64,7 +64,7 @@ class MoveStrandingBlocks(Remedy):
         large = [
             p
             for p in analysis.stranders
-            if p.stranded_bytes >= max(MIN_SHARE * stranded, p.block_bytes, 1)
+            if p.stranded_bytes >= MIN_SHARE * stranded > 0
             and _is_movable(case.context.user_line(p.stack))
             and case.context.user_line(p.stack) not in moving
         ]
