@@ -2,8 +2,9 @@
 
 Counted is what a line has made and what outlived the step after it: activations, batches, and what
 is replaced in every step are gone by then. That figure, at the end of each step, goes through the
-one test of growth (``trend.py``). So a window or a cache that is full is level, what only the first
-step makes is too, and what grew once does not go on.
+one test of growth (``trend.py``), in bytes and in blocks. So a window or a cache that is full is
+level, what only the first step makes is too, what grew once does not go on, and blocks that are
+replaced by larger ones, as keys and values are, are buffers (``growing_buffers.py``).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from msgspec import Struct
 
 from fragdoctor.analysis.result import Growth
-from fragdoctor.analysis.trend import trend_of
+from fragdoctor.analysis.trend import Trend, trend_of
 from fragdoctor.future.steps import Steps
 from fragdoctor.model.arrays import distinct, largest_groups, sum_by
 from fragdoctor.model.hooks import report_progress
@@ -75,15 +76,17 @@ def find_growth(trace: Trace, steps: StepEnds) -> tuple[Growth, ...]:
     found = []
     for g in candidates.tolist():
         rows = lasting[group[lasting] == g]
-        held = np.zeros(n + 1, np.int64)
-        np.add.at(held, born[rows] + 1, lives.size_bytes[rows])
-        np.add.at(held, freed[rows], -lives.size_bytes[rows])
-        growth = _growth(np.cumsum(held[:n]))
-        if growth is None:
+        blocks = np.stack((lives.size_bytes[rows], np.ones(len(rows), np.int64)), axis=1)
+        held = np.zeros((n + 1, 2), np.int64)
+        np.add.at(held, born[rows] + 1, blocks)
+        np.add.at(held, freed[rows], -blocks)
+        n_bytes, n_blocks = held[:n].cumsum(axis=0).T
+        growth = _growth(n_bytes)
+        if growth is None or not _trend(n_blocks).goes_on:
             continue
         slope, since = growth
         kept = np.flatnonzero((group == g) & (born >= since) & (born < n) & (lives.free == NEVER))
-        if len(kept):
+        if len(distinct(born[kept])) > 1:  # else what grew was let go of in the end
             found.append(_described(trace, int(frames[g]), kept, born[kept], slope))
     return tuple(sorted(found, key=lambda growth: -growth.survivor_bytes))
 
@@ -107,11 +110,15 @@ def _growth(held: I64) -> tuple[int, int] | None:
 
     ``held`` is what it holds at the end of each step.
     """
-    at = np.linspace(0, len(held) - 1, min(len(held), MAX_POINTS)).astype(np.int64)
-    trend = trend_of(at.astype(np.float64), held[at].astype(np.float64))
+    trend = _trend(held)
     if not trend.goes_on or trend.slope * (len(held) - 1) < MIN_RISE_BYTES:
         return None
     return int(trend.slope), int(np.argmax(np.diff(held) > 0))
+
+
+def _trend(held: I64) -> Trend:
+    at = np.linspace(0, len(held) - 1, min(len(held), MAX_POINTS)).astype(np.int64)
+    return trend_of(at.astype(np.float64), held[at].astype(np.float64))
 
 
 def _described(trace: Trace, frame: int, rows: I64, born: I64, slope: int) -> Growth:

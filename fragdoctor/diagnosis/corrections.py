@@ -126,22 +126,6 @@ def _own_process(case: JudgedCase) -> str:
     )
 
 
-def _collection(case: JudgedCase) -> str:
-    settings = case.settings
-    if (
-        settings is None
-        or not settings.garbage_collection_threshold
-        or case.context.has_memory_fraction
-    ):
-        return ""
-    if case.cause is Cause.MEMORY_LIMIT or case.supports(Cause.MEMORY_LIMIT):
-        return ""
-    return (
-        "garbage_collection_threshold is set, but without a memory fraction below 1 it has no "
-        "effect at all."
-    )
-
-
 def _split_size(case: JudgedCase) -> str:
     settings = case.settings
     if settings is None or settings.max_split_bytes is None:
@@ -193,7 +177,6 @@ CORRECTIONS: Final[tuple[Callable[[JudgedCase], str], ...]] = (
     _thirty_per_cent,
     _private_pools,
     _own_process,
-    _collection,
     _split_size,
     _retries,
     _new_name,

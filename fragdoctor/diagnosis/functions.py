@@ -3,6 +3,7 @@
 A recorded frame has a file, a line and a bare name, and a file may hold many functions of one name
 (``forward``). Lines are of one function where their names agree, one line of the program calls
 both, and no line of another function, or of one with another caller, is recorded between them.
+The lines of a script outside any function (``<module>``) are none.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def function_holders(
     """Return the functions with several lines among the holders, most bytes first."""
     groups: dict[tuple[int, str, str, Location | None], dict[int, list[HolderReport]]] = {}
     for h in holders:
-        if h.location is not None and h.held_bytes:
+        if h.location is not None and h.held_bytes and not h.location.function.startswith("<"):
             key = (h.device, h.location.filename, h.location.function, _caller(h))
             groups.setdefault(key, {}).setdefault(h.location.line, []).append(h)
     found = []

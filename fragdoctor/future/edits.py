@@ -180,14 +180,14 @@ def leak_removed(allocations: I64, ends: I64) -> Edit:
 # ---- what the edits are made of --------------------------------------------------------------
 
 
-def steps_of(reproduction: Reproduction) -> Steps:
-    """Return the steps of a trace.
+def steps_of(reproduction: Reproduction, least: int = MIN_STEPS) -> Steps:
+    """Return the steps of a trace, so many at least.
 
     Raises:
         SimulationError: they cannot be told apart.
     """
     steps = Steps.of(reproduction.trace)
-    if len(steps) < MIN_STEPS:
+    if len(steps) < least:
         raise SimulationError(
             "The steps of this trace cannot be told apart.",
             hint='Record with context="all", over more than one step.',

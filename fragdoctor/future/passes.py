@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from fragdoctor.model.phases import TrainingPhase
-from fragdoctor.model.snapshot import I32, I64, U8, Action, Bools
+from fragdoctor.model.snapshot import I32, I64, U8, Action
 from fragdoctor.trace import stacks as stack_roles
 from fragdoctor.trace.columns import Events
 from fragdoctor.trace.stacks import StackRoles
@@ -127,8 +127,6 @@ def find_passes(trace: Trace, runs: RoleRuns, first_step: int) -> Passes:
     What comes before the row at which the first step begins is setup.
     """
     events = trace.events
-    if not trace.frees_tell:
-        runs = _with_silent_steps(events, runs)
     label = np.array([_LABELS[int(x)] for x in range(3)], np.uint8)[runs.label]
     first = np.append(runs.first, len(events))
     first[0] = 0
@@ -203,29 +201,6 @@ def _join_clipping(runs: RoleRuns) -> None:
     label[1:-1][middle] = stack_roles.OPTIMIZER
 
 
-def _with_silent_steps(events: Events, runs: RoleRuns) -> RoleRuns:
-    """Give what a backward pass only frees after its last allocation to a step of its own.
-
-    Where frees have no stacks (``context="alloc"``) a step that allocates nothing leaves no mark.
-    """
-    end = np.append(runs.first[1:], len(events))
-    allocs = np.flatnonzero(events.action == Action.ALLOC)
-    if not len(allocs):  # segments alone, as where the history was cut or filtered
-        return runs
-    last = allocs[np.maximum(np.searchsorted(allocs, end) - 1, 0)] + 1
-    after = np.append(runs.label[1:], -1)
-    chosen = (runs.label == stack_roles.BACKWARD) & (last < end) & (last > runs.first)
-    chosen &= (after == stack_roles.FORWARD) | (after == -1)
-    at = np.flatnonzero(chosen) + 1
-    zeros = np.zeros(len(at), np.int64)
-    return RoleRuns(
-        np.insert(runs.label, at, stack_roles.OPTIMIZER),
-        np.insert(runs.first, at, last[chosen]),
-        np.insert(runs.n_allocs, at, zeros),
-        np.insert(runs.n_module, at, zeros),
-    )
-
-
 _LABELS: Final = {
     stack_roles.FORWARD: TrainingPhase.FORWARD,
     stack_roles.BACKWARD: TrainingPhase.BACKWARD,
@@ -235,7 +210,6 @@ _LABELS: Final = {
 # ---- without stacks ----------------------------------------------------------------------------
 
 _STEP: Final = re.compile(r"Optimizer\.step#")
-_STEP_OR_ZERO_GRAD: Final = re.compile(r"Optimizer\.(?:step|zero_grad)#")
 MAX_ANNOTATIONS: Final = 200_000
 
 
@@ -243,44 +217,10 @@ def find_optimizer_steps(trace: Trace) -> tuple[I64, I64] | None:
     """Return the rows at which annotated optimizer steps begin, and those at which they end.
 
     PyTorch (2.6 and newer) records them with their times in every snapshot. None without any.
+    It notes the current device, which of a model over several is the first: without marks of its
+    own a device has the steps of the others.
     """
-    marks = _marks(trace, _STEP)
-    if marks is None:
-        return None
-    rows, begins = marks
-    return rows[begins], rows[~begins]
-
-
-def annotated_passes(trace: Trace) -> Passes | None:
-    """Return the passes between and within annotated optimizer steps; None without any.
-
-    What lies between two steps is forward and backward, not separated.
-    """
-    marks = _marks(trace, _STEP_OR_ZERO_GRAD)
-    if marks is None:
-        return None
-    rows, begins = marks
-    n = trace.n_events
-    change = np.zeros(n + 1, np.int64)
-    np.add.at(change, rows, np.where(begins, 1, -1))
-    in_step = np.cumsum(change)[:n] > 0
-    if not in_step.any():
-        return None
-    label = np.where(in_step, TrainingPhase.OPTIMIZER, TrainingPhase.FORWARD_BACKWARD).astype(
-        np.uint8
-    )
-    starts = np.flatnonzero(np.append(True, label[1:] != label[:-1]))
-    none = np.full(len(starts), NOT_REACHED, np.int64)
-    return Passes(label[starts], np.append(starts, n), none, trace.ends_in_failure)
-
-
-def _marks(trace: Trace, name: re.Pattern[str]) -> tuple[I64, Bools] | None:
-    """Return the rows of annotations of a name, and whether each begins something.
-
-    PyTorch notes the current device, which of a model over several is the first: without marks of
-    its own a device has the steps of the others.
-    """
-    named = [a for a in trace.snapshot.annotations if name.match(a.name[:100])][:MAX_ANNOTATIONS]
+    named = [a for a in trace.snapshot.annotations if _STEP.match(a.name[:100])][:MAX_ANNOTATIONS]
     own = [a for a in named if a.device in (trace.device, -1)]
     marks = [(a.time_us, a.stage == "START") for a in own or named]
     times = trace.events.time_us
@@ -288,7 +228,8 @@ def _marks(trace: Trace, name: re.Pattern[str]) -> tuple[I64, Bools] | None:
         return None
     times = np.maximum.accumulate(times)
     rows = np.searchsorted(times, [m[0] for m in marks], side="left").astype(np.int64)
-    return rows, np.array([m[1] for m in marks], np.bool_)
+    begins = np.array([m[1] for m in marks], np.bool_)
+    return rows[begins], rows[~begins]
 
 
 def trained_until(trace: Trace, failed: int) -> int:

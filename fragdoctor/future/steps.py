@@ -19,7 +19,6 @@ from msgspec import Struct
 
 from fragdoctor.future.passes import RoleRuns, find_optimizer_steps
 from fragdoctor.model.arrays import distinct, is_among
-from fragdoctor.model.gpus import CUBLAS_WORKSPACES
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.snapshot import I32, I64, U8, Action, Bools
 from fragdoctor.model.turns import period_of
@@ -298,7 +297,6 @@ def _without_training(trace: Trace) -> Steps:
         apart = np.where(places >= 0, 2 * places + trace.stacks.roles.in_module, -1)
         visits = _visits(trace, apart)
     rounds = _rounds(trace, *visits)
-    rounds = _equal_calls(trace) if rounds is None else rounds
     if rounds is None and len(trace.module_rows) and trace.ends_in_failure:
         # It failed in its first forward pass, which is its one step.
         row, train = np.array([after_setup(trace)], np.int64), np.array([StepKind.TRAIN], np.uint8)
@@ -308,23 +306,6 @@ def _without_training(trace: Trace) -> Steps:
     kind = StepKind.EVALUATION if len(trace.module_rows) else StepKind.OTHER
     kinds = np.full(len(rounds), kind, np.uint8)
     return Steps(rounds, kinds, "stacks", not trace.ends_in_failure)
-
-
-def _equal_calls(trace: Trace) -> I64 | None:
-    """Return where calls of a model begin, of which each makes the same; None where none show.
-
-    Calls from one line, with nothing between them, look like the layers of one call. But layers
-    come more than once in each call, and the first of a call is not preceded by a stem.
-    """
-    rows, size = trace.module_rows, trace.events.size_bytes
-    rows = rows[~is_among(size[rows], list(CUBLAS_WORKSPACES))]  # the first call makes them
-    made = np.stack([trace.events.stack[rows], size[rows]])
-    key = np.unique(made, axis=1, return_inverse=True)[1].reshape(-1)
-    for period in np.flatnonzero(key == key[:1])[1:MAX_TRIED].tolist():
-        if np.array_equal(key[period:], key[:-period]):
-            has_layers = len(distinct(key[:period])) < period
-            return rows[::period] if has_layers and len(key) >= MIN_STEPS * period else None
-    return None
 
 
 def _rounds(trace: Trace, rows: I64, key: I32) -> I64 | None:

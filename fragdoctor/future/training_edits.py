@@ -13,6 +13,7 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.future.edits import Edit, steps_of
 from fragdoctor.model.arrays import distinct
 from fragdoctor.model.snapshot import I64, Bools
+from fragdoctor.trace.lives import NEVER as NOT_FREED
 from fragdoctor.trace.operations import (
     NEVER,
     Allocations,
@@ -123,7 +124,7 @@ def batch_scaled(share: float) -> Edit:
         raise ConfigError(f"The factor must lie between 0 and {MAX_FACTOR:g}.")
 
     def change(reproduction: Reproduction, ops: Operations) -> Operations:
-        rows = steps_of(reproduction).rows
+        rows = steps_of(reproduction, least=1).rows  # the first may be all there is
         ends = np.append(rows[1:], reproduction.trace.n_events)
         return passes_scaled(rows, ends, int(rows[-1]), share).change(reproduction, ops)
 
@@ -279,8 +280,9 @@ def _is_in(some: I64, values: I64) -> Bools:
 def _parameters(reproduction: Reproduction, lives: Allocations, first_row: int) -> I64:
     """Return the sizes of what was made before a row, or before the trace, and stays."""
     made = lives.size[(lives.row >= 0) & (lives.row < first_row) & (lives.dies == NEVER)]
-    old = reproduction.trace.initial.block_requested.astype(np.int64)
-    return np.concatenate((made, old))
+    trace = reproduction.trace
+    stays = trace.lives_of_program.free[: trace.lives.n_initial] == NOT_FREED
+    return np.concatenate((made, trace.initial.block_requested[stays].astype(np.int64)))
 
 
 def _freed_at_once(ops: Operations, chosen: Bools) -> Operations:

@@ -71,7 +71,8 @@ class StepWindow(Struct, frozen=True, dict=True):
         if not len(steps):
             return None
         ops = operations.table
-        n_past, has_failed = _past(ops)
+        has_failed = bool((ops["kind"][-1:] == OpKind.FAILED).any())
+        n_past = len(ops) - int(has_failed)
         reached = np.maximum.accumulate(ops["row"][:n_past])
         at = np.searchsorted(reached, steps.rows.astype(np.uint32))  # as narrow as the rows
         del reached
@@ -119,11 +120,3 @@ class StepWindow(Struct, frozen=True, dict=True):
             rows=np.append(steps.rows, trace.n_events)[first : first + len(at) - 1],
             row=part["row"].astype(np.int64),
         )
-
-
-def _past(ops: npt.NDArray[np.void]) -> tuple[int, bool]:
-    """Return how many operations were before the failure at the end, and if there is one."""
-    failed = np.flatnonzero(ops["kind"] == OpKind.FAILED)
-    if not len(failed) or (ops["kind"][failed[-1] :] == OpKind.MALLOC).any():
-        return len(ops), False
-    return int(failed[-1]), True

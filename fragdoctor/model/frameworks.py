@@ -348,16 +348,24 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         "diffusers 0.39, pipelines/pipeline_utils.py and models/modeling_utils.py",
         r"/diffusers/(?:pipelines|models|schedulers|loaders)/",
         {
-            Change.BATCH: "a smaller height and width, or num_images_per_prompt=1; "
-            "pipe.vae.enable_tiling() where decoding fails",
             Change.CHECKPOINT: "unet.enable_gradient_checkpointing(), or the transformer's",
             Change.ATTENTION: "pipe.enable_xformers_memory_efficient_attention(), or PyTorch 2, "
             "where fused attention is the default; a lower resolution",
-            Change.WEIGHTS: "pipe.enable_model_cpu_offload(); "
-            "pipe.enable_sequential_cpu_offload() keeps even less on the GPU",
             "vae-decode": "pipe.vae.enable_tiling() and enable_slicing(), under torch.no_grad() "
             "in code of your own; enable_model_cpu_offload(), so that the denoiser has left the "
             "GPU",
+        },
+        logs=r"\b(?:from|import) diffusers\b|Pipeline\.from_pretrained\(",
+    ),
+    Framework(
+        "Diffusers",  # its pipelines: a program that trains its models has none
+        "diffusers 0.39, pipelines/pipeline_utils.py",
+        r"/diffusers/pipelines/",
+        {
+            Change.BATCH: "a smaller height and width, or num_images_per_prompt=1; "
+            "pipe.vae.enable_tiling() where decoding fails",
+            Change.WEIGHTS: "pipe.enable_model_cpu_offload(); "
+            "pipe.enable_sequential_cpu_offload() keeps even less on the GPU",
         },
         logs=r"\b(?:from|import) diffusers\b|Pipeline\.from_pretrained\(",
     ),

@@ -60,8 +60,16 @@ class Operations(Struct, frozen=True):
 
     @classmethod
     def of(cls, operations: _ext.NativeOps) -> Operations:
-        """Return operations of the native core, to read."""
-        return cls(operations.table().view(OPERATION))
+        """Return operations of the native core, to read.
+
+        The last is a failure that no request follows: what is freed after it, its exception lets
+        go of.
+        """
+        table = operations.table().view(OPERATION)
+        failed = np.flatnonzero(table["kind"] == OpKind.FAILED)[-1:]
+        if len(failed) and not (table["kind"][failed[0] :] == OpKind.MALLOC).any():
+            table = table[: failed[0] + 1]
+        return cls(table)
 
     def native(self, base: _ext.NativeOps) -> _ext.NativeOps:
         """Return these as operations of the native core, from the same start as ``base``.

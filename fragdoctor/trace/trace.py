@@ -38,7 +38,6 @@ LONG_TRACE_EVENTS: Final = 1_000_000
 """Such a trace leaves tens of megabytes in the heap, worth the time to return them."""
 
 ABSURD_BYTES: Final = 2**56  # no device has 64 PiB
-_MAX_SNAPSHOTS: Final = 1000  # that somebody takes one after the other
 
 
 class InitialState(Struct, frozen=True):
@@ -286,10 +285,8 @@ class Trace(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def ends_in_failure(self) -> bool:
-        """Whether the last thing that happened is a request that failed."""
-        acts = np.flatnonzero(self.events.action[-_MAX_SNAPSHOTS:] != Action.SNAPSHOT)
-        tail = self.events.action[-_MAX_SNAPSHOTS:]
-        return bool(len(acts)) and bool(tail[acts[-1]] == Action.OOM)
+        """Whether the last request failed; what its exception lets go of may follow it."""
+        return self.n_until_unwound is not None
 
     @property
     def is_late(self) -> bool:

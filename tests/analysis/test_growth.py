@@ -146,6 +146,32 @@ def test_find_growth_replaced_by_larger_is_none():
     assert p.growing_lines() == {}
 
 
+def test_find_growth_as_many_blocks_of_ever_larger_sizes_is_none():
+    """As keys and values are, one of each layer: each outlives several steps of the program."""
+    p = Program()
+    live = deque()
+    for i in range(40):
+        p.step(i)
+        live.append(p.new((i + 1) * MIB, 30))
+        if len(live) > 4:
+            p.toy.free(live.popleft())
+
+    assert not p.growing_lines()
+
+
+def test_find_growth_let_go_of_in_the_end_is_none():
+    """What is left of the line that grew is a workspace of its first step."""
+    p = Program()
+    kept = []
+    for i in range(12):
+        p.step(i)
+        kept.append(p.new((32 if i == 0 else 1) * MIB, 30))
+    for block in kept[1:]:
+        p.toy.free(block)
+
+    assert not p.growing_lines()
+
+
 def test_find_growth_loop_that_only_keeps_is_none():
     p = Program()
     for _ in range(50):

@@ -83,8 +83,8 @@ def test_find_kept_what_an_exception_lets_go_of_after_the_failure_was_kept():
     for _ in range(8):
         graphs += [(loop.new(ACTIVATION, stack), stack) for stack in LAYERS]
         loop.step()
-    whole, place = kept_of(loop)
     loop.toy.refuse(100 * MIB, MIB)
+    whole, place = kept_of(loop)
     for block, stack in graphs:  # as the file is written where the exception was handled
         loop.free(block, stack)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oom_messages import case_of, new_style
-from oom_snapshots import calm, holes
+from oom_snapshots import calm
 
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.model.case import Case
@@ -48,12 +48,6 @@ def test_corrections_own_process_in_a_container():
     )  # fmt: skip
 
     assert "Process 5543 is not another process" in corrections(case_of(text))
-
-
-def test_corrections_idle_collection_threshold():
-    snapshot = holes(conf="garbage_collection_threshold:0.8", garbage_collection_threshold=0.8)
-
-    assert "no effect at all" in corrections(Case(snapshot=snapshot))
 
 
 def test_corrections_harmless_cache_against_the_rule_of_thumb():

@@ -34,6 +34,13 @@ def first_holder(diagnosis: Diagnosis) -> str:
     return lines[lines.index("Who holds it  live when it failed") + 1].strip()
 
 
+def test_lines_of_a_script_outside_any_function_are_none():
+    one = told((30, 4, "<module>", MAIN), (30, 6, "<module>", MAIN), file="train.py")
+
+    assert not one.functions
+    assert "train.py:4" in first_holder(one)
+
+
 def test_lines_of_a_function_that_hold_most_together_are_one_holder():
     one = told(
         (30, 174, "update", MAIN), (30, 177, "update", MAIN), (20, 181, "update", MAIN),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from programs import program, record, reproduced, rows_of_requests
 from stock import from_python
+from toy_allocator import ToyAllocator
 
 from fragdoctor.analysis.growth import StepEnds
 from fragdoctor.errors import ConfigError, SimulationError
@@ -102,6 +103,22 @@ def test_empty_cache_returns_what_hinders() -> None:
     assert simulation.baseline.peak_reserved_bytes == 120 * MIB
     assert simulation.results[0].peak_reserved_bytes == 60 * MIB
     assert simulation.results[0].edit == "empty_cache() at 1 chosen points"
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_what_an_exception_lets_go_of_is_no_request_of_the_program(goes_on: bool) -> None:
+    toy = ToyAllocator()
+    blocks = [toy.malloc(size * MIB) for size in (30, 40)]
+    toy.refuse(100 * MIB, MIB)
+    for block in blocks:
+        toy.free(block)
+    if goes_on:
+        toy.malloc(50 * MIB)
+
+    operations = Operations.of(reproduced(from_python(toy.data())).operations)
+
+    ends = [OpKind.FREE, OpKind.FREE, OpKind.MALLOC] if goes_on else []
+    assert operations.kind.tolist() == [OpKind.MALLOC, OpKind.MALLOC, OpKind.FAILED, *ends]
 
 
 def test_sizes_are_padded_above_the_threshold_only() -> None:

@@ -372,16 +372,6 @@ def layered(run: Run, *, n_layers: int = 3) -> None:
         run.new(ACTIVATION, stack)
 
 
-def test_calls_from_one_line_with_nothing_between_them_are_evaluation() -> None:
-    def program(run: Run) -> None:
-        for _ in range(6):
-            run.mark(StepKind.EVALUATION), layered(run)  # on one line
-
-    run = Run(program)
-
-    assert run.steps().rows.tolist() == run.true_rows(StepKind.EVALUATION)
-
-
 def test_equal_layers_behind_a_stem_are_no_calls_of_their_own() -> None:
     def program(run: Run) -> None:
         layered(run, n_layers=30)

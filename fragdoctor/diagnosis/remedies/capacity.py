@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Final
 
-import numpy as np
 from msgspec.structs import replace
 
 from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
@@ -21,7 +20,6 @@ from fragdoctor.diagnosis.remedies.remedy import (
     helps,
 )
 from fragdoctor.future.edits import Edit
-from fragdoctor.future.steps import Steps
 from fragdoctor.future.training_edits import batch_scaled, passes_scaled
 from fragdoctor.model.case import BATCH_OF_ONE, BATCH_TRIED
 from fragdoctor.model.diagnosis import Cause, Predicted
@@ -266,6 +264,9 @@ class SmallerBatch(SavingRemedy):
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it for capacity, peaks and limits, where the batch is one as the others are."""
+        r = case.failed_request
+        if r is not None and r.is_alone_too_large:
+            return  # the tensor's own dimensions are wrong, or are what must shrink
         found = list(self._proposed(case))
         if found and case.step_scale < LARGER:
             yield from found
@@ -344,12 +345,6 @@ class SmallerBatch(SavingRemedy):
             forward = case.training.forward[0]
             last = int(forward.max()) if len(forward) else int(first[-1])
             return passes_scaled(first, end, last, share)
-        analysis = case.context.analysis
-        if analysis is not None and len(analysis.trace.module_rows):
-            began = Steps.of(analysis.trace).rows
-            if len(began) == 1:  # the first step is all there is
-                end = np.array([analysis.trace.n_events], np.int64)
-                return passes_scaled(began, end, int(began[0]), share)
         return batch_scaled(share)
 
     def judged(
@@ -449,11 +444,6 @@ def _batch_size(case: JudgedCase) -> int | None:
 
 def _missing_text(r: FailedRequest) -> str:
     missing = format_size(r.missing_bytes)
-    if r.is_alone_too_large:
-        return (
-            f"One tensor of {format_size(r.requested_bytes)} is larger than all that PyTorch could "
-            "have: its own dimensions must shrink."
-        )
     if r.needed_bytes is None:
         return f"{missing} are missing."
     return (
