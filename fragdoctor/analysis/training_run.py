@@ -221,7 +221,13 @@ def training_run(
     if phases is None or not len(phases.labels) or only_infers(trace, phases, requests):
         return None
     trains = bool(np.isin(phases.labels, TRAINING).any())
-    forward = _spans(phases, TrainingPhase.FORWARD)
+    # Without stacks nothing separates forward from backward.
+    forward = _spans(
+        phases,
+        TrainingPhase.FORWARD
+        if (phases.labels == TrainingPhase.FORWARD).any()
+        else TrainingPhase.FORWARD_BACKWARD,
+    )
     layers = find_layers(requests, list(zip(forward[0].tolist(), forward[1].tolist(), strict=True)))
     if not len(forward[0]) or (not trains and layers is None):
         return None
@@ -250,6 +256,7 @@ lives on, and without these outputs, keys and values do."""
 
 TRAINING: Final = (
     TrainingPhase.BACKWARD,
+    TrainingPhase.FORWARD_BACKWARD,
     TrainingPhase.OPTIMIZER,
 )
 

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from fragdoctor.model.phases import TrainingPhase
-from fragdoctor.model.snapshot import I32, I64, U8, Action
+from fragdoctor.model.snapshot import I32, I64, U8, Action, Bools
 from fragdoctor.trace import stacks as stack_roles
 from fragdoctor.trace.columns import Events
 from fragdoctor.trace.stacks import StackRoles
@@ -210,6 +210,7 @@ _LABELS: Final = {
 # ---- without stacks ----------------------------------------------------------------------------
 
 _STEP: Final = re.compile(r"Optimizer\.step#")
+_STEP_OR_ZERO_GRAD: Final = re.compile(r"Optimizer\.(?:step|zero_grad)#")
 MAX_ANNOTATIONS: Final = 200_000
 
 
@@ -217,10 +218,44 @@ def find_optimizer_steps(trace: Trace) -> tuple[I64, I64] | None:
     """Return the rows at which annotated optimizer steps begin, and those at which they end.
 
     PyTorch (2.6 and newer) records them with their times in every snapshot. None without any.
-    It notes the current device, which of a model over several is the first: without marks of its
-    own a device has the steps of the others.
     """
-    named = [a for a in trace.snapshot.annotations if _STEP.match(a.name[:100])][:MAX_ANNOTATIONS]
+    marks = _marks(trace, _STEP)
+    if marks is None:
+        return None
+    rows, begins = marks
+    return rows[begins], rows[~begins]
+
+
+def annotated_passes(trace: Trace) -> Passes | None:
+    """Return the passes between and within annotated optimizer steps; None without any.
+
+    What lies between two steps is forward and backward, not separated.
+    """
+    marks = _marks(trace, _STEP_OR_ZERO_GRAD)
+    if marks is None:
+        return None
+    rows, begins = marks
+    n = trace.n_events
+    change = np.zeros(n + 1, np.int64)
+    np.add.at(change, rows, np.where(begins, 1, -1))
+    in_step = np.cumsum(change)[:n] > 0
+    if not in_step.any():
+        return None
+    label = np.where(in_step, TrainingPhase.OPTIMIZER, TrainingPhase.FORWARD_BACKWARD).astype(
+        np.uint8
+    )
+    starts = np.flatnonzero(np.append(True, label[1:] != label[:-1]))
+    none = np.full(len(starts), NOT_REACHED, np.int64)
+    return Passes(label[starts], np.append(starts, n), none, trace.ends_in_failure)
+
+
+def _marks(trace: Trace, name: re.Pattern[str]) -> tuple[I64, Bools] | None:
+    """Return the rows of annotations of a name, and whether each begins something.
+
+    PyTorch notes the current device, which of a model over several is the first: without marks of
+    its own a device has the steps of the others.
+    """
+    named = [a for a in trace.snapshot.annotations if name.match(a.name[:100])][:MAX_ANNOTATIONS]
     own = [a for a in named if a.device in (trace.device, -1)]
     marks = [(a.time_us, a.stage == "START") for a in own or named]
     times = trace.events.time_us
@@ -228,8 +263,7 @@ def find_optimizer_steps(trace: Trace) -> tuple[I64, I64] | None:
         return None
     times = np.maximum.accumulate(times)
     rows = np.searchsorted(times, [m[0] for m in marks], side="left").astype(np.int64)
-    begins = np.array([m[1] for m in marks], np.bool_)
-    return rows[begins], rows[~begins]
+    return rows, np.array([m[1] for m in marks], np.bool_)
 
 
 def trained_until(trace: Trace, failed: int) -> int:

@@ -23,14 +23,16 @@ class TrainingPhase(_Named):
     """A part of a training step. FORWARD takes in the loading of data, the loss and evaluation.
 
     SETUP is what comes before the first step; OPTIMIZER also holds gradient clipping and
-    ``zero_grad``; UNKNOWN is what cannot be determined.
+    ``zero_grad``; FORWARD_BACKWARD are both where they cannot be separated; UNKNOWN is what
+    cannot be determined.
     """
 
     SETUP = 0
     FORWARD = 1
     BACKWARD = 2
     OPTIMIZER = 3
-    UNKNOWN = 4
+    FORWARD_BACKWARD = 4
+    UNKNOWN = 5
 
 
 class Category(_Named):
@@ -101,8 +103,8 @@ class PhaseReport(Struct, frozen=True):
     """The phases of one device and what they hold.
 
     Attributes:
-        method: ``stacks`` (by source line and lifetime) or ``none``; ``reason`` says why nothing,
-            or not everything, could be determined.
+        method: ``stacks`` (by source line and lifetime), ``lifetimes`` (no stacks were recorded),
+            or ``none``; ``reason`` says why nothing, or not everything, could be determined.
         phases: in the order of a step; empty where no training step shows.
         peak_phase: the phase that holds the highest allocated bytes of the trace.
         at_peak: what is allocated then, most first; ``at_rest``: between two steps, empty where
