@@ -415,6 +415,27 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     # ---- several GPUs ----
     TracebackSign(
+        name="nccl-start",
+        doing="in NCCL's first call, when the ranks were set up",
+        grows_with=_MODEL,
+        kind="nccl",
+        title="Give each rank a GPU of its own, and load checkpoints on the CPU",
+        change="torch.cuda.set_device(local_rank) before init_process_group(), and as many ranks "
+        "on a machine as it has free GPUs; torch.load(..., map_location='cpu'), since each rank "
+        "that loads to 'cuda' puts it on GPU 0; nvidia-smi shows whether several ranks share a GPU",
+        why="NCCL makes its buffers on each rank's GPU at the first collective, beside PyTorch's "
+        "cache: what is there already leaves them no room.",
+        source="torch 1.10 to 2.15, nn/parallel/distributed.py, distributed/utils.py and fsdp",
+        places=(
+            Place(file=r"/torch/nn/parallel/distributed\.py$", functions="__init__"),
+            Place(
+                functions="_verify_param_shape_across_processes _sync_module_states "
+                "_sync_params_and_buffers _broadcast_model init_process_group "
+                "initialize_model_parallel"
+            ),
+        ),
+    ),
+    TracebackSign(
         name="data-parallel-gather",
         doing="while DataParallel gathered the outputs of all GPUs on the first",
         grows_with=_BATCH,
