@@ -249,9 +249,20 @@ def _allocator(message: OomMessage) -> Hypothesis:
         summary = f"{WENT_ON[message.variant]}: this alone is no failure."
         return Hypothesis(Cause.CAPACITY, summary, also=(Cause.HEALTHY,))
     sign = sign_of(message)
-    if failed is None:
-        return without_figures("request", "" if sign is None else sign.doing)
-    return decide(failed)
+    doing = "" if sign is None else sign.doing
+    if message.variant == "batch-search":
+        # accelerate 0.10 to 1.15, utils/memory.py: find_executable_batch_size
+        return Hypothesis(
+            Cause.CAPACITY,
+            "accelerate's search for a batch size that fits (find_executable_batch_size, or "
+            "auto_find_batch_size=True of Trainer) lowered it after each failure, and a batch of "
+            f"one failed as well{doing and ', '}{doing}: the batch is not what is too large.",
+            settled_by="Run once with a batch of one and without the search, which hides the "
+            "errors that it caught: PyTorch's own error has the figures. The search also takes a "
+            "lack of host memory for too large a batch.",
+            also=(Cause.HOST_MEMORY,),
+        )
+    return without_figures("request", doing) if failed is None else decide(failed)
 
 
 def _mps(message: OomMessage) -> Hypothesis:
