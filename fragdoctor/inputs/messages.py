@@ -189,7 +189,8 @@ def find_messages(text: str) -> OomLog:
             else m
             for m in messages
         ]
-    markers = _distinct(found.markers)
+    by_place = {(m.line, m.kind): m for m in reversed(found.markers)}
+    markers = tuple(by_place[place] for place in sorted(by_place))
     return OomLog(
         messages=tuple(messages),
         markers=markers,
@@ -359,12 +360,6 @@ same index is an IndexError, which people add who have looked."""
 
 _GARBLE: Final = frozenset({"collective-timeout", "nccl-error", "illegal-access"})
 """Failures after which sizes that a program goes on with are garbage."""
-
-
-def _distinct(markers: list[LogMarker]) -> tuple[LogMarker, ...]:
-    """Return markers in the order of the text, one of a kind for each line."""
-    by_place = {(m.line, m.kind): m for m in reversed(markers)}
-    return tuple(by_place[place] for place in sorted(by_place))
 
 
 def _look_alike(text: str) -> list[OomMessage]:

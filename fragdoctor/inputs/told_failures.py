@@ -11,6 +11,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from fragdoctor.inputs.wordings.wording import ALLOCATOR, DRIVER, HOST
 from fragdoctor.model.case import OomMessage
 
 MAX_CHARS: Final = 256 * 1024
@@ -35,10 +36,10 @@ _HAPPENS: Final = re.compile(
     re.IGNORECASE,
 )
 _EXPLAINS: Final = re.compile(
-    r"\b(?:you|your|users?|may|might|could|would|should|means?|common|fixe[ds]|handl\w+|avoids?"
-    r"|prevents?|protection)\b|\b(?:can|will) (?:be|cause|lead|run|get)\b|\bsuch as\b|\be\.g\."
-    r"|\bto (?:avoid|prevent|reduce|handle)\b|\bfor example\b|\b(?:no|not|never|without|0) $"
-    r"|^\W*(?:#|//|except\b|raise\b|assert\b)|['\"] in \w",
+    r"\b(?:you|your|users?|may|might|could(?! not)|would|should|means?|common|fixe[ds]|handl\w+"
+    r"|avoids?|prevents?|protection)\b|\b(?:can|will) (?:be|cause|lead|run|get)\b|\bsuch as\b"
+    r"|\be\.g\.|\bto (?:avoid|prevent|reduce|handle)\b|\b(?:no|not|never|without|0) $"
+    r"|\bfor example\b|^\W*(?:#|//|except\b|raise\b|assert\b)|['\"] in \w",
     re.IGNORECASE,
 )
 _ON_DEVICE: Final = re.compile(
@@ -52,41 +53,33 @@ def told_failure(text: str) -> OomMessage | None:
     """Return the first sentence of a text which tells that memory ran out; None without one."""
     head = text[:MAX_CHARS]
     for found in SHORTAGE.finditer(head):
-        line_start = max(head.rfind("\n", 0, found.start()) + 1, found.start() - _MAX_TEXT)
-        sentences = _SENTENCES.finditer(head, line_start)
+        start = max(head.rfind("\n", 0, found.start()) + 1, found.start() - _MAX_TEXT)
+        sentences = _SENTENCES.finditer(head, start)
         sentence = next((s for s in sentences if s.end() > found.start()), found)
         told, before = sentence.group(), head[sentence.start() : found.start()]
-        is_first = not before.strip("\"'`([{>*-: #")
-        if (
-            _EXPLAINS.search(told)
-            or _EXPLAINS.search(before)
-            or not (is_first or _HAPPENS.search(told))
-        ):
-            continue
-        line = head[line_start : found.end() + _MAX_TEXT].partition("\n")[0]
-        return replace(_message(found, told, head), text=" ".join(line.split()))
+        happens = _HAPPENS.search(head, start, sentence.end()) or not before.strip("\"'`([{>*-: #")
+        if happens and not (_EXPLAINS.search(told) or _EXPLAINS.search(before)):
+            line = head[start : found.end() + _MAX_TEXT].partition("\n")[0]
+            return replace(_message(found, told, head), text=" ".join(line.split()))
     return None
 
 
 def _message(found: re.Match[str], told: str, head: str) -> OomMessage:
     """Say of a sentence whose memory it means, as far as it says so itself or the lines around."""
-    is_of_torch = bool(found["torch"] or found["name"])
     is_on_device = _ON_DEVICE.search(told) is not None
     is_on_host = not is_on_device and _ON_HOST.search(told) is not None
     around = head[max(0, found.start() - 700) : found.end() + 250]
+    if is_on_host:
+        kind, sub_kind = HOST, ""
+    elif found["torch"] or found["name"]:
+        kind, sub_kind = ALLOCATOR, "figures-lost"
+    else:
+        kind, sub_kind = DRIVER, "" if _ON_DEVICE.search(around) else "unread"
     return OomMessage(
-        kind="host-ram"
-        if is_on_host
-        else "pytorch-caching-allocator"
-        if is_of_torch
-        else "driver-no-figures",
+        kind=kind,
         backend="cpu" if is_on_host else "mps" if "metal" in around.lower() else "cuda",
         is_device_oom=not is_on_host,
-        sub_kind="figures-lost"
-        if is_of_torch
-        else ""
-        if is_on_device or is_on_host or _ON_DEVICE.search(around)
-        else "unread",
+        sub_kind=sub_kind,
         variant="told",
         requested_bytes=None if found["bytes"] is None else int(found["bytes"]),
         line=head.count("\n", 0, found.start()) + 1,

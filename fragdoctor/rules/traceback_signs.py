@@ -230,7 +230,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         source="autoawq 0.2, awq/quantize/quantizer.py; auto-gptq 0.7, modeling/_base.py; "
         "llmcompressor 0.6, entrypoints/oneshot.py",
         places=(Place(file=r"/(?:awq|auto_gptq|gptqmodel|llmcompressor)/(?!modules|nn_modules)"),),
-        in_words=r"\bmodel\.quantize\(|AutoGPTQ|AutoAWQ|(?i:\bcalibration (?:data|samples))",
     ),
     # ---- loading ----
     TracebackSign(
@@ -414,7 +413,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
             Place(functions="bbox_overlaps pairwise_iou box_iou box_iou_rotated"),
         ),
-        intro=r"inputs of <function pairwise_iou",
     ),
     # ---- several GPUs ----
     TracebackSign(

@@ -112,7 +112,6 @@ SHAPES = {
     "calibration": failing(
         frame(f"{LIB}/awq/quantize/quantizer.py", "quantize", "self.run(samples)")
     ),
-    "calibration by what was called": f"It fails in model.quantize(tokenizer):\n{FULL}\n",
     "loaded-checkpoint in words": f"When I resume training from a checkpoint:\n{FULL}\n",
     "growth": f"The memory keeps growing from step to step until it fails:\n{FULL}\n",
     "loaded-checkpoint that is resumed": f"It only fails when resuming:\n{FULL}\n",

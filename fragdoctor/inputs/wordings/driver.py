@@ -206,7 +206,6 @@ DRIVERS: Final = (
         backend="julia",
         may_be_prose=True,
     ),
-    Wording("tensorrt-runtime", r"cudaruntime\(outofmemory\)", kind=OTHER),
     _driver("metal-buffer", r"kiogpucommandbuffercallbackerroroutofmemory", backend="mps"),
     _driver(
         "error-in-file",
