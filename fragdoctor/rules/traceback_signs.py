@@ -160,6 +160,7 @@ LOADING_WEIGHTS: Final = "loading-weights"
 SERVER_STEP: Final = "server-step"
 ATTENTION_SCORES: Final = "attention-scores"
 INFERENCE: Final = "inference"
+GROWTH: Final = "growth"
 
 SIGNS: Final[tuple[TracebackSign, ...]] = (
     # ---- saving ----
@@ -757,7 +758,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
     ),
     TracebackSign(
-        name="growth",
+        name=GROWTH,
         doing="in a run whose memory was seen to grow",
         grows_with=_BATCH,
         is_surrounding=True,

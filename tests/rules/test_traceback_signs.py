@@ -202,6 +202,18 @@ def test_search_that_found_no_batch_says_where_it_failed():
     assert "while the weights of a model were put on the GPU" in result.verdict.summary
 
 
+def test_memory_that_was_seen_to_grow_is_a_leak_where_no_figures_say_more():
+    told = "The GPU memory keeps increasing until it fails.\n"
+
+    bare = diagnose(case_of(f"RuntimeError: CUDA out of memory.\n{told}"))
+    full = diagnose(case_of(f"{FULL}\n{told}"))
+
+    assert bare.verdict.cause is Cause.LEAK
+    assert Cause.CAPACITY in bare.verdict.also
+    assert bare.recommendations[0].code == "at-the-failing-call"
+    assert full.verdict.cause is not Cause.LEAK
+
+
 def test_every_sign_of_the_table_is_shown_by_a_text():
     assert {name.partition(" ")[0] for name in SHAPES} == {sign.name for sign in SIGNS}
 
