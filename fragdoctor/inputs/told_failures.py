@@ -31,7 +31,7 @@ SHORTAGE: Final = re.compile(
 )
 _HAPPENS: Final = re.compile(
     r"error|fail|exception|fatal|panic|abort|terminat|unable|crash|kill|\b(?:I|we|my|our|me|it)\b"
-    r"|\b(?:g[eo]t|went|goes|thr[eo]w|rais|trigger|caus|r[au]n|hit|keep|kept|exceed|exhaust)"
+    r"|\b(?:g[eo]t|went|goes|thr[eo]w|rais|trigger|caus|leads|led|r[au]n|hit|keep|kept|exceed|exhaust)"
     r"|\b(?:does|do|can|could)\s?n(?:o|')t\b",
     re.IGNORECASE,
 )
