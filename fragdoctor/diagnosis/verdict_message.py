@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from fragdoctor.diagnosis.decision import Hypothesis, decide, without_figures
+from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct, without_figures
 from fragdoctor.diagnosis.verdict_foreign import WATCH, by_its_figures, watch
 from fragdoctor.model.case import GPU_TABLE, OomLog, OomMessage
 from fragdoctor.model.diagnosis import Cause
@@ -18,7 +18,7 @@ from fragdoctor.model.engines import (
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.rules.failed_request import known
 from fragdoctor.rules.request_sources import request_of_message
-from fragdoctor.rules.traceback_signs import LOADING_WEIGHTS, sign_of
+from fragdoctor.rules.traceback_signs import GROWTH, LOADING_WEIGHTS, sign_of
 from fragdoctor.units import format_count, format_size, plural
 
 ALLOCATOR: Final = "pytorch-caching-allocator"
@@ -196,7 +196,11 @@ def read_no_message(log: OomLog) -> Hypothesis:
 def read_message(message: OomMessage) -> Hypothesis:
     """Return the hypothesis on one message of any kind."""
     row = f"message-{message.sub_kind or message.kind}"
-    found = _read(message)
+    found, sign = _read(message), sign_of(message)
+    if sign is not None and sign.name == GROWTH and found.confidence is Confidence.POSSIBLE:
+        # nothing but what people saw says why: memory that grows is kept from step to step
+        also = distinct((found.cause, *found.also), Cause.LEAK)
+        found = replace(found, cause=Cause.LEAK, also=also)
     return replace(found, row=found.row or row)
 
 
@@ -249,9 +253,20 @@ def _allocator(message: OomMessage) -> Hypothesis:
         summary = f"{WENT_ON[message.variant]}: this alone is no failure."
         return Hypothesis(Cause.CAPACITY, summary, also=(Cause.HEALTHY,))
     sign = sign_of(message)
-    if failed is None:
-        return without_figures("request", "" if sign is None else sign.doing)
-    return decide(failed)
+    doing = "" if sign is None else sign.doing
+    if message.variant == "batch-search":
+        # accelerate 0.10 to 1.15, utils/memory.py: find_executable_batch_size
+        return Hypothesis(
+            Cause.CAPACITY,
+            "accelerate's search for a batch size that fits (find_executable_batch_size, or "
+            "auto_find_batch_size=True of Trainer) lowered it after each failure, and a batch of "
+            f"one failed as well{doing and ', '}{doing}: the batch is not what is too large.",
+            settled_by="Run once with a batch of one and without the search, which hides the "
+            "errors that it caught: PyTorch's own error has the figures. The search also takes a "
+            "lack of host memory for too large a batch.",
+            also=(Cause.HOST_MEMORY,),
+        )
+    return without_figures("request", doing) if failed is None else decide(failed)
 
 
 def _mps(message: OomMessage) -> Hypothesis:

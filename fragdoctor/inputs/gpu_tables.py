@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from fragdoctor.inputs.told_failures import MAX_CHARS, SHORTAGE
 from fragdoctor.model.case import GPU_TABLE, OomMessage
 from fragdoctor.units import MIB
 
@@ -17,20 +18,17 @@ _ROWS: Final = re.compile(
     r"(?P<held>\d{1,7})MiB",
     re.MULTILINE,
 )
-_SHORTAGE: Final = re.compile(r"out[\s_-]of[\s_-](?:\w{1,10}\s)?memory|\bOOM\b", re.IGNORECASE)
 _MIN_USED: Final = 512
 """MiB: more than a desktop and a context; less is nobody's program."""
 
 FULL_SHARE: Final = 0.9
 """Of a GPU's memory: with so much in use a program that asks for little fails there."""
 
-MAX_CHARS: Final = 256 * 1024
-
 
 def fullest_gpu(text: str) -> OomMessage | None:
     """Return the fullest GPU of a table, where the text also speaks of memory that ran out."""
     head = text[:MAX_CHARS]
-    if not _SHORTAGE.search(head):
+    if not SHORTAGE.search(head):
         return None
     found: list[tuple[float, int, int, int | None, re.Match[str]]] = []
     for row in _ROWS.finditer(head):

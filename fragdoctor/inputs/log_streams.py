@@ -168,7 +168,8 @@ class LogStream:
         """Return what its line prints before a position, white space folded: both ends of it."""
         index = self._index(position)
         line = self._lines[index]
-        text = line.prefix + line.text[: self._unsqueezed(index, position - self._starts[index])]
+        before = line.text[: self._unsqueezed(index, position - self._starts[index])]
+        text = f"{line.prefix} {before}"
         if len(text) <= limit:
             return " ".join(text.split())
         half = limit // 2

@@ -19,10 +19,11 @@ from fragdoctor.inputs.log_cleaning import plain_lines, rank_in
 from fragdoctor.inputs.log_streams import LogStream, Window, windows
 from fragdoctor.inputs.scenes import line_starts, scan
 from fragdoctor.inputs.server_budget import server_budget, utilization
+from fragdoctor.inputs.told_failures import told_failure
 from fragdoctor.inputs.tracebacks import MAX_MESSAGES, with_tracebacks
 from fragdoctor.inputs.wordings.allocator_message import VARIANTS, hits
 from fragdoctor.inputs.wordings.backends import CUDA_ASYNC, JAX_AND_TENSORFLOW, MPS
-from fragdoctor.inputs.wordings.driver import DRIVERS, LAST_RESORT, LIBRARIES
+from fragdoctor.inputs.wordings.driver import DRIVERS, LIBRARIES
 from fragdoctor.inputs.wordings.frameworks import FRAMEWORKS, KV_CACHE_CHECKS
 from fragdoctor.inputs.wordings.not_device import HOST_MEMORY, NOT_DEVICE_MEMORY
 from fragdoctor.inputs.wordings.wording import (
@@ -63,7 +64,7 @@ _GROUP_GAP: Final = 900  # squeezed characters between the parts of one report, 
 
 def variants() -> tuple[str, ...]:
     """Return the names of all wordings that stand in the table, sorted."""
-    return tuple(sorted({w.variant for w in (*WORDINGS, *LAST_RESORT)} | set(VARIANTS)))
+    return tuple(sorted({w.variant for w in WORDINGS} | set(VARIANTS)))
 
 
 def hits_of(stream: LogStream) -> Iterator[Hit]:
@@ -155,7 +156,6 @@ def find_messages(text: str) -> OomLog:
         hits: list[tuple[int, int, Hit]] = []
         for stream in window.streams():
             found.markers.extend(markers_of(stream, window.report_before))
-            found.unread.extend(hit.message for w in LAST_RESORT for hit in w.hits(stream))
             for hit in hits_of(stream):
                 first = stream.ordinal_at(hit.start)
                 if window.report_before is not None and first >= window.report_before:
@@ -170,8 +170,7 @@ def find_messages(text: str) -> OomLog:
         _without_echoes(found.messages)
         or found.warnings
         or found.negative[:1]
-        or list(filter(None, [fullest_gpu(text)]))
-        or sorted(found.unread, key=lambda m: m.line)[:1]
+        or list(filter(None, [fullest_gpu(text) or told_failure(text)]))
         or _look_alike(text)
     )
     messages = _with_table(messages, text)
@@ -190,7 +189,8 @@ def find_messages(text: str) -> OomLog:
             else m
             for m in messages
         ]
-    markers = _distinct(found.markers)
+    by_place = {(m.line, m.kind): m for m in reversed(found.markers)}
+    markers = tuple(by_place[place] for place in sorted(by_place))
     return OomLog(
         messages=tuple(messages),
         markers=markers,
@@ -232,7 +232,6 @@ class _Found(Struct):
     markers: list[LogMarker] = field(default_factory=list)
     negative: list[OomMessage] = field(default_factory=list)
     warnings: list[OomMessage] = field(default_factory=list)
-    unread: list[OomMessage] = field(default_factory=list)
     consumed: int = -1  # last raw line that a message reaches
     ends: list[_RankEnd] = field(default_factory=list)
 
@@ -361,12 +360,6 @@ same index is an IndexError, which people add who have looked."""
 
 _GARBLE: Final = frozenset({"collective-timeout", "nccl-error", "illegal-access"})
 """Failures after which sizes that a program goes on with are garbage."""
-
-
-def _distinct(markers: list[LogMarker]) -> tuple[LogMarker, ...]:
-    """Return markers in the order of the text, one of a kind for each line."""
-    by_place = {(m.line, m.kind): m for m in reversed(markers)}
-    return tuple(by_place[place] for place in sorted(by_place))
 
 
 def _look_alike(text: str) -> list[OomMessage]:

@@ -96,7 +96,7 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "does without graphs",
         },
         logs=r"\bVllmWorker|\bRayWorkerWrapper|\bEngineCore|\bWorker(?:_TP\d| pid=)"
-        r"|\[core(?:_client)?\.py:\d|\bvllm(?:\.\w| serve)|(?:from|import) vllm\b|\bvLLM instance",
+        r"|\[core(?:_client)?\.py:\d|\b(?i:vllm)\b",
     ),
     Framework(
         "SGLang",

@@ -160,6 +160,7 @@ LOADING_WEIGHTS: Final = "loading-weights"
 SERVER_STEP: Final = "server-step"
 ATTENTION_SCORES: Final = "attention-scores"
 INFERENCE: Final = "inference"
+GROWTH: Final = "growth"
 
 SIGNS: Final[tuple[TracebackSign, ...]] = (
     # ---- saving ----
@@ -215,6 +216,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 functions="merge_and_unload _unload_and_optionally_merge merge get_delta_weight",
             ),
         ),
+        in_words=r"\bsave_pretrained_(?:gguf|merged)\(|\bmerge_and_unload\(",
     ),
     TracebackSign(
         name="calibration",
@@ -229,7 +231,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         source="autoawq 0.2, awq/quantize/quantizer.py; auto-gptq 0.7, modeling/_base.py; "
         "llmcompressor 0.6, entrypoints/oneshot.py",
         places=(Place(file=r"/(?:awq|auto_gptq|gptqmodel|llmcompressor)/(?!modules|nn_modules)"),),
-        in_words=r"\bmodel\.quantize\(|AutoGPTQ|AutoAWQ|(?i:\bcalibration (?:data|samples))",
     ),
     # ---- loading ----
     TracebackSign(
@@ -242,7 +243,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "model.load_state_dict(state), which copies it into the model that is on the GPU already; "
         "del state",
         in_words=r"(?i)\b(?:resum|restor|load)(?:e|ed|es|ing|s)? (?:(?:training|the|an?|from|my"
-        r"|saved|last|previous|model|fsdp) ){0,4}checkpoint(?! shards)",
+        r"|saved|last|previous|model|fsdp) ){0,4}checkpoint(?! shards)"
+        r"|\bresum(?:e|ed|ing)\b(?![_=])",
         why="Without map_location each tensor goes to the device it was saved from: "
         "beside what it is copied into, and of every rank to the same GPU.",
         source="torch 1.0 to 2.15, torch/serialization.py, nn/modules/module.py and "
@@ -271,7 +273,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         spelled=Change.WEIGHTS,
         why="Nothing but weights was asked for: what is missing is room for the model "
         "itself, which no batch size changes.",
-        intro=r"Node Type:\W{0,8}\w*Load(?:er|\b)|\bERROR lora\b|Patching LoRAs",
+        intro=r"Node Type:\W{0,8}\w*Load(?:er|\b)|\bERROR lora\b|Patching LoRAs"
+        r"|modules are dispatched on the CPU",
         source="torch 2.13, torch/nn/modules/module.py; transformers 4.30 to 5.0, "
         "modeling_utils.py; accelerate 1.10, utils/modeling.py; ComfyUI 0.3, "
         "comfy/model_patcher.py and execution.py; vllm 0.11, model_executor/model_loader; sglang "
@@ -411,7 +414,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
             Place(functions="bbox_overlaps pairwise_iou box_iou box_iou_rotated"),
         ),
-        intro=r"inputs of <function pairwise_iou",
     ),
     # ---- several GPUs ----
     TracebackSign(
@@ -484,7 +486,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         intro=r"[Oo]ut of memory at line \d+ in file \S*pythonInterface",
         places=(
             Place(
-                file=r"/deepspeed/runtime/",
+                file=r"/deepspeed/",
                 functions="initialize_optimizer_states _setup_for_real_optimizer "
                 "_create_fp32_partitions _configure_zero_optimizer _optimizer_step step "
                 "_take_model_step",
@@ -557,7 +559,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 r"|vae_decode\("
             ),
         ),
-        intro=r"when regular VAE (?:de|en)coding|\[Tiled VAE\]|(?:VAE|Video)(?:De|En)code",
+        intro=r"when regular VAE (?:de|en)coding|\[Tiled VAE\]|(?:VAE|Video) ?(?:[Dd]e|[Ee]n)code",
     ),
     TracebackSign(
         name="sampled-grid",
@@ -736,8 +738,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="Training fits, the evaluation does not: its batch is another one, and it "
         "keeps what it returns.",
         source="transformers 4.57, trainer.py; lightning 2.5, loops/evaluation_loop.py",
-        in_words=r"(?i)\b(?:during|in|at|after|running) (?:the |each )?(?:validation|evaluation)\b"
-        r"|\bvalidation (?:step|process|phase|stage|routine|loop)\b",
+        in_words=r"(?i)\b(?:during|in|at|after|running|when|while) (?:the |each )?"
+        r"(?:validat|evaluat)i\w+"
+        r"|\bvalidation (?:step|process|phase|stage|routine|loop|fails|OOM)\b",
         # progress bars: catalyst, Lightning; code of PyTorch 0.3, which kept no graph there
         intro=r"(?:\(valid(?:ation)?\)|\bValidat(?:ing|ion(?: DataLoader \d+)?)):\s{1,6}\d{1,3}%"
         r"|volatile was removed and now has no effect",
@@ -755,7 +758,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
     ),
     TracebackSign(
-        name="growth",
+        name=GROWTH,
         doing="in a run whose memory was seen to grow",
         grows_with=_BATCH,
         is_surrounding=True,
@@ -767,9 +770,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "graph of its step.",
         source="torch 2.13, docs/source/notes/faq.rst",
         in_words=r"(?i)\b(?:memory|vram|usage)\b(?: \w+){0,5}? (?:keeps?|kept|gradually|steadily"
-        r"|slowly|constantly|continu\w+|will|were|was|is|been|become|gets?)(?: \w+){0,2}? (?:"
+        r"|slowly|constantly|continu\w+|will|were|was|is|been|becom\w+|gets?)(?: \w+){0,2}? (?:"
         r"increas\w+|grow\w*|ris(?:es|ing)|larger|higher|bigger)|\b(?:steady|gradual) increase"
-        r"|\bmemory leak|\bincreasing GPU.memory",
+        r"|\bmemory leak|\bincreasing GPU.memory|\bwithout .{0,3}item\(",
     ),
     # ---- searches, and libraries beside PyTorch ----
     TracebackSign(

@@ -112,9 +112,12 @@ SHAPES = {
     "calibration": failing(
         frame(f"{LIB}/awq/quantize/quantizer.py", "quantize", "self.run(samples)")
     ),
-    "calibration by what was called": f"It fails in model.quantize(tokenizer):\n{FULL}\n",
     "loaded-checkpoint in words": f"When I resume training from a checkpoint:\n{FULL}\n",
     "growth": f"The memory keeps growing from step to step until it fails:\n{FULL}\n",
+    "loaded-checkpoint that is resumed": f"It only fails when resuming:\n{FULL}\n",
+    "evaluation in other words": f"Training works, validation fails with this:\n{FULL}\n",
+    "merged-save in words": f"I get this from model.save_pretrained_gguf('m', t):\n{FULL}\n",
+    "loading-weights of an adapter": f"ERROR lora blocks.18.txt_mod.lin.weight {FULL}\n",
     "growth told below the message": f"{FULL}\n\nThe GPU memory is slowly increasing.\n",
     "spilled": "Since the update training is very slow: the task manager shows 4 GB of Shared GPU "
     "memory in use.\n",
@@ -183,6 +186,9 @@ def test_search_that_found_no_batch_says_that_the_batch_is_one_already():
     result = diagnose(case_of("RuntimeError: No executable batch size found, reached zero.\n"))
 
     assert result.verdict.cause is Cause.CAPACITY
+    assert "find_executable_batch_size" in result.verdict.summary
+    assert "a batch of one failed as well" in result.verdict.summary
+    assert Cause.HOST_MEMORY in result.verdict.also
     assert result.recommendations[0].title == "Use smaller inputs: the batch is one already"
 
 
@@ -194,6 +200,18 @@ def test_search_that_found_no_batch_says_where_it_failed():
 
     assert result.recommendations[0].title == "Load the weights in less memory"
     assert "while the weights of a model were put on the GPU" in result.verdict.summary
+
+
+def test_memory_that_was_seen_to_grow_is_a_leak_where_no_figures_say_more():
+    told = "The GPU memory keeps increasing until it fails.\n"
+
+    bare = diagnose(case_of(f"RuntimeError: CUDA out of memory.\n{told}"))
+    full = diagnose(case_of(f"{FULL}\n{told}"))
+
+    assert bare.verdict.cause is Cause.LEAK
+    assert Cause.CAPACITY in bare.verdict.also
+    assert bare.recommendations[0].code == "at-the-failing-call"
+    assert full.verdict.cause is not Cause.LEAK
 
 
 def test_every_sign_of_the_table_is_shown_by_a_text():

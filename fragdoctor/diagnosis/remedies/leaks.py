@@ -246,7 +246,7 @@ class FindLeak(Remedy):
         if not case.supports(Cause.LEAK) or _kept(case) is not None:
             return
         yield self.proposal(
-            weight=CURES,
+            weight=CURES if case.sign is None else HELPS,
             confidence=Confidence.POSSIBLE,
             change="with fragdoctor.record('leak'): around a few steps; or "
             "torch.cuda.memory._record_memory_history(max_entries=100000) before and "

@@ -15,7 +15,6 @@ from fragdoctor.inputs.wordings.wording import (
     BACKEND_OF_WORD,
     Fields,
     Hit,
-    compile_squeezed,
     is_source,
     located,
     matches,
@@ -47,14 +46,14 @@ CLAUSES: Final = (  # name and pattern of each part of the message
     ("total", r"<total_bytes>totalcapa[a-z]{1,6}"),
     ("free", r"(?:of<total_bytes>)?ofwhich<free_bytes>isfree"),
     ("free", r"(?<=[;,)])<free_bytes>free(?=[;,)\s]|$)"),
-    ("process", _PROCESS + "memoryinuse"),
-    ("own", r"thisprocesshas<process_bytes>memoryinuse"),
+    ("process", _PROCESS),
+    ("own", r"thisprocesshas<process_bytes>"),
     ("limit", r"<limit_bytes>allowed(?=[;,)])"),
     ("allocated", r"<allocated_bytes>alreadyallocated"),
-    ("allocated", r"<allocated_bytes>isallocatedbypytorch"),
+    ("allocated", r"oftheallocatedmemory<allocated_bytes>"),
     ("active", r"<active_bytes>currentactive"),
     ("cached", r"<reserved_unallocated_bytes>cached(?=[;,.)]|$)"),
-    ("reserved", r"<reserved_bytes>reservedintotal"),
+    ("reserved", r"<reserved_bytes>reserved(?=intotal|\W|$)"),
     ("private", r"<private_pools_bytes>allocatedinprivate"),
     ("unallocated", r"<reserved_unallocated_bytes>isreservedbypyt"),
     ("stretch", r"asingleallocationcannotspanexpandablesegments"),
@@ -65,45 +64,6 @@ CLAUSES: Final = (  # name and pattern of each part of the message
 _REPEATABLE: Final = frozenset({"process", "tail"})
 _FIGURES: Final = frozenset(
     {"total", "free", "limit", "allocated", "cached", "reserved", "unallocated"}
-)
-
-
-class CutClause(Struct, frozen=True):
-    """A clause whose label may end early, but not before ``n_least`` of its letters."""
-
-    name: str
-    figure: re.Pattern[str]
-    label: str
-    n_least: int
-
-
-def _cut(name: str, before: str, field_name: str, label: str, n_least: int = 0) -> CutClause:
-    figure = compile_squeezed(rf"[;,.):]{{0,4}}{before}<{field_name}>")
-    return CutClause(name, figure, label, n_least)
-
-
-# The clauses of the two forms in the order in which they are printed, for a message that ends
-# within a label. Where words before the figure say what it is, none of the label has to be there.
-# A "c" alone may be of "cached" or of "current active".
-_CUT_FORMS: Final = (
-    (
-        _cut("total", "", "total_bytes", "totalcapacity", 1),
-        _cut("allocated", "", "allocated_bytes", "alreadyallocated", 1),
-        _cut("active", "", "active_bytes", "currentactive", 2),
-        _cut("free", "", "free_bytes", "free", 1),
-        _cut("limit", "", "limit_bytes", "allowed", 1),
-        _cut("cached", "", "reserved_unallocated_bytes", "cached", 2),
-        _cut("reserved", "", "reserved_bytes", "reservedintotalbypytorch", 1),
-    ),
-    (
-        _cut("free", "ofwhich", "free_bytes", "isfree"),
-        CutClause("process", compile_squeezed(_PROCESS), "memoryinuse", 0),
-        _cut("own", "includingnon-pytorchmemory,thisprocesshas", "process_bytes", "memoryinuse"),
-        _cut("limit", "", "limit_bytes", "allowed", 1),
-        _cut("allocated", "oftheallocatedmemory", "allocated_bytes", "isallocatedbypytorch"),
-        _cut("private", "with", "private_pools_bytes", "allocatedinprivatepools"),
-        _cut("unallocated", "and", "reserved_unallocated_bytes", "isreservedbypytorchbut"),
-    ),
 )
 
 
@@ -160,29 +120,7 @@ def _clauses(stream: LogStream) -> list[tuple[int, str, re.Match[str]]]:
     return sorted(found, key=lambda item: item[0])
 
 
-def _take_cut_clause(draft: _Draft, stream: LogStream) -> None:
-    """Take in the last figure of a message that ends within the label of that figure."""
-    for form in _CUT_FORMS:
-        last = max((i for i, clause in enumerate(form) if clause.name in draft.seen), default=-1)
-        for clause in form[last + 1 :]:
-            match = clause.figure.match(stream.squeezed, draft.end)
-            if match is not None and _is_cut(clause, stream, match.end()):
-                draft.add(clause.name, match)
-                return
-
-
-def _is_cut(clause: CutClause, stream: LogStream, start: int) -> bool:
-    """Return whether a part of the label stands at ``start`` and its line ends with that part."""
-    label = clause.label
-    n = next(
-        (i for i, letter in enumerate(label) if not stream.squeezed.startswith(letter, start + i)),
-        len(label),
-    )
-    return any(stream.ends_at(start + k) for k in range(n, clause.n_least - 1, -1))
-
-
 def _finished(draft: _Draft, stream: LogStream) -> Iterator[Hit]:
-    _take_cut_clause(draft, stream)
     if not _is_message(draft, stream):
         return
     text = stream.squeezed[draft.start : draft.end + 700]

@@ -48,12 +48,6 @@ CUDA_ASYNC: Final = (
         versions=("2.0", ""),
     ),
     Wording(
-        "cudaMallocAsync",
-        r"outofmemoryerror:allocationondevice(?:(?:cuda:)?<device_index>)?(?!\d|would|cuda)",
-        "figures-lost",
-        versions=("2.0", ""),
-    ),
-    Wording(
         "torch-2.12-fraction",
         r"(?:(?:cuda|hip)outofmemory\.?)?allocationwaspreemptivelyrejectedbecauseitwouldexceed(?:per_process_memory_fraction)?"
         r"(?:limit)?\.?(?:requestedsize:<requested_bytes>)?",

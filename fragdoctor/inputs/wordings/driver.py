@@ -18,7 +18,7 @@ from fragdoctor.inputs.wordings.wording import (
     Wording,
     alone,
     compile_squeezed,
-    explains,
+    ends_line,
     on_host,
     only_where,
     where,
@@ -50,11 +50,6 @@ def _not_reported_before(fields: Fields, match: re.Match[str], stream: LogStream
     return None if check > exception else fields
 
 
-def _ends_line(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
-    """Keep words with which their line ends, as an error's do."""
-    return None if stream.after(match.end()).strip("\"'`.,;)") else fields
-
-
 def _cut_request(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
     """Keep a message that ends before its first figure is complete."""
     is_cut = "allocate".startswith(match.group("_label")) and stream.ends_at(match.end())
@@ -83,6 +78,8 @@ DRIVERS: Final = (
         refine=_cuda_error,
         may_be_prose=True,
     ),
+    # spconv 1.0 to 1.2, include/tensorview/helper_launch.h: the error by its number
+    _driver("runtime-error", r"cudaexecutionfailedwitherror2(?!\d)"),
     # Ray's name of the exception, unless the exception itself is printed below it
     _driver(
         "ray-task",
@@ -209,7 +206,6 @@ DRIVERS: Final = (
         backend="julia",
         may_be_prose=True,
     ),
-    Wording("tensorrt-runtime", r"cudaruntime\(outofmemory\)", kind=OTHER),
     _driver("metal-buffer", r"kiogpucommandbuffercallbackerroroutofmemory", backend="mps"),
     _driver(
         "error-in-file",
@@ -221,12 +217,17 @@ DRIVERS: Final = (
         "allocation-on-device",
         # cudaMallocAsync's message as ComfyUI shows it: up to the device's number.
         r"allocationondevice(?P<device_index>\d{1,3})?(?!\d?would)",
-        refine=_ends_line,
+        refine=ends_line,
     ),
     _lost(
         "exception-name",
         r"torch(?:\.cuda|\._c)?\._?outofmemoryerror(?:\(\))?",
         refine=alone,
+    ),
+    _lost(
+        "dispatched-modules",
+        # transformers 4.30 to 4.57, quantizers/quantizer_bnb_*.py: what did not fit on the GPUs
+        r"somemodulesaredispatchedonthecpuorthedisk",
     ),
     _lost(
         "bare",
@@ -242,47 +243,6 @@ DRIVERS: Final = (
     ),
 )
 
-
-_ON_DEVICE: Final = re.compile(r"cuda|gpu|hip|rocm|vram|xpu|device|metal|opencl|vulkan|graphics")
-_ERROR: Final = re.compile(
-    r"error|fail|exception|fatal|panic|abort|terminat|unable|(?:could|can|do(?:es)?)n(?:o|')t"
-)
-
-
-def _unread(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
-    """Keep a line that reports an error; say where it is open whose memory is meant."""
-    text, (start, end) = stream.squeezed, match.span()
-    if " " not in stream.text(start, end):
-        return None  # the name of an exception
-    before = stream.before(start, 240)
-    line = f"{before}{match.group()}{stream.after(end, 60)}"
-    if explains(stream, match) or not (_ERROR.search(line) or not before.strip("\"'([{>*-:")):
-        return None
-    around = text[max(0, start - 600) : end + 200]
-    if not _ON_DEVICE.search(around):
-        return fields | {"sub_kind": "unread"}
-    return fields | ({"backend": "mps"} if "metal" in around else {})
-
-
-_MEMORY: Final = r"(?:allocatable|device|gpu|video|graphics|free|available|-){0,3}(?:memory|vram)"
-
-LAST_RESORT: Final = (
-    # IPython's heading, of a text that ends above the error itself
-    _lost("exception-name", r"outofmemoryerrortraceback\(mostrecentcalllast\)"),
-    *(
-        _driver("unread", pattern, refine=_unread)
-        for pattern in (
-            r"(?:ran|running|there(?:is|was))?outof" + _MEMORY,
-            r"(?:there(?:is|was))?not(?:have|provide)?enough" + _MEMORY,
-            r"(?:there(?:is|was))?insufficient" + _MEMORY,
-            (
-                r"fail(?:ed|s|ure)?to(?:re)?allocate(?:gpu|device)?(?:memory)?(?:of)?(?:size)?"
-                r"(?P<requested_bytes>COUNT)bytes"
-            ),
-        )
-    ),
-)
-"""What reads like a lack of memory in words of a program that nothing else here knows."""
 
 _TF: Final = re.compile(
     r"tensorflow|stream_executor|xla/|couldnotcreatecudnnhandle:$|failedtocreatecublashandle:$"

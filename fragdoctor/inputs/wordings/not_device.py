@@ -12,6 +12,7 @@ from fragdoctor.inputs.wordings.wording import (
     SHARED_MEMORY,
     Wording,
     alone,
+    ends_line,
     only_where,
     where,
 )
@@ -207,8 +208,9 @@ HOST_MEMORY: Final[tuple[Wording, ...]] = (
     ),
     _host(
         "memory-error",
-        r"(?<![a-z.])memoryerror(?:$|:(?!std::bad_alloc:|cuda|unabletoallocate\d))",
+        r"(?<![a-z.])memoryerror(?::(?!std::bad_alloc:|cuda|unabletoallocate\d))?",
         "python-memory-error",
+        refine=ends_line,
         may_be_prose=True,
         group="python",
     ),

@@ -23,7 +23,7 @@ _POWERS: Final = {"": 0, "b": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5, "e": 6}
 _SOURCE: Final = re.compile(
     r"(?:(?:raise[\w.]{1,60}|print|str|warn|fail|match|startswith|find|search|format)\("
     r"|\.(?:warn|warning|error|info|debug|exception|critical|count|write)\("
-    r"|==|!=|\bin|if|elif|(?<!err)or|and|not|return|,|\[|\+)[frbu]{0,2}[\"'`]{1,3}"
+    r"|==|!=|\bin|if|elif|(?<![rf])or|and|not|return|,|\[|\+)[frbu]{0,2}[\"'`]{1,3}"
     r"(?![])}])[^\"'`]{0,80}$",  # a quote before a bracket closes a string
     re.ASCII,
 )
@@ -163,6 +163,12 @@ def on_host(fields: Fields, sub_kind: str) -> Fields:
 def alone(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
     """Keep words that are a line of their own."""
     return None if stream.before(match.start()) or stream.after(match.end()) else fields
+
+
+def ends_line(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
+    """Keep words that are followed by a colon or end their line, as an error's do."""
+    is_head = match.group().endswith(":")
+    return fields if is_head or not stream.after(match.end()).strip("\"'`.,;)") else None
 
 
 def where(pattern: str, before: int, after: int, **told: Any) -> Refine:

@@ -1,0 +1,86 @@
+"""The last resort: a sentence that says that memory ran out, where no message is known.
+
+A program that is not known here reports it in words of its own, and people tell what they got: "it
+throws a CUDA out of memory error". Advice and rules ("if you see", "may cause") tell of no failure.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from msgspec.structs import replace
+
+from fragdoctor.inputs.wordings.wording import ALLOCATOR, DRIVER, HOST
+from fragdoctor.model.case import OomMessage
+
+MAX_CHARS: Final = 256 * 1024
+_MAX_TEXT: Final = 500
+
+_MEMORY: Final = (
+    r"(?:(?:allocatable|device|cuda|gpu|video|graphics|system|cpu|free|available)[ -]){0,3}"
+    r"(?:memory|vram|ram)\b"
+)
+SHORTAGE: Final = re.compile(
+    rf"\b(?:(?P<torch>cuda|hip)[ :]{{1,2}})?out[ _-]of[ _-]{_MEMORY}(?![ -]killer)"
+    r"|(?:^|(?<=[a-z`] ))(?P<name>(?:torch\.(?:cuda\.)?)?OutOfMemoryError)(?=\s{1,80}[a-zT]|$)"
+    rf"|\b(?-i:OOM)s?\b|(?:\bnot|n't)(?: have| provide)? enough {_MEMORY}|\binsufficient {_MEMORY}"
+    r"|\bfail(?:ed|s|ure)? to (?:re)?allocate (?:(?:gpu|device|memory|of|size) ){0,4}"
+    r"(?P<bytes>\d{1,18}) bytes",
+    re.IGNORECASE | re.MULTILINE,
+)
+_HAPPENS: Final = re.compile(
+    r"error|fail|exception|fatal|panic|abort|terminat|unable|crash|kill|\b(?:I|we|my|our|me|it)\b"
+    r"|\b(?:g[eo]t|went|goes|thr[eo]w|rais|trigger|caus|leads|led|r[au]n|hit|keep|kept|exceed|exhaust)"
+    r"|\b(?:does|do|can|could)\s?n(?:o|')t\b",
+    re.IGNORECASE,
+)
+_EXPLAINS: Final = re.compile(
+    r"\b(?:you|your|users?|may|might|could(?! not)|would|should|means?|common|fixe[ds]|handl\w+"
+    r"|avoids?|prevents?|protection)\b|\b(?:can|will) (?:be|cause|lead|run|get)\b|\bsuch as\b"
+    r"|\be\.g\.|\bto (?:avoid|prevent|reduce|handle)\b|\b(?:no|not|never|without|0) $"
+    r"|\bfor example\b|^\W*(?:#|//|except\b|raise\b|assert\b)|['\"] in \w",
+    re.IGNORECASE,
+)
+_ON_DEVICE: Final = re.compile(
+    r"cuda|gpu|hip|rocm|vram|xpu|device|metal|opencl|vulkan|graphics", re.IGNORECASE
+)
+_ON_HOST: Final = re.compile(r"\b(?:ram|cpu|host|swap|system memory)\b", re.IGNORECASE)
+_SENTENCES: Final = re.compile(r"(?:[^\n.!?]|[.!?](?!\s+[\"'`(\[]?[A-Z])){1,2000}[.!?]?")
+
+
+def told_failure(text: str) -> OomMessage | None:
+    """Return the first sentence of a text which tells that memory ran out; None without one."""
+    head = text[:MAX_CHARS]
+    for found in SHORTAGE.finditer(head):
+        start = max(head.rfind("\n", 0, found.start()) + 1, found.start() - _MAX_TEXT)
+        sentences = _SENTENCES.finditer(head, start)
+        sentence = next((s for s in sentences if s.end() > found.start()), found)
+        told, before = sentence.group(), head[sentence.start() : found.start()]
+        happens = _HAPPENS.search(head, start, sentence.end()) or not before.strip("\"'`([{>*-: #")
+        if happens and not (_EXPLAINS.search(told) or _EXPLAINS.search(before)):
+            line = head[start : found.end() + _MAX_TEXT].partition("\n")[0]
+            return replace(_message(found, told, head), text=" ".join(line.split()))
+    return None
+
+
+def _message(found: re.Match[str], told: str, head: str) -> OomMessage:
+    """Say of a sentence whose memory it means, as far as it says so itself or the lines around."""
+    is_on_device = _ON_DEVICE.search(told) is not None
+    is_on_host = not is_on_device and _ON_HOST.search(told) is not None
+    around = head[max(0, found.start() - 700) : found.end() + 250]
+    if is_on_host:
+        kind, sub_kind = HOST, ""
+    elif found["torch"] or found["name"]:
+        kind, sub_kind = ALLOCATOR, "figures-lost"
+    else:
+        kind, sub_kind = DRIVER, "" if _ON_DEVICE.search(around) else "unread"
+    return OomMessage(
+        kind=kind,
+        backend="cpu" if is_on_host else "mps" if "metal" in around.lower() else "cuda",
+        is_device_oom=not is_on_host,
+        sub_kind=sub_kind,
+        variant="told",
+        requested_bytes=None if found["bytes"] is None else int(found["bytes"]),
+        line=head.count("\n", 0, found.start()) + 1,
+    )

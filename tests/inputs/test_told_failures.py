@@ -1,0 +1,61 @@
+"""Sentences that tell of memory that ran out, where no program's message is known."""
+
+from __future__ import annotations
+
+import pytest
+
+from fragdoctor.inputs.told_failures import told_failure
+
+TOLD = (
+    "Full batch on this data set goes out of memory on CUDA.",
+    "When I run step three I get an out of memory error, in engine.py line 1072.",
+    "Resuming uses more memory than a fresh run, triggering OOM.",
+    "I keep getting OutOfMemoryError after 1000 steps.",
+    "OutOfMemoryError                          Traceback (most recent call last)",
+    "- Device #1: Device does not provide enough allocatable device-memory",
+    "check failed: (2 vs. 0)  out of memory",
+)
+EXPLAINED = (
+    "If you see an out of memory error, reduce the batch.",
+    "- **CUDA error: out of memory** means that the driver failed.",
+    'if "CUDA out of memory" in str(error):',
+    "    except torch.cuda.OutOfMemoryError:",
+    "A large batch can cause OOM.",
+    "To avoid running out of memory, use smaller tiles.",
+    "12 steps, 0 OOMs, room for more",
+)
+
+
+@pytest.mark.parametrize("text", TOLD)
+def test_failure_is_read_from_a_sentence(text: str) -> None:
+    message = told_failure(f"Hello.\n{text} Thanks!\n")
+
+    assert message is not None
+    assert message.is_device_oom
+    assert message.line == 2
+    assert message.text.startswith(text[:20].strip())
+
+
+@pytest.mark.parametrize("text", EXPLAINED)
+def test_explanation_is_no_failure(text: str) -> None:
+    assert told_failure(text) is None
+
+
+def test_sentence_says_whose_memory_it_was() -> None:
+    said = {
+        "The job ran out of memory on the GPU.": ("driver-no-figures", ""),
+        "My CPU RAM grows until it is out of memory.": ("host-ram", ""),
+        "The job ran out of memory.": ("driver-no-figures", "unread"),
+        "It throws a CUDA out of memory error.": ("pytorch-caching-allocator", "figures-lost"),
+    }
+
+    found = {text: told_failure(text) for text in said}
+
+    assert {k: (m.kind, m.sub_kind) for k, m in found.items() if m is not None} == said
+
+
+def test_size_that_a_program_tells_is_kept() -> None:
+    message = told_failure("[GPU 0] fatal: failed to allocate 100663296 bytes")
+
+    assert message is not None
+    assert message.requested_bytes == 100663296
