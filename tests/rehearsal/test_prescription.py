@@ -209,6 +209,7 @@ for step in range(4):
     loss.backward()
     model.zero_grad()
 """
+SLOW_S = 3.0
 CALL = "    loss = model(x).float().square().mean()\n"
 
 
@@ -533,6 +534,18 @@ def test_search_ends_when_its_time_is_over(stage: Stage) -> None:
 
     assert found["is_cut_short"]
     assert found["cure"] is None
+
+
+@pytest.mark.usefixtures("forks")
+def test_change_under_way_is_cut_short_when_the_time_is_over(stage: Stage) -> None:
+    slow = f"import time\ntime.sleep({SLOW_S})\n"
+    stage.script(MODEL + slow + LOOP)
+
+    found = cure(stage, "100MiB", "--time", f"{SLOW_S / 3}s", code=1)
+
+    assert found["is_cut_short"]
+    codes = [one["treatments"][0]["code"] for one in found["tried"]]
+    assert codes == ["expandable-segments"]  # which is replayed
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("5m", 300), ("1.5h", 5400), ("7", 7)])

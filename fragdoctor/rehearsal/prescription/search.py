@@ -50,6 +50,8 @@ ALONE: Final = ("accumulate", "checkpoint", "step-in-backward")
 """What is not tried together with all else that lowers the need, where nothing is enough."""
 ON_TOP: Final = ("autocast", "adamw-8bit")
 """What is tried on top of checkpointing where nothing does that leaves the results as they are."""
+LEAST_S: Final = 5.0
+"""How long the program with the change in it may take where no time is left for it."""
 
 OnTry = Callable[[str], None]
 """Told what is rehearsed next."""
@@ -66,7 +68,7 @@ class CureSearch:
         program: what to run; its arguments may hold ``{batch}``.
         conditions: how, with the capacity that it is to fit.
         batch: the batch size that stands for ``{batch}``.
-        seconds: how long to search; the first rehearsal is not cut short.
+        seconds: how long to search; the first rehearsal is not cut short, any other one is.
         on_try: told of each rehearsal.
     """
 
@@ -96,6 +98,7 @@ class CureSearch:
         self._outermost: dict[tuple[str, ...], Tried] = {}
         self._held: list[Location] = []
         self._notes: list[str] = []
+        self._reserve_s = 0.0  # for the program with the change in it, once one fits
 
     def run(self, keep: Path | None = None) -> Prescription:
         """Return what was found.
@@ -122,7 +125,7 @@ class CureSearch:
                 self._held = held_lines(read_snapshot(self._snapshot))
                 self._can_checkpoint = not found.traits["checkpoints"]
                 if self._can_checkpoint:
-                    self._bases[()] = Checkpoints(self._need, found.traits)
+                    self._bases[()] = self._checkpoints(found)
                 self._ends_at = time.monotonic() + self._seconds
                 try:
                     self._search(found)
@@ -166,10 +169,12 @@ class CureSearch:
             "PYTHONPATH": os.pathsep.join(p for p in paths if p),
         }
         self._program = replace(program, target=str(copy))
+        left_s = max(self._ends_at - time.monotonic(), LEAST_S)
         try:
             conditions = self._conditions_of(cure.treatments)
             found, needs_bytes = self._rehearse(
-                replace(conditions, treatments=[], variables=variables), _divisor(cure.treatments)
+                replace(conditions, treatments=[], variables=variables, time_limit_s=left_s),
+                _divisor(cure.treatments),
             )
         except ConfigError:
             return []
@@ -342,8 +347,7 @@ class CureSearch:
         known = next((one for one in self._tried if one.treatments == treatments), None)
         if known is not None and not observes:
             return known
-        if time.monotonic() > self._ends_at:
-            raise _TimeIsOverError
+        self._check_time()
         self._on_try(" + ".join(one.title for one in treatments))
         if not _key(treatments):  # other settings of the allocator, which gets the same requests
             needs_bytes = self._need_as_it_is.bytes(conf=treatments[0].conf)
@@ -352,24 +356,41 @@ class CureSearch:
             return self._tried[-1]
         conditions = self._conditions_of(treatments)
         is_base &= self._can_checkpoint
+        began_at = time.monotonic()
+        limit_s = min(self._seconds_left(), conditions.time_limit_s or inf)
+        conditions = replace(conditions, observes=is_base or observes, time_limit_s=limit_s)
         try:
-            found, needs_bytes = self._rehearse(
-                replace(conditions, observes=is_base or observes), _divisor(treatments)
-            )
+            found, needs_bytes = self._rehearse(conditions, _divisor(treatments))
         except ConfigError as err:
+            self._check_time()
             tried = Tried(treatments, False, None, None, err.message)
         else:
             # What ended before the program as it is did may not have seen its peak.
             as_far = not found.is_partial or found.partial_reason == self._partial_reason
+            if not as_far:
+                self._check_time()
             fits = needs_bytes <= self._capacity_bytes and as_far
             error = "" if as_far else f"Not rehearsed as far: {found.partial_reason}."
             peak_bytes = found.peak_allocated_bytes
             tried = Tried(treatments, fits, needs_bytes, peak_bytes, error)
             self._traits = found.traits
             if is_base and not fits and as_far:
-                self._bases[_key(treatments)] = Checkpoints(self._need, found.traits)
+                self._bases[_key(treatments)] = self._checkpoints(found)
         self._tried.append(tried)
+        if tried.fits and not self._reserve_s:
+            self._reserve_s = time.monotonic() - began_at
         return tried
+
+    def _checkpoints(self, found: Rehearsal) -> Checkpoints:
+        return Checkpoints(self._need, found.traits, self._check_time)
+
+    def _seconds_left(self) -> float:
+        return self._ends_at - self._reserve_s - time.monotonic()
+
+    def _check_time(self) -> None:
+        """Raise _TimeIsOverError if it is."""
+        if self._seconds_left() < 0:
+            raise _TimeIsOverError
 
     def _conditions_of(self, treatments: Sequence[Treatment]) -> RehearsalConditions:
         """Return how a program with treatments is rehearsed."""
