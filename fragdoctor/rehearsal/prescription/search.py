@@ -200,9 +200,10 @@ class CureSearch:
         self._checkpoint()
         for treatment in (one for one in simple if _cost(one) > 0):
             tried = self._try(treatment, is_base=treatment.code in {*BESIDE, *ON_TOP})
-            is_cheaper = _cost(treatment) < min(map(_cost_of, self._tried), default=inf)
+            fitting = (one for one in self._tried if one.fits and one.n_gpus == 1)
+            least = min((sum(map(_cost, one.treatments)) for one in fitting), default=inf)
             helps = (tried.needs_bytes or self._needs_bytes) < self._needs_bytes
-            if treatment.code in BESIDE and helps and is_cheaper:
+            if treatment.code in BESIDE and helps and _cost(treatment) < least:
                 self._checkpoint(treatment)
         if any(one.fits and one.numerics is Numerics.EXACT for one in self._tried):
             return
@@ -350,9 +351,10 @@ class CureSearch:
         self._check_time()
         self._on_try(" + ".join(one.title for one in treatments))
         if not _key(treatments):  # other settings of the allocator, which gets the same requests
-            needs_bytes = self._need_as_it_is.bytes(conf=treatments[0].conf)
+            need, conf = self._need_as_it_is, treatments[0].conf
+            needs_bytes, peak_bytes = need.bytes(conf=conf), need.peak_bytes(conf=conf)
             fits = needs_bytes <= self._capacity_bytes
-            self._tried.append(Tried(treatments, fits, needs_bytes, self._peak_bytes))
+            self._tried.append(Tried(treatments, fits, needs_bytes, peak_bytes))
             return self._tried[-1]
         conditions = self._conditions_of(treatments)
         is_base &= self._can_checkpoint
@@ -416,10 +418,6 @@ def _cost(one: Treatment) -> float:
     """Return the further operations of a treatment that leaves the results alone, else infinity."""
     is_known = one.numerics is Numerics.EXACT and one.extra_compute is not None
     return one.extra_compute or 0.0 if is_known else inf
-
-
-def _cost_of(tried: Tried) -> float:
-    return sum(map(_cost, tried.treatments)) if tried.fits and tried.n_gpus == 1 else inf
 
 
 def _key(treatments: Sequence[Treatment]) -> tuple[str, ...]:
