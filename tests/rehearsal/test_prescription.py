@@ -652,6 +652,8 @@ def test_operations_are_counted_forward_and_backward(tmp_path: Path) -> None:
         assert sum(p["n_flops"] for c in part["calls"] for p in c["products"]) == of_block
     assert traits["head"] == {
         "path": "head",
+        "written": ".head",
+        "owner": "",
         "is_cast": False,
         "loss": "",
         "n_flops": of_head,
