@@ -553,6 +553,28 @@ def test_change_under_way_is_cut_short_when_the_time_is_over(stage: Stage) -> No
     assert codes == ["expandable-segments"]  # which is replayed
 
 
+@pytest.mark.usefixtures("forks")
+def test_what_mostly_cures_is_tried_before_what_seldom_does(tmp_path: Path) -> None:
+    class FusedError(Exception):
+        pass
+
+    def on_try(title: str) -> None:
+        titles.append(title)
+        if title.startswith("fused"):
+            raise FusedError
+
+    titles: list[str] = []
+    path = tmp_path / "train.py"
+    path.write_text(MODEL + LOOP)
+    program = Program(str(path), is_module=False, args=[], pythons=[sys.executable])
+    conditions = RehearsalConditions(gpu=rehearsed_gpu("h100", 150 << 20, is_unlimited=False))
+
+    with pytest.raises(FusedError):
+        search.CureSearch(program, conditions, None, 600, on_try).run()
+
+    assert any(title.startswith("checkpoint") for title in titles)
+
+
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("5m", 300), ("1.5h", 5400), ("7", 7)])
 def test_times(text: str, seconds: float) -> None:
     assert search.seconds_of(text) == seconds

@@ -46,6 +46,8 @@ FINE: Final = 0.005
 """Share of the capacity that may be left over."""
 BESIDE: Final = ("chunked-loss",)
 """What is tried beside fewer checkpointed blocks, as it leaves the results alone and costs less."""
+LATE: Final = ("fused", "no-foreach", "step-in-backward")
+"""What is tried after checkpointing, though it costs nothing: of 67 programs it let none fit."""
 ALONE: Final = ("accumulate", "checkpoint", "step-in-backward")
 """What is not tried together with all else that lowers the need, where nothing is enough."""
 ON_TOP: Final = ("autocast", "adamw-8bit")
@@ -189,16 +191,16 @@ class CureSearch:
     def _search(self, found: Rehearsal) -> None:
         traits, conf = found.traits, self._conditions.conf or found.conf
         simple = [*catalogue.simple(traits, conf)]
-        for treatment in simple:
-            if _cost(treatment) == 0:
-                self._try(treatment)
+        first = [one for one in simple if _cost(one) == 0 and one.code not in LATE]
+        for treatment in first:
+            self._try(treatment)
         size = catalogue.batch_size(traits, self._batch)
         traits = self._with_mixing(traits, size)
         self._split(size, lambda n: catalogue.accumulated(traits, n, self._batch))
         evaluated = max(traits["evaluated"].values(), default=0)
         self._split(evaluated, lambda n: catalogue.evaluated_in(traits, n))
         self._checkpoint()
-        for treatment in (one for one in simple if _cost(one) > 0):
+        for treatment in (one for one in simple if one not in first):
             tried = self._try(treatment, is_base=treatment.code in {*BESIDE, *ON_TOP})
             fitting = (one for one in self._tried if one.fits and one.n_gpus == 1)
             least = min((sum(map(_cost, one.treatments)) for one in fitting), default=inf)
