@@ -24,7 +24,7 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.future.simulator import trace_of
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.finding import Location
-from fragdoctor.model.prescription import Numerics, Prescription, Treatment, Tried
+from fragdoctor.model.prescription import Numerics, Place, Prescription, Treatment, Tried
 from fragdoctor.model.rehearsal import Rehearsal
 from fragdoctor.rehearsal import runner
 from fragdoctor.rehearsal.prescription import catalogue, patch
@@ -100,7 +100,7 @@ class CureSearch:
         self._outermost: dict[tuple[str, ...], Tried] = {}
         self._held: list[Location] = []
         self._notes: list[str] = []
-        self._reserve_s = 0.0  # for the program with the change in it, once one fits
+        self._reserve_s = 0.0  # for the program with a change in it, once one fits that can be
 
     def run(self, keep: Path | None = None) -> Prescription:
         """Return what was found.
@@ -381,7 +381,8 @@ class CureSearch:
             if is_base and not fits and as_far:
                 self._bases[_key(treatments)] = self._checkpoints(found)
         self._tried.append(tried)
-        if tried.fits and not self._reserve_s:
+        is_written = all(one.place is not Place.OPEN for one in treatments)
+        if tried.fits and is_written and not self._reserve_s:
             self._reserve_s = time.monotonic() - began_at
         return tried
 
