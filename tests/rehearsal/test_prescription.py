@@ -209,6 +209,7 @@ for step in range(4):
     loss.backward()
     model.zero_grad()
 """
+SLOW_S = 3.0
 CALL = "    loss = model(x).float().square().mean()\n"
 
 
@@ -303,12 +304,17 @@ def test_parts_of_several_models_are_checkpointed_each_under_its_own_name(tmp_pa
 
 def test_settings_of_the_allocator_need_what_a_rehearsal_with_them_does(tmp_path: Path) -> None:
     conf = "expandable_segments:True"
-    rehearsed(tmp_path, MODEL + LOOP)
-    replayed = Need(trace_of(read_snapshot(tmp_path / "s.pickle"))).bytes(conf=conf)
+    # Of 21.5 MiB, in a segment of 22: what is left of that is too little to be split off.
+    text = MODEL + "kept = torch.ones(43 << 17, device='cuda')\n" + LOOP
+    rehearsed(tmp_path, text)
+    as_it_is = Need(trace_of(read_snapshot(tmp_path / "s.pickle")))
+    replayed = as_it_is.bytes(conf=conf), as_it_is.peak_bytes(conf=conf)
 
-    rehearsed(tmp_path, MODEL + LOOP, conf=conf)
+    found = rehearsed(tmp_path, text, conf=conf)
 
-    assert Need(trace_of(read_snapshot(tmp_path / "s.pickle"))).bytes() == replayed
+    with_them = Need(trace_of(read_snapshot(tmp_path / "s.pickle")))
+    assert (with_them.bytes(), found.peak_allocated_bytes) == replayed
+    assert as_it_is.peak_bytes() > found.peak_allocated_bytes
 
 
 def test_loss_module_of_the_program_is_its_own_loss(tmp_path: Path) -> None:
@@ -535,6 +541,40 @@ def test_search_ends_when_its_time_is_over(stage: Stage) -> None:
     assert found["cure"] is None
 
 
+@pytest.mark.usefixtures("forks")
+def test_change_under_way_is_cut_short_when_the_time_is_over(stage: Stage) -> None:
+    slow = f"import time\ntime.sleep({SLOW_S})\n"
+    stage.script(MODEL + slow + LOOP)
+
+    found = cure(stage, "100MiB", "--time", f"{SLOW_S / 3}s", code=1)
+
+    assert found["is_cut_short"]
+    codes = [one["treatments"][0]["code"] for one in found["tried"]]
+    assert codes == ["expandable-segments"]  # which is replayed
+
+
+@pytest.mark.usefixtures("forks")
+def test_what_mostly_cures_is_tried_before_what_seldom_does(tmp_path: Path) -> None:
+    class FusedError(Exception):
+        pass
+
+    def on_try(title: str) -> None:
+        titles.append(title)
+        if title.startswith("fused"):
+            raise FusedError
+
+    titles: list[str] = []
+    path = tmp_path / "train.py"
+    path.write_text(MODEL + LOOP)
+    program = Program(str(path), is_module=False, args=[], pythons=[sys.executable])
+    conditions = RehearsalConditions(gpu=rehearsed_gpu("h100", 150 << 20, is_unlimited=False))
+
+    with pytest.raises(FusedError):
+        search.CureSearch(program, conditions, None, 600, on_try).run()
+
+    assert any(title.startswith("checkpoint") for title in titles)
+
+
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("5m", 300), ("1.5h", 5400), ("7", 7)])
 def test_times(text: str, seconds: float) -> None:
     assert search.seconds_of(text) == seconds
@@ -634,6 +674,8 @@ def test_operations_are_counted_forward_and_backward(tmp_path: Path) -> None:
         assert sum(p["n_flops"] for c in part["calls"] for p in c["products"]) == of_block
     assert traits["head"] == {
         "path": "head",
+        "written": ".head",
+        "owner": "",
         "is_cast": False,
         "loss": "",
         "n_flops": of_head,

@@ -180,11 +180,6 @@ def _optimizer(traits: Traits) -> str:
     return str((traits["place"] or {}).get("optimizer") or "optimizer")
 
 
-def _container(model: str, path: str) -> str:
-    parts = [part for part in path.split(".") if part]
-    return model + "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in parts)
-
-
 def _loss_in_chunks(traits: Traits) -> Treatment:
     """Return the loss over a head's logits, computed in parts that are checkpointed."""
     head = traits["head"]
@@ -202,10 +197,10 @@ def _loss_in_chunks(traits: Traits) -> Treatment:
         "    parts = (checkpoint(part, *row, use_reentrant=False) for row in rows)",
         "    return sum(parts) / (target != -100).sum()",
         "",
-        f"head = {_container(model, head['path']) if head['path'] else '...'}",
+        f"head = {model + head['written'] if head['path'] else '...'}",
         "logits_of = head.forward",
         "head.forward = lambda x: x if head.training else logits_of(x)",
-        *_loss_of(_container(model, head["path"].rpartition(".")[0]), head["loss"]),
+        *_loss_of(model + head["owner"], head["loss"]),
     ]
     return Treatment(
         "chunked-loss",
@@ -410,13 +405,12 @@ def simple(traits: Traits, conf: str) -> Iterator[Treatment]:  # noqa: C901 - a 
     for name in fusable:
         yield _simple(
             "fused", f"fused {name}", exact, f"torch.optim.{name}(..., fused=True)",
-            instead=words(Change.FUSED), place=Place.OPTIMIZER, arguments=["fused=True"],
+            instead=words(Change.FUSED),
         )  # fmt: skip
     for name in sorted({*traits["optimizers"]} & {*HAVE_FOREACH})[:1]:
         yield _simple(
             "no-foreach", f"{name} without lists of tensors", exact,
             f"torch.optim.{name}(..., foreach=False)",
-            place=Place.OPTIMIZER, arguments=["foreach=False"],
         )  # fmt: skip
     if not _why_not_in_backward(traits):
         title = "update each parameter in the backward pass"

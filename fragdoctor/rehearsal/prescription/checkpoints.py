@@ -16,7 +16,7 @@ counted operations (selective checkpointing), those first that take most to make
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, Final
 
@@ -118,13 +118,17 @@ class Checkpoints:
     Args:
         need: of a rehearsal of the program.
         traits: what the same rehearsal observed.
+        on_replay: called before each replay of a set; it may raise an error that ends the search.
 
     Attributes:
         traits: see above.
     """
 
-    def __init__(self, need: Need, traits: Mapping[str, Any]) -> None:
+    def __init__(
+        self, need: Need, traits: Mapping[str, Any], on_replay: Callable[[], None] = lambda: None
+    ) -> None:
         self.traits = traits
+        self._on_replay = on_replay
         self._need = need
         self._blocks = TraceBlocks(need.trace)
         self._ends = Ends(self._blocks.n_rows)
@@ -242,6 +246,7 @@ class Checkpoints:
         return [one.operations(chosen) for one in self._recomputations]
 
     def _fits(self, plan: Plan, capacity_bytes: int, *, is_steady: bool = False) -> bool:
+        self._on_replay()
         self._n_left -= 1
         return self._need.fits(self._requests(plan), capacity_bytes, is_steady=is_steady)
 

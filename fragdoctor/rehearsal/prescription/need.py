@@ -70,7 +70,10 @@ class Need:
         search = is_served_from if is_steady else is_served
         return all(search(self._reproduction, what_if, one) for one in requests)
 
-    def peak_bytes(self, requests: Sequence[_ext.NativeOps]) -> int:
-        """Return the most that requests have live at once."""
-        results = (replay_what_if(self._reproduction, WhatIf(), one) for one in requests)
+    def peak_bytes(
+        self, requests: Sequence[_ext.NativeOps] | None = None, conf: str | None = None
+    ) -> int:
+        """Return the most that is live at once, in the blocks that settings make."""
+        what_if, all_of_them = WhatIf(conf=conf), requests or self.requests
+        results = (replay_what_if(self._reproduction, what_if, one) for one in all_of_them)
         return max(one.peak_allocated_bytes for one in results)

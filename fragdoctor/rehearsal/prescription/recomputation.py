@@ -17,7 +17,6 @@ import numpy as np
 from msgspec import Struct
 
 from fragdoctor._native import _ext
-from fragdoctor.model.gpus import CUBLAS_WORKSPACES
 from fragdoctor.model.snapshot import I64
 from fragdoctor.rehearsal.prescription.module_calls import ModuleCall, TraceBlocks
 from fragdoctor.trace.operations import (
@@ -92,7 +91,6 @@ class _Again(Struct, frozen=True):
             the block itself).
         removed: requests that go.
         n_made: blocks that are made again.
-        n_first: requests up to the first product of matrices among them, and with it.
     """
 
     gone: I64
@@ -103,7 +101,6 @@ class _Again(Struct, frozen=True):
     steps: I64
     removed: I64
     n_made: int
-    n_first: int
 
 
 class Recomputation:
@@ -125,8 +122,6 @@ class Recomputation:
         known = min(n, len(lives.born))
         self._born[:known], self._dies[:known] = lives.born[:known], lives.dies[:known]
         self._n_ids = max(n, int(self._ops.allocation.max(initial=0)) + 1)
-        is_workspace = np.isin(lives.size[:known], list(CUBLAS_WORKSPACES))
-        self._workspaces = np.flatnonzero(is_workspace & (lives.dies[:known] == NEVER))
         self._known: dict[tuple[ModuleCall, tuple[int, ...]], _Again] = {}
 
     def operations(self, chosen: Sequence[tuple[ModuleCall, tuple[int, ...]]]) -> _ext.NativeOps:
@@ -139,18 +134,12 @@ class Recomputation:
             return self._base
         dies = self._new_ends(changes)
         moved = np.flatnonzero((dies != self._dies) & (self._born >= 0))
-        # The thread of the backward pass has a workspace of its own for products of matrices, which
-        # its first product asks for: one of those that are made again.
-        first = min(changes, key=lambda one: one.begin)
-        early = self._workspaces[self._born[self._workspaces] >= first.begin]
-        asked = _columns(first.begin, OpKind.MALLOC, early, early)
         columns, n_ids = [_columns(dies[moved], OpKind.FREE, moved, moved)], self._n_ids
         for one in changes:
             steps = one.steps.copy()
             steps[3] = np.where(steps[3] == UNKNOWN, steps[2], steps[3] + n_ids)
             n_ids += one.n_made
-            cut = one.n_first if one is first else 0
-            columns += [steps[:, :cut], asked if one is first else asked[:, :0], steps[:, cut:]]
+            columns.append(steps)
         position, kind, row, allocation = np.concatenate(columns, axis=1)
         new = np.zeros(len(row), OPERATION)
         for name in ("stream", "pool", "size"):
@@ -161,7 +150,6 @@ class Recomputation:
         stays = np.ones(len(self._ops), np.bool_)
         stays[_joined(one.removed for one in changes)] = False
         stays[self._dies[moved][self._dies[moved] < NEVER]] = False
-        stays[self._born[early]] = False
         table = np.insert(self._ops.table, position, new)
         return Operations(table[np.insert(stays, position, values=True)]).native(self._base)
 
@@ -201,7 +189,6 @@ class Recomputation:
         rows = [row for _, kind, row in steps if kind == OpKind.MALLOC]
         again = {row: n for n, row in enumerate(rows)}
         numbered = [(*step, again.get(step[2], UNKNOWN)) for step in steps]
-        products = {row for one in call.products for row in one.rows}
         # Nothing that is known holds an output any more as its module is carried out again.
         first_ends = [self._end_of(r, call) if self._ends.outlives[r] else begin for r in remade]
         return _Again(
@@ -213,7 +200,6 @@ class Recomputation:
             steps=np.array(numbered, np.int64).reshape(-1, 4).T,
             removed=np.array(removed, np.int64),
             n_made=len(again),
-            n_first=next((n + 1 for n, step in enumerate(steps) if step[2] in products), 0),
         )
 
     def _repeated(

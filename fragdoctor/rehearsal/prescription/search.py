@@ -24,7 +24,7 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.future.simulator import trace_of
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.finding import Location
-from fragdoctor.model.prescription import Numerics, Prescription, Treatment, Tried
+from fragdoctor.model.prescription import Numerics, Place, Prescription, Treatment, Tried
 from fragdoctor.model.rehearsal import Rehearsal
 from fragdoctor.rehearsal import runner
 from fragdoctor.rehearsal.prescription import catalogue, patch
@@ -46,10 +46,14 @@ FINE: Final = 0.005
 """Share of the capacity that may be left over."""
 BESIDE: Final = ("chunked-loss",)
 """What is tried beside fewer checkpointed blocks, as it leaves the results alone and costs less."""
+LATE: Final = ("fused", "no-foreach", "step-in-backward")
+"""What is tried after checkpointing, though it costs nothing: of 67 programs it let none fit."""
 ALONE: Final = ("accumulate", "checkpoint", "step-in-backward")
 """What is not tried together with all else that lowers the need, where nothing is enough."""
 ON_TOP: Final = ("autocast", "adamw-8bit")
 """What is tried on top of checkpointing where nothing does that leaves the results as they are."""
+LEAST_S: Final = 5.0
+"""How long the program with the change in it may take where no time is left for it."""
 
 OnTry = Callable[[str], None]
 """Told what is rehearsed next."""
@@ -66,7 +70,7 @@ class CureSearch:
         program: what to run; its arguments may hold ``{batch}``.
         conditions: how, with the capacity that it is to fit.
         batch: the batch size that stands for ``{batch}``.
-        seconds: how long to search; the first rehearsal is not cut short.
+        seconds: how long to search; the first rehearsal is not cut short, any other one is.
         on_try: told of each rehearsal.
     """
 
@@ -97,6 +101,7 @@ class CureSearch:
         self._held: list[Location] = []
         self._notes: list[str] = []
         self._dearer: dict[str, float] = {}
+        self._reserve_s = 0.0  # for the program with a change in it, once one fits that can be
 
     def run(self, keep: Path | None = None) -> Prescription:
         """Return what was found.
@@ -123,7 +128,7 @@ class CureSearch:
                 self._held = held_lines(read_snapshot(self._snapshot))
                 self._can_checkpoint = not found.traits["checkpoints"]
                 if self._can_checkpoint:
-                    self._bases[()] = Checkpoints(self._need, found.traits)
+                    self._bases[()] = self._checkpoints(found)
                 self._ends_at = time.monotonic() + self._seconds
                 try:
                     self._search(found)
@@ -173,10 +178,12 @@ class CureSearch:
             "PYTHONPATH": os.pathsep.join(p for p in paths if p),
         }
         self._program = replace(program, target=str(copy))
+        left_s = max(self._ends_at - time.monotonic(), LEAST_S)
         try:
             conditions = self._conditions_of(cure.treatments)
             found, needs_bytes = self._rehearse(
-                replace(conditions, treatments=[], variables=variables), _divisor(cure.treatments)
+                replace(conditions, treatments=[], variables=variables, time_limit_s=left_s),
+                _divisor(cure.treatments),
             )
         except ConfigError:
             return []
@@ -191,20 +198,21 @@ class CureSearch:
     def _search(self, found: Rehearsal) -> None:
         traits, conf = found.traits, self._conditions.conf or found.conf
         simple = [*catalogue.simple(traits, conf)]
-        for treatment in simple:
-            if _cost(treatment) == 0:
-                self._try(treatment)
+        first = [one for one in simple if _cost(one) == 0 and one.code not in LATE]
+        for treatment in first:
+            self._try(treatment)
         size = catalogue.batch_size(traits, self._batch)
         traits = self._with_mixing(traits, size)
         self._split(size, lambda n: catalogue.accumulated(traits, n, self._batch))
         evaluated = max(traits["evaluated"].values(), default=0)
         self._split(evaluated, lambda n: catalogue.evaluated_in(traits, n))
         self._checkpoint()
-        for treatment in (one for one in simple if _cost(one) > 0):
+        for treatment in (one for one in simple if one not in first):
             tried = self._try(treatment, is_base=treatment.code in {*BESIDE, *ON_TOP})
-            is_cheaper = _cost(treatment) < min(map(_cost_of, self._tried), default=inf)
+            fitting = (one for one in self._tried if one.fits and one.n_gpus == 1)
+            least = min((sum(map(_cost, one.treatments)) for one in fitting), default=inf)
             helps = (tried.needs_bytes or self._needs_bytes) < self._needs_bytes
-            if treatment.code in BESIDE and helps and is_cheaper:
+            if treatment.code in BESIDE and helps and _cost(treatment) < least:
                 self._checkpoint(treatment)
         if any(one.fits and one.numerics is Numerics.EXACT for one in self._tried):
             return
@@ -359,34 +367,52 @@ class CureSearch:
         known = next((one for one in self._tried if one.treatments == treatments), None)
         if known is not None and not observes:
             return known
-        if time.monotonic() > self._ends_at:
-            raise _TimeIsOverError
+        self._check_time()
         self._on_try(" + ".join(one.title for one in treatments))
         if not _key(treatments):  # other settings of the allocator, which gets the same requests
-            needs_bytes = self._need_as_it_is.bytes(conf=treatments[0].conf)
+            need, conf = self._need_as_it_is, treatments[0].conf
+            needs_bytes, peak_bytes = need.bytes(conf=conf), need.peak_bytes(conf=conf)
             fits = needs_bytes <= self._capacity_bytes
-            self._tried.append(Tried(treatments, fits, needs_bytes, self._peak_bytes))
+            self._tried.append(Tried(treatments, fits, needs_bytes, peak_bytes))
             return self._tried[-1]
         conditions = self._conditions_of(treatments)
         is_base &= self._can_checkpoint
+        began_at = time.monotonic()
+        limit_s = min(self._seconds_left(), conditions.time_limit_s or inf)
+        conditions = replace(conditions, observes=is_base or observes, time_limit_s=limit_s)
         try:
-            found, needs_bytes = self._rehearse(
-                replace(conditions, observes=is_base or observes), _divisor(treatments)
-            )
+            found, needs_bytes = self._rehearse(conditions, _divisor(treatments))
         except ConfigError as err:
+            self._check_time()
             tried = Tried(treatments, False, None, None, err.message)
         else:
             # What ended before the program as it is did may not have seen its peak.
             as_far = not found.is_partial or found.partial_reason == self._partial_reason
+            if not as_far:
+                self._check_time()
             fits = needs_bytes <= self._capacity_bytes and as_far
             error = "" if as_far else f"Not rehearsed as far: {found.partial_reason}."
             peak_bytes = found.peak_allocated_bytes
             tried = Tried(treatments, fits, needs_bytes, peak_bytes, error)
             self._traits = found.traits
             if is_base and not fits and as_far:
-                self._bases[_key(treatments)] = Checkpoints(self._need, found.traits)
+                self._bases[_key(treatments)] = self._checkpoints(found)
         self._tried.append(tried)
+        is_written = all(one.place is not Place.OPEN for one in treatments)
+        if tried.fits and is_written and not self._reserve_s:
+            self._reserve_s = time.monotonic() - began_at
         return tried
+
+    def _checkpoints(self, found: Rehearsal) -> Checkpoints:
+        return Checkpoints(self._need, found.traits, self._check_time)
+
+    def _seconds_left(self) -> float:
+        return self._ends_at - self._reserve_s - time.monotonic()
+
+    def _check_time(self) -> None:
+        """Raise _TimeIsOverError if it is."""
+        if self._seconds_left() < 0:
+            raise _TimeIsOverError
 
     def _conditions_of(self, treatments: Sequence[Treatment]) -> RehearsalConditions:
         """Return how a program with treatments is rehearsed."""
@@ -412,10 +438,6 @@ def _cost(one: Treatment) -> float:
     """Return the further operations of a treatment that leaves the results alone, else infinity."""
     is_known = one.numerics is Numerics.EXACT and one.extra_compute is not None
     return one.extra_compute or 0.0 if is_known else inf
-
-
-def _cost_of(tried: Tried) -> float:
-    return sum(map(_cost, tried.treatments)) if tried.fits and tried.n_gpus == 1 else inf
 
 
 def _key(treatments: Sequence[Treatment]) -> tuple[str, ...]:

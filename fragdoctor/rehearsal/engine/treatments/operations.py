@@ -84,19 +84,6 @@ class Call:
         return vars(self) | {"products": [vars(one) for one in self.products]}
 
 
-class Calls:
-    """The forward passes of a module in training.
-
-    Attributes:
-        n_flops: of all of them.
-        calls: one after another.
-    """
-
-    def __init__(self) -> None:
-        self.n_flops = 0
-        self.calls: list[Call] = []
-
-
 class Operations:
     """Counts until ``undo`` is closed.
 
@@ -106,7 +93,7 @@ class Operations:
 
     def __init__(self, undo: ExitStack) -> None:
         self.n_flops = 0
-        self._of: weakref.WeakKeyDictionary[Any, Calls] = weakref.WeakKeyDictionary()
+        self._of: weakref.WeakKeyDictionary[Any, list[Call]] = weakref.WeakKeyDictionary()
         self._inside: list[tuple[Any, Call]] = []
         self._begins: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
         self._ends: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
@@ -132,22 +119,21 @@ class Operations:
         ):
             undo.callback(hook.remove)
 
-    def of(self, module: Any) -> Calls:
-        """Return what a module takes; it is counted from the first time that it is asked for."""
-        return self._of.setdefault(module, Calls())
+    def of(self, module: Any) -> list[Call]:
+        """Return the forward passes of a module in training, noted once they are asked for."""
+        return self._of.setdefault(module, [])
 
-    def of_piece(self, piece: Any, first: Any, last: Any) -> Calls:
-        """Return what layers take from a first to a last one; a piece comes before those in it."""
+    def note_piece(self, piece: Any, first: Any, last: Any) -> None:
+        """Note those of layers from a first to a last one; a piece comes before those in it."""
         self._begins.setdefault(first, []).append(piece)
         self._ends.setdefault(last, []).append(piece)
-        return self.of(piece)
+        self.of(piece)
 
     def _note(self, n_flops: int, made: Any) -> None:
         if not self._inside:
             return
         product = Product(_now()[1], n_flops, addresses(made))
-        for module, call in self._inside:
-            self._of[module].n_flops += product.n_flops
+        for _, call in self._inside:
             call.products.append(product)
 
     def _note_change(self, addresses: list[int]) -> None:
@@ -169,7 +155,7 @@ class Operations:
                 call = self._inside[depth][1]
                 del self._inside[depth:]
                 call.returned(outputs)
-                self._of[one].calls.append(call)
+                self._of[one].append(call)
 
 
 def _n_flops(formula: Any, args: Any, kwargs: Any, made: Any) -> int:

@@ -98,7 +98,7 @@ class Traits:
         self._found["n_flops"] = self._operations.n_flops
         self._found["losses"] = self._losses.found
         for described, part in self._parts:
-            calls = [call.described() for call in self._operations.of(part).calls]
+            calls = [call.described() for call in self._operations.of(part)]
             self._found["parts"].append(described | {"calls": calls})
         if self._found["n_optimizers"] != 1:
             self._found["place"] = None
@@ -108,7 +108,7 @@ class Traits:
                 self._found[kind][lines] = size
         head = self._found["head"]
         if head is not None:
-            head["n_flops"] = self._head_costs.n_flops
+            head["n_flops"] = sum(p.n_flops for call in self._head_calls for p in call.products)
         return self._found
 
     def _watch(self, owner: Any, name: str, see: Any, undo: ExitStack) -> None:
@@ -161,7 +161,7 @@ class Traits:
             if isinstance(part, Piece):
                 written = name + expression(model, part.path)
                 layers = part.sequential
-                self._operations.of_piece(part, layers[part.first], layers[part.end - 1])
+                self._operations.note_piece(part, layers[part.first], layers[part.end - 1])
                 numbers = range(part.first, part.end)
                 names = [*part.sequential._modules]
                 about |= {
@@ -215,11 +215,15 @@ class Traits:
             found = head_of(logits, model)
             if found is not None:
                 path, is_cast = found
-                self._head_costs = self._operations.of(model.get_submodule(path))
-                owner = model.get_submodule(path.rpartition(".")[0])
+                self._head_calls = self._operations.of(model.get_submodule(path))
+                above = path.rpartition(".")[0]
+                owner = model.get_submodule(above)
                 own_loss = getattr(getattr(owner, "loss_function", None), "__name__", "")
                 at = _caller_of_torch() and (own_loss or _caller_of_torch())
-                self._found["head"] = {"path": path, "is_cast": is_cast, "loss": at}
+                self._found["head"] = {
+                    "path": path, "written": expression(model, path),
+                    "owner": expression(model, above), "is_cast": is_cast, "loss": at,
+                }  # fmt: skip
                 return
 
     def _made_optimizer(self, optimizer: Any, *_: Any, **__: Any) -> None:
