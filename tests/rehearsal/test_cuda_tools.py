@@ -5,7 +5,7 @@ from __future__ import annotations
 from rehearsal_stage import Stage
 
 
-def test_marks_and_figures_of_the_gpu_work(stage: Stage) -> None:
+def test_marks_tuning_and_figures_of_the_gpu_work(stage: Stage) -> None:
     stage.must_pass(
         """
         import torch
@@ -14,8 +14,8 @@ def test_marks_and_figures_of_the_gpu_work(stage: Stage) -> None:
         x = torch.ones(8, 8, device="cuda")
         nvtx = torch.cuda.nvtx
         with nvtx.range("outer"):
-            nvtx.range_push("inner")
-            nvtx.range_pop()
+            assert nvtx.range_push("inner") == 1 and nvtx.range_pop() == 1
+        assert nvtx.range_pop() == -1
         nvtx.mark("here")
         nvtx.range_end(nvtx.range_start("across"))
         with torch.autograd.profiler.emit_nvtx(), torch.cuda.profiler.profile():
@@ -23,7 +23,14 @@ def test_marks_and_figures_of_the_gpu_work(stage: Stage) -> None:
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
             x = x * 2
         profiler.key_averages().table(sort_by="cuda_time_total")
+        torch.cuda.tunable.enable(True)
+        assert torch.cuda.tunable.is_enabled()
+        torch.cuda.tunable.set_max_tuning_duration(7)
+        assert torch.cuda.tunable.get_max_tuning_duration() == 7
+        torch.backends.cuda.cufft_plan_cache.clear()
         assert torch.cuda.utilization() == 0
+        code = "template <typename T> T add(T x, T y) { return x + y; }"
+        assert torch.cuda.jiterator._create_jit_fn(code)(x, x).shape == (8, 8)
         taken = torch.cuda.caching_allocator_alloc(1 << 20)
         assert torch.cuda.memory_allocated() > 1 << 20
         torch.cuda.caching_allocator_delete(taken)

@@ -1,4 +1,4 @@
-"""The parts of ``torch.cuda`` beside memory: marks for profilers, links between GPUs.
+"""The parts of ``torch.cuda`` beside memory: marks for profilers, tuning, links between GPUs.
 
 Builds without CUDA lack them or let them fail, and programs call them all the same. None computes;
 those that ask for memory (what several GPUs exchange) ask for it as PyTorch's own do.
@@ -8,20 +8,103 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
-from types import SimpleNamespace
-from typing import Any, Final
+from functools import partial
+from itertools import count
+from typing import Any, Final, Self
 
 import torch
+import torch.cuda.gds
+import torch.cuda.green_contexts
 import torch.cuda.nvtx
+import torch.cuda.tunable
 from torch import _utils as packing
 
 from fragdoctor.rehearsal.engine import allocation, cuda_objects, put, put_all, session
 
-_NVTX: Final = (
-    "deviceRangeEnd", "deviceRangeStart", "markA", "rangeEnd", "rangePop", "rangePushA",
-    "rangeStartA",
-)  # fmt: skip
-"""Functions of ``torch._C._nvtx``: marks and ranges go nowhere, as nothing listens."""
+_CACHED_PLANS: Final = 4096  # CUFFT_MAX_PLAN_NUM
+
+
+class _Nvtx:
+    """``torch._C._nvtx``: marks go nowhere, ranges have their depth."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._numbers = count(1)
+
+    def rangePushA(self, _message: str) -> int:  # noqa: N802 - NVTX's names
+        """Begin a range within others."""
+        self._depth += 1
+        return self._depth - 1
+
+    def rangePop(self) -> int:  # noqa: N802
+        """End the innermost range; -1 where there is none, as NVTX says then."""
+        if not self._depth:
+            return -1
+        self._depth -= 1
+        return self._depth
+
+    def rangeStartA(self, *_: Any) -> int:  # noqa: N802
+        """Begin a range that may end in another thread."""
+        return next(self._numbers)
+
+    deviceRangeStart = rangeStartA  # noqa: N815 - on a stream
+    rangeEnd = markA = deviceRangeEnd = cuda_objects.nothing  # noqa: N815
+
+
+def _tuning() -> dict[str, Callable[..., Any]]:
+    """Return ``torch.cuda.tunable`` by its names in C; nothing is tuned, as no time is taken."""
+    flags: dict[str, Any] = {"tunableop": False, "tunableop_tuning": True, "record_untuned": False}
+    # PyTorch's defaults (aten/src/ATen/cuda/tunable/Tunable.h)
+    others: dict[str, Any] = {
+        "filename": "tunableop_results.csv", "max_tuning_duration": 30,
+        "max_tuning_iterations": 100, "rotating_buffer_size": 0,
+    }  # fmt: skip
+    found: dict[str, Callable[..., Any]] = {
+        "_cuda_tunableop_get_results": tuple,
+        "_cuda_tunableop_get_validators": tuple,
+        "_cuda_tunableop_read_file": lambda *_: True,
+        "_cuda_tunableop_write_file": lambda *_: True,
+    }
+    for name in flags:
+        found[f"_cuda_{name}_enable"] = partial(_set, flags, name)
+        found[f"_cuda_{name}_is_enabled"] = partial(flags.get, name)
+    for name in others:
+        found[f"_cuda_tunableop_get_{name}"] = partial(others.get, name)
+        found[f"_cuda_tunableop_set_{name}"] = partial(_set, others, name)
+    return found
+
+
+def _set(values: dict[str, Any], name: str, value: Any, *_: Any) -> None:
+    values[name] = value
+
+
+class GreenContext:
+    """``torch.cuda.green_contexts.GreenContext``: a share of the multiprocessors; no memory."""
+
+    @staticmethod
+    def create(**_: Any) -> GreenContext:
+        """Make one."""
+        return GreenContext()
+
+    set_context = pop_context = cuda_objects.nothing
+
+    def Stream(self) -> Any:  # noqa: N802 - PyTorch's name
+        """Return a stream of it."""
+        return cuda_objects.Stream()
+
+
+class _Plans:
+    """``torch.backends.cuda.cufft_plan_cache``, of one GPU or of the current one."""
+
+    size = 0
+    max_size = _CACHED_PLANS
+
+    def __getitem__(self, _device: Any) -> Self:
+        return self
+
+    def clear(self) -> None:
+        """There is no plan."""
+
 
 # ---- what several GPUs exchange (torch/csrc/cuda/comm.cpp) --------------------------------------
 
@@ -30,7 +113,15 @@ def _index(device: int) -> torch.device:
     return torch.device("cuda", session.current().gpus.device() if device < 0 else device)
 
 
+def _copied(parts: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    for target, part in zip(targets, parts, strict=True):
+        target.copy_(part, non_blocking=True)
+    return list(targets)
+
+
 def _broadcast(tensor: torch.Tensor, devices: Sequence[Any]) -> list[torch.Tensor]:
+    if devices and isinstance(devices[0], torch.Tensor):  # those to write to
+        return _copied([tensor for _ in devices], devices)
     found = []
     for device in devices:
         place = _index(device)
@@ -57,6 +148,8 @@ def _scatter(
     dim: int = 0,
     *_: Any,
 ) -> list[torch.Tensor]:
+    if devices and isinstance(devices[0], torch.Tensor):
+        return _copied(tensor.split([t.size(dim) for t in devices], dim), devices)
     parts = (
         tensor.chunk(len(devices), dim) if chunk_sizes is None else tensor.split(chunk_sizes, dim)
     )
@@ -70,10 +163,11 @@ def _gather(
     size[dim] = sum(t.size(dim) for t in tensors)
     place = torch.device("cpu") if destination == -1 else _index(destination or 0)
     result = torch.empty(size, dtype=tensors[0].dtype, device=place)
-    for target, part in zip(
-        result.split([t.size(dim) for t in tensors], dim), tensors, strict=True
-    ):
-        target.copy_(part, non_blocking=True)
+    return _gather_out(tensors, result, dim)
+
+
+def _gather_out(tensors: Sequence[torch.Tensor], result: torch.Tensor, dim: int) -> torch.Tensor:
+    _copied(tensors, result.split([t.size(dim) for t in tensors], dim))
     return result
 
 
@@ -103,26 +197,44 @@ def _not_rehearsed(name: str) -> Callable[..., Any]:
     return fail
 
 
+def _jit(
+    _code: str, _name: str, _by_reference: bool, n_outputs: int, tensors: Any, _values: Any
+) -> Any:
+    """Return what a kernel written as text makes: elementwise, in the dtype of its inputs."""
+    size = torch.broadcast_shapes(*(t.shape for t in tensors))
+    made = [tensors[0].new_empty(size) for _ in range(n_outputs)]
+    return made[0] if len(made) == 1 else tuple(made)
+
+
 _DO_NOTHING: Final = (
+    "_cuda_tunableop_write_file_on_exit", "_cuda_tunableop_set_numerical_check_tolerances",
     "_cuda_setCublasLtWorkspaceSize", "_nccl_all_reduce", "_nccl_reduce", "_nccl_broadcast",
     "_nccl_all_gather", "_nccl_reduce_scatter", "_set_linalg_preferred_backend",
+    "_gds_register_buffer", "_gds_deregister_buffer", "_gds_deregister_handle", "_gds_load_storage",
+    "_gds_save_storage",
 )  # fmt: skip
 _IN_C: Final[dict[str, Callable[..., Any]]] = {
     **dict.fromkeys(_DO_NOTHING, cuda_objects.nothing),
     "_broadcast": _broadcast,
+    "_broadcast_out": _broadcast,
     "_broadcast_coalesced": _broadcast_coalesced,
     "_scatter": _scatter,
+    "_scatter_out": lambda tensor, out, dim=0, *_: _scatter(tensor, out, None, dim),
     "_gather": _gather,
+    "_gather_out": _gather_out,
     "_cuda_cudaCachingAllocator_raw_alloc": _take,
     "_cuda_cudaCachingAllocator_raw_delete": allocation.give,
+    "_cuda_getStreamFromExternal": lambda pointer, device: (pointer, device, 1),
     "_cuda_getCurrentSolverHandle": lambda: 1,
     "_cuda_getCublasWorkspaceSize": lambda: session.current().blas_workspace_bytes,
     "_cuda_getCublasLtWorkspaceSize": lambda: session.current().blas_workspace_bytes,
     "_cuda_setCublasWorkspaceSize": _not_rehearsed("other workspace of cuBLAS than the usual one"),
+    "_cuda_jiterator_compile_and_launch_kernel": _jit,
     "_cuda_changeCurrentAllocator": _not_rehearsed("other allocator than PyTorch's own"),
     "_cuda_customAllocator": _not_rehearsed("other allocator than PyTorch's own"),
     "_nccl_unique_id": lambda: b"",
     "_nccl_init_rank": lambda *_: 0,
+    "_gds_register_handle": lambda *_: 0,
 }
 _FIGURES: Final = {  # of the GPU itself, that NVIDIA's management library would tell
     "utilization": 0, "temperature": 40, "power_draw": 100_000, "clock_rate": 1980,
@@ -137,11 +249,19 @@ def _device_memory_used(device: Any = None) -> int:
 
 def install(undo: ExitStack) -> None:
     """Put them in place until ``undo`` is closed."""
-    put_all(undo, torch._C, _IN_C)
-    put(undo, torch.cuda.nvtx, "_nvtx", SimpleNamespace(**dict.fromkeys(_NVTX, lambda *_: 0)))
+    put_all(undo, torch._C, {**_IN_C, **_tuning()})
+    put(undo, torch.cuda.nvtx, "_nvtx", _Nvtx())
     put(undo, torch.autograd.profiler, "emit_nvtx", lambda *_, **__: nullcontext())
     profile: Any = torch.autograd.profiler.profile
     put(undo, profile, "__init__", _timed(profile.__init__))
+    put(undo, torch.cuda.green_contexts, "GreenContext", GreenContext)
+    put(undo, torch.backends.cuda, "cufft_plan_cache", _Plans())
+    put(
+        undo,
+        torch.cuda,
+        "ExternalStream",
+        lambda _pointer, device=None, **_: cuda_objects.Stream(device),
+    )
     for name, figure in _FIGURES.items():
         put(undo, torch.cuda, name, lambda _device=None, figure=figure: figure)
     if hasattr(torch.cuda, "device_memory_used"):
