@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 from rehearsal_stage import Stage
 
@@ -42,6 +42,8 @@ PEAK_AND_ALL_ASKED = {
     "F.adaptive_max_pool3d(s.mT[None], 3).sum().backward()": (3145736, 4722056),
     "(p > 0).count_nonzero()": (3539340, 3539340),
     "p.count_nonzero(dim=0)": (3545088, 3545088),
+    "d[:384, :384].clone().addmm_(d[:384, ::2], d[:384, :384])": (1179648, 1179648),
+    "(F.scaled_dot_product_attention(q, q, q) * 2).values().sum().backward()": (7597588, 10970856),
 }
 """Bytes asked for at the peak, above what was there, and in all; cuFFT's workspaces are none."""
 
@@ -57,11 +59,18 @@ def test_operations_ask_for_what_the_real_ones_do(stage: Stage) -> None:
     p = torch.zeros(512, 768, device="cuda", requires_grad=True)
     s = torch.zeros(8, 64, 64, 12, device="cuda", requires_grad=True)
     r, mask = s.detach(), torch.zeros(8, 64, 1, 1, dtype=torch.bool, device="cuda")
-    h = r.bfloat16()
+    h, d = r.bfloat16(), p.detach()
+    n = [torch.zeros(length, 12, 64) for length in (37, 512)]
+    n = torch.nested.nested_tensor(n, layout=torch.jagged, dtype=torch.half, device="cuda")
+    q = n.requires_grad_().transpose(1, 2)
+    before = torch.cuda.memory_stats()["requested_bytes.all.allocated"]
+    d.mv(d[0])  # takes the workspace of cuBLAS
+    after = torch.cuda.memory_stats()["requested_bytes.all.allocated"]
+    assert after - before == 33556480, after - before
     wanted = {PEAK_AND_ALL_ASKED}
     found = {{}}
     for call in wanted:
-        p.grad = s.grad = None
+        p.grad = s.grad = n.grad = None
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_stats()
         eval(call)
@@ -71,6 +80,24 @@ def test_operations_ask_for_what_the_real_ones_do(stage: Stage) -> None:
             after["requested_bytes.all.allocated"] - before["requested_bytes.all.allocated"],
         )
     assert found == wanted, found
+    """
+    )
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="zeros without memory are CUDA's own")
+def test_tangents_that_are_zero_hold_no_memory(stage: Stage) -> None:
+    stage.must_pass(
+        """
+    import torch
+    from torch.nn import functional as F
+
+    d = torch.zeros(512, 768, device="cuda")
+    d @ d.T
+    before = torch.cuda.memory_stats()
+    torch.func.jvp(lambda w: F.linear(d, w), (d,), (d,))
+    after = torch.cuda.memory_stats()
+    asked = "requested_bytes.all.allocated"
+    assert after[asked] - before[asked] == 5767172
     """
     )
 

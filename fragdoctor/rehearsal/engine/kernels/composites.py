@@ -23,6 +23,7 @@ from fragdoctor.rehearsal.engine.kernels.scratch import (
     Step,
     Temp,
     after_results,
+    copied_unless_dense,
     held_only,
     in_order,
     n_bytes,
@@ -118,6 +119,18 @@ def _flash_backward(call: Call) -> Iterable[Step]:
     if key.shape[1] != heads:
         size = batch * key.shape[2] * heads * head * query.element_size()
         yield from (Temp(size), Temp(size))
+
+
+@rule("_flash_attention_backward")
+def _packed_backward(call: Call) -> Iterable[Step]:
+    """Of sequences one after another, as jagged tensors have them (``mha_varlen_bwd``)."""
+    query, ends = call.args[1], call.argument("cum_seq_q")
+    yield from copied_unless_dense(call.args[0])
+    yield from call.results
+    if ends is not None:
+        n_rows = query.shape[0] + FLASH_ROWS * (ends.shape[0] - 1)
+        yield Temp(n_rows * query.shape[1] * FLOAT)
+        yield Temp(n_rows * query.shape[1] * _rounded_head(query.shape[2]) * FLOAT)
 
 
 @rule("_scaled_dot_product_efficient_attention")
