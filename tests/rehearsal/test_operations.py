@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from rehearsal_stage import Stage
 
 torch = pytest.importorskip("torch")
-
-from rehearsal_stage import Stage
 
 PEAK_AND_ALL_ASKED = {
     "torch.fft.fft(x)": (33554432, 33554432),
