@@ -277,11 +277,11 @@ def _of_library(chosen: EstimateOptions, look: RenderOptions, given: frozenset[s
 def _rehearsed(
     title: str, build: str, options: Mapping[str, Any], chosen: EstimateOptions, look: RenderOptions
 ) -> str:
-    from fragdoctor.cli.rehearse import Asked, diagnosed, swept
+    from fragdoctor.cli.rehearse import diagnosed, swept
     from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
     from fragdoctor.rehearsal.programs import pythons
     from fragdoctor.rehearsal.step_script import step_program
-    from fragdoctor.rehearsal.sweep import parse_batches
+    from fragdoctor.rehearsal.sweep import Sweep, parse_batches
     from fragdoctor.report.base import render
 
     names: list[str | None] = [*dict.fromkeys(chosen.gpu or ())]
@@ -292,7 +292,7 @@ def _rehearsed(
         program = step_program(
             title, build, options, pythons(None), Path(folder), has_batch=batches is not None
         )
-        asked = Asked(program, base, gpus, [None], batches)
+        asked = Sweep(program, base, gpus, [None], batches)
         found: RehearsalResult | RehearsalSweep
         found = diagnosed(asked) if asked.is_one else swept(asked)
         return render("rehearse", chosen.output_format.value, found, look)

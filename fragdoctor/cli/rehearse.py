@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from fragdoctor.cli import console, options
@@ -22,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from fragdoctor.model.rehearsal import Rehearsal, RehearsalResult, RehearsalSweep
-    from fragdoctor.rehearsal.process import OnStep, RehearsalConditions, RehearsedGpu
+    from fragdoctor.rehearsal.process import OnStep
     from fragdoctor.rehearsal.programs import Launched, Program
-    from fragdoctor.rehearsal.sweep import Batches
+    from fragdoctor.rehearsal.sweep import Sweep
     from fragdoctor.report.base import RenderOptions
 
 _OF_CI: Final = ("sarif", "junit", "github")
@@ -140,24 +139,7 @@ def _is_gate(chosen: RehearseOptions) -> bool:
     return chosen.fits_on is not None and chosen.steps is None
 
 
-class Asked(Struct, frozen=True):
-    """What to run, on which GPUs, under which settings, at which batch sizes."""
-
-    program: Program
-    base: RehearsalConditions
-    gpus: Sequence[RehearsedGpu]
-    confs: Sequence[str | None]
-    batches: Batches | None
-
-    @property
-    def is_one(self) -> bool:
-        """Whether it is one rehearsal, which is diagnosed as a whole."""
-        sizes = self.batches
-        is_one_batch = sizes is None or (len(sizes.sizes) == 1 and not sizes.is_search)
-        return len(self.gpus) == 1 and len(self.confs) == 1 and is_one_batch
-
-
-def asked_of(chosen: RehearseOptions) -> Asked:
+def asked_of(chosen: RehearseOptions) -> Sweep:
     """Return what to run, and how.
 
     Raises:
@@ -166,7 +148,7 @@ def asked_of(chosen: RehearseOptions) -> Asked:
     from fragdoctor.model.settings import parse_conf
     from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
     from fragdoctor.rehearsal.programs import Program, launched
-    from fragdoctor.rehearsal.sweep import parse_batches
+    from fragdoctor.rehearsal.sweep import Sweep, parse_batches
 
     limits = {
         "--capacity": chosen.capacity,
@@ -209,7 +191,7 @@ def asked_of(chosen: RehearseOptions) -> Asked:
         variables={} if by_launcher is None else by_launcher.variables,
     )
     batches = None if chosen.batch is None else parse_batches(chosen.batch)
-    return Asked(program, base, gpus, confs or [None], batches)
+    return Sweep(program, base, gpus, confs or [None], batches)
 
 
 def _place_in_run(
@@ -298,7 +280,7 @@ def _snapshot_path(place: Path, program: Program, *, force: bool) -> Path:
     return file
 
 
-def diagnosed(asked: Asked, kept: Path | None = None) -> RehearsalResult:
+def diagnosed(asked: Sweep, kept: Path | None = None) -> RehearsalResult:
     """Rehearse once, and diagnose the snapshot, which is kept where a path is given."""
     from fragdoctor.rehearsal import runner
     from fragdoctor.rehearsal.sweep import with_batch
@@ -315,7 +297,7 @@ def diagnosed(asked: Asked, kept: Path | None = None) -> RehearsalResult:
         return runner.diagnosed(program, asked.base, kept, on_step, batch)
 
 
-def _cured(chosen: RehearseOptions, asked: Asked, look: RenderOptions) -> int:
+def _cured(chosen: RehearseOptions, asked: Sweep, look: RenderOptions) -> int:
     """Search for the cheapest change that lets the program fit, and print what was found.
 
     Raises:
@@ -361,10 +343,8 @@ def _folder_of(keep: Path | None) -> Path | None:
     return keep
 
 
-def swept(asked: Asked, keep: Path | None = None) -> RehearsalSweep:
+def swept(asked: Sweep, keep: Path | None = None) -> RehearsalSweep:
     """Rehearse several times."""
-    from fragdoctor.rehearsal.sweep import Sweep
-
     with console.Progress("Rehearsing") as progress:
 
         def on_case(name: str) -> OnStep:
@@ -374,9 +354,7 @@ def swept(asked: Asked, keep: Path | None = None) -> RehearsalSweep:
 
             return on_step
 
-        return Sweep(
-            asked.program, asked.base, asked.gpus, asked.confs, asked.batches, keep, on_case
-        ).run()
+        return replace(asked, keep=keep, on_case=on_case).run()
 
 
 @contextmanager

@@ -8,8 +8,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct
-
 from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,16 +20,10 @@ _PYTHON: Final = re.compile(r"python[0-9.]*(?:\.exe)?")
 _VALUED: Final = {"-W", "-X"}
 
 
-class RunCommand(Struct, frozen=True):
-    """A command as a rehearsal takes it: the script or module first, without its Python."""
-
-    words: Sequence[str]
-    is_module: bool
-    python: str | None
-
-
-def command_of(words: Sequence[str]) -> RunCommand:
+def command_of(words: Sequence[str]) -> tuple[Sequence[str], bool, str | None]:
     """Return a recorded command as a rehearsal takes it.
+
+    That is the script or module and its arguments, whether it is a module, and its Python.
 
     Raises:
         ConfigError: it starts no program of Python.
@@ -43,7 +35,7 @@ def command_of(words: Sequence[str]) -> RunCommand:
         )
     first, rest = words[0], list(words[1:])
     if not _PYTHON.fullmatch(Path(first).name):
-        return RunCommand(words, is_module=False, python=None)
+        return words, False, None
     while rest and rest[0].startswith("-") and rest[0] != "-m":
         if rest[0] == "-c":
             raise ConfigError(
@@ -51,7 +43,7 @@ def command_of(words: Sequence[str]) -> RunCommand:
             )
         rest = rest[2:] if rest[0] in _VALUED else rest[1:]
     is_module = rest[:1] == ["-m"]
-    return RunCommand(rest[1:] if is_module else rest, is_module, first)
+    return rest[1:] if is_module else rest, is_module, first
 
 
 def follow(
@@ -83,13 +75,13 @@ def follow(
         raise ConfigError(
             "What PyTorch could have of the GPU is not known.", hint="Give it: --capacity 24GiB"
         )
-    said = command_of(command)
-    starts_ranks = bool(said.words) and Path(said.words[0]).name in LAUNCHERS
+    words, is_module, python = command_of(command)
+    starts_ranks = bool(words) and Path(words[0]).name in LAUNCHERS
     seconds = seconds_of(time)
     options = RehearseOptions(
-        words=list(said.words),
-        is_module=said.is_module,
-        python=said.python,
+        words=list(words),
+        is_module=is_module,
+        python=python,
         capacity=figures.capacity_bytes,
         time_limit=seconds,
         devices=len(diagnosis.devices) if starts_ranks else None,

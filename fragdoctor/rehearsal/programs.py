@@ -27,20 +27,10 @@ _ASSIGNED: Final = re.compile(r"^(\s*)([A-Za-z_][\w, ]*)=\s*[!%].*$")
 _HELP: Final = re.compile(r"^\s*(\?{1,2}\s*[\w.]+|[\w.]+\s*\?{1,2})\s*$")
 
 
-class Notebook(Struct, frozen=True):
-    """The code of a notebook.
+def read_notebook(path: Path) -> tuple[list[str], str]:
+    """Return the cells of a notebook as Python, and a sentence on what was left out, or "".
 
-    Attributes:
-        cells: as Python, in their order; a line that was left out does nothing.
-        note: a sentence on what was left out, "".
-    """
-
-    cells: tuple[str, ...]
-    note: str
-
-
-def read_notebook(path: Path) -> Notebook:
-    """Return the cells of a notebook; they are read, not run.
+    They are read, not run, in their order; a line that was left out does nothing.
 
     Raises:
         ConfigError: it is no notebook, or not one of Python.
@@ -49,7 +39,7 @@ def read_notebook(path: Path) -> Notebook:
         raise ConfigError(f"{path} is too large for a notebook.", hint="Clear its outputs.")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        found = [_source(cell) for cell in _cells(content) if cell["cell_type"] == "code"]
+        found = [_source(cell) for cell in content["cells"] if cell["cell_type"] == "code"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
         raise ConfigError(
             f"{path} is not a notebook.", hint="Save it again with Jupyter, or export it as .py."
@@ -63,18 +53,11 @@ def read_notebook(path: Path) -> Notebook:
         plain, skipped = _plain(source)
         cells.append(plain)
         left_out += [f"{text} (cell {number})" for text in skipped]
-    return Notebook(tuple(cells), _note(left_out))
-
-
-def _cells(content: Any) -> list[Any]:
-    """Return the cells of format 4; format 3 has them in worksheets."""
-    if "cells" in content:
-        return list(content["cells"])
-    return [cell for sheet in content["worksheets"] for cell in sheet["cells"]]
+    return cells, _note(left_out)
 
 
 def _source(cell: Any) -> str:
-    source = cell["source"] if "source" in cell else cell["input"]
+    source = cell["source"]
     return source if isinstance(source, str) else "".join(source)
 
 
@@ -153,8 +136,8 @@ class Program(Struct, frozen=True):
         is_module: which of both.
         args: the program's own arguments.
         pythons: interpreters to run it with, the first that can rehearse is taken.
-        notebook: its code, where the target is a notebook.
-        note: what was left out before it, a sentence or "".
+        notes: what was left out of it and before it, in sentences.
+        sources: the cells, where the target is a notebook.
         title: what reports call it, where that is not the target's name.
     """
 
@@ -162,8 +145,8 @@ class Program(Struct, frozen=True):
     is_module: bool
     args: Sequence[str]
     pythons: Sequence[str]
-    notebook: Notebook | None = None
-    note: str = ""
+    notes: Sequence[str] = ()
+    sources: Sequence[str] | None = None
     title: str = ""
 
     @classmethod
@@ -181,15 +164,18 @@ class Program(Struct, frozen=True):
         Raises:
             ConfigError: there is no such script, or it is no notebook.
         """
+        notes, sources = [note] if note else [], None
         if is_module:
-            return cls(target, is_module, args, pythons(python), note=note)
+            return cls(target, is_module, args, pythons(python), notes)
         if not Path(target).is_file():
             hint = "Check the path of the script."
             if Path(target).name.startswith("python"):
                 hint = "Leave Python out: the script comes first, --python chooses another one."
             raise ConfigError(f"{target} does not exist.", hint=hint)
-        notebook = read_notebook(Path(target)) if target.endswith(SUFFIX) else None
-        return cls(target, is_module, args, pythons(python), notebook, note)
+        if target.endswith(SUFFIX):
+            sources, left_out = read_notebook(Path(target))
+            notes += [left_out] if left_out else []
+        return cls(target, is_module, args, pythons(python), notes, sources)
 
     @property
     def name(self) -> str:
@@ -199,22 +185,14 @@ class Program(Struct, frozen=True):
     @property
     def kind(self) -> str:
         """How it is run."""
-        if self.notebook is not None:
+        if self.sources is not None:
             return "notebook"
         return "module" if self.is_module else "script"
 
-    @property
-    def notes(self) -> list[str]:
-        """What was left out, in sentences."""
-        of_notebook = "" if self.notebook is None else self.notebook.note
-        return [note for note in (self.note, of_notebook) if note]
-
     def cells(self) -> list[tuple[str, str]]:
         """Return the name and the source of each cell of a notebook."""
-        if self.notebook is None:
-            return []
         place = Path(self.target).resolve()
-        return [(f"{place}#cell-{n}", source) for n, source in enumerate(self.notebook.cells, 1)]
+        return [(f"{place}#cell-{n}", source) for n, source in enumerate(self.sources or (), 1)]
 
 
 def pythons(chosen: str | None) -> list[str]:

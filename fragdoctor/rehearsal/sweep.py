@@ -98,6 +98,13 @@ class Sweep(Struct, frozen=True):
     on_case: OnCase = field(default=lambda _: lambda _number, _bytes: None)
     forks: bool = True
 
+    @property
+    def is_one(self) -> bool:
+        """Whether it is one rehearsal, which is diagnosed as a whole."""
+        sizes = self.batches
+        is_one_batch = sizes is None or (len(sizes.sizes) == 1 and not sizes.is_search)
+        return len(self.gpus) == 1 and len(self.confs) == 1 and is_one_batch
+
     def run(self) -> RehearsalSweep:
         """Rehearse them all.
 

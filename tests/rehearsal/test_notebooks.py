@@ -23,8 +23,7 @@ def notebook(*cells: str, **metadata: Any) -> str:
 def read(place: Path, *cells: str) -> tuple[list[str], str]:
     path = place / "a.ipynb"
     path.write_text(notebook(*cells))
-    found = read_notebook(path)
-    return list(found.cells), found.note
+    return read_notebook(path)
 
 
 @pytest.mark.parametrize(

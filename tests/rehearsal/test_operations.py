@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-
-pytest.importorskip("torch")
-
 from rehearsal_stage import Stage
+
+torch = pytest.importorskip("torch")
 
 PEAK_AND_ALL_ASKED = {
     "torch.fft.fft(x)": (33554432, 33554432),
@@ -36,12 +35,13 @@ PEAK_AND_ALL_ASKED = {
     "torch.fft.fftshift(r)": (6291456, 6291456),
     "r.masked_scatter(mask,r.view(-1)[:1000])": (5119999, 5119999),
     "h.masked_scatter(mask.expand_as(h),h.view(-1)[:1000])": (4333567, 4333567),
-    "r.view(8,-1).mode(0)": (2162688, 2162688),
     "F.pad(p[None], (3, 3), mode='reflect').sum().backward()": (3158024, 4743376),
     "F.pad(x.mT, (1,) * 6, mode='reflect')": (35734528, 35734528),
     "F.adaptive_max_pool3d(s.mT[None], 3).sum().backward()": (3145736, 4722056),
     "(p > 0).count_nonzero()": (3539340, 3539340),
     "p.count_nonzero(dim=0)": (3545088, 3545088),
+    "d[:384, :384].clone().addmm_(d[:384, ::2], d[:384, :384])": (1179648, 1179648),
+    "(F.scaled_dot_product_attention(q, q, q) * 2).values().sum().backward()": (7597588, 10970856),
 }
 """Bytes asked for at the peak, above what was there, and in all; cuFFT's workspaces are none."""
 
@@ -57,11 +57,14 @@ def test_operations_ask_for_what_the_real_ones_do(stage: Stage) -> None:
     p = torch.zeros(512, 768, device="cuda", requires_grad=True)
     s = torch.zeros(8, 64, 64, 12, device="cuda", requires_grad=True)
     r, mask = s.detach(), torch.zeros(8, 64, 1, 1, dtype=torch.bool, device="cuda")
-    h = r.bfloat16()
+    h, d = r.bfloat16(), p.detach()
+    n = [torch.zeros(length, 12, 64) for length in (37, 512)]
+    n = torch.nested.nested_tensor(n, layout=torch.jagged, dtype=torch.half, device="cuda")
+    q = n.requires_grad_().transpose(1, 2)
     wanted = {PEAK_AND_ALL_ASKED}
     found = {{}}
     for call in wanted:
-        p.grad = s.grad = None
+        p.grad = s.grad = n.grad = None
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_stats()
         eval(call)
@@ -71,6 +74,38 @@ def test_operations_ask_for_what_the_real_ones_do(stage: Stage) -> None:
             after["requested_bytes.all.allocated"] - before["requested_bytes.all.allocated"],
         )
     assert found == wanted, found
+    """
+    )
+
+
+def test_product_in_place_takes_the_workspace_of_cublas(stage: Stage) -> None:
+    stage.must_pass(
+        """
+    import torch
+
+    d = torch.zeros(512, 768, device="cuda")
+    asked = "requested_bytes.all.allocated"
+    before = torch.cuda.memory_stats()[asked]
+    d.mv(d[0])  # calls addmv_
+    assert torch.cuda.memory_stats()[asked] - before == 33556480
+    """
+    )
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="zeros without memory are CUDA's own")
+def test_tangents_that_are_zero_hold_no_memory(stage: Stage) -> None:
+    stage.must_pass(
+        """
+    import torch
+    from torch.nn import functional as F
+
+    d = torch.zeros(512, 768, device="cuda")
+    d @ d.T
+    before = torch.cuda.memory_stats()
+    torch.func.jvp(lambda w: F.linear(d, w), (d,), (d,))
+    after = torch.cuda.memory_stats()
+    asked = "requested_bytes.all.allocated"
+    assert after[asked] - before[asked] == 5767172
     """
     )
 

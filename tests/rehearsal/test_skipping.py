@@ -139,6 +139,12 @@ def test_layers_and_rounds_without_a_gpu_are_not_skipped(stage: Stage) -> None:
     for i in range(500):
         seen.append(i)
     assert len(seen) == 700
+    x = torch.ones(4, 512, device="cuda")
+    with torch.no_grad():
+        for i, layer in enumerate([net] * 200):
+            x = layer(x)
+            seen.append(i)
+    assert len(seen) == 900
     """,
     )
 

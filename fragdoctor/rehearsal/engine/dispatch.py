@@ -379,5 +379,6 @@ def _replaced() -> set[str]:
         for name in torch._C._dispatch_get_all_op_names()
         if name.startswith("aten::_foreach_") and not name.endswith("out")
     }
-    shared = {name for name in built if name.partition(".")[0] in VIEWS}
+    without_memory = VIEWS | {"aten::_efficientzerotensor"}  # of zeros that no memory holds
+    shared = {name for name in built if name.partition(".")[0] in without_memory}
     return (built - shared) | {f"aten::{name}" for name in FUSED} | foreach | set(SPECIAL)

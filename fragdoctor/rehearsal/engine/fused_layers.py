@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import torch
 
-from fragdoctor.rehearsal.engine import session, values
+from fragdoctor.rehearsal.engine import put, session, values
 from fragdoctor.rehearsal.engine.dispatch import library_for, special
 
 LAYERS: Final = ("lstm", "gru", "rnn_tanh", "rnn_relu")
@@ -218,6 +218,18 @@ def _question(*args: Any, **options: Any) -> LayerQuestion:
     return LayerQuestion(*args, **options, capability=now.capability, version=now.version)
 
 
+_ASKED_FOR: Final = {
+    "flash": _flash_fits, "mem_efficient": _efficient_fits, "cudnn": _cudnn_fits
+}  # fmt: skip
+
+
+def _can_use(fits: Callable[[LayerQuestion], bool], params: Any, _debug: bool = False) -> bool:
+    """``torch.backends.cuda.can_use_flash_attention`` and its like."""
+    tensors = params.query, params.key, params.value, params.attn_mask
+    gqa = params.enable_gqa
+    return fits(_question(*tensors, params.dropout, params.is_causal, enable_gqa=gqa))
+
+
 def attention(*args: Any, **options: Any) -> torch.Tensor:
     """Compute attention through the chosen kernel; arguments as for PyTorch's function."""
     ask = _question(*args, **options)
@@ -378,4 +390,6 @@ def install(undo: ExitStack) -> None:
     for key in ("AutogradCUDA", "CUDA"):
         library.impl("scaled_dot_product_attention", attention, key)
     library.impl("_fused_sdp_choice", lambda *a, **k: choose(_question(*a, **k)), "CUDA")
+    for name, fits in _ASKED_FOR.items():
+        put(undo, torch._C, f"_can_use_{name}_attention", partial(_can_use, fits))
     _put_recurrent(library)

@@ -98,6 +98,8 @@ class _Items(Iterator[Any]):
         if is_over and passage is not None and skipping.is_on:
             n = skipping.rounds_to_skip(passage, self._n_remaining, is_of_steps=place.is_of_steps)
         item = self._next() if n == 0 else self._after(n, passage)
+        if passage is not None and _has_module(item):
+            passage.is_of_layers = True
         self._loops.begin(place)
         return item
 
@@ -141,6 +143,11 @@ class _Items(Iterator[Any]):
             if n is None and passage is not None:
                 skipping.note(passage, n_gone, sys._getframe(2))
         return self._next()
+
+
+def _has_module(item: Any) -> bool:
+    """Whether an item of a loop is a module, or has one in it as of ``enumerate`` or ``zip``."""
+    return any(isinstance(m, torch.nn.Module) for m in (item if type(item) is tuple else (item,)))
 
 
 class _Following(ast.NodeTransformer):

@@ -276,6 +276,7 @@ class Passage:
         sample: the numbers of the loop after that one.
         met: how often the numbers of a meeting were jumped to.
         passed: meetings in which a number has grown past the other.
+        is_of_layers: it goes through modules: what one makes is what the next one takes.
     """
 
     source: LoopSource
@@ -295,6 +296,7 @@ class Passage:
     sample: Numbers | None = None
     met: Counter[int] = field(default_factory=Counter)
     passed: set[int] = field(default_factory=set)
+    is_of_layers: bool = False
 
 
 @dataclass(slots=True)
@@ -390,7 +392,7 @@ class Skipping:
         if self._ends_at is not None and time.monotonic() > self._ends_at:
             self.on_stuck(f"its rounds went on for {GO_ON_S:.0f} s after their memory repeated")
         is_of_gpu = bool(passage.n_events) and self.n_requests != passage.n_requests
-        is_of_gpu = is_of_gpu and not passage.source.yields
+        is_of_gpu = is_of_gpu and not (passage.source.yields or passage.is_of_layers)
         if not is_of_gpu or threading.current_thread() is not threading.main_thread():
             return 0
         this = self._moment().round_since(self._gpus, passage.n_events)

@@ -15,7 +15,7 @@ import torch
 
 from fragdoctor.rehearsal.engine import session
 from fragdoctor.rehearsal.engine.dispatch import special
-from fragdoctor.rehearsal.engine.kernels.reduction import ReductionKind, buffers_of, summed
+from fragdoctor.rehearsal.engine.kernels.reduction import summed
 from fragdoctor.rehearsal.engine.kernels.scratch import (
     Call,
     Free,
@@ -23,7 +23,7 @@ from fragdoctor.rehearsal.engine.kernels.scratch import (
     Step,
     Temp,
     after_results,
-    held_only,
+    copied_unless_dense,
     in_order,
     n_bytes,
     rule,
@@ -118,6 +118,18 @@ def _flash_backward(call: Call) -> Iterable[Step]:
     if key.shape[1] != heads:
         size = batch * key.shape[2] * heads * head * query.element_size()
         yield from (Temp(size), Temp(size))
+
+
+@rule("_flash_attention_backward")
+def _packed_backward(call: Call) -> Iterable[Step]:
+    """Of sequences one after another, as jagged tensors have them (``mha_varlen_bwd``)."""
+    query, ends = call.args[1], call.argument("cum_seq_q")
+    yield from copied_unless_dense(call.args[0])
+    yield from call.results
+    if ends is not None:
+        n_rows = query.shape[0] + FLASH_ROWS * (ends.shape[0] - 1)
+        yield Temp(n_rows * query.shape[1] * FLOAT)
+        yield Temp(n_rows * query.shape[1] * _rounded_head(query.shape[2]) * FLOAT)
 
 
 @rule("_scaled_dot_product_efficient_attention")
@@ -259,29 +271,6 @@ def _gru_cell_backward(call: Call) -> Iterable[Step]:
     for i in range(len(gates), len(call.outs)):
         yield Out(i)
         yield from summed(gates_like, (0,))
-
-
-@after_results("histc")
-def _histc(call: Call) -> Iterable[Step]:
-    tensor: torch.Tensor = call.args[0]
-    low, high = call.argument("min"), call.argument("max")
-    if low == high:
-        yield from (Temp(tensor.element_size()), Temp(tensor.element_size()))
-        yield from buffers_of(tensor, None, ReductionKind(2 * tensor.element_size()))
-
-
-@after_results("renorm")
-def _renorm(call: Call) -> Iterable[Step]:
-    tensor: torch.Tensor = call.args[0]
-    n = tensor.shape[call.args[2]]
-    halves = (n * tensor.element_size(),) if tensor.element_size() == 2 else ()
-    yield from held_only(n * 4, *halves)
-
-
-@after_results("normal")
-def _normal(call: Call) -> Iterable[Step]:
-    if any(isinstance(a, torch.Tensor) for a in call.args[:2]):
-        yield from held_only(call.outs[0].n_bytes)
 
 
 @special("aten::_use_cudnn_ctc_loss", "aten::_use_miopen_ctc_loss")

@@ -373,7 +373,8 @@ def _group_backward(
     return first, second, bias
 
 
-@after_results("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "addbmm", "dot", "vdot")
+@after_results("mm", "addmm", "bmm", "baddbmm", "addmv", "addbmm", "dot", "vdot")
+@after_results("addmm_", "baddbmm_", "addmv_", "addbmm_")
 def _product(call: Call) -> Iterable[Step]:
     """Copies of matrices that cuBLAS cannot take as they lie (``prepare_matrix_for_cublas``)."""
     for tensor in call.args:

@@ -87,13 +87,6 @@ def _pointwise_loss(call: Call) -> Iterable[Step]:
     yield from summed(torch.empty(shape, dtype=result.dtype, device="meta"))
 
 
-@after_results("multi_margin_loss")
-def _multi_margin_loss(call: Call) -> Iterable[Step]:
-    tensor: torch.Tensor = call.args[0]
-    if call.argument("reduction") and tensor.dim() > 1:
-        yield Temp(tensor.shape[0] * tensor.element_size())
-
-
 @rule("log_sigmoid_forward")
 def _log_sigmoid(call: Call) -> Iterable[Step]:
     """The buffer that other devices keep is empty."""

@@ -301,12 +301,6 @@ def randperm(_op: Any, n: int, *_: Any, out: torch.Tensor, **__: Any) -> torch.T
     return out
 
 
-@after_results("unfold_backward")
-def _unfold_backward(call: Call) -> Iterable[Step]:
-    sizes, dim = call.args[1], call.args[2]
-    yield Temp(int(sizes[dim]) * INDEX_BYTES)
-
-
 @after_results("scatter_reduce")
 def _scatter_reduce(call: Call) -> Iterable[Step]:
     """A mean counts what goes into each place (TensorAdvancedIndexing.cpp)."""

@@ -134,13 +134,6 @@ def _cumulate(call: Call) -> Iterable[Step]:
         yield Temp(cub.scan(n, dtype.itemsize))
 
 
-@after_results("mode")
-def _mode(call: Call) -> Iterable[Step]:
-    """Slices are counted one after the other, side by side in memory (TensorModeKernel.cpp)."""
-    tensor: torch.Tensor = call.args[0]
-    yield from copied_unless_dense(tensor.transpose(call.argument("dim"), -1))
-
-
 @rule("median", "nanmedian")
 def _median(call: Call) -> Iterable[Step]:
     """All of a tensor: sorted, then picked (``median_impl`` in Sorting.cpp)."""
