@@ -17,7 +17,7 @@ from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.rehearsal import Rehearsal
 from fragdoctor.rehearsal import runner
 from fragdoctor.rehearsal.prescription import catalogue
-from fragdoctor.rehearsal.prescription.checkpoints import Checkpoints, Choice, Plan
+from fragdoctor.rehearsal.prescription.checkpoints import SIMPLER, Checkpoints, Choice, Plan
 from fragdoctor.rehearsal.prescription.need import Need
 from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
 from fragdoctor.rehearsal.programs import Program
@@ -98,6 +98,34 @@ CLASSES = (
 )
 
 
+LAYERS = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True, norm_first=True)
+            for _ in range(8)
+        )
+        self.head = nn.Linear(256, 4000)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+model = Net().cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for step in range(4):
+    loss = model(torch.randn(32, 128, 256, device="cuda")).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
 def rehearsed(home: Path, text: str, *treatments: str, observes: bool = True) -> Rehearsal:
     path = home / "train.py"
     path.write_text(text)
@@ -165,6 +193,35 @@ def test_no_set_that_fits_by_replay_is_much_cheaper(text: str, tmp_path: Path) -
             assert plan.n_flops <= 1.02 * best
             assert plan in fitting
             assert text is WRAPPED or found.needs_bytes(plan) <= limit
+
+
+def test_equal_modules_are_checkpointed_in_one_way_where_that_costs_little_more(
+    tmp_path: Path,
+) -> None:
+    found = measured(tmp_path, LAYERS)
+    layers = [part.options for part in found._roots]
+    assert len(layers) == 8
+    # Other blocks lie, and are written, where results of products lay.
+    assert len({tuple(one.kept for one in options) for options in layers}) == 1
+
+    n_simpler = 0
+    for share in np.linspace(0.6, 0.95, 8):
+        limit = int(share * found._need.bytes())
+        cheapest = found.cheapest(limit)
+        if cheapest is None:
+            continue
+        plan = found.simpler(cheapest, limit)
+
+        n_simpler += plan is not cheapest
+        assert found._fits(plan, limit, is_steady=True)
+        assert cheapest.n_flops <= plan.n_flops
+        assert plan.n_flops <= cheapest.n_flops + SIMPLER * found.traits["n_flops"]
+        if plan is not cheapest:
+            assert [one.number for one in plan.choices] == [
+                part.number for part in found._roots[: len(plan.choices)]
+            ]
+            assert len({one.kept for one in plan.choices}) == 1
+    assert n_simpler
 
 
 @pytest.mark.parametrize(
