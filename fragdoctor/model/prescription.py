@@ -29,6 +29,8 @@ class Place(StrEnum):
     BEFORE_OPTIMIZER = "before_optimizer"
     """Before the statement that makes the optimizer."""
     AFTER_OPTIMIZER = "after_optimizer"
+    OPTIMIZER = "optimizer"
+    """In the arguments of the optimizer."""
 
 
 class Treatment(Struct, frozen=True):
@@ -45,6 +47,7 @@ class Treatment(Struct, frozen=True):
         specs: how the engine makes it: ``checkpoint:6``.
         conf: settings of the allocator, "" = as they are.
         place: where its lines go.
+        arguments: what is written into a call, for a place that is one.
         n_gpus: over how many it spreads the program.
         batch_divisor: by what the batch in the program's arguments is divided.
     """
@@ -58,6 +61,7 @@ class Treatment(Struct, frozen=True):
     specs: Sequence[str] = ()
     conf: str = ""
     place: Place = Place.OPEN
+    arguments: Sequence[str] = ()
     n_gpus: int = 1
     batch_divisor: int = 1
 

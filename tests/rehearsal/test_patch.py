@@ -7,14 +7,28 @@ import pytest
 from fragdoctor.model.prescription import Numerics, Place, Treatment
 from fragdoctor.rehearsal.prescription.patch import diff, patched
 
+FUSED = Treatment("f", "f", Numerics.EXACT, place=Place.OPTIMIZER, arguments=["fused=True"])
 BEFORE = Treatment("b", "b", Numerics.EXACT, lines=["a()"], place=Place.BEFORE_OPTIMIZER)
 AFTER = Treatment("a", "a", Numerics.EXACT, lines=["z()"], place=Place.AFTER_OPTIMIZER)
 OPEN = Treatment("o", "o", Numerics.EXACT, lines=["?"])
 
 
 def written(source: str, *treatments: Treatment, line: int = 1) -> str | None:
-    traits = {"place": {"line": line}}
+    traits = {"place": {"line": line}, "optimizers": ["AdamW"]}
     return patched(source, traits, treatments)
+
+
+@pytest.mark.parametrize(
+    ("call", "after"),
+    [
+        ("AdamW(p)", "AdamW(p, fused=True)"),
+        ("optim.AdamW(p, lr=1e-3,)", "optim.AdamW(p, lr=1e-3, fused=True)"),
+        ("AdamW(\n    p,\n    lr=1e-3,\n)", "AdamW(\n    p,\n    lr=1e-3, fused=True,\n)"),
+        ("wrap('ä', AdamW(p))", "wrap('ä', AdamW(p, fused=True))"),
+    ],
+)
+def test_arguments_are_added_to_the_call(call: str, after: str) -> None:
+    assert written(f"optimizer = {call}\n", FUSED) == f"optimizer = {after}\n"
 
 
 def test_lines_go_around_the_statement_and_are_indented_as_it_is() -> None:
@@ -31,11 +45,14 @@ def test_lines_go_around_the_statement_and_are_indented_as_it_is() -> None:
     ("source", "treatment"),
     [
         ("optimizer = AdamW(p)\n", OPEN),
+        ("optimizer = AdamW(p, fused=False)\n", FUSED),
+        ("optimizer = AdamW(p, **more)\n", FUSED),
+        ("optimizer = make(p)\n", FUSED),
         ("x = 1; optimizer = AdamW(p)\n", BEFORE),
         ("optimizer = AdamW(p); x = 1\n", AFTER),
         ("optimizer, x = AdamW(p), 1\n", AFTER),
         ("optimizer = AdamW(p)", AFTER),
-        ("optimizer = (\n", BEFORE),
+        ("optimizer = (\n", FUSED),
         ("if x: optimizer = AdamW(p)\n", BEFORE),
     ],
 )

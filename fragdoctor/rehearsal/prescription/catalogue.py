@@ -405,12 +405,13 @@ def simple(traits: Traits, conf: str) -> Iterator[Treatment]:  # noqa: C901 - a 
     for name in fusable:
         yield _simple(
             "fused", f"fused {name}", exact, f"torch.optim.{name}(..., fused=True)",
-            instead=words(Change.FUSED),
+            instead=words(Change.FUSED), place=Place.OPTIMIZER, arguments=["fused=True"],
         )  # fmt: skip
     for name in sorted({*traits["optimizers"]} & {*HAVE_FOREACH})[:1]:
         yield _simple(
             "no-foreach", f"{name} without lists of tensors", exact,
             f"torch.optim.{name}(..., foreach=False)",
+            place=Place.OPTIMIZER, arguments=["foreach=False"],
         )  # fmt: skip
     if not _why_not_in_backward(traits):
         title = "update each parameter in the backward pass"

@@ -23,19 +23,25 @@ def patched(source: str, traits: Mapping[str, Any], treatments: Sequence[Treatme
     lines = io.StringIO(source).readlines()  # as Python's parser counts them
     if statement is None or not _is_alone(statement, lines):
         return None
-    is_written = all(_write(one, statement, lines) for one in treatments)
+    is_written = all(_write(one, statement, lines, traits["optimizers"]) for one in treatments)
     return "".join(lines) if is_written else None
 
 
-def _write(one: Treatment, at: ast.stmt, lines: list[str]) -> bool:
+def _write(one: Treatment, at: ast.stmt, lines: list[str], optimizers: Sequence[str]) -> bool:
     """Write a treatment at a statement; return whether that could be done."""
     begin, end = at.lineno - 1, (at.end_lineno or 0) - 1
     written = "".join(f"{' ' * at.col_offset}{line}\n" if line else "\n" for line in one.lines)
     if one.place is Place.BEFORE_OPTIMIZER:
         lines[begin] = written + lines[begin]
         return True
-    lines[end] += written
-    return bool(_name_given(at))  # by which the lines call it
+    if one.place is Place.AFTER_OPTIMIZER:
+        lines[end] += written
+        return bool(_name_given(at))  # by which the lines call it
+    call = _call_of(at, optimizers)
+    if call is None or any(k.arg in {None, "fused", "foreach"} for k in call.keywords):
+        return False
+    _add_arguments(lines, call, one.arguments)
+    return True
 
 
 def diff(name: str, before: str, after: str) -> list[str]:
@@ -84,3 +90,27 @@ def _name_given(statement: ast.stmt) -> str:
         target = statement.targets[0]
         return ast.unparse(target) if isinstance(target, ast.Name | ast.Attribute) else ""
     return ""
+
+
+def _call_of(statement: ast.stmt, names: Sequence[str]) -> ast.Call | None:
+    """Return the one call of a function of these names in a statement."""
+    calls = [
+        node
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in names
+    ]
+    return calls[0] if len(calls) == 1 else None
+
+
+def _add_arguments(lines: list[str], call: ast.Call, arguments: Sequence[str]) -> None:
+    """Write arguments before the parenthesis that ends a call."""
+    row = (call.end_lineno or 0) - 1
+    text = lines[row].encode()
+    end = (call.end_col_offset or 0) - 1
+    last = (call.args + [k.value for k in call.keywords])[-1]
+    is_alone = last.end_lineno != call.end_lineno  # on a line of its own, after a comma or not
+    if is_alone:
+        row = (last.end_lineno or 0) - 1
+        text, end = lines[row].encode(), last.end_col_offset or 0
+    added = f", {', '.join(arguments)}".encode()
+    lines[row] = (text[:end].rstrip(b", ") + added + text[end:]).decode()
