@@ -22,7 +22,7 @@ WATCH: Final = "nvidia-smi shows the device's size and whether another process i
 
 def watch(message: OomMessage) -> str:
     """Return what shows who is on the device, by its maker; "" where there is no such tool."""
-    if message.variant == "jax-program" or message.backend == "cpu":
+    if message.variant == "jax-program" or message.backend in ("cpu", "directml"):
         return ""
     return WATCH.replace("nvidia-smi", monitor_of(message.backend))
 

@@ -267,6 +267,19 @@ ENGINES: Final[tuple[Engine, ...]] = (
         },
     ),
     Engine(
+        "CuPy",
+        "cupy 13, docs/source/user_guide/memory.rst",
+        frozenset({"cupy"}),
+        {
+            Need.STEP: Advice(
+                "Work in smaller parts, and give the pool's free blocks back",
+                "arrays in chunks, in 32 bits or less; del of what is not needed, then "
+                "cupy.get_default_memory_pool().free_all_blocks(); a pool with set_limit() "
+                "where others use the GPU",
+            ),
+        },
+    ),
+    Engine(
         "RMM, the allocator of RAPIDS,",
         "rmm and cudf 24.02 to 25.08, docs/user_guide",
         frozenset({"rmm"}),
@@ -341,6 +354,16 @@ ENGINES: Final[tuple[Engine, ...]] = (
             ),
         },
         logs=r"\bnumba[./\\]cuda|numba\.cuda|CudaAPIError",
+    ),
+    Engine(
+        "DirectML",
+        "torch-directml 0.2",
+        frozenset({"directml"}),
+        {
+            Need.STEP: Advice(
+                "Use smaller images or a smaller batch", "--lowvram or --medvram of the UI"
+            )
+        },
     ),
     Engine(
         "Torch7",

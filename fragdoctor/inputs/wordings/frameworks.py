@@ -129,6 +129,19 @@ FRAMEWORKS: Final = (
         r"(?P<requested_bytes>COUNT)>(?:available:)?(?P<free_bytes>COUNT)",
         backend="paddle",
     ),
+    _other(
+        "cupy",
+        r"outofmemoryallocating<requested_bytes>(?:\(allocatedsofar:<allocated_bytes>"
+        r"(?:,limitsetto:<limit_bytes>)?\))?",
+        backend="cupy",
+    ),
+    _other(
+        "cupy",
+        r"cupy(?:\.cuda)?\.memory\.outofmemoryerror(?!:outofmemory)",
+        "figures-lost",
+        backend="cupy",
+        may_be_prose=True,
+    ),
     Wording(
         "web-ui-check",
         # AUTOMATIC1111 1.0 to 1.10, modules/sd_hijack_optimizations.py: what its attention asks of
@@ -172,6 +185,12 @@ FRAMEWORKS: Final = (
         "mlx-malloc",
         r"\[(?:metal::)?malloc(?:_or_wait)?\]unabletoallocate<requested_bytes>",
         backend="mps",
+    ),
+    _other(
+        "directml",
+        r"couldnotallocatetensorwith(?P<requested_bytes>COUNT)bytes\.?"
+        r"thereisnotenoughgpuvideomemory",
+        backend="directml",
     ),
     Wording(
         "batch-search",
