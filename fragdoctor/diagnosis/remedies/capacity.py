@@ -444,11 +444,6 @@ def _batch_size(case: JudgedCase) -> int | None:
 
 def _missing_text(r: FailedRequest) -> str:
     missing = format_size(r.missing_bytes)
-    if r.is_alone_too_large:
-        return (
-            f"One tensor of {format_size(r.requested_bytes)} is larger than all that PyTorch could "
-            "have: its own dimensions must shrink."
-        )
     if r.needed_bytes is None:
         return f"{missing} are missing."
     return (
