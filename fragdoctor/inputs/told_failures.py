@@ -36,24 +36,27 @@ _HAPPENS: Final = re.compile(
     re.IGNORECASE,
 )
 _EXPLAINS: Final = re.compile(
-    r"\b(?:you|your|users?|may|might|could(?! not)|would|should|means?|common|fixe[ds]|handl\w+"
-    r"|avoids?|prevents?|protection)\b|\b(?:can|will) (?:be|cause|lead|run|get)\b|\bsuch as\b"
-    r"|\be\.g\.|\bto (?:avoid|prevent|reduce|handle)\b|\b(?:no|not|never|without|0) $"
-    r"|\bfor example\b|^\W*(?:#|//|except\b|raise\b|assert\b)|['\"] in \w",
+    r"\b(?:you|your|users?|may|might|could(?! not)|would|should|means?|common|fixe[ds]"
+    r"|handl(?:e|es|ed|ing)|avoids?|prevents?|protection)\b|\bsuch as\b"
+    r"|\b(?:can|will) (?:be|cause|lead|run|get)\b|\be\.g\."
+    r"|\bto (?:avoid|prevent|reduce|handle)\b|\b(?:no|not|never|without|0) $"
+    r"|\bfor example\b|^\W{0,20}(?:#|//|except\b|raise\b|assert\b)|['\"] in \w",
     re.IGNORECASE,
 )
 _ON_DEVICE: Final = re.compile(
     r"cuda|gpu|hip|rocm|vram|xpu|device|metal|opencl|vulkan|graphics", re.IGNORECASE
 )
 _ON_HOST: Final = re.compile(r"\b(?:ram|cpu|host|swap|system memory)\b", re.IGNORECASE)
-_SENTENCES: Final = re.compile(r"(?:[^\n.!?]|[.!?](?!\s+[\"'`(\[]?[A-Z])){1,2000}[.!?]?")
+_SENTENCES: Final = re.compile(r"(?:[^\n.!?]|[.!?](?!\s[\"'`(\[]?[A-Z])){1,2000}[.!?]?")
 
 
 def told_failure(text: str) -> OomMessage | None:
     """Return the first sentence of a text which tells that memory ran out; None without one."""
     head = text[:MAX_CHARS]
-    for found in SHORTAGE.finditer(head):
-        start = max(head.rfind("\n", 0, found.start()) + 1, found.start() - _MAX_TEXT)
+    at = 0
+    while found := SHORTAGE.search(head, at):
+        first = max(found.start() - _MAX_TEXT, 0)
+        start = max(head.rfind("\n", first, found.start()) + 1, first)
         sentences = _SENTENCES.finditer(head, start)
         sentence = next((s for s in sentences if s.end() > found.start()), found)
         told, before = sentence.group(), head[sentence.start() : found.start()]
@@ -61,6 +64,7 @@ def told_failure(text: str) -> OomMessage | None:
         if happens and not (_EXPLAINS.search(told) or _EXPLAINS.search(before)):
             line = head[start : found.end() + _MAX_TEXT].partition("\n")[0]
             return replace(_message(found, told, head), text=" ".join(line.split()))
+        at = max(found.end(), sentence.end())
     return None
 
 
