@@ -249,6 +249,7 @@ def peak(home: Path, text: str, *treatments: str) -> int:
         ("no-grad", EVALUATED,
          EVALUATED.replace("for step", "torch.set_grad_enabled(False)\nfor step")),
         ("accumulate:2", LOADER, ACCUMULATED),
+        ("accumulate:2", LOADER.replace("optimizer.zero_grad", "model.zero_grad"), ACCUMULATED),
         ("step-in-backward", LOOP, IN_BACKWARD),
         ("step-in-backward", FROZEN + LOOP, FROZEN + IN_BACKWARD),
         ("state-on-host", LOOP, LOOP.replace(MADE, MADE + ON_HOST)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import wraps
 from pathlib import Path
@@ -15,6 +16,7 @@ from types import FrameType
 from typing import Any, Final
 from zlib import crc32
 
+import torch
 from torch.utils.data import BatchSampler
 
 from fragdoctor.rehearsal.engine import put
@@ -41,7 +43,26 @@ def install(argument: str, undo: ExitStack) -> None:
     """
     n = int(argument.partition(":")[0])
     split_batches(argument, undo)
-    after_making(lambda optimizer: _run_every(optimizer, n), undo)
+    made: list[Any] = []
+    zero_grad = torch.nn.Module.zero_grad
+
+    def run_every(optimizer: Any) -> None:
+        _run_every(optimizer, n)
+        made.append(optimizer)
+
+    def after_a_run(self: Any, *args: Any, **kwargs: Any) -> None:
+        """Keep gradients that are added to: the Trainer clears those of the model."""
+        own = {id(one) for one in self.parameters()}
+        waits = (o for o in made if o.is_between and not own.isdisjoint(_parameters(o)))
+        if not any(waits):
+            zero_grad(self, *args, **kwargs)
+
+    after_making(run_every, undo)
+    put(undo, torch.nn.Module, "zero_grad", after_a_run)
+
+
+def _parameters(optimizer: Any) -> Iterator[int]:
+    return (id(one) for group in optimizer.param_groups for one in group["params"])
 
 
 def split_batches(argument: str, undo: ExitStack) -> None:
@@ -61,14 +82,16 @@ def split_batches(argument: str, undo: ExitStack) -> None:
 def _run_every(optimizer: Any, n: int) -> None:
     step, zero_grad = type(optimizer).step, type(optimizer).zero_grad
     n_calls = 0
+    optimizer.is_between = False
 
     def every_nth(self: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal n_calls
         n_calls += 1
-        return step(self, *args, **kwargs) if n_calls % n == 0 else None
+        self.is_between = n_calls % n != 0
+        return None if self.is_between else step(self, *args, **kwargs)
 
     def after_a_run(self: Any, *args: Any, **kwargs: Any) -> None:
-        if n_calls % n == 0:
+        if not self.is_between:
             zero_grad(self, *args, **kwargs)
 
     optimizer.step = types.MethodType(every_nth, optimizer)
