@@ -98,6 +98,7 @@ for epoch in range(2):
             optimizer.step()
             optimizer.zero_grad()
 """
+DROPPED = "\nimport gc\ndel optimizer\ngc.collect()\nmodel.zero_grad()\n"
 FLAT = "model = nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(256, 256), nn.GELU())))"
 FLAT += ".cuda()\n"
 IN_PIECES = """
@@ -250,6 +251,7 @@ def peak(home: Path, text: str, *treatments: str) -> int:
          EVALUATED.replace("for step", "torch.set_grad_enabled(False)\nfor step")),
         ("accumulate:2", LOADER, ACCUMULATED),
         ("accumulate:2", LOADER.replace("optimizer.zero_grad", "model.zero_grad"), ACCUMULATED),
+        ("accumulate:2", LOADER + DROPPED + LOADER, ACCUMULATED + DROPPED + ACCUMULATED),
         ("step-in-backward", LOOP, IN_BACKWARD),
         ("step-in-backward", FROZEN + LOOP, FROZEN + IN_BACKWARD),
         ("state-on-host", LOOP, LOOP.replace(MADE, MADE + ON_HOST)),

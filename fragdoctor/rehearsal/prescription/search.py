@@ -135,8 +135,9 @@ class CureSearch:
                 except _TimeIsOverError:
                     is_cut_short = True
             tried = sorted(self._tried, key=lambda one: (not one.fits, one.rank))
-            diff = self._diff(found.traits, tried[0]) if tried and tried[0].fits else []
-            specs = tried[0].treatments[0].specs if tried else ()
+            cure = tried[0] if tried and tried[0].fits else None
+            diff = self._diff(found.traits, cure) if cure else []
+            specs = cure.treatments[0].specs if cure else ()
             if dearer := sum(self._dearer.get(spec, 0.0) for spec in specs):
                 self._notes.append(
                     f"With other results kept in each of the modules {100 * dearer:.1f} % of the "

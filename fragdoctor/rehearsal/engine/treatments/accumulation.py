@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import types
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import wraps
@@ -43,12 +44,12 @@ def install(argument: str, undo: ExitStack) -> None:
     """
     n = int(argument.partition(":")[0])
     split_batches(argument, undo)
-    made: list[Any] = []
+    made: weakref.WeakSet[Any] = weakref.WeakSet()  # an optimizer's state goes with it
     zero_grad = torch.nn.Module.zero_grad
 
     def run_every(optimizer: Any) -> None:
         _run_every(optimizer, n)
-        made.append(optimizer)
+        made.add(optimizer)
 
     def after_a_run(self: Any, *args: Any, **kwargs: Any) -> None:
         """Keep gradients that are added to: the Trainer clears those of the model."""
