@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args, get_type_hints
 
 from fragdoctor.cli.estimate_options import EstimateOptions
-from fragdoctor.cli.estimate_routes import used_by_formulas
+from fragdoctor.cli.estimate_routes import flag_of, route_of, used, used_by_formulas
 from fragdoctor.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
@@ -41,6 +41,11 @@ def with_recipes(
         InputError: a file cannot be read, or nothing says whose it is.
     """
     inputs = chosen.inputs or []
+    if len(" ".join(inputs).split()) > 1 and not chosen.args:
+        from fragdoctor.estimation.words import is_question
+
+        if is_question(inputs):
+            return _with_words(chosen, given, " ".join(inputs))
     if not chosen.args and not any(map(may_be_recipe, inputs)):
         return chosen, None
     from fragdoctor.estimation.recipes.question import question_of
@@ -76,7 +81,36 @@ def with_recipes(
     values = {name: _typed(name, value) for name, value in values.items()}
     shown = {name: value for name, value in on_line.items() if name != "inputs"}
     told = {n: v for n, v in values.items() if plain(v) != plain(_DEFAULTS.get(n))}
-    return replace(chosen, inputs=models or None, **values), use_of(resolved, models, told | shown)
+    return replace(chosen, inputs=models or None, **values), use_of(
+        resolved.files, resolved.notes, models, told | shown
+    )
+
+
+def _with_words(
+    chosen: EstimateOptions, given: frozenset[str], text: str
+) -> tuple[EstimateOptions, RecipeUse]:
+    """Return the options with what a question in words says.
+
+    Raises:
+        InputError: it names no model that is known.
+    """
+    from fragdoctor.estimation.recipes.resolve import use_of
+    from fragdoctor.estimation.words import read_question
+
+    asked = read_question(text)
+    read = {name: value for name, value in asked.options.items() if name not in given}
+    meant = replace(chosen, inputs=[asked.model], **{n: _typed(n, v) for n, v in read.items()})
+    usable = used(route_of(meant), inference=meant.inference)
+    idle = read.keys() - usable
+    values = {name: getattr(meant, name) for name in _DEFAULTS if name not in idle}
+    left = [f"{flag_of(name)} does not go with the rest." for name in sorted(idle)]
+    told = {
+        name: plain(value)
+        for name, value in values.items()
+        if name not in (*_NO_QUESTION, "inputs") and plain(value) != plain(_DEFAULTS[name])
+    }
+    use = use_of((), (*asked.notes, *left), [asked.model], told)
+    return EstimateOptions(**values), use
 
 
 def _check_model(named: str, source: str) -> None:

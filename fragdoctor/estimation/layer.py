@@ -94,10 +94,8 @@ def attention_used(workload: Workload, precision: Precision) -> Attention:
     where a mask cuts a window out of the scores.
     """
     shape = workload.shape
-    if workload.attention is not Attention.SDPA:
-        return workload.attention
-    if shape.own_attention is not None:
-        return shape.own_attention
+    if workload.attention_in_code is not Attention.SDPA:
+        return workload.attention_in_code
     is_grouped = shape.n_kv_heads < shape.n_heads
     falls_back = is_grouped and precision.compute == FP32 and not has_window(workload)
     return Attention.MATH if falls_back else Attention.FLASH

@@ -129,9 +129,9 @@ def _for_training(workload: Workload) -> list[Measure]:
          Measure("checkpointing", "checkpoint each layer", "--checkpointing full",
                  {"checkpointing": "full"}, "about 33 % more compute: layers run forward twice",
                  CHECKPOINTING, RECOMPUTATION)),
-        (writes,
+        (writes and workload.shape.has_flash,
          Measure("flash_attention", "fused attention, no S x S scores", f"--attention flash{more}",
-                 {"attention": Attention.SDPA, "dtype": narrow}, "none; usually faster", FLASH)),
+                 {"attention": Attention.FLASH, "dtype": narrow}, "none; usually faster", FLASH)),
         (workload.shape.has_lm_head and loss_of(workload) is not Loss.FUSED
          and not workload.keeps_logits,
          Measure("fused_loss", "fused loss", "--logits fused", {"loss": Loss.FUSED},

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -44,7 +44,6 @@ from fragdoctor.inputs.classify import (
     open_input,
     something_else,
 )
-from fragdoctor.model.gpus import counted, gpu_of, known_gpu
 from fragdoctor.model.memory_estimate import KnownModel
 from fragdoctor.model.workload import LayerSizes, ModelShape, Norm, shared
 from fragdoctor.units import format_count
@@ -260,68 +259,18 @@ def unknown_model(name: str) -> InputError:
     )
 
 
-_MOST_WORDS: Final = 40
-_MOST_IN_NAME: Final = 5
-_MEANT: Final = {
-    "qlora": " --lora 16 --dtype int4", "lora": " --lora 16", "run": " --inference",
-    "serve": " --inference", "inference": " --inference",
-}  # fmt: skip
-"""Words of a question -> the options that they mean."""
-
-
-_SIZE: Final = re.compile(r"\d{1,3} ?gi?b", re.ASCII | re.IGNORECASE)
-
-
-def _refuse_question(text: str) -> NoReturn:
-    """Refuse words that no file has as its name, with the command that answers them.
-
-    Raises:
-        InputError: the GPUs that they name are in the command.
-    """
-    plain = [w.strip(",;:?!()'\"").removesuffix(".") for w in text.split()[:_MOST_WORDS]]
-    runs = [
-        " ".join(plain[start : start + n])
-        for n in range(_MOST_IN_NAME, 0, -1)
-        for start in range(len(plain) + 1 - n)
-    ]
-    model = next((preset for words in runs if (preset := preset_of(words))), None)
-    if model is None:
-        tags = (unknown_model(word) for word in plain if is_of_llama_cpp(word))
-        near = [n for words in runs for n in difflib.get_close_matches(words.lower(), presets())]
-        guess = f"Near are {', '.join(dict.fromkeys(near[:3]))}. " if near else ""
-        raise next(tags, None) or InputError(
-            "Those words name no file here and no model that is known.",
-            hint=f"{guess}Check the path, or see: fragdoctor estimate --list-models",
-        )
-    meant = next((_MEANT[word] for word in map(str.lower, plain) if word in _MEANT), "")
-    named = (counted(words) for words in runs)
-    n, gpu = next(((n, gpu) for n, one in named if (gpu := known_gpu(one))), (1, None))
-    sizes = (gpu_of(words) for words in runs if _SIZE.fullmatch(words))
-    gpu = gpu or next(sizes, None)
-    share = "--tensor-parallel" if "--inference" in meant else "--zero 3 --world-size"
-    on = f" --gpu {gpu.name.replace(' ', '')}" if gpu else ""
-    among = f" {share} {n}" if n > 1 else ""
-    raise InputError(
-        "Those words are not the name of a model.",
-        hint=f"Ask: fragdoctor estimate {model.name}{on}{meant}{among}",
-    )
-
-
 def _by_name(inputs: Sequence[str]) -> Preset | None:
     """Return the known model that the only input names; None = it is a path.
 
     Raises:
-        InputError: a name that is not known, or a question in words.
+        InputError: a name that is not known.
     """
     text = " ".join(inputs)
     if any(Path(one).exists() for one in inputs):
         return None
     preset = preset_of(text) if is_model_name(text) else None
-    if preset is None:
-        if " " in text.strip() and not re.search(r"\.[a-z]{2,11}$", text.lower()):
-            _refuse_question(text)
-        if len(inputs) == 1 and is_model_name(text):
-            raise unknown_model(text)
+    if preset is None and len(inputs) == 1 and is_model_name(text):
+        raise unknown_model(text)
     return preset
 
 

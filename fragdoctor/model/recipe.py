@@ -66,7 +66,7 @@ class Recipe(Struct, frozen=True):
 
 
 class RecipeUse(Struct, frozen=True):
-    """The files that an estimate was made from.
+    """The files, or the question in words (then ``files`` is empty), of an estimate.
 
     Attributes:
         command: the same question, asked with options alone.

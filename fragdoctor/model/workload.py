@@ -94,6 +94,7 @@ class LayerBuild(Struct, frozen=True, kw_only=True):
         tied_head: the head is the token embedding.
         own_attention: what the code computes attention by where the kernel is left to it; None =
             by ``scaled_dot_product_attention`` as it picks.
+        has_flash: a fused kernel that is asked for by name serves it.
         attention_softcap: scores go through a tanh (Gemma 2).
         logit_softcap: so do the logits.
     """
@@ -104,6 +105,7 @@ class LayerBuild(Struct, frozen=True, kw_only=True):
     activation: str = "gelu"
     tied_head: bool = False
     own_attention: Attention | None = None
+    has_flash: bool = True
     attention_softcap: bool = False
     logit_softcap: bool = False
 
@@ -254,3 +256,9 @@ class Workload(Struct, frozen=True):
     keeps_logits: bool = False
     varying_lengths: bool = False
     compute: str = ""
+
+    @property
+    def attention_in_code(self) -> Attention:
+        """What the code asks for: its own where the choice is left to it."""
+        is_open = self.attention is Attention.SDPA
+        return (is_open and self.shape.own_attention) or self.attention

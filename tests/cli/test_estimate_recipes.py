@@ -49,6 +49,24 @@ def test_json_lists_each_entry(run: Run, recipe: Path) -> None:
     assert "fragdoctor estimate gpt2 --batch 2 --seq 128" == found["command"]
 
 
+def test_question_in_words_is_answered_and_says_what_was_read(run: Run) -> None:
+    words = ["can", "I", "train", "gpt2", "with", "paging", "on", "a", "3090?"]
+    ours = json.loads(run("estimate", *words, "--batch", "2", "--format", "json").out)
+
+    assert "fragdoctor estimate gpt2 --gpu rtx-3090 --batch 2" == ours["recipe"]["command"]
+    assert ["Not read: paging."] == ours["recipe"]["notes"]
+    typed = json.loads(run(*ours["recipe"]["command"].split()[1:], "--format", "json").out)
+    assert typed["peak_allocated_bytes"] == ours["peak_allocated_bytes"]
+    out = " ".join(run("estimate", " ".join(words)).out.split())
+    assert "Read as: fragdoctor estimate gpt2 --gpu rtx-3090. Not read: paging." in out
+
+
+def test_option_on_the_line_beats_the_words(run: Run) -> None:
+    found = json.loads(run("estimate", "run gpt2 on a 3090", "--gpu", "t4", "--format", "json").out)
+
+    assert "fragdoctor estimate gpt2 --gpu t4 --inference" == found["recipe"]["command"]
+
+
 def test_the_printed_command_gives_the_same_figures(run: Run, recipe: Path) -> None:
     ours = json.loads(run("estimate", str(recipe), "--format", "json").out)
     command = ours["recipe"]["command"].split()[1:]

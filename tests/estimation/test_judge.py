@@ -8,6 +8,7 @@ from fragdoctor.estimation.bounds import Needs
 from fragdoctor.estimation.formula import formula_footprint, formula_needs
 from fragdoctor.estimation.judge import judged, largest_batch
 from fragdoctor.estimation.measures import measures_for
+from fragdoctor.estimation.model_shapes import model_of
 from fragdoctor.model.gpus import gpu_of
 from fragdoctor.model.memory_estimate import PhaseName
 from fragdoctor.model.workload import Attention, Loss, Workload
@@ -85,6 +86,18 @@ def test_fused_attention_is_offered_where_scores_are_kept() -> None:
 
     assert "flash_attention" in ids
     assert "flash_attention" not in [m.id for m in measures_for(SMALL)]
+
+
+@pytest.mark.parametrize(("model", "is_served"), [("gemma-2-2b", True), ("bloom-560m", False)])
+def test_fused_attention_of_code_that_writes_its_own(model: str, *, is_served: bool) -> None:
+    shape = model_of([model]).shape
+    eager = Workload(shape=shape, seq=8192, dtype="bf16")
+
+    offered = [m for m in measures_for(eager) if m.id == "flash_attention"]
+
+    assert Attention.EAGER is eager.attention_in_code
+    assert is_served is bool(offered)
+    assert all(2 * peak(m.applied_to(eager)) < peak(eager) for m in offered)
 
 
 def test_phases_come_in_the_order_of_a_step() -> None:

@@ -58,23 +58,6 @@ def test_unknown_repository_prints_the_command_that_fetches_its_configuration() 
     assert "hf download somebody/some-model config.json" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("words", "command"),
-    [
-        (["can I fine-tune llama-3.1-8b on a 4090?"], "llama-3.1-8b --gpu rtx-4090"),
-        (["will", "Llama-3.1-8B,", "train", "on", "an", "H100?"], "llama-3.1-8b --gpu h100"),
-        (["is gpt2 small"], "gpt2"),
-    ],
-)
-def test_question_in_words_is_refused_with_the_command_that_answers_it(
-    words: list[str], command: str
-) -> None:
-    with pytest.raises(InputError) as refused:
-        model_of(words)
-
-    assert refused.value.hint == f"Ask: fragdoctor estimate {command}"
-
-
 def test_near_miss_of_a_name_is_suggested() -> None:
     with pytest.raises(InputError) as caught:
         model_of(["lama-3-8b"])

@@ -378,11 +378,14 @@ def _option(parameter: str, value: Any) -> str:
     return f"{flag} {shlex.quote(text)}"
 
 
-def use_of(resolved: Resolved, model: Sequence[str], options: Mapping[str, Any]) -> RecipeUse:
-    """Return what the report says of the files, with the same question by options alone.
+def use_of(
+    files: Sequence[Recipe], notes: Sequence[str], model: Sequence[str], options: Mapping[str, Any]
+) -> RecipeUse:
+    """Return what the report says of files or words, with the same question by options alone.
 
     Args:
-        resolved: what the files became.
+        files: what the files became; none for a question in words.
+        notes: what they leave open.
         model: the inputs that describe the model.
         options: parameters that are not as without any option, and their values, in order.
     """
@@ -392,4 +395,4 @@ def use_of(resolved: Resolved, model: Sequence[str], options: Mapping[str, Any])
             words += [_option(name, one) for one in value]
         elif value is not False and value is not None:
             words.append(_option(name, value))
-    return RecipeUse(tuple(resolved.files), " ".join(words), tuple(resolved.notes))
+    return RecipeUse(tuple(files), " ".join(words), tuple(notes))

@@ -199,10 +199,10 @@ def _assumed(w: Workload, *, is_planned: bool = False) -> list[str]:
             precision += f", gradients in {w.grad_dtype}"
     parts = [precision, w.optimizer]
     if w.shape.has_layers:
-        kind = "fused (sdpa)" if w.attention.value == "sdpa" else w.attention.value
+        kind = w.attention_in_code.value
         checkpointing = w.checkpointing
         is_off = checkpointing == "none"
-        parts.append(f"{kind} attention")
+        parts.append(f"{'fused (sdpa)' if kind == 'sdpa' else kind} attention")
         if not (is_off and is_planned):
             parts.append("no checkpointing" if is_off else f"checkpointing {checkpointing}")
     if w.offload:

@@ -16,7 +16,8 @@ def recipe_lead(use: RecipeUse | None) -> list[doc.DocumentBlock]:
     """Return what a reader of the answer alone should know: what of the files is not in it."""
     if use is None:
         return []
-    return [doc.Paragraph(" ".join([*map(_counted, use.files), *use.notes]))]
+    said = map(_counted, use.files) if use.files else [f"Read as: {use.command}."]
+    return [doc.Paragraph(" ".join([*said, *use.notes]))]
 
 
 def _counted(recipe: Recipe) -> str:
@@ -32,7 +33,7 @@ def _counted(recipe: Recipe) -> str:
 
 def recipe_sections(use: RecipeUse | None) -> list[doc.Section]:
     """Return a section for each file: what its entries became, and which became nothing."""
-    if use is None:
+    if use is None or not use.files:
         return []
     sections = [_section(i, recipe) for i, recipe in enumerate(use.files)]
     same = [doc.Paragraph(use.command)]

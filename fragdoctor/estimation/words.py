@@ -1,0 +1,264 @@
+"""Reads a question in words, ``can I fine-tune Llama 3 8B with QLoRA on a 3090?``, as options.
+
+Words that name the model and the GPU are found first, then phrases by a table. A word that became
+no option, and that English alone does not need, is handed on: the report says that it was not read.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from msgspec import Struct
+
+from fragdoctor.errors import ConfigError, InputError
+from fragdoctor.estimation.model_names import is_of_llama_cpp, stored_in
+from fragdoctor.estimation.model_shapes import is_model_name, preset_of, presets, unknown_model
+from fragdoctor.estimation.training_choices import PRECISIONS, optimizer_of
+from fragdoctor.model.gpus import counted, gpu_of, known_gpu
+
+MOST_WORDS: Final = 40
+_LONGEST: Final = 64
+_MOST_IN_NAME: Final = 6
+_LORA_RANK: Final = 16
+_VLLM_SHARE: Final = 0.9
+"""What vLLM takes of a GPU by default, https://docs.vllm.ai/en/stable/cli/serve/."""
+
+
+class Asked(Struct, frozen=True):
+    """What a question means.
+
+    Attributes:
+        model: its name, as a command takes it.
+        options: parameters of ``fragdoctor estimate`` and their values.
+        notes: what was taken for granted, and which words were not read.
+    """
+
+    model: str
+    options: Mapping[str, Any]
+    notes: Sequence[str]
+
+
+def is_question(inputs: Sequence[str]) -> bool:
+    """Return whether inputs are words, not files and not the name of a model."""
+    text = " ".join(inputs).strip()
+    if " " not in text or re.search(r"\.[a-z]{2,11}$", text.lower()):
+        return False
+    if any(_is_file(one) for one in inputs):
+        return False
+    return not (is_model_name(text) and preset_of(text))
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).exists()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
+def read_question(text: str) -> Asked:
+    """Return what a question in words means.
+
+    Raises:
+        InputError: it names no model that is known.
+    """
+    stripped = (one[:_LONGEST].strip(",;:?!()'\"").removesuffix(".") for one in text.split())
+    words = [word for word in stripped if word][:MOST_WORDS]
+    named, words = _taken(words, _model)
+    if named is None:
+        raise _no_model(words)
+    known, words = _taken(words, _gpus)
+    sized, words = _taken(words, _sizes)  # beside a name, it says the same once more
+    options, rest = _phrases(" ".join(words))
+    n, gpu = known or sized or (1, "")
+    if gpu:
+        options["gpu"] = [gpu]
+    notes = _settle(options, n)
+    unread = [word for word in rest.split() if word.lower() not in _SAYS_NOTHING]
+    if unread:
+        notes.append(f"Not read: {', '.join(unread)}.")
+    return Asked(named, options, notes)
+
+
+def _model(run: str) -> str | None:
+    """Return the model that a run of words names; a name that says how it is stored stays."""
+    preset = preset_of(run)
+    if preset is None:
+        return None
+    return run if stored_in(run) else preset.name
+
+
+def _taken(words: list[str], find: Callable[[str], Any]) -> tuple[Any, list[str]]:
+    """Return what the longest run of words means, and the words with a gap in its place."""
+    for length in range(min(_MOST_IN_NAME, len(words)), 0, -1):
+        for start in range(len(words) + 1 - length):
+            run = words[start : start + length]
+            if _GAP not in run and (found := find(" ".join(run))) is not None:
+                return found, [*words[:start], _GAP, *words[start + length :]]
+    return None, words
+
+
+_GAP: Final = ";"  # between phrases, so that none reaches over what was taken out
+_SIZE: Final = re.compile(r"\d{1,3} ?gi?b", re.ASCII | re.IGNORECASE)
+_NUMBERS: Final = {"two": "2", "four": "4", "eight": "8", "sixteen": "16"}
+
+
+def _gpus(run: str) -> tuple[int, str] | None:
+    """Return how many GPUs a run of words means, and what ``--gpu`` calls them."""
+    several = re.fullmatch(r"([1-9]\d{0,2}|two|four|eight|sixteen) (.{2,40}?)s?", run.lower())
+    n, one = counted(run)
+    found = known_gpu(one)
+    if found is None and several:
+        n, found = int(_NUMBERS.get(several[1], several[1])), known_gpu(several[2])
+    return (n, found.name) if found else None
+
+
+def _sizes(run: str) -> tuple[int, str] | None:
+    """Return how many GPUs of a size a run of words means, and the size."""
+    n, one = counted(run)
+    return (n, gpu_of(one).name.replace(" ", "")) if _SIZE.fullmatch(one) else None
+
+
+class _Phrase(NamedTuple):
+    pattern: re.Pattern[str]
+    options: Callable[[re.Match[str]], Mapping[str, Any]]
+
+
+def _whole_words(pattern: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<!\S)(?:{pattern})(?!\S)", re.IGNORECASE | re.ASCII)
+
+
+def _says(pattern: str, **options: Any) -> _Phrase:
+    """Return a phrase that means options as they are."""
+    return _Phrase(_whole_words(pattern), lambda _match: options)
+
+
+def _counts(pattern: str, parameter: str) -> _Phrase:
+    """Return a phrase with one number in it; ``k`` stands for 1,024."""
+
+    def options(match: re.Match[str]) -> Mapping[str, Any]:
+        text = next(group for group in match.groups() if group).lower()
+        return {parameter: int(text.removesuffix("k")) * (1024 if text.endswith("k") else 1)}
+
+    return _Phrase(_whole_words(pattern), options)
+
+
+_N: Final = r"([1-9]\d{0,6}k?)"
+_IS: Final = r"(?: of| is| =|=|:)? ?"
+_PHRASES: Final = (
+    _counts(rf"(?:lora )?(?:rank|r)(?:{_IS}){_N}", "lora"),
+    _counts(rf"(?:micro )?(?:batch(?:[ _-]?size)?|bs|bsz){_IS}{_N}", "batch"),
+    _counts(
+        rf"(?:max[ _-])?(?:seq(?:uence)?(?:[ _-]?len(?:gth)?)?|len(?:gth)?|ctx|tokens"
+        rf"|context(?:[ _-](?:len(?:gth)?|window|size))?){_IS}{_N}"
+        rf"|{_N} ?-?(?:tokens?|ctx|seq(?:uence)?s?|context(?: (?:len(?:gth)?|window))?)"
+        rf"|{_N} (?:sequence |context )(?:len(?:gth)?|window)",
+        "seq",
+    ),
+    _counts(rf"{_N} (?:accumulation|accumulated) steps|accumulation{_IS}{_N}", "grad_accumulation"),
+    _counts(rf"{_N} ?x? ?(?:gpus|(?:graphics )?cards)", "n_gpus"),
+    _says(r"8[ -]?bit (?:adamw?|optimi[sz]er)", optimizer="adamw-8bit", trains=True),
+    _says("qlora", lora=_LORA_RANK, dtype="int4"),
+    _says("dora", lora=_LORA_RANK, dora=True),
+    _says("lora|peft|adapters?", lora=_LORA_RANK),
+    _says(r"4[ -]?bits?|int4|nf4|bnb", dtype="int4"),
+    _says(r"8[ -]?bits?|int8", dtype="int8"),
+    _says("awq", dtype="awq"),
+    _says("gptq", dtype="gptq"),
+    _says("fp8", dtype="fp8-weights"),
+    _says("amp|mixed[ -]precision|autocast", dtype="amp-bf16"),
+    _says("bf16|bfloat16", dtype="bf16"),
+    _says("fp16|float16|half(?: precision)?", dtype="fp16"),
+    _says("fp32|float32|full precision", dtype="fp32"),
+    _says("(?:gradient |activation )?checkpointing", checkpointing="full"),
+    _says(r"flash(?:[ -]?att(?:entio)?n)?(?:[ -]?[23])?", attention="flash"),
+    _says("fsdp", fsdp=True),
+    _Phrase(_whole_words(r"zero[ -]?(?:stage )?([0-3])"), lambda match: {"zero": int(match[1])}),
+    _says("vllm", inference=True, gpu_memory_utilization=_VLLM_SHARE),
+    _says(
+        r"run(?:ning|s)?|serv(?:e|es|ing)|inferences?|infer|inferencing|generat(?:e|es|ing|ion)"
+        r"|host(?:ing)?|deploy(?:ing)?|load(?:ing)?|chat",
+        inference=True,
+    ),
+    _says(
+        r"(?:full )?(?:pre-?|re)?train(?:ing|ed)?|(?:full )?fine[ -]?tun(?:e|ed|es|ing)|sft"
+        r"|from scratch",
+        trains=True,
+    ),
+)  # fmt: skip
+"""The first phrase of the table that is found says an option; a later one does not change it."""
+
+_SAYS_NOTHING: Final = frozenset(
+    f"{_GAP} a an and any are at be big by can card cards could do does doing enough fit fits for "
+    "from get give go gpu gpus graphics have how i if in is it just large like machine make many "
+    "max me memory model mine much my need needed needs nvidia of on one only or please possible "
+    "ram require required requires setup should single size some take takes tell than that the "
+    "their there this to train trying use used using video vram want was we what when which will "
+    "with without work works would you your".split()
+)  # fmt: skip
+
+
+def _phrases(text: str) -> tuple[dict[str, Any], str]:
+    """Return what phrases mean, and the text without them."""
+    options: dict[str, Any] = {}
+    for phrase in _PHRASES:
+        for match in phrase.pattern.finditer(text):
+            options = {**phrase.options(match), **options}
+        text = phrase.pattern.sub(_GAP, text)
+    for word in text.split():
+        try:
+            options.setdefault("optimizer", optimizer_of(word).name)
+        except ConfigError:
+            continue
+        text = text.replace(word, _GAP, 1)
+    return options, text
+
+
+def _settle(options: dict[str, Any], n_named: int) -> list[str]:
+    """Complete what the options of a question leave open; return what was taken for granted."""
+    n_gpus = max(n_named, options.pop("n_gpus", 1))
+    trains = options.pop("trains", False) or not options.keys().isdisjoint(_OF_TRAINING)
+    is_said = trains or "inference" in options
+    options["inference"] = not trains
+    if trains or "gpu" not in options:
+        options.pop("gpu_memory_utilization", None)
+    if trains and options.get("dtype") in _FROZEN:
+        options.setdefault("lora", _LORA_RANK)
+    if n_gpus > 1 and trains:
+        options["world_size"] = n_gpus
+        if not options.get("fsdp"):
+            options.setdefault("zero", 3)
+    elif n_gpus > 1:
+        options["tensor_parallel"] = n_gpus
+    said = 'Neither training nor running was said: running is counted; say "train" for training.'
+    return [] if is_said else [said]
+
+
+_OF_TRAINING: Final = frozenset(
+    ("lora", "optimizer", "checkpointing", "fsdp", "zero", "grad_accumulation")
+)
+_FROZEN: Final = frozenset(
+    name for name, precision in PRECISIONS.items() if not precision.trains_base
+)
+"""Precisions in which weights are not trained: adapters are, beside them."""
+
+
+def _no_model(words: Sequence[str]) -> InputError:
+    """Return what to say where no model is named that is known here."""
+    for word in words:
+        if is_of_llama_cpp(word):
+            return unknown_model(word)
+    runs = [
+        " ".join(words[start : start + length])
+        for length in range(_MOST_IN_NAME, 0, -1)
+        for start in range(len(words) + 1 - length)
+    ]
+    near = [n for run in runs for n in difflib.get_close_matches(run.lower(), presets())]
+    guess = f"Near are {', '.join(dict.fromkeys(near[:3]))}. " if near else ""
+    return InputError(
+        "Those words name no file here and no model that is known.",
+        hint=f"{guess}Check the path, or see: fragdoctor estimate --list-models",
+    )

@@ -1,0 +1,113 @@
+"""Questions in words: which options they mean, and what is said of words that mean none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fragdoctor.errors import InputError
+from fragdoctor.estimation.words import Asked, is_question, read_question
+
+RUN = {"inference": True}
+TRAIN = {"inference": False}
+QLORA = {**TRAIN, "lora": 16, "dtype": "int4"}
+
+
+@pytest.mark.parametrize(
+    ("words", "model", "options"),
+    [
+        ("can I fine-tune llama 3 8b on a 3090", "llama-3-8b", TRAIN | {"gpu": ["rtx-3090"]}),
+        ("qlora for Mistral-7B, rtx 4090", "mistral-7b", QLORA | {"gpu": ["rtx-4090"]}),
+        ("qwen2.5 14B 4-bit fine-tuning, 24GB", "qwen2.5-14b", QLORA | {"gpu": ["24GB"]}),
+        (
+            "train llama 3 8b on 2x 4090?",
+            "llama-3-8b",
+            TRAIN | {"gpu": ["rtx-4090"], "zero": 3, "world_size": 2},
+        ),
+        (
+            "run yi 34b on two 3090s",
+            "yi-34b",
+            RUN | {"gpu": ["rtx-3090"], "tensor_parallel": 2},
+        ),
+        (
+            "serve llama-3.1-70b on 2 GPUs with 80GB, 32k context",
+            "llama-3.1-70b",
+            RUN | {"gpu": ["80GB"], "tensor_parallel": 2, "seq": 32_768},
+        ),
+        (
+            "phi-4 lora rank 64, bs 4, seq_len 4096, bf16, 8-bit adam, gradient checkpointing",
+            "phi-4",
+            TRAIN | {"lora": 64, "batch": 4, "seq": 4096, "dtype": "bf16",
+                     "optimizer": "adamw-8bit", "checkpointing": "full"},
+        ),
+        (
+            "llama 2 7b fsdp adafactor mixed precision on 8 x a100 80gb",
+            "llama-2-7b",
+            TRAIN | {"gpu": ["a100-80g"], "fsdp": True, "world_size": 8,
+                     "optimizer": "adafactor", "dtype": "amp-bf16"},
+        ),
+        (
+            "host qwen3 8b with vllm on an L4",
+            "qwen3-8b",
+            RUN | {"gpu": ["l4"], "gpu_memory_utilization": 0.9},
+        ),
+        ("16GB T4 to run phi-2", "phi-2", RUN | {"gpu": ["t4"]}),
+    ],
+)  # fmt: skip
+def test_words_become_options(words: str, model: str, options: dict[str, Any]) -> None:
+    assert Asked(model, options, []) == read_question(words)
+
+
+def test_model_keeps_the_name_that_says_what_it_is_stored_in() -> None:
+    asked = read_question("can Qwen2.5-72B-Instruct-AWQ run on one h100?")
+
+    assert "Qwen2.5-72B-Instruct-AWQ" == asked.model
+    assert "dtype" not in asked.options
+
+
+def test_words_that_were_not_read_are_named() -> None:
+    (note,) = read_question("train gpt2 with paging on my 4090, please").notes
+
+    assert "Not read: paging." == note
+
+
+def test_question_without_a_verb_is_about_running_and_says_so() -> None:
+    asked = read_question("how much vram for deepseek v3")
+
+    assert asked.options == RUN
+    assert "running is counted" in asked.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "is_one"),
+    [
+        (["llama 3.1 8b"], False),
+        (["llama-3.1-8b"], False),
+        (["my model.safetensors"], False),
+        (["train llama 3.1 8b"], True),
+        (["train", "llama", "3.1", "8b"], True),
+        ([], False),
+    ],
+)
+def test_question_is_words_and_no_name(inputs: list[str], is_one: bool) -> None:
+    assert is_question(inputs) is is_one
+
+
+def test_words_without_a_known_model_get_near_names() -> None:
+    with pytest.raises(InputError, match="name no file here and no model") as refused:
+        read_question("qwen 7b lora on a 3090?")
+
+    assert "qwen2.5-7b" in refused.value.hint
+
+
+def test_tag_of_llama_cpp_is_refused_with_what_comes_near() -> None:
+    with pytest.raises(InputError, match=r"is of llama\.cpp") as refused:
+        read_question("run llama3.2:3b-q8_0 on a 3060")
+
+    assert "fragdoctor estimate llama-3.2-3b --inference --dtype int4" in refused.value.hint
+
+
+def test_endless_words_are_cut() -> None:
+    with pytest.raises(InputError, match="name no file here"):
+        read_question(f"train {'x' * 10**6} " * 100)
