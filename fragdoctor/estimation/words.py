@@ -77,6 +77,13 @@ def read_question(text: str) -> Asked:
     if gpu:
         options["gpu"] = [gpu]
     notes = _settle(options, n)
+    for word in filter(is_of_llama_cpp, rest.split()):
+        bits = 8 if "8" in word else 4
+        options.setdefault("dtype", f"int{bits}")
+        notes.append(
+            f"{word} is of llama.cpp, whose memory is not estimated: {bits} bits are near."
+        )
+        rest = rest.replace(word, _GAP, 1)
     unread = [word for word in rest.split() if word.lower() not in _SAYS_NOTHING]
     if unread:
         notes.append(f"Not read: {', '.join(unread)}.")
@@ -160,7 +167,10 @@ _PHRASES: Final = (
     ),
     _counts(rf"{_N} (?:accumulation|accumulated) steps|accumulation{_IS}{_N}", "grad_accumulation"),
     _counts(rf"{_N} ?x? ?(?:gpus|(?:graphics )?cards)", "n_gpus"),
-    _says(r"8[ -]?bit (?:adamw?|optimi[sz]er)", optimizer="adamw-8bit", trains=True),
+    _says(
+        r"8[ -]?bit (?:adamw?|optimi[sz]er)|(?:adamw?|optimi[sz]er)[ -]?8[ -]?bit",
+        optimizer="adamw-8bit", trains=True,
+    ),
     _says("qlora", lora=_LORA_RANK, dtype="int4"),
     _says("dora", lora=_LORA_RANK, dora=True),
     _says("lora|peft|adapters?", lora=_LORA_RANK),
@@ -192,12 +202,13 @@ _PHRASES: Final = (
 """The first phrase of the table that is found says an option; a later one does not change it."""
 
 _SAYS_NOTHING: Final = frozenset(
-    f"{_GAP} a an and any are at be big by can card cards could do does doing enough fit fits for "
-    "from get give go gpu gpus graphics have how i if in is it just large like machine make many "
-    "max me memory model mine much my need needed needs nvidia of on one only or please possible "
-    "ram require required requires setup should single size some take takes tell than that the "
-    "their there this to train trying use used using video vram want was we what when which will "
-    "with without work works would you your".split()
+    f"{_GAP} "
+    "a an and any are at batch be big by can card cards could do does doing enough fit fits "
+    "for from full fully get give go gpu gpus graphics have how i if in is it just large like "
+    "machine make many max me memory mine model much my need needed needs nvidia of on one "
+    "only or please possible ram require required requires setup should single size some take "
+    "takes tell than that the their there this to train trying use used using video vram want "
+    "was we what whats when which will with without work works would you your".split()
 )  # fmt: skip
 
 

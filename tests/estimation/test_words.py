@@ -52,6 +52,7 @@ QLORA = {**TRAIN, "lora": 16, "dtype": "int4"}
             "qwen3-8b",
             RUN | {"gpu": ["l4"], "gpu_memory_utilization": 0.9},
         ),
+        ("finetune phi-2 fully, adamw 8bit", "phi-2", TRAIN | {"optimizer": "adamw-8bit"}),
         ("16GB T4 to run phi-2", "phi-2", RUN | {"gpu": ["t4"]}),
     ],
 )  # fmt: skip
@@ -70,6 +71,15 @@ def test_words_that_were_not_read_are_named() -> None:
     (note,) = read_question("train gpt2 with paging on my 4090, please").notes
 
     assert "Not read: paging." == note
+
+
+def test_format_of_llama_cpp_is_counted_as_what_comes_near_and_says_so() -> None:
+    asked = read_question("run llama 3.1 70b q4_k_m on 48gb")
+
+    assert "int4" == asked.options["dtype"]
+    assert [
+        "q4_k_m is of llama.cpp, whose memory is not estimated: 4 bits are near."
+    ] == asked.notes
 
 
 def test_question_without_a_verb_is_about_running_and_says_so() -> None:
