@@ -21,7 +21,8 @@ class Dimensions(LayerSizes, frozen=True):
         packed_qkv: one matrix for query, key and value.
         n_segments: token type embeddings (BERT).
         n_outside_norms: normalisations outside the layers.
-        qk_norm: queries and keys are normalised head by head.
+        qk_norm: queries and keys are normalised, head by head.
+        has_wide_qk_norm: with a weight for each feature of all heads, not of one.
         pooler: a square matrix stands before a head of a few classes.
         head_transform: one stands before the head over the vocabulary.
         shared_gate: what all tokens go through beside their experts has a gate of its own.
@@ -44,6 +45,7 @@ class Dimensions(LayerSizes, frozen=True):
     n_segments: int = 0
     n_outside_norms: int = 1
     qk_norm: bool = False
+    has_wide_qk_norm: bool = False
     shared_gate: bool = False
     pooler: bool = False
     head_transform: bool = False
@@ -93,7 +95,7 @@ NEOX: Final = replace(
     dropout=0.0,
 )
 GEMMA: Final = replace(LLAMA, tied_head=True, activation="gelu")
-COHERE: Final = replace(LLAMA, tied_head=True, norms_per_layer=1)
+COHERE: Final = replace(LLAMA, tied_head=True, norms_per_layer=1, has_wide_qk_norm=True)
 MIXTURE: Final = replace(LLAMA, is_mixture=True)
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
@@ -112,7 +114,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
                            expert_bias=True, global_every=2, own_attention=Attention.EAGER,
                            has_flash=False),
         "phi3": replace(LLAMA, packed_qkv=True),
-        "olmo2": replace(LLAMA, qk_norm=True),
+        "olmo2": replace(LLAMA, qk_norm=True, has_wide_qk_norm=True),
         "cohere": COHERE,
         "cohere2": replace(COHERE, global_every=4),
         "glm4": replace(LLAMA, norms_per_layer=4),
@@ -169,10 +171,12 @@ def _norms(d: Dimensions) -> list[ParameterGroup]:
         for i in range(d.norms_per_layer)
     ]  # fmt: skip
     if d.qk_norm:
-        groups.append(
-            ParameterGroup("attention.qk_norm", (d.head_dim,), 2 * d.n_layers, Role.NORM,
+        heads = (d.n_heads, d.n_kv_heads) if d.has_wide_qk_norm else (1, 1)
+        groups += [
+            ParameterGroup("attention.qk_norm", (n * d.head_dim,), d.n_layers, Role.NORM,
                            slot="qkv")
-        )  # fmt: skip
+            for n in heads
+        ]  # fmt: skip
     groups.append(outside("norm", d.hidden, role=Role.NORM, count=d.n_outside_norms * with_bias))
     return groups
 

@@ -11,19 +11,42 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-_TUNED: Final = frozenset({"instruct", "chat", "it", "hf", "pt", "base", "2507", "latest"})
+_TUNED: Final = frozenset({"instruct", "chat", "it", "hf", "pt", "base", "latest"})
+_STAMP: Final = re.compile(r"\d{4}")
+"""A word that says when a copy was published: ``2407`` is July of 2024."""
+
 # Continued training of the same shape, published under a name of its own.
 _SAME_SHAPE: Final = {
     "llama-3.3-70b": "llama-3.1-70b",
     "meta-llama-3.1-": "llama-3.1-",
     "mistral-7b-v0.2": "mistral-7b",
+    "zephyr-7b-alpha": "mistral-7b",
+    "zephyr-7b-beta": "mistral-7b",
+    "vicuna-7b-v1.5": "llama-2-7b",
+    "vicuna-13b-v1.5": "llama-2-13b",
+    "vicuna-": "llama-",
+    "open-llama-7b": "llama-7b",
+    "open-llama-13b": "llama-13b",
+    "codegemma-": "gemma-",
+    "gemma-1.1-": "gemma-",
+    "hermes-3-llama-3.1-": "llama-3.1-",
+    "llama-3.1-nemotron-": "llama-3.1-",
+    "llama-guard-3-8b": "llama-3.1-8b",
+    "phi-3.5-mini": "phi-3-mini",
+    "qwen3-coder-": "qwen3-",
+    "qwq-32b": "qwen2.5-32b",
+    "smollm-": "smollm2-",
+    "yi-1.5-": "yi-",
+    "deepseek-v2.5": "deepseek-v2",
+    "deepseek-v3.1": "deepseek-v3",
+    "deepseek-math-7b": "deepseek-llm-7b",
     "qwen2-": "qwen2.5-",
     "qwen2.5-coder-": "qwen2.5-",
     "qwen2.5-math-": "qwen2.5-",
     "deepseek-r1-distill-qwen-": "qwen2.5-",
     "deepseek-r1-distill-llama-": "llama-3.1-",
     "deepseek-r1": "deepseek-v3",
-    "deepseek-r1-0528-qwen3-8b": "qwen3-8b",
+    "deepseek-r1-qwen3-8b": "qwen3-8b",
     # Ollama's tags of the same, https://ollama.com/library/deepseek-r1/tags.
     "deepseek-r1-671b": "deepseek-v3",
     "deepseek-r1-70b": "llama-3.1-70b",
@@ -32,6 +55,8 @@ _SAME_SHAPE: Final = {
 }
 
 
+_SIZE: Final = r"[\d.]+[bm](?:-a[\d.]+b)?"
+"""What stands behind a name that ends in a dash: ``7b``, ``360m``, ``30b-a3b``."""
 _STORED: Final = {
     "awq": "awq", "gptq": "gptq", "4bit": "int4", "8bit": "int8", "fp8": "fp8-weights",
     "int8": "int8", "int4": "", "bnb": "",
@@ -60,7 +85,11 @@ def stored_in(name: str) -> str:
 
 def _plain(name: str) -> str:
     """Return a name without the words of tuning and storing."""
-    return "-".join(word for word in _words(name) if word not in _TUNED and word not in _STORED)
+    return "-".join(
+        word
+        for word in _words(name)
+        if word not in _TUNED and word not in _STORED and not _STAMP.fullmatch(word)
+    )
 
 
 def _letters(name: str) -> str:
@@ -77,7 +106,7 @@ def base_of(name: str, known: Iterable[tuple[str, str]]) -> str:
     """
     wanted = _plain(name)
     for start, base in _SAME_SHAPE.items():
-        if wanted == start or (start.endswith("-") and re.fullmatch(rf"{start}[\d.]+b", wanted)):
+        if wanted == start or (start.endswith("-") and re.fullmatch(rf"{start}{_SIZE}", wanted)):
             wanted = base + wanted[len(start) :]
             break
     spelled = _letters(wanted)
