@@ -182,7 +182,8 @@ DEFAULT: Final = GPUS["h100"]
 _AROUND: Final = frozenset(
     {"nvidia", "amd", "tesla", "geforce", "instinct", "radeon", "gpu", "generation", "graphics",
      "card", "blackwell", "server", "workstation", "edition", "accelerator", "max-q", "oam", "pcie",
-     "sxm", "sxm2", "sxm3", "sxm4", "sxm5", "sxm6", "hbm2", "hbm2e", "hbm3", "hbm3e", "gddr6"}
+     "sxm", "sxm2", "sxm3", "sxm4", "sxm5", "sxm6", "hbm2", "hbm2e", "hbm3", "hbm3e", "gddr6",
+     "colab", "kaggle"}
 )  # fmt: skip
 _MIG: Final = re.compile(
     r"(?:(.*?)[\s-]*)?(?:mig[\s-]*)?([1-7])(?:c\.\d)?g\.(\d{1,3})gb?(?:\+.*)?", re.ASCII
@@ -218,6 +219,13 @@ def _slice(name: str) -> GpuModel | None:
     return GpuModel(f"{whole.name}-{profile}", title, total, MIG_SOURCE, whole.compute, own)
 
 
+def _rented(name: str) -> GpuModel | None:
+    """Return the GPU in a rented machine of a type: ``g5.xlarge``."""
+    key = name.strip().lower()
+    starts = (start for start in gpu_table.INSTANCES if key.startswith(start))
+    return next((GPUS[gpu_table.INSTANCES[start]] for start in starts), None)
+
+
 def _mac(name: str) -> GpuModel | None:
     """Return the part of a Mac's memory that its GPU may use: ``M3 Max 64GB``."""
     match = _MAC.fullmatch(name.strip().lower())
@@ -235,6 +243,7 @@ def _mac(name: str) -> GpuModel | None:
     return GpuModel(f"{chip}-{gib}g", title, int(share * gib * GIB), MAC_SOURCE, "apple")
 
 
+_SIZED: Final = re.compile(r"\d{1,7} ?[gm]i?b?")
 _SEVERAL: Final = re.compile(r"(\d{1,4})\s*[x*]\s*(.+)|(.+?)\s*[x*]\s*(\d{1,4})")
 
 
@@ -275,12 +284,16 @@ def gpu_of(name: str) -> GpuModel:
 def counted(text: str) -> tuple[int, str]:
     """Return how many GPUs a text means, and which: ``2x 4090`` is 2 and ``4090``."""
     several = None if known_gpu(text) else _SEVERAL.fullmatch(text.strip().lower())
-    return (int(several[1] or several[4]), several[2] or several[3]) if several else (1, text)
+    if several is None:
+        return 1, text
+    one = several[2] or several[3]
+    is_gpu = known_gpu(one) is not None or _SIZED.fullmatch(one) is not None
+    return (int(several[1] or several[4]), one) if is_gpu else (1, text)
 
 
 def known_gpu(name: str) -> GpuModel | None:
     """Return the GPU of this name, None where it is not known."""
-    return _find(name) or _slice(name) or _mac(name)
+    return _find(name) or _slice(name) or _mac(name) or _rented(name)
 
 
 def _find(name: str) -> GpuModel | None:
@@ -301,7 +314,7 @@ def _of_key(key: str) -> GpuModel | None:
 def _named(key: str) -> GpuModel | None:
     for candidate in (key, key.replace("-", "")):
         for name, gpu in GPUS.items():
-            short = name.removeprefix("rtx-").removeprefix("gtx-")
+            short = re.sub("^(?:rtx|gtx|rx)-", "", name)
             if candidate in (name, short, name.replace("-", ""), short.replace("-", "")):
                 return gpu
         alias = gpu_table.ALIASES.get(candidate)

@@ -54,6 +54,25 @@ def test_one_of_a_card_is_the_card() -> None:
     assert gpu_of("1x A100 80GB") == gpu_of("a100-80g")
 
 
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("7900 XTX", "rx-7900-xtx"),
+        ("RTX 8000", "quadro-rtx-8000"),
+        ("RTX 3080 12GB", "rtx-3080-12g"),
+        ("3080 10gb", "rtx-3080"),
+        ("Radeon VII", "radeon-vii"),
+        ("Colab T4", "t4"),
+        ("g5.xlarge", "a10g"),
+        ("p4de.24xlarge", "a100-80g"),
+        ("a3-highgpu-8g", "h100"),
+        ("p4", "p4"),
+    ],
+)
+def test_names_that_people_type(text: str, name: str) -> None:
+    assert gpu_of(text).name == name
+
+
 def test_near_miss_is_suggested() -> None:
     with pytest.raises(ConfigError) as caught:
         gpu_of("h1000")
