@@ -10,7 +10,7 @@ from fragdoctor.cli.exit import OK
 class ExplainOptions:
     """What is to be explained."""
 
-    word: str | None = options.argument(
+    words: list[str] | None = options.argument(
         "[CODE|TERM]",
         "A rule such as FD101, or a word such as stranded; without it, list all of them",
         default=None,
@@ -26,6 +26,8 @@ def explain(asked: ExplainOptions) -> int:
     from fragdoctor.report.base import render
     from fragdoctor.report.views.explain import find
 
-    text = render("explain", asked.output_format.value, find(asked.word), look)
+    text = render(
+        "explain", asked.output_format.value, find(" ".join(asked.words or ()) or None), look
+    )
     console.write_report(text, None)
     return OK

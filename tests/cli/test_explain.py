@@ -42,3 +42,16 @@ def test_explain_unknown_code_is_2_and_points_to_the_list(wrong: str, run: Run) 
 
 def test_explain_typo_suggests_the_rule(run: Run) -> None:
     assert f"Did you mean {RULES[0].name}?" in run("explain", RULES[0].name[:-1]).err
+
+
+@pytest.mark.parametrize(
+    ("words", "term"),
+    [
+        (["gradient", "checkpointing"], "activations"),
+        (["inactive_split"], "stranded memory"),
+        (["PYTORCH_ALLOC_CONF"], "allocator setting"),
+        (["pinned memory"], "page-locked memory"),
+    ],
+)
+def test_explain_finds_terms_by_the_words_of_pytorch(words: list[str], term: str, run: Run) -> None:
+    assert run("explain", *words).out.startswith(f"{term} ")
