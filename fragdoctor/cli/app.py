@@ -68,11 +68,26 @@ def invoke(argv: Sequence[str]) -> int:
 
 
 def with_command(words: Sequence[str], commands: Collection[str]) -> list[str]:
-    """Return the command line, with ``analyze`` before what names an input and no command."""
+    """Return the command line, with the command before what names an input or is a message."""
     first = words[0] if words else ""
-    if first in commands or not (first == "-" or os.path.exists(first) or set(first) & set("./*?")):  # noqa: PTH110 - never raises
+    if first in commands:
         return list(words)
-    return ["analyze", *words]
+    if _is_message(first):
+        return ["oom", *words]
+    is_option = first.startswith("-") and first != "-"
+    names = words[1:] if is_option else words[:1]
+    if any(map(os.path.exists, names)) or (not is_option and _may_be_path(first)):
+        return ["analyze", *words]
+    return list(words)
+
+
+def _is_message(word: str) -> bool:
+    is_long = len(word) > 40 and len(word.split()) > 3
+    return (is_long or "out of memory" in word.lower()) and not os.path.exists(word)  # noqa: PTH110 - never raises
+
+
+def _may_be_path(word: str) -> bool:
+    return word == "-" or bool(set(word) & set("./*?"))
 
 
 def _missing(name: str) -> int:

@@ -20,6 +20,19 @@ def test_file_alone_is_analyzed(run: Run, samples: Path) -> None:
     assert run(sample, "-q") == run("analyze", sample, "-q")
 
 
+def test_options_may_stand_before_a_file_alone(run: Run, samples: Path) -> None:
+    sample = str(samples / "fragmentation_oom.pickle")
+
+    assert run("-q", sample) == run("analyze", sample, "-q")
+
+
+def test_pasted_message_alone_is_diagnosed(run: Run, samples: Path) -> None:
+    message = (samples / "fragmentation_oom.txt").read_text()
+
+    assert run(message) == run("oom", message)
+    assert run("CUDA out of memory").code == run("oom", "CUDA out of memory").code
+
+
 def test_edits_made_one_at_a_time_give_the_same(
     run: Run, samples: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
