@@ -29,7 +29,7 @@ ROUNDED_BYTES: Final = 512
 after scaling are equal."""
 
 _PAIRED, _OWN_ONLY, _OTHER_ONLY = 0, 1, 2
-_NEVER: Final = 2**40
+_NEVER: Final = 2**29
 
 
 class Requests(Struct, frozen=True):
@@ -157,20 +157,20 @@ def _between(own: Requests, other: Requests, ratio: float, *, is_cut: bool) -> t
         return np.arange(len(own)), np.arange(len(own))
     if len(own) * len(other) > MAX_COMPARED:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    free = LEFT_OUT * np.arange(len(other) + 1)
+    size, scaled = own.size[:, np.newaxis], np.rint(other.size * ratio)
+    is_like = (other.size == size) | (np.abs(scaled - size) <= ROUNDED_BYTES)
+    is_same = other.site == own.site[:, np.newaxis]
+    price = np.where(is_same, np.where(is_like, 0, OTHER_SIZE), _NEVER).astype(np.int32)
+    free = LEFT_OUT * np.arange(len(other) + 1, dtype=np.int32)
     cost = free.copy()
-    paired: I64 = cost
+    paired = np.full(len(other) + 1, _NEVER, np.int32)
     choices = np.empty((len(own), len(other) + 1), np.uint8)
-    scaled = np.rint(other.size * ratio)
     for i in range(len(own)):
-        size = int(own.size[i])
-        is_like = (other.size == size) | (np.abs(scaled - size) <= ROUNDED_BYTES)
-        price = np.where(other.site == own.site[i], np.where(is_like, 0, OTHER_SIZE), _NEVER)
-        paired = np.append(_NEVER, cost[:-1] + price)
+        np.add(cost[:-1], price[i], out=paired[1:])
         alone = cost + LEFT_OUT
         best = np.minimum(paired, alone)
         cost = np.minimum.accumulate(best - free) + free
-        choices[i] = np.where(paired <= alone, _PAIRED, _OWN_ONLY)
+        choices[i] = paired > alone  # _PAIRED or _OWN_ONLY
         choices[i][cost < best] = _OTHER_ONLY
     i, j = len(own) - 1, len(other)
     pairs: list[tuple[int, int]] = []
