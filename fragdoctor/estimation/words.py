@@ -171,7 +171,8 @@ _PHRASES: Final = (
         r"8[ -]?bit (?:adamw?|optimi[sz]er)|(?:adamw?|optimi[sz]er)[ -]?8[ -]?bit",
         optimizer="adamw-8bit", trains=True,
     ),
-    _says("qlora", lora=_LORA_RANK, dtype="int4"),
+    # As PEFT's prepare_model_for_kbit_training has it: with checkpointing.
+    _says("qlora", lora=_LORA_RANK, dtype="int4", checkpointing="full"),
     _says("dora", lora=_LORA_RANK, dora=True),
     _says("lora|peft|adapters?", lora=_LORA_RANK),
     _says(r"4[ -]?bits?|int4|nf4|bnb", dtype="int4"),

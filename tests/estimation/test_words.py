@@ -11,7 +11,8 @@ from fragdoctor.estimation.words import Asked, is_question, read_question
 
 RUN = {"inference": True}
 TRAIN = {"inference": False}
-QLORA = {**TRAIN, "lora": 16, "dtype": "int4"}
+FOUR_BITS = {**TRAIN, "lora": 16, "dtype": "int4"}
+QLORA = FOUR_BITS | {"checkpointing": "full"}
 
 
 @pytest.mark.parametrize(
@@ -19,7 +20,7 @@ QLORA = {**TRAIN, "lora": 16, "dtype": "int4"}
     [
         ("can I fine-tune llama 3 8b on a 3090", "llama-3-8b", TRAIN | {"gpu": ["rtx-3090"]}),
         ("qlora for Mistral-7B, rtx 4090", "mistral-7b", QLORA | {"gpu": ["rtx-4090"]}),
-        ("qwen2.5 14B 4-bit fine-tuning, 24GB", "qwen2.5-14b", QLORA | {"gpu": ["24GB"]}),
+        ("qwen2.5 14B 4-bit fine-tuning, 24GB", "qwen2.5-14b", FOUR_BITS | {"gpu": ["24GB"]}),
         (
             "train llama 3 8b on 2x 4090?",
             "llama-3-8b",
