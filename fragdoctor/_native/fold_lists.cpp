@@ -73,7 +73,7 @@ void SchemaFold::add_to_list(Value& list, const Value& item, uint64_t offset) {
   const uint32_t height = height_of(item) + 1;
   if (height > list.height) list.height = static_cast<uint8_t>(height);
   if (list.kind == ListKind::mixed) return;
-  // The device traces are a list of lists of events, of which some may be empty.
+  // The device traces are a list of lists of events; some may be empty.
   ListKind kind = kind_for(item.tag);
   if (item.kind != ListKind::empty && item.tag != Tag::stack && item.tag != Tag::empty_list) {
     kind = item.tag == Tag::events ? ListKind::traces : ListKind::mixed;

@@ -69,7 +69,7 @@ def find_kept(
 
     Args:
         trace: of the device.
-        steps: from one to the next of which memory grows.
+        steps: memory grows from each one to the next.
         growth: the lines that grow.
         active_bytes: live memory in the end, before an exception lets go of it.
         phases: None where the file shows no passes.

@@ -86,7 +86,7 @@ class Growth(Struct, frozen=True):
 
     Attributes:
         slope_bytes: bytes by which it grows per step (median slope).
-        n_steps: steps of which something survives; ``n_survivors`` live allocations at the end.
+        n_steps: steps that left something alive; ``n_survivors`` live allocations at the end.
         survivor_bytes: bytes of these at the end.
         first_event, last_event: rows of the first and last survivor.
     """

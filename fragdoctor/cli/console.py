@@ -320,7 +320,7 @@ class Progress:
             self._write(_PROGRESS_AT_LEAST_EVERY_S)
 
     def _write(self, every_s: float) -> None:
-        """Write the line, unless that was done within so many seconds."""
+        """Write the line, unless that was done within this many seconds."""
         with self._lock:
             now = time.monotonic()
             if now - self._start < _PROGRESS_AFTER_S or now - self._last < every_s:

@@ -29,7 +29,7 @@ class Readable(Protocol):
     """What bytes are read from."""
 
     def read(self, n_bytes: int, /) -> bytes:
-        """Return so many bytes, fewer at the end."""
+        """Return this many bytes, fewer at the end."""
 
 
 class Sent(NamedTuple):

@@ -37,7 +37,7 @@ class Family(StrEnum):
 
 
 def _count(text: str, group: str, default: int = 0) -> Any:
-    """Declare a number of which the default is the least: 0 stands for unset."""
+    """Declare a number whose default is its minimum: 0 stands for unset."""
     return option("N", text, default=default, group=group, min=default)
 
 
@@ -126,7 +126,7 @@ class EstimateOptions(EstimateOutput):
         "Count logits held through backward, or of a whole prompt", group=TRAINING
     )
     logits: Loss | None = option(
-        None, "Choose of which logits the loss is computed", group=TRAINING
+        None, "Choose which logits the loss is computed from", group=TRAINING
     )
     family: Family = option(
         None, "Choose how layers are built without a config.json",

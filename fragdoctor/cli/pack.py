@@ -31,7 +31,7 @@ class PackOptions(options.EstimateOutput):
         parser=options.size,
     )
     processes: int | None = options.option(
-        "N", "Ask whether so many processes fit side by side", min=1, max=1000
+        "N", "Ask whether this many processes fit side by side", min=1, max=1000
     )
     headroom: int | None = options.option(
         "SIZE",

@@ -208,7 +208,7 @@ def _by_settings(e: ComparisonEvidence) -> list[LikelyCause]:
 
 
 def _by_length(e: ComparisonEvidence) -> list[LikelyCause]:
-    """The same program, of which one run went further."""
+    """The same program, and one run went further."""
     n_old, n_new = len(e.before.requests), len(e.after.requests)
     is_same = (e.requests_equal or 0.0) >= SAME_REQUESTS
     if e.is_series or not is_same or n_old == n_new:

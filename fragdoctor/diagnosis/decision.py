@@ -102,7 +102,7 @@ def simply_full(r: FailedRequest) -> Hypothesis:
 
 
 def without_figures(request: str, doing: str) -> Hypothesis:
-    """Return the hypothesis for a request of which nothing else is known."""
+    """Return the hypothesis for a request that nothing else is known about."""
     when = f" {doing}" if doing else ", as it does where the GPU is full"
     return Hypothesis(
         Cause.CAPACITY,

@@ -181,7 +181,7 @@ IDLE_SHARE: Final = 0.01
 """A device with less than this share of the fullest one's memory takes no part in the work."""
 
 UNLIKE: Final = 2
-"""The fullest device holds so many times what the next one does: more than one sample's worth."""
+"""The fullest device holds this many times what the next one does: more than one sample's worth."""
 
 # torch/nn/parallel: replicas run in parallel_apply, outputs come together in scatter_gather.
 _DATA_PARALLEL: Final = ("data_parallel.py", "parallel_apply.py", "scatter_gather.py")

@@ -55,7 +55,7 @@ MAY_BE_HOLES: Final = (Cause.CAPACITY, Cause.MEMORY_LIMIT)
 """Readings that thresholds give where memory was nearly full."""
 
 WORTH_SAYING: Final = 1.05
-"""What the step lacks is said if it is so many times what the failing request lacks."""
+"""What the step lacks is said if it is at least this many times what the failing request lacks."""
 
 SMALLEST_GPU_BYTES: Final = 2 * GIB
 """No GPU that a PyTorch of today supports has less memory: what is missing to it is held outside.
@@ -355,7 +355,7 @@ def _setting_mends(e: CaseEvidence) -> Hypothesis | None:
 def _no_setting_mends(e: CaseEvidence) -> Hypothesis | None:
     """Free memory was enough for the one failing request, but not for the step it belongs to.
 
-    Every setting fails; or none is known to finish a first step, of which nobody has seen the end.
+    Every setting fails; or none is known to finish a first step whose end nobody has seen.
     """
     survivors, bench = e.survivors, e.bench
     if e.reading.cause is not Cause.FRAGMENTATION or survivors is None or bench is None:

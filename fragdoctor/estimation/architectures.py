@@ -64,7 +64,7 @@ class Architecture(Dimensions, frozen=True):
     Attributes:
         dropout: default dropout.
         extra_positions: rows that the position table has beyond the stated length.
-        global_every: of so many layers one attends to all tokens, the others to a window; 0 = as
+        global_every: one in this many layers attends to all tokens, the others to a window; 0 = as
             the file says, or all of them.
     """
 

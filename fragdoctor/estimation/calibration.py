@@ -5,10 +5,10 @@ formulas say, and decide whether it fits. Programs of others differ: libraries k
 shorter than stated, figures come from ``nvidia-smi``. By how much was measured, not reasoned: of
 each published figure of the half that may be looked at, its ratio to the lower and to the upper
 bound; of these ratios two quantiles, where each table counts once, however many rows it has. They
-are the narrowest between which nine of ten figures of a table lie that was left out.
+are the narrowest pair that holds nine of ten figures of a table that was left out.
 
 What is said removes an unknown, so each :func:`kind_of` has quantiles of its own: inference has no
-loss and no backward pass, and where it is said of which logits the loss is taken, the largest
+loss and no backward pass, and where it is said which logits the loss is taken from, the largest
 tensors of a step are known. ``python benchmarks/bench_published.py --calibrate`` repeats it.
 
 Verdicts are left to the bounds: decided by this interval, most of the runs that did fit would be

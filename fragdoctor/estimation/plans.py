@@ -189,7 +189,7 @@ def _plan(way: Workload, gpu: GpuModel, speeds: Speeds, price: float | None) -> 
 
 
 def _link(degree: int, inside: int, speeds: Speeds) -> float:
-    """Return the bytes a second between members of a group, of which ``inside`` lie closer."""
+    """Return the bytes a second between members of a group; ``inside`` of them lie closer."""
     return speeds.link_bytes / 2 if degree * inside <= HOST else NETWORK
 
 

@@ -74,7 +74,7 @@ def loss_bytes(workload: Workload) -> LossBytes:
 
 
 def loss_of(workload: Workload) -> Loss:
-    """Return of which logits the loss is taken: by default as the model's code does."""
+    """Return which logits the loss is taken from: by default as the model's code does."""
     return workload.loss or (Loss.FP32 if workload.shape.upcasts_logits else Loss.WORKING)
 
 

@@ -161,7 +161,7 @@ def examine(  # noqa: PLR0913 - the choices of one run, all by keyword
 
 
 def nothing_read(fleet: FleetSummary) -> InputError:
-    """Return the error of a fleet of which nothing could be read, with the commonest reason."""
+    """Return the error for a fleet with nothing readable in it, with the most common reason."""
     if not fleet.ranks:
         return InputError("There are no ranks to read.", hint="Give snapshots, or a directory.")
     codes = Counter(r.error_code for r in fleet.ranks)

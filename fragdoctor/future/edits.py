@@ -181,7 +181,7 @@ def leak_removed(allocations: I64, ends: I64) -> Edit:
 
 
 def steps_of(reproduction: Reproduction, least: int = MIN_STEPS) -> Steps:
-    """Return the steps of a trace, so many at least.
+    """Return the steps of a trace, this many at least.
 
     Raises:
         SimulationError: they cannot be told apart.

@@ -175,7 +175,7 @@ def _n_whole_steps(trace: Trace) -> int:
 def _requests(
     trace: Trace, operations: Operations, sites: dict[Site, int], n_steps: int | None = None
 ) -> tuple[I64, Requests]:
-    """Return the requests of a trace, up to the end of so many steps, and their operations."""
+    """Return the requests of a trace, up to the end of this many steps, and their operations."""
     kind = operations.kind
     at = np.flatnonzero((kind == OpKind.MALLOC) | (kind == OpKind.FAILED))
     rows = Steps.of(trace).rows

@@ -133,7 +133,7 @@ class Outlooks:
     def _outcome(
         self, known: Repetition, run: _ext.NativeRun, future: _ext.NativeFuture, limit: int | None
     ) -> Outlook:
-        """Return what the model does with a future: it holds, or fails after so many steps."""
+        """Return what the model does with a future: it holds, or fails after this many steps."""
         # Two rounds of steps that may differ show whether they grow; more say nothing more.
         most = MAX_STEPS if known.doubt.share <= SURE else 2 * known.period
         look = run.look_on(
@@ -172,7 +172,7 @@ class Outlooks:
         return PLAYED_OF_EDIT if self._is_edited else MAX_PLAYED
 
     def _of_first_step(self, raw: Mapping[str, Any], limit: int | None) -> Outlook:
-        """Return the outlook of a run of which no step is complete, or none like the last one."""
+        """Return the outlook of a run without a complete step, or without one like the last."""
         if len(Steps.of(self._trace)) > 1:
             return Outlook(OutlookState.OPEN, reason=UNLIKE_ANY)
         least = int(raw["peak_allocated_bytes"])

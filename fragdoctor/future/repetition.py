@@ -58,7 +58,7 @@ class Repetition(Struct, frozen=True, dict=True):
     """What comes after the recorded operations.
 
     Attributes:
-        play: makes the future in which the steps to come ask for so many times what is expected.
+        play: makes the future in which the steps to come ask for this many times what is expected.
         n_past: recorded operations that come before; what follows them (a failing request, and what
             its unwinding freed) is replaced by the future.
         n_complete: complete steps that it was made from.

@@ -139,7 +139,7 @@ def read_messages(words: Sequence[str], overrides: Overrides) -> Case:
 
 
 _MAY_BE_QUIET: Final = (InputKind.TEXT, InputKind.JSON)
-"""Texts of which it is an answer that no failure stands in them."""
+"""Kinds of text for which "no failure in it" is an answer."""
 
 _MAY_QUOTE: Final = (InputKind.STATS, InputKind.SNAPSHOT_JSON, InputKind.PAGE)
 """What is no text, and may hold that of an exception all the same."""

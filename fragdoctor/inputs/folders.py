@@ -56,7 +56,7 @@ class Tree(Protocol):
         ...
 
     def part(self, file: str, depth: int) -> Part:
-        """Return what a file is, so many folders below the one that was named."""
+        """Return what a file is, this many folders below the one that was named."""
         ...
 
 

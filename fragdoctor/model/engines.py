@@ -454,7 +454,8 @@ _LUA_LOADS: Final = re.compile(
 )
 
 NEXT_TO_NOTHING_BYTES: Final = 64 << 20
-"""Of a GPU of which JAX and TensorFlow take most at start; less is no request that is too large."""
+"""JAX and TensorFlow take most of a GPU at the start: a request up to this size fails because the
+GPU is full, not because the request is large."""
 
 _BATCHED_DIMENSIONS: Final = 3
 """A tensor of fewer may be a weight: its first dimension says nothing about the batch."""

@@ -62,7 +62,7 @@ def few_texts_of(ids: npt.NDArray[np.int32], texts: Sequence[str]) -> pd.Categor
 
 
 def nullable(values: npt.NDArray[np.int64]) -> pd.api.extensions.ExtensionArray:
-    """Return integers of which the negative ones are missing."""
+    """Return integers with the negative ones marked as missing."""
     column = pd.array(values, dtype="Int64")
     column[values < 0] = pd.NA
     return column

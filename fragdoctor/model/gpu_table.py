@@ -32,7 +32,7 @@ _SMALL, _LARGE, _LARGEST = 2 * 4096 + 8 * 16, 32 * 1024, 128 * 1024
 
 GENERATIONS: Final[Mapping[str, tuple[str, int, int, int, int, int, int]]] = MappingProxyType(
     {
-        # Of a GPU of which only the size is known: a typical context, and what takes the most.
+        # For a GPU known only by its size: a typical context, and the largest workspace.
         "": ("", 450, _LARGE, 0, 0, 0, 0),
         "3.7": ("kepler", 300, _SMALL, 2048, 112, 48, 1),
         "5.2": ("maxwell", 300, _SMALL, 2048, 96, 48, 3),
@@ -226,7 +226,7 @@ LIKE: Final[Mapping[str, tuple[str, float, str, int]]] = MappingProxyType(
         "pro-w7900": ("AMD Radeon PRO W7900 48 GB", 48, "gfx1100", 96),
     }
 )
-"""The same of those of which no message was at hand: GiB that the name says, ECC's part off."""
+"""The same for GPUs that no message was at hand for: the GiB in the name, less what ECC takes."""
 
 MIG_SLICES: Final[Mapping[str, int]] = MappingProxyType({"a30": 4, "rtx-pro-6000": 4})
 """Slices of the multiprocessors of a GPU that MIG divides, where they are not seven (NVIDIA, "MIG

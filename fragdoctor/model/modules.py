@@ -37,7 +37,7 @@ class ModuleMemory(Struct, frozen=True):
 
     Attributes:
         device: the GPU.
-        name: the last part of its path; ``0-23`` where so many equal ones are taken together.
+        name: the last part of its path; ``0-23`` where this many equal ones are taken together.
             Hostile text.
         n_modules: how many they are.
         parameters_bytes: its parameters and buffers; gradients_bytes: their gradients;

@@ -217,7 +217,7 @@ class Workload(Struct, frozen=True):
         offload: what is kept in the host's memory: ``optimizer``, ``parameters``, ``activations``.
         stream_shards: GPUs among which the residual stream of this one's part is split.
         dora: LoRA with a magnitude for each output (DoRA).
-        loss: of which logits it is computed; None = as the model's own code does.
+        loss: which logits it is computed from; None = as the model's own code does.
         keeps_logits: the training loop holds the logits in a variable through the backward pass; a
             prefill makes those of the whole prompt, and not of its last token alone.
         varying_lengths: batches differ in length, ``seq`` being the longest.

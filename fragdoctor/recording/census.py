@@ -34,7 +34,7 @@ _MAX_STORAGES = 200_000
 _MAX_OWNERS = 2_000
 _MOST_CLIMBED = 6
 _LISTINGS = 6
-"""A climb takes as long as so many lists of all objects, and more."""
+"""A climb takes as long as this many lists of all objects, and more."""
 
 _WORTH_CLIMBING = 0.02
 """Of all bytes: gradients on their way through C++ have no name, and are little."""

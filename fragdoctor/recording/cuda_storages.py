@@ -49,7 +49,7 @@ class CudaStorages:
     def find(self, deadline: float) -> Found:
         """Return what is among all objects that the collector knows.
 
-        Tensors come in an order of which every beginning is an even sample.
+        Tensors come in an order in which every prefix is an even sample.
         """
         started = time.thread_time()
         every = gc.get_objects()

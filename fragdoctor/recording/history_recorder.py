@@ -207,7 +207,7 @@ class Recorder:
             self.on_idle()
 
     def _is_reported(self, error: BaseException | None) -> bool:
-        """Return whether an error is the last failure, of which there is a bundle."""
+        """Return whether an error is the last failure, which already has a bundle."""
         return error is not None and bool(self._last_oom) and str(error) == self._last_oom
 
     def _write_end(self, error: BaseException | None, signal_name: str) -> None:

@@ -1,4 +1,4 @@
-"""Who holds a tensor: the outermost container on the way to it of which no one item has it all."""
+"""Who holds a tensor: the outermost container on the way to it that no single item fills."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Naming:
                 self._largest[above] = max(self._largest[above], self._bytes[at])
 
     def _outermost(self, at: int) -> int:
-        """Return the first container on a way of which no item has nearly all, -1 for none."""
+        """Return the first container on a way that no single item nearly fills, -1 for none."""
         way = []
         while at >= 0 and at not in self._cuts:
             way.append(at)

@@ -92,7 +92,7 @@ _ROOTS: Final = frozenset({SceneKind.OOM, SceneKind.HOST_MEMORY, *_STICKY, Scene
 _TRIAL_ENDS: Final = frozenset({SceneKind.TRIAL_FAILED})
 _MOVES_ON: Final = frozenset({SceneKind.TRIAL_START, SceneKind.TRIAL_END, SceneKind.PROGRESS})
 _TRACEBACK_LINES: Final = 200
-"""A trial that is said to have failed has its traceback below within so many lines."""
+"""A trial that is said to have failed has its traceback below within this many lines."""
 
 _MAX_BACK: Final = 200
 _BURST_LINES: Final = 300

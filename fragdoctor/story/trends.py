@@ -73,7 +73,7 @@ def with_slope(trend: TrialTrend, stride: float = 1.0) -> TrialTrend:
 
 
 _TABLE_LINES: Final = 6
-"""Rows of one nvidia-smi table are at most so many lines apart."""
+"""Rows of one nvidia-smi table are at most this many lines apart."""
 
 _MAX_TRENDS: Final = 12
 

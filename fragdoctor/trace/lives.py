@@ -113,7 +113,7 @@ class Lives:
         return np.flatnonzero((self.start < k) & (self.free >= k))
 
     def until(self, end: int | None) -> Lives:
-        """Return the lives as if the trace had ended after so many events; all of it where None."""
+        """Return the lives as if the trace had ended after this many events; None = all of it."""
         if end is None:
             return self
         other = object.__new__(Lives)

@@ -225,7 +225,7 @@ class Trace(Struct, frozen=True, eq=False, dict=True):
         return _final_layout(self)
 
     def layout_at(self, state: int) -> Layout:
-        """Return the device after so many events; a fraction of a millisecond per 100,000 lives."""
+        """Return the device after this many events; under a millisecond per 100,000 lives."""
         raw = self._named(self.native.layout_at(state), "segment_")
         live, pool = raw["live"].astype(np.int64), raw["segment_pool"]
         lives, address = self.lives, raw["segment_address"]

@@ -391,7 +391,7 @@ class Remedy(ABC):
     def judged(
         self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Outcome]
     ) -> Proposal | None:
-        """Return the proposal in the light of its attempts, the best of which speaks for it.
+        """Return the proposal in the light of its attempts; the best attempt speaks for it.
 
         None drops it. A proposal that does not help is rejected, with the numbers, if the replay
         is exact.

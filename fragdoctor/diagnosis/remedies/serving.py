@@ -211,7 +211,7 @@ def _beside_weights(
         return Option(
             f"Give the server more than {utilization:.2f} of the card",
             "--gpu-memory-utilization 0.9, if nothing else uses the GPU; it is a share of the "
-            "whole card, of which other processes' memory is subtracted; where that is not "
+            "whole card, less what other processes hold; where that is not "
             f"enough, {spread}",
             "Less room for other programs on the GPU.",
         )

@@ -172,7 +172,7 @@ def ends_line(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields
 
 
 def where(pattern: str, before: int, after: int, **told: Any) -> Refine:
-    """Return what fills in fields where a pattern is found in so many characters around a match."""
+    """Return what fills in fields where a pattern is found this many characters around a match."""
     search = re.compile(pattern).search
 
     def refine(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:

@@ -26,7 +26,7 @@ LARGE_BYTES: Final = 1 * MIB
 MOST_DRAWN: Final = 1024**3
 """Random numbers drawn for what is left out, so that those after it are the same."""
 _DRAWN_AT_ONCE: Final = 64 * KIB
-_GROUP: Final = 16  # the CPU's ``normal_`` fills groups of so many, and the last one twice
+_GROUP: Final = 16  # the CPU's ``normal_`` fills groups of this size, and the last one twice
 _PAGE: Final = 4 * KIB
 _DONTNEED: Final = 4  # Linux's MADV_DONTNEED
 _LAUNCHER: Final = "triton.runtime.jit"

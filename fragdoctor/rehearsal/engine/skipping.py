@@ -518,7 +518,7 @@ class Skipping:
     def _leave(
         self, passage: Passage, n: int, remaining: Callable[[], int | None], frame: FrameType
     ) -> int | None:
-        """Leave a loop of steps whose memory never repeats, after so many."""
+        """Leave a loop of steps whose memory never repeats, after this many."""
         reason = f"{n} steps did not repeat in memory"
         n_left = remaining()
         if n_left is None or _is_in_module(frame):

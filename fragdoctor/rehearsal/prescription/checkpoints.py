@@ -4,9 +4,9 @@ One rehearsal of the program as it is tells what each call of each module leaves
 backward pass and which counted operations made it; another one, with the outermost modules
 checkpointed, when it goes where nothing keeps it. So the requests that the program makes with any
 set of modules checkpointed are known (``recomputation.py``), and the allocator model says what they
-need, holes included. Candidates are the sets of which no other drops as much with fewer operations:
-a knapsack. From the first of them that fit by replay, whatever is not needed is taken out, or
-replaced by what costs less, as long as a replay still fits. PyTorch's
+need, holes included. Candidates are the sets that no other set beats: none drops as much with fewer
+operations (a knapsack). From the first of them that fit by replay, whatever is not needed is taken
+out, or replaced by what costs less, as long as a replay still fits. PyTorch's
 ``torch.distributed._tools`` (``sac_ilp.py``) does it with a solver, on estimates of memory.
 
 What may be done with a module: checkpoint it, or checkpoint it and keep the results of some of its
@@ -33,7 +33,7 @@ MAX_OPTIONS: Final = 8
 N_STATES: Final = 2048
 """Sums of dropped bytes that are told apart."""
 N_BEFORE: Final = 12
-"""Sets before the first that fits, of which some may fit too."""
+"""Sets before the first that fits; some of them may fit too."""
 MAX_REPLAYS: Final = 300
 """Replays after which no further set is pared down, twice as many while none fits: seconds."""
 MAX_SAMPLES: Final = 48
@@ -199,7 +199,7 @@ class Checkpoints:
     def simpler(self, cheapest: Plan, capacity_bytes: int) -> Plan:
         """Return a set that fits, is checkpointed in one way, and costs little more; else the same.
 
-        It is the first so many of equal modules that stand side by side.
+        It is the first few of equal modules that stand side by side.
         """
         if len({one.kept for one in cheapest.choices}) == 1:
             return cheapest
@@ -252,7 +252,7 @@ class Checkpoints:
 
     @cached_property
     def _frontiers(self) -> list[list[Plan]]:
-        """Sets of which none both drops more and takes fewer operations, the cheapest first.
+        """Sets that no other set beats in both memory and operations, the cheapest first.
 
         What a module drops is there again at once as it is carried out again: a model that is as a
         whole needs most of what it needed before. So there is a frontier for all modules, and one

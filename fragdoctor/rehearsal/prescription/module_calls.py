@@ -56,7 +56,7 @@ class TraceBlocks:
         return self.made_before(event) + np.flatnonzero(~self.is_lasting[self.made_before(event) :])
 
     def at(self, addresses: Iterable[int], event: int) -> set[int]:
-        """Return the blocks that lie at some addresses after so many events."""
+        """Return the blocks that lie at some addresses after this many events."""
         return {
             row
             for address in addresses

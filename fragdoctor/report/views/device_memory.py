@@ -222,7 +222,7 @@ def _memory(
     is_of_failure = f.moment is not None and f.moment.is_end and f.moment.moment is Moment.FAILURE
     is_told = f.moment is None and message is not None
     at = _MOMENT_WORDS[Moment.FAILURE if is_told or is_of_failure else Moment.END]
-    # A message prints the size of the device, of which others may hold a part.
+    # A message prints the size of the device, and others may hold part of it.
     is_device = message is not None and message.total_bytes == f.capacity_bytes
     facts: list[tuple[str, doc.Content]] = [
         (

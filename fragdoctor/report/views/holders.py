@@ -92,7 +92,7 @@ _MOST: Final = 0.5
 
 
 def _main_function(diagnosis: Diagnosis, holders: Sequence[HolderReport]) -> FunctionHolder | None:
-    """Return the function of which several lines hold most together, None where none does."""
+    """Return the function whose lines together hold most memory, None where there is none."""
     total = sum(h.held_bytes for h in holders)
     return next(
         (

@@ -15,7 +15,7 @@ from fragdoctor.report.words import shown_first
 from fragdoctor.units import GIB, MIB
 
 _MOST_ROWS: Final = 12
-"""Of the short table, about: the largest modules are opened until there are so many."""
+"""Of the short table, about: the largest modules are opened until there are this many."""
 
 _MIN_SHARE: Final = 0.01
 """Of the peak: smaller neighbours are one row of the short table."""
@@ -106,7 +106,7 @@ def _opened(modules: Sequence[ModuleMemory]) -> Iterator[_Row]:
 
 
 def _trimmed(modules: Sequence[ModuleMemory], least: float) -> list[ModuleMemory]:
-    """Return the tree with small neighbours, of which there are several, taken together."""
+    """Return the tree with small neighbours merged into one entry."""
     small = [m for m in modules if m.total_bytes < least]
     large = [m for m in modules if len(small) < 2 or m.total_bytes >= least]
     found = []

@@ -273,7 +273,7 @@ def _common(sweep: RehearsalSweep) -> list[doc.Section]:
 def judged(result: RehearsalResult | RehearsalSweep, *, is_gate: bool) -> CheckReport:
     """Return rehearsals as the formats of CI have them: one judgement for each.
 
-    As a gate a rehearsal of which a part was not seen has not been judged.
+    As a gate, a rehearsal with a part that was not seen has not been judged.
     """
     if isinstance(result, RehearsalResult):
         found = result.rehearsal

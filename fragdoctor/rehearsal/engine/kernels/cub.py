@@ -38,7 +38,7 @@ def buffers(*sizes: int) -> int:
 def radix_sort(n: int, key_bytes: int, value_bytes: int = 0, bits: int | None = None) -> int:
     """Return the scratch memory of a radix sort.
 
-    Of each of n keys so many bits are looked at, all where None.
+    This many bits of each of n keys are looked at, all of them where None.
     """
     largest = max(key_bytes, value_bytes)
     in_one_block = _ONE_BLOCK * max(1, min(_ONE_BLOCK_ITEMS, _ONE_BLOCK_ITEMS * 4 // largest))
