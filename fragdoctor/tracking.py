@@ -141,7 +141,7 @@ _SIGN: Final = {
     "torch": "add_text",
     "tensorboardX": "add_text",
 }
-"""By module: what its objects have that take files."""
+"""Module -> the methods by which its objects take files."""
 
 
 def _say(text: str) -> None:

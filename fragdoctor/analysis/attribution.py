@@ -32,14 +32,14 @@ MAX_HOLDERS: Final = 100
 MAX_STRANDERS: Final = 50
 MAX_ADDRESSES: Final = 1000
 NO_STRANDER: Final = -2
-"""In the place of a stack id, whose -1 is "no stack recorded"."""
+"""Stands in the place of a stack id, whose -1 means "no stack recorded"."""
 MAX_SEGMENTS: Final = 12
 MAX_BLOCKS: Final = 1024
 """Blocks of one segment that are told apart: finer than any screen."""
 
 
 MAIN_SHARE: Final = 0.75
-"""Of a line's memory that its main categories, ``MAX_MAIN`` at most, are together."""
+"""Share of a line's memory that its main categories, at most ``MAX_MAIN``, make up together."""
 
 MAX_MAIN: Final = 2
 

@@ -43,7 +43,7 @@ class GrowingBuffers(Struct, frozen=True):
 
     @property
     def total_bytes(self) -> int:
-        """Of all buffers at the end of the recording."""
+        """The bytes of all buffers at the end of the recording."""
         return self.n_buffers * self.last_bytes
 
     @property

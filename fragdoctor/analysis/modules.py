@@ -44,7 +44,7 @@ _NUMBER: Final = re.compile(r"\d{1,9}")
 
 
 UNTOLD: Final = 255
-"""In the place of a category: nothing is read off a module."""
+"""Stands in the place of a category: nothing was read off a module."""
 
 
 class ModulePaths(Struct, frozen=True, eq=False):

@@ -251,7 +251,7 @@ def training_run(
 
 
 KEPT_SHARE: Final = 0.15
-"""Of the requests of forward passes; where they are to be followed by backward passes much more
+"""Share of the requests of forward passes; where backward passes are to follow, much more
 lives on, and without these outputs, keys and values do."""
 
 TRAINING: Final = (

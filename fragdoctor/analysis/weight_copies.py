@@ -27,13 +27,13 @@ MIN_SIZES: Final = 2
 MIN_BLOCKS: Final = 4
 
 MOST: Final = 0.5
-"""Of the blocks of a model that are seen to be weights: built, moved, loaded, or with gradients."""
+"""Share of a model's blocks that must be known as weights: built, moved, loaded, with gradients."""
 
 SAME_SHARE: Final = 0.9
-"""Of a copy's blocks, and of its bytes, that have their match: buffers may be missing."""
+"""Share of a copy's blocks, and of its bytes, that have their match: buffers may be missing."""
 
 STATES: Final = 2
-"""Of an optimizer for each weight at most; where there are more, both networks are trained."""
+"""States of an optimizer for each weight, at most; with more, both networks are trained."""
 
 
 class WeightCopies(Struct, frozen=True):

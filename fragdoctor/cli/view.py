@@ -28,7 +28,7 @@ HOST: Final = "127.0.0.1"
 MAX_QUESTION_BYTES: Final = 4096
 MAX_OPENED: Final = 4
 MAX_CONNECTIONS: Final = 64
-"""At a time, each with a thread; a browser opens six to one server."""
+"""Connections at a time, each with a thread; a browser opens six to one server."""
 
 _QUEUE: Final = 512
 _SLOT_WAIT_S: Final = 1.0

@@ -34,7 +34,7 @@ SAME_SHARE: Final = 0.001
 """Messages print figures to two decimals; smaller differences are not worth a line's name."""
 
 SECOND_SHARE: Final = 0.25
-"""Of the difference, from which on a second cause is in the answer."""
+"""Share of the difference from which on a second cause is in the answer."""
 
 _CHANGES: Final = frozenset({CauseKind.SCALE, CauseKind.LEAK})
 _VERBS: Final = {
@@ -191,7 +191,7 @@ def _verdicts(comparison: Comparison) -> str:
 
 
 MAX_LENGTH_DIFFERENCE: Final = 0.1
-"""Of the number of steps; less is how a run begins and ends."""
+"""Share of the number of steps; a smaller difference is how a run begins and ends."""
 
 
 def find_notes(comparison: Comparison, compared: Sequence[ComparedRun]) -> list[str]:

@@ -25,7 +25,7 @@ ENOUGH_STEPS: Final = 8
 """Steps that a run without growth must show before it says that it does not grow."""
 
 MIN_SHARE: Final = 0.1
-"""Of all that moved; smaller parts are in the table of lines and no cause."""
+"""Share of all that moved; smaller parts are in the table of lines and are no cause."""
 
 MIN_BYTES: Final = 1 * MIB
 LIKELY_SHARE: Final = 0.5

@@ -19,7 +19,7 @@ from fragdoctor.units import format_size
 
 MAX_OWNERS: Final = 30
 _NOTED_SHARE: Final = 0.1
-"""Of the live memory: less is no news."""
+"""Share of the live memory: less is no news."""
 
 
 def owner_reports(context: Context, moment: DecidingMoment | None) -> tuple[OwnerReport, ...]:

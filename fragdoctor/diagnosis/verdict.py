@@ -65,7 +65,7 @@ RESUMED_REQUESTS: Final = 100
 """Requests after a caught failure that show a program at work, not one that reports and ends."""
 
 RESUMED_SHARE: Final = 0.5
-"""Of the memory that was live before the failure; a program that resumes needs about as much."""
+"""Share of the memory live before the failure; a program that resumes needs about as much."""
 
 
 class CaseEvidence(Struct, frozen=True, dict=True):

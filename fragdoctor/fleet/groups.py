@@ -20,7 +20,7 @@ TOLERANCE: Final = 0.05
 _STEPS: Final = 256  # ranks nearer than a step are taken together before they are compared
 
 MAX_COLUMNS: Final = 256
-"""Of the table that ranks are compared by first; the commonest lines have one of their own."""
+"""Columns of the table that ranks are compared by first; the most common lines have one each."""
 
 LineKey = tuple[str, int, str]
 

@@ -48,7 +48,7 @@ FutureOperations = npt.NDArray[np.void]
 
 
 class Doubt(Struct, frozen=True):
-    """By what share a step to come may differ from what is expected of it, and why."""
+    """The share by which a step to come may differ from what is expected of it, and why."""
 
     share: float
     reason: str

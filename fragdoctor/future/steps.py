@@ -199,7 +199,7 @@ def _first_start(trace: Trace, ends: I64, asks: I64) -> int | None:
 
 
 class _ModelCalls:
-    """From where in the program models are called, and which of these places are of training.
+    """Where the program calls models, and which of these places belong to training.
 
     A backward pass follows the last call of a forward pass. Other places are of training if most
     steps come to them.

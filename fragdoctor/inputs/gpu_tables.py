@@ -22,7 +22,7 @@ _MIN_USED: Final = 512
 """MiB: more than a desktop and a context; less is nobody's program."""
 
 FULL_SHARE: Final = 0.9
-"""Of a GPU's memory: with so much in use a program that asks for little fails there."""
+"""Share of a GPU's memory: with that much in use, a program that asks for little fails there."""
 
 
 def fullest_gpu(text: str) -> OomMessage | None:

@@ -22,7 +22,7 @@ MAX_MESSAGES: Final = 200
 """A log repeats its failures; what the first ones were called from is enough."""
 
 MAX_CHARS: Final = 64 * 1024
-"""Above a message: tracebacks of compiled or wrapped models run to hundreds of lines."""
+"""Characters read above a message: tracebacks of compiled models run to hundreds of lines."""
 
 _BELOW_CHARS: Final = 8 * 1024
 _MAX_FRAMES: Final = 200

@@ -16,7 +16,7 @@ from fragdoctor.inputs.wordings.wording import printed_bytes
 from fragdoctor.model.case import ServerShare
 
 MAX_CHARS: Final = 64 * 1024
-"""Of a report: its largest buffers come first, and a few hundred of them may follow."""
+"""Characters read of a report: its largest buffers come first, and hundreds may follow."""
 
 MAX_TEXT: Final = 200
 

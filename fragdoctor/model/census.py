@@ -1,4 +1,4 @@
-"""By which names a program held its memory: what a census found inside of it; all text hostile."""
+"""The names under which a program held its memory, as a census found them; all text is hostile."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ class LineChange(Struct, frozen=True):
 
     @property
     def delta_bytes(self) -> int:
-        """After less before."""
+        """The bytes after, less the bytes before."""
         return self.after_bytes - self.before_bytes
 
     @property

@@ -78,7 +78,7 @@ class RunState(StrEnum):
 
 
 class Moment(StrEnum):
-    """Of which moment a list or a figure is. The strings are a contract (JSON ``moment``)."""
+    """The moment that a list or figure describes. The strings are a contract (JSON ``moment``)."""
 
     FAILURE = "failure"
     """When the request failed that decides the verdict; on another device at the same time."""

@@ -441,7 +441,7 @@ _NEEDS: Final = {
     "buffer-too-large": Need.LIMIT,
     "buffer-count": Need.LIMIT,
 }
-"""By the finer kind of the message."""
+"""Keyed by the finer kind of the message."""
 
 _SHAPE: Final = re.compile(
     r"shape\s?\[\s?(\d{1,12})((?:\s?,\s?\d{1,12}){0,12})\s?\](?: and type (\w{1,20}))?"

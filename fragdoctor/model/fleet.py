@@ -164,7 +164,7 @@ class FleetSummary(Struct, frozen=True):
 
 
 class DifferenceKind(StrEnum):
-    """In what two ranks differ."""
+    """What two ranks differ in."""
 
     LINE = "line"
     PEAK = "peak"

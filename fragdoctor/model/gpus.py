@@ -143,7 +143,7 @@ class GpuModel:
 
     @property
     def l2_cache_bytes(self) -> int:
-        """Of the device; 0 where it is not known."""
+        """The L2 cache of the device; 0 where it is not known."""
         own = gpu_table.OTHER_L2_CACHE.get(self.title)
         return self.generation.l2_cache_bytes if own is None else own * MIB
 

@@ -12,8 +12,8 @@ BACKWARD: Final = OURS + "backward"
 """A backward pass, with whatever it calls: of gradient accumulation, a micro-batch each."""
 
 NO_GRAD: Final = OURS + "no_grad#"
-"""Before the class of a model that is called, from outside of any other model's, and keeps nothing
-for a backward pass: evaluation, inference, a teacher, what reinforcement learning collects."""
+"""Stands before the class of a model whose outermost call keeps nothing for a backward pass:
+evaluation, inference, a teacher, what reinforcement learning collects."""
 
 WORKSPACE: Final = "cuDNN workspace"
 """The ``user_metadata`` of memory that cuDNN is thought to ask for: no more than most of it is."""

@@ -32,7 +32,7 @@ class Attention(StrEnum):
 
 
 class Loss(StrEnum):
-    """Of which logits the loss is computed."""
+    """The logits that the loss is computed from."""
 
     FP32 = "fp32"  # of an fp32 copy of all of them: Transformers, torchtitan, autocast
     SHIFTED = "shifted"  # of a copy of that copy, without the last token: Transformers before 4.50

@@ -25,10 +25,11 @@ FORMAT = "fragdoctor-census"
 VERSION = 1
 LIMIT_S = 0.5
 _SHARES = (0.5, 0.35, 0.45, 0.75)
-"""Of the time, by which objects are sorted out, tensors read, their graphs, and names searched."""
+"""Shares of the time: when sorting out objects, reading tensors, following graphs, and looking for
+names must each be done."""
 
 _LEAST_SHARE = 0.1
-"""For reading, where sorting out took longer."""
+"""Share of the time that reading gets where sorting out took longer."""
 
 _MAX_STORAGES = 200_000
 _MAX_OWNERS = 2_000
@@ -37,7 +38,7 @@ _LISTINGS = 6
 """A climb takes as long as this many lists of all objects, and more."""
 
 _WORTH_CLIMBING = 0.02
-"""Of all bytes: gradients on their way through C++ have no name, and are little."""
+"""Share of all bytes: gradients on their way through C++ have no name, and are little."""
 
 
 _Claim = tuple[Any, str, list[int]]

@@ -10,7 +10,7 @@ from .object_names import INSIDE_MODULES, class_name, container_of, length_of, w
 from .object_search import Search, class_is, dict_of
 
 _MOST_HELD_ALONE = 0.9
-"""Of a container's bytes: an item with as many is named in its place."""
+"""Share of a container's bytes: an item with that much is named in its place."""
 
 
 class Owner(NamedTuple):

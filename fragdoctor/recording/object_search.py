@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _PYTHON = os.path.dirname(os.path.abspath(os.__file__))
 _OWN_GROUPS = 3
-"""Of ``root_groups``: the user's own names."""
+"""The first groups of ``root_groups``: the user's own names."""
 
 _OPTIMIZED = 0x1  # inspect.CO_OPTIMIZED: locals of a function, which f_locals copies
 _NO_VALUES = (

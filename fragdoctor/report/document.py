@@ -32,16 +32,16 @@ class Style(StrEnum):
 
 
 class Detail(StrEnum):
-    """In which reports a block stands."""
+    """The reports that a block appears in."""
 
     SHORT = "short"
-    """In the short report alone: the full one says it at greater length."""
+    """The short report alone: the full one says it at greater length."""
     USUAL = "usual"
-    """In the short and in the full report."""
+    """The short and the full report."""
     FULL = "full"
-    """In the full report alone."""
+    """The full report alone."""
     PAGE = "page"
-    """In the interactive page alone."""
+    """The interactive page alone."""
 
 
 DETAILS: Final[Mapping[Verbosity, Sequence[Detail]]] = MappingProxyType(

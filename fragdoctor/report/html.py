@@ -226,7 +226,7 @@ def page(
 
 
 _NUMBERS: Final = [itertools.count(1)]
-"""Of the parts of the page that is being written."""
+"""Counters for the parts of the page that is being written."""
 
 
 @cache

@@ -64,7 +64,7 @@ def place_of_input(name: str, look: RenderOptions) -> ResultPlace:
 
 
 MAX_RESULTS: Final = 200
-"""Of one run. Hundreds of results are read by nobody, and code hosts refuse them."""
+"""The most results of one run: nobody reads hundreds of them, and code hosts refuse them."""
 
 MAX_MESSAGE: Final = 1000
 

@@ -135,7 +135,7 @@ class FailedRequest(Struct, frozen=True):
 
     @property
     def tolerance_bytes(self) -> int:
-        """By how much a sum of these figures may be off: 0 for exact ones."""
+        """How far off a sum of these figures may be: 0 for exact ones."""
         if self.is_exact:
             return 0
         figures = (self.requested_bytes, self.free_bytes, self.live_bytes, self.unallocated_bytes)

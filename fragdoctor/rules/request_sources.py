@@ -319,7 +319,7 @@ OVERCOME_STEPS: Final = 2
 """Steps begun between two caught failures: the first of them came to its end."""
 
 LEFT_SHARE: Final = 0.1
-"""Of the peak of live memory; a program that has let go of its work holds less."""
+"""Share of the peak of live memory; a program that has let go of its work holds less."""
 
 
 def is_one_of_several(analysis: DeviceAnalysis) -> bool:

@@ -14,7 +14,7 @@ from fragdoctor.units import MIB
 
 SMALL_SEGMENT_BYTES: Final = 2 * MIB
 MAX_SUM: Final = 2**61
-"""Of all values of a column; larger ones are cut."""
+"""The most that the values of a column may add up to; larger sums are cut."""
 
 
 class Events(Struct, frozen=True):

@@ -36,7 +36,7 @@ MAY_SAVE: Final = (*SHORT_OF_MEMORY, Cause.FRAGMENTATION, Cause.HEALTHY)
 """Causes for which it is worth to see what a training run could do without."""
 
 MIN_SAVING_SHARE: Final = 0.03
-"""Of the peak; less is not worth a change of the program, and within the error of the edits."""
+"""Share of the peak; less is not worth a change, and is within the error of the edits."""
 
 CUT: Final = (
     "The recording ends before a whole step: what its rest would need is not in this figure."
@@ -429,7 +429,7 @@ LARGER: Final = 1.5
 KEPT_BATCH: Final = "in training gradient accumulation keeps the effective batch"
 
 BATCH_SHARES: Final = (7 / 8, 3 / 4, 5 / 8, 1 / 2, 3 / 8, 1 / 4, 1 / 8)
-"""Of the present batch: eighths, since batches are powers of two or multiples of eight."""
+"""Shares of the present batch: eighths, since batches are powers of two or multiples of eight."""
 
 LONG_TRACE_SHARES: Final = (3 / 4, 1 / 2, 1 / 4)
 SHORT_TRACE_OPERATIONS: Final = 300_000

@@ -122,7 +122,7 @@ def _is_retry(message: OomMessage) -> bool:
 
 
 MIN_LEFT: Final = 0.1
-"""Of live memory; less of an attempt is not why the next one fails."""
+"""Share of live memory; an attempt that left less behind is not why the next one fails."""
 
 
 class _Left(NamedTuple):

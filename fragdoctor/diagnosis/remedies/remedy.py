@@ -56,7 +56,7 @@ VARIABLES: Final = {
     "musa": "PYTORCH_MUSA_ALLOC_CONF",
     "xpu": "PYTORCH_ALLOC_CONF",
 }
-"""On CUDA always the old name: the new one is buggy in 2.9 and does not exist before."""
+"""On CUDA the old name is always used: the new one is buggy in 2.9 and does not exist before."""
 
 
 class JudgedCase(Struct, frozen=True, dict=True):

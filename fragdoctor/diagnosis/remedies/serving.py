@@ -77,10 +77,10 @@ def smaller_cache(case: JudgedCase) -> str:
 
 
 FEW_TOKENS: Final = 1024
-"""Of a prefill; fewer take some tens of MiB, whatever the model."""
+"""Tokens of a prefill; fewer take some tens of MiB, whatever the model."""
 
 ROOM_FOR_CACHE: Final = 0.05
-"""Of the card, as the least that a KV cache is worth starting with."""
+"""Share of the card: a server is not worth starting with a smaller KV cache."""
 
 MOST_UTILIZATION: Final = 0.97
 """The rest of a card is taken by its context and by what the driver keeps for itself."""

@@ -27,7 +27,7 @@ from fragdoctor.rules.rule import line_text
 from fragdoctor.units import format_size
 
 MIN_SHARE: Final = 0.05
-"""Of live memory; smaller copies are not why a device is full."""
+"""Share of live memory; smaller copies are not why a device is full."""
 
 CAUSES: Final = (*SHORT_OF_MEMORY, Cause.FRAGMENTATION, Cause.LEAK)
 

@@ -28,7 +28,7 @@ FORMATS: Final = (
     trainer.FORMAT,
     vllm.FORMAT,
 )
-"""In the order in which they are tried: what has names of its own comes first."""
+"""The formats in the order in which they are tried: those with names of their own come first."""
 
 KNOWN: Final = (
     "Known are files of Axolotl, LLaMA-Factory, torchtune, torchtitan, TRL and Transformers, vLLM, "

@@ -142,7 +142,7 @@ def _beside(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
 
 
 _OF_JAX: Final = re.compile(r"jax|external/xla|xla/(?:python|pjrt)|pjit\(|jit\(main\)|xlalabel:")
-"""In an allocator's lines TensorFlow and JAX are alike; around them they are not."""
+"""Signs of JAX: TensorFlow's allocator writes the same lines, with others around them."""
 
 
 def _of_xla(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:

@@ -30,7 +30,7 @@ from fragdoctor.rehearsal.engine.marks import in_backward
 _ALLOC: Final = ACTIONS.index("alloc")
 _FREE: Final = ACTIONS.index("free_requested")
 _MOST_CHANGES: Final = 2_000_000
-"""Of the running module: beyond it the older half is forgotten."""
+"""Changes kept of the running module: beyond it the older half is forgotten."""
 
 
 class Claim(NamedTuple):

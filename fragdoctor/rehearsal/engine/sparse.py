@@ -168,7 +168,7 @@ def _mm(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def _index_select(self: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
-    """As many elements are kept as rows are chosen, on average."""
+    """Keep elements in proportion to the rows that are chosen, which is right on average."""
     shape = list(self.shape)
     n = round(self._nnz() * index.numel() / max(shape[dim], 1))
     shape[dim] = index.numel()

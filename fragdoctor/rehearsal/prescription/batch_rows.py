@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 Node = Sequence[Any]
-"""As ``engine/treatments/dataflow.py`` has it: name, shapes, what it reads, dimensions."""
+"""A node as in ``engine/treatments/dataflow.py``: name, shapes, what it reads, dimensions."""
 
 _ALONG: Final = {"_log_softmax", "_softmax", "cumsum", "flip", "roll", "sort"}
 """What looks along a dimension that it leaves as it is."""
@@ -28,7 +28,7 @@ _FACTORS: Final = {"div", "mul"}
 _EMPTY: Final = ("aten::empty", "aten::resize_")
 """Memory that results are put into."""
 _MEAN: Final = 1
-"""Of ``at::Reduction``, which has 2 for a sum."""
+"""The value of ``at::Reduction`` for a mean; a sum is 2."""
 _UNEQUAL: Final = "the loss is neither a sum nor a mean over the rows of a batch"
 
 

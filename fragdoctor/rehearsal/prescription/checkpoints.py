@@ -39,8 +39,8 @@ MAX_REPLAYS: Final = 300
 MAX_SAMPLES: Final = 48
 """Sets, evenly over all, in which that is looked for which takes least."""
 SIMPLER: Final = 0.03
-"""Of all operations: what a set may cost more for being one loop over equal modules, where the
-cheapest has several, each with results of its own. Nobody keeps such lines in a program."""
+"""Share of all operations that a set may cost more for being one loop over equal modules, where the
+cheapest set has several, each with results of its own. Nobody keeps such lines in a program."""
 
 
 class Choice(Struct, frozen=True):

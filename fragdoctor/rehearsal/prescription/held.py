@@ -18,7 +18,7 @@ from fragdoctor.trace.stacks import USER, frame_classes, frames_of, user_frames
 
 _COMPUTING: Final = ("torch/nn/modules/module.py", "torch/optim/", "torch/autograd/")
 MIN_SHARE: Final = 0.05
-"""Of the peak, that a line must hold to be tried: the most that it can win."""
+"""Share of the peak that a line must hold to be tried: it is the most that the try can win."""
 MAX_LINES: Final = 3
 
 

@@ -1,4 +1,4 @@
-"""By which names the blocks on the page go: modules of the model, and owners, where recorded."""
+"""The names of the blocks on the page: modules of the model, and owners where recorded."""
 
 from __future__ import annotations
 

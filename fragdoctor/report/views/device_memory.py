@@ -128,7 +128,7 @@ MAX_MOMENT_LINES: Final = 10
 """Lines of a moment that stand in the short report."""
 
 MIN_EVENTS: Final = 20
-"""Of fewer events a timeline says no more than the figures."""
+"""A timeline of fewer events says no more than the figures do."""
 
 _IDLE_SHARE: Final = 0.01
 """A device with less than this share of the fullest one's memory is a line, not a bar."""

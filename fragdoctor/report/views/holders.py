@@ -88,7 +88,7 @@ def short_holders(diagnosis: Diagnosis) -> doc.Section:
 
 
 _MOST: Final = 0.5
-"""Of what all lines hold: a function with more is named as one holder."""
+"""Share of what all lines hold: a function with more is named as one holder."""
 
 
 def _main_function(diagnosis: Diagnosis, holders: Sequence[HolderReport]) -> FunctionHolder | None:

@@ -15,10 +15,10 @@ from fragdoctor.report.words import shown_first
 from fragdoctor.units import GIB, MIB
 
 _MOST_ROWS: Final = 12
-"""Of the short table, about: the largest modules are opened until there are this many."""
+"""About how many rows the short table has: the largest modules are opened until it has them."""
 
 _MIN_SHARE: Final = 0.01
-"""Of the peak: smaller neighbours are one row of the short table."""
+"""Share of the peak: smaller neighbors are merged into one row of the short table."""
 
 _SMALLER: Final = "(smaller ones)"
 _IN_GIB: Final = 10 * GIB

@@ -13,7 +13,7 @@ from fragdoctor.units import format_count, format_size, plural
 
 _MAX_ROWS: Final = 4
 _MIN_SHARE: Final = 0.02
-"""Of the largest: a row with less only distracts."""
+"""Share of the largest owner: a row with less only distracts."""
 
 
 def short_owners(diagnosis: Diagnosis, function: FunctionHolder | None) -> doc.Section:

@@ -122,7 +122,7 @@ def _flash_backward(call: Call) -> Iterable[Step]:
 
 @rule("_flash_attention_backward")
 def _packed_backward(call: Call) -> Iterable[Step]:
-    """Of sequences one after another, as jagged tensors have them (``mha_varlen_bwd``)."""
+    """The backward pass of sequences laid end to end, as in jagged tensors (``mha_varlen_bwd``)."""
     query, ends = call.args[1], call.argument("cum_seq_q")
     yield from copied_unless_dense(call.args[0])
     yield from call.results

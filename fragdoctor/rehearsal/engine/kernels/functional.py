@@ -57,7 +57,7 @@ def _cdist_backward(call: Call) -> Iterable[Step]:
 
 @after_results("_pdist_backward")
 def _pdist_backward(call: Call) -> Iterable[Step]:
-    """As of ``cdist``, of each point and all others (DistanceKernel.cu)."""
+    """The same as for ``cdist`` between each point and all others (DistanceKernel.cu)."""
     _, points, norm = call.args[:3]
     if norm and points.numel():
         yield Temp(call.outs[0].n_bytes * (points.shape[0] - 1))

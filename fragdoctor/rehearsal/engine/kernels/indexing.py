@@ -47,7 +47,7 @@ def _roll(call: Call) -> Iterable[Step]:
 
 @rule("masked_scatter", "masked_scatter_")
 def _masked_scatter(call: Call) -> Iterable[Step]:
-    """From which element each one is taken is a prefix sum of the mask (IndexKernel.cpp)."""
+    """A prefix sum of the mask says which element each one is taken from (IndexKernel.cpp)."""
     tensor, mask, source = call.args[:3]
     shape = torch.broadcast_shapes(tensor.shape, mask.shape)
     n = shape.numel()

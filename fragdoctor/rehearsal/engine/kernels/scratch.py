@@ -92,7 +92,7 @@ class Call:
 Rule = Callable[[Call], Iterable[Step]]
 _F = TypeVar("_F")
 RULES: Final[dict[str, Rule]] = {}
-"""Of operations that ask for more than their results."""
+"""Rules of the operations that ask for more than their results."""
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
