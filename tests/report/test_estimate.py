@@ -79,7 +79,7 @@ def test_verdict_that_does_not_fit_says_how_much_is_short_and_what_would_do() ->
     text = render("estimate", "text", answer, RenderOptions(verbosity=Verbosity.QUIET))
 
     assert text.startswith("Does not fit on 3GiB: ")
-    assert f"What would: batch {answer.fits[0].largest_batch}." in text
+    assert f"What would fit: batch {answer.fits[0].largest_batch}." in text
     assert "Counted: fp32 weights, gradients and states with bf16 operations" in text
     assert text.count("\n") == 1
 

@@ -111,8 +111,9 @@ def summary(estimate: Estimate) -> str:
     elif estimate.fits:
         said = [_one(estimate, fit) for fit in estimate.fits]
     else:
-        where = f"the peak is in the {PHASES[footprint.peak.name]}."
-        said = [f"Needs {bounds_text(estimate)} on a GPU, CUDA context not counted; {where}"]
+        where = f"; the peak is in the {PHASES[footprint.peak.name]}"
+        where = "" if estimate.workload.inference else where
+        said = [f"Needs {bounds_text(estimate)} on a GPU, CUDA context not counted{where}."]
     assumed = _assumed(estimate.workload, is_planned=estimate.plans is not None)
     return " ".join([*said, *_served(estimate), *assumed])
 
@@ -159,7 +160,7 @@ def _one(estimate: Estimate, fit: Fit) -> str:
 
 def _way_out(estimate: Estimate, fit: Fit) -> str:
     """Return what would surely fit: a smaller batch, else the cheapest measures."""
-    word = " Surely fits:" if fit.state is FitState.TOO_CLOSE else " What would:"
+    word = " Surely fits:" if fit.state is FitState.TOO_CLOSE else " What would fit:"
     if fit.largest_batch:
         return f"{word} batch {format_count(fit.largest_batch)}."
     if fit is not estimate.fits[0]:
