@@ -21,14 +21,25 @@ _ROWS: Final = re.compile(
 _MIN_USED: Final = 512
 """MiB: more than a desktop and a context; less is nobody's program."""
 
+# A program that is gone, and memory that is not: told without a word of memory that ran out.
+_GONE: Final = re.compile(
+    r"\bzombie|\b(?:crash|kill|terminat|interrupt|stopp?|finish|exit|abort)(?:s|ed|ing)?\b",
+    re.IGNORECASE,
+)
+_KEPT: Final = re.compile(
+    r"(?:\bnot|n't|\bnever|\bwithout)\s(?:be(?:en|ing)?\s)?(?:releas|free[ds]?\b|dealloc)"
+    r"|\b(?:still|keeps?)\s(?:occup|hold|us(?:es|ed|ing)\b|tak)",
+    re.IGNORECASE,
+)
+
 FULL_SHARE: Final = 0.9
 """Of a GPU's memory: with so much in use a program that asks for little fails there."""
 
 
 def fullest_gpu(text: str) -> OomMessage | None:
-    """Return the fullest GPU of a table, where the text also speaks of memory that ran out."""
+    """Return the fullest GPU of a table, where the text tells that memory ran out or is kept."""
     head = text[:MAX_CHARS]
-    if not SHORTAGE.search(head):
+    if not SHORTAGE.search(head) and not (_GONE.search(head) and _KEPT.search(head)):
         return None
     found: list[tuple[float, int, int, int | None, re.Match[str]]] = []
     for row in _ROWS.finditer(head):

@@ -37,10 +37,11 @@ _HAPPENS: Final = re.compile(
 )
 _EXPLAINS: Final = re.compile(
     r"\b(?:you|your|users?|may|might|could(?! not)|would|should|means?|common|fixe[ds]"
+    r"|errors (?:happen|occur|arise)|make sure|ensures?"
     r"|handl(?:e|es|ed|ing)|avoids?|prevents?|protection)\b|\bsuch as\b"
     r"|\b(?:can|will) (?:be|cause|lead|run|get)\b|\be\.g\."
     r"|\bto (?:avoid|prevent|reduce|handle)\b|\b(?:no|not|never|without|0) $"
-    r"|\bfor example\b|^\W{0,20}(?:#|//|except\b|raise\b|assert\b)|['\"] in \w",
+    r"|\bfor example\b|^\W{0,20}(?:#|//|except\b|raise\b|assert\b|fix\b|fix\(|avoid\b)|['\"] in \w",
     re.IGNORECASE,
 )
 _ON_DEVICE: Final = re.compile(

@@ -124,6 +124,7 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
 
 _BACKWARD: Final = Place(code=r"\.backward\(")
 _TRAINS: Final = Place(named=r"(?i)train|^(?:fit|closure)$")
+_PASTES: Final = Place(functions="_do_paste_mask paste_masks_in_image get_seg_masks prep_display")
 _TO_CPU: Final = Place(code=r"map_location\s?=\s?(?:torch\.device\()?['\"]cpu")
 
 
@@ -131,9 +132,12 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
     """Return whether a message speaks against what a call stood in.
 
     What runs a backward pass is training, whatever its caller is called; where one tensor is
-    larger than the device, its own size is the matter, not the batch of an evaluation; and what is
-    loaded on the CPU takes nothing of the GPU.
+    larger than the device, its own size is the matter, not the batch of an evaluation; what is
+    loaded on the CPU takes nothing of the GPU; and masks are drawn with grid_sample.
     """
+    if sign.name == SAMPLED_GRID:
+        pasted = any(_PASTES.matches(frame) for frame in message.frames)
+        return pasted or "_paste_mask" in message.said
     if sign.name == LOADED_CHECKPOINT:
         return any(_TO_CPU.matches(frame) for frame in message.frames)
     if sign.is_training or not sign.is_surrounding:
@@ -157,6 +161,7 @@ _RASTERIZER: Final = Place(file=r"/diff_gaussian_rasterization|/gsplat/")
 
 LOADED_CHECKPOINT: Final = "loaded-checkpoint"
 LOADING_WEIGHTS: Final = "loading-weights"
+SAMPLED_GRID: Final = "sampled-grid"
 SERVER_STEP: Final = "server-step"
 ATTENTION_SCORES: Final = "attention-scores"
 INFERENCE: Final = "inference"
@@ -415,6 +420,23 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(functions="bbox_overlaps pairwise_iou box_iou box_iou_rotated"),
         ),
     ),
+    TracebackSign(
+        name="pasted-masks",
+        doing="while the masks of all objects were drawn at the size of the image",
+        grows_with=_INPUT,
+        is_training=False,
+        can_leave_gpu=True,
+        title="Draw the masks on the CPU, or fewer of them",
+        change="masks and boxes moved to the CPU before they are drawn (.to('cpu')), or left at "
+        "their own size (rescale=False in MMDetection); fewer objects: a higher score threshold, "
+        "max_per_img, TEST.DETECTIONS_PER_IMAGE; a smaller image, or tiles of it",
+        why="Each object gets a mask as large as the original image, in 32 bits, with a grid of "
+        "the same size beside it, whatever size the network worked at.",
+        source="detectron2 0.6, layers/mask_ops.py; mmdet 2.0 to 3.3, roi_heads/mask_heads; "
+        "torchvision 0.23, models/detection/roi_heads.py; yolact, layers/output_utils.py",
+        places=(_PASTES,),
+        intro=rf"\b(?:{_PASTES.functions.replace(' ', '|')})\b",
+    ),
     # ---- several GPUs ----
     TracebackSign(
         name="nccl-start",
@@ -562,7 +584,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         intro=r"when regular VAE (?:de|en)coding|\[Tiled VAE\]|(?:VAE|Video) ?(?:[Dd]e|[Ee]n)code",
     ),
     TracebackSign(
-        name="sampled-grid",
+        name=SAMPLED_GRID,
         doing="while features were sampled at points of a grid",
         grows_with=_INPUT,
         title="Sample in chunks of points",

@@ -382,3 +382,50 @@ def test_platform_without_expandable_segments_is_noted() -> None:
     )
 
     assert [m.kind for m in log.markers] == ["expandable-unsupported"]
+
+
+def test_heading_gives_way_to_the_traceback_that_shows_the_host() -> None:
+    text = (
+        "CUDA error: out of memory with offload\n"
+        "Traceback (most recent call last):\n"
+        '  File "zero.py", line 7, in f\n'
+        "    return tensor.pin_memory()\n"
+        "RuntimeError: CUDA error: out of memory\n"
+    )
+
+    (message,) = find_messages(text).messages
+
+    assert (message.kind, message.sub_kind) == ("host-ram", "pinned-host")
+
+
+def test_warning_of_llama_cpp_is_about_pinned_memory_of_the_host() -> None:
+    said = "ggml_cuda_host_malloc: failed to allocate 1536.00 MiB of pinned memory: {}\n"
+
+    (warned,) = find_messages(said.format("out of memory")).messages
+    (other,) = find_messages(said.format("no CUDA-capable device is detected")).messages
+
+    assert (warned.kind, warned.sub_kind, warned.is_warning) == ("host-ram", "ggml-pinned", True)
+    assert warned.requested_bytes == 1536 << 20
+    assert (other.kind, other.sub_kind) == ("negative", "driver-init")
+
+
+def test_worker_process_that_nnunet_misses_is_gone() -> None:
+    text = (
+        "RuntimeError: Some background worker is 6 feet under.\n"
+        "One of your background processes is missing."
+    )
+
+    (message,) = find_messages(text).messages
+
+    assert message.sub_kind == "worker-gone"
+
+
+TABLE = "|    1      7653    C   python                   5369MiB |\n"
+
+
+def test_table_counts_where_memory_outlives_its_program() -> None:
+    told = find_messages(f"My program crashed but the memory has not been released.\n{TABLE}")
+    bare = find_messages(f"Training uses this much of the GPU:\n{TABLE}")
+
+    assert told.messages[0].sub_kind == "gpu-table"
+    assert [m.kind for m in bare.messages] == ["negative"]

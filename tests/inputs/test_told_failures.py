@@ -23,6 +23,9 @@ EXPLAINED = (
     "A large batch can cause OOM.",
     "To avoid running out of memory, use smaller tiles.",
     "12 steps, 0 OOMs, room for more",
+    "Out-of-memory errors occur when nothing is left.",
+    "Lower the share to make sure OOM doesn't happen.",
+    "- Fix out of memory error on resume",
 )
 
 

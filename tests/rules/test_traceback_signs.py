@@ -99,6 +99,10 @@ SHAPES = {
     "sampled-grid": failing(
         frame(f"{TORCH}/nn/functional.py", "grid_sample", "return torch.grid_sampler(x, g)")
     ),
+    "pasted-masks": failing(
+        frame(f"{LIB}/detectron2/layers/mask_ops.py", "_do_paste_mask", "y = F.grid_sample(m, g)"),
+        frame(f"{TORCH}/nn/functional.py", "grid_sample", "return torch.grid_sampler(x, g)"),
+    ),
     "gaussian-tiles": failing(
         frame(f"{LIB}/gsplat/cuda/_wrapper.py", "isect_tiles", "ids = fn(means, radii)")
     ),
