@@ -313,7 +313,10 @@ def _driver(message: OomMessage) -> Hypothesis:
         whole = "" if message.total_bytes is None else f" of {format_size(message.total_bytes)}"
         return Hypothesis(
             Cause.OTHER_PROCESS,
-            f"The text gives no figures of the failure, but a table in which "
+            "The text gives no figures of the failure, but says that memory of the GPU outlived "
+            "its program: what is left of an earlier run has it."
+            if message.process_bytes is None
+            else f"The text gives no figures of the failure, but a table in which "
             f"{format_size(message.process_bytes)}{whole} are in use on GPU "
             f"{message.device_index}: if this program did not run then, somebody else, or what is "
             "left of an earlier run, has them.",

@@ -18,13 +18,15 @@ MAX_CHARS: Final = 256 * 1024
 _MAX_TEXT: Final = 500
 
 _MEMORY: Final = (
-    r"(?:(?:allocatable|device|cuda|gpu|video|graphics|system|cpu|free|available)[ -]){0,3}"
+    r"(?:(?:allocatable|device|cuda|gpu|video|graphics|system|main|host|cpu|free|available)[ -])"
+    r"{0,3}"
     r"(?:memory|vram|ram)\b"
 )
 SHORTAGE: Final = re.compile(
     rf"\b(?:(?P<torch>cuda|hip)[ :]{{1,2}})?out[ _-]of[ _-]{_MEMORY}(?![ -]killer)"
     r"|(?:^|(?<=[a-z`] ))(?P<name>(?:torch\.(?:cuda\.)?)?OutOfMemoryError)(?=\s{1,80}[a-zT]|$)"
-    rf"|\b(?-i:OOM)s?\b|(?:\bnot|n't)(?: have| provide)? enough {_MEMORY}|\binsufficient {_MEMORY}"
+    r"|\b(?-i:OOM)s?\b|\b(?:an?|cuda|gpu|vram|get|gets|got|hit|hits) oom\b"
+    rf"|(?:\bnot|n't)(?: have| provide)? enough {_MEMORY}|\binsufficient {_MEMORY}"
     r"|\bfail(?:ed|s|ure)? to (?:re)?allocate (?:(?:gpu|device|memory|of|size) ){0,4}"
     r"(?P<bytes>\d{1,18}) bytes",
     re.IGNORECASE | re.MULTILINE,
@@ -44,17 +46,31 @@ _EXPLAINS: Final = re.compile(
     r"|\bfor example\b|^\W{0,20}(?:#|//|except\b|raise\b|assert\b|fix\b|fix\(|avoid\b)|['\"] in \w",
     re.IGNORECASE,
 )
+_REPORTS: Final = re.compile(
+    r"\b(?:I|we)(?:'m|'ve| am| are| have| had| was)? (?:still |always |also |often |just )?"
+    r"(?:g[eo]t|getting|found|find|see(?:ing)?|saw|hit|had|have|fac(?:e|ing)|encounter(?:ed)?"
+    r"|experienc(?:ed?|ing)|r[au]n|running|keep|kept)\b(?![^\n]{0,400}\b(?:if|would|may|might|could"
+    r"|no|not|never|without|avoid|prevent|solv|fix))",
+    re.IGNORECASE,
+)
+"""Who tells of a failure of their own may add advice in the same sentence."""
+
 _ON_DEVICE: Final = re.compile(
     r"cuda|gpu|hip|rocm|vram|xpu|device|metal|opencl|vulkan|graphics", re.IGNORECASE
 )
-_ON_HOST: Final = re.compile(r"\b(?:ram|cpu|host|swap|system memory)\b", re.IGNORECASE)
+_ON_HOST: Final = re.compile(
+    r"\b(?:ram|cpu|host|swap|slurm|cgroup|(?:system|main) memory)\b", re.IGNORECASE
+)
 _SENTENCES: Final = re.compile(r"(?:[^\n.!?]|[.!?](?!\s[\"'`(\[]?[A-Z])){1,2000}[.!?]?")
 
 
 def told_failure(text: str) -> OomMessage | None:
-    """Return the first sentence of a text which tells that memory ran out; None without one."""
+    """Return the first sentence of a text which tells that memory ran out; None without one.
+
+    One that says whose memory it was comes before those that do not.
+    """
     head = text[:MAX_CHARS]
-    at = 0
+    at, first_told = 0, None
     while found := SHORTAGE.search(head, at):
         first = max(found.start() - _MAX_TEXT, 0)
         start = max(head.rfind("\n", first, found.start()) + 1, first)
@@ -62,16 +78,20 @@ def told_failure(text: str) -> OomMessage | None:
         sentence = next((s for s in sentences if s.end() > found.start()), found)
         told, before = sentence.group(), head[sentence.start() : found.start()]
         happens = _HAPPENS.search(head, start, sentence.end()) or not before.strip("\"'`([{>*-: #")
-        if happens and not (_EXPLAINS.search(told) or _EXPLAINS.search(before)):
+        explains = _EXPLAINS.search(told) or _EXPLAINS.search(before)
+        if _REPORTS.search(before) or (happens and not explains):
             line = head[start : found.end() + _MAX_TEXT].partition("\n")[0]
-            return replace(_message(found, told, head), text=" ".join(line.split()))
+            message = replace(_message(found, told, head), text=" ".join(line.split()))
+            if _ON_DEVICE.search(told) or _ON_HOST.search(told):
+                return message
+            first_told = first_told or message
         at = max(found.end(), sentence.end())
-    return None
+    return first_told
 
 
 def _message(found: re.Match[str], told: str, head: str) -> OomMessage:
     """Say of a sentence whose memory it means, as far as it says so itself or the lines around."""
-    is_on_device = _ON_DEVICE.search(told) is not None
+    is_on_device = _ON_DEVICE.search(told) is not None and not _ON_HOST.search(found.group())
     is_on_host = not is_on_device and _ON_HOST.search(told) is not None
     around = head[max(0, found.start() - 700) : found.end() + 250]
     if is_on_host:

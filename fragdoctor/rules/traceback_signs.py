@@ -200,6 +200,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 functions="_zero3_consolidated_16bit_state_dict save_16bit_model save_fp16_model",
             ),
         ),
+        in_words=r"(?is)\bfsdp\b.{0,400}\bsav(?:e|es|ing)\b.{0,40}\b(?:checkpoint|model|state)",
         intro=r"/fsdp/(?:_state_dict_utils|fully_sharded_data_parallel)\.py"
         r"|Failed to clone\(\) tensor with name",
     ),
@@ -581,7 +582,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 r"|vae_decode\("
             ),
         ),
-        intro=r"when regular VAE (?:de|en)coding|\[Tiled VAE\]|(?:VAE|Video) ?(?:[Dd]e|[Ee]n)code",
+        intro=r"when regular VAE (?:de|en)coding|\[Tiled VAE\]|(?:VAE|Video) ?(?:[Dd]e|[Ee]n)cod",
     ),
     TracebackSign(
         name=SAMPLED_GRID,
@@ -792,8 +793,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "graph of its step.",
         source="torch 2.13, docs/source/notes/faq.rst",
         in_words=r"(?i)\b(?:memory|vram|usage)\b(?: \w+){0,5}? (?:keeps?|kept|gradually|steadily"
-        r"|slowly|constantly|continu\w+|will|were|was|is|been|becom\w+|gets?)(?: \w+){0,2}? (?:"
-        r"increas\w+|grow\w*|ris(?:es|ing)|larger|higher|bigger)|\b(?:steady|gradual) increase"
+        r"|slowly|constantly|continu\w+|will|were|was|is|been|becom\w+|gets?)(?: \w+){0,3}? (?:"
+        r"increas\w+|grow\w*|ris(?:es|ing)|larger|higher|bigger|fill\w+|full)"
+        r"|\b(?:steady|gradual) increase"
         r"|\bmemory leak|\bincreasing GPU.memory|\bwithout .{0,3}item\(",
     ),
     # ---- searches, and libraries beside PyTorch ----

@@ -425,7 +425,9 @@ TABLE = "|    1      7653    C   python                   5369MiB |\n"
 
 def test_table_counts_where_memory_outlives_its_program() -> None:
     told = find_messages(f"My program crashed but the memory has not been released.\n{TABLE}")
+    prose = find_messages("After the program is killed, the GPU memory is still occupied.\n")
     bare = find_messages(f"Training uses this much of the GPU:\n{TABLE}")
 
     assert told.messages[0].sub_kind == "gpu-table"
+    assert prose.messages[0].sub_kind == "gpu-table"
     assert [m.kind for m in bare.messages] == ["negative"]

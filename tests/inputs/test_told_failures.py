@@ -14,6 +14,8 @@ TOLD = (
     "OutOfMemoryError                          Traceback (most recent call last)",
     "- Device #1: Device does not provide enough allocatable device-memory",
     "check failed: (2 vs. 0)  out of memory",
+    "I find the GPU is out of memory, you can use nvidia-smi to see it.",
+    "Training goes well but I get cuda oom in the last step.",
 )
 EXPLAINED = (
     "If you see an out of memory error, reduce the batch.",
@@ -26,6 +28,8 @@ EXPLAINED = (
     "Out-of-memory errors occur when nothing is left.",
     "Lower the share to make sure OOM doesn't happen.",
     "- Fix out of memory error on resume",
+    "We run it without OOM, you need not worry.",
+    "I found out how you can avoid OOM.",
 )
 
 
@@ -46,6 +50,8 @@ def test_explanation_is_no_failure(text: str) -> None:
 
 def test_sentence_says_whose_memory_it_was() -> None:
     said = {
+        "The job is killed, Slurm out of memory.": ("host-ram", ""),
+        "An out-of-CPU-memory error, though I train on a GPU.": ("host-ram", ""),
         "The job ran out of memory on the GPU.": ("driver-no-figures", ""),
         "My CPU RAM grows until it is out of memory.": ("host-ram", ""),
         "The job ran out of memory.": ("driver-no-figures", "unread"),
@@ -62,3 +68,10 @@ def test_size_that_a_program_tells_is_kept() -> None:
 
     assert message is not None
     assert message.requested_bytes == 100663296
+
+
+def test_sentence_that_says_whose_memory_it_was_comes_first() -> None:
+    message = told_failure("It fails with OOM.\nThe error is out of system memory.\n")
+
+    assert message is not None
+    assert (message.kind, message.line) == ("host-ram", 2)
