@@ -219,7 +219,7 @@ def _read(message: OomMessage) -> Hypothesis:
     if message.sub_kind in LIMIT_SUB_KINDS:
         return Hypothesis(Cause.MEMORY_LIMIT, LIMIT_SUB_KINDS[message.sub_kind], Confidence.PROVEN)
     if message.sub_kind in LIBRARIES and engine_of(message) is None:
-        return _beside_pytorch(library_of(message))
+        return _library(message)
     if message.kind == ALLOCATOR:
         return _allocator(message)
     return _OF_KIND.get(message.kind, _unknown)(message)
@@ -348,18 +348,6 @@ def _driver(message: OomMessage) -> Hypothesis:
         "device memory, pinned host memory and the context are all possible.",
         settled_by="Run with CUDA_LAUNCH_BLOCKING=1 to see the failing call, and watch nvidia-smi.",
         also=(Cause.CAPACITY,),
-    )
-
-
-def _beside_pytorch(name: str) -> Hypothesis:
-    """Return what a library says that asks the driver for memory beside PyTorch's cache."""
-    return Hypothesis(
-        Cause.CAPACITY,
-        f"{name} could not get memory for itself: it asks the driver beside PyTorch's cache, "
-        "which does not give way for it; most likely the device was full, but no figures are "
-        "printed.",
-        settled_by="Print torch.cuda.mem_get_info() before the call.",
-        also=(Cause.NON_PYTORCH_MEMORY,),
     )
 
 
