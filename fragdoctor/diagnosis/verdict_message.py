@@ -18,7 +18,7 @@ from fragdoctor.model.engines import (
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.rules.failed_request import known
 from fragdoctor.rules.request_sources import request_of_message
-from fragdoctor.rules.traceback_signs import GROWTH, LOADING_WEIGHTS, sign_of
+from fragdoctor.rules.traceback_signs import LOADING_WEIGHTS, is_seen_to_grow, sign_of
 from fragdoctor.units import format_count, format_size, plural
 
 ALLOCATOR: Final = "pytorch-caching-allocator"
@@ -196,8 +196,8 @@ def read_no_message(log: OomLog) -> Hypothesis:
 def read_message(message: OomMessage) -> Hypothesis:
     """Return the hypothesis on one message of any kind."""
     row = f"message-{message.sub_kind or message.kind}"
-    found, sign = _read(message), sign_of(message)
-    if sign is not None and sign.name == GROWTH and found.confidence is Confidence.POSSIBLE:
+    found = _read(message)
+    if found.confidence is Confidence.POSSIBLE and is_seen_to_grow(message):
         # nothing but what people saw says why: memory that grows is kept from step to step
         also = distinct((found.cause, *found.also), Cause.LEAK)
         found = replace(found, cause=Cause.LEAK, also=also)

@@ -26,21 +26,28 @@ SHORTAGE: Final = re.compile(
     rf"\b(?:(?P<torch>cuda|hip)[ :]{{1,2}})?out[ _-]of[ _-]{_MEMORY}(?![ -]killer)"
     r"|(?:^|(?<=[a-z`] ))(?P<name>(?:torch\.(?:cuda\.)?)?OutOfMemoryError)(?=\s{1,80}[a-zT]|$)"
     r"|\b(?-i:OOM)s?\b|\b(?:an?|cuda|gpu|vram|get|gets|got|hit|hits) oom\b"
-    rf"|(?:\bnot|n't)(?: have| provide)? enough {_MEMORY}|\binsufficient {_MEMORY}"
+    rf"|(?:\bnot|n't)(?: have| provide)? enough {_MEMORY}|\b(?:insufficient|no more) {_MEMORY}"
+    rf"|\b{_MEMORY} (?:(?:is|was) (?:full|exhausted)|over-?(?:load|flow)s?\b)"
+    # that it grows is told for what it comes to
+    rf"|\b{_MEMORY}(?:\W{{1,3}}\w{{1,20}}){{0,3}}?\W{{1,3}}(?:keeps?|kept|ceaselessly|gradually|steadily"
+    r"|continuously|constantly)(?: \w{1,20}){0,2}? (?:increas|grow|ris)(?:es?|s|ing)\b"
+    rf"|\b{_MEMORY} (?:usage )?(?:explode[sd]?|exploding|blows? up)\b(?!-)"
     r"|\bfail(?:ed|s|ure)? to (?:re)?allocate (?:(?:gpu|device|memory|of|size) ){0,4}"
     r"(?P<bytes>\d{1,18}) bytes",
     re.IGNORECASE | re.MULTILINE,
 )
 _HAPPENS: Final = re.compile(
-    r"error|fail|exception|fatal|panic|abort|terminat|unable|crash|kill|\b(?:I|we|my|our|me|it)\b"
+    r"error|fail|exception|fatal|panic|abort|terminat|unable|crash|kill|stall|hang|blow|explo|complain|overload|report|\b(?:I|we|my|our|me|it)\b"
     r"|\b(?:g[eo]t|went|goes|thr[eo]w|rais|trigger|caus|leads|led|r[au]n|hit|keep|kept|exceed|exhaust)"
     r"|\b(?:does|do|can|could)\s?n(?:o|')t\b",
     re.IGNORECASE,
 )
 _EXPLAINS: Final = re.compile(
-    r"\b(?:you|your|users?|may|might|could(?! not)|would|should|means?|common|fixe[ds]"
+    r"\b(?:you(?! (?:suggested|said|mentioned|wrote|asked))|your"
+    r"|users?|may|might|could(?! not)|would|should|means?|common|fixe[ds]"
     r"|errors (?:happen|occur|arise)|make sure|ensures?"
-    r"|handl(?:e|es|ed|ing)|avoids?|prevents?|protection)\b|\bsuch as\b"
+    r"|handl(?:e|es|ed|ing)|avoids?|prevents?|protection|such as|instead of|as expected)\b"
+    r"|\b(?:when(?:ever)?|once|if|before|unless) (?:the )?$|^\W{0,9}how does\b"
     r"|\b(?:can|will) (?:be|cause|lead|run|get)\b|\be\.g\."
     r"|\bto (?:avoid|prevent|reduce|handle)\b|\b(?:no|not|never|without|0) $"
     r"|\bfor example\b|^\W{0,20}(?:#|//|except\b|raise\b|assert\b|fix\b|fix\(|avoid\b)|['\"] in \w",
@@ -61,7 +68,9 @@ _ON_DEVICE: Final = re.compile(
 _ON_HOST: Final = re.compile(
     r"\b(?:ram|cpu|host|swap|slurm|cgroup|(?:system|main) memory)\b", re.IGNORECASE
 )
-_SENTENCES: Final = re.compile(r"(?:[^\n.!?]|[.!?](?!\s[\"'`(\[]?[A-Z])){1,2000}[.!?]?")
+_SENTENCES: Final = re.compile(
+    r"(?:[^\n.!?]|(?:(?<=\be\.g)|(?<=\bi\.e)|(?<=\bvs)|(?<=\betc))\.|[.!?](?!\s)){1,2000}[.!?]?"
+)
 
 
 def told_failure(text: str) -> OomMessage | None:
@@ -91,7 +100,8 @@ def told_failure(text: str) -> OomMessage | None:
 
 def _message(found: re.Match[str], told: str, head: str) -> OomMessage:
     """Say of a sentence whose memory it means, as far as it says so itself or the lines around."""
-    is_on_device = _ON_DEVICE.search(told) is not None and not _ON_HOST.search(found.group())
+    named = found.group() if _ON_HOST.search(found.group()) else told
+    is_on_device = _ON_DEVICE.search(named) is not None
     is_on_host = not is_on_device and _ON_HOST.search(told) is not None
     around = head[max(0, found.start() - 700) : found.end() + 250]
     if is_on_host:

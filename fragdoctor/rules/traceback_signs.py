@@ -122,6 +122,11 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
     return next((s for s in told if _search(s.in_words, message.said)), None)
 
 
+def is_seen_to_grow(message: OomMessage) -> bool:
+    """Return whether people saw memory grow from step to step."""
+    return any(s.name == GROWTH and _search(s.in_words, message.said) for s in _SURROUNDINGS)
+
+
 _BACKWARD: Final = Place(code=r"\.backward\(")
 _TRAINS: Final = Place(named=r"(?i)train|^(?:fit|closure)$")
 _PASTES: Final = Place(functions="_do_paste_mask paste_masks_in_image get_seg_masks prep_display")
@@ -793,9 +798,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "graph of its step.",
         source="torch 2.13, docs/source/notes/faq.rst",
         in_words=r"(?i)\b(?:memory|vram|usage)\b(?: \w+){0,5}? (?:keeps?|kept|gradually|steadily"
-        r"|slowly|constantly|continu\w+|will|were|was|is|been|becom\w+|gets?)(?: \w+){0,3}? (?:"
-        r"increas\w+|grow\w*|ris(?:es|ing)|larger|higher|bigger|fill\w+|full)"
-        r"|\b(?:steady|gradual) increase"
+        r"|ceaselessly|slowly|constantly|continu\w+|will|were|was|is|been|becom\w+|gets?)"
+        r"(?: \w+){0,3}? (?:increas\w+|grow\w*|ris(?:es|ing)|larger|higher|bigger|fill\w+|full)"
+        r"|\b(?:steady|gradual) increase|\b(?:memory|vram|ram) (?:usage )?(?:explod|blows? up)"
+        r"|\bmemory\W{1,3}(?:increase|grow)s? (?:over time|unlimit)|\bstoring \w+ state of"
         r"|\bmemory leak|\bincreasing GPU.memory|\bwithout .{0,3}item\(",
     ),
     # ---- searches, and libraries beside PyTorch ----

@@ -29,6 +29,8 @@ DEVICE = {
     "a graph": "ResourceExhaustedError: Graph execution error: failed to allocate memory",
     "Thrust": "terminate called after throwing an instance of 'thrust::system::system_error'\n"
     "  what():  parallel_for failed: cudaErrorMemoryAllocation: out of memory",
+    "Thrust's bad_alloc": "terminate called after throwing an instance of "
+    "'thrust::system::detail::bad_alloc'\n  what():  std::bad_alloc: out of memory",
     "Thrust of old": "RuntimeError: after cudaLaunch in triple_chevron_launcher::launch(): "
     "out of memory",
     "no context": "RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda "
@@ -409,12 +411,15 @@ def test_warning_of_llama_cpp_is_about_pinned_memory_of_the_host() -> None:
     assert (other.kind, other.sub_kind) == ("negative", "driver-init")
 
 
-def test_worker_process_that_nnunet_misses_is_gone() -> None:
-    text = (
-        "RuntimeError: Some background worker is 6 feet under.\n"
-        "One of your background processes is missing."
-    )
-
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Some background worker is 6 feet under.\nOne of your background processes is missing.",
+        "RuntimeError: One of the subprocesses has abruptly died during map operation.",
+    ],
+    ids=["nnU-Net", "datasets"],
+)
+def test_worker_process_that_is_missed_is_gone(text: str) -> None:
     (message,) = find_messages(text).messages
 
     assert message.sub_kind == "worker-gone"
@@ -431,3 +436,11 @@ def test_table_counts_where_memory_outlives_its_program() -> None:
     assert told.messages[0].sub_kind == "gpu-table"
     assert prose.messages[0].sub_kind == "gpu-table"
     assert [m.kind for m in bare.messages] == ["negative"]
+
+
+def test_size_that_no_device_has_is_a_bug_in_any_allocators_message() -> None:
+    text = "BFCArena::AllocateRawInternal Failed to allocate memory for requested buffer of size "
+
+    (message,) = find_messages(f"{text}4585490524328388608\n").messages
+
+    assert message.sub_kind == "size-bug"

@@ -16,6 +16,11 @@ TOLD = (
     "check failed: (2 vs. 0)  out of memory",
     "I find the GPU is out of memory, you can use nvidia-smi to see it.",
     "Training goes well but I get cuda oom in the last step.",
+    "It complains that there is no more memory on CUDA.",
+    "I ran what you suggested, and it fills up the VRAM until it OOMs.",
+    "The GPU memory usage keeps ceaselessly growing, and finally it blows up.",
+    "GPU RAM explodes on validation.",
+    "it is out of memory on the GPU. you can see the log below.",
 )
 EXPLAINED = (
     "If you see an out of memory error, reduce the batch.",
@@ -30,6 +35,10 @@ EXPLAINED = (
     "- Fix out of memory error on resume",
     "We run it without OOM, you need not worry.",
     "I found out how you can avoid OOM.",
+    "When VRAM is exhausted, it goes to system RAM instead of crashing.",
+    "PASSED test_handler: it raises OutOfMemoryError as expected",
+    "How does the OOM killer choose what it kills?",
+    "Memory usage grows linearly with the length.",
 )
 
 

@@ -155,6 +155,13 @@ HOST_MEMORY: Final[tuple[Wording, ...]] = (
         "worker-gone",
         group="workers",
     ),
+    # datasets 2.14 to 4.4, utils/py_utils.py: iflatmap_unordered
+    _host(
+        "workers-gone",
+        r"(?:oneofthe)?subprocesseshasabruptlydiedduringmapoperation",
+        "worker-gone",
+        group="workers",
+    ),
     # Notebooks: Colab's and Kaggle's own words; Jupyter's and VS Code's do not say why.
     _host("colab", r"crashedafterusingallavailableram", "notebook"),
     _host("kaggle", r"triedtoallocatemorememorythanisavailable", "notebook"),

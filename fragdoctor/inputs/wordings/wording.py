@@ -18,6 +18,7 @@ SIZE: Final = (
     r"(?:\d[\d,]{0,30}(?:\.\d{0,12})?(?:bytes?|[kmgtpe]i?bytes?|[kmgtpe]i?b|[kmgt](?![a-z])))"
 )
 COUNT: Final = r"(?:\d[\d,]{0,30})"
+ABSURD_BYTES: Final = 16 * 2**40  # no device is near; such a size was computed from garbage
 _PARTS: Final = re.compile(r"(\d[\d,]{0,30}(?:\.\d{0,12})?)([a-z]{0,8})", re.ASCII)
 _DECIMAL_COMMA: Final = re.compile(r"\d{1,30},\d{1,2}")
 _POWERS: Final = {"": 0, "b": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5, "e": 6}
@@ -147,6 +148,8 @@ class Wording(Struct, frozen=True):
         refined = fields if self.refine is None else self.refine(fields, match, stream)
         if refined is None:
             return None
+        if refined.get("requested_bytes", 0) > ABSURD_BYTES:
+            refined["sub_kind"] = "size-bug"
         message = OomMessage(
             variant=self.variant,
             version_low=self.versions[0],
