@@ -28,11 +28,12 @@ _GONE: Final = (
 )
 _KEPT: Final = (
     r"(?:(?:\bnot|n't|\bnever|\bwithout)\s(?:be(?:en|ing)?\s)?(?:releas|free[ds]?\b|dealloc)"
-    r"|\b(?:still|keeps?|remains?)\s(?:occup|hold|held|us(?:es|ed|ing)\b|tak))"
+    r"|\b(?:still|keeps?|remains?)\s(?:occup|hold|held|us(?:es|ed|ing)\b|in use|tak))"
 )
 _OUTLIVES: Final = re.compile(
     rf"{_GONE}[^\n]{{0,200}}?\b(?:memory|vram)\b[^\n]{{0,60}}?{_KEPT}"
-    rf"|{_GONE}[^\n]{{0,200}}?{_KEPT}[^\n]{{0,60}}?\b(?:memory|vram)\b",
+    rf"|{_GONE}[^\n]{{0,200}}?{_KEPT}[^\n]{{0,60}}?\b(?:memory|vram)\b"
+    rf"|\b(?:memory|vram)\b[^\n]{{0,60}}?{_KEPT}[^\n]{{0,60}}?\bafter\b[^\n]{{0,60}}?{_GONE}",
     re.IGNORECASE,
 )
 """A program that is gone, and memory that is not: nothing else need tell that it ran out."""

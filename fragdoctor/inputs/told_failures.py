@@ -12,10 +12,11 @@ from typing import Final
 from msgspec.structs import replace
 
 from fragdoctor.inputs.wordings.wording import ALLOCATOR, DRIVER, HOST
-from fragdoctor.model.case import OomMessage
+from fragdoctor.model.case import GROWS, OomMessage
 
 MAX_CHARS: Final = 256 * 1024
 _MAX_TEXT: Final = 500
+_TITLE_WORDS: Final = 6
 
 _MEMORY: Final = (
     r"(?:(?:allocatable|device|cuda|gpu|video|graphics|system|main|host|cpu|free|available)[ -])"
@@ -28,18 +29,18 @@ SHORTAGE: Final = re.compile(
     r"|\b(?-i:OOM)s?\b|\b(?:an?|cuda|gpu|vram|get|gets|got|hit|hits) oom\b"
     rf"|(?:\bnot|n't)(?: have| provide)? enough {_MEMORY}|\b(?:insufficient|no more) {_MEMORY}"
     rf"|\b{_MEMORY} (?:(?:is|was) (?:full|exhausted)|over-?(?:load|flow)s?\b)"
-    # that it grows is told for what it comes to
-    rf"|\b{_MEMORY}(?:\W{{1,3}}\w{{1,20}}){{0,3}}?\W{{1,3}}(?:keeps?|kept|ceaselessly|gradually|steadily"
-    r"|continuously|constantly)(?: \w{1,20}){0,2}? (?:increas|grow|ris)(?:es?|s|ing)\b"
-    rf"|\b{_MEMORY} (?:usage )?(?:explode[sd]?|exploding|blows? up)\b(?!-)"
+    rf"|{GROWS}|\black of {_MEMORY}|{_MEMORY} (?:is|was)(?:n't| not) (?:enough|sufficient)"
+    rf"|\bexceed(?:s|ed|ing)? (?:the |my )?{_MEMORY}|\b{_MEMORY} exceeded\b"
+    r"|爆显存|(?:显|内)存(?:不足|不够|溢出)"
     r"|\bfail(?:ed|s|ure)? to (?:re)?allocate (?:(?:gpu|device|memory|of|size) ){0,4}"
     r"(?P<bytes>\d{1,18}) bytes",
     re.IGNORECASE | re.MULTILINE,
 )
 _HAPPENS: Final = re.compile(
-    r"error|fail|exception|fatal|panic|abort|terminat|unable|crash|kill|stall|hang|blow|explo|complain|overload|report|\b(?:I|we|my|our|me|it)\b"
-    r"|\b(?:g[eo]t|went|goes|thr[eo]w|rais|trigger|caus|leads|led|r[au]n|hit|keep|kept|exceed|exhaust)"
-    r"|\b(?:does|do|can|could)\s?n(?:o|')t\b",
+    r"error|fail|exception|fatal|panic|abort|terminat|unable|crash|kill|stall|hang|blow|explo|complain|overload|report"
+    r"|die[sd]|exceed|\b(?:I|we|my|our|me|it)\b"
+    r"|\b(?:g[eo]t|went|goes|thr[eo]w|rais|trigger|caus|leads|led|r[au]n|hit|keep|kept|exhaust)"
+    r"|\b(?:does|do|can|could|is)\s?n(?:o|')t\b",
     re.IGNORECASE,
 )
 _EXPLAINS: Final = re.compile(
@@ -63,10 +64,10 @@ _REPORTS: Final = re.compile(
 """Who tells of a failure of their own may add advice in the same sentence."""
 
 _ON_DEVICE: Final = re.compile(
-    r"cuda|gpu|hip|rocm|vram|xpu|device|metal|opencl|vulkan|graphics", re.IGNORECASE
+    r"cuda|gpu|hip|rocm|vram|xpu|device|metal|opencl|vulkan|graphics|显存", re.IGNORECASE
 )
 _ON_HOST: Final = re.compile(
-    r"\b(?:ram|cpu|host|swap|slurm|cgroup|(?:system|main) memory)\b", re.IGNORECASE
+    r"\b(?:ram|cpu|host|swap|slurm|cgroup|(?:system|main) memory)\b|内存", re.IGNORECASE
 )
 _SENTENCES: Final = re.compile(
     r"(?:[^\n.!?]|(?:(?<=\be\.g)|(?<=\bi\.e)|(?<=\bvs)|(?<=\betc))\.|[.!?](?!\s)){1,2000}[.!?]?"
@@ -86,7 +87,8 @@ def told_failure(text: str) -> OomMessage | None:
         sentences = _SENTENCES.finditer(head, start)
         sentence = next((s for s in sentences if s.end() > found.start()), found)
         told, before = sentence.group(), head[sentence.start() : found.start()]
-        happens = _HAPPENS.search(head, start, sentence.end()) or not before.strip("\"'`([{>*-: #")
+        is_title = len(told.split()) < _TITLE_WORDS or not before.strip("\"'`([{>*-: #")
+        happens = is_title or _HAPPENS.search(head, start, sentence.end())
         explains = _EXPLAINS.search(told) or _EXPLAINS.search(before)
         if _REPORTS.search(before) or (happens and not explains):
             line = head[start : found.end() + _MAX_TEXT].partition("\n")[0]

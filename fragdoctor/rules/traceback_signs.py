@@ -14,7 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from fragdoctor.model.case import OomMessage, TracebackFrame
+from fragdoctor.model.case import GROWS, OomMessage, TracebackFrame
 from fragdoctor.model.frameworks import Change
 
 
@@ -797,12 +797,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="What a step leaves behind adds up, whatever the batch: a loss that is kept holds the "
         "graph of its step.",
         source="torch 2.13, docs/source/notes/faq.rst",
-        in_words=r"(?i)\b(?:memory|vram|usage)\b(?: \w+){0,5}? (?:keeps?|kept|gradually|steadily"
-        r"|ceaselessly|slowly|constantly|continu\w+|will|were|was|is|been|becom\w+|gets?)"
-        r"(?: \w+){0,3}? (?:increas\w+|grow\w*|ris(?:es|ing)|larger|higher|bigger|fill\w+|full)"
-        r"|\b(?:steady|gradual) increase|\b(?:memory|vram|ram) (?:usage )?(?:explod|blows? up)"
-        r"|\bmemory\W{1,3}(?:increase|grow)s? (?:over time|unlimit)|\bstoring \w+ state of"
-        r"|\bmemory leak|\bincreasing GPU.memory|\bwithout .{0,3}item\(",
+        in_words=rf"(?i){GROWS}|\b(?:memory|vram|usage)\b(?: \w+){{0,5}}? (?:slowly|continu\w+|will"
+        r"|were|was|is|been|becom\w+|gets?)(?: \w+){0,3}? (?:increas\w+|grow\w*|ris(?:es|ing)"
+        r"|larger|higher|bigger|fill\w+|full)|\b(?:steady|gradual) increase"
+        r"|\bstoring \w+ state of|\bincreasing GPU.memory|\bwithout .{0,3}item\(",
     ),
     # ---- searches, and libraries beside PyTorch ----
     TracebackSign(

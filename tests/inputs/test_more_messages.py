@@ -431,10 +431,12 @@ TABLE = "|    1      7653    C   python                   5369MiB |\n"
 def test_table_counts_where_memory_outlives_its_program() -> None:
     told = find_messages(f"My program crashed but the memory has not been released.\n{TABLE}")
     prose = find_messages("After the program is killed, the GPU memory is still occupied.\n")
+    turned = find_messages("The GPU memory is still in use after I killed the process.\n")
     bare = find_messages(f"Training uses this much of the GPU:\n{TABLE}")
 
     assert told.messages[0].sub_kind == "gpu-table"
     assert prose.messages[0].sub_kind == "gpu-table"
+    assert turned.messages[0].sub_kind == "gpu-table"
     assert [m.kind for m in bare.messages] == ["negative"]
 
 
@@ -444,3 +446,16 @@ def test_size_that_no_device_has_is_a_bug_in_any_allocators_message() -> None:
     (message,) = find_messages(f"{text}4585490524328388608\n").messages
 
     assert message.sub_kind == "size-bug"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "zsh: killed     python train.py",
+        " 43%|####3     | 430/1000 [02:12<02:56,  3.24it/s]Killed",
+    ],
+)
+def test_kill_is_told_beside_what_the_program_printed(line: str) -> None:
+    (message,) = find_messages(f"epoch 3\n{line}\n").messages
+
+    assert (message.kind, message.sub_kind) == ("host-ram", "oom-killer")

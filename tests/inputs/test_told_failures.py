@@ -20,6 +20,13 @@ TOLD = (
     "I ran what you suggested, and it fills up the VRAM until it OOMs.",
     "The GPU memory usage keeps ceaselessly growing, and finally it blows up.",
     "GPU RAM explodes on validation.",
+    "GPU RAM exploding on validation",
+    "GPU memory increases with each epoch until it crashes.",
+    "Memory leak on GPU",
+    "the training crashes since VRAM is not sufficient",
+    "GPU memory exceeded",
+    "It tries to exceed the GPU memory and dies.",
+    "训练时爆显存了",
     "it is out of memory on the GPU. you can see the log below.",
 )
 EXPLAINED = (
@@ -63,6 +70,9 @@ def test_sentence_says_whose_memory_it_was() -> None:
         "An out-of-CPU-memory error, though I train on a GPU.": ("host-ram", ""),
         "The job ran out of memory on the GPU.": ("driver-no-figures", ""),
         "My CPU RAM grows until it is out of memory.": ("host-ram", ""),
+        "The session crashed because of a lack of RAM.": ("host-ram", ""),
+        "The job fails with 内存不足.": ("host-ram", ""),
+        "GPU RAM keeps growing until it crashes.": ("driver-no-figures", ""),
         "The job ran out of memory.": ("driver-no-figures", "unread"),
         "It throws a CUDA out of memory error.": ("pytorch-caching-allocator", "figures-lost"),
     }

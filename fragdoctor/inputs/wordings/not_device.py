@@ -63,6 +63,8 @@ KILLS: Final = (
     _host("evicted", r"(?:thenodewas)?lowonresource:memory", "evicted", group="kill"),
     _kill("killed", r"killed", refine=alone),
     _kill("killed", r"line\d{1,6}:\d{1,9}killed"),
+    _kill("killed", r"zsh:killed"),
+    _kill("killed", r"(?:it/s|s/it)\]killed", refine=ends_line),
     _kill("killed", r"\[\d{1,3}\][+-]?(?:\d{1,9})?killed"),
 )
 
