@@ -26,11 +26,13 @@ _MEMORY: Final = (
 SHORTAGE: Final = re.compile(
     rf"\b(?:(?P<torch>cuda|hip)[ :]{{1,2}})?out[ _-]of[ _-]{_MEMORY}(?![ -]killer)"
     r"|(?:^|(?<=[a-z`] ))(?P<name>(?:torch\.(?:cuda\.)?)?OutOfMemoryError)(?=\s{1,80}[a-zT]|$)"
-    r"|\b(?-i:OOM)s?\b|\b(?:an?|cuda|gpu|vram|get|gets|got|hit|hits) oom\b"
+    r"|\b(?-i:OOM)s?\b(?!\W{1,3}(?:0|count|safe|score|killer: disabled)\b)"
+    r"|\b(?:an?|cuda|gpu|vram|get|gets|got|hit|hits) oom\b"
     rf"|(?:\bnot|n't)(?: have| provide)? enough {_MEMORY}|\b(?:insufficient|no more) {_MEMORY}"
     rf"|\b{_MEMORY} (?:(?:is|was) (?:full|exhausted)|over-?(?:load|flow)s?\b)"
-    rf"|{GROWS}|\black of {_MEMORY}|{_MEMORY} (?:is|was)(?:n't| not) (?:enough|sufficient)"
-    rf"|\bexceed(?:s|ed|ing)? (?:the |my )?{_MEMORY}|\b{_MEMORY} exceeded\b"
+    rf"|(?P<loose>{GROWS}|\black of {_MEMORY}"
+    rf"|{_MEMORY} (?:is|was)(?:n't| not) (?:enough|sufficient)"
+    rf"|\bexceed(?:s|ed|ing)? (?:the |my )?{_MEMORY}|\b{_MEMORY} exceeded\b)"
     r"|爆显存|(?:显|内)存(?:不足|不够|溢出)"
     r"|\bfail(?:ed|s|ure)? to (?:re)?allocate (?:(?:gpu|device|memory|of|size) ){0,4}"
     r"(?P<bytes>\d{1,18}) bytes",
@@ -38,17 +40,18 @@ SHORTAGE: Final = re.compile(
 )
 _HAPPENS: Final = re.compile(
     r"error|fail|exception|fatal|panic|abort|terminat|unable|crash|kill|stall|hang|blow|explo|complain|overload|report"
-    r"|die[sd]|exceed|\b(?:I|we|my|our|me|it)\b"
+    r"|die[sd]|exceed|爆|\b(?:I|we|my|our|me|it)\b"
     r"|\b(?:g[eo]t|went|goes|thr[eo]w|rais|trigger|caus|leads|led|r[au]n|hit|keep|kept|exhaust)"
     r"|\b(?:does|do|can|could|is)\s?n(?:o|')t\b",
     re.IGNORECASE,
 )
 _EXPLAINS: Final = re.compile(
     r"\b(?:you(?! (?:suggested|said|mentioned|wrote|asked))|your"
-    r"|users?|may|might|could(?! not)|would|should|means?|common|fixe[ds]"
+    r"|users?|may|might|could(?! not)|would|should|means?|common|frequent|fixe[ds]"
     r"|errors (?:happen|occur|arise)|make sure|ensures?"
     r"|handl(?:e|es|ed|ing)|avoids?|prevents?|protection|such as|instead of|as expected)\b"
-    r"|\b(?:when(?:ever)?|once|if|before|unless) (?:the )?$|^\W{0,9}how does\b"
+    r"|\b(?:when(?:ever)?|once|if|before|unless) (?:the )?$|^\W{0,9}(?:how does|no (?!matter|more)|never|tips)\b"
+    r"|\b(?:closed?|removed?s?|resolved?|detecting|finding) (?:an? |the )?$"
     r"|\b(?:can|will) (?:be|cause|lead|run|get)\b|\be\.g\."
     r"|\bto (?:avoid|prevent|reduce|handle)\b|\b(?:no|not|never|without|0) $"
     r"|\bfor example\b|^\W{0,20}(?:#|//|except\b|raise\b|assert\b|fix\b|fix\(|avoid\b)|['\"] in \w",
@@ -77,7 +80,8 @@ _SENTENCES: Final = re.compile(
 def told_failure(text: str) -> OomMessage | None:
     """Return the first sentence of a text which tells that memory ran out; None without one.
 
-    One that says whose memory it was comes before those that do not.
+    One that says whose memory it was comes before those that do not. A short title counts, and
+    an error's name at the head of a line; that memory grows or is scarce must be told to do harm.
     """
     head = text[:MAX_CHARS]
     at, first_told = 0, None
@@ -87,8 +91,9 @@ def told_failure(text: str) -> OomMessage | None:
         sentences = _SENTENCES.finditer(head, start)
         sentence = next((s for s in sentences if s.end() > found.start()), found)
         told, before = sentence.group(), head[sentence.start() : found.start()]
-        is_title = len(told.split()) < _TITLE_WORDS or not before.strip("\"'`([{>*-: #")
-        happens = is_title or _HAPPENS.search(head, start, sentence.end())
+        is_title = not head[:start].strip() and len(told.split()) < _TITLE_WORDS
+        is_head = not found["loose"] and not before.strip("\"'`([{>*-: #")
+        happens = is_title or is_head or _HAPPENS.search(head, start, sentence.end())
         explains = _EXPLAINS.search(told) or _EXPLAINS.search(before)
         if _REPORTS.search(before) or (happens and not explains):
             line = head[start : found.end() + _MAX_TEXT].partition("\n")[0]

@@ -32,7 +32,7 @@ GROWS: Final = (
     rf"|{_MEMORY}\W{{1,3}}(?:usage |consumption )?(?:explode[sd]?|exploding|blows? up"
     r"|(?:increas|grow|ris)(?:es?|s|ing) (?:over time|unlimit\w{2,4}"
     r"|(?:\w{1,9} )?(?:each|every)))\b(?!-)"
-    rf"|{_MEMORY} leak(?:s|age|ing)?\b"
+    rf"|{_MEMORY} leak(?:s|age|ing)?\b(?! (?:check|test|free)\b)"
 )
 """How people say that memory grows until it runs out."""
 

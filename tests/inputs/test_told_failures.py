@@ -22,9 +22,9 @@ TOLD = (
     "GPU RAM explodes on validation.",
     "GPU RAM exploding on validation",
     "GPU memory increases with each epoch until it crashes.",
-    "Memory leak on GPU",
     "the training crashes since VRAM is not sufficient",
     "GPU memory exceeded",
+    "No matter which batch I take, it is OOM.",
     "It tries to exceed the GPU memory and dies.",
     "训练时爆显存了",
     "it is out of memory on the GPU. you can see the log below.",
@@ -46,6 +46,12 @@ EXPLAINED = (
     "PASSED test_handler: it raises OutOfMemoryError as expected",
     "How does the OOM killer choose what it kills?",
     "Memory usage grows linearly with the length.",
+    "GPU memory usage increases with every token, linearly.",
+    "Detecting memory leaks in PyTorch",
+    "Memory leak check: passed",
+    "Lack of memory is a frequent cause of slowness.",
+    "Tips for OOM",
+    "OOM count = 0",
 )
 
 
@@ -62,6 +68,13 @@ def test_failure_is_read_from_a_sentence(text: str) -> None:
 @pytest.mark.parametrize("text", EXPLAINED)
 def test_explanation_is_no_failure(text: str) -> None:
     assert told_failure(text) is None
+
+
+def test_short_title_of_a_text_tells_a_failure() -> None:
+    title = "Memory leak on GPU"
+
+    assert told_failure(f"{title}\nDetails follow.\n") is not None
+    assert told_failure(f"Contents of this manual\n{title}\n") is None
 
 
 def test_sentence_says_whose_memory_it_was() -> None:
