@@ -39,7 +39,7 @@ SHORTAGE: Final = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _HAPPENS: Final = re.compile(
-    r"error|fail|exception|fatal|panic|abort|terminat|unable|crash|kill|stall|hang|blow|explo|complain|overload|report"
+    r"error|fail|exception|fatal|panic|abort|terminat|unable|crash|kill|blow|explo|complain|report"
     r"|die[sd]|exceed|爆|\b(?:I|we|my|our|me|it)\b"
     r"|\b(?:g[eo]t|went|goes|thr[eo]w|rais|trigger|caus|leads|led|r[au]n|hit|keep|kept|exhaust)"
     r"|\b(?:does|do|can|could|is)\s?n(?:o|')t\b",
@@ -48,13 +48,13 @@ _HAPPENS: Final = re.compile(
 _EXPLAINS: Final = re.compile(
     r"\b(?:you(?! (?:suggested|said|mentioned|wrote|asked))|your"
     r"|users?|may|might|could(?! not)|would|should|means?|common|frequent|fixe[ds]"
-    r"|errors (?:happen|occur|arise)|make sure|ensures?"
+    r"|errors (?:happen|occur|arise)|make sure"
     r"|handl(?:e|es|ed|ing)|avoids?|prevents?|protection|such as|instead of|as expected)\b"
-    r"|\b(?:when(?:ever)?|once|if|before|unless) (?:the )?$|^\W{0,9}(?:how does|no (?!matter|more)|never|tips)\b"
+    r"|\b(?:when(?:ever)?|once|if|before) (?:the )?$|^\W{0,9}(?:how does|never|tips)\b"
     r"|\b(?:closed?|removed?s?|resolved?|detecting|finding) (?:an? |the )?$"
     r"|\b(?:can|will) (?:be|cause|lead|run|get)\b|\be\.g\."
     r"|\bto (?:avoid|prevent|reduce|handle)\b|\b(?:no|not|never|without|0) $"
-    r"|\bfor example\b|^\W{0,20}(?:#|//|except\b|raise\b|assert\b|fix\b|fix\(|avoid\b)|['\"] in \w",
+    r"|\bfor example\b|^\W{0,20}(?:#|//|except\b|raise\b|assert\b|fix\b|fix\()|['\"] in \w",
     re.IGNORECASE,
 )
 _REPORTS: Final = re.compile(

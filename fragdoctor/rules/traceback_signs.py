@@ -800,7 +800,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         in_words=rf"(?i){GROWS}|\b(?:memory|vram|usage)\b(?: \w+){{0,5}}? (?:slowly|continu\w+|will"
         r"|were|was|is|been|becom\w+|gets?)(?: \w+){0,3}? (?:increas\w+|grow\w*|ris(?:es|ing)"
         r"|larger|higher|bigger|fill\w+|full)|\b(?:steady|gradual) increase"
-        r"|\bstoring \w+ state of|\bincreasing GPU.memory|\bwithout .{0,3}item\(",
+        r"|\bincreasing GPU.memory|\bwithout .{0,3}item\(",
     ),
     # ---- searches, and libraries beside PyTorch ----
     TracebackSign(
