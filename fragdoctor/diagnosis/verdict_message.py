@@ -18,7 +18,7 @@ from fragdoctor.model.engines import (
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.rules.failed_request import known
 from fragdoctor.rules.request_sources import request_of_message
-from fragdoctor.rules.traceback_signs import GROWTH, LOADING_WEIGHTS, sign_of
+from fragdoctor.rules.traceback_signs import LOADING_WEIGHTS, is_seen_to_grow, sign_of
 from fragdoctor.units import format_count, format_size, plural
 
 ALLOCATOR: Final = "pytorch-caching-allocator"
@@ -196,8 +196,8 @@ def read_no_message(log: OomLog) -> Hypothesis:
 def read_message(message: OomMessage) -> Hypothesis:
     """Return the hypothesis on one message of any kind."""
     row = f"message-{message.sub_kind or message.kind}"
-    found, sign = _read(message), sign_of(message)
-    if sign is not None and sign.name == GROWTH and found.confidence is Confidence.POSSIBLE:
+    found = _read(message)
+    if found.confidence is Confidence.POSSIBLE and is_seen_to_grow(message):
         # nothing but what people saw says why: memory that grows is kept from step to step
         also = distinct((found.cause, *found.also), Cause.LEAK)
         found = replace(found, cause=Cause.LEAK, also=also)
@@ -219,7 +219,7 @@ def _read(message: OomMessage) -> Hypothesis:
     if message.sub_kind in LIMIT_SUB_KINDS:
         return Hypothesis(Cause.MEMORY_LIMIT, LIMIT_SUB_KINDS[message.sub_kind], Confidence.PROVEN)
     if message.sub_kind in LIBRARIES and engine_of(message) is None:
-        return _beside_pytorch(library_of(message))
+        return _library(message)
     if message.kind == ALLOCATOR:
         return _allocator(message)
     return _OF_KIND.get(message.kind, _unknown)(message)
@@ -313,7 +313,10 @@ def _driver(message: OomMessage) -> Hypothesis:
         whole = "" if message.total_bytes is None else f" of {format_size(message.total_bytes)}"
         return Hypothesis(
             Cause.OTHER_PROCESS,
-            f"The text gives no figures of the failure, but a table in which "
+            "The text gives no figures of the failure, but says that memory of the GPU outlived "
+            "its program: what is left of an earlier run has it."
+            if message.process_bytes is None
+            else f"The text gives no figures of the failure, but a table in which "
             f"{format_size(message.process_bytes)}{whole} are in use on GPU "
             f"{message.device_index}: if this program did not run then, somebody else, or what is "
             "left of an earlier run, has them.",
@@ -345,18 +348,6 @@ def _driver(message: OomMessage) -> Hypothesis:
         "device memory, pinned host memory and the context are all possible.",
         settled_by="Run with CUDA_LAUNCH_BLOCKING=1 to see the failing call, and watch nvidia-smi.",
         also=(Cause.CAPACITY,),
-    )
-
-
-def _beside_pytorch(name: str) -> Hypothesis:
-    """Return what a library says that asks the driver for memory beside PyTorch's cache."""
-    return Hypothesis(
-        Cause.CAPACITY,
-        f"{name} could not get memory for itself: it asks the driver beside PyTorch's cache, "
-        "which does not give way for it; most likely the device was full, but no figures are "
-        "printed.",
-        settled_by="Print torch.cuda.mem_get_info() before the call.",
-        also=(Cause.NON_PYTORCH_MEMORY,),
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from msgspec.structs import replace
+
 from fragdoctor.inputs.told_failures import MAX_CHARS, SHORTAGE
 from fragdoctor.model.case import GPU_TABLE, OomMessage
 from fragdoctor.units import MIB
@@ -21,14 +23,30 @@ _ROWS: Final = re.compile(
 _MIN_USED: Final = 512
 """MiB: more than a desktop and a context; less is nobody's program."""
 
+_GONE: Final = (
+    r"\b(?:zombie|(?:crash|kill|terminat|interrupt|stopp?|finish|exit|abort|end)(?:s|e[sd]|ing)?)\b"
+)
+_KEPT: Final = (
+    r"(?:(?:\bnot|n't|\bnever|\bwithout)\s(?:be(?:en|ing)?\s)?(?:releas|free[ds]?\b|dealloc)"
+    r"|\b(?:still|keeps?|remains?)\s(?:occup|hold|held|us(?:es|ed|ing)\b|in use|tak))"
+)
+_OUTLIVES: Final = re.compile(
+    rf"{_GONE}[^\n]{{0,200}}?\b(?:memory|vram)\b[^\n]{{0,60}}?{_KEPT}"
+    rf"|{_GONE}[^\n]{{0,200}}?{_KEPT}[^\n]{{0,60}}?\b(?:memory|vram)\b"
+    rf"|\b(?:memory|vram)\b[^\n]{{0,60}}?{_KEPT}[^\n]{{0,60}}?\bafter\b[^\n]{{0,60}}?{_GONE}",
+    re.IGNORECASE,
+)
+"""A program that is gone, and memory that is not: nothing else need tell that it ran out."""
+
 FULL_SHARE: Final = 0.9
 """Share of a GPU's memory: with that much in use, a program that asks for little fails there."""
 
 
 def fullest_gpu(text: str) -> OomMessage | None:
-    """Return the fullest GPU of a table, where the text also speaks of memory that ran out."""
+    """Return the fullest GPU of a table, where the text tells that memory ran out or is kept."""
     head = text[:MAX_CHARS]
-    if not SHORTAGE.search(head):
+    outlives = _OUTLIVES.search(head)
+    if outlives is None and not SHORTAGE.search(head):
         return None
     found: list[tuple[float, int, int, int | None, re.Match[str]]] = []
     for row in _ROWS.finditer(head):
@@ -37,19 +55,22 @@ def fullest_gpu(text: str) -> OomMessage | None:
         share = 0.0 if total is None else used / total
         found.append((share, used, len(found) if index is None else int(index), total, row))
     if not found:
-        return None
+        return None if outlives is None else _table(head, outlives)
     _share, used, index, total, row = max(found, key=lambda one: one[:2])
     if used < _MIN_USED or (total is not None and used > total):
         return None
-    return OomMessage(
+    whole = None if total is None else total * MIB
+    return _table(head, row, device_index=index, total_bytes=whole, process_bytes=used * MIB)
+
+
+def _table(head: str, said: re.Match[str], **figures: int | None) -> OomMessage:
+    message = OomMessage(
         kind="driver-no-figures",
         backend="cuda",
         is_device_oom=True,
         sub_kind=GPU_TABLE,
         variant=GPU_TABLE,
-        device_index=index,
-        total_bytes=None if total is None else total * MIB,
-        process_bytes=used * MIB,
-        line=head.count("\n", 0, row.start()) + 1,
-        text=" ".join(row.group().split()),
+        line=head.count("\n", 0, said.start()) + 1,
+        text=" ".join(said.group().split()),
     )
+    return replace(message, **figures)

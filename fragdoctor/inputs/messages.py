@@ -28,6 +28,8 @@ from fragdoctor.inputs.wordings.frameworks import FRAMEWORKS, KV_CACHE_CHECKS
 from fragdoctor.inputs.wordings.not_device import HOST_MEMORY, NOT_DEVICE_MEMORY
 from fragdoctor.inputs.wordings.wording import (
     ALLOCATOR,
+    DRIVER,
+    HOST,
     NEGATIVE,
     SHARED_MEMORY,
     Hit,
@@ -288,17 +290,22 @@ class _Found(Struct):
 
 
 def _without_echoes(messages: list[OomMessage]) -> list[OomMessage]:
-    """Return messages less bare requests that another allocator reports itself.
+    """Return messages less those that another one says better.
 
-    People quote "tried to allocate 8 GiB", which without a head is nobody's in particular.
+    People quote "tried to allocate 8 GiB", which without a head is nobody's in particular, and a
+    heading "CUDA error: out of memory", where the traceback below shows that it was the host's.
     """
     told = {m.requested_bytes for m in messages if m.kind != ALLOCATOR}
+    on_host = {m.variant for m in messages if m.kind == HOST}
     return [
         m
         for m in messages
-        if m.variant != "torch"
-        or m.requested_bytes not in told
-        or "out of memory" in f"{m.intro} {m.text}".lower()
+        if not (m.kind == DRIVER and m.variant in on_host)
+        and (
+            m.variant != "torch"
+            or m.requested_bytes not in told
+            or "out of memory" in f"{m.intro} {m.text}".lower()
+        )
     ]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 from typing import Final
 
+from fragdoctor.inputs.wordings.wording import printed_bytes
 from fragdoctor.model.story import PrintedFigure, SceneKind, TimePrecision
 
 _HEAD: Final = 120
@@ -259,7 +259,6 @@ def happening_of(plain: str) -> tuple[SceneKind | None, int | None]:  # noqa: PL
 
 FIGURE_LITERALS: Final = ("alloc", "reserved", "mem", "mib /", "vram", "max_ma")
 
-_UNITS: Final = {"k": 1, "m": 2, "g": 3, "t": 4}
 _NUMBER: Final = r"(?P<n>\d{1,15}(?:,\d{3}){0,4}(?:\.\d{1,9})?)"
 _UNIT: Final = r"(?P<u>bytes|[kmgt]i?b|[kmgt]|b)"
 # As in: GPU memory allocated: 3.21 GiB; mem_alloc=3.21GB; allocated_gb: 3.21; Memory (MB): 512
@@ -347,9 +346,6 @@ def _figure(match: re.Match[str], label: str) -> PrintedFigure | None:
 
 
 def _bytes(number: str, unit: str) -> int | None:
-    value = Decimal(number.replace(",", ""))
-    if not unit:
-        is_bytes = "." not in number and value >= _MIN_PLAIN_BYTES
-        return int(value) if is_bytes and value < 2**50 else None
-    n_bytes = int(value * 1024 ** _UNITS.get(unit[0], 0))
-    return n_bytes if n_bytes < 2**50 else None
+    n_bytes = printed_bytes(number + unit)
+    is_bytes = bool(unit) or ("." not in number and n_bytes >= _MIN_PLAIN_BYTES)
+    return n_bytes if is_bytes and n_bytes < 2**50 else None

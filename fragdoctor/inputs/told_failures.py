@@ -12,65 +12,103 @@ from typing import Final
 from msgspec.structs import replace
 
 from fragdoctor.inputs.wordings.wording import ALLOCATOR, DRIVER, HOST
-from fragdoctor.model.case import OomMessage
+from fragdoctor.model.case import GROWS, OomMessage
 
 MAX_CHARS: Final = 256 * 1024
 _MAX_TEXT: Final = 500
+_TITLE_WORDS: Final = 6
 
 _MEMORY: Final = (
-    r"(?:(?:allocatable|device|cuda|gpu|video|graphics|system|cpu|free|available)[ -]){0,3}"
+    r"(?:(?:allocatable|device|cuda|gpu|video|graphics|system|main|host|cpu|free|available)[ -])"
+    r"{0,3}"
     r"(?:memory|vram|ram)\b"
 )
 SHORTAGE: Final = re.compile(
     rf"\b(?:(?P<torch>cuda|hip)[ :]{{1,2}})?out[ _-]of[ _-]{_MEMORY}(?![ -]killer)"
     r"|(?:^|(?<=[a-z`] ))(?P<name>(?:torch\.(?:cuda\.)?)?OutOfMemoryError)(?=\s{1,80}[a-zT]|$)"
-    rf"|\b(?-i:OOM)s?\b|(?:\bnot|n't)(?: have| provide)? enough {_MEMORY}|\binsufficient {_MEMORY}"
+    r"|\b(?-i:OOM)s?\b(?!\W{1,3}(?:0|count|safe|score|killer: disabled)\b)"
+    r"|\b(?:an?|cuda|gpu|vram|get|gets|got|hit|hits) oom\b"
+    rf"|(?:\bnot|n't)(?: have| provide)? enough {_MEMORY}|\b(?:insufficient|no more) {_MEMORY}"
+    rf"|\b{_MEMORY} (?:(?:is|was) (?:full|exhausted)|over-?(?:load|flow)s?\b)"
+    rf"|(?P<loose>{GROWS}|\black of {_MEMORY}"
+    rf"|{_MEMORY} (?:is|was)(?:n't| not) (?:enough|sufficient)"
+    rf"|\bexceed(?:s|ed|ing)? (?:the |my )?{_MEMORY}|\b{_MEMORY} exceeded\b)"
+    r"|爆显存|(?:显|内)存(?:不足|不够|溢出)"
     r"|\bfail(?:ed|s|ure)? to (?:re)?allocate (?:(?:gpu|device|memory|of|size) ){0,4}"
     r"(?P<bytes>\d{1,18}) bytes",
     re.IGNORECASE | re.MULTILINE,
 )
 _HAPPENS: Final = re.compile(
-    r"error|fail|exception|fatal|panic|abort|terminat|unable|crash|kill|\b(?:I|we|my|our|me|it)\b"
-    r"|\b(?:g[eo]t|went|goes|thr[eo]w|rais|trigger|caus|leads|led|r[au]n|hit|keep|kept|exceed|exhaust)"
-    r"|\b(?:does|do|can|could)\s?n(?:o|')t\b",
+    r"error|fail|exception|fatal|panic|abort|terminat|unable|crash|kill|blow|explo|complain|report"
+    r"|die[sd]|exceed|爆|\b(?:I|we|my|our|me|it)\b"
+    r"|\b(?:g[eo]t|went|goes|thr[eo]w|rais|trigger|caus|leads|led|r[au]n|hit|keep|kept|exhaust)"
+    r"|\b(?:does|do|can|could|is)\s?n(?:o|')t\b",
     re.IGNORECASE,
 )
 _EXPLAINS: Final = re.compile(
-    r"\b(?:you|your|users?|may|might|could(?! not)|would|should|means?|common|fixe[ds]"
-    r"|handl(?:e|es|ed|ing)|avoids?|prevents?|protection)\b|\bsuch as\b"
+    r"\b(?:you(?! (?:suggested|said|mentioned|wrote|asked))|your"
+    r"|users?|may|might|could(?! not)|would|should|means?|common|frequent|fixe[ds]"
+    r"|errors (?:happen|occur|arise)|make sure"
+    r"|handl(?:e|es|ed|ing)|avoids?|prevents?|protection|such as|instead of|as expected)\b"
+    r"|\b(?:when(?:ever)?|once|if|before) (?:the )?$|^\W{0,9}(?:how does|never|tips)\b"
+    r"|\b(?:closed?|removed?s?|resolved?|detecting|finding) (?:an? |the )?$"
     r"|\b(?:can|will) (?:be|cause|lead|run|get)\b|\be\.g\."
     r"|\bto (?:avoid|prevent|reduce|handle)\b|\b(?:no|not|never|without|0) $"
-    r"|\bfor example\b|^\W{0,20}(?:#|//|except\b|raise\b|assert\b)|['\"] in \w",
+    r"|\bfor example\b|^\W{0,20}(?:#|//|except\b|raise\b|assert\b|fix\b|fix\()|['\"] in \w",
     re.IGNORECASE,
 )
-_ON_DEVICE: Final = re.compile(
-    r"cuda|gpu|hip|rocm|vram|xpu|device|metal|opencl|vulkan|graphics", re.IGNORECASE
+_REPORTS: Final = re.compile(
+    r"\b(?:I|we)(?:'m|'ve| am| are| have| had| was)? (?:still |always |also |often |just )?"
+    r"(?:g[eo]t|getting|found|find|see(?:ing)?|saw|hit|had|have|fac(?:e|ing)|encounter(?:ed)?"
+    r"|experienc(?:ed?|ing)|r[au]n|running|keep|kept)\b(?![^\n]{0,400}\b(?:if|would|may|might|could"
+    r"|no|not|never|without|avoid|prevent|solv|fix))",
+    re.IGNORECASE,
 )
-_ON_HOST: Final = re.compile(r"\b(?:ram|cpu|host|swap|system memory)\b", re.IGNORECASE)
-_SENTENCES: Final = re.compile(r"(?:[^\n.!?]|[.!?](?!\s[\"'`(\[]?[A-Z])){1,2000}[.!?]?")
+"""Who tells of a failure of their own may add advice in the same sentence."""
+
+_ON_DEVICE: Final = re.compile(
+    r"cuda|gpu|hip|rocm|vram|xpu|device|metal|opencl|vulkan|graphics|显存", re.IGNORECASE
+)
+_ON_HOST: Final = re.compile(
+    r"\b(?:ram|cpu|host|swap|slurm|cgroup|(?:system|main) memory)\b|内存", re.IGNORECASE
+)
+_SENTENCES: Final = re.compile(
+    r"(?:[^\n.!?]|(?:(?<=\be\.g)|(?<=\bi\.e)|(?<=\bvs)|(?<=\betc))\.|[.!?](?!\s)){1,2000}[.!?]?"
+)
 
 
 def told_failure(text: str) -> OomMessage | None:
-    """Return the first sentence of a text which tells that memory ran out; None without one."""
+    """Return the first sentence of a text which tells that memory ran out; None without one.
+
+    One that says whose memory it was comes before those that do not. A short title counts, and
+    an error's name at the head of a line; that memory grows or is scarce must be told to do harm.
+    """
     head = text[:MAX_CHARS]
-    at = 0
+    at, first_told = 0, None
     while found := SHORTAGE.search(head, at):
         first = max(found.start() - _MAX_TEXT, 0)
         start = max(head.rfind("\n", first, found.start()) + 1, first)
         sentences = _SENTENCES.finditer(head, start)
         sentence = next((s for s in sentences if s.end() > found.start()), found)
         told, before = sentence.group(), head[sentence.start() : found.start()]
-        happens = _HAPPENS.search(head, start, sentence.end()) or not before.strip("\"'`([{>*-: #")
-        if happens and not (_EXPLAINS.search(told) or _EXPLAINS.search(before)):
+        is_title = not head[:start].strip() and len(told.split()) < _TITLE_WORDS
+        is_head = not found["loose"] and not before.strip("\"'`([{>*-: #")
+        happens = is_title or is_head or _HAPPENS.search(head, start, sentence.end())
+        explains = _EXPLAINS.search(told) or _EXPLAINS.search(before)
+        if _REPORTS.search(before) or (happens and not explains):
             line = head[start : found.end() + _MAX_TEXT].partition("\n")[0]
-            return replace(_message(found, told, head), text=" ".join(line.split()))
+            message = replace(_message(found, told, head), text=" ".join(line.split()))
+            if _ON_DEVICE.search(told) or _ON_HOST.search(told):
+                return message
+            first_told = first_told or message
         at = max(found.end(), sentence.end())
-    return None
+    return first_told
 
 
 def _message(found: re.Match[str], told: str, head: str) -> OomMessage:
     """Say of a sentence whose memory it means, as far as it says so itself or the lines around."""
-    is_on_device = _ON_DEVICE.search(told) is not None
+    named = found.group() if _ON_HOST.search(found.group()) else told
+    is_on_device = _ON_DEVICE.search(named) is not None
     is_on_host = not is_on_device and _ON_HOST.search(told) is not None
     around = head[max(0, found.start() - 700) : found.end() + 250]
     if is_on_host:

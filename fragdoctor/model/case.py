@@ -25,6 +25,17 @@ BATCH_TRIED: Final = "batch-tried"
 CHECKPOINTING: Final = "checkpointing"
 """Markers of what a text says is set already, or did not help, so that it is no advice."""
 
+_MEMORY: Final = r"\b(?:(?:gpu|cuda|cpu|host|system)[ -]){0,2}(?:memory|vram|ram)\b"
+GROWS: Final = (
+    rf"{_MEMORY}(?:\W{{1,3}}\w{{1,20}}){{0,3}}?\W{{1,3}}(?:keeps?|kept|ceaselessly|gradually"
+    r"|steadily|continuously|constantly)(?: \w{1,20}){0,2}? (?:increas|grow|ris)(?:es?|s|ing)\b"
+    rf"|{_MEMORY}\W{{1,3}}(?:usage |consumption )?(?:explode[sd]?|exploding|blows? up"
+    r"|(?:increas|grow|ris)(?:es?|s|ing) (?:over time|unlimit\w{2,4}"
+    r"|(?:\w{1,9} )?(?:each|every)))\b(?!-)"
+    rf"|{_MEMORY} leak(?:s|age|ing)?\b(?! (?:check|test|free)\b)"
+)
+"""How people say that memory grows until it runs out."""
+
 
 class OtherProcess(Struct, frozen=True):
     """A ``Process PID has X memory in use`` sentence. In a container this may be ourselves."""

@@ -14,7 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from fragdoctor.model.case import OomMessage, TracebackFrame
+from fragdoctor.model.case import GROWS, OomMessage, TracebackFrame
 from fragdoctor.model.frameworks import Change
 
 
@@ -122,8 +122,14 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
     return next((s for s in told if _search(s.in_words, message.said)), None)
 
 
+def is_seen_to_grow(message: OomMessage) -> bool:
+    """Return whether people saw memory grow from step to step."""
+    return any(s.name == GROWTH and _search(s.in_words, message.said) for s in _SURROUNDINGS)
+
+
 _BACKWARD: Final = Place(code=r"\.backward\(")
 _TRAINS: Final = Place(named=r"(?i)train|^(?:fit|closure)$")
+_PASTES: Final = Place(functions="_do_paste_mask paste_masks_in_image get_seg_masks prep_display")
 _TO_CPU: Final = Place(code=r"map_location\s?=\s?(?:torch\.device\()?['\"]cpu")
 
 
@@ -131,9 +137,12 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
     """Return whether a message speaks against what a call stood in.
 
     What runs a backward pass is training, whatever its caller is called; where one tensor is
-    larger than the device, its own size is the matter, not the batch of an evaluation; and what is
-    loaded on the CPU takes nothing of the GPU.
+    larger than the device, its own size is the matter, not the batch of an evaluation; what is
+    loaded on the CPU takes nothing of the GPU; and masks are drawn with grid_sample.
     """
+    if sign.name == SAMPLED_GRID:
+        pasted = any(_PASTES.matches(frame) for frame in message.frames)
+        return pasted or "_paste_mask" in message.said
     if sign.name == LOADED_CHECKPOINT:
         return any(_TO_CPU.matches(frame) for frame in message.frames)
     if sign.is_training or not sign.is_surrounding:
@@ -157,6 +166,7 @@ _RASTERIZER: Final = Place(file=r"/diff_gaussian_rasterization|/gsplat/")
 
 LOADED_CHECKPOINT: Final = "loaded-checkpoint"
 LOADING_WEIGHTS: Final = "loading-weights"
+SAMPLED_GRID: Final = "sampled-grid"
 SERVER_STEP: Final = "server-step"
 ATTENTION_SCORES: Final = "attention-scores"
 INFERENCE: Final = "inference"
@@ -195,6 +205,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 functions="_zero3_consolidated_16bit_state_dict save_16bit_model save_fp16_model",
             ),
         ),
+        in_words=r"(?is)\bfsdp\b.{0,400}\bsav(?:e|es|ing)\b.{0,40}\b(?:checkpoint|model|state)",
         intro=r"/fsdp/(?:_state_dict_utils|fully_sharded_data_parallel)\.py"
         r"|Failed to clone\(\) tensor with name",
     ),
@@ -415,6 +426,23 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(functions="bbox_overlaps pairwise_iou box_iou box_iou_rotated"),
         ),
     ),
+    TracebackSign(
+        name="pasted-masks",
+        doing="while the masks of all objects were drawn at the size of the image",
+        grows_with=_INPUT,
+        is_training=False,
+        can_leave_gpu=True,
+        title="Draw the masks on the CPU, or fewer of them",
+        change="masks and boxes moved to the CPU before they are drawn (.to('cpu')), or left at "
+        "their own size (rescale=False in MMDetection); fewer objects: a higher score threshold, "
+        "max_per_img, TEST.DETECTIONS_PER_IMAGE; a smaller image, or tiles of it",
+        why="Each object gets a mask as large as the original image, in 32 bits, with a grid of "
+        "the same size beside it, whatever size the network worked at.",
+        source="detectron2 0.6, layers/mask_ops.py; mmdet 2.0 to 3.3, roi_heads/mask_heads; "
+        "torchvision 0.23, models/detection/roi_heads.py; yolact, layers/output_utils.py",
+        places=(_PASTES,),
+        intro=rf"\b(?:{_PASTES.functions.replace(' ', '|')})\b",
+    ),
     # ---- several GPUs ----
     TracebackSign(
         name="nccl-start",
@@ -559,10 +587,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 r"|vae_decode\("
             ),
         ),
-        intro=r"when regular VAE (?:de|en)coding|\[Tiled VAE\]|(?:VAE|Video) ?(?:[Dd]e|[Ee]n)code",
+        intro=r"when regular VAE (?:de|en)coding|\[Tiled VAE\]|(?:VAE|Video) ?(?:[Dd]e|[Ee]n)cod",
     ),
     TracebackSign(
-        name="sampled-grid",
+        name=SAMPLED_GRID,
         doing="while features were sampled at points of a grid",
         grows_with=_INPUT,
         title="Sample in chunks of points",
@@ -769,10 +797,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="What a step leaves behind adds up, whatever the batch: a loss that is kept holds the "
         "graph of its step.",
         source="torch 2.13, docs/source/notes/faq.rst",
-        in_words=r"(?i)\b(?:memory|vram|usage)\b(?: \w+){0,5}? (?:keeps?|kept|gradually|steadily"
-        r"|slowly|constantly|continu\w+|will|were|was|is|been|becom\w+|gets?)(?: \w+){0,2}? (?:"
-        r"increas\w+|grow\w*|ris(?:es|ing)|larger|higher|bigger)|\b(?:steady|gradual) increase"
-        r"|\bmemory leak|\bincreasing GPU.memory|\bwithout .{0,3}item\(",
+        in_words=rf"(?i){GROWS}|\b(?:memory|vram|usage)\b(?: \w+){{0,5}}? (?:slowly|continu\w+|will"
+        r"|were|was|is|been|becom\w+|gets?)(?: \w+){0,3}? (?:increas\w+|grow\w*|ris(?:es|ing)"
+        r"|larger|higher|bigger|fill\w+|full)|\b(?:steady|gradual) increase"
+        r"|\bincreasing GPU.memory|\bwithout .{0,3}item\(",
     ),
     # ---- searches, and libraries beside PyTorch ----
     TracebackSign(

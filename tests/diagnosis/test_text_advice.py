@@ -1067,3 +1067,12 @@ def test_request_that_fits_what_is_free_is_no_full_device():
 )
 def test_talk_of_memory_is_no_failure(talk):
     assert diagnose(case_of(talk)).verdict.cause is Cause.NOT_MEMORY
+
+
+def test_tensor_that_is_joined_while_memory_is_seen_to_grow_is_a_leak():
+    text = (
+        "The GPU memory increases over time, until it fails with CUDA out of memory.\n"
+        "labels = torch.cat((labels, batch.cpu()))\n"
+    )
+
+    assert diagnose(case_of(text)).verdict.cause is Cause.LEAK

@@ -29,6 +29,8 @@ DEVICE = {
     "a graph": "ResourceExhaustedError: Graph execution error: failed to allocate memory",
     "Thrust": "terminate called after throwing an instance of 'thrust::system::system_error'\n"
     "  what():  parallel_for failed: cudaErrorMemoryAllocation: out of memory",
+    "Thrust's bad_alloc": "terminate called after throwing an instance of "
+    "'thrust::system::detail::bad_alloc'\n  what():  std::bad_alloc: out of memory",
     "Thrust of old": "RuntimeError: after cudaLaunch in triple_chevron_launcher::launch(): "
     "out of memory",
     "no context": "RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda "
@@ -382,3 +384,78 @@ def test_platform_without_expandable_segments_is_noted() -> None:
     )
 
     assert [m.kind for m in log.markers] == ["expandable-unsupported"]
+
+
+def test_heading_gives_way_to_the_traceback_that_shows_the_host() -> None:
+    text = (
+        "CUDA error: out of memory with offload\n"
+        "Traceback (most recent call last):\n"
+        '  File "zero.py", line 7, in f\n'
+        "    return tensor.pin_memory()\n"
+        "RuntimeError: CUDA error: out of memory\n"
+    )
+
+    (message,) = find_messages(text).messages
+
+    assert (message.kind, message.sub_kind) == ("host-ram", "pinned-host")
+
+
+def test_warning_of_llama_cpp_is_about_pinned_memory_of_the_host() -> None:
+    said = "ggml_cuda_host_malloc: failed to allocate 1536.00 MiB of pinned memory: {}\n"
+
+    (warned,) = find_messages(said.format("out of memory")).messages
+    (other,) = find_messages(said.format("no CUDA-capable device is detected")).messages
+
+    assert (warned.kind, warned.sub_kind, warned.is_warning) == ("host-ram", "ggml-pinned", True)
+    assert warned.requested_bytes == 1536 << 20
+    assert (other.kind, other.sub_kind) == ("negative", "driver-init")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Some background worker is 6 feet under.\nOne of your background processes is missing.",
+        "RuntimeError: One of the subprocesses has abruptly died during map operation.",
+    ],
+    ids=["nnU-Net", "datasets"],
+)
+def test_worker_process_that_is_missed_is_gone(text: str) -> None:
+    (message,) = find_messages(text).messages
+
+    assert message.sub_kind == "worker-gone"
+
+
+TABLE = "|    1      7653    C   python                   5369MiB |\n"
+
+
+def test_table_counts_where_memory_outlives_its_program() -> None:
+    told = find_messages(f"My program crashed but the memory has not been released.\n{TABLE}")
+    prose = find_messages("After the program is killed, the GPU memory is still occupied.\n")
+    turned = find_messages("The GPU memory is still in use after I killed the process.\n")
+    bare = find_messages(f"Training uses this much of the GPU:\n{TABLE}")
+
+    assert told.messages[0].sub_kind == "gpu-table"
+    assert prose.messages[0].sub_kind == "gpu-table"
+    assert turned.messages[0].sub_kind == "gpu-table"
+    assert [m.kind for m in bare.messages] == ["negative"]
+
+
+def test_size_that_no_device_has_is_a_bug_in_any_allocators_message() -> None:
+    text = "BFCArena::AllocateRawInternal Failed to allocate memory for requested buffer of size "
+
+    (message,) = find_messages(f"{text}4585490524328388608\n").messages
+
+    assert message.sub_kind == "size-bug"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "zsh: killed     python train.py",
+        " 43%|####3     | 430/1000 [02:12<02:56,  3.24it/s]Killed",
+    ],
+)
+def test_kill_is_told_beside_what_the_program_printed(line: str) -> None:
+    (message,) = find_messages(f"epoch 3\n{line}\n").messages
+
+    assert (message.kind, message.sub_kind) == ("host-ram", "oom-killer")

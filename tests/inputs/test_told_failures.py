@@ -14,6 +14,20 @@ TOLD = (
     "OutOfMemoryError                          Traceback (most recent call last)",
     "- Device #1: Device does not provide enough allocatable device-memory",
     "check failed: (2 vs. 0)  out of memory",
+    "I find the GPU is out of memory, you can use nvidia-smi to see it.",
+    "Training goes well but I get cuda oom in the last step.",
+    "It complains that there is no more memory on CUDA.",
+    "I ran what you suggested, and it fills up the VRAM until it OOMs.",
+    "The GPU memory usage keeps ceaselessly growing, and finally it blows up.",
+    "GPU RAM explodes on validation.",
+    "GPU RAM exploding on validation",
+    "GPU memory increases with each epoch until it crashes.",
+    "the training crashes since VRAM is not sufficient",
+    "GPU memory exceeded",
+    "No matter which batch I take, it is OOM.",
+    "It tries to exceed the GPU memory and dies.",
+    "训练时爆显存了",
+    "it is out of memory on the GPU. you can see the log below.",
 )
 EXPLAINED = (
     "If you see an out of memory error, reduce the batch.",
@@ -23,6 +37,21 @@ EXPLAINED = (
     "A large batch can cause OOM.",
     "To avoid running out of memory, use smaller tiles.",
     "12 steps, 0 OOMs, room for more",
+    "Out-of-memory errors occur when nothing is left.",
+    "Lower the share to make sure OOM doesn't happen.",
+    "- Fix out of memory error on resume",
+    "We run it without OOM, you need not worry.",
+    "I found out how you can avoid OOM.",
+    "When VRAM is exhausted, it goes to system RAM instead of crashing.",
+    "PASSED test_handler: it raises OutOfMemoryError as expected",
+    "How does the OOM killer choose what it kills?",
+    "Memory usage grows linearly with the length.",
+    "GPU memory usage increases with every token, linearly.",
+    "Detecting memory leaks in PyTorch",
+    "Memory leak check: passed",
+    "Lack of memory is a frequent cause of slowness.",
+    "Tips for OOM",
+    "OOM count = 0",
 )
 
 
@@ -41,10 +70,22 @@ def test_explanation_is_no_failure(text: str) -> None:
     assert told_failure(text) is None
 
 
+def test_short_title_of_a_text_tells_a_failure() -> None:
+    title = "Memory leak on GPU"
+
+    assert told_failure(f"{title}\nDetails follow.\n") is not None
+    assert told_failure(f"Contents of this manual\n{title}\n") is None
+
+
 def test_sentence_says_whose_memory_it_was() -> None:
     said = {
+        "The job is killed, Slurm out of memory.": ("host-ram", ""),
+        "An out-of-CPU-memory error, though I train on a GPU.": ("host-ram", ""),
         "The job ran out of memory on the GPU.": ("driver-no-figures", ""),
         "My CPU RAM grows until it is out of memory.": ("host-ram", ""),
+        "The session crashed because of a lack of RAM.": ("host-ram", ""),
+        "The job fails with 内存不足.": ("host-ram", ""),
+        "GPU RAM keeps growing until it crashes.": ("driver-no-figures", ""),
         "The job ran out of memory.": ("driver-no-figures", "unread"),
         "It throws a CUDA out of memory error.": ("pytorch-caching-allocator", "figures-lost"),
     }
@@ -59,3 +100,10 @@ def test_size_that_a_program_tells_is_kept() -> None:
 
     assert message is not None
     assert message.requested_bytes == 100663296
+
+
+def test_sentence_that_says_whose_memory_it_was_comes_first() -> None:
+    message = told_failure("It fails with OOM.\nThe error is out of system memory.\n")
+
+    assert message is not None
+    assert (message.kind, message.line) == ("host-ram", 2)

@@ -6,7 +6,7 @@ import pytest
 
 from fragdoctor.inputs.messages import WORDINGS
 from fragdoctor.inputs.wordings.allocator_message import CLAUSES
-from fragdoctor.inputs.wordings.wording import matches, needle_of
+from fragdoctor.inputs.wordings.wording import matches, needle_of, printed_bytes
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,11 @@ def test_every_wording_has_a_needle() -> None:
 def test_matches_are_found_one_after_another() -> None:
     found = matches(r"(?:cuda)?error:<requested_bytes>", "cudaerror:3gbxerror:nonecudaerror:5mb")
     assert [m.group() for m in found] == ["cudaerror:3gb", "cudaerror:5mb"]
+
+
+@pytest.mark.parametrize(
+    ("printed", "n_bytes"),
+    [("1900,00mib", 1900 << 20), ("1,5gb", 3 << 29), ("1,024kib", 1 << 20), ("9,437,184", 9 << 20)],
+)
+def test_comma_is_a_decimal_sign_unless_three_digits_follow(printed: str, n_bytes: int) -> None:
+    assert printed_bytes(printed) == n_bytes

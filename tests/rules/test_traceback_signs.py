@@ -99,6 +99,10 @@ SHAPES = {
     "sampled-grid": failing(
         frame(f"{TORCH}/nn/functional.py", "grid_sample", "return torch.grid_sampler(x, g)")
     ),
+    "pasted-masks": failing(
+        frame(f"{LIB}/detectron2/layers/mask_ops.py", "_do_paste_mask", "y = F.grid_sample(m, g)"),
+        frame(f"{TORCH}/nn/functional.py", "grid_sample", "return torch.grid_sampler(x, g)"),
+    ),
     "gaussian-tiles": failing(
         frame(f"{LIB}/gsplat/cuda/_wrapper.py", "isect_tiles", "ids = fn(means, radii)")
     ),
@@ -449,3 +453,18 @@ def test_bar_of_a_validation_shows_an_evaluation(bar):
     (message,) = find_messages(f"{bar}\nRuntimeError: CUDA error: out of memory\n").messages
 
     assert getattr(sign_of(message), "name", "") == "evaluation"
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("I train with FSDP, and get CUDA OOM when saving the final checkpoint.", "gathered-save"),
+        ("ComfyUI crashes: an OOM error during VAE decoding.", "vae-decode"),
+        ("It goes OOM. GPU memory gets more and more filled by each trial.", "growth"),
+    ],
+)
+def test_phase_is_read_from_prose(said, name):
+    sign = sign_of(find_messages(f"{said}\n").messages[0])
+
+    assert sign is not None
+    assert sign.name == name

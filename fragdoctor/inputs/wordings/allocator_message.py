@@ -11,6 +11,7 @@ from msgspec import Struct, field
 
 from fragdoctor.inputs.log_streams import LogStream
 from fragdoctor.inputs.wordings.wording import (
+    ABSURD_BYTES,
     ALLOCATOR,
     BACKEND_OF_WORD,
     Fields,
@@ -23,7 +24,6 @@ from fragdoctor.inputs.wordings.wording import (
 )
 from fragdoctor.model.case import OomMessage, OtherProcess
 
-_ABSURD_BYTES: Final = 16 * 2**40  # no device is near; such a size was computed from garbage
 _GAP: Final = 700  # squeezed characters between two clauses of one message, at most
 
 
@@ -160,7 +160,7 @@ def _is_message(draft: _Draft, stream: LogStream) -> bool:
 
 
 def _sub_kind(draft: _Draft, after: str) -> str:
-    if "huge" in draft.seen or draft.fields.get("requested_bytes", 0) > _ABSURD_BYTES:
+    if "huge" in draft.seen or draft.fields.get("requested_bytes", 0) > ABSURD_BYTES:
         return "size-bug"
     if "stretch" in draft.seen:
         return "not-in-reserve"

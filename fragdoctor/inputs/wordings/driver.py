@@ -168,7 +168,11 @@ DRIVERS: Final = (
     _driver(
         "thrust", r"(?:aftercudalaunchin)?triple_chevron_launcher::launch\(\):outofmemory", "thrust"
     ),
-    _driver("thrust", r"thrust::system::system_error'?what\(\):outofmemory", "thrust"),
+    _driver(
+        "thrust",
+        r"thrust::system::(?:system_error|detail::bad_alloc)'?what\(\):(?:std::bad_alloc:)?outofmemory",
+        "thrust",
+    ),
     *(
         Wording("rmm", pattern, kind=OTHER, backend="rmm")
         # rmm 0.10 to 25.08, error.hpp, cuda_memory_resource.hpp and pool_memory_resource.hpp

@@ -63,6 +63,8 @@ KILLS: Final = (
     _host("evicted", r"(?:thenodewas)?lowonresource:memory", "evicted", group="kill"),
     _kill("killed", r"killed", refine=alone),
     _kill("killed", r"line\d{1,6}:\d{1,9}killed"),
+    _kill("killed", r"zsh:killed"),
+    _kill("killed", r"(?:it/s|s/it)\]killed", refine=ends_line),
     _kill("killed", r"\[\d{1,3}\][+-]?(?:\d{1,9})?killed"),
 )
 
@@ -147,11 +149,18 @@ HOST_MEMORY: Final[tuple[Wording, ...]] = (
         group="workers",
     ),
     # batchgenerators 0.21 to 0.25, nondet_multi_threaded_augmenter.py; nnunetv2 2.0 to 2.6,
-    # utilities/file_path_utilities.py and inference/predict_from_raw_data.py
+    # utilities/file_path_utilities.py, inference/predict_from_raw_data.py, preprocessing
     _host(
         "workers-gone",
-        r"(?:someof|some|oneormoreof|oneormore)?(?:the|our)?backgroundworkers"
-        r"(?:arenolongeralive|died)",
+        r"(?:someof|some|one(?:ormore)?(?:of)?)?(?:the|our|your)?background(?:workers?|processes)"
+        r"(?:arenolongeralive|died|ismissing|is6feetunder)",
+        "worker-gone",
+        group="workers",
+    ),
+    # datasets 2.14 to 4.4, utils/py_utils.py: iflatmap_unordered
+    _host(
+        "workers-gone",
+        r"(?:oneofthe)?subprocesseshasabruptlydiedduringmapoperation",
         "worker-gone",
         group="workers",
     ),
@@ -222,6 +231,13 @@ HOST_MEMORY: Final[tuple[Wording, ...]] = (
         group="jvm",
     ),
     _pinned(r"failedtoalloc<requested_bytes>onhost:(?:cuda_error_out_of_memory)?(?::outofmemory)?"),
+    # ggml/src/ggml-cuda/ggml-cuda.cu: ggml_cuda_host_malloc; it goes on with ordinary memory
+    _host(
+        "ggml-pinned",
+        r"failedtoallocate<requested_bytes>ofpinnedmemory:outofmemory",
+        "ggml-pinned",
+        is_warning=True,
+    ),
     _pinned(r"(?:couldnot|failedto)allocatepinnedhostmemoryofsize:?(?P<requested_bytes>COUNT)"),
     _pinned(r"cudahostalloc[a-z()]{0,40}:outofmemory"),
     _pinned(
@@ -245,6 +261,7 @@ _NOT_MEMORY: Final = {
         "cudaerror:invaliddeviceordinal",
         "cudaerror:initializationerror",
         "driverversionisinsufficient",
+        "unsupporteddisplaydriver",
     ),
     "cudnn-execution": (
         "cudnn_status_execution_failed",

@@ -18,7 +18,9 @@ SIZE: Final = (
     r"(?:\d[\d,]{0,30}(?:\.\d{0,12})?(?:bytes?|[kmgtpe]i?bytes?|[kmgtpe]i?b|[kmgt](?![a-z])))"
 )
 COUNT: Final = r"(?:\d[\d,]{0,30})"
+ABSURD_BYTES: Final = 16 * 2**40  # no device is near; such a size was computed from garbage
 _PARTS: Final = re.compile(r"(\d[\d,]{0,30}(?:\.\d{0,12})?)([a-z]{0,8})", re.ASCII)
+_DECIMAL_COMMA: Final = re.compile(r"\d{1,30},\d{1,2}")
 _POWERS: Final = {"": 0, "b": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5, "e": 6}
 _SOURCE: Final = re.compile(
     r"(?:(?:raise[\w.]{1,60}|print|str|warn|fail|match|startswith|find|search|format)\("
@@ -64,9 +66,11 @@ def printed_bytes(text: str) -> int:
     if match is None:
         msg = f"{text!r} is not a size"
         raise ValueError(msg)
-    unit = match.group(2)
+    number, unit = match.groups()
     power = 0 if unit.startswith("byte") else _POWERS[unit[:1]]
-    return int((Decimal(match.group(1).replace(",", "")) * 1024**power).to_integral_value())
+    if _DECIMAL_COMMA.fullmatch(number):  # of C programs under a European locale
+        number = number.replace(",", ".")
+    return int((Decimal(number.replace(",", "")) * 1024**power).to_integral_value())
 
 
 def value_of(name: str, text: str) -> int:
@@ -144,6 +148,8 @@ class Wording(Struct, frozen=True):
         refined = fields if self.refine is None else self.refine(fields, match, stream)
         if refined is None:
             return None
+        if refined.get("requested_bytes", 0) > ABSURD_BYTES:
+            refined["sub_kind"] = "size-bug"
         message = OomMessage(
             variant=self.variant,
             version_low=self.versions[0],
