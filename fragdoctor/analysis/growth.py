@@ -1,10 +1,12 @@
 """Lines whose memory grows from step to step: what a leak looks like in a trace.
 
 Counted is what a line has made and what outlived the step after it: activations, batches, and what
-is replaced in every step are gone by then. That figure, at the end of each step, goes through the
-one test of growth (``trend.py``), in bytes and in blocks. So a window or a cache that is full is
-level, what only the first step makes is too, what grew once does not go on, and blocks that are
-replaced by larger ones, as keys and values are, are buffers (``growing_buffers.py``).
+is replaced in every step are gone by then. Of blocks from before the recording nothing tells the
+line; one that goes later on, and is as large as those of a line, counts as its own. That figure, at
+the end of each step, goes through the one test of growth (``trend.py``), in bytes and in blocks,
+from the first step on in which it rises. So a window or a cache that is full is level, what only
+the first step makes is too, what grew once does not go on, and blocks that are replaced by larger
+ones, as keys and values are, are buffers (``growing_buffers.py``).
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from msgspec import Struct
 from fragdoctor.analysis.result import Growth
 from fragdoctor.analysis.trend import Trend, trend_of
 from fragdoctor.future.steps import Steps
-from fragdoctor.model.arrays import distinct, largest_groups, sum_by
+from fragdoctor.model.arrays import distinct, is_among, largest_groups, sum_by
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.snapshot import I32, I64, Bools
 from fragdoctor.trace.lives import NEVER, Lives
@@ -66,20 +68,22 @@ def find_growth(trace: Trace, steps: StepEnds) -> tuple[Growth, ...]:
         return ()
     report_progress("Analysing: growth")
     group, frames = _groups(trace)
+    size = lives.size_bytes
     born, freed = steps.of_rows(lives.start), steps.of_rows(lives.free)
     freed = np.where(lives.free == NEVER, n, np.minimum(freed, n))
     passes = (born >= 0) & (freed == born)
     if 2 * len(distinct(born[passes & (born < n)])) < n:
         return ()  # a loop that only keeps builds something; a program at work also lets go
     lasting = np.flatnonzero((born >= 0) & (born < n - 1) & (freed > born + 1))
+    replaced = np.flatnonzero((born < 0) & (freed > 0) & (freed < n))
     candidates = _candidates(lives, group, lasting, freed == n, len(frames))
     found = []
     for g in candidates.tolist():
         rows = lasting[group[lasting] == g]
-        blocks = np.stack((lives.size_bytes[rows], np.ones(len(rows), np.int64)), axis=1)
+        ends = np.append(rows, replaced[is_among(size[replaced], size[rows])])
         held = np.zeros((n + 1, 2), np.int64)
-        np.add.at(held, born[rows] + 1, blocks)
-        np.add.at(held, freed[rows], -blocks)
+        np.add.at(held, born[rows] + 1, np.stack((size[rows], np.ones_like(rows)), axis=1))
+        np.add.at(held, freed[ends], -np.stack((size[ends], np.ones_like(ends)), axis=1))
         n_bytes, n_blocks = held[:n].cumsum(axis=0).T
         growth = _growth(n_bytes)
         if growth is None or not _trend(n_blocks).goes_on:
@@ -110,10 +114,11 @@ def _growth(held: I64) -> tuple[int, int] | None:
 
     ``held`` is what it holds at the end of each step.
     """
-    trend = _trend(held)
-    if not trend.goes_on or trend.slope * (len(held) - 1) < MIN_RISE_BYTES:
+    since = int(np.argmax(np.diff(held) > 0))
+    trend = _trend(held[since:])
+    if not trend.goes_on or held[-1] - held[since] < MIN_RISE_BYTES:
         return None
-    return int(trend.slope), int(np.argmax(np.diff(held) > 0))
+    return int(trend.slope), since
 
 
 def _trend(held: I64) -> Trend:

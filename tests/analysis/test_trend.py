@@ -50,6 +50,24 @@ def test_kendall_deviation_is_the_formula_of_its_variance():
     assert math.isclose(kendall_deviation(5), math.sqrt(5 * 4 * 15 / 18))
 
 
+@pytest.mark.parametrize(
+    ("values", "goes_on"),
+    [
+        ([1, 2, 3], True),
+        ([0, 0, 0, 0, 0, 0, 0, 1, 2, 3], True),
+        ([0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 3], True),
+        ([0, 1, 2, 3, 4, 5, 6, 6, 6, 6, 6], False),  # it has filled up
+        ([0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6], True),
+        ([0, 1, 2, 3, 0, 1, 2, 3, 4, 5], False),  # it was let go of
+        ([0, 3, 2, 5, 4, 7, 6, 9, 8], True),
+    ],
+)
+def test_growth_goes_on_where_points_reach_new_heights_and_never_fell_far(values, goes_on):
+    trend = trend_of(np.arange(len(values), dtype=np.float64), np.array(values, np.float64))
+
+    assert trend.goes_on == goes_on
+
+
 def score_of(values: tuple[int, ...]) -> int:
     return sum((b > a) - (b < a) for a, b in itertools.combinations(values, 2))
 
