@@ -19,7 +19,7 @@ from msgspec import Struct
 from fragdoctor.analysis.result import Growth
 from fragdoctor.analysis.trend import Trend, trend_of
 from fragdoctor.future.steps import Steps
-from fragdoctor.model.arrays import distinct, is_among, largest_groups, sum_by
+from fragdoctor.model.arrays import distinct, largest_groups, sum_by
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.snapshot import I32, I64, Bools
 from fragdoctor.trace.lives import NEVER, Lives
@@ -75,12 +75,14 @@ def find_growth(trace: Trace, steps: StepEnds) -> tuple[Growth, ...]:
     if 2 * len(distinct(born[passes & (born < n)])) < n:
         return ()  # a loop that only keeps builds something; a program at work also lets go
     lasting = np.flatnonzero((born >= 0) & (born < n - 1) & (freed > born + 1))
-    replaced = np.flatnonzero((born < 0) & (freed > 0) & (freed < n))
+    older = np.flatnonzero((born < 0) & (freed > 0) & (freed < n))
+    goes_last = lasting[np.argsort(freed[lasting] < n, kind="stable")]
+    of_older = _groups_of_sizes(size[older], size[goes_last], group[goes_last])
     candidates = _candidates(lives, group, lasting, freed == n, len(frames))
     found = []
     for g in candidates.tolist():
         rows = lasting[group[lasting] == g]
-        ends = np.append(rows, replaced[is_among(size[replaced], size[rows])])
+        ends = np.append(rows, older[of_older == g])
         held = np.zeros((n + 1, 2), np.int64)
         np.add.at(held, born[rows] + 1, np.stack((size[rows], np.ones_like(rows)), axis=1))
         np.add.at(held, freed[ends], -np.stack((size[ends], np.ones_like(ends)), axis=1))
@@ -93,6 +95,15 @@ def find_growth(trace: Trace, steps: StepEnds) -> tuple[Growth, ...]:
         if len(distinct(born[kept])) > 1:  # else what grew was let go of in the end
             found.append(_described(trace, int(frames[g]), kept, born[kept], slope))
     return tuple(sorted(found, key=lambda growth: -growth.survivor_bytes))
+
+
+def _groups_of_sizes(older: I64, size: I64, group: I64) -> I64:
+    """Return the group of older blocks by their sizes: the last that makes one; -1 without any."""
+    sizes, at = np.unique(np.append(size, older), return_inverse=True)
+    group_of = np.full(len(sizes), -1, np.int64)
+    group_of[at[: len(size)]] = group
+    result: I64 = group_of[at[len(size) :]]
+    return result
 
 
 def _groups(trace: Trace) -> tuple[I64, I64]:
