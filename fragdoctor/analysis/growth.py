@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Struct
 
 from fragdoctor.analysis.result import Growth
-from fragdoctor.analysis.trend import Trend, trend_of
+from fragdoctor.analysis.trend import trend_of
 from fragdoctor.future.steps import Steps
 from fragdoctor.model.arrays import distinct, largest_groups, sum_by
 from fragdoctor.model.hooks import report_progress
@@ -30,8 +30,6 @@ MIN_RISE_BYTES: Final = 64 * KIB
 """Less in all is no matter of memory; PyTorch's small segments have 2 MiB."""
 
 MAX_CANDIDATES: Final = 2000
-MAX_POINTS: Final = 300
-"""The slopes of all pairs are looked at; more steps are thinned evenly."""
 
 
 class StepEnds(Struct, frozen=True):
@@ -88,7 +86,7 @@ def find_growth(trace: Trace, steps: StepEnds) -> tuple[Growth, ...]:
         np.add.at(held, freed[ends], -np.stack((size[ends], np.ones_like(ends)), axis=1))
         n_bytes, n_blocks = held[:n].cumsum(axis=0).T
         growth = _growth(n_bytes)
-        if growth is None or not _trend(n_blocks).goes_on:
+        if growth is None or not trend_of(n_blocks).goes_on:
             continue
         slope, since = growth
         kept = np.flatnonzero((group == g) & (born >= since) & (born < n) & (lives.free == NEVER))
@@ -126,15 +124,10 @@ def _growth(held: I64) -> tuple[int, int] | None:
     ``held`` is what it holds at the end of each step.
     """
     since = int(np.argmax(np.diff(held) > 0))
-    trend = _trend(held[since:])
+    trend = trend_of(held[since:])
     if not trend.goes_on or held[-1] - held[since] < MIN_RISE_BYTES:
         return None
     return int(trend.slope), since
-
-
-def _trend(held: I64) -> Trend:
-    at = np.linspace(0, len(held) - 1, min(len(held), MAX_POINTS)).astype(np.int64)
-    return trend_of(at.astype(np.float64), held[at].astype(np.float64))
 
 
 def _described(trace: Trace, frame: int, rows: I64, born: I64, slope: int) -> Growth:

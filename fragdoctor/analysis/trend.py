@@ -30,7 +30,10 @@ _EXACT_UP_TO: Final = 60
 MIN_POINTS: Final = 3
 """Two points make a line through anything."""
 
-MAX_P: Final = 1 / 6
+MAX_POINTS: Final = 300
+"""The slopes of all pairs are looked at; more points are thinned evenly."""
+
+POSSIBLE_P: Final = 1 / 6
 """Three points that all rise: few steps or trials are all that a recording may have."""
 
 LIKELY_P: Final = 1 / 72
@@ -64,7 +67,7 @@ class Trend(Struct, frozen=True):
     @property
     def goes_on(self) -> bool:
         """Whether the points rise, and did so until the end."""
-        return self.n >= MIN_POINTS and self.p_rise <= MAX_P and self.reaches_new
+        return self.n >= MIN_POINTS and self.p_rise <= POSSIBLE_P and self.reaches_new
 
     @property
     def p_rise(self) -> float:
@@ -77,11 +80,15 @@ class Trend(Struct, frozen=True):
         return mann_kendall(self.n, abs(self.score))
 
 
-def trend_of(x: F64, y: F64) -> Trend:
-    """Return the trend of y over x.
+def trend_of(values: npt.ArrayLike, at: npt.ArrayLike | None = None) -> Trend:
+    """Return the trend of values over where they are, which is their number where nothing is said.
 
-    Both are ``float64[n]``; x has two different values at least.
+    There are two different places at least.
     """
+    y = np.asarray(values, np.float64)
+    x = np.arange(len(y), dtype=np.float64) if at is None else np.asarray(at, np.float64)
+    chosen = np.linspace(0, len(y) - 1, min(len(y), MAX_POINTS)).round().astype(np.int64)
+    x, y = x[chosen], y[chosen]
     slopes = pairwise_slopes(x, y)
     low, high = sen_bounds(slopes, len(x))
     score = int(np.sign(slopes).sum())
