@@ -29,9 +29,6 @@ MIN_STEPS: Final = 4
 MAX_SPREAD: Final = 1.0
 """Deviation of the work of rounds, relative to its mean, up to which they are steps."""
 
-MIN_VISITS: Final = 2
-"""Places from one round to the next, in the median."""
-
 MAX_TRIED: Final = 200
 """Places that are looked at, the rarest."""
 
@@ -324,7 +321,7 @@ def _rounds(trace: Trace, rows: I64, key: I32) -> I64 | None:
     for c in candidates[np.lexsort((first[candidates], count[candidates]))][:MAX_TRIED].tolist():
         at = order[ends[c] - count[c] : ends[c]]
         gaps = np.diff(at)
-        is_even = gaps.std() <= MAX_SPREAD * gaps.mean() and np.median(gaps) >= MIN_VISITS
+        is_even = gaps.std() <= MAX_SPREAD * gaps.mean()
         covered = (at[-1] - at[0] + gaps.mean()) / len(rows)
         if is_even and covered >= MIN_COVERED and rows[at[-1]] >= least:
             return rows[at]
