@@ -92,7 +92,6 @@ def _ablations() -> dict[str, Ablation]:
         (repetition, "MAX_KINDS"),
         (steps, "MIN_STEPS"),
         (steps, "MIN_COVERED"),
-        (steps, "MAX_SPREAD"),
         (turns, "TURNS"),
         (alignment, "LEFT_OUT"),
     ):

@@ -103,11 +103,10 @@ def _judged(requests: TrainingRequests, rows: I64, size: I64) -> GrowingBuffers 
     n = int(median(count))
     if len(count) < MIN_BUFFER_GROWTH or len(rows) < MIN_BUFFER_GROWTH * n:
         return None
-    # Each is gone soon after its successor is there.
+    # Each is there until its successor was copied from it, and gone soon after.
     freed, made = requests.freed_row[rows], requests.row[rows]
     late = min(len(rows), MAX_LAPS * n)
-    is_replaced = freed[: len(rows) - late] <= made[late:]
-    if not is_replaced.all():
+    if (freed[:-n] < made[n:]).any() or (freed[: len(rows) - late] > made[late:]).any():
         return None
     return GrowingBuffers(
         stack=int(requests.stack[rows[0]]),

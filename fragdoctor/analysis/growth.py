@@ -1,10 +1,12 @@
 """Lines whose memory grows from step to step: what a leak looks like in a trace.
 
 Counted is what a line has made and what outlived the step after it: activations, batches, and what
-is replaced in every step are gone by then. That figure, at the end of each step, goes through the
-one test of growth (``trend.py``), in bytes and in blocks. So a window or a cache that is full is
-level, what only the first step makes is too, what grew once does not go on, and blocks that are
-replaced by larger ones, as keys and values are, are buffers (``growing_buffers.py``).
+is replaced in every step are gone by then. Of blocks from before the recording nothing tells the
+line; one that goes later on, and is as large as those of a line, counts as its own. That figure, at
+the end of each step, goes through the one test of growth (``trend.py``), in bytes and in blocks,
+from the first step on in which it rises. So a window or a cache that is full is level, what only
+the first step makes is too, what grew once does not go on, and blocks that are replaced by larger
+ones, as keys and values are, are buffers (``growing_buffers.py``).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import numpy as np
 from msgspec import Struct
 
 from fragdoctor.analysis.result import Growth
-from fragdoctor.analysis.trend import Trend, trend_of
+from fragdoctor.analysis.trend import trend_of
 from fragdoctor.future.steps import Steps
 from fragdoctor.model.arrays import distinct, largest_groups, sum_by
 from fragdoctor.model.hooks import report_progress
@@ -28,8 +30,6 @@ MIN_RISE_BYTES: Final = 64 * KIB
 """Less in all is no matter of memory; PyTorch's small segments have 2 MiB."""
 
 MAX_CANDIDATES: Final = 2000
-MAX_POINTS: Final = 300
-"""The slopes of all pairs are looked at; more steps are thinned evenly."""
 
 
 class StepEnds(Struct, frozen=True):
@@ -66,29 +66,42 @@ def find_growth(trace: Trace, steps: StepEnds) -> tuple[Growth, ...]:
         return ()
     report_progress("Analysing: growth")
     group, frames = _groups(trace)
+    size = lives.size_bytes
     born, freed = steps.of_rows(lives.start), steps.of_rows(lives.free)
     freed = np.where(lives.free == NEVER, n, np.minimum(freed, n))
     passes = (born >= 0) & (freed == born)
     if 2 * len(distinct(born[passes & (born < n)])) < n:
         return ()  # a loop that only keeps builds something; a program at work also lets go
     lasting = np.flatnonzero((born >= 0) & (born < n - 1) & (freed > born + 1))
+    older = np.flatnonzero((born < 0) & (freed > 0) & (freed < n))
+    goes_last = lasting[np.argsort(freed[lasting] < n, kind="stable")]
+    of_older = _groups_of_sizes(size[older], size[goes_last], group[goes_last])
     candidates = _candidates(lives, group, lasting, freed == n, len(frames))
     found = []
     for g in candidates.tolist():
         rows = lasting[group[lasting] == g]
-        blocks = np.stack((lives.size_bytes[rows], np.ones(len(rows), np.int64)), axis=1)
+        ends = np.append(rows, older[of_older == g])
         held = np.zeros((n + 1, 2), np.int64)
-        np.add.at(held, born[rows] + 1, blocks)
-        np.add.at(held, freed[rows], -blocks)
+        np.add.at(held, born[rows] + 1, np.stack((size[rows], np.ones_like(rows)), axis=1))
+        np.add.at(held, freed[ends], -np.stack((size[ends], np.ones_like(ends)), axis=1))
         n_bytes, n_blocks = held[:n].cumsum(axis=0).T
         growth = _growth(n_bytes)
-        if growth is None or not _trend(n_blocks).goes_on:
+        if growth is None or not trend_of(n_blocks).goes_on:
             continue
         slope, since = growth
         kept = np.flatnonzero((group == g) & (born >= since) & (born < n) & (lives.free == NEVER))
         if len(distinct(born[kept])) > 1:  # else what grew was let go of in the end
             found.append(_described(trace, int(frames[g]), kept, born[kept], slope))
     return tuple(sorted(found, key=lambda growth: -growth.survivor_bytes))
+
+
+def _groups_of_sizes(older: I64, size: I64, group: I64) -> I64:
+    """Return the group of older blocks by their sizes: the last that makes one; -1 without any."""
+    sizes, at = np.unique(np.append(size, older), return_inverse=True)
+    group_of = np.full(len(sizes), -1, np.int64)
+    group_of[at[: len(size)]] = group
+    result: I64 = group_of[at[len(size) :]]
+    return result
 
 
 def _groups(trace: Trace) -> tuple[I64, I64]:
@@ -110,15 +123,11 @@ def _growth(held: I64) -> tuple[int, int] | None:
 
     ``held`` is what it holds at the end of each step.
     """
-    trend = _trend(held)
-    if not trend.goes_on or trend.slope * (len(held) - 1) < MIN_RISE_BYTES:
+    since = int(np.argmax(np.diff(held) > 0))
+    trend = trend_of(held[since:])
+    if not trend.goes_on or held[-1] - held[since] < MIN_RISE_BYTES:
         return None
-    return int(trend.slope), int(np.argmax(np.diff(held) > 0))
-
-
-def _trend(held: I64) -> Trend:
-    at = np.linspace(0, len(held) - 1, min(len(held), MAX_POINTS)).astype(np.int64)
-    return trend_of(at.astype(np.float64), held[at].astype(np.float64))
+    return int(trend.slope), since
 
 
 def _described(trace: Trace, frame: int, rows: I64, born: I64, slope: int) -> Growth:

@@ -9,20 +9,12 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
-
 from fragdoctor.analysis.kept import LARGE_SHARE, MOST, shared_frame
 from fragdoctor.analysis.result import IdleGraph
-from fragdoctor.future.passes import MIN_KEPT, RoleRuns
+from fragdoctor.future.passes import RoleRuns, kept_of
 from fragdoctor.future.steps import StepKind, Steps
-from fragdoctor.model.arrays import is_among
-from fragdoctor.model.snapshot import I64
 from fragdoctor.trace import stacks as roles_of
 from fragdoctor.trace.trace import Trace
-
-STILL_READ: Final = 8
-"""Results of a model that its layers may still read, graph or not: the last ones do not count; of
-fewer than twice as many, the later half."""
 
 LIKE_TRAINING: Final = 0.5
 """Share that is kept, over that of a forward pass of training. Of the programs in ``tests/truth``
@@ -39,9 +31,9 @@ def find_idle_graph(trace: Trace) -> IdleGraph | None:
     backward = runs.first[runs.label == roles_of.BACKWARD]
     if not len(trained) or not (backward > trained[-1]).any():
         return None
-    usual, _ = _kept_of(trace, int(trained[-1]), int(backward[backward > trained[-1]][0]))
+    usual, _ = kept_of(trace, int(trained[-1]), int(backward[backward > trained[-1]][0]))
     failed = int(trace.oom_rows[-1])
-    share, rows = _kept_of(trace, int(steps.rows[-1]), failed)
+    share, rows = kept_of(trace, int(steps.rows[-1]), failed)
     lives = trace.lives_of_program
     size = lives.size_bytes[rows]
     live_bytes = int(trace.totals.at([failed])[0, 0])
@@ -49,18 +41,3 @@ def find_idle_graph(trace: Trace) -> IdleGraph | None:
         return None
     called_at = shared_frame(trace, trace.stacks.outside, lives.stack[rows], size, MOST)
     return IdleGraph(called_at, int(size.sum()), share, usual)
-
-
-def _kept_of(trace: Trace, low: int, high: int) -> tuple[float, I64]:
-    """Return the share of bytes that modules made between two rows and that live at the second.
-
-    And the rows of the lives that do. The last few results do not count.
-    """
-    lives = trace.lives_of_program
-    made = trace.module_rows[(trace.module_rows >= low) & (trace.module_rows < high)]
-    made = made[: len(made) - min(STILL_READ, (len(made) + 1) // 2)]
-    rows = np.flatnonzero(is_among(lives.start, made))
-    kept = rows[lives.free[rows] >= high]
-    if len(kept) < MIN_KEPT:
-        return 0.0, kept
-    return float(lives.size_bytes[kept].sum() / max(lives.size_bytes[rows].sum(), 1)), kept

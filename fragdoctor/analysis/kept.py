@@ -26,7 +26,7 @@ from fragdoctor.analysis.result import (
 from fragdoctor.analysis.training_run import NO_ROW, TRAINING, TrainingRequests
 from fragdoctor.future.steps import StepKind, Steps
 from fragdoctor.model.arrays import distinct, is_among, largest_groups
-from fragdoctor.model.snapshot import I32, I64, StackTable
+from fragdoctor.model.snapshot import I32, I64, Action, StackTable
 from fragdoctor.trace import stacks as roles_of
 from fragdoctor.trace.lives import NEVER
 from fragdoctor.trace.stacks import LOSS, PACKAGE, TORCH, USER
@@ -95,10 +95,6 @@ def _growing_buffer(trace: Trace, steps: StepEnds, least_bytes: float) -> KeptMe
         if len(distinct(steps.of_rows(b.row))) > MIN_BUFFER_GROWTH
         and (trains or (b.n_buffers == 1 and not in_module[b.stack]))
     ]
-    # One that is only wanted for a while grows with its input: logits of longer sequences.
-    found = [
-        (b, r) for b, r in found if (lives.free[r][: -b.n_buffers] > b.row[b.n_buffers :]).all()
-    ]
     for buffers, rows in found:
         is_batch = is_input(requests, buffers, [b for b, _ in found])
         if buffers.total_bytes < least_bytes or is_batch:
@@ -160,8 +156,9 @@ def _traced(
         results = (names.index(KeptKind.ACTIVATION), names.index(KeptKind.LOSS))
         is_result = np.isin(kind, results)
         made, size, share = stack[is_result], size[is_result], WHOLE_GRAPH
-    # Whoever calls a model has its results, and chooses whether it builds a graph.
-    is_of_caller = pattern in (KeptPattern.EVALUATION, KeptPattern.RESULTS)
+    # Whoever calls a model has what it returns, and chooses whether it builds a graph.
+    is_of_caller = pattern is KeptPattern.EVALUATION
+    is_of_caller |= pattern is KeptPattern.RESULTS and _are_returned(trace, rows)
     table = trace.stacks.outside if is_of_caller else trace.stacks.python
     survivor_bytes = sum(g.survivor_bytes for g in lines)
     return KeptMemory(
@@ -177,6 +174,21 @@ def _traced(
         rows=rows,
         ends=steps.end_of(trace.lives_of_program.start[rows]),
     )
+
+
+def _are_returned(trace: Trace, rows: I64) -> bool:
+    """Return whether most survivors are the last thing that a call of a model makes.
+
+    What it makes before that is kept by its own code, or by a hook.
+    """
+    in_module, lives = trace.stacks.roles.in_module, trace.lives_of_program
+    made = np.flatnonzero(trace.events.action == Action.ALLOC)
+    stack = trace.events.stack[made]
+    place = np.where(in_module[stack], trace.stacks.places[stack], -1)
+    begins = np.append(True, place[1:] != place[:-1])
+    goes_on = ~begins & ~is_among(stack, distinct(stack[begins]))
+    after = np.searchsorted(made, lives.start[rows], side="right")
+    return bool(2 * np.count_nonzero(np.append(goes_on, False)[after]) < len(rows))
 
 
 def _are_copies_of_weights(trace: Trace, rows: I64) -> bool:

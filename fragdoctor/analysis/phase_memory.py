@@ -11,12 +11,19 @@ from typing import Final
 import numpy as np
 from msgspec.structs import replace
 
-from fragdoctor.analysis.categories import LIKELY, POSSIBLE, Categories, sort_blocks, sums_at
+from fragdoctor.analysis.categories import (
+    LIKELY,
+    POSSIBLE,
+    Categories,
+    sizes_of_pass,
+    sort_blocks,
+    sums_at,
+)
 from fragdoctor.analysis.modules import UNTOLD, ModulePaths
 from fragdoctor.analysis.result import PhaseAnalysis
 from fragdoctor.future.passes import Passes, RoleRuns, annotated_passes, find_passes, last_phase
 from fragdoctor.future.steps import Steps
-from fragdoctor.model.arrays import is_among, largest_groups, median
+from fragdoctor.model.arrays import is_among, largest_groups, median, occurrence
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.phases import (
     Category,
@@ -242,8 +249,9 @@ def sort_by_lifetime(lives: Lives, passes: Passes, totals: Totals) -> Categories
     put(gradients, Category.GRADIENTS)
     if gradients.any():  # else nothing tells parameters from what else is kept
         put(between & (died > born + 2) & (born + 2 < n), Category.KEPT)
-    first = between & (born == 0) & is_alive
-    _match_parameters(lives, category, gradients, (first | is_old) & is_alive)
+        first = between & (born == 0) & is_alive
+        sizes = sizes_of_pass(lives.requested_bytes[gradients], born[gradients])
+        _match_parameters(lives, category, sizes, (first | is_old) & is_alive)
     return Categories(category, sureness)
 
 
@@ -255,30 +263,12 @@ def _tops(passes: Passes, allocated: I64) -> I64:
     return rows[np.searchsorted(rows, passes.first[:-1])]
 
 
-def _match_parameters(lives: Lives, category: U8, gradients: Bools, candidates: Bools) -> None:
+def _match_parameters(
+    lives: Lives, category: U8, gradients: tuple[I64, I64], candidates: Bools
+) -> None:
     """Call what was there first and has a gradient of its size a parameter, the oldest first."""
-    rows = np.flatnonzero(gradients)
-    if not len(rows):
-        return
-    sizes, wanted = _one_step(lives, rows)
+    sizes, wanted = gradients
     old = np.flatnonzero(candidates & is_among(lives.requested_bytes, sizes))
     old = old[np.lexsort((lives.start[old], lives.requested_bytes[old]))]
     at = np.searchsorted(sizes, lives.requested_bytes[old])
-    have = np.bincount(at, minlength=len(sizes))
-    rank = np.arange(len(old)) - np.append(0, np.cumsum(have))[at]
-    category[old[rank < wanted[at]]] = Category.PARAMETERS
-
-
-def _one_step(lives: Lives, rows: I64) -> tuple[I64, I64]:
-    """Return the sizes of a step's gradients and how many live at once."""
-    sizes, at = np.unique(lives.requested_bytes[rows], return_inverse=True)
-    at = at.reshape(-1)
-    # Highest number of a size alive together, by a sweep over births and deaths.
-    when = np.concatenate([lives.start[rows], lives.free[rows]])
-    what = np.concatenate([at, at])
-    change = np.concatenate([np.ones(len(rows), np.int64), np.full(len(rows), -1)])
-    order = np.lexsort((when, what))
-    level = np.cumsum(change[order])
-    # Each size begins and ends at zero, so its own maximum is that of its stretch.
-    heads = np.searchsorted(what[order], np.arange(len(sizes)))
-    return sizes, np.maximum.reduceat(level, heads)
+    category[old[occurrence(at) < wanted[at]]] = Category.PARAMETERS

@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import Struct
 
 from fragdoctor.analysis.result import PhaseAnalysis
-from fragdoctor.future.passes import last_phase
+from fragdoctor.future.passes import KEPT_SHARE, kept_of, last_phase
 from fragdoctor.model.arrays import distinct, median
 from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import I32, I64, Bools
@@ -218,7 +218,7 @@ def training_run(
     A forward pass without any backward pass behind it trains if equal layers keep more than their
     results: autograd waits for it.
     """
-    if phases is None or not len(phases.labels) or only_infers(trace, phases, requests):
+    if phases is None or not len(phases.labels) or only_infers(trace, phases):
         return None
     trains = bool(np.isin(phases.labels, TRAINING).any())
     # Without stacks nothing separates forward from backward.
@@ -250,10 +250,6 @@ def training_run(
     )
 
 
-KEPT_SHARE: Final = 0.15
-"""Share of the requests of forward passes; where backward passes are to follow, much more
-lives on, and without these outputs, keys and values do."""
-
 TRAINING: Final = (
     TrainingPhase.BACKWARD,
     TrainingPhase.FORWARD_BACKWARD,
@@ -261,17 +257,19 @@ TRAINING: Final = (
 )
 
 
-def only_infers(trace: Trace, phases: PhaseAnalysis, requests: TrainingRequests) -> bool:
+def only_infers(trace: Trace, phases: PhaseAnalysis) -> bool:
     """Return whether forward passes that are all that was recorded keep too little to train."""
     is_forward = phases.labels == TrainingPhase.FORWARD
     if np.isin(phases.labels, TRAINING).any() or not is_forward.any():
         return False
-    made = requests.row >= phases.first[:-1][is_forward][0]
-    roles, stack = trace.stacks.roles, requests.stack[made]
-    if roles.checkpoints[stack].any() or not roles.in_module[stack].any():
+    first, end = int(phases.first[:-1][is_forward][0]), int(phases.first[-1])
+    roles, events = trace.stacks.roles, trace.events
+    if (
+        roles.checkpoints[events.stack[first:]].any()
+        or not roles.in_module[events.stack[first:]].any()
+    ):
         return False
-    is_kept = requests.freed_row[made] == NO_ROW
-    return bool(np.count_nonzero(is_kept) < KEPT_SHARE * len(is_kept))
+    return kept_of(trace, first, end)[0] <= KEPT_SHARE
 
 
 def _spans(phases: PhaseAnalysis, label: TrainingPhase) -> tuple[I64, I64]:

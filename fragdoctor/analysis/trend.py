@@ -3,8 +3,9 @@
 The slope is the median of those between all pairs of points (Theil, 1950; Sen, 1968): up to three
 points in ten may be odd without moving it. The test is that of Mann (1945) and Kendall (1938):
 every pair votes up or down, and the p-value is the chance of so many votes in a random order.
-Growth goes on only where the later half of the points rises too: what has filled up, a window, a
-cache, does not grow any more. What counts as growth, in bytes, is for the caller to say.
+Growth goes on only where the points reach new heights until the end, about as often as they did:
+what has filled up, a window, a cache, does not grow any more. Nor does what was let go of once, as
+the results of an epoch are. What counts as growth, in bytes, is for the caller to say.
 """
 
 from __future__ import annotations
@@ -29,11 +30,20 @@ _EXACT_UP_TO: Final = 60
 MIN_POINTS: Final = 3
 """Two points make a line through anything."""
 
-MAX_P: Final = 1 / 6
+MAX_POINTS: Final = 300
+"""The slopes of all pairs are looked at; more points are thinned evenly."""
+
+POSSIBLE_P: Final = 1 / 6
 """Three points that all rise: few steps or trials are all that a recording may have."""
 
 LIKELY_P: Final = 1 / 72
 """Five points that all rise are below it, four are not."""
+
+MAX_PAUSE: Final = 2
+"""Of the longest pause between two heights: as long may the points stay below the last one."""
+
+LET_GO: Final = 0.5
+"""Of the whole rise: a fall deeper than this shows that what grows is let go of."""
 
 
 class Trend(Struct, frozen=True):
@@ -44,7 +54,7 @@ class Trend(Struct, frozen=True):
         slope: median slope, per unit of x.
         low, high: Sen's interval of 90 % around it.
         score: Kendall's score: pairs that rise less pairs that fall.
-        later_score: the same of the later half of the points.
+        reaches_new: the points reach new heights until the end.
     """
 
     n: int
@@ -52,12 +62,12 @@ class Trend(Struct, frozen=True):
     low: float
     high: float
     score: int
-    later_score: int
+    reaches_new: bool
 
     @property
     def goes_on(self) -> bool:
         """Whether the points rise, and did so until the end."""
-        return self.n >= MIN_POINTS and self.p_rise <= MAX_P and self.later_score > 0
+        return self.n >= MIN_POINTS and self.p_rise <= POSSIBLE_P and self.reaches_new
 
     @property
     def p_rise(self) -> float:
@@ -70,16 +80,29 @@ class Trend(Struct, frozen=True):
         return mann_kendall(self.n, abs(self.score))
 
 
-def trend_of(x: F64, y: F64) -> Trend:
-    """Return the trend of y over x.
+def trend_of(values: npt.ArrayLike, at: npt.ArrayLike | None = None) -> Trend:
+    """Return the trend of values over where they are, which is their number where nothing is said.
 
-    Both are ``float64[n]``; x has two different values at least.
+    There are two different places at least.
     """
+    y = np.asarray(values, np.float64)
+    x = np.arange(len(y), dtype=np.float64) if at is None else np.asarray(at, np.float64)
+    chosen = np.linspace(0, len(y) - 1, min(len(y), MAX_POINTS)).round().astype(np.int64)
+    x, y = x[chosen], y[chosen]
     slopes = pairwise_slopes(x, y)
     low, high = sen_bounds(slopes, len(x))
-    later = pairwise_slopes(x[len(x) // 2 :], y[len(x) // 2 :])
-    scores = (int(np.sign(one).sum()) for one in (slopes, later))
-    return Trend(len(x), median(slopes), low, high, *scores)
+    score = int(np.sign(slopes).sum())
+    return Trend(len(x), median(slopes), low, high, score, _reaches_new(y))
+
+
+def _reaches_new(y: F64) -> bool:
+    """Return whether points reach new heights until the end, and never fell far from one."""
+    highest = np.maximum.accumulate(y)
+    heights = np.flatnonzero(np.diff(highest) > 0) + 1
+    if len(heights) < MIN_POINTS - 1:
+        return False
+    pause, fall = len(y) - 1 - heights[-1], (highest - y).max()
+    return bool(pause <= MAX_PAUSE * np.diff(heights).max() and fall <= LET_GO * (y[-1] - y[0]))
 
 
 def pairwise_slopes(x: F64, y: F64) -> F64:

@@ -19,9 +19,6 @@ T = TypeVar("T")
 WARM_UP_STEPS: Final = 2
 """Optimizer state and library workspaces appear in the first steps: growth is judged after them."""
 
-MAX_POINTS: Final = 60
-"""Steps that are judged, spread evenly over all: the test looks at every pair."""
-
 HEADINGS: Final = ("step", "allocated", "peak", "reserved", "stranded", "retries")
 _WIDTHS: Final = (7, 11, 11, 11, 11, 8)
 _CONF_VARIABLES: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -117,15 +114,12 @@ class StepGrowth:
     @property
     def bytes_per_step(self) -> float | None:
         """Growth a step after the warm-up; 0 where it is not steady, None for too few."""
-        import numpy as np  # where PyTorch is, and only for this
+        from fragdoctor.analysis.trend import MIN_POINTS, trend_of  # numpy is only for this
 
-        from fragdoctor.analysis.trend import MIN_POINTS, trend_of
-
-        held = np.array(self._held[WARM_UP_STEPS - 1 :], np.float64)
+        held = self._held[WARM_UP_STEPS - 1 :]
         if len(held) < MIN_POINTS:
             return None
-        at = np.linspace(0, len(held) - 1, min(len(held), MAX_POINTS)).round()
-        trend = trend_of(at, held[at.astype(np.int64)])
+        trend = trend_of(held)
         return max(0.0, trend.slope) if trend.goes_on else 0.0
 
 

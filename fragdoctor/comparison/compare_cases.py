@@ -65,7 +65,7 @@ def fit_trend(  # noqa: PLR0913 - a series, by keyword
         tracks: lines with their bytes in each run.
         capacity_bytes: what the growth runs into.
     """
-    found = _trend(x, values)
+    found = trends.trend_of(values, x)
     sure = confidence_of(found, x)
     at, between = None, None
     if capacity_bytes is not None and sure is not None:
@@ -87,10 +87,6 @@ def fit_trend(  # noqa: PLR0913 - a series, by keyword
         exhausted_from=between and between[0],
         exhausted_until=between and between[1],
     )
-
-
-def _trend(x: Sequence[float], values: Sequence[int]) -> trends.Trend:
-    return trends.trend_of(np.array(x, np.float64), np.array(values, np.float64))
 
 
 def confidence_of(found: trends.Trend, x: Sequence[float]) -> Confidence | None:
@@ -129,7 +125,7 @@ def _growing(
     """Return the lines that grow over the runs, fastest first."""
     lines = []
     for place, values in tracks:
-        trend = _trend(x, values)
+        trend = trends.trend_of(values, x)
         if confidence_of(trend, x) is not None:
             lines.append(LineTrend(place, tuple(values), trend.slope))
     return tuple(sorted(lines, key=lambda t: -t.slope_bytes))

@@ -22,7 +22,16 @@ from fragdoctor.model.conf_keys import KEYS
 from fragdoctor.model.marks import BACKWARD, NO_GRAD
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import I32, Annotation, FrameTable, Snapshot
-from fragdoctor.trace.stacks import LOSS, NATIVE, PACKAGE, STDLIB, TORCH, USER, classify_file
+from fragdoctor.trace.stacks import (
+    EVALUATION,
+    LOSS,
+    NATIVE,
+    PACKAGE,
+    STDLIB,
+    TORCH,
+    USER,
+    classify_file,
+)
 
 ROOT: Final = "/redacted"
 
@@ -32,9 +41,6 @@ def _words(text: str) -> list[str]:
 
 
 # Words of the diagnosis: evaluation, losses and optimizers are recognised by name.
-_EVALUATION: Final = re.compile(
-    r"eval|valid|infer|predict|test|generate|sample|score", re.IGNORECASE
-)
 _OPTIMIZER: Final = re.compile(
     r"(?:^|[/\\])optim(?:izers?)?(?:[/\\]|\.py$)|optimizer", re.IGNORECASE
 )
@@ -161,7 +167,7 @@ def redacted_function(name: str, file: str, names: Pseudonyms) -> str:
     step = _OPTIMIZER_STEP.match(name)
     if step is not None:
         return f"{step[1]}function_{names.number('function', name)}"
-    mark = "_eval" if _EVALUATION.search(name) else "_loss" if LOSS.search(name) else ""
+    mark = "_eval" if EVALUATION.search(name) else "_loss" if LOSS.search(name) else ""
     return f"function_{names.number('function', name)}{mark}"
 
 
@@ -200,7 +206,7 @@ def _is_public(file: str) -> bool:
 def _user_file(name: str, names: Pseudonyms) -> str:
     word = "optimizer" if _OPTIMIZER.search(name) else "file"
     base = re.split(r"[/\\]", name)[-1]
-    mark = "_eval" if _EVALUATION.search(base) else ""
+    mark = "_eval" if EVALUATION.search(base) else ""
     return f"{ROOT}/{word}_{names.number('file', name)}{mark}.py"
 
 

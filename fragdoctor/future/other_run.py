@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
-from fragdoctor.future.alignment import Requests, align
+from fragdoctor.future.alignment import ROUNDED_BYTES, Requests, align
 from fragdoctor.future.outlook import Outlooks
 from fragdoctor.future.steps import Steps
 from fragdoctor.model.arrays import median
@@ -35,8 +35,6 @@ MIN_SHARED: Final = 0.8
 SAME_SHARE: Final = 0.99
 """Share of the aligned requests that have the same size in a run of the same batch; workspaces of
 libraries differ between devices."""
-
-ROUNDED_BYTES: Final = 512
 
 Site = tuple[str, int, str, str, str]
 """The user's own line (file without its folder, line, function) and the innermost function below it

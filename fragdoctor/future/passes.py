@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
+from fragdoctor.model.arrays import is_among
 from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import I32, I64, U8, Action, Bools
 from fragdoctor.trace import stacks as stack_roles
@@ -22,15 +23,15 @@ from fragdoctor.trace.trace import Trace
 
 NOT_REACHED: Final = np.iinfo(np.int64).max
 
-RECENT: Final = 12
-"""Requests before the failing one that may live without being kept for a backward pass; of fewer
-than twice as many, the later half."""
+STILL_READ: Final = 8
+"""Results of a model that its layers may still read, graph or not: the last ones do not count; of
+fewer than twice as many, the later half."""
 
-KEPT_OF_OLDER: Final = 0.25
-"""Share of what modules made before that which lives on, where a pass is one of training."""
+KEPT_SHARE: Final = 0.25
+"""Share of what modules made before these results; more than that lives on in a pass of training."""
 
 MIN_KEPT: Final = 3
-"""How many of these, at least: the input of a residual layer lives on without training too."""
+"""Least number of results: the input of a residual layer lives on without training too."""
 
 
 class Passes(Struct, frozen=True):
@@ -287,24 +288,24 @@ def training_ends(trace: Trace, runs: RoleRuns) -> I64:
 
 def is_training_forward(trace: Trace, start: int, failed: int) -> bool:
     """Return whether the failing request is of a forward pass that keeps what backward needs."""
-    lives = trace.lives
-    if trace.stacks.roles.role[trace.events.stack[failed]] != stack_roles.FORWARD:
-        return False
-    if not len(trace.module_rows) or trace.module_rows[0] > failed:
-        return False
-    made = made_between(trace, start, failed)
     roles = trace.stacks.roles
-    if roles.checkpoints[lives.stack[made]].any():
-        return True
-    made = made[roles.in_module[lives.stack[made]]]
-    older = made[: len(made) - min(RECENT, (len(made) + 1) // 2)]
-    n_kept = int(np.count_nonzero(lives.free[older] > failed))
-    return n_kept >= MIN_KEPT and n_kept > KEPT_OF_OLDER * len(older)
+    if roles.role[trace.events.stack[failed]] != stack_roles.FORWARD:
+        return False
+    born = trace.lives.start
+    made = trace.lives.stack[(born >= start) & (born < failed)]
+    return bool(roles.checkpoints[made].any()) or kept_of(trace, start, failed)[0] > KEPT_SHARE
 
 
-def made_between(trace: Trace, start: int, failed: int) -> I64:
-    """Return the blocks that were made from one row to another, in order."""
-    lives = trace.lives
-    born = lives.start[lives.n_initial : lives.n_regular]
-    made: I64 = lives.n_initial + np.flatnonzero((born >= start) & (born < failed))
-    return made
+def kept_of(trace: Trace, low: int, high: int) -> tuple[float, I64]:
+    """Return the share of bytes that modules made between two rows and that live at the second.
+
+    And the rows of ``lives_of_program`` that do. What layers may still read does not count.
+    """
+    lives = trace.lives_of_program
+    made = trace.module_rows[(trace.module_rows >= low) & (trace.module_rows < high)]
+    made = made[: len(made) - min(STILL_READ, (len(made) + 1) // 2)]
+    rows = np.flatnonzero(is_among(lives.start, made))
+    kept = rows[lives.free[rows] >= high]
+    if len(kept) < MIN_KEPT:
+        return 0.0, kept
+    return float(lives.size_bytes[kept].sum() / max(lives.size_bytes[rows].sum(), 1)), kept

@@ -5,7 +5,7 @@ optimizers take turns, as in a GAN, it lasts until they come round again. PyTorc
 (``Optimizer.step#``, from 2.6 on); elsewhere stacks show them, and where nothing shows them a step
 ends with a backward pass. Calls of a model from places that most steps do not come to are an
 evaluation, which is a step of its own. Without training a step begins at the rarest place of the
-program to which it comes back evenly, over most of what it does.
+program to which it comes back over most of what it does.
 """
 
 from __future__ import annotations
@@ -26,12 +26,6 @@ from fragdoctor.trace import stacks
 from fragdoctor.trace.trace import Trace
 
 MIN_STEPS: Final = 4
-MAX_SPREAD: Final = 1.0
-"""Deviation of the work of rounds, relative to its mean, up to which they are steps."""
-
-MIN_VISITS: Final = 2
-"""Places from one round to the next, in the median."""
-
 MAX_TRIED: Final = 200
 """Places that are looked at, the rarest."""
 
@@ -309,7 +303,7 @@ def _without_training(trace: Trace) -> Steps:
 
 
 def _rounds(trace: Trace, rows: I64, key: I32) -> I64 | None:
-    """Return the visits to the rarest place that come at even distances, over most of them.
+    """Return the visits to the rarest place that the program comes back to over most of them.
 
     What ends before a model is first called only makes it, or copies it. None without any.
     """
@@ -324,8 +318,7 @@ def _rounds(trace: Trace, rows: I64, key: I32) -> I64 | None:
     for c in candidates[np.lexsort((first[candidates], count[candidates]))][:MAX_TRIED].tolist():
         at = order[ends[c] - count[c] : ends[c]]
         gaps = np.diff(at)
-        is_even = gaps.std() <= MAX_SPREAD * gaps.mean() and np.median(gaps) >= MIN_VISITS
         covered = (at[-1] - at[0] + gaps.mean()) / len(rows)
-        if is_even and covered >= MIN_COVERED and rows[at[-1]] >= least:
+        if covered >= MIN_COVERED and rows[at[-1]] >= least:
             return rows[at]
     return None

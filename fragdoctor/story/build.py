@@ -20,7 +20,7 @@ from fragdoctor.model.story import (
     TrialOutcome,
     TrialTrend,
 )
-from fragdoctor.story.failures import CauseFinder, collapsed
+from fragdoctor.story.failures import TRACEBACK_LINES, CauseFinder, collapsed
 from fragdoctor.story.order import LogSource, Processes, in_order
 from fragdoctor.story.trends import has_process_each, kept, trends_at_failures, trends_of_prints
 
@@ -31,8 +31,6 @@ ENDS = {
 }
 _AT_WORK = (SceneKind.TRIAL_START, SceneKind.MENTION, SceneKind.PROGRESS, SceneKind.FIGURE)
 _NOWHERE = LogSource(None, None)
-_TRACEBACK_LINES = 200
-"""Optuna says that a trial failed and prints the traceback below, which is shorter than this."""
 
 
 def with_trials(scenes: Sequence[Scene]) -> list[Scene]:
@@ -98,7 +96,7 @@ class _Assignment:
         failed = self._failed.get(source)
         if failed is None:
             return ""
-        if scene.kind in FAILURES and scene.line - failed.line <= _TRACEBACK_LINES:
+        if scene.kind in FAILURES and scene.line - failed.line <= TRACEBACK_LINES:
             return failed.trial
         if scene.kind in _AT_WORK:
             del self._failed[source]

@@ -91,7 +91,7 @@ _OF_PEERS: Final = frozenset({SceneKind.COLLECTIVE, SceneKind.KILLED})
 _ROOTS: Final = frozenset({SceneKind.OOM, SceneKind.HOST_MEMORY, *_STICKY, SceneKind.CUDA_ERROR})
 _TRIAL_ENDS: Final = frozenset({SceneKind.TRIAL_FAILED})
 _MOVES_ON: Final = frozenset({SceneKind.TRIAL_START, SceneKind.TRIAL_END, SceneKind.PROGRESS})
-_TRACEBACK_LINES: Final = 200
+TRACEBACK_LINES: Final = 200
 """A trial that is said to have failed has its traceback below within this many lines."""
 
 _MAX_BACK: Final = 200
@@ -238,7 +238,7 @@ class CauseFinder:
         """Link the end of a trial to the failure printed right below it, as Optuna does."""
         for k in range(i + 1, min(i + 1 + _MAX_BACK, len(self._scenes))):
             later = self._scenes[k]
-            if later.line - scene.line > _TRACEBACK_LINES or later.kind in _MOVES_ON:
+            if later.line - scene.line > TRACEBACK_LINES or later.kind in _MOVES_ON:
                 break
             if later.kind in FAILURES and later.trial == scene.trial:
                 return _caused(scene, self._root(k), _ENDED_TRIAL)

@@ -9,18 +9,12 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fragdoctor.analysis.trend import trend_of
+from fragdoctor.analysis.trend import LIKELY_P, MAX_POINTS, MIN_POINTS, POSSIBLE_P, trend_of
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.story import Direction, LogStory, Scene, SceneKind, TrialTrend
 from fragdoctor.story.order import Processes
 from fragdoctor.units import MIB
-
-MIN_POINTS: Final = 3
-"""Two points make a line through anything."""
-
-MAX_POINTS: Final = 300
-"""The slopes of all pairs are looked at; more points are thinned evenly."""
 
 MIN_RISE_BYTES: Final = 32 * MIB
 """GiB with two decimals are exact to 5 MiB; caches that settle move a little more than that."""
@@ -28,12 +22,6 @@ MIN_RISE_BYTES: Final = 32 * MIB
 MIN_RISE_SHARE: Final = 0.03
 LEVEL_SHARE: Final = 0.1
 """Points within a tenth of their median are level if nothing drives them one way."""
-
-POSSIBLE_P: Final = 1 / 6
-"""The chance that three points rise by chance: few trials are all that a log may have."""
-
-LIKELY_P: Final = 1 / 72
-"""Five points that all rise are below it, four are not."""
 
 
 def with_slope(trend: TrialTrend, stride: float = 1.0) -> TrialTrend:
@@ -50,7 +38,7 @@ def with_slope(trend: TrialTrend, stride: float = 1.0) -> TrialTrend:
     if n < MIN_POINTS:
         return trend
     points = np.array(trend.points, dtype=np.float64)
-    found = trend_of(np.arange(n, dtype=np.float64), points)
+    found = trend_of(points)
     median = float(np.median(points))
     rise = abs(found.slope) * (n - 1)
     spread = float(np.subtract(*np.percentile(points, [90, 10])))

@@ -127,6 +127,11 @@ LOSS: Final = re.compile(
 )
 """Functions that compute a loss."""
 
+EVALUATION: Final = re.compile(
+    r"eval|valid|infer|predict|test|generate|sample|score", re.IGNORECASE
+)
+"""Names of files and functions that evaluate."""
+
 _STEP, _BACKWARD, _MODULE, _INIT = 1, 2, 4, 8
 _ZERO, _RECOMPUTE, _STATE, _CLIP, _CLOSURE, _CHECKPOINT = 32, 64, 128, 256, 512, 1024
 

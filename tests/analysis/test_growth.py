@@ -92,6 +92,48 @@ def test_find_growth_leak_that_starts_late_is_found():
     assert list(p.growing_lines()) == [20]
 
 
+@pytest.mark.parametrize("begins", [0.7, 0.8])
+@pytest.mark.parametrize("every", [1, 2])
+def test_find_growth_leak_in_the_last_steps_of_many_is_found(begins, every):
+    p = Program()
+    for i in range(60):
+        p.step(i)
+        if i >= 60 * begins and i % every == 0:
+            p.new(MIB, 20)
+
+    assert list(p.growing_lines()) == [20]
+
+
+@pytest.mark.parametrize("n_last", [1, 4, 7])
+def test_find_growth_results_of_an_epoch_that_are_let_go_of_are_none(n_last):
+    """Whatever is kept of the epoch under way, and though its batches are larger."""
+    p, kept = Program(), []
+    for i in range(40 + n_last):
+        if i % 8 == 0:
+            for block in kept:
+                p.toy.free(block)
+            kept = []
+        p.step(i)
+        kept.append(p.new((1 + (i >= 40)) * MIB, 20))
+
+    assert p.growing_lines() == {}
+
+
+@pytest.mark.parametrize(("bound", "first_step"), [(6, 0), (18, 0), (30, 0), (6, 16), (14, 16)])
+def test_find_growth_memory_that_fills_up_to_a_bound_is_none(bound, first_step):
+    """Also where the recording begins when it has filled up, and shows it filled anew."""
+    p, window, first_event = Program(), deque(), 0
+    for i in range(40):
+        if i == first_step:
+            first_event = len(p.toy.events)
+        p.step(i)
+        window.append(p.new(MIB, 20))
+        if len(window) > bound:
+            p.toy.free(window.popleft())
+
+    assert p.growing_lines(first_event) == {}
+
+
 def test_find_growth_after_a_cut_ring_buffer_is_found():
     p = Program()
     for i in range(30):

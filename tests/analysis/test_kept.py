@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+import numpy as np
 import pytest
 from analysis.training_loop import (
     ACTIVATION,
@@ -21,7 +22,9 @@ from analysis.training_loop import (
 from builders import MIB, frame
 
 from fragdoctor.analysis.device import analyze_device
+from fragdoctor.analysis.growing_buffers import find_growing_buffers
 from fragdoctor.analysis.result import KeptKind, KeptMemory, KeptPattern
+from fragdoctor.analysis.training_run import TrainingRequests
 
 TRAIN = (frame("train.py", 4, "main"), MAIN)
 LAYERS = [
@@ -204,6 +207,18 @@ def test_find_kept_batch_variable_of_ever_larger_inputs_is_none():
     assert kept_of(loop)[0] is None
 
 
+@pytest.mark.parametrize("is_copied", [True, False])
+def test_find_growing_buffers_are_there_until_their_successors_are_made(is_copied):
+    """Activations of ever longer inputs are not."""
+    n = 12
+    made, freed = 10 * np.arange(n), 10 * np.arange(1, n + 1) + (1 if is_copied else -1)
+    size, stack = (np.arange(n) + 1) * 5 * MIB, np.zeros(n, np.int32)
+
+    found = find_growing_buffers(TrainingRequests(made, freed, size, stack))
+
+    assert len(found) == is_copied
+
+
 def test_find_kept_longer_inputs_in_each_step_are_none():
     loop = trained()
     for i in range(12):
@@ -279,6 +294,30 @@ def test_find_kept_results_of_requests_are_no_graph():
 
     assert kept is not None
     assert kept.pattern is KeptPattern.RESULTS  # nothing for no_grad
+
+
+@pytest.mark.parametrize(
+    ("kept_stack", "place"),
+    [
+        (HOOK, ("probe.py", 5)),
+        (LAYERS[1], ("model.py", 8)),
+        (LAYERS[2], ("train.py", 4)),  # the last one is what the call returns
+    ],
+)
+def test_find_kept_what_a_model_keeps_itself_is_no_result_of_its_caller(kept_stack, place):
+    loop = trained()
+    for _ in range(8):
+        for stack in (LAYERS[0], HOOK, *LAYERS[1:]):
+            block = loop.new(ACTIVATION, stack)
+            if stack != kept_stack:
+                loop.free(block, ENGINE)
+        loop.step()
+
+    kept, found = kept_of(loop)
+
+    assert kept is not None
+    assert kept.pattern is KeptPattern.RESULTS
+    assert found == place
 
 
 AVERAGE = (frame("average.py", 5, "update"), *TRAIN)

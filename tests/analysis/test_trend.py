@@ -50,6 +50,24 @@ def test_kendall_deviation_is_the_formula_of_its_variance():
     assert math.isclose(kendall_deviation(5), math.sqrt(5 * 4 * 15 / 18))
 
 
+@pytest.mark.parametrize(
+    ("values", "goes_on"),
+    [
+        ([1, 2, 3], True),
+        ([0, 0, 0, 0, 0, 0, 0, 1, 2, 3], True),
+        ([0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 3], True),
+        ([0, 1, 2, 3, 4, 5, 6, 6, 6, 6, 6], False),  # it has filled up
+        ([0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6], True),
+        ([0, 1, 2, 3, 0, 1, 2, 3, 4, 5], False),  # it was let go of
+        ([0, 3, 2, 5, 4, 7, 6, 9, 8], True),
+    ],
+)
+def test_growth_goes_on_where_points_reach_new_heights_and_never_fell_far(values, goes_on):
+    trend = trend_of(values)
+
+    assert trend.goes_on == goes_on
+
+
 def score_of(values: tuple[int, ...]) -> int:
     return sum((b > a) - (b < a) for a, b in itertools.combinations(values, 2))
 
@@ -73,7 +91,7 @@ def test_chance_of_many_points_continues_that_of_few() -> None:
 def test_slope_is_the_median_of_all_pairs_within_its_range(values: list[int]) -> None:
     x = [float(i) for i in range(len(values))]
 
-    trend = trend_of(np.array(x), np.array(values, np.float64))
+    trend = trend_of(values, x)
 
     pairs = [(b - a) / (j - i) for (i, a), (j, b) in itertools.combinations(enumerate(values), 2)]
     assert trend.slope == pytest.approx(statistics.median(pairs))
@@ -84,8 +102,7 @@ def test_slope_is_the_median_of_all_pairs_within_its_range(values: list[int]) ->
 
 @given(st.lists(st.integers(-(2**40), 2**40), min_size=2, max_size=12))
 def test_change_is_as_likely_in_either_direction(values: list[int]) -> None:
-    x = np.arange(len(values), dtype=np.float64)
 
-    forward, backward = (trend_of(x, np.array(v, np.float64)) for v in (values, values[::-1]))
+    forward, backward = (trend_of(v) for v in (values, values[::-1]))
 
     assert forward.p_change == backward.p_change == min(forward.p_rise, backward.p_rise)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -31,14 +30,9 @@ from fragdoctor.story.trends import (
     has_process_each,
     trials_before_failure,
 )
-from fragdoctor.trace.stacks import BACKWARD, PACKAGE, USER, classify_file
+from fragdoctor.trace.stacks import BACKWARD, EVALUATION, PACKAGE, USER, classify_file
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import format_size, plural
-
-EVALUATION: Final = re.compile(
-    r"eval|valid|infer|predict|test|generate|sample|score", re.IGNORECASE
-)
-"""Names of files and functions that evaluate."""
 
 FREEING: Final = (
     (

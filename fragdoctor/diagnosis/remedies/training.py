@@ -121,10 +121,10 @@ class ChunkedLoss(SavingRemedy):
 
 
 def _only_infers(case: JudgedCase) -> bool:
-    analysis, bench = case.context.analysis, case.bench
-    if analysis is None or analysis.phases is None or bench is None:
+    analysis = case.context.analysis
+    if analysis is None or analysis.phases is None:
         return False
-    return only_infers(analysis.trace, analysis.phases, bench.requests)
+    return only_infers(analysis.trace, analysis.phases)
 
 
 class GradientCheckpointing(SavingRemedy):
