@@ -28,7 +28,7 @@ STILL_READ: Final = 8
 fewer than twice as many, the later half."""
 
 KEPT_SHARE: Final = 0.25
-"""Share of what modules made before these results; more than that lives on in a pass of training."""
+"""Share of what modules made before these results: more of it lives on in a pass of training."""
 
 MIN_KEPT: Final = 3
 """Least number of results: the input of a residual layer lives on without training too."""
