@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from fragdoctor.cli.app import main
-from fragdoctor.rehearsal import runner
+from fragdoctor.rehearsal import runner, sweep
+from fragdoctor.rehearsal.prescription import search
 from fragdoctor.rehearsal.process import OnStep, RehearsalConditions, Runs
 from fragdoctor.rehearsal.programs import Program
 
@@ -56,6 +57,7 @@ class PreparedRuns:
     def __init__(self) -> None:
         self._of_machines: dict[tuple[object, ...], Runs] = {}
         self.place = Path()
+        self.blocker = ""
 
     def run(
         self,
@@ -80,6 +82,12 @@ class PreparedRuns:
 PREPARED = PreparedRuns()
 
 
+def use_prepared(patch: pytest.MonkeyPatch) -> None:
+    """Run what this process rehearses in forks of the prepared processes."""
+    for module in (runner, search, sweep):
+        patch.setattr(module, "Runs", lambda **_: nullcontext(PREPARED))
+
+
 class Stage:
     """A folder with programs, and the command line that rehearses them."""
 
@@ -96,7 +104,7 @@ class Stage:
         """Rehearse in this process, in a fork of one that has PyTorch."""
         out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(runner, "Runs", lambda: nullcontext(PREPARED))
+            use_prepared(patch)
             patch.chdir(self.home)
             for name in set(os.environ) - set(_environment("")):
                 patch.delenv(name)
