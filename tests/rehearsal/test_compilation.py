@@ -90,6 +90,7 @@ def test_loops_of_a_compiled_function_do_not_part_it(stage: Stage) -> None:
 
 
 @needs_triton
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", ["module.compile()", "module.forward = torch.compile(module.forward)"]
 )
@@ -105,6 +106,7 @@ def test_compilation_is_asked_for_in_several_ways(stage: Stage, how: str) -> Non
 
 
 @needs_triton
+@pytest.mark.slow
 def test_what_inductor_does_not_manage_runs_as_its_partition(stage: Stage) -> None:
     found = stage.must_pass(
         LAYERS
@@ -125,6 +127,7 @@ def test_what_inductor_does_not_manage_runs_as_its_partition(stage: Stage) -> No
 
 
 @needs_triton
+@pytest.mark.slow
 def test_replayed_graphs_ask_for_nothing_and_own_nothing(stage: Stage) -> None:
     """Once both passes are captured, their results lie in the pool, which is no allocation."""
     stage.must_pass(
@@ -150,6 +153,7 @@ def test_replayed_graphs_ask_for_nothing_and_own_nothing(stage: Stage) -> None:
 
 
 @needs_triton
+@pytest.mark.slow
 def test_what_follows_a_replay_spares_what_lives(stage: Stage) -> None:
     """A result that is alive is not overwritten by another function of the same pool."""
     stage.must_pass(
@@ -174,6 +178,7 @@ def test_what_follows_a_replay_spares_what_lives(stage: Stage) -> None:
 
 
 @needs_triton
+@pytest.mark.slow
 def test_trials_of_max_autotune_take_their_buffers(stage: Stage) -> None:
     """A product's inputs and its result are made anew, beside what clears the cache."""
     stage.must_pass(
