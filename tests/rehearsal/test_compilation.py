@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
-from rehearsal_stage import Stage
+from rehearsal_stage import COMPILING, Stage
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
 has_triton = find_spec("triton") is not None
 needs_triton = pytest.mark.skipif(not has_triton, reason="Inductor needs Triton")
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path, COMPILING)
+
 
 LAYERS = """
     import torch
