@@ -13,6 +13,8 @@ from typing import BinaryIO
 
 import pytest
 
+from fragdoctor import Cause, diagnose
+
 FAKE = Path(__file__).parents[1] / "capture" / "fake"
 HEAD = "import torch, sys, os, time\n"
 
@@ -320,12 +322,7 @@ def test_run_with_zip_leaves_one_file_that_analyze_reads(runner) -> None:
 
     (name,) = runner.bundles()
     assert zipfile.is_zipfile(runner.out / name)
-    done = subprocess.run(
-        [sys.executable, "-m", "fragdoctor", "analyze", runner.out / name, "--format", "json"],
-        capture_output=True,
-        check=True,
-    )
-    assert "capacity" == json.loads(done.stdout)["verdict"]["cause"]
+    assert Cause.CAPACITY is diagnose(runner.out / name).verdict.cause
 
 
 def test_run_names_its_directory_after_the_program_and_overwrites_nothing(runner) -> None:
@@ -461,26 +458,19 @@ def test_run_of_a_program_that_ignores_hangups_goes_on(runner) -> None:
     assert ["exit"] == without_pid(runner.bundles())
 
 
-def test_run_leaves_the_program_its_own_handler(runner) -> None:
-    body = (
-        "import signal\n"
+def test_run_leaves_the_program_its_own_handler_and_hides_that_of_the_recorder(runner) -> None:
+    script = runner.script(
+        "torch.alloc(1)\nimport signal\n"
         "def mine(number, frame): print('mine'); sys.exit(5)\n"
+        "print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)\n"
         "print(signal.signal(signal.SIGTERM, mine) is signal.SIG_DFL)\n"
+        "os.kill(os.getpid(), 15)\ntime.sleep(9)\n"
     )
 
-    script = runner.script(f"torch.alloc(1)\n{body}os.kill(os.getpid(), 15)\ntime.sleep(9)\n")
     done = runner.run(str(script))
 
-    assert (5, b"True\nmine\n") == (done.returncode, done.stdout)
+    assert (5, b"True\nTrue\nmine\n") == (done.returncode, done.stdout)
     assert ["exit"] == without_pid(runner.bundles())
-
-
-def test_run_hides_its_handler_from_programs_that_ask(runner) -> None:
-    script = runner.script(
-        "import signal\ntorch.alloc(1)\nprint(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)"
-    )
-
-    assert b"True\n" == runner.run(str(script)).stdout
 
 
 @pytest.mark.slow
