@@ -21,6 +21,7 @@ settings.register_profile("fast", settings.get_profile("any-machine"), max_examp
 settings.load_profile("any-machine")
 
 ROOT = Path(__file__).resolve().parents[1]
+REHEARSING = {"stage", "prepared"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,7 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     Rehearsals stand together, so that one worker runs them: each that does imports PyTorch anew.
     """
-    items.sort(key=lambda item: "stage" not in getattr(item, "fixturenames", ()))
+    items.sort(key=lambda item: REHEARSING.isdisjoint(getattr(item, "fixturenames", ())))
     if not leaves_slow_out(config):
         return
     slow = [item for item in items if "slow" in item.keywords]
@@ -118,3 +119,12 @@ def samples(root: Path) -> Path:
 def shared() -> Path:
     """Return the folder of recordings; a test that names one which is not there is skipped."""
     return shared_dir()
+
+
+@pytest.fixture
+def prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rehearse in forks of a process that has imported PyTorch."""
+    pytest.importorskip("torch")
+    from rehearsal_stage import use_prepared
+
+    use_prepared(monkeypatch)

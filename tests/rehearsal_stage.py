@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from fragdoctor.cli.app import main
-from fragdoctor.rehearsal import runner
+from fragdoctor.rehearsal import runner, sweep
+from fragdoctor.rehearsal.prescription import search
 from fragdoctor.rehearsal.process import OnStep, RehearsalConditions, Runs
 from fragdoctor.rehearsal.programs import Program
 
@@ -53,9 +54,11 @@ class PreparedRuns:
     A fork is what a new process would be; ``test_forks_do_what_new_processes_do`` holds that.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, imports: str = IMPORTS) -> None:
+        self._imports = imports
         self._of_machines: dict[tuple[object, ...], Runs] = {}
         self.place = Path()
+        self.blocker = ""
 
     def run(
         self,
@@ -71,20 +74,28 @@ class PreparedRuns:
             atexit.register(runs.__exit__)
             with tempfile.TemporaryDirectory() as folder:
                 first = Path(folder, "imports.py")
-                first.write_text(IMPORTS, encoding="utf-8")
+                first.write_text(self._imports, encoding="utf-8")
                 runs.run(Program(str(first), False, [], [python]), conditions, python)
         self.place = runs.place
         return runs.run(program, conditions, python, on_step)
 
 
 PREPARED = PreparedRuns()
+COMPILING = PreparedRuns(f"{IMPORTS}import torch._inductor.compile_fx\n")
+
+
+def use_prepared(patch: pytest.MonkeyPatch, prepared: PreparedRuns = PREPARED) -> None:
+    """Run what this process rehearses in forks of the prepared processes."""
+    for module in (runner, search, sweep):
+        patch.setattr(module, "Runs", lambda **_: nullcontext(prepared))
 
 
 class Stage:
     """A folder with programs, and the command line that rehearses them."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, prepared: PreparedRuns = PREPARED) -> None:
         self.home = home
+        self.prepared = prepared
 
     def script(self, body: str, name: str = "train.py") -> Path:
         path = self.home / name
@@ -96,7 +107,7 @@ class Stage:
         """Rehearse in this process, in a fork of one that has PyTorch."""
         out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(runner, "Runs", lambda: nullcontext(PREPARED))
+            use_prepared(patch, self.prepared)
             patch.chdir(self.home)
             for name in set(os.environ) - set(_environment("")):
                 patch.delenv(name)

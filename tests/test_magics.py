@@ -8,10 +8,9 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from rehearsal_stage import PREPARED, TRAINING
+from rehearsal_stage import TRAINING
 
 import fragdoctor
-from fragdoctor.rehearsal.prescription import search
 
 
 class Shell:
@@ -34,9 +33,8 @@ def shell() -> Shell:
     return shell
 
 
-def test_cell_is_rehearsed_as_a_program(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch")
-    monkeypatch.setattr(search, "Runs", lambda **_: nullcontext(PREPARED))
+@pytest.mark.usefixtures("prepared")
+def test_cell_is_rehearsed_as_a_program(shell: Shell) -> None:
     lines = [line.removeprefix("    ") for line in TRAINING.splitlines()]
 
     found = shell.magics["cure"](" 4GiB", "\n".join([*lines, "train(3)"]))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import Run
 
-pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("prepared")
 
 MODEL = """
 import torch

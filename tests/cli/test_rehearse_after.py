@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli_fixtures import run as run  # noqa: PLC0414 - a fixture
 from command_line import Run
-from rehearsal_stage import PREPARED, Stage
+from rehearsal_stage import Stage
 
 from fragdoctor.cli.rehearse_after import command_of, follow
 from fragdoctor.diagnosis.pipeline import diagnose
@@ -19,7 +18,6 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.inputs.cases import read_case
 from fragdoctor.model.case import Overrides
 from fragdoctor.model.simulation import OutlookBasis
-from fragdoctor.rehearsal.prescription import search
 from fragdoctor.units import MIB
 
 SAMPLES = Path(__file__).parents[2] / "sample_snapshots"
@@ -45,6 +43,7 @@ def stage(tmp_path) -> Stage:
     return Stage(tmp_path)
 
 
+@pytest.mark.usefixtures("prepared")
 def test_recording_is_continued_and_changes_are_tried(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,7 +52,6 @@ def test_recording_is_continued_and_changes_are_tried(
     failed = stage.run("--capacity", f"{capacity}B", "--snapshot", "failed.pickle", "train.py")
     assert failed.returncode == 1, failed.stderr
     monkeypatch.chdir(stage.home)
-    monkeypatch.setattr(search, "Runs", lambda **_: nullcontext(PREPARED))
     case = read_case(["failed.pickle"], Overrides(capacity_bytes=capacity))
     told: list[str] = []
 

@@ -217,7 +217,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t n) {
 }
 #else
 int main(int argc, char** argv) {
-  const size_t count = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 100000;
+  const size_t count = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 50000;
   Corruptor corruptor(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1);
   std::vector<std::string> paths(argv + std::min(argc, 3), argv + argc);
   if (paths.empty()) paths = kSeeds;

@@ -19,6 +19,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from fragdoctor.recording import census as subject  # noqa: E402 - after the skip
+from fragdoctor.recording import object_search  # noqa: E402
 from fragdoctor.recording.census_log import CensusLog, uncompiled  # noqa: E402
 from fragdoctor.recording.history_recorder import Recorder  # noqa: E402
 from fragdoctor.recording.object_search import frame_locals  # noqa: E402
@@ -55,6 +56,21 @@ LIKE_CUDA = SimpleNamespace(
         _current_autograd_node=torch._C._current_autograd_node,
     ),
 )
+
+
+@pytest.fixture(autouse=True)
+def _without_the_suite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the frames of pytest, from which all tests are reached: a census would walk them."""
+    every = object_search.running_frames
+
+    def is_tested(frame: types.FrameType) -> bool:
+        code = frame.f_code
+        return "site-packages" not in code.co_filename and code is not below_pytest.__code__
+
+    def below_pytest() -> list[types.FrameType]:
+        return [frame for frame in every() if is_tested(frame)]
+
+    monkeypatch.setattr(object_search, "running_frames", below_pytest)
 
 
 def new() -> Any:

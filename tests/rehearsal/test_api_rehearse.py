@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
 
 import pytest
-from rehearsal_stage import PREPARED, TRAINING, Stage
+from rehearsal_stage import TRAINING, Stage
 
 import fragdoctor
-from fragdoctor.rehearsal import runner
-from fragdoctor.rehearsal.prescription import search
 from fragdoctor.units import MIB
 
-
-@pytest.fixture(autouse=True)
-def forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "Runs", lambda: nullcontext(PREPARED))
-    monkeypatch.setattr(search, "Runs", lambda **_: nullcontext(PREPARED))
+pytestmark = pytest.mark.usefixtures("prepared")
 
 
 def test_script_is_rehearsed_and_diagnosed(stage: Stage) -> None:

@@ -195,6 +195,7 @@ def test_no_set_that_fits_by_replay_is_much_cheaper(text: str, tmp_path: Path) -
             assert text is WRAPPED or found.needs_bytes(plan) <= limit
 
 
+@pytest.mark.slow
 def test_equal_modules_are_checkpointed_in_one_way_where_that_costs_little_more(
     tmp_path: Path,
 ) -> None:
@@ -205,7 +206,7 @@ def test_equal_modules_are_checkpointed_in_one_way_where_that_costs_little_more(
     assert len({tuple(one.kept for one in options) for options in layers}) == 1
 
     n_simpler = 0
-    for share in np.linspace(0.6, 0.95, 8):
+    for share in np.linspace(0.6, 0.95, 4):
         limit = int(share * found._need.bytes())
         cheapest = found.cheapest(limit)
         if cheapest is None:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
-from rehearsal_stage import Stage
+from rehearsal_stage import COMPILING, Stage
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
 has_triton = find_spec("triton") is not None
 needs_triton = pytest.mark.skipif(not has_triton, reason="Inductor needs Triton")
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path, COMPILING)
+
 
 LAYERS = """
     import torch
@@ -90,6 +97,7 @@ def test_loops_of_a_compiled_function_do_not_part_it(stage: Stage) -> None:
 
 
 @needs_triton
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", ["module.compile()", "module.forward = torch.compile(module.forward)"]
 )
@@ -105,6 +113,7 @@ def test_compilation_is_asked_for_in_several_ways(stage: Stage, how: str) -> Non
 
 
 @needs_triton
+@pytest.mark.slow
 def test_what_inductor_does_not_manage_runs_as_its_partition(stage: Stage) -> None:
     found = stage.must_pass(
         LAYERS
@@ -125,6 +134,7 @@ def test_what_inductor_does_not_manage_runs_as_its_partition(stage: Stage) -> No
 
 
 @needs_triton
+@pytest.mark.slow
 def test_replayed_graphs_ask_for_nothing_and_own_nothing(stage: Stage) -> None:
     """Once both passes are captured, their results lie in the pool, which is no allocation."""
     stage.must_pass(
@@ -150,6 +160,7 @@ def test_replayed_graphs_ask_for_nothing_and_own_nothing(stage: Stage) -> None:
 
 
 @needs_triton
+@pytest.mark.slow
 def test_what_follows_a_replay_spares_what_lives(stage: Stage) -> None:
     """A result that is alive is not overwritten by another function of the same pool."""
     stage.must_pass(
@@ -174,6 +185,7 @@ def test_what_follows_a_replay_spares_what_lives(stage: Stage) -> None:
 
 
 @needs_triton
+@pytest.mark.slow
 def test_trials_of_max_autotune_take_their_buffers(stage: Stage) -> None:
     """A product's inputs and its result are made anew, beside what clears the cache."""
     stage.must_pass(

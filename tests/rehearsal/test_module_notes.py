@@ -131,6 +131,7 @@ with FakeTensorMode():
 """
 
 
+@pytest.mark.slow
 def test_memtracker_says_the_same_of_parameters_and_optimizer_state(stage: Stage) -> None:
     """PyTorch's MemTracker, on the same model with fake tensors, is the peer.
 

@@ -59,7 +59,7 @@ def _torch() -> None:
         pytest.skip("there is a GPU: what runs without one is not shown")
 
 
-@pytest.mark.usefixtures("_torch")
+@pytest.mark.usefixtures("_torch", "prepared")
 def test_rehearsed_tests_report_as_if_they_ran_here(pytester, monkeypatch) -> None:
     monkeypatch.setenv("LEFT_BY_TEARDOWN", str(pytester.path / "left"))
     pytester.makepyfile(test_it=TESTS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -214,11 +213,6 @@ SLOW_S = 3.0
 CALL = "    loss = model(x).float().square().mean()\n"
 
 
-@pytest.fixture
-def forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "Runs", lambda **_: nullcontext(PREPARED))
-
-
 def rehearsed(home: Path, text: str, *treatments: str, **ranks: int) -> Rehearsal:
     path = home / "train.py"
     path.write_text(text)
@@ -355,7 +349,6 @@ def test_parameters_that_the_program_makes_on_the_gpu_are_not_held(tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forks")
 def test_buffer_that_is_too_large_is_held_on_the_host(stage: Stage) -> None:
     stage.script(MODEL + BUFFER)
 
@@ -412,13 +405,15 @@ def test_state_of_8_bit_adam_is_two_bytes_an_element_and_scales(tmp_path: Path) 
     assert before - after == pytest.approx((8 - 2 * (1 + 4 / 256)) * n_elements, rel=0.01)
 
 
-def cure(stage: Stage, capacity: str, *words: str, code: int) -> dict[str, Any]:
-    found = stage.json("--cure", "--fits-on", capacity, *words, "train.py", code=code)
+def cure(
+    stage: Stage, capacity: str, *words: str, code: int, apart: bool = False
+) -> dict[str, Any]:
+    words = ("--cure", "--fits-on", capacity, *words, "train.py")
+    found = stage.json(*words, code=code, apart=apart)
     must_fit(found, "prescription")
     return found
 
 
-@pytest.mark.usefixtures("forks")
 def test_cheapest_change_that_fits_is_found_and_its_lines_do_what_was_said(stage: Stage) -> None:
     stage.script(MODEL + LOOP)
 
@@ -453,7 +448,6 @@ def applied(text: str, diff: list[str]) -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.usefixtures("forks")
 def test_program_that_fits_needs_no_cure(stage: Stage) -> None:
     stage.script(MODEL + LOOP)
 
@@ -464,11 +458,10 @@ def test_program_that_fits_needs_no_cure(stage: Stage) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forks")
 def test_fewest_gpus_are_found_where_one_does_not_do(stage: Stage) -> None:
     stage.script(MODEL.replace("1024", "8192") + LOOP.replace("BATCH", "8"))
 
-    found = cure(stage, "250MiB", code=1)
+    found = cure(stage, "250MiB", code=1, apart=True)  # in forks of one process, as a user's
 
     sharded = [one for one in found["tried"] if one["n_gpus"] > 1]
     fits = {one["n_gpus"]: one["fits"] for one in sharded}
@@ -479,7 +472,6 @@ def test_fewest_gpus_are_found_where_one_does_not_do(stage: Stage) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forks")
 def test_what_a_change_breaks_later_is_no_cure(stage: Stage) -> None:
     stage.script(
         MODEL.replace("1024", "8192")
@@ -487,7 +479,7 @@ def test_what_a_change_breaks_later_is_no_cure(stage: Stage) -> None:
         + "for p in model.parameters():\n    assert type(p) is nn.Parameter\n"
     )
 
-    found = cure(stage, "250MiB", code=1)
+    found = cure(stage, "250MiB", code=1, apart=True)  # in forks of one process, as a user's
 
     sharded = [one for one in found["tried"] if one["n_gpus"] > 1]
     assert sharded
@@ -495,7 +487,6 @@ def test_what_a_change_breaks_later_is_no_cure(stage: Stage) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forks")
 def test_combinations_are_tried_where_nothing_single_fits(stage: Stage) -> None:
     stage.script(MODEL + LOOP.replace("BATCH", "256 * int(sys.argv[1])"))
 
@@ -509,7 +500,6 @@ def test_combinations_are_tried_where_nothing_single_fits(stage: Stage) -> None:
     assert ["accumulate"] in codes
 
 
-@pytest.mark.usefixtures("forks")
 def test_program_that_fails_is_no_cure_and_ends_with_2(stage: Stage) -> None:
     stage.script(MODEL + "raise ValueError('no')")
 
@@ -534,7 +524,6 @@ def test_cure_is_about_one_program_on_one_gpu(stage: Stage, words: tuple[str, ..
     assert stage.run(*words, "train.py").returncode == 2
 
 
-@pytest.mark.usefixtures("forks")
 def test_search_ends_when_its_time_is_over(stage: Stage) -> None:
     stage.script(MODEL + LOOP)
 
@@ -544,7 +533,6 @@ def test_search_ends_when_its_time_is_over(stage: Stage) -> None:
     assert found["cure"] is None
 
 
-@pytest.mark.usefixtures("forks")
 def test_change_under_way_is_cut_short_when_the_time_is_over(stage: Stage) -> None:
     slow = f"import time\ntime.sleep({SLOW_S})\n"
     stage.script(MODEL + slow + LOOP)
@@ -556,7 +544,7 @@ def test_change_under_way_is_cut_short_when_the_time_is_over(stage: Stage) -> No
     assert codes == ["expandable-segments"]  # which is replayed
 
 
-@pytest.mark.usefixtures("forks")
+@pytest.mark.usefixtures("prepared")
 def test_what_mostly_cures_is_tried_before_what_seldom_does(tmp_path: Path) -> None:
     class FusedError(Exception):
         pass

@@ -95,7 +95,7 @@ def test_largest_batch_of_a_list_is_named_with_the_line_that_fails(stage: Stage)
     stage.script(WITH_BATCH)
 
     done = stage.run(
-        "train.py", "--capacity", "400MiB", "--batch", "8192,64", "--snapshot", "kept",
+        "train.py", "--capacity", "400MiB", "--batch", "8192,64,8", "--snapshot", "kept",
         "--", "{batch}",
     )  # fmt: skip
 
@@ -108,6 +108,7 @@ def test_largest_batch_of_a_list_is_named_with_the_line_that_fails(stage: Stage)
     )
     assert sorted(p.name for p in (stage.home / "kept").iterdir()) == [
         "batch-64.pickle",
+        "batch-8.pickle",
         "batch-8192.pickle",
     ]
 
