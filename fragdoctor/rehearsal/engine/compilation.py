@@ -22,6 +22,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fragdoctor.rehearsal.engine import graph_trees, put, session
 
@@ -58,9 +59,10 @@ def _run(tuner: Any, *args: Any, stream: Any = None, **kwargs: Any) -> None:
     n_variants = len(tuner.configs)
     if n_variants == 1 and not tuner.inductor_meta.get("coordinate_descent_tuning"):
         return
-    kept = tuner.copy_args_to_cpu_if_needed(*args, **kwargs)
     for _ in range(n_variants):
-        _time(lambda: tuner.maybe_clone_args(kept, *args, **kwargs))
+        # Where a copy would raise the peak it is made on the CPU: each trial asks anew.
+        kept = tuner.copy_args_to_cpu_if_needed(*args, **kwargs)
+        _time(lambda kept=kept: tuner.maybe_clone_args(kept, *args, **kwargs))
 
 
 def _time(call: Callable[[], Any]) -> float:
@@ -88,6 +90,18 @@ def _generated(_compiler: Any, name: str, source: str, *_: Any, **__: Any) -> An
 def _empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
     """``_empty_strided_cuda``, which asks the allocator past the dispatcher."""
     return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
+
+
+def _tried(original: Callable[..., Any]) -> Callable[..., Any]:
+    def should_pad(*args: Any) -> Any:
+        """``_should_pad``, which times products of real tensors while fake ones are traced.
+
+        Where a mode is at work, PyTorch 2.13 finds no kernel behind a fallback.
+        """
+        with _disable_current_modes():
+            return original(*args)
+
+    return should_pad
 
 
 def _planned(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -158,6 +172,8 @@ class _Compiler:
             owner = getattr(owner, kind) if kind else owner
             if hasattr(owner, name):
                 put(self._undo, owner, name, value)
+        padding = importlib.import_module("torch._inductor.fx_passes.pad_mm")
+        put(self._undo, padding, "_should_pad", _tried(padding._should_pad))
         planner = importlib.import_module("torch._inductor.compile_fx")
         put(self._undo, planner, "compile_fx", _planned(planner.compile_fx))
         config = importlib.import_module("torch._inductor.config")
