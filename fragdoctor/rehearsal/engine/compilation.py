@@ -18,6 +18,7 @@ import logging
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -62,7 +63,7 @@ def _run(tuner: Any, *args: Any, stream: Any = None, **kwargs: Any) -> None:
     for _ in range(n_variants):
         # Where a copy would raise the peak it is made on the CPU: each trial asks anew.
         kept = tuner.copy_args_to_cpu_if_needed(*args, **kwargs)
-        _time(lambda kept=kept: tuner.maybe_clone_args(kept, *args, **kwargs))
+        _time(partial(tuner.maybe_clone_args, kept, *args, **kwargs))
 
 
 def _time(call: Callable[[], Any]) -> float:
