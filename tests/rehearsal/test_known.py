@@ -171,8 +171,7 @@ def test_a_mask_keeps_at_most_what_was_put_into_it(stage: Stage) -> None:
         masks[0][positive[torch.randperm(len(positive), device="cuda")[:128]]] = 1
         masks[1][negative[torch.randperm(len(negative), device="cuda")[:384]]] = 1
         assert torch.where(masks[0] | masks[1])[0].shape == (512,)
-        assert torch.where(masks[0] & masks[1])[0].shape == (128,)
-        assert torch.where(torch.cat(masks) > 0)[0].shape == (512,)
+        assert torch.where(torch.cat(masks))[0].shape == (512,)
         copied = masks[0].bool()
         assert torch.randn(2000, 4, device="cuda")[copied].shape == (128, 4)
         rows = torch.zeros(2000, 3, dtype=torch.bool, device="cuda")

@@ -17,7 +17,6 @@ it, and the autograd engine adds gradients in place only where there is no other
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Final
@@ -50,16 +49,8 @@ _OF_FINITE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
 # Those that choose some of many by their values: which result says where these are.
 _CHOOSES: Final = {"topk": 1, "argmax": 0, "argmin": 0, "max": 1, "min": 1}
 _OVERWRITES: Final = frozenset({"fill_", "zero_"})
-# Those that put values at places, and which argument says at how many.
-_PLACED_BY: Final = {
-    "_index_put_impl_": 1, "index_fill_": 2, "index_copy_": 2, "scatter_": 2, "scatter_add_": 2,
-}  # fmt: skip
-# Those whose result is not zero where any operand is not, or only where all are not.
+# Those whose result is not zero only where an operand is not.
 _ANY: Final = frozenset({"bitwise_or", "logical_or", "__or__", "cat"})
-_ALL: Final = frozenset({"bitwise_and", "logical_and", "__and__"})
-_COMPARES: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
-    name: getattr(operator, name) for name in ("eq", "ne", "gt", "ge", "lt", "le")
-}
 # Those that put what is known at known places: among zeros, they make a map of the choices.
 _PUTS: Final = frozenset({"scatter", "scatter_"})
 # Those whose kernels follow the values themselves, or leave them as they are: gradients are finite.
@@ -88,11 +79,8 @@ class _Rule:
         )
         self.chooses = _CHOOSES.get(name)
         self.puts = name in _PUTS
-        self.placed_by = _PLACED_BY.get(name)
-        plain = name if name.startswith("__") else name.rstrip("_")
-        self.is_any, self.is_all = plain in _ANY, plain in _ALL
-        self.compares = _COMPARES.get(plain)
-        self.is_counted = bool(self.placed_by or self.is_any or self.is_all or self.compares)
+        self.is_placed = name == "_index_put_impl_"
+        self.is_any = name.removesuffix("_") in _ANY or name in _ANY
         self.zeroes = name in _OVERWRITES
         self.overwrites = self.zeroes or bool(self.names)
         self.decides = _DECIDES.get(name)
@@ -169,7 +157,7 @@ class Known:
     ) -> Any:
         """Run an operation by its handler, and follow its values."""
         rule = _rule_of(op)
-        n_set = self._n_set_by(rule, args) if rule.is_counted else None
+        n_set = self._n_set_by(rule, args) if rule.is_any or rule.is_placed else None
         result = handler(op, *args, **kwargs)
         if rule.puts and self._put(op, rule, args, kwargs, result):
             return result
@@ -203,20 +191,12 @@ class Known:
         """Return how many elements are not zero at most after an operation; None = any."""
         if not (self._shadows or self._n_set):
             return None
-        if rule.compares is not None:
-            first, other = args[:2]
-            is_kept = not isinstance(other, int | float) or rule.compares(0, other)
-            return None if is_kept else self.most_set(first)
-        operands = list(_tensors(args))
-        if rule.placed_by is not None:
-            target, places = args[0], args[rule.placed_by]
-            n_set = self.most_set(target)
-            return None if n_set is None else n_set + _n_placed(target, places, args[1])
-        counts = [self.most_set(tensor) for tensor in operands]
+        if rule.is_placed:
+            n_set = self.most_set(args[0])
+            return None if n_set is None else n_set + _n_placed(*args[:2])
+        counts = [self.most_set(tensor) for tensor in _tensors(args)]
         known = [n for n in counts if n is not None]
-        if rule.is_any:
-            return sum(known) if len(known) == len(counts) else None
-        return min(known, default=None)
+        return sum(known) if len(known) == len(counts) else None
 
     def _choose(self, place: int, args: tuple[Any, ...], result: Any) -> None:
         """Take choices among unknown values to be even, where all can have been chosen."""
@@ -391,17 +371,14 @@ def _key(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.get_device(), begin
 
 
-def _n_placed(target: torch.Tensor, places: Any, dim: Any) -> int:
-    """Return how many elements are written at places: of all dimensions, of some, or of one."""
-    if isinstance(places, torch.Tensor):
-        is_each = places.dim() == target.dim() > 1
-        return places.numel() * (1 if is_each else target.numel() // target.shape[dim])
+def _n_placed(target: torch.Tensor, places: Sequence[torch.Tensor | None]) -> int:
+    """Return how many elements are written at places of some dimensions, or of all."""
     given = [place for place in places if place is not None]
     if any(place.dtype in (torch.bool, torch.uint8) for place in given):
         return target.numel()
-    n = int(torch.broadcast_shapes(*(place.shape for place in given)).numel())
+    n = torch.broadcast_shapes(*(place.shape for place in given)).numel()
     shape = [n for n, place in zip(target.shape, places, strict=False) if place is not None]
-    return n * (target.numel() // max(1, math.prod(shape)))
+    return int(n) * (target.numel() // max(1, math.prod(shape)))
 
 
 def _extent(size: Sequence[int], strides: Sequence[int]) -> int:
