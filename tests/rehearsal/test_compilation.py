@@ -210,6 +210,21 @@ def test_inductor_times_padded_products_in_every_build(stage: Stage) -> None:
 
 
 @needs_triton
+def test_a_gpu_that_is_full_while_inductor_times_something_ends_the_program(stage: Stage) -> None:
+    stage.script(
+        """
+        import torch
+
+        layer = torch.nn.Linear(512, 1001).cuda()
+        torch.compile(layer)(torch.ones(2048, 512, device="cuda", requires_grad=True))
+        """
+    )
+
+    assert stage.run("train.py", "--capacity", "60MiB").returncode == 1
+    assert stage.run("train.py", "--capacity", "200MiB").returncode == 0
+
+
+@needs_triton
 def test_each_trial_of_a_kernel_copies_what_it_overwrites_where_there_is_room(
     stage: Stage,
 ) -> None:

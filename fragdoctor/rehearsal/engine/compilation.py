@@ -113,6 +113,10 @@ def _planned(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(graph, inputs, *args, **options)
         except (errors.RestartAnalysis, errors.SkipFrame):
             raise  # Dynamo goes on from there
+        except torch.OutOfMemoryError:  # of a trial: on a GPU it ends the program
+            dynamo: Any = importlib.import_module("torch._dynamo.config")
+            dynamo.suppress_errors = False
+            raise
         except Exception as e:  # noqa: BLE001 - whatever Inductor does not manage
             said = f"{type(e).__name__}: {e}".partition("\n")[0][:200].rstrip(". ")
             session.note(_PARTITIONED.format(said))
