@@ -73,8 +73,8 @@ class NativeOps {
         throw nb::value_error("an operation is out of range");
       made.n_ids = std::max(made.n_ids, static_cast<std::size_t>(op.id) + 1);
     }
-    // Where an edit takes most requests out, the rest keep their numbers.
-    if (made.n_ids > std::max(base.made.n_ids, source->undone.lives.n_initial + 2 * n + 1))
+    // Where an edit takes most requests out, the rest keep their numbers; each may add one.
+    if (made.n_ids > std::max(base.made.n_ids, source->undone.lives.n_initial + n) + n + 1)
       throw nb::value_error("allocation ids are not dense");
   }
 

@@ -203,6 +203,62 @@ def test_trials_of_max_autotune_take_their_buffers(stage: Stage) -> None:
     )
 
 
+@needs_triton
+def test_inductor_times_padded_products_in_every_build(stage: Stage) -> None:
+    """What it makes for that is random and real, while fake tensors are traced around it."""
+    found = stage.must_pass(
+        """
+    import torch
+
+    layer = torch.nn.Linear(512, 1001).cuda()
+    x = torch.ones(2048, 512, device="cuda", requires_grad=True)
+    torch.compile(layer)(x).sum().backward()
+    cache = torch.cuda.get_device_properties().L2_cache_size
+    assert torch.cuda.max_memory_allocated() > cache
+    """
+    )
+
+    assert found["rehearsal"]["notes"] == []
+
+
+@needs_triton
+def test_a_gpu_that_is_full_while_inductor_times_something_ends_the_program(stage: Stage) -> None:
+    stage.script(
+        """
+        import torch
+
+        layer = torch.nn.Linear(512, 1001).cuda()
+        torch.compile(layer)(torch.ones(2048, 512, device="cuda", requires_grad=True))
+        """
+    )
+
+    assert stage.run("train.py", "--capacity", "60MiB").returncode == 1
+    assert stage.run("train.py", "--capacity", "200MiB").returncode == 0
+
+
+@needs_triton
+def test_each_trial_of_a_kernel_copies_what_it_overwrites_where_there_is_room(
+    stage: Stage,
+) -> None:
+    """To the CPU for the first trial, which raises the peak, and on the GPU for the others."""
+    stage.must_pass(
+        """
+    import torch
+
+    x, y = (torch.ones(2048, 2048, device="cuda") for _ in range(2))
+
+    @torch.compile
+    def add(x, y):
+        x.add_(y.t())
+
+    add(x, y)
+    size, cache = 2048 * 2048 * 4, torch.cuda.get_device_properties().L2_cache_size
+    peak = torch.cuda.max_memory_allocated()
+    assert peak >= 3 * size + cache, (peak - cache) / size
+    """
+    )
+
+
 @pytest.mark.skipif(has_triton, reason="Triton is installed")
 def test_without_triton_the_program_runs_eagerly_and_says_so(stage: Stage) -> None:
     found = stage.must_pass(

@@ -741,3 +741,66 @@ def test_dynamo_is_imported_where_something_of_it_is_needed(stage: Stage) -> Non
         """
     )
     stage.json("train.py", apart=True)  # forks here have it already
+
+
+def test_products_with_matrices_by_rows_ask_for_what_cuda_s_do(stage: Stage) -> None:
+    stage.must_pass(
+        """
+        import torch
+        n, nnz = 1000, 5000
+        ends = torch.arange(0, nnz + 1, nnz // n)
+        graph = torch.sparse_csr_tensor(ends, torch.arange(nnz) % n, torch.ones(nnz), (n, n)).cuda()
+        x = torch.randn(n, 64, device="cuda", requires_grad=True)
+
+        def asked(function):
+            torch.cuda.memory._record_memory_history(context=None)
+            kept = function()
+            events = torch.cuda.memory._snapshot()["device_traces"][0]
+            torch.cuda.memory._record_memory_history(enabled=None)
+            return [e["size"] for e in events if e["action"] == "alloc"]
+
+        matrix, ends = n * 64 * 4, (n + 1) * 8
+        with torch.no_grad():
+            assert asked(lambda: graph @ x) == [matrix] * 2
+            assert asked(lambda: torch.mv(graph, x[:, 0])) == [n * 4] * 2
+            assert asked(lambda: graph * 2) == [nnz * 4, nnz * 8, ends]
+            by_columns = asked(lambda: graph.t() @ x)
+        # Indices written out, sorted and put together the other way.
+        assert by_columns[:5] == [8, 8, 1279, n * 8, ends]
+        assert by_columns[5:12] == [nnz * 16, *[nnz * 8] * 6]
+        assert by_columns[13:] == [nnz * 16, nnz * 4, ends, ends, n * 8, matrix, matrix]
+        (graph @ x).sum().backward()
+        assert x.grad.shape == (n, 64)
+        """
+    )
+
+
+def test_solvers_copy_what_cusolver_overwrites(stage: Stage) -> None:
+    found = stage.must_pass(
+        """
+        import torch
+        a, y = torch.eye(600, device="cuda"), torch.ones(600, 1, device="cuda")
+        matrix = 600 * 600 * 4
+
+        def copies(function):
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            kept = function()
+            made = torch.cuda.max_memory_allocated() - before
+            return made // matrix
+
+        torch.linalg.solve_triangular(a, y, upper=False)  # takes cuBLAS's workspace
+        assert torch.cuda.memory_allocated() > 32 * 2**20
+        assert copies(lambda: torch.linalg.cholesky(a)) == 1
+        assert copies(lambda: torch.cholesky_solve(y, a)) == 1
+        assert copies(lambda: torch.cholesky_inverse(a)) == 3
+        assert copies(lambda: torch.linalg.solve(a, a)) == 3
+        assert copies(lambda: torch.linalg.inv(a)) == 3
+        assert copies(lambda: torch.linalg.svd(a)) == 3
+        assert copies(lambda: torch.linalg.svdvals(a)) == 3
+        assert copies(lambda: torch.linalg.lstsq(a, y)) == 1
+        assert copies(lambda: torch.linalg.matrix_exp(a)) == 14
+        """
+    )
+
+    assert "The workspaces of cuSOLVER were not counted." in found["rehearsal"]["notes"]

@@ -159,3 +159,29 @@ def test_values_made_up_are_named_where_the_program_fails(stage: Stage) -> None:
     assert done.returncode == 2
     assert "Values on the GPU are made up, and may be why" in done.stderr
     assert "item at train.py:3" in done.stderr
+
+
+def test_a_mask_keeps_at_most_what_was_put_into_it(stage: Stage) -> None:
+    found = stage.must_pass(
+        """
+        import torch
+        labels = (torch.rand(2000, device="cuda") * 3).long()
+        positive, negative = torch.where(labels >= 1)[0], torch.where(labels == 0)[0]
+        masks = [torch.zeros_like(labels, dtype=torch.uint8) for _ in range(2)]
+        masks[0][positive[torch.randperm(len(positive), device="cuda")[:128]]] = 1
+        masks[1][negative[torch.randperm(len(negative), device="cuda")[:384]]] = 1
+        assert torch.where(masks[0] | masks[1])[0].shape == (512,)
+        assert torch.where(torch.cat(masks))[0].shape == (512,)
+        copied = masks[0].bool()
+        assert torch.randn(2000, 4, device="cuda")[copied].shape == (128, 4)
+        rows = torch.zeros(2000, 3, dtype=torch.bool, device="cuda")
+        rows[positive[:5]] = True
+        assert rows.nonzero().shape == (15, 2)
+        masks[0] += 1
+        assert torch.where(masks[0])[0].shape == (2000,)
+        assert torch.where(masks[1] == 0)[0].shape == (2000,)
+        """
+    )
+
+    assumed = {a["assumed"] for a in found["rehearsal"]["assumptions"]}
+    assert assumed == {"all elements are kept", "all elements are kept that can be"}

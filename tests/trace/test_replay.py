@@ -136,6 +136,18 @@ def test_edited_operations_out_of_range_are_refused() -> None:
             Operations(changed).native(operations)
 
 
+def test_each_edited_operation_may_add_an_allocation() -> None:
+    operations = operations_of(program(*[MIB] * 50))
+    last = Operations.of(operations).table[-1:]
+    added, skipped = last.copy(), last.copy()
+    added["allocation"], skipped["allocation"] = 50, 60
+
+    Operations(added).native(operations)
+
+    with pytest.raises(ValueError, match="not dense"):
+        Operations(skipped).native(operations)
+
+
 def test_edited_operations_of_another_layout_are_refused() -> None:
     operations = operations_of(program(MIB))
     table = operations.table().copy()

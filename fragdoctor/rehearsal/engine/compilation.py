@@ -18,10 +18,12 @@ import logging
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fragdoctor.rehearsal.engine import graph_trees, put, session
 
@@ -58,9 +60,10 @@ def _run(tuner: Any, *args: Any, stream: Any = None, **kwargs: Any) -> None:
     n_variants = len(tuner.configs)
     if n_variants == 1 and not tuner.inductor_meta.get("coordinate_descent_tuning"):
         return
-    kept = tuner.copy_args_to_cpu_if_needed(*args, **kwargs)
     for _ in range(n_variants):
-        _time(lambda: tuner.maybe_clone_args(kept, *args, **kwargs))
+        # Where a copy would raise the peak it is made on the CPU: each trial asks anew.
+        kept = tuner.copy_args_to_cpu_if_needed(*args, **kwargs)
+        _time(partial(tuner.maybe_clone_args, kept, *args, **kwargs))
 
 
 def _time(call: Callable[[], Any]) -> float:
@@ -90,6 +93,18 @@ def _empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
 
 
+def _tried(original: Callable[..., Any]) -> Callable[..., Any]:
+    def should_pad(*args: Any) -> Any:
+        """``_should_pad``, which times products of real tensors while fake ones are traced.
+
+        Where a mode is at work, PyTorch 2.13 finds no kernel behind a fallback.
+        """
+        with _disable_current_modes():
+            return original(*args)
+
+    return should_pad
+
+
 def _planned(original: Callable[..., Any]) -> Callable[..., Any]:
     def compile_fx(graph: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         """``compile_fx``; where Inductor fails, the partition alone."""
@@ -98,6 +113,10 @@ def _planned(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(graph, inputs, *args, **options)
         except (errors.RestartAnalysis, errors.SkipFrame):
             raise  # Dynamo goes on from there
+        except torch.OutOfMemoryError:  # of a trial: on a GPU it ends the program
+            dynamo: Any = importlib.import_module("torch._dynamo.config")
+            dynamo.suppress_errors = False
+            raise
         except Exception as e:  # noqa: BLE001 - whatever Inductor does not manage
             said = f"{type(e).__name__}: {e}".partition("\n")[0][:200].rstrip(". ")
             session.note(_PARTITIONED.format(said))
@@ -158,6 +177,8 @@ class _Compiler:
             owner = getattr(owner, kind) if kind else owner
             if hasattr(owner, name):
                 put(self._undo, owner, name, value)
+        padding = importlib.import_module("torch._inductor.fx_passes.pad_mm")
+        put(self._undo, padding, "_should_pad", _tried(padding._should_pad))
         planner = importlib.import_module("torch._inductor.compile_fx")
         put(self._undo, planner, "compile_fx", _planned(planner.compile_fx))
         config = importlib.import_module("torch._inductor.config")

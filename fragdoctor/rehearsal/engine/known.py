@@ -7,6 +7,9 @@ of such memory is kept on the CPU and follows every operation that writes to it;
 needs an unknown value, or is random, makes it unknown. Where a few are chosen among unknown values,
 and all have been by then (experts for tokens), the choices are taken to be even.
 
+Where the values are unknown, how many are not zero at most can still be known: of zeros into which
+five are put at unknown places, five. That bounds what a mask keeps.
+
 Memory is known by its address. A storage's own object in Python would count as one more owner of
 it, and the autograd engine adds gradients in place only where there is no other.
 """
@@ -46,6 +49,8 @@ _OF_FINITE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
 # Those that choose some of many by their values: which result says where these are.
 _CHOOSES: Final = {"topk": 1, "argmax": 0, "argmin": 0, "max": 1, "min": 1}
 _OVERWRITES: Final = frozenset({"fill_", "zero_"})
+# Those whose result is not zero only where an operand is not.
+_ANY: Final = frozenset({"bitwise_or", "logical_or", "__or__", "cat"})
 # Those that put what is known at known places: among zeros, they make a map of the choices.
 _PUTS: Final = frozenset({"scatter", "scatter_"})
 # Those whose kernels follow the values themselves, or leave them as they are: gradients are finite.
@@ -74,6 +79,8 @@ class _Rule:
         )
         self.chooses = _CHOOSES.get(name)
         self.puts = name in _PUTS
+        self.is_placed = name == "_index_put_impl_"
+        self.is_any = name.removesuffix("_") in _ANY or name in _ANY
         self.zeroes = name in _OVERWRITES
         self.overwrites = self.zeroes or bool(self.names)
         self.decides = _DECIDES.get(name)
@@ -93,7 +100,7 @@ class Known:
     def __init__(self) -> None:
         self.on_choice: Callable[[int], object] = lambda _: None
         self._shadows: dict[tuple[int, int], torch.Tensor] = {}
-        self._zeros: set[tuple[int, int]] = set()
+        self._n_set: dict[tuple[int, int], int] = {}
         self._kept_bytes = 0
         self._n_computed = 0
 
@@ -113,16 +120,16 @@ class Known:
 
     def forget(self, tensor: torch.Tensor) -> None:
         """Make the values of a tensor's memory unknown."""
-        if (self._shadows or self._zeros) and tensor.numel() <= MOST_WHOLE:
+        if (self._shadows or self._n_set) and tensor.numel() <= MOST_WHOLE:
             self._drop(_key(tensor))
 
     def is_new(self, device: int, address: int) -> None:
         """Memory at an address was given out anew, or the storage there lies elsewhere now."""
-        if self._shadows or self._zeros:
+        if self._shadows or self._n_set:
             self._drop((device, address))
 
     def _drop(self, key: tuple[int, int]) -> None:
-        self._zeros.discard(key)
+        self._n_set.pop(key, None)
         gone = self._shadows.pop(key, None)
         if gone is not None:
             self._kept_bytes -= gone.numel()
@@ -133,7 +140,10 @@ class Known:
             return
         values = self.of(source) if source.is_cuda else source
         if values is None:
+            n_set = self.most_set(source) if _is_whole(target) else None
             self.forget(target)
+            if n_set is not None:
+                self._limit(target, n_set)
             return
         most = max(MOST_COPIED_BYTES, _most(target) * target.element_size())
         place = self._place(target, overwrites=True, most_bytes=most)
@@ -147,6 +157,7 @@ class Known:
     ) -> Any:
         """Run an operation by its handler, and follow its values."""
         rule = _rule_of(op)
+        n_set = self._n_set_by(rule, args) if rule.is_any or rule.is_placed else None
         result = handler(op, *args, **kwargs)
         if rule.puts and self._put(op, rule, args, kwargs, result):
             return result
@@ -158,7 +169,34 @@ class Known:
             self._compute(op, rule, args, kwargs, result)
         if rule.chooses is not None:
             self._choose(rule.chooses, args, result)
+        if n_set is not None:
+            self._limit(result, n_set)
         return result
+
+    def most_set(self, tensor: torch.Tensor) -> int | None:
+        """Return how many elements of a tensor are not zero at most, where that is known."""
+        if not (self._shadows or self._n_set) or tensor.is_floating_point():
+            return None
+        values = self.of(tensor) if tensor.is_cuda else tensor
+        if values is not None:
+            return int(values.count_nonzero())
+        n_set = self._n_set.get(_key(tensor))
+        return None if n_set is None else min(n_set, tensor.numel())
+
+    def _limit(self, result: torch.Tensor, n_set: int) -> None:
+        if self.of(result) is None and result.numel() <= MOST_WHOLE:
+            self._n_set[_key(result)] = n_set
+
+    def _n_set_by(self, rule: _Rule, args: tuple[Any, ...]) -> int | None:
+        """Return how many elements are not zero at most after an operation; None = any."""
+        if not (self._shadows or self._n_set):
+            return None
+        if rule.is_placed:
+            n_set = self.most_set(args[0])
+            return None if n_set is None else n_set + _n_placed(*args[:2])
+        counts = [self.most_set(tensor) for tensor in _tensors(args)]
+        known = [n for n in counts if n is not None]
+        return sum(known) if len(known) == len(counts) else None
 
     def _choose(self, place: int, args: tuple[Any, ...], result: Any) -> None:
         """Take choices among unknown values to be even, where all can have been chosen."""
@@ -183,7 +221,7 @@ class Known:
         self, op: Any, rule: _Rule, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> bool:
         """Follow what is put among zeros that are too many to be kept themselves."""
-        if not self._shadows or _key(args[0]) not in self._zeros:
+        if not self._shadows or self._n_set.get(_key(args[0])) != 0:
             return False
         named = {name: value for name, value in kwargs.items() if name not in rule.names}
         given = self._given([dict(enumerate(args[1:])), named])
@@ -230,7 +268,7 @@ class Known:
         value = args[1] if len(args) > 1 else 0  # of ``fill_``, or ``zero_``
         is_zero = isinstance(value, bool | int | float) and not value
         if rule.zeroes and is_zero and _is_whole(target):
-            self._zeros.add(_key(target))
+            self._n_set[_key(target)] = 0
 
     def _compute(
         self,
@@ -331,6 +369,16 @@ def _run(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 def _key(tensor: torch.Tensor) -> tuple[int, int]:
     begin: int = tensor.data_ptr() - int(tensor.storage_offset()) * tensor.dtype.itemsize
     return tensor.get_device(), begin
+
+
+def _n_placed(target: torch.Tensor, places: Sequence[torch.Tensor | None]) -> int:
+    """Return how many elements are written at places of some dimensions, or of all."""
+    given = [place for place in places if place is not None]
+    if any(place.dtype in (torch.bool, torch.uint8) for place in given):
+        return target.numel()
+    n = torch.broadcast_shapes(*(place.shape for place in given)).numel()
+    shape = [n for n, place in zip(target.shape, places, strict=False) if place is not None]
+    return int(n) * (target.numel() // max(1, math.prod(shape)))
 
 
 def _extent(size: Sequence[int], strides: Sequence[int]) -> int:

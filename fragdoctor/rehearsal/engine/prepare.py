@@ -71,6 +71,7 @@ def prepare(
         convolution,
         functional,
         indexing,
+        linear_algebra,
         sorting,
         spectral,
     )

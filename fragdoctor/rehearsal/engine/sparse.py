@@ -1,4 +1,4 @@
-"""Sparse tensors (COO) on a fake GPU: gradients of embeddings, and what optimizers do with them.
+"""Sparse tensors on a fake GPU: gradients of embeddings, and products with dense matrices.
 
 PyTorch's code for their structure serves every device and is in any build, registered for the CPU:
 it is run from there. What computes with them is written out here as CUDA's kernels do it
@@ -28,13 +28,20 @@ _SHARED: Final = (
     "abs", "cat", "neg", "norm.ScalarOpt_dim", "pow.Tensor_Scalar", "relu", "sign", "sqrt", "tanh",
     "unsqueeze",
 )  # fmt: skip
-_CPU_KEYS: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCPU)
+# The same of those by rows or by columns (CSR and CSC).
+_SHARED_COMPRESSED: Final = (
+    "_nnz", "_to_sparse", "ccol_indices", "clone", "col_indices", "copy_", "crow_indices",
+    "dense_dim", "empty.memory_format", "empty_like", "resize_as_sparse_", "row_indices",
+    "sparse_dim", "values", "zero_",
+    "abs", "mul.Scalar", "mul_.Scalar", "neg", "relu", "sqrt", "tanh",
+)  # fmt: skip
 _INDEX_BYTES: Final = 8
 _MAXIMA, _IS_SPARSE = 5, 9  # arguments of _embedding_bag_backward
 
 
-def _shared(op: Any, *args: Any, **kwargs: Any) -> Any:
-    return op.redispatch(_CPU_KEYS, *args, **kwargs)
+def _shared(op: Any, key: str, *args: Any, **kwargs: Any) -> Any:
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+    return op.redispatch(keys, *args, **kwargs)
 
 
 def _flat_indices(indices: torch.Tensor, *, is_copied: bool = False) -> torch.Tensor:
@@ -178,6 +185,70 @@ def _index_select(self: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Te
     return made
 
 
+def _by_rows(self: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """``sparse_compressed_to_flipped``: indices are written out, and sorted the other way."""
+    if self.layout is torch.sparse_csr:
+        return self
+    elements, n = self.values(), self._nnz()
+    index = partial(elements.new_empty, dtype=torch.int64)
+    batch, first = index(1), index(1)
+    take_and_give(self.get_device(), cub.scan(1, _INDEX_BYTES))
+    del first
+    row_ends, counted = index(self.shape[0]), index(self.shape[0] + 1)
+    del row_ends
+    written_out = index(2, n)
+    flat = [index(n), index(n)]
+    del flat
+    keys, places, ordered, origin = (index(n) for _ in range(4))
+    take_and_give(self.get_device(), cub.radix_sort(n, _INDEX_BYTES, _INDEX_BYTES))
+    del keys, places
+    columns, kept = index(2, n)[1], elements.new_empty(n)
+    rows, copied = index(self.shape[0] + 1), index(self.shape[0] + 1)
+    index(self.shape[0])
+    del copied, origin, ordered, written_out, counted, batch
+    made: torch.Tensor = torch.sparse_csr_tensor(
+        rows, columns, kept, self.shape, check_invariants=False
+    )
+    return made
+
+
+def _addmm_compressed(
+    self: torch.Tensor, first: torch.Tensor, second: torch.Tensor, **_: Any
+) -> torch.Tensor:
+    """``addmm_out_sparse_compressed_cuda``; the workspace of cuSPARSE is not in it."""
+    if torch.strided not in {first.layout, second.layout}:
+        raise NotImplementedError("Products of two sparse tensors (SparseCsrCUDA)")
+    result = self.new_empty((first.shape[0], second.shape[1]))
+    _by_rows(second.t() if first.layout is torch.strided else first)
+    return result
+
+
+def _mm_compressed(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """``_sparse_csr_mm``: the product is added to zeros."""
+    if first.layout is torch.sparse_csc:
+        return _mm_compressed(_by_rows(first), second)
+    dense = first if first.layout is torch.strided else second
+    zeros = dense.new_zeros((first.shape[0], second.shape[1]))
+    return _addmm_compressed(zeros, first, second)
+
+
+def _mv_compressed(
+    _: torch.Tensor, matrix: torch.Tensor, vector: torch.Tensor, *, out: torch.Tensor, **__: Any
+) -> torch.Tensor:
+    """``addmv_out_sparse_compressed``."""
+    out.resize_(matrix.shape[0])
+    kept = _by_rows(matrix), vector.contiguous()
+    del kept
+    return out
+
+
+def _scaled_compressed(self: torch.Tensor, by: Any) -> torch.Tensor:
+    """``mul`` by a number."""
+    if isinstance(by, torch.Tensor):
+        raise NotImplementedError("Products of two sparse tensors (SparseCsrCUDA)")
+    return self.clone()
+
+
 @special("aten::_to_sparse")
 def _to_sparse(_op: Any, self: torch.Tensor, sparse_dim: int | None = None, **kwargs: Any) -> Any:
     """``dense_to_sparse``: as many elements as are assumed not to be zero."""
@@ -208,6 +279,13 @@ _OWN: Final[dict[str, Callable[..., Any]]] = {
     "mm": _mm,
     "index_select": _index_select,
 }
+_OWN_COMPRESSED: Final[dict[str, Callable[..., Any]]] = {
+    "_to_sparse_csr": _by_rows,
+    "addmm": _addmm_compressed,
+    "addmv.out": _mv_compressed,
+    "mm": _mm_compressed,
+    "mul.Tensor": _scaled_compressed,
+}
 
 
 @special("aten::_embedding_bag_backward")
@@ -226,9 +304,13 @@ def install(undo: ExitStack) -> None:
     library = library_for("aten", undo)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of kernels that are replaced: that is the purpose
-        for name in _SHARED:
-            packet, _, overload = name.partition(".")
-            op = getattr(getattr(torch.ops.aten, packet), overload or "default")
-            library.impl(name, partial(_shared, op), "SparseCUDA")
-        for name, kernel in _OWN.items():
-            library.impl(name, kernel, "SparseCUDA")
+        for kind, shared, own in (
+            ("Sparse", (*_SHARED, "_to_sparse_csr"), _OWN),
+            ("SparseCsr", _SHARED_COMPRESSED, _OWN_COMPRESSED),
+        ):
+            for name in shared:
+                packet, _, overload = name.partition(".")
+                op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+                library.impl(name, partial(_shared, op, f"{kind}CPU"), f"{kind}CUDA")
+            for name, kernel in own.items():
+                library.impl(name, kernel, f"{kind}CUDA")

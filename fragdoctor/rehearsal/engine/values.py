@@ -21,8 +21,13 @@ def n_kept(tensor: torch.Tensor, kind: str) -> int:
     if known is not None:
         return int(known.count_nonzero()) if kind == "nonzero" else known.unique().numel()
     share = session.current().assumptions.shares.get(kind, 1.0)
+    n = round(share * tensor.numel())
+    most = session.current().known.most_set(tensor) if kind == "nonzero" else None
+    if most is not None and most < n:
+        assume(kind, "all elements are kept that can be")
+        return most
     assume(kind, "all elements are kept" if share == 1.0 else f"{share:.3g} of all are kept")
-    return round(share * tensor.numel())
+    return n
 
 
 def n_repeated(repeats: torch.Tensor) -> int:
