@@ -98,6 +98,32 @@ for epoch in range(2):
             optimizer.step()
             optimizer.zero_grad()
 """
+IN_CLOSURE = """
+data = TensorDataset(torch.zeros(4096, 256))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for epoch in range(2):
+    for (x,) in DataLoader(data, batch_size=1024):
+        def closure():
+            loss = model(x.cuda()).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            return loss
+        assert optimizer.step(closure) is not None
+"""
+CLOSURE_ACCUMULATED = """
+data = TensorDataset(torch.zeros(4096, 256))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+i = 0
+for epoch in range(2):
+    for (x,) in DataLoader(data, batch_size=512):
+        loss = model(x.cuda()).square().mean()
+        if i % 2 == 0:
+            optimizer.zero_grad()
+        loss.backward()
+        i += 1
+        if i % 2 == 0:
+            optimizer.step()
+"""
 DROPPED = "\nimport gc\ndel optimizer\ngc.collect()\nmodel.zero_grad()\n"
 FLAT = "model = nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(256, 256), nn.GELU())))"
 FLAT += ".cuda()\n"
@@ -251,6 +277,7 @@ def peak(home: Path, text: str, *treatments: str) -> int:
          EVALUATED.replace("for step", "torch.set_grad_enabled(False)\nfor step")),
         ("accumulate:2", LOADER, ACCUMULATED),
         ("accumulate:2", LOADER.replace("optimizer.zero_grad", "model.zero_grad"), ACCUMULATED),
+        ("accumulate:2", IN_CLOSURE, CLOSURE_ACCUMULATED),
         ("accumulate:2", LOADER + DROPPED + LOADER, ACCUMULATED + DROPPED + ACCUMULATED),
         ("step-in-backward", LOOP, IN_BACKWARD),
         ("step-in-backward", FROZEN + LOOP, FROZEN + IN_BACKWARD),
@@ -492,6 +519,23 @@ def test_what_a_change_breaks_later_is_no_cure(stage: Stage) -> None:
     sharded = [one for one in found["tried"] if one["n_gpus"] > 1]
     assert sharded
     assert not any(one["fits"] for one in sharded)
+
+
+@pytest.mark.parametrize("n_rounds", [1, 3])
+@pytest.mark.usefixtures("forks")
+def test_parts_that_end_before_an_update_of_the_whole_are_no_cure(
+    stage: Stage, n_rounds: int
+) -> None:
+    text = LOOP.replace("BATCH", "int(sys.argv[1])").replace("range(4)", f"range({n_rounds})")
+    stage.script(MODEL + text)
+
+    words = ("--batch", "2048", "--fits-on", "140MiB", "--cure")
+    found = stage.json(*words, "train.py", "--", "{batch}", code=1)
+
+    parts = [one for one in found["tried"] if one["treatments"][0]["code"] == "accumulate"]
+    assert parts
+    assert not any(one["fits"] for one in parts)
+    assert "second update" in parts[0]["error"]
 
 
 @pytest.mark.slow
