@@ -15,7 +15,14 @@ from schemas import must_fit
 from fragdoctor.errors import ConfigError
 from fragdoctor.future.simulator import trace_of
 from fragdoctor.inputs.snapshot_reader import read_snapshot
-from fragdoctor.model.prescription import LeftOut, Numerics, Treatment, Tried
+from fragdoctor.model.prescription import (
+    LeftOut,
+    Numerics,
+    Place,
+    Prescription,
+    Treatment,
+    Tried,
+)
 from fragdoctor.model.rehearsal import Rehearsal
 from fragdoctor.rehearsal import runner
 from fragdoctor.rehearsal.prescription import catalogue, search
@@ -26,7 +33,9 @@ from fragdoctor.rehearsal.prescription.patch import optimizer_name, patched
 from fragdoctor.rehearsal.prescription.search import _parts
 from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
 from fragdoctor.rehearsal.programs import Program
-from fragdoctor.report.views.prescription import shown
+from fragdoctor.report.base import RenderOptions
+from fragdoctor.report.text import render
+from fragdoctor.report.views.prescription import document, shown
 
 pytest.importorskip("torch")  # the programs are rehearsed with it
 
@@ -651,6 +660,30 @@ def test_results_count_more_than_compute_and_known_compute_more_than_unknown() -
     )
 
     assert [one.treatments[0].code for one in order] == ["c", "b", "d", "a"]
+
+
+def test_what_is_easy_to_write_comes_first_where_compute_is_the_same() -> None:
+    kept = Treatment(
+        "kept", "kept", Numerics.EXACT, lines=["..."] * 9, place=Place.BEFORE_OPTIMIZER
+    )
+    words = Treatment("words", "words", Numerics.EXACT, lines=["..."] * 5, instead="Trainer(n=2)")
+    sketch = Treatment("sketch", "sketch", Numerics.EXACT, lines=["..."])
+
+    order = sorted(
+        (Tried([one], True, 1, 1) for one in (sketch, kept, words)), key=lambda t: t.rank
+    )
+
+    assert [one.title for one in order] == ["words", "kept", "sketch"]
+
+
+def test_words_of_the_framework_stand_in_place_of_a_sketch() -> None:
+    words = Treatment("words", "words", Numerics.EXACT, lines=["for ..."], instead="Trainer(n=2)")
+    found = Prescription("train.py", "", 1, 2, False, [Tried([words], True, 1, 1)], [])
+
+    text = render(document(found), RenderOptions())
+
+    assert "Write Trainer(n=2)." in text
+    assert "for ..." not in text
 
 
 def test_of_each_kind_one_is_shown_the_cheapest_that_fits_or_the_least() -> None:
