@@ -939,6 +939,16 @@ def test_lines_have_the_names_of_the_program_and_do_what_was_said(
     assert peak(tmp_path, text, code) == peak(tmp_path, written)
 
 
+@pytest.mark.parametrize(("made", "name"), [("[model]", "nets[0]"), ("{'a': model}", "nets['a']")])
+def test_model_in_a_list_is_written_by_its_index(made: str, name: str, tmp_path: Path) -> None:
+    text = f"{MODEL}nets = {made}\ndel model\n" + LOOP.replace("model.par", f"{name}.par")
+
+    traits = traits_of(tmp_path, text.replace("model(x)", f"{name}(x)"))
+
+    assert traits["place"]["model"] == name
+    assert any(part["written"] == f"{name}.layers[0]" for part in traits["parts"])
+
+
 def test_head_that_the_program_calls_by_itself_is_found(tmp_path: Path) -> None:
     by_hand = CLASSES.replace("model(x)", "model.head(torch.relu(model.first(x)))")
 
