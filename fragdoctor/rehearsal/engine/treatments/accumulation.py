@@ -90,9 +90,8 @@ def _run_every(optimizer: Any, n: int) -> None:
         n_calls += 1
         is_left_out = n_calls % n != 0
         # A closure, which Lightning trains in, is called anyway; it may clear gradients first.
-        closures = [one for one in (*args, *kwargs.values()) if callable(one)]
-        run = closures[0] if closures else lambda: None
-        found = run() if is_left_out else step(self, *args, **kwargs)
+        closure = next(filter(callable, (*args, *kwargs.values())), lambda: None)
+        found = closure() if is_left_out else step(self, *args, **kwargs)
         self.is_between = is_left_out
         return found
 
