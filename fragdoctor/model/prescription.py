@@ -106,13 +106,19 @@ class Tried(Struct, frozen=True):
         return max(one.n_gpus for one in self.treatments)
 
     @property
-    def rank(self) -> tuple[int, int, int, float, int, bool]:
-        """What comes first of those that fit: GPUs, results, compute, simplicity, a known place."""
+    def rank(self) -> tuple[int, int, int, float, int, bool, int]:
+        """What comes first of those that fit: GPUs, results, compute, then what is easy to write.
+
+        That is one change, then one whose place is known or which the framework has words for,
+        then one of few lines.
+        """
         known = self.extra_compute
         cost = float("inf") if known is None else known
         numerics = list(Numerics).index(self.numerics)
-        is_open = any(one.place is Place.OPEN for one in self.treatments)
-        return (self.n_gpus, numerics, int(known is None), cost, len(self.treatments), is_open)
+        parts = self.treatments
+        is_open = any(one.place is Place.OPEN and not one.instead for one in parts)
+        n_lines = sum(1 if one.instead else len(one.lines) for one in parts)
+        return (self.n_gpus, numerics, int(known is None), cost, len(parts), is_open, n_lines)
 
 
 class LeftOut(Struct, frozen=True):

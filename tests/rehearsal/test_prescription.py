@@ -14,7 +14,14 @@ from schemas import must_fit
 from fragdoctor.errors import ConfigError
 from fragdoctor.future.simulator import trace_of
 from fragdoctor.inputs.snapshot_reader import read_snapshot
-from fragdoctor.model.prescription import LeftOut, Numerics, Treatment, Tried
+from fragdoctor.model.prescription import (
+    LeftOut,
+    Numerics,
+    Place,
+    Prescription,
+    Treatment,
+    Tried,
+)
 from fragdoctor.model.rehearsal import Rehearsal
 from fragdoctor.rehearsal import runner
 from fragdoctor.rehearsal.prescription import catalogue, search
@@ -25,7 +32,9 @@ from fragdoctor.rehearsal.prescription.patch import optimizer_name, patched
 from fragdoctor.rehearsal.prescription.search import _parts
 from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
 from fragdoctor.rehearsal.programs import Program
-from fragdoctor.report.views.prescription import shown
+from fragdoctor.report.base import RenderOptions
+from fragdoctor.report.text import render
+from fragdoctor.report.views.prescription import document, shown
 
 pytest.importorskip("torch")  # the programs are rehearsed with it
 
@@ -96,6 +105,32 @@ for epoch in range(2):
         if i % 2 == 0:
             optimizer.step()
             optimizer.zero_grad()
+"""
+IN_CLOSURE = """
+data = TensorDataset(torch.zeros(4096, 256))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for epoch in range(2):
+    for (x,) in DataLoader(data, batch_size=1024):
+        def closure():
+            loss = model(x.cuda()).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            return loss
+        assert optimizer.step(closure) is not None
+"""
+CLOSURE_ACCUMULATED = """
+data = TensorDataset(torch.zeros(4096, 256))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+i = 0
+for epoch in range(2):
+    for (x,) in DataLoader(data, batch_size=512):
+        loss = model(x.cuda()).square().mean()
+        if i % 2 == 0:
+            optimizer.zero_grad()
+        loss.backward()
+        i += 1
+        if i % 2 == 0:
+            optimizer.step()
 """
 DROPPED = "\nimport gc\ndel optimizer\ngc.collect()\nmodel.zero_grad()\n"
 FLAT = "model = nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(256, 256), nn.GELU())))"
@@ -245,6 +280,7 @@ def peak(home: Path, text: str, *treatments: str) -> int:
          EVALUATED.replace("for step", "torch.set_grad_enabled(False)\nfor step")),
         ("accumulate:2", LOADER, ACCUMULATED),
         ("accumulate:2", LOADER.replace("optimizer.zero_grad", "model.zero_grad"), ACCUMULATED),
+        ("accumulate:2", IN_CLOSURE, CLOSURE_ACCUMULATED),
         ("accumulate:2", LOADER + DROPPED + LOADER, ACCUMULATED + DROPPED + ACCUMULATED),
         ("step-in-backward", LOOP, IN_BACKWARD),
         ("step-in-backward", FROZEN + LOOP, FROZEN + IN_BACKWARD),
@@ -486,6 +522,23 @@ def test_what_a_change_breaks_later_is_no_cure(stage: Stage) -> None:
     assert not any(one["fits"] for one in sharded)
 
 
+@pytest.mark.parametrize("n_rounds", [1, 3])
+@pytest.mark.usefixtures("forks")
+def test_parts_that_end_before_an_update_of_the_whole_are_no_cure(
+    stage: Stage, n_rounds: int
+) -> None:
+    text = LOOP.replace("BATCH", "int(sys.argv[1])").replace("range(4)", f"range({n_rounds})")
+    stage.script(MODEL + text)
+
+    words = ("--batch", "2048", "--fits-on", "140MiB", "--cure")
+    found = stage.json(*words, "train.py", "--", "{batch}", code=1)
+
+    parts = [one for one in found["tried"] if one["treatments"][0]["code"] == "accumulate"]
+    assert parts
+    assert not any(one["fits"] for one in parts)
+    assert "second update" in parts[0]["error"]
+
+
 @pytest.mark.slow
 def test_combinations_are_tried_where_nothing_single_fits(stage: Stage) -> None:
     stage.script(MODEL + LOOP.replace("BATCH", "256 * int(sys.argv[1])"))
@@ -595,6 +648,30 @@ def test_results_count_more_than_compute_and_known_compute_more_than_unknown() -
     )
 
     assert [one.treatments[0].code for one in order] == ["c", "b", "d", "a"]
+
+
+def test_what_is_easy_to_write_comes_first_where_compute_is_the_same() -> None:
+    kept = Treatment(
+        "kept", "kept", Numerics.EXACT, lines=["..."] * 9, place=Place.BEFORE_OPTIMIZER
+    )
+    words = Treatment("words", "words", Numerics.EXACT, lines=["..."] * 5, instead="Trainer(n=2)")
+    sketch = Treatment("sketch", "sketch", Numerics.EXACT, lines=["..."])
+
+    order = sorted(
+        (Tried([one], True, 1, 1) for one in (sketch, kept, words)), key=lambda t: t.rank
+    )
+
+    assert [one.title for one in order] == ["words", "kept", "sketch"]
+
+
+def test_words_of_the_framework_stand_in_place_of_a_sketch() -> None:
+    words = Treatment("words", "words", Numerics.EXACT, lines=["for ..."], instead="Trainer(n=2)")
+    found = Prescription("train.py", "", 1, 2, False, [Tried([words], True, 1, 1)], [])
+
+    text = render(document(found), RenderOptions())
+
+    assert "Write Trainer(n=2)." in text
+    assert "for ..." not in text
 
 
 def test_of_each_kind_one_is_shown_the_cheapest_that_fits_or_the_least() -> None:
@@ -848,6 +925,16 @@ def test_lines_have_the_names_of_the_program_and_do_what_was_said(
     assert ("net", "self.opt") == (place["model"], place["optimizer"])
     assert written is not None
     assert peak(tmp_path, text, code) == peak(tmp_path, written)
+
+
+@pytest.mark.parametrize(("made", "name"), [("[model]", "nets[0]"), ("{'a': model}", "nets['a']")])
+def test_model_in_a_list_is_written_by_its_index(made: str, name: str, tmp_path: Path) -> None:
+    text = f"{MODEL}nets = {made}\ndel model\n" + LOOP.replace("model.par", f"{name}.par")
+
+    traits = traits_of(tmp_path, text.replace("model(x)", f"{name}(x)"))
+
+    assert traits["place"]["model"] == name
+    assert any(part["written"] == f"{name}.layers[0]" for part in traits["parts"])
 
 
 def test_head_that_the_program_calls_by_itself_is_found(tmp_path: Path) -> None:

@@ -194,6 +194,17 @@ def test_a_program_that_fails_ends_with_2_and_its_traceback(stage: Stage) -> Non
     assert "\x1b" not in done.stderr + done.stdout
 
 
+def test_file_that_is_no_python_is_shown_without_frames_of_the_engine(stage: Stage) -> None:
+    stage.script("import torch\ndef (\n")
+
+    done = stage.run_apart("train.py", "--format", "json")
+
+    assert done.returncode == 2
+    assert "train.py:2 in <module>: SyntaxError" in json.loads(done.stdout)["error"]["message"]
+    assert "SyntaxError" in done.stderr
+    assert "runpy" not in done.stderr + done.stdout
+
+
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [

@@ -44,10 +44,13 @@ def _oom_behind(error: BaseException | None) -> BaseException | None:
 def _frames(error: BaseException | None) -> list[dict[str, Any]]:
     """Return the frames where an error came from, without ours, the innermost last."""
     trace = None if error is None else error.__traceback__
+    places = [(f.filename, f.lineno, f.name) for f in traceback.extract_tb(trace)]
+    if isinstance(error, SyntaxError) and error.filename:  # a file that is no Python
+        places.append((error.filename, error.lineno, "<module>"))
     return [
-        {"filename": f.filename, "line": f.lineno, "name": f.name}
-        for f in traceback.extract_tb(trace)
-        if not f.filename.startswith(ENGINE)
+        {"filename": filename, "line": line, "name": name}
+        for filename, line, name in places
+        if not filename.startswith(ENGINE)
     ]
 
 

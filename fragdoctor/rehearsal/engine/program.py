@@ -303,11 +303,14 @@ def _code_of(end: SystemExit) -> int:
 
 
 def _print_failure(error: BaseException) -> None:
-    """Print the traceback from the program's first frame on."""
-    trace = first = error.__traceback__
+    """Print the traceback from the program's first frame on; a file that is no Python has none."""
+    trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code is not _CALLER:
         trace = trace.tb_next
-    trace = first if trace is None else trace.tb_next
+    if trace is not None:
+        trace = trace.tb_next
+    elif not isinstance(error, SyntaxError):
+        trace = error.__traceback__
     traceback.print_exception(type(error), error, trace)
 
 

@@ -139,6 +139,8 @@ class Steps(StepProgress):
         """Steps that the program has taken, if nothing comes any more."""
         if self._runs:
             return len(self._runs) // self._period + self._n_skipped
+        if self._has_optimizer and self._n_backward:
+            return 0  # gradients are added up for an update that does not come
         return (self._n_backward or max(self._n_calls.values(), default=0)) + self._n_skipped
 
     def begin_backward(self) -> None:

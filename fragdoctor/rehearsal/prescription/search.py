@@ -123,6 +123,7 @@ class CureSearch:
             self._needs_bytes, self._peak_bytes = needs_bytes, found.peak_allocated_bytes
             self._need_as_it_is = self._need
             self._partial_reason = found.partial_reason
+            self._least_steps = min(found.steps, 2)
             is_cut_short = False
             if needs_bytes > self._capacity_bytes:
                 self._held = held_lines(read_snapshot(self._snapshot))
@@ -246,7 +247,7 @@ class CureSearch:
             return traits
         split = catalogue.accumulated(traits, n, self._batch)
         tried = self._try(split, is_base=True, observes=True)
-        if tried.error:
+        if tried.needs_bytes is None:
             return traits
         reason, is_sum = mixing(traits["losses"], self._traits["losses"], n)
         traits = {**traits, "mixing": reason, "is_sum": is_sum}
@@ -263,7 +264,7 @@ class CureSearch:
         peak_bytes = self._peak_bytes
         for n in _parts(size):
             tried = self._try(make(n), is_base=True)
-            if tried.fits or not 0 < (tried.peak_allocated_bytes or 0) < peak_bytes:
+            if tried.fits or tried.error or (tried.peak_allocated_bytes or 0) >= peak_bytes:
                 break
             peak_bytes = tried.peak_allocated_bytes or 0
 
@@ -387,12 +388,16 @@ class CureSearch:
             self._check_time()
             tried = Tried(treatments, False, None, None, err.message)
         else:
-            # What ended before the program as it is did may not have seen its peak.
-            as_far = not found.is_partial or found.partial_reason == self._partial_reason
+            # What ended before the program as it is did may not have seen its peak, which may be
+            # in the second update: the first one makes the state.
+            reason = found.partial_reason
+            if not reason and found.steps < self._least_steps:
+                reason = "its rounds end before the second update; let it take more of them"
+            as_far = reason in {"", self._partial_reason}
             if not as_far:
                 self._check_time()
             fits = needs_bytes <= self._capacity_bytes and as_far
-            error = "" if as_far else f"Not rehearsed as far: {found.partial_reason}."
+            error = "" if as_far else f"Not rehearsed as far: {reason}."
             peak_bytes = found.peak_allocated_bytes
             tried = Tried(treatments, fits, needs_bytes, peak_bytes, error)
             self._traits = found.traits

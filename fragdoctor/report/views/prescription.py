@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from fragdoctor.model.prescription import Numerics, Prescription, Tried
+from fragdoctor.model.prescription import Numerics, Place, Prescription, Tried
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Style
 from fragdoctor.units import format_share, format_size
@@ -106,11 +106,15 @@ def _diff(found: Prescription) -> list[doc.DocumentBlock]:
 
 
 def _lines(one: Tried) -> list[doc.DocumentBlock]:
+    """Return what to write: the words of the framework where lines are no more than a sketch."""
     blocks: list[doc.DocumentBlock] = []
     for treatment in one.treatments:
-        blocks.append(doc.Code(treatment.lines))
+        is_sketch = treatment.place is Place.OPEN and treatment.instead
+        if not is_sketch:
+            blocks.append(doc.Code(treatment.lines))
         if treatment.instead:
-            blocks.append(doc.Paragraph(["Or ", doc.code(treatment.instead), "."]))
+            verb = "Write " if is_sketch else "Or "
+            blocks.append(doc.Paragraph([verb, doc.code(treatment.instead), "."]))
     return blocks
 
 

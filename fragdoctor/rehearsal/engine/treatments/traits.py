@@ -41,6 +41,8 @@ FRAMEWORKS: Final = {
 }
 """What runs the training, the one that runs the others first: its module and its class."""
 
+MAX_ITEMS: Final = 64
+"""Of a list, up to which it is looked at for models."""
 
 _FLAGS: Final = (
     "accumulates", "alternates", "autocasts", "checkpoints", "clips", "evaluates_with_grad",
@@ -278,16 +280,23 @@ def _caller_of_torch() -> str:
 
 
 def _names_in(at_hand: Mapping[str, Any]) -> dict[int, str]:
-    """Return how a line writes the modules at hand: by a name, or as an attribute of one."""
+    """Return how a line writes the modules at hand: by a name, or what is in one or an attribute.
+
+    Long lists are left out, which hold data.
+    """
     found: dict[int, str] = {}
     for name, value in at_hand.items():
         if isinstance(value, (type, ModuleType)):
             continue
         members = {**getattr(value, "__dict__", {}), **getattr(value, "_modules", {})}
+        reached = {f".{key}": inner for key, inner in members.items() if key.isidentifier()}
+        if type(value) in {list, tuple, dict} and len(value) <= MAX_ITEMS:
+            items = value.items() if type(value) is dict else enumerate(value)
+            reached |= {f"[{key!r}]": inner for key, inner in items if type(key) in {int, str}}
         found |= {
-            id(inner): f"{name}.{key}"
-            for key, inner in members.items()
-            if isinstance(inner, torch.nn.Module) and key.isidentifier()
+            id(inner): name + how
+            for how, inner in reached.items()
+            if isinstance(inner, torch.nn.Module)
         }
     return found | {id(v): k for k, v in at_hand.items() if isinstance(v, torch.nn.Module)}
 
