@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rehearsal_stage import PREPARED, Stage
+from rehearsal_stage import COMPILING, PREPARED, Stage
 from schemas import must_fit
 
 from fragdoctor.errors import ConfigError
@@ -671,6 +672,54 @@ def test_words_of_the_framework_stand_in_place_of_a_sketch() -> None:
 
     assert "Write Trainer(n=2)." in text
     assert "for ..." not in text
+
+
+COMPILED = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(128, 512), nn.Linear(512, 128)
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+model = Net().cuda()
+compiled = torch.compile(model)
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+for _ in range(4):
+    compiled(torch.randn(8192, 128, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Inductor needs Triton")
+def test_compiled_program_needs_what_it_needs_unseen_and_goes_by_its_own_names(
+    tmp_path: Path,
+) -> None:
+    stage = Stage(tmp_path, COMPILING)
+    stage.script(COMPILED)
+    as_it_is = stage.json("--fits-on", "8GiB", "train.py")
+
+    found = cure(stage, "100MiB", code=1)
+
+    assert as_it_is["needs_bytes"] == found["needs_bytes"]
+    treatments = [part for one in found["tried"] for part in one["treatments"]]
+    assert "fused" not in {part["code"] for part in treatments}
+    blocks = [part for part in treatments if part["code"] == "checkpoint"]
+    assert any("in model.blocks" in line for part in blocks for line in part["lines"])
 
 
 def test_of_each_kind_one_is_shown_the_cheapest_that_fits_or_the_least() -> None:

@@ -28,7 +28,7 @@ def around_models(around: Around, undo: ExitStack) -> None:
     """Enter a context around each outermost call of a module with parameters.
 
     Losses and transforms have none, and are no models. ``around`` is called with the module before
-    each; None leaves the call as it is.
+    each, that which was compiled where it is; None leaves the call as it is.
     """
     call: Any = torch.nn.Module.__call__
     inside = _Inside()
@@ -40,7 +40,7 @@ def around_models(around: Around, undo: ExitStack) -> None:
             return call(module, *args, **kwargs)
         inside.model = True
         try:
-            with around(module) or nullcontext():
+            with around(module._modules.get("_orig_mod", module)) or nullcontext():
                 return call(module, *args, **kwargs)
         finally:
             inside.model = False

@@ -381,7 +381,8 @@ def simple(traits: Traits, conf: str) -> Iterator[Treatment]:  # noqa: C901 - a 
     """
     model, optimizer, exact = _model(traits), _optimizer(traits), Numerics.EXACT
     both = f"{conf},expandable_segments:True" if conf else "expandable_segments:True"
-    fusable = sorted({*traits["optimizers"]} & {*HAVE_FUSED})[:1]
+    unfused = set() if traits["is_fused"] else {*traits["optimizers"]}
+    fusable = sorted(unfused & {*HAVE_FUSED})[:1]
 
     def words(change: Change) -> str:
         return words_of(traits["framework"], change)
@@ -407,7 +408,7 @@ def simple(traits: Traits, conf: str) -> Iterator[Treatment]:  # noqa: C901 - a 
             "fused", f"fused {name}", exact, f"torch.optim.{name}(..., fused=True)",
             instead=words(Change.FUSED), place=Place.OPTIMIZER, arguments=["fused=True"],
         )  # fmt: skip
-    for name in sorted({*traits["optimizers"]} & {*HAVE_FOREACH})[:1]:
+    for name in sorted(unfused & {*HAVE_FOREACH})[:1]:
         yield _simple(
             "no-foreach", f"{name} without lists of tensors", exact,
             f"torch.optim.{name}(..., foreach=False)",

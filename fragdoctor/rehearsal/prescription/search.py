@@ -358,7 +358,7 @@ class CureSearch:
         treatments = (catalogue.checkpointed(base.traits, base.outermost), *others)
         tried = self._outermost[_key(others)] = self._try(*treatments, observes=True)
         if tried.needs_bytes is not None:
-            base.learn_ends(self._need.trace, self._traits)
+            base.learn_ends(self._observed.trace, self._traits)
 
     def _try(self, *treatments: Treatment, is_base: bool = False, observes: bool = False) -> Tried:
         """Rehearse the program with treatments, and observe it where others are to come beside.
@@ -410,7 +410,7 @@ class CureSearch:
         return tried
 
     def _checkpoints(self, found: Rehearsal) -> Checkpoints:
-        return Checkpoints(self._need, found.traits, self._check_time)
+        return Checkpoints(self._observed, found.traits, self._check_time)
 
     def _seconds_left(self) -> float:
         return self._ends_at - self._reserve_s - time.monotonic()
@@ -436,7 +436,13 @@ class CureSearch:
         if self._batch is not None:
             program = with_batch(program, max(self._batch // divisor, 1))
         found = runner.rehearse(program, conditions, self._snapshot, None, self._runs)
-        self._need = Need(trace_of(read_snapshot(self._snapshot)))
+        self._need = self._observed = Need(trace_of(read_snapshot(self._snapshot)))
+        if conditions.observes and found.traits["compiles"]:
+            # Looking into its modules parts what is compiled together, which asks for other memory.
+            unseen = replace(conditions, observes=False)
+            alone = runner.rehearse(program, unseen, self._snapshot, None, self._runs)
+            self._need = Need(trace_of(read_snapshot(self._snapshot)))
+            found = replace(alone, traits=found.traits)
         return found, self._need.bytes() or found.peak_reserved_bytes
 
 

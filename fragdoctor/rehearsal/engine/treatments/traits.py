@@ -45,8 +45,9 @@ MAX_ITEMS: Final = 64
 """Of a list, up to which it is looked at for models."""
 
 _FLAGS: Final = (
-    "accumulates", "alternates", "autocasts", "checkpoints", "clips", "evaluates_with_grad",
-    "has_state", "is_distributed", "is_eager", "scales", "schedules", "trains", "zeroes",
+    "accumulates", "alternates", "autocasts", "checkpoints", "clips", "compiles",
+    "evaluates_with_grad", "has_state", "is_distributed", "is_eager", "is_fused", "scales",
+    "schedules", "trains", "zeroes",
 )  # fmt: skip
 
 
@@ -97,6 +98,7 @@ class Traits:
         """Return all of it, as JSON takes it."""
         distributed = torch.distributed
         self._found["is_distributed"] = distributed.is_available() and distributed.is_initialized()
+        self._found["compiles"] = _has_compiled()
         self._found["n_flops"] = self._operations.n_flops
         self._found["losses"] = self._losses.found
         for described, part in self._parts:
@@ -228,7 +230,11 @@ class Traits:
                 }  # fmt: skip
                 return
 
-    def _made_optimizer(self, optimizer: Any, *_: Any, **__: Any) -> None:
+    def _made_optimizer(
+        self, optimizer: Any, _params: Any = None, defaults: Any = None, *_: Any
+    ) -> None:
+        if defaults and defaults.get("fused"):
+            self._note("is_fused")
         self._found["n_optimizers"] += 1
         self._place = _place_of_optimizer()
         kind = type(optimizer)
@@ -268,6 +274,11 @@ def _place_of_optimizer() -> tuple[str, int, dict[int, str]] | None:
         return None
     names = _names_in({**frame.f_globals, **frame.f_locals})
     return os.path.abspath(frame.f_code.co_filename), frame.f_lineno, names  # noqa: PTH100
+
+
+def _has_compiled() -> bool:
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["frames"]["total"])
 
 
 def _caller_of_torch() -> str:
