@@ -137,7 +137,8 @@ def _in_pieces(traits: Traits, plan: Plan) -> list[str]:
 
 def _counted(paths: Sequence[str], blocks: Sequence[str]) -> str:
     """Return in words how many modules these are."""
-    kinds = list(dict.fromkeys(_NUMBER.sub("", path) or path for path in paths))
+    # A piece, ``model.head[0:3]``, is named whole; of ``layers.0`` and ``layers.1`` the list.
+    kinds = list(dict.fromkeys(p if p.endswith("]") else _NUMBER.sub("", p) or p for p in paths))
     where = ", ".join(kinds[:3]) + (", ..." if len(kinds) > 3 else "")
     n = len(paths)
     n_all = len(blocks)
