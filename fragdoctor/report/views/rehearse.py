@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from fragdoctor.errors import ConfigError
 from fragdoctor.gate.budgets import BudgetResult, Outcome, Reason
 from fragdoctor.gate.judgement import CheckReport, FileJudgement, GateStatus
+from fragdoctor.model.gpus import GPUS
 from fragdoctor.model.rehearsal import (
     FailedRehearsal,
     LargestBatch,
@@ -21,7 +22,7 @@ from fragdoctor.report import document as doc
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import Style, code, dim
 from fragdoctor.report.views import analyze
-from fragdoctor.units import format_size, plural
+from fragdoctor.units import GIB, format_size, plural
 
 _MOST_GPUS: Final = 6
 _NEXT: Final = "Add --cure to try changes until one fits, or --unlimited to see all that it needs."
@@ -128,10 +129,15 @@ def _facts(result: RehearsalResult) -> list[tuple[str, doc.Content]]:
 
 
 def _gpus(result: RehearsalResult) -> str:
-    names = result.fitting_gpus
-    more = len(names) - _MOST_GPUS
-    rest = f" and {plural(more, 'larger one')}" if more > 0 else ""
-    return ", ".join(names[:_MOST_GPUS]) + rest if names else "none of the known GPUs"
+    """Return the smallest GPUs that do, one of each size: the first of it in the table."""
+    names, table = result.fitting_gpus, list(GPUS)
+    of_sizes: dict[int, str] = {}
+    for name in sorted(names, key=table.index):
+        of_sizes.setdefault(round(GPUS[name].total_bytes / GIB), name)
+    named = [of_sizes[size] for size in sorted(of_sizes)][:_MOST_GPUS]
+    more = len(names) - len(named)
+    rest = f" and {plural(more, 'other')}" if more > 0 else ""
+    return ", ".join(named) + rest if names else "none of the known GPUs"
 
 
 def _assumed(found: Rehearsal) -> doc.Section:
