@@ -72,8 +72,9 @@ def with_command(words: Sequence[str], commands: Collection[str]) -> list[str]:
     first = words[0] if words else ""
     if first in commands:
         return list(words)
-    if _is_message(first):
-        return ["oom", *words]
+    if _is_text(first):
+        is_question = first.rstrip().endswith("?") and not _tells_of_shortage(first)
+        return ["estimate" if is_question else "oom", *words]
     is_option = first.startswith("-") and first != "-"
     names = words[1:] if is_option else words[:1]
     if any(map(os.path.exists, names)) or (not is_option and _may_be_path(first)):
@@ -81,9 +82,14 @@ def with_command(words: Sequence[str], commands: Collection[str]) -> list[str]:
     return list(words)
 
 
-def _is_message(word: str) -> bool:
-    is_long = len(word) > 40 and len(word.split()) > 3
-    return (is_long or "out of memory" in word.lower()) and not os.path.exists(word)  # noqa: PTH110 - never raises
+def _tells_of_shortage(text: str) -> bool:
+    return "out of memory" in text.lower()
+
+
+def _is_text(word: str) -> bool:
+    """Whether a word of the command line is a pasted message, or a question about a model."""
+    is_long = len(word.split()) > 3 and (len(word) > 40 or word.rstrip().endswith("?"))
+    return (is_long or _tells_of_shortage(word)) and not os.path.exists(word)  # noqa: PTH110 - never raises
 
 
 def _may_be_path(word: str) -> bool:

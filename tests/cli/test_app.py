@@ -33,6 +33,12 @@ def test_pasted_message_alone_is_diagnosed(run: Run, samples: Path) -> None:
     assert run("CUDA out of memory").code == run("oom", "CUDA out of memory").code
 
 
+def test_question_alone_is_answered(run: Run) -> None:
+    question = "how much memory does llama 3 8b need?"
+
+    assert run(question) == run("estimate", question)
+
+
 def test_edits_made_one_at_a_time_give_the_same(
     run: Run, samples: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
