@@ -97,6 +97,20 @@ def test_loops_of_a_compiled_function_do_not_part_it(stage: Stage) -> None:
 
 
 @needs_triton
+def test_backward_pass_that_is_traced_is_none_of_the_program(stage: Stage) -> None:
+    found = stage.must_pass(
+        LAYERS
+        + """
+    model = torch.compile(Layers().cuda())
+    for _ in range(4):
+        model(torch.ones(64, 512, device="cuda")).sum().backward()
+    """
+    )
+
+    assert 4 == found["rehearsal"]["steps"]
+
+
+@needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "how", ["module.compile()", "module.forward = torch.compile(module.forward)"]

@@ -718,6 +718,7 @@ def test_compiled_program_needs_what_it_needs_unseen_and_goes_by_its_own_names(
     assert as_it_is["needs_bytes"] == found["needs_bytes"]
     treatments = [part for one in found["tried"] for part in one["treatments"]]
     assert "fused" not in {part["code"] for part in treatments}
+    assert "step-in-backward" in {part["code"] for part in treatments}  # nothing is added up
     blocks = [part for part in treatments if part["code"] == "checkpoint"]
     assert any("in model.blocks" in line for part in blocks for line in part["lines"])
 

@@ -12,7 +12,7 @@ from torch.autograd.profiler import record_function
 
 from fragdoctor.model.marks import BACKWARD, NO_GRAD
 from fragdoctor.rehearsal.engine import put
-from fragdoctor.rehearsal.engine.calls import around_models, put_run_backward
+from fragdoctor.rehearsal.engine.calls import around_models, is_traced, put_run_backward
 from fragdoctor.rehearsal.engine.marks import in_backward
 from fragdoctor.rehearsal.engine.session import Session
 
@@ -61,7 +61,7 @@ def _watch_backward(now: Session, undo: ExitStack) -> None:
 
     def watched(run: Callable[..., Any]) -> Callable[..., Any]:
         def run_backward(*args: Any, **kwargs: Any) -> Any:
-            if in_backward() or not now.is_started:
+            if in_backward() or not now.is_started or is_traced():
                 return run(*args, **kwargs)
             now.progress.begin_backward()
             try:

@@ -10,12 +10,18 @@ from functools import wraps
 from typing import Any
 
 import torch
+from torch._guards import TracingContext
 
 from fragdoctor.recording.module_names import ByIdentity
 from fragdoctor.rehearsal.engine import put
 from fragdoctor.rehearsal.engine.marks import in_backward
 
 Around = Callable[[Any], AbstractContextManager[Any] | None]
+
+
+def is_traced() -> bool:
+    """Whether a compiler traces what is called: nothing of it runs."""
+    return TracingContext.try_get() is not None
 
 
 class _Inside(threading.local):
@@ -98,7 +104,8 @@ def before_backward(act: Callable[..., None], undo: ExitStack) -> None:
 
     def acting(run: Callable[..., Any]) -> Callable[..., Any]:
         def run_backward(*args: Any, **kwargs: Any) -> Any:
-            act(*args, **kwargs)
+            if not is_traced():
+                act(*args, **kwargs)
             return run(*args, **kwargs)
 
         return run_backward
