@@ -46,7 +46,8 @@ def around_models(around: Around, undo: ExitStack) -> None:
             return call(module, *args, **kwargs)
         inside.model = True
         try:
-            with around(module._modules.get("_orig_mod", module)) or nullcontext():
+            is_wrapper = "_orig_mod" in module._modules  # what torch.compile returns
+            with around(module._orig_mod if is_wrapper else module) or nullcontext():
                 return call(module, *args, **kwargs)
         finally:
             inside.model = False
