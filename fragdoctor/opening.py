@@ -23,6 +23,11 @@ READER_WAIT_S: Final = 10.0
 _POLL_S: Final = 0.05
 
 
+def is_text(name: str) -> bool:
+    """Whether what was given as the name of a file is rather a text that somebody pasted."""
+    return len(name) > 40 and len(name.split()) > 3
+
+
 def open_readable(path: str | os.PathLike[str]) -> io.FileIO:
     """Open a file, unbuffered. Opening a named pipe would wait for somebody to write to it.
 

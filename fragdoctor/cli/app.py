@@ -88,8 +88,13 @@ def _tells_of_shortage(text: str) -> bool:
 
 def _is_text(word: str) -> bool:
     """Whether a word of the command line is a pasted message, or a question about a model."""
-    is_long = len(word.split()) > 3 and (len(word) > 40 or word.rstrip().endswith("?"))
-    return (is_long or _tells_of_shortage(word)) and not os.path.exists(word)  # noqa: PTH110 - never raises
+    n_words = len(word.split())
+    if n_words < 2 or os.path.exists(word):  # noqa: PTH110 - never raises
+        return False
+    from fragdoctor.opening import is_text
+
+    is_question = n_words > 3 and word.rstrip().endswith("?")
+    return is_question or is_text(word) or _tells_of_shortage(word)
 
 
 def _may_be_path(word: str) -> bool:

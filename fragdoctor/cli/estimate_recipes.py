@@ -5,6 +5,7 @@ What they say becomes the options of the command, where the command line does no
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from enum import StrEnum
 from pathlib import Path
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from fragdoctor.model.recipe import RecipeUse
 
 SUFFIXES: Final = (".yaml", ".yml", ".toml", ".json", ".sh", ".bash", ".slurm", ".sbatch")
-_DEFAULTS: Final = {field.name: field.default for field in fields(EstimateOptions)}
+_DEFAULTS: Final[Mapping[str, Any]] = {
+    field.name: field.default for field in fields(EstimateOptions)
+}
 _NO_QUESTION: Final = ("output", "force", "quiet", "no_color", "output_format", "explain", "args")
 
 
@@ -98,19 +101,14 @@ def _with_words(
     from fragdoctor.estimation.words import read_question
 
     asked = read_question(text)
-    read = {name: value for name, value in asked.options.items() if name not in given}
-    meant = replace(chosen, inputs=[asked.model], **{n: _typed(n, v) for n, v in read.items()})
-    usable = used(route_of(meant), inference=meant.inference)
-    idle = read.keys() - usable
-    values = {name: getattr(meant, name) for name in _DEFAULTS if name not in idle}
+    read = {name: _typed(name, v) for name, v in asked.options.items() if name not in given}
+    meant = replace(chosen, inputs=[asked.model], **read)
+    idle = read.keys() - used(route_of(meant), inference=meant.inference)
+    meant = replace(meant, **{name: _DEFAULTS[name] for name in idle})
     left = [f"{flag_of(name)} does not go with the rest." for name in sorted(idle)]
-    told = {
-        name: plain(value)
-        for name, value in values.items()
-        if name not in (*_NO_QUESTION, "inputs") and plain(value) != plain(_DEFAULTS[name])
-    }
-    use = use_of((), (*asked.notes, *left), [asked.model], told)
-    return EstimateOptions(**values), use
+    values = {n: plain(getattr(meant, n)) for n in _DEFAULTS if n not in (*_NO_QUESTION, "inputs")}
+    told = {name: value for name, value in values.items() if value != plain(_DEFAULTS[name])}
+    return meant, use_of((), (*asked.notes, *left), [asked.model], told)
 
 
 def _check_model(named: str, source: str) -> None:

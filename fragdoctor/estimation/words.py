@@ -7,9 +7,9 @@ no option, and that English alone does not need, is handed on: the report says t
 from __future__ import annotations
 
 import difflib
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
@@ -20,7 +20,7 @@ from fragdoctor.estimation.model_shapes import is_model_name, preset_of, presets
 from fragdoctor.estimation.training_choices import PRECISIONS, optimizer_of
 from fragdoctor.model.gpus import counted, gpu_of, known_gpu
 
-MOST_WORDS: Final = 40
+_MOST_WORDS: Final = 40
 _LONGEST: Final = 64
 _MOST_IN_NAME: Final = 6
 _LORA_RANK: Final = 16
@@ -47,16 +47,9 @@ def is_question(inputs: Sequence[str]) -> bool:
     text = " ".join(inputs).strip()
     if " " not in text or re.search(r"\.[a-z]{2,11}$", text.lower()):
         return False
-    if any(_is_file(one) for one in inputs):
+    if any(map(os.path.exists, inputs)):
         return False
     return not (is_model_name(text) and preset_of(text))
-
-
-def _is_file(text: str) -> bool:
-    try:
-        return Path(text).exists()
-    except (OSError, ValueError):  # a name that no file can have
-        return False
 
 
 def read_question(text: str) -> Asked:
@@ -66,7 +59,7 @@ def read_question(text: str) -> Asked:
         InputError: it names no model that is known.
     """
     stripped = (one[:_LONGEST].strip(",;:?!()'\"").removesuffix(".") for one in text.split())
-    words = [word for word in stripped if word][:MOST_WORDS]
+    words = [word for word in stripped if word][:_MOST_WORDS]
     named, words = _taken(words, _model)
     if named is None:
         raise _no_model(words)
@@ -100,12 +93,18 @@ def _model(run: str) -> str | None:
 
 def _taken(words: list[str], find: Callable[[str], Any]) -> tuple[Any, list[str]]:
     """Return what the longest run of words means, and the words with a gap in its place."""
+    for start, end in _runs(words):
+        run = words[start:end]
+        if _GAP not in run and (found := find(" ".join(run))) is not None:
+            return found, [*words[:start], _GAP, *words[end:]]
+    return None, words
+
+
+def _runs(words: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Yield where runs of words begin and end, the longest first."""
     for length in range(min(_MOST_IN_NAME, len(words)), 0, -1):
         for start in range(len(words) + 1 - length):
-            run = words[start : start + length]
-            if _GAP not in run and (found := find(" ".join(run))) is not None:
-                return found, [*words[:start], _GAP, *words[start + length :]]
-    return None, words
+            yield start, start + length
 
 
 _GAP: Final = ";"  # between phrases, so that none reaches over what was taken out
@@ -263,12 +262,8 @@ def _no_model(words: Sequence[str]) -> InputError:
     for word in words:
         if is_of_llama_cpp(word):
             return unknown_model(word)
-    runs = [
-        " ".join(words[start : start + length])
-        for length in range(_MOST_IN_NAME, 0, -1)
-        for start in range(len(words) + 1 - length)
-    ]
-    near = [n for run in runs for n in difflib.get_close_matches(run.lower(), presets())]
+    runs = (" ".join(words[start:end]).lower() for start, end in _runs(words))
+    near = [name for run in runs for name in difflib.get_close_matches(run, presets())]
     guess = f"Near are {', '.join(dict.fromkeys(near[:3]))}. " if near else ""
     return InputError(
         "Those words name no file here and no model that is known.",

@@ -24,7 +24,7 @@ from fragdoctor.inputs.confinement import check_place
 from fragdoctor.inputs.remote import is_remote, open_remote, without_secrets
 from fragdoctor.limits import DEFAULT_LIMITS, Limits
 from fragdoctor.model.hooks import report_progress
-from fragdoctor.opening import open_readable
+from fragdoctor.opening import is_text, open_readable
 from fragdoctor.units import MIB, format_size
 
 GZIP_MAGIC: Final = b"\x1f\x8b"
@@ -283,7 +283,7 @@ def _opened(path: str, stack: ExitStack) -> BinaryIO:
             raise InputError(f"{path} is no file.", hint="Give a file, or - for a pipe.")
         return cast("BinaryIO", stack.enter_context(open_readable(path)))
     except (OSError, ValueError) as error:
-        if len(path) > 40 and len(path.split()) > 3:
+        if is_text(path):
             raise InputError(
                 "This is text, not a file.", hint="Run: fragdoctor oom 'the message'"
             ) from error

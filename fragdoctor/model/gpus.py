@@ -12,6 +12,7 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Final
 
@@ -312,15 +313,21 @@ def _of_key(key: str) -> GpuModel | None:
 
 
 def _named(key: str) -> GpuModel | None:
-    for candidate in (key, key.replace("-", "")):
-        for name, gpu in GPUS.items():
-            short = re.sub("^(?:rtx|gtx|rx)-", "", name)
-            if candidate in (name, short, name.replace("-", ""), short.replace("-", "")):
-                return gpu
-        alias = gpu_table.ALIASES.get(candidate)
-        if alias is not None:
-            return GPUS[alias]
-    return None
+    spelled = _spelled()
+    return spelled.get(key) or spelled.get(key.replace("-", ""))
+
+
+@cache
+def _spelled() -> Mapping[str, GpuModel]:
+    """Return GPUs by every spelling of their names; the first of the table that has one counts."""
+    found: dict[str, GpuModel] = {}
+    for name, gpu in GPUS.items():
+        short = re.sub("^(?:rtx|gtx|rx)-", "", name)
+        for spelling in (name, short, name.replace("-", ""), short.replace("-", "")):
+            found.setdefault(spelling, gpu)
+    for alias, name in gpu_table.ALIASES.items():
+        found.setdefault(alias, GPUS[name])
+    return found
 
 
 def known_gpus() -> Sequence[GpuModel]:

@@ -20,7 +20,10 @@ Around = Callable[[Any], AbstractContextManager[Any] | None]
 
 
 def is_traced() -> bool:
-    """Whether a compiler traces what is called: nothing of it runs."""
+    """Whether a compiler traces what is called: nothing of it runs.
+
+    ``torch.compiler.is_compiling`` does not say so of AOTAutograd before PyTorch 2.13.
+    """
     return TracingContext.try_get() is not None
 
 

@@ -130,10 +130,11 @@ def _facts(result: RehearsalResult) -> list[tuple[str, doc.Content]]:
 
 def _gpus(result: RehearsalResult) -> str:
     """Return the smallest GPUs that do, one of each size: the first of it in the table."""
-    names, table = result.fitting_gpus, list(GPUS)
+    names = result.fitting_gpus
     of_sizes: dict[int, str] = {}
-    for name in sorted(names, key=table.index):
-        of_sizes.setdefault(round(GPUS[name].total_bytes / GIB), name)
+    for name, gpu in GPUS.items():
+        if name in names:
+            of_sizes.setdefault(round(gpu.total_bytes / GIB), name)
     named = [of_sizes[size] for size in sorted(of_sizes)][:_MOST_GPUS]
     more = len(names) - len(named)
     rest = f" and {plural(more, 'other')}" if more > 0 else ""
