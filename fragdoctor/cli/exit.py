@@ -131,6 +131,8 @@ def _usage(argv: Sequence[str], error: Exception) -> int:
             return USAGE
     else:
         hint = "See: fragdoctor --help"
+    if type(error).__name__ == "NoSuchOption" and argv[:1] == ["rehearse"] and "--" not in argv:
+        hint = "Options of the program come after two dashes: rehearse train.py -- --lr 1e-4"
     option = getattr(error, "option_name", None) if argv[:1] == ["estimate"] else None
     said = _SAID_SO.get(option or "", "")
     return _fail(argv, USAGE, "bad_usage", message, f"{said} {hint}".strip())

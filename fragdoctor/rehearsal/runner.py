@@ -169,7 +169,7 @@ def _failed(found: Mapping[str, Any], tail: str, conditions: RehearsalConditions
     if failure is None:
         return ProgramFailed(
             f"The program ended with exit code {found['exit_code']}.",
-            hint="What it printed last is above.",
+            hint="Its last lines are above." if tail else "It printed nothing before it ended.",
             output=tail,
         )
     if failure["advice"] is not None:
@@ -200,10 +200,15 @@ def _failed(found: Mapping[str, Any], tail: str, conditions: RehearsalConditions
             "is refused; --allow-writes lets it change files.",
             output=tail,
         )
-    made_up = _made_up(found)
+    hint = _made_up(found) or (
+        "The traceback is above. If the program works on a GPU, then it does something here that a "
+        "rehearsal cannot imitate."
+    )
+    if failure["type"] == "ModuleNotFoundError":
+        hint = "Rehearse in the environment of the program: --python names its interpreter."
     return ProgramFailed(
         f"The program failed{where}: {failure['type']}: {text[0] if text else ''}",
-        hint=made_up or "If it runs on a GPU, it cannot be rehearsed; its traceback is above.",
+        hint=hint,
         output=tail,
     )
 

@@ -132,6 +132,14 @@ def test_option_that_swallows_the_next_is_named(run: Run) -> None:
     assert "--lora needs a value: --gpu follows it." in result.err
 
 
+def test_option_of_a_program_is_told_where_it_goes(run: Run) -> None:
+    result = run("rehearse", "train.py", "--lr", "3")
+
+    assert result.code == 2
+    assert "No such option: --lr" in result.err
+    assert "Options of the program come after two dashes" in result.err
+
+
 def test_command_typo_suggests_the_command(run: Run) -> None:
     assert "Did you mean 'analyze'?" in run("analyz").err
 

@@ -209,7 +209,9 @@ def test_file_that_is_no_python_is_shown_without_frames_of_the_engine(stage: Sta
     ("body", "sentence"),
     [
         ("print('hello')", "The program used no GPU"),
-        ("import sys; sys.exit(3)", "The program ended with exit code 3"),
+        ("import sys; sys.exit(3)", "exit code 3.\nIt printed nothing before it ended."),
+        ("import sys; sys.exit('no data')", "exit code 1.\nIts last lines are above."),
+        ("import nowhere_at_all", "Rehearse in the environment of the program: --python"),
         ("import os; os._exit(4)", "The program ended with code 4 before"),
     ],
 )
