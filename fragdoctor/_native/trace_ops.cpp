@@ -192,7 +192,7 @@ void Builder::complete_rows(std::uint32_t from, std::uint32_t to) {
   }
 }
 
-// Frees before a request are its own flush (or collection) if memory came afterwards or the request
+// Frees before a request are its own flush (or collection) if memory came afterward or the request
 // failed, and if it would have exceeded the limit. Blocks that completed meanwhile then did so
 // inside the flush, after the search of the free blocks: they must wait until the request is done.
 bool Builder::is_flush(std::uint32_t row, bool has_failed) {

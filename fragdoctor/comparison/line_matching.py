@@ -234,7 +234,7 @@ def line_tracks(
     """Return each line's newest place and its bytes in every run, 0 if the run lacks the line."""
     places: list[Location | None] = []
     values: list[list[int]] = []
-    current: dict[int, int] = {}  # row of the run looked at -> track
+    current: dict[int, int] = {}  # row of the current run -> track
 
     def begin(run: int, row: int, use: LineUse) -> None:
         current[row] = len(values)

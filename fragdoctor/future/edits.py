@@ -205,7 +205,7 @@ def _live_at_end(reproduction: Reproduction, addresses: Sequence[int]) -> npt.ND
     """Return the allocations that lie at these addresses at the end of the trace.
 
     Raises:
-        SimulationError: if there is none at one of them.
+        SimulationError: if no allocation lies at one of them.
     """
     asked = sorted(set(addresses))
     wanted = np.array([a for a in asked if 0 <= a < 2**64], np.uint64)

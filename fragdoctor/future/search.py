@@ -310,7 +310,7 @@ def is_served_from(
 ) -> bool:
     """Return whether it is served at the capacity of a what-if and at every larger one.
 
-    This is checked only as far as the work allowed for one search goes.
+    The check stops when the work allowed for one search is used up.
     """
     requests = operations or reproduction.operations
     search = _CapacitySearch(reproduction, what_if, requests)
@@ -418,7 +418,7 @@ class _CapacitySearch:
 
 
 def _least(low: int, high: int, is_enough: Callable[[int], bool], n_tries: int) -> int:
-    """Return the smallest capacity that is enough, by halving, as far as the tries allow."""
+    """Return the smallest capacity that is enough, by halving at most ``n_tries`` times."""
     while high - low >= PAGE_BYTES and n_tries > 0:
         middle = (low + high) // 2 // PAGE_BYTES * PAGE_BYTES
         low, high = (low, middle) if is_enough(middle) else (middle + PAGE_BYTES, high)

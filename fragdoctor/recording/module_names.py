@@ -80,7 +80,7 @@ class ModuleNames:
 
 
 def path_below(path: str, names: list[str]) -> str:
-    """Return the path of what has these names below a module; wrappers add nothing to it."""
+    """Return the path of the object with these names below a module; wrappers add nothing."""
     kept = [name for name in names if name and name not in _WRAPPERS]
     return ".".join([path, *kept])[:_LONGEST]
 

@@ -157,7 +157,7 @@ def depth(spans: Sequence[tuple[int, int]]) -> int:
 
 
 def n_parallel(scenes: Sequence[Scene]) -> int:
-    """Return how many trials were seen at work at the same time, or 1 if none was.
+    """Return how many trials were seen running at the same time, or 1 if none was.
 
     Workers of a sweep that print a PID but no rank count too.
     """

@@ -91,7 +91,7 @@ def native_config(
         memory_fraction: as for ``torch.cuda.set_per_process_memory_fraction``; None means not set.
 
     Raises:
-        SimulationError: the settings choose another allocator than the native one.
+        SimulationError: if the settings choose another allocator than the native one.
     """
     if settings.backend != "native":
         raise SimulationError(
@@ -211,7 +211,7 @@ class Allocator:
         """Give a block back; address 0 is ignored, as by ``cudaFree(nullptr)``.
 
         Raises:
-            SimulationError: no live block begins at this address.
+            SimulationError: if no live block begins at this address.
         """
         if address != 0 and not self._core.free(address):
             raise _unknown(address)
@@ -222,7 +222,7 @@ class Allocator:
         When freed, it stays pending; at the next request its events count as done.
 
         Raises:
-            SimulationError: no live block begins at this address.
+            SimulationError: if no live block begins at this address.
         """
         if not self._core.record_stream(address, self._handle(stream)):
             raise _unknown(address)
@@ -235,7 +235,7 @@ class Allocator:
         """Limit reserved memory to ``floor(fraction * device memory)`` from now on.
 
         Raises:
-            ValueError: the fraction is not between 0 and 1.
+            ValueError: if the fraction is not between 0 and 1.
         """
         _check_fraction(fraction)
         self._core.set_fraction(fraction)
@@ -244,7 +244,7 @@ class Allocator:
         """Change settings at run time, as ``torch.cuda.memory._set_allocator_settings`` does.
 
         Raises:
-            ConfigError: the version would refuse the string.
+            ConfigError: if the version would refuse the string.
         """
         settings = parse_conf(conf, self.torch_version).over(self.settings)
         self._core.set_settings(native_config(settings, era=era_of(self.torch_version)))
@@ -259,7 +259,7 @@ class Allocator:
         """Serve the requests inside the block from a private pool, as ``use_mem_pool`` does.
 
         Raises:
-            ValueError: there is no such pool.
+            ValueError: if there is no such pool.
         """
         self._core.context_begin(pool)
         try:
@@ -271,7 +271,7 @@ class Allocator:
         """Drop a private pool; the free part of it goes back to the driver.
 
         Raises:
-            ValueError: there is no such pool.
+            ValueError: if there is no such pool.
         """
         self._core.pool_release(pool, flush=True)
 

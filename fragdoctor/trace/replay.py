@@ -48,7 +48,7 @@ class Conditions(Struct, frozen=True):
         """Return the conditions in the form that the native model takes.
 
         Raises:
-            SimulationError: the settings choose another allocator than the native one.
+            SimulationError: if the settings choose another allocator than the native one.
         """
         total = self.device_total_bytes or self.capacity_bytes or 0
         config = native_config(

@@ -280,8 +280,8 @@ def find_reproduction(
     memory, if known, is the base of a memory fraction.
 
     Raises:
-        ConfigError: the version is not one.
-        SimulationError: the trace has more streams and pools than a genuine one can have.
+        ConfigError: if it is not a version.
+        SimulationError: if the trace has more streams and pools than a genuine one can have.
     """
     finder = _Finder(trace, torch_version, device_total_bytes)
     best = _over_eras(finder)
