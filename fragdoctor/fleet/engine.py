@@ -1,4 +1,4 @@
-"""Summarizes ranks on any ``concurrent.futures.Executor``, and merges the summaries to a fleet."""
+"""Summarizes ranks on any ``concurrent.futures.Executor``, and merges summaries into a fleet."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _order(summary: RankSummary) -> tuple[bool, bool, str]:
 Progress = Callable[[int, int], None]
 
 MAX_WORKERS: Final = 32
-"""A pool's default number stops here: with more workers, one waits for the machine's disk."""
+"""A pool's default number stops here: with more workers, the machine's disk is the bottleneck."""
 
 MAX_CHUNK: Final = 16
 CHUNKS_PER_WORKER: Final = 4

@@ -1,6 +1,6 @@
 """Tells which phase of training each event of a trace belongs to: setup, forward, backward, step.
 
-The roles of the stacks (``stack_roles.py``) mark single events. A backward pass on a GPU runs in a
+The roles of the stacks (``trace/stacks.py``) mark single events. A backward pass on a GPU runs in a
 thread without Python, so events without a Python frame belong to it if other stacks show that the
 program trains. Unmarked events belong to the pass in progress.
 """

@@ -1,6 +1,6 @@
 """Changes of a training program, as edits of its recorded requests.
 
-Each was compared with programs that were really changed (``tests/trace/test_training_edits.py``).
+Each was compared with programs that were really changed (``tests/future/test_training_edits.py``).
 """
 
 from __future__ import annotations

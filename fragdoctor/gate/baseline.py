@@ -1,7 +1,7 @@
 """Baselines: what was accepted once, so that a check fails only on what got worse.
 
 A finding is identified by its fingerprint (rule, functions and file base names; no addresses, no
-line numbers), a figure by its device. Moving a line, the directory or the run changes neither.
+line numbers), a figure by its device. A moved line, another directory or run changes neither.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _NOWHERE = LogSource(None, None)
 
 
 def with_trials(scenes: Sequence[Scene]) -> list[Scene]:
-    """Return the scenes with their trial, if the log allows telling.
+    """Return the scenes with their trial, if the log shows it.
 
     A line belongs to the trial that it names, else to the one that its process announced last, else
     (since Optuna announces no start) to the one whose end comes next. A failure right below the

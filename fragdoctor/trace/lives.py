@@ -200,7 +200,7 @@ class Totals:
             starts: first state of each stretch, strictly ascending; it ends where the next begins.
 
         Raises:
-            ValueError: if the name is another one.
+            ValueError: if the name is not one of these.
         """
         low, high = self._native.envelope(name, np.ascontiguousarray(starts, np.int64))
         return Stretch(low, high)

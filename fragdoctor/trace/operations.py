@@ -62,7 +62,7 @@ class Operations(Struct, frozen=True):
     def of(cls, operations: _ext.NativeOps) -> Operations:
         """Return operations of the native core, for reading.
 
-        If no request follows a failure, it is the last one: blocks freed after it were released by
+        A failure that no request follows comes last: blocks freed after it were released by
         its exception.
         """
         table = operations.table().view(OPERATION)
@@ -173,7 +173,7 @@ class Allocations:
         return np.where(inside, at, -1)
 
     def kept_from(self, first_row: I64, end_row: I64, until_row: I64) -> Bools:
-        """Return allocations made in one of the ranges that outlive it and are freed soon.
+        """Return the allocations made in a range that outlive it and are freed soon after.
 
         They are freed by the first row of ``until_row`` (ascending) that follows.
         """
