@@ -26,9 +26,8 @@ class Allocator {
 
   // ---- what programs do ---------------------------------------------------------------------
   // Serve a request. Streams are dense numbers in the order of the stream handles (0 is the
-  // default stream). `pool` is 0 or a private pool from pool_create(); with a private pool, a
-  // capture or MemPool context counts as active for this call. A size of 0 gives NO_BLOCK and
-  // succeeds.
+  // default stream). `pool` is 0 or a private pool from pool_create(); the latter makes a capture
+  // or MemPool context count as active for this call. A size of 0 succeeds with NO_BLOCK.
   MallocResult malloc(std::uint64_t size, std::uint32_t stream = 0, std::uint32_t pool = 0);
   // Free a block. If other streams used it (record_stream), it stays pending until they are done.
   void free(BlockId block);

@@ -72,8 +72,7 @@ class ComparedDevice(Struct, frozen=True, eq=False):
     Attributes:
         n_lines_merged: number of the smallest lines, which are merged into one in ``lines``.
         growth: lines that keep memory step by step, with the bytes that each keeps per step.
-        requests: ``int64``, requested sizes in the order of the trace; failed requests are left
-            out.
+        requests: ``int64``, requested sizes in the order of the trace, without failed requests.
         request_rows: ``int64``, the event row (within the device) of each request.
         features: library parts that the requests went through: ``checkpoint``, optimizers.
         capacity_bytes: what PyTorch could have, if a failed request shows it.

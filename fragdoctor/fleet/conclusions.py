@@ -45,8 +45,7 @@ def ordered(ranks: Sequence[RankSummary]) -> list[RankSummary]:
 def labels_of(ranks: Sequence[RankSummary]) -> Mapping[str, str]:
     """Return a short label for each path; no two ranks have the same label.
 
-    It is ``rank 5``, ``host 1 rank 0`` or ``host 1 local rank 0``, or the path if those are not
-    unique.
+    It is ``rank 5``, ``host 1 rank 0``, ``host 1 local rank 0``, or the path if these repeat.
     """
     by_rank = {r.path: "" if r.rank is None else f"rank {r.rank}" for r in ranks}
     by_host = {r.path: _with_host(r) for r in ranks}

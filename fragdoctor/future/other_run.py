@@ -52,8 +52,7 @@ class OtherRun:
         trace: trace of the run that was cut off.
         operations: its requests.
         other: trace of the same program with at least one whole step.
-        max_steps: how many whole steps to play after the one cut off. If None, play until they
-            repeat.
+        max_steps: how many whole steps to play after the cut-off one. If None, until they repeat.
 
     Raises:
         SimulationError: if they do not belong together, or the other one has no whole step.

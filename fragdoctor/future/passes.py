@@ -218,8 +218,7 @@ MAX_ANNOTATIONS: Final = 200_000
 def find_optimizer_steps(trace: Trace) -> tuple[I64, I64] | None:
     """Return the rows at which annotated optimizer steps begin, and those at which they end.
 
-    PyTorch (2.6 and newer) records them with their times in every snapshot. Returns None if there
-    are none.
+    PyTorch (from 2.6 on) records their times in every snapshot. Returns None if there are none.
     """
     marks = _marks(trace, _STEP)
     if marks is None:
@@ -269,10 +268,9 @@ def _marks(trace: Trace, name: re.Pattern[str]) -> tuple[I64, Bools] | None:
 
 
 def trained_until(trace: Trace, failed: int) -> int:
-    """Return the row at which the last backward pass or optimizer step before another row ended.
+    """Return the row at which the last backward pass or optimizer step before a row ended, or 0.
 
-    Returns 0 if there is none. In a step that trains several models in turn, the next forward pass
-    begins there.
+    In a step that trains several models in turn, the next forward pass begins there.
     """
     runs = RoleRuns.of(trace)
     if runs is None:

@@ -305,8 +305,7 @@ def _without_training(trace: Trace) -> Steps:
 def _rounds(trace: Trace, rows: I64, key: I32) -> I64 | None:
     """Return the visits to the rarest place that the program returns to over most of all visits.
 
-    Visits that end before a model is first called only build or copy it. Returns None if no place
-    qualifies.
+    Visits that end before a model is first called only build or copy it. None if no place fits.
     """
     if not len(rows):
         return None

@@ -89,9 +89,8 @@ def take_census(
 ) -> Census:
     """Return who holds this process's CUDA storages now, and for which of ``modules``.
 
-    It takes at most ``limit_s`` of one core, to within a few hundredths: beyond that, tensors are
-    sampled, and storages that were not reached have no owner. The collector, which may call the
-    program's code, is paused.
+    It takes at most ``limit_s`` of one core, within a few hundredths: beyond that, tensors are
+    sampled, and unreached storages have no owner. The collector, which may run its code, is paused.
     """
     started = time.thread_time()
     time_us = time.time_ns() // 1000

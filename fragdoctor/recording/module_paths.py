@@ -2,8 +2,7 @@
 
 PyTorch keeps a text of the program's choice with every event (``_set_memory_metadata``, from 2.10
 on). Hooks on all modules set it to the path of the running one (``GPT.layers.3.mlp``, beginning
-with the class of the model), and restore the previous text when it returns. Texts that the program
-writes itself are kept.
+with the model's class) and restore the previous text when it returns. The program's own texts stay.
 """
 
 from __future__ import annotations

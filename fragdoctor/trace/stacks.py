@@ -402,8 +402,7 @@ class Stacks:
     def places(self) -> I32:
         """Number of the place in the program from which each stack enters torch.
 
-        A place is a line together with its callers. The number is -1 if no frame is Python's, and
-        in the extra entry at the end.
+        A place is a line with its callers; -1 if no frame is Python's, and in an extra last entry.
         """
         frames, offsets = self.outside.frames, self.outside.offsets
         result = np.full(len(self.outside) + 1, -1, np.int32)
