@@ -139,7 +139,7 @@ def _bundles(place: Path, pid: int) -> Sequence[Path]:
 
 
 def _awaited(found: Callable[[], Path | None], pid: int, wait_s: float) -> Path:
-    """Return what appears.
+    """Return the first bundle that ``found`` finds.
 
     Raises:
         ConfigError: if it does not appear in this time, or the process ends.

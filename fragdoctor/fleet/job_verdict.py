@@ -106,7 +106,7 @@ def _reasons(group: RankGroup) -> str:
     if not differences:
         return "its memory is unlike that of any other rank"
     lead = differences[0]
-    if group.n_failed and lead.kind is DifferenceKind.VERDICT:  # the last of the kinds
+    if group.n_failed and lead.kind is DifferenceKind.VERDICT:  # last kind: nothing else differs
         return "it fails with what the others hold as well"
     parts = [lead.text]
     # A sentence of its own says that it fails.

@@ -308,7 +308,7 @@ def is_served(
 def is_served_from(
     reproduction: Reproduction, what_if: WhatIf, operations: _ext.NativeOps | None = None
 ) -> bool:
-    """Return whether it is served at the capacity of a what-if and at every larger one.
+    """Return whether the recorded part is served at a what-if's capacity and every larger one.
 
     The check stops when the work allowed for one search is used up.
     """

@@ -135,7 +135,7 @@ def _is_under_way(trace: Trace, ends: I64) -> bool:
 
 def _training(trace: Trace, ends: I64, method: str) -> Steps:
     turns = _turns(trace, ends)
-    period = period_of(turns[1:] if trace.is_late else turns)  # of the first, a part may be missing
+    period = period_of(turns[1:] if trace.is_late else turns)  # the first may be incomplete
     ends = ends[period - 1 :: period]
     action = trace.events.action
     asks = np.flatnonzero((action == Action.ALLOC) | (action == Action.OOM))

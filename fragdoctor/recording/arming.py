@@ -141,7 +141,7 @@ class OnTerm:
 
 
 def _die(number: int) -> None:
-    """Restore the default from a thread, which Python's own call does not do, and raise."""
+    """Restore the default from a thread, which ``signal.signal`` cannot do, and raise it."""
     with contextlib.suppress(Exception):
         import ctypes
 

@@ -1,4 +1,4 @@
-"""Facts around a moment: versions, devices and their memory, other processes, settings."""
+"""Facts about one moment: versions, devices and their memory, other processes, settings."""
 
 from __future__ import annotations
 
