@@ -162,7 +162,7 @@ class Allocator {
   FreeSet& free_set(std::uint32_t pool, std::uint32_t stream);
   FreeKey key_of(const Block& block) const;
   void insert_free(BlockId id);
-  // Like the one after, but replacing the element at a position of the set.
+  // The same, but replacing the element at a position of the set.
   void insert_free(BlockId id, FreeSet& set, const FreeSet::Position& instead_of);
   void erase_free(BlockId id);
   bool is_split(const Block& block) const {

@@ -11,7 +11,7 @@ namespace {
 constexpr std::size_t MAX_UNEXPLAINED = 1 << 16;
 constexpr Ticket NO_TICKET = UNLIMITED;
 // Free blocks visited by flushes and collections, a few seconds' worth. Genuine runs stay far
-// below; a crafted trace could demand that many for each of its failing requests.
+// below; a crafted trace could make each of many failing requests visit all free blocks.
 constexpr std::uint64_t MAX_FLUSH_WORK = 4'000'000'000ULL;
 
 class Replay {
