@@ -1,8 +1,8 @@
 """The native core: snapshot reader and allocator model (C++17, bound as ``_ext``).
 
-Where fragdoctor is installed, the extension lies beside this file. A folder of sources, such as a
+Where fragdoctor is installed, the extension is next to this file. A folder of sources, such as a
 clone in which somebody ran ``pip install .``, shadows the installed package for programs started in
-it and has no extension; it takes that of the installed package then.
+it and has no extension; it then uses the installed package's extension.
 """
 
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-# Types of the native core. Each part of the core has its own section.
+# Types of the native core, with a section for each part of it.
 
 from collections.abc import Sequence
 from typing import Any, Protocol

@@ -1,4 +1,4 @@
-// Dense numbers for addresses, in order of first sight. Open addressing, grows with what it holds.
+// Dense numbers for addresses, in order of first appearance. Open addressing; grows as needed.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,7 @@ class AddressIds {
 
  private:
   std::size_t find(std::uint64_t address) const {
-    // Finaliser of splitmix64: crafted addresses cannot line up by sharing low bits.
+    // Finalizer of splitmix64: crafted addresses cannot collide by sharing low bits.
     std::uint64_t h = address;
     h = (h ^ (h >> 30)) * 0xbf58476d1ce4e5b9ULL;
     h = (h ^ (h >> 27)) * 0x94d049bb133111ebULL;

@@ -1,4 +1,4 @@
-// Which ranges of a device's address space are taken; first fit from a base upward.
+// The ranges of a device's address space that are taken; first fit from a base upward.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@ class AddressSpace {
   AddressSpace();
 
   // Take the lowest free range of `size` bytes that starts at a multiple of 2 MiB at or above
-  // `base`; return its address, or 0 where there is none.
+  // `base`; return its address, or 0 if there is none.
   std::uint64_t take(std::uint64_t base, std::uint64_t size);
-  // Take exactly this range. Return false where a part of it is taken.
+  // Take exactly this range. Return false if a part of it is already taken.
   bool take_at(std::uint64_t address, std::uint64_t size);
   // Give back the range that was taken at this address.
   void release(std::uint64_t address);

@@ -1,4 +1,4 @@
-// The order of malloc and free: section by section what PyTorch's allocator does.
+// The order of malloc and free: section by section, what PyTorch's allocator does.
 #include "allocator.h"
 
 #include <algorithm>
@@ -44,7 +44,7 @@ std::uint64_t Allocator::allocation_size(std::uint64_t rounded) const {
 MallocResult Allocator::malloc(std::uint64_t size, std::uint32_t stream, std::uint32_t pool) {
   if (size == 0) return {true, NO_BLOCK, 0};
   if (size >= MAX_REQUEST) {
-    // PyTorch refuses before the allocator proper is asked: no counter moves.
+    // PyTorch refuses before the allocator proper is called: no counter moves.
     last_oom_ = {};
     last_oom_.requested_bytes = size;
     return {};
@@ -93,7 +93,7 @@ bool Allocator::use_on_oom_pools(Request& request) {
   return false;
 }
 
-// Best fit, with the twists for expandable and for oversize blocks.
+// Best fit, with special rules for expandable and oversize blocks.
 bool Allocator::get_free_block(Request& request) {
   BlockPool& pool = pools_[request.pool];
   if (fraction_is_set_ && settings_.garbage_collection_threshold > 0.0) {
@@ -170,7 +170,7 @@ bool Allocator::should_split(const Block& block, std::uint64_t size) const {
   return size < settings_.max_split_bytes && remaining > SMALL_SIZE;
 }
 
-// Hand out the found block: its front part where it is worth splitting.
+// Hand out the found block, or only its front part if it is worth splitting.
 BlockId Allocator::take_block(const Request& request, std::uint64_t requested) {
   BlockId id = request.block;
   const bool was_split = is_split(blocks_[id]);
@@ -248,9 +248,9 @@ void Allocator::note_split(const Block& block, std::int64_t n_blocks, std::int64
   observer_->on_split(pools_[block.pool].is_small, n_blocks, bytes);
 }
 
-// `dst` takes over the span of its neighbour `src` where both are free, and both mapped or not.
-// The first that is to be removed from the free blocks stays there where `vacated` is given, which
-// then says where: the caller puts `dst` in its place.
+// `dst` takes over the span of its neighbor `src` if both are free, and both mapped or both not.
+// If `vacated` is given, the first block to be removed from the free blocks stays there, `vacated`
+// says where, and the caller puts `dst` in its place.
 bool Allocator::try_merge(BlockId dst_id, BlockId src_id, std::optional<FreeKey>* vacated) {
   if (src_id == NO_BLOCK) return false;
   Block& dst = blocks_[dst_id];

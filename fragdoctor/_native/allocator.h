@@ -1,8 +1,8 @@
-// The CUDA caching allocator of PyTorch, exactly, without a GPU.
+// PyTorch's CUDA caching allocator, reproduced exactly, without a GPU.
 //
 // One class for everything: rehearsals from Python, golden cases, replay of recorded traces. It
 // mirrors PyTorch's CUDACachingAllocator decision by decision (which free block, where a split
-// falls, what a flush returns); the functions bear the names they have there. It knows nothing of
+// falls, what a flush returns); functions have the names they have there. It knows nothing of
 // Python, never throws on allocator conditions, and runs in one thread.
 #pragma once
 
@@ -25,25 +25,25 @@ class Allocator {
   explicit Allocator(const Config& config);
 
   // ---- what programs do ---------------------------------------------------------------------
-  // Serve a request. Streams are dense numbers whose order is that of the stream handles (0 is
-  // the default stream). `pool` is 0 or a private pool from pool_create(): then a capture or
-  // MemPool context counts as being active for this call. A size of 0 gives NO_BLOCK and succeeds.
+  // Serve a request. Streams are dense numbers in the order of the stream handles (0 is the
+  // default stream). `pool` is 0 or a private pool from pool_create(); the latter makes a capture
+  // or MemPool context count as active for this call. A size of 0 succeeds with NO_BLOCK.
   MallocResult malloc(std::uint64_t size, std::uint32_t stream = 0, std::uint32_t pool = 0);
-  // Free a block. With stream uses (record_stream) it stays pending until its events are done.
+  // Free a block. If other streams used it (record_stream), it stays pending until they are done.
   void free(BlockId block);
-  // The block is used on another stream too (ignored where that is its own stream).
+  // Note that the block is also used on another stream (ignored if that is its own stream).
   void record_stream(BlockId block, std::uint32_t stream);
   void empty_cache();
-  void synchronize();  // the device is idle: events of record_stream are done when next looked at
+  void synchronize();  // the device is idle: record_stream events are done when next checked
   // set_per_process_memory_fraction: allowed = floor(fraction * device_total_bytes).
   void set_fraction(double fraction);
   // Change settings at run time, as torch.cuda.memory._set_allocator_settings does.
   void set_settings(const Settings& settings);
 
   // ---- frees whose completion the caller knows (replay of a trace) ---------------------------
-  // free_requested now; the block becomes reusable at complete(), or at a flush if that is first.
+  // free_requested now; the block becomes reusable at complete(), or at an earlier flush.
   Ticket free_pending(BlockId block);
-  // free_completed. Return false (and do nothing) where a flush has completed it already.
+  // free_completed. Return false (and do nothing) if a flush has already completed it.
   bool complete(Ticket ticket);
 
   // ---- private pools --------------------------------------------------------------------------
@@ -52,27 +52,27 @@ class Allocator {
   bool pool_exists(std::uint32_t pool) const { return pool < private_pools_.size(); }
   void pool_retain(std::uint32_t pool);
   // Drop one use; at 0 the pool is freeable: every flush returns its cached memory, and so does
-  // this call where `flush` says so (as dropping a MemPool object does).
+  // this call if `flush` is set (as when a MemPool object is dropped).
   void pool_release(std::uint32_t pool, bool flush = false);
   MallocResult malloc_at(std::uint64_t address, std::uint64_t size);
   // While a context is active (torch.cuda.use_mem_pool or a graph capture; they nest), malloc()
   // with pool 0 goes to the innermost pool. A capture has no event processing and no flush; up to
-  // 2.12 neither has use_mem_pool, and malloc() into a private pool counts as inside one.
+  // 2.12, use_mem_pool has neither, and malloc() into a private pool counts as inside one.
   void context_begin(std::uint32_t pool, bool is_capture = false);
   void context_end();
 
   // ---- initial state, before the first operation ----------------------------------------------
-  // Place a segment with its blocks (they must tile it). Return false, changing nothing, where
-  // the seed is not consistent (overlap, blocks that do not tile, pages not on page borders).
-  // `ids`, if given, receives the block id of every block of the seed, in order.
+  // Place a segment with its blocks (they must tile it). Return false, changing nothing, if the
+  // seed is not consistent (overlap, blocks that do not tile, pages not on page boundaries).
+  // `ids`, if given, receives the block ID of every block of the seed, in order.
   bool seed_segment(const SeedSegment& segment, std::vector<BlockId>* ids = nullptr);
 
   // ---- the order in which seeded blocks were made -------------------------------------------
-  // A recording does not say it, yet it decides between free blocks of equal size (era
-  // block_counter). After the last seed: set it, by the order of seeding (empty = that order).
+  // A recording does not state it, yet it decides between free blocks of equal size (era
+  // block_counter). Set it after the last seed, by order of seeding (empty means that order).
   void set_seed_order(const std::vector<std::uint64_t>& order);
-  // Where the next request was served in the recorded run (0 = unknown): of equal seeded blocks
-  // the one that lies there is taken, and counts as older than the others from then on.
+  // Where the next request was served in the recorded run (0 = unknown): among equal seeded blocks,
+  // the one at this address is taken, and counts as older than the others from then on.
   void set_wanted_address(std::uint64_t address) { wanted_address_ = address; }
   std::vector<std::uint64_t> learned_seed_order() const;
 
@@ -84,19 +84,19 @@ class Allocator {
   const Counters& counters() const { return counters_; }
   const Settings& settings() const { return settings_; }
   const Config& config() const { return config_; }
-  // To be asked for before the next call: what private pools keep is counted here, block by block,
-  // and not at each failure, since a replay on a device that is too small fails thousands of times.
+  // Must be called before the next call: this is where the memory kept by private pools is counted,
+  // block by block, and not at each failure, since a replay on too small a device fails very often.
   OomFigures last_oom() const;
   bool fraction_is_set() const { return fraction_is_set_; }
   std::uint64_t allowed_bytes() const { return allowed_; }
   std::uint64_t driver_free_bytes() const;
-  // The least capacity at which the driver would have granted something it refused so far: up to
-  // there a larger capacity changes nothing. UNLIMITED where nothing was refused.
+  // The smallest capacity at which the driver would have granted something it has refused so far;
+  // below it, a larger capacity changes nothing. UNLIMITED if nothing was refused.
   std::uint64_t lowest_refused_bytes() const { return lowest_refused_; }
   std::uint64_t address_of(BlockId block) const { return blocks_[block].address; }
   std::uint64_t size_of(BlockId block) const { return blocks_[block].size; }
   const Block& block(BlockId id) const { return blocks_[id]; }
-  // Whether the id names a block that is handed out and not yet freed.
+  // Whether the ID names a block that is handed out and not yet freed.
   bool is_allocated(BlockId block) const {
     return block < blocks_.size() && blocks_[block].in_use && blocks_[block].allocated;
   }
@@ -117,14 +117,14 @@ class Allocator {
     std::uint32_t stream;
     std::uint32_t pool;  // index into pools_
     BlockId block;
-    // Where the found block is among the free ones; null = it is new and among none.
+    // Position of the found block among the free ones; null = it is new and not among them.
     FreeSet* found_in = nullptr;
     FreeSet::Position found_at = {};
   };
   struct Event {
     BlockId block;
     std::uint32_t queries_left;
-    std::uint64_t epoch;  // of the last synchronisation when the event was recorded
+    std::uint64_t epoch;  // last synchronization when the event was recorded
   };
 
   // allocator.cpp: the order of malloc, splitting, merging, free
@@ -162,7 +162,7 @@ class Allocator {
   FreeSet& free_set(std::uint32_t pool, std::uint32_t stream);
   FreeKey key_of(const Block& block) const;
   void insert_free(BlockId id);
-  // As the one after removing what is at a position of its set.
+  // The same, but replacing the element at a position of the set.
   void insert_free(BlockId id, FreeSet& set, const FreeSet::Position& instead_of);
   void erase_free(BlockId id);
   bool is_split(const Block& block) const {
@@ -229,7 +229,7 @@ class Allocator {
   std::size_t first_open_ticket_ = 0;
   AddressSpace space_;
   std::uint64_t wanted_address_ = 0;
-  std::uint64_t seeded_below_ = 0;  // counters of seeded blocks lie below
+  std::uint64_t seeded_below_ = 0;  // counters of seeded blocks are below this
   std::unordered_map<std::uint64_t, std::uint32_t> seed_origin_;  // counter -> order of seeding
   Observer* observer_ = nullptr;
   Placement* placement_ = nullptr;

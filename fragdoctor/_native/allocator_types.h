@@ -1,4 +1,4 @@
-// Values that go in and out of the allocator model.
+// Values that go into and come out of the allocator model.
 #pragma once
 
 #include <array>
@@ -10,7 +10,7 @@
 
 namespace fragdoctor {
 
-// The order of PyTorch's hash tables (ska::flat_hash_map) is that of this hash.
+// PyTorch's hash tables (ska::flat_hash_map) are ordered by this hash.
 constexpr std::uint64_t fibonacci_hash(std::uint64_t value) {
   return value * 11400714819323198485ULL;
 }
@@ -23,11 +23,11 @@ constexpr std::uint32_t NONE = std::numeric_limits<std::uint32_t>::max();
 constexpr std::uint64_t UNLIMITED = std::numeric_limits<std::uint64_t>::max();
 constexpr std::uint64_t MIB = 1ULL << 20;
 
-constexpr std::uint64_t MAX_REQUEST = 1ULL << 60;  // from here on PyTorch refuses outright
+constexpr std::uint64_t MAX_REQUEST = 1ULL << 60;  // from this size on, PyTorch refuses outright
 constexpr std::uint64_t MIN_BLOCK = 512;
-constexpr std::uint64_t SMALL_SIZE = MIB;            // largest rounded request of the small pool
+constexpr std::uint64_t SMALL_SIZE = MIB;            // the small pool's largest rounded request
 constexpr std::uint64_t SMALL_BUFFER = 2 * MIB;      // segment and page of the small pool
-constexpr std::uint64_t MIN_LARGE_ALLOC = 10 * MIB;  // from here on a request has its own segment
+constexpr std::uint64_t MIN_LARGE_ALLOC = 10 * MIB;  // from this size on, one segment per request
 constexpr std::uint64_t ROUND_LARGE = 2 * MIB;
 constexpr std::uint64_t DRIVER_PAGE = 2 * MIB;  // granularity of physical memory
 
@@ -38,14 +38,14 @@ enum class Era : std::uint8_t {
   segment_counter = 2,  // 2.13 and later: segment, then address
 };
 
-// Settings of PYTORCH_CUDA_ALLOC_CONF that decide about device memory.
+// Settings of PYTORCH_CUDA_ALLOC_CONF that affect device memory.
 struct Settings {
   std::uint64_t max_split_bytes = UNLIMITED;
   std::uint64_t max_non_split_rounding_bytes = 20 * MIB;
   std::uint64_t large_segment_bytes = 20 * MIB;
   double garbage_collection_threshold = 0.0;
   bool expandable_segments = false;
-  // Address space of one expandable segment: bytes, or else a fraction (at most 9/8) of the
+  // Address space of one expandable segment: in bytes, or as a fraction (at most 9/8) of the
   // device's memory.
   std::uint64_t reservation_bytes = 0;
   double reservation_fraction = 0.0;  // 0 = 9/8
@@ -56,27 +56,27 @@ struct Config {
   Settings settings;
   Era era = Era::block_counter;
   // What the driver has for PyTorch, counted in 2 MiB pages: cudaMalloc and cuMemCreate fail
-  // exactly when it would be exceeded. Seeded segments count.
+  // exactly when it would be exceeded. Seeded segments count too.
   std::uint64_t capacity_bytes = UNLIMITED;
   // Total memory of the device: the base of fractions and of reservations; 0 = capacity_bytes,
-  // or 1 TiB where that is unlimited.
+  // or 1 TiB if that is unlimited.
   std::uint64_t device_total_bytes = 0;
   double memory_fraction = -1.0;  // < 0: not set
-  // Up to 2.9 a fraction of 1.0 counts as set; from 2.10 only values below 1 do.
+  // Up to 2.9, a fraction of 1.0 counts as set; from 2.10 on, only values below 1 do.
   bool fraction_of_one_counts = false;
-  std::uint32_t event_delay = 0;  // queries that an event of record_stream answers "not ready"
+  std::uint32_t event_delay = 0;  // queries that a record_stream event answers with "not ready"
 };
 
-// What the allocator would write to its trace. Sizes as there: requested bytes for alloc and
-// free_*, the rounded size for oom, and for oom the free bytes of the driver as the address.
+// What the allocator would write to its trace. Sizes are as in the trace: requested bytes for alloc
+// and free_*, the rounded size for oom; for oom, the address holds the driver's free bytes.
 struct TraceEvent {
   Action action;
   std::uint64_t address;
   std::uint64_t size;
   std::uint32_t stream;
   std::uint32_t pool;             // 0 = default
-  std::uint64_t block_bytes = 0;  // of the block that it is about, rounded
-  bool is_small = false;          // of the small pool
+  std::uint64_t block_bytes = 0;  // rounded size of the block it concerns
+  bool is_small = false;          // in the small pool
 };
 
 class Observer {
@@ -89,7 +89,7 @@ class Observer {
 
 // Where new segments go. Return 0 to leave the choice to the model (lowest free 2 MiB-aligned
 // address: segments from 0x700000000000, reservations from 0x600000000000). An address that
-// overlaps what is there, or is not a multiple of 512, is not taken: the model then chooses.
+// overlaps existing memory or is not a multiple of 512 is rejected: the model then chooses.
 class Placement {
  public:
   virtual ~Placement() = default;
@@ -98,17 +98,17 @@ class Placement {
 };
 
 struct OomFigures {
-  std::uint64_t requested_bytes = 0;  // as the caller asked
+  std::uint64_t requested_bytes = 0;  // as the caller asked for them
   std::uint64_t rounded_bytes = 0;
   std::uint64_t alloc_bytes = 0;  // what the message says
   std::uint64_t total_bytes = 0;
-  std::uint64_t free_bytes = 0;  // of the driver, after the flush
+  std::uint64_t free_bytes = 0;  // free in the driver, after the flush
   std::uint64_t allocated_bytes = 0;
   std::uint64_t reserved_bytes = 0;
   std::uint64_t private_free_bytes = 0;  // cached inside private pools
   bool fraction_is_set = false;
   std::uint64_t allowed_bytes = 0;
-  std::uint64_t reserve_bytes = 0;  // of an expandable segment; 0 = expandable segments are off
+  std::uint64_t reserve_bytes = 0;  // per expandable segment; 0 = expandable segments are off
 };
 
 struct MallocResult {
@@ -128,10 +128,10 @@ struct Counters {
 struct Block {
   std::uint64_t address = 0;
   std::uint64_t size = 0;
-  std::uint64_t requested = 0;  // stale where the block is free
+  std::uint64_t requested = 0;  // stale if the block is free
   std::uint64_t counter = 0;    // when the block was made
   std::uint64_t gc_base = 0;
-  BlockId prev = NO_BLOCK, next = NO_BLOCK;  // neighbours in the segment
+  BlockId prev = NO_BLOCK, next = NO_BLOCK;  // neighbors in the segment
   std::uint32_t segment = 0;
   std::uint32_t pool = 0;  // index of the BlockPool
   std::uint32_t stream = 0;

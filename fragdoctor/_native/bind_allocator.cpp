@@ -1,4 +1,4 @@
-// Python face of the allocator model. Blocks are named by address here, as programs do.
+// Python interface of the allocator model. Blocks are identified by address here, as in programs.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>

@@ -1,4 +1,4 @@
-// Columns between numpy and the core.
+// Columns exchanged between numpy and the core.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -14,7 +14,7 @@ template <class T>
 using InColumn =
     nanobind::ndarray<const T, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
 
-// A numpy array that takes over the values.
+// A numpy array that takes ownership of the values.
 template <class T>
 nanobind::object array_of(std::vector<T>&& values) {
   namespace nb = nanobind;
@@ -23,7 +23,7 @@ nanobind::object array_of(std::vector<T>&& values) {
   return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(kept->data(), {kept->size()}, owner));
 }
 
-// A read-only numpy array over values that `owner` keeps. `As` is of the size of the values.
+// A read-only numpy array over values that `owner` keeps alive. `As` has the size of the values.
 template <class As, class T>
 nanobind::object view_of(const std::vector<T>& values, nanobind::handle owner) {
   namespace nb = nanobind;

@@ -17,7 +17,7 @@ using fragdoctor::SnapshotTables;
 
 namespace {
 
-// The interpreter's lock is held only while Python is asked for more bytes.
+// Python's lock is held only while Python is asked for more bytes.
 class PythonSource : public fragdoctor::ByteSource {
  public:
   explicit PythonSource(nb::handle stream) : readinto_(stream.attr("readinto")) {}
@@ -34,7 +34,7 @@ class PythonSource : public fragdoctor::ByteSource {
   }
 
  private:
-  // The window must not outlive the call, also when that raises.
+  // The window must not outlive the call, even if the call raises.
   struct Release {
     nb::handle view;
     ~Release() {

@@ -26,7 +26,7 @@ namespace {
 
 constexpr std::int32_t MAX_STREAMS = 1 << 13, MAX_POOLS = 1 << 12;
 
-// Streams and pools size tables in the model: they must be dense and few.
+// Tables in the model are sized by streams and pools, so these must be dense and few.
 void check_numbers(const TraceView& trace, const FinalState& end) {
   std::int32_t streams = 0, pools = 0;
   for (std::size_t i = 0; i < trace.n; ++i) {
@@ -57,7 +57,7 @@ class NativeOps {
     initial = std::move(state);
   }
 
-  // The same start, other operations: the memory of a numpy array of them, which is kept.
+  // The same start with other operations: the memory of a numpy array of them, which is kept alive.
   NativeOps(const NativeOps& base, InColumn<std::uint8_t> table)
       : source(base.source), initial(base.initial), edited(nb::cast(table)) {
     const std::size_t n = table.shape(0) / sizeof(Op);
@@ -73,12 +73,12 @@ class NativeOps {
         throw nb::value_error("an operation is out of range");
       made.n_ids = std::max(made.n_ids, static_cast<std::size_t>(op.id) + 1);
     }
-    // Where an edit takes most requests out, the rest keep their numbers; each may add one.
+    // If an edit removes most requests, the rest keep their numbers; each may add one.
     if (made.n_ids > std::max(base.made.n_ids, source->undone.lives.n_initial + n) + n + 1)
       throw nb::value_error("allocation ids are not dense");
   }
 
-  // The same with the order of blocks older than the trace as the recorded addresses tell it.
+  // The same, with the order of blocks older than the trace inferred from the recorded addresses.
   std::shared_ptr<NativeOps> learned(const Config& config) const {
     auto state = std::make_shared<InitialState>(*initial);
     {
@@ -111,18 +111,18 @@ class NativeOps {
   std::shared_ptr<NativeTrace> source;
   TraceOps made;
   std::shared_ptr<const InitialState> initial;
-  nb::object edited;  // owns the operations of an edit; else they are those made
+  nb::object edited;  // owns the operations of an edit; unset if they are those made
   OpSpan edited_ops;
 };
 
-// The operations as bytes, without a copy; `op_fields` says what lies where.
+// The operations as bytes, without a copy; `op_fields` describes the layout.
 nb::object table_of(nb::handle_t<NativeOps> self) {
   const OpSpan ops = nb::cast<const NativeOps&>(self).ops();
   return nb::cast(nb::ndarray<nb::numpy, const std::uint8_t, nb::ndim<1>>(
       reinterpret_cast<const std::uint8_t*>(ops.begin()), {ops.size() * sizeof(Op)}, self));
 }
 
-// Name, numpy format and offset of what an operation consists of.
+// Name, numpy format and offset of each field of an operation.
 nb::list op_fields() {
   static_assert(std::is_standard_layout_v<Op> && std::is_trivially_copyable_v<Op>);
   nb::list fields;
@@ -240,8 +240,8 @@ nb::dict result_dict(const ReplayResult& r) {
   return d;
 }
 
-// The recording that a run would have left, in the vocabulary of snapshots: events are
-// (action, address, size, stream, pool), segments end in their blocks (size, requested, state).
+// The recording that a run would have left, in the terms of snapshots: events are
+// (action, address, size, stream, pool), segments end with their blocks (size, requested, state).
 nb::dict recording_dict(const SimulatedRecording& r) {
   nb::list events, segments;
   for (const TraceEvent& e : r.events)

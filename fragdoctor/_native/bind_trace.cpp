@@ -34,7 +34,7 @@ Total total_of(const std::string& name) {
   throw nb::value_error("no such total");
 }
 
-// Facts about the whole trace, and the device before its first event.
+// Facts about the whole trace, and about the device before its first event.
 nb::dict facts(const NativeTrace& t) {
   const UndoneTrace& u = t.undone;
   nb::dict d, contradictions;
@@ -125,7 +125,7 @@ nb::object totals_in(const NativeTrace& t, InColumn<std::int64_t> states) {
   return array_of(std::move(values));
 }
 
-// Rows at which reserved memory changes, and what it is after each.
+// Rows at which reserved memory changes, and its value after each.
 nb::tuple reserved_changes(nb::handle_t<NativeTrace> self) {
   const ReservedSteps& steps = nb::cast<const NativeTrace&>(self).undone.reserved;
   return nb::make_tuple(view_of<std::int32_t>(steps.rows, self),

@@ -1,4 +1,4 @@
-// The extension module. Each part of the core binds itself in a file of its own (bind_*.cpp).
+// The extension module. Each part of the core is bound in its own file (bind_*.cpp).
 #include <nanobind/nanobind.h>
 
 #if defined(__GLIBC__)
@@ -14,8 +14,8 @@ void bind_replay(nb::module_& m);
 
 namespace {
 
-// Arrays below 32 MiB come from the heap, and glibc keeps what they leave between live ones: after
-// the analysis of a long trace that is as much as the trace itself.
+// Arrays below 32 MiB come from the heap, and glibc keeps the gaps that they leave between live
+// ones: after the analysis of a long trace, these are as large as the trace itself.
 void return_free_memory() {
 #if defined(__GLIBC__)
   nb::gil_scoped_release release;
@@ -27,9 +27,9 @@ void return_free_memory() {
 
 NB_MODULE(_ext, m) {
   m.doc() = "Native core of fragdoctor: the snapshot reader and the allocator model.";
-  // What a program still holds when it ends (in a cache, a notebook, a debugger) is no leak, and its
-  // user cannot help it. There are no cycles to be found either: of Python, instances hold arrays and
-  // older instances only. The tests switch the warnings on.
+  // Objects that a program still holds when it ends (in a cache, a notebook, a debugger) are not
+  // leaks, and the user cannot help it. There are no cycles to find either: the only Python objects
+  // that instances hold are arrays and older instances. The tests switch the warnings on.
   nb::set_leak_warnings(false);
   bind_pickle_reader(m);
   bind_allocator(m);

@@ -1,4 +1,4 @@
-// Free blocks of one pool, in the order in which the allocator looks at them.
+// Free blocks of one pool, in the order in which the allocator tries them.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace fragdoctor {
 
-// Order inside one stream: size, then the tie-break of the era (tie_b only where tie_a is shared).
+// Order within one stream: size, then the tie-break of the era (tie_b only if tie_a is equal).
 struct FreeKey {
   std::uint64_t size;
   std::uint64_t tie_a;
@@ -41,13 +41,13 @@ class FreeSet {
   // Remove the element with exactly this key. Return whether it was there.
   bool erase(const FreeKey& key);
   void erase(const Position& p);
-  // Put another element in the place of the one at a position, in order: near by, as a rule.
+  // Replace the element at a position with another one, keeping the order: usually close by.
   void replace(const Position& p, const FreeKey& key, BlockId block);
   Position lower_bound(std::uint64_t size) const { return lower_bound(FreeKey{size, 0, 0}); }
   Position lower_bound(const FreeKey& key) const;
   Position begin() const { return {}; }
   bool at_end(const Position& p) const { return p.chunk >= chunks_.size(); }
-  // Step forward, to the end if need be; step back, returning false at the beginning.
+  // Step forward, to the end if necessary; step back, returning false at the beginning.
   void forward(Position& p) const;
   bool backward(Position& p) const;
   BlockId operator[](const Position& p) const { return chunks_[p.chunk][p.index].block; }

@@ -13,7 +13,7 @@ ByteCursor::ByteCursor(ByteSource& source)
 
 bool ByteCursor::refill(size_t n) {
   auto left = static_cast<size_t>(end_ - next_);
-  base_ += static_cast<uint64_t>(next_ - buffer_.get());  // what moves to the front
+  base_ += static_cast<uint64_t>(next_ - buffer_.get());  // the bytes that move to the front
   if (left != 0) std::memmove(buffer_.get(), next_, left);
   while (left < n && !at_end_) {
     const size_t got = source_.read(buffer_.get() + left, kWindow - left);

@@ -13,7 +13,7 @@ namespace fragdoctor {
 
 // A growing array of plain values whose buffer can be handed over (to numpy) without a copy.
 // It grows by realloc: for large buffers the C library moves pages instead of copying them, so
-// that growing costs no second copy in memory, and room that was never touched costs nothing.
+// growing needs no second copy in memory, and space that was never touched costs nothing.
 template <class T>
 class Column {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -38,7 +38,7 @@ class Column {
     if (size_ == room_) reserve(room_ == 0 ? 64 : room_ + room_ / 2);
     data_[size_++] = value;
   }
-  // There must be room.
+  // There must be room for it.
   void push_back_unchecked(T value) { data_[size_++] = value; }
   // The source must not lie in this column.
   void append(const T* values, size_t n) {
@@ -66,7 +66,7 @@ class Column {
       room_ = size_;
     }
   }
-  // Gives the buffer away; it is to be released with std::free. Null for an empty column.
+  // Gives the buffer away; the caller must release it with std::free. Null for an empty column.
   T* release() noexcept {
     size_ = room_ = 0;
     return std::exchange(data_, nullptr);
@@ -80,7 +80,7 @@ class Column {
   T& back() noexcept { return data_[size_ - 1]; }
   void pop_back() noexcept { --size_; }
 
-  // Makes room for n values in all, where there is less.
+  // Makes room for n values in total.
   void reserve(size_t n) {
     if (n <= room_) return;
     if (n > SIZE_MAX / 2 / sizeof(T)) throw std::bad_alloc();
@@ -119,10 +119,10 @@ inline uint64_t hash_bytes(const void* bytes, size_t n, uint64_t seed) noexcept 
   return mix(h ^ seed, tail);
 }
 
-// An open-addressing index of ids 0, 1, 2, ... whose keys live elsewhere.
+// An open-addressing index of IDs 0, 1, 2, ... whose keys are stored elsewhere.
 class HashIndex {
  public:
-  // Returns the id for which equal(id) holds, or next_id, which is then remembered.
+  // Returns the ID for which equal(id) holds, or next_id, which is then remembered.
   template <class Equal>
   uint32_t find_or_add(uint64_t hash, uint32_t next_id, Equal equal) {
     if ((n_used_ + 1) * 4 > slots_.size() * 3) grow();
@@ -161,7 +161,7 @@ class HashIndex {
   size_t n_used_ = 0;
 };
 
-// Distinct byte strings, or distinct lists of ids, stored end to end.
+// Distinct byte strings, or distinct lists of IDs, stored end to end.
 template <class T>
 class SpanTable {
  public:

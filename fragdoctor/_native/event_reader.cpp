@@ -12,15 +12,15 @@ namespace fragdoctor {
 namespace {
 
 constexpr uint64_t kEventKeys = kKnownKeys[static_cast<int>(Shape::event)];
-// What every event of the frequent kinds has.
+// Keys that every event of the frequent kinds has.
 constexpr uint64_t kRequired = bit(Key::action) | bit(Key::addr) | bit(Key::size);
-// The stack machine throws where a column is full; long before that it takes over.
+// The stack machine throws if a column is full; it takes over long before that.
 constexpr size_t kMostRows = size_t{1} << 30;
 constexpr size_t kMostMemo = size_t{1} << 28;
 
 }  // namespace
 
-// Fits where the next value is an item of a list that holds events or nothing so far.
+// True if the next value is an item of a list that holds events or is still empty.
 bool EventReader::applies() const {
   if (fold_.marks_.empty() || fold_.marks_.back() == 0) return false;
   if (fold_.marks_.size() + 2 > fold_.limits_.max_depth || fold_.limits_.max_depth < 4)
@@ -165,7 +165,7 @@ bool EventReader::read_time(Event& event) {
   return true;
 }
 
-// The memo entry that the next opcode fetches; `length` is 0 where it fetches none.
+// The memo entry that the next opcode fetches; `length` is 0 if it fetches none.
 uint32_t EventReader::peek_recalled(size_t& length) const {
   uint64_t index = 0;
   if (*next_ == kBinGet) {
@@ -182,9 +182,9 @@ uint32_t EventReader::peek_recalled(size_t& length) const {
   return 0;
 }
 
-// Takes the memo opcode that may stand here. False for one that is not in order.
+// Consumes the memo opcode that may stand here. Returns false if it is out of order.
 bool EventReader::read_memo(uint32_t entry) {
-  // The stack machine tells the writer by the first container in the memo.
+  // The stack machine recognizes the writer by the first container in the memo.
   const bool is_string = entry >> SchemaFold::kMemoShift == 0;
   switch (*next_) {
     case kMemoize:
@@ -340,7 +340,7 @@ void EventReader::add(const Event& event) {
   row.address = event.address;
   row.size_bytes = event.size_bytes;
   row.time_us = event.time_us;
-  // Ids come in the order of use: a name that no row uses is not handed out.
+  // IDs come in order of use: a name that no row uses is not handed out.
   if (event.stack != kNothing) row.stack = fold_.stack_out(event.stack);
   if (event.pool != kNothing) row.pool = fold_.pool_out(event.pool);
   if (event.compile_context != kNothing) {

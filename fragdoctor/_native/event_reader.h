@@ -1,10 +1,10 @@
 // Reads the events of a pickled trace straight from the bytes.
 //
-// A trace is a million dicts that look alike: the same keys in the same order, numbers, entries of
-// the memo. The stack machine (SchemaFold) can read them all, but its stack and its marks cost
-// more than the events themselves. This is the short cut for the plain ones. Whatever is not
+// A trace is a million dicts that look alike: the same keys in the same order, numbers, and memo
+// entries. The stack machine (SchemaFold) can read them all, but its stack and its marks cost more
+// than the events themselves. This is the shortcut for the plain events. Anything that is not
 // plainly an event is left to the stack machine, from the first byte of its dict, with nothing
-// changed: it alone decides what is an error.
+// changed: only the stack machine decides what is an error.
 #pragma once
 
 #include <cstddef>
@@ -21,19 +21,19 @@ class EventReader {
   // MEMOIZE and SHORT_BINUNICODE belong to protocol 4 and above.
   void set_protocol(int protocol) { has_short_forms_ = protocol >= 4; }
 
-  // Adds the whole events that begin at `next` to the list on top of the stack, as long as there
-  // are plain ones and kMostBytes before `end`. Returns the first byte that was not used.
+  // Adds the whole events that begin at `next` to the list on top of the stack, as long as they are
+  // plain and begin at least kMostBytes before `end`. Returns the first byte that was not used.
   const uint8_t* read(const uint8_t* next, const uint8_t* end);
 
  private:
   static constexpr uint32_t kNothing = 0xFFFFFFFF;
   static constexpr size_t kMostKeys = 16;
   static constexpr size_t kMostText = 200;
-  // A key (5) and a text with its length (5) and its memo (5): the most that is taken without a
-  // look at the end of the window. Eight more are touched by the loads.
+  // A key (5) and a text with its length (5) and its memo (5): the most that is read without
+  // checking for the end of the window. The loads touch eight more bytes.
   static constexpr size_t kMostBytes = 5 + 5 + kMostText + 5 + 8;
 
-  // An event as it stands in the file: ids of the fold, kNothing where there is none.
+  // An event as stored in the file: IDs of the fold, kNothing for missing ones.
   struct Event {
     uint64_t mask = 0;  // bit(key) of the keys that it has
     uint64_t address = 0, size_bytes = 0, stream = 0;
@@ -43,7 +43,7 @@ class EventReader {
     uint8_t action = 0;
     uint8_t height = 1;  // nesting of containers
   };
-  // The opcode that fetched the key at this place of the last event, as its bytes.
+  // The opcode that fetched the key at this place of the last event, as bytes.
   struct KnownKey {
     uint64_t bytes = 1;
     uint64_t mask = 0;
@@ -76,8 +76,8 @@ class EventReader {
   const uint8_t* next_ = nullptr;
   const uint8_t* last_ = nullptr;  // kMostBytes before the end
   KnownKey keys_[kMostKeys];
-  Column<uint32_t> frames_;  // of the stack at hand
-  // The last short text that was written out, which is "N/A" in nearly every event.
+  Column<uint32_t> frames_;  // of the current stack
+  // The last short text that was spelled out, which is "N/A" in nearly every event.
   uint64_t short_text_ = 0;
   size_t short_length_ = SIZE_MAX;
   uint32_t short_id_ = 0;

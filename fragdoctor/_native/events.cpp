@@ -8,8 +8,8 @@
 namespace fragdoctor {
 namespace {
 
-// PyTorch keeps the events in a hash table and looks at the streams in its order. This is that
-// order, but for streams that share a slot: the hash of torch.cuda.Stream() number n of device 0.
+// PyTorch keeps the events in a hash table and checks the streams in its order. This is that order,
+// except for streams that share a slot: the hash of torch.cuda.Stream() number n of device 0.
 std::uint64_t stream_hash(std::uint32_t stream) {
   constexpr std::uint64_t CUDA = 1ULL << 56;
   const std::uint64_t id = stream == 0 ? 0 : (stream - 1ULL) * 32 + 3;
@@ -26,7 +26,7 @@ void Allocator::record_stream(BlockId id, std::uint32_t stream) {
   block.has_stream_uses = true;
 }
 
-// The block was freed: one event on every stream that uses it.
+// The block was freed: record one event on every stream that uses it.
 void Allocator::insert_events(BlockId id) {
   for (const std::uint32_t stream : stream_uses_[id]) {
     ++blocks_[id].event_count;
@@ -44,7 +44,7 @@ void Allocator::finish_event(BlockId id) {
   if (--blocks_[id].event_count == 0) free_block(id);
 }
 
-// Look at the events in order, in each stream up to the first that is not done.
+// Check the events in order, on each stream up to the first that is not done.
 void Allocator::process_events() {
   insert_deferred_events();
   for (auto it = events_.begin(); it != events_.end();) {

@@ -7,8 +7,8 @@
 namespace fragdoctor {
 
 // Address space of one expandable segment before it is rounded up to pages: 9/8 of the device's
-// memory, so that pages unmapped early in a segment can be mapped again at its end, or less where
-// the settings say so.
+// memory, so that pages unmapped early in a segment can be mapped again at its end, or less if the
+// settings say so.
 std::uint64_t Allocator::reservation_bytes() const {
   const std::uint64_t total = config_.device_total_bytes;
   const std::uint64_t most = total + total / 8;
@@ -18,8 +18,8 @@ std::uint64_t Allocator::reservation_bytes() const {
   return std::min(static_cast<std::uint64_t>(wanted), most);
 }
 
-// A free or unmapped block from which `size` contiguous bytes can be had; a new reservation where
-// there is none, and NO_BLOCK where even the address space is used up.
+// A free or unmapped block that can provide `size` contiguous bytes; a new reservation if there is
+// none, and NO_BLOCK if even the address space is used up.
 BlockId Allocator::find_expandable_block(std::uint32_t pool, std::uint32_t stream,
                                          std::uint64_t size) {
   const auto allocatable = [this](BlockId id) {
@@ -42,7 +42,7 @@ BlockId Allocator::find_expandable_block(std::uint32_t pool, std::uint32_t strea
   const bool is_small = pools_[pool].is_small;
   const std::uint64_t page = is_small ? SMALL_BUFFER : settings_.large_segment_bytes;
   const std::uint64_t bytes = std::max(round_up(reservation_bytes(), page), page);
-  // Seen on 2.15: a request that no reservation can hold does not make one. 2.12 makes one in vain.
+  // Seen on 2.15: if no reservation can hold a request, none is made. 2.12 makes one in vain.
   if (config_.era == Era::segment_counter && size > bytes) return NO_BLOCK;
   const std::uint64_t address = place(bytes, true, stream, is_small);
   if (address == 0) return NO_BLOCK;
@@ -52,7 +52,7 @@ BlockId Allocator::find_expandable_block(std::uint32_t pool, std::uint32_t strea
   return id;
 }
 
-// Map pages for the first `size` bytes of an unmapped block. The pages come all or not at all.
+// Map pages for the first `size` bytes of an unmapped block: either all of the pages, or none.
 bool Allocator::map_block(BlockId id, std::uint64_t size) {
   const std::uint64_t page = segments_[blocks_[id].segment].page;
   const std::uint64_t bytes = round_up(size, page);
@@ -89,13 +89,13 @@ BlockId Allocator::try_allocate_expandable(const Request& request) {
     if (next == NO_BLOCK) return NO_BLOCK;  // the request exceeds the whole reservation
     const std::uint64_t missing = request.size - blocks_[id].size;
     if (!map_block(next, std::min(missing, blocks_[next].size))) return NO_BLOCK;
-    id = next;  // it has swallowed the free block before it
+    id = next;  // it has absorbed the free block before it
   }
   erase_free(id);
   return id;
 }
 
-// Return the whole pages inside a free mapped block; what lies before and after stays free.
+// Return the whole pages inside a free mapped block; the parts before and after stay free.
 void Allocator::unmap_block(BlockId id) {
   const Segment& segment = segments_[blocks_[id].segment];
   const std::uint64_t page = segment.page;
@@ -125,7 +125,7 @@ void Allocator::unmap_block(BlockId id) {
   const Block& block = blocks_[id];
   pools_[block.pool].unmapped.emplace(std::make_pair(block.stream, block.address), id);
   uncharge(bytes / page * round_up(page, DRIVER_PAGE));
-  ++sync_epoch_;  // the device is synchronised before pages go
+  ++sync_epoch_;  // the device is synchronized before pages go
   counters_.reserved -= bytes;
   ++counters_.n_unmap;
   emit(Action::segment_unmap, block, start, bytes);

@@ -45,8 +45,8 @@ constexpr std::int32_t DL_CUDA = 2;
 constexpr int MAX_DEVICES = 64;
 constexpr std::uint64_t DEVICE_SHIFT = 40;  // each device has a window of 1 TiB
 constexpr std::uint64_t WINDOW_MASK = (1ULL << 44) - (1ULL << DEVICE_SHIFT);
-// PyTorch keeps 32 streams a device and priority and hands them out in turns. An id is the stream's
-// place in its pool, and the pool in the low five bits.
+// PyTorch keeps 32 streams per device and priority and hands them out in turn. An ID is the
+// stream's place in its pool, with the pool in the low five bits.
 constexpr std::int64_t POOL_STREAMS = 32;
 constexpr std::int64_t DEFAULT_POOL = 3, HIGH_POOL = 5;
 constexpr std::uint64_t HANDLE_BASE = 0x5e0000000000;
@@ -66,7 +66,7 @@ std::uint64_t now_us() {
       std::chrono::duration_cast<std::chrono::microseconds>(now).count());
 }
 
-// A figure of torch.cuda.memory_stats().
+// One value of torch.cuda.memory_stats().
 struct Statistic {
   std::int64_t now = 0, peak = 0, added = 0, taken = 0;
 
@@ -222,7 +222,7 @@ class Gpu final : public Observer {
 // A storage's memory. PyTorch keeps the DLManagedTensor until the storage dies.
 struct Held {
   DLManagedTensor managed{};
-  std::uint64_t generation = 0;  // of fg_open(): what is older owns nothing any more
+  std::uint64_t generation = 0;  // of fg_open(): older ones own nothing anymore
   int device = 0;
   std::uint64_t address = 0;
   std::uint64_t name = 0;
@@ -346,7 +346,7 @@ void* guard_stream_handle(const void*, Stream s) {
 }
 void guard_destroy_event(const void*, void*, std::int8_t) {}
 void guard_record(const void*, void** event, const Stream&, std::int8_t, int) {
-  *event = &world();  // any event will do: all is done at once
+  *event = &world();  // any event will do: everything is done at once
 }
 void guard_block(const void*, void*, const Stream&) {}
 bool guard_query_event(const void*, void*) { return true; }
@@ -377,7 +377,7 @@ std::int8_t hook_exchange_device(const void*, std::int8_t d) {
   if (d >= 0) current_device = d;
   return before;
 }
-// C++ asks of memory that it has just pinned; what Python pins it asks in host.py.
+// C++ asks about memory that it has just pinned; host.py answers for memory pinned by Python.
 bool hook_is_pinned(const void*, const void*) { return true; }
 void* hook_pinned_allocator(const void*) { return world().pinned_allocator; }
 Device hook_device_from_ptr(const void*, void* data) {
@@ -595,7 +595,7 @@ std::int32_t fg_resize(std::uint64_t address, std::uint64_t name, std::uint64_t 
   if (it == table.end()) return -1;
   Held& held = *it->second;
   Gpu& gpu = *w.gpus[static_cast<std::size_t>(held.device)];
-  // The new memory comes first, as in PyTorch: old and new exist at one moment.
+  // The new memory comes first, as in PyTorch: for a moment, old and new exist together.
   const MallocResult block = gpu.take(n_bytes, current_dense_stream(held.device), stack);
   if (!block.ok) return 0;
   forget(w, held);

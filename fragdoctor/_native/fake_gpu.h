@@ -1,10 +1,10 @@
-// GPUs without memory, for programs that are rehearsed: requests are served by the allocator model,
-// tensors get the address that it gives, and nothing lies there.
+// GPUs without memory, for rehearsing programs: the allocator model serves the requests, tensors
+// get the address that it returns, and nothing is stored there.
 //
-// The face is C, to be loaded by ctypes: the program's Python and PyTorch may be any version, and
-// storages may die in any thread, with or without Python's lock. PyTorch meets it in three places:
-// tensors come in through DLPack, whose deleter gives the block back at the moment at which the
-// storage dies; the table of device guards and the table of CUDA hooks hold functions from here.
+// The interface is C, to be loaded by ctypes: the program's Python and PyTorch may be any version,
+// and storages may die in any thread, with or without Python's lock. PyTorch meets it in three
+// places: tensors come in through DLPack, whose deleter gives the block back when the storage dies;
+// the table of device guards and the table of CUDA hooks hold functions from here.
 #pragma once
 
 #include <cstdint>
@@ -58,7 +58,7 @@ struct fg_block {
 };
 
 // ---- devices ------------------------------------------------------------------------------------
-FG_API void fg_open(std::int32_t n_devices, const fg_config* config);  // forgets all before
+FG_API void fg_open(std::int32_t n_devices, const fg_config* config);  // forgets earlier state
 FG_API void fg_close();
 FG_API std::int32_t fg_device();
 FG_API void fg_set_device(std::int32_t device);
@@ -68,17 +68,17 @@ FG_API std::int64_t fg_new_stream(std::int32_t device, std::int32_t priority);
 FG_API std::uint64_t fg_stream_handle(std::int64_t stream);
 
 // ---- memory -------------------------------------------------------------------------------------
-// A DLManagedTensor for a dense or strided tensor on new memory; null = out of memory.
+// A DLManagedTensor for a dense or strided tensor on new memory; null if out of memory.
 FG_API void* fg_new_tensor(std::int32_t device, std::uint64_t n_bytes, std::uint32_t code,
                            std::uint32_t bits, std::int32_t n_dims, const std::int64_t* sizes,
                            const std::int64_t* strides, std::int32_t stack);
-// A block that is no tensor: the address, or 0 = out of memory (or no bytes).
+// A block that is not a tensor: its address, or 0 if out of memory (or for zero bytes).
 FG_API std::uint64_t fg_take(std::int32_t device, std::uint64_t n_bytes, std::int32_t stack);
-// Takes what is free at an address; 0 where it is not.
+// Takes free memory at an address; 0 if it is not free.
 FG_API std::uint64_t fg_take_at(std::uint64_t address, std::uint64_t n_bytes, std::int32_t stack);
 FG_API void fg_give(std::uint64_t address);
-// Exchange the memory of a storage; 1 = done, 0 = out of memory, -1 = no storage of ours. The
-// storage is known by its address, or where it has none by what fg_name() called it.
+// Exchange the memory of a storage; 1 = done, 0 = out of memory, -1 = not a storage of ours. The
+// storage is identified by its address, or if it has none, by the name that fg_name() gave it.
 FG_API std::int32_t fg_resize(std::uint64_t address, std::uint64_t name, std::uint64_t n_bytes,
                               std::int32_t stack, std::uint64_t* new_address);
 FG_API void fg_name(void* managed, std::uint64_t name);
@@ -99,8 +99,8 @@ FG_API void fg_context_end(std::int32_t device);
 // ---- what is known ------------------------------------------------------------------------------
 enum { FG_N_COUNTERS = 16, FG_N_OOM = 11 };
 // reserved, allocated, active, requested, their peaks, retries, ooms, driver calls (malloc, free,
-// map, unmap), synchronisations, free bytes of the driver, number of events.
-// Four numbers (now, peak, added, taken away) for each of FG_N_STATISTICS: nine kinds, each for
+// map, unmap), synchronizations, the driver's free bytes, number of events.
+// Four numbers (now, peak, added, removed) for each of FG_N_STATISTICS: nine kinds, each for
 // all, the large and the small pool (allocations, segments, active, inactive splits, then their
 // bytes: allocated, reserved, active, inactive splits, requested), then oversize allocations and
 // segments.
@@ -114,14 +114,14 @@ FG_API void fg_counters(std::int32_t device, std::uint64_t* values);
 FG_API void fg_last_oom(std::int32_t device, std::uint64_t* values);
 FG_API void fg_events(std::int32_t device, std::uint64_t first, std::uint64_t count,
                       fg_event* events);
-// A hash of the sizes asked for in a range of events, in order.
+// A hash of the requested sizes in a range of events, in order.
 FG_API std::uint64_t fg_digest(std::int32_t device, std::uint64_t first, std::uint64_t last);
 FG_API void fg_layout_size(std::int32_t device, std::uint64_t* n_segments, std::uint64_t* n_blocks);
 FG_API void fg_layout(std::int32_t device, fg_segment* segments, fg_block* blocks);
 
 // ---- functions for PyTorch's tables -------------------------------------------------------------
-// The address of a function that does what the method of that name in DeviceGuardImplInterface or
-// CUDAHooksInterface does for these devices; null = there is none.
+// The address of a function that does for these devices what the method of that name does in
+// DeviceGuardImplInterface or CUDAHooksInterface; null if there is none.
 FG_API void* fg_guard_method(const char* name);
 FG_API void* fg_hook_method(const char* name);
 FG_API void fg_set_pinned_allocator(void* allocator);

@@ -1,4 +1,4 @@
-// A dict that is being folded: its items on the stack, and those under keys that are known.
+// A dict that is being folded: its items on the stack, and the items under known keys.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace fragdoctor {
 
-// In `memo` of an opaque dict: it was one full batch of a large dict, so more may follow.
+// In `memo` of an opaque dict: it was one full batch of a large dict, so more items may follow.
 constexpr uint32_t kExtendable = 0xFFFFFFFF;
 
 constexpr size_t kMaxRows = static_cast<size_t>(std::numeric_limits<int32_t>::max()) - 1;
@@ -28,11 +28,11 @@ inline Value row_value(Tag tag, size_t row) {
 struct SchemaFold::DictView {
   uint64_t offset = 0;
   uint64_t mask = 0;           // bit(key) of the known keys
-  const Value* slots[kNKeys];  // set where the mask has the bit; of equal keys the last
+  const Value* slots[kNKeys];  // set if the mask has the bit; the last of equal keys
   const Value* items = nullptr;
   size_t n_pairs = 0;
   bool has_other_keys = false;
-  bool has_odd_keys = false;  // keys that are no strings
+  bool has_odd_keys = false;  // keys that are not strings
 
   bool has_any(uint64_t keys) const { return (mask & keys) != 0; }
   const Value* get(Key key) const {

@@ -1,4 +1,4 @@
-// The fields of a dict: each is checked where a shape asks for it, and what is unknown is counted.
+// The fields of a dict: each is checked where a shape asks for it, and unknown keys are counted.
 #include <algorithm>
 #include <string>
 
@@ -23,7 +23,7 @@ void SchemaFold::check_row(size_t n_rows) {
   }
 }
 
-// A size: not negative, below 2^64.
+// A size: nonnegative and below 2^64.
 bool SchemaFold::read_unsigned(const DictView& dict, Key key, bool required, uint64_t& out,
                                Trouble& t) const {
   const Value* value = dict.get(key);
@@ -126,7 +126,7 @@ bool SchemaFold::read_time(const DictView& dict, int64_t& out, Trouble& t) const
   return true;
 }
 
-// PyTorch 2.0 says the requested size and the stack of a block in its history.
+// PyTorch 2.0 stores the requested size and the stack of a block in its history.
 bool SchemaFold::read_history(const DictView& dict, uint64_t& requested, int32_t& stack, Trouble& t,
                               uint64_t& at) {
   const Value* history = dict.get(Key::history);
@@ -164,7 +164,7 @@ bool SchemaFold::read_segment_type(const DictView& dict, uint8_t& type, Trouble&
   return true;
 }
 
-// Rows of one kind under a key: a finished list of them, or an empty list.
+// Rows of one kind under a key: a finished list of rows, or an empty list.
 bool SchemaFold::read_rows(const DictView& dict, Key key, Tag wanted, RowRange& rows, Trouble& t,
                            uint64_t& at) const {
   rows = {0, 0};
@@ -210,12 +210,12 @@ void SchemaFold::count_keys(Shape shape, const DictView& dict) {
 }
 
 void SchemaFold::count_unknown_value(const char* path, uint32_t string) {
-  constexpr size_t kLongest = 100;  // a name of a newer version is a word or two
+  constexpr size_t kLongest = 100;  // a newer version's name is a word or two
   std::string name =
       path + std::string(strings_.begin_of(string), std::min(strings_.length_of(string), kLongest));
   while (!name.empty() && (static_cast<unsigned char>(name.back()) & 0x80) != 0 &&
          strings_.length_of(string) > kLongest) {
-    name.pop_back();  // do not cut a character in two
+    name.pop_back();  // do not split a character
   }
   if (const auto found = unknown_values_.find(name); found != unknown_values_.end()) {
     ++found->second;

@@ -1,5 +1,5 @@
-// Lists and tuples: items are added while the file fills a list; what it was a list of is decided
-// when it is used.
+// Lists and tuples: items are added while the file fills a list; what kind of list it was is
+// decided when it is used.
 #include <algorithm>
 
 #include "schema_fold.h"
@@ -95,7 +95,7 @@ void SchemaFold::add_to_list(Value& list, const Value& item, uint64_t offset) {
   bool fits = list.kind == kind && kind != ListKind::mixed;
   switch (fits ? kind : ListKind::mixed) {
     case ListKind::frames:
-      // Whatever waits above belongs to items that have just been used.
+      // Anything that waits above belongs to items that have just been used.
       waiting_frames_.truncate(list.id + list.bits);
       waiting_frames_.push_back(item.id);
       ++list.bits;
@@ -107,7 +107,7 @@ void SchemaFold::add_to_list(Value& list, const Value& item, uint64_t offset) {
                                                         : RowRange{0, 0});
       ++list.bits;
       break;
-    case ListKind::history:  // only the newest entry, which is the first, is of use
+    case ListKind::history:  // only the newest entry, which is the first, is useful
       break;
     case ListKind::events:
     case ListKind::blocks:
@@ -132,7 +132,7 @@ void SchemaFold::stack_is_done() {
   if (--n_open_stacks_ == 0) waiting_frames_.truncate(0);
 }
 
-// Rows that follow one another in a list are one value: the C++ writer puts a million of them
+// Rows that follow one another in a list form one value: the C++ writer puts a million of them
 // between one MARK and its APPENDS.
 void SchemaFold::merge_run() {
   if (marks_.empty() || marks_.back() == 0 || stack_.size() < marks_.back() + 2) return;
@@ -144,7 +144,7 @@ void SchemaFold::merge_run() {
       last.tag != Tag::annotations && last.tag != Tag::host_segments) {
     return;
   }
-  // A memoised "before" needs no update: rows are never recalled.
+  // A memoized "before" needs no update: rows are never recalled.
   if (before.id + before.bits != last.id) return;
   before.bits += last.bits;
   before.height = std::max(before.height, last.height);
@@ -159,12 +159,12 @@ void SchemaFold::push_event_rows(size_t first, size_t count) {
   merge_run();
 }
 
-// Closes all items of a container, and says from where on what they hold aside is dead then.
+// Closes all items of a container, and returns from where on their waiting contents are dead.
 SchemaFold::Floors SchemaFold::close_from(size_t first_item) {
   Floors floors{plain_.size(), waiting_traces_.size()};
   for (size_t i = first_item; i < stack_.size(); ++i) {
     Value& item = stack_[i];
-    if (item.tag < Tag::dict) continue;  // scalars, most of all
+    if (item.tag < Tag::dict) continue;  // mostly scalars
     close(item);
     if (item.tag == Tag::plain_dict) floors.plain = std::min<size_t>(floors.plain, item.id);
     if (item.tag == Tag::traces) floors.traces = std::min<size_t>(floors.traces, item.id);

@@ -1,4 +1,4 @@
-// Interned texts, pairs and stacks, and the memo of the pickle, which refers to them.
+// Interned texts, pairs and stacks, and the pickle's memo, which refers to them.
 #include <string>
 
 #include "schema_fold.h"
@@ -101,8 +101,8 @@ void SchemaFold::recall_other(uint64_t index, uint64_t offset) {
     refuse("The memo is asked for an entry that it does not have.", offset);
   uint32_t entry = memo_[index];
   if (static_cast<MemoTag>(entry >> kMemoShift) == MemoTag::open) {
-    // A container right below a mark is being filled. Any other is finished: were it filled later
-    // on after all, that would be refused as an extension after use.
+    // A container right below a mark is being filled. Any other is finished: filling it later after
+    // all would be refused as an extension after use.
     const size_t at = entry & kMemoMask;
     for (const size_t mark : marks_) {
       if (mark == at + 1) refuse("A container is put inside itself.", offset);

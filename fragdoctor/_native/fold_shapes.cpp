@@ -1,4 +1,4 @@
-// What a finished dict is: its fields are checked, and it becomes a row or an id.
+// What a finished dict is: its fields are checked, and it becomes a row or an ID.
 #include "fold_dict.h"
 #include "schema_fold.h"
 

@@ -1,4 +1,4 @@
-// The end of a file: what stands at its top becomes the tables that are handed out.
+// The end of a file: what is on top becomes the tables that are handed out.
 #include <algorithm>
 #include <string>
 
@@ -9,7 +9,7 @@ namespace fragdoctor {
 
 namespace {
 
-// Keeps the rows of the ranges, in their order. Usually these are all rows and nothing is copied.
+// Keeps the rows of the ranges, in order. Usually these are all rows, and nothing is copied.
 template <class T>
 void keep(Column<T>& column, const std::vector<RowRange>& ranges) {
   uint64_t next = 0;
@@ -244,7 +244,7 @@ void SchemaFold::gather_settings(SnapshotTables& out) {
         levels.push_back({end - static_cast<size_t>(value.bits & 0xFFFFFFFF), end});
         continue;
       }
-      default:  // a list or a tuple: no setting that is known
+      default:  // a list or a tuple: not a known setting
         count_unknown_value("allocator_settings.", entry.key);
         continue;
     }

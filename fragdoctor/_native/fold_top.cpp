@@ -1,4 +1,4 @@
-// What stands beside segments and traces: annotations, host segments, settings, the top itself.
+// What accompanies segments and traces: annotations, host segments, settings, and the top level.
 #include <algorithm>
 #include <utility>
 
@@ -30,7 +30,7 @@ Value SchemaFold::fold_annotation(const DictView& dict) {
   return row_value(Tag::annotations, row);
 }
 
-// Not verified against a writer (2.15), so that anything unusual only counts as "not said".
+// Not verified against a writer (2.15), so anything unusual just counts as "not stated".
 Value SchemaFold::fold_host_segment(const DictView& dict) {
   Trouble t{Fault::none, Shape::host_segment, Key::none};
   uint64_t address = 0;
@@ -55,7 +55,7 @@ Value SchemaFold::fold_host_segment(const DictView& dict) {
   return row_value(Tag::host_segments, row);
 }
 
-// A small dict of scalars, and of dicts of scalars: what the allocator settings are.
+// A small dict of scalars and of dicts of scalars, such as the allocator settings.
 Value SchemaFold::fold_plain(const DictView& dict) {
   if (dict.has_odd_keys) {
     return opaque({Fault::not_recognised, Shape::other, Key::none}, dict.offset, 0);

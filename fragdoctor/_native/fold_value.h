@@ -18,7 +18,7 @@ enum class Tag : uint8_t {
   string,
   pair,  // two integers: a pool id
   dict,  // empty so far
-  list,  // open; `kind` says of what
+  list,  // open; `kind` says what it holds
   empty_list,
   frame,
   stack,
@@ -32,7 +32,7 @@ enum class Tag : uint8_t {
   host_segments,
   plain_dict,
   top,
-  opaque,  // anything else; `trouble` says what is wrong with it where more was wanted
+  opaque,  // anything else; `trouble` says what is wrong with it if more is wanted
 };
 
 enum class ListKind : uint8_t {
@@ -60,7 +60,7 @@ enum class Fault : uint8_t {
   not_recognised
 };
 
-// Why a value cannot be what its place asks for. Told only if it stands in such a place.
+// Why a value cannot be what its place asks for. Reported only if it stands in such a place.
 struct Trouble {
   Fault fault = Fault::none;
   Shape shape = Shape::other;
@@ -78,10 +78,10 @@ struct Value {
   uint64_t bits = 0;  // number, count of rows, or offset of the trouble
 };
 
-// The values that wait for their container. Grows by bytes read, up to a bound.
+// The values that wait for their container. Grows with the bytes read, up to a bound.
 class ValueStack {
  public:
-  // The new value is all zero but for its tag.
+  // The new value is all zeros except for its tag.
   Value& push(Tag tag) {
     if (size_ == values_.size()) grow();
     Value& value = values_[size_++];

@@ -6,7 +6,7 @@ namespace fragdoctor {
 namespace {
 
 constexpr Ticket NO_TICKET = UNLIMITED;
-// As in replay.cpp: free blocks looked at by flushes, a few seconds' worth.
+// As in replay.cpp: free blocks visited by flushes, a few seconds' worth.
 constexpr std::uint64_t MAX_FLUSH_WORK = 1'000'000'000ULL;
 
 struct Held {
@@ -58,7 +58,7 @@ class Player {
     held_[slot].push_back(held);
     if (held.age < 0) return;
     const std::int64_t last = held.born + held.age;
-    if (last < step_) return;  // it outlived its time already: nothing says when it goes
+    if (last < step_) return;  // it has already outlived its time: nothing says when it goes
     const std::size_t at = static_cast<std::size_t>(last - step_);
     while (expiring_.size() <= at) expiring_.emplace_back();
     expiring_[at].push_back(slot);
@@ -141,7 +141,7 @@ class Player {
     }
   }
 
-  // What has reached the end of its life although no free came.
+  // Frees blocks that have reached the end of their life although no free came.
   void expire() {
     if (expiring_.empty()) return;
     for (const std::uint32_t slot : expiring_.front()) {

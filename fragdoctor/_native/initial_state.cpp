@@ -70,7 +70,7 @@ void Seeder::find_bases() {
             [](const Span& a, const Span& b) { return a.start < b.start; });
 }
 
-// One reservation serves a pool class of a stream: neighbours of one kind belong together.
+// One reservation serves a pool class of a stream: neighbors of one kind belong together.
 std::size_t Seeder::end_of_reservation(std::size_t first) const {
   const InitialSegment& a = undone_.initial_segments[first];
   std::size_t next = first + 1;
@@ -84,7 +84,7 @@ std::size_t Seeder::end_of_reservation(std::size_t first) const {
   return next;
 }
 
-// Pages below the first one that is mapped now, which the trace shows to belong to it.
+// Pages below the first one mapped now that the trace shows to belong to it.
 std::uint64_t Seeder::lowest_page(const InitialSegment& first, std::uint64_t floor) const {
   const std::uint64_t page = first.kind.is_small ? SMALL_BUFFER : settings_.large_segment_bytes;
   auto it = std::lower_bound(mapped_.begin(), mapped_.end(), first.address,
@@ -151,7 +151,7 @@ std::size_t Seeder::seed(std::size_t first) {
     seed.page_bytes = page;
     seed.address = lowest_page(s, floor);
     std::uint64_t end = highest_page(undone_.initial_segments[next - 1], ceiling);
-    // The first page above that the trace gives to somebody else bounds the reservation too.
+    // The first page above that the trace assigns to another owner bounds the reservation too.
     auto foreign = std::lower_bound(mapped_.begin(), mapped_.end(), end,
                                     [](const Span& m, std::uint64_t at) { return m.start < at; });
     if (foreign != mapped_.end()) ceiling = std::min(ceiling, foreign->start);

@@ -9,8 +9,8 @@ namespace fragdoctor {
 
 namespace {
 
-constexpr size_t kBatch = 1000;        // items are put away in batches, as the pickle module does
-constexpr size_t kLongestNumber = 64;  // no writer comes near; a double needs 25 characters
+constexpr size_t kBatch = 1000;        // items are stored in batches, as the pickle module does
+constexpr size_t kLongestNumber = 64;  // no writer comes close; a double needs 25 characters
 
 class JsonReader {
  public:
@@ -41,7 +41,7 @@ class JsonReader {
  private:
   struct Open {
     bool is_dict;
-    size_t n_items;  // of this batch
+    size_t n_items;  // items of this batch
     bool is_first;
   };
 
@@ -153,7 +153,7 @@ class JsonReader {
       text += c;
       in_.skip(1);
     }
-    if (!open_.empty() && !in_.has(1)) take();  // cut short: nothing can end with a number
+    if (!open_.empty() && !in_.has(1)) take();  // cut short: no container ends with a number
     const size_t start = text[0] == '-' ? 1 : 0;
     size_t end = start;
     while (end < text.size() && is_digit(text[end])) ++end;
@@ -235,7 +235,7 @@ class JsonReader {
     return value;
   }
 
-  // A lone surrogate goes on as its three bytes; the fold makes U+FFFD of it and counts it.
+  // A lone surrogate is passed on as its three bytes; the fold turns it into U+FFFD and counts it.
   void code_point(std::string& text) {
     uint32_t point = four_digits();
     if (point >= 0xD800 && point < 0xDC00 && in_.has(6) && in_.bytes()[0] == '\\' &&
@@ -266,7 +266,7 @@ class JsonReader {
   SchemaFold fold_;
   ReadLimits limits_;
   std::vector<Open> open_;
-  uint64_t at_ = 0;  // offset of the token at hand
+  uint64_t at_ = 0;  // offset of the current token
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Reads a memory snapshot that was written as JSON; same schema, same bounds as the pickle reader.
+// Reads a memory snapshot written as JSON; same schema and same bounds as the pickle reader.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace fragdoctor {
 
-// Throws ReadError. Duplicate keys: the last wins. NaN and Infinity are no JSON and are refused.
+// Throws ReadError. The last of duplicate keys wins. NaN and Infinity are not JSON: refused.
 SnapshotTables read_json(ByteSource& source, const ReadLimits& limits, uint64_t seed);
 
 }  // namespace fragdoctor

@@ -82,7 +82,7 @@ bool Allocator::seed_segment(const SeedSegment& given, std::vector<BlockId>* ids
     address += part.size;
     before = id;
   }
-  // What a recording says is there is there, even where it exceeds the capacity.
+  // Whatever a recording says is there is there, even if it exceeds the capacity.
   const std::uint64_t page = seed.is_expandable ? seed.page_bytes : seed.size;
   driver_used_ += mapped / page * round_up(page, DRIVER_PAGE);
   return true;

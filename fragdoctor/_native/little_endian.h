@@ -1,4 +1,4 @@
-// Numbers as they stand in a file.
+// Numbers as stored in a file.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace fragdoctor {
 
-// Eight bytes as a number. Written as a loop, GCC makes eight loads of it.
+// Eight bytes as a number. If this were written as a loop, GCC would turn it into eight loads.
 inline uint64_t load_64(const uint8_t* bytes) {
   uint64_t value = 0;
   std::memcpy(&value, bytes, sizeof value);

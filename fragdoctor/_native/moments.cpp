@@ -57,7 +57,7 @@ std::vector<std::int64_t> totals_at(const TraceView& trace, const UndoneTrace& u
         for (; next < n_states && states[next] <= static_cast<std::int64_t>(state); ++next)
           values.insert(values.end(), {allocated, active, reserved});
       });
-  // States beyond the end are the last one.
+  // States beyond the end equal the last one.
   while (values.size() < 3 * n_states)
     values.insert(values.end(), {values.end()[-3], values.end()[-2], values.end()[-1]});
   return values;

@@ -1,4 +1,4 @@
-// The undone trace as Python holds it.
+// The undone trace as held by Python.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace fragdoctor {
 
-// Keeps the columns that it was made of.
+// Keeps the columns that it was made from.
 class NativeTrace {
  public:
   NativeTrace(InColumn<std::uint8_t> action, InColumn<std::uint64_t> address,

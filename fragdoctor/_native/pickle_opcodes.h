@@ -1,5 +1,5 @@
 // The opcodes of pickle protocols 0 to 5: those that snapshots are written with, and the names of
-// all others, for the sentence that refuses them.
+// all others, for the message that refuses them.
 #pragma once
 
 #include <cstdint>

@@ -62,7 +62,7 @@ class PickleReader {
                       "Write one with torch.cuda.memory._dump_snapshot(\"snapshot.pickle\").", 0);
     }
     if (in_.bytes()[0] != kProto) {
-      step();  // names a global or another forbidden opcode, if that is what it begins with
+      step();  // names a global or another forbidden opcode, if it begins with one
       refuse("The pickle does not begin with its protocol; protocols 0 and 1 are not read.");
     }
     in_.skip(1);
@@ -80,8 +80,8 @@ class PickleReader {
     in_.skip_to(events_.read(in_.bytes(), in_.bytes() + ready));
   }
 
-  // Keys and numbers make up most of a file. A run of them is read without a look at the end of
-  // the window at each; whatever else comes is left to step().
+  // Keys and numbers make up most of a file. A run of them is read without checking for the end of
+  // the window at each one; anything else is left to step().
   void read_run() {
     constexpr size_t kLongest = 1 + 1 + 8 + ByteCursor::kSlack;  // LONG1 of eight bytes
     const size_t ready = n_ready_in_frame();
@@ -115,7 +115,7 @@ class PickleReader {
       goes_on = n != 0;
       next += n;
     }
-    at_ = in_.offset();  // of the run, should a limit be hit in it
+    at_ = in_.offset();  // offset of the run, in case a limit is hit in it
     in_.skip_to(next);
   }
 
@@ -240,7 +240,7 @@ class PickleReader {
       in_.skip(n);
       return;
     }
-    // Taken piece by piece: memory follows the bytes that are there, not the length announced.
+    // Read piece by piece: memory follows the bytes that exist, not the announced length.
     std::string text;
     while (text.size() < n) {
       const size_t part = std::min<size_t>(n - text.size(), ByteCursor::kWindow);
@@ -258,13 +258,13 @@ class PickleReader {
     frame_end_ = in_.offset() + length;
   }
 
-  // What is ready and belongs to the frame at hand: a run ends where its frame does.
+  // The ready bytes that belong to the current frame: a run ends where its frame does.
   size_t n_ready_in_frame() const {
     const uint64_t at = in_.offset();
     return at < frame_end_ ? std::min<uint64_t>(in_.n_ready(), frame_end_ - at) : 0;
   }
 
-  // Out of line: what it throws would keep step() from being taken into the loop.
+  // Out of line: its throwing code would keep step() from being inlined into the loop.
   [[gnu::noinline]] void leave_frame() {
     if (at_ > frame_end_) refuse("A value goes beyond the end of its frame.");
     frame_end_ = kNoFrame;
@@ -280,7 +280,7 @@ class PickleReader {
     refuse("The pickle holds the opcode " + name + ", which no snapshot needs: refused.");
   }
 
-  // "module.name" of the global that is about to be named; "" where that cannot be told.
+  // "module.name" of the global that is about to be named; "" if that cannot be determined.
   std::string global_name(uint8_t opcode) {
     std::string name;
     if (opcode == kStackGlobal) {
@@ -323,7 +323,7 @@ class PickleReader {
   EventReader events_;
   ReadLimits limits_;
   int protocol_ = 0;
-  uint64_t at_ = 0;  // offset of the opcode at hand
+  uint64_t at_ = 0;  // offset of the current opcode
   static constexpr uint64_t kNoFrame = UINT64_MAX;
   uint64_t frame_end_ = kNoFrame;
 };

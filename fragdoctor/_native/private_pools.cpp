@@ -33,15 +33,15 @@ void Allocator::context_end() {
   if (!contexts_.empty()) contexts_.pop_back();
 }
 
-// Whether a request that goes to this pool (0 = default) counts as made inside a capture.
+// Whether a request to this pool (0 = default) counts as made inside a capture.
 bool Allocator::capture_underway(std::uint32_t pool) const {
   if (pool != 0 && contexts_.empty()) return config_.era != Era::segment_counter;
   return std::any_of(contexts_.begin(), contexts_.end(),
                      [](const Context& context) { return context.is_capture; });
 }
 
-// Hand out the part of a free block that begins at an address (setCheckpointPoolState: what a graph's
-// replay left there is in use again). A front part that is left stays free.
+// Hand out the part of a free block that begins at an address (setCheckpointPoolState: blocks that
+// a graph's replay left there are in use again). A remaining front part stays free.
 MallocResult Allocator::malloc_at(std::uint64_t address, std::uint64_t size) {
   const std::uint64_t rounded = round_size(size);
   for (BlockId id = 0; id < blocks_.size(); ++id) {

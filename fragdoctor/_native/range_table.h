@@ -1,4 +1,4 @@
-// Memory ranges that a device has reserved, as a trace makes them come and go.
+// Memory ranges that a device has reserved, as they come and go in a trace.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ struct Range {
 
 class RangeTable {
  public:
-  // Add [start, range.end). Expandable ranges merge with touching ones of their kind. Return
-  // false, changing nothing, where it is empty or overlaps one that is there.
+  // Add [start, range.end). Expandable ranges merge with adjacent ones of their kind. Return
+  // false, changing nothing, if it is empty or overlaps an existing one.
   bool add(std::uint64_t start, Range range) {
     if (start >= range.end) return false;
     const auto* below = ranges_.at_or_below(start);
@@ -38,7 +38,7 @@ class RangeTable {
   }
 
   // Remove [start, end): a whole range, or a part of an expandable one. Return false, changing
-  // nothing, where it is not there.
+  // nothing, if it is not there.
   bool remove(std::uint64_t start, std::uint64_t end, bool is_expandable) {
     const auto* entry = ranges_.at_or_below(start);
     if (entry == nullptr || start >= end || entry->value.end < end) return false;

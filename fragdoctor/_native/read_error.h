@@ -1,4 +1,4 @@
-// The one error type of the snapshot reader. bind_pickle_reader.cpp turns it into Python's errors.
+// The only error type of the snapshot reader. bind_pickle_reader.cpp turns it into Python's errors.
 #pragma once
 
 #include <cstdint>

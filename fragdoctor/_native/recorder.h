@@ -1,4 +1,4 @@
-// What a replay writes down while it runs: to compare it with a recording, or as a recording.
+// What a replay writes down while it runs: to compare with a recording, or to serve as one.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@ class Recorder final : public Observer, public Placement {
 
   std::uint64_t place(std::uint64_t size, bool is_reservation, std::uint32_t, bool) override {
     const Action wanted = is_reservation ? Action::segment_map : Action::segment_alloc;
-    std::size_t n_before = 0;  // of that kind which the model has made for this operation
+    std::size_t n_before = 0;  // of that kind, made by the model so far for this operation
     for (const Emitted& e : emitted_)
       if (e.action == wanted && !is_reservation) ++n_before;
     for (std::size_t i = first_; i < last_; ++i) {
@@ -40,7 +40,7 @@ class Recorder final : public Observer, public Placement {
     return 0;
   }
 
-  // The recorded events that belong to the operation at hand.
+  // The recorded events that belong to the current operation.
   void expect(std::size_t first, std::size_t last) {
     first_ = first;
     last_ = last;

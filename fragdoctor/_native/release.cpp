@@ -18,8 +18,8 @@ void Allocator::release_block(BlockId id) {
   delete_block(id);
 }
 
-// Return cached blocks older than the average until reserved memory is below the threshold. Only
-// whole rounds: every block at or above the average age of its round goes.
+// Return cached blocks older than the average until reserved memory is below the threshold. Rounds
+// are never cut short: every block at or above the average age of its round goes.
 void Allocator::garbage_collect() {
   const auto threshold = static_cast<std::uint64_t>(settings_.garbage_collection_threshold *
                                                     static_cast<double>(allowed_));
@@ -109,7 +109,7 @@ void Allocator::release_blocks(std::uint32_t pool) {
   }
 }
 
-// The whole flush: everything pending is waited for, then all that is free goes back.
+// The whole flush: wait for everything pending, then return everything that is free.
 void Allocator::release_cached() {
   synchronize_and_free_events();
   release_blocks(1);

@@ -10,8 +10,8 @@ namespace {
 
 constexpr std::size_t MAX_UNEXPLAINED = 1 << 16;
 constexpr Ticket NO_TICKET = UNLIMITED;
-// Free blocks looked at by flushes and collections, a few seconds' worth. Genuine runs stay far
-// below; a crafted trace could ask for their number times the number of its failing requests.
+// Free blocks visited by flushes and collections, a few seconds' worth. Genuine runs stay far
+// below; a crafted trace could make each of many failing requests visit all free blocks.
 constexpr std::uint64_t MAX_FLUSH_WORK = 4'000'000'000ULL;
 
 class Replay {
@@ -66,7 +66,7 @@ class Replay {
   void remake();
   bool apply(const Op& op);
   bool request(const Op& op);
-  // Changes whenever a request may have looked at all free blocks.
+  // Changes whenever a request may have visited all free blocks.
   std::uint64_t scans_so_far() const {
     const Counters& c = allocator_.counters();
     const bool collects =
@@ -97,7 +97,7 @@ class Replay {
   std::vector<bool> pool_is_gone_;
   std::uint64_t driver_calls_before_ = 0;
   std::uint64_t flush_work_ = 0;
-  std::uint64_t n_live_ = 0;  // blocks handed out: bounds the number of free ones
+  std::uint64_t n_live_ = 0;  // blocks handed out; bounds the number of free ones
   ReplayResult result_;
 };
 
@@ -136,7 +136,7 @@ void Replay::remake() {
       request(op);
     }
   }
-  // Requests and driver calls are those of the trace.
+  // Count only the requests and driver calls of the trace.
   result_.n_requests = 0;
   driver_calls_before_ = allocator_.counters().driver_calls();
 }
@@ -159,7 +159,7 @@ bool Replay::request(const Op& op) {
   if (scans_so_far() != calls_before) flush_work_ += n_live_ + input_.initial->segments.size();
   if (made.ok) {
     if (made.block != NO_BLOCK) ++n_live_;
-    // What a recorded run did with a request that failed there is not known: it goes at once.
+    // What a recorded run did with a request that failed there is unknown: free it at once.
     if (op.kind == OpKind::failed) {
       if (made.block != NO_BLOCK) {
         allocator_.free(made.block);

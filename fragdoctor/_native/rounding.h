@@ -1,4 +1,4 @@
-// From the size that a program asks for to the size of its block and of a new segment.
+// Converts the size that a program asks for to the size of its block and of a new segment.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ inline std::uint64_t round_up(std::uint64_t size, std::uint64_t step) {
 }
 
 // Size of the block for a request (> 0, at most MAX_REQUEST): a multiple of 512, or of a fraction
-// of a power of two where roundup_power2_divisions is on.
+// of a power of two if roundup_power2_divisions is on.
 std::uint64_t round_size(const Settings& settings, std::uint64_t size);
 
 // Bytes that cudaMalloc is asked for when a block of this rounded size needs a new segment.

@@ -1,6 +1,6 @@
 // The stack machine: values are pushed, containers opened, dicts closed. Lists and tuples are in
-// fold_lists.cpp, the memo is in fold_memo.cpp. What a dict means is in fold_shapes.cpp, the tables
-// that come out are in fold_tables.cpp.
+// fold_lists.cpp, and the memo is in fold_memo.cpp. The meaning of dicts is in fold_shapes.cpp, and
+// the resulting tables are in fold_tables.cpp.
 #include "schema_fold.h"
 
 #include <algorithm>
@@ -37,7 +37,7 @@ SchemaFold::SchemaFold(const ReadLimits& limits, uint64_t seed)
 }
 
 void ValueStack::grow() {
-  constexpr size_t kMost = size_t{1} << 22;  // C++ writers put whole lists here, rows are one value
+  constexpr size_t kMost = size_t{1} << 22;  // C++ writers put whole lists here; rows are one value
   if (size_ >= kMost) {
     throw ReadError(ErrorKind::limit, "More than 4,194,304 values wait to be put into a container.",
                     "Genuine snapshots put values away as they are written.", kNoOffset);
@@ -138,7 +138,7 @@ void SchemaFold::fold_dict(size_t dict_at, size_t first_item, uint64_t offset) {
   merge_run();
 }
 
-// Finds the known keys among the items; returns how deep the values are nested.
+// Finds the known keys among the items; returns how deeply the values are nested.
 uint32_t SchemaFold::view_items(DictView& dict) const {
   uint32_t height = 0;
   for (size_t i = 0; i < dict.n_pairs; ++i) {
@@ -163,7 +163,7 @@ uint32_t SchemaFold::view_items(DictView& dict) const {
   return height;
 }
 
-// The most telling keys come first: an event has a `size` too.
+// The most distinctive keys come first: an event also has a `size`.
 Value SchemaFold::fold_shape(const DictView& dict) {
   if (top_.serial != 0) {
     if (const Value* snapshot = wrapped_snapshot(dict); snapshot != nullptr) return *snapshot;
@@ -181,7 +181,7 @@ Value SchemaFold::fold_shape(const DictView& dict) {
   return fold_plain(dict);
 }
 
-// The snapshot that a dict of the user's own holds beside other things; null where it holds none.
+// The snapshot that a user's own dict holds among other things; null if it holds none.
 const Value* SchemaFold::wrapped_snapshot(const DictView& dict) const {
   if (dict.has_any(bit(Key::segments) | bit(Key::device_traces))) return nullptr;
   const Value* found = nullptr;

@@ -1,10 +1,10 @@
 // Folds the plain values of a snapshot file into columns while they are read.
 //
-// A reader (pickle, JSON) tells the fold what the file says, in the words of a stack machine.
-// When a dict is complete its keys say what it is: an event becomes a row, a frame an id, a list
-// of frames a stack id. Nothing is kept that is not a column, so that memory stays far below what
-// Python objects would take. What a value means is decided where it is used: a dict that is no
-// valid event is only an error if it stands in `device_traces`.
+// A reader (pickle, JSON) tells the fold what the file says, in the terms of a stack machine.
+// When a dict is complete, its keys say what it is: an event becomes a row, a frame an ID, a list
+// of frames a stack ID. Nothing but columns is kept, so memory stays far below what Python objects
+// would take. A value's meaning is decided where it is used: a dict that is not a valid event is
+// an error only if it stands in `device_traces`.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,7 @@ struct RowRange {
   uint64_t count;
 };
 
-// An entry of a small dict that is kept as it is (the allocator's settings).
+// An entry of a small dict that is kept as is (the allocator's settings).
 struct PlainEntry {
   uint32_t key;  // string id
   Value value;
@@ -85,7 +85,7 @@ class SchemaFold {
   void recall(uint64_t index, uint64_t offset) {
     if (!recall_text(index)) recall_other(index, offset);
   }
-  // The frequent kinds of memo entries: strings, frames and stacks. False for any other.
+  // The frequent kinds of memo entries: strings, frames and stacks. False for any other kind.
   bool recall_text(uint64_t index) {
     if (index >= memo_.size()) return false;
     const uint32_t entry = memo_[index];
@@ -95,19 +95,19 @@ class SchemaFold {
     return true;
   }
   SnapshotTables finish(uint64_t offset);
-  // The two strings on top of the stack, for naming a refused global; "" where there are none.
+  // The two strings on top of the stack, for naming a refused global; "" if there are none.
   std::string top_strings() const;
   size_t depth() const { return marks_.size(); }
-  // "python", "c++" or "" by the order of memo and filling.
+  // "python", "c++" or "", judging by the order in which containers are memoized and filled.
   const char* writer() const { return writer_; }
 
-  // `count` rows of events that were added in one go, as items of the list on top.
+  // `count` event rows that were added in one go, as items of the list on top.
   void push_event_rows(size_t first, size_t count);
 
  private:
   friend class EventReader;
 
-  // A memo entry is 32 bits: what it is in the upper three, an id below.
+  // A memo entry has 32 bits: what it is in the upper three, an ID below.
   enum class MemoTag : uint32_t { string, frame, stack, pair, open, used_up, empty_list, opaque };
   static constexpr uint32_t kMemoShift = 29;
   static constexpr uint32_t kMemoMask = (1u << kMemoShift) - 1;
@@ -126,10 +126,10 @@ class SchemaFold {
     std::vector<RowRange> host_traces;
     bool has_settings = false;
     std::vector<PlainEntry> settings;  // nested dicts stand before the dict that holds them
-    size_t settings_start = 0;         // where they stood in plain_
+    size_t settings_start = 0;         // where they were in plain_
     size_t n_settings = 0;
   };
-  // Sizes to which the waiting rooms shrink when items were used.
+  // Sizes to which the waiting areas shrink once their items have been used.
   struct Floors {
     size_t plain;
     size_t traces;
@@ -189,7 +189,7 @@ class SchemaFold {
   static Value opaque(const Trouble& trouble, uint64_t at, uint8_t height);
 
   uint32_t intern_text(std::string_view utf8, uint64_t offset);
-  // Ids as they are handed out: given at the first use of a thing.
+  // IDs as they are handed out: assigned at the first use of a thing.
   static int32_t id_out(Column<int32_t>& out, Column<uint32_t>& used, uint32_t id) {
     if (out[id] < 0) {
       out[id] = static_cast<int32_t>(used.size());
@@ -248,7 +248,7 @@ class SchemaFold {
   int32_t last_stream_id_ = 0;
 
   size_t n_open_stacks_ = 0;
-  Column<uint32_t> waiting_frames_;  // of lists of frames that are still open
+  Column<uint32_t> waiting_frames_;  // from lists of frames that are still open
   Column<RowRange> waiting_traces_;
   std::vector<PlainEntry> plain_;
 
@@ -261,7 +261,7 @@ class SchemaFold {
   Column<uint64_t> oom_free_bytes_;
 
   Top top_;
-  std::unordered_map<uint64_t, uint64_t> unknown_keys_;  // shape << 32 | string id -> times
+  std::unordered_map<uint64_t, uint64_t> unknown_keys_;  // shape << 32 | string ID -> count
   std::unordered_map<std::string, uint64_t> unknown_values_;
   uint64_t n_more_unknown_keys_ = 0, n_more_unknown_values_ = 0;
   uint64_t n_replaced_strings_ = 0;

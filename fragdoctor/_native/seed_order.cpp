@@ -5,8 +5,8 @@
 namespace fragdoctor {
 namespace {
 
-constexpr unsigned SPACING = 20;  // room for blocks that turn out older than their neighbour
-constexpr int MAX_EQUAL = 64;     // equal blocks looked at
+constexpr unsigned SPACING = 20;  // room for blocks that turn out older than their neighbor
+constexpr int MAX_EQUAL = 64;     // equal blocks to consider
 
 }  // namespace
 

@@ -1,5 +1,5 @@
-// The lives of segments while a trace is read forward: pages of an expandable segment come and go
-// in pieces, so a piece is cut where only a part of it goes.
+// The lives of segments while a trace is read forward. Pages of an expandable segment come and go
+// in pieces, so a piece is cut if only a part of it goes.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ class SegmentHistory {
     for (const InitialSegment& s : initial) insert({s.address, s.size, BEFORE, NEVER, s.kind});
   }
 
-  // Memory that came. What was there in its place has gone: the trace does not say when.
+  // Memory that came. Anything that was in its place has gone: the trace does not say when.
   void add(const SegmentLife& piece) {
     const auto* entry = live_.at_or_below(piece.end() - 1);
     while (entry != nullptr && pieces_[entry->value].end() > piece.address) {
@@ -57,8 +57,8 @@ class SegmentHistory {
     return touches ? above : nullptr;
   }
 
-  // Make the end agree with the final segments (by address, free of overlaps). Of a sound trace
-  // nothing changes; what differs comes or goes at the last row.
+  // Make the end agree with the final segments (by address, free of overlaps). For a sound trace,
+  // nothing changes; differences come or go at the last row.
   void settle(const std::vector<InitialSegment>& final, std::int32_t last_row) {
     std::uint64_t at = 0;
     for (const InitialSegment& s : final) {
@@ -96,7 +96,7 @@ class SegmentHistory {
     reserved_ -= piece.size;
     live_.erase(piece.address);
   }
-  // Close what lies in [start, end).
+  // Close everything in [start, end).
   void take_away(std::uint64_t start, std::uint64_t end, std::int32_t row, bool only_expandable) {
     if (start >= end) return;
     const auto* entry = live_.at_or_below(end - 1);

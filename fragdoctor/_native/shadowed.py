@@ -12,17 +12,17 @@ from typing import Final
 from fragdoctor.errors import NativeCoreMissing
 
 SUMS: Final = "core.sha256"
-"""Written by the build beside the extension: a line for each source, its name and its SHA-256."""
+"""Written by the build next to the extension: for each source, a line with its name and SHA-256."""
 
 
 def folder_of_core(here: Path | None = None, path: Sequence[str] | None = None) -> str:
     """Return the folder with the extension that was built from the sources in this one.
 
-    ``here`` is the folder of the sources (this one where None); packages are looked for in ``path``
-    (``sys.path`` where None).
+    ``here`` is the folder of the sources (this one if None); ``path`` is where to look for packages
+    (``sys.path`` if None).
 
     Raises:
-        NativeCoreMissing: there is none, or it was built from other sources.
+        NativeCoreMissing: if there is none, or it was built from other sources.
     """
     here = Path(__file__).parent if here is None else here
     root = here.parents[1].resolve()

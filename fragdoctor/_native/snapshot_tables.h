@@ -1,4 +1,4 @@
-// What a snapshot file says, as columns: the result of the readers.
+// The contents of a snapshot file as columns: the result of the readers.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +42,7 @@ struct EventColumns {
  private:
   void make_room();
 
-  size_t room_ = 0;  // rows for which every column has room
+  size_t room_ = 0;  // rows that every column has room for
 };
 
 struct BlockColumns {
@@ -73,7 +73,7 @@ struct HostSegmentColumns {
   Column<uint8_t> flags;  // 1: has address, 2: has size, 4: has allocated, 8: allocated
 };
 
-// A value of the settings, for the binding: scalar, or a dict of scalars.
+// A settings value, for the binding: a scalar, or a dict of scalars.
 struct Setting {
   enum class Type : uint8_t {
     none,
@@ -92,7 +92,7 @@ struct Setting {
   double real;
 };
 
-// What the file says, ready to be handed to numpy.
+// The contents of the file, ready to be handed to numpy.
 struct SnapshotTables {
   std::vector<std::string> strings;
   Column<int32_t> frame_filename, frame_name;
@@ -118,7 +118,7 @@ struct SnapshotTables {
   bool is_list = false;
   uint64_t keys_seen[kNShapes] = {};
   uint32_t actions_seen = 0;
-  // Of the container, filled by the reader.
+  // Facts about the container, filled in by the reader.
   int protocol = -1;
   std::string writer;
   uint64_t n_bytes = 0;

@@ -1,6 +1,6 @@
 // A sorted map from addresses to small values, in chunks of bounded length: searches are binary,
-// an insertion moves at most one chunk, and nothing is allocated per element. For tables that a
-// hostile file may grow to millions of entries, where one sorted vector would become quadratic.
+// an insertion moves at most one chunk, and nothing is allocated per element. It is for tables that
+// a hostile file may grow to millions of entries, where one sorted vector would be quadratic.
 #pragma once
 
 #include <algorithm>

@@ -20,7 +20,7 @@ class Builder {
   TraceOps run();
 
  private:
-  // Segment events and late completions since the last operation of the program.
+  // Segment events and late completions since the program's last operation.
   struct Group {
     std::vector<std::uint32_t> completed;  // rows
     std::vector<std::uint32_t> went;       // rows of segment_free and segment_unmap
@@ -40,7 +40,7 @@ class Builder {
   void free_requested(std::uint32_t row, std::uint32_t life);
   void free_completed(std::uint32_t row, std::uint32_t life);
   void end_silently(std::uint32_t row);
-  // What the group before a row means; true where completions are to wait for the next request.
+  // Interpret the group before a row; true if completions have to wait for the next request.
   bool settle(std::uint32_t row, bool before_request, bool has_failed);
   bool is_flush(std::uint32_t row, bool has_failed);
   void emit_calls();
@@ -64,7 +64,7 @@ class Builder {
   const Inference& inference_;
   TraceOps out_;
   Group group_;
-  std::vector<bool> is_live_, is_pending_;  // by life; a pending one is live too
+  std::vector<bool> is_live_, is_pending_;  // by life; pending ones are live too
   std::size_t next_silent_ = 0;
   std::vector<bool> pool_is_gone_;
   std::uint64_t limit_ = 0;
@@ -102,9 +102,9 @@ TraceOps Builder::run() {
     } else if (action == Action::oom) {
       failed_request(row);
     } else if (action > Action::free_completed) {
-      // A snapshot or an annotation is not made inside a request: what went was a call.
+      // A snapshot or annotation is not made inside a request: the freed segments were a call's.
       if (!group_.is_empty()) settle(row, false, false);
-    } else if (life >= out_.n_ids) {  // ignored, or without a place among the segments
+    } else if (life >= out_.n_ids) {  // ignored, or not inside any segment
       continue;
     } else if (action == Action::alloc) {
       request(row, life);
@@ -148,7 +148,7 @@ void Builder::failed_request(std::uint32_t row) {
   group_.clear();
 }
 
-// A block that was handed out where one was live: that one must be gone. Blocks that are gone only
+// A block was handed out where another was live: that one must be gone. Blocks that are only gone
 // at the end stay: nothing says when they went.
 void Builder::end_silently(std::uint32_t row) {
   const auto& silent = undone_.silent;
@@ -192,9 +192,9 @@ void Builder::complete_rows(std::uint32_t from, std::uint32_t to) {
   }
 }
 
-// Frees before a request are its own flush (or collection) if memory came afterwards, or it
-// failed, and if it would have gone above the limit. Then blocks that completed meanwhile did so
-// inside the flush, after the look at the free blocks: they must wait until the request is done.
+// Frees before a request are its own flush (or collection) if memory came afterward or the request
+// failed, and if it would have exceeded the limit. Blocks that completed meanwhile then did so
+// inside the flush, after the search of the free blocks: they must wait until the request is done.
 bool Builder::is_flush(std::uint32_t row, bool has_failed) {
   if (has_failed) return true;
   if (group_.went.empty() || group_.came_bytes == 0) return false;

@@ -10,7 +10,7 @@
 namespace fragdoctor {
 
 // The trace of one device. Streams are ranks of the stream handles (0 = lowest). Pools are 0 for
-// the default pool, 1.. for private ones, and -1 where the event does not say.
+// the default pool, 1, 2, ... for private ones, and -1 if the event does not say.
 struct TraceView {
   std::size_t n = 0;
   const std::uint8_t* action = nullptr;
@@ -22,7 +22,7 @@ struct TraceView {
   Action action_at(std::size_t row) const { return static_cast<Action>(action[row]); }
 };
 
-// The segments of that device and their blocks, as the snapshot lists them.
+// The segments of this device and their blocks, as listed in the snapshot.
 struct FinalState {
   std::size_t n_segments = 0;
   const std::uint64_t* segment_address = nullptr;

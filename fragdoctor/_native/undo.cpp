@@ -11,19 +11,19 @@
 namespace fragdoctor {
 namespace {
 
-// No device has 64 PiB. In files of many rows less is taken for absurd, so that sums over all rows
-// stay within 64 bits; 4 TiB never is.
+// No device has 64 PiB. In files of many rows, smaller sizes are considered absurd, so that sums
+// over all rows stay within 64 bits; 4 TiB never is.
 constexpr std::uint64_t ABSURD = 1ULL << 56, NEVER_ABSURD = 1ULL << 42;
 
 enum class State : std::uint8_t { unknown, free, live, pending };
 
-// What is known of one address while the trace is read.
+// What is known about one address while the trace is read.
 struct Site {
   State now = State::unknown;
-  bool is_old = true;  // the block now or last here was there before the trace
+  bool is_old = true;  // the present or last block here is from before the trace
   bool has_old = false;
-  std::uint32_t alloc = 0;         // else the number of the allocation
-  std::uint32_t block = NO_BLOCK;  // the final block that the last one here is
+  std::uint32_t alloc = 0;         // otherwise the number of the allocation
+  std::uint32_t block = NO_BLOCK;  // the final block that is the last one here
   // The block from before the trace.
   std::uint32_t old_block = NO_BLOCK;
   std::int32_t old_named = NEVER, old_free = NEVER, old_done = NEVER;
@@ -111,19 +111,19 @@ class Undo {
   std::int32_t last_row_ = BEFORE;
   UndoneTrace out_;
   RangeTable ranges_;
-  std::vector<InitialSegment> final_segments_;  // those that hang together, by address
+  std::vector<InitialSegment> final_segments_;  // the consistent ones, by address
   AddressIds ids_;
   std::vector<Site> sites_;
   bool has_requested_frees_ = false, pools_are_known_ = true;
-  // By number of the allocation, in order of the trace.
+  // By number of the allocation, in the order of the trace.
   std::vector<std::int32_t> start_, free_, done_;
   std::vector<std::uint32_t> final_block_;
-  // Allocations that end at a row of another block, or of none; final blocks without a place.
+  // Allocations that end at another block's row, or at no block's; final blocks without a place.
   std::vector<std::pair<std::int32_t, std::uint32_t>> silent_ends_;  // row, OLD | site or number
   std::vector<std::pair<std::uint32_t, std::int32_t>> unallocated_;  // final block, row
   std::vector<std::uint32_t> old_number_;  // by site: life of its block from before the trace
   SortedChunks<std::uint32_t> large_;      // live blocks of ordinary large segments -> life
-  std::vector<std::uint8_t> is_guessed_;   // by initial life: its size is; empty if none is
+  std::vector<std::uint8_t> is_guessed_;   // by initial life: whether its size is; empty if none is
   bool sizes_refined_ = false;
 };
 
@@ -176,8 +176,8 @@ void Undo::undo_segment_event(std::size_t row) {
   }
 }
 
-// An event says neither pool class nor, before 2.12, the pool: a native small segment is the only
-// one of 2 MiB; pages of one reservation touch, so a touching range tells; else the page size does.
+// An event states neither its pool class nor, before 2.12, its pool. A native small segment is the
+// only one of 2 MiB; pages of one reservation touch, so a touching range tells; else page size.
 template <class Table>
 SegmentKind Undo::kind_of_event(std::size_t row, Table& there) const {
   const Action action = trace_.action_at(row);
@@ -269,7 +269,7 @@ bool Undo::read_free_completed(Site& site, std::int32_t row) {
   if (site.now == State::unknown) {
     site.has_old = true;
     site.old_named = row;
-    // Requested before the trace began; but where no free of the trace was, it was not recorded.
+    // Requested before the trace began; but if the trace has no such events, it was not recorded.
     if (has_requested_frees_ || row == 0) set_free(site, BEFORE);
     else site.now = State::live;
   }
@@ -283,11 +283,11 @@ bool Undo::read_free_completed(Site& site, std::int32_t row) {
   return true;
 }
 
-// The end of a block that the trace does not show: at the last row.
+// The end of a block that the trace does not show: put it at the last row.
 void Undo::end_at_last_row(Site& site, bool also_done) {
   set_free(site, last_row_);
   if (also_done) set_done(site, last_row_);
-  if (!site.is_old && start_[site.alloc] == last_row_) return;  // that row is its own
+  if (!site.is_old && start_[site.alloc] == last_row_) return;  // that row is its own alloc
   const auto id = static_cast<std::uint32_t>(&site - sites_.data());
   silent_ends_.emplace_back(last_row_, site.is_old ? OLD | id : site.alloc);
 }
@@ -357,8 +357,8 @@ void Undo::append_life(std::int32_t start, std::int32_t free, std::int32_t done,
   l.block.push_back(block);
 }
 
-// The block's size where the file lost it. Small-pool and expandable blocks are cut to size; in
-// native large segments a rest of up to 1 MiB stays with the block (should_split), and an oversize
+// The block's size if the file has lost it. Small-pool and expandable blocks are cut to size; in
+// native large segments, a rest of up to 1 MiB stays with the block (should_split), and an oversize
 // block is never cut. `gap`: bytes to the next live block or the end of the segment.
 std::uint64_t Undo::block_size(std::uint64_t requested, std::uint64_t gap,
                                bool is_expandable) const {
@@ -483,7 +483,7 @@ void Undo::forward_segment_event(std::size_t row, SegmentHistory& segments) {
 }
 
 // A block was handed out at `address` while the guessed block before it was live: the free block
-// that it was cut from began there, so that is where the guessed one ends.
+// that it was cut from began there, so the guessed block ends there.
 void Undo::refine_neighbour(std::uint64_t address) {
   const auto* before = address == 0 ? nullptr : large_.at_or_below(address - 1);
   if (before == nullptr || before->value >= is_guessed_.size()) return;

@@ -2,8 +2,8 @@
 //
 // A snapshot holds the segments at its end and the events that led there. Undoing the events gives
 // the state before the oldest one; going forward again gives the true size of every block. Files
-// are hostile: what does not fit together is counted and closed in the simplest way that agrees
-// with the end, never followed. O(n log n) time; memory in proportion to the events and blocks.
+// are hostile: inconsistencies are counted and resolved in the simplest way that agrees with the
+// end, never followed. O(n log n) time; memory in proportion to the events and blocks.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@
 
 namespace fragdoctor {
 
-// Rows of what happened before the first event, and of what has not happened by the last one.
+// Rows of changes before the first event, and of changes that have not happened by the last one.
 constexpr std::int32_t BEFORE = -1;
 constexpr std::int32_t NEVER = std::numeric_limits<std::int32_t>::max();
 constexpr std::uint32_t NO_LIFE = std::numeric_limits<std::uint32_t>::max();
@@ -40,15 +40,15 @@ enum class Contradiction : std::uint8_t {
 // Every block that lived at some time. A block is allocated in state k (after k events) iff
 // start < k <= free, and active iff start < k <= done.
 //
-// The first `n_initial` were there before the trace, by address; then those that the trace
-// allocates, in its order, up to `n_regular`: an operation of a replay names its block by this
-// number. What follows does not fit the segments and is only counted: blocks from before the trace
-// that overlap or lie outside, and final blocks whose allocation is missing.
+// The first `n_initial` are blocks from before the trace, by address; then come the blocks that the
+// trace allocates, in its order, up to `n_regular`: a replay's operation names its block by this
+// number. The remaining ones do not fit the segments and are only counted: blocks from before the
+// trace that overlap or lie outside, and final blocks whose allocation is missing.
 struct Lives {
   std::vector<std::int32_t> start, free, done;
   std::vector<std::int32_t> named;   // first row about it; NEVER: only the final segments name it
-  std::vector<std::uint64_t> size;   // of the block: rounded, or longer where the rest was not cut
-  std::vector<std::uint32_t> block;  // row of the final block it is; NO_BLOCK if it is gone
+  std::vector<std::uint64_t> size;   // of the block: rounded, or longer if the rest was not cut off
+  std::vector<std::uint32_t> block;  // row of its final block; NO_BLOCK if it is gone
   std::size_t n_initial = 0, n_regular = 0;
 
   std::size_t size_of_all() const { return start.size(); }
@@ -88,19 +88,19 @@ struct InitialSegment {
 
 struct InitialBlock {
   std::uint64_t address = 0;
-  std::uint64_t size = 0;  // as the allocator rounded it
+  std::uint64_t size = 0;  // as rounded by the allocator
   std::uint64_t requested = 0;
   bool is_pending = false;     // free_requested before the trace began
   bool size_is_known = false;  // it is in the final segments; else rounded, or bounded by gaps
 };
 
-// An end (or beginning) of a life at a row that is not about the block: its own event is missing.
+// An end (or beginning) of a life at a row that concerns another block: its own event is missing.
 struct SilentChange {
   std::int32_t row = 0;
   std::uint32_t life = NO_LIFE;
 };
 
-// Reserved memory over a trace: it changes at segment events only, which are few.
+// Reserved memory over a trace: it changes only at segment events, which are few.
 struct ReservedSteps {
   std::int64_t initial = 0;
   std::vector<std::int32_t> rows;   // ascending
@@ -118,29 +118,29 @@ struct Peak {
 
 struct UndoneTrace {
   Lives lives;
-  // Per event. `life`: the block that an alloc or free_* row is about; NO_LIFE for other rows and
-  // for those to be ignored. `pool`: the event's own pool, or else that of the segment at its
-  // address; empty where every event has its own.
+  // Per event. `life`: the block that an alloc or free_* row concerns; NO_LIFE for other rows and
+  // for rows to be ignored. `pool`: the event's own pool, or else that of the segment at its
+  // address; empty if every event has its own.
   std::vector<std::uint32_t> life;
   std::vector<std::int32_t> pool;
   std::vector<SegmentLife> segments;
   std::vector<SilentChange> silent;  // by row
-  // Before the first event. Contiguous pages of one kind are one segment; blocks are the first
-  // `lives.n_initial` lives.
+  // The state before the first event. Contiguous pages of one kind are one segment; blocks are the
+  // first `lives.n_initial` lives.
   std::vector<InitialSegment> initial_segments;
   std::vector<InitialBlock> initial_blocks;
   ReservedSteps reserved;
   std::int64_t initial_allocated = 0, initial_active = 0;
   Peak peak_allocated, peak_active, peak_reserved;
   std::array<std::uint64_t, static_cast<std::size_t>(Contradiction::count)> contradictions{};
-  // Events that must have happened but are not there: alloc, free_requested, free_completed.
+  // Events that must have happened but are missing: alloc, free_requested, free_completed.
   std::array<std::uint64_t, 3> missing{};
 };
 
-// Raise std::length_error for more than 2^31 - 2 events, blocks or segments.
+// Throws std::length_error for more than 2^31 - 2 events, blocks or segments.
 UndoneTrace undo_trace(const TraceView& trace, const FinalState& end, const Settings& settings);
 
-// ---- what the undone trace answers ------------------------------------------------------------
+// ---- queries on the undone trace --------------------------------------------------------------
 
 enum class Total : std::uint8_t { allocated = 0, active = 1, reserved = 2 };
 
@@ -181,20 +181,20 @@ void walk_totals(const TraceView& trace, const UndoneTrace& undone, Visit&& visi
 std::vector<std::int64_t> total_column(const TraceView& trace, const UndoneTrace& undone,
                                        Total which);
 
-// The three totals in some states, which ascend: (allocated, active, reserved) after each other.
+// The three totals in some ascending states: (allocated, active, reserved) one after another.
 std::vector<std::int64_t> totals_at(const TraceView& trace, const UndoneTrace& undone,
                                     const std::int64_t* states, std::size_t n_states);
 
-// The lowest and highest value of a total in each stretch of states. Stretch i begins at
-// starts[i], which ascend from 0, and ends where the next begins.
+// The lowest and highest value of a total in each stretch of states. Stretch i begins at starts[i]
+// (ascending from 0) and ends where the next one begins.
 struct Envelope {
   std::vector<std::int64_t> low, high;
 };
 Envelope envelope(const TraceView& trace, const UndoneTrace& undone, Total which,
                   const std::int64_t* starts, std::size_t n_starts);
 
-// The device after some number of events. Segments, live and free blocks by address; contiguous
-// pages of one expandable segment are one segment, as in a snapshot.
+// The device after some number of events. Segments, live and free blocks are sorted by address;
+// contiguous pages of one expandable segment form one segment, as in a snapshot.
 struct DeviceLayout {
   std::vector<std::uint64_t> segment_address, segment_bytes;
   std::vector<SegmentKind> segment_kind;

@@ -1,4 +1,4 @@
-// UTF-8 as Python's "surrogatepass" reads it: lone surrogates are legal in odd file names.
+// UTF-8 as read by Python's "surrogatepass": lone surrogates are legal in odd file names.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ inline Utf8 check_utf8(std::string_view text) {
   return has_surrogates ? Utf8::lone_surrogates : Utf8::valid;
 }
 
-// Every surrogate becomes U+FFFD, which takes three bytes too. The text must not be invalid.
+// Replaces every surrogate with U+FFFD, which also takes three bytes. The text must not be invalid.
 inline std::string replace_surrogates(std::string_view text) {
   std::string out(text);
   for (size_t i = 0; i + 2 < out.size(); ++i) {

@@ -1,4 +1,4 @@
-// The words of a snapshot file: the keys and the closed sets of values that its writers know.
+// The words of a snapshot file: the keys and the closed sets of values that its writers use.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,10 @@
 
 namespace fragdoctor {
 
-// Tables of words, laid out by hand.
+// Tables of words, formatted by hand.
 // clang-format off
 
-// Keys that mean something to the reader; the order is that of kKeyNames.
+// Keys that mean something to the reader, in the order of kKeyNames.
 enum class Key : uint8_t {
   action, addr, size, stream, frames, time_us, compile_context, user_metadata, pool_id,
   device_free, forward_frames, internal_metadata, category, cpp_frames,
@@ -48,7 +48,7 @@ constexpr uint8_t kNoWord = 255;
 // The documentation's spelling of active_pending_free; no version inspected writes it.
 constexpr const char* kAwaitingFree = "active_awaiting_free";
 
-// What a dict is, told by its keys.
+// The kind of a dict, determined by its keys.
 enum class Shape : uint8_t {
   top,
   segment,
@@ -62,7 +62,7 @@ enum class Shape : uint8_t {
   other
 };
 constexpr int kNShapes = static_cast<int>(Shape::other) + 1;
-// For sentences ("an event") and for the paths of unknown keys ("events.foo").
+// For messages ("an event") and for the paths of unknown keys ("events.foo").
 constexpr const char* kShapeNouns[kNShapes] = {
     "the snapshot", "a segment",     "a block",        "a history entry",        "an event",
     "a frame",      "an annotation", "a host segment", "the allocator settings", "a container"};

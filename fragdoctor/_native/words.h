@@ -1,5 +1,5 @@
-// The closed sets of words that snapshots use, each with one number: files, traces, the allocator
-// model and Python (model.snapshot; a test compares) all count them the same way.
+// The closed sets of words that snapshots use, each with its number: files, traces, the allocator
+// model and Python (model.snapshot; a test compares) all number them the same way.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ enum class Action : std::uint8_t {
   snapshot = 7,
   oom = 8,
   annotate = 9,
-  other = 10,  // a newer PyTorch's
+  other = 10,  // from a newer PyTorch
 };
 constexpr const char* ACTION_NAMES[] = {
     "alloc",       "free_requested", "free_completed", "segment_alloc", "segment_free",
@@ -40,8 +40,8 @@ enum class BlockState : std::uint8_t {
   inactive = 0,
   allocated = 1,
   pending_free = 2,
-  other = 3,     // a newer PyTorch's
-  unmapped = 4,  // part of a reservation of the model without memory; never in a file
+  other = 3,     // from a newer PyTorch
+  unmapped = 4,  // part of a model reservation without memory; never in a file
 };
 constexpr const char* STATE_NAMES[] = {"inactive", "active_allocated", "active_pending_free"};
 

@@ -1,1 +1,1 @@
-"""What runs beside PyTorch: limits on the GPU memory of tests."""
+"""Code that runs beside PyTorch, such as limits on the GPU memory of tests."""

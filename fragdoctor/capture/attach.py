@@ -1,8 +1,8 @@
-"""A bundle of a program that runs: asked for by a signal, or taken by its own Python.
+"""A bundle of a running program: requested by a signal, or taken by the program's own Python.
 
-A program under ``fragdoctor run`` has a recorder that answers a signal (``on_request``); whether it
-does is read from ``/proc``, since the signal would end any other. Else, from Python 3.14 on,
-``sys.remote_exec`` has the program write a bundle itself.
+A program under ``fragdoctor run`` has a recorder that answers a signal (``on_request``); ``/proc``
+tells whether it does, since the signal would end any other program. Otherwise, from Python 3.14 on,
+``sys.remote_exec`` makes the program write a bundle itself.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _FROM_START: Final = "Start it with: fragdoctor run -- COMMAND, which can be ask
 def bundle_of(pid: int, wait_s: float) -> Iterator[Path]:
     """Yield a bundle of what a running program holds now.
 
-    That of a program under ``fragdoctor run`` lies with its others and stays there; any other is
-    removed at the end of the block.
+    The bundle of a program under ``fragdoctor run`` is stored with its others and stays there; any
+    other bundle is removed at the end of the block.
 
     Args:
-        pid: the program, or what started it.
+        pid: the program, or the process that started it.
         wait_s: seconds to wait for the bundle.
 
     Raises:
-        ConfigError: there is no such program, it cannot be asked, or it does not answer.
+        ConfigError: if there is no such program, it cannot be asked, or it does not answer.
     """
     if not (_PROC / "self").exists():
         raise ConfigError(
@@ -69,10 +69,10 @@ def bundle_of(pid: int, wait_s: float) -> Iterator[Path]:
 
 
 def _recorded(pid: int) -> tuple[int, Options | None]:
-    """Return the process that answers, and how it records; None where none does.
+    """Return the process that answers and how it records, or None if no process does.
 
     Raises:
-        ConfigError: several do.
+        ConfigError: if several processes answer.
     """
     answering = {p: o for p in _with_children(pid) if (o := _options_of(p)) is not None}
     if pid in answering:
@@ -84,7 +84,7 @@ def _recorded(pid: int) -> tuple[int, Options | None]:
 
 
 def _with_children(pid: int) -> Sequence[int]:
-    """Return a process and all that it and its children started."""
+    """Return a process and everything that it and its children started."""
     parents = {}
     for place in _PROC.iterdir():
         if place.name.isdigit():
@@ -96,7 +96,7 @@ def _with_children(pid: int) -> Sequence[int]:
 
 
 def _status(pid: int) -> Mapping[str, str]:
-    """Return what ``/proc/PID/status`` says; nothing of a process that has ended."""
+    """Return the contents of ``/proc/PID/status``, or nothing if the process has ended."""
     try:
         lines = (_PROC / str(pid) / "status").read_text("utf-8", errors="replace").splitlines()
     except OSError:
@@ -105,14 +105,14 @@ def _status(pid: int) -> Mapping[str, str]:
 
 
 def _options_of(pid: int) -> Options | None:
-    """Return how a process records, None where it would not survive the signal."""
+    """Return how a process records, or None if it would not survive the signal."""
     caught = int(_status(pid).get("SigCgt", "0"), 16)
     is_armed = NUMBER is not None and bool(caught >> (NUMBER - 1) & 1)
     return _environment_of(pid) if is_armed else None
 
 
 def _environment_of(pid: int) -> Options | None:
-    """Return how ``fragdoctor run`` told a process to record, None where it did not."""
+    """Return how ``fragdoctor run`` told a process to record, or None if it did not."""
     try:
         words = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
@@ -135,14 +135,14 @@ def _asked(pid: int, options: Options, wait_s: float) -> Path:
 def _bundles(place: Path, pid: int) -> Sequence[Path]:
     """Return the bundles that a process has written on request, whatever its rank."""
     found = [b.parent for b in place.glob(f"*attach-pid{pid}*/{MANIFEST}")]
-    return sorted(b for b in found if not b.name.startswith("."))  # that one is being written
+    return sorted(b for b in found if not b.name.startswith("."))  # a hidden one is being written
 
 
 def _awaited(found: Callable[[], Path | None], pid: int, wait_s: float) -> Path:
-    """Return what appears.
+    """Return the first bundle that ``found`` finds.
 
     Raises:
-        ConfigError: it does not, in this time, or the process ends.
+        ConfigError: if it does not appear in this time, or the process ends.
     """
     end = time.monotonic() + wait_s
     while (bundle := found()) is None:
@@ -170,7 +170,7 @@ def _executed(pid: int, place: Path, execute: Callable[[int, str], None], wait_s
     problem = place / "problem.txt"
     script = place / "script.py"
     taker = str(BOOTSTRAP / "on_demand.py")
-    # One expression: the program runs it in its main module, where no name is to be left.
+    # One expression: the program runs it in its main module, where no name must be left behind.
     script.write_text(
         f'__import__("runpy").run_path({taker!r})["take"]({str(place)!r}, {str(problem)!r})\n',
         encoding="utf-8",

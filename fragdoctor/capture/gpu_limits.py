@@ -1,4 +1,4 @@
-"""GpuLimits on the GPU memory of a piece of code, measured by PyTorch's own counters."""
+"""Limits on the GPU memory of a piece of code, measured by PyTorch's own counters."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Kind(Struct, frozen=True):
     """What one of the markers limits.
 
     Attributes:
-        stat: the counter of PyTorch that is looked at after the test.
-        what: what is limited, and ``said``: that there was more of it.
-        is_peak: its highest value counts.
-        is_growth: what was there before the test does not count.
-        takes_share: a percentage of reserved memory is a limit too.
-        default: the limit where none is given, "" where one must be.
+        stat: the PyTorch counter that is checked after the test.
+        what: what is limited; ``said`` says that there was more of it.
+        is_peak: whether its highest value counts.
+        is_growth: whether memory from before the test does not count.
+        takes_share: whether a percentage of reserved memory is allowed as a limit.
+        default: the limit if none is given, or "" if one is required.
     """
 
     stat: str
@@ -48,7 +48,7 @@ KINDS: Final[Mapping[str, Kind]] = {
 
 
 class GpuLimits(Struct, frozen=True):
-    """The limits of one test, and whether it is rehearsed, on which GPU."""
+    """The limits of one test, and whether it is rehearsed, and on which GPU."""
 
     limits: Sequence[Limit]
     is_rehearsed: bool
@@ -56,7 +56,7 @@ class GpuLimits(Struct, frozen=True):
 
 
 def why_not(*, needs_cuda: bool = True) -> str:
-    """Return why GPU memory cannot be measured here, "" where it can."""
+    """Return why GPU memory cannot be measured here, or "" if it can."""
     try:
         torch = importlib.import_module("torch")  # found where tests of PyTorch programs run
     except ImportError:
@@ -67,10 +67,10 @@ def why_not(*, needs_cuda: bool = True) -> str:
 
 
 def limits_of(marks: Sequence[tuple[str, Sequence[Any], Mapping[str, Any]]]) -> GpuLimits:
-    """Return the limits of (marker, arguments, keywords); the nearest of each marker counts.
+    """Return the limits for (marker, arguments, keywords); the nearest of each marker counts.
 
     Raises:
-        ValueError: a marker's arguments are wrong.
+        ValueError: if a marker's arguments are wrong.
     """
     found: dict[str, Limit] = {}
     gpus: dict[str, None] = {}
@@ -116,9 +116,9 @@ class Limit(Struct, dict=True):
     """One limit: ``start`` before the code runs, ``finish`` after it.
 
     Attributes:
-        kind: what is limited, and how it is said.
-        amount: how much is allowed; a share is of reserved memory.
-        device: the number of the GPU; None is the current one.
+        kind: what is limited, and how to say it.
+        amount: how much is allowed; a share is relative to reserved memory.
+        device: the number of the GPU; None means the current one.
     """
 
     kind: Kind
@@ -127,7 +127,7 @@ class Limit(Struct, dict=True):
     _before: int = 0
 
     def start(self) -> None:
-        """Reset the peak, or note what is there before."""
+        """Reset the peak, or note the memory that exists before."""
         if self.kind.is_peak:
             self._cuda.reset_peak_memory_stats(self.device)
         if self.kind.is_growth:
@@ -135,7 +135,7 @@ class Limit(Struct, dict=True):
             self._before = self._stat(self.kind.stat)
 
     def finish(self) -> str:
-        """Return one sentence with both numbers where the limit is broken, else ""."""
+        """Return one sentence with both numbers if the limit is exceeded, else ""."""
         if not self.kind.is_peak:
             self._settle()
         used = self._stat(self.kind.stat) - self._before
@@ -152,7 +152,7 @@ class Limit(Struct, dict=True):
         return importlib.import_module("torch").cuda
 
     def _settle(self) -> None:
-        """Let what is on its way finish: dead cycles hold tensors, streams hold blocks."""
+        """Let pending work finish: dead cycles hold tensors, and streams hold blocks."""
         gc.collect()
         self._cuda.synchronize(self.device)
 

@@ -33,8 +33,8 @@ class Ended(NamedTuple):
     """How a program ended.
 
     Attributes:
-        code: its exit code, 128 + n for a signal, as in a shell.
-        was_asked_to: somebody asked for the end meanwhile: Ctrl-C, or a signal that stops programs.
+        code: its exit code; 128 + n for a signal, as in a shell.
+        was_asked_to: whether it was asked to end: by Ctrl-C, or a signal that stops programs.
     """
 
     code: int
@@ -45,7 +45,7 @@ def command_of(words: Sequence[str], *, is_module: bool = False) -> list[str]:
     """Return the command to start: a script or module gets the Python that runs fragdoctor.
 
     Raises:
-        ConfigError: there is no such script or program.
+        ConfigError: if there is no such script or program.
     """
     if is_module:
         return [sys.executable, "-m", *words]
@@ -76,10 +76,10 @@ def environment_of(options: Options, environ: Mapping[str, str]) -> dict[str, st
 def launch(command: Sequence[str], environ: Mapping[str, str]) -> Ended:
     """Run a program on our own standard streams and return how it ended.
 
-    Signals that reach us go on to it. Those that a terminal sends (Ctrl-C) reach it anyway.
+    Signals that reach us are passed on to it. Those from a terminal (Ctrl-C) reach it anyway.
 
     Raises:
-        ConfigError: it cannot be started.
+        ConfigError: if it cannot be started.
     """
     try:
         child = subprocess.Popen(list(command), env=dict(environ))  # noqa: S603 - the user's own command
@@ -96,7 +96,7 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> Ended:
 def _signals_to(child: subprocess.Popen[bytes]) -> Iterator[list[str]]:
     """Pass signals on while the program runs; ignored ones (as under nohup) stay ignored.
 
-    Yields the names of those that came.
+    Yields the names of the signals that came.
     """
     seen: list[str] = []
 
@@ -134,15 +134,15 @@ def _is_in_foreground() -> bool:
 
 
 class Reached(Struct, frozen=True):
-    """How far the processes of a program came, by their own notes.
+    """How far the processes of a program came, according to their own notes.
 
     Attributes:
         n_started: Python interpreters that armed the recorder.
         torch: version and CUDA version (``-`` = none) of the PyTorch that was imported; "" = none.
         n_recording: processes that used CUDA; n_unused: those of them that reserved no memory.
         problems: what went wrong in them.
-        n_inner: ``fragdoctor run`` was called by the program so often; each of them records alone.
-        without_torch: the Python that should have imported PyTorch and has none; "" = none did.
+        n_inner: how often the program called ``fragdoctor run``; each call records on its own.
+        without_torch: a Python that should have imported PyTorch but lacks it; "" = none.
     """
 
     n_started: int = 0
@@ -154,7 +154,7 @@ class Reached(Struct, frozen=True):
     without_torch: str = ""
 
     def why_nothing(self, code: int) -> str:
-        """Why nothing was recorded by a program with this exit code; hostile text may be in it."""
+        """Return why a program with this exit code was not recorded; may hold hostile text."""
         return f"Nothing was recorded: {self._reason(code)}."
 
     def _reason(self, code: int) -> str:

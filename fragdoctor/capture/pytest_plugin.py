@@ -5,11 +5,11 @@
     @pytest.mark.limit_gpu_leaks("1 MiB")
     def test_training_step(): ...
 
-All take ``device=N``; the current device counts without. Without CUDA such tests are skipped; with
-``rehearse=True`` they need none, and run in a process of their own that has no GPU either.
+All take ``device=N``; the default is the current device. Without CUDA, such tests are skipped; with
+``rehearse=True`` they need no CUDA, and run in a process of their own that has no GPU either.
 
-This module is loaded in every session of pytest: what it needs is loaded, and its hooks around
-tests are set, with the first test that uses it.
+This module is loaded in every pytest session: what it needs is loaded, and its hooks around tests
+are set, only at the first test that uses it.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _MARKERS: Final = {
 _LIMITS: Final[pytest.StashKey[GpuLimits]] = pytest.StashKey()
 _HOOKS: Final = "fragdoctor-limits"
 _REPORTS: Final = "FRAGDOCTOR_TEST_REPORTS"
-"""The variable that names the file for the reports of a test that is being rehearsed."""
+"""The variable that names the report file of a test that is being rehearsed."""
 
 
 class _Reporter:
-    """Writes the reports of a test that is being rehearsed for the session that asked."""
+    """Writes the reports of a test that is being rehearsed, for the session that asked for them."""
 
     def __init__(self, config: pytest.Config, path: str) -> None:
         self._config = config
@@ -60,7 +60,7 @@ class _Reporter:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the markers known."""
+    """Register the markers."""
     for line in _MARKERS.values():
         config.addinivalue_line("markers", line)
     if path := os.environ.get(_REPORTS):
@@ -68,7 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Read the limits of a test; a wrong one is found before anything runs."""
+    """Read the limits of a test; a wrong limit is found before anything runs."""
     marks = [(m.name, m.args, m.kwargs) for m in item.iter_markers() if m.name in _MARKERS]
     if not marks:
         return
@@ -84,7 +84,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def _rehearsed(item: pytest.Item) -> list[Any]:
-    """Return the reports of a test from the process that rehearsed it."""
+    """Return a test's reports from the process that rehearsed it."""
     from fragdoctor.capture.gpu_limits import why_not
     from fragdoctor.rehearsal.runner import rehearse_test
 
@@ -110,9 +110,9 @@ def _rehearsed(item: pytest.Item) -> list[Any]:
 
 
 def _arguments(item: pytest.Item) -> list[str]:
-    """Return the arguments of this session, for one test and in one process."""
+    """Return the arguments of this session, adapted to one test and one process."""
     config = item.config
-    worker: dict[str, Any] = getattr(config, "workerinput", {})  # of pytest-xdist
+    worker: dict[str, Any] = getattr(config, "workerinput", {})  # set by pytest-xdist
     given = worker.get("mainargv", ["", *config.invocation_params.args])[1:]
     kept = [str(word) for word in given if str(word).startswith("-") or word not in config.args]
     alone = ["-n0"] if config.pluginmanager.hasplugin("xdist") else []
@@ -127,7 +127,7 @@ class _Limited:
     def pytest_runtest_protocol(
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> bool | None:
-        """Run a test that needs no GPU in a process of its own; its reports are those of here."""
+        """Run a test that needs no GPU in a process of its own, and report its results here."""
         if (
             _LIMITS not in item.stash
             or not item.stash[_LIMITS].is_rehearsed
@@ -137,7 +137,7 @@ class _Limited:
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         for report in _rehearsed(item):
             item.ihook.pytest_runtest_logreport(report=report)
-        # What earlier tests set up and the next does not need ends here, as after any test.
+        # Fixtures that earlier tests set up and the next does not need end here, as after any test.
         end = pytest.CallInfo.from_call(
             lambda: item.session._setupstate.teardown_exact(nextitem), when="teardown"
         )
@@ -148,7 +148,7 @@ class _Limited:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Skip a limited test where there is no GPU to measure on."""
+        """Skip a limited test if there is no GPU to measure on."""
         if _LIMITS in item.stash:
             from fragdoctor.capture.gpu_limits import why_not
 
@@ -157,7 +157,7 @@ class _Limited:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Measure around the test itself; a test that fails by itself keeps its own failure."""
+        """Measure around the test itself; a test that fails on its own keeps its own failure."""
         limits = item.stash[_LIMITS].limits if _LIMITS in item.stash else ()
         for limit in limits:
             limit.start()

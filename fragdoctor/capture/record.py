@@ -25,7 +25,7 @@ def need_cuda(what: str) -> Any:
         what: what is asked for, as the subject of the sentence.
 
     Raises:
-        ConfigError: PyTorch is not installed, is built without CUDA, or finds no GPU.
+        ConfigError: if PyTorch is not installed, is built without CUDA, or finds no GPU.
     """
     try:
         torch = importlib.import_module("torch")
@@ -62,24 +62,24 @@ class record:  # noqa: N801 - used as a verb: with fragdoctor.record(): ...
         @fragdoctor.record(at_end=False)
         def train(): ...
 
-    The error goes on as it is. Where the history is recorded already (by an outer block, by
-    ``fragdoctor run``, by the program itself) it is left running with its own settings. Of nested
-    blocks the inner one writes the bundle of a failure.
+    The error is passed on unchanged. If the history is already being recorded (by an outer block,
+    by ``fragdoctor run``, by the program itself), it is left running with its own settings. With
+    nested blocks, the inner one writes the bundle of a failure.
 
     Args:
-        path: the bundle: a directory to be made; one that exists is not touched, a number is
-            added. Default: ``fragdoctor-record-TIME``. Ranks get a prefix.
+        path: the bundle: a directory to create; an existing one is not touched, a number is added
+            instead. Default: ``fragdoctor-record-TIME``. Ranks get a prefix.
         max_entries: events kept per GPU.
-        stacks: ``python``, or ``all`` for C++ frames too.
+        stacks: ``python``, or ``all`` to include C++ frames.
         module_paths: note the running module of the model with each allocation (PyTorch 2.10+).
-        census: find out by which names of the program memory is held: half a second a bundle at
-            most, and seldom at the end of an optimizer's step.
-        sources: put the source around the lines that allocate into the bundle.
-        at_end: write a bundle at the end of the block too, unless a failure that has one ended it.
+        census: find the names under which the program holds memory: at most half a second per
+            bundle, and rarely at the end of an optimizer's step.
+        sources: include the source around the lines that allocate in the bundle.
+        at_end: also write a bundle at the end of the block, unless a failure that has one ended it.
         quiet: do not name the bundles on standard error.
 
     Raises:
-        ConfigError: a value is wrong; on entering, PyTorch or CUDA is not there.
+        ConfigError: if a value is wrong; on entering, if PyTorch or CUDA is missing.
     """
 
     def __init__(  # noqa: PLR0913 - one keyword an option

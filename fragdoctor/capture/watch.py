@@ -1,4 +1,4 @@
-"""``fragdoctor.watch``: the memory of each step as a line of a table."""
+"""``fragdoctor.watch``: the memory of each step as a row of a table."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _CONF_VARIABLES: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 class Figures(NamedTuple):
-    """Memory at the end of a step, bytes.
+    """Memory at the end of a step, in bytes.
 
     ``peak`` is the peak of allocated memory since the program (or ``reset_peak``) reset it;
     ``stranded`` is ``inactive_split_bytes``: free memory in segments that still hold a live block,
-    None where the allocator does not count it; ``retries`` counts flushes of the cache so far;
-    ``headroom`` is what the driver still had free and PyTorch had reserved, less the peak.
+    or None if the allocator does not count it; ``retries`` counts flushes of the cache so far;
+    ``headroom`` is what the driver still had free and PyTorch had reserved, minus the peak.
     """
 
     allocated: int
@@ -42,9 +42,9 @@ class Figures(NamedTuple):
 
 
 def read_figures(torch: Any, device: int | None) -> Figures:
-    """Return the figures of now; reading them neither waits for the GPU nor allocates.
+    """Return the current figures; reading them neither waits for the GPU nor allocates.
 
-    ``device`` is the number of the GPU; None is the current one.
+    ``device`` is the number of the GPU; None means the current one.
     """
     stats = torch.cuda.memory_stats(device)
     peak = _stat(stats, "allocated_bytes.all.peak")
@@ -70,7 +70,7 @@ def _headroom(torch: Any, device: int | None, reserved: int, peak: int) -> int |
 def exposition(figures: Figures, n_steps: int, labels: Mapping[str, str]) -> str:
     """Return figures as OpenMetrics text, which Prometheus and OpenTelemetry's collector read.
 
-    The figures are of one GPU; ``labels`` are those of every sample, their names plain words.
+    The figures are of one GPU; ``labels`` are added to every sample, with plain words as names.
     """
     inside = ",".join(f'{name}="{_label(value)}"' for name, value in labels.items())
     samples = [
@@ -97,23 +97,23 @@ def _label(value: str) -> str:
 
 
 class StepGrowth:
-    """Whether allocated memory rises from step to step, by the one test of growth."""
+    """Tells whether allocated memory rises from step to step, by the single test of growth."""
 
     def __init__(self) -> None:
         self._held = array("q")
 
     def add(self, allocated: int) -> None:
-        """Take in the allocated bytes at the end of a step."""
+        """Add the allocated bytes at the end of a step."""
         self._held.append(allocated)
 
     @property
     def n_steps(self) -> int:
-        """Steps so far."""
+        """Number of steps so far."""
         return len(self._held)
 
     @property
     def bytes_per_step(self) -> float | None:
-        """Growth a step after the warm-up; 0 where it is not steady, None for too few."""
+        """Growth per step after the warm-up; 0 if it is not steady, None if steps are too few."""
         from fragdoctor.analysis.trend import MIN_POINTS, trend_of  # numpy is only for this
 
         held = self._held[WARM_UP_STEPS - 1 :]
@@ -139,16 +139,16 @@ class watch(Generic[T]):  # noqa: N801 - used as a verb: for batch in fragdoctor
     Args:
         items: what to iterate over; None for use as a block with ``step()``.
         every: print every n-th step.
-        device: number of the GPU; None is the current one.
+        device: number of the GPU; None means the current one.
         reset_peak: make ``peak`` that of the step alone. It resets PyTorch's own peak counter,
             which ``torch.cuda.max_memory_allocated`` reads too.
-        file: where to print; None is standard output.
-        metrics: a file that is renewed after each step with the figures as OpenMetrics text, for
+        file: where to print; None means standard output.
+        metrics: a file that is rewritten after each step with the figures as OpenMetrics text, for
             the textfile collector of Prometheus' node_exporter or OpenTelemetry's collector;
             ``{rank}`` in its name becomes the rank. None writes none.
 
     Raises:
-        ConfigError: a value is wrong; PyTorch or CUDA is not there.
+        ConfigError: if a value is wrong, or PyTorch or CUDA is missing.
     """
 
     def __init__(  # noqa: PLR0913 - options, by keyword
@@ -212,7 +212,7 @@ class watch(Generic[T]):  # noqa: N801 - used as a verb: for batch in fragdoctor
             self._print(self.summary())
 
     def step(self) -> Figures:
-        """End a step: print its line if it is one of every n, and return its figures."""
+        """End a step: print its row if it is one of every n, and return its figures."""
         figures = read_figures(self._torch, self._device)
         self._growth.add(figures.allocated)
         n = self._growth.n_steps
@@ -237,7 +237,7 @@ class watch(Generic[T]):  # noqa: N801 - used as a verb: for batch in fragdoctor
         return f"{steps}: allocated memory grows by {format_size(round(rate))} a step {after}."
 
     def _export(self, figures: Figures) -> None:
-        """Renew the file of metrics as a whole: who reads it never sees half of it."""
+        """Replace the metrics file as a whole: readers never see half of it."""
         if self._metrics is None:
             return
         labels = {"rank": os.environ.get("RANK", "0")}
@@ -248,7 +248,7 @@ class watch(Generic[T]):  # noqa: N801 - used as a verb: for batch in fragdoctor
         try:
             temporary.write_text(text, encoding="utf-8")
             temporary.replace(self._metrics)
-        except OSError as e:  # monitoring must not end a training
+        except OSError as e:  # monitoring must not end a training run
             print(f"fragdoctor: no metrics: {e}", file=sys.stderr)
             self._metrics = None
 
@@ -269,6 +269,6 @@ def _row(cells: tuple[str, ...]) -> str:
 
 
 def _is_expandable() -> bool:
-    """Return whether expandable segments are on, under which PyTorch counts no inactive splits."""
+    """Return whether expandable segments are on; PyTorch then counts no inactive splits."""
     text = ",".join(os.environ.get(name, "") for name in _CONF_VARIABLES).replace(" ", "").lower()
     return "expandable_segments:true" in text

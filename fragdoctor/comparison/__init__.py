@@ -1,1 +1,1 @@
-"""Runs held against each other: two side by side, or several in time order."""
+"""Compares runs: two side by side, or several in time order."""

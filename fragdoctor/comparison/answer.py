@@ -1,4 +1,4 @@
-"""The answer in a few sentences: how much, which line, which change, what stays open."""
+"""The answer in a few sentences: how much, which line, which change, what remains open."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _DECISIVE: Final = frozenset(
     }
 )
 SAME_SHARE: Final = 0.001
-"""Messages print figures to two decimals; smaller differences are not worth a line's name."""
+"""Messages print figures to two decimals; smaller differences are not worth naming a line for."""
 
 SECOND_SHARE: Final = 0.25
-"""Share of the difference from which on a second cause is in the answer."""
+"""Share of the difference from which on a second cause is part of the answer."""
 
 _CHANGES: Final = frozenset({CauseKind.SCALE, CauseKind.LEAK})
 _VERBS: Final = {
@@ -47,7 +47,7 @@ _VERBS: Final = {
 
 
 def is_same(comparison: Comparison) -> bool:
-    """Return whether everything that both runs report is equal."""
+    """Return whether all figures that both runs report are equal."""
     figures = [f for f in comparison.figures if len(set(f.values)) > 1]
     moved = any(
         c.delta_bytes or c.kind in (LineKind.NEW, LineKind.GONE) or c.sizes
@@ -58,7 +58,7 @@ def is_same(comparison: Comparison) -> bool:
 
 
 def summarised(comparison: Comparison) -> str:
-    """Return the answer."""
+    """Return the answer as text."""
     if comparison.trend is not None:
         return comparison.trend.text
     if comparison.is_same:
@@ -70,16 +70,16 @@ def summarised(comparison: Comparison) -> str:
         return f"The runs have no figure in common.{_verdicts(comparison)}"
     how_much = _how_much(figure, comparison)
     lines, settings = _lines(comparison), _settings(comparison)
-    # That settings are the same explains nothing: no colon leads to it alone.
+    # Equal settings explain nothing, so a colon never introduces them alone.
     join = ": " if lines or comparison.settings else "; the "
     why = f"{join}{'; '.join(p for p in (lines, settings) if p)}" if lines or settings else ""
     return f"{how_much}{why}.{_cause(comparison)}{_verdicts(comparison)}"
 
 
 def main_figure(comparison: Comparison) -> ComparedFigure | None:
-    """Return the figure that the answer is about: the first that both runs know.
+    """Return the figure that the answer is about: the first one that both runs know.
 
-    Where the requests were the same, or live memory is equal, reserved memory is what differs.
+    If the requests were the same, or live memory is equal, reserved memory is what differs.
     """
     known = {f.id: f for f in comparison.figures if f.delta is not None}
     names: Sequence[str] = _MEASURES
@@ -126,7 +126,7 @@ def _how_much(figure: ComparedFigure, comparison: Comparison) -> str:
 
 
 def _lines(comparison: Comparison) -> str:
-    """Return the line that moved most in the direction of the whole."""
+    """Return a clause about the line that moved most in the direction of the total."""
     length = next((c for c in comparison.causes if c.kind is CauseKind.LENGTH), None)
     if length is not None:
         return length.text[0].lower() + length.text[1:].rstrip(".")
@@ -144,7 +144,7 @@ def _lines(comparison: Comparison) -> str:
 
 
 def line_text(change: LineChange) -> str:
-    """Return what happened to a line, in a clause."""
+    """Return what happened to a line, as a clause."""
     where, size = place_text(change.place), format_size(abs(change.delta_bytes))
     if change.kind is LineKind.NEW:
         return f"{where} is new and holds {size}"
@@ -157,11 +157,11 @@ def line_text(change: LineChange) -> str:
 
 
 def _cause(comparison: Comparison) -> str:
-    """Return what did it, where that says more than the line alone."""
+    """Return what caused the difference, if that says more than the line alone."""
     delta = comparison.delta_bytes or 0
     decisive = [c for c in comparison.causes if c.kind in _DECISIVE]
     sure = [c for c in decisive if c.confidence is not Confidence.POSSIBLE][:1]
-    # If two things changed, the smaller one is mentioned if it is a large part.
+    # If two things changed, the smaller one is mentioned only if it is a large part.
     parts = [c for c in decisive if (c.delta_bytes or 0) * delta >= SECOND_SHARE * delta**2]
     second = [c for c in parts if c not in sure and c.kind in _CHANGES][:1] if sure else []
     return "".join(f" {c.text}" for c in (*sure, *second))
@@ -195,7 +195,7 @@ MAX_LENGTH_DIFFERENCE: Final = 0.1
 
 
 def find_notes(comparison: Comparison, compared: Sequence[ComparedRun]) -> list[str]:
-    """Return one sentence for each thing that a reader must know to trust the comparison."""
+    """Return one sentence for each thing that readers must know to trust the comparison."""
     runs = comparison.runs
     notes = []
     without = [r.letter for r in runs if not r.has_snapshot]
@@ -235,7 +235,7 @@ def find_notes(comparison: Comparison, compared: Sequence[ComparedRun]) -> list[
 
 
 def _order_notes(comparison: Comparison) -> list[str]:
-    """Return a warning where traces of one program seem not to be in time order."""
+    """Return a warning if traces of one program seem not to be in time order."""
     trend = comparison.trend
     if trend is None or trend.unit == "step":
         return []

@@ -1,4 +1,4 @@
-"""The whole way from several runs to one comparison; of three or more in time order the growth."""
+"""The whole way from several runs to one comparison, or for three or more in order, the growth."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from fragdoctor.units import MIB, format_size, plural
 
 MAX_P: Final = 0.05
 MIN_SLOPE_BYTES: Final = 1 * MIB
-"""Over the whole series: less is noise of any program."""
+"""Smallest growth over the whole series: less is noise in any program."""
 
 STEADY: Final = 0.25
 """Spread of pairwise slopes, relative to their median, of a line as straight as three runs show."""
@@ -55,15 +55,15 @@ def fit_trend(  # noqa: PLR0913 - a series, by keyword
     tracks: Sequence[tuple[Location | None, Sequence[int]]] = (),
     capacity_bytes: int | None = None,
 ) -> RunTrend:
-    """Return the growth over the runs, and when it fills the capacity, if that is known.
+    """Return the growth over the runs, and when it will fill the capacity, if that is known.
 
     Args:
-        figure: id of the figure that is fitted.
-        values: it in each run, in time order.
-        x: where each run stands on the axis, strictly ascending.
+        figure: ID of the figure that is fitted.
+        values: its value in each run, in time order.
+        x: where each run is on the axis, strictly ascending.
         unit: ``step`` or ``snapshot``.
         tracks: lines with their bytes in each run.
-        capacity_bytes: what the growth runs into.
+        capacity_bytes: the limit that the growth runs into.
     """
     found = trends.trend_of(values, x)
     sure = confidence_of(found, x)
@@ -90,10 +90,10 @@ def fit_trend(  # noqa: PLR0913 - a series, by keyword
 
 
 def confidence_of(found: trends.Trend, x: Sequence[float]) -> Confidence | None:
-    """Return how sure the growth is, None where there is none to speak of.
+    """Return how certain the growth is, or None if there is no growth to speak of.
 
     Three runs can never be significant (one order in six rises by chance); if they lie on a
-    straight line the growth is possible.
+    straight line, the growth is possible.
     """
     if found.slope * (x[-1] - x[0]) < MIN_SLOPE_BYTES:
         return None
@@ -134,7 +134,7 @@ def _growing(
 def trend_text(trend: RunTrend, place: str) -> str:
     """Return what the series says, in two sentences.
 
-    ``place`` is the fastest growing line for people, "" where none grows.
+    ``place`` is the fastest-growing line for people, or "" if none grows.
     """
     n, unit = len(trend.values), trend.unit
     what = "Peak allocated memory" if trend.figure == "peak_allocated" else "Live memory"
@@ -187,10 +187,10 @@ def find_trend(
     steps: Sequence[float] | None,
     capacity_bytes: int | None,
 ) -> RunTrend | None:
-    """Return the growth over the runs; None if a run lacks the figure that is followed.
+    """Return the growth over the runs, or None if a run lacks the figure that is tracked.
 
-    Devices are None for runs without a snapshot; ``steps`` is where each run stands on the axis,
-    and ``capacity_bytes`` what the growth runs into: the last run's capacity where None.
+    Devices are None for runs without a snapshot; ``steps`` says where each run is on the axis, and
+    ``capacity_bytes`` is the limit that the growth runs into: the last run's capacity if None.
     """
     held = [d for d in devices if d is not None]
     peak = comparison.basis is Basis.PEAK
@@ -216,14 +216,14 @@ def find_trend(
 
 
 def live_bytes(device: ComparedDevice, *, peak: bool) -> int:
-    """Return live bytes at the compared moment, as the trace or the blocks say."""
+    """Return live bytes at the compared moment, from the trace or the blocks."""
     if peak and device.totals is not None:
         return device.totals.peak_allocated_bytes
     return sum(use.now_bytes for use in device.lines)
 
 
 def _from_figures(comparison: Comparison) -> tuple[str, list[int]]:
-    """Return the first figure that every run reports, by name."""
+    """Return the first figure that every run reports, with its name."""
     for name in ("allocated", "peak_allocated"):
         figure = comparison.figure(name)
         if figure is not None:
@@ -236,7 +236,7 @@ def _from_figures(comparison: Comparison) -> tuple[str, list[int]]:
 def _axis(
     devices: Sequence[ComparedDevice | None], steps: Sequence[float] | None
 ) -> tuple[list[float], str]:
-    """Return the axis: given steps, else step counts that ascend, else 1, 2, 3, ..."""
+    """Return the axis: given steps, else step counts if they ascend, else 1, 2, 3, ..."""
     if steps is not None:
         return [float(s) for s in steps], "step"
     counts = [d.n_steps for d in devices if d is not None and not d.capture.is_truncated]
@@ -256,14 +256,14 @@ def compare_cases(
     capacity_bytes: int | None = None,
     explores: bool = False,
 ) -> Comparison:
-    """Return what changed between runs, each a name and a case, in time order.
+    """Return what changed between runs in time order; each run is a name and a case.
 
     Cases are read one after the other; only the first one's analyses are kept, and the peaks of
-    every request of the first and the last. With ``explores`` the sides of two runs have their
-    analyses, so that a page can show them.
+    every request of the first and the last. With ``explores``, both sides of a two-run comparison
+    keep their analyses, so that a page can show them.
 
     Raises:
-        ConfigError: fewer than two runs, or steps that do not fit them.
+        ConfigError: if there are fewer than two runs, or steps that do not fit them.
     """
     compared: list[ComparedRun] = []
     for name, case in cases:
@@ -287,13 +287,13 @@ def compare_runs(
     steps: Sequence[float] | None = None,
     capacity_bytes: int | None = None,
 ) -> Comparison:
-    """Return what changed between runs: the first against the last, and the trend of three.
+    """Return what changed between runs: the first against the last, and the trend of three or more.
 
-    Two runs at least, in time order; ``steps`` is where each stands on the axis of a trend, and
-    ``capacity_bytes`` what that runs into: the last run's own capacity where None.
+    There must be at least two runs, in time order; ``steps`` says where each is on the axis of a
+    trend, and ``capacity_bytes`` is the limit it runs into: the last run's own capacity if None.
 
     Raises:
-        ConfigError: fewer than two runs, or steps that do not fit them.
+        ConfigError: if there are fewer than two runs, or steps that do not fit them.
     """
     if len(compared) < 2:
         raise ConfigError("One run cannot be compared.", hint="Give two at least.")
@@ -393,5 +393,5 @@ def _with_lines(
 def _changes(first: ComparedDevice, last: ComparedDevice, *, peak: bool) -> tuple[LineChange, ...]:
     if min(first.capture.has_stacks, last.capture.has_stacks) > 0:
         return line_changes(first.lines, last.lines, peak=peak)
-    # A line of one run would seem new in the other.
+    # A line that only one run has would seem new in the other.
     return line_changes([merged(first.lines)], [merged(last.lines)], peak=peak)

@@ -1,4 +1,4 @@
-"""What one run says, ready to be compared: diagnosis, steps, the memory of every line, figures."""
+"""One run, ready to be compared: its diagnosis, its steps, the memory of every line, figures."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _FEATURES: Final = re.compile(
 
 
 class RunTotals(Struct, frozen=True, eq=False):
-    """What is kept of a run's totals: of a long series every trace would be too much.
+    """The part of a run's totals that is kept: in a long series, every trace would be too much.
 
     ``reserved_bytes`` is reserved memory after each of ``reserved_rows``, the segment events;
-    ``peaks_by_request`` the highest allocated and active memory up to each request,
-    ``int64[n_requests, 2]``, of the first and the last run of a series only.
+    ``peaks_by_request`` is the highest allocated and active memory up to each request,
+    ``int64[n_requests, 2]``, for only the first and the last run of a series.
     """
 
     peaks_by_request: I64
@@ -47,7 +47,7 @@ class RunTotals(Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, trace: Trace, request_rows: npt.NDArray[np.intp]) -> RunTotals:
-        """Return the totals of a trace; memory is at its highest right after a request."""
+        """Return the totals of a trace; memory is highest right after a request."""
         rows, n_bytes = trace.totals.reserved_changes()
         states = trace.totals.at(np.concatenate(([0], request_rows + 1)))[:, :2]
         return cls(
@@ -70,13 +70,12 @@ class ComparedDevice(Struct, frozen=True, eq=False):
     """One device of one run.
 
     Attributes:
-        n_lines_merged: the smallest lines, which are one in ``lines``.
-        growth: lines that keep memory step by step, with the bytes that each keeps of a step.
-        requests: ``int64``, sizes asked for, in the order of the trace; failed requests are not
-            among them.
+        n_lines_merged: number of the smallest lines, which are merged into one in ``lines``.
+        growth: lines that keep memory step by step, with the bytes that each keeps per step.
+        requests: ``int64``, requested sizes in the order of the trace, without failed requests.
         request_rows: ``int64``, the event row (within the device) of each request.
         features: library parts that the requests went through: ``checkpoint``, optimizers.
-        capacity_bytes: what PyTorch could have, where a failed request shows it.
+        capacity_bytes: what PyTorch could have, if a failed request shows it.
     """
 
     device: int
@@ -94,10 +93,10 @@ class ComparedDevice(Struct, frozen=True, eq=False):
 
 
 class ComparedRun(Struct, frozen=True, eq=False):
-    """One run: its diagnosis, and its devices where it has a snapshot.
+    """One run: its diagnosis, and its devices if it has a snapshot.
 
-    The diagnosis is kept without the snapshot, so that a long series fits into memory;
-    ``analyses`` of its devices are kept for the first run, and for the last if a page shows both.
+    The diagnosis is kept without the snapshot, so that a long series fits in memory; ``analyses``
+    of its devices are kept for the first run, and for the last one if a page shows both.
     """
 
     name: str
@@ -109,7 +108,7 @@ class ComparedRun(Struct, frozen=True, eq=False):
     analyses: Mapping[int, DeviceAnalysis] = field(default_factory=dict)
 
     def in_the_middle(self) -> ComparedRun:
-        """Return the run without what only the first and the last of a series are asked for."""
+        """Return the run without data that only the first and last of a series need."""
         devices = {
             number: d
             if d.totals is None
@@ -120,7 +119,7 @@ class ComparedRun(Struct, frozen=True, eq=False):
 
 
 def read_run(case: Case, name: str) -> ComparedRun:
-    """Return what one run says."""
+    """Return the data of one run."""
     snapshot = case.snapshot
     devices: dict[int, ComparedDevice] = {}
     analyses: dict[int, DeviceAnalysis] = {}
@@ -160,7 +159,7 @@ def _version(case: Case) -> str:
 
 
 def read_device(trace: Trace) -> tuple[ComparedDevice, DeviceAnalysis]:
-    """Return what one device of a snapshot says, and its analysis for the diagnosis."""
+    """Return the data of one device of a snapshot, and its analysis for the diagnosis."""
     analysis = analyze_trace(trace)
     snapshot, totals = trace.snapshot, analysis.timeline
     peak = None if totals is None else totals.peak_allocated_state
@@ -189,7 +188,7 @@ def read_device(trace: Trace) -> tuple[ComparedDevice, DeviceAnalysis]:
 
 
 def _features(snapshot: Snapshot, stack: I32) -> frozenset[str]:
-    """Return the library parts that requests went through."""
+    """Return the library parts that the requests went through."""
     used = np.unique(stack[stack >= 0])
     if not len(used):
         return frozenset()
@@ -213,7 +212,7 @@ def _peak_place(trace: Trace, peak: int | None) -> Location | None:
 
 MAX_COLUMNS: Final = 1200
 
-# id, title, unit, attribute of DeviceFigures
+# ID, title, unit, attribute of DeviceFigures
 _FIGURES: Final = (
     ("peak_allocated", "peak allocated", "bytes", "peak_allocated_bytes"),
     ("peak_active", "peak active", "bytes", "peak_active_bytes"),
@@ -229,14 +228,14 @@ _FIGURES: Final = (
 )
 
 Pairing = tuple[int | None, ...]
-"""The device of each run that is compared; None where a run has none."""
+"""The compared device of each run, or None for a run that has none."""
 
 
 def choose_devices(compared: Sequence[ComparedRun]) -> tuple[Pairing, list[str]]:
-    """Return which device of each run is compared, and what has to be said about it.
+    """Return which device of each run is compared, and notes about the choice.
 
-    The device that the last run's verdict is about, if all have it; else one that all have; runs
-    of one device each are compared whatever its number.
+    It is the device that the last run's verdict is about if all runs have it, else one that all
+    have; runs with one device each are compared whatever its number.
     """
     held = [[f.device for f in r.diagnosis.devices] for r in compared]
     if not all(held):
@@ -262,7 +261,7 @@ def choose_devices(compared: Sequence[ComparedRun]) -> tuple[Pairing, list[str]]
 
 
 def letter(index: int) -> str:
-    """Return what a run is called: A to Z, then R27, R28, ..."""
+    """Return the name of a run: A to Z, then R27, R28, ..."""
     return chr(ord("A") + index) if index < 26 else f"R{index + 1}"
 
 
@@ -314,7 +313,7 @@ def _common_peaks(
 ) -> tuple[int | None, tuple[int | None, int | None], tuple[int | None, int | None]]:
     """Return how many requests both runs made, and the peaks of both over that many.
 
-    A run that failed is shorter than one that did not: what the other did later is no growth.
+    A run that failed is shorter than one that did not: what the other did later is not growth.
     """
     peaks = [run.totals.peaks_by_request for run in (first, last) if run and run.totals]
     n = min(map(len, peaks)) if len(peaks) == 2 else 0
@@ -328,7 +327,7 @@ def _peak(figures: DeviceFigures, name: str) -> int | None:
 
 
 def side(run: ComparedRun, index: int, device: int | None) -> RunSide:
-    """Return one run as reports show it."""
+    """Return one run in the form that reports show."""
     own = _device(run, device)
     figures = figures_of(run, device)
     totals = None if own is None else own.totals

@@ -1,4 +1,4 @@
-"""Which change did it: what the lines, the requests and the settings say together."""
+"""Finds the change that caused the difference, from lines, requests and settings together."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from fragdoctor.model.finding import Confidence, Location
 from fragdoctor.units import MIB, format_count, format_size, plural
 
 ENOUGH_STEPS: Final = 8
-"""Steps that a run without growth must show before it says that it does not grow."""
+"""Steps that a run without growth must show before it counts as evidence that it does not grow."""
 
 MIN_SHARE: Final = 0.1
-"""Share of all that moved; smaller parts are in the table of lines and are no cause."""
+"""Share of all that moved; smaller parts appear in the table of lines but are not causes."""
 
 MIN_BYTES: Final = 1 * MIB
 LIKELY_SHARE: Final = 0.5
@@ -35,8 +35,8 @@ class ComparisonEvidence(Struct, frozen=True):
     """What is known about two runs beyond their lines.
 
     Attributes:
-        last: what the newer run is called.
-        is_series: one program is seen again and again; that it went on explains nothing.
+        last: name of the newer run.
+        is_series: whether one program is seen again and again; that it continued explains nothing.
     """
 
     before: ComparedDevice
@@ -51,12 +51,12 @@ class ComparisonEvidence(Struct, frozen=True):
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes that lines gained or lost, whatever the sum."""
+        """Bytes that lines gained or lost, regardless of the sum."""
         return sum(abs(c.delta_bytes) for c in self.changes)
 
 
 def place_text(place: Location | None) -> str:
-    """Return ``train.py:88 in forward``: the file by its own name."""
+    """Return ``train.py:88 in forward``, with the file's base name."""
     if place is None:
         return "requests without a Python stack"
     return place.short
@@ -68,7 +68,7 @@ def counts_enough(e: ComparisonEvidence, part: int) -> bool:
 
 
 def confidence_of(e: ComparisonEvidence, part: int, is_plain: bool) -> Confidence:
-    """Likely is what makes up most of the difference, in its direction."""
+    """Return "likely" for a part that makes up most of the difference, in its direction."""
     if not e.delta_bytes or (part > 0) != (e.delta_bytes > 0) or not is_plain:
         return Confidence.POSSIBLE
     is_most = abs(part) >= LIKELY_SHARE * abs(e.delta_bytes)
@@ -77,7 +77,7 @@ def confidence_of(e: ComparisonEvidence, part: int, is_plain: bool) -> Confidenc
 
 MAX_SCALED: Final = 3
 MIN_UNCHANGED: Final = 0.05
-"""Share of the older run's bytes in lines of the same sizes from which on these mean something."""
+"""Smallest share of the older run's bytes that lines of unchanged size must hold to be evidence."""
 
 Cluster = tuple[float, list[LineChange]]
 
@@ -118,7 +118,7 @@ def _one_factor(e: ComparisonEvidence, factor: float, group: Sequence[LineChange
 
 
 def _meaning(e: ComparisonEvidence, factor: float, group: Sequence[LineChange]) -> str:
-    """Return what a common factor can come from."""
+    """Return what a common factor may come from."""
     if len(group) == 1:
         return "another shape"
     same = [
@@ -153,11 +153,11 @@ def _times(factor: float) -> str:
 
 MAX_NAMED: Final = 3
 MIN_REQUESTS: Final = 100
-"""Equal requests from which on one run is the beginning of the other, not an edit of it."""
+"""With at least this many equal requests, one run is the beginning of the other, not an edit."""
 
 
 def likely_causes(evidence: ComparisonEvidence) -> tuple[LikelyCause, ...]:
-    """Return what did it, the surest and largest first; empty where nothing stands out."""
+    """Return the likely causes, the surest and largest first; empty if nothing stands out."""
     found = [
         *_by_settings(evidence),
         *_by_length(evidence),
@@ -168,7 +168,7 @@ def likely_causes(evidence: ComparisonEvidence) -> tuple[LikelyCause, ...]:
         *_counts(evidence),
     ]
     if any(c.kind is CauseKind.LENGTH for c in found):
-        # The lines differ because one run went further, not because the program did.
+        # The lines differ because one run went further, not because the program changed.
         found = [c for c in found if c.kind in (CauseKind.LENGTH, CauseKind.SETTINGS)]
     order = {Confidence.PROVEN: 0, Confidence.LIKELY: 1, Confidence.POSSIBLE: 2}
     found.sort(
@@ -208,7 +208,7 @@ def _by_settings(e: ComparisonEvidence) -> list[LikelyCause]:
 
 
 def _by_length(e: ComparisonEvidence) -> list[LikelyCause]:
-    """The same program, and one run went further."""
+    """Return the cause that the program is the same, but one run went further."""
     n_old, n_new = len(e.before.requests), len(e.after.requests)
     is_same = (e.requests_equal or 0.0) >= SAME_REQUESTS
     if e.is_series or not is_same or n_old == n_new:
@@ -231,7 +231,7 @@ def _by_length(e: ComparisonEvidence) -> list[LikelyCause]:
 
 
 def _leaks(e: ComparisonEvidence) -> list[LikelyCause]:
-    """Lines that keep memory step by step in one run and not in the other, as one cause a run."""
+    """Return one cause per run for lines that keep memory step by step only in that run."""
     grown: dict[bool, list[tuple[int, LineChange]]] = {}
     for change in e.changes:
         old, new = _slope(e.before, change.before), _slope(e.after, change.after)
@@ -241,7 +241,7 @@ def _leaks(e: ComparisonEvidence) -> list[LikelyCause]:
     for is_new, lines in grown.items():
         lines.sort(key=lambda line: -line[0])
         letter, other, quiet = (e.last, "A", e.before) if is_new else ("A", e.last, e.after)
-        # Without as many steps a run cannot show that a line keeps nothing.
+        # Without that many steps, a run cannot show that a line keeps nothing.
         is_known = (quiet.n_steps or 0) >= ENOUGH_STEPS
         contrast = f"in {other} not" if is_known else f"{other} has too few steps to say"
         named = tuple(place for _, c in lines if (place := c.after or c.before) is not None)
@@ -260,7 +260,7 @@ def _slope(device: ComparedDevice, place: Location | None) -> int | None:
 
 
 def _features(e: ComparisonEvidence) -> list[LikelyCause]:
-    """Library parts that only one of the runs goes through."""
+    """Return causes for library parts that only one of the runs goes through."""
     old, new = e.before.features, e.after.features
     found = []
     if ("checkpoint" in old) != ("checkpoint" in new):
@@ -276,7 +276,7 @@ def _features(e: ComparisonEvidence) -> list[LikelyCause]:
         found.append(LikelyCause(CauseKind.CHECKPOINTING, sure, text, moved if helps else None))
     a = sorted(f for f in old if f.startswith("optim."))
     b = sorted(f for f in new if f.startswith("optim."))
-    # A run that stopped before its first optimizer step has not gone through one yet.
+    # A run that stopped before its first optimizer step has not gone through an optimizer yet.
     ran_on = min(e.before.n_steps or 0, e.after.n_steps or 0) > 1
     if a != b and ((a and b) or ran_on):
         text = f"Another optimizer allocates: {_listed(a)} in A, {_listed(b)} in {e.last}."
@@ -311,7 +311,7 @@ def _new_and_gone(e: ComparisonEvidence) -> list[LikelyCause]:
 
 
 def _counts(e: ComparisonEvidence) -> list[LikelyCause]:
-    """Lines that hold more (or fewer) blocks of the sizes that they held before."""
+    """Return causes for lines that hold more (or fewer) blocks of the same sizes as before."""
     leaking = _leaking(e)
     found = []
     for sign, cause, word, why in (
@@ -340,7 +340,7 @@ def _counts(e: ComparisonEvidence) -> list[LikelyCause]:
 
 
 def _named(lines: Sequence[str]) -> str:
-    """Return the first of some lines, and how many there are more."""
+    """Return the first of some lines, and how many more there are."""
     n_more = len(lines) - MAX_NAMED
     return ", ".join(lines[:MAX_NAMED]) + (
         f" and {format_count(n_more)} more" if n_more > 0 else ""

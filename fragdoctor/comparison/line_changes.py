@@ -1,4 +1,4 @@
-"""What happened to each source line and to each phase: grew, shrank, new, gone, other sizes."""
+"""What happened to each source line and each phase: grew, shrank, new, gone, or other sizes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fragdoctor.model.phases import Category, PhaseReport, TrainingPhase
 MAX_SHOWN_SIZES: Final = 8
 MAX_STACK_CHANGES: Final = 8
 FACTOR_SLACK: Final = 0.02
-"""Sizes whose ratio differs by less than this changed by the same factor."""
+"""Sizes whose ratios differ by less than this changed by the same factor."""
 
 MIN_FACTOR_SHARE: Final = 0.5
 """Share of a line's bytes that one factor must cover."""
@@ -34,7 +34,7 @@ def line_changes(
 ) -> tuple[LineChange, ...]:
     """Return every line of either run, those that changed most first.
 
-    ``peak`` compares the peaks; else it is what is live now.
+    With ``peak``, the peaks are compared; otherwise what is live now.
     """
     changes = []
     for i, j in match_lines(before, after):
@@ -74,7 +74,7 @@ def _kind(a: LineUse | None, b: LineUse | None, old: int, new: int) -> LineKind:
 
 
 def size_change(a: LineUse, b: LineUse) -> SizeChange | None:
-    """Return how the sizes that a line asks for changed; None where they did not."""
+    """Return how the sizes that a line asks for changed, or None if they did not."""
     sizes_a, sizes_b = dict(a.sizes), dict(b.sizes)
     new = [s for s in sizes_b if s not in sizes_a]
     gone = [s for s in sizes_a if s not in sizes_b]
@@ -93,11 +93,11 @@ def size_change(a: LineUse, b: LineUse) -> SizeChange | None:
 
 
 def _factor(a: LineUse, b: LineUse) -> float | None:
-    """Return the one factor by which sizes changed, None where there is none.
+    """Return the single factor by which sizes changed, or None if there is none.
 
-    Where both ask for as many sizes they are paired in order; the factor must hold for those with
-    most of the bytes. Else the sizes that make up most of either side's bytes are compared. Sizes
-    that vary in both (a new length each step) have no factor.
+    If both ask for equally many sizes, they are paired in order, and the factor must hold for those
+    with most of the bytes. Otherwise, the sizes that make up most of either side's bytes are
+    compared. Sizes that vary in both (a new length each step) have no factor.
     """
     is_whole = a.n_sizes <= len(a.sizes) and b.n_sizes <= len(b.sizes)
     if a.n_sizes != b.n_sizes or not is_whole:
@@ -114,7 +114,7 @@ def _factor(a: LineUse, b: LineUse) -> float | None:
 
 
 def _typical_factor(a: LineUse, b: LineUse) -> float | None:
-    """Return the ratio of the sizes that most bytes are asked in; None where no size is most."""
+    """Return the ratio of the sizes with most of the bytes, or None if no size has most."""
     ratios = []
     for use in (a, b):
         size, count = use.sizes[0]
@@ -143,7 +143,7 @@ def stack_changes(
 def _by_path(
     stacks: Sequence[StackUse], peak: bool
 ) -> dict[tuple[str, ...], tuple[tuple[Location, ...], int]]:
-    """Return stacks by their functions and file names; lines inside of them may have moved."""
+    """Return stacks by their functions and file names; lines within these may have moved."""
     result: dict[tuple[str, ...], tuple[tuple[Location, ...], int]] = {}
     for use in stacks:
         key = tuple(f"{(path_parts(f.filename) or ('',))[0]}:{f.function}" for f in use.frames)
@@ -155,8 +155,8 @@ def _by_path(
 def reasons(changes: Sequence[LineChange], delta_bytes: int) -> tuple[DifferencePart, ...]:
     """Return where the difference comes from; the parts add up to it.
 
-    A line that both runs have changes by other sizes (mean size of its live blocks, for as many
-    blocks as before) and by other numbers of blocks (at the new mean size).
+    A line that both runs have changes through other sizes (mean size of its live blocks, for as
+    many blocks as before) and through other numbers of blocks (at the new mean size).
     """
     parts: dict[ReasonKind, list[int]] = {kind: [] for kind in ReasonKind}
     for c in changes:
@@ -199,7 +199,7 @@ _PHASES = (
 def phase_changes(
     before: ComparedRun, after: ComparedRun, devices: tuple[int | None, int | None]
 ) -> tuple[PhaseChange, ...]:
-    """Return the peak of each phase, then each category at the peak; empty where a run has none."""
+    """Return each phase's peak, then each category at the peak; empty if a run has no phases."""
     old, new = _report(before, devices[0]), _report(after, devices[1])
     if old is None or new is None:
         return ()
@@ -215,7 +215,7 @@ def phase_changes(
 
 
 def _report(run: ComparedRun, device: int | None) -> PhaseReport | None:
-    """Return the phases of a device, None where no training step shows."""
+    """Return the phases of a device, or None if it shows no training step."""
     found = (p for p in run.diagnosis.phases if p.device == device and p.phases)
     return next(found, None)
 

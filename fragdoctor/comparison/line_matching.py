@@ -1,4 +1,4 @@
-"""Which source line of one run is which of another, although the program was edited in between."""
+"""Matches the source lines of two runs, although the program was edited in between."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from fragdoctor.comparison.line_uses import LineUse
 from fragdoctor.model.finding import Location
 
 MIN_SCORE: Final = 1.0
-"""Below this two lines of a function are not the same line."""
+"""Two lines of a function with a lower score are not the same line."""
 
 MAX_CELLS: Final = 10_000
-"""Pairs of lines looked at within one function; larger ones are matched by line number."""
+"""The most pairs of lines to compare in one function; larger ones are matched by line number."""
 
 MAX_ALL_CELLS: Final = 40_000
-"""Pairs looked at in all functions together: a second or two, and far above what programs have."""
+"""The most pairs to compare in all functions: a second or two, far more than programs have."""
 
 MIN_FILE_LIKENESS: Final = 0.5
 MAX_NAMESAKES: Final = 64
-"""Files of one name that a file is held against; packages have as many ``__init__.py``."""
+"""Most files of one name that a file is compared with; packages have that many ``__init__.py``."""
 
 MAX_RENAMED: Final = 64
 
@@ -30,7 +30,7 @@ Pair = tuple[int | None, int | None]
 
 
 def match_lines(before: Sequence[LineUse], after: Sequence[LineUse]) -> list[Pair]:
-    """Return pairs of indices into both lists; None where a line has no counterpart.
+    """Return pairs of indices into both lists; None for a line without a counterpart.
 
     Lines without a place (no stack) are matched with each other.
     """
@@ -61,7 +61,7 @@ def path_parts(filename: str) -> tuple[str, ...]:
 
 
 def n_shared(a: Sequence[str], b: Sequence[str]) -> int:
-    """Return how many parts two reversed paths share from the file name on."""
+    """Return how many parts two reversed paths share, counted from the file name."""
     n = 0
     for x, y in zip(a, b, strict=False):
         if x != y:
@@ -71,7 +71,7 @@ def n_shared(a: Sequence[str], b: Sequence[str]) -> int:
 
 
 def match_files(before: Sequence[LineUse], after: Sequence[LineUse]) -> dict[str, str]:
-    """Return for each file of one run the file of the other that it is."""
+    """Return for each file of one run the same file of the other run."""
     own_a, own_b = _profiles(before), _profiles(after)
     parts_a = {f: path_parts(f) for f in own_a}
     parts_b = {f: path_parts(f) for f in own_b}
@@ -89,7 +89,7 @@ def match_files(before: Sequence[LineUse], after: Sequence[LineUse]) -> dict[str
         if g not in result
     )
     result |= _best_pairs(list(islice(candidates, MAX_CELLS)))
-    # A copy under another name, or a cell of a notebook: known by what is in it.
+    # A copy under another name, or a notebook cell: recognized by its content.
     left_a = [f for f in own_a if f not in result][:MAX_RENAMED]
     taken = set(result.values())
     left_b = [g for g in own_b if g not in taken][:MAX_RENAMED]
@@ -103,7 +103,7 @@ def match_files(before: Sequence[LineUse], after: Sequence[LineUse]) -> dict[str
 
 
 def likeness(a: dict[str, set[int]], b: dict[str, set[int]]) -> float:
-    """Return how alike two files are, 0..1: functions in common, and sizes asked for in them."""
+    """Return how alike two files are, 0..1: shared functions, and the sizes requested in them."""
     shared = a.keys() & b.keys()
     if not shared:
         return 0.0
@@ -116,9 +116,9 @@ def likeness(a: dict[str, set[int]], b: dict[str, set[int]]) -> float:
 def align(
     before: Sequence[LineUse], after: Sequence[LineUse], rows: Sequence[int], others: Sequence[int]
 ) -> list[Pair]:
-    """Return the pairs of two functions' lines, in order; the rest stays alone.
+    """Return the pairs of two functions' lines, in order; the other lines stay unpaired.
 
-    Lines are ascending; ``rows`` and ``others`` are what to call them in the result.
+    Lines are ascending; ``rows`` and ``others`` are their numbers in the result.
     """
     if not before or not after:
         return []
@@ -208,7 +208,7 @@ def _profiles(lines: Sequence[LineUse]) -> dict[str, dict[str, set[int]]]:
 
 
 def _best_pairs(candidates: Sequence[tuple[int, float, str, str]]) -> dict[str, str]:
-    """Return pairs, the best first, each file once."""
+    """Return pairs, the best first, using each file only once."""
     result: dict[str, str] = {}
     taken: set[str] = set()
     for _, _, f, g in sorted(candidates, key=lambda c: (-c[0], -c[1], c[2], c[3])):
@@ -219,7 +219,7 @@ def _best_pairs(candidates: Sequence[tuple[int, float, str, str]]) -> dict[str, 
 
 
 def _without_place(before: Sequence[LineUse], after: Sequence[LineUse]) -> list[Pair]:
-    """Return the pairs of requests without a stack, and of what was merged (no sizes)."""
+    """Return the pairs of requests without a stack, and of merged lines (no sizes)."""
     pairs: list[Pair] = []
     for merged in (False, True):
         rows = [i for i, u in enumerate(before) if u.place is None and (not u.sizes) == merged]
@@ -231,10 +231,10 @@ def _without_place(before: Sequence[LineUse], after: Sequence[LineUse]) -> list[
 def line_tracks(
     runs: Sequence[Sequence[LineUse]], *, peak: bool
 ) -> list[tuple[Location | None, list[int]]]:
-    """Return each line's newest place and its bytes in every run, 0 where it is not there."""
+    """Return each line's newest place and its bytes in every run, 0 if the run lacks the line."""
     places: list[Location | None] = []
     values: list[list[int]] = []
-    current: dict[int, int] = {}  # row of the run looked at -> track
+    current: dict[int, int] = {}  # row of the current run -> track
 
     def begin(run: int, row: int, use: LineUse) -> None:
         current[row] = len(values)

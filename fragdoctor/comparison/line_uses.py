@@ -17,7 +17,7 @@ from fragdoctor.trace.lives import Lives
 from fragdoctor.trace.trace import Trace
 
 MAX_LINES: Final = 2000
-"""Lines looked at one by one; what the smaller ones hold is summed up."""
+"""The most lines to treat one by one; the smaller ones are summed up."""
 
 MAX_SIZES: Final = 64
 MAX_STACKS: Final = 32
@@ -26,7 +26,7 @@ MAX_DEPTH: Final = 4096
 
 
 class StackUse(Struct, frozen=True):
-    """Memory of one whole stack: ``peak`` and ``now`` are bytes at those moments."""
+    """Memory of one whole stack: ``peak`` and ``now`` are the bytes at those moments."""
 
     frames: tuple[Location, ...]
     peak: int
@@ -39,11 +39,11 @@ class LineUse(Struct, frozen=True):
     Attributes:
         place: the line; None for blocks without a stack, and for the sum of the smallest lines.
         peak_bytes, n_peak, now_bytes, n_now: live blocks at the two moments.
-        n_requests: blocks in all.
+        n_requests: total number of blocks.
         sizes: (requested size, number of requests), those with most bytes first.
-        n_sizes: distinct sizes in all.
+        n_sizes: total number of distinct sizes.
         callees: functions between the line and the allocation: what the line calls.
-        stacks: whole stacks, most bytes first.
+        stacks: whole stacks, those with most bytes first.
     """
 
     place: Location | None
@@ -106,7 +106,7 @@ def line_uses(trace: Trace, peak: int | None) -> tuple[tuple[LineUse, ...], int]
 
 
 def merged(lines: Sequence[LineUse]) -> LineUse:
-    """Return all lines as one without a place: what is left where a run has no stacks."""
+    """Return all lines as one without a place: all that remains if a run has no stacks."""
     sizes: Counter[int] = Counter()
     for use in lines:
         sizes.update(dict(use.sizes))
@@ -117,7 +117,7 @@ def merged(lines: Sequence[LineUse]) -> LineUse:
 
 
 def _sizes(member: I64, requested: I64, n: int) -> list[tuple[tuple[tuple[int, int], ...], int]]:
-    """Return for each group its sizes with their numbers, and how many there are."""
+    """Return for each group its sizes with their counts, and how many sizes there are."""
     values, rank = np.unique(requested, return_inverse=True)
     width = max(1, len(values))
     keys, count = np.unique(member * width + rank.reshape(-1), return_counts=True)
@@ -170,14 +170,14 @@ def _by_stack(lives: Lives, rows: I64, n: int) -> dict[int, int]:
 
 
 def _frames(snapshot: Snapshot, stack: int) -> list[int]:
-    """Return the frame ids of a stack, innermost first; of an endless one the first part."""
+    """Return the frame IDs of a stack, innermost first; only the first part if it is endless."""
     low, high = int(snapshot.stacks.offsets[stack]), int(snapshot.stacks.offsets[stack + 1])
     frames: list[int] = snapshot.stacks.frames[low : min(high, low + MAX_DEPTH)].tolist()
     return frames
 
 
 def _outwards(snapshot: Snapshot, stack: int, frame: int) -> tuple[Location, ...]:
-    """Return a stack from the line's own frame outwards."""
+    """Return a stack from the line's own frame outward."""
     ids = _frames(snapshot, stack)
     start = ids.index(frame) if frame in ids else 0
     places = [snapshot.location(i) for i in ids[start : start + MAX_FRAMES]]
@@ -185,7 +185,7 @@ def _outwards(snapshot: Snapshot, stack: int, frame: int) -> tuple[Location, ...
 
 
 def _callees(snapshot: Snapshot, stacks: Sequence[int], frame: int) -> frozenset[str]:
-    """Return the names of functions between a line and its allocations."""
+    """Return the names of the functions between a line and its allocations."""
     found: set[str] = set()
     table = snapshot.frames
     for s in list(stacks)[:MAX_STACKS]:

@@ -1,4 +1,4 @@
-"""Which settings differ, and whether they did it: one run replayed under the other's settings."""
+"""Which settings differ, and whether they are the cause: replays one run under the other's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fragdoctor.units import MIB, format_count, format_share, format_size
 def setting_changes(
     before: AllocatorSettings | None, after: AllocatorSettings | None
 ) -> tuple[SettingChange, ...] | None:
-    """Return the settings that differ; None where a run does not record its settings."""
+    """Return the settings that differ, or None if a run does not record its settings."""
     if before is None or after is None or not (before.is_recorded and after.is_recorded):
         return None
     a, b = before.described(), after.described()
@@ -30,7 +30,7 @@ def setting_changes(
         if a.get(key) != b.get(key)
     ]
     if not changes and before.conf.replace(" ", "") != after.conf.replace(" ", ""):
-        # Spelled in another way, or a key that fragdoctor does not know.
+        # The settings are spelled differently, or contain a key that fragdoctor does not know.
         changes = [SettingChange("PYTORCH_CUDA_ALLOC_CONF", before.conf, after.conf)]
     return tuple(changes)
 
@@ -38,7 +38,7 @@ def setting_changes(
 def conf_of(settings: AllocatorSettings) -> str:
     """Return a setting string that means these settings.
 
-    The recorded string, unless the program changed its settings afterwards without it.
+    It is the recorded string unless the program changed its settings without it afterward.
     """
     try:
         parsed = parse_conf(settings.conf)
@@ -61,16 +61,16 @@ def conf_of(settings: AllocatorSettings) -> str:
 
 
 SAME_REQUESTS: Final = 0.99
-"""From this share on two runs asked for the same; the rest is how a run ends."""
+"""From this share on, two runs made the same requests; the rest is how a run ends."""
 
 MIN_DIFFERENCE: Final = 2 * MIB
-"""Differences of peak reserved memory below one driver page explain nothing."""
+"""Differences in peak reserved memory below one driver page explain nothing."""
 
 
 def requests_equal(before: ComparedDevice, after: ComparedDevice) -> float | None:
-    """Return the share of the shorter run's requests that both asked for in the same order.
+    """Return the share of the shorter run's requests that both made in the same order.
 
-    None where a run has no requests, or its trace lacks its beginning.
+    Returns None if a run has no requests, or its trace lacks its beginning.
     """
     n = min(len(before.requests), len(after.requests))
     if n == 0 or before.capture.is_truncated or after.capture.is_truncated:
@@ -90,8 +90,8 @@ def prove_settings(  # noqa: PLR0913 - two runs, each with what it needs
 ) -> tuple[SettingsProof | None, str]:
     """Return what A's requests do under the last run's settings, or None and the reason.
 
-    The trace is that of run A, the settings are those of the last run, which is called ``under``;
-    ``equal`` is the share of requests that both asked for in the same order.
+    The trace is run A's, and the settings are those of the last run, which is called ``under``;
+    ``equal`` is the share of requests that both made in the same order.
     """
     if before.totals is None or after.totals is None or not len(before.requests):
         return None, "no trace to replay"

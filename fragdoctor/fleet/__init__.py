@@ -1,1 +1,1 @@
-"""Many ranks of one job: each summarised on some worker, all merged into one report."""
+"""The many ranks of one job: each is summarized on a worker, and all are merged into a report."""

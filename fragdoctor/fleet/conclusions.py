@@ -1,4 +1,4 @@
-"""From summaries to conclusions: groups, odd ranks, skew, and one verdict for the job."""
+"""Draws conclusions from summaries: groups, odd ranks, skew, and one verdict for the job."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fragdoctor.model.fleet import (
 
 
 def ordered(ranks: Sequence[RankSummary]) -> list[RankSummary]:
-    """Return the ranks by number; those without one by host, local rank and path after them."""
+    """Return the ranks by number, then those without one by host, local rank and path."""
     return sorted(
         ranks,
         key=lambda r: (
@@ -43,9 +43,9 @@ def ordered(ranks: Sequence[RankSummary]) -> list[RankSummary]:
 
 
 def labels_of(ranks: Sequence[RankSummary]) -> Mapping[str, str]:
-    """Return a short label for each path; no two ranks have the same.
+    """Return a short label for each path; no two ranks have the same label.
 
-    ``rank 5``, ``host 1 rank 0`` or ``host 1 local rank 0``, and the path where that is not enough.
+    It is ``rank 5``, ``host 1 rank 0``, ``host 1 local rank 0``, or the path if these repeat.
     """
     by_rank = {r.path: "" if r.rank is None else f"rank {r.rank}" for r in ranks}
     by_host = {r.path: _with_host(r) for r in ranks}
@@ -72,7 +72,7 @@ def _with_host(rank: RankSummary) -> str:
 
 
 def _tails(paths: Sequence[str]) -> Mapping[str, str]:
-    """Return the paths without the folders that all have in common."""
+    """Return the paths without the folders that they all have in common."""
     parts = {p: p.replace("\\", "/").split("/") for p in paths}
     folders = [words[:-1] for words in parts.values()]
     common = 0
@@ -84,7 +84,7 @@ def _tails(paths: Sequence[str]) -> Mapping[str, str]:
 
 MIN_GROUP: Final = 2
 MIN_GROUP_SHARE: Final = 0.01
-"""A group of fewer ranks is odd: pipeline stages and the like have more, in any real layout."""
+"""A smaller group is odd: pipeline stages and the like have more ranks in any real layout."""
 
 _MAX_GROUP_LINES: Final = 8
 
@@ -120,7 +120,7 @@ def _row(
 
 
 def representatives(report: FleetReport, limit: int = 16) -> tuple[str, ...]:
-    """Return the paths of the ranks to test recommendations on: one of each group."""
+    """Return the paths of the ranks to test recommendations on: one from each group."""
     worst = sorted(report.groups, key=lambda g: (not g.n_failed, not g.is_odd, g.id.rjust(8)))
     return tuple(g.representative for g in worst[:limit])
 
@@ -142,7 +142,7 @@ def _groups(read: Members, labels: Mapping[str, str]) -> tuple[RankGroup, ...]:
 def _oddness(
     found: Sequence[tuple[str, ...]], typical: Sequence[Typical], read: Members
 ) -> list[bool]:
-    """Return for each group whether it is odd; at least one must not be."""
+    """Return whether each group is odd; at least one group is not."""
     if len(found) < 2:
         return [False] * len(found)
     least = max(MIN_GROUP, int(len(read) * MIN_GROUP_SHARE))
@@ -151,7 +151,7 @@ def _oddness(
     odd = [len(paths) < least or (bad and few) for paths, bad in zip(found, fails, strict=True)]
     if not all(odd):
         return odd
-    # All differ: what fails is odd if most do not, else what stands out by its peak.
+    # If all differ, the failing ones are odd if most do not fail, else those with outlying peaks.
     if any(fails) and not all(fails) and few:
         return fails
     return _outliers(typical)
@@ -205,7 +205,7 @@ def _group(
 def _reference(
     i: int, typical: Sequence[Typical], usual: Sequence[int], *, is_odd: bool
 ) -> int | None:
-    """Return the group to compare with: the nearest that is not odd; the largest for the others."""
+    """Return the group to compare with: the nearest usual one if odd, else the largest."""
     if not usual:
         return None
     if not is_odd:
@@ -219,7 +219,7 @@ def _distance(a: Typical, b: Typical) -> int:
 
 
 def _representative(members: Sequence[RankSummary]) -> RankSummary:
-    """Return the member whose peak is the nearest to the median; of several the first by path."""
+    """Return the member whose peak is nearest to the median; the first by path if several are."""
     middle = median_of([r.peak_bytes or 0 for r in members])
     return min(members, key=lambda r: (abs((r.peak_bytes or 0) - middle), r.path))
 

@@ -14,7 +14,7 @@ from fragdoctor.model.fleet import Difference, DifferenceKind, RankSummary, Sour
 from fragdoctor.units import MIB, format_count, format_size, plural
 
 MAX_LINES: Final = 3
-_LINE_SHARE: Final = 0.02  # of the peak: less is the noise of any run
+_LINE_SHARE: Final = 0.02  # share of the peak: less is within the noise of any run
 _MANY_STRANDED: Final = 0.05
 
 
@@ -22,9 +22,9 @@ _Settings = tuple[tuple[str, str], ...]
 
 
 class Typical(Struct, frozen=True):
-    """Medians over the ranks that others are compared with, and what most of them have.
+    """Medians over the ranks that others are compared with, and the values that most of them have.
 
-    Worked out once: a thousand odd ranks may be compared with the same thousand others.
+    They are worked out only once: a thousand odd ranks may be compared with the same thousand.
     """
 
     members: Sequence[RankSummary]
@@ -67,7 +67,7 @@ def typical_of(members: Sequence[RankSummary]) -> Typical:
 
 
 def differences(here: Sequence[RankSummary], others: Typical) -> tuple[Difference, ...]:
-    """Return in what some ranks differ from others, what weighs most first."""
+    """Return what sets some ranks apart from others, the weightiest difference first."""
     mine = typical_of(here)
     return (
         *_of_lines(mine, others),
@@ -82,18 +82,18 @@ def differences(here: Sequence[RankSummary], others: Typical) -> tuple[Differenc
 
 
 def shown_line(line: SourceLine) -> str:
-    """Return ``train.py:88 in forward``; hostile text."""
+    """Return ``train.py:88 in forward``; the text is hostile."""
     place = line.location
     return "lines without a recorded stack" if place is None else place.short
 
 
 def median_of(values: Sequence[int]) -> int:
-    """Return the median as an integer, 0 of nothing."""
+    """Return the median as an integer, or 0 if there are no values."""
     return int(statistics.median(values)) if values else 0
 
 
 def median_or_none(values: Iterable[int | None]) -> int | None:
-    """Return the median of what is known, None where nothing is."""
+    """Return the median of the known values, or None if there are none."""
     known = [v for v in values if v is not None]
     return median_of(known) if known else None
 
@@ -164,7 +164,7 @@ def _of_settings(mine: Typical, others: Typical) -> list[Difference]:
 
 
 def _common(values: Iterable[_Settings]) -> _Settings | None:
-    """Return what most have; of equally many the first in order."""
+    """Return the value that most have; the smallest if several are equally common."""
     counts = Counter(values)
     return min(counts, key=lambda v: (-counts[v], v)) if counts else None
 
@@ -200,7 +200,7 @@ def _of_retries(mine: Typical, others: Typical) -> list[Difference]:
 
 
 def _of_sizes(mine: Typical, others: Typical) -> list[Difference]:
-    """Return the request sizes where the largest ones have little in common."""
+    """Return the request sizes if the largest ones have little in common."""
     here, there = mine.sizes, others.sizes
     if not here or not there:
         return []
@@ -215,7 +215,7 @@ def _of_sizes(mine: Typical, others: Typical) -> list[Difference]:
 
 
 def _sizes(members: Sequence[RankSummary]) -> dict[int, int]:
-    """Return bytes asked for by request size of at least 1 MiB, over all members."""
+    """Return the bytes asked for by request size, for sizes of at least 1 MiB, over all members."""
     total: dict[int, int] = defaultdict(int)
     for r in members:
         for size, count in r.large_sizes:

@@ -1,4 +1,4 @@
-"""Ranks to summaries, on any ``concurrent.futures.Executor``, and summaries merged to a fleet."""
+"""Summarizes ranks on any ``concurrent.futures.Executor``, and merges summaries into a fleet."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fragdoctor.model.fleet import FleetSummary, RankInput, RankSummary, Summary
 
 
 def fleet_of(ranks: Iterable[RankSummary]) -> FleetSummary:
-    """Return the fleet of some ranks; of several summaries of one path the best stays."""
+    """Return the fleet of some ranks; if a path has several summaries, the best one is kept."""
     best: dict[str, RankSummary] = {}
     for summary in ranks:
         known = best.get(summary.path)
@@ -29,12 +29,12 @@ def fleet_of(ranks: Iterable[RankSummary]) -> FleetSummary:
 
 
 def merge(a: FleetSummary, b: FleetSummary) -> FleetSummary:
-    """Return the ranks of both."""
+    """Return the ranks of both fleets."""
     return fleet_of((*a.ranks, *b.ranks))
 
 
 def better(a: RankSummary, b: RankSummary) -> RankSummary:
-    """Return the summary that says more; which one is first does not matter."""
+    """Return the summary that says more; the order of the arguments does not matter."""
     return a if a == b or _order(a) > _order(b) else b
 
 
@@ -46,14 +46,14 @@ def _order(summary: RankSummary) -> tuple[bool, bool, str]:
 Progress = Callable[[int, int], None]
 
 MAX_WORKERS: Final = 32
-"""A pool's default stops here: beyond it one machine's disk is what one waits for."""
+"""A pool's default number stops here: with more workers, the machine's disk is the bottleneck."""
 
 MAX_CHUNK: Final = 16
 CHUNKS_PER_WORKER: Final = 4
 MAX_LOSSES: Final = 2
-"""A rank that was lost this often while a worker read nothing else is given up."""
+"""A rank is given up once it was lost this often while its worker was reading nothing else."""
 
-_ALONE_BYTES: Final = 64 * 1024 * 1024  # read faster than a pool starts
+_ALONE_BYTES: Final = 64 * 1024 * 1024  # this is read faster than a pool starts
 _GRACE_S: Final = 30.0
 """How much longer than its ranks a task may take before its worker is killed from outside."""
 
@@ -73,9 +73,9 @@ def summarise_all(
 ) -> FleetSummary:
     """Return the summaries of all ranks.
 
-    A plain path is a rank without a known number. Chunks run on the executor; None is this process,
-    one after the other. ``chunk_size`` is the ranks of one task, chosen by their number where None;
-    ``progress`` is called with the ranks done and the ranks in all.
+    A plain path is a rank without a known number. Chunks run on the executor; if it is None, they
+    run in this process, one after the other. ``chunk_size`` is the number of ranks per task; if
+    None, it depends on how many there are. ``progress`` is called with ranks done and ranks in all.
     """
     options = options or SummaryOptions()
     inputs = [RankInput(p) if isinstance(p, str) else p for p in paths]
@@ -103,7 +103,7 @@ _Task = Future[tuple[RankSummary, ...]]
 
 
 class _Run:
-    """All tasks of one run: what is still out, what came back, what was lost."""
+    """All tasks of one run: which are still out, which came back, which were lost."""
 
     def __init__(
         self, executor: Executor, options: SummaryOptions, progress: Progress | None, n_inputs: int
@@ -121,7 +121,7 @@ class _Run:
         self._lost = ""
 
     def finish(self, chunks: Sequence[_Chunk]) -> FleetSummary:
-        """Return the fleet when every rank has a row; on Ctrl-C end the tasks at once."""
+        """Return the fleet once every rank has a row; on Ctrl-C, end the tasks at once."""
         try:
             for chunk in chunks:
                 self._submit(chunk)
@@ -137,7 +137,7 @@ class _Run:
         return fleet_of(self._found)
 
     def _next(self) -> _Task | None:
-        """Return the next task that came back; None where none will, as the cluster is gone."""
+        """Return the next task that came back, or None if the cluster is gone and none will."""
         while not self._lost:
             try:
                 return self._back.get(timeout=LOOK_S if self._watch.is_cluster else None)
@@ -165,10 +165,10 @@ class _Run:
         return self._executor.submit(summarise_chunk, chunk, self._options)
 
     def _take(self, task: _Task, chunk: _Chunk) -> None:
-        """Keep what a task found, or read its ranks again where its worker was lost."""
+        """Keep what a task found, or read its ranks again if its worker was lost."""
         try:
             self._add(task.result())
-        except BrokenProcessPool:  # all of its tasks failed; which one broke it is not known
+        except BrokenProcessPool:  # all of its tasks failed; which one broke it is unknown
             self._replace_pool()
             for what in chunk:
                 self._submit([what])
@@ -184,7 +184,7 @@ class _Run:
                     self._add([_given_up(what, e)])
 
     def _replace_pool(self) -> None:
-        """Go on with processes of our own where a process pool broke."""
+        """Continue with processes of our own if a process pool broke."""
         if self._spare is None:
             self._spare = WorkerPool(_width(self._executor))
             self._executor = self._spare
@@ -202,7 +202,7 @@ def _never_read(what: RankInput, reason: str) -> RankSummary:
 
 
 def _given_up(what: RankInput, error: BaseException) -> RankSummary:
-    """Return the row of a rank whose workers were lost; the same whatever engine it was."""
+    """Return the row of a rank whose workers were lost; it is the same for every engine."""
     is_death = isinstance(error, BrokenExecutor | CancelledError)
     if is_death or type(error).__name__ == "KilledWorker":  # of dask, which is not loaded here
         return failed(
@@ -230,7 +230,7 @@ def chunk_size_for(n_inputs: int, n_workers: int) -> int:
 
 
 def default_workers(inputs: Sequence[RankInput]) -> int:
-    """Return the number of processes for these ranks: 1 where a pool would not pay."""
+    """Return the number of processes for these ranks, or 1 if a pool would not pay."""
     many = max(1, min(n_cores(), len(inputs), MAX_WORKERS))
     if in_this_process_only(inputs):
         return 1
@@ -244,12 +244,12 @@ def default_workers(inputs: Sequence[RankInput]) -> int:
 
 
 def in_this_process_only(inputs: Sequence[RankInput]) -> bool:
-    """Return whether one of the ranks lies where no other process can see it."""
+    """Return whether one of the ranks is stored where no other process can see it."""
     return any(is_remote(w.path) and scheme_of(w.path) == "memory" for w in inputs)
 
 
 def may_hang(inputs: Sequence[RankInput]) -> bool:
-    """Return whether one of the ranks is no plain file or folder, so that reading may never end."""
+    """Return whether one of the ranks is not a plain file or folder: reading it may never end."""
     for what in inputs:
         with contextlib.suppress(OSError, ValueError):
             mode = os.stat(what.path).st_mode  # noqa: PTH116 - a path of any spelling
@@ -266,6 +266,6 @@ def n_cores() -> int:
 
 
 def _width(executor: Executor) -> int:
-    """Return the number of workers of an executor, as far as it says."""
+    """Return the number of workers of an executor, or of cores if it does not say."""
     n = getattr(executor, "_max_workers", None) or n_threads(executor)
     return n if isinstance(n, int) and n > 0 else n_cores()

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from fragdoctor.inputs.discovery import Discovery
 
 MAX_LOG_BYTES: Final = 256 * MIB
-"""Longer logs are left aside: they are read here, once, while the workers wait."""
+"""Longer logs are ignored: they are read here, once, while the workers wait."""
 
 _MAX_MESSAGES: Final = 8
 _MAX_NAMED: Final = 3
 
 
 def share_out(found: Discovery) -> tuple[tuple[RankInput, ...], list[str]]:
-    """Return the ranks, with what logs of the job say of them, and notes for the report."""
+    """Return the ranks, with what the job's logs say about them, and notes for the report."""
     said: dict[int, list[OomMessage]] = defaultdict(list)
     notes, nobodys = [], []
     for name in found.ownerless:
@@ -61,7 +61,7 @@ def _with(what: RankInput, said: dict[int, list[OomMessage]]) -> RankInput:
 
 
 def _messages(name: str) -> Sequence[OomMessage]:
-    """Return the failures in a text that name their rank; none if it cannot be read."""
+    """Return the failures in a text that name their rank, or none if it cannot be read."""
     try:
         log = read_messages([name], Overrides()).oom
     except InputError:
@@ -93,7 +93,7 @@ def _size(name: str) -> int:
 class Replays(StrEnum):
     """Whose recommendations are tested by replay; the verdicts are the same for all three.
 
-    Similar ranks have the same cure, so one of each group is enough.
+    Similar ranks have the same cure, so testing one rank of each group is enough.
     """
 
     NONE = "none"
@@ -117,18 +117,18 @@ def examine(  # noqa: PLR0913 - the choices of one run, all by keyword
 
     Args:
         inputs: the ranks.
-        executor: where they are read; None is this process.
-        chunk_size: ranks of one task; chosen by their number where None.
-        progress: called with the ranks done and the ranks in all.
+        executor: where they are read; None means this process.
+        chunk_size: number of ranks per task; if None, it depends on how many ranks there are.
+        progress: called with the numbers of ranks done and ranks in all.
         overrides: what the user says about all of them.
         replays: whose advice is tested.
         notes: what to report in addition to the findings.
         timeout_s: a rank that takes longer becomes a row that says so.
-        memory_bytes: what a worker may take, for the sentence about a rank that needs more. The
+        memory_bytes: what a worker may use, for the sentence about a rank that needs more. The
             executor enforces it.
 
     Raises:
-        InputError: no rank at all could be read.
+        InputError: if no rank at all could be read.
     """
     options = SummaryOptions(
         overrides or Overrides(),
@@ -144,7 +144,7 @@ def examine(  # noqa: PLR0913 - the choices of one run, all by keyword
         raise nothing_read(fleet)
     lost = next((r.error for r in fleet.ranks if r.error in {SCHEDULER_LOST, WORKERS_LOST}), "")
     if lost and replays is Replays.GROUPS:
-        # No worker is left to test the advice, and waiting for a lost cluster twice would not help.
+        # No worker is left to test the advice, and waiting again for a lost cluster would not help.
         return conclude(fleet, (*notes, f"{lost} The advice was not replayed."))
     report = conclude(fleet, notes)
     if replays is not Replays.GROUPS:
@@ -161,7 +161,7 @@ def examine(  # noqa: PLR0913 - the choices of one run, all by keyword
 
 
 def nothing_read(fleet: FleetSummary) -> InputError:
-    """Return the error for a fleet with nothing readable in it, with the most common reason."""
+    """Return the error for a fleet in which nothing is readable, with the most common reason."""
     if not fleet.ranks:
         return InputError("There are no ranks to read.", hint="Give snapshots, or a directory.")
     codes = Counter(r.error_code for r in fleet.ranks)

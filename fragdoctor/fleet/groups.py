@@ -1,4 +1,4 @@
-"""Groups of alike ranks, found for ten thousand of them without a loop over their pairs."""
+"""Groups of similar ranks, found among ten thousand of them without a loop over their pairs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fragdoctor.fleet.summary import MAX_HOLDERS
 from fragdoctor.model.fleet import RankSummary
 
 TOLERANCE: Final = 0.05
-"""Share of the peak by which alike ranks may differ, in all and on one line."""
+"""Share of the peak by which similar ranks may differ, in total and on one line."""
 
-_STEPS: Final = 256  # ranks nearer than a step are taken together before they are compared
+_STEPS: Final = 256  # ranks closer than one step are merged before they are compared
 
 MAX_COLUMNS: Final = 256
 """Columns of the table that ranks are compared by first; the most common lines have one each."""
@@ -36,7 +36,7 @@ class RankProfile(Struct, frozen=True):
 
 
 def lines_of(rank: RankSummary) -> dict[LineKey, int]:
-    """Return the bytes that each line holds at the peak; machines may keep it in other folders."""
+    """Return the bytes that each line holds at the peak; its folder may differ between machines."""
     held: dict[LineKey, int] = {}
     for h in rank.holders:
         held[h.key] = held.get(h.key, 0) + h.n_bytes
@@ -63,7 +63,7 @@ def are_alike(a: RankProfile, b: RankProfile) -> bool:
     allowed = max(1, TOLERANCE * max(a.peak or 0, b.peak or 0))
     for key in a.lines.keys() | b.lines.keys():
         here, there = a.lines.get(key), b.lines.get(key)
-        # A line that is not listed may hold what the smallest listed one does.
+        # A line that is not listed may hold as much as the smallest listed one.
         low = a.floor if here is None else here
         high = b.floor if there is None else there
         if here is None and there is not None and there <= a.floor:
@@ -80,10 +80,10 @@ def _steps(n_bytes: int, step: int) -> int:
 
 
 def join_alike(profiles: Sequence[RankProfile]) -> NDArray[np.int64]:
-    """Return for each profile the number of its group: connected components of likeness.
+    """Return for each profile the number of its group: connected components of similarity.
 
-    The profiles are of one kind, ascending by peak. What alike ranks hold at most on the lines of
-    a column differs by no more than each line may, so that few pairs are left to be looked at.
+    The profiles are of one kind, ascending by peak. The most that similar ranks hold on the lines
+    of a column differs by no more than each line may, so few pairs are left to check.
     """
     counts = Counter(key for p in profiles for key in p.lines)
     commonest = sorted(counts, key=lambda key: (-counts[key], key))
@@ -109,7 +109,7 @@ def join_alike(profiles: Sequence[RankProfile]) -> NDArray[np.int64]:
 
 
 def find_groups(ranks: Sequence[RankSummary]) -> list[tuple[str, ...]]:
-    """Return the paths of alike ranks, sorted; the largest group first, then by its first path."""
+    """Return the paths of similar ranks, sorted; the largest group first, then by first path."""
     by_kind: dict[Hashable, list[RankProfile]] = defaultdict(list)
     for profile in sorted(profiles_of(ranks), key=lambda p: (p.peak or 0, p.paths)):
         by_kind[profile.kind, profile.peak is None].append(profile)

@@ -1,4 +1,4 @@
-"""One verdict for the whole job: who is odd, who fails, who fails first, how are the others."""
+"""One verdict for the whole job: who is odd, who fails, who fails first, how the others are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.fleet import DifferenceKind, JobVerdict, RankGroup, RankRow
 from fragdoctor.units import format_count, format_size, plural
 
-# Microseconds since 1970 are this large; smaller times are some machine's own clock.
+# Microseconds since 1970 are at least this large; smaller times are from a machine's own clock.
 _WALL_CLOCK_US: Final = 10**15
 _MAX_NAMED: Final = 4
 _MAX_GROUPS: Final = 3
@@ -18,7 +18,7 @@ SOUND: Final = (Cause.HEALTHY, Cause.NOT_MEMORY)
 
 
 def job_verdict(rows: Sequence[RankRow], groups: Sequence[RankGroup]) -> JobVerdict:
-    """Return what it is for the job, in a sentence or three."""
+    """Return the verdict for the job in one to three sentences."""
     odd = [row for row in rows if row.is_odd]
     read = [row for row in rows if row.rank.is_read]
     failed = [row for row in read if row.rank.has_failed]
@@ -39,7 +39,7 @@ def job_verdict(rows: Sequence[RankRow], groups: Sequence[RankGroup]) -> JobVerd
 
 
 def first_failed(failed: Sequence[RankRow]) -> RankRow | None:
-    """Return the rank that ran out of memory first; None if their clocks do not show it."""
+    """Return the rank that ran out of memory first, or None if their clocks do not show it."""
     if len(failed) == 1:
         return failed[0]
     times = [row.rank.failed_us for row in failed]
@@ -88,7 +88,7 @@ def _sentences(
 
 
 def _odd_sentences(odd: Sequence[RankRow], groups: Sequence[RankGroup]) -> list[str]:
-    """Return a sentence for each group of odd ranks, the first few."""
+    """Return a sentence for each group of odd ranks, for the first few groups."""
     unusual = [g for g in groups if g.is_odd]
     said = []
     for g in unusual[:_MAX_GROUPS]:
@@ -106,10 +106,10 @@ def _reasons(group: RankGroup) -> str:
     if not differences:
         return "its memory is unlike that of any other rank"
     lead = differences[0]
-    if group.n_failed and lead.kind is DifferenceKind.VERDICT:  # the last of the kinds
+    if group.n_failed and lead.kind is DifferenceKind.VERDICT:  # last kind: nothing else differs
         return "it fails with what the others hold as well"
     parts = [lead.text]
-    # That it fails is said by itself.
+    # A sentence of its own says that it fails.
     kinds = (DifferenceKind.SETTING, *(() if group.n_failed else (DifferenceKind.VERDICT,)))
     for kind in kinds:
         parts += [d.text for d in differences[1:] if d.kind is kind][:1]
@@ -172,7 +172,7 @@ def _others(
 
 
 def _differing(usual: Sequence[RankGroup]) -> list[str]:
-    """Return how two groups of one size differ: neither is known to be the odd one."""
+    """Return how two groups of equal size differ: neither is known to be the odd one."""
     if len(usual) != 2 or len(usual[0].labels) != len(usual[1].labels):
         return []
     first, second = (names_of(g.labels) for g in usual)
@@ -198,7 +198,7 @@ def _all(n: int) -> str:
 
 
 def names_of(labels: Sequence[str]) -> str:
-    """Return labels as a list in words: ``ranks 3, 5 and 7``, at most a few of them."""
+    """Return labels as a list in words: ``ranks 3, 5 and 7``, with at most a few of them."""
     shown = list(labels[:_MAX_NAMED])
     if len(labels) > 1 and all(label.startswith("rank ") for label in shown):
         shown = [label.removeprefix("rank ") for label in shown]

@@ -1,4 +1,4 @@
-"""One rank read, diagnosed and put into a few kilobytes. Runs on the worker."""
+"""One rank, read, diagnosed and reduced to a few kilobytes. Runs on the worker."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _MARK: Final = "..."
 
 
 def weight(text: str) -> int:
-    """Return the bytes that a string takes at most: pickled, or in JSON with its escapes."""
+    """Return the most bytes that a string can take: pickled, or in JSON with its escapes."""
     return len(json.dumps(text))
 
 
 def clip(text: str, limit: int) -> str:
-    """Return text of at most ``limit`` bytes in the sense of ``weight``; its end is cut."""
+    """Return text of at most ``limit`` bytes, as measured by ``weight``, with its end cut off."""
     if len(text) * 12 + 2 <= limit or weight(text) <= limit:
         return text
     return _prefix(text, limit - len(_MARK)) + _MARK
 
 
 def clip_left(text: str, limit: int) -> str:
-    """Return text of at most ``limit`` bytes; its start is cut: the end of a path matters most."""
+    """Return text of at most ``limit`` bytes without its start: the end of a path matters most."""
     if len(text) * 12 + 2 <= limit or weight(text) <= limit:
         return text
     return _MARK + _prefix(text[::-1], limit - len(_MARK))[::-1]
@@ -66,7 +66,7 @@ def _prefix(text: str, limit: int) -> str:
 if TYPE_CHECKING:
     from fragdoctor.model.case import BundleFacts, OomLog
 
-# Bytes of one string of each kind; together they keep a summary below MAX_SUMMARY_BYTES.
+# Maximum bytes of one string of each kind; together they keep a summary below MAX_SUMMARY_BYTES.
 _PATH: Final = 1500
 _SENTENCE: Final = 700
 _FILE: Final = 160
@@ -83,12 +83,12 @@ _ENDLESS: Final = 2**63 - 1
 def summarise_within(what: RankInput, options: SummaryOptions) -> RankSummary:
     """Return the summary of one rank, or a row that says that it took too long.
 
-    What hangs in a read cannot be stopped from within: its thread is left behind, and the worker
-    should be replaced.
+    A hanging read cannot be stopped from within: its thread is left behind, and the worker should
+    be replaced.
     """
     if options.timeout_s is None:
         return summarise(what, options)
-    _load()  # a worker's first rank is not to pay for its start
+    _load()  # so that a worker's first rank does not pay for its start
     answer: queue.SimpleQueue[RankSummary] = queue.SimpleQueue()
     threading.Thread(target=lambda: answer.put(summarise(what, options)), daemon=True).start()
     try:
@@ -105,7 +105,7 @@ def _load() -> None:
 
 
 def summarise(what: RankInput, options: SummaryOptions) -> RankSummary:
-    """Return the summary of one rank; one that cannot be read becomes a row with the reason."""
+    """Return the summary of one rank; a rank that cannot be read becomes a row with the reason."""
     here = _absolute(what, options.folder)
     try:
         return _summary(what, here, options)
@@ -123,7 +123,7 @@ def summarise(what: RankInput, options: SummaryOptions) -> RankSummary:
 
 
 def _absolute(what: RankInput, folder: str) -> RankInput:
-    """Return the input as this worker finds it: one on another machine may run anywhere."""
+    """Return the input as this worker finds it: a worker on another machine may run anywhere."""
     if not folder or os.getcwd() == folder:  # noqa: PTH109 - compared as it was taken
         return what
 
@@ -147,7 +147,7 @@ def _too_large(what: RankInput, memory_bytes: int | None) -> RankSummary:
 def failed(
     what: RankInput, error: str, code: str, *, hint: str = "", exit_code: int = 2
 ) -> RankSummary:
-    """Return the row of a rank that could not be looked at."""
+    """Return the row of a rank that could not be examined."""
     return replace(
         _named(what),
         is_read=False,
@@ -217,7 +217,7 @@ def _summary(what: RankInput, here: RankInput, options: SummaryOptions) -> RankS
 
 
 def _with_manifest(what: RankInput, facts: BundleFacts | None) -> RankInput:
-    """Return the input with what its bundle knows for sure in the place of guesses."""
+    """Return the input with what its bundle knows for sure in place of guesses."""
     if facts is None:
         return what
     if facts.rank is not None:
@@ -227,7 +227,7 @@ def _with_manifest(what: RankInput, facts: BundleFacts | None) -> RankInput:
 
 
 def _rank(what: RankInput, oom: OomLog | None) -> tuple[int | None, RankSource]:
-    """Return the rank: a name that says it, else a log of one rank, else the guess of numbers."""
+    """Return the rank: from a name that states it, else a log of one rank, else the guess."""
     if what.rank is not None and what.source in (RankSource.MANIFEST, RankSource.NAME):
         return what.rank, what.source
     if oom is not None:
@@ -239,7 +239,7 @@ def _rank(what: RankInput, oom: OomLog | None) -> tuple[int | None, RankSource]:
 
 
 def line(place: Location | None, n_bytes: int, n_blocks: int) -> SourceLine:
-    """Return a line of the program, its names cut; a missing stack is a line without a name."""
+    """Return a line of the program with its names cut; a missing stack gives an unnamed line."""
     if place is None:
         return SourceLine("", 0, "", n_bytes, n_blocks)
     return SourceLine(
@@ -258,7 +258,7 @@ def _leading_figures(diagnosis: Diagnosis) -> DeviceFigures | None:
 
 
 def _failure(diagnosis: Diagnosis, figures: DeviceFigures | None) -> tuple[bool, int | None]:
-    """Return whether memory ran out, and for which request as far as a message says it."""
+    """Return whether memory ran out, and for which request if a message says so."""
     log = diagnosis.case.oom
     first = None
     if log is not None:
@@ -306,7 +306,7 @@ def _advice(diagnosis: Diagnosis) -> Recommendation | None:
 
 
 def _changed_settings(settings: AllocatorSettings) -> tuple[tuple[str, str], ...]:
-    """Return the settings that differ from PyTorch's defaults, whatever string gave them."""
+    """Return the settings that differ from PyTorch's defaults, whatever string set them."""
     default = AllocatorSettings().described()
     own = settings.changed(other={}).described()
     changed = [(name, clip(text, _WORD)) for name, text in own.items() if text != default[name]]

@@ -1,4 +1,4 @@
-"""The shape of a rank's work: which sizes it asks for, and when it was first refused one."""
+"""The shape of a rank's work: the sizes it asks for, and when it was first refused one."""
 
 from __future__ import annotations
 

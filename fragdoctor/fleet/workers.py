@@ -1,12 +1,11 @@
-"""Where ranks are examined: processes of this machine, or the workers of a dask cluster.
+"""Where ranks are examined: processes of this machine, or the workers of a Dask cluster.
 
-Those of this machine are an executor whose workers may die, hang or take too much memory: one that
-is lost costs the task it had, and is replaced. ``ProcessPoolExecutor`` and loky are broken as a
-whole when one process dies, and know no time limits; the workers of pebble share one pipe under a
-lock that a killed one may hold, and cannot be replaced after a task that exhausted them. So each
-process here has a pipe and a thread of its own. A scheduler of
-``dask.distributed`` is the user's, and so are its workers, on many machines: nothing of them is
-started or ended here.
+The processes of this machine are an executor whose workers may die, hang or take too much memory: a
+lost worker costs the task it had, and is replaced. ``ProcessPoolExecutor`` and loky break as a
+whole when one process dies, and know no time limits; pebble's workers share one pipe under a lock
+that a killed worker may hold, and cannot be replaced after a task that exhausted them. So each
+process here has its own pipe and thread. A ``dask.distributed`` scheduler belongs to the user, and
+so do its workers on many machines: none of them is started or ended here.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ from fragdoctor.units import MIB, format_size
 
 CONNECT_S: Final = 10.0
 WORKERS_S: Final = 30.0
-"""How long one waits for the first worker: a cluster that grows on demand starts with none."""
+"""How long to wait for the first worker: a cluster that grows on demand starts with none."""
 
 LOST_S: Final = 60.0
-"""How long a cluster may have no scheduler or no worker before one gives it up."""
+"""How long a cluster may have no scheduler or no worker before it is given up."""
 
 LOOK_S: Final = 5.0
-"""How often one looks while nothing comes back."""
+"""How often to check while nothing comes back."""
 
 SCHEDULER_LOST: Final = "The dask scheduler was lost."
 WORKERS_LOST: Final = "All dask workers were lost."
@@ -55,7 +54,7 @@ def dask_cluster(where: str) -> Iterator[Executor]:
         where: address such as ``tcp://host:8786``, or the name of a scheduler file.
 
     Raises:
-        ConfigError: dask is not installed, the scheduler cannot be reached, or it has no worker
+        ConfigError: if Dask is not installed, the scheduler cannot be reached, or it has no worker
             that can run fragdoctor.
     """
     try:
@@ -65,12 +64,12 @@ def dask_cluster(where: str) -> Iterator[Executor]:
             "--dask needs dask.distributed.", hint="Run: pip install 'fragdoctor[dask]'"
         ) from e
     log = logging.getLogger("distributed")
-    level, log.level = log.level, logging.CRITICAL  # its tracebacks are no sentences
+    level, log.level = log.level, logging.CRITICAL  # its tracebacks are not sentences
     try:
         client = _connected(Client, where)
         try:
             _check_workers(client, where)
-            # Not pure: a file may have changed, and a lost task is to run again, not be recalled.
+            # Not pure: a file may have changed, and a lost task must run again, not be recalled.
             yield cast("Executor", client.get_executor(pure=False))
         finally:
             with contextlib.suppress(Exception):
@@ -97,7 +96,7 @@ def _connected(kind: Any, where: str) -> Any:
 
 
 def _check_workers(client: Any, where: str) -> None:
-    """Ask one worker whether it can run this fragdoctor."""
+    """Ask one worker whether it can run this version of fragdoctor."""
     try:
         client.wait_for_workers(1, timeout=WORKERS_S)
     except Exception as e:
@@ -119,12 +118,12 @@ def _check_workers(client: Any, where: str) -> None:
 
 
 def version_here() -> str:
-    """Return the version of fragdoctor where this runs."""
+    """Return the version of fragdoctor running here."""
     return version("fragdoctor")
 
 
 def n_threads(executor: Executor) -> int | None:
-    """Return the threads of all workers of a dask executor, None for any other."""
+    """Return the threads of all workers of a Dask executor, or None for any other executor."""
     client = getattr(executor, "_client", None)
     try:
         return sum(client.nthreads().values()) if client is not None else None
@@ -133,7 +132,7 @@ def n_threads(executor: Executor) -> int | None:
 
 
 class Watch:
-    """Looks after the cluster behind an executor: tasks of one that is gone never come back."""
+    """Watches the cluster behind an executor: tasks of a lost cluster never come back."""
 
     def __init__(self, executor: Executor) -> None:
         self._client = getattr(executor, "_client", None)
@@ -141,11 +140,11 @@ class Watch:
 
     @property
     def is_cluster(self) -> bool:
-        """Whether there is anything to look after."""
+        """Whether there is anything to watch."""
         return self._client is not None
 
     def trouble(self) -> str:
-        """Return what is wrong now, as a sentence; "" for nothing."""
+        """Return what is wrong now, as a sentence, or "" if nothing is."""
         if self._client is None:
             return ""
         try:
@@ -157,7 +156,7 @@ class Watch:
         return "" if known["workers"] else WORKERS_LOST
 
     def lost(self) -> str:
-        """Return what is wrong once it has lasted ``LOST_S``: others may come in between."""
+        """Return what is wrong once it has lasted ``LOST_S``: others may appear meanwhile."""
         trouble = self.trouble()
         if not trouble:
             self._since = None
@@ -171,7 +170,7 @@ MIN_MEMORY_BYTES: Final = 256 * MIB
 """Python, numpy and fragdoctor alone take about half of this."""
 
 SPENT_CODES: Final = frozenset({"timed_out", "out_of_host_memory"})
-"""Rows after which a worker is replaced: a thread of it still runs, or its heap is exhausted."""
+"""Rows after which a worker is replaced: one of its threads still runs, or its heap is full."""
 
 _JOIN_S: Final = 5.0
 
@@ -184,16 +183,16 @@ class WorkerLostError(BrokenExecutor):
 
 
 class WorkerPool(Executor):
-    """Runs tasks in processes that start anew, so that no lock or thread is copied.
+    """Runs tasks in processes that start fresh, so that no lock or thread is copied.
 
-    Each process has a thread here that asks it, and starts another one where it is lost.
+    Each process has a thread here that sends it tasks and starts another one if it is lost.
 
     Args:
         workers: number of processes; each starts when there is a task for it.
         memory_bytes: what one process may take (``RLIMIT_DATA``); Linux only.
 
     Raises:
-        ConfigError: the limit is too small to work with, or cannot be set on this system.
+        ConfigError: if the limit is too small to work with, or cannot be set on this system.
     """
 
     def __init__(self, workers: int, *, memory_bytes: int | None = None) -> None:
@@ -216,29 +215,29 @@ class WorkerPool(Executor):
         return self._threads.submit(self._ask, seconds, (fn, args, kwargs))
 
     def pids(self) -> list[int]:
-        """Return the process ids of the workers that run."""
+        """Return the process IDs of the running workers."""
         return [pid for worker in list(self._workers) if (pid := worker.process.pid) is not None]
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the workers: after their tasks, or at once with ``cancel_futures``."""
         self._threads.shutdown(wait=wait and not cancel_futures, cancel_futures=cancel_futures)
         if wait or cancel_futures:
-            self._is_over.close()  # from here on no thread waits for a worker
+            self._is_over.close()  # from here on, no thread waits for a worker
         if wait:
             self._threads.shutdown()
             for worker in list(self._workers):
                 self._lose(worker)
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        """Wait for the tasks; where an error or Ctrl-C leads out, end them at once."""
+        """Wait for the tasks; if an error or Ctrl-C ends the block, end them at once."""
         self.shutdown(cancel_futures=kind is not None)
 
     def _ask(self, seconds: float | None, call: _Call) -> Any:
-        """Return what the worker of this thread answers.
+        """Return the answer of this thread's worker.
 
         Raises:
-            WorkerLostError: it died or took too long, or the pool is closed.
-            Exception: what the task raised.
+            WorkerLostError: if it died or took too long, or the pool is closed.
+            Exception: whatever the task raised.
         """
         worker: _Worker | None = getattr(self._of_thread, "worker", None)
         if worker not in self._workers or not worker.process.is_alive():
@@ -268,10 +267,10 @@ class WorkerPool(Executor):
 
 
 def check_memory(memory_bytes: int | None) -> None:
-    """Refuse a limit that cannot be kept.
+    """Refuse a limit that cannot be enforced.
 
     Raises:
-        ConfigError: it is too small, or this system cannot limit the memory of a process.
+        ConfigError: if it is too small, or this system cannot limit the memory of a process.
     """
     if memory_bytes is None:
         return
@@ -294,10 +293,10 @@ class _Worker:
         self.pipe, there = context.Pipe()
         self.process = context.Process(target=serve, args=(there, memory_bytes), daemon=True)
         self.process.start()
-        there.close()  # or the worker's death would go unnoticed
+        there.close()  # otherwise the worker's death would go unnoticed
 
     def end(self) -> None:
-        """End the process: it holds nothing that would have to be put away."""
+        """End the process: it holds nothing that would have to be cleaned up."""
         self.pipe.close()
         self.process.kill()
         self.process.join(_JOIN_S)
@@ -315,7 +314,7 @@ def serve(pipe: Connection[Any, Any], memory_bytes: int | None) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         limit = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-    gc.set_threshold(100_000, 50, 50)  # columns are no garbage: collect seldom
+    gc.set_threshold(100_000, 50, 50)  # columns are not garbage: collect rarely
     with contextlib.suppress(EOFError, OSError):
         while True:
             fn, args, kwargs = pipe.recv()
@@ -330,7 +329,7 @@ def serve(pipe: Connection[Any, Any], memory_bytes: int | None) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent is gone, even where it hangs in a read."""
+    """End this process when its parent is gone, even if it hangs in a read."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -341,10 +340,10 @@ def _end_with_parent() -> None:
 def process_pool(
     workers: int, *, memory_bytes: int | None = None, is_needed: bool = False
 ) -> Iterator[Executor | None]:
-    """Provide processes, or None (this process) where one worker is enough and not ``is_needed``.
+    """Provide processes, or None (this process) if one worker is enough and not ``is_needed``.
 
     Raises:
-        ConfigError: the limit of memory cannot be kept.
+        ConfigError: if the memory limit cannot be enforced.
     """
     check_memory(memory_bytes)
     if workers <= 1 and not is_needed and memory_bytes is None:

@@ -1,9 +1,9 @@
-"""Which request of one sequence is which of another: of two steps, or of two runs.
+"""Matches requests of one sequence with those of another: two steps, or two runs.
 
-Requests that come from the same place as often in both sequences, in the same order, are anchors
-(places and occurrences, as in patience diff). Between two anchors the others are paired at least
-cost (Needleman and Wunsch, 1970). Backward passes on a GPU have no stacks, so that between two
-anchors sizes alone tell their requests apart.
+Requests that come from the same place equally often in both sequences, in the same order, are
+anchors (places and occurrences, as in patience diff). The requests between two anchors are paired
+at the lowest cost (Needleman and Wunsch, 1970). Backward passes on a GPU have no stacks, so between
+two anchors only sizes tell their requests apart.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fragdoctor.model.arrays import median, occurrence
 from fragdoctor.model.snapshot import I64, Bools
 
 MAX_COMPARED: Final = 4_000_000
-"""Pairs of requests that are compared between two anchors, at most: 0.1 s."""
+"""The most pairs of requests to compare between two anchors; this many take about 0.1 s."""
 
 LEFT_OUT: Final = 2
 OTHER_SIZE: Final = 3
-"""A request of another size costs more than leaving one out, and less than leaving out both."""
+"""Pairing unequal requests costs more than leaving out one of them, less than leaving out both."""
 
 ROUNDED_BYTES: Final = 512
 """The allocator rounds every request up to this (``kMinBlockSize``): sizes that differ by less
@@ -38,7 +38,7 @@ class Requests(Struct, frozen=True):
     Attributes:
         site: ``int64[n]``, where each comes from, in a numbering that both sequences share.
         size: ``int64[n]``, bytes.
-        tells: whether the site tells a request from others; that of code without a stack does not.
+        tells: whether the site sets a request apart; the site of code without a stack does not.
     """
 
     site: I64
@@ -50,13 +50,13 @@ class Requests(Struct, frozen=True):
 
 
 def align(own: Requests, other: Requests, *, is_cut: bool = False) -> tuple[I64, I64]:
-    """Return the positions of requests that go together, ascending in both sequences.
+    """Return the positions of matching requests, ascending in both sequences.
 
     Args:
         own: one sequence.
         other: the other one.
-        is_cut: the own sequence stops somewhere in the other one; its last request is found there
-            if anything there comes from its site.
+        is_cut: whether the own sequence stops somewhere in the middle of the other one. Its last
+            request is then matched if anything in the other one comes from the same site.
     """
     at, mate = _anchors(own, other, is_cut=is_cut)
     ratio = _ratio(own.size[at], other.size[mate])
@@ -82,11 +82,11 @@ def _part(requests: Requests, low: int, high: int) -> Requests:
 
 
 def _anchors(own: Requests, other: Requests, *, is_cut: bool) -> tuple[I64, I64]:
-    """Return requests that both have equally often, as many as come in the same order.
+    """Return requests that occur equally often in both, as many as come in the same order.
 
-    They have the same site and size; where less than half of them do (another batch), the site.
-    Where a site asks more often in one of both (a workspace that is made once) occurrences may be
-    shifted. Of a sequence that was cut off nobody knows how many were to come.
+    Anchors have the same site and size; if fewer than half of the requests do (another batch), the
+    same site is enough. Where a site makes more requests in one of the two (a workspace that is
+    made once), occurrences may be shifted. If a sequence was cut off, its counts are incomplete.
     """
     sizes, of_size = np.unique(np.append(own.size, other.size), return_inverse=True)
     both = (np.append(own.site, other.site) + 1) * len(sizes) + of_size.reshape(-1)
@@ -97,7 +97,7 @@ def _anchors(own: Requests, other: Requests, *, is_cut: bool) -> tuple[I64, I64]
 
 
 def _in_order(own: tuple[I64, Bools], other: tuple[I64, Bools], *, is_cut: bool) -> tuple[I64, I64]:
-    """Return the positions of keys that both have equally often, ascending in both."""
+    """Return the positions of keys that occur equally often in both, ascending in both."""
     keys, of_key = np.unique(np.append(own[0], other[0]), return_inverse=True)
     of_key = of_key.reshape(-1)
     key_a, key_b = of_key[: len(own[0])], of_key[len(own[0]) :]
@@ -143,7 +143,7 @@ def _longest_ascending(values: I64) -> I64:
 
 
 def _ratio(own: I64, other: I64) -> float:
-    """Return by how much the requests of the own sequence are larger, where they differ."""
+    """Return the median size ratio between paired requests whose sizes differ."""
     changed = own != other
     if not changed.any():
         return 1.0
@@ -151,7 +151,7 @@ def _ratio(own: I64, other: I64) -> float:
 
 
 def _between(own: Requests, other: Requests, ratio: float, *, is_cut: bool) -> tuple[I64, I64]:
-    """Return the pairs between two anchors, at least cost."""
+    """Return the pairs between two anchors at the lowest cost."""
     is_whole = len(own) == len(other) and not is_cut
     if is_whole and np.array_equal(own.site, other.site):
         return np.arange(len(own)), np.arange(len(own))

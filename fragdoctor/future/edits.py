@@ -1,7 +1,7 @@
 """Code-level what-ifs, as edits of the list of requests.
 
 Each function returns an ``Edit``: a name for people, and a change that ``simulate`` applies to the
-requests of the reproduction before it replays them.
+requests of the reproduction before replaying them.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from fragdoctor.trace.replay import Reproduction
 from fragdoctor.units import MIB, format_size, plural
 
 MIN_STEPS = 2
-_PIECE = 1 << 20  # operations that are looked at together where columns of all would be many
+_PIECE = 1 << 20  # operations to process at a time where columns for all of them take much memory
 
 
 class Edit(Struct, frozen=True):
     """A change of the code.
 
     Attributes:
-        name: what is done, for people.
-        change: the requests of a reproduction, changed; raises SimulationError where the trace does
-            not say enough for it.
+        name: what the change does, for people.
+        change: returns the changed requests of a reproduction; raises SimulationError if the trace
+            does not say enough for it.
     """
 
     name: str
@@ -41,14 +41,14 @@ class Edit(Struct, frozen=True):
         """Return the changed requests.
 
         Raises:
-            SimulationError: the trace does not say enough for this change.
+            SimulationError: if the trace does not say enough for this change.
         """
         changed = self.change(reproduction, Operations.of(reproduction.operations))
         return changed.native(reproduction.operations)
 
 
 def combined(edits: Sequence[Edit]) -> Edit:
-    """Return the edit that does several, each on what the ones before it left."""
+    """Return the edit that applies several edits, each to the result of the ones before it."""
 
     def change(reproduction: Reproduction, ops: Operations) -> Operations:
         for edit in edits:
@@ -69,7 +69,7 @@ def empty_cache_at(rows: Sequence[int]) -> Edit:
 
 
 def empty_cache_each_step() -> Edit:
-    """Return the edit that calls ``empty_cache()`` at the beginning of every step but the first."""
+    """Return the edit that calls ``empty_cache()`` at the beginning of each step but the first."""
 
     def change(reproduction: Reproduction, ops: Operations) -> Operations:
         return _with_calls(ops, steps_of(reproduction).rows[1:])
@@ -80,7 +80,7 @@ def empty_cache_each_step() -> Edit:
 def largest_step_first() -> Edit:
     """Return the edit that runs the step with the most active memory first, the rest in order.
 
-    What the first step makes and keeps (optimizer state, gradient buffers) is then made in the
+    Whatever the first step makes and keeps (optimizer state, gradient buffers) is then made in the
     step that runs first.
     """
 
@@ -98,7 +98,7 @@ def sizes_padded(bucket_bytes: int, from_bytes: int = MIB) -> Edit:
     """Return the edit that pads requests above ``from_bytes`` to multiples of a bucket.
 
     Raises:
-        ConfigError: the bucket is not positive.
+        ConfigError: if the bucket is not positive.
     """
     if bucket_bytes < 1:
         raise ConfigError("The bucket must be at least one byte.")
@@ -119,10 +119,10 @@ def sizes_padded(bucket_bytes: int, from_bytes: int = MIB) -> Edit:
 
 
 def blocks_freed(addresses: Sequence[int], row: int | None = None) -> Edit:
-    """Return the edit that does without blocks which are live at the end of the trace.
+    """Return the edit that removes blocks that are live at the end of the trace.
 
-    They are never made (or, if older than the trace, freed before it), or freed just before an
-    event row where one is given.
+    They are never made (or, if older than the trace, freed before it). If an event row is given,
+    they are freed just before it instead.
     """
 
     def change(reproduction: Reproduction, ops: Operations) -> Operations:
@@ -137,7 +137,7 @@ def blocks_freed(addresses: Sequence[int], row: int | None = None) -> Edit:
 
 
 def without_noted(note: str) -> Edit:
-    """Return the edit that leaves out requests which a trace notes so (``user_metadata``)."""
+    """Return the edit that leaves out requests with this note in the trace (``user_metadata``)."""
 
     def change(reproduction: Reproduction, ops: Operations) -> Operations:
         trace = reproduction.trace
@@ -153,7 +153,7 @@ def without_noted(note: str) -> Edit:
 
 
 def blocks_moved_to_start(addresses: Sequence[int]) -> Edit:
-    """Return the edit that makes blocks which are live at the end before anything else."""
+    """Return the edit that makes blocks that are live at the end before anything else."""
 
     def change(reproduction: Reproduction, ops: Operations) -> Operations:
         allocations = _live_at_end(reproduction, addresses)
@@ -167,7 +167,7 @@ def blocks_moved_to_start(addresses: Sequence[int]) -> Edit:
 def leak_removed(allocations: I64, ends: I64) -> Edit:
     """Return the edit that frees each allocation before the row at which its step ends.
 
-    One whose step is still under way at the end of the trace stays.
+    An allocation whose step is still in progress at the end of the trace stays.
     """
 
     def change(reproduction: Reproduction, ops: Operations) -> Operations:
@@ -177,14 +177,14 @@ def leak_removed(allocations: I64, ends: I64) -> Edit:
     return Edit(f"{plural(len(allocations), 'survivor')} freed at the end of their step", change)
 
 
-# ---- what the edits are made of --------------------------------------------------------------
+# ---- building blocks of the edits ------------------------------------------------------------
 
 
 def steps_of(reproduction: Reproduction, least: int = MIN_STEPS) -> Steps:
-    """Return the steps of a trace, this many at least.
+    """Return the steps of a trace, at least this many.
 
     Raises:
-        SimulationError: they cannot be told apart.
+        SimulationError: if the steps cannot be told apart.
     """
     steps = Steps.of(reproduction.trace)
     if len(steps) < least:
@@ -205,7 +205,7 @@ def _live_at_end(reproduction: Reproduction, addresses: Sequence[int]) -> npt.ND
     """Return the allocations that lie at these addresses at the end of the trace.
 
     Raises:
-        SimulationError: there is none at one of them.
+        SimulationError: if no allocation lies at one of them.
     """
     asked = sorted(set(addresses))
     wanted = np.array([a for a in asked if 0 <= a < 2**64], np.uint64)
@@ -244,11 +244,11 @@ def _reordered(ops: Operations, steps: Steps, order: I64) -> Operations:
     follow = np.where(
         kept_by_first | (origin < 0), step, place[np.maximum(origin, 0)] + step - origin
     )
-    del kept_by_first, origin  # columns of a long trace: the fewer at a time the better
+    del kept_by_first, origin  # columns of a long trace are large: keep few at a time
     when = np.where(is_late, np.minimum(follow, n_steps - 1), np.where(is_moved, 0, place[own]))
     is_behind = is_late & (follow >= n_steps)
     del follow
-    # Own operations keep their order; those that come from elsewhere keep their share of the step.
+    # A step's own operations keep their order; operations from elsewhere keep their relative place.
     at = np.arange(len(ops), dtype=np.float64)
     at[begin[0] :] -= begin[own[begin[0] :]]
     moved = np.flatnonzero(is_moved | is_late)
@@ -270,7 +270,7 @@ def _step_of(ops: Operations, steps: Steps) -> I32:
 
 
 def _life_in_steps(ops: Operations, step: I32) -> tuple[I32, I32]:
-    """Return per allocation the step that made it (-1: set-up) and freed it (-1: none)."""
+    """Return the steps that made (-1: setup) and freed (-1: none) each allocation."""
     n = int(ops.allocation.max(initial=0)) + 1
     born, dies = np.full(n, -1, np.int32), np.full(n, -1, np.int32)
     is_made, is_freed = ops.kind == OpKind.MALLOC, is_free(ops.kind)

@@ -1,9 +1,9 @@
-"""Another recording of the same program that goes further: how a cut-off run goes on, from there.
+"""Continues a cut-off run with another recording of the same program that goes further.
 
 A run that failed in its first step does not say what the rest of the step needs. A rehearsal of
-the program, or a healthy run on a larger device, does: its requests, under the settings and the
-capacity of the failed run, are what that run would have come to. Both are aligned by the user's own
-lines; where sizes differ (another batch), they are scaled line by line.
+the program, or a healthy run on a larger device, does: its requests, replayed under the settings
+and capacity of the failed run, are where that run was headed. The two are aligned by the user's
+own lines; where sizes differ (another batch), they are scaled line by line.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from fragdoctor.trace.trace import Trace
 from fragdoctor.units import format_count, format_share, format_size, plural
 
 MIN_SHARED: Final = 0.8
-"""Share of the requests with a line of their own that the other recording must make too."""
+"""Share of the requests with a line of their own that the other recording must also make."""
 
 SAME_SHARE: Final = 0.99
-"""Share of the aligned requests that have the same size in a run of the same batch; workspaces of
+"""Share of the aligned requests that have the same size in a run with the same batch; workspaces of
 libraries differ between devices."""
 
 Site = tuple[str, int, str, str, str]
 """The user's own line (file without its folder, line, function) and the innermost function below it
-(file, function): a line such as ``model(x)`` makes requests of many kinds."""
+(file, function): a line such as ``model(x)`` makes many kinds of requests."""
 
 
 class OtherRun:
-    """A recording with whole steps, in which a cut-off run is found again.
+    """A recording with whole steps in which a cut-off run is located.
 
     Attributes:
-        is_same: every request that both recordings have has the same size.
+        is_same: whether every request that both recordings have has the same size.
         note: how they were aligned, in a sentence.
 
     Args:
-        trace: of the run that was cut off.
+        trace: trace of the run that was cut off.
         operations: its requests.
         other: trace of the same program with at least one whole step.
-        max_steps: whole steps to look on after the one cut off; where None, until they repeat.
+        max_steps: how many whole steps to play after the cut-off one. If None, until they repeat.
 
     Raises:
-        SimulationError: they do not belong together, or the other one has no whole step.
+        SimulationError: if they do not belong together, or the other one has no whole step.
     """
 
     def __init__(
@@ -105,20 +105,20 @@ class OtherRun:
 
     @property
     def goes_further(self) -> bool:
-        """Whether it has whole steps that come after those of the run that was cut off."""
+        """Whether this recording has whole steps after those of the run that was cut off."""
         return self._n_ahead > 0
 
     def knows_better_than(self, own: Outlook) -> bool:
-        """Return whether to go by this recording rather than by what the run's own steps say.
+        """Return whether to trust this recording rather than the run's own steps.
 
-        Where sizes differ, its later steps are no more than a guess: what whole steps of the run
-        itself decide then stays.
+        If sizes differ, the later steps of this recording are no more than a guess: whatever whole
+        steps of the run itself decide then stands.
         """
         is_decided = own.state is not OutlookState.OPEN and self._n_before > 0
         return self.goes_further and (self.is_same or not is_decided)
 
     def step_needs_bytes(self) -> int | None:
-        """Return the highest live memory of the step cut off; None where sizes were scaled."""
+        """Return the highest live memory of the cut-off step, or None if sizes were scaled."""
         rows, n = Steps.of(self._other).rows, self._n_before
         if not self.is_same or n >= len(rows):
             return None
@@ -127,7 +127,7 @@ class OtherRun:
         return int(self._other.totals.envelope("allocated_bytes", states).high[0])
 
     def outlook(self, conditions: Conditions) -> Outlook:
-        """Return how the run goes on under some conditions, by what the other recording asks."""
+        """Return how the run continues under some conditions, going by the other recording."""
         found, asked = self._found(conditions), self._asked
         if asked is None or max(found.fails_after_steps or 0, found.steps or 0) <= asked:
             return found
@@ -154,7 +154,7 @@ class OtherRun:
             after = self._n_ahead + (found.fails_after_steps or 0)
             return replace(found, fails_after_steps=max(after, 0))
         if found.state is OutlookState.OPEN and self.goes_further:
-            # What is open comes after the whole steps that were asked for, and served.
+            # Whatever is open comes after the whole steps that were asked for and were served.
             return replace(
                 found,
                 state=OutlookState.HOLDS,
@@ -200,10 +200,10 @@ def _site_number(trace: Trace, stack: int, sites: dict[Site, int]) -> int:
 
 
 def _check_shared(own: Requests, at: I64) -> None:
-    """Raise where too few requests were found in the other recording.
+    """Check that enough requests were found in the other recording.
 
     Raises:
-        SimulationError: they do not belong together.
+        SimulationError: if the recordings do not belong together.
     """
     n_own, n_shared = int(own.tells.sum()), int(own.tells[at].sum())
     if not n_own or n_shared < MIN_SHARED * n_own:
@@ -218,8 +218,8 @@ def _check_shared(own: Requests, at: I64) -> None:
 def _ratios(own: Requests, found: Requests, at: I64, mate: I64) -> npt.NDArray[np.float64]:
     """Return how much larger each request of the other recording is in this run.
 
-    Those that this run made too tell it. The others are scaled as their site is, else as requests
-    of their size are (a gradient has the size of its tensor), else as the rest.
+    Requests that this run also made give their own ratio. The others are scaled like their site,
+    else like requests of their size (a gradient has the size of its tensor), else like the rest.
     """
     pair = own.size[at] / np.maximum(found.size[mate], 1)
     ratio = np.ones(len(found))

@@ -1,10 +1,10 @@
-"""Outlooks: whether a run survives under a what-if, looked at beyond the recorded failure.
+"""Outlooks: whether a run survives under a what-if, beyond the recorded failure.
 
-Another recording of the program knows what comes next (``other_run.py``); else the last period of
-steps repeats (``repetition.py``); else nothing but experience with first steps says anything. What
-the recording leaves unexplained is one number, the doubt: by how much a step to come may differ
-from what is expected. It turns the outcome of the expected steps into words, each right as often
-as ``tools/truth_table.py`` prints.
+If there is another recording of the program, it knows what comes next (``other_run.py``); else the
+last period of steps repeats (``repetition.py``); else only experience with first steps says
+anything. One number, the doubt, stands for what the recording leaves unexplained: the share by
+which a coming step may differ from what is expected. It decides how certain the words for the
+outcome are; ``tools/truth_table.py`` prints how often each of these words is right.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from fragdoctor.trace.trace import Trace
 from fragdoctor.units import format_share, format_size, plural
 
 MAX_STEPS: Final = 100
-"""Steps that are played where nobody asks for a number."""
+"""Steps to play if nobody asks for a number."""
 
 FORESEEN_STEPS: Final = 10_000
-"""Steps within which growth that goes on evenly is said to end the run."""
+"""Growth that continues evenly and ends the run within this many steps is reported as doing so."""
 
 MAX_PLAYED: Final = 200_000
-"""Operations played after the recorded ones, where nobody asks for a number of steps."""
+"""Operations to play after the recorded ones if nobody asks for a number of steps."""
 
 PLAYED_OF_EDIT: Final = 20_000
-"""The same for a changed program: advice tries a dozen changes."""
+"""The same limit for a changed program: advice tries a dozen changes."""
 
 SURE: Final = 0.05
-"""Doubt up to which the expected steps tell the outcome. With more of it, only a failure is likely
-that would come even if they asked for as much less."""
+"""Doubt up to which the expected steps decide the outcome. With more doubt, only a failure is
+called likely, and only if it would happen even if the steps asked for that much less."""
 
 ENOUGH: Final = 3
-"""Complete steps from which on the outcome is said to come, not just to be likely."""
+"""Complete steps from which on the outcome is said to be certain, not just likely."""
 
 FORWARD_TAKES: Final = 1.3
-"""What a program needs at least that failed in its first forward pass of training, as a multiple
-of what it had and asked for then. Rest of the pass, gradients and optimizer come on top."""
+"""What a program needs at least if it failed in its first forward pass of training, as a multiple
+of what it had and asked for then. The rest of the pass, gradients and optimizer come on top."""
 
 BACKWARD_TAKES: Final = 1.1
-"""The same for one that failed later in its first step."""
+"""The same multiple for a program that failed later in its first step."""
 
 NO_STEP: Final = "the recording holds no complete step"
 UNLIKE_ANY: Final = "the step that failed is like none that was recorded in full"
@@ -63,12 +63,12 @@ class Outlooks:
     """The futures of one list of requests; what comes next is worked out once for all what-ifs.
 
     Args:
-        trace: of the device.
+        trace: trace of the device.
         operations: its requests, as recorded or edited.
-        max_steps: whole steps to play after the one under way; where None, until the pattern
-            repeats, at most ``MAX_STEPS``.
-        is_edited: the requests are not those of the recording.
-        recorded: the futures of those of the recording, where known.
+        max_steps: how many whole steps to play after the current one. If None, play until the
+            pattern repeats, up to ``MAX_STEPS``.
+        is_edited: whether the requests differ from the recorded ones.
+        recorded: the futures of the recorded requests, if known.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Outlooks:
         self.repetition: Repetition | None = repetition_of(trace, Operations.of(operations), known)
 
     def replay(self, conditions: Conditions, *, remakes_start: bool) -> tuple[Any, Outlook]:
-        """Return what the native replay of the recorded part said, and what comes after it."""
+        """Return the native replay's result for the recorded part, and what comes after it."""
         known, limit = self.repetition, _limit_of(conditions)
         if known is None:
             raw = self._operations.replay(conditions.native(), False, remakes_start)
@@ -119,9 +119,9 @@ class Outlooks:
         )
 
     def step_needs_bytes(self) -> int | None:
-        """Return what must be live at once in the step under way; None where that is not known.
+        """Return what must be live at once in the current step, or None if that is not known.
 
-        No allocator can serve it with noticeably less.
+        No allocator can serve the step with noticeably less.
         """
         known = self.repetition
         if known is None:
@@ -133,8 +133,8 @@ class Outlooks:
     def _outcome(
         self, known: Repetition, run: _ext.NativeRun, future: _ext.NativeFuture, limit: int | None
     ) -> Outlook:
-        """Return what the model does with a future: it holds, or fails after this many steps."""
-        # Two rounds of steps that may differ show whether they grow; more say nothing more.
+        """Return the model's outcome for a future: it holds, or fails after this many steps."""
+        # Two rounds of steps that may differ show whether they grow; more rounds add nothing.
         most = MAX_STEPS if known.doubt.share <= SURE else 2 * known.period
         look = run.look_on(
             future,
@@ -190,7 +190,7 @@ class Outlooks:
 
     @cached_property
     def _first_step_takes(self) -> float:
-        """What a first step of training takes, as a multiple of what it had; 0 for any other."""
+        """What a first step of training takes, as a multiple of what it had; 0 for other steps."""
         trace = self._trace
         if not trace.ends_in_failure or not len(trace.oom_rows):
             return 0.0
@@ -203,9 +203,9 @@ class Outlooks:
 
 
 def _growth_of(known: Repetition, allocated: Any) -> int:
-    """Return by how many bytes allocated memory rises per step, in both halves of what was played.
+    """Return how many bytes allocated memory rises per step, in both halves of what was played.
 
-    What wavers from cycle to cycle rises in one half and falls in the other.
+    Memory that fluctuates from cycle to cycle rises in one half and falls in the other.
     """
     after = np.asarray(allocated).astype(np.int64)
     n_cycles = (len(after) - 1) // known.period
@@ -219,7 +219,7 @@ def _growth_of(known: Repetition, allocated: Any) -> int:
 
 
 def _limit_of(conditions: Conditions) -> int | None:
-    """Return how much may be reserved at most; None where nothing limits it."""
+    """Return the most that may be reserved, or None if nothing limits it."""
     limits = (conditions.capacity_bytes, conditions.allowed_bytes)
     return min((b for b in limits if b is not None), default=None)
 

@@ -1,8 +1,8 @@
-"""Which phase of training each event of a trace is in: passes of setup, forward, backward, step.
+"""Tells which phase of training each event of a trace belongs to: setup, forward, backward, step.
 
-The roles of the stacks (``stack_roles.py``) mark single events. A backward pass on a GPU runs in a
-thread without Python, so events without a Python frame belong to it, in a program that shows in
-its other stacks that it trains. What is not marked belongs to the pass that goes on.
+The roles of the stacks (``trace/stacks.py``) mark single events. A backward pass on a GPU runs in a
+thread without Python, so events without a Python frame belong to it if other stacks show that the
+program trains. Unmarked events belong to the pass in progress.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from fragdoctor.trace.trace import Trace
 NOT_REACHED: Final = np.iinfo(np.int64).max
 
 STILL_READ: Final = 8
-"""Results of a model that its layers may still read, graph or not: the last ones do not count; of
-fewer than twice as many, the later half."""
+"""Results of a model that its layers may still read, with or without a graph: these last results do
+not count. If there are fewer than twice as many, the later half does not count."""
 
 KEPT_SHARE: Final = 0.25
-"""Share of what modules made before these results: more of it lives on in a pass of training."""
+"""Share of what modules made before these results: in a training pass, more than this lives on."""
 
 MIN_KEPT: Final = 3
-"""Least number of results: the input of a residual layer lives on without training too."""
+"""Smallest number of results: the input of a residual layer lives on without training too."""
 
 
 class Passes(Struct, frozen=True):
     """The passes of a device in order; pass i covers rows ``first[i]`` to ``first[i + 1]``.
 
     Attributes:
-        label: ``uint8``, a ``TrainingPhase`` each.
+        label: ``uint8``, a ``TrainingPhase`` for each pass.
         first: one longer than ``label``; the last is the number of events.
-        first_module: first row at which a module's call allocates; ``NOT_REACHED`` without one.
-        is_cut: the trace ends with a failure, in the middle of the last pass.
+        first_module: first row at which a module's call allocates, or ``NOT_REACHED``.
+        is_cut: the trace ends with a failure in the middle of the last pass.
     """
 
     label: U8
@@ -57,7 +57,7 @@ class Passes(Struct, frozen=True):
         return np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.first))
 
     def next_of(self, label: int) -> I64:
-        """Return for each pass the next later one with a label; ``NOT_REACHED`` without one."""
+        """Return for each pass the next later pass with a label, or ``NOT_REACHED``."""
         index = np.where(self.label == label, np.arange(len(self)), NOT_REACHED)
         after = np.append(index[1:], NOT_REACHED)
         result: I64 = np.minimum.accumulate(after[::-1])[::-1]
@@ -65,12 +65,12 @@ class Passes(Struct, frozen=True):
 
 
 class RoleRuns(Struct):
-    """Events of one role in a row: which role, where they begin, and what they did.
+    """Runs of consecutive events of one role: the role, where each run begins, and what it did.
 
     Attributes:
         label: ``int64``, role of each run (``stacks.FORWARD``, ``BACKWARD``, ``OPTIMIZER``).
         first: row of its first event.
-        n_allocs, n_module: allocations, and those of them inside a module's call.
+        n_allocs, n_module: all its allocations, and those inside a module's call.
     """
 
     label: I64
@@ -83,15 +83,15 @@ class RoleRuns(Struct):
 
     @classmethod
     def of(cls, trace: Trace) -> RoleRuns | None:
-        """Return the runs of a trace, worked out once."""
+        """Return the runs of a trace, worked out only once."""
         return trace.once(find_runs)
 
 
 def find_runs(trace: Trace) -> RoleRuns | None:
     """Return the runs of forward, backward and optimizer events in order.
 
-    None where the stacks show neither training nor a model. Without a sign of training all is
-    forward, and what has no Python frame says nothing.
+    Returns None if the stacks show neither training nor a model. Without a sign of training,
+    everything is forward, and events without a Python frame say nothing.
     """
     events, roles = trace.events, trace.stacks.roles
     if not roles.has_python or not len(events):
@@ -109,7 +109,7 @@ def find_runs(trace: Trace) -> RoleRuns | None:
     if not len(marked):
         return None
     runs = _runs(events, roles, role[marked], marked)
-    # What frees but makes nothing (a loss that goes out of scope) is no pass of its own.
+    # A run that only frees (a loss that goes out of scope) is not a pass of its own.
     is_step = np.isin(runs.label, (stack_roles.OPTIMIZER, stack_roles.ZERO_GRAD))
     idle = (runs.n_allocs == 0) & ~is_step
     idle[0] = False
@@ -125,7 +125,7 @@ def find_runs(trace: Trace) -> RoleRuns | None:
 def find_passes(trace: Trace, runs: RoleRuns, first_step: int) -> Passes:
     """Return the passes of a program.
 
-    What comes before the row at which the first step begins is setup.
+    Everything before the row at which the first step begins is setup.
     """
     events = trace.events
     label = np.array([_LABELS[int(x)] for x in range(3)], np.uint8)[runs.label]
@@ -142,7 +142,7 @@ def find_passes(trace: Trace, runs: RoleRuns, first_step: int) -> Passes:
 
 
 def last_phase(labels: U8) -> TrainingPhase:
-    """Return the phase that ends a step: the optimizer's, or without any the backward pass."""
+    """Return the phase that ends a step: the optimizer's, or the backward pass if there is none."""
     has_step = bool((labels == TrainingPhase.OPTIMIZER).any())
     return TrainingPhase.OPTIMIZER if has_step else TrainingPhase.BACKWARD
 
@@ -162,7 +162,7 @@ def _runs(events: Events, roles: StackRoles, role: I32, marked: I64) -> RoleRuns
 
 
 def _merged(runs: RoleRuns) -> RoleRuns:
-    """Return the runs with neighbours of one label taken together."""
+    """Return the runs with neighbors of the same label merged."""
     starts = np.flatnonzero(np.append(True, runs.label[1:] != runs.label[:-1]))
     return RoleRuns(
         runs.label[starts],
@@ -218,7 +218,7 @@ MAX_ANNOTATIONS: Final = 200_000
 def find_optimizer_steps(trace: Trace) -> tuple[I64, I64] | None:
     """Return the rows at which annotated optimizer steps begin, and those at which they end.
 
-    PyTorch (2.6 and newer) records them with their times in every snapshot. None without any.
+    PyTorch (from 2.6 on) records their times in every snapshot. Returns None if there are none.
     """
     marks = _marks(trace, _STEP)
     if marks is None:
@@ -228,9 +228,9 @@ def find_optimizer_steps(trace: Trace) -> tuple[I64, I64] | None:
 
 
 def annotated_passes(trace: Trace) -> Passes | None:
-    """Return the passes between and within annotated optimizer steps; None without any.
+    """Return the passes between and within annotated optimizer steps, or None if there are none.
 
-    What lies between two steps is forward and backward, not separated.
+    The part between two steps is forward and backward together.
     """
     marks = _marks(trace, _STEP_OR_ZERO_GRAD)
     if marks is None:
@@ -251,10 +251,10 @@ def annotated_passes(trace: Trace) -> Passes | None:
 
 
 def _marks(trace: Trace, name: re.Pattern[str]) -> tuple[I64, Bools] | None:
-    """Return the rows of annotations of a name, and whether each begins something.
+    """Return the rows of annotations with a name, and whether each marks a beginning.
 
-    PyTorch notes the current device, which of a model over several is the first: without marks of
-    its own a device has the steps of the others.
+    PyTorch notes the current device, which is the first one if a model spans several: a device
+    without marks of its own uses the steps of the others.
     """
     named = [a for a in trace.snapshot.annotations if name.match(a.name[:100])][:MAX_ANNOTATIONS]
     own = [a for a in named if a.device in (trace.device, -1)]
@@ -268,9 +268,9 @@ def _marks(trace: Trace, name: re.Pattern[str]) -> tuple[I64, Bools] | None:
 
 
 def trained_until(trace: Trace, failed: int) -> int:
-    """Return the row at which the last backward pass or optimizer step before another one ended.
+    """Return the row at which the last backward pass or optimizer step before a row ended, or 0.
 
-    0 without one. In a step that trains several models in turn the next forward pass begins there.
+    In a step that trains several models in turn, the next forward pass begins there.
     """
     runs = RoleRuns.of(trace)
     if runs is None:
@@ -280,14 +280,14 @@ def trained_until(trace: Trace, failed: int) -> int:
 
 
 def training_ends(trace: Trace, runs: RoleRuns) -> I64:
-    """Return the row at which each backward pass and optimizer step ends: the next with a role."""
+    """Return the row at which each backward pass and optimizer step ends: that of the next role."""
     ends = np.append(runs.first[1:], trace.n_events)
     result: I64 = ends[np.isin(runs.label, (stack_roles.BACKWARD, stack_roles.OPTIMIZER))]
     return result
 
 
 def is_training_forward(trace: Trace, start: int, failed: int) -> bool:
-    """Return whether the failing request is of a forward pass that keeps what backward needs."""
+    """Return whether the failing request is in a forward pass that keeps what backward needs."""
     roles = trace.stacks.roles
     if roles.role[trace.events.stack[failed]] != stack_roles.FORWARD:
         return False
@@ -297,9 +297,10 @@ def is_training_forward(trace: Trace, start: int, failed: int) -> bool:
 
 
 def kept_of(trace: Trace, low: int, high: int) -> tuple[float, I64]:
-    """Return the share of bytes that modules made between two rows and that live at the second.
+    """Return the share of the bytes that modules made between two rows and that live at the second.
 
-    And the rows of ``lives_of_program`` that do. What layers may still read does not count.
+    Also return the rows of ``lives_of_program`` that do. Results that layers may still read do not
+    count.
     """
     lives = trace.lives_of_program
     made = trace.module_rows[(trace.module_rows >= low) & (trace.module_rows < high)]

@@ -1,4 +1,4 @@
-"""Layers run again in the backward pass, as an edit of the recorded requests."""
+"""Rerunning layers in the backward pass, as an edit of the recorded requests."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from fragdoctor.trace.replay import Reproduction
 def checkpointed(first_row: I64, end_row: I64, forward_end_row: I64) -> Edit:
     """Return the edit that runs layers under ``torch.utils.checkpoint``.
 
-    What a layer keeps for the backward pass, its output apart, is freed when the layer ends and
-    made again, with its temporaries, right before the backward pass reaches the layer.
+    Whatever a layer keeps for the backward pass, except its output, is freed when the layer ends
+    and made again, with its temporaries, right before the backward pass reaches the layer.
 
-    Each call of a layer begins at an event of ``first_row`` (ascending), and ends at one of
+    Each call of a layer begins at an event of ``first_row`` (ascending) and ends at one of
     ``end_row``.
     """
 
@@ -36,7 +36,7 @@ def checkpointed(first_row: I64, end_row: I64, forward_end_row: I64) -> Edit:
 
 
 class _Calls:
-    """The calls of layers among the operations: what each keeps, and when it is wanted again."""
+    """The calls of layers among the operations: what each keeps, and when it is needed again."""
 
     def __init__(self, ops: Operations, first_row: I64, end_row: I64, forward_end_row: I64) -> None:
         self.ops, self.lives = ops, Allocations(ops)
@@ -49,7 +49,7 @@ class _Calls:
         self._find_wanted()
 
     def _find_kept(self) -> None:
-        """Find what each call keeps for the backward pass, its output apart."""
+        """Find what each call keeps for the backward pass, except its output."""
         born, n = self.lives.born, len(self.lives.born)
         at = np.searchsorted(self.begin, born, side="right") - 1
         inside = (born >= 0) & (at >= 0) & (born < self.end[np.maximum(at, 0)])
@@ -58,7 +58,7 @@ class _Calls:
         self.is_kept = inside & outlives
         kept = np.flatnonzero(self.is_kept)
         kept = kept[np.argsort(born[kept], kind="stable")]
-        # The last that a call keeps is its output: the input of the next call, kept anyhow.
+        # The last block that a call keeps is its output: the next call's input, kept anyway.
         last = np.append(np.diff(self.call[kept]) > 0, True)[: len(kept)]
         is_output = np.zeros(n, np.bool_)
         is_output[kept[last]] = True
@@ -67,8 +67,8 @@ class _Calls:
     def _find_wanted(self) -> None:
         """Find the operation before which the backward pass reaches each call.
 
-        It has then freed what the call behind kept, or what the loss kept behind the last call,
-        and nothing of this one. ``NEVER`` where the trace does not get there.
+        By then it has freed what the next call kept, or what the loss kept after the last call,
+        and nothing of this one. ``NEVER`` if the trace does not get there.
         """
         n = len(self.begin)
         lives, inner = self.lives, np.flatnonzero(self.is_inner)
@@ -88,10 +88,10 @@ class _Calls:
         self.wanted = np.where(first == NEVER, NEVER, np.minimum(after, first))
 
     def recomputed(self) -> Operations:
-        """Return the operations with each call run again when it is wanted."""
+        """Return the operations with each call rerun when it is needed."""
         ops, lives = self.ops, self.lives
         inner = np.flatnonzero(self.is_inner)
-        # Up to the last result that the backward pass needs; PyTorch stops there.
+        # Rerun up to the last result that the backward pass needs; PyTorch stops there.
         stop = self.begin.copy()
         np.maximum.at(stop, self.call[inner], lives.born[inner] + 1)
         again = np.flatnonzero(self.wanted < NEVER)

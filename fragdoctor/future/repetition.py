@@ -1,9 +1,9 @@
-"""What comes after a recording whose steps repeat: the rest of the step under way, then more.
+"""What comes after a recording whose steps repeat: the rest of the current step, then more steps.
 
-The rest is taken from the complete step that the one under way goes on like. Then the last period
-of steps comes again, with sizes that rise evenly rising on. A block is named by its slot, the
-place of its allocation in a step; a free names the slot and the age of the block in steps. So what
-steps keep is kept, and what they free of an earlier step is freed.
+The rest is taken from the complete step that the current one resembles. Then the last period of
+steps repeats; sizes that rise evenly keep rising. A block is named by its slot, which is the place
+of its allocation in a step; a free names the slot and the age of the block in steps. So whatever
+the steps keep stays, and whatever they free of an earlier step is freed.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from fragdoctor.trace.trace import Trace
 F64 = npt.NDArray[np.float64]
 
 MAX_KINDS: Final = 12
-"""Kinds of steps, by the order of their requests, that are aligned with each other; the last."""
+"""The most kinds of steps, told apart by the order of their requests, to align; the latest ones."""
 
 MIN_EVEN: Final = 5
-"""Steps over which a size must rise evenly to be taken for one that goes on rising."""
+"""A size must rise evenly over this many steps before it is taken to keep rising."""
 
 FUTURE_OPERATION: Final = np.dtype(
     {
@@ -42,13 +42,13 @@ FUTURE_OPERATION: Final = np.dtype(
         "itemsize": _ext.FUTURE_OP_BYTES,
     }
 )
-"""One operation of the future, laid out as the native core has it (``future.h``)."""
+"""One operation of the future, laid out as in the native core (``future.h``)."""
 
 FutureOperations = npt.NDArray[np.void]
 
 
 class Doubt(Struct, frozen=True):
-    """The share by which a step to come may differ from what is expected of it, and why."""
+    """The share by which a coming step may differ from what is expected of it, and why."""
 
     share: float
     reason: str
@@ -58,18 +58,18 @@ class Repetition(Struct, frozen=True, dict=True):
     """What comes after the recorded operations.
 
     Attributes:
-        play: makes the future in which the steps to come ask for this many times what is expected.
-        n_past: recorded operations that come before; what follows them (a failing request, and what
-            its unwinding freed) is replaced by the future.
+        play: makes the future in which coming steps ask for this many times what is expected.
+        n_past: recorded operations that come before the future; it replaces what follows them (a
+            failing request, and what its unwinding freed).
         n_complete: complete steps that it was made from.
-        is_exact: they are alike to the byte, and the step under way began like them.
-        doubt: by how much a step to come may differ from what is expected of it.
-        grows: sizes rise from step to step.
-        order: the steps that repeat, counted from the first that was looked at.
+        is_exact: whether they are equal to the byte, and the current step began like them.
+        doubt: by how much a coming step may differ from what is expected of it.
+        grows: whether sizes rise from step to step.
+        order: the steps that repeat, counted from the first step of the window.
         period_steps: how many of them are steps of the program, not evaluation.
-        counts_first: whether the step under way is one of the program's.
-        rows: event row at which each complete step began, and that under way.
-        steps: what it was made from.
+        counts_first: whether the current step is one of the program's.
+        rows: event rows at which each complete step and the current step began.
+        steps: the aligned steps that it was made from.
     """
 
     play: Callable[[float], _ext.NativeFuture]
@@ -86,25 +86,25 @@ class Repetition(Struct, frozen=True, dict=True):
 
     @property
     def period(self) -> int:
-        """Number of steps until they repeat, evaluation included."""
+        """Number of steps until they repeat, including evaluation."""
         return len(self.order)
 
     @cached_property
     def expected(self) -> _ext.NativeFuture:
-        """The future as it is expected."""
+        """The future as expected."""
         return self.play(1.0)
 
 
 def repetition_of(
     trace: Trace, operations: Operations, recorded: Repetition | None = None
 ) -> Repetition | None:
-    """Return how the program goes on after some requests; None where no complete step says so.
+    """Return how the program continues after some requests, or None if no complete step says so.
 
     Args:
-        trace: of the device.
+        trace: trace of the device.
         operations: its requests, as recorded or edited.
-        recorded: how it goes on after the requests as recorded; which request of one step is which
-            of another is not looked for again where only sizes were edited.
+        recorded: how it continues after the requests as recorded; if an edit changed only sizes,
+            the matches between steps are taken from there instead of being searched for again.
     """
     window = StepWindow.of(trace, operations)
     if window is None:
@@ -119,16 +119,16 @@ class AlignedSteps:
     """The steps of a window, aligned request by request.
 
     Attributes:
-        w, n: the window, and its number of complete steps; the step under way is the n-th.
+        w, n: the window, and its number of complete steps; the current step is the n-th.
         kinds: equal for steps that make the same requests in the same order.
-        like, n_same: the complete step that the one under way goes on like, and how many of its
-            requests that one has had; -1 where there is none.
-        slot: ``int64[k]``, of the block an operation is about; -1 where it is older than the
-            window, or none.
-        age: ``int64[k]``: of a free, steps since the block was made; of an allocation, steps that
-            it lives, -1 where it lived at the end.
-        fate: ``int64[k]``: of an allocation, steps that it lives, or KEPT, or REPLACED.
-        size: ``float64[n + 1, n_slots]``: the size in each slot by step, NaN where there is none.
+        like, n_same: the complete step that the current one resembles, and how many of its requests
+            the current one has already made; -1 if there is no such step.
+        slot: ``int64[k]``: the slot of an operation's block; -1 if the block is older than the
+            window, or the operation has no block.
+        age: ``int64[k]``: for a free, steps since the block was made; for an allocation, steps that
+            it lives, -1 if it lived at the end.
+        fate: ``int64[k]``: for an allocation, steps that it lives, or KEPT, or REPLACED.
+        size: ``float64[n + 1, n_slots]``: the size in each slot by step, NaN if there is none.
         growth: ``int64[n_slots]``: bytes by which the size in each slot rises with every step.
     """
 
@@ -147,7 +147,7 @@ class AlignedSteps:
         self.period = self._period([self._exactly(t) for t in range(self.n)])
 
     def _align(self) -> None:
-        """Find which request of one step is which of another, and what becomes of each block."""
+        """Match the requests of all steps, and find what becomes of each block."""
         window = self.w
         tells = window.trace.stacks.roles.role[window.stack] != stacks.SILENT
         self._requests = [
@@ -168,7 +168,7 @@ class AlignedSteps:
         self.fate = self._fates()
 
     def _align_like(self, recorded: AlignedSteps) -> None:
-        """Take over what does not depend on sizes."""
+        """Take over from the recorded steps whatever does not depend on sizes."""
         self._requests, self.kinds, self._unlike = (
             recorded._requests,
             recorded.kinds,
@@ -178,15 +178,15 @@ class AlignedSteps:
         self.slot, self.age, self.fate = recorded.slot, recorded.age, recorded.fate
 
     def _exactly(self, step: int) -> int:
-        """Return a number that is equal for steps whose requests are alike but for their growth."""
+        """Return a number that is equal for steps whose requests are equal except for growth."""
         at = self.w.requests[step]
         size = self.w.size[at] - self.growth[self.slot[at]] * step
         return hash((self.kinds[step], size.tobytes()))
 
     def _period(self, keys: list[int]) -> int:
-        """Return after how many steps they come again as they were; all where they do not.
+        """Return after how many steps the steps repeat exactly, or all of them if they do not.
 
-        The first ones of the window may differ from those that come again.
+        The first steps of the window may differ from those that repeat.
         """
         n = self.n
         for period in range(1, n):
@@ -197,7 +197,7 @@ class AlignedSteps:
         return n
 
     def _match(self) -> tuple[int, int, I64]:
-        """Return the step that the one under way is like, its requests so far, and their mates."""
+        """Return the step that the current one resembles, its requests so far, and their mates."""
         own, n = self._requests[self.n], self.n
         recent = list(dict.fromkeys([max(0, n - self.period), *range(n - 1, -1, -1)]))
         nothing = np.zeros(0, np.int64)
@@ -214,7 +214,7 @@ class AlignedSteps:
                 return t, len(own), np.arange(len(own))
             at, mate = align(own, other, is_cut=True)
             if not len(at) or at[-1] != len(own) - 1:
-                continue  # what failed is not there
+                continue  # this step does not have the last request, the one that failed
             n_left_out = len(own) + int(mate[-1]) + 1 - 2 * len(at)
             if best is None or n_left_out < best[0]:
                 best = n_left_out, t, int(mate[-1]) + 1, at, mate
@@ -231,8 +231,8 @@ class AlignedSteps:
     def _slots(self, mates: I64) -> tuple[I64, int]:
         """Return the slot of each allocation, and how many slots there are.
 
-        Steps of one kind share theirs place by place; other kinds are aligned with the step that
-        the open one goes on like.
+        Steps of one kind share their slots position by position; other kinds are aligned with the
+        step that the current one resembles.
         """
         w, base = self.w, self._requests[self.like]
         result = np.full(len(w.kind), -1, np.int64)
@@ -256,7 +256,7 @@ class AlignedSteps:
 
     @staticmethod
     def _filled(own: Requests, slot: I64, n_base: int, extra: dict[tuple[int, int], int]) -> I64:
-        """Return slots with those filled in that the other step has not: by stack and number."""
+        """Return slots, adding slots by stack and number for requests the other step lacks."""
         at = np.flatnonzero(slot < 0)
         number = occurrence(own.site[at])
         for i, key in zip(
@@ -266,7 +266,7 @@ class AlignedSteps:
         return slot
 
     def _follow_blocks(self) -> None:
-        """Write slots and ages of frees, and the ages that allocations reach."""
+        """Set the slots and ages of frees, and the ages that allocations reach."""
         w, slot, age = self.w, self.slot, self.age
         made = np.flatnonzero(w.kind == OpKind.MALLOC)
         made = made[w.allocation[made] >= 0]
@@ -288,8 +288,8 @@ class AlignedSteps:
     def _fates(self) -> I64:
         """Return for each allocation how many steps it lives, or KEPT or REPLACED.
 
-        What lives at the end lives as long as others of its slot did, if they came as far; else it
-        is kept, if two steps kept theirs, or goes when its slot is allocated again.
+        A block that lives at the end lives as long as others of its slot did, if those reached its
+        age; else it is kept, if two steps kept theirs, or goes when its slot is allocated again.
         """
         w, slots = self.w, self.n_slots
         made = np.flatnonzero(w.kind == OpKind.MALLOC)
@@ -297,7 +297,7 @@ class AlignedSteps:
         fate[made] = self.age[made]
         ended = made[self.age[made] >= 0]
         usual, longest = np.full((2, slots), -1, np.int64)
-        usual[self.slot[ended]] = self.age[ended]  # the last one stays
+        usual[self.slot[ended]] = self.age[ended]  # the last assignment wins
         np.maximum.at(longest, self.slot[ended], self.age[ended])
         lives = made[self.age[made] < 0]
         slot, reached = self.slot[lives], self.n - w.step[lives]
@@ -317,7 +317,7 @@ class AlignedSteps:
         at = np.flatnonzero(count >= MIN_EVEN)
         if not len(at):
             return result
-        # By slot, the steps that have a size first: what follows them is NaN.
+        # In each slot, sort the steps that have a size first: after them come NaNs.
         t = np.argsort(~there[:, at], axis=0, kind="stable")
         values = np.take_along_axis(self.size[:, at], t, axis=0)
         steps, rises = np.diff(t, axis=0), np.diff(values, axis=0)
@@ -328,24 +328,24 @@ class AlignedSteps:
         result[at[is_even]] = slope[is_even].astype(np.int64)
         return result
 
-    # ---- what the step under way will ask for ----------------------------------------------------
+    # ---- what the current step will ask for ------------------------------------------------------
 
     @cached_property
     def asked(self) -> F64:
-        """The size in each slot of the step under way: as it was asked for, else as expected."""
+        """The size in each slot of the current step: as requested if it was, else as expected."""
         seen = self.size[self.n]
         return np.where(np.isnan(seen), self._predicted(), seen)
 
     def _predicted(self) -> F64:
-        """Return the size expected in each slot of the step under way.
+        """Return the size expected in each slot of the current step.
 
-        What was as large changes alike; what has not shown yet, as the rest did on the whole. What
-        outlives its step does not go by the batch.
+        Sizes that were equal change alike; sizes not seen yet change like the rest on the whole.
+        Blocks that outlive their step do not depend on the batch.
         """
         was, now = self.size[self.like], self.size[self.n]
         result = was + self.growth * (self.n - self.like)
         both = ~np.isnan(was) & ~np.isnan(now) & (self.growth == 0)
-        # Sizes align the requests that have no stack: they cannot tell that sizes have changed.
+        # Requests without a stack were aligned by size, so they cannot show that sizes changed.
         own = self.w.requests[self.n]
         both[self.slot[own[~self._requests[self.n].tells]]] = False
         changed = both & (was != now)
@@ -367,7 +367,7 @@ class AlignedSteps:
         return np.where(np.isnan(result), 1, result)
 
     def doubt(self) -> Doubt:
-        """Return what the complete steps leave unexplained, the largest of three shares."""
+        """Return what the complete steps leave unexplained: the largest of three shares."""
         return max(
             (
                 Doubt(self._spread(), "later steps may be larger than those recorded"),
@@ -378,9 +378,9 @@ class AlignedSteps:
         )
 
     def _spread(self) -> float:
-        """Return the share by which a step to come may exceed the largest so far.
+        """Return the share by which a coming step may exceed the largest so far.
 
-        The range of n sizes drawn alike, over n: so far the next record lies beyond on average.
+        This is the range of n sizes drawn alike, over n: the average excess of the next record.
         """
         w = self.w
         totals = [float(self.asked[self.slot[w.requests[self.like]]].sum())]
@@ -393,9 +393,9 @@ class AlignedSteps:
         return float(np.ptp(x) / (len(x) * x.max())) if x.max() else 0.0
 
     def _unexplained(self) -> float:
-        """Return the share of live memory that the step under way holds beyond what it should.
+        """Return the share of live memory that the current step holds beyond what it should.
 
-        It is compared with the step that it is like, at the same request.
+        It is compared with the step that it resembles, at the same request.
         """
         w = self.w
         if not self.n_same or not w.has_failed:
@@ -418,7 +418,7 @@ def _repeated(s: AlignedSteps, n_pools: int) -> Repetition:
     if goes_on:
         steps = [_joined(x, rest) if t == n else x for t, x in zip(order, steps, strict=True)]
     counts = [bool(w.counts[t]) for t in (n, *order)]
-    if not any(counts[1:]):  # what goes on is evaluation alone: its steps are the program's
+    if not any(counts[1:]):  # only evaluation continues: its steps count as the program's
         counts = [True] * len(counts)
     if not w.at[-1] - w.at[n]:
         counts[0] = False
@@ -460,7 +460,7 @@ def _repeated(s: AlignedSteps, n_pools: int) -> Repetition:
 
 
 def _order(s: AlignedSteps, *, goes_on: bool) -> list[int]:
-    """Return the steps that repeat: the last period, the step under way as its last one."""
+    """Return the steps that repeat: the last period, with the current step as its last."""
     n, whole = s.n, s.period
     if not goes_on or not s.w.at[-1] - s.w.at[n]:
         return list(range(max(0, n - whole), n))
@@ -468,7 +468,7 @@ def _order(s: AlignedSteps, *, goes_on: bool) -> list[int]:
 
 
 def _rest(s: AlignedSteps) -> FutureOperations:
-    """Return what is missing of the step under way, the failing request first."""
+    """Return what is missing from the current step, starting with the failing request."""
     w = s.w
     requests = w.requests[s.like]
     if not s.n_same and not w.has_failed and w.at[-1] == w.at[s.n]:
@@ -487,9 +487,9 @@ def _rest(s: AlignedSteps) -> FutureOperations:
 
 
 def _without_first_time(s: AlignedSteps, rest: FutureOperations) -> FutureOperations:
-    """Return the rest without what a first step makes for good (optimizer state, workspaces).
+    """Return the rest without what only a first step makes, to stay (optimizer state, workspaces).
 
-    Gradients that live at its end go before the next backward pass, as ``zero_grad`` lets them go
+    Gradients that live at its end are freed before the next backward pass, as ``zero_grad`` does
     since PyTorch 2.0 (``set_to_none``).
     """
     made = s.w.requests[0]
@@ -511,7 +511,7 @@ def _without_first_time(s: AlignedSteps, rest: FutureOperations) -> FutureOperat
 
 
 def _converted(s: AlignedSteps, *parts: I64) -> list[FutureOperations]:
-    """Return recorded operations, a list for each part of them, as future ones."""
+    """Return recorded operations as future ones, one list for each part."""
     w, at = s.w, np.concatenate(parts)
     kind, slot = w.kind[at], s.slot[at]
     is_made = kind == OpKind.MALLOC
@@ -532,7 +532,7 @@ def _converted(s: AlignedSteps, *parts: I64) -> list[FutureOperations]:
 
 
 def _held(s: AlignedSteps) -> npt.NDArray[np.int32]:
-    """Return the blocks of the window that live at its end: id, slot, born, age."""
+    """Return the blocks of the window that live at its end: ID, slot, born, age."""
     w = s.w
     made = np.flatnonzero((w.kind == OpKind.MALLOC) & (s.age < 0) & (w.allocation >= 0))
     made = made[s.fate[made] != _ext.KEPT]
@@ -541,7 +541,7 @@ def _held(s: AlignedSteps) -> npt.NDArray[np.int32]:
 
 
 def _joined(*parts: FutureOperations) -> FutureOperations:
-    """Return operations after each other; ``concatenate`` would repack them."""
+    """Return operations one after another; ``concatenate`` would repack them."""
     result = np.empty(sum(len(part) for part in parts), FUTURE_OPERATION)
     at = 0
     for part in parts:

@@ -1,4 +1,4 @@
-"""The settings worth trying on a recorded run, the search over them, and for the least capacity.
+"""The settings worth trying on a recorded run, the search over them and for the smallest capacity.
 
 One list serves every command: ``analyze`` tries the usual values of each key, ``simulate --sweep``
 all values and sensible pairs. Every candidate is replayed exactly; nothing is extrapolated. Two
@@ -36,8 +36,8 @@ class SettingValues(Struct, frozen=True):
     """The values of one key, in the order in which guides name them.
 
     Attributes:
-        usual: those that most guides propose; few, since every analysis tries them.
-        others: those between and beyond, for a sweep.
+        usual: the values that most guides suggest; only a few, since every analysis tries them.
+        others: the values between and beyond, for a sweep.
     """
 
     key: str
@@ -71,7 +71,7 @@ def usual_confs(key: str) -> tuple[str, ...]:
 def usual_candidates(
     reproduction: Reproduction, torch_version: str | None = None
 ) -> tuple[str, ...]:
-    """Return each key alone with its usual values, as far as the version knows it."""
+    """Return each key alone with its usual values, provided the version knows it."""
     return _known((c for f in FAMILIES for c in f.confs()), reproduction, torch_version)
 
 
@@ -80,7 +80,7 @@ def sweep_candidates(
 ) -> tuple[str, ...]:
     """Return each key alone over all its values, and sensible pairs.
 
-    Garbage collection does nothing without a memory fraction, so it comes with one where none is
+    Garbage collection does nothing without a memory fraction, so it comes with one unless one is
     in force. Expandable segments and ``max_split_size_mb`` exclude each other: oversize rules still
     apply to expandable blocks, and reserved memory can grow without bound.
     """
@@ -107,10 +107,10 @@ _LIMIT: Final = ",per_process_memory_fraction:0.95"
 def _known(
     wanted: Iterable[str], reproduction: Reproduction, torch_version: str | None
 ) -> tuple[str, ...]:
-    """Return the strings that the version accepts, without the recorded one and repetitions.
+    """Return the strings that the version accepts, without the recorded one and duplicates.
 
-    Without a version, keys that came after the recording's are left out: an unknown key is an
-    error at first use of the device.
+    Without a version, keys that came after the recording's version are left out: an unknown key is
+    an error at first use of the device.
     """
     version = torch_version or _version_of(reproduction)
     recorded = reproduction.conditions.settings.conf
@@ -127,7 +127,7 @@ def _known(
 
 
 def _version_of(reproduction: Reproduction) -> str:
-    """Return a version that the recording's is not older than."""
+    """Return a version that is no newer than the recording's."""
     low = reproduction.trace.snapshot.provenance.version_low
     if low:
         return low if low.count(".") > 1 else f"{low}.0"
@@ -137,7 +137,7 @@ def _version_of(reproduction: Reproduction) -> str:
 
 N_THREADS = 2
 # A setting fits with margin if this share of the capacity is left over: about what the driver and
-# libraries of a long run come to want in addition.
+# libraries come to need on top in a long run.
 MARGIN_SHARE = 0.03
 
 
@@ -146,10 +146,10 @@ class Search(Struct, frozen=True):
 
     Attributes:
         results: one per candidate, in the order asked.
-        best: the cheapest that fits with margin, or else the one that fits with most; None where
-            none fits, the recorded settings already do with margin, or none gains on them.
-        pareto: those that no other beats in both peak reserved memory and driver calls, by peak;
-            of those that fit where any does.
+        best: the cheapest that fits with margin, else the one that fits with the most margin. None
+            if none fits, none gains on the recorded settings, or those already fit with margin.
+        pareto: those that no other beats in both peak reserved memory and driver calls, sorted by
+            peak; only those that fit, if any does.
         recorded_fits: whether the recorded settings serve every request with margin.
     """
 
@@ -170,14 +170,14 @@ def search_settings(  # noqa: PLR0913 - the choices of one search, all by keywor
 ) -> Search:
     """Replay every candidate and return what each does, the best, and the Pareto set.
 
-    The settings are ``usual_candidates`` where None, replayed under the capacity, fraction and
-    version of ``what_if`` (as recorded where None); ``steps`` as for ``simulate``, ``other`` says
-    how the run goes on. ``progress`` is called from this thread with candidates done and
-    candidates in all.
+    The settings are ``usual_candidates`` if None, replayed under the capacity, fraction and version
+    of ``what_if`` (as recorded if None); ``steps`` is as for ``simulate``, and ``other`` says how
+    the run continues. ``progress`` is called from this thread with the numbers of candidates done
+    and candidates in all.
 
     Raises:
-        ConfigError: a setting string is wrong.
-        SimulationError: a candidate cannot be replayed.
+        ConfigError: if a setting string is wrong.
+        SimulationError: if a candidate cannot be replayed.
     """
     what_if = what_if or WhatIf()
     if confs is None:
@@ -205,7 +205,7 @@ def search_settings(  # noqa: PLR0913 - the choices of one search, all by keywor
 
 
 def best_of(results: Sequence[ReplayResult]) -> ReplayResult | None:
-    """Return the cheapest result that fits with margin; with none, the one with most margin.
+    """Return the cheapest result that fits with margin; if none does, the one with most margin.
 
     Price is what it costs per run: first retries (each waits for the device), then driver calls,
     then the number of keys to set.
@@ -220,9 +220,9 @@ def best_of(results: Sequence[ReplayResult]) -> ReplayResult | None:
 
 
 def _gaining(results: Sequence[ReplayResult], recorded: ReplayResult) -> list[ReplayResult]:
-    """Return the results that are better than what was recorded and in nothing worse.
+    """Return the results that are better than the recorded one and worse in nothing.
 
-    Where the recorded settings fail, whatever fits gains.
+    If the recorded settings fail, any result that fits gains.
     """
     if not recorded.fits:
         return list(results)
@@ -254,13 +254,13 @@ def pareto_of(results: Sequence[ReplayResult]) -> tuple[ReplayResult, ...]:
 
 
 def capacity_of(reproduction: Reproduction, what_if: WhatIf) -> int | None:
-    """Return the capacity that a what-if is replayed under; None = unlimited."""
+    """Return the capacity that a what-if is replayed under, or None if it is unlimited."""
     if what_if.capacity_bytes is not None:
         return what_if.capacity_bytes
     return default_capacity(reproduction)
 
 
-# Work spent on one search for a smallest capacity, in operations: a second or two.
+# Work spent on one search for the smallest capacity, in operations: a second or two.
 SEARCH_OPERATIONS = 20_000_000
 MIN_REPLAYS = 24
 MAX_HALVINGS = 12
@@ -278,14 +278,14 @@ def with_smallest_capacity(  # noqa: PLR0913 - one question of a what-if
 ) -> ReplayResult:
     """Return the result with the smallest capacity at which every request is served.
 
-    With ``is_steady`` it is the smallest from which on they are served at every larger one too.
+    With ``is_steady``, it is the smallest such that every larger capacity serves them too.
 
-    With ``look``, which says how the run goes on in a what-if, that is the least at which the
-    whole run goes on, as far as it is known.
+    With ``look``, which says how the run continues in a what-if, it is the smallest at which the
+    whole run continues, as far as that is known.
 
     Fitting is not monotone in capacity: a flush at the right moment can let a run pass on a
-    smaller device. So the capacities are walked upward from the lower bound (peak requested bytes),
-    jumping over those at which the run would be the very same, as far as the work allowed goes.
+    smaller device. So the search walks upward from the lower bound (peak requested bytes), jumping
+    over capacities at which the run would be exactly the same, until it has used up its work.
     """
     search = _CapacitySearch(reproduction, what_if, operations or reproduction.operations)
     smallest, note = search.run(is_steady=is_steady)
@@ -308,9 +308,9 @@ def is_served(
 def is_served_from(
     reproduction: Reproduction, what_if: WhatIf, operations: _ext.NativeOps | None = None
 ) -> bool:
-    """Return whether it is served at the capacity of a what-if and at every larger one.
+    """Return whether the recorded part is served at a what-if's capacity and every larger one.
 
-    As far as the work allowed for one search goes.
+    The check stops when the work allowed for one search is used up.
     """
     requests = operations or reproduction.operations
     search = _CapacitySearch(reproduction, what_if, requests)
@@ -323,7 +323,7 @@ def _capacity(what_if: WhatIf) -> int:
 
 
 class _CapacitySearch:
-    """Walks capacities of one what-if, within a bounded number of replays."""
+    """Walks the capacities of one what-if within a bounded number of replays."""
 
     def __init__(
         self, reproduction: Reproduction, what_if: WhatIf, operations: _ext.NativeOps
@@ -335,7 +335,7 @@ class _CapacitySearch:
         self.n_left = max(MIN_REPLAYS, SEARCH_OPERATIONS // n_operations)
 
     def fits(self, capacity: int) -> tuple[bool, int | None]:
-        """Return whether the run fits, and the least capacity at which anything would change."""
+        """Return whether the run fits, and the smallest capacity at which anything would change."""
         self.n_left -= 1
         report_progress(f"Looking for the smallest capacity, at most {self.n_left} replays more")
         what_if = replace(self.what_if, capacity_bytes=capacity)
@@ -348,14 +348,14 @@ class _CapacitySearch:
         return raw["fits"], change
 
     def run(self, *, is_steady: bool) -> tuple[int | None, str]:
-        """Return the smallest capacity, and what there is to say about it."""
+        """Return the smallest capacity, and a note about it."""
         what_if = replace(self.what_if, capacity_bytes=_ENDLESS, memory_fraction=None)
         endless = conditions_of(self.reproduction, what_if)
         remade = remakes_start_of(self.reproduction, endless)
         raw = self.operations.replay(replace(endless, allowed_bytes=None).native(), False, remade)
         if not raw["fits"]:
             return None, "a request fails at any capacity"
-        # Not peak active: a cached block may be larger than the request, but need not be.
+        # Not peak active: a cached block may be larger than the request, but it need not be.
         low = _pages_up(raw["peak_requested_bytes"])
         high = _pages_up(raw["peak_reserved_bytes"])
         found = _least(low, high, lambda c: self.fits(c)[0], self.n_left - MIN_REPLAYS // 2)
@@ -379,9 +379,9 @@ class _CapacitySearch:
     def whole_run(
         self, low: int, look: Callable[[WhatIf], Outlook | None]
     ) -> tuple[int | None, str]:
-        """Return the least capacity at which the run goes on after the recorded part, by halving.
+        """Return the smallest capacity at which the run survives its continuation, by halving.
 
-        None, with the reason, where none is enough.
+        Returns None, with the reason, if no capacity is enough.
         """
 
         def outlook_at(capacity: int) -> Outlook | None:
@@ -403,7 +403,7 @@ class _CapacitySearch:
         return least, "with the steps that follow, as far as they are known"
 
     def walk(self, low: int, high: int, *, wanted: bool) -> tuple[int | None, bool]:
-        """Return the first capacity in [low, high) that fits (or fails), and if all were seen."""
+        """Return the first capacity in [low, high) that fits (or fails), and if all were tried."""
         at = low
         while at < high:
             if self.n_left <= 0:
@@ -418,7 +418,7 @@ class _CapacitySearch:
 
 
 def _least(low: int, high: int, is_enough: Callable[[int], bool], n_tries: int) -> int:
-    """Return the least capacity that is enough, by halving; as far as the tries go."""
+    """Return the smallest capacity that is enough, by halving at most ``n_tries`` times."""
     while high - low >= PAGE_BYTES and n_tries > 0:
         middle = (low + high) // 2 // PAGE_BYTES * PAGE_BYTES
         low, high = (low, middle) if is_enough(middle) else (middle + PAGE_BYTES, high)

@@ -47,34 +47,34 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
     continue_with: Snapshot | None = None,
     progress: ProgressCallback | None = None,
 ) -> Simulation:
-    """Replay a trace as recorded and under every asked condition.
+    """Replay a trace as recorded and under every condition asked for.
 
     Args:
         source: the trace, or a snapshot with one.
-        device: whose trace of a snapshot; the one that ran out of memory, or the busiest, where
-            None.
+        device: device of a snapshot whose trace is replayed. If None, the one that ran out of
+            memory, or the busiest.
         confs: setting strings, each replacing the recorded settings.
-        capacity_bytes: what PyTorch can have of the device; as recorded where None.
+        capacity_bytes: what PyTorch can have of the device; as recorded if None.
         memory_fraction: as for ``set_per_process_memory_fraction``.
-        torch_version: whose rules and keys the what-ifs follow; the recording's where None.
+        torch_version: version whose rules and keys the what-ifs follow; the recording's if None.
         edits: code-level changes; each is replayed under every conf (or the recorded settings).
         smallest_capacity: also find the smallest capacity at which each run fits.
-        is_steady: let that be one from which on it fits at every larger one; a run may fit on less
-            by luck, where a flush comes at the right moment.
-        device_total_bytes: memory of the device, base of fractions; the capacity where None.
-        steps: whole steps to look on after the one under way; where None, until they repeat.
+        is_steady: require that the run also fits at every larger capacity; a run may fit on less by
+            luck, if a flush comes at the right moment.
+        device_total_bytes: memory of the device, the base of fractions; the capacity if None.
+        steps: how many whole steps to play after the current one. If None, play until they repeat.
         continue_with: a recording of the same program that goes further (a rehearsal, a healthy
-            run): it says how the run goes on, wherever the code is as recorded.
-        progress: called with replays done and replays in all.
+            run): it says how the run continues wherever the code is as recorded.
+        progress: called with the numbers of replays done and replays in all.
 
     Returns:
         The reproduction with its fidelity, and one result per conf and edit, in that order. With
         neither, one result under the recorded settings if capacity, fraction or version differ.
 
     Raises:
-        SimulationError: there is no trace to replay, no device of that number, or the recording to
-            continue with is of another program.
-        ConfigError: a setting string, the fraction or the version is wrong.
+        SimulationError: if there is no trace to replay, no device of that number, or the recording
+            to continue with is of another program.
+        ConfigError: if a setting string, the fraction or the version is wrong.
     """
     version = check_version(torch_version)
     trace = source if isinstance(source, Trace) else trace_of(source, device)
@@ -115,10 +115,10 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
 def continued_with(
     reproduction: Reproduction, further: Snapshot | None, steps: int | None = None
 ) -> OtherRun | None:
-    """Return the recording that says how a run goes on; None without one.
+    """Return the recording that says how a run continues, or None if there is none.
 
     Raises:
-        SimulationError: it is of another program, or holds no whole step.
+        SimulationError: if it is of another program, or holds no whole step.
     """
     if further is None:
         return None
@@ -150,10 +150,10 @@ def simulation_of(
 def trace_of(snapshot: Snapshot, device: int | None = None) -> Trace:
     """Return the trace of a device, for a replay.
 
-    The device is the one that ran out of memory, or the busiest, where None.
+    If the device is None, it is the one that ran out of memory, or the busiest.
 
     Raises:
-        SimulationError: the snapshot has no device of that number, or none at all.
+        SimulationError: if the snapshot has no device of that number, or none at all.
     """
     chosen = choose_device(snapshot) if device is None else device
     if chosen not in snapshot.devices:
@@ -167,13 +167,13 @@ def trace_of(snapshot: Snapshot, device: int | None = None) -> Trace:
 def reproduce(
     trace: Trace, *, torch_version: str | None = None, device_total_bytes: int | None = None
 ) -> Reproduction:
-    """Return the recorded run, reproduced: do it once, ask many what-ifs.
+    """Return the reproduction of a recorded run: do it once, then ask many what-ifs.
 
     The version that wrote the file and the memory of the device are given if known.
 
     Raises:
-        SimulationError: there is nothing to replay.
-        ConfigError: the version is wrong.
+        SimulationError: if there is nothing to replay.
+        ConfigError: if the version is wrong.
     """
     backend = trace.snapshot.settings.backend
     if backend != "native":
@@ -189,10 +189,10 @@ def reproduce(
 
 
 def choose_device(snapshot: Snapshot) -> int:
-    """Return the device whose trace ends in a failed request, else the one with most events.
+    """Return the device whose trace ends in a failed request, else the one with the most events.
 
     Raises:
-        SimulationError: the snapshot has no device.
+        SimulationError: if the snapshot has no device.
     """
     devices = snapshot.devices
     if not devices:

@@ -1,11 +1,11 @@
 """The steps of a program: what it does over and over.
 
-A step of training lasts from one run of the optimizer to the next, micro-batches inside. Where
-optimizers take turns, as in a GAN, it lasts until they come round again. PyTorch marks these runs
-(``Optimizer.step#``, from 2.6 on); elsewhere stacks show them, and where nothing shows them a step
-ends with a backward pass. Calls of a model from places that most steps do not come to are an
-evaluation, which is a step of its own. Without training a step begins at the rarest place of the
-program to which it comes back over most of what it does.
+A training step lasts from one run of the optimizer to the next and includes all its micro-batches.
+If optimizers take turns, as in a GAN, it lasts until each has had its turn. PyTorch marks these
+runs (``Optimizer.step#``, from 2.6 on); without marks, stacks show them, and if nothing shows them,
+a step ends with a backward pass. Calls of a model from places that most steps do not reach are an
+evaluation, which is a step of its own. Without training, a step begins at the rarest place to
+which the program returns over most of its work.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from fragdoctor.trace.trace import Trace
 
 MIN_STEPS: Final = 4
 MAX_TRIED: Final = 200
-"""Places that are looked at, the rarest."""
+"""The most places to try; these are the rarest."""
 
 MIN_COVERED: Final = 0.5
-"""Share of a program without training that its steps cover."""
+"""Share of a program without training that its steps must cover."""
 
 
 class StepKind(IntEnum):
-    """What a step is for; OTHER is neither, or unknown."""
+    """The purpose of a step; OTHER is neither, or unknown."""
 
     TRAIN = 0
     EVALUATION = 1
@@ -45,10 +45,10 @@ class Steps(Struct, frozen=True):
     """The steps of a device's trace, in order.
 
     Attributes:
-        rows: row at which each begins; it lasts to the next one or the end.
-        kind: ``uint8``, a ``StepKind`` each.
-        method: ``marks``, ``stacks`` or ``none``: what they were told by.
-        is_last_complete: the last step was not cut off by a failure or the end of the trace.
+        rows: row at which each begins; it lasts until the next one or the end.
+        kind: ``uint8``, a ``StepKind`` for each step.
+        method: ``marks``, ``stacks`` or ``none``: how they were told apart.
+        is_last_complete: whether the last step was not cut off by a failure or the trace's end.
     """
 
     rows: I64
@@ -58,7 +58,7 @@ class Steps(Struct, frozen=True):
 
     @classmethod
     def of(cls, trace: Trace) -> Steps:
-        """Return the steps of a trace, worked out once."""
+        """Return the steps of a trace, worked out only once."""
         return trace.once(find_steps)
 
     def __len__(self) -> int:
@@ -71,12 +71,12 @@ class Steps(Struct, frozen=True):
 
     @property
     def main_rows(self) -> I64:
-        """Rows at which training steps begin; those of all steps of a program without training."""
+        """Rows at which training steps begin; without training, those of all steps."""
         training = self.of_kind(StepKind.TRAIN)
         return training if len(training) else self.rows
 
     def at(self, rows: I64) -> I64:
-        """Return the step that each event row is in; -1 before the first."""
+        """Return the step that each event row is in, or -1 before the first step."""
         step: I64 = np.searchsorted(self.rows, rows, side="right").astype(np.int64) - 1
         return step
 
@@ -85,7 +85,7 @@ NO_STEPS: Final = Steps(np.zeros(0, np.int64), np.zeros(0, np.uint8), "none", Tr
 
 
 def find_steps(trace: Trace) -> Steps:
-    """Return the steps of a device's trace; none where nothing repeats."""
+    """Return the steps of a device's trace, or no steps if nothing repeats."""
     report_progress("Looking for steps")
     if not trace.n_events:
         return NO_STEPS
@@ -99,9 +99,9 @@ def find_steps(trace: Trace) -> Steps:
 
 
 def _ends(trace: Trace) -> tuple[I64 | None, str]:
-    """Return the rows at which runs of the optimizer end; None for a program without training.
+    """Return the rows at which optimizer runs end, or None for a program without training.
 
-    Optimizers that follow each other without a backward pass between are one run.
+    Optimizers that follow each other without a backward pass in between are one run.
     """
     runs = RoleRuns.of(trace)
     label = np.zeros(0, np.int64) if runs is None else runs.label
@@ -114,7 +114,7 @@ def _ends(trace: Trace) -> tuple[I64 | None, str]:
         ends, method = after[label == stacks.OPTIMIZER], "stacks"
     elif len(backward):
         ends, method = after[label == stacks.BACKWARD], "stacks"
-        if len(ends) < MIN_STEPS:  # micro-batches of a first step, as far as is known
+        if len(ends) < MIN_STEPS:  # as far as is known, these are micro-batches of a first step
             ends = ends[:0]
         return (ends[:-1] if _is_under_way(trace, ends) else ends), method
     else:
@@ -135,7 +135,7 @@ def _is_under_way(trace: Trace, ends: I64) -> bool:
 
 def _training(trace: Trace, ends: I64, method: str) -> Steps:
     turns = _turns(trace, ends)
-    period = period_of(turns[1:] if trace.is_late else turns)  # of the first, a part may be missing
+    period = period_of(turns[1:] if trace.is_late else turns)  # the first may be incomplete
     ends = ends[period - 1 :: period]
     action = trace.events.action
     asks = np.flatnonzero((action == Action.ALLOC) | (action == Action.OOM))
@@ -169,7 +169,7 @@ def _training(trace: Trace, ends: I64, method: str) -> Steps:
 
 
 def _turns(trace: Trace, ends: I64) -> list[int]:
-    """Return what tells runs of different optimizers apart: who called the backward passes."""
+    """Return what tells runs of different optimizers apart: the callers of the backward passes."""
     roles, stack = trace.stacks.roles, trace.events.stack
     is_call = (roles.role[stack] == stacks.BACKWARD) & (trace.events.action == Action.ALLOC)
     calls = np.flatnonzero(is_call & (trace.stacks.lines_of(stack) >= 0))
@@ -178,10 +178,10 @@ def _turns(trace: Trace, ends: I64) -> list[int]:
 
 
 def _first_start(trace: Trace, ends: I64, asks: I64) -> int | None:
-    """Return where the first step begins; None where the recording lacks its beginning.
+    """Return where the first step begins, or None if the recording lacks its beginning.
 
-    A recording that began within the program holds the whole of the first step if that asks as
-    often as the next one.
+    A recording that began inside the program holds the whole first step if that step makes as many
+    requests as the next one.
     """
     if not trace.is_late:
         return min(after_setup(trace), int(np.append(ends, trace.n_events)[0]))
@@ -195,8 +195,8 @@ def _first_start(trace: Trace, ends: I64, asks: I64) -> int | None:
 class _ModelCalls:
     """Where the program calls models, and which of these places belong to training.
 
-    A backward pass follows the last call of a forward pass. Other places are of training if most
-    steps come to them.
+    A backward pass follows the last call of a forward pass. Other places belong to training if most
+    steps reach them.
     """
 
     def __init__(self, trace: Trace, edges: I64) -> None:
@@ -204,7 +204,7 @@ class _ModelCalls:
         self._trains = np.ones(len(self._rows), np.bool_)
         n_complete = len(edges) - 2
         if not len(self._rows) or n_complete < 2:
-            return  # one step does not show what most steps come to
+            return  # a single step does not show what most steps reach
         place = trace.stacks.places[trace.events.stack[self._rows]].astype(np.int64)
         step = np.searchsorted(edges, self._rows, side="right") - 1
         whole = (step >= 0) & (step < n_complete)
@@ -224,7 +224,7 @@ class _ModelCalls:
         return bool(end > first)
 
     def evaluated_until(self, low: int, high: int) -> int | None:
-        """Return where the evaluation at the beginning of a step ends; None where there is none."""
+        """Return where the evaluation at the start of a step ends, or None if there is none."""
         first, end = np.searchsorted(self._rows, (low, high))
         trains: Bools = self._trains[first:end]
         if not len(trains) or trains[0]:
@@ -235,9 +235,9 @@ class _ModelCalls:
 
 
 def evaluation_rounds(trace: Trace) -> I64:
-    """Return where the rounds of an evaluation under way begin: calls of a model from one place.
+    """Return where the rounds of an evaluation in progress begin: model calls from one place.
 
-    None where the recording does not end in one, in a program that trains.
+    Returns no rows unless the recording ends in an evaluation, in a program that trains.
     """
     steps = Steps.of(trace)
     is_under_way = len(steps) > 1 and steps.kind[-1] == StepKind.EVALUATION
@@ -248,7 +248,7 @@ def evaluation_rounds(trace: Trace) -> I64:
     visit = distinct(visit[trace.module_rows >= steps.rows[-1]])
     if not len(visit):
         return visit
-    # Each begins with the first call: what comes before it on its line is data.
+    # Each round begins with the first call: anything before it on its line is data.
     first = trace.module_rows[np.searchsorted(trace.module_rows, rows[visit])]
     places, count = np.unique(place[visit], return_counts=True)
     rounds: I64 = first[place[visit] == places[count.argmax()]]
@@ -256,9 +256,9 @@ def evaluation_rounds(trace: Trace) -> I64:
 
 
 def _visits(trace: Trace, places: I32) -> tuple[I64, I32]:
-    """Return where the program comes to another place, by its requests, and which place that is.
+    """Return where the program moves to another place, judged by its requests, and to which place.
 
-    ``places`` has one for each stack, -1 for none.
+    ``places`` has a place for each stack, or -1 for none.
     """
     action = trace.events.action
     rows = np.flatnonzero((action == Action.ALLOC) | (action == Action.OOM))
@@ -269,7 +269,7 @@ def _visits(trace: Trace, places: I32) -> tuple[I64, I32]:
 
 
 def after_setup(trace: Trace) -> int:
-    """Return the first row that allocates after the model was made; the number of rows without."""
+    """Return the first row that allocates after the model is built, or else the number of rows."""
     is_alloc = trace.events.action == Action.ALLOC
     built = np.flatnonzero(is_alloc & trace.stacks.roles.makes_model[trace.events.stack])
     called = trace.module_rows
@@ -284,15 +284,15 @@ def after_setup(trace: Trace) -> int:
 
 
 def _without_training(trace: Trace) -> Steps:
-    """Return the rounds that begin at the rarest place; none where no stack tells places."""
+    """Return the rounds that begin at the rarest place, or no steps if stacks tell no places."""
     places = trace.stacks.places
     visits = _visits(trace, places)
-    if len(visits[0]) < MIN_STEPS:  # one line does it all: what it does outside of the model
+    if len(visits[0]) < MIN_STEPS:  # one line does everything: set apart its work outside the model
         apart = np.where(places >= 0, 2 * places + trace.stacks.roles.in_module, -1)
         visits = _visits(trace, apart)
     rounds = _rounds(trace, *visits)
     if rounds is None and len(trace.module_rows) and trace.ends_in_failure:
-        # It failed in its first forward pass, which is its one step.
+        # The program failed in its first forward pass, which is its one step.
         row, train = np.array([after_setup(trace)], np.int64), np.array([StepKind.TRAIN], np.uint8)
         return Steps(row, train, "stacks", is_last_complete=False)
     if rounds is None:
@@ -303,9 +303,9 @@ def _without_training(trace: Trace) -> Steps:
 
 
 def _rounds(trace: Trace, rows: I64, key: I32) -> I64 | None:
-    """Return the visits to the rarest place that the program comes back to over most of them.
+    """Return the visits to the rarest place that the program returns to over most of all visits.
 
-    What ends before a model is first called only makes it, or copies it. None without any.
+    Visits that end before a model is first called only build or copy it. None if no place fits.
     """
     if not len(rows):
         return None

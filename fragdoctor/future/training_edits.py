@@ -1,6 +1,6 @@
 """Changes of a training program, as edits of its recorded requests.
 
-Each was compared with programs that really were changed (``tests/trace/test_training_edits.py``).
+Each was compared with programs that were really changed (``tests/future/test_training_edits.py``).
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from fragdoctor.units import plural
 
 FLOAT_BYTES: Final = 4
 QUANTIZED_FROM: Final = 4096
-"""Elements from which bitsandbytes keeps a state in eight bits; smaller ones stay as they are."""
+"""Elements from which on bitsandbytes keeps a state in eight bits; smaller states stay the same."""
 
 MOST: Final = 0.5
-"""Share of the parameters' bytes that gradients have at least, where all are trained."""
+"""Smallest share of the parameters' bytes that gradients have if all parameters are trained."""
 
 MAX_FACTOR: Final = 1000.0
 
 MAX_LOGITS: Final = 4
-"""Requests of the size of the logits before the loss: as made, cast, shifted, made contiguous."""
+"""Requests as large as the logits before the loss: as made, cast, shifted, and made contiguous."""
 
 QUANTIZED_BLOCK: Final = 256
-"""Elements that share one scale of four bytes."""
+"""Elements that share one four-byte scale."""
 
 
 def loss_in_chunks(
@@ -46,12 +46,12 @@ def loss_in_chunks(
 ) -> Edit:
     """Return the edit that computes the loss on one part of the tokens after another.
 
-    The largest request of the loss and all of the same number of elements (in 1, 2, 4 or 8 bytes
-    each) shrink to one part, from the end of the last layer until the backward pass reaches it.
+    The largest request of the loss and all requests with the same number of elements (of 1, 2, 4 or
+    8 bytes) shrink to one part, from the end of the last layer until the backward pass is there.
 
     Args:
-        forward_rows: events from which the logits of each forward pass can be, and at which the
-            pass ends.
+        forward_rows: events from which on the logits of each forward pass may appear, and events at
+            which the passes end.
         until_row: event at which the backward pass of the loss is over.
         loss_rows: events of all requests that the loss makes, ascending.
         n_chunks: number of parts.
@@ -74,8 +74,8 @@ def loss_in_chunks(
             size = table["size"][low:high]
             chosen = is_request[low:high] & np.isin(size, np.array(alike, np.uint64))
             if np.count_nonzero(chosen[: seeds[0] - low]) > MAX_LOGITS:
-                continue  # results of the model's layers have that size: these are no logits
-            # What the backward pass makes and keeps is the gradient of the output layer.
+                continue  # results of the model's layers have that size, so these are not logits
+            # If the backward pass makes and keeps one, it is the gradient of the output layer.
             is_passing = (np.arange(low, high) < middle) | (dies[low:high] < high)
             is_passing |= ops.kind[low:high] == OpKind.FAILED
             chosen &= is_passing
@@ -88,12 +88,12 @@ def loss_in_chunks(
 def passes_scaled(first_row: I64, end_row: I64, last_row: int, share: float) -> Edit:
     """Return the edit that scales the memory that grows with the batch.
 
-    Taken for that are the requests of forward and backward passes, unless a parameter has exactly
-    their size (then it is a gradient or a copy) or they are there to stay (a workspace).
+    These are the requests of forward and backward passes, except those with exactly the size of a
+    parameter (gradients or copies) and those that stay for good (workspaces).
 
     Each pass begins at an event of ``first_row`` (ascending) and ends at one of ``end_row``; the
-    last forward pass begins at ``last_row``: what is older and still lives stays. ``share`` is of
-    the present batch.
+    last forward pass begins at ``last_row``: older blocks that still live stay. ``share`` is
+    relative to the present batch.
     """
 
     def change(reproduction: Reproduction, ops: Operations) -> Operations:
@@ -115,16 +115,16 @@ def passes_scaled(first_row: I64, end_row: I64, last_row: int, share: float) -> 
 
 
 def batch_scaled(share: float) -> Edit:
-    """Return the edit that scales the memory that grows with the batch, by the steps of the trace.
+    """Return the edit that scales the memory that grows with the batch, using the trace's steps.
 
     Raises:
-        ConfigError: the share is not a positive number.
+        ConfigError: if the share is not a positive number.
     """
     if not 0.0 < share <= MAX_FACTOR:
         raise ConfigError(f"The factor must lie between 0 and {MAX_FACTOR:g}.")
 
     def change(reproduction: Reproduction, ops: Operations) -> Operations:
-        rows = steps_of(reproduction, least=1).rows  # the first may be all there is
+        rows = steps_of(reproduction, least=1).rows  # there may be only the first step
         ends = np.append(rows[1:], reproduction.trace.n_events)
         return passes_scaled(rows, ends, int(rows[-1]), share).change(reproduction, ops)
 
@@ -134,10 +134,10 @@ def batch_scaled(share: float) -> Edit:
 def optimizer_one_by_one(temporary_row: I64, first_row: I64) -> Edit:
     """Return the edit that updates one parameter after another: ``foreach=False``.
 
-    Adam then has two temporaries of a parameter's size at a time; of each pass the largest counts.
+    Adam then has two temporaries of a parameter's size at a time; the largest of each pass counts.
 
-    Events of ``temporary_row`` request temporaries of the optimizer's step; each pass of it begins
-    at an event of ``first_row``. Both are ascending.
+    Events of ``temporary_row`` request temporaries of the optimizer's step; each pass of the step
+    begins at an event of ``first_row``. Both are ascending.
     """
 
     def change(_: Reproduction, ops: Operations) -> Operations:
@@ -160,10 +160,10 @@ def optimizer_one_by_one(temporary_row: I64, first_row: I64) -> Edit:
 def states_quantized(state_row: I64, temporary_row: I64) -> Edit:
     """Return the edit that keeps the optimizer's states in eight bits, updated by one kernel.
 
-    A state of float32 shrinks to a byte an element and a scale a block, as in bitsandbytes.
+    A float32 state shrinks to a byte per element and a scale per block, as in bitsandbytes.
 
-    Events of ``state_row`` request states, those of ``temporary_row`` temporaries of the step;
-    ascending.
+    Events of ``state_row`` request states, and those of ``temporary_row`` temporaries of the step;
+    both are ascending.
     """
 
     def change(_: Reproduction, ops: Operations) -> Operations:
@@ -179,10 +179,10 @@ def states_quantized(state_row: I64, temporary_row: I64) -> Edit:
 
 
 def step_in_backward(backward_rows: tuple[I64, I64], step_end_row: I64, temporary_row: I64) -> Edit:
-    """Return the edit that updates each parameter as soon as its gradient is there, and drops it.
+    """Return the edit that updates each parameter as soon as its gradient exists, then drops it.
 
-    Backward passes begin and end at events of ``backward_rows``, passes of the optimizer end at
-    those of ``step_end_row``; those of ``temporary_row`` request temporaries of its step. All are
+    Backward passes begin and end at events of ``backward_rows``, and optimizer passes end at those
+    of ``step_end_row``; events of ``temporary_row`` request temporaries of the step. All are
     ascending.
     """
 
@@ -194,10 +194,10 @@ def step_in_backward(backward_rows: tuple[I64, I64], step_end_row: I64, temporar
 
 
 def requests_removed(rows: I64, name: str = "") -> Edit:
-    """Return the edit that leaves out what some events make, as where it is made on the host.
+    """Return the edit that leaves out what some events make, as if it were made on the host.
 
-    The rows are ascending. Without temporaries of the optimizer's step all parameters are updated
-    in one kernel (``fused=True``), without its states as well on the host.
+    The rows are ascending. Leaving out the temporaries of the optimizer's step stands for updating
+    all parameters in one kernel (``fused=True``); leaving out its states too, for the host.
     """
 
     def change(_: Reproduction, ops: Operations) -> Operations:
@@ -207,11 +207,11 @@ def requests_removed(rows: I64, name: str = "") -> Edit:
 
 
 def requests_freed_at(rows: I64, row: int) -> Edit:
-    """Return the edit that frees what some events make before another event, and not later."""
+    """Return the edit that frees what some events make before another event, and no later."""
 
     def change(_: Reproduction, ops: Operations) -> Operations:
         chosen = _requested_at(ops, rows)
-        # What is freed before that anyway has to stay so.
+        # Blocks that are freed before that anyway must stay so.
         chosen[ops.allocation[ops.is_end & (reached_rows(ops) < row)]] = False
         freed = np.flatnonzero(chosen).astype(np.uint32)
         return ops.with_ends(freed, np.full(len(freed), row, np.int64))
@@ -220,10 +220,10 @@ def requests_freed_at(rows: I64, row: int) -> Edit:
 
 
 def buffers_preallocated(rows: I64, n_buffers: int) -> Edit:
-    """Return the edit that makes buffers which grow by copies once, as large as they get.
+    """Return the edit that makes buffers that grow by copying once, as large as they ever get.
 
-    ``rows`` are the events that make them, ascending. Of ``n_buffers`` that live side by side,
-    request i replaces request i - ``n_buffers``.
+    ``rows`` are the events that make them, ascending. If ``n_buffers`` live side by side, request i
+    replaces request i - ``n_buffers``.
     """
 
     def change(_: Reproduction, ops: Operations) -> Operations:
@@ -239,7 +239,7 @@ def buffers_preallocated(rows: I64, n_buffers: int) -> Edit:
         table, is_end = ops.table.copy(), ops.is_end
         of_last = np.zeros(len(lives.born), np.uint32)
         of_last[last] = first
-        keeps = np.isin(ops.allocation, last) & is_end  # the end of the last is that of the buffer
+        keeps = np.isin(ops.allocation, last) & is_end  # the end of the last one ends the buffer
         drops = np.isin(ops.allocation, first) & is_end & ~np.isin(ops.allocation, last)
         is_first = np.isin(ops.allocation, first) & (ops.kind == OpKind.MALLOC)
         size = np.zeros(len(lives.born), np.uint64)
@@ -252,7 +252,7 @@ def buffers_preallocated(rows: I64, n_buffers: int) -> Edit:
     return Edit("buffers made once", change)
 
 
-# ---- what the edits are made of --------------------------------------------------------------
+# ---- building blocks of the edits ------------------------------------------------------------
 
 
 def _requested_at(ops: Operations, rows: I64) -> Bools:
@@ -262,7 +262,7 @@ def _requested_at(ops: Operations, rows: I64) -> Bools:
 
 
 def _without_requests(ops: Operations, rows: I64) -> Operations:
-    """Return the operations without the requests of some events, those that failed included."""
+    """Return the operations without the requests of some events, including those that failed."""
     is_failed = (ops.kind == OpKind.FAILED) & _is_in(rows, ops.row.astype(np.int64))
     gone = _requested_at(ops, rows)
     return Operations(ops.table[~is_failed]).without(gone)
@@ -278,7 +278,7 @@ def _is_in(some: I64, values: I64) -> Bools:
 
 
 def _parameters(reproduction: Reproduction, lives: Allocations, first_row: int) -> I64:
-    """Return the sizes of what was made before a row, or before the trace, and stays."""
+    """Return the sizes of blocks made before a row, or before the trace, that stay."""
     made = lives.size[(lives.row >= 0) & (lives.row < first_row) & (lives.dies == NEVER)]
     trace = reproduction.trace
     stays = trace.lives_of_program.free[: trace.lives.n_initial] == NOT_FREED
@@ -286,10 +286,10 @@ def _parameters(reproduction: Reproduction, lives: Allocations, first_row: int) 
 
 
 def _freed_at_once(ops: Operations, chosen: Bools) -> Operations:
-    """Return the operations with allocations freed right after they are made."""
+    """Return the operations with the chosen allocations freed right after they are made."""
     kept = Operations(ops.table[~(chosen[ops.allocation] & ops.is_end)])
     at = np.flatnonzero(chosen[kept.allocation] & (kept.kind == OpKind.MALLOC))
     new = frees_of(kept.allocation[at])
     new["row"] = kept.row[at]
-    # Behind the next request: a gradient is still there while the next one is computed.
+    # Free after the next request: a gradient still exists while the next one is computed.
     return Operations(np.insert(kept.table, np.minimum(at + 2, len(kept)), new))

@@ -48,10 +48,10 @@ class WhatIf(Struct, frozen=True):
         conf: setting string that replaces the recorded settings.
         capacity_bytes: what PyTorch could have of the device.
         memory_fraction: as for ``set_per_process_memory_fraction``.
-        torch_version: whose rules and keys apply.
-        device_total_bytes: base of the fraction; None = the capacity.
-        allowed_bytes: what a memory fraction allows that the recording does not tell; None = the
-            least that explains it.
+        torch_version: version whose rules and keys apply.
+        device_total_bytes: base of the fraction; None means the capacity.
+        allowed_bytes: limit by a memory fraction that the recording does not state; None means the
+            smallest limit that explains the recording.
         edit: name of the changed code, for people.
     """
 
@@ -67,8 +67,8 @@ class WhatIf(Struct, frozen=True):
 def default_capacity(reproduction: Reproduction) -> int | None:
     """Return what PyTorch could have in the recorded run, as far as the file shows it.
 
-    Exact where a request failed; the least that explains the run where the cache was flushed to
-    make room; else None.
+    It is exact if a request failed, and the smallest amount that explains the run if the cache was
+    flushed to make room; otherwise None.
     """
     if reproduction.capacity_is_exact:
         return reproduction.conditions.capacity_bytes
@@ -78,11 +78,11 @@ def default_capacity(reproduction: Reproduction) -> int | None:
 
 
 def conditions_of(reproduction: Reproduction, what_if: WhatIf) -> Conditions:
-    """Return what a what-if means for the model.
+    """Return the model's conditions for a what-if.
 
     Raises:
-        ConfigError: the settings or the version are wrong.
-        SimulationError: a memory fraction of an unknown amount.
+        ConfigError: if the settings or the version are wrong.
+        SimulationError: if a memory fraction is of an unknown amount.
     """
     recorded = reproduction.conditions
     version = what_if.torch_version
@@ -110,10 +110,10 @@ def conditions_of(reproduction: Reproduction, what_if: WhatIf) -> Conditions:
 
 
 def least_allowed_of(reproduction: Reproduction) -> int | None:
-    """Return the least that a memory fraction allowed in the recorded run; None: there was none.
+    """Return the least that a memory fraction allowed in the recorded run, or None without one.
 
-    Where the file does not tell, any limit from what was reserved up to what the failed request
-    would have needed explains the recording. What holds under the least holds under all.
+    If the file does not say, any limit from what was reserved up to what the failed request would
+    have needed explains the recording. Whatever holds under the smallest limit holds under all.
     """
     if reproduction.fraction_is_inferred and reproduction.trace.settings.memory_fraction is None:
         return reproduction.trace.totals.peak_reserved_bytes
@@ -143,16 +143,17 @@ def replay_what_if(
     """Return what the model does with the requests of a trace in a what-if.
 
     Args:
-        reproduction: of the trace.
+        reproduction: reproduction of the trace.
         what_if: what differs.
-        operations: edited requests; those of the reproduction where None.
-        remakes_start: whether blocks older than the trace are requested anew; where None, only
-            if the kind of segment changes.
-        outlooks: of these requests, to look on beyond them; nobody looks on where None.
+        operations: edited requests; those of the reproduction if None.
+        remakes_start: whether blocks older than the trace are requested anew; if None, only if the
+            kind of segment changes.
+        outlooks: the futures of these requests, to look beyond them; if None, only the recorded
+            part is played.
 
     Raises:
-        ConfigError: the settings or the version are wrong.
-        SimulationError: the what-if cannot be replayed.
+        ConfigError: if the settings or the version are wrong.
+        SimulationError: if the what-if cannot be replayed.
     """
     conditions = conditions_of(reproduction, what_if)
     is_remade = (
@@ -179,8 +180,8 @@ def replay_what_if(
 def remakes_start_of(reproduction: Reproduction, conditions: Conditions) -> bool:
     """Return whether blocks older than the trace are requested anew.
 
-    Under the recorded kind of segment they stay where they lie: that keeps the fragmentation of
-    the time before. With expandable segments switched on or off they would have been elsewhere
+    With the recorded kind of segment they stay where they are, which keeps the fragmentation from
+    before. With expandable segments switched on or off they would have been somewhere else
     altogether, and old segments that can be neither grown nor returned would distort the answer.
     """
     recorded = reproduction.conditions.settings.expandable_segments
@@ -191,10 +192,10 @@ def remakes_start_of(reproduction: Reproduction, conditions: Conditions) -> bool
 class FairReplay:
     """Replays what-ifs of one reproduction fairly, whether or not its trace begins late.
 
-    A program under other settings would have had another layout when the recording began, and the
+    Under other settings, a program would have had another layout when the recording began, and the
     file does not say which. So such a what-if is replayed from two starts, the recorded layout and
-    an empty device on which the live blocks are made first, and only what follows from both is
-    taken for known.
+    an empty device on which the live blocks are made first; only what follows from both is treated
+    as known.
     """
 
     def __init__(
@@ -206,11 +207,11 @@ class FairReplay:
         """Take a reproduction.
 
         Args:
-            reproduction: of the trace.
-            max_steps: whole steps to look on after the one under way; where None, until the steps
-                repeat.
-            other: a recording of the same program that goes further; it then says how the run goes
-                on, wherever the code is as recorded.
+            reproduction: reproduction of the trace.
+            max_steps: how many whole steps to play after the current one. If None, play until the
+                steps repeat.
+            other: a recording of the same program that goes further; it says how the run continues
+                wherever the code is as recorded.
         """
         self._reproduction = reproduction
         self._other = other
@@ -221,7 +222,7 @@ class FairReplay:
 
     @cached_property
     def _shows_trouble(self) -> bool:
-        """Whether a start from empty shows the trouble of the recorded run; one more replay."""
+        """Whether a start from empty shows the trouble of the recorded run; costs one replay."""
         made = replay_what_if(self._reproduction, WhatIf(), remakes_start=True)
         recorded = self._reproduction.result
         return made.fits == recorded.fits and (
@@ -235,12 +236,12 @@ class FairReplay:
         return Outlooks(reproduction.trace, reproduction.operations, self._max_steps)
 
     def step_needs_bytes(self) -> int | None:
-        """Return what must be live at once in the step under way; None where that is not known."""
+        """Return what must be live at once in the current step, or None if that is not known."""
         other = None if self._other is None else self._other.step_needs_bytes()
         return self._outlooks.step_needs_bytes() if other is None else other
 
     def outlooks_of(self, operations: _ext.NativeOps | None) -> Outlooks:
-        """Return the futures of requests: edited ones, or those of the recorded run where None."""
+        """Return the futures of edited requests, or of the recorded ones if None."""
         if operations is None:
             return self._outlooks
         recorded = self._outlooks
@@ -255,7 +256,7 @@ class FairReplay:
     def look_of(
         self, operations: _ext.NativeOps | None
     ) -> Callable[[WhatIf], Outlook | None] | None:
-        """Return what says how requests go on in a what-if; None where no whole step is known."""
+        """Return a function that says how requests continue, or None if no whole step is known."""
         reproduction, outlooks = self._reproduction, self.outlooks_of(operations)
         other = self._other if operations is None else None
         if outlooks.repetition is None and other is None:
@@ -268,7 +269,7 @@ class FairReplay:
         return look
 
     def _known_better(self, what_if: WhatIf, own: Outlook) -> Outlook:
-        """Return how the run goes on, by the other recording where that knows more."""
+        """Return how the run continues, by the other recording if it knows more."""
         other = self._other
         if other is None or not other.knows_better_than(own):
             return own
@@ -277,16 +278,16 @@ class FairReplay:
     def replay(
         self, what_if: WhatIf, operations: _ext.NativeOps | None = None, *, looks_on: bool = True
     ) -> ReplayResult:
-        """Return what the model does in a what-if; ``is_conclusive`` says whether it is known.
+        """Return what the model does in a what-if; ``is_conclusive`` says whether that is known.
 
         Args:
             what_if: what differs.
-            operations: edited requests; those of the reproduction where None.
+            operations: edited requests; those of the reproduction if None.
             looks_on: whether to play what comes after the recorded part too.
 
         Raises:
-            ConfigError: the settings or the version are wrong.
-            SimulationError: the what-if cannot be replayed.
+            ConfigError: if the settings or the version are wrong.
+            SimulationError: if the what-if cannot be replayed.
         """
         if operations is not None or not looks_on:
             return self._replayed(what_if, operations, looks_on=looks_on)
@@ -303,7 +304,7 @@ class FairReplay:
         recorded = self._reproduction.conditions.settings.conf
         outlooks = None
         if looks_on:
-            with self._turn:  # what comes next is worked out once
+            with self._turn:  # work out only once what comes next
                 outlooks = self.outlooks_of(operations)
         if not self._is_late or what_if.conf is None or is_same_conf(what_if.conf, recorded):
             made = replay_what_if(self._reproduction, what_if, operations, outlooks=outlooks)
@@ -316,15 +317,15 @@ class FairReplay:
         kept = replay_what_if(
             self._reproduction, what_if, operations, remakes_start=False, outlooks=outlooks
         )
-        # A limit below what was reserved when the recording began has no such start.
+        # No such start exists under a limit below what was reserved when the recording began.
         if kept.fits and (kept.margin_bytes or 0) >= 0:
             return max((kept, made), key=lambda r: (r.retries, r.peak_reserved_bytes))
         return replace(made, note=OPEN, is_conclusive=False)
 
     def _unless_limit(self, what_if: WhatIf, result: ReplayResult) -> ReplayResult:
-        """Return a result; open where only the least limit that is possible makes it fail.
+        """Return a result; it is open if only the smallest possible limit makes it fail.
 
-        Where the likeliest does too, the failure comes no sooner than under that.
+        If the likeliest limit does too, the failure comes no sooner than under that limit.
         """
         likeliest = self._reproduction.conditions.allowed_bytes
         used = conditions_of(self._reproduction, what_if).allowed_bytes
@@ -341,10 +342,10 @@ class FairReplay:
     def _unless_rounded(
         self, made: ReplayResult, what_if: WhatIf, operations: _ext.NativeOps | None
     ) -> ReplayResult:
-        """Return a result; not conclusive where a failed request may have been small enough.
+        """Return a result; it is inconclusive if a failed request may have been small enough.
 
-        A snapshot has the size of a failed request as ``roundup_power2_divisions`` rounded it.
-        Without that setting less is asked for: by less than one division of the power of two.
+        A snapshot has the size of a failed request as rounded by ``roundup_power2_divisions``.
+        Without that setting, the request is smaller by less than one division of the power of two.
         """
         settings = self._reproduction.conditions.settings
         divisions = settings.roundup_power2_divisions
@@ -366,7 +367,7 @@ def _fails(result: ReplayResult) -> bool:
 
 
 def _least_request(rounded_bytes: int, divisions: int) -> int:
-    """Return the smallest request that is rounded up to a size, in parts of its power of two."""
+    """Return the smallest request that rounds up to a size, given divisions per power of two."""
     power = 1 << max((rounded_bytes - 1).bit_length() - 1, 0)
     return rounded_bytes - power // divisions + 1
 
@@ -375,7 +376,7 @@ def check_version(torch_version: str | None) -> str:
     """Return the version text, or "" for None.
 
     Raises:
-        ConfigError: it is not a version.
+        ConfigError: if it is not a version.
     """
     if torch_version is None:
         return ""

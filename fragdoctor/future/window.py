@@ -1,4 +1,4 @@
-"""The last steps of a trace as operations: what a continuation is made from."""
+"""The last steps of a trace as operations, from which a continuation is made."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from fragdoctor.trace.operations import Operations, OpKind
 from fragdoctor.trace.trace import Trace
 
 MAX_STEPS: Final = 64
-"""Complete steps that are looked at, the last ones."""
+"""The most complete steps in a window; these are the last ones."""
 
 MAX_OPERATIONS: Final = 400_000
-"""Operations of these steps, together; two steps are looked at whatever they hold."""
+"""The most operations in these steps together; two steps are always taken, however large."""
 
 
 class StepWindow(Struct, frozen=True, dict=True):
-    """The last complete steps and the one under way, as k operations.
+    """The last complete steps and the current one, as k operations.
 
-    Steps count from 0, the one under way is ``n_complete``.
+    Steps count from 0; the current one is ``n_complete``.
 
     Attributes:
         at: ``int64[n_complete + 2]``, first operation of each step, and the end.
         kind, size, stream, pool: of each operation.
-        step: of each operation.
-        allocation: the block that each is about, -1 for the failing request.
-        stack: of each allocation, -1 elsewhere.
+        step: step of each operation.
+        allocation: the block that each operation concerns, -1 for the failing request.
+        stack: stack of each allocation, -1 elsewhere.
         requests: positions of the allocations of each step.
-        n_past: operations of the trace before what the future replaces.
-        has_failed: the last operation is the failing request.
-        is_late: steps before the window exist.
-        counts: whether each step is one of the program's; evaluation is none.
+        n_past: operations of the trace before the part that the future replaces.
+        has_failed: whether the last operation is the failing request.
+        is_late: whether there are steps before the window.
+        counts: whether each step is one of the program's; evaluation steps are not.
         rows: event row at which each step begins.
         row: event row of each operation.
     """
@@ -60,13 +60,13 @@ class StepWindow(Struct, frozen=True, dict=True):
     row: I64
 
     def is_resized(self, other: StepWindow) -> bool:
-        """Return whether its operations are those of another window, but for their sizes."""
+        """Return whether its operations equal those of another window except for their sizes."""
         names = ("at", "kind", "allocation", "stack")
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
 
     @classmethod
     def of(cls, trace: Trace, operations: Operations) -> StepWindow | None:
-        """Return the window of a trace; None without a complete step that asked for anything."""
+        """Return the window of a trace, or None if no complete step asked for anything."""
         steps = Steps.of(trace)
         if not len(steps):
             return None
@@ -93,7 +93,7 @@ class StepWindow(Struct, frozen=True, dict=True):
             kind[-1] = OpKind.MALLOC
         is_made = kind == OpKind.MALLOC
         if at[-2] == at[0] and np.count_nonzero(is_made) > 1:
-            return None  # edited requests in another order: nothing lies between the beginnings
+            return None  # edited requests in another order: nothing lies between the step starts
         stack = np.full(len(part), -1, np.int64)
         stack[is_made] = trace.events.stack[part["row"][is_made]]
         allocation = part["allocation"].astype(np.int64)

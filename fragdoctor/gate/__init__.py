@@ -1,1 +1,1 @@
-"""The gate: budgets and baselines that a diagnosis has to pass, and the judgement of many files."""
+"""The gate: budgets and baselines that a diagnosis has to meet, and the judgment of many files."""

@@ -1,7 +1,7 @@
 """Baselines: what was accepted once, so that a check fails only on what got worse.
 
-A finding is known by its fingerprint (rule, functions and file base names; no addresses, no line
-numbers), a figure by its device. A moved line, another directory or another run changes neither.
+A finding is identified by its fingerprint (rule, functions and file base names; no addresses, no
+line numbers), a figure by its device. A moved line, another directory or run changes neither.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_BYTES: Final = 64 * MIB
 DEFAULT_TOLERANCE: Final = Amount(share=0.05)
 
 FLOOR_BYTES: Final = 20 * MIB
-"""With a tolerance in per cent, changes below one segment of the large pool do not count."""
+"""With a tolerance in percent, changes below one segment of the large pool do not count."""
 
 _SIZES: Final = (("peak_bytes", "peak memory"), ("stranded_bytes", "stranded free memory"))
 _COUNTS: Final = (
@@ -37,7 +37,7 @@ _FIELDS: Final = tuple(name for name, _ in (*_SIZES, *_COUNTS))
 
 
 class KnownFinding(Struct, frozen=True):
-    """A finding that was accepted: all with one fingerprint together."""
+    """A finding that was accepted: all findings with one fingerprint together."""
 
     code: str
     n_bytes: int
@@ -45,7 +45,7 @@ class KnownFinding(Struct, frozen=True):
 
 
 class Entry(Struct, frozen=True):
-    """What is accepted of one file: figures by device, findings by fingerprint."""
+    """What is accepted for one file: figures by device, findings by fingerprint."""
 
     devices: Mapping[int, Mapping[str, int | None]] = field(default_factory=dict)
     findings: Mapping[str, KnownFinding] = field(default_factory=dict)
@@ -57,10 +57,10 @@ class Baseline(Struct, frozen=True):
     files: Mapping[str, Entry] = field(default_factory=dict)
 
     def find(self, name: str, n_files: int) -> Entry | None:
-        """Return the entry of a file, None where there is none or several fit equally well.
+        """Return the entry of a file, or None if there is none or several fit equally well.
 
-        The name may have moved: the entry that shares most of the last parts of the path is
-        meant. Of a check of one file against a baseline of one file the names do not matter.
+        The name may have changed: the entry that shares most of the last parts of the path is used.
+        When one file is checked against a baseline of one file, the names do not matter.
         """
         parts = _parts(name)
         scores = {other: _n_shared(parts, _parts(other)) for other in self.files}
@@ -72,7 +72,7 @@ class Baseline(Struct, frozen=True):
 
 
 def entry_of(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Entry:
-    """Return what a baseline keeps of a case."""
+    """Return the entry that a baseline keeps for a case."""
     return Entry(
         {m.device: {name: getattr(m, name) for name in _FIELDS} for m in measured(diagnosis)},
         _known(findings),
@@ -89,8 +89,8 @@ def what_got_worse(
 ) -> list[Reason]:
     """Return why a case is worse than its baseline: figures and findings beyond the tolerance.
 
-    The findings are those that count (after ``--select`` and ``--ignore``), from severity
-    ``fail_on`` on. Bytes may grow by the tolerance; counts may not grow at all.
+    The findings are those that count (after ``--select`` and ``--ignore``), of severity ``fail_on``
+    or above. Bytes may grow by the tolerance; counts may not grow at all.
     """
     worse = [w for m in measured(diagnosis) for w in _figures(m, entry, tolerance)]
     by_fingerprint: dict[str, list[Finding]] = {}
@@ -126,7 +126,7 @@ def _figures(m: Measures, entry: Entry, tolerance: Amount) -> list[Reason]:
 def _why_worse(
     known: KnownFinding | None, group: Sequence[Finding], worst: Finding, tolerance: Amount
 ) -> str:
-    """Return why a finding counts as worse, "" where it does not."""
+    """Return why a finding counts as worse, or "" if it does not."""
     if known is None:
         return f"new: {worst.message}"
     if known.severity < worst.severity:
@@ -192,8 +192,8 @@ def load_baseline(name: str) -> Baseline:
     """Return the baseline in a file.
 
     Raises:
-        ConfigError: the file cannot be read, or holds no baseline.
-        InputError: it is a pipe, and nobody writes to it.
+        ConfigError: if the file cannot be read, or holds no baseline.
+        InputError: if it is a pipe that nobody writes to.
     """
     path = Path(name)
     try:
@@ -215,7 +215,7 @@ def read_baseline(text: str, name: str) -> Baseline:
     """Return the baseline in the text of a file.
 
     Raises:
-        ConfigError: it is no baseline, or one of a newer fragdoctor.
+        ConfigError: if it is not a baseline, or is one from a newer fragdoctor.
     """
     try:
         document = json.loads(text)

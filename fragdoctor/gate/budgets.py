@@ -1,4 +1,4 @@
-"""Budgets: limits that a team sets, held against what one case measured."""
+"""Budgets: limits that a team sets, compared with what one case measured."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from fragdoctor.units import Amount, format_count, format_size
 
 
 class Measures(Struct, frozen=True):
-    """Figures of one device; None is "this input does not say".
+    """Figures of one device; None means "this input does not say".
 
     Attributes:
         peak_bytes: highest memory in use that the input knows.
         peak_kind: what was counted: ``active`` (tensors, and frees that wait for other streams)
             or ``allocated`` (tensors).
         reserved_bytes: highest reserved memory: reported, never judged.
-        is_only: no other device has memory, so that a sentence need not name it.
+        is_only: no other device has memory, so sentences need not name this one.
     """
 
     device: int
@@ -48,7 +48,7 @@ class Measures(Struct, frozen=True):
 
 
 def measured(diagnosis: Diagnosis) -> tuple[Measures, ...]:
-    """Return the figures of each device that has any memory; of one at least if there is any."""
+    """Return the figures of each device that has memory, or of at least one if there are any."""
     figures = [d for d in diagnosis.devices if d.reserved_bytes or d.peak_reserved_bytes]
     figures = figures or [d for d in diagnosis.devices if d.reserved_bytes is not None]
     figures = figures or list(diagnosis.devices)
@@ -77,7 +77,7 @@ def _highest(*values: int | None) -> int | None:
 
 
 class Outcome(StrEnum):
-    """How a budget came out. SKIP: this input cannot say."""
+    """The result of a budget. SKIP: this input cannot say."""
 
     KEPT = "kept"
     EXCEEDED = "exceeded"
@@ -85,13 +85,13 @@ class Outcome(StrEnum):
 
 
 class BudgetResult(Struct, frozen=True):
-    """One budget held against one case.
+    """One budget compared with one case.
 
     Attributes:
         budget: the option's name, for example ``max-peak``.
         text: one sentence with both numbers, or the reason why it cannot be judged.
-        device: the device that decided, None where it is not about one.
-        measured, limit: the two numbers (bytes, or counts); None where it was skipped.
+        device: the device that decided, or None if the budget is not about a device.
+        measured, limit: the two numbers (bytes or counts), or None if it was skipped.
     """
 
     budget: str
@@ -105,7 +105,7 @@ class BudgetResult(Struct, frozen=True):
 def fits_on(case: Case, capacity_bytes: int) -> list[BudgetResult]:
     """Return for each device with a trace whether its run fits into ``capacity_bytes``.
 
-    The recorded settings are kept. The size is what PyTorch could have: the device less the
+    The recorded settings are kept. The size is what PyTorch could have: the device without the
     context and other processes.
     """
     snapshot = case.snapshot
@@ -176,13 +176,14 @@ GROWTH_CODES: Final = frozenset({"FD401", "FD402"})
 
 
 class Budgets(Struct, frozen=True):
-    """Limits on one case; None or False is "no limit".
+    """Limits on one case; None or False means "no limit".
 
     Attributes:
-        max_peak: highest active memory over the recording; a share is of the capacity.
-        max_stranded: free memory that live blocks keep from being returned; a share is of reserved.
+        max_peak: highest active memory over the recording; a share is relative to the capacity.
+        max_stranded: free memory that live blocks keep from being returned; a share is relative to
+            reserved memory.
         max_retries: allocations that had to flush the cache first.
-        min_headroom: capacity less peak active memory; a share is of the capacity.
+        min_headroom: capacity minus peak active memory; a share is relative to the capacity.
         fits_on: bytes that PyTorch could have on the device to fit on; answered by replay.
         no_growth: no line may grow step by step.
     """
@@ -196,7 +197,7 @@ class Budgets(Struct, frozen=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Options of the limits that are set, as the command line spells them."""
+        """Options of the limits that are set, spelled as on the command line."""
         return tuple(
             name.replace("_", "-")
             for name in self.__struct_fields__
@@ -210,7 +211,7 @@ class Reason(Struct, frozen=True):
     Attributes:
         code: the option of the budget (``max-peak``), the rule (``FD101``), or ``verdict``.
         text: one sentence with its numbers; hostile text.
-        locations: the user's lines, innermost first; empty where none is known.
+        locations: the user's lines, innermost first; empty if none is known.
         fingerprint: stable name without addresses.
     """
 
@@ -223,7 +224,7 @@ class Reason(Struct, frozen=True):
 
     @classmethod
     def of(cls, finding: Finding, text: str = "") -> Reason:
-        """Return a finding as the reason, in its own words where there are no others."""
+        """Return a finding as the reason, in its own words if no others are given."""
         return cls(
             code=finding.code,
             text=text or finding.message,
@@ -239,7 +240,7 @@ def check_budgets(
 ) -> tuple[BudgetResult, ...]:
     """Return one result for each budget that is set, in the order of the options.
 
-    ``fits`` are the answers of the replay for ``fits_on``, one a device.
+    ``fits`` are the replay's answers for ``fits_on``, one per device.
     """
     devices = measured(diagnosis)
     results: list[BudgetResult] = []

@@ -1,4 +1,4 @@
-"""The judgement of many files, or of runs compared: which pass, which fail, and why."""
+"""The judgment of many files, or of compared runs: which pass, which fail, and why."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OK: Final = 0
 FAILED: Final = 1
 
 NO_FAILURE: Final = frozenset({Cause.HEALTHY, Cause.NOT_MEMORY, Cause.UNKNOWN})
-"""Verdicts that are no reason to fail by themselves."""
+"""Verdicts that by themselves are not a reason to fail."""
 
 
 CAUGHT: Final = "FD206"
@@ -40,7 +40,7 @@ CAUGHT: Final = "FD206"
 
 
 class GateStatus(StrEnum):
-    """How one file came out."""
+    """The result for one file."""
 
     OK = "ok"
     FAILED = "failed"
@@ -48,19 +48,19 @@ class GateStatus(StrEnum):
 
 
 class FileJudgement(Struct, frozen=True):
-    """The judgement of one input.
+    """The judgment of one input.
 
     Attributes:
         name: as given; hostile text.
         exit_code: 0 passed, 1 failed, 2 unreadable, 3 refused.
         reasons: why it fails, worst first.
-        budgets: all budgets with their outcome; ``SKIP`` where this input cannot say.
-        findings: those that count after ``--select`` and ``--ignore``, passed ones included.
-        diagnosis: without the snapshot's columns; None where the input could not be read.
+        budgets: all budgets with their outcome; ``SKIP`` if this input cannot say.
+        findings: those that count after ``--select`` and ``--ignore``, including passed ones.
+        diagnosis: without the snapshot's columns; None if the input could not be read.
         error: why it could not be read.
-        is_new: there is a baseline, and it does not know this file.
-        remark: what to say where there is nothing to diagnose.
-        is_judged: it holds something to judge: a failure, or figures of memory.
+        is_new: whether there is a baseline that does not know this file.
+        remark: what to say if there is nothing to diagnose.
+        is_judged: whether it holds something to judge: a failure, or memory figures.
     """
 
     name: str
@@ -78,17 +78,17 @@ class FileJudgement(Struct, frozen=True):
 
     @property
     def warnings(self) -> tuple[Finding, ...]:
-        """Failures that the program survived, where they are no reason to fail."""
+        """Failures that the program survived and that are not a reason to fail."""
         failing = {reason.code for reason in self.reasons}
         return tuple(f for f in self.findings if f.code == CAUGHT and f.code not in failing)
 
 
 class CheckReport(Struct, frozen=True):
-    """The judgement of all inputs.
+    """The judgment of all inputs.
 
     Attributes:
         budgets: options of the budgets that were set.
-        unjudged: those of them that no input could answer: a gate must not pass on them.
+        unjudged: the options among them that no input could answer; a gate must not pass on these.
         has_baseline: whether files were compared with a baseline.
     """
 
@@ -100,7 +100,7 @@ class CheckReport(Struct, frozen=True):
 
     @property
     def exit_code(self) -> int:
-        """Return the worst of all files; 2 where a budget, or nothing at all, could be judged."""
+        """Return the worst code of all files; 2 if some budget or everything was unjudged."""
         worst = max((f.exit_code for f in self.files), default=OK)
         return max(worst, 2) if self.unjudged or self.has_nothing else worst
 
@@ -110,15 +110,15 @@ class CheckReport(Struct, frozen=True):
         return not any(f.is_judged or f.status is GateStatus.ERROR for f in self.files)
 
     def count(self, status: GateStatus) -> int:
-        """Return how many of the files that could be judged came out so, or could not be read."""
+        """Return how many files have this status, leaving out those with nothing to judge."""
         return sum(f.status is status and f.is_judged for f in self.files)
 
 
 class Gate(Struct, frozen=True):
-    """What files are held against.
+    """What files are judged by.
 
     Attributes:
-        select, ignore: beginnings of rule codes; ignore wins, an empty select means all.
+        select, ignore: prefixes of rule codes; ignore wins, and an empty select means all.
         fail_on: lowest severity of a finding that fails a file.
         accepts_findings: only budgets fail a file (a baseline is being written).
     """
@@ -132,18 +132,18 @@ class Gate(Struct, frozen=True):
     accepts_findings: bool = False
 
     def counts(self, finding: Finding) -> bool:
-        """Return whether a finding is looked at at all."""
+        """Return whether a finding is considered at all."""
         return self.counts_code(finding.code)
 
     def counts_code(self, code: str) -> bool:
-        """Return whether findings of a rule are looked at."""
+        """Return whether findings of a rule are considered."""
         if code.startswith(tuple(self.ignore)) and self.ignore:
             return False
         return not self.select or code.startswith(tuple(self.select))
 
 
 def judge(name: str, diagnosis: Diagnosis, gate: Gate, n_files: int = 1) -> FileJudgement:
-    """Return the judgement of one case that could be read.
+    """Return the judgment of one case that could be read.
 
     Its snapshot is replayed if ``fits_on`` is asked for, then dropped; ``n_files`` are judged
     together.
@@ -179,21 +179,21 @@ def judge(name: str, diagnosis: Diagnosis, gate: Gate, n_files: int = 1) -> File
 
 
 def unreadable(name: str, error: FragdoctorError) -> FileJudgement:
-    """Return the judgement of an input that could not be read; the others go on."""
+    """Return the judgment of an input that could not be read; the others continue."""
     return FileJudgement(name, GateStatus.ERROR, error.exit_code, error=error)
 
 
 def nothing_found(name: str) -> FileJudgement:
-    """Return the judgement of a text in which nothing ran out of memory."""
+    """Return the judgment of a text in which nothing ran out of memory."""
     remark = "no out-of-memory message and no statistics in this text"
     return FileJudgement(name, GateStatus.OK, OK, remark=remark, is_judged=False)
 
 
 def rule_codes(values: Sequence[str]) -> list[str]:
-    """Return rule codes from options that may hold several, separated by commas.
+    """Return rule codes from options that may each hold several, separated by commas.
 
     Raises:
-        ConfigError: no rule's code begins so.
+        ConfigError: if no rule's code begins with one of them.
     """
     codes = [c.strip().upper() for value in values for c in value.split(",") if c.strip()]
     for code in codes:
@@ -205,7 +205,7 @@ def rule_codes(values: Sequence[str]) -> list[str]:
 
 
 def report(files: Sequence[FileJudgement], gate: Gate, notes: Sequence[str] = ()) -> CheckReport:
-    """Return the judgement of all inputs, with the budgets that none of them could answer."""
+    """Return the judgment of all inputs, with the budgets that none of them could answer."""
     answered = {r.budget for f in files for r in f.budgets if r.outcome is not Outcome.SKIP}
     read_any = any(f.status is not GateStatus.ERROR for f in files)
     names = gate.budgets.names
@@ -230,7 +230,7 @@ def new_baseline(files: Sequence[FileJudgement]) -> Baseline:
 
 
 def _placed(reason: Reason, diagnosis: Diagnosis) -> Reason:
-    """Return a reason with the lines that it is about; a finding and the verdict have theirs."""
+    """Return a reason with the lines it is about; a finding and the verdict have their own."""
     if reason.fingerprint:
         return reason
     locations = _blamed(reason, diagnosis)
@@ -238,15 +238,15 @@ def _placed(reason: Reason, diagnosis: Diagnosis) -> Reason:
 
 
 def _of_verdict(diagnosis: Diagnosis, reasons: Sequence[Reason], gate: Gate) -> list[Reason]:
-    """Return the verdict as the reason where a failure was read that no rule speaks about."""
+    """Return the verdict as the reason if a failure was read that no rule covers."""
     verdict = diagnosis.verdict
     if verdict.cause in NO_FAILURE or any(r.code.startswith("FD") for r in reasons):
         return []
     if gate.select or any(
         f.severity >= gate.fail_on and not gate.counts(f) for f in diagnosis.findings
     ):
-        return []  # what speaks about it was deselected
-    # A program that catches its failures and goes on is meant to.
+        return []  # the rule that covers it was deselected
+    # A program that catches its failures and continues is meant to.
     is_caught = any(f.code == CAUGHT for f in diagnosis.findings)
     severity = Severity.WARNING if is_caught else Severity.ERROR
     if severity < gate.fail_on:
@@ -285,8 +285,8 @@ def _blamed(reason: Reason, diagnosis: Diagnosis) -> tuple[Location, ...]:
 class JudgedGrowth(Struct, frozen=True):
     """One judged figure of one device, first run against last; ``unit`` is bytes or count.
 
-    ``n_requests`` is over how many requests, from the beginning, the figures are; None is the
-    whole runs.
+    ``n_requests`` is how many requests, from the beginning, the figures cover; None means the whole
+    runs.
     """
 
     measure: str
@@ -322,7 +322,7 @@ class JudgedGrowth(Struct, frozen=True):
 
 
 def judge_growth(comparison: Comparison, accepted: Amount) -> tuple[JudgedGrowth, ...]:
-    """Return the judgement of every peak that both runs report; empty if there is none."""
+    """Return the judgment of every peak that both runs report; empty if there is none."""
     found: list[JudgedGrowth] = []
     for peaks in comparison.device_peaks:
         n = peaks.n_common_requests

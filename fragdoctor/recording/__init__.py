@@ -1,4 +1,4 @@
-"""What runs inside the user's program: nothing but the standard library and the program's torch.
+"""Code that runs inside the user's program: only the standard library and the program's torch.
 
 These files are loaded by path into interpreters that may have neither fragdoctor nor its
 dependencies (``bootstrap/sitecustomize.py``), from Python 3.9 on. So they import only each other,

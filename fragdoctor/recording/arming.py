@@ -1,16 +1,16 @@
 """Waiting, at no cost, until the program uses CUDA; then the recorder starts.
 
 The steps: the interpreter starts and a finder waits for ``import torch``; torch is imported and a
-call is left for the initialisation of CUDA (``torch.cuda._lazy_call``, PyTorch's own way); CUDA is
-initialised and, before the first allocation, recording starts. A program that stops earlier was
+call is queued for the initialization of CUDA (``torch.cuda._lazy_call``, PyTorch's own way); CUDA
+is initialized and, before the first allocation, recording starts. A program that stops earlier was
 not changed.
 
-A bundle is left at SIGTERM or SIGHUP too, after which the program dies of it as it would have.
-Python's handlers run between two instructions of the main thread. A program that hangs in a
-collective or a synchronisation never gets there, and without us the signal would have ended it: so
-a thread that the signal wakes directly does the same after a moment. SIGINT needs nothing here:
-Python makes a KeyboardInterrupt of it, which is seen at the exit. SIGUSR1 and others are left
-alone: faulthandler and schedulers use them, in ways that Python cannot see.
+A bundle is also written at SIGTERM or SIGHUP, after which the program dies of the signal as it
+would have. Python's handlers run between two instructions of the main thread. A program that hangs
+in a collective or a synchronization never gets there, although without us the signal would have
+ended it: so a thread that the signal wakes directly does the same after a moment. SIGINT needs
+nothing here: Python turns it into a KeyboardInterrupt, which is seen at exit. SIGUSR1 and others
+are left alone: faulthandler and schedulers use them in ways that Python cannot see.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from .on_request import GRACE_S, OnRequest
 from .record_options import Options
 
 NAMES = ("SIGTERM", "SIGHUP")
-"""Schedulers and kill send the first; a terminal that goes away, as of SSH, the second."""
+"""Schedulers and kill send the first; a terminal that goes away (such as SSH) sends the second."""
 
 
 class OnTerm:
-    """Calls ``act`` once with the name of a signal, then lets it do what it does by default.
+    """Calls ``act`` once with the name of a signal, then lets the signal take its default effect.
 
-    While ``is_busy`` (a bundle is being written) it waits: ``resume`` is to be called after that.
-    It steps back from each signal for which the program has a handler of its own or which it
-    ignores, as under nohup, and hides from programs that ask whether there is a handler.
-    ``on_others`` is told the numbers of all signals that come, in a thread.
+    While ``is_busy`` (a bundle is being written), it waits: ``resume`` must be called after that.
+    It steps back from each signal for which the program has its own handler or which it ignores,
+    as under nohup, and hides from programs that ask whether there is a handler.
+    ``on_others`` is called, in a thread, with the numbers of all signals that come.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class OnTerm:
         self._act = act
         self._is_busy = is_busy
         self._on_others = on_others
-        self._deferred = 0  # number of the signal that waits for a bundle
+        self._deferred = 0  # number of the signal waiting for a bundle
         self._pid = os.getpid()
         self._begun = threading.Event()
         self._lock = threading.Lock()
 
     def install(self) -> bool:
-        """Return whether it is in place: main thread, and a signal at its default."""
+        """Return whether the handler was installed: main thread, and a signal at its default."""
         if threading.current_thread() is not threading.main_thread():
             return False
         numbers = [getattr(signal, name, None) for name in NAMES]
@@ -93,7 +93,7 @@ class OnTerm:
             self._act(signal.Signals(number).name)
 
     def _watch(self) -> None:
-        """Start the thread that steps in for a main thread that does not come back."""
+        """Start the thread that steps in if the main thread does not come back."""
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -119,13 +119,13 @@ class OnTerm:
             self._on_others(numbers)
 
     def _ours_of(self, numbers: bytes) -> int:
-        """Return a signal that our handler is for, 0 where all are the program's own."""
+        """Return a signal that our handler is for, or 0 if all belong to the program."""
         ours = [getattr(signal, name, 0) for name in NAMES]
-        # Our handler hides as the default.
+        # Our handler appears as the default.
         return next((n for n in ours if n in numbers and signal.getsignal(n) is signal.SIG_DFL), 0)
 
     def _hide(self) -> None:
-        """Make our handler look like the default: frameworks install theirs only over that."""
+        """Make our handler look like the default: frameworks install theirs only over that one."""
         ask, put = signal.getsignal, signal.signal
 
         def getsignal(signalnum: Any) -> Any:
@@ -141,7 +141,7 @@ class OnTerm:
 
 
 def _die(number: int) -> None:
-    """Restore the default from a thread, which Python's own call does not do, and raise."""
+    """Restore the default from a thread, which ``signal.signal`` cannot do, and raise it."""
     with contextlib.suppress(Exception):
         import ctypes
 
@@ -175,9 +175,9 @@ def note(options: Options, word: str, detail: str = "") -> None:
 
 
 class _Finder:
-    """Finds nothing itself; calls ``done`` when torch has been imported, and goes away.
+    """Finds nothing itself; calls ``done`` once torch has been imported, and goes away.
 
-    ``missing`` is called instead where there is no torch.
+    If there is no torch, ``missing`` is called instead.
     """
 
     def __init__(self, done: Callable[[Any], None], missing: Callable[[], None]) -> None:
@@ -185,7 +185,7 @@ class _Finder:
         self._missing = missing
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return the spec that the other finders have for torch, its loader extended by a call."""
+        """Return the other finders' spec for torch, with a call added to its loader."""
         if name != "torch":
             return None
         with contextlib.suppress(ValueError):
@@ -222,7 +222,7 @@ def _on_torch(options: Options, torch: Any) -> None:
 
 
 def _on_cuda(options: Options, torch: Any) -> None:
-    """Start recording. An exception here would be the program's: there must be none."""
+    """Start recording. An exception here would reach the program, so none may escape."""
     try:
         recorder = Recorder(options, torch)
         recorder.start()
@@ -252,7 +252,7 @@ def _on_cuda(options: Options, torch: Any) -> None:
 def _at_exit(call: Callable[[], None]) -> None:
     atexit.register(call)
     if "multiprocessing.util" in sys.modules:
-        # Forked children end by os._exit, which runs multiprocessing's finalizers only.
+        # Forked children end by os._exit, which runs only multiprocessing's finalizers.
         _quietly(sys.modules["multiprocessing.util"].Finalize, None, call, exitpriority=100)
 
 

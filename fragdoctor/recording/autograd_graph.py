@@ -1,7 +1,7 @@
 """What the autograd graph of a tensor keeps for the backward pass, without unpacking any of it.
 
-A tensor that hooks packed is not read, for their unpacking may be a whole forward pass: what was
-packed is an object of the program like any other.
+A tensor that was packed by hooks is not read, since unpacking it may be a whole forward pass: the
+packed value is an object of the program like any other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PREFIX = "_raw_saved_"
 class GraphNode(NamedTuple):
     """One operation of a graph: what it keeps for the backward pass, and the nodes that it calls.
 
-    ``after`` are ids of nodes.
+    ``after`` holds node IDs.
     """
 
     kept: list[Any]
@@ -32,11 +32,11 @@ class GraphReader:
 
     Args:
         torch: the program's own.
-        deadline: of ``time.thread_time``; the reading ends there.
+        deadline: time by ``time.thread_time`` at which the reading ends.
 
     Attributes:
-        nodes: the nodes read, by the id of their Python object.
-        is_complete: whether it ended before the deadline.
+        nodes: the nodes read, by the ID of their Python object.
+        is_complete: whether the reading ended before the deadline.
     """
 
     def __init__(self, torch: Any, deadline: float) -> None:
@@ -48,13 +48,13 @@ class GraphReader:
         self._saved = saved
         self._custom = torch._C._FunctionBase
         self._names: dict[int, list[Any]] = {}
-        self._held: list[Any] = []  # a node's object, and so its id, lives as long as it is held
+        self._held: list[Any] = []  # a node's object, and so its ID, lives as long as it is held
         self._deadline = deadline
         self.nodes: dict[int, GraphNode] = {}
         self.is_complete = True
 
     def read(self, tensor: Any) -> int:
-        """Read the graph of a tensor and return the id of its first node; 0 = not read."""
+        """Read the graph of a tensor and return the ID of its first node, or 0 if not read."""
         first = self._grad_fn(tensor) if self._can_read else None
         todo = [] if first is None else [first]
         while todo:
@@ -74,7 +74,7 @@ class GraphReader:
     def _next(self, node: Any) -> Any:
         if class_is(type(node), self._custom):
             return self._custom.next_functions.__get__(node) or ()
-        return node.next_functions  # a class of C++
+        return node.next_functions  # a C++ class
 
     def _saved_of(self, node: Any) -> Iterator[Any]:
         kind = type(node)

@@ -31,14 +31,14 @@ def write_bundle(
     """Write a bundle and return its path; a taken name gets a number.
 
     Args:
-        directory: where it goes; made if need be.
+        directory: where it goes; created if necessary.
         name: name of the bundle.
         manifest: content of ``bundle.json``; ``files`` and ``problems`` are added.
-        parts: file name -> function that writes the file at a path. One that fails is left out
-            and named in ``problems``: half a story is better than none.
+        parts: file name -> function that writes the file at a path. If one fails, its file is left
+            out and named in ``problems``: half a story is better than none.
 
     Raises:
-        OSError: the bundle itself cannot be written; nothing of it is left.
+        OSError: if the bundle itself cannot be written; nothing of it remains.
     """
     os.makedirs(directory, exist_ok=True)
     temporary = os.path.join(directory, f".{name}.{os.getpid()}.tmp")
@@ -52,7 +52,7 @@ def write_bundle(
                 write(path)
                 _sync(path)
                 files.append(file)
-            except Exception as e:  # the program must not notice, the manifest does
+            except Exception as e:  # the program must not notice, but the manifest does
                 _forget(path)
                 problems.append(f"{file}: {type(e).__name__}: {e}"[:500])
         _check_room(files, problems, directory)
@@ -67,7 +67,7 @@ def write_bundle(
 
 
 def add_file(bundle: str, file: str, text: str) -> None:
-    """Add a text to a bundle that is there already, or replace it, atomically."""
+    """Add a text to an existing bundle, or replace it, atomically."""
     path = os.path.join(bundle, file)
     temporary = os.path.join(bundle, f".{file}.{os.getpid()}.tmp")
     try:
@@ -89,7 +89,7 @@ def update_manifest(bundle: str, **changes: Any) -> None:
 
 
 def add_part(bundle: str, file: str, text: str) -> None:
-    """Add a text to a bundle that is there already and name it in the manifest."""
+    """Add a text to an existing bundle and name it in the manifest."""
     add_file(bundle, file, text)
     with open(os.path.join(bundle, MANIFEST), encoding="utf-8") as f:
         files = json.load(f)["files"]
@@ -108,7 +108,7 @@ def _dumps(value: Any) -> str:
 
 
 def _check_room(files: list[str], problems: list[str], directory: str) -> None:
-    """Refuse a bundle without any file for want of space: a manifest alone is of no use."""
+    """Refuse a bundle that has no files for lack of space: a manifest alone is useless."""
     if not files and any(os.strerror(errno.ENOSPC) in problem for problem in problems):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), directory)
 
@@ -128,7 +128,7 @@ def _move(temporary: str, target: str) -> str:
 
 
 def _sync(path: str) -> None:
-    """Bring a file or directory to the disk: a machine that dies next must not leave half a one."""
+    """Flush a file or directory to disk: a machine that dies next must not leave half of one."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

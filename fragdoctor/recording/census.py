@@ -1,9 +1,10 @@
 """A census: every live CUDA storage that Python knows, and the name of what holds it.
 
 It allocates nothing on a GPU, imports nothing and calls nothing of the program. Parameters and
-buffers go by their module, optimizer state by its optimizer, gradients by the module of their
-parameters; every other tensor by the shortest way from a name of the program; what only the
-autograd graph keeps by the tensor whose graph it is; what no name leads to, by the reference cycle.
+buffers are named by their module, optimizer state by its optimizer, gradients by the module of
+their parameters; every other tensor by the shortest way from a name of the program; storages that
+only the autograd graph keeps by the tensor whose graph it is; and storages that no name leads to by
+the reference cycle.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ _SHARES = (0.5, 0.35, 0.45, 0.75)
 names must each be done."""
 
 _LEAST_SHARE = 0.1
-"""Share of the time that reading gets where sorting out took longer."""
+"""Share of the time that reading gets if sorting out took longer."""
 
 _MAX_STORAGES = 200_000
 _MAX_OWNERS = 2_000
 _MOST_CLIMBED = 6
 _LISTINGS = 6
-"""A climb takes as long as this many lists of all objects, and more."""
+"""A climb takes at least as long as listing all objects this many times."""
 
 _WORTH_CLIMBING = 0.02
-"""Share of all bytes: gradients on their way through C++ have no name, and are little."""
+"""Share of all bytes: gradients on their way through C++ have no name, and are small."""
 
 
 _Claim = tuple[Any, str, list[int]]
@@ -46,19 +47,19 @@ _Claim = tuple[Any, str, list[int]]
 
 
 class Census(NamedTuple):
-    """All that one census found.
+    """Everything that one census found.
 
     Attributes:
-        time_us: when, as the events of a snapshot count time.
+        time_us: time of the census, on the clock of a snapshot's events.
         seconds: how long it took.
-        step: runs of optimizers before it; 0 = none, or not counted.
-        is_complete: whether everything was looked at in time.
+        step: optimizer runs before it; 0 = none, or not counted.
+        is_complete: whether everything was examined in time.
         owners: who holds anything.
-        devices, addresses, sizes, holders: of each storage; the last is a place in ``owners``,
-            -1 where no name leads to it.
-        paths: of modules, where allocations are noted with them too.
-        parts: of each storage the place in ``paths`` of the module whose parameter, gradient or
-            optimizer state it is; -1 without one.
+        devices, addresses, sizes, holders: of each storage; the holder is an index into ``owners``,
+            or -1 if no name leads to the storage.
+        paths: of modules, if allocations are noted with them too.
+        parts: for each storage, the index in ``paths`` of the module whose parameter, gradient or
+            optimizer state it is; -1 if there is none.
     """
 
     time_us: int
@@ -74,7 +75,7 @@ class Census(NamedTuple):
     parts: array[int]
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as the file of a bundle has it."""
+        """Return the census in the form of its file in a bundle."""
         columns = ("devices", "addresses", "sizes", "holders", "parts")
         return {
             **self._asdict(),
@@ -86,10 +87,10 @@ class Census(NamedTuple):
 def take_census(
     torch: Any, step: int = 0, limit_s: float = LIMIT_S, modules: ModuleNames | None = None
 ) -> Census:
-    """Return who holds the CUDA storages of this process now, and for which of ``modules``.
+    """Return who holds this process's CUDA storages now, and for which of ``modules``.
 
-    It takes ``limit_s`` of one core at most, to a few hundredths: beyond that tensors are sampled,
-    and what was not reached has no owner. The collector, which may call the program's code, waits.
+    It takes at most ``limit_s`` of one core, within a few hundredths: beyond that, tensors are
+    sampled, and unreached storages have no owner. The collector, which may run its code, is paused.
     """
     started = time.thread_time()
     time_us = time.time_ns() // 1000
@@ -121,12 +122,12 @@ def take_census(
 
 
 class _Graphs(NamedTuple):
-    """Autograd graphs by the ids of their nodes.
+    """Autograd graphs by the IDs of their nodes.
 
     Attributes:
-        heads: id of a tensor -> its node.
+        heads: ID of a tensor -> its node.
         after: a node -> the nodes that it calls.
-        kept: a node -> the storages that it keeps and that are nobody's yet.
+        kept: a node -> the storages that it keeps and that have no owner yet.
     """
 
     heads: dict[int, int]
@@ -134,12 +135,12 @@ class _Graphs(NamedTuple):
     kept: dict[int, list[int]]
 
     def outputs(self) -> set[int]:
-        """Return the ids of the tensors on whose nodes no other node rests."""
+        """Return the IDs of tensors on whose nodes no other node depends."""
         inner = {n for after in self.after.values() for n in after}
         return {tensor for tensor, node in self.heads.items() if node not in inner}
 
     def kept_from(self, node: int, seen: set[int]) -> list[int]:
-        """Return what is kept from a node on, but for nodes seen."""
+        """Return what is kept from a node on, except by nodes already seen."""
         found: list[int] = []
         todo = [node]
         while todo:
@@ -152,7 +153,7 @@ class _Graphs(NamedTuple):
 
 
 class _Rest(NamedTuple):
-    """Tensors that no module and no optimizer has, by their ids, with the storage of each."""
+    """Tensors that belong to no module and no optimizer, by their IDs, with each one's storage."""
 
     tensors: dict[int, Any]
     addresses: dict[int, int]
@@ -161,10 +162,10 @@ class _Rest(NamedTuple):
 
 
 class _Taking:
-    """One census in the making: storages are claimed by owners, each by the first.
+    """One census in the making: owners claim storages, and the first claim counts.
 
-    Objects are reached through locals of frames, so that no list of all objects may live by then:
-    whose dict of locals nobody else has is seen by its references (``frame_locals``).
+    Objects are reached through the locals of frames, so no list of all objects may be alive then;
+    references tell whether anybody else has a frame's dict of locals (``frame_locals``).
     """
 
     def __init__(
@@ -196,7 +197,7 @@ class _Taking:
         self._graph_until = max(self._graph_until, time.thread_time() + self._least_s)
         graphs = self._read_graphs(rest.with_graph, claimed)
         kept = {address for addresses in graphs.kept.values() for address in addresses}
-        # What a graph keeps has an owner in any case; the others are searched for to the end.
+        # Whatever a graph keeps has an owner in any case; the others are searched for to the end.
         needed = {number for number, address in rest.addresses.items() if address not in kept}
         needed |= {id(head) for head, _, _ in claims} | graphs.outputs()
         hidden = {id(found.tensors), id(found.modules), id(found.optimizers), id(rest.tensors)}
@@ -221,7 +222,7 @@ class _Taking:
         self._name_unreached(search, rest, hidden)
 
     def _read(self, tensors: list[Any], claimed: set[int]) -> _Rest:
-        """Read tensors, as many as there is time for."""
+        """Read as many tensors as there is time for."""
         rest = _Rest({}, {}, [], [])
         storages = self.storages
         for i, tensor in enumerate(tensors):
@@ -271,14 +272,14 @@ class _Taking:
         return [claim for claim in found if claim[2]]
 
     def _are_of(self, path: str, tensors: list[Any]) -> None:
-        """Note that parameters and their gradients are a module's; a shared one is the first's."""
+        """Note that parameters and their gradients are a module's; the first of several counts."""
         for one in self.storages.tensors(tensors):
             first = self._path_of.setdefault(id(one), path)
             for address in (*self.storages.addresses([one]), *self._gradients([one])):
                 self._is_part(address, first)
 
     def _is_part(self, address: int, path: str) -> None:
-        """Note whose a storage is; where several modules have it, it is of what they are all in."""
+        """Note whose storage it is; if several modules have it, use the module they are all in."""
         before = self.parts.setdefault(address, path)
         if before != path:
             self.parts[address] = common_path(before, path)
@@ -309,7 +310,7 @@ class _Taking:
     # ---- graphs, cycles -------------------------------------------------------------------------
 
     def _read_graphs(self, tensors: list[Any], claimed: set[int]) -> _Graphs:
-        """Return what graphs keep that is nobody's yet."""
+        """Return what graphs keep that has no owner yet."""
         found = _Graphs({}, {}, {})
         if self._is_backward_elsewhere():
             return found
@@ -326,9 +327,9 @@ class _Taking:
         return found
 
     def _is_backward_elsewhere(self) -> bool:
-        """Return whether graphs may be taken apart by other threads while they are read.
+        """Return whether other threads may take graphs apart while they are being read.
 
-        Autograd works with a thread a GPU; the one that calls here waits.
+        Autograd uses one thread per GPU; the one that calls here is waiting.
         """
         node = getattr(self._torch._C, "_current_autograd_node", None)
         return node is not None and node() is not None and self._torch.cuda.device_count() > 1
@@ -350,10 +351,10 @@ class _Taking:
                 self._claim(owner, kept)
 
     def _name_unreached(self, search: Search, rest: _Rest, hidden: set[int]) -> None:
-        """Claim what no name of the user leads to: for a cycle, or for a name of a library.
+        """Claim what no user's name leads to: for a cycle, or for a name of a library.
 
-        The largest are asked for; what hangs on further instances of the classes of a cycle is
-        found from these.
+        The largest storages are traced; storages that hang on other instances of the classes of a
+        cycle are found from these.
         """
         sizes = self.storages.sizes
         left = [number for number, a in rest.addresses.items() if a not in self.held]
@@ -378,7 +379,7 @@ class _Taking:
         self.is_complete &= climb.is_complete
 
     def _claim(self, owner: Owner, addresses: list[int]) -> None:
-        """Give storages to an owner, as far as they have none yet."""
+        """Give an owner those storages that have none yet."""
         fresh = [a for a in addresses if a not in self.held]
         if not fresh:
             return
@@ -391,10 +392,10 @@ class _Taking:
 
 
 def _items(names: Any) -> list[tuple[Any, Any]]:
-    """Return the items of a dict of the program, [] for anything else."""
+    """Return the items of one of the program's dicts, or [] for anything else."""
     return list(dict.items(names)) if class_is(type(names), dict) else []
 
 
 def _values(names: Any) -> list[Any]:
-    """Return the values of a dict of the program, [] for anything else."""
+    """Return the values of one of the program's dicts, or [] for anything else."""
     return list(dict.values(names)) if class_is(type(names), dict) else []

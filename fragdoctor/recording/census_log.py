@@ -13,28 +13,28 @@ from .module_names import ModuleNames
 _FIRST_STEP = 2
 _RISE = 1.01
 _PAUSE = 50
-"""Times as long as a census took, until there may be another at the end of a step."""
+"""A further census at the end of a step has to wait this many times as long as a census took."""
 
 
 def can_take(torch: Any) -> bool:
-    """Return whether this PyTorch can be asked for what a census needs: from 2.1 on."""
+    """Return whether this PyTorch (2.1 or later) can be asked for what a census needs."""
     needed = ("DisableTorchFunction", "_current_autograd_node")
     return all(hasattr(getattr(torch, "_C", None), name) for name in needed)
 
 
 class CensusLog:
-    """Takes censuses at ends of optimizer steps, seldom, and keeps two of them.
+    """Takes censuses at ends of optimizer steps, rarely, and keeps two of them.
 
-    The first is of the second step, which has gradients and optimizer state: what has grown since
-    then is what leaks. The other is of a step at whose end the peak had risen; taken again while it
-    rises, for a fiftieth of the time at most.
+    The first is from the second step, which has gradients and optimizer state: growth since then is
+    a leak. The other is from a step at whose end the peak had risen; it is taken again while the
+    peak rises, for at most a fiftieth of the time.
 
     Args:
         torch: the program's own.
-        modules: names them, where allocations are noted with them.
+        modules: names the modules, if allocations are noted with them.
 
     Attributes:
-        problem: why one could not be taken, "".
+        problem: why a census could not be taken, or "".
     """
 
     def __init__(self, torch: Any, modules: ModuleNames | None = None) -> None:
@@ -49,21 +49,21 @@ class CensusLog:
         self._hook: Any = None
 
     def stop(self) -> None:
-        """Take no more at ends of steps."""
+        """Take no more censuses at ends of steps."""
         self._hook.remove()
 
     def begin(self) -> None:
-        """Take them at ends of steps, and one now where there is memory already."""
+        """Take censuses at ends of steps, and one now if there is memory already."""
         optimizers = sys.modules[self._torch.optim.Optimizer.__module__]
         self._hook = optimizers.register_optimizer_step_post_hook(self._on_step)
         if self._torch.cuda.memory_allocated():
             self._first = self._take()
 
     def write(self, path: str) -> None:
-        """Take one and write it with those kept, the latest last.
+        """Take a census and write it with those kept, the latest last.
 
         Raises:
-            RuntimeError: none could be taken.
+            RuntimeError: if none could be taken.
         """
         now = self._take()
         if now is None:
@@ -113,14 +113,14 @@ class CensusLog:
         stats = self._torch.cuda.memory.memory_stats_as_nested_dict()
         return int(stats["allocated_bytes"]["all"]["peak"])
 
-    # A compiled optimizer calls it as it is: Dynamo looks for this mark.
+    # A compiled optimizer calls this function uncompiled: Dynamo looks for this mark.
     _on_step._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 class uncompiled:  # noqa: N801 - used as a verb: with uncompiled(torch): ...
-    """Keep ``torch.compile`` from tracing what runs in a block, where the program is compiled.
+    """Keep ``torch.compile`` from tracing what runs in a block, if the program is compiled.
 
-    Frames that a compiled function calls are compiled too, with what that prints. It is what
+    Otherwise, frames that a compiled function calls are compiled too, with messages. This does what
     ``torch._dynamo.disable`` does, without importing it.
     """
 

@@ -1,4 +1,4 @@
-"""The CUDA tensors of the program and their storages, read without a call of the program's code."""
+"""The CUDA tensors of the program and their storages, read without calling the program's code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _STRIDE = 16
 
 
 class Found(NamedTuple):
-    """What is among all objects: CUDA tensors, modules, optimizers."""
+    """What was found among all objects: CUDA tensors, modules, optimizers."""
 
     tensors: list[Any]
     modules: list[Any]
@@ -21,7 +21,7 @@ class Found(NamedTuple):
 
 
 class CudaStorages:
-    """Reads tensors, and notes each storage that it comes by.
+    """Reads tensors, and notes each storage that it encounters.
 
     Args:
         torch: the program's own.
@@ -29,7 +29,7 @@ class CudaStorages:
     Attributes:
         sizes, devices: bytes and GPU of each storage, by its address; addresses of several GPUs
             never coincide.
-        is_complete: whether all was read in time.
+        is_complete: whether everything was read in time.
         listing_s: how long it takes to list all objects.
     """
 
@@ -47,7 +47,7 @@ class CudaStorages:
         self.listing_s = 0.0
 
     def find(self, deadline: float) -> Found:
-        """Return what is among all objects that the collector knows.
+        """Return what is found among all objects that the collector knows.
 
         Tensors come in an order in which every prefix is an even sample.
         """
@@ -57,12 +57,12 @@ class CudaStorages:
         try:
             return self._find(every, deadline)
         finally:
-            # Emptied, since a profiler that samples frames may hold this one: to a search, whatever
-            # is in a list of all objects has somebody who wants it kept.
+            # Emptied, since a profiler that samples frames may hold this one: to a search, anything
+            # in a list of all objects would seem to be held by somebody.
             every.clear()
 
     def _find(self, every: list[Any], deadline: float) -> Found:
-        which: dict[int, int] = {}  # by ids: the metaclass of a class may have a hash of its own
+        which: dict[int, int] = {}  # by IDs: the metaclass of a class may have its own hash
         wanted: set[int] = set()
         found: tuple[list[Any], ...] = ([], [], [])
         for begin in range(0, len(every), _CHUNK):
@@ -85,14 +85,14 @@ class CudaStorages:
         return Found(tensors, found[1], found[2])
 
     def _kind_of(self, kind: type) -> int:
-        """Return which of tensor, module and optimizer a class is, -1 for none."""
+        """Return which of tensor, module and optimizer a class is, or -1 for none."""
         return next((i for i, base in enumerate(self._bases) if class_is(kind, base)), -1)
 
     def address(self, tensor: Any) -> int:
-        """Return the address of a tensor's storage, 0 where it has none of its own."""
+        """Return the address of a tensor's storage, or 0 if it has none of its own."""
         try:
             if self._is_cow is not None and self._is_cow(tensor):
-                return 0  # to ask for its address would copy it
+                return 0  # asking for its address would copy it
             storage = self._storage_of(tensor)
             address, n_bytes = int(storage.data_ptr()), int(storage.nbytes())
         except (RuntimeError, NotImplementedError):
@@ -105,11 +105,11 @@ class CudaStorages:
         return address
 
     def tensors(self, values: Any) -> list[Any]:
-        """Return those values that are tensors."""
+        """Return the values that are tensors."""
         return [v for v in values if class_is(type(v), self._bases[0])]
 
     def addresses(self, values: Any) -> list[int]:
-        """Return the addresses of the storages of those values that are CUDA tensors."""
+        """Return the storage addresses of those values that are CUDA tensors."""
         found = (self.address(t) for t in self.tensors(values) if self._is_cuda(t))
         return [address for address in found if address]
 
@@ -118,7 +118,7 @@ class CudaStorages:
         return not self._is_leaf(tensor)
 
     def gradient(self, leaf: Any) -> int:
-        """Return the address of the gradient of a tensor without a graph, 0 where it has none."""
+        """Return the address of the gradient of a tensor without a graph, or 0 if it has none."""
         gradient = self._grad(leaf)
         if gradient is None or not self._is_cuda(gradient):
             return 0

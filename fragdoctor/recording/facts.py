@@ -1,4 +1,4 @@
-"""Facts around a moment: versions, devices and their memory, other processes, settings."""
+"""Facts about one moment: versions, devices and their memory, other processes, settings."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _INSIDE = re.compile(rf"([\w.-]{{0,60}}(?:{_WORD})[\w.-]{{0,60}}[\"']?\s{{0,3}}[
                      r"([^\s\"',;&}]{1,4000})", re.IGNORECASE)  # fmt: skip
 _IN_URL = re.compile(r"(\w{1,20}://[^/@\s:]{0,200}:)[^/@\s]{1,400}(?=@)")
 _COUNT = re.compile(r"\d{1,7}(?:\.\d{0,6})?")
-"""A number such as that of ``--max-tokens 512``; a password may be one too."""
+"""A number such as that of ``--max-tokens 512``; a password may be a number too."""
 
 
 def masked(words: Sequence[str]) -> list[str]:
     """Return the words of a command with the values of secrets replaced by ``***``.
 
-    A secret is the value of an option or an assignment whose name contains key, token, secret,
-    password, passwd, pwd, passphrase, auth or credential, whatever the case (``--api-key X``,
+    A secret is the value of an option or assignment whose name contains key, token, secret,
+    password, passwd, pwd, passphrase, auth or credential, in any case (``--api-key X``,
     ``--api_key=X``, ``HF_TOKEN=X``, also within a word), and the password in an address
-    (``https://user:password@host``). Numbers of keys and tokens are none (``--max-tokens 512``).
+    (``https://user:password@host``). Numbers of keys and tokens are not (``--max-tokens 512``).
     """
     found: list[str] = []
     option = ""
@@ -62,19 +62,19 @@ _MAX_PROCESSES = 4096
 
 
 class Process(NamedTuple):
-    """One process on a GPU; ``n_bytes`` is None where the driver does not report it (WSL, MIG)."""
+    """One process on a GPU; ``n_bytes`` is None if the driver does not report it (WSL, MIG)."""
 
     pid: int
     n_bytes: int | None
 
 
 class _Info(ctypes.Structure):
-    # nvmlProcessInfo_v1_t: the layout of nvmlDeviceGetComputeRunningProcesses without suffix.
+    # nvmlProcessInfo_v1_t: the layout of nvmlDeviceGetComputeRunningProcesses without a suffix.
     _fields_ = (("pid", ctypes.c_uint), ("n_bytes", ctypes.c_ulonglong))
 
 
 class _Info2(ctypes.Structure):
-    # nvmlProcessInfo_v2_t: of the calls with suffix _v2 and _v3.
+    # nvmlProcessInfo_v2_t: the layout of the calls with suffixes _v2 and _v3.
     _fields_ = (
         ("pid", ctypes.c_uint),
         ("n_bytes", ctypes.c_ulonglong),
@@ -94,7 +94,7 @@ class Nvml:
     """An open NVML.
 
     Raises:
-        OSError: there is no NVML here, or it does not answer.
+        OSError: if there is no NVML here, or it does not answer.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class Nvml:
         return text.value.decode("ascii", "replace") or None
 
     def processes(self, uuid: str | None, bus_id: str | None) -> list[Process] | None:
-        """Return the compute processes of a device, None where NVML does not know it.
+        """Return the compute processes of a device, or None if NVML does not know the device.
 
         Args:
             uuid: ``GPU-...`` as the driver names it.
@@ -170,7 +170,7 @@ _SETTINGS = (
 
 
 def program_facts(torch: Any) -> dict[str, Any]:
-    """Return what is fixed for the process: versions, host, command, settings."""
+    """Return the facts that are fixed for the process: versions, host, command, settings."""
     version = getattr(torch, "version", None)
     return {
         "host": socket.gethostname(),
@@ -187,12 +187,12 @@ def program_facts(torch: Any) -> dict[str, Any]:
 
 
 def used_devices(torch: Any) -> list[int]:
-    """Return the devices on which PyTorch ever reserved memory, without waking up the others."""
+    """Return the devices on which PyTorch ever reserved memory, without waking the others."""
     return [d for d in range(torch.cuda.device_count()) if _reserved(torch, d, "peak")]
 
 
 def device_facts(torch: Any, devices: list[int]) -> tuple[list[dict[str, Any]], str | None]:
-    """Return the facts of each device, and the version of the driver; None is unknown."""
+    """Return the facts of each device, and the driver's version; None means unknown."""
     library = _try(Nvml)
     facts = [_one_device(torch, d, library) for d in devices]
     driver = _try(library.driver_version) if library is not None else None
@@ -222,7 +222,7 @@ def _processes(
 ) -> tuple[int | None, list[dict[str, Any]] | None]:
     """Return this process's own bytes and the other processes.
 
-    In a container the driver's process ids are the host's: then no entry is this process, own is
+    In a container, the driver's process IDs are the host's: then no entry is this process, own is
     None, and readers of the bundle have to go by the size.
     """
     if library is None or properties is None:
@@ -256,7 +256,7 @@ def _driver_of_kernel() -> str | None:
 
 
 def _try(call: Callable[[], Any]) -> Any:
-    """Return the result of ``call``, None where it fails: a fact may be missing, never harm."""
+    """Return the result of ``call``, or None if it fails: a fact may be missing, but never harm."""
     try:
         return call()
     except Exception:  # whatever a driver or a version of torch comes up with

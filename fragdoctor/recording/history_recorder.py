@@ -29,9 +29,9 @@ _MOST_WAITING = 64
 
 
 class _Waiting:
-    """A failure whose message is still on its way: the exception is made after the observer ran.
+    """A failure whose message is still to come: the exception is made after the observer ran.
 
-    ``bundle`` is None if this recorder wrote none; ``is_reported``: whether any recorder did.
+    ``bundle`` is None if this recorder wrote none; ``is_reported`` tells whether any recorder did.
     """
 
     def __init__(self, device: int, bundle: str | None, *, is_reported: bool) -> None:
@@ -44,13 +44,13 @@ class _Waiting:
 class Recorder:
     """Records one process and writes its bundles.
 
-    Every method that the program's own events call catches what goes wrong in it and notes it;
-    only ``start`` and ``write`` raise.
+    Every method that the program's own events call catches errors and notes them; only ``start``
+    and ``write`` raise.
 
     Args:
         options: how to record.
         torch: the program's own.
-        name: name of every bundle; "" = after what happened and the process id.
+        name: name of every bundle; "" = named after what happened and the process ID.
 
     Attributes:
         bundles: paths of the bundles written so far.
@@ -84,12 +84,12 @@ class Recorder:
         self._started = time.time()
 
     def start(self) -> None:
-        """Start the history, unless the program records already, and look out for failures."""
+        """Start the history, unless the program records already, and watch for failures."""
         self.pid = os.getpid()
         self.is_on = True
         marks_itself = has_annotations(self.torch)
         if not _is_recording(self.torch):
-            # Without it only this thread's ranges are noted; a program may train in another.
+            # Otherwise only this thread's ranges are noted; a program may train in another one.
             self._record({"global_record_annotations": True} if marks_itself else {})
             record = self.torch.cuda.memory._record_memory_history
             self._stopping.callback(record, enabled=None)
@@ -109,7 +109,7 @@ class Recorder:
         _observe(self)
 
     def stop(self) -> None:
-        """Stop looking, and stop the history if it was started here."""
+        """Stop watching, and stop the history if it was started here."""
         self.is_on = False
         _forget(self)
         self._stopping.close()
@@ -121,7 +121,7 @@ class Recorder:
     ) -> None:
         """Write a bundle of the very moment; called by PyTorch before it raises.
 
-        ``writes`` is False where another recorder of this process writes it.
+        ``writes`` is False if another recorder of this process writes it.
         """
         if not self.is_on or os.getpid() != self.pid:
             return
@@ -131,7 +131,7 @@ class Recorder:
         self._waiting = [*self._waiting[1 - _MOST_WAITING :], waiting]
 
     def _write_oom(self, device: int, asked: int, total: int, free: int) -> str | None:
-        """Return the bundle of a failure, None where it is one too many or cannot be written."""
+        """Return the bundle of a failure, or None if it is one too many or cannot be written."""
         if self.is_writing or not self._pace.allows(time.monotonic()):
             self.n_skipped += 1
             return None
@@ -174,7 +174,7 @@ class Recorder:
             self.is_on = False
 
     def on_request(self) -> None:
-        """Write the state of now, because another process asks for it."""
+        """Write the current state because another process asks for it."""
         with self._noted(), self._writing():
             self._write("attach", "request")
 
@@ -192,7 +192,7 @@ class Recorder:
 
     @property
     def is_writing(self) -> bool:
-        """Whether a bundle is being written, by whichever thread."""
+        """Whether a bundle is being written, by any thread."""
         return self._lock.locked()
 
     @contextlib.contextmanager
@@ -218,13 +218,13 @@ class Recorder:
         self._write(signal_name.lower() or "exit", reason, error, signal=signal_name or None)
 
     def _finish(self, *, ended_program: bool) -> None:
-        """Complete the last bundle by what is known only now."""
+        """Complete the last bundle with what is known only now."""
         if not self.bundles:
             return
         changes = {"n_ooms": self.n_ooms, "n_skipped": self.n_skipped}
         if ended_program:
             changes["ended_program"] = True
-        with self._noted():  # it may have been moved: what is still to be written matters more
+        with self._noted():  # it may have been moved: what is yet to be written matters more
             bundle_writer.update_manifest(self.bundles[-1], **changes)
 
     def _write(
@@ -235,7 +235,7 @@ class Recorder:
         ranks = find_ranks()
         parts: dict[str, Callable[[str], None]] = {}
         census = self._census or self._new_census()
-        if census is not None:  # first: what follows makes objects of its own
+        if census is not None:  # first: the next parts make objects of their own
             parts[bundle_writer.CENSUS] = census.write
         parts[bundle_writer.SNAPSHOT] = self._dump
         parts[bundle_writer.STATS] = lambda path: self._write_stats(path, devices)
@@ -256,7 +256,7 @@ class Recorder:
                 },
                 parts,
             )
-        if reason != "request":  # what becomes known later is about the program's own end
+        if reason != "request":  # facts that come later concern the program's own end
             self.bundles.append(bundle)
         return bundle
 
@@ -286,7 +286,7 @@ class Recorder:
     def _dump(self, path: str) -> None:
         marks = contextlib.nullcontext() if self._step_marks is None else self._step_marks.shown()
         memory = self.torch.cuda.memory
-        self._user_lines = {}  # none of an earlier bundle, where this one fails
+        self._user_lines = {}  # none from an earlier bundle, in case this one fails
         with _without_inductor(self.torch), marks, seen_snapshots(memory) as seen:
             memory._dump_snapshot(path)
         self._user_lines = user_lines(seen[-1]) if seen and self.options.sources else {}
@@ -311,8 +311,8 @@ class Recorder:
     def _take(self, text: str) -> _Waiting:
         """Take out the bundle that a message is about: same thread, else same device, else last.
 
-        The thread differs where autograd failed in a thread of its own. Earlier ones of that thread
-        have no message to come: PyTorch caught them itself, as cuDNN's search for workspaces does.
+        The thread differs if autograd failed in its own thread. Earlier failures in that thread
+        have no message to come: PyTorch caught them, as cuDNN's search for workspaces does.
         """
         me = threading.get_ident()
         same = [w for w in self._waiting if w.thread == me]
@@ -323,7 +323,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def _noted(self) -> Iterator[None]:
-        """Note what goes wrong in a block: what the program itself does must be what it sees."""
+        """Note what goes wrong in a block: the program must see only what it does itself."""
         try:
             yield
         except Exception as e:
@@ -339,14 +339,14 @@ _observed: list[Any] = []
 
 
 def _observe(recorder: Recorder) -> None:
-    """Attach the observer, once a process: PyTorch has no way to take it off."""
+    """Attach the observer, once per process: PyTorch has no way to remove it."""
     _watchers.append(recorder)
     torch = recorder.torch
     if any(seen is torch for seen in _observed):
         return
     _observed.append(torch)
     torch._C._cuda_attach_out_of_memory_observer(_on_oom)
-    with contextlib.suppress(Exception):  # without it bundles lack the text, no more
+    with contextlib.suppress(Exception):  # without it, bundles just lack the text
         _listen(_error_class(torch))
 
 
@@ -355,7 +355,7 @@ def _forget(recorder: Recorder) -> None:
 
 
 def _on_oom(device: int, asked: int, total: int, free: int) -> None:
-    """Notify every recorder; of nested ones the innermost writes."""
+    """Notify every recorder; if they are nested, the innermost one writes."""
     recorders = tuple(_watchers)
     for recorder in recorders:
         recorder.on_oom(device, asked, total, free, writes=recorder is recorders[-1])
@@ -373,7 +373,7 @@ def _write_text(path: str, text: str) -> None:
 
 
 def _exception_of(error: BaseException | None) -> dict[str, Any]:
-    """Return the manifest's field about an exception."""
+    """Return the manifest's field for an exception."""
     if error is None:
         return {}
     kind = type(error)
@@ -382,7 +382,7 @@ def _exception_of(error: BaseException | None) -> dict[str, Any]:
 
 
 def _listen(kind: Any) -> None:
-    """Hear the text of each failure: the observer has none, and the program may swallow it."""
+    """Listen for the text of each failure: the observer has none, and programs may swallow it."""
     initialise = kind.__init__
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it is one
@@ -408,8 +408,8 @@ def _is_recording(torch: Any) -> bool:
 def _without_inductor(torch: Any) -> Iterator[None]:
     """Keep PyTorch from importing its compiler while it names the frames of a snapshot.
 
-    It asks for ``torch._inductor`` to look up generated code, and asking imports it: seconds, in
-    the middle of the program's failure. Where it is not loaded there is no generated code.
+    It asks for ``torch._inductor`` to look up generated code, and asking imports it: this takes
+    seconds, in the middle of the program's failure. If it is not loaded, no code was generated.
     """
     if "torch._inductor" in sys.modules or "_inductor" in vars(torch):
         yield
@@ -425,7 +425,7 @@ def _without_inductor(torch: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_collector() -> Iterator[None]:
-    """Keep the collector from walking the million dicts of a snapshot while they are made."""
+    """Keep the collector from walking a snapshot's million dicts while they are made."""
     was_on = gc.isenabled()
     gc.disable()
     try:

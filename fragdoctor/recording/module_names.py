@@ -1,4 +1,4 @@
-"""What the modules of a program are called: ``GPT.layers.3.mlp``, the class of the model first.
+"""Names of a program's modules: ``GPT.layers.3.mlp``, beginning with the class of the model.
 
 The recorder notes these names with allocations, and a rehearsal with the requests that it serves.
 """
@@ -12,16 +12,16 @@ from weakref import ref
 
 _LONGEST = 300
 _MOST_ABOVE = 100
-"""Modules above a module, at most: a ring of them ends."""
+"""The most modules above a module to follow, so that a ring of them ends."""
 
 # Wrappers that repeat their name in the path of every module inside.
 _WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
 class ByIdentity:
-    """Values of modules, or of other things, while these live.
+    """Values attached to modules or other objects, as long as these live.
 
-    What a module says of itself is not asked: with ``==`` a metric of torchmetrics makes another
+    An object's own ``==`` and hash are not used: with ``==``, a torchmetrics metric creates another
     metric, and its hash changes with its state.
     """
 
@@ -29,7 +29,7 @@ class ByIdentity:
         self._found: dict[int, tuple[Any, Any]] = {}
 
     def get(self, item: Any, default: Any = None) -> Any:
-        """Return the value of one."""
+        """Return the value of an item."""
         return self._found.get(id(item), (None, default))[1]
 
     def __setitem__(self, item: Any, value: Any) -> None:
@@ -42,18 +42,18 @@ class ByIdentity:
 
 
 class ModuleNames:
-    """Knows which modules are put together, and names models by their classes."""
+    """Knows which modules contain which, and names models by their classes."""
 
     def __init__(self) -> None:
         self._models = ByIdentity()
         self._above = ByIdentity()
 
     def put_together(self, above: Any, module: Any) -> None:
-        """Note that a module was registered as a part of another."""
+        """Note that a module was registered as part of another one."""
         self._above[module] = ref(above)
 
     def outermost(self, module: Any) -> Any:
-        """Return the model that a module is a part of, as far as it was put together since."""
+        """Return the model that a module is part of, as far as assembly was observed."""
         for _ in range(_MOST_ABOVE):
             above = self._above.get(module)
             holder = None if above is None else above()
@@ -63,7 +63,7 @@ class ModuleNames:
         return module
 
     def name_of(self, model: Any) -> str:
-        """Return the class of a model; of several alive, all but the first have a number."""
+        """Return the class of a model; if several are alive, all but the first get a number."""
         found: str | None = self._models.get(model)
         if found is None:
             inner = model
@@ -80,12 +80,12 @@ class ModuleNames:
 
 
 def path_below(path: str, names: list[str]) -> str:
-    """Return the path of what is at these names below a module; wrappers add nothing to it."""
+    """Return the path of the object with these names below a module; wrappers add nothing."""
     kept = [name for name in names if name and name not in _WRAPPERS]
     return ".".join([path, *kept])[:_LONGEST]
 
 
 def common_path(one: str, other: str) -> str:
-    """Return the path of the innermost module that both are in, "" where they are of two models."""
+    """Return the path of the innermost module that both are in, or "" if their models differ."""
     pairs = zip(one.split("."), other.split("."))  # noqa: B905 - Python 3.9
     return ".".join(part for part, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

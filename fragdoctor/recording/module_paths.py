@@ -1,8 +1,8 @@
-"""Which module of the model allocates: its path, noted with each allocation.
+"""Notes the path of the module that allocates with each allocation.
 
 PyTorch keeps a text of the program's choice with every event (``_set_memory_metadata``, from 2.10
-on). Hooks on all modules put the path of the running one there (``GPT.layers.3.mlp``: the class of
-the model first), and put back what was there when it returns. What the program writes itself stays.
+on). Hooks on all modules set it to the path of the running one (``GPT.layers.3.mlp``, beginning
+with the model's class) and restore the previous text when it returns. The program's own texts stay.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any
 from .module_names import ByIdentity, ModuleNames, path_below
 
 MARK = "nn.Module: "
-"""Begins every text, so that a reader knows them from those of the program."""
+"""Begins every text, so that readers can tell them from the program's own texts."""
 
 
 class ModulePaths:
     """Notes the running module with each allocation, in every thread.
 
-    A model is named once, when it is first called: modules that it makes later go by the name of
-    their class. A backward pass runs no module, so that its allocations have no path, except
-    where checkpointing runs the forward pass again.
+    A model is named once, when it is first called: modules that it creates later are named by their
+    class. A backward pass runs no module, so its allocations have no path, except where
+    checkpointing runs the forward pass again.
 
     Attributes:
-        names: of the modules.
+        names: names of the modules.
 
     Raises:
-        RuntimeError: PyTorch is too old to keep a text.
+        RuntimeError: if PyTorch is too old to keep a text.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -50,7 +50,7 @@ class ModulePaths:
         ]
 
     def remove(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
 
@@ -70,12 +70,12 @@ class ModulePaths:
         if not any(entered is module for entered, _ in running):
             return  # it was running when the hooks were set
         entered = None
-        while entered is not module:  # others above it were left without a call
+        while entered is not module:  # others above it were left without the hook being called
             entered, before = running.pop()
         self._write(before)
 
     def _running(self) -> list[tuple[Any, str]]:
-        """Return the modules that run in this thread, the outermost first, and the text before."""
+        """Return the modules running in this thread, outermost first, and the text before."""
         found: list[tuple[Any, str]] | None = getattr(self._threads, "running", None)
         if found is None:
             found = self._threads.running = []

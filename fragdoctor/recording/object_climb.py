@@ -1,4 +1,4 @@
-"""From an object up to what holds it: a reference cycle, or a name of a library's module."""
+"""Climbs from an object to what holds it: a reference cycle, or a name in a library's module."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _MAX_BELOW = 200
 
 
 class Holder(NamedTuple):
-    """What holds an object that no name of the user leads to.
+    """What holds an object that no user's name leads to.
 
-    ``classes`` are those of the instances of a reference cycle, () for a name of a module.
+    ``classes`` are those of the instances of a reference cycle, or () for a name of a module.
     """
 
     name: str
@@ -27,24 +27,24 @@ class Holder(NamedTuple):
 
 
 class Climb:
-    """Asks the collector who refers to an object, and to that, until the answer is a name.
+    """Asks the collector who refers to an object, and so on upward, until the answer is a name.
 
     Args:
-        hidden: ids of objects that the census itself made.
-        placed: ids of those that names lead to.
-        deadline: of ``time.thread_time``; the climb ends there.
-        listing_s: how long it takes to list all objects; to ask who refers to one takes about twice
+        hidden: IDs of objects that the census itself made.
+        placed: IDs of objects that names lead to.
+        deadline: time by ``time.thread_time`` at which the climb ends.
+        listing_s: how long it takes to list all objects; asking who refers to one takes about twice
             as long.
 
     Attributes:
-        is_complete: whether it ended before the deadline.
+        is_complete: whether the climb ended before the deadline.
     """
 
     def __init__(
         self, hidden: set[int], placed: dict[int, int], deadline: float, listing_s: float
     ) -> None:
         self._every = gc.get_objects()
-        # What is made from here on is none of the program's.
+        # Objects made from here on do not belong to the program.
         self._known = {id(o) for o in self._every} - hidden
         self._placed = placed
         self._deadline = deadline
@@ -53,7 +53,7 @@ class Climb:
         self.is_complete = True
 
     def holder(self, value: Any) -> Holder | None:
-        """Return what holds an object, None where nothing is found: C++ holds it, or time is up."""
+        """Return what holds an object, or None if nothing is found: C++ has it, or time is up."""
         above: dict[int, list[Any]] = {}
         tried = {id(value): value}
         level = [value]
@@ -79,16 +79,16 @@ class Climb:
         return None
 
     def _referrers(self, level: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
-        """Yield the objects that refer to some of a level, each with those."""
+        """Yield the objects that refer to any of a level, each with those that it refers to."""
         for parent in gc.get_referrers(*level):
-            # Only what was there before: not the lists and frames of the census itself.
+            # Only objects that existed before: not the lists and frames of the census itself.
             if id(parent) in self._known:
                 below = {id(c) for c in gc.get_referents(parent)}
                 if type(parent) is not types.FrameType:
                     yield parent, [c for c in level if id(c) in below]
 
     def below(self, classes: tuple[type, ...], wanted: dict[int, int]) -> list[int]:
-        """Return the ids of wanted objects that other instances of some classes lead to."""
+        """Return the IDs of wanted objects that other instances of some classes lead to."""
         found: list[int] = []
         if not classes:
             return found
@@ -111,7 +111,7 @@ class Climb:
         return found
 
     def forget(self) -> None:
-        """Let go of all objects, whoever holds this one."""
+        """Let go of all objects, even if somebody holds this one."""
         self._every.clear()
 
     def _global(self, names: Any, value: Any) -> str:
@@ -120,13 +120,13 @@ class Climb:
 
 
 def _leads_everywhere(value: Any) -> bool:
-    """Return whether an object is a class, a function or a module: much hangs on those."""
+    """Return whether an object is a class, function or module: these lead to too much."""
     kind = type(value)
     return any(class_is(kind, c) for c in (type, types.ModuleType, types.FunctionType))
 
 
 def _cycle_above(value: Any, above: dict[int, list[Any]]) -> list[Any]:
-    """Return the objects of a cycle that holds an object, [] where none does."""
+    """Return the objects of a cycle that holds an object, or [] if there is none."""
     way: list[Any] = [value]
     tried = {id(value)}
     while way:
@@ -144,7 +144,7 @@ def _cycle_above(value: Any, above: dict[int, list[Any]]) -> list[Any]:
 
 
 def _as_holder(cycle: list[Any]) -> Holder:
-    """Return a cycle by the classes of its instances, each holding the next."""
+    """Return a cycle as the classes of its instances, each holding the next."""
     instances = [c for c in cycle[::-1] if container_of(c) is None] or cycle[:1]
     classes = tuple({id(type(c)): type(c) for c in instances}.values())
     names = [class_name(c) for c in classes]

@@ -1,4 +1,4 @@
-"""What a way through objects is called in the program: ``agent.buffer[3]['obs']``."""
+"""Names a way through objects as the program would: ``agent.buffer[3]['obs']``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SEARCHED = 100_000
 
 
 def container_of(value: Any) -> type | None:
-    """Return which built-in container a value is, None where it is none."""
+    """Return which built-in container a value is, or None if it is not one."""
     return next((c for c in CONTAINERS if class_is(type(value), c)), None)
 
 
@@ -27,7 +27,7 @@ def length_of(value: Any, container: type) -> int:
 
 
 def way_name(root: Root, way: list[Any]) -> str:
-    """Return the name of the last object of a way that begins with the value of a root."""
+    """Return the name of the last object on a way that begins with the value of a root."""
     value, rest, name = root.value, way[1:], root.name
     if name in ("self", "cls") and root.place is not None:
         kind = value if class_is(type(value), type) else type(value)
@@ -46,7 +46,7 @@ def way_name(root: Root, way: list[Any]) -> str:
             names = attributes if is_attribute else None
         if names is not None:
             key = _key_of(names, child)
-            # By identity: a metaclass may have an __eq__ of its own.
+            # By identity: a metaclass may have its own __eq__.
             is_dict = any(type(child) is kind for kind in (dict, OrderedDict))
             is_module_part = key in INSIDE_MODULES and is_dict
             if not is_module_part:
@@ -66,7 +66,7 @@ def class_name(kind: type) -> str:
 
 
 def _step(value: Any, child: Any) -> str:  # noqa: PLR0911 - one line a type
-    """Return how one object holds another, as Python writes it where it can be written."""
+    """Return how one object holds another, in Python syntax if possible."""
     kind = type(value)
     if any(k is types.CellType for k in (type(child), kind)) or kind is types.MethodType:
         return ""
@@ -110,7 +110,7 @@ def _local(frame: types.FrameType | None, child: Any) -> str:
 
 
 def _slot(value: Any, child: Any) -> str:
-    """Return the attribute of an instance with ``__slots__``, "" where a built-in type holds it."""
+    """Return the attribute of an instance with ``__slots__``, or "" if a built-in type holds it."""
     for c in type.__dict__["__mro__"].__get__(type(value)):
         for name, member in list(type.__dict__["__dict__"].__get__(c).items()):
             if type(member) is types.MemberDescriptorType:
@@ -123,7 +123,7 @@ def _slot(value: Any, child: Any) -> str:
 
 
 def _key_of(names: Any, child: Any) -> str:
-    """Return the key under which a dict has a value, "" where it is no plain text or number."""
+    """Return the key of a value in a dict, or "" if the key is not plain text or a number."""
     for key, value in itertools.islice(list(dict.items(names)), _SEARCHED):
         if value is child:
             is_plain = type(key) is str or type(key) is int
@@ -132,6 +132,6 @@ def _key_of(names: Any, child: Any) -> str:
 
 
 def _folded(parts: list[str]) -> str:
-    """Return the parts as one name; what repeats, as the nodes of a linked list do, stands once."""
+    """Return the parts as one name; repeated parts, as from a linked list, appear only once."""
     kept = [p for i, p in enumerate(parts) if i < 2 or not (p == parts[i - 1] == parts[i - 2])]
     return "".join(kept)

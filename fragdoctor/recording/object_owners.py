@@ -20,11 +20,11 @@ class Owner(NamedTuple):
         name: ``agent.buffer``.
         kind: ``parameters``, ``gradients``, ``optimizer``, ``tensor``, ``graph`` (what the graph
             of the named tensors keeps), ``cycle``, ``container``.
-        n_items: items of the container; tensors whose graph it is; 0 elsewhere.
-        class_name: class of the module, the optimizer or the container.
-        scope: ``train()``, the function whose local it begins with; "" for a global.
-        place: file, line and function where that local was alive, None for a global.
-        through: how items of the container hold it, where that is through frames.
+        n_items: items of the container, or tensors whose graph it is; otherwise 0.
+        class_name: class of the module, optimizer or container.
+        scope: ``train()``, the function whose local variable it begins with; "" for a global.
+        place: file, line and function where that variable was alive; None for a global.
+        through: how items of the container hold the storages, if through frames.
     """
 
     name: str
@@ -37,11 +37,11 @@ class Owner(NamedTuple):
 
 
 class Naming:
-    """Names what a search has reached.
+    """Names the objects that a search has reached.
 
     Args:
         search: the search, which has ended.
-        module: the class of modules.
+        module: the base class of modules.
     """
 
     def __init__(self, search: Search, module: type) -> None:
@@ -54,7 +54,7 @@ class Naming:
     def owners_of(self, leaves: list[tuple[int, int, int]]) -> Iterator[tuple[Owner, list[int]]]:
         """Yield owners of tensors, each with its storages.
 
-        ``leaves`` are the place of a tensor in the search, its storage and the bytes of that.
+        Each of ``leaves`` is a tensor's place in the search, its storage, and the storage's bytes.
         """
         below: dict[int, list[tuple[int, int, int]]] = {}
         for leaf in leaves:
@@ -76,7 +76,7 @@ class Naming:
             yield owner, [address for _, address, _ in members]
 
     def _through(self, at: int, place: int) -> str:
-        """Return the rest of a way from a container, where it leads through frames."""
+        """Return the rest of the way from a container, if it leads through frames."""
         if at == place:
             return ""
         root, way = self._search.way(place)
@@ -85,7 +85,7 @@ class Naming:
         return rest[rest.find(" -> ") :] if " -> " in rest else ""
 
     def owner_at(self, place: int) -> Owner:
-        """Return who holds, by the name of what was reached at a place."""
+        """Return the owner, named after the object that was reached at a place."""
         root, way = self._search.way(place)
         value = self._search.objects[place]
         container = container_of(value)
@@ -96,12 +96,12 @@ class Naming:
         return Owner(way_name(root, way), kind, n_items, of_class, root.scope, root.place)
 
     def direct_container(self, place: int) -> int:
-        """Return the place of the container that holds a tensor directly, else its own."""
+        """Return the place of the container that holds a tensor directly, else its own place."""
         above = self._search.parents[place]
         return above if above >= 0 and self._is_container(above) else place
 
     def _sum_up(self, below: dict[int, list[tuple[int, int, int]]]) -> None:
-        """Note the bytes that each object leads to: what it is reached from stands before it."""
+        """Note the bytes that each object leads to; an object comes after the one it came from."""
         parents = self._search.parents
         self._bytes = [0] * len(parents)
         self._largest = [0] * len(parents)
@@ -118,7 +118,7 @@ class Naming:
                 self._largest[above] = max(self._largest[above], self._bytes[at])
 
     def _outermost(self, at: int) -> int:
-        """Return the first container on a way that no single item nearly fills, -1 for none."""
+        """Return the first container on a way that no single item nearly fills, or -1 for none."""
         way = []
         while at >= 0 and at not in self._cuts:
             way.append(at)
@@ -131,10 +131,10 @@ class Naming:
         return cut
 
     def _is_container(self, at: int) -> bool:
-        """Return whether it is a container of the program's own making.
+        """Return whether it is a container that the program itself made.
 
-        The attributes of an instance are a dict, the cells of a function a tuple, and a module
-        keeps its parts in dicts.
+        The attributes of an instance are a dict, the cells of a function are a tuple, and a module
+        keeps its parts in dicts; none of these count.
         """
         objects, parents = self._search.objects, self._search.parents
         value, above = objects[at], parents[at]

@@ -1,7 +1,7 @@
-"""Finding objects of the program from its names: breadth first, and nothing of the program runs.
+"""Finds objects of the program from its names: breadth first, without running its code.
 
 Objects are read as the collector reads them (``gc.get_referents``) and by slots of built-in types:
-no attribute is looked up on an object of the program, no key of its compared, hashed or printed.
+no attribute of a program's object is looked up, no key of its compared, hashed or printed.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Root(NamedTuple):
     """A name of the program from which objects are reached.
 
     Attributes:
-        name: of the variable.
-        value: what it stands for.
-        scope: ``train()``, the function whose local it is; "" for a global.
-        place: file, line and function of the frame, None for a global.
+        name: name of the variable.
+        value: its value.
+        scope: ``train()``, the function whose local variable it is; "" for a global.
+        place: file, line and function of the frame; None for a global.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Root(NamedTuple):
 
 
 def is_users(filename: str) -> bool:
-    """Return whether a file is the user's own: neither installed nor of Python itself."""
+    """Return whether a file is the user's own: neither installed nor part of Python itself."""
     return not (
         "site-packages" in filename
         or "dist-packages" in filename
@@ -59,12 +59,12 @@ def is_users(filename: str) -> bool:
 
 
 def class_is(kind: type, base: type) -> bool:
-    """Return whether a class derives from another, without asking either."""
+    """Return whether a class derives from another, without calling either of them."""
     return any(c is base for c in _type_mro(kind))
 
 
 def dict_of(value: Any) -> dict[str, Any] | None:
-    """Return the attributes of an instance or of a class, None where it has none of its own."""
+    """Return the attributes of an instance or class, or None if it has none of its own."""
     if class_is(type(value), type):
         names = (d for d in gc.get_referents(value) if type(d) is dict)
         return next((d for d in names if "__module__" in d), None)
@@ -79,10 +79,10 @@ def dict_of(value: Any) -> dict[str, Any] | None:
 
 
 def frame_locals(frame: types.FrameType) -> dict[str, Any]:
-    """Return the locals of a frame, and leave none of them held by the frame longer than before.
+    """Return the locals of a frame, without the frame holding any of them longer than before.
 
-    Up to Python 3.12 a frame keeps the dict that it shows, with all that is in it; where nobody
-    else has that dict, its copies of locals are taken out again.
+    Up to Python 3.12, a frame keeps the dict that it shows, with everything in it; if nobody else
+    has that dict, its copies of locals are removed again.
     """
     shown = frame.f_locals
     found = {k: v for k, v in list(shown.items()) if type(k) is str}
@@ -90,12 +90,12 @@ def frame_locals(frame: types.FrameType) -> dict[str, Any]:
     if code.co_flags & _OPTIMIZED and type(shown) is dict and sys.getrefcount(shown) <= 3:
         for name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
             shown.pop(name, None)
-    del shown  # a profiler may hold this frame: the next look would take it for somebody's
+    del shown  # a profiler may hold this frame: the next look would see another holder
     return found
 
 
 def running_frames() -> list[types.FrameType]:
-    """Return the frames of all threads, outermost first; this thread's come first."""
+    """Return the frames of all threads, outermost first; this thread's frames come first."""
     found: list[types.FrameType] = []
     me = threading.get_ident()
     frames = sys._current_frames()
@@ -107,13 +107,13 @@ def running_frames() -> list[types.FrameType]:
                 stack.append(frame)
             frame = frame.f_back
         found += reversed(stack)
-    # It holds the frame that runs here: a cycle, and all frames with their locals in it.
+    # It holds the frame that is running here: a cycle that keeps all frames with their locals.
     frames.clear()
     return found
 
 
 def root_groups() -> Iterator[list[Root]]:
-    """Yield the names of the program, those first that its author knows best."""
+    """Yield the names of the program, starting with those that its author knows best."""
     frames = running_frames()
     own = [f for f in frames if is_users(f.f_code.co_filename)]
     modules = [(n, m) for n, m in list(sys.modules.items()) if is_others_module(m)]
@@ -130,13 +130,13 @@ def root_groups() -> Iterator[list[Root]]:
 
 
 def module_dicts() -> dict[int, str]:
-    """Return the names of all modules by the ids of the dicts that hold their globals."""
+    """Return the names of all modules by the IDs of the dicts that hold their globals."""
     found = [(n, module_globals(m)) for n, m in list(sys.modules.items()) if is_others_module(m)]
     return {id(names): n for n, names in found if names is not None}
 
 
 def is_others_module(value: Any) -> bool:
-    """Return whether a value of ``sys.modules`` is a module that is not ours."""
+    """Return whether a value of ``sys.modules`` is a module other than ours."""
     return class_is(type(value), types.ModuleType) and not _file_of(value).startswith(_HERE)
 
 
@@ -161,7 +161,7 @@ def _locals(frame: types.FrameType) -> list[Root]:
 
 
 def _main_like(frame: types.FrameType, modules: list[tuple[str, Any]]) -> list[Root]:
-    """Return the names of code that runs at the top level and is no module: ``runpy``, ``exec``."""
+    """Return the names of code that runs at top level but not as a module: ``runpy``, ``exec``."""
     names = frame.f_globals
     if any(module_globals(m) is names for _, m in modules):
         return []
@@ -169,7 +169,7 @@ def _main_like(frame: types.FrameType, modules: list[tuple[str, Any]]) -> list[R
 
 
 def _exceptions() -> list[Root]:
-    """Return the exceptions that are being handled; their tracebacks keep frames."""
+    """Return the exceptions being handled; their tracebacks keep frames."""
     current = getattr(sys, "_current_exceptions", None)
     found = [sys.exc_info()] if current is None else list(current().values())
     values = [e[1] if type(e) is tuple else e for e in found]
@@ -178,19 +178,19 @@ def _exceptions() -> list[Root]:
 
 
 class Search:
-    """A walk from the names of the program to what they lead to, the shortest way to each.
+    """A walk from the names of the program to what they lead to, by the shortest way to each.
 
     Args:
-        needed: ids of the objects that are looked for to the end.
-        wanted: ids of further ones, looked for among what the user's own names lead to.
-        hidden: ids of objects through which no way leads: what the search itself made.
-        deadline: of ``time.thread_time``; the search ends there.
+        needed: IDs of the objects that are searched for to the end.
+        wanted: IDs of further objects, searched for only below the user's own names.
+        hidden: IDs of objects that no way may lead through: those that the search itself made.
+        deadline: time by ``time.thread_time`` at which the search ends.
 
     Attributes:
-        objects, parents: each object reached, and the place here of the one before it; a root's
-            value has ``-1 - i`` for the i-th of ``roots``.
-        places: id of an object -> its place here.
-        is_complete: whether all that is needed was found, or nothing more is to be seen.
+        objects, parents: each object reached, and the index of the one before it; the value of the
+            i-th of ``roots`` has ``-1 - i``.
+        places: ID of an object -> its index here.
+        is_complete: whether all needed objects were found, or nothing more is left to see.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class Search:
         self._is_own_class: dict[int, bool] = {}
 
     def run(self) -> None:
-        """Search group by group of names, until all targets are found or time is up."""
+        """Search name group by name group until all targets are found or time is up."""
         self._hidden |= {id(self), id(self.__dict__), id(self.objects), id(self.parents)}
         self._hidden |= {id(self.roots), id(self.places), id(self._missing), id(self._hidden)}
         for i, group in enumerate(root_groups()):
@@ -243,7 +243,7 @@ class Search:
 
     def _reach(self, value: Any, parent: int) -> None:
         number = id(value)
-        # A class is known by its id: its metaclass may have a hash of its own.
+        # A class is identified by its ID: its metaclass may have its own hash.
         if number in self.places or number in self._hidden or not gc.is_tracked(value):
             return
         kind = type(value)
@@ -280,7 +280,7 @@ class Search:
         return known
 
     def way(self, place: int) -> tuple[Root, list[Any]]:
-        """Return the name from which an object was reached, and the objects from there to it."""
+        """Return the name from which an object was reached, and the objects on the way to it."""
         found = []
         while place >= 0:
             found.append(self.objects[place])

@@ -1,7 +1,7 @@
 """A bundle of the running program whenever another process asks for one: ``fragdoctor attach``.
 
-It asks by a real-time signal, because programs, schedulers and faulthandler have uses of their own
-for SIGUSR1 and SIGUSR2. The bundle is written by a thread, so that the program goes on.
+The request is a real-time signal, because programs, schedulers and faulthandler use SIGUSR1 and
+SIGUSR2 for their own purposes. A thread writes the bundle, so that the program continues.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Callable
 from typing import Any
 
 NUMBER: int | None = signal.SIGRTMAX - 7 if hasattr(signal, "SIGRTMAX") else None
-"""The signal; None where the system has no real-time signals (macOS, Windows)."""
+"""The signal; None if the system has no real-time signals (macOS, Windows)."""
 
 GRACE_S = 3.0
-"""The main thread has so long to get to a handler before a thread answers in its place."""
+"""The main thread has this long to get to a handler before a thread answers in its place."""
 
 
 class OnRequest:
-    """Calls ``answer`` in a thread of its own for each request.
+    """Calls ``answer`` in a separate thread for each request.
 
-    Python's handlers run in the main thread. One that hangs outside of Python never gets there, so
+    Python's handlers run in the main thread. If it hangs outside of Python, it never gets there, so
     whoever reads the wakeup descriptor calls ``step_in``, which answers after a moment.
     """
 
@@ -32,7 +32,7 @@ class OnRequest:
         self._is_seen = threading.Event()
 
     def install(self) -> bool:
-        """Return whether it is in place: main thread, and a signal at its default."""
+        """Return whether the handler was installed: main thread, and a signal at its default."""
         if NUMBER is None or threading.current_thread() is not threading.main_thread():
             return False
         if signal.getsignal(NUMBER) is not signal.SIG_DFL:
@@ -42,13 +42,13 @@ class OnRequest:
         return True
 
     def handle(self, _number: int, _frame: Any) -> None:
-        """Answer; a forked child does not."""
+        """Answer, unless this is a forked child."""
         if os.getpid() == self._pid:
             self._is_seen.set()
             threading.Thread(target=self._answer, name="fragdoctor-attach", daemon=True).start()
 
     def step_in(self, numbers: bytes) -> None:
-        """Answer where a request is among these signals and the main thread does not see it."""
+        """Answer if a request is among these signals and the main thread does not see it."""
         if NUMBER is not None and NUMBER in numbers:
             if not self._is_seen.wait(GRACE_S):
                 self._answer()

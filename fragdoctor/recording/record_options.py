@@ -1,4 +1,4 @@
-"""How to record, as it travels from ``fragdoctor run`` to every child: one environment variable."""
+"""How to record, passed from ``fragdoctor run`` to every child in one environment variable."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 VARIABLE = "FRAGDOCTOR_RUN_OPTIONS"
 DEFAULT_MAX_ENTRIES = 100_000
-"""Events kept per GPU: some dozens of steps of an ordinary training loop. An entry takes a few
-hundred bytes of host memory beside its stack, which the entries of one line share."""
+"""Events kept per GPU: a few dozen steps of an ordinary training loop. An entry takes a few hundred
+bytes of host memory besides its stack, which the entries of one line share."""
 
 _MAX_COMMAND = 16 * 1024
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -22,17 +22,17 @@ class Options(NamedTuple):
     """How to record.
 
     Attributes:
-        directory: where bundles go, absolute; made when the first one is written.
+        directory: where bundles go, as an absolute path; created when the first one is written.
         max_entries: events kept per GPU.
-        stacks: ``python`` or ``all`` (C++ frames too).
-        keep_first: bundles written for the first failures of a process, whatever their pace.
+        stacks: ``python`` or ``all`` (including C++ frames).
+        keep_first: bundles written for the first failures of a process, however fast they come.
         interval_s: after those, at most one bundle in this time.
-        keep_most: bundles of failures of a process in all.
-        status: file to which each process appends what it reached; "" = nowhere.
+        keep_most: the most bundles of failures per process.
+        status: file to which each process appends its progress; "" = none.
         command: the command line as given to ``fragdoctor run``.
         module_paths: note the running module of the model with each allocation.
-        census: find out by which names the program holds memory.
-        sources: put the source around the user's lines into the bundle.
+        census: find the names under which the program holds memory.
+        sources: include the source around the user's lines in the bundle.
     """
 
     directory: str
@@ -48,15 +48,15 @@ class Options(NamedTuple):
     sources: bool = True
 
     def to_environment(self) -> str:
-        """Return the value of ``VARIABLE``; of a very long command its beginning.
+        """Return the value of ``VARIABLE``; a very long command is cut.
 
-        Linux starts no program with a variable of more than 128 KiB, though with longer commands.
+        Linux starts no program with a variable of more than 128 KiB, but does with longer commands.
         """
         return json.dumps({**self._asdict(), "command": _beginning(self.command)})
 
 
 def _beginning(command: tuple[str, ...]) -> list[str]:
-    """Return the words of a command as far as there is room, then an ellipsis."""
+    """Return as many words of a command as there is room for, then an ellipsis."""
     kept: list[str] = []
     room = _MAX_COMMAND
     for word in command:
@@ -68,7 +68,7 @@ def _beginning(command: tuple[str, ...]) -> list[str]:
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> Options | None:
-    """Return the options that a parent passed on, None where there are none or they are damaged."""
+    """Return the options that a parent passed on, or None if there are none or they are damaged."""
     try:
         values: Any = json.loads(environ.get(VARIABLE, ""))
         known = {k: v for k, v in values.items() if k in Options._fields}
@@ -87,7 +87,7 @@ class Ranks(NamedTuple):
 
 
 def find_ranks(environ: Mapping[str, str] = os.environ) -> Ranks:
-    """Return rank, local rank and world size as torchrun, MPI or SLURM set them.
+    """Return rank, local rank and world size as set by torchrun, MPI or SLURM.
 
     SLURM sets its variables for a single task too; a world of one has no ranks.
     """
@@ -107,12 +107,12 @@ def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
 
 
 class Pace:
-    """Allows the first few at once, then at most one in an interval, up to a number in all.
+    """Allows the first few at once, then at most one per interval, up to a total.
 
     Args:
-        keep_first: allowed without waiting.
+        keep_first: number allowed without waiting.
         interval_s: seconds between the ones after these.
-        keep_most: allowed in all: a program that fails for days must not fill the disk.
+        keep_most: total allowed: a program that fails for days must not fill the disk.
     """
 
     def __init__(self, keep_first: int, interval_s: float, keep_most: int) -> None:

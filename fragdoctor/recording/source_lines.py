@@ -22,7 +22,7 @@ _MAX_LINE = 200
 
 @contextlib.contextmanager
 def seen_snapshots(memory: Any) -> Iterator[list[Any]]:
-    """Yield a list to which the snapshots are added that PyTorch makes to write them."""
+    """Yield a list that collects the snapshots that PyTorch makes in order to write them."""
     make = memory._snapshot
     found: list[Any] = []
 
@@ -69,9 +69,9 @@ def _stacks(snapshot: dict[str, Any]) -> Iterator[list[Any]]:
 
 
 def write_sources(path: str, lines_of: dict[str, set[int]], unchanged_since: float) -> None:
-    """Write the lines of files with those around them; files changed since a time (s) are left out.
+    """Write lines of files with their surroundings, except from files changed since a time (s).
 
-    What such a file holds now is not what runs.
+    The present content of a changed file is not what runs.
     """
     files = {}
     for name, lines in lines_of.items():
@@ -92,7 +92,7 @@ def _lines_of(name: str, unchanged_since: float) -> list[str]:
         with tokenize.open(name) as f:
             return f.read().splitlines()
     except (OSError, SyntaxError, ValueError):
-        # A cell of a notebook is no file; IPython keeps its lines here.
+        # A notebook cell is not a file; IPython keeps its lines here.
         cache = getattr(sys.modules.get("linecache"), "cache", {})
         entry = cache.get(name)
         return list(entry[2]) if type(entry) is tuple and len(entry) == 4 else []

@@ -1,8 +1,8 @@
-"""Marks of the optimizer's runs, where PyTorch writes none itself (before 2.6).
+"""Marks of the optimizer's runs, for PyTorch versions that write none themselves (before 2.6).
 
-From 2.6 on the recorder notes ranges of ``record_function`` as it goes, and every optimizer runs
-in one (``Optimizer.step#AdamW.step``). Here hooks on all optimizers note the same, in the form of
-a snapshot's ``external_annotations``.
+From 2.6 on, the recorder notes ``record_function`` ranges as it goes, and every optimizer runs in
+one (``Optimizer.step#AdamW.step``). Here, hooks on all optimizers note the same, in the form of a
+snapshot's ``external_annotations``.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def has_annotations(torch: Any) -> bool:
 
 
 class StepMarks:
-    """Notes when an optimizer begins to run and when it has run, in every thread.
+    """Notes when an optimizer starts and finishes running, in every thread.
 
     Args:
         torch: the program's own.
-        max_entries: marks kept; the oldest go first, as events do.
+        max_entries: marks kept; the oldest are dropped first, as with events.
     """
 
     def __init__(self, torch: Any, max_entries: int) -> None:
@@ -42,13 +42,13 @@ class StepMarks:
         ]
 
     def remove(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        """Let PyTorch write snapshots that have the marks so far, oldest first."""
+        """Let PyTorch write snapshots that contain the marks so far, oldest first."""
         snapshot = self._memory._snapshot
 
         def with_marks(*args: Any, **kwargs: Any) -> Any:

@@ -1,1 +1,1 @@
-"""From the lines that a reader found to a story: order, trials, causes, trends."""
+"""Turns the lines that a reader found into a story: order, trials, causes, trends."""

@@ -1,4 +1,4 @@
-"""The story of a log, from the lines that the reader found: trials first, then the events."""
+"""The story of a log, built from the lines that the reader found: first trials, then events."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ _NOWHERE = LogSource(None, None)
 
 
 def with_trials(scenes: Sequence[Scene]) -> list[Scene]:
-    """Return the scenes with their trial, where the log lets one know.
+    """Return the scenes with their trial, if the log shows it.
 
-    A line belongs to the trial that it names; else to the one that its process announced last;
-    else, as Optuna announces no start, to the one whose end comes next. A failure right below the
-    line that says that a trial failed is that trial's, unless it has shown one before. Where trials
-    run side by side in one stream, lines that name none belong to none.
+    A line belongs to the trial that it names, else to the one that its process announced last, else
+    (since Optuna announces no start) to the one whose end comes next. A failure right below the
+    line that says that a trial failed belongs to that trial, unless it has shown one before. If
+    trials run side by side in one stream, lines that name none belong to none.
     """
     return _Assignment(scenes).done()
 
 
 class _Assignment:
-    """One pass over the lines: what each process announced, and what waits for a name."""
+    """One pass over the lines: what each process announced, and which lines wait for a name."""
 
     def __init__(self, scenes: Sequence[Scene]) -> None:
         self._scenes = scenes
@@ -54,7 +54,7 @@ class _Assignment:
         self._current: dict[LogSource, str] = {}
         self._started: set[str] = set()
         self._unnamed: dict[LogSource, list[int]] = {}
-        self._failure_lines: dict[str, int] = {}  # of each trial the first
+        self._failure_lines: dict[str, int] = {}  # the first of each trial
         self._failed: dict[LogSource, Scene] = {}  # whose traceback may still come
 
     def done(self) -> list[Scene]:
@@ -92,7 +92,7 @@ class _Assignment:
             self._failure_lines.setdefault(name, scene.line)
 
     def _just_failed(self, scene: Scene, source: LogSource) -> str:
-        """Return the trial that was said to have failed right above its traceback."""
+        """Return the trial that was reported as failed right above its traceback."""
         failed = self._failed.get(source)
         if failed is None:
             return ""
@@ -131,7 +131,7 @@ class _Assignment:
 
 
 def _spans(marks: Iterable[tuple[Hashable, int]]) -> list[tuple[int, int]]:
-    """Return the first and the last line of each name, of names with the lines they stand in."""
+    """Return the first and last line of each name, given names with the lines they appear in."""
     spans: dict[Hashable, tuple[int, int]] = {}
     for name, line in marks:
         first, _ = spans.get(name, (line, 0))
@@ -144,7 +144,7 @@ def _trial_spans(scenes: Sequence[Scene]) -> list[tuple[int, int]]:
 
 
 def depth(spans: Sequence[tuple[int, int]]) -> int:
-    """Return how many spans overlap at most; touching ends do not."""
+    """Return the largest number of spans that overlap; touching ends do not count."""
     edges = sorted(
         [(first, 1) for first, last in spans if last > first]
         + [(last, -1) for first, last in spans if last > first]
@@ -157,16 +157,16 @@ def depth(spans: Sequence[tuple[int, int]]) -> int:
 
 
 def n_parallel(scenes: Sequence[Scene]) -> int:
-    """Return how many trials were seen at work at the same time, 1 where none was.
+    """Return how many trials were seen running at the same time, or 1 if none was.
 
-    Workers of a sweep that print a pid and no rank count too.
+    Workers of a sweep that print a PID but no rank count too.
     """
     workers = _spans((s.pid, s.line) for s in scenes if s.pid is not None and s.rank is None)
     return max(1, depth(_trial_spans(scenes)), depth(workers))
 
 
 def trials_of(scenes: Sequence[Scene]) -> list[Trial]:
-    """Return the trials of scenes that carry theirs, by first line."""
+    """Return the trials of scenes that have one, sorted by first line."""
     grouped: dict[str, list[Scene]] = {}
     for scene in scenes:
         if scene.trial:
@@ -182,7 +182,7 @@ def _trial(name: str, members: Sequence[Scene]) -> Trial:
 
 
 MAX_EVENTS: Final = 2000
-"""Events of a story; if there are more, those in the middle without a failure go first."""
+"""Maximum events of a story; beyond it, those in the middle without a failure are dropped first."""
 
 _MIN_PROGRESS: Final = 5
 _HIDDEN: Final = frozenset({SceneKind.FIGURE, SceneKind.MENTION})
@@ -198,10 +198,10 @@ _QUIET: Final = frozenset(
 
 
 def build_story(log: OomLog | None) -> LogStory | None:
-    """Return the story of a log; None if there is none.
+    """Return the story of a log, or None if there is none.
 
-    One failure is no story, nor is a run without any; a log that shows how far a run had come
-    before it failed is one, and so are the trials of a sweep that prints what each leaves behind.
+    A single failure is not a story, nor is a run without one. A log that shows how far a run had
+    come before it failed is one, and so are the trials of a sweep that prints what each leaves.
     """
     if log is None or not log.scenes:
         return None
@@ -246,14 +246,14 @@ def _is_story(
     n_progress = sum(s.kind is SceneKind.PROGRESS for s in scenes)
     if n_progress >= _MIN_PROGRESS or len(trials) > 1 or grows:
         return True
-    # Messages alone are listed already; what stands beside them makes the story.
+    # Messages alone are already listed; what accompanies them makes the story.
     kinds = {s.kind for s in loud}
     is_more = len(kinds - {SceneKind.KILLED, SceneKind.RETRY, SceneKind.CACHE_FLUSH}) > 1
     return is_more or (len(kinds) > 1 and len(loud) > 2)
 
 
 def _events(scenes: Sequence[Scene]) -> tuple[Scene, ...]:
-    """Return the events; of progress the first, the last, and the last before each other event."""
+    """Return the events; of progress only the first, the last, and the last before other events."""
     shown = _shown(scenes)
     place = {index: i for i, index in enumerate(shown)}
     events = []

@@ -14,7 +14,7 @@ from fragdoctor.model.story import FAILURES, Scene, SceneKind
 from fragdoctor.story.order import Processes
 
 _NEAR_LINES: Final = 200
-"""A traceback, and the summary that repeats its last line, are shorter than this."""
+"""A traceback and the summary that repeats its last line are shorter than this together."""
 
 _ALSO_REPEATED: Final = frozenset(
     {SceneKind.WARNING, SceneKind.TRIAL_FAILED, SceneKind.TRIAL_START, SceneKind.RESTART}
@@ -27,7 +27,7 @@ _ENDS_RUN: Final = frozenset(
 def collapsed(
     scenes: Sequence[Scene], messages: Sequence[OomMessage], processes: Processes
 ) -> list[Scene]:
-    """Return the scenes, each failure once, at its first line."""
+    """Return the scenes with each failure only once, at its first line."""
     merged: list[Scene] = []
     recent: list[int] = []  # failures that a further print may repeat
     for scene in scenes:
@@ -46,7 +46,7 @@ def collapsed(
 
 
 def _merged(first: Scene, later: Scene) -> Scene:
-    """Return the first print, with the rank and trial that only a later one names."""
+    """Return the first print, adding the rank and trial if only a later one names them."""
     return replace(
         first,
         rank=later.rank if first.rank is None else first.rank,
@@ -92,11 +92,11 @@ _ROOTS: Final = frozenset({SceneKind.OOM, SceneKind.HOST_MEMORY, *_STICKY, Scene
 _TRIAL_ENDS: Final = frozenset({SceneKind.TRIAL_FAILED})
 _MOVES_ON: Final = frozenset({SceneKind.TRIAL_START, SceneKind.TRIAL_END, SceneKind.PROGRESS})
 TRACEBACK_LINES: Final = 200
-"""A trial that is said to have failed has its traceback below within this many lines."""
+"""If a trial is reported as failed, its traceback follows within this many lines."""
 
 _MAX_BACK: Final = 200
 _BURST_LINES: Final = 300
-"""Ranks that fail together print their tracebacks one below the other."""
+"""Ranks that fail together print their tracebacks one below the other within this many lines."""
 
 _RETRY_LINES: Final = 100
 _ENDED_TRIAL: Final = "the failure ended the trial"
@@ -122,7 +122,7 @@ class CauseFinder:
         self._failures: list[int] = []
 
     def linked(self) -> list[Scene]:
-        """Return the scenes with what they follow from, ``caused_by`` counting them all."""
+        """Return the scenes with what they follow from; ``caused_by`` counts all of them."""
         for i, scene in enumerate(self._scenes):
             self._scenes[i] = self._linked(scene)
             if scene.kind in FAILURES:
@@ -173,7 +173,7 @@ class CauseFinder:
     def _went_on(self, earlier: Scene, scene: Scene) -> bool:
         """Return whether the process of a failure made progress before a later line.
 
-        Of very much progress only the part right after the failure is looked at.
+        If there is very much progress, only the part right after the failure is checked.
         """
         first = bisect_right(self._progress_lines, earlier.line)
         last = min(bisect_left(self._progress_lines, scene.line), first + _MAX_BACK)
@@ -198,7 +198,7 @@ class CauseFinder:
         return replace(scene, reason=reason)
 
     def _separate(self, earlier: Scene, scene: Scene) -> str:
-        """Return why two failures are not of one process and trial, "" where they may be."""
+        """Return why two failures are not of one process and trial, or "" if they may be."""
         where = f"the OOM in line {earlier.line}"
         if self._processes.generation(earlier.line) != self._processes.generation(scene.line):
             return f"{where} was before a restart"

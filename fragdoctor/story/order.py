@@ -1,4 +1,4 @@
-"""Which process each line of a log belongs to, and one time line for all of them."""
+"""The process that each line of a log belongs to, and one timeline for all lines."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from fragdoctor.model.story import Scene, SceneKind, TimePrecision
 
 _SAME_RESTART_LINES: Final = 40
-"""Lines about one restart: the agent that announces it, and the workers that start."""
+"""Range of lines about one restart: the agent that announces it, and the workers that start."""
 
 
 class LogSource(Struct, frozen=True):
-    """What distinguishes the writers of a log; None is "not printed"."""
+    """What distinguishes the writers of a log; None means "not printed"."""
 
     rank: int | None
     pid: int | None
@@ -26,8 +26,8 @@ class LogSource(Struct, frozen=True):
 class Processes:
     """Decides whether two lines of one log come from the same process.
 
-    In a log of several ranks a line without a rank belongs to no process; in a log of one process
-    all lines are its own. After a restart every process is a new one.
+    In a log of several ranks, a line without a rank belongs to no process; in a log of one process,
+    all lines belong to it. After a restart, every process is a new one.
     """
 
     def __init__(self, scenes: Sequence[Scene]) -> None:
@@ -37,15 +37,15 @@ class Processes:
 
     @property
     def n_restarts(self) -> int:
-        """Restarts, several lines about one counted once."""
+        """Number of restarts; several lines about one restart count once."""
         return len(self._restarts)
 
     def generation(self, line: int) -> int:
-        """Return how many restarts lie before a line."""
+        """Return how many restarts come before a line."""
         return bisect_right(self._restarts, line)
 
     def may_be_same(self, a: Scene, b: Scene) -> bool:
-        """Return whether two lines come from one process as far as ranks and pids are printed."""
+        """Return whether two lines may come from one process, going by printed ranks and PIDs."""
         if self.generation(a.line) != self.generation(b.line):
             return False
         return _agree(a.rank, b.rank, self.n_ranks) and _agree(a.pid, b.pid, self.n_pids)
@@ -58,7 +58,7 @@ def _agree(a: int | None, b: int | None, n: int) -> bool:
 
 
 def restart_lines(scenes: Iterable[Scene]) -> list[int]:
-    """Return the lines of restarts, ascending, those about the same one left out."""
+    """Return the lines of restarts in ascending order, one line for each restart."""
     lines: list[int] = []
     last = -_SAME_RESTART_LINES - 1
     for scene in scenes:
@@ -67,20 +67,20 @@ def restart_lines(scenes: Iterable[Scene]) -> list[int]:
                 lines.append(scene.line)
             last = scene.line
         elif scene.kind is SceneKind.PROGRESS:
-            last = -_SAME_RESTART_LINES - 1  # the new process is at work: the next is another one
+            last = -_SAME_RESTART_LINES - 1  # the new process is at work: the next one is another
     return lines
 
 
 _DAY_S: Final = 86_400
 _MIN_TIMED_SHARE: Final = 0.3
-"""Tracebacks print no time, so a log with times has them on a part of its lines only."""
+"""Tracebacks print no times, so in a log with times only part of the lines have them."""
 
 
 def in_order(scenes: Sequence[Scene]) -> tuple[list[Scene], bool]:
-    """Return the scenes on one time line and whether that is by time.
+    """Return the scenes on one timeline, and whether they are sorted by time.
 
-    A line without a time has that of the line above it. Times of a kind that is in the minority
-    (a library that prints another format) count as none.
+    A line without a time gets that of the line above it. Times of a minority kind (from a library
+    that prints another format) count as missing.
     """
     kinds = Counter(s.precision for s in scenes if s.precision is not TimePrecision.NONE)
     if not kinds:
@@ -94,7 +94,7 @@ def in_order(scenes: Sequence[Scene]) -> tuple[list[Scene], bool]:
 
 
 def _days_counted(scenes: Sequence[Scene]) -> list[Scene]:
-    """Return clock times that go on counting past midnight."""
+    """Return clock times that keep counting past midnight."""
     counted: list[Scene] = []
     day, last = 0, None
     for scene in scenes:

@@ -1,4 +1,4 @@
-"""Figures over trials, failures and prints: their slopes, and what they amount to."""
+"""Figures over trials, failures and prints: their slopes, and what those add up to."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from fragdoctor.story.order import Processes
 from fragdoctor.units import MIB
 
 MIN_RISE_BYTES: Final = 32 * MIB
-"""GiB with two decimals are exact to 5 MiB; caches that settle move a little more than that."""
+"""GiB with two decimals are exact to 5 MiB; caches that settle move slightly more than that."""
 
 MIN_RISE_SHARE: Final = 0.03
 LEVEL_SHARE: Final = 0.1
-"""Points within a tenth of their median are level if nothing drives them one way."""
+"""Points within a tenth of their median are level unless something drives them in one direction."""
 
 
 def with_slope(trend: TrialTrend, stride: float = 1.0) -> TrialTrend:
     """Return a trend with the Theil-Sen slope of its points and the direction that it shows.
 
-    Three points that all rise are "possible", five are "likely"; a rise below 32 MiB or 3 % in all
+    Three points that all rise are "possible", five are "likely"; a total rise below 32 MiB or 3 %
     is level.
 
     Args:
-        trend: with its points.
+        trend: the trend, with its points.
         stride: how many steps lie between two points.
     """
     n = len(trend.points)
@@ -67,7 +67,7 @@ _MAX_TRENDS: Final = 12
 
 
 _AT_FAILURE: Final = {"allocated": "live_bytes", "unallocated": "reserved_unallocated_bytes"}
-"""Figure of a trend -> what a message of a failure says of it."""
+"""Figure of a trend -> the field of a failure's message that has it."""
 
 
 class _Point(Struct, frozen=True):
@@ -77,7 +77,7 @@ class _Point(Struct, frozen=True):
 
 
 def trends_at_failures(scenes: Sequence[Scene], messages: Sequence[OomMessage]) -> list[TrialTrend]:
-    """Return what was allocated, and cached without use, at the failures of each rank."""
+    """Return what was allocated, and what was cached but unused, at the failures of each rank."""
     series: dict[tuple[int | None, int | None], list[tuple[Scene, OomMessage]]] = {}
     for scene in scenes:
         is_own = scene.kind is SceneKind.OOM and scene.caused_by is None
@@ -107,7 +107,7 @@ def _first_of_trial(points: Iterable[_Point]) -> list[_Point]:
 
 
 def trends_of_prints(scenes: Sequence[Scene], processes: Processes) -> list[TrialTrend]:
-    """Return printed figures over the trials, or over the prints of one process without trials."""
+    """Return printed figures over the trials, or without trials, over the prints of one process."""
     series: dict[tuple[int | None, int | None, str, str], list[_Point]] = {}
     smi_line, smi_row = -1, 0
     for scene in scenes:
@@ -129,7 +129,7 @@ def trends_of_prints(scenes: Sequence[Scene], processes: Processes) -> list[Tria
         elif not any(p.trial for p in points):
             of_one = _trend(name, _one_process(points, processes), rank, label, "print")
             of_processes.setdefault((rank, name, label), []).extend(of_one)
-    # of workers side by side the one that grows most
+    # among workers side by side, the one that grows most
     steepest = (max(ts, key=lambda t: t.slope_bytes or 0) for ts in of_processes.values() if ts)
     return [*trends, *steepest]
 
@@ -145,7 +145,7 @@ def _lowest_of_trials(points: Iterable[_Point]) -> list[_Point]:
 
 
 def _one_process(points: Sequence[_Point], processes: Processes) -> list[_Point]:
-    """Return the prints of the process that printed most: a new one starts at nothing."""
+    """Return the prints of the process that printed most: a new process starts from zero."""
     grouped: dict[int, list[_Point]] = {}
     for point in points:
         grouped.setdefault(processes.generation(point.line), []).append(point)
@@ -174,7 +174,7 @@ def _trend(
 
 
 def kept(trends: Sequence[TrialTrend]) -> tuple[TrialTrend, ...]:
-    """Return the trends that say most: a direction first, then many points."""
+    """Return the most telling trends: first those with a direction, then by number of points."""
     ranked = sorted(
         range(len(trends)),
         key=lambda i: (trends[i].confidence is None, -len(trends[i].points), i),
@@ -184,14 +184,14 @@ def kept(trends: Sequence[TrialTrend]) -> tuple[TrialTrend, ...]:
 
 _OVER_TRIALS: Final = ("trial", "oom")
 _RUN_RISE_SHARE: Final = 0.1
-"""Within one run printed memory must rise by a tenth: steps differ more than trials."""
+"""Within one run, printed memory must rise by a tenth: steps differ more than trials."""
 
 
 def memory_over_trials(story: LogStory) -> TrialTrend | None:
-    """Return the trend that shows whether memory accumulates; None if nothing does.
+    """Return the trend that shows whether memory accumulates, or None if none does.
 
-    What is printed between trials says more than what was allocated when memory ran out, which the
-    size of the trial decides as well.
+    Figures printed between trials say more than what was allocated when memory ran out, since that
+    also depends on the size of the trial.
     """
     printed = [t for t in story.trends if t.label and t.over == "trial" and _is_printed(t)]
     for figure in ("allocated", "reserved", "used"):
@@ -207,8 +207,8 @@ def memory_over_trials(story: LogStory) -> TrialTrend | None:
 def accumulation(story: LogStory | None) -> TrialTrend | None:
     """Return the trend of memory that grows over trials, failures, or the prints of one run.
 
-    Where each trial has a process of its own nothing can pile up between them: whatever grows
-    there, the trials ask for more.
+    If each trial has a process of its own, nothing can pile up between them: any growth there comes
+    from the trials asking for more.
     """
     if story is None:
         return None
@@ -230,7 +230,7 @@ def accumulation(story: LogStory | None) -> TrialTrend | None:
 
 
 def growing_cache(story: LogStory | None) -> TrialTrend | None:
-    """Return the trend of reserved but unallocated memory where that grows over failures."""
+    """Return the trend of reserved but unallocated memory, if it grows over failures."""
     if story is None:
         return None
     return _best(
@@ -248,7 +248,7 @@ def rise_bytes(trend: TrialTrend) -> int:
 
 
 def trials_before_failure(story: LogStory) -> int | None:
-    """Return how many trials came before the first that ran out of memory; None if none did."""
+    """Return how many trials came before the first that ran out of memory, or None if none did."""
     for n, trial in enumerate(story.trials):
         if trial.n_ooms:
             return n
@@ -256,7 +256,7 @@ def trials_before_failure(story: LogStory) -> int | None:
 
 
 def has_process_each(story: LogStory) -> bool:
-    """Return whether every trial whose process is printed ran in one of its own."""
+    """Return whether every trial whose process is printed ran in a process of its own."""
     of_trial: dict[str, set[int]] = {}
     for event in story.events:
         if event.trial and event.pid is not None:

@@ -1,4 +1,4 @@
-"""The caching allocator of PyTorch as an object to rehearse on: exact, and without a GPU."""
+"""PyTorch's caching allocator as an object to rehearse on: exact, and without a GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Block(Struct, frozen=True):
     Attributes:
         address: device address of its first byte.
         size_bytes: its length; a multiple of 512.
-        requested_bytes: what the program asked for; a left-over where the block is inactive.
+        requested_bytes: what the program asked for; a leftover value if the block is inactive.
         state: ``active_allocated``, ``active_pending_free`` (freed, but another stream may still
             use it) or ``inactive`` (cached).
     """
@@ -41,7 +41,7 @@ class Block(Struct, frozen=True):
 
 
 class Segment(Struct, frozen=True):
-    """Memory got from the driver in one piece, or a mapped range of an expandable segment.
+    """Memory obtained from the driver in one piece, or a mapped range of an expandable segment.
 
     Attributes:
         address: device address of its first byte.
@@ -50,7 +50,7 @@ class Segment(Struct, frozen=True):
         stream: the stream whose requests it serves, by the caller's number.
         segment_type: ``small`` (requests up to 1 MiB) or ``large``.
         pool: 0, or the private pool that owns it.
-        blocks: what tiles it, by address.
+        blocks: the blocks that tile it, by address.
     """
 
     address: int
@@ -82,16 +82,16 @@ def native_config(
     """Return the native model's configuration for settings.
 
     Args:
-        settings: what the setting string means; its ``memory_fraction`` is used where the
-            argument of that name is None.
+        settings: the meaning of the setting string; its ``memory_fraction`` is used if the argument
+            of that name is None.
         era: tie-breaking, from :func:`era_of`.
-        capacity_bytes: what the driver has for PyTorch, in 2 MiB pages; None = unlimited.
-        device_total_bytes: memory of the device, base of fractions and of the reservations of
-            expandable segments; None = the capacity.
-        memory_fraction: as for ``torch.cuda.set_per_process_memory_fraction``; None = not set.
+        capacity_bytes: what the driver has for PyTorch, in 2 MiB pages; None means unlimited.
+        device_total_bytes: memory of the device, the base of fractions and of the reservations of
+            expandable segments; None means the capacity.
+        memory_fraction: as for ``torch.cuda.set_per_process_memory_fraction``; None means not set.
 
     Raises:
-        SimulationError: the settings choose another allocator than the native one.
+        SimulationError: if the settings choose another allocator than the native one.
     """
     if settings.backend != "native":
         raise SimulationError(
@@ -100,7 +100,7 @@ def native_config(
         )
     config = _ext.AllocatorConfig()
     config.era = int(era)
-    # Figures of a damaged file may lie below nothing, or beyond what 64 bits hold.
+    # Figures of a damaged file may be negative, or exceed 64 bits.
     config.capacity_bytes = UNLIMITED if capacity_bytes is None else _clipped(capacity_bytes)
     config.device_total_bytes = _clipped(device_total_bytes or 0)
     fraction = settings.memory_fraction if memory_fraction is None else memory_fraction
@@ -118,7 +118,7 @@ def native_config(
 
 
 def _set_reserve(config: _ext.AllocatorConfig, reserve: object) -> None:
-    """Set the size of reservations; what PyTorch 2.15 warns about leaves the default."""
+    """Set the size of reservations; values that PyTorch 2.15 warns about leave the default."""
     match = _RESERVE.fullmatch(reserve) if isinstance(reserve, str) else None
     if match is None:
         return
@@ -130,25 +130,25 @@ def _set_reserve(config: _ext.AllocatorConfig, reserve: object) -> None:
 
 
 class Allocator:
-    """The caching allocator of one device, as PyTorch's own behaves.
+    """The caching allocator of one device, behaving exactly like PyTorch's own.
 
-    Every address, every split, every flush comes out as on a real device whose driver places
+    Every address, every split and every flush comes out as on a real device whose driver places
     segments at the lowest free address (cudaMalloc from 0x700000000000, expandable segments from
-    0x600000000000). An event of another stream counts as done when the next request comes.
+    0x600000000000). Events of other streams count as done when the next request comes.
 
     Args:
         conf: a ``PYTORCH_CUDA_ALLOC_CONF`` string.
         capacity_bytes: what the driver has for PyTorch: device memory without the context and
-            other processes. None = unlimited.
-        torch_version: whose rules and messages apply.
+            other processes. None means unlimited.
+        torch_version: version whose rules and messages apply.
         memory_fraction: as if ``torch.cuda.set_per_process_memory_fraction`` had been called
-            first; None = not set.
-        device_total_bytes: memory of the device, the base of a fraction; None = the capacity.
+            first; None means not set.
+        device_total_bytes: memory of the device, the base of a fraction; None means the capacity.
 
     Raises:
-        ConfigError: the version would refuse the setting string.
-        SimulationError: the settings choose another backend.
-        ValueError: a capacity or fraction out of range.
+        ConfigError: if the version would refuse the setting string.
+        SimulationError: if the settings choose another backend.
+        ValueError: if the capacity or fraction is out of range.
     """
 
     def __init__(
@@ -177,20 +177,20 @@ class Allocator:
         )
         config.fraction_of_one_counts = self._version < (2, 10, 0)
         self._core = _ext.AllocatorCore(config)
-        # Handles are made on first use, and the order of handles is that of the free sets.
+        # Handles are created on first use, and the free sets are ordered by handle.
         self._streams: dict[int, int] = {0: 0}
 
     def malloc(self, size: int, stream: int = 0) -> int:
-        """Return the address of a new block for ``size`` bytes; 0 for a size of 0.
+        """Return the address of a new block for ``size`` bytes, or 0 for a size of 0.
 
         Args:
-            size: bytes, as the program asks for them (not rounded).
-            stream: 0 is the default stream, other numbers are streams of their own, whose
-                handles are ordered by first use.
+            size: bytes as the program asks for them (not rounded).
+            stream: 0 is the default stream; other numbers are separate streams, whose handles are
+                ordered by first use.
 
         Raises:
-            OutOfMemory: with the text and the figures of PyTorch's error.
-            ValueError: a negative size or stream.
+            OutOfMemory: with the text and figures of PyTorch's error.
+            ValueError: if the size or stream is negative.
         """
         if size < 0:
             raise ValueError(f"a size cannot be negative: {size}")
@@ -208,21 +208,21 @@ class Allocator:
         return address
 
     def free(self, address: int) -> None:
-        """Give a block back; address 0 is ignored, as ``cudaFree(nullptr)`` is.
+        """Give a block back; address 0 is ignored, as by ``cudaFree(nullptr)``.
 
         Raises:
-            SimulationError: no live block begins at this address.
+            SimulationError: if no live block begins at this address.
         """
         if address != 0 and not self._core.free(address):
             raise _unknown(address)
 
     def record_stream(self, address: int, stream: int) -> None:
-        """Note that the block is used on another stream too, as ``Tensor.record_stream`` does.
+        """Note that the block is also used on another stream, as ``Tensor.record_stream`` does.
 
-        When freed it stays pending; at the next request its events count as done.
+        When freed, it stays pending; at the next request its events count as done.
 
         Raises:
-            SimulationError: no live block begins at this address.
+            SimulationError: if no live block begins at this address.
         """
         if not self._core.record_stream(address, self._handle(stream)):
             raise _unknown(address)
@@ -235,7 +235,7 @@ class Allocator:
         """Limit reserved memory to ``floor(fraction * device memory)`` from now on.
 
         Raises:
-            ValueError: the fraction is not between 0 and 1.
+            ValueError: if the fraction is not between 0 and 1.
         """
         _check_fraction(fraction)
         self._core.set_fraction(fraction)
@@ -244,7 +244,7 @@ class Allocator:
         """Change settings at run time, as ``torch.cuda.memory._set_allocator_settings`` does.
 
         Raises:
-            ConfigError: the version would refuse the string.
+            ConfigError: if the version would refuse the string.
         """
         settings = parse_conf(conf, self.torch_version).over(self.settings)
         self._core.set_settings(native_config(settings, era=era_of(self.torch_version)))
@@ -259,7 +259,7 @@ class Allocator:
         """Serve the requests inside the block from a private pool, as ``use_mem_pool`` does.
 
         Raises:
-            ValueError: there is no such pool.
+            ValueError: if there is no such pool.
         """
         self._core.context_begin(pool)
         try:
@@ -268,10 +268,10 @@ class Allocator:
             self._core.context_end()
 
     def drop_pool(self, pool: int) -> None:
-        """Drop a private pool; what of it is free goes back to the driver.
+        """Drop a private pool; the free part of it goes back to the driver.
 
         Raises:
-            ValueError: there is no such pool.
+            ValueError: if there is no such pool.
         """
         self._core.pool_release(pool, flush=True)
 
@@ -292,7 +292,7 @@ class Allocator:
 
     @property
     def requested_bytes(self) -> int:
-        """Bytes that the programs asked for, of the active blocks."""
+        """Bytes that the program asked for in the active blocks."""
         return self._core.requested_bytes
 
     @property
@@ -307,7 +307,7 @@ class Allocator:
 
     @property
     def driver_calls(self) -> int:
-        """Segments got and given back, and ranges mapped and unmapped, so far."""
+        """Segments obtained and returned, and ranges mapped and unmapped, so far."""
         return self._core.driver_calls
 
     @property

@@ -1,4 +1,4 @@
-"""The columns of one device of a snapshot, as the trace and the native core take them."""
+"""The columns of one device of a snapshot, in the form that the trace and the native core use."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fragdoctor.units import MIB
 
 SMALL_SEGMENT_BYTES: Final = 2 * MIB
 MAX_SUM: Final = 2**61
-"""The most that the values of a column may add up to; larger sums are cut."""
+"""The most that the values of a column may add up to; larger values are capped."""
 
 
 class Events(Struct, frozen=True):
     """The events of one device, in file order; row i is row ``first_row + i`` of the snapshot.
 
-    Sizes that no device has are cut, so that sums over all rows stay within 64 bits. ``pool`` is
-    the default pool's index where the file does not say.
+    Sizes larger than any device has are capped, so that sums over all rows stay within 64 bits.
+    ``pool`` is the default pool's index if the file does not say.
     """
 
     action: U8
@@ -37,7 +37,7 @@ class Events(Struct, frozen=True):
 
 
 class FinalSegments(Struct, frozen=True):
-    """The segments at the end of the trace, by address; sizes are cut as those of events."""
+    """The segments at the end of the trace, by address; sizes are capped like those of events."""
 
     address: U64
     size_bytes: I64
@@ -65,10 +65,10 @@ class FinalBlocks(Struct, frozen=True):
 
 
 class DeviceColumns(Struct, frozen=True):
-    """One device in the snapshot's numbering, and ``native`` in that of the core.
+    """One device in the snapshot's numbering, and ``native`` in the core's numbering.
 
-    The core's streams are ranks of the handles; its pools are 0 for the default pool, 1.. for
-    private ones. ``stream_of_rank`` and ``pool_of_number`` lead back to indices of the snapshot.
+    The core's streams are ranks of the handles; its pools are 0 for the default pool and 1, 2, ...
+    for private ones. ``stream_of_rank`` and ``pool_of_number`` map back to the snapshot's indices.
     ``default_pool`` is the index of pool (0, 0), or -1.
     """
 
@@ -82,7 +82,7 @@ class DeviceColumns(Struct, frozen=True):
 
 
 def device_columns(snapshot: Snapshot, device: int) -> DeviceColumns:
-    """Return the columns of a device; empty ones for a device that the file does not know."""
+    """Return the columns of a device; they are empty if the file does not know the device."""
     events, segments, blocks = snapshot.events, snapshot.segments, snapshot.blocks
     rows = events.device_slice(device)
     own = np.flatnonzero(segments.device == device)
@@ -97,7 +97,7 @@ def device_columns(snapshot: Snapshot, device: int) -> DeviceColumns:
     used_pools = _used(len(snapshot.pools), events.pool[rows], segments.pool[own])
     order = np.argsort(snapshot.streams[used_streams], kind="stable")
     stream_of_rank = used_streams[order].astype(np.int32)
-    rank = np.zeros(len(snapshot.streams) + 1, np.int32)  # the last entry stands for id -1
+    rank = np.zeros(len(snapshot.streams) + 1, np.int32)  # the last entry stands for ID -1
     rank[stream_of_rank] = np.arange(len(stream_of_rank), dtype=np.int32)
     pool_of_number, number = _pool_numbers(snapshot.pools, used_pools)
     default_pool = int(pool_of_number[0])
@@ -155,7 +155,7 @@ def device_columns(snapshot: Snapshot, device: int) -> DeviceColumns:
 
 
 def _cut(values: U64, limit: int) -> I64:
-    """Return the values as ``int64``, those above the limit cut to it.
+    """Return the values as ``int64``, with those above the limit reduced to it.
 
     The result may share memory with ``values``.
     """
@@ -166,7 +166,7 @@ def _cut(values: U64, limit: int) -> I64:
 
 
 def _renumbered(column: I32, number: I32, used: npt.NDArray[np.int64]) -> I32:
-    """Return ``number[column]``; the column itself, not a copy, where every number stays."""
+    """Return ``number[column]``, or the column itself, not a copy, if every number stays."""
     keeps_unknown = number[-1] == -1 or column.min(initial=0) >= 0
     if keeps_unknown and np.array_equal(number[used], used):
         return column
@@ -174,7 +174,7 @@ def _renumbered(column: I32, number: I32, used: npt.NDArray[np.int64]) -> I32:
 
 
 def _used(n: int, *columns: I32) -> npt.NDArray[np.int64]:
-    """Return which of n ids occur in any of the columns, ascending."""
+    """Return which of n IDs occur in any of the columns, ascending."""
     is_used = np.zeros(n + 1, np.bool_)
     for column in columns:
         is_used[column] = True
@@ -182,7 +182,7 @@ def _used(n: int, *columns: I32) -> npt.NDArray[np.int64]:
 
 
 def _pool_numbers(pools: npt.NDArray[np.int64], used: npt.NDArray[np.int64]) -> tuple[I32, I32]:
-    """Return pool index by native number, and native number by pool index (last: -1, unknown)."""
+    """Return pool index by native number, and native number by pool index (last entry: unknown)."""
     is_default = (pools == 0).all(axis=1)
     number = np.zeros(len(pools) + 1, np.int32)
     number[-1] = -1
@@ -200,7 +200,7 @@ def _with_default(pool: I32, default_pool: int) -> I32:
 
 
 def _is_small(kind: U8, size: I64) -> Bools:
-    """Return whether each segment is of the small pool; by size where the file does not say."""
+    """Return whether each segment is in the small pool, going by size if the file does not say."""
     by_size: Bools = size <= SMALL_SEGMENT_BYTES
     result: Bools = np.where(kind == SegmentType.UNKNOWN, by_size, kind == SegmentType.SMALL)
     return result

@@ -1,4 +1,4 @@
-"""What an undone trace holds: lives of blocks, totals over time, and the device at one moment.
+"""The contents of an undone trace: lives of blocks, totals over time, and layouts of the device.
 
 All of it comes from the native core, which undoes a trace once (``undone.h``). Columns that nobody
 asks for are never made: a trace of a million events has a third of a million lives.
@@ -23,18 +23,18 @@ A = TypeVar("A", U64, I64, I32)
 DeviceTables = tuple[Events, FinalBlocks, FinalSegments]
 
 BEFORE: Final[int] = _ext.BEFORE
-"""The row of what happened before the first event."""
+"""The row of anything that happened before the first event."""
 
 NEVER: Final[int] = _ext.NEVER
-"""The row of what has not happened by the last event."""
+"""The row of anything that has not happened by the last event."""
 
 
 class Lives:
     """One row per block that lived at some time.
 
-    Rows before ``n_initial`` were there before the trace, by address; then come those that the
-    trace allocates, in its order, up to ``n_regular``. Operations of a replay name their block by
-    its row here. Further rows are blocks that do not fit the segments.
+    Rows before ``n_initial`` are blocks from before the trace, by address; then come the blocks
+    that the trace allocates, in its order, up to ``n_regular``. Operations of a replay name their
+    block by its row here. Further rows are blocks that do not fit the segments.
 
     ``start`` is the row of the block's ``alloc`` (``BEFORE``: it was there before the trace),
     ``free`` that of ``free_requested``, ``done`` that of ``free_completed`` (``NEVER``: not by the
@@ -43,8 +43,8 @@ class Lives:
 
     Attributes:
         start, free, done: ``int32[n]``.
-        size_bytes: ``int64[n]``, of the block (rounded), not of the request.
-        block: ``int32[n]``, row of the final block it is; -1 if it is gone.
+        size_bytes: ``int64[n]``, size of the block (rounded), not of the request.
+        block: ``int32[n]``, row of its final block, or -1 if it is gone.
         n_initial, n_regular: see above.
     """
 
@@ -68,7 +68,7 @@ class Lives:
 
     @cached_property
     def of_row(self) -> I32:
-        """``int32[n_events]``: the block an ``alloc`` or ``free_*`` event is about, else -1."""
+        """``int32[n_events]``: the block that an ``alloc`` or ``free_*`` event is about, or -1."""
         return self._native.life_of_row()
 
     @cached_property
@@ -84,9 +84,9 @@ class Lives:
 
     @cached_property
     def stack(self) -> I32:
-        """``int32[n]``: stack id of the allocation, -1 where it was not recorded."""
+        """``int32[n]``: stack ID of the allocation, or -1 if it was not recorded."""
         result = self._gathered(self._events.stack, self._blocks.stack, prefer_block=True)
-        # Without the alloc event the stack of a free says nothing about who allocated.
+        # Without the alloc event, the stack of a free says nothing about who allocated the block.
         result[(self._named != self.start) & (self.block < 0)] = -1
         return result
 
@@ -113,7 +113,7 @@ class Lives:
         return np.flatnonzero((self.start < k) & (self.free >= k))
 
     def until(self, end: int | None) -> Lives:
-        """Return the lives as if the trace had ended after this many events; None = all of it."""
+        """Return the lives as if the trace had ended after this many events (None: all of them)."""
         if end is None:
             return self
         other = object.__new__(Lives)
@@ -123,7 +123,7 @@ class Lives:
         return other
 
     def _gathered(self, events: A, blocks: A, *, prefer_block: bool = False) -> A:
-        """Return for each life the value at the first event about it, or of its final block."""
+        """Return for each life the value at its first event, or of its final block."""
         from_block = self._named == NEVER
         if prefer_block:
             from_block |= self.block >= 0
@@ -142,21 +142,21 @@ class Stretch(Struct, frozen=True):
 
 
 def stretch_starts(n_states: int, n_most: int) -> I64:
-    """Return the first state of each of at most ``n_most`` stretches of about one length."""
+    """Return the first state of each of at most ``n_most`` stretches of about equal length."""
     starts = np.linspace(0, n_states, min(n_states, n_most), endpoint=False)
     result: I64 = distinct(starts.astype(np.int64))
     return result
 
 
 class Totals:
-    """Allocated, active and reserved bytes in every state: n_events + 1 of them, 0 = before.
+    """Allocated, active and reserved bytes in all n_events + 1 states; state 0 is the initial one.
 
-    The three columns are made when they are asked for and kept; what can be answered without them
-    (peaks, single states, envelopes) is.
+    The three columns are made when first asked for, and kept. Peaks, single states and envelopes do
+    not need them.
 
     Attributes:
-        peak_allocated_bytes: the highest, and ``peak_allocated_state`` the first state with it;
-            ``peak_active_bytes`` and ``peak_reserved_bytes`` likewise.
+        peak_allocated_bytes: the highest value; ``peak_allocated_state`` is the first state with
+            it. ``peak_active_bytes`` and ``peak_reserved_bytes`` work likewise.
     """
 
     def __init__(self, native: _ext.NativeTrace, facts: Mapping[str, Any]) -> None:
@@ -184,11 +184,11 @@ class Totals:
         return self._native.total("reserved_bytes")
 
     def reserved_changes(self) -> tuple[I32, I64]:
-        """Return the rows of segment events and reserved bytes after each, without the columns."""
+        """Return the rows of segment events and reserved bytes after each; needs no columns."""
         return self._native.reserved_changes()
 
     def at(self, states: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """Return ``int64[k, 3]``: allocated, active and reserved bytes in k states, ascending."""
+        """Return ``int64[k, 3]``: allocated, active and reserved bytes in k ascending states."""
         wanted = np.ascontiguousarray(states, np.int64)
         return self._native.totals_at(wanted).reshape(-1, 3)
 
@@ -200,7 +200,7 @@ class Totals:
             starts: first state of each stretch, strictly ascending; it ends where the next begins.
 
         Raises:
-            ValueError: another name.
+            ValueError: if the name is not one of these.
         """
         low, high = self._native.envelope(name, np.ascontiguousarray(starts, np.int64))
         return Stretch(low, high)
@@ -214,12 +214,12 @@ class Layout(Struct, frozen=True):
     Attributes:
         segment_address: ``uint64[s]``; ``segment_bytes``: ``int64[s]``.
         segment_stream, segment_pool: ``int32[s]``, indices into the snapshot's tables.
-        is_private: the segment belongs to a private pool.
-        page_bytes: ``int64[s]``: page of an expandable segment, which it returns one by one; 0 for
-            ordinary segments, which go as a whole.
-        live_offset, live_bytes: ``int64[b]``: from the beginning of its segment.
+        is_private: whether the segment belongs to a private pool.
+        page_bytes: ``int64[s]``: page size of an expandable segment, which returns single pages; 0
+            for ordinary segments, which are returned as a whole.
+        live_offset, live_bytes: ``int64[b]``; offsets are from the beginning of the segment.
         live_segment, free_segment: index of the segment.
-        live_row: row of ``Lives``, -1 where it is not known.
+        live_row: row of ``Lives``, or -1 if unknown.
     """
 
     segment_address: U64
@@ -247,5 +247,5 @@ class Layout(Struct, frozen=True):
 
     @property
     def reserved_bytes(self) -> int:
-        """Sum of the segments."""
+        """Sum of the segments' sizes."""
         return int(self.segment_bytes.sum())

@@ -1,4 +1,4 @@
-"""The text of PyTorch's out-of-memory error, version by version, from the model's figures."""
+"""The text of PyTorch's out-of-memory error for each version, from the model's figures."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _HINT_RESERVE: Final = (
 
 
 def format_size(n_bytes: int) -> str:
-    """Return a size as PyTorch's ``format_size`` prints it (the unit steps above 1024)."""
+    """Return a size as PyTorch's ``format_size`` prints it (the unit changes above 1024)."""
     if n_bytes <= KIB:
         return f"{n_bytes} bytes"
     for limit, factor, unit in ((MIB, KIB, "KiB"), (GIB, MIB, "MiB")):
@@ -51,7 +51,7 @@ def format_size(n_bytes: int) -> str:
 
 
 def oom_message(figures: Mapping[str, int | None], version: Version, *, device: int = 0) -> str:
-    """Return the message of a version for the figures of the native model's ``last_oom()``."""
+    """Return a version's message for the figures of the native model's ``last_oom()``."""
     release = version[:2]
     sizes = {key: format_size(value) for key, value in figures.items() if value is not None}
     limit = sizes.get("allowed_bytes")
@@ -64,8 +64,8 @@ def oom_message(figures: Mapping[str, int | None], version: Version, *, device: 
             f"{sizes['free_bytes']} free; {allowed}{sizes['reserved_bytes']} reserved in total by "
             f"PyTorch){hint}"
         )
-    # Up to 2.3 the cache of private pools is part of the unallocated figure; from 2.4 on PyTorch
-    # calls it "allocated in private pools" and adds it to what is allocated.
+    # Up to 2.3, the cache of private pools is part of the unallocated figure; from 2.4 on, PyTorch
+    # calls it "allocated in private pools" and adds it to the allocated figure.
     private = (figures["private_free_bytes"] or 0) if release >= (2, 4) else 0
     used = (figures["allocated_bytes"] or 0) + private
     unallocated = (figures["reserved_bytes"] or 0) - used

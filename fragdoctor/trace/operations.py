@@ -1,6 +1,6 @@
-"""The trace as requests to the allocator: what a replay goes through, and what an edit changes.
+"""The trace as requests to the allocator, which a replay serves and an edit changes.
 
-:class:`Allocations` has them by allocation: who makes and frees what.
+:class:`Allocations` groups them by allocation: what makes and frees each one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OPERATION = np.dtype(
         "itemsize": _ext.OP_BYTES,
     }
 )
-"""One request, laid out as the native core has it."""
+"""One request, laid out as in the native core."""
 
 
 class OpKind(IntEnum):
@@ -49,10 +49,10 @@ class Operations(Struct, frozen=True):
     since a long trace has millions of them. Its fields:
 
         kind: ``uint8[n]``, an ``OpKind``.
-        size: ``uint64[n]``, bytes asked for; for FAILED the rounded size.
-        allocation: ``uint32[n]``, the block it is about: a row of ``Lives``. 0 where there is none
+        size: ``uint64[n]``, bytes asked for; for FAILED, the rounded size.
+        allocation: ``uint32[n]``, the block it concerns: a row of ``Lives``; 0 if there is none
             (EMPTY_CACHE, POOL_*, FAILED).
-        row: ``uint32[n]``, event of the device it comes from.
+        row: ``uint32[n]``, the device's event that it comes from.
         stream, pool: ``uint16[n]``, in the numbering of the native core.
     """
 
@@ -60,10 +60,10 @@ class Operations(Struct, frozen=True):
 
     @classmethod
     def of(cls, operations: _ext.NativeOps) -> Operations:
-        """Return operations of the native core, to read.
+        """Return operations of the native core, for reading.
 
-        The last is a failure that no request follows: what is freed after it, its exception lets
-        go of.
+        A failure that no request follows comes last: blocks freed after it were released by
+        its exception.
         """
         table = operations.table().view(OPERATION)
         failed = np.flatnonzero(table["kind"] == OpKind.FAILED)[-1:]
@@ -72,23 +72,23 @@ class Operations(Struct, frozen=True):
         return cls(table)
 
     def native(self, base: _ext.NativeOps) -> _ext.NativeOps:
-        """Return these as operations of the native core, from the same start as ``base``.
+        """Return these operations in the native core, from the same start as ``base``.
 
         Raises:
-            ValueError: one of them is out of range.
+            ValueError: if one of them is out of range.
         """
         self.table.setflags(write=False)  # checked once, then trusted
         return base.edited(self.table.view(np.uint8))
 
     def with_size(self, size: U64) -> Operations:
-        """Return them with other sizes."""
+        """Return these operations with other sizes."""
         table = self.table.copy()
         table["size"] = size
         return Operations(table)
 
     @property
     def kind(self) -> U8:
-        """An ``OpKind`` each."""
+        """The ``OpKind`` of each operation."""
         return self.table["kind"]
 
     @property
@@ -98,12 +98,12 @@ class Operations(Struct, frozen=True):
 
     @property
     def allocation(self) -> U32:
-        """Which allocation each is about."""
+        """The allocation that each operation concerns."""
         return self.table["allocation"]
 
     @property
     def row(self) -> U32:
-        """Event that each comes from."""
+        """The event that each operation comes from."""
         return self.table["row"]
 
     def __len__(self) -> int:
@@ -111,47 +111,47 @@ class Operations(Struct, frozen=True):
 
     @property
     def is_request(self) -> Bools:
-        """Which of them ask for memory, and got it or not."""
+        """Whether each operation asks for memory, successfully or not."""
         chosen: Bools = (self.kind == OpKind.MALLOC) | (self.kind == OpKind.FAILED)
         return chosen
 
     @property
     def is_end(self) -> Bools:
-        """Which of them free, or complete what was freed for another stream."""
+        """Whether each operation frees, or completes a free that waited for another stream."""
         chosen: Bools = (self.kind >= OpKind.FREE) & (self.kind <= OpKind.COMPLETE)
         return chosen
 
     def marked(self, allocations: U32 | I64) -> Bools:
-        """Return for each allocation whether it is among some."""
+        """Return for each allocation whether it is among the given ones."""
         n = 1 + max(int(self.allocation.max(initial=0)), int(allocations.max(initial=0)))
         marks = np.zeros(n, np.bool_)
         marks[allocations] = True
         return marks
 
     def without(self, gone: Bools) -> Operations:
-        """Return them without those on some allocations, a mark for each of all."""
+        """Return these operations without those on allocations marked as gone."""
         return Operations(self.table[~(gone[self.allocation] & (self.kind <= OpKind.COMPLETE))])
 
     def with_ends(self, allocations: U32, rows: I64) -> Operations:
-        """Return them with allocations that are freed just before a row each, and not later."""
+        """Return these operations with each allocation freed just before a row, and no later."""
         rest = Operations(self.table[~(self.marked(allocations)[self.allocation] & self.is_end)])
         new = frees_of(allocations)
         new["row"] = rows
         return Operations(np.insert(rest.table, rest.positions(rows), new))
 
     def positions(self, rows: I64) -> I64:
-        """Return the first operation that comes from each row or a later one."""
+        """Return the first operation that comes from each row or from a later one."""
         reached = np.maximum.accumulate(self.row)
         wanted = np.clip(rows, 0, np.iinfo(np.uint32).max).astype(np.uint32)  # as narrow as rows
         return np.searchsorted(reached, wanted, side="left").astype(np.int64)
 
 
 NEVER: Final = np.iinfo(np.int64).max
-"""Position of the free of what is still live at the end."""
+"""Position of the free of an allocation that is still live at the end."""
 
 
 class Allocations:
-    """Per allocation: size, and the operations and events that make and free it."""
+    """For each allocation: its size, and the operations and events that make and free it."""
 
     def __init__(self, ops: Operations) -> None:
         n = int(ops.allocation.max(initial=0)) + 1
@@ -167,15 +167,15 @@ class Allocations:
         self.dies[of_freed], self.freed_row[of_freed] = freed, reached[freed]
 
     def _range_of(self, rows: I64, first_row: I64, end_row: I64) -> I64:
-        """Return which of the ranges each row is in, -1 for none."""
+        """Return which of the ranges each row is in, or -1 for none."""
         at = np.searchsorted(first_row, rows, side="right") - 1
         inside = (at >= 0) & (rows < end_row[np.maximum(at, 0)])
         return np.where(inside, at, -1)
 
     def kept_from(self, first_row: I64, end_row: I64, until_row: I64) -> Bools:
-        """Return what was made in one of the ranges, outlives it, and goes soon.
+        """Return the allocations made in a range that outlive it and are freed soon after.
 
-        It is freed by the first of ``until_row`` (ascending) that follows.
+        They are freed by the first row of ``until_row`` (ascending) that follows.
         """
         if not len(first_row):
             return np.zeros(len(self.born), np.bool_)
@@ -189,7 +189,7 @@ class Allocations:
 
 
 def reached_rows(ops: Operations) -> I64:
-    """Return for each operation the latest event that it or an earlier one comes from."""
+    """Return for each operation the latest event that it or an earlier operation comes from."""
     reached: I64 = np.maximum.accumulate(ops.row).astype(np.int64)
     return reached
 

@@ -1,8 +1,8 @@
 """One replay: the requests of a trace, served by the allocator model under given conditions.
 
 A :class:`Reproduction` is the replay under the recorded settings, with new segments placed where
-the file recorded them (``reproduction.py`` finds it): every segment event and the final layout are
-compared, which says how exactly the model reproduces the file.
+the file recorded them (``reproduction.py`` finds it). Comparing every segment event and the final
+layout shows how exactly the model reproduces the file.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ PAGE_BYTES = 2 * MIB  # the driver's granularity
 
 
 class Conditions(Struct, frozen=True):
-    """What a trace is replayed under.
+    """The conditions that a trace is replayed under.
 
     Attributes:
-        settings: of the allocator.
+        settings: settings of the allocator.
         era: how free blocks of equal size are ordered.
-        capacity_bytes: what PyTorch could have of the device; None = unlimited.
-        allowed_bytes: what a memory fraction allows of it; None = no fraction set.
-        device_total_bytes: base of the reservations of expandable segments; None = the capacity.
-        memory_fraction: the fraction itself, where it is known; for people.
+        capacity_bytes: what PyTorch could have of the device; None means unlimited.
+        allowed_bytes: what a memory fraction allows of it; None means that no fraction is set.
+        device_total_bytes: base of the reservations of expandable segments; None: the capacity.
+        memory_fraction: the fraction itself, if it is known; for people.
         torch_version: version asked for, "" for the recording's own.
     """
 
@@ -45,10 +45,10 @@ class Conditions(Struct, frozen=True):
     torch_version: str = ""
 
     def native(self) -> _ext.AllocatorConfig:
-        """Return them as the native model takes them.
+        """Return the conditions in the form that the native model takes.
 
         Raises:
-            SimulationError: the settings choose another allocator than the native one.
+            SimulationError: if the settings choose another allocator than the native one.
         """
         total = self.device_total_bytes or self.capacity_bytes or 0
         config = native_config(
@@ -68,9 +68,9 @@ class Conditions(Struct, frozen=True):
 
 
 def allowed_by(fraction: float, total_bytes: int, torch_version: str) -> int | None:
-    """Return floor(fraction x total), or None where that fraction counts as not set.
+    """Return floor(fraction x total), or None if the fraction counts as not set.
 
-    From 2.10 on a fraction of 1.0 switches the limit off; before, it limits to the whole device
+    From 2.10 on, a fraction of 1.0 switches the limit off; earlier, it limits to the whole device
     (and makes garbage collection work).
     """
     if fraction >= 1.0 and (not torch_version or parse_version(torch_version) >= (2, 10, 0)):
@@ -81,10 +81,10 @@ def allowed_by(fraction: float, total_bytes: int, torch_version: str) -> int | N
 def result_of(
     raw: Mapping[str, Any], conditions: Conditions, *, edit: str = "", note: str = ""
 ) -> ReplayResult:
-    """Return what the native replay said as a result.
+    """Return the native replay's output as a result.
 
-    ``capacity_bytes`` of the result is what the run could have: the lesser of the capacity and
-    what the memory fraction allows.
+    The result's ``capacity_bytes`` is what the run could have: the lesser of the capacity and what
+    the memory fraction allows.
     """
     if raw["is_cut_short"]:
         stop = "stopped early: it flushes more often than a genuine run does"
@@ -111,7 +111,7 @@ def result_of(
     )
 
 
-FOREIGN_SHARE = 0.2  # of events that contradict the segments: not this allocator's trace
+FOREIGN_SHARE = 0.2  # share of events contradicting the segments: not this allocator's trace
 ERA_NAMES = {
     Era.ADDRESS: "address",
     Era.BLOCK_COUNTER: "block_counter",
@@ -123,13 +123,13 @@ class Reproduction(Struct, frozen=True, dict=True):
     """The recorded run, reproduced as well as the file allows.
 
     Attributes:
-        conditions: recorded and inferred, under which it reproduces best.
-        operations: the trace as requests; what-ifs replay the same.
+        conditions: the recorded and inferred conditions under which it reproduces best.
+        operations: the trace as requests; what-ifs replay the same ones.
         comparison: counts of what the model did as recorded; see ``replay.h``.
-        capacity_is_exact: the capacity was read off a failed request; else it is the least that
-            explains the run (or None).
-        fraction_is_inferred: the run was limited by a memory fraction that is not recorded.
-        order_is_learned: the order of blocks older than the trace was inferred from addresses.
+        capacity_is_exact: whether the capacity was read off a failed request; if not, it is the
+            smallest that explains the run (or None).
+        fraction_is_inferred: whether a memory fraction that is not recorded limited the run.
+        order_is_learned: whether addresses gave the order of blocks older than the trace.
     """
 
     trace: Trace
@@ -143,14 +143,14 @@ class Reproduction(Struct, frozen=True, dict=True):
 
     @property
     def score(self) -> tuple[float, float]:
-        """Share reproduced, then share of addresses: what the choice goes by."""
+        """Share reproduced, then share of equal addresses: the basis of the choice."""
         c = self.comparison
         n = c["n_requests"]
         return share_of(c), c["n_same_address"] / n if n else 1.0
 
     @property
     def is_exact(self) -> bool:
-        """Whether nothing at all differs."""
+        """Whether nothing differs at all."""
         return self.score == (1.0, 1.0)
 
     @property
@@ -206,9 +206,9 @@ def report(best: Reproduction) -> FidelityReport:
 
 
 def is_foreign(trace: Trace) -> bool:
-    """Return whether trace and segments contradict each other as no trace of this allocator does.
+    """Return whether trace and segments contradict each other more than this allocator's could.
 
-    Completions without request do not count: they are what ``skip_actions`` leaves.
+    Completions without a request do not count: ``skip_actions`` leaves them.
     """
     counts = dict(trace.contradictions)
     counts.pop("completed_unrequested", None)

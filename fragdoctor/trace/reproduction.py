@@ -1,8 +1,8 @@
 """Finding the reproduction: the recorded run, reproduced as well as the file allows.
 
-What the file does not record is found by trying: the order of equal free blocks (by version), the
-memory that PyTorch could have, the device's memory, a memory fraction, and settings that only the
-trace betrays. A guess is replayed, compared with the recording, and kept where it reproduces more.
+Whatever the file does not record is found by trying: the order of equal free blocks (by version),
+the memory that PyTorch could have, the device's memory, a memory fraction, and settings that only
+the trace betrays. A guess is replayed, compared with the recording, and kept if it reproduces more.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def eras_of(trace: Trace, torch_version: str | None) -> list[Era]:
 
 
 def recorded_capacity(trace: Trace) -> int | None:
-    """Return what PyTorch could have when a request failed (the last that says), if any did."""
+    """Return what PyTorch could have at the last failed request that says so, if there is one."""
     known = trace.oom_capacity_bytes[trace.oom_capacity_bytes >= 0]
     if not len(known):
         return None
@@ -53,11 +53,11 @@ def recorded_capacity(trace: Trace) -> int | None:
 
 
 def total_by_reservations(trace: Trace) -> int | None:
-    """Return the device's memory as the distance of its address reservations shows it.
+    """Return the device's memory, judging by the distance between its address reservations.
 
     Expandable segments reserve 9/8 of it per stream and pool class, in whole pages; the driver may
-    leave more between them. None where fewer than two reservations are seen, or they lie closer
-    than the memory that was in use.
+    leave more space between them. Returns None if fewer than two reservations are seen, or if they
+    are closer together than the memory that was in use.
     """
     events, initial = trace.events, trace.initial
     maps = np.flatnonzero(events.action == Action.SEGMENT_MAP)
@@ -76,7 +76,7 @@ def total_by_reservations(trace: Trace) -> int | None:
 
 
 def with_shown_settings(trace: Trace) -> Trace | None:
-    """Return the trace under settings that it shows and its settings do not say, if it does."""
+    """Return the trace under settings that it shows but does not record, if there are any."""
     settings = trace.settings
     changes: dict[str, Any] = {}
     has_maps = bool((trace.events.action == Action.SEGMENT_MAP).any())
@@ -92,7 +92,7 @@ def with_shown_settings(trace: Trace) -> Trace | None:
 
 
 def _large_segment_bytes(trace: Trace) -> int | None:
-    """Return the segment size of requests of 1 to 10 MiB as the trace shows it, if it does."""
+    """Return the segment size for requests of 1 to 10 MiB, if the trace shows it."""
     action, size = trace.events.action, trace.events.size_bytes
     first = np.nonzero((action[:-1] == Action.SEGMENT_ALLOC) & (action[1:] == Action.ALLOC))[0]
     first = first[(size[first + 1] > MIB) & (size[first + 1] < 9 * MIB)]
@@ -108,8 +108,8 @@ def limits_of(
 ) -> Iterator[int]:
     """Yield what a memory fraction may have allowed, likeliest first.
 
-    It lies between the peak of reserved memory and the least that a failed request would have
-    needed. People set round fractions, so these come first.
+    The limit lies between the peak of reserved memory and the least that a failed request would
+    have needed. People set round fractions, so these come first.
     """
     low = trace.totals.peak_reserved_bytes
     high = _highest_limit(trace, lowest_need_bytes)
@@ -135,7 +135,7 @@ def _totals(trace: Trace, device_total_bytes: int | None) -> list[int]:
 
 
 def _highest_limit(trace: Trace, need: int | None) -> int:
-    """Return a bound (excluded) of what a memory fraction can have allowed."""
+    """Return an exclusive upper bound of what a memory fraction can have allowed."""
     low = trace.totals.peak_reserved_bytes
     if not len(trace.oom_rows) or need is None:
         return 2 * low + 1
@@ -143,9 +143,9 @@ def _highest_limit(trace: Trace, need: int | None) -> int:
 
 
 def _collection_bound(trace: Trace) -> int:
-    """Return what was allowed at most (excluded) if every run of frees was a collection.
+    """Return an exclusive upper bound of the limit if every run of frees was a collection.
 
-    A collection starts above threshold x allowed. A flush may start below, so this bound only
+    A collection starts above threshold x allowed. A flush may start below that, so this bound only
     says where to look first.
     """
     threshold = trace.settings.garbage_collection_threshold
@@ -157,10 +157,10 @@ def _collection_bound(trace: Trace) -> int:
     return int(lowest / threshold) + 1
 
 
-# Of taking unexplained frees for calls of empty_cache(), and completed frees for late ones.
+# Rounds of treating unexplained frees as calls of empty_cache(), and completed frees as late ones.
 MAX_ROUNDS = 3
-# Work spent on finding a memory fraction, and on the order of old blocks; operations from which
-# the order of equal blocks is told: a fraction of a second each.
+# Work to spend on finding a memory fraction, and on the order of old blocks; operations that decide
+# the order of equal blocks. Each takes a fraction of a second.
 LIMIT_OPERATIONS = 5_000_000
 MIN_TRIES = 4
 LEARNING_OPERATIONS = 2_000_000
@@ -178,7 +178,7 @@ class _Guess(Struct, frozen=True):
 
 
 class _Finder:
-    """Tries guesses on one trace and keeps the best."""
+    """Tries guesses on one trace and keeps the best one."""
 
     def __init__(
         self, trace: Trace, torch_version: str | None, device_total_bytes: int | None
@@ -195,7 +195,7 @@ class _Finder:
             self.eras = [max(self.eras, key=self._address_share)]
 
     def try_(self, guess: _Guess) -> Reproduction:
-        """Replay under a guess, and again with what the comparison suggests, while that helps."""
+        """Replay a guess, then retry with what the comparison suggests as long as that helps."""
         rows, late = frozenset[int](), frozenset[int]()
         best: Reproduction | None = None
         for _ in range(MAX_ROUNDS):
@@ -203,7 +203,7 @@ class _Finder:
             if best is None or one.score > best.score:
                 best = one
             before, comparison = (rows, late), one.comparison
-            del one  # or its requests would be in memory beside the best and the next ones
+            del one  # otherwise its requests would stay in memory beside the best and the next ones
             rows = rows | set(comparison["unexplained_frees"])
             late = late | set(comparison["early_completions"])
             if (rows, late) == before:
@@ -214,7 +214,7 @@ class _Finder:
         return best
 
     def _address_share(self, era: Era) -> float:
-        """Return the share of addresses reproduced in the beginning of the trace."""
+        """Return the share of addresses reproduced at the beginning of the trace."""
         guess = _Guess(era, self.trace.settings, self.capacity)
         one = self._replay(guess, frozenset(), frozenset(), PREFIX_OPERATIONS)
         return one.score[1]
@@ -224,7 +224,7 @@ class _Finder:
     ) -> _ext.NativeOps:
         key = (limit, rows, late, collects)
         if key not in self._operations:
-            self._operations.clear()  # the last is what the next guess asks for, if any
+            self._operations.clear()  # only the last operations can be what the next guess needs
             try:
                 self._operations[key] = _ext.NativeOps(
                     self.trace.native,
@@ -252,8 +252,8 @@ class _Finder:
         report_progress(f"Reproducing the recorded run, attempt {self._n_tried}")
         operations = self._operations_for(min(limits, default=0), rows, late, collects=collects)
         if not limits:
-            # The least that lets every recorded segment come: requests that would have gone
-            # above it are those whose flush the file shows.
+            # The smallest capacity at which every recorded segment fits: the requests that would
+            # have exceeded it are those whose flush the file shows.
             capacity = operations.facts()["peak_reserved_bytes"]
         conditions = Conditions(guess.settings, guess.era, capacity, allowed, self.total)
         raw, comparison = operations.replay_recorded(conditions.native(), max_ops)
@@ -276,12 +276,12 @@ def find_reproduction(
 ) -> Reproduction:
     """Return the best reproduction of a trace.
 
-    Without the version that wrote the file every order of blocks is tried. The device's memory, if
-    known, is the base of a memory fraction.
+    If the version that wrote the file is unknown, every order of blocks is tried. The device's
+    memory, if known, is the base of a memory fraction.
 
     Raises:
-        ConfigError: the version is not one.
-        SimulationError: the trace has more streams and pools than a genuine one can have.
+        ConfigError: if it is not a version.
+        SimulationError: if the trace has more streams and pools than a genuine one can have.
     """
     finder = _Finder(trace, torch_version, device_total_bytes)
     best = _over_eras(finder)
@@ -299,16 +299,16 @@ def find_reproduction(
 
 
 def _learned(best: Reproduction) -> Reproduction:
-    """Return the reproduction with the order of blocks older than the trace, as addresses tell it.
+    """Return the reproduction, taking the order of blocks older than the trace from addresses.
 
-    Of free blocks of equal size the one made first is taken (2.12), and the trace of a ring that
-    lost its beginning does not say which that was, except by what was taken. What is learned is
-    used as a fact about the start; the replay that is compared gets no hints.
+    Among free blocks of equal size, the one made first is taken (2.12), and the trace of a ring
+    buffer that lost its beginning does not say which that was, except by which was taken. What is
+    learned is used as a fact about the start; the replay that is compared gets no hints.
     """
     if best.is_exact or best.trace.initial_reserved_bytes == 0:
         return best
     n_operations = max(best.operations.facts()["n_ops"], 1)
-    # Where only addresses differ there is little to win: a long trace is left as it is.
+    # If only addresses differ, there is little to gain: a long trace is left as it is.
     budget = LEARNING_OPERATIONS if best.score[0] < 1.0 else LEARNING_OPERATIONS // 4
     n_rounds = min(MAX_LEARNING, budget // n_operations)
     if best.conditions.era is not Era.BLOCK_COUNTER:
@@ -341,10 +341,10 @@ def _over_eras(finder: _Finder) -> Reproduction:
 def _over_limits(
     finder: _Finder, best: Reproduction, device_total_bytes: int | None
 ) -> Reproduction:
-    """Return the best of the reproduction and of those with a memory fraction in force.
+    """Return the better of the reproduction and those with a memory fraction in force.
 
-    The order of equal blocks that reproduced most without the fraction is tried first, but what the
-    fraction did may have made a wrong one look better, so the others are tried after it.
+    The order of equal blocks that reproduced most without the fraction is tried first, but the
+    effects of the fraction may have made a wrong order look better, so the others are tried next.
     """
     n_operations = max(best.operations.facts()["n_ops"], 1)
     need = best.operations.facts()["lowest_need_bytes"]
@@ -361,15 +361,15 @@ def _over_limits(
             if one.is_exact:
                 return best
             if one.score[0] == 1.0:
-                break  # only addresses differ, and those no limit moves
+                break  # only addresses differ, and no limit changes those
     return best
 
 
 def _may_be_limited(best: Reproduction) -> bool:
     """Return whether a memory fraction would explain what the reproduction does not.
 
-    Either a request failed while the driver had room for it, or segments went before a request
-    that would not have exceeded the capacity, with garbage collection set.
+    It would if a request failed while the driver had room for it, or if segments were freed before
+    a request that would not have exceeded the capacity, with garbage collection set.
     """
     if best.comparison["n_failed"] > best.comparison["n_failed_equal"]:
         return True

@@ -1,8 +1,8 @@
-"""One device's recording, undone once: everything that looks at a trace takes this.
+"""One device's recording, undone once: everything that looks at a trace uses this.
 
 A snapshot holds the segments at its end and the events that led there. ``Trace.of`` undoes the
 events in the native core (``undone.h``) and keeps the result; lives of blocks, totals, layouts,
-steps and operations are all answers of the one ``Trace``. Nothing else undoes.
+steps and operations all come from the one ``Trace``. Nothing else undoes events.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 SMALL_REQUEST_BYTES: Final = 1 * MIB
 LONG_TRACE_EVENTS: Final = 1_000_000
-"""Such a trace leaves tens of megabytes in the heap, worth the time to return them."""
+"""A trace this long leaves tens of megabytes in the heap, which are worth the time to return."""
 
 ABSURD_BYTES: Final = 2**56  # no device has 64 PiB
 
@@ -44,10 +44,10 @@ class InitialState(Struct, frozen=True):
     """A device before the first event of its trace: s segments and b blocks, by address.
 
     Attributes:
-        segment_stream, segment_pool: indices into the snapshot's tables (-1 = default pool).
+        segment_stream, segment_pool: indices into the snapshot's tables (-1 is the default pool).
         block_is_pending: freed before the trace began, but waiting for a stream.
-        block_size_is_known: False where the size was computed (``round_size``) or bounded by the
-            neighbours because the block is gone at the end.
+        block_size_is_known: False if the size was computed (``round_size``) or bounded by the
+            neighbors because the block is gone at the end.
     """
 
     segment_address: U64
@@ -64,7 +64,7 @@ class InitialState(Struct, frozen=True):
 
 
 class SegmentLives(Struct, frozen=True):
-    """Segments over time: ordinary ones, and pages of expandable ones that came and went together.
+    """Segments over time: ordinary ones, and groups of expandable pages with the same lifetime.
 
     ``start`` and ``done`` are rows, as in ``Lives``: a segment is there in state k iff
     ``start < k <= done``.
@@ -87,14 +87,14 @@ class Trace(Struct, frozen=True, eq=False, dict=True):
     """One device's recording, undone.
 
     Attributes:
-        settings: that it was recorded under; sizes are rounded by them.
+        settings: settings that it was recorded under; sizes are rounded by them.
         stacks: what the stacks of the snapshot say; shared by its devices.
         native: the undone trace of the native core.
-        stream_of_rank, pool_of_number: from the core's numbers to indices of the snapshot.
-        contradictions: kind -> count of what does not fit together; empty for a sound file. The
-            kinds are those of ``Contradiction`` in ``undone.h``.
+        stream_of_rank, pool_of_number: map the core's numbers to indices of the snapshot.
+        contradictions: kind -> count of things that do not fit together; empty for a sound file.
+            The kinds are those of ``Contradiction`` in ``undone.h``.
         missing: action -> number of events that must have happened but are not in the file.
-        memo: what was worked out from the trace, by what works it out (:meth:`once`).
+        memo: whatever was worked out from the trace, keyed by the function (:meth:`once`).
     """
 
     snapshot: Snapshot
@@ -121,9 +121,9 @@ class Trace(Struct, frozen=True, eq=False, dict=True):
     ) -> Trace:
         """Return the trace of a device, undone.
 
-        A snapshot without a trace gives its final state as the initial one; a device that the file
-        does not know an empty trace. The settings are those it was recorded under, the snapshot's
-        own where None. ``stacks`` are those of the snapshot, where another device has them already.
+        For a snapshot without a trace, the initial state is its final state; for a device that the
+        file does not know, the trace is empty. The settings are those it was recorded under, the
+        snapshot's own if None. ``stacks`` are the snapshot's, if another device has them already.
         """
         report_progress("Undoing the trace")
         bounded = bounded_settings(settings or snapshot.settings)
@@ -145,7 +145,7 @@ class Trace(Struct, frozen=True, eq=False, dict=True):
         )
 
     def once(self, find: Callable[[Trace], T]) -> T:
-        """Return what is found in the trace, worked out the first time that it is asked for."""
+        """Return what a function finds in the trace; it runs only the first time."""
         if find not in self.memo:
             self.memo[find] = find(self)
         found: T = self.memo[find]
@@ -163,7 +163,7 @@ class Trace(Struct, frozen=True, eq=False, dict=True):
 
     @property
     def contradictions(self) -> Mapping[str, int]:
-        """Kind -> count of what does not fit together; empty for a sound file."""
+        """Kind -> count of things that do not fit together; empty for a sound file."""
         result: Mapping[str, int] = self.facts["contradictions"]
         return result
 
@@ -180,9 +180,9 @@ class Trace(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def n_until_unwound(self) -> int | None:
-        """Events up to a failure that no allocation follows; None where there is no such failure.
+        """Events up to a failure that no allocation follows, or None if there is no such failure.
 
-        What is freed after it the exception lets go of, not the program.
+        Blocks freed after it were released by the exception, not by the program.
         """
         rows = np.flatnonzero(np.isin(self.events.action, (Action.OOM, Action.ALLOC)))
         if not len(rows) or self.events.action[rows[-1]] != Action.OOM:
@@ -191,7 +191,7 @@ class Trace(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def lives_of_program(self) -> Lives:
-        """Every block, those that only the exception of the last failure let go of still alive."""
+        """Every block; blocks that only the last failure's exception released are still alive."""
         return self.lives.until(self.n_until_unwound)
 
     @cached_property
@@ -221,11 +221,11 @@ class Trace(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def layout(self) -> Layout:
-        """The device at the end, as the file has it."""
+        """The device at the end, as in the file."""
         return _final_layout(self)
 
     def layout_at(self, state: int) -> Layout:
-        """Return the device after this many events; under a millisecond per 100,000 lives."""
+        """Return the device after this many events; takes under 1 ms per 100,000 lives."""
         raw = self._named(self.native.layout_at(state), "segment_")
         live, pool = raw["live"].astype(np.int64), raw["segment_pool"]
         lives, address = self.lives, raw["segment_address"]
@@ -258,9 +258,9 @@ class Trace(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def oom_capacity_bytes(self) -> I64:
-        """Per failed request, what PyTorch could have then: driver-free plus reserved bytes.
+        """For each failed request, what PyTorch could have then: driver-free plus reserved bytes.
 
-        -1 where the file does not say.
+        -1 if the file does not say.
         """
         free = [self.snapshot.oom_free_bytes.get(self.first_row + r, -1) for r in self.oom_rows]
         reserved = self.totals.at(self.oom_rows + 1)[:, 2].tolist()
@@ -285,7 +285,7 @@ class Trace(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def ends_in_failure(self) -> bool:
-        """Whether the last request failed; what its exception lets go of may follow it."""
+        """Whether the last request failed; frees by its exception may follow it."""
         return self.n_until_unwound is not None
 
     @property
@@ -295,12 +295,12 @@ class Trace(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def n_requests(self) -> int:
-        """Number of requests, failed ones included."""
+        """Number of requests, including failed ones."""
         action = self.events.action
         return int(np.count_nonzero((action == Action.ALLOC) | (action == Action.OOM)))
 
     def _named(self, raw: dict[str, Any], prefix: str) -> dict[str, Any]:
-        """Return native columns with streams and pools as the snapshot counts them."""
+        """Return native columns with streams and pools in the snapshot's numbering."""
         raw[f"{prefix}stream"] = self.stream_of_rank[raw[f"{prefix}stream"]]
         raw[f"{prefix}pool"] = self.pool_of_number[raw[f"{prefix}pool"]]
         for name in ("is_small", "is_expandable"):
@@ -315,13 +315,13 @@ def traces_of(snapshot: Snapshot, settings: AllocatorSettings | None = None) -> 
 
 
 def return_free_memory(trace: Trace) -> None:
-    """Give back what work on a long trace has left in the heap."""
+    """Give back the memory that work on a long trace has left in the heap."""
     if trace.n_events >= LONG_TRACE_EVENTS:
         _ext.return_free_memory()
 
 
 def bounded_settings(settings: AllocatorSettings) -> AllocatorSettings:
-    """Return recorded settings with numbers that no allocator has brought into 64 bits."""
+    """Return recorded settings with numbers that no allocator has reduced to 64 bits."""
     split = settings.max_split_bytes
     return settings.changed(
         backend="native",

@@ -1,5 +1,5 @@
 // Random operations under many settings: every invariant holds all the time, two runs are equal,
-// and when all is freed and flushed nothing is left. Run it under ASan and UBSan;
+// and once everything is freed and flushed, nothing is left. Run it under ASan and UBSan;
 // tools/fuzz.py makes a libFuzzer target of it.
 #include <cstdint>
 #include <vector>

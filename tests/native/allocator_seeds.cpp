@@ -92,7 +92,7 @@ void recorded_addresses_are_taken_where_they_can_be() {
   recorded.addresses = {0x7f0000000000ULL, 0x7f0000000000ULL, 0x7f0000000001ULL};
   a.set_placement(&recorded);
   REQUIRE(a.malloc(20 * MIB).address == 0x7f0000000000ULL);
-  REQUIRE(a.malloc(20 * MIB).address == 0x700000000000ULL);             // taken already
+  REQUIRE(a.malloc(20 * MIB).address == 0x700000000000ULL);             // already taken
   REQUIRE(a.malloc(20 * MIB).address == 0x700000000000ULL + 20 * MIB);  // not a multiple of 512
   REQUIRE(a.malloc(20 * MIB).address == 0x700000000000ULL + 40 * MIB);  // none given
 }
@@ -112,7 +112,7 @@ void tickets_are_completed_once() {
   REQUIRE(!a.complete(99));
   REQUIRE(a.malloc(12 * MIB).ok);
   REQUIRE(a.counters().retries == 0);
-  REQUIRE(a.malloc(18 * MIB).ok);  // only the flush sets the first one free
+  REQUIRE(a.malloc(18 * MIB).ok);  // only the flush frees the first one
   REQUIRE(a.counters().retries == 1);
   REQUIRE(!a.complete(one));
   REQUIRE(a.check() == nullptr);

@@ -1,4 +1,4 @@
-// What the allocator's native tests share.
+// Shared parts of the allocator's native tests.
 #pragma once
 
 #include <cstdio>

@@ -1,10 +1,10 @@
 // Corrupts snapshot files at random and reads them. Run it under ASan and UBSan:
 //   fuzz_reader [COUNT [SEED FILE...]]       (tools/fuzz.py makes a libFuzzer target of it)
 // The same count, seed and files give the same corruptions. Every file is read twice: in large
-// pieces, and in pieces so small that the short cut for plain events (EventReader) never applies.
-// Both must say the same, to the offset of an error and the last column. It fails if they do not,
-// if anything but a ReadError comes out, or if the process grows beyond kMostKilobytes; the
-// sanitizers end it on anything worse.
+// pieces, and in pieces so small that the shortcut for plain events (EventReader) never applies.
+// Both must give the same result, down to the offset of an error and the last column. It fails if
+// they do not, if anything but a ReadError comes out, or if the process grows beyond
+// kMostKilobytes; the sanitizers end it on anything worse.
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@
 #include "pickle_opcodes.h"
 #include "pickle_reader.h"
 
-// Keep less of what was freed, and less of who asked for it: half the time, a tenth of the memory.
+// Keep less freed memory, and shorter allocation stacks: half the time, a tenth of the memory.
 extern "C" const char* __asan_default_options() {
   return "quarantine_size_mb=16:malloc_context_size=3";
 }
@@ -104,7 +104,7 @@ class Corruptor {
   std::mt19937_64 random_;
 };
 
-// What came out of a file: its kind in kOutcomes, and a text that tells two results apart.
+// The result of a file: its kind in kOutcomes, and a text that distinguishes results.
 struct Outcome {
   const char* name;
   std::string details;
@@ -186,7 +186,7 @@ Bytes read_file(const std::string& path) {
   return Bytes(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
 }
 
-// False, with a word to the error output, if the two ways of reading differ.
+// Returns false, with a message on standard error, if the two ways of reading differ.
 bool agree(const Bytes& bytes, size_t small_piece, size_t large_piece, const char*& name) {
   const Outcome slow = outcome(bytes, small_piece);
   const Outcome fast = outcome(bytes, large_piece);
@@ -198,7 +198,7 @@ bool agree(const Bytes& bytes, size_t small_piece, size_t large_piece, const cha
 }
 
 #ifndef FRAGDOCTOR_FUZZER
-// Little files; the working directory is the root of the sources.
+// Small files; the working directory must be the root of the sources.
 const std::vector<std::string> kSeeds = {
     "tests/native/seeds/python_2.pickle",  "tests/native/seeds/python_4.pickle",
     "tests/native/seeds/python_5.pickle",  "tests/native/seeds/cpp.pickle",

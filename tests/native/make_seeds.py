@@ -2,7 +2,7 @@
 
     python tests/native/make_seeds.py
 
-They stand in the repository, so that the native tests need no Python.
+They are stored in the repository, so that the native tests need no Python.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-// Numbers for a generator of cases: drawn from a seed, or from the bytes that a fuzzer makes up.
+// Numbers for a generator of cases, drawn from a seed or from the bytes that a fuzzer makes up.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@ class RandomSource {
   explicit RandomSource(std::uint64_t seed) : engine_(seed) {}
   RandomSource(const std::uint8_t* bytes, std::size_t n) : bytes_(bytes), n_(n) {}
 
-  // Of a fuzzer's bytes two make a number, spread over 64 bits, so that each decision of a generator
-  // has a place of its own to mutate. When they are used up, all further numbers are equal.
+  // Two of a fuzzer's bytes make a number, spread over 64 bits, so that each generator decision has
+  // its own place to mutate. Once the bytes are used up, all further numbers are equal.
   std::uint64_t operator()() {
     if (bytes_ == nullptr) return engine_();
     std::uint64_t x = 0;

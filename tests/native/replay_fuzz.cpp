@@ -1,6 +1,6 @@
 // Feeds nonsense to the undoing of traces, the building of operations and the replay. Run it
 // under ASan and UBSan:  replay_fuzz COUNT SEED; tools/fuzz.py makes a libFuzzer target of it.
-// It fails if the allocator's invariants break, or the sanitizers find something.
+// It fails if the allocator's invariants break, or if the sanitizers find something.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -46,7 +46,7 @@ Case make(RandomSource& random) {
     c.size.push_back(odd_number(random));
     c.stream.push_back(static_cast<std::int32_t>(random() % 4) - 1);
     c.pool.push_back(static_cast<std::int32_t>(random() % 4) - 1);
-    // Often something that fits what came before it.
+    // Often something that fits what came before.
     if (i > 0 && random() % 2 == 0) c.address[i] = c.address[i - 1];
     if (i > 0 && random() % 2 == 0) c.size[i] = c.size[i - 1];
   }
@@ -120,7 +120,7 @@ void check_totals(const TraceView& trace, const UndoneTrace& undone) {
   }
 }
 
-// At the end the lives are the blocks of the file, and every layout tiles its segments.
+// At the end, the lives are the blocks of the file, and every layout tiles its segments.
 void check_layouts(const TraceView& trace, const FinalState& end, const UndoneTrace& undone) {
   const Lives& lives = undone.lives;
   for (std::size_t i = 0; i < lives.size_of_all(); ++i) {

@@ -1,4 +1,4 @@
-"""What the core says when the interpreter ends: nothing, and nothing is leaked either."""
+"""When the interpreter ends, the core says nothing, and nothing has leaked either."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ def test_results_that_are_let_go_leak_nothing() -> None:
 
 
 def test_results_that_are_held_to_the_end_are_no_news() -> None:
-    assert "leaked" in told("warn", "hold")  # else the tests here could not fail
+    assert "leaked" in told("warn", "hold")  # otherwise the tests here could not fail
     assert told("hold") == ""

@@ -1,4 +1,4 @@
-"""A folder of sources that shadows the installed package takes the core of that one."""
+"""A folder of sources that shadows the installed package uses the core of that package."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_no_core_says_what_to_run(tmp_path: Path, path: list[str]) -> None:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """Return a folder with the sources as a clone has them: no extension beside them."""
+    """Return a folder with the sources as in a clone: without an extension next to them."""
     ignored = shutil.ignore_patterns("*.so", "*.pyd", SUMS, "__pycache__")
     shutil.copytree(
         Path(fragdoctor.__file__).parent, tmp_path / "fragdoctor", ignore=ignored, symlinks=True
@@ -76,7 +76,7 @@ def clone(tmp_path: Path) -> Path:
 
 
 def python(clone: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in the clone; without site, for which an editable install goes before the path."""
+    """Run Python in the clone, without site, since an editable install would precede the path."""
     installed = [str(Path(_ext.__file__).parents[2]), *filter(None, sys.path)]
     return subprocess.run(
         [sys.executable, "-S", *words],

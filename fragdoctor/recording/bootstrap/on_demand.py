@@ -1,8 +1,8 @@
-"""A bundle of a program that was not started by ``fragdoctor run``: run inside of it, once.
+"""A bundle of a program that was not started by ``fragdoctor run``: runs inside of it, once.
 
-``fragdoctor attach`` has the program's own Python run ``take``. The program may not have
-fragdoctor, and must not notice: the recording package is loaded by its path, and what goes wrong is
-written into a file.
+``fragdoctor attach`` makes the program's own Python run ``take``. The program may not have
+fragdoctor, and must not notice: the recording package is loaded by its path, and errors are written
+to a file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NAME = "_fragdoctor_recording"
 
 
 def take(directory: str, problem: str) -> None:
-    """Write a bundle into a directory; where that fails, the reason into a file there."""
+    """Write a bundle into a directory; if that fails, write the reason into a file there."""
     try:
         said = _take(directory)
     except BaseException as e:  # the program comes first, whatever happened here
@@ -28,7 +28,7 @@ def take(directory: str, problem: str) -> None:
 
 
 def _take(directory: str) -> str:
-    """Return what went wrong, "" where there is a bundle."""
+    """Return what went wrong, or "" if there is a bundle."""
     torch = sys.modules.get("torch")
     if torch is None:
         return "the program has not imported torch"

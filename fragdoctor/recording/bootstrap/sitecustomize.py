@@ -1,8 +1,8 @@
 """Run by the interpreter at its start, because ``fragdoctor run`` put this folder on PYTHONPATH.
 
-It arms the recorder and then makes room: the folder leaves ``sys.path``, and a ``sitecustomize``
-of the program's own is run as if this one were not there. The environment variable stays, so that
-children of the program are recorded too. Also an old Python that some child may use has to get
+It arms the recorder and then makes room: the folder leaves ``sys.path``, and the program's own
+``sitecustomize`` is run as if this one were not there. The environment variable stays, so that
+children of the program are recorded too. Even an old Python that some child may use has to get
 through this file.
 """
 
