@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import itertools
 import os
 import queue
 import stat
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from fragdoctor.errors import ConfigError, InputError
@@ -26,6 +29,12 @@ _POLL_S: Final = 0.05
 def is_text(name: str) -> bool:
     """Whether what was given as the name of a file is rather a text that somebody pasted."""
     return len(name) > 40 and len(name.split()) > 3
+
+
+def first_free(place: Callable[[str], Path]) -> Path:
+    """Return the first place where nothing is: that of "", else of "-2", "-3" and so on."""
+    numbers = itertools.chain([""], (f"-{n}" for n in itertools.count(2)))
+    return next(p for p in map(place, numbers) if not os.path.lexists(p))
 
 
 def open_readable(path: str | os.PathLike[str]) -> io.FileIO:
