@@ -11,7 +11,6 @@ import queue
 import stat
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -31,10 +30,11 @@ def is_text(name: str) -> bool:
     return len(name) > 40 and len(name.split()) > 3
 
 
-def first_free(place: Callable[[str], Path]) -> Path:
-    """Return the first place where nothing is: that of "", else of "-2", "-3" and so on."""
+def first_free(folder: Path, name: str, ending: str = "") -> Path:
+    """Return the first place where nothing is: the name itself, else with "-2", "-3" and so on."""
     numbers = itertools.chain([""], (f"-{n}" for n in itertools.count(2)))
-    return next(p for p in map(place, numbers) if not os.path.lexists(p))
+    places = (folder / f"{name}{number}{ending}" for number in numbers)
+    return next(place for place in places if not os.path.lexists(place))
 
 
 def open_readable(path: str | os.PathLike[str]) -> io.FileIO:

@@ -129,7 +129,7 @@ def rerun(
     for n, setting in enumerate(settings, 1):
         say("")
         say(f"Rerun {n} of at most {len(settings)}, under {setting}")
-        run = again(setting, first_free(lambda number, n=n: place / f"rerun{n}{number}"))
+        run = again(setting, first_free(place, f"rerun{n}"))
         done.append(run)
         say(f"Rerun {n}: {_told(first, run)}")
         for bundle in run.bundles[:1]:

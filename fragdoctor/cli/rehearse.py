@@ -274,7 +274,7 @@ def _snapshot_path(place: Path, program: Program, *, force: bool) -> Path:
         Path(program.target).name.removesuffix(".py").removesuffix(".ipynb").rpartition(".")[2]
         or "program"
     )
-    return first_free(lambda number: place / f"{stem}-rehearsal{number}.pickle")
+    return first_free(place, f"{stem}-rehearsal", ".pickle")
 
 
 def diagnosed(asked: Sweep, kept: Path | None = None) -> RehearsalResult:

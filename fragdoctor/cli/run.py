@@ -170,7 +170,7 @@ def _directory(asked: RunOptions) -> Path:
     if output is None:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         name = f"fragdoctor-{_program(asked)}-{stamp}"
-        place = first_free(lambda number: Path.cwd() / f"{name}{number}")
+        place = first_free(Path.cwd(), name)
     else:
         place = output.absolute()
     if place.exists() and not place.is_dir():

@@ -115,17 +115,16 @@ def _figures(m: Measures, entry: Entry, tolerance: Amount) -> list[Reason]:
     known = entry.devices.get(m.device)
     if known is None:
         return []
-    where = "" if m.is_only else f" on GPU {m.device}"
     texts = {}
     for name, title in _SIZES:
         now, old = getattr(m, name), known.get(name)
         if now is not None and old is not None and now > old + _allowed(old, tolerance):
-            texts[name] = f"{title}{where} grew from {format_size(old)} to {format_size(now)}"
+            texts[name] = f"{title}{m.where} grew from {format_size(old)} to {format_size(now)}"
     for name, title in _COUNTS:
         now, old = getattr(m, name), known.get(name)
         if now is not None and old is not None and now > old:
             had = f"the baseline has {format_count(old)}"
-            texts[name] = f"{title}{where}: {format_count(now)}, {had}"
+            texts[name] = f"{title}{m.where}: {format_count(now)}, {had}"
     return [Reason(n.removesuffix("_bytes"), text, device=m.device) for n, text in texts.items()]
 
 

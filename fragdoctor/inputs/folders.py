@@ -289,7 +289,7 @@ def pack(bundle: Path) -> Path:
     Raises:
         OSError: it cannot be written; the directory is untouched then.
     """
-    target = first_free(lambda number: bundle.with_name(f"{bundle.name}{number}.zip"))
+    target = first_free(bundle.parent, bundle.name, ".zip")
     temporary = bundle.with_name(f".{bundle.name}.{os.getpid()}.zip.tmp")
     files: Sequence[Path] = sorted(p for p in bundle.iterdir() if p.is_file())
     try:
