@@ -75,15 +75,16 @@ class Baseline(Struct, frozen=True):
 
 def entry_of(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Entry:
     """Return what a baseline keeps of a case."""
+    known = _by_fingerprint(findings)
     return Entry(
         {m.device: {name: getattr(m, name) for name in _FIELDS} for m in measured(diagnosis)},
         {
             key: KnownFinding(
-                group[0].code,
-                sum(f.n_bytes for f in group),
-                max(f.severity for f in group).name.lower(),  # type: ignore[arg-type]
+                known[key][0].code,
+                sum(f.n_bytes for f in known[key]),
+                max(f.severity for f in known[key]).name.lower(),  # type: ignore[arg-type]
             )
-            for key, group in _by_fingerprint(findings).items()
+            for key in sorted(known, key=lambda key: (known[key][0].code, key))
         },
     )
 
@@ -170,7 +171,7 @@ def _n_shared(a: Sequence[str], b: Sequence[str]) -> int:
 
 def write_baseline(baseline: Baseline) -> str:
     """Return a baseline as the text of its file: JSON, stable for the same content."""
-    files = to_builtins(baseline.files, str_keys=True, order="deterministic")
+    files = to_builtins(dict(sorted(baseline.files.items())), str_keys=True)
     document = {"fragdoctor_baseline": SCHEMA_VERSION, "files": files}
     return json.dumps(document, indent=2, ensure_ascii=True) + "\n"
 
