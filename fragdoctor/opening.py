@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import itertools
 import os
 import queue
 import stat
 import threading
 import time
+from pathlib import Path
 from typing import Final
 
 from fragdoctor.errors import ConfigError, InputError
@@ -26,6 +28,13 @@ _POLL_S: Final = 0.05
 def is_text(name: str) -> bool:
     """Whether what was given as the name of a file is rather a text that somebody pasted."""
     return len(name) > 40 and len(name.split()) > 3
+
+
+def first_free(folder: Path, name: str, ending: str = "") -> Path:
+    """Return the first place where nothing is: the name itself, else with "-2", "-3" and so on."""
+    numbers = itertools.chain([""], (f"-{n}" for n in itertools.count(2)))
+    places = (folder / f"{name}{number}{ending}" for number in numbers)
+    return next(place for place in places if not os.path.lexists(place))
 
 
 def open_readable(path: str | os.PathLike[str]) -> io.FileIO:

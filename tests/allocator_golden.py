@@ -11,7 +11,8 @@ import lzma
 from typing import TYPE_CHECKING, Any
 
 from fragdoctor._native import _ext
-from fragdoctor.model.settings import era_of, parse_conf, parse_version
+from fragdoctor.model.conf_keys import parse_version
+from fragdoctor.model.settings import era_of, parse_conf
 from fragdoctor.trace.allocator import native_config
 from fragdoctor.trace.oom_message import oom_message
 

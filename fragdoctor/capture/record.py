@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, ParamSpec, Self, TypeVar, cast
 
 from fragdoctor.errors import ConfigError
@@ -130,12 +129,7 @@ class record:  # noqa: N801 - used as a verb: with fragdoctor.record(): ...
         self._recorder.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         recorder = self._recorder
         if recorder is not None:
             recorder.on_block_end(error, at_end=self._at_end)

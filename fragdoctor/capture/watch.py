@@ -7,7 +7,6 @@ import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Generic, NamedTuple, Self, TextIO, TypeVar
 
 from fragdoctor.capture.record import need_cuda
@@ -201,12 +200,7 @@ class watch(Generic[T]):  # noqa: N801 - used as a verb: for batch in fragdoctor
             self._print(_row(HEADINGS))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._is_open:
             self._is_open = False
             self._print(self.summary())

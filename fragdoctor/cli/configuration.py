@@ -234,39 +234,30 @@ def _usable(context: Any, config: Config, name: str, options: Options) -> Mappin
     """Return the settings that this command has, each checked as if it were given by hand."""
     usable: dict[str, Value] = {}
     for key, value in config.values.items():
-        sound = [c for c in options if _fits(context, config, key, value, options[c].get(key))]
-        if not sound:
-            parameters = [own[key] for own in options.values() if key in own]
-            _check(context, config, key, value, parameters[0])
-        if name in sound:
+        wrong = {
+            command: _wrong(context, value, own[key], _prepared(config, key, value, own[key]))
+            for command, own in options.items()
+            if key in own
+        }
+        if all(wrong.values()):
+            raise ConfigError(f"{config.path}: {key}{next(iter(wrong.values()))}")
+        if wrong.get(name) == "":
             usable[key] = _prepared(config, key, value, options[name][key])
     return usable
 
 
-def _fits(context: Any, config: Config, key: str, value: Value, parameter: Any) -> bool:
-    if parameter is None:
-        return False
-    try:
-        _check(context, config, key, value, parameter)
-    except ConfigError:
-        return False
-    return True
-
-
-def _check(context: Any, config: Config, key: str, value: Value, parameter: Any) -> None:
-    """Raise ConfigError where an option would refuse the value."""
-    where = f"{config.path}: {key}"
+def _wrong(context: Any, value: Value, parameter: Any, prepared: Value) -> str:
+    """Return why an option would refuse a value, as the end of a sentence; "" if it takes it."""
     if isinstance(value, bool) != bool(parameter.is_flag):
-        wanted = "true or false" if parameter.is_flag else "text or a number"
-        raise ConfigError(f"{where} is to be {wanted}.")
+        return f" is to be {'true or false' if parameter.is_flag else 'text or a number'}."
     if isinstance(value, list) and not parameter.multiple:
-        raise ConfigError(f"{where} takes one value, not a list.")
-    if isinstance(value, bool):
-        return
+        return " takes one value, not a list."
     try:
-        parameter.type_cast_value(context, _prepared(config, key, value, parameter))
+        if not isinstance(value, bool):
+            parameter.type_cast_value(context, prepared)
     except typer.BadParameter as e:
-        raise ConfigError(f"{where}: {e.message}") from e
+        return f": {e.message}"
+    return ""
 
 
 def _prepared(config: Config, key: str, value: Value, parameter: Any) -> Value:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from io import BufferedWriter
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Final, Self, TextIO
 
 from fragdoctor.errors import ConfigError
@@ -294,12 +293,7 @@ class Progress:
             self._inside.callback(self._is_over.set)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._inside.close()
         self.clear()
 

@@ -15,6 +15,7 @@ from fragdoctor.cli import console, options
 from fragdoctor.cli.check import check_targets, report_targets, write_target
 from fragdoctor.cli.exit import FINDINGS, OK, USAGE
 from fragdoctor.errors import ConfigError
+from fragdoctor.opening import first_free
 from fragdoctor.units import format_size
 
 if TYPE_CHECKING:
@@ -273,11 +274,7 @@ def _snapshot_path(place: Path, program: Program, *, force: bool) -> Path:
         Path(program.target).name.removesuffix(".py").removesuffix(".ipynb").rpartition(".")[2]
         or "program"
     )
-    file, n = place / f"{stem}-rehearsal.pickle", 1
-    while os.path.lexists(file):
-        n += 1
-        file = place / f"{stem}-rehearsal-{n}.pickle"
-    return file
+    return first_free(place, f"{stem}-rehearsal", ".pickle")
 
 
 def diagnosed(asked: Sweep, kept: Path | None = None) -> RehearsalResult:

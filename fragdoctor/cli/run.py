@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK, USAGE
 from fragdoctor.errors import ConfigError, FragdoctorError
+from fragdoctor.opening import first_free
 from fragdoctor.recording.record_options import DEFAULT_MAX_ENTRIES
 
 if TYPE_CHECKING:
@@ -168,11 +169,8 @@ def _directory(asked: RunOptions) -> Path:
     output = asked.output
     if output is None:
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        base = Path.cwd() / f"fragdoctor-{_program(asked)}-{stamp}"
-        place, n = base, 1
-        while place.exists():
-            n += 1
-            place = base.with_name(f"{base.name}-{n}")
+        name = f"fragdoctor-{_program(asked)}-{stamp}"
+        place = first_free(Path.cwd(), name)
     else:
         place = output.absolute()
     if place.exists() and not place.is_dir():

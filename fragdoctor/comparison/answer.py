@@ -150,10 +150,7 @@ def line_text(change: LineChange) -> str:
         return f"{where} is new and holds {size}"
     if change.kind is LineKind.GONE:
         return f"{where} is gone, which held {size}"
-    word = "grew" if change.delta_bytes > 0 else "shrank"
-    if change.place is None:
-        return f"{where} {word[:4]} by {size}" if word == "grew" else f"{where} shrank by {size}"
-    return f"{where} {word} by {size}"
+    return f"{where} {'grew' if change.delta_bytes > 0 else 'shrank'} by {size}"
 
 
 def _cause(comparison: Comparison) -> str:

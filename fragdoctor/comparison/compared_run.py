@@ -297,8 +297,8 @@ def device_peaks(compared: Sequence[ComparedRun]) -> tuple[DevicePeaks, ...]:
     return tuple(
         DevicePeaks(
             b.device,
-            (_peak(a, "allocated"), _peak(b, "allocated")),
-            (_peak(a, "active"), _peak(b, "active")),
+            (a.highest("allocated"), b.highest("allocated")),
+            (a.highest("active"), b.highest("active")),
             (a.ooms, b.ooms),
             *_common_peaks(compared[0].devices.get(a.device), compared[-1].devices.get(b.device))
             if a.ooms != b.ooms
@@ -319,11 +319,6 @@ def _common_peaks(
     n = min(map(len, peaks)) if len(peaks) == 2 else 0
     old, new = (p[n - 1].tolist() for p in peaks) if n else ((None, None), (None, None))
     return n or None, (old[0], new[0]), (old[1], new[1])
-
-
-def _peak(figures: DeviceFigures, name: str) -> int | None:
-    values = (getattr(figures, f"peak_{name}_bytes"), getattr(figures, f"{name}_bytes"))
-    return max((v for v in values if v is not None), default=None)
 
 
 def side(run: ComparedRun, index: int, device: int | None) -> RunSide:

@@ -108,7 +108,7 @@ def _clusters(changes: Sequence[LineChange]) -> list[Cluster]:
 def _one_factor(e: ComparisonEvidence, factor: float, group: Sequence[LineChange]) -> LikelyCause:
     part = sum(size_part(c) for c in group)
     text = (
-        f"{plural(len(group), 'line asks', 'lines ask')} {_times(factor)} as much "
+        f"{plural(len(group), 'line asks', 'lines ask')} {factor:.3g} times as much "
         f"({_example(group)}): {_meaning(e, factor, group)}."
     )
     is_plain = len(group) > 1
@@ -145,10 +145,6 @@ def _example(group: Sequence[LineChange]) -> str:
         return place_text(top.place)
     before, after = format_size(sizes.before_bytes), format_size(sizes.after_bytes)
     return f"{place_text(top.place)}: {before} -> {after}"
-
-
-def _times(factor: float) -> str:
-    return f"{factor:.3g} times"
 
 
 MAX_NAMED: Final = 3

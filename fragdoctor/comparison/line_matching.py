@@ -47,12 +47,10 @@ def match_lines(before: Sequence[LineUse], after: Sequence[LineUse]) -> list[Pai
         matched = align if is_cheap else by_number
         pairs += matched([before[i] for i in rows], [after[j] for j in others], rows, others)
     pairs += _without_place(before, after)
-    taken_a = {i for i, j in pairs if i is not None and j is not None}
-    taken_b = {j for i, j in pairs if i is not None and j is not None}
-    whole = [(i, j) for i, j in pairs if i is not None and j is not None]
+    taken_a, taken_b = ({pair[side] for pair in pairs} for side in (0, 1))
     gone: list[Pair] = [(i, None) for i in range(len(before)) if i not in taken_a]
     new: list[Pair] = [(None, j) for j in range(len(after)) if j not in taken_b]
-    return [*whole, *gone, *new]
+    return [*pairs, *gone, *new]
 
 
 def path_parts(filename: str) -> tuple[str, ...]:

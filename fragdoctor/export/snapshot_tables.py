@@ -48,14 +48,14 @@ def allocations_frame(snapshot: Snapshot, device: int | None = None) -> pd.DataF
 def _allocations(snapshot: Snapshot, device: int) -> pd.DataFrame:
     import pandas as pd  # noqa: PLC0415 - pandas is heavy
 
+    from fragdoctor.model import frames  # noqa: PLC0415 - loads pandas
+
     life = device_life(snapshot, device)
     lives = life.lives
 
     def rows(values: Any) -> Any:
         known = (values != BEFORE) & (values != NEVER)
-        column = pd.array(np.where(known, values + life.first_row, 0), dtype="Int64")
-        column[~known] = pd.NA
-        return column
+        return frames.nullable(np.where(known, values.astype(np.int64) + life.first_row, -1))
 
     return pd.DataFrame(
         {
@@ -68,21 +68,10 @@ def _allocations(snapshot: Snapshot, device: int) -> pd.DataFrame:
             "free_event": rows(lives.free),
             "done_event": rows(lives.done),
             "is_live": lives.survives,
-            "location": _locations(snapshot, lives.stack),
+            "location": frames.texts_of(lives.stack, snapshot.innermost_frames()),
             "stack": lives.stack,
         }
     )
-
-
-def _locations(snapshot: Snapshot, stacks: Any) -> Any:
-    """Return the innermost frame of each stack as text."""
-    used, position = np.unique(stacks, return_inverse=True)
-    texts = np.full(len(used), None, object)
-    for i, stack in enumerate(used.tolist()):
-        stack_frames = snapshot.stack(stack)  # noqa: PD013 - not a DataFrame
-        if stack_frames:
-            texts[i] = str(stack_frames[0])
-    return texts[position.reshape(-1)]
 
 
 def write_csv(frame: pd.DataFrame, write: Callable[[str], object]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -16,6 +16,7 @@ from fragdoctor.units import MIB, format_count, format_size, plural
 MAX_LINES: Final = 3
 _LINE_SHARE: Final = 0.02  # share of the peak: less is within the noise of any run
 _MANY_STRANDED: Final = 0.05
+_CAPACITY_SHARE: Final = 0.02
 
 
 _Settings = tuple[tuple[str, str], ...]
@@ -28,15 +29,17 @@ class Typical(Struct, frozen=True):
     """
 
     members: Sequence[RankSummary]
-    peak: int | None
     lines: dict[LineKey, int]
     places: dict[LineKey, SourceLine]
-    capacity: int | None
-    stranded: int | None
-    retries: int | None
+    figures: Mapping[DifferenceKind, int | None]
     settings: _Settings | None
     sizes: dict[int, int]
     cause: str
+
+    @property
+    def peak(self) -> int | None:
+        """Their peak of allocated memory, or the nearest figure that their inputs have."""
+        return self.figures[DifferenceKind.PEAK]
 
 
 def typical_of(members: Sequence[RankSummary]) -> Typical:
@@ -54,12 +57,14 @@ def typical_of(members: Sequence[RankSummary]) -> Typical:
     }
     return Typical(
         members=members,
-        peak=median_or_none(r.peak_bytes for r in members),
         lines=lines,
         places=places,
-        capacity=_median(members, "capacity_bytes"),
-        stranded=_median(members, "stranded_free_bytes"),
-        retries=_median(members, "alloc_retries"),
+        figures={
+            DifferenceKind.PEAK: median_or_none(r.peak_bytes for r in members),
+            DifferenceKind.CAPACITY: _median(members, "capacity_bytes"),
+            DifferenceKind.STRANDED: _median(members, "stranded_free_bytes"),
+            DifferenceKind.RETRIES: _median(members, "alloc_retries"),
+        },
         settings=_common(r.settings for r in members if r.settings_known),
         sizes=_sizes(members),
         cause=min((r.cause.value for r in members), default=""),
@@ -69,16 +74,20 @@ def typical_of(members: Sequence[RankSummary]) -> Typical:
 def differences(here: Sequence[RankSummary], others: Typical) -> tuple[Difference, ...]:
     """Return what sets some ranks apart from others, the weightiest difference first."""
     mine = typical_of(here)
+    peak = max(mine.peak or 0, others.peak or 0)
     return (
         *_of_lines(mine, others),
-        *_of_peak(mine, others),
+        *_of_figure(DifferenceKind.PEAK, "a peak of", mine, others, share=TOLERANCE),
         *_of_settings(mine, others),
-        *_of_capacity(mine, others),
+        *_of_figure(DifferenceKind.CAPACITY, "a device of", mine, others, share=_CAPACITY_SHARE),
         *_of_sizes(mine, others),
-        *_of_stranded(mine, others),
+        *_of_figure(
+            DifferenceKind.STRANDED, "stranded free memory of", mine, others,
+            least=int(max(2 * MIB, _MANY_STRANDED * peak)),
+        ),
         *_of_retries(mine, others),
         *_of_verdict(mine, others),
-    )
+    )  # fmt: skip
 
 
 def shown_line(line: SourceLine) -> str:
@@ -132,21 +141,20 @@ def _line(key: LineKey, delta: int, mine: Typical, others: Typical) -> Differenc
     )
 
 
-def _of_peak(mine: Typical, others: Typical) -> list[Difference]:
-    here, there = mine.peak, others.peak
-    if here is None or there is None or abs(here - there) <= TOLERANCE * max(here, there):
+def _of_figure(  # noqa: PLR0913 - one row of a table of figures
+    kind: DifferenceKind, what: str, mine: Typical, others: Typical, *,
+    share: float = 0.0, least: int = 1,
+) -> list[Difference]:  # fmt: skip
+    """Return a figure of bytes where it differs by at least this many, and by more than a share."""
+    here, there = mine.figures[kind], others.figures[kind]
+    if here is None or there is None:
         return []
-    return [_figure(DifferenceKind.PEAK, "a peak of", here, there)]
-
-
-def _figure(kind: DifferenceKind, what: str, here: int, there: int) -> Difference:
-    return Difference(
-        kind,
-        f"{what} {format_size(here)} against {format_size(there)}",
-        value=format_size(here),
-        others=format_size(there),
-        delta_bytes=here - there,
-    )
+    if abs(here - there) < least or abs(here - there) <= share * max(here, there):
+        return []
+    a, b = format_size(here), format_size(there)
+    return [
+        Difference(kind, f"{what} {a} against {b}", value=a, others=b, delta_bytes=here - there)
+    ]
 
 
 def _of_settings(mine: Typical, others: Typical) -> list[Difference]:
@@ -169,34 +177,13 @@ def _common(values: Iterable[_Settings]) -> _Settings | None:
     return min(counts, key=lambda v: (-counts[v], v)) if counts else None
 
 
-def _of_capacity(mine: Typical, others: Typical) -> list[Difference]:
-    here, there = mine.capacity, others.capacity
-    if here is None or there is None or abs(here - there) <= 0.02 * max(here, there):
-        return []
-    return [_figure(DifferenceKind.CAPACITY, "a device of", here, there)]
-
-
-def _of_stranded(mine: Typical, others: Typical) -> list[Difference]:
-    here, there = mine.stranded, others.stranded
-    if here is None or there is None:
-        return []
-    least = max(2 * MIB, _MANY_STRANDED * max(mine.peak or 0, others.peak or 0))
-    if abs(here - there) < least:
-        return []
-    return [_figure(DifferenceKind.STRANDED, "stranded free memory of", here, there)]
-
-
 def _of_retries(mine: Typical, others: Typical) -> list[Difference]:
-    here, there = mine.retries, others.retries
+    kind = DifferenceKind.RETRIES
+    here, there = mine.figures[kind], others.figures[kind]
     if here is None or there is None or (here > 0) == (there > 0):
         return []
-    retries = plural(here, "retry", "retries")
-    text = f"{retries} of allocations against {format_count(there)}"
-    return [
-        Difference(
-            DifferenceKind.RETRIES, text, value=format_count(here), others=format_count(there)
-        )
-    ]
+    text = f"{plural(here, 'retry', 'retries')} of allocations against {format_count(there)}"
+    return [Difference(kind, text, value=format_count(here), others=format_count(there))]
 
 
 def _of_sizes(mine: Typical, others: Typical) -> list[Difference]:
@@ -228,12 +215,9 @@ def _of_verdict(mine: Typical, others: Typical) -> list[Difference]:
     here, there = mine.cause, others.cause
     if here == there:
         return []
-    text = f"the verdict is {_words(here)}, not {_words(there)}"
+    a, b = (cause.replace("_", " ") for cause in (here, there))
+    text = f"the verdict is {a}, not {b}"
     return [Difference(DifferenceKind.VERDICT, text, value=here, others=there)]
-
-
-def _words(cause: str) -> str:
-    return cause.replace("_", " ")
 
 
 def _median(members: Sequence[RankSummary], name: str) -> int | None:

@@ -28,24 +28,15 @@ def weight(text: str) -> int:
     return len(json.dumps(text))
 
 
-def clip(text: str, limit: int) -> str:
-    """Return text of at most ``limit`` bytes, as measured by ``weight``, with its end cut off."""
+def clip(text: str, limit: int, *, is_name: bool = False) -> str:
+    """Return text of at most ``limit`` bytes, as measured by ``weight``.
+
+    The end of the text is cut off. A name loses its start, and a digest keeps long names different.
+    """
     if len(text) * 12 + 2 <= limit or weight(text) <= limit:
         return text
-    return _prefix(text, limit - len(_MARK)) + _MARK
-
-
-def clip_left(text: str, limit: int) -> str:
-    """Return text of at most ``limit`` bytes without its start: the end of a path matters most."""
-    if len(text) * 12 + 2 <= limit or weight(text) <= limit:
-        return text
-    return _MARK + _prefix(text[::-1], limit - len(_MARK))[::-1]
-
-
-def clip_name(text: str, limit: int) -> str:
-    """Return a name of at most ``limit`` bytes; a digest keeps different long names different."""
-    if len(text) * 12 + 2 <= limit or weight(text) <= limit:
-        return text
+    if not is_name:
+        return _prefix(text, limit - len(_MARK)) + _MARK
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]
     return f"{digest}{_MARK}{_prefix(text[::-1], limit - len(_MARK) - _DIGEST)[::-1]}"
 
@@ -160,7 +151,7 @@ def failed(
 
 def name_of(what: RankInput) -> str:
     """Return the path that names a rank in its summary: its own, cut if it is very long."""
-    return clip_name(without_secrets(os.fspath(what.path)), _PATH)
+    return clip(without_secrets(os.fspath(what.path)), _PATH, is_name=True)
 
 
 def _named(what: RankInput) -> RankSummary:
@@ -243,7 +234,7 @@ def line(place: Location | None, n_bytes: int, n_blocks: int) -> SourceLine:
     if place is None:
         return SourceLine("", 0, "", n_bytes, n_blocks)
     return SourceLine(
-        clip_left(place.filename, _FILE),
+        clip(place.filename, _FILE, is_name=True),
         min(place.line, _ENDLESS),
         clip(place.function, _FUNCTION),
         n_bytes,

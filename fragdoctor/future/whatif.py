@@ -13,12 +13,12 @@ from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
 from fragdoctor.future.other_run import OtherRun
 from fragdoctor.future.outlook import Outlooks
+from fragdoctor.model.conf_keys import parse_version
 from fragdoctor.model.settings import (
     AllocatorSettings,
     era_of,
     is_same_conf,
     parse_conf,
-    parse_version,
 )
 from fragdoctor.model.simulation import Outlook, OutlookState, ReplayResult
 from fragdoctor.trace.operations import Operations, OpKind

@@ -10,9 +10,9 @@ import json
 from collections.abc import Mapping, Sequence
 from io import BufferedReader
 from pathlib import Path, PurePath
-from typing import Any, Final
+from typing import Annotated, Final, Literal
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, ValidationError, convert, field, to_builtins
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.gate.budgets import Measures, Reason, measured
@@ -35,20 +35,22 @@ _COUNTS: Final = (
 )
 _FIELDS: Final = tuple(name for name, _ in (*_SIZES, *_COUNTS))
 
+Count = Annotated[int, Meta(ge=0)]
+
 
 class KnownFinding(Struct, frozen=True):
     """A finding that was accepted: all findings with one fingerprint together."""
 
     code: str
-    n_bytes: int
-    severity: Severity
+    n_bytes: Count
+    severity: Literal["info", "warning", "error"]
 
 
 class Entry(Struct, frozen=True):
     """What is accepted for one file: figures by device, findings by fingerprint."""
 
-    devices: Mapping[int, Mapping[str, int | None]] = field(default_factory=dict)
-    findings: Mapping[str, KnownFinding] = field(default_factory=dict)
+    devices: Mapping[int, Mapping[str, Count | None]]
+    findings: Mapping[str, KnownFinding]
 
 
 class Baseline(Struct, frozen=True):
@@ -73,9 +75,17 @@ class Baseline(Struct, frozen=True):
 
 def entry_of(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Entry:
     """Return the entry that a baseline keeps for a case."""
+    known = _by_fingerprint(findings)
     return Entry(
         {m.device: {name: getattr(m, name) for name in _FIELDS} for m in measured(diagnosis)},
-        _known(findings),
+        {
+            key: KnownFinding(
+                known[key][0].code,
+                sum(f.n_bytes for f in known[key]),
+                max(f.severity for f in known[key]).name.lower(),  # type: ignore[arg-type]
+            )
+            for key in sorted(known, key=lambda key: (known[key][0].code, key))
+        },
     )
 
 
@@ -93,10 +103,7 @@ def what_got_worse(
     or above. Bytes may grow by the tolerance; counts may not grow at all.
     """
     worse = [w for m in measured(diagnosis) for w in _figures(m, entry, tolerance)]
-    by_fingerprint: dict[str, list[Finding]] = {}
-    for finding in findings:
-        by_fingerprint.setdefault(_key(finding), []).append(finding)
-    for key, group in by_fingerprint.items():
+    for key, group in _by_fingerprint(findings).items():
         worst = max(group, key=lambda f: (f.severity, f.n_bytes))
         if worst.severity >= fail_on:
             text = _why_worse(entry.findings.get(key), group, worst, tolerance)
@@ -109,17 +116,16 @@ def _figures(m: Measures, entry: Entry, tolerance: Amount) -> list[Reason]:
     known = entry.devices.get(m.device)
     if known is None:
         return []
-    where = "" if m.is_only else f" on GPU {m.device}"
     texts = {}
     for name, title in _SIZES:
         now, old = getattr(m, name), known.get(name)
         if now is not None and old is not None and now > old + _allowed(old, tolerance):
-            texts[name] = f"{title}{where} grew from {format_size(old)} to {format_size(now)}"
+            texts[name] = f"{title}{m.where} grew from {format_size(old)} to {format_size(now)}"
     for name, title in _COUNTS:
         now, old = getattr(m, name), known.get(name)
         if now is not None and old is not None and now > old:
             had = f"the baseline has {format_count(old)}"
-            texts[name] = f"{title}{where}: {format_count(now)}, {had}"
+            texts[name] = f"{title}{m.where}: {format_count(now)}, {had}"
     return [Reason(n.removesuffix("_bytes"), text, device=m.device) for n, text in texts.items()]
 
 
@@ -129,10 +135,8 @@ def _why_worse(
     """Return why a finding counts as worse, or "" if it does not."""
     if known is None:
         return f"new: {worst.message}"
-    if known.severity < worst.severity:
-        return f"{known.severity.name.lower()} before, {worst.severity.name.lower()} now: " + (
-            worst.message
-        )
+    if Severity[known.severity.upper()] < worst.severity:
+        return f"{known.severity} before, {worst.severity.name.lower()} now: {worst.message}"
     now = sum(f.n_bytes for f in group)
     if now > known.n_bytes + _allowed(known.n_bytes, tolerance):
         return f"grew from {format_size(known.n_bytes)} to {format_size(now)}: {worst.message}"
@@ -145,18 +149,11 @@ def _allowed(old: int, tolerance: Amount) -> int:
     return max(allowed, FLOOR_BYTES) if is_default_like else allowed
 
 
-def _known(findings: Sequence[Finding]) -> dict[str, KnownFinding]:
-    known: dict[str, KnownFinding] = {}
-    for f in findings:
-        old = known.get(_key(f), KnownFinding(f.code, 0, f.severity))
-        known[_key(f)] = KnownFinding(
-            f.code, old.n_bytes + f.n_bytes, max(old.severity, f.severity)
-        )
-    return known
-
-
-def _key(finding: Finding) -> str:
-    return finding.fingerprint or finding.code
+def _by_fingerprint(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
+    found: dict[str, list[Finding]] = {}
+    for finding in findings:
+        found.setdefault(finding.fingerprint or finding.code, []).append(finding)
+    return found
 
 
 def _parts(name: str) -> tuple[str, ...]:
@@ -174,16 +171,7 @@ def _n_shared(a: Sequence[str], b: Sequence[str]) -> int:
 
 def write_baseline(baseline: Baseline) -> str:
     """Return a baseline as the text of its file: JSON, stable for the same content."""
-    files = {
-        name: {
-            "devices": {str(d): dict(figures) for d, figures in sorted(entry.devices.items())},
-            "findings": {
-                key: {"code": f.code, "n_bytes": f.n_bytes, "severity": f.severity.name.lower()}
-                for key, f in sorted(entry.findings.items(), key=lambda kv: (kv[1].code, kv[0]))
-            },
-        }
-        for name, entry in sorted(baseline.files.items())
-    }
+    files = to_builtins(dict(sorted(baseline.files.items())), str_keys=True)
     document = {"fragdoctor_baseline": SCHEMA_VERSION, "files": files}
     return json.dumps(document, indent=2, ensure_ascii=True) + "\n"
 
@@ -231,32 +219,9 @@ def read_baseline(text: str, name: str) -> Baseline:
             hint="Write it anew with --write-baseline.",
         )
     try:
-        files = {str(key): _entry(value) for key, value in document["files"].items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as e:
+        return Baseline(convert(document.get("files"), dict[str, Entry], str_keys=True))
+    except ValidationError as e:
         raise _no_baseline(name, "it was edited or damaged") from e
-    return Baseline(files)
-
-
-def _entry(value: Any) -> Entry:
-    devices = {
-        int(d): {name: _count(figures.get(name)) for name in _FIELDS}
-        for d, figures in value["devices"].items()
-    }
-    findings = {
-        str(key): KnownFinding(
-            str(f["code"]), _count(f["n_bytes"]) or 0, Severity[str(f["severity"]).upper()]
-        )
-        for key, f in value["findings"].items()
-    }
-    return Entry(devices, findings)
-
-
-def _count(value: Any) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(value)
-    return value
 
 
 def _no_baseline(name: str, why: str) -> ConfigError:

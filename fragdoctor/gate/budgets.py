@@ -46,6 +46,11 @@ class Measures(Struct, frozen=True):
         known = (self.peak_bytes, self.stranded_bytes, self.retries, self.ooms, self.reserved_bytes)
         return any(value is not None for value in known)
 
+    @property
+    def where(self) -> str:
+        """The device as the end of what is said of it; "" where it is the only one."""
+        return "" if self.is_only else f" on GPU {self.device}"
+
 
 def measured(diagnosis: Diagnosis) -> tuple[Measures, ...]:
     """Return the figures of each device that has memory, or of at least one if there are any."""
@@ -56,24 +61,19 @@ def measured(diagnosis: Diagnosis) -> tuple[Measures, ...]:
 
 
 def _measure(d: DeviceFigures, *, is_only: bool) -> Measures:
-    active = _highest(d.peak_active_bytes, d.active_bytes)
-    allocated = _highest(d.peak_allocated_bytes, d.allocated_bytes)
-    peak = _highest(active, allocated)
+    active, allocated = d.highest("active"), d.highest("allocated")
+    is_active = active is not None and (allocated is None or active >= allocated)
     return Measures(
         device=d.device,
-        peak_bytes=peak,
-        peak_kind="active" if active is not None and active == peak else "allocated",
+        peak_bytes=active if is_active else allocated,
+        peak_kind="active" if is_active else "allocated",
         stranded_bytes=d.stranded_free_bytes,
         retries=d.alloc_retries,
         ooms=d.ooms,
         capacity_bytes=d.capacity_bytes,
-        reserved_bytes=_highest(d.peak_reserved_bytes, d.reserved_bytes),
+        reserved_bytes=d.highest("reserved"),
         is_only=is_only,
     )
-
-
-def _highest(*values: int | None) -> int | None:
-    return max((v for v in values if v is not None), default=None)
 
 
 class Outcome(StrEnum):
@@ -275,7 +275,7 @@ def _peak(m: Measures, limit: Amount) -> BudgetResult:
         return _skip(budget, "the input does not say how much memory was live", m.device)
     if bound is None:
         return _skip(budget, _no_capacity("a percentage"), m.device)
-    what = f"peak {m.peak_kind} memory is {format_size(m.peak_bytes)}{_on(m)}"
+    what = f"peak {m.peak_kind} memory is {format_size(m.peak_bytes)}{m.where}"
     limit_text = _bound(bound, limit, "the capacity")
     return _judged(budget, m, m.peak_bytes, bound, what, limit_text)
 
@@ -287,7 +287,7 @@ def _stranded(m: Measures, limit: Amount) -> BudgetResult:
     bound = limit.of(m.reserved_bytes)
     if bound is None:
         return _skip(budget, "the reserved memory is unknown, so is a percentage of it", m.device)
-    what = f"live blocks strand {format_size(m.stranded_bytes)} of free memory{_on(m)}"
+    what = f"live blocks strand {format_size(m.stranded_bytes)} of free memory{m.where}"
     limit_text = _bound(bound, limit, "reserved memory")
     return _judged(budget, m, m.stranded_bytes, bound, what, limit_text)
 
@@ -297,7 +297,7 @@ def _retries(m: Measures, limit: int) -> BudgetResult:
         return _skip("max-retries", "only a trace or statistics count retries", m.device)
     count = format_count(m.retries)
     what = f"{count} {'allocation' if m.retries == 1 else 'allocations'} had to flush the cache"
-    return _judged("max-retries", m, m.retries, limit, what + _on(m), format_count(limit))
+    return _judged("max-retries", m, m.retries, limit, what + m.where, format_count(limit))
 
 
 def _headroom(m: Measures, limit: Amount) -> BudgetResult:
@@ -310,7 +310,7 @@ def _headroom(m: Measures, limit: Amount) -> BudgetResult:
     room = m.capacity_bytes - m.peak_bytes
     what = (
         f"peak {m.peak_kind} memory of {format_size(m.peak_bytes)} leaves {format_size(room)} of "
-        f"{format_size(m.capacity_bytes)}{_on(m)}"
+        f"{format_size(m.capacity_bytes)}{m.where}"
     )
     # Negated, so that "above the limit" means the same for all budgets.
     outcome = Outcome.EXCEEDED if room < bound else Outcome.KEPT
@@ -353,7 +353,3 @@ def _no_capacity(what: str) -> str:
 def _bound(bound: int, limit: Amount, whole: str) -> str:
     share = "" if limit.share is None else f" ({limit} of {whole})"
     return format_size(bound) + share
-
-
-def _on(m: Measures) -> str:
-    return "" if m.is_only else f" on GPU {m.device}"

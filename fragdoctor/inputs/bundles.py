@@ -192,7 +192,8 @@ def _members(archive: zipfile.ZipFile, name: str) -> dict[str, zipfile.ZipInfo]:
     entries = archive.infolist()
     if len(entries) > _MAX_ENTRIES:
         raise LimitExceeded(f"{name} holds {len(entries)} members.", hint="A bundle holds six.")
-    homes = {parts_of(e.filename)[:-1] for e in entries if _is_manifest(e)}
+    parts = [parts_of(e.filename) for e in entries]
+    homes = {p[:-1] for p in parts if p[-1:] == (MANIFEST,)}
     if len(homes) != 1 or any(len(home) > 1 for home in homes):
         raise RefusedSnapshot(
             f"{name} holds several bundles." if homes else f"{name} is no bundle.",
@@ -211,10 +212,6 @@ def _members(archive: zipfile.ZipFile, name: str) -> dict[str, zipfile.ZipInfo]:
             )
         found[file] = entry
     return found
-
-
-def _is_manifest(entry: zipfile.ZipInfo) -> bool:
-    return parts_of(entry.filename)[-1:] == (MANIFEST,)
 
 
 def _is_regular(path: Path) -> bool:

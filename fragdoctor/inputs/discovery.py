@@ -26,7 +26,6 @@ from fragdoctor.inputs.classify import KNOWN_SUFFIXES, STDIN
 from fragdoctor.inputs.folders import (
     DiskTree,
     Part,
-    Tree,
     UrlTree,
     is_note,
     matches,
@@ -284,7 +283,7 @@ def _take_remote(url: str, found: _Found) -> None:
         found.add(url, Part.NOTE if is_note(url) else Part.RANK)
 
 
-def _take_folder(tree: Tree, folder: str, found: _Found) -> None:
+def _take_folder(tree: DiskTree | UrlTree, folder: str, found: _Found) -> None:
     """Sort the files of a folder in, and of the folders in it where it holds no snapshot."""
     for path, part, depth in search(tree, folder):
         found.add(path, part)

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from enum import Enum, auto
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 
@@ -31,6 +31,7 @@ from fragdoctor.inputs.classify import (
 )
 from fragdoctor.inputs.confinement import check_place, is_allowed
 from fragdoctor.model.case import BundleFacts
+from fragdoctor.opening import first_free
 
 MAX_DEPTH: Final = 6
 MAX_CHECKED: Final = 10_000
@@ -44,23 +45,9 @@ class Part(Enum):
     NOTHING = auto()
 
 
-class Tree(Protocol):
-    """A folder with all that is in it."""
-
-    def is_bundle(self, folder: str) -> bool:
-        """Return whether a folder has a manifest."""
-        ...
-
-    def listing(self, folder: str) -> tuple[list[str], list[str]]:
-        """Return the files and the folders of a folder, sorted; hidden ones left out."""
-        ...
-
-    def part(self, file: str, depth: int) -> Part:
-        """Return what a file is, this many folders below the one that was named."""
-        ...
-
-
-def search(tree: Tree, folder: str, depth: int = 0) -> Iterator[tuple[str, Part, int]]:
+def search(
+    tree: DiskTree | UrlTree, folder: str, depth: int = 0
+) -> Iterator[tuple[str, Part, int]]:
     """Yield what a folder holds for a fleet: its path, what it is, and how deep it lies.
 
     Raises:
@@ -302,7 +289,7 @@ def pack(bundle: Path) -> Path:
     Raises:
         OSError: it cannot be written; the directory is untouched then.
     """
-    target = _free_name(bundle)
+    target = first_free(bundle.parent, bundle.name, ".zip")
     temporary = bundle.with_name(f".{bundle.name}.{os.getpid()}.zip.tmp")
     files: Sequence[Path] = sorted(p for p in bundle.iterdir() if p.is_file())
     try:
@@ -317,14 +304,6 @@ def pack(bundle: Path) -> Path:
     for file in files:
         file.unlink()
     bundle.rmdir()
-    return target
-
-
-def _free_name(bundle: Path) -> Path:
-    n, target = 1, bundle.with_name(f"{bundle.name}.zip")
-    while target.exists():
-        n += 1
-        target = bundle.with_name(f"{bundle.name}-{n}.zip")
     return target
 
 

@@ -192,14 +192,10 @@ def _sentences(url: str) -> Iterator[None]:
     """Turn what fsspec and the libraries below it raise into one sentence."""
     try:
         yield
-    except InputError:
-        raise
-    except ConfigError:
+    except (InputError, ConfigError, MemoryError):
         raise
     except ImportError as e:
         raise _missing(url, e) from e
-    except MemoryError:
-        raise
     except Exception as e:  # a dozen libraries, each with errors of its own
         raise _explained(url, e) from e
 

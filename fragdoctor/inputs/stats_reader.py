@@ -13,8 +13,6 @@ from fragdoctor.limits import DEFAULT_LIMITS
 from fragdoctor.model.case import MemoryStats, StatsSeries
 from fragdoctor.units import format_size
 
-__all__ = ["looks_like_stats", "looks_like_summary", "read_stats"]
-
 _SCALARS: Final = frozenset(
     {
         "num_alloc_retries",

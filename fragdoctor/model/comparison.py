@@ -177,8 +177,7 @@ class LineChange(Struct, frozen=True):
     """Live memory of one source line at the compared moment of the first and the last run.
 
     ``before`` and ``after`` are the same line of the program, wherever an edit has moved it; None
-    where one run has no such line. Both None: no stack was recorded. ``values`` has the bytes in
-    every run, where there are more than two.
+    where one run has no such line. Both None: no stack was recorded.
     """
 
     kind: LineKind
@@ -190,7 +189,6 @@ class LineChange(Struct, frozen=True):
     after_blocks: int
     sizes: SizeChange | None = None
     stacks: Sequence[StackChange] = ()
-    values: Sequence[int] = ()
 
     @property
     def delta_bytes(self) -> int:

@@ -293,6 +293,11 @@ class DeviceFigures(Struct, frozen=True):
     pending_free_bytes: int | None = None
     moment: MomentFigures | None = None
 
+    def highest(self, kind: str) -> int | None:
+        """Return the most ``active``, ``allocated`` or ``reserved`` bytes that are known."""
+        values = (getattr(self, f"peak_{kind}_bytes"), getattr(self, f"{kind}_bytes"))
+        return max((v for v in values if v is not None), default=None)
+
 
 class StranderReport(Struct, frozen=True):
     """A live block (or group with the same stack) that keeps free memory from being returned.

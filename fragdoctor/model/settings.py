@@ -20,7 +20,6 @@ from fragdoctor.model.conf_keys import (
     boolean,
     check_key,
     integer,
-    key_is_known,
     listed_divisions,
     mebibytes,
     parse_version,
@@ -29,17 +28,6 @@ from fragdoctor.model.conf_keys import (
     tokens,
 )
 from fragdoctor.units import MIB
-
-__all__ = [
-    "NO_ROUNDUP",
-    "N_ROUNDUP_INTERVALS",
-    "AllocatorSettings",
-    "Era",
-    "era_of",
-    "key_is_known",
-    "parse_conf",
-    "parse_version",
-]
 
 NO_ROUNDUP: Final = (0,) * N_ROUNDUP_INTERVALS
 

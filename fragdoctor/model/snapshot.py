@@ -309,7 +309,7 @@ class Snapshot(Struct, frozen=True, dict=True):
                 "compile_context": frames.few_texts_of(events.compile_context[rows], self.strings),
                 "user_metadata": frames.few_texts_of(events.user_metadata[rows], self.strings),
                 "oom_free_bytes": frames.sparse(self.oom_free_bytes, rows),
-                "location": frames.texts_of(events.stack[rows], self._innermost_frames()),
+                "location": frames.texts_of(events.stack[rows], self.innermost_frames()),
                 "stack": events.stack[rows],
             }
         )
@@ -334,7 +334,7 @@ class Snapshot(Struct, frozen=True, dict=True):
                 "pool": frames.texts_of(s.pool, self._pool_texts()),
                 "is_expandable": s.is_expandable,
                 "n_blocks": np.diff(s.block_offsets),
-                "location": frames.texts_of(s.stack, self._innermost_frames()),
+                "location": frames.texts_of(s.stack, self.innermost_frames()),
                 "stack": s.stack,
             }
         )
@@ -354,21 +354,19 @@ class Snapshot(Struct, frozen=True, dict=True):
                 "size_bytes": b.size_bytes,
                 "requested_bytes": b.requested_bytes,
                 "state": frames.members(b.state, BlockState),
-                "location": frames.texts_of(b.stack, self._innermost_frames()),
+                "location": frames.texts_of(b.stack, self.innermost_frames()),
                 "stack": b.stack,
             }
         )
 
-    def _innermost_frames(self) -> list[str]:
+    def innermost_frames(self) -> list[str]:
         """Return the innermost frame of each stack; "" for an empty stack."""
-        texts = []
-        offsets = self.stacks.offsets
-        for i in range(len(self.stacks)):
-            if offsets[i] == offsets[i + 1]:
-                texts.append("")
-                continue
-            texts.append(str(self.location(int(self.stacks.frames[offsets[i]]))))
-        return texts
+        s = self.stacks
+        starts, ends = s.offsets[:-1].tolist(), s.offsets[1:].tolist()
+        return [
+            str(self.location(int(s.frames[a]))) if a < b else ""
+            for a, b in zip(starts, ends, strict=True)
+        ]
 
     def _pool_texts(self) -> list[str]:
         return [f"({a}, {b})" for a, b in self.pools.tolist()]

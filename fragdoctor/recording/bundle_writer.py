@@ -71,8 +71,7 @@ def add_file(bundle: str, file: str, text: str) -> None:
     path = os.path.join(bundle, file)
     temporary = os.path.join(bundle, f".{file}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "w", encoding="utf-8", errors="surrogateescape", newline="\n") as f:
-            f.write(text)
+        write_text(temporary, text)
         _sync(temporary)
         os.replace(temporary, path)
     except BaseException:
@@ -99,8 +98,13 @@ def add_part(bundle: str, file: str, text: str) -> None:
 
 def write_json(path: str, value: Any) -> None:
     """Write a value as readable JSON."""
-    with open(path, "w", encoding="utf-8", newline="\n") as f:
-        f.write(_dumps(value))
+    write_text(path, _dumps(value))
+
+
+def write_text(path: str, text: str) -> None:
+    """Write a text as it is."""
+    with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="\n") as f:
+        f.write(text)
 
 
 def _dumps(value: Any) -> str:

@@ -9,9 +9,11 @@ the reference cycle.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 from array import array
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from .autograd_graph import GraphReader
@@ -94,15 +96,9 @@ def take_census(
     """
     started = time.thread_time()
     time_us = time.time_ns() // 1000
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        with torch._C.DisableTorchFunction():
-            taking = _Taking(torch, started, limit_s, modules)
-            taking.take()
-    finally:
-        if was_on:
-            gc.enable()
+    with without_collector(), torch._C.DisableTorchFunction():
+        taking = _Taking(torch, started, limit_s, modules)
+        taking.take()
     sizes, devices, held = taking.storages.sizes, taking.storages.devices, taking.held
     rows = sorted(sizes, key=sizes.__getitem__, reverse=True)[:_MAX_STORAGES]
     paths = {path: at for at, path in enumerate(dict.fromkeys(taking.parts.values())) if path}
@@ -119,6 +115,18 @@ def take_census(
         [*paths],
         array("q", [paths.get(taking.parts.get(address, ""), -1) for address in rows]),
     )
+
+
+@contextlib.contextmanager
+def without_collector() -> Iterator[None]:
+    """Keep the collector from walking through what is made in a block."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class _Graphs(NamedTuple):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-import json
 import os
 import sys
 import threading
@@ -15,12 +13,13 @@ from datetime import datetime, timezone
 from typing import Any
 
 from . import bundle_writer
+from .census import without_collector
 from .census_log import CensusLog, can_take
 from .facts import device_facts, masked, program_facts, used_devices
 from .module_names import ModuleNames
 from .module_paths import ModulePaths
 from .record_options import Options, Pace, find_ranks
-from .source_lines import seen_snapshots, user_lines, write_sources
+from .source_lines import passed_through, user_lines, write_sources
 from .step_marks import StepMarks, has_annotations
 
 _MESSAGE_CHARACTERS = 64 * 1024
@@ -72,7 +71,7 @@ class Recorder:
         self.left_nothing = False
         self.is_on = False
         self.owns_history = False
-        self._pace = Pace(options.keep_first, options.interval_s, options.keep_most)
+        self._pace = Pace()
         self._waiting: list[_Waiting] = []
         self._last_oom = ""
         self._stopping = contextlib.ExitStack()
@@ -154,8 +153,7 @@ class Recorder:
             waiting = self._take(text)
             self._last_oom = text if waiting.is_reported else ""
             if waiting.bundle is not None:
-                shown = text[:_MESSAGE_CHARACTERS]
-                bundle_writer.add_part(waiting.bundle, bundle_writer.MESSAGE, f"{shown}\n")
+                bundle_writer.add_part(waiting.bundle, bundle_writer.MESSAGE, _shown(text))
 
     def on_exit(self, error: BaseException | None = None, signal_name: str = "") -> None:
         """Write the state at the end, unless the failure that ended the program is recorded."""
@@ -242,9 +240,11 @@ class Recorder:
         if self.options.sources:
             parts[bundle_writer.SOURCES] = self._write_sources
         if error is not None and is_about_memory(error):
-            parts[bundle_writer.MESSAGE] = lambda path: _write_text(path, str(error))
+            parts[bundle_writer.MESSAGE] = lambda path: bundle_writer.write_text(
+                path, _shown(str(error))
+            )
         prefix = "" if ranks.rank is None else f"rank{ranks.rank}-"
-        with _without_collector():
+        with without_collector():  # of the million dicts of a snapshot
             bundle = bundle_writer.write_bundle(
                 self.options.directory,
                 prefix + (self.name or f"{name}-pid{self.pid}"),
@@ -284,20 +284,25 @@ class Recorder:
         }
 
     def _dump(self, path: str) -> None:
-        marks = contextlib.nullcontext() if self._step_marks is None else self._step_marks.shown()
         memory = self.torch.cuda.memory
         self._user_lines = {}  # none from an earlier bundle, in case this one fails
-        with _without_inductor(self.torch), marks, seen_snapshots(memory) as seen:
+        with _without_inductor(self.torch), passed_through(memory, self._completed):
             memory._dump_snapshot(path)
-        self._user_lines = user_lines(seen[-1]) if seen and self.options.sources else {}
+
+    def _completed(self, snapshot: Any) -> Any:
+        """Note the user's lines in a snapshot; return it with the marks that PyTorch lacks."""
+        if self.options.sources:
+            self._user_lines = user_lines(snapshot)
+        if self._step_marks is None:
+            return snapshot
+        return {**snapshot, "external_annotations": list(self._step_marks.marks)}
 
     def _write_sources(self, path: str) -> None:
         write_sources(path, self._user_lines, self._started)
 
     def _write_stats(self, path: str, devices: list[int]) -> None:
         stats = {str(d): dict(self.torch.cuda.memory_stats(d)) for d in devices}
-        with open(path, "w", encoding="utf-8") as f:
-            json.dump(stats, f, indent=1)
+        bundle_writer.write_json(path, stats)
 
     def _record(self, more: dict[str, Any]) -> None:
         self.torch.cuda.memory._record_memory_history(
@@ -367,9 +372,8 @@ def is_about_memory(error: BaseException) -> bool:
     return any(word in text for word in ("out of memory", "alloc_failed", "not enough memory"))
 
 
-def _write_text(path: str, text: str) -> None:
-    with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="\n") as f:
-        f.write(f"{text[:_MESSAGE_CHARACTERS]}\n")
+def _shown(text: str) -> str:
+    return f"{text[:_MESSAGE_CHARACTERS]}\n"
 
 
 def _exception_of(error: BaseException | None) -> dict[str, Any]:
@@ -421,15 +425,3 @@ def _without_inductor(torch: Any) -> Iterator[None]:
     finally:
         if vars(torch).get("_inductor") is empty:
             del torch._inductor
-
-
-@contextlib.contextmanager
-def _without_collector() -> Iterator[None]:
-    """Keep the collector from walking a snapshot's million dicts while they are made."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

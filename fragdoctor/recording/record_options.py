@@ -25,9 +25,6 @@ class Options(NamedTuple):
         directory: where bundles go, as an absolute path; created when the first one is written.
         max_entries: events kept per GPU.
         stacks: ``python`` or ``all`` (including C++ frames).
-        keep_first: bundles written for the first failures of a process, however fast they come.
-        interval_s: after those, at most one bundle in this time.
-        keep_most: the most bundles of failures per process.
         status: file to which each process appends its progress; "" = none.
         command: the command line as given to ``fragdoctor run``.
         module_paths: note the running module of the model with each allocation.
@@ -38,9 +35,6 @@ class Options(NamedTuple):
     directory: str
     max_entries: int = DEFAULT_MAX_ENTRIES
     stacks: str = "python"
-    keep_first: int = 3
-    interval_s: float = 60.0
-    keep_most: int = 20
     status: str = ""
     command: tuple[str, ...] = ()
     module_paths: bool = False
@@ -115,7 +109,7 @@ class Pace:
         keep_most: total allowed: a program that fails for days must not fill the disk.
     """
 
-    def __init__(self, keep_first: int, interval_s: float, keep_most: int) -> None:
+    def __init__(self, keep_first: int = 3, interval_s: float = 60.0, keep_most: int = 20) -> None:
         self._left = keep_first
         self._left_in_all = keep_most
         self._interval_s = interval_s

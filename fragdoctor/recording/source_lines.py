@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from .bundle_writer import write_json
 from .object_search import is_users
 
 FORMAT = "fragdoctor-sources"
@@ -21,18 +21,12 @@ _MAX_LINE = 200
 
 
 @contextlib.contextmanager
-def seen_snapshots(memory: Any) -> Iterator[list[Any]]:
-    """Yield a list that collects the snapshots that PyTorch makes in order to write them."""
+def passed_through(memory: Any, change: Callable[[Any], Any]) -> Iterator[None]:
+    """Have PyTorch write its snapshots as ``change`` returns them."""
     make = memory._snapshot
-    found: list[Any] = []
-
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        found.append(make(*args, **kwargs))
-        return found[-1]
-
-    memory._snapshot = noted
+    memory._snapshot = lambda *args, **kwargs: change(make(*args, **kwargs))
     try:
-        yield found
+        yield
     finally:
         memory._snapshot = make
 
@@ -80,8 +74,7 @@ def write_sources(path: str, lines_of: dict[str, set[int]], unchanged_since: flo
         kept = {n: text[n - 1].rstrip()[:_MAX_LINE] for n in wanted if 0 < n <= len(text)}
         if kept:
             files[name] = {str(n): kept[n] for n in sorted(kept)}
-    with open(path, "w", encoding="utf-8", errors="replace") as f:
-        json.dump({"format": FORMAT, "version": VERSION, "files": files}, f, indent=1)
+    write_json(path, {"format": FORMAT, "version": VERSION, "files": files})
 
 
 def _lines_of(name: str, unchanged_since: float) -> list[str]:

@@ -7,12 +7,10 @@ snapshot's ``external_annotations``.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -29,12 +27,14 @@ class StepMarks:
     Args:
         torch: the program's own.
         max_entries: marks kept; the oldest are dropped first, as with events.
+
+    Attributes:
+        marks: the marks so far, oldest first.
     """
 
     def __init__(self, torch: Any, max_entries: int) -> None:
-        self._memory = torch.cuda.memory
         self._device = torch.cuda.current_device
-        self._marks: deque[dict[str, Any]] = deque(maxlen=max_entries)
+        self.marks: deque[dict[str, Any]] = deque(maxlen=max_entries)
         optimizers = sys.modules[torch.optim.Optimizer.__module__]
         self._hooks = [
             optimizers.register_optimizer_step_pre_hook(partial(self._mark, "START")),
@@ -46,22 +46,8 @@ class StepMarks:
         for hook in self._hooks:
             hook.remove()
 
-    @contextlib.contextmanager
-    def shown(self) -> Iterator[None]:
-        """Let PyTorch write snapshots that contain the marks so far, oldest first."""
-        snapshot = self._memory._snapshot
-
-        def with_marks(*args: Any, **kwargs: Any) -> Any:
-            return {**snapshot(*args, **kwargs), "external_annotations": list(self._marks)}
-
-        self._memory._snapshot = with_marks
-        try:
-            yield
-        finally:
-            self._memory._snapshot = snapshot
-
     def _mark(self, stage: str, optimizer: Any, *_: Any) -> None:
-        self._marks.append(
+        self.marks.append(
             {
                 "stage": stage,
                 "name": f"Optimizer.step#{type(optimizer).__name__}.step",

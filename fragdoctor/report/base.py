@@ -73,22 +73,11 @@ DOCUMENT_FORMATS: Final = ("text", "json", "markdown", "html")
 
 _VIEWS: Final = "fragdoctor.report.views"
 
+_WITH_DOCUMENT: Final = "compare simulate estimate gpus models pack fleet explain prescription"
+
 VIEWS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "analyze": tuple(FORMATS),
-        "oom": tuple(FORMATS),
-        "check": tuple(FORMATS),
-        "compare": DOCUMENT_FORMATS,
-        "simulate": DOCUMENT_FORMATS,
-        "estimate": DOCUMENT_FORMATS,
-        "gpus": DOCUMENT_FORMATS,
-        "models": DOCUMENT_FORMATS,
-        "pack": DOCUMENT_FORMATS,
-        "fleet": DOCUMENT_FORMATS,
-        "explain": DOCUMENT_FORMATS,
-        "rehearse": tuple(FORMATS),
-        "prescription": DOCUMENT_FORMATS,
-    }
+    dict.fromkeys(("analyze", "oom", "check", "rehearse"), tuple(FORMATS))
+    | dict.fromkeys(_WITH_DOCUMENT.split(), DOCUMENT_FORMATS)
 )
 """View -> its formats; the module ``views.VIEW``, or as ``_MODULES`` says, fills its document."""
 

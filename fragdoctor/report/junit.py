@@ -13,23 +13,16 @@ from xml.etree.ElementTree import Element, SubElement
 
 from msgspec import Struct
 
-from fragdoctor.gate.budgets import Outcome, Reason
+from fragdoctor.gate.budgets import Budgets, Outcome, Reason
 from fragdoctor.gate.judgement import CheckReport, FileJudgement
 from fragdoctor.model.diagnosis import ChecklistItem, Diagnosis, Status
 from fragdoctor.model.finding import Severity
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions
-from fragdoctor.report.views.check import file_line, file_name, hint_text, place_text, shortened
-from fragdoctor.report.words import verdict_line
+from fragdoctor.report.views.check import file_line, file_name, hint_text, place_text
+from fragdoctor.report.words import shortened, verdict_line
 
-_BUDGETS: Final = (
-    "max-peak",
-    "max-stranded",
-    "max-retries",
-    "min-headroom",
-    "fits-on",
-    "no-growth",
-)
+_BUDGETS: Final = tuple(name.replace("_", "-") for name in Budgets.__struct_fields__)
 
 
 class _Case(Struct, frozen=True):

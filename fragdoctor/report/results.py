@@ -19,7 +19,7 @@ from fragdoctor.model.diagnosis import Cause, Diagnosis
 from fragdoctor.model.finding import MAX_LINE, Finding, Location, Severity
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.source_files import MAX_PATH, file_of, relative
-from fragdoctor.report.words import verdict_title
+from fragdoctor.report.words import shortened, verdict_title
 from fragdoctor.rules.registry import find_rule
 
 
@@ -65,8 +65,6 @@ def place_of_input(name: str, look: RenderOptions) -> ResultPlace:
 
 MAX_RESULTS: Final = 200
 """The most results of one run: nobody reads hundreds of them, and code hosts refuse them."""
-
-MAX_MESSAGE: Final = 1000
 
 BUDGET_TITLES: Final = {
     "max-peak": "Peak of active memory over budget",
@@ -137,7 +135,7 @@ def _of_file(judgement: FileJudgement, look: RenderOptions) -> Iterator[Result]:
     if judgement.error is not None:
         yield Result(
             code="unreadable",
-            message=_cut(f"{judgement.error} {judgement.error.hint}".strip()),
+            message=shortened(f"{judgement.error} {judgement.error.hint}".strip()),
             level=Severity.ERROR,
             place=place_of_input(judgement.name, look),
             source=judgement.name,
@@ -160,7 +158,7 @@ def results_of_diagnosis(diagnosis: Diagnosis, look: RenderOptions) -> Iterator[
     if not has_error and verdict.cause not in (Cause.HEALTHY, Cause.NOT_MEMORY, Cause.UNKNOWN):
         yield Result(
             code="verdict",
-            message=_cut(f"{verdict_title(verdict)}: {verdict.summary}"),
+            message=shortened(f"{verdict_title(verdict)}: {verdict.summary}"),
             level=Severity.ERROR,
             place=_place(_asked(diagnosis), source, look),
             source=source,
@@ -172,7 +170,7 @@ def results_of_diagnosis(diagnosis: Diagnosis, look: RenderOptions) -> Iterator[
 def _of(found: Reason | Finding, message: str, source: str, look: RenderOptions) -> Result:
     return Result(
         code=found.code,
-        message=_cut(message),
+        message=shortened(message),
         level=found.severity,
         place=_place(found.locations, source, look),
         source=source,
@@ -194,7 +192,3 @@ def title_of(code: str) -> str:
 
 def _place(locations: Sequence[Location], source: str, look: RenderOptions) -> ResultPlace:
     return place_of(locations[0], look) if locations else place_of_input(source, look)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_MESSAGE else f"{text[: MAX_MESSAGE - 3]}..."

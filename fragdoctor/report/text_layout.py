@@ -107,19 +107,19 @@ class Page:
             line.append(self.glyphs.ellipsis, STYLES[doc.Style.STRONG])
         self._put(indent, line)
 
-    def drawn(self, line: Text, *, indent: int = INDENT) -> None:
+    def drawn(self, line: Text) -> None:
         """Write a line of a picture, which holds nothing of an input but letters and sizes."""
-        self._put(indent, line)
+        self._put(INDENT, line)
 
-    def key(self, entries: Iterable[tuple[tuple[str, str], str]], *, indent: int = INDENT) -> None:
+    def key(self, entries: Iterable[tuple[tuple[str, str], str]]) -> None:
         """Write what the marks of a picture mean, each (mark, style) with its words."""
         whole = Text()
         for mark, words in entries:
             # A mark and its words stay on one line.
             bound = f" {words}".replace(" ", _BOUND)
             whole.append("  " if whole else "").append(*mark).append(bound)
-        for line in self._wrapped(whole, self.width - indent) if whole else ():
-            self._put(indent, line)
+        for line in self._wrapped(whole, self.width - INDENT) if whole else ():
+            self._put(INDENT, line)
 
     def labelled(
         self, label: doc.Content, content: doc.Content, *, indent: int, label_width: int

@@ -301,6 +301,15 @@ def shown_first(diagnosis: Diagnosis, devices: Sequence[int]) -> list[int]:
     return sorted(set(devices), key=lambda d: (d != first, d))
 
 
+MAX_TEXT: Final = 1000
+"""Characters of one sentence: a name of a megabyte must not become a megabyte of report."""
+
+
+def shortened(text: str, limit: int = MAX_TEXT) -> str:
+    """Return the beginning of a text."""
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
 def source_name(source: str) -> str:
     """Return the name of an input for people."""
     return "standard input" if source == "-" else source

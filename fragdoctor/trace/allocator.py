@@ -11,7 +11,8 @@ from msgspec import Struct
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import OutOfMemory, SimulationError
-from fragdoctor.model.settings import AllocatorSettings, Era, era_of, parse_conf, parse_version
+from fragdoctor.model.conf_keys import parse_version
+from fragdoctor.model.settings import AllocatorSettings, Era, era_of, parse_conf
 from fragdoctor.trace.oom_message import oom_message
 from fragdoctor.units import GIB
 

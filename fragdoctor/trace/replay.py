@@ -13,7 +13,8 @@ from typing import Any
 from msgspec import Struct
 
 from fragdoctor._native import _ext
-from fragdoctor.model.settings import AllocatorSettings, Era, parse_version
+from fragdoctor.model.conf_keys import parse_version
+from fragdoctor.model.settings import AllocatorSettings, Era
 from fragdoctor.model.simulation import FidelityReport, ReplayResult
 from fragdoctor.model.snapshot import SegmentType
 from fragdoctor.trace.allocator import native_config

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fragdoctor.fleet.summary import clip, clip_left, clip_name, failed, line, summarise, weight
+from fragdoctor.fleet.summary import clip, failed, line, summarise, weight
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Location
 from fragdoctor.model.fleet import (
@@ -94,7 +94,7 @@ def test_line_is_cut_to_its_share(text: str, number: int) -> None:
 
 @given(st.text(max_size=400), st.integers(20, 200))
 def test_clipped_text_fits_and_is_the_text_where_it_fits(text: str, limit: int) -> None:
-    for cut in (clip(text, limit), clip_left(text, limit), clip_name(text, limit)):
+    for cut in (clip(text, limit), clip(text, limit, is_name=True)):
         assert weight(cut) <= limit
         assert cut == text or weight(text) > limit
 
@@ -102,7 +102,7 @@ def test_clipped_text_fits_and_is_the_text_where_it_fits(text: str, limit: int) 
 @settings(max_examples=30)
 @given(st.text(min_size=300, max_size=400), st.text(min_size=300, max_size=400))
 def test_clipped_names_of_different_paths_differ(a: str, b: str) -> None:
-    assert (clip_name(a, 100) == clip_name(b, 100)) == (a == b)
+    assert (clip(a, 100, is_name=True) == clip(b, 100, is_name=True)) == (a == b)
 
 
 def test_summary_says_what_the_snapshot_holds(tmp_path: Path) -> None:

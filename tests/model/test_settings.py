@@ -5,14 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.model.conf_keys import KEYS
+from fragdoctor.model.conf_keys import KEYS, key_is_known, parse_version
 from fragdoctor.model.settings import (
     AllocatorSettings,
     Era,
     era_of,
-    key_is_known,
     parse_conf,
-    parse_version,
 )
 from fragdoctor.units import MIB
 

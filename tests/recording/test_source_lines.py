@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from fragdoctor.recording.source_lines import seen_snapshots, user_lines, write_sources
+from fragdoctor.recording.source_lines import passed_through, user_lines, write_sources
 
 
 def of_frames(*frames: tuple[str, int]) -> dict[str, object]:
@@ -47,13 +47,12 @@ def test_file_that_changed_since_is_not_what_ran(tmp_path: Path):
     assert json.loads((tmp_path / "sources.json").read_text())["files"] == {}
 
 
-def test_snapshot_is_seen_and_the_function_put_back():
+def test_snapshot_is_changed_and_the_function_put_back():
     def make() -> dict[str, int]:
         return {"a": 1}
 
     memory = SimpleNamespace(_snapshot=make)
-    with seen_snapshots(memory) as seen:
-        memory._snapshot()
+    with passed_through(memory, lambda snapshot: {**snapshot, "b": 2}):
+        assert memory._snapshot() == {"a": 1, "b": 2}
 
-    assert seen == [{"a": 1}]
     assert memory._snapshot is make

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.model.settings import N_ROUNDUP_INTERVALS, AllocatorSettings, era_of, parse_version
+from fragdoctor.model.conf_keys import N_ROUNDUP_INTERVALS, parse_version
+from fragdoctor.model.settings import AllocatorSettings, era_of
 
 UNLIMITED: Final = 2**64 - 1
 ACTIONS: Final = (

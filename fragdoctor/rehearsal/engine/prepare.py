@@ -9,8 +9,9 @@ from typing import Final
 import torch
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.model.conf_keys import parse_version
 from fragdoctor.model.gpus import DEFAULT
-from fragdoctor.model.settings import parse_conf, parse_version
+from fragdoctor.model.settings import parse_conf
 from fragdoctor.rehearsal.engine import session
 from fragdoctor.rehearsal.engine.gpu import Budget, Gpus
 

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.model.conf_keys import parse_version
 from fragdoctor.model.gpus import GpuModel
-from fragdoctor.model.settings import AllocatorSettings, parse_conf, parse_version
+from fragdoctor.model.settings import AllocatorSettings, parse_conf
 from fragdoctor.rehearsal.engine.gpu import Budget, Gpus
 from fragdoctor.rehearsal.engine.known import Known
 from fragdoctor.rehearsal.engine.loops import Loops

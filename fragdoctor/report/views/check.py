@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 from fragdoctor.gate.budgets import RESERVED_NOTE, Measures, Outcome, Reason
 from fragdoctor.gate.judgement import CheckReport, FileJudgement, GateStatus
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Span, Style, code, location_text, strong
-from fragdoctor.report.words import source_name, verdict_title
+from fragdoctor.report.words import shortened, source_name, verdict_title
 from fragdoctor.units import format_size, plural
-
-MAX_TEXT: Final = 1000
-"""Characters of one reason; a name of a megabyte must not become a megabyte of report."""
 
 STATUS_WORDS: Final = {
     GateStatus.OK: ("ok", Style.GOOD),
@@ -70,14 +66,13 @@ def _details(judgement: FileJudgement) -> list[doc.Content]:
         [Span("warning", Style.WARN), f" {f.code}: {shortened(f.message)}"]
         for f in judgement.warnings
     ]
-    lines += [f"{name} not judged: {reason}" for name, reason in _skipped(judgement)]
+    lines += [
+        f"{result.budget} not judged: {shortened(result.text)}"
+        for result in judgement.budgets
+        if result.outcome is Outcome.SKIP
+    ]
     hint = hint_text(judgement)
     return [*lines, hint] if hint else lines
-
-
-def shortened(text: str) -> str:
-    """Return text of at most ``MAX_TEXT`` characters."""
-    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 3]}..."
 
 
 def file_name(judgement: FileJudgement) -> str:
@@ -114,13 +109,6 @@ def _measures(m: Measures) -> str:
 def place_text(reason: Reason) -> str:
     """Return the user's line that a reason is about, "" where none is known."""
     return shortened(location_text(reason.locations[0])) if reason.locations else ""
-
-
-def _skipped(judgement: FileJudgement) -> Iterator[tuple[str, str]]:
-    """Yield (budget, reason) for each budget that this input cannot answer."""
-    for result in judgement.budgets:
-        if result.outcome is Outcome.SKIP:
-            yield result.budget, shortened(result.text)
 
 
 def hint_text(judgement: FileJudgement) -> str:

@@ -10,7 +10,8 @@ from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.story import Direction, LogStory, TrialOutcome, TrialTrend
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Detail, Span, Style, bad, dim, strong, warn
-from fragdoctor.report.views.log_story_rows import DAY_S, StoryRow, cut, story_rows
+from fragdoctor.report.views.log_story_rows import DAY_S, StoryRow, story_rows
+from fragdoctor.report.words import shortened
 from fragdoctor.units import format_count, format_size, plural
 
 _SHORT_ROWS: Final = 8
@@ -100,7 +101,7 @@ def message_sections(diagnosis: Diagnosis) -> list[doc.Section]:
         log.markers,
         doc.Column("", _marker_place),
         doc.Column("", "kind"),
-        doc.Column("", lambda m: dim(cut(m.text, _MAX_TEXT)), "wrap"),
+        doc.Column("", lambda m: dim(shortened(m.text, _MAX_TEXT)), "wrap"),
         shown=3,
         detail=detail,
     )

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.story import FAILURES, LogStory, Scene, SceneKind
+from fragdoctor.report.words import shortened
 from fragdoctor.units import format_count, format_size, plural
 
 DAY_S: Final = 86_400
@@ -254,10 +255,5 @@ def _note(event: Scene) -> str:
     if event.kind in FAILURES and event.reason:
         return f"not a consequence: {event.reason}"
     if event.kind in _QUOTED and event.kind not in FAILURES and event.count is None:
-        return cut(event.text, _MAX_NOTE)
+        return shortened(event.text, _MAX_NOTE)
     return ""
-
-
-def cut(text: str, limit: int) -> str:
-    """Return the beginning of a text."""
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."

@@ -91,7 +91,7 @@ def _opened(modules: Sequence[ModuleMemory]) -> Iterator[_Row]:
     closed, opened = [*tree], set[int]()
     n_rows = len(tree)
     while n_rows < _MOST_ROWS:
-        largest = max((m for m in closed if m.children), key=_total, default=None)
+        largest = max((m for m in closed if m.children), key=lambda m: m.total_bytes, default=None)
         if largest is None:
             break
         opened.add(id(largest))
@@ -118,7 +118,3 @@ def _trimmed(modules: Sequence[ModuleMemory], least: float) -> list[ModuleMemory
         n_modules = sum(m.n_modules for m in small)
         found.append(ModuleMemory(small[0].device, _SMALLER, n_modules, **sums))
     return found
-
-
-def _total(module: ModuleMemory) -> int:
-    return module.total_bytes
