@@ -88,9 +88,7 @@ def evidence_section(diagnosis: Diagnosis) -> doc.Section:
         doc.Column("", evidence_value, "right"),
         doc.Column("", "source", "wrap", style=Style.DIM),
     )
-    decider = diagnosis.verdict.decider
-    note = f"decided by {decider}" if decider else ""
-    return doc.Section("Evidence", [table], note, "evidence", detail=Detail.FULL)
+    return doc.Section("Evidence", [table], id="evidence", detail=Detail.FULL)
 
 
 def findings_section(diagnosis: Diagnosis) -> doc.Section:

@@ -112,6 +112,7 @@ class Timeline {
       this.coloring = new Coloring(this.lives, this.color, this.data.peak_state);
       const there = new Set(this.coloring.group);
       this.coloring.colors().forEach((color, i) => { if (there.has(i)) key.push([null, this.coloring.names[i], color]); });
+      if (this.detail !== "groups") key.push(["k-thin", "faint: blocks too thin to draw one by one"]);
     }
     if (this.coloring && !this.lives.isComplete) key.push(["k-live", `${plural(this.lives.data.n_left_out, "smaller block")} not in this file`]);
     key.push(["k-reserved", "reserved"]);
