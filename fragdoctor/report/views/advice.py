@@ -245,7 +245,7 @@ def promise_of(advice: Recommendation, diagnosis: Diagnosis) -> doc.Span:
 
 
 def promised(promise: Promise, diagnosis: Diagnosis) -> doc.Span:
-    """Return the word for a promise; a run that did not fail neither gets further nor still fails."""
+    """Return the word for a promise; what did not fail neither gets further nor still fails."""
     if diagnosis.verdict.state is not RunState.FAILED:
         if promise is Promise.GETS_FURTHER:
             return doc.good("fits")
