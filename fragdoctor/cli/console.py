@@ -185,15 +185,11 @@ def check_output(output: Path | None, *, force: bool, inputs: Sequence[str] = ()
                 raise ConfigError(
                     f"{output} is an input; it is not overwritten.", hint="Choose another name."
                 )
-    if is_taken(output) and not force:
+    # A file, or a link that leads to where none is yet.
+    if (output.is_file() or (output.is_symlink() and not output.exists())) and not force:
         raise _exists(output)
     if not output.parent.is_dir():
         raise ConfigError(f"The directory {output.parent} does not exist.", hint="Create it first.")
-
-
-def is_taken(output: Path) -> bool:
-    """Return whether a file is there, or a link that leads to where none is yet."""
-    return output.is_file() or (output.is_symlink() and not output.exists())
 
 
 def _exists(output: Path) -> ConfigError:

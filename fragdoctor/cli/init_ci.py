@@ -47,8 +47,6 @@ def init_ci(chosen: InitCiOptions) -> int:
     options.size(chosen.fits_on)
     target = chosen.output or (GITLAB if chosen.gitlab else GITHUB)
     text = workflow(chosen, target)
-    if console.is_taken(target) and not chosen.force:
-        raise ConfigError(f"{target} exists.", hint="Add --force to overwrite it.")
     if chosen.output is None:
         target.parent.mkdir(parents=True, exist_ok=True)
     console.write_report(text, target, force=chosen.force)

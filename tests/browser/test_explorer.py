@@ -377,6 +377,22 @@ def test_table_of_blocks_is_there_without_scrolling_to_it(opened):
     assert opened.evaluate("document.querySelectorAll('table.blocks tbody tr').length") == 10
 
 
+def test_small_window_names_each_figure_of_a_block(open_page):
+    page = open_page(diagnosis_of("expandable_oom.pickle"), width=390)
+    page.until("document.querySelectorAll('table.blocks tbody tr').length > 0")
+
+    size = "document.querySelector('table.blocks tbody td.n')"
+    assert page.evaluate(f"getComputedStyle({size}, '::before').content") == '"Size "'
+
+
+def test_table_of_two_columns_needs_no_scrolling(open_page):
+    case = Case(snapshot=read_snapshot(SAMPLES / "leak_oom.pickle.gz"))
+    page = open_page(diagnose(case), width=390)
+
+    table = "document.querySelector('#rejected .scroll')"
+    assert page.evaluate(f"{table}.scrollWidth <= {table}.clientWidth")
+
+
 def test_table_of_blocks_sorts_and_a_row_selects(opened):
     page = opened
     page.evaluate(f"{X}.goTo({X}.timeline.data.peak_state)")

@@ -162,7 +162,7 @@ class BlockTable {
     this.about.textContent = `${plural(rows.length, "block")}, ${formatSize(bytes)}`;
     for (const head of this.heads) head.setAttribute("aria-sort", head.dataset.column === this.sort.replace("-", "") ? (this.sort.startsWith("-") ? "descending" : "ascending") : "none");
     this.body.replaceChildren(...first.map((i) => element("tr", { "data-row": String(i), tabindex: "0" },
-      ...this.columns.map(([name, , , text]) => element("td", { class: ["line", "category"].includes(name) ? "c-path" : "n" }, text(this.lives, i))))));
+      ...this.columns.map(([name, title, , text]) => element("td", { class: name === "line" ? "c-path" : name === "category" ? "" : "n", "data-title": title }, text(this.lives, i))))));
     this.more.hidden = rows.length <= this.limit;
   }
 
