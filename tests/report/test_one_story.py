@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import diagnoses
 import pytest
 from figures import FIGURES, contradictions_in
 from msgspec.structs import replace
@@ -61,6 +62,15 @@ def test_run_that_did_not_fail_gets_no_further(verbosity):
     assert "gets further" not in shown
     assert tried is not None
     assert {said for _, said in (row["said"] for row in tried["variants"])} == {"lower peak"}
+
+
+def test_nothing_needs_to_change_only_in_a_healthy_run():
+    healthy = replace(diagnoses.healthy(), recommendations=())
+    leaking = replace(healthy, verdict=replace(healthy.verdict, cause=Cause.LEAK))
+
+    shown = [render("analyze", "text", d, RenderOptions()) for d in (healthy, leaking)]
+
+    assert ["Nothing needs to change." in text for text in shown] == [True, False]
 
 
 @pytest.mark.slow

@@ -101,7 +101,8 @@ def _without_advice(diagnosis: Diagnosis) -> tuple[str, list[doc.DocumentBlock]]
     if state is RunState.NEAR_LIMIT and diagnosis.rejected:
         none = "No setting or change that was tried gains room: it takes a smaller batch or model."
         return "", [doc.Paragraph(none)]
-    return ("Nothing needs to change." if state is RunState.FITS else ""), []
+    is_well = state is RunState.FITS and diagnosis.verdict.cause is Cause.HEALTHY
+    return ("Nothing needs to change." if is_well else ""), []
 
 
 def brief_cure(diagnosis: Diagnosis) -> str:
