@@ -1,4 +1,4 @@
-"""Where output goes and how it looks: terminal or pipe, colour, width, files."""
+"""Where output goes and how it looks: terminal or pipe, color, width, files."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _working_directory() -> str:
 
 
 def wants_color(stream: TextIO) -> bool:
-    """Return whether to colour: NO_COLOR forbids, FORCE_COLOR demands, else terminals get it."""
+    """Return whether to color: NO_COLOR forbids, FORCE_COLOR demands, else terminals get it."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR", "0") != "0":

@@ -62,7 +62,7 @@ class Timeline {
     const axis = element("div", { class: "switch", role: "group", "aria-label": "Axis" }, ...this.axis);
     axis.hidden = !this.time;
     this.controls = element("div", { class: "controls", role: "group", "aria-label": "Timeline controls" });
-    if (this.lives) this.controls.append(this.choice("Colour by ", "color", [...(this.lives.category ? [["category", "category"]] : []), ["line", "line"], ["size", "size"], ["lifetime", "age"], ["totals", "nothing"]]),
+    if (this.lives) this.controls.append(this.choice("Color by ", "color", [...(this.lives.category ? [["category", "category"]] : []), ["line", "line"], ["size", "size"], ["lifetime", "age"], ["totals", "nothing"]]),
       this.choice("Show ", "detail", [["groups", "groups only"], ["coarse", "large blocks"], ["fine", "most blocks"], ["finest", "every pixel"]]));
     this.controls.append(
       button("Zoom in", "Zoom in (+)", () => this.zoom(0.5)), button("Zoom out", "Zoom out (-)", () => this.zoom(2)),
