@@ -16,7 +16,7 @@ from msgspec import Struct
 from fragdoctor.capture.launcher import Ended
 from fragdoctor.errors import InputError
 from fragdoctor.inputs.bundles import open_bundle
-from fragdoctor.inputs.folders import FoundBundle
+from fragdoctor.inputs.folders import FoundBundle, free_name
 from fragdoctor.inputs.stats_reader import read_stats
 from fragdoctor.units import format_count, plural
 
@@ -128,7 +128,7 @@ def rerun(
     for n, setting in enumerate(settings, 1):
         say("")
         say(f"Rerun {n} of at most {len(settings)}, under {setting}")
-        run = again(setting, _free(place, n))
+        run = again(setting, free_name(place / f"rerun{n}"))
         done.append(run)
         say(f"Rerun {n}: {_told(first, run)}")
         for bundle in run.bundles[:1]:
@@ -144,15 +144,6 @@ def environment_with(environ: Mapping[str, str], setting: str) -> dict[str, str]
     """Return an environment with one ``VARIABLE=value`` for the allocator and no other."""
     name, _, value = setting.partition("=")
     return {**{k: v for k, v in environ.items() if k not in SETTINGS}, name: value}
-
-
-def _free(place: Path, n: int) -> Path:
-    """Return the folder of a rerun's bundles; one of an earlier call is left alone."""
-    folder, more = place / f"rerun{n}", 1
-    while folder.exists():
-        more += 1
-        folder = place / f"rerun{n}-{more}"
-    return folder
 
 
 def _passes(first: RecordedRun, run: RecordedRun) -> bool | None:

@@ -165,14 +165,12 @@ def _directory(asked: RunOptions) -> Path:
     Raises:
         ConfigError: something else than a directory has that name, or it cannot be written to.
     """
+    from fragdoctor.inputs.folders import free_name
+
     output = asked.output
     if output is None:
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        base = Path.cwd() / f"fragdoctor-{_program(asked)}-{stamp}"
-        place, n = base, 1
-        while place.exists():
-            n += 1
-            place = base.with_name(f"{base.name}-{n}")
+        place = free_name(Path.cwd() / f"fragdoctor-{_program(asked)}-{stamp}")
     else:
         place = output.absolute()
     if place.exists() and not place.is_dir():

@@ -302,7 +302,7 @@ def pack(bundle: Path) -> Path:
     Raises:
         OSError: it cannot be written; the directory is untouched then.
     """
-    target = _free_name(bundle)
+    target = free_name(bundle, ".zip")
     temporary = bundle.with_name(f".{bundle.name}.{os.getpid()}.zip.tmp")
     files: Sequence[Path] = sorted(p for p in bundle.iterdir() if p.is_file())
     try:
@@ -320,12 +320,13 @@ def pack(bundle: Path) -> Path:
     return target
 
 
-def _free_name(bundle: Path) -> Path:
-    n, target = 1, bundle.with_name(f"{bundle.name}.zip")
-    while target.exists():
+def free_name(wanted: Path, suffix: str = "") -> Path:
+    """Return a path of this name; with a number in it where something is there already."""
+    n, place = 1, wanted.with_name(f"{wanted.name}{suffix}")
+    while place.exists():
         n += 1
-        target = bundle.with_name(f"{bundle.name}-{n}.zip")
-    return target
+        place = wanted.with_name(f"{wanted.name}-{n}{suffix}")
+    return place
 
 
 Process = tuple[str, int | None, int]
