@@ -119,6 +119,11 @@ def format_size(n_bytes: float | None) -> str:
     return f"{sign}{size / TIB:.2f} TiB"
 
 
+def signed_size(n_bytes: float) -> str:
+    """Return a size with its sign."""
+    return f"{'+' if n_bytes > 0 else ''}{format_size(n_bytes)}"
+
+
 def format_mebibytes(n_bytes: int) -> str:
     """Return a size in MiB whatever its magnitude, so that figures a few pages apart differ."""
     return f"{n_bytes / MIB:,.0f} MiB"

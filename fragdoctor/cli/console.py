@@ -1,4 +1,4 @@
-"""Where output goes and how it looks: terminal or pipe, colour, width, files."""
+"""Where output goes and how it looks: terminal or pipe, color, width, files."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _working_directory() -> str:
 
 
 def wants_color(stream: TextIO) -> bool:
-    """Return whether to colour: NO_COLOR forbids, FORCE_COLOR demands, else terminals get it."""
+    """Return whether to color: NO_COLOR forbids, FORCE_COLOR demands, else terminals get it."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR", "0") != "0":
@@ -184,15 +184,11 @@ def check_output(output: Path | None, *, force: bool, inputs: Sequence[str] = ()
                 raise ConfigError(
                     f"{output} is an input; it is not overwritten.", hint="Choose another name."
                 )
-    if is_taken(output) and not force:
+    # A file, or a link that leads to where none is yet.
+    if (output.is_file() or (output.is_symlink() and not output.exists())) and not force:
         raise _exists(output)
     if not output.parent.is_dir():
         raise ConfigError(f"The directory {output.parent} does not exist.", hint="Create it first.")
-
-
-def is_taken(output: Path) -> bool:
-    """Return whether a file is there, or a link that leads to where none is yet."""
-    return output.is_file() or (output.is_symlink() and not output.exists())
 
 
 def _exists(output: Path) -> ConfigError:

@@ -13,6 +13,7 @@ from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK
 from fragdoctor.errors import ConfigError
 from fragdoctor.installed import requirement, requirement_of_checkout
+from fragdoctor.report import escape
 
 GITHUB: Final = Path(".github/workflows/gpu-memory.yml")
 GITLAB: Final = Path(".gitlab/gpu-memory.yml")
@@ -46,11 +47,10 @@ def init_ci(chosen: InitCiOptions) -> int:
     options.size(chosen.fits_on)
     target = chosen.output or (GITLAB if chosen.gitlab else GITHUB)
     text = workflow(chosen, target)
-    if console.is_taken(target) and not chosen.force:
-        raise ConfigError(f"{target} exists.", hint="Add --force to overwrite it.")
     if chosen.output is None:
         target.parent.mkdir(parents=True, exist_ok=True)
     console.write_report(text, target, force=chosen.force)
+    typer.echo(f"Wrote {escape.terminal(str(target))}", err=True)
     if chosen.gitlab:
         typer.echo(f"Add to .gitlab-ci.yml:\ninclude:\n  - local: {target}", err=True)
     else:

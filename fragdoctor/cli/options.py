@@ -228,7 +228,7 @@ QUIET: Final = flag(
 VERBOSE: Final = flag(
     "Print everything: checklist, stacks, all rows", "--full", "-v", "--verbose", group=OUTPUT
 )
-NO_COLOR: Final = flag("Print without colour, as NO_COLOR does", group=OUTPUT)
+NO_COLOR: Final = flag("Print without color, as NO_COLOR does", group=OUTPUT)
 FAIL_ON: Final = option(None, "Exit with 1 on findings this severe", group=GATE)
 CAPACITY: Final = option(
     "SIZE",

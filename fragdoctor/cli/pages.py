@@ -60,6 +60,7 @@ class ViewReplays:
     """Answers what-ifs by replay; each device is reproduced once, when it is first asked about."""
 
     def __init__(self, diagnosis: Diagnosis) -> None:
+        self._diagnosis = diagnosis
         self._traces: dict[int, Trace] = {d: a.trace for d, a in diagnosis.analyses.items()}
         self._ready: dict[int, tuple[Reproduction, FairReplay]] = {}
         self._lock = threading.Lock()
@@ -81,7 +82,7 @@ class ViewReplays:
         from fragdoctor.future.whatif import WhatIf
         from fragdoctor.model.simulation import Promise
         from fragdoctor.report import words
-        from fragdoctor.report.views.advice import PROMISES
+        from fragdoctor.report.views.advice import promised
 
         if not isinstance(question, dict):
             raise ValueError("no object")  # noqa: TRY004 - what was sent is wrong, not the program
@@ -101,11 +102,11 @@ class ViewReplays:
                 if question.get("smallest") is True:
                     result = with_smallest_capacity(reproduction, what_if, result)
         outlook = result.outlook
-        promise = Promise.of(result.fits, outlook)
+        promise = promised(Promise.of(result.fits, outlook), self._diagnosis)
         return {
             **{name: getattr(result, name) for name in _SHOWN},
             "outlook": "" if outlook is None else words.outlook_text(outlook),
-            "said": [PROMISES[promise].value, promise.value],
+            "said": [promise.style.value, promise.text],
         }
 
     @contextlib.contextmanager

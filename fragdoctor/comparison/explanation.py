@@ -19,7 +19,7 @@ from fragdoctor.model.comparison import (
     SettingsProof,
 )
 from fragdoctor.model.finding import Confidence, Location
-from fragdoctor.units import MIB, format_count, format_size, plural
+from fragdoctor.units import MIB, format_count, format_size, plural, signed_size
 
 ENOUGH_STEPS: Final = 8
 """Steps that a run without growth must show before it counts as evidence that it does not grow."""
@@ -299,7 +299,7 @@ def _new_and_gone(e: ComparisonEvidence) -> list[LikelyCause]:
         part = sum(c.delta_bytes for c in group)
         if not group or not counts_enough(e, part):
             continue
-        named = _named([f"{place_text(c.place)} {_signed(c.delta_bytes)}" for c in group])
+        named = _named([f"{place_text(c.place)} {signed_size(c.delta_bytes)}" for c in group])
         text = f"{plural(len(group), 'line is', 'lines are')} {word}: {named}."
         places = tuple(c.place for c in group if c.place is not None)[:MAX_NAMED]
         found.append(LikelyCause(cause, confidence_of(e, part, True), text, part, places))
@@ -346,7 +346,3 @@ def _named(lines: Sequence[str]) -> str:
 def _leaking(e: ComparisonEvidence) -> set[Location]:
     """Return the lines that keep memory step by step; they are causes of their own."""
     return {*e.before.growth, *e.after.growth}
-
-
-def _signed(n_bytes: int) -> str:
-    return f"{'+' if n_bytes > 0 else ''}{format_size(n_bytes)}"

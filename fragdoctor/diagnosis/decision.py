@@ -314,7 +314,7 @@ def _free_enough(r: FailedRequest) -> Iterator[Hypothesis]:
         return
     fraction = "a memory fraction that this version's message does not print, "
     reasons = (
-        f"{fraction if r.may_hide_limit else ''}a neighbour that has let go of its memory since, "
+        f"{fraction if r.may_hide_limit else ''}a neighbor that has let go of its memory since, "
         "a limit of the driver or of virtual memory, or on Windows a page file that is too small"
     )
     yield Hypothesis(

@@ -133,7 +133,7 @@ def _with_room(name: str, m: OomMessage) -> Hypothesis | None:
     text = (
         f"{name} was refused {format_size(wanted)} with {format_size(free)} free on the device: a "
         "full device does not explain it; possible are a limit of the driver or of virtual "
-        "memory, free memory in pieces, or a neighbour that has let go of its own since."
+        "memory, free memory in pieces, or a neighbor that has let go of its own since."
     )
     return _open(Cause.UNKNOWN, text, m)
 

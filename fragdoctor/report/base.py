@@ -30,7 +30,7 @@ class RenderOptions(Struct, frozen=True):
 
     Attributes:
         width: columns of text; held between 60 and 120, longer lines are hard to read.
-        color: ANSI colours.
+        color: ANSI colors.
         unicode: bars, ellipses and rules beyond ASCII; off on a pipe.
         verbosity: quiet is the answer alone, full is everything.
         source_root: directory of the sources (absolute); paths below it are written relative to it

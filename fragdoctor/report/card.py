@@ -1,7 +1,7 @@
 """Cards for Jupyter: the short report of a diagnosis, or what a snapshot holds, at a glance.
 
 It is the report at a terminal as one piece of HTML with inline styles alone, no script and nothing
-that is loaded. Text takes the colour of the notebook, so that the card fits a light and a dark one.
+that is loaded. Text takes the color of the notebook, so that the card fits a light and a dark one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FRAMES: Final = ("checklist", "recommendations", "stranders", "holders")
 _WIDTH: Final = 100
 
 # Readable on white and on black; dim text is halfway between the first two.
-_COLOURS: Final = TerminalTheme(
+_COLORS: Final = TerminalTheme(
     (160, 160, 160),
     (110, 110, 110),
     [
@@ -115,8 +115,8 @@ def prescription_card(found: Prescription) -> str:
 
 
 def _card(document: doc.ReportDocument) -> str:
-    """Return the short report at a terminal as HTML: what rich makes of its colours, inline."""
+    """Return the short report at a terminal as HTML: what rich makes of its colors, inline."""
     shown = text.render(document, RenderOptions(_WIDTH, color=True, unicode=True))
     console = Console(file=StringIO(), width=_WIDTH, record=True)
     console.print(Text.from_ansi(shown), soft_wrap=True, end="")
-    return console.export_html(theme=_COLOURS, code_format=_BOX, inline_styles=True)
+    return console.export_html(theme=_COLORS, code_format=_BOX, inline_styles=True)

@@ -306,7 +306,7 @@ def written(value: Any, name: str = "") -> Content:
 
 
 class BarPart(Struct, frozen=True):
-    """A part of a bar: ``name`` also chooses its glyph and colour."""
+    """A part of a bar: ``name`` also chooses its glyph and color."""
 
     name: str
     n_bytes: int
@@ -353,7 +353,7 @@ class ChartSeries(Struct, frozen=True):
         shape: ``step`` lasts from each point to the next; ``points`` are marks; ``line`` is
             straight between its points.
         labels: of points, or one of a step's highest point; may be empty.
-        number: chooses the colour.
+        number: chooses the color.
     """
 
     name: str

@@ -64,7 +64,7 @@ def visible(text: str) -> str:
 
 
 def terminal(text: str) -> str:
-    """Return one line of text that cannot move the cursor, colour, or reorder a terminal.
+    """Return one line of text that cannot move the cursor, color, or reorder a terminal.
 
     The result is plain: print it without markup (``rich.text.Text``, never ``[red]...``).
     """

@@ -297,7 +297,7 @@ def _framed(page: Page, cells: Sequence[tuple[str, str]]) -> Text:
 
 
 def _joined(cells: Sequence[tuple[str, str]]) -> Text:
-    """Return cells as text, neighbours of the same style as one span."""
+    """Return cells as text, neighbors of the same style as one span."""
     whole = Text()
     for style, run in groupby(cells, key=lambda cell: cell[1]):
         whole.append("".join(text for text, _ in run), style=style or None)

@@ -184,7 +184,7 @@ class Page:
         """Return the page as text, ending in a newline.
 
         Args:
-            places: where words lead, in colour; a part of a longer name leads nowhere.
+            places: where words lead, in color; a part of a longer name leads nowhere.
         """
         out = io.StringIO()
         if not self.options.color:

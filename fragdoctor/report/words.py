@@ -184,11 +184,6 @@ def also_text(verdict: Verdict) -> str:
     return ", ".join(title[0].lower() + title[1:] for title in titles)
 
 
-def signed_size(n_bytes: float) -> str:
-    """Return a size with its sign."""
-    return f"{'+' if n_bytes > 0 else ''}{format_size(n_bytes)}"
-
-
 def sureness(share: CategoryShare) -> str:
     """Return how sure a category is, "-" for what is unknown."""
     return "-" if share.category is Category.UNKNOWN else share.confidence.value

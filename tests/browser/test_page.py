@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import diagnoses
 import pytest
 from analysis.training_loop import TrainingLoop
@@ -16,6 +18,7 @@ from fragdoctor.report.page.blob import BlobWriter
 
 pytestmark = pytest.mark.slow
 
+RECORDED = Path(__file__).parents[2] / "sample_snapshots"
 HOSTILE = (
     "</script><script>window.pwned=1</script><img src=x onerror=window.pwned=1>"
     "<svg onload=window.pwned=1>{{window.pwned=1}}${window.pwned=1}'\"`--><!--\u202e\u2066\x1b[31m"
@@ -45,6 +48,15 @@ def test_page_of_each_kind_opens_clean_and_fits_the_window(open_page, name, widt
 
     assert_clean(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_what_a_segment_lacks_fits_a_small_window(open_page):
+    case = Case(snapshot=read_snapshot(RECORDED / "leak_oom.pickle.gz"))
+
+    page = open_page(diagnose(case), width=390)
+
+    assert "of a segment of" in page.evaluate("document.querySelector('.key-figures').innerText")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 @pytest.mark.shared

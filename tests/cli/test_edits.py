@@ -104,6 +104,14 @@ def test_sweep_finds_the_cheapest_and_a_front(run: Run, fragmented: str) -> None
     assert sorted(calls, reverse=True) == calls
 
 
+def test_sweep_under_another_capacity_says_that_it_was_asked_for(run: Run, fragmented: str) -> None:
+    shown = run("simulate", fragmented, "--sweep", "--capacity", "4GiB").out
+
+    # Some of the settings tried take a fraction of it.
+    assert "3.81 GiB as recorded, 4.00 GiB asked for" in " ".join(shown.split())
+    assert "within 4.00 GiB" not in shown
+
+
 def test_sweep_without_a_capacity_asks_for_no_fraction(run: Run, samples: Path) -> None:
     path = str(samples / "healthy_training.pickle.gz")
 

@@ -55,6 +55,15 @@ def from_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fragdoctor.cli.init_ci.requirement", lambda: "fragdoctor==0.2.0")
 
 
+@pytest.mark.parametrize(("words", "path"), [([], ".github/workflows/gpu-memory.yml"),
+                                             (["--gitlab"], ".gitlab/gpu-memory.yml")])  # fmt: skip
+def test_file_that_was_written_is_named(run: Any, home: Path, words: list[str], path: str) -> None:
+    result = run("init-ci", *words, "train.py")
+
+    assert (home / path).is_file()
+    assert f"Wrote {path}" in result.err
+
+
 @pytest.mark.parametrize(
     ("known", "hint"),
     [

@@ -192,6 +192,14 @@ def test_markdown_folds_what_the_short_report_leaves_out():
     assert "full1" not in before
 
 
+def test_quoted_source_is_not_offered_to_be_copied():
+    cure, source = doc.Code(["export X=1"]), doc.Code(["61 | loss = model(x)"], is_quoted=True)
+    shown = html.render(replace(whole(), lead=[source, cure], sections=[]), RenderOptions())
+
+    assert "61 | loss = model(x)" in shown
+    assert shown.count("data-copy=") == 1
+
+
 def test_section_without_anything_to_show_has_no_heading():
     empty = replace(whole(), sections=[doc.Section("alone", (doc.Bullets(()), doc.Paragraph("")))])
 

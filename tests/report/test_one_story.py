@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import diagnoses
 import pytest
 from figures import FIGURES, contradictions_in
 from msgspec.structs import replace
@@ -14,7 +15,8 @@ from fragdoctor.inputs.messages import find_messages
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.case import Case, Overrides
 from fragdoctor.model.diagnosis import Cause, RunState
-from fragdoctor.report.base import RenderOptions, render
+from fragdoctor.report.base import RenderOptions, Verbosity, render
+from fragdoctor.report.page.page import whatif_data
 from fragdoctor.units import GIB, MIB
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_snapshots"
@@ -47,6 +49,28 @@ COMMITTED = sorted([*SAMPLES.glob("*.pickle*"), *SAMPLES.glob("*_oom.txt")])
 def test_each_thing_has_one_figure(path):
     for case in cases_of(path):
         assert contradictions(case) == []
+
+
+@pytest.mark.parametrize("verbosity", [Verbosity.NORMAL, Verbosity.FULL])
+def test_run_that_did_not_fail_gets_no_further(verbosity):
+    told = diagnose(Case(snapshot=read_snapshot(SAMPLES / "healthy_training.pickle.gz")))
+
+    shown = render("analyze", "text", told, RenderOptions(verbosity=verbosity))
+    tried = whatif_data(told, is_live=False)
+
+    assert "lower peak" in shown
+    assert "gets further" not in shown
+    assert tried is not None
+    assert {said for _, said in (row["said"] for row in tried["variants"])} == {"lower peak"}
+
+
+def test_nothing_needs_to_change_only_in_a_healthy_run():
+    healthy = replace(diagnoses.healthy(), recommendations=())
+    leaking = replace(healthy, verdict=replace(healthy.verdict, cause=Cause.LEAK))
+
+    shown = [render("analyze", "text", d, RenderOptions()) for d in (healthy, leaking)]
+
+    assert ["Nothing needs to change." in text for text in shown] == [True, False]
 
 
 @pytest.mark.slow

@@ -237,7 +237,7 @@ class FindTheLimit(Remedy):
             confidence=Confidence.POSSIBLE,
             change=f"look for {fraction}a memory option of the program; on Windows enlarge the "
             "page file, against which GPU memory counts, and close other programs; ulimit -v; "
-            f"{monitor_of(r.backend)} beside the run shows a neighbour that comes and goes",
+            f"{monitor_of(r.backend)} beside the run shows a neighbor that comes and goes",
             why=case.verdict.summary,
             cost="None.",
             verify="The same request is served.",

@@ -28,7 +28,7 @@ from fragdoctor.report.html import drawn
 from fragdoctor.report.page.blob import Sink
 from fragdoctor.report.page.lives_data import MAX_BLOCKS, lives_data, segment_map_data
 from fragdoctor.report.page.timeline_data import timeline_data
-from fragdoctor.report.views.advice import PROMISES
+from fragdoctor.report.views.advice import promise_of
 from fragdoctor.trace.lives import Lives
 from fragdoctor.units import format_size
 
@@ -207,13 +207,13 @@ def whatif_data(diagnosis: Diagnosis, *, is_live: bool) -> dict[str, Any] | None
             "retries": figures.alloc_retries,
         },
         "least": figures.peak_allocated_bytes,
-        "variants": [_variant(r) for r in tried],
+        "variants": [_variant(r, diagnosis) for r in tried],
     }
 
 
-def _variant(one: Recommendation) -> dict[str, Any]:
+def _variant(one: Recommendation, diagnosis: Diagnosis) -> dict[str, Any]:
     name = one.setting.removeprefix(_VARIABLE) or one.title
-    p = one.predicted
+    p, promise = one.predicted, promise_of(one, diagnosis)
     return {
         "name": escape.visible(name[:_MAX_TEXT]),
         "is_change": not one.setting,
@@ -222,7 +222,7 @@ def _variant(one: Recommendation) -> dict[str, Any]:
         "retries": p.retries,
         "margin": p.margin_bytes,
         "calls": p.driver_calls,
-        "said": [PROMISES[p.promise].value, p.promise.value],
+        "said": [promise.style.value, promise.text],
     }
 
 

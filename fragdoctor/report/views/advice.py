@@ -101,7 +101,8 @@ def _without_advice(diagnosis: Diagnosis) -> tuple[str, list[doc.DocumentBlock]]
     if state is RunState.NEAR_LIMIT and diagnosis.rejected:
         none = "No setting or change that was tried gains room: it takes a smaller batch or model."
         return "", [doc.Paragraph(none)]
-    return ("Nothing needs to change." if state is RunState.FITS else ""), []
+    is_well = state is RunState.FITS and diagnosis.verdict.cause is Cause.HEALTHY
+    return ("Nothing needs to change." if is_well else ""), []
 
 
 def brief_cure(diagnosis: Diagnosis) -> str:
@@ -183,7 +184,7 @@ def _fits_text(predicted: Predicted, diagnosis: Diagnosis) -> str:
 def short_advice(diagnosis: Diagnosis) -> doc.Section:
     """Return the alternatives and what would not help, one line each."""
     rows = [
-        doc.Row((_promise(r, diagnosis), _in_short(r, _outcome(r, diagnosis))))
+        doc.Row((promise_of(r, diagnosis), _in_short(r, _outcome(r, diagnosis))))
         for r in diagnosis.recommendations[1 : 1 + MAX_ALTERNATIVES]
     ]
     rows += [
@@ -237,20 +238,27 @@ PROMISES: Final[Mapping[Promise, doc.Style]] = MappingProxyType(
 """How each promise looks, in text and on the page."""
 
 
-def _promise(advice: Recommendation, diagnosis: Diagnosis) -> doc.Content:
+def promise_of(advice: Recommendation, diagnosis: Diagnosis) -> doc.Span:
     """Return what is promised of something, in a word."""
-    found = advice.predicted.promise
     if _lowers_peak(advice, diagnosis):
         return doc.good("lower peak")
-    return doc.Span(found.value, PROMISES[found])
+    return promised(advice.predicted.promise, diagnosis)
+
+
+def promised(promise: Promise, diagnosis: Diagnosis) -> doc.Span:
+    """Return the word for a promise; what did not fail neither gets further nor still fails."""
+    if diagnosis.verdict.state is not RunState.FAILED:
+        if promise is Promise.GETS_FURTHER:
+            return doc.good("fits")
+        if promise is Promise.STILL_FAILS:
+            return doc.bad("would fail")
+    return doc.Span(promise.value, PROMISES[promise])
 
 
 def _rejected(advice: Recommendation, diagnosis: Diagnosis) -> tuple[doc.Content, doc.Content]:
     """Return what does not help, with its word and the reason."""
     if advice.predicted.fits is False:
-        failed = diagnosis.verdict.state is RunState.FAILED
-        word = Promise.STILL_FAILS.value if failed else "would fail"
-        return doc.bad(word), _in_short(advice, "")
+        return promised(Promise.STILL_FAILS, diagnosis), _in_short(advice, "")
     return doc.bad("no help"), _in_short(advice, _why_not(advice))
 
 
@@ -318,12 +326,16 @@ def _what_ifs(diagnosis: Diagnosis) -> doc.Table:
     first = next(iter(diagnosis.devices), DeviceFigures(device=0))
     figures = diagnosis.figures_of(diagnosis.verdict.device) or first
     recorded = _as_recorded(figures)
-    rows = [(recorded, doc.strong("as recorded")), *((r.predicted, _label(r)) for r in tested)]
-    peaks = [p.peak_reserved_bytes or 0 for p, _ in rows]
+    ended: doc.Content = doc.bad("failed") if recorded.fits is False else "ran"
+    rows = [
+        (recorded, ended, doc.strong("as recorded")),
+        *((r.predicted, promise_of(r, diagnosis), _label(r)) for r in tested),
+    ]
+    peaks = [p.peak_reserved_bytes or 0 for p, *_ in rows]
     whole = max(*peaks, figures.capacity_bytes or 0, 1)
     return doc.tabled(
         rows if tested else [],
-        doc.Column("", lambda row: _word(row[0], recorded)),
+        doc.Column("", lambda row: row[1]),
         doc.Column("peak reserved", lambda row: doc.size(row[0].peak_reserved_bytes), "right"),
         doc.Column("", lambda row: doc.Gauge((row[0].peak_reserved_bytes or 0) / whole),
                    from_width=120),
@@ -331,7 +343,7 @@ def _what_ifs(diagnosis: Diagnosis) -> doc.Table:
                    "right"),
         doc.Column("retries", lambda row: doc.count(row[0].retries), "right", from_width=100),
         doc.Column("calls", lambda row: doc.count(row[0].driver_calls), "right", from_width=100),
-        doc.Column("setting or change", lambda row: row[1], "list"),
+        doc.Column("setting or change", lambda row: row[2], "list"),
     )  # fmt: skip
 
 
@@ -343,10 +355,3 @@ def _as_recorded(f: DeviceFigures) -> Predicted:
         margin_bytes=None if capacity is None or peak is None else capacity - peak,
         retries=f.alloc_retries,
     )
-
-
-def _word(predicted: Predicted, recorded: Predicted) -> doc.Content:
-    """Return what is promised of a change; of the run itself, how it ended."""
-    if predicted is recorded:
-        return doc.bad("failed") if predicted.fits is False else "ran"
-    return doc.Span(predicted.promise.value, PROMISES[predicted.promise])

@@ -14,8 +14,8 @@ from fragdoctor.model.comparison import Comparison, LineChange, LineKind, Reason
 from fragdoctor.model.finding import Confidence
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import NO_STACK, Detail, Span, Style, code, dim
-from fragdoctor.report.words import signed_size, titled, told_apart
-from fragdoctor.units import format_count, format_share, format_size, plural
+from fragdoctor.report.words import titled, told_apart
+from fragdoctor.units import format_count, format_share, format_size, plural, signed_size
 
 MAX_LINES: Final = 120
 MAX_TREND_LINES: Final = 40

@@ -24,9 +24,9 @@ from fragdoctor.model.phases import (
 )
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import NO_STACK, Detail, Style, code, dim, location_text, strong
-from fragdoctor.report.words import CATEGORY_NAMES, PHASE_NAMES, shown_first, signed_size, sureness
+from fragdoctor.report.words import CATEGORY_NAMES, PHASE_NAMES, shown_first, sureness
 from fragdoctor.rules.request_sources import request_of_message
-from fragdoctor.units import format_count, format_share, format_size, plural
+from fragdoctor.units import format_count, format_share, format_size, plural, signed_size
 
 # A phase's row names what it holds down to this share of its peak.
 _MIN_HELD_SHARE: Final = 0.05

@@ -71,7 +71,7 @@ class StoryRow(Struct, frozen=True):
 def story_rows(diagnosis: Diagnosis, limit: int) -> tuple[list[StoryRow], int]:
     """Return the rows of a story, at most this many, and the number of events left out.
 
-    Neighbouring trials without a failure are one row. What is left out stands in the middle and
+    Neighboring trials without a failure are one row. What is left out stands in the middle and
     tells least: progress first, then trials and retries, then failures like those before them.
     """
     story = diagnosis.story

@@ -106,7 +106,7 @@ def _opened(modules: Sequence[ModuleMemory]) -> Iterator[_Row]:
 
 
 def _trimmed(modules: Sequence[ModuleMemory], least: float) -> list[ModuleMemory]:
-    """Return the tree with small neighbours merged into one entry."""
+    """Return the tree with small neighbors merged into one entry."""
     small = [m for m in modules if m.total_bytes < least]
     large = [m for m in modules if len(small) < 2 or m.total_bytes >= least]
     found = []

@@ -149,8 +149,8 @@ def _fits(result: ReplayResult) -> doc.Content:
 
 def _notes(result: ReplayResult, simulation: Simulation) -> list[str]:
     lines: list[str] = []
-    differs = result.capacity_bytes != simulation.baseline.capacity_bytes
-    if differs and _shared_capacity(simulation) is None:
+    usual = _shared_capacity(simulation) or simulation.baseline
+    if result.capacity_bytes not in (usual.capacity_bytes, simulation.baseline.capacity_bytes):
         lines.append(f"within {_capacity(result)}")
     if not result.fits and result.oom_event is not None:
         lines.append(f"fails{_failure(result)}")
@@ -172,11 +172,14 @@ def _replayed(simulation: Simulation) -> str:
 
 
 def _shared_capacity(simulation: Simulation) -> ReplayResult | None:
-    """Return a result that stands for all, if they share a capacity that is not the recorded."""
-    capacities = {r.capacity_bytes for r in simulation.results}
-    if len(capacities) != 1 or capacities == {simulation.baseline.capacity_bytes}:
-        return None
-    return simulation.results[0]
+    """Return a result whose capacity was asked for, and is not the recorded one.
+
+    All have it but those whose settings take a fraction of it.
+    """
+    whole = [r for r in simulation.results if "memory_fraction" not in r.conf]
+    capacities = {r.capacity_bytes for r in whole}
+    is_asked = len(capacities) == 1 and capacities != {simulation.baseline.capacity_bytes}
+    return whole[0] if is_asked else None
 
 
 def _capacity(result: ReplayResult) -> str:

@@ -10,7 +10,7 @@ const SIZE_CLASSES = [["under 1 MiB", 1], ["1 to 16 MiB", 16], ["16 to 128 MiB",
 const LIFE_CLASSES = ["from before the recording", "never freed", "a tenth of the recording or more", "1 % to 10 %", "under 1 % of the recording"];
 const NAMED_LINES = 14;
 
-// Which band colour a block has, and the names of the colours.
+// Which band color a block has, and the names of the colors.
 class Coloring {
   constructor(lives, mode, peakState) {
     this.mode = mode;
@@ -30,7 +30,7 @@ class Coloring {
         this.group[i] = lives.born[i] === 0 ? 0 : lives.freed[i] > lives.n ? 1 : span >= lives.n / 10 ? 2 : span >= lives.n / 100 ? 3 : 4;
       }
     } else {
-      // The lines that hold most at the peak have a colour of their own.
+      // The lines that hold most at the peak have a color of their own.
       const named = lives.holdersAt(peakState, NAMED_LINES).map((h) => h.line);
       this.lines = named;
       const of = new Uint8Array(lives.lineFrame.length).fill(named.length);
@@ -40,7 +40,7 @@ class Coloring {
     }
   }
 
-  // CSS colours, as the theme has them.
+  // CSS colors, as the theme has them.
   colors() {
     const dark = isDark();
     if (this.mode === "category") return ["--c-parameters", "--c-gradients", "--c-optimizer", "--c-activations", "--c-inputs", "--c-temporaries", "--c-kept", "--c-unknown"].map(cssColor);
@@ -51,7 +51,7 @@ class Coloring {
 
 function cssColor(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
 
-// Any CSS colour as a pixel of an ImageData, little endian; ``toward`` mixes it with another.
+// Any CSS color as a pixel of an ImageData, little endian; ``toward`` mixes it with another.
 const pixelOf = (() => {
   let context = null;
   const known = new Map();

@@ -19,7 +19,7 @@ function isDark() {
   return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 }
 
-/** @param {() => void} onTheme called when the colours have changed */
+/** @param {() => void} onTheme called when the colors have changed */
 function setUpTheme(onTheme) {
   const chosen = stored("fragdoctor-theme");
   if (chosen === "dark" || chosen === "light") document.documentElement.dataset.theme = chosen;

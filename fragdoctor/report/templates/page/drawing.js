@@ -1,4 +1,4 @@
-// What the three graphics share: sizes in words, colours of the theme, sharp canvases, elements.
+// What the three graphics share: sizes in words, colors of the theme, sharp canvases, elements.
 
 const KIB = 1024, MIB = KIB ** 2, GIB = KIB ** 3, TIB = KIB ** 4;
 

@@ -280,7 +280,7 @@ class Explorer {
     if (b < 0) return this.lives.isAllocated(i, this.moment ?? this.lives.n) ? "" : "It is not allocated at this moment.";
     const s = this.map.segmentOf[b], free = this.map.free[s], live = this.map.blockStart[s + 1] - this.map.blockStart[s];
     if (!free) return `Its segment of ${formatSize(this.map.total[s])} is full.`;
-    return `It lies in a segment of ${formatSize(this.map.total[s])} with ${formatSize(free)} free${this.map.stranders[b] ? `, which ${live > 2 ? "it and its neighbours keep" : "it keeps"} from going back` : ""}.`;
+    return `It lies in a segment of ${formatSize(this.map.total[s])} with ${formatSize(free)} free${this.map.stranders[b] ? `, which ${live > 2 ? "it and its neighbors keep" : "it keeps"} from going back` : ""}.`;
   }
 
   // --- the address --------------------------------------------------------------------------

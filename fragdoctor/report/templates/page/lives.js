@@ -187,7 +187,7 @@ class Lives {
       while (k < live.length && address[live[k]] < at) k++;
       for (; k < live.length && address[live[k]] < end; k++) {
         const i = live[k];
-        if (address[i] < at) continue; // overlaps its neighbour: an unsound file
+        if (address[i] < at) continue; // overlaps its neighbor: an unsound file
         if (address[i] > at) put(address[i] - at, 0, -1);
         const bytes = Math.min(size[i], end - address[i]);
         put(bytes, state < freed[i] ? 1 : 2, i);

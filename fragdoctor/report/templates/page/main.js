@@ -9,7 +9,7 @@ function redraw() {
   if (page.explorer) page.explorer.redraw();
 }
 
-// Paper is white and cannot be clicked: light colours, every section open, redrawn for its width.
+// Paper is white and cannot be clicked: light colors, every section open, redrawn for its width.
 function setUpPrinting() {
   let before = null, closed = [];
   window.addEventListener("beforeprint", () => {

@@ -409,7 +409,7 @@ class SegmentMap {
     pairs.push(["Address", this.address(s, this.offset[b])], ["In segment of", `${formatSize(this.total[s])}${this.page[s] ? ", expandable" : ""}`], ["Free in segment", `${formatSize(this.free[s])} · ${formatShare(this.free[s], this.total[s])}`]);
     const back = this.releasable(b), isPrivate = this.groups[this.group[s]].pool;
     if (back && back[1] - back[0] < this.size[b]) pairs.push(["Returned on demand", formatSize(back[1] - back[0])]);
-    const title = live ? `${this.stranders[b] ? "Stranding block" : "Block"}, ${STATES[this.state[b]] || STATES[3]}` : back ? "Free, returned on demand" : isPrivate ? "Free inside a private pool" : "Free, stranded by its neighbours";
+    const title = live ? `${this.stranders[b] ? "Stranding block" : "Block"}, ${STATES[this.state[b]] || STATES[3]}` : back ? "Free, returned on demand" : isPrivate ? "Free inside a private pool" : "Free, stranded by its neighbors";
     const children = [element("h4", null, title), element("dl", null, ...definitions(pairs))];
     if (live) children.push(this.stack[b] >= 0 ? panelStack(this.text, this.stack[b]) : element("p", { class: "from" }, "No stack recorded."));
     if (back) children.push(element("p", { class: "from" }, `The allocator returns ${this.page[s] ? "whole pages" : "this segment"} by itself when memory runs short.`));

@@ -76,7 +76,7 @@ class BlockTable {
     this.select = select;
     this.scope = "moment";
     this.sort = "-size";
-    this.limit = 50;
+    this.limit = 10;
     this.found = null;
     this.moment = lives.n;
     this.view = { from: 0, to: lives.n };
@@ -101,10 +101,13 @@ class BlockTable {
     this.body.addEventListener("keydown", (e) => {
       if (e.key === "Enter" && e.target instanceof HTMLElement && e.target.dataset.row) this.select(Number(e.target.dataset.row));
     });
-    // Sorting can wait until somebody looks.
-    this.isSeen = false;
-    this.isStale = true;
-    new IntersectionObserver((entries) => { this.isSeen = entries.some((e) => e.isIntersecting); if (this.isSeen && this.isStale) this.paint(); }).observe(root);
+    this.paintSoon();
+  }
+
+  // Sorting waits until the moment stands still.
+  paintSoon() {
+    clearTimeout(this.waiting);
+    this.waiting = setTimeout(() => this.paint(), 100);
   }
 
   show(changes) {
@@ -112,8 +115,7 @@ class BlockTable {
     Object.assign(this, changes);
     if (changes.view) this.view = { ...changes.view };
     if (!("found" in changes) && moment === this.moment && view.from === this.view.from && view.to === this.view.to) return;
-    this.isStale = true;
-    if (this.isSeen) { clearTimeout(this.waiting); this.waiting = setTimeout(() => this.paint(), 60); }
+    this.paintSoon();
   }
 
   changed() {
@@ -127,7 +129,7 @@ class BlockTable {
     const sort = parts.get("sort") || "-size";
     this.sort = this.columns.some(([name]) => name === sort.replace("-", "")) ? sort : "-size";
     this.scopes.value = this.scope;
-    this.isStale = true;
+    this.paintSoon();
   }
 
   rows() {
@@ -154,14 +156,13 @@ class BlockTable {
   }
 
   paint() {
-    this.isStale = false;
     const { rows, first } = this.sorted(this.limit), { size } = this.lives;
     let bytes = 0;
     for (const i of rows) bytes += size[i];
     this.about.textContent = `${plural(rows.length, "block")}, ${formatSize(bytes)}`;
     for (const head of this.heads) head.setAttribute("aria-sort", head.dataset.column === this.sort.replace("-", "") ? (this.sort.startsWith("-") ? "descending" : "ascending") : "none");
     this.body.replaceChildren(...first.map((i) => element("tr", { "data-row": String(i), tabindex: "0" },
-      ...this.columns.map(([name, , , text]) => element("td", { class: ["line", "category"].includes(name) ? "c-path" : "n" }, text(this.lives, i))))));
+      ...this.columns.map(([name, title, , text]) => element("td", { class: name === "line" ? "c-path" : name === "category" ? "" : "n", "data-title": title }, text(this.lives, i))))));
     this.more.hidden = rows.length <= this.limit;
   }
 

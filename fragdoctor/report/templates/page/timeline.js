@@ -62,7 +62,7 @@ class Timeline {
     const axis = element("div", { class: "switch", role: "group", "aria-label": "Axis" }, ...this.axis);
     axis.hidden = !this.time;
     this.controls = element("div", { class: "controls", role: "group", "aria-label": "Timeline controls" });
-    if (this.lives) this.controls.append(this.choice("Colour by ", "color", [...(this.lives.category ? [["category", "category"]] : []), ["line", "line"], ["size", "size"], ["lifetime", "age"], ["totals", "nothing"]]),
+    if (this.lives) this.controls.append(this.choice("Color by ", "color", [...(this.lives.category ? [["category", "category"]] : []), ["line", "line"], ["size", "size"], ["lifetime", "age"], ["totals", "nothing"]]),
       this.choice("Show ", "detail", [["groups", "groups only"], ["coarse", "large blocks"], ["fine", "most blocks"], ["finest", "every pixel"]]));
     this.controls.append(
       button("Zoom in", "Zoom in (+)", () => this.zoom(0.5)), button("Zoom out", "Zoom out (-)", () => this.zoom(2)),
@@ -112,6 +112,7 @@ class Timeline {
       this.coloring = new Coloring(this.lives, this.color, this.data.peak_state);
       const there = new Set(this.coloring.group);
       this.coloring.colors().forEach((color, i) => { if (there.has(i)) key.push([null, this.coloring.names[i], color]); });
+      if (this.detail !== "groups") key.push(["k-thin", "faint: blocks too thin to draw one by one"]);
     }
     if (this.coloring && !this.lives.isComplete) key.push(["k-live", `${plural(this.lives.data.n_left_out, "smaller block")} not in this file`]);
     key.push(["k-reserved", "reserved"]);

@@ -230,7 +230,7 @@ const timelinePainting = {
   paintTraining(c) {
     if (!this.training) return;
     const { label, first, names } = this.training, { soft, ink, line, phase0, phase1, phase2, phase3, phase4 } = theme.colors;
-    const colors = [phase0, phase1, phase2, phase3, phase4]; // greys: colours are what memory is for
+    const colors = [phase0, phase1, phase2, phase3, phase4]; // greys: colors are what memory is for
     const top = TOP + this.rangeLanes * LANE, left = LEFT, right = this.width - RIGHT;
     c.fillStyle = soft;
     c.textAlign = "right";
