@@ -795,10 +795,11 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="What a step leaves behind adds up, whatever the batch: a loss that is kept holds the "
         "graph of its step.",
         source="torch 2.13, docs/source/notes/faq.rst",
-        in_words=rf"(?i){GROWS}|\b(?:memory|vram|usage)\b(?: \w+){{0,5}}? (?:slowly|continu\w+|will"
-        r"|were|was|is|been|becom\w+|gets?)(?: \w+){0,3}? (?:increas\w+|grow\w*|ris(?:es|ing)"
-        r"|larger|higher|bigger|fill\w+|full)|\b(?:steady|gradual) increase"
-        r"|\bincreasing GPU.memory|\bwithout .{0,3}item\(",
+        in_words=rf"(?i){GROWS}|\b(?:memory|vram|usage)\b(?: \w+){{0,5}}? (?:climb\w*|(?:slowly"
+        r"|will|continu\w+|were|was|is|been|becom\w+|gets?)(?: \w+){0,3}? (?:increas\w+|grow\w*"
+        r"|ris(?:es|ing)|larger|higher|bigger|fill\w+|full))|\b(?:steady|gradual) increase"
+        r"|\bincreasing GPU.memory|\bwithout .{0,3}item\(|\bleak(?:s|ing|age)?\b"
+        r"|\baccumulat(?:es?|ed|ing) (?:in|on|over)\b",
     ),
     # ---- searches, and libraries beside PyTorch ----
     TracebackSign(
