@@ -54,7 +54,7 @@ def free_space(layout: Layout) -> FreeSpace:
     releasable[is_whole] = free[is_whole]
     private: Bools = layout.is_private
     releasable[private] = 0
-    private_free = int(free[private].sum())
+    private_free = _free_in_pools(layout)
     return FreeSpace(
         free_cached_bytes=int(free.sum()),
         releasable_bytes=int(releasable.sum()),
@@ -119,7 +119,12 @@ def _event(trace: Trace, row: int, totals: Sequence[int], layout: Layout | None)
         stack=int(trace.events.stack[row]),
         largest_free_block_bytes=None if layout is None else _largest_usable(trace, row, layout),
         message_bytes=segment_bytes(rounded, settings, expandable=False),
+        private_pools_free_bytes=0 if layout is None else _free_in_pools(layout),
     )
+
+
+def _free_in_pools(layout: Layout) -> int:
+    return int(layout.free_bytes[layout.is_private[layout.free_segment]].sum())
 
 
 def _largest_usable(trace: Trace, row: int, layout: Layout) -> int:

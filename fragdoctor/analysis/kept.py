@@ -55,6 +55,10 @@ MANY_SIZES: Final = 0.8
 MIN_SIZES: Final = 2
 """Sizes that the copies of weights have: one tensor a step may be anything."""
 
+MAX_STATES: Final = 3
+"""Tensors of a weight's size that an optimizer keeps: Adam two, AMSGrad three (torch 2.13,
+optim/adam.py)."""
+
 _COPIES: Final = re.compile(r"^(?:deepcopy|_deepcopy\w*|state_dict|load_state_dict|clone)$")
 
 
@@ -77,7 +81,9 @@ def find_kept(
     least = LARGE_SHARE * max(1, active_bytes)
     if sum(g.survivor_bytes for g in growth) < least:
         return _growing_buffer(trace, steps, least)
-    return _traced(trace, phases, growth, steps)
+    kept = _traced(trace, phases, growth, steps)
+    thaws = kept.pattern is KeptPattern.OPTIMIZER and _is_once_for_each_weight(trace, kept.rows)
+    return None if thaws else kept
 
 
 def _growing_buffer(trace: Trace, steps: StepEnds, least_bytes: float) -> KeptMemory | None:
@@ -193,14 +199,27 @@ def _are_returned(trace: Trace, rows: I64) -> bool:
 
 def _are_copies_of_weights(trace: Trace, rows: I64) -> bool:
     """Return whether survivors have sizes of weights that were there before, and several."""
+    sizes = distinct(trace.lives_of_program.requested_bytes[rows])
+    return len(sizes) >= MIN_SIZES and bool(is_among(sizes, _older_weights(trace, rows)).all())
+
+
+def _is_once_for_each_weight(trace: Trace, rows: I64) -> bool:
+    """Return whether an optimizer makes its state for ever more weights, as layers thaw."""
+    sizes, n_states = np.unique(trace.lives_of_program.requested_bytes[rows], return_counts=True)
+    weights = np.sort(_older_weights(trace, rows))
+    n_weights = np.searchsorted(weights, sizes, "right") - np.searchsorted(weights, sizes)
+    return bool((n_states <= MAX_STATES * n_weights).all())
+
+
+def _older_weights(trace: Trace, rows: I64) -> I64:
+    """Return the sizes of what may be weights, made before some blocks."""
     lives, roles = trace.lives_of_program, trace.stacks.roles
     older = np.flatnonzero((lives.free == NEVER) & (lives.start < lives.start[rows].min()))
     stack = lives.stack[older]
     is_weight = ~roles.in_step[stack] & ~is_among(stack, lives.stack[rows])
     is_weight &= ~roles_of.is_backward(roles.role[stack])
-    sizes = distinct(lives.requested_bytes[rows])
-    weights = lives.requested_bytes[older[is_weight]]
-    return len(sizes) >= MIN_SIZES and bool(is_among(sizes, weights).all())
+    sizes: I64 = lives.requested_bytes[older[is_weight]]
+    return sizes
 
 
 def survivors(trace: Trace, lines: Sequence[Growth]) -> I64:

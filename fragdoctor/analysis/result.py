@@ -195,6 +195,7 @@ class OomEvent(Struct, frozen=True):
     ``largest_free_block_bytes`` is over the pools that could have served the request; None where
     the layout at that moment cannot be rebuilt. ``message_bytes`` is what PyTorch's message prints
     as "Tried to allocate": ``segment_bytes`` but for expandable segments, where it ignores pages.
+    ``private_pools_free_bytes`` is 0 where the layout is not known.
     """
 
     row: int
@@ -207,6 +208,7 @@ class OomEvent(Struct, frozen=True):
     stack: int
     largest_free_block_bytes: int | None = None
     message_bytes: int | None = None
+    private_pools_free_bytes: int = 0
 
 
 class Flush(Struct, frozen=True):

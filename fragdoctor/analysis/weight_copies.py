@@ -15,9 +15,9 @@ import numpy as np
 from msgspec import Struct
 
 from fragdoctor.analysis.result import PhaseAnalysis
-from fragdoctor.model.arrays import is_among
+from fragdoctor.model.arrays import distinct, is_among
 from fragdoctor.model.phases import Category
-from fragdoctor.model.snapshot import I64, Bools
+from fragdoctor.model.snapshot import I64, Action, Bools
 from fragdoctor.trace import stacks as roles_of
 from fragdoctor.trace.trace import Trace
 
@@ -72,7 +72,9 @@ def find_weight_copies(
     rows = rows[np.argsort(lives.start[rows], kind="stable")]
     old = _old_model(trace, rows, live, is_weight)
     state_bytes = lives.requested_bytes[live[roles.makes_state[stack]]]
-    return old if old is not None else _copy(trace, rows, is_weight, state_bytes)
+    made = np.flatnonzero(trace.events.action[:state] == Action.ALLOC)
+    last = int(made[-1]) if len(made) else -1
+    return old if old is not None else _copy(trace, rows, is_weight, state_bytes, last)
 
 
 def _groups(trace: Trace, rows: I64) -> list[I64]:
@@ -83,8 +85,14 @@ def _groups(trace: Trace, rows: I64) -> list[I64]:
     return [group for group in groups if len(group) >= MIN_BLOCKS]
 
 
-def _copy(trace: Trace, rows: I64, is_weight: Bools, state_bytes: I64) -> WeightCopies | None:
-    """Return the blocks of a line that have the sizes of a model which another line made."""
+def _copy(
+    trace: Trace, rows: I64, is_weight: Bools, state_bytes: I64, last: int
+) -> WeightCopies | None:
+    """Return the blocks of a line that have the sizes of a model which another line made.
+
+    Or those that it begins with, in their order, where the copy was still being made in the end:
+    one of its blocks is the ``last`` that was allocated.
+    """
     size = trace.lives.requested_bytes
     found: list[WeightCopies] = []
     # Of two that may both be the model the one is a copy that was made later.
@@ -95,8 +103,12 @@ def _copy(trace: Trace, rows: I64, is_weight: Bools, state_bytes: I64) -> Weight
         n_states = int(is_among(state_bytes, size[model]).sum())
         if n_states > STATES * len(model):
             continue
-        alike = (g for g in groups[i + 1 :] if _are_alike(size[model], size[g]))
-        found += [_found(trace, group, group, None) for group in alike]
+        for group in groups[i + 1 :]:
+            begins = np.array_equal(size[model[: len(group)]], size[group])
+            is_begun = begins and int(trace.lives.start[group[-1]]) == last
+            is_begun &= len(distinct(size[group])) >= MIN_SIZES
+            if is_begun or _are_alike(size[model], size[group]):
+                found.append(_found(trace, group, group, None))
     return max(found, key=lambda one: one.n_bytes, default=None)
 
 

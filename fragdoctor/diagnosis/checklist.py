@@ -25,9 +25,8 @@ from fragdoctor.rules.growth.accumulating_trials import STEPS, growth_sentence
 from fragdoctor.rules.growth.growing_line import maker_text
 from fragdoctor.rules.growth.growing_statistics import (
     MIN_RECORDS,
-    climbs,
     count_rises,
-    rise,
+    grown_bytes,
     values_of,
 )
 from fragdoctor.rules.rule import Context
@@ -350,9 +349,8 @@ def check_growth(context: Context, _verdict: Verdict) -> Answer:  # noqa: PLR091
             "trace",
         )
     if context.is_series and len(context.stats) >= MIN_RECORDS:
-        key = "allocated_bytes.all.current"
-        grown = rise(context.stats, key)
-        if climbs(context.stats, key):
+        grown = grown_bytes(context.stats)
+        if grown is not None:
             return fail(
                 format_size(grown), "Allocated memory climbs over the series.", "memory_stats"
             )

@@ -392,11 +392,14 @@ def _found_too_late(r: FailedRequest) -> Iterator[Hypothesis]:
 
 
 def _joined_fits(r: FailedRequest) -> Iterator[Hypothesis]:
-    """Perfectly packed, live memory and request would have fit: which holes were in the way?"""
+    """Perfectly packed, live memory and request would have fit: which holes were in the way?
+
+    Those in private pools, where without them there would be no holes to speak of.
+    """
     if r.margin_bytes is None or r.margin_bytes < 0 or r.cache_bytes is None:
         return
-    without_pools = r.margin_bytes - r.pools_free_bytes
-    if without_pools < 0 and _share(r.pools_free_bytes, r.reserved_bytes) >= FULL_SLACK_SHARE:
+    in_pools = _share(r.pools_free_bytes, r.reserved_bytes) >= FULL_SLACK_SHARE
+    if in_pools and not _is_fragmented(r.without_pools):
         yield Hypothesis(
             Cause.PRIVATE_POOLS,
             f"The {r.request_text} failed while "
@@ -405,14 +408,18 @@ def _joined_fits(r: FailedRequest) -> Iterator[Hypothesis]:
             Confidence.PROVEN if r.is_exact else Confidence.LIKELY,
         )
         return
-    if not r.has_real_holes:
-        yield simply_full(r)
-        return
-    hole_may_do = (r.unallocated_bytes or 0) >= r.requested_bytes
-    # A message prints sums: where the next such request would not fit, the device was full.
+    yield fragmentation(r) if _is_fragmented(r) else simply_full(r)
+
+
+def _is_fragmented(r: FailedRequest) -> bool:
+    """Whether there are holes, and room enough that they matter.
+
+    A message prints sums: where the next such request would not fit, the device was full.
+    """
+    if not r.has_real_holes or (r.unallocated_bytes or 0) >= r.requested_bytes:
+        return r.has_real_holes
     least = SLIM_MARGIN_SHARE * (r.available_bytes or 0) if r.is_exact else r.requested_bytes
-    is_roomy = hole_may_do or r.margin_bytes >= least
-    yield fragmentation(r) if is_roomy else simply_full(r)
+    return (r.margin_bytes or 0) >= least
 
 
 def _no_free_figure(r: FailedRequest) -> Iterator[Hypothesis]:

@@ -309,7 +309,8 @@ def _unknown(message: OomMessage) -> Hypothesis:
 
 
 def _driver(message: OomMessage) -> Hypothesis:
-    if message.sub_kind == GPU_TABLE:
+    sign = sign_of(message)
+    if message.sub_kind == GPU_TABLE and (sign is None or sign.name == LOADING_WEIGHTS):
         whole = "" if message.total_bytes is None else f" of {format_size(message.total_bytes)}"
         return Hypothesis(
             Cause.OTHER_PROCESS,
@@ -323,7 +324,6 @@ def _driver(message: OomMessage) -> Hypothesis:
             settled_by="fuser -v /dev/nvidia* also names processes that nvidia-smi does not list.",
             also=(Cause.CAPACITY,),
         )
-    sign = sign_of(message)
     if is_of_other_program(message) and sign is None:
         return by_its_figures(_framework(message), message)
     if sign is not None and sign.name == LOADING_WEIGHTS and message.variant == "runtime-error":

@@ -10,7 +10,7 @@ from fragdoctor.diagnosis.decision import Hypothesis
 from fragdoctor.model.case import MemoryStats
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence, Evidence
-from fragdoctor.rules.growth.growing_statistics import climbs, count_rises, rise
+from fragdoctor.rules.growth.growing_statistics import count_rises, grown_bytes
 from fragdoctor.rules.rule import Context
 from fragdoctor.units import format_count, format_size
 
@@ -25,8 +25,8 @@ def read_stats(context: Context) -> Hypothesis:
 
 def _read(context: Context, last: MemoryStats) -> Hypothesis:
     n_ooms, n_retries = last.n_ooms or 0, last.n_alloc_retries or 0
-    if context.is_series and climbs(context.stats, "allocated_bytes.all.current"):
-        grown = rise(context.stats, "allocated_bytes.all.current")
+    grown = grown_bytes(context.stats) if context.is_series else None
+    if grown is not None:
         text = (
             f"Allocated memory rises from record to record, by {format_size(grown)} over "
             f"{format_count(len(context.stats))} of them."

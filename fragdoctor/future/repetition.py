@@ -149,7 +149,8 @@ class AlignedSteps:
     def _align(self) -> None:
         """Match the requests of all steps, and find what becomes of each block."""
         window = self.w
-        tells = window.trace.stacks.roles.role[window.stack] != stacks.SILENT
+        role = window.trace.stacks.roles.role[window.stack]
+        tells = ~np.isin(role, (stacks.SILENT, stacks.NO_STACK))
         self._requests = [
             Requests(window.stack[at], window.size[at], tells[at]) for at in window.requests
         ]
@@ -199,7 +200,8 @@ class AlignedSteps:
     def _match(self) -> tuple[int, int, I64]:
         """Return the step that the current one resembles, its requests so far, and their mates."""
         own, n = self._requests[self.n], self.n
-        recent = list(dict.fromkeys([max(0, n - self.period), *range(n - 1, -1, -1)]))
+        # Of a period the same turn; where nothing comes again the latest.
+        recent = list(dict.fromkeys([n - self.period or n - 1, *range(n - 1, -1, -1)]))
         nothing = np.zeros(0, np.int64)
         if not len(own):
             return recent[0], 0, nothing

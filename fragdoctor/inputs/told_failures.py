@@ -42,7 +42,7 @@ _HAPPENS: Final = re.compile(
     r"error|fail|exception|fatal|panic|abort|terminat|unable|crash|kill|blow|explo|complain|report"
     r"|die[sd]|exceed|爆|\b(?:I|we|my|our|me|it)\b"
     r"|\b(?:g[eo]t|went|goes|thr[eo]w|rais|trigger|caus|leads|led|r[au]n|hit|keep|kept|exhaust)"
-    r"|\b(?:does|do|can|could|is)\s?n(?:o|')t\b",
+    r"|\b(?:does|do|can|could|is)\s?n(?:o|')t\b(?! (?:enough|sufficient))",
     re.IGNORECASE,
 )
 _EXPLAINS: Final = re.compile(
@@ -81,7 +81,8 @@ def told_failure(text: str) -> OomMessage | None:
     """Return the first sentence of a text which tells that memory ran out; None without one.
 
     One that says whose memory it was comes before those that do not. A short title counts, and
-    an error's name at the head of a line; that memory grows or is scarce must be told to do harm.
+    an error's name at the head of a line; that memory grows or is scarce must be told to do harm,
+    or be the title of a text.
     """
     head = text[:MAX_CHARS]
     at, first_told = 0, None
@@ -92,6 +93,7 @@ def told_failure(text: str) -> OomMessage | None:
         sentence = next((s for s in sentences if s.end() > found.start()), found)
         told, before = sentence.group(), head[sentence.start() : found.start()]
         is_title = not head[:start].strip() and len(told.split()) < _TITLE_WORDS
+        is_title = is_title and not (found["loose"] and not head[sentence.end() :].strip())
         is_head = not found["loose"] and not before.strip("\"'`([{>*-: #")
         happens = is_title or is_head or _HAPPENS.search(head, start, sentence.end())
         explains = _EXPLAINS.search(told) or _EXPLAINS.search(before)

@@ -211,7 +211,7 @@ def request_of_event(
     """
     told = request_of_message(message) if message is not None else None
     printed = told or FailedRequest("", 0, may_hide_limit=True)  # nothing was printed
-    pools_free = _pools_free(analysis, event)
+    pools_free = event.private_pools_free_bytes
     total, limit = printed.total_bytes, printed.limit_bytes
     fraction = overrides.memory_fraction
     if total is None and (event.device_free_bytes is None or fraction is not None):
@@ -342,16 +342,6 @@ def last_request(snapshot: Snapshot, device: int) -> int:
     rows = snapshot.events.device_slice(device)
     allocs = np.flatnonzero(snapshot.events.action[rows] == Action.ALLOC)
     return int(rows.start) + int(allocs[-1]) if len(allocs) else -1
-
-
-def _pools_free(analysis: DeviceAnalysis, event: OomEvent) -> int:
-    """Return the free bytes of private pools at the failure.
-
-    The layout is known at the end of the trace only. For an earlier failure the final figure is an
-    upper bound, limited to what was free then.
-    """
-    free = max(0, event.reserved_bytes - event.active_bytes)
-    return min(free, analysis.free_space.private_pools_free_bytes)
 
 
 def with_bundle(

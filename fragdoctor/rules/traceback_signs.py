@@ -75,6 +75,8 @@ class TracebackSign(Struct, frozen=True):
         is_surrounding: it says in what the call stood, and counts where no place is a sign.
         can_leave_gpu: the call can be made on the CPU, so that it helps whoever fills the GPU.
         kind: it takes a message of that kind.
+        unless: frames that speak against it, wherever they stand: what runs a backward pass is
+            training, whatever its caller is called.
     """
 
     name: str
@@ -92,6 +94,7 @@ class TracebackSign(Struct, frozen=True):
     is_surrounding: bool = False
     can_leave_gpu: bool = False
     kind: str = ""
+    unless: Sequence[Place] = ()
 
     def matches(self, frame: TracebackFrame, *, is_last: bool = True) -> bool:
         """Return whether a frame is one of its places."""
@@ -130,29 +133,21 @@ def is_seen_to_grow(message: OomMessage) -> bool:
 _BACKWARD: Final = Place(code=r"\.backward\(")
 _TRAINS: Final = Place(named=r"(?i)train|^(?:fit|closure)$")
 _PASTES: Final = Place(functions="_do_paste_mask paste_masks_in_image get_seg_masks prep_display")
-_TO_CPU: Final = Place(code=r"map_location\s?=\s?(?:torch\.device\()?['\"]cpu")
 
 
 def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
-    """Return whether a message speaks against what a call stood in.
+    """Return whether a message speaks against a sign.
 
-    What runs a backward pass is training, whatever its caller is called; where one tensor is
-    larger than the device, its own size is the matter, not the batch of an evaluation; what is
-    loaded on the CPU takes nothing of the GPU; and masks are drawn with grid_sample.
+    Where one tensor is larger than the device, its own size is the matter, not the batch of what
+    the call stood in.
     """
-    if sign.name == SAMPLED_GRID:
-        pasted = any(_PASTES.matches(frame) for frame in message.frames)
-        return pasted or "_paste_mask" in message.said
-    if sign.name == LOADED_CHECKPOINT:
-        return any(_TO_CPU.matches(frame) for frame in message.frames)
-    if sign.is_training or not sign.is_surrounding:
-        return False
-    trains = (_BACKWARD, _TRAINS) if sign.name == INFERENCE else (_BACKWARD,)
-    if any(place.matches(frame) for place in trains for frame in message.frames):
+    if any(place.matches(frame) for place in sign.unless for frame in message.frames):
         return True
+    if any(name in message.said for place in sign.unless for name in place.functions.split()):
+        return True  # lines that lost the form of a traceback
     whole = message.total_bytes
     is_beyond = whole is not None and (message.requested_bytes or 0) > whole
-    return is_beyond and sign.grows_with is GrowsWith.BATCH
+    return is_beyond and sign.is_surrounding and sign.grows_with is GrowsWith.BATCH
 
 
 _MODEL = GrowsWith.MODEL
@@ -164,9 +159,7 @@ _INFERS: Final = "(?:infer|demo|predict|generate|sample|detect|upscale|transcrib
 
 _RASTERIZER: Final = Place(file=r"/diff_gaussian_rasterization|/gsplat/")
 
-LOADED_CHECKPOINT: Final = "loaded-checkpoint"
 LOADING_WEIGHTS: Final = "loading-weights"
-SAMPLED_GRID: Final = "sampled-grid"
 SERVER_STEP: Final = "server-step"
 ATTENTION_SCORES: Final = "attention-scores"
 INFERENCE: Final = "inference"
@@ -245,7 +238,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     # ---- loading ----
     TracebackSign(
-        name=LOADED_CHECKPOINT,
+        name="loaded-checkpoint",
         doing="while a checkpoint was loaded onto the GPU",
         grows_with=_MODEL,
         can_leave_gpu=True,
@@ -260,6 +253,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "beside what it is copied into, and of every rank to the same GPU.",
         source="torch 1.0 to 2.15, torch/serialization.py, nn/modules/module.py and "
         "optim/optimizer.py",
+        unless=(Place(code=r"map_location\s?=\s?(?:torch\.device\()?['\"]cpu"),),
         places=(
             Place(
                 file=r"/torch/(?:serialization|storage)\.py$",
@@ -590,7 +584,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         intro=r"when regular VAE (?:de|en)coding|\[Tiled VAE\]|(?:VAE|Video) ?(?:[Dd]e|[Ee]n)cod",
     ),
     TracebackSign(
-        name=SAMPLED_GRID,
+        name="sampled-grid",
         doing="while features were sampled at points of a grid",
         grows_with=_INPUT,
         title="Sample in chunks of points",
@@ -604,6 +598,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(functions="grid_sample"),
             Place(code=r"\bgrid_sampler?\("),
         ),
+        # masks are drawn with it
+        unless=(Place(functions="_do_paste_mask paste_masks_in_image get_seg_masks prep_display"),),
     ),
     TracebackSign(
         name="gaussian-tiles",
@@ -742,6 +738,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         grows_with=_INPUT,
         is_training=False,
         is_surrounding=True,
+        unless=(_BACKWARD,),
         title="Generate with a shorter context, or a smaller cache",
         change="a shorter prompt or max_new_tokens, fewer num_beams or "
         "num_return_sequences; cache_implementation='offloaded' or 'quantized'; no "
@@ -758,6 +755,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         grows_with=_BATCH,
         is_training=False,
         is_surrounding=True,
+        unless=(_BACKWARD,),
         title="Evaluate without gradients, and in smaller batches",
         change="with torch.no_grad(): around the loop of the evaluation (model.eval() alone keeps "
         "the graph); a smaller batch there, and images or sequences no larger than in training "
@@ -797,10 +795,11 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="What a step leaves behind adds up, whatever the batch: a loss that is kept holds the "
         "graph of its step.",
         source="torch 2.13, docs/source/notes/faq.rst",
-        in_words=rf"(?i){GROWS}|\b(?:memory|vram|usage)\b(?: \w+){{0,5}}? (?:slowly|continu\w+|will"
-        r"|were|was|is|been|becom\w+|gets?)(?: \w+){0,3}? (?:increas\w+|grow\w*|ris(?:es|ing)"
-        r"|larger|higher|bigger|fill\w+|full)|\b(?:steady|gradual) increase"
-        r"|\bincreasing GPU.memory|\bwithout .{0,3}item\(",
+        in_words=rf"(?i){GROWS}|\b(?:memory|vram|usage)\b(?: \w+){{0,5}}? (?:climb\w*|(?:slowly"
+        r"|will|continu\w+|were|was|is|been|becom\w+|gets?)(?: \w+){0,3}? (?:increas\w+|grow\w*"
+        r"|ris(?:es|ing)|larger|higher|bigger|fill\w+|full))|\b(?:steady|gradual) increase"
+        r"|\bincreasing GPU.memory|\bwithout .{0,3}item\(|\bleak(?:s|ing|age)?\b"
+        r"|\baccumulat(?:es?|ed|ing) (?:in|on|over)\b",
     ),
     # ---- searches, and libraries beside PyTorch ----
     TracebackSign(
@@ -823,6 +822,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         grows_with=_INPUT,
         is_training=False,
         is_surrounding=True,
+        unless=(_BACKWARD,),
         title="Transcribe in smaller batches, and with int8 weights",
         change="a lower batch_size and beam_size, compute_type='int8_float16' or 'int8', a smaller "
         "or distilled model; between the steps of a pipeline del model, gc.collect() and "
@@ -839,6 +839,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         grows_with=_INPUT,
         is_training=False,
         is_surrounding=True,
+        unless=(_BACKWARD, _TRAINS),
         kind="pytorch-caching-allocator",
         spelled=Change.BATCH,
         title="Give the model less at a time",

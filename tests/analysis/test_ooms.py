@@ -104,3 +104,19 @@ def test_find_ooms_absurd_size_is_kept_as_it_is():
     ).ooms
 
     assert found.rounded_bytes == 2**64 - 512
+
+
+def test_find_ooms_knows_what_was_free_in_pools_that_are_gone_by_the_end():
+    events = [
+        segment_alloc(A, 20 * MIB, pool=(0, 1)),
+        alloc(A, 12 * MIB, pool=(0, 1)),
+        segment_alloc(B, 20 * MIB),
+        alloc(B, 5 * MIB),
+        oom(30 * MIB, 8 * MIB),
+        *free(A, 12 * MIB, pool=(0, 1)),
+        event("segment_free", A, 20 * MIB, pool=(0, 1)),
+    ]
+
+    (found,) = run(events, segment(B, block(5 * MIB, LIVE), block(15 * MIB))).ooms
+
+    assert found.private_pools_free_bytes == 8 * MIB

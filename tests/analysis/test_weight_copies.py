@@ -43,6 +43,21 @@ def test_copies_of_the_weights_are_what_another_line_made_in_their_sizes():
     assert line_of(loop, copies) == 30
 
 
+def test_copy_that_was_cut_off_begins_like_the_model():
+    sizes = (*SIZES, 2 * MIB, 7 * MIB)
+    loop, other = model(sizes=sizes), model(sizes=sizes)
+    for size in sizes[:4]:
+        loop.new(size, DEEPCOPY)
+        other.new(size, DEEPCOPY)
+    other.new(MIB, DEEPCOPY[1:])  # work went on: these are tensors of the program's own
+
+    copies = copies_of(loop)
+
+    assert copies is not None
+    assert (len(copies.rows), line_of(loop, copies)) == (4, 30)
+    assert copies_of(other) is None
+
+
 def test_copies_are_none_of_a_network_and_its_mirror():
     loop = model()
     for size in (6 * MIB, 4 * MIB, 2 * MIB, 512):  # the large ones are alike

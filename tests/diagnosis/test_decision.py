@@ -51,6 +51,11 @@ def causes(case):
         (failed(20, 8000, 2, 7800, 30), Cause.CAPACITY),
         (failed(200, 500, 140, 180, 0, pools_free_bytes=180 * MIB, reserved_bytes=360 * MIB),
          Cause.PRIVATE_POOLS),
+        # what lies free in pools would do, the ordinary holes would not
+        (failed(32, 1267, 29, 464, 5, pools_free_bytes=768 * MIB, reserved_bytes=1237 * MIB),
+         Cause.PRIVATE_POOLS),
+        (failed(500, 4000, 100, 2200, 1000, pools_free_bytes=600 * MIB,
+                reserved_bytes=3800 * MIB), Cause.FRAGMENTATION),
         (failed(128, 24576, 60, 1100, 20), Cause.OTHER_PROCESS),
         (failed(128, 24576, 60, 1100, 20, process_bytes=23_000 * MIB), Cause.NON_PYTORCH_MEMORY),
         (failed(16, 24576, 34, 22600, 1400), Cause.CAPACITY),  # 18 MiB too much is a full card

@@ -132,3 +132,17 @@ def test_host_memory_is_saved_in_the_words_of_what_ran_out():
 
     assert "@ray.remote" in diagnose(case_of(ray)).recommendations[0].change
     assert "pin_memory=False" in diagnose(case_of(pinned)).recommendations[0].change
+
+
+def test_table_of_a_full_gpu_says_less_than_what_the_program_was_doing():
+    table = (
+        "|   0  GTX 1080  Off  | 0:1.0  On |  N/A |\n| 58%  70C  P2  67W | 8108MiB / 8111MiB |\n"
+    )
+    error = "RuntimeError: cuda runtime error (2) : out of memory\n"
+    frames = 'Traceback (most recent call last):\n  File "a.py", line 9, in evaluate\n    f(x)\n'
+
+    bare, told = diagnose(case_of(table + error)), diagnose(case_of(table + frames + error))
+
+    assert bare.verdict.cause is Cause.OTHER_PROCESS
+    assert told.verdict.cause is Cause.CAPACITY
+    assert "while an evaluation ran" in told.verdict.summary

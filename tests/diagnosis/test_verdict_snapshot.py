@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from analysis.training_loop import (
     ACTIVATION,
@@ -15,6 +17,7 @@ from oom_messages import case_of, new_style
 from oom_snapshots import at, calm, full, holes, late_free, leaking
 
 from fragdoctor.diagnosis.pipeline import diagnose
+from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.case import Case, Overrides
 from fragdoctor.model.diagnosis import Cause, RunState
 from fragdoctor.model.finding import Confidence
@@ -364,3 +367,21 @@ def test_diagnose_leak_says_how_to_let_go_of_what_is_kept():
     assert found.code == "free-leak"
     assert "loop.py:5" in found.title
     assert "loss.item()" not in found.change  # nothing says that a loss is kept
+
+
+TRUTH = Path(__file__).parents[1] / "truth"
+
+
+def test_setting_that_carries_a_run_half_as_far_again_shows_that_holes_were_in_the_way():
+    verdict = diagnose(
+        Case(snapshot=read_snapshot(TRUTH / "kept_checkpoints@94.pickle.gz"))
+    ).verdict
+
+    assert verdict.cause is Cause.FRAGMENTATION
+
+
+@pytest.mark.parametrize("at", [75, 99])
+def test_state_of_layers_that_thaw_is_no_leak(at):
+    snapshot = read_snapshot(TRUTH / f"unfreeze_layers@{at}.pickle.gz")
+
+    assert diagnose(Case(snapshot=snapshot)).verdict.cause is not Cause.LEAK

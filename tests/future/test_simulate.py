@@ -12,6 +12,7 @@ from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.future.edits import empty_cache_at
 from fragdoctor.future.simulator import choose_device, simulate
 from fragdoctor.inputs.snapshot_reader import read_snapshot
+from fragdoctor.model.simulation import OutlookState
 from fragdoctor.units import MIB
 
 
@@ -86,3 +87,18 @@ def test_simulate_chooses_the_device_that_ran_out(shared: Path) -> None:
 
     assert choose_device(snapshot) == 1
     assert not simulate(snapshot).baseline.fits
+
+
+def test_step_is_like_the_latest_one_where_no_stack_tells_requests_apart() -> None:
+    """A transformer on batches of 100 to 700 tokens, recorded with ``context=None``, torch 2.12.1.
+
+    Its first step makes more than the others, so that none of its requests has a mate there. Under
+    expandable segments the whole program passes at the capacity at which it failed.
+    """
+    path = Path(__file__).parent / "recordings" / "varlen_without_stacks.pickle.gz"
+
+    simulation = simulate(read_snapshot(path), confs=["expandable_segments:True"])
+
+    outlook = simulation.results[0].outlook
+    assert outlook is not None
+    assert OutlookState.FAILS not in (outlook.state, outlook.likely)

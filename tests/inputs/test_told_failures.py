@@ -50,6 +50,7 @@ EXPLAINED = (
     "Detecting memory leaks in PyTorch",
     "Memory leak check: passed",
     "Lack of memory is a frequent cause of slowness.",
+    "VRAM is not enough for full finetuning, use LoRA.",
     "Tips for OOM",
     "OOM count = 0",
 )
@@ -75,6 +76,7 @@ def test_short_title_of_a_text_tells_a_failure() -> None:
 
     assert told_failure(f"{title}\nDetails follow.\n") is not None
     assert told_failure(f"Contents of this manual\n{title}\n") is None
+    assert told_failure(f"{title}\n") is None
 
 
 def test_sentence_says_whose_memory_it_was() -> None:

@@ -59,6 +59,8 @@ def test_growing_statistics_climb_steadily_and_by_much() -> None:
     assert found("FD402", climbing)[0].n_bytes == 400 * MIB
     assert found("FD402", series(key, 500 * MIB, 510 * MIB, 520 * MIB, 530 * MIB)) == []
     assert found("FD402", series(key, 500 * MIB, 600 * MIB, 700 * MIB)) == []
+    let_go = (i * 100 * MIB for i in (5, 6, 7, 8, 9, 6))
+    assert found("FD402", series(key, *let_go)) == []
 
 
 @pytest.mark.parametrize(("growth", "codes"), [(1.6, ["FD404"]), (0.0, [])])

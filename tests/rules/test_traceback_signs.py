@@ -206,8 +206,16 @@ def test_search_that_found_no_batch_says_where_it_failed():
     assert "while the weights of a model were put on the GPU" in result.verdict.summary
 
 
-def test_memory_that_was_seen_to_grow_is_a_leak_where_no_figures_say_more():
-    told = "The GPU memory keeps increasing until it fails.\n"
+@pytest.mark.parametrize(
+    "told",
+    [
+        "The GPU memory keeps increasing until it fails.\n",
+        "GPU memory usage seems to climb steadily with every step.\n",
+        "There seems to be a leak in the training loop.\n",
+        "The tensors of earlier batches accumulate on the GPU.\n",
+    ],
+)
+def test_memory_that_was_seen_to_grow_is_a_leak_where_no_figures_say_more(told):
 
     bare = diagnose(case_of(f"RuntimeError: CUDA out of memory.\n{told}"))
     full = diagnose(case_of(f"{FULL}\n{told}"))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Final
 
+from fragdoctor.analysis.trend import trend_of
 from fragdoctor.model.case import MemoryStats
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.rule import Context, Rule, Skip
@@ -17,7 +17,7 @@ KEY = "allocated_bytes.all.current"
 class GrowingStatistics(Rule):
     """Allocated memory climbs over a series of statistics.
 
-    What it finds. Current allocated bytes that rise in nearly every interval of the series.
+    What it finds. Current allocated bytes that rise over the series, and to its end.
 
     Why it costs memory. Taken at the same point of each step, allocated memory should be level.
 
@@ -40,9 +40,9 @@ class GrowingStatistics(Rule):
         stats = context.need_stats()
         if not context.is_series or len(values_of(stats, KEY)) < MIN_RECORDS:
             raise Skip(f"a series of at least {MIN_RECORDS} records is needed")
-        if not climbs(stats, KEY):
+        grown = grown_bytes(stats)
+        if grown is None:
             return
-        grown = rise(stats, KEY)
         yield self.finding(
             context,
             f"Allocated memory rises by {format_size(grown)} over "
@@ -56,11 +56,8 @@ class GrowingStatistics(Rule):
 MIN_RECORDS: Final = 4
 """Fewer records than this cannot distinguish a trend from a warm-up."""
 
-CLIMBING_SHARE: Final = 0.8
-"""A climb goes up in at least four of five intervals."""
-
 MIN_RISE_SHARE: Final = 0.1
-"""And ends at least a tenth above its start; smaller drifts are caches that fill."""
+"""It ends at least a tenth above its start; smaller drifts are caches that fill."""
 
 
 def values_of(stats: Sequence[MemoryStats], key: str) -> list[int]:
@@ -68,20 +65,13 @@ def values_of(stats: Sequence[MemoryStats], key: str) -> list[int]:
     return [value for record in stats if (value := record.get(key)) is not None]
 
 
-def rise(stats: Sequence[MemoryStats], key: str) -> int:
-    """Return last minus first value of a figure; 0 where it is missing."""
-    values = values_of(stats, key)
-    return values[-1] - values[0] if values else 0
-
-
-def climbs(stats: Sequence[MemoryStats], key: str) -> bool:
-    """Return whether a figure of memory climbs steadily: in nearly every interval, and by much."""
-    values = values_of(stats, key)
-    if len(values) < MIN_RECORDS:
-        return False
-    ups = sum(later > earlier for earlier, later in pairwise(values))
-    is_steady = ups >= CLIMBING_SHARE * (len(values) - 1)
-    return is_steady and values[-1] - values[0] >= MIN_RISE_SHARE * max(1, values[-1])
+def grown_bytes(stats: Sequence[MemoryStats]) -> int | None:
+    """Return by how much allocated memory grows over a series; None where it does not."""
+    values = values_of(stats, KEY)
+    if len(values) < MIN_RECORDS or not trend_of(values).goes_on:
+        return None
+    rise = values[-1] - values[0]
+    return rise if rise >= MIN_RISE_SHARE * values[-1] else None
 
 
 def count_rises(stats: Sequence[MemoryStats], key: str) -> bool:
