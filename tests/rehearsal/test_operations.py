@@ -158,3 +158,19 @@ def test_results_are_laid_out_as_a_gpu_does(stage: Stage) -> None:
     assert back(lambda x: F.mse_loss(x, gradient), other, dense).stride() == in_order
     """
     )
+
+
+def test_what_has_no_meta_function_is_told_by_two_short_runs_on_the_cpu(stage: Stage) -> None:
+    """As the padding of a ``TransformerEncoder`` in evaluation, of which scores are large."""
+    stage.must_pass(
+        """
+        import torch
+
+        scores = torch.empty(400, 4, 300, 300, device="cuda")
+        mask = torch.zeros(400, 300, dtype=torch.bool, device="cuda")
+        before = torch.cuda.memory_allocated()
+        assert torch._masked_softmax(scores, mask, 3, 1).shape == scores.shape
+        assert scores.logcumsumexp(0).shape == scores.shape
+        assert torch.cuda.max_memory_allocated() - before == 576_716_800
+        """
+    )
