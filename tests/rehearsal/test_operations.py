@@ -174,3 +174,51 @@ def test_what_has_no_meta_function_is_told_by_two_short_runs_on_the_cpu(stage: S
         assert torch.cuda.max_memory_allocated() - before == 576_716_800
         """
     )
+
+
+OTHERS = """
+    import torch
+    from torch import library
+
+    vision = library.Library("torchvision", "FRAGMENT")
+    vision.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    vision.define("roi_align(Tensor input, Tensor rois, int height, int width) -> Tensor")
+
+    @library.register_fake("torchvision::roi_align")
+    def _(pixels, rois, height, width):
+        return pixels.new_empty(rois.shape[0], pixels.shape[1], height, width)
+
+    @library.custom_op("mine::scaled", mutates_args=(), device_types="cuda")
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no CUDA-capable device is detected")
+
+    scaled.register_fake(lambda x: x.new_empty(2, *x.shape))
+    more = library.Library("mine", "FRAGMENT")
+    more.define("unknown(Tensor x) -> Tensor")
+    boxes = torch.rand(100, 4, device="cuda")
+"""
+
+
+def test_operators_of_other_libraries_return_what_their_fakes_say(stage: Stage) -> None:
+    found = stage.must_pass(
+        OTHERS
+        + """
+    kept = torch.ops.torchvision.nms(boxes, boxes[:, 0], 0.5)
+    assert kept.shape == (100,) and kept.is_cuda and kept.dtype is torch.int64
+    pixels = torch.rand(2, 8, 32, 32, device="cuda")
+    assert torch.ops.torchvision.roi_align(pixels, boxes, 7, 7).shape == (100, 8, 7, 7)
+    assert scaled(boxes).shape == (2, 100, 4) and scaled(boxes).is_cuda
+    """
+    )
+
+    (note,) = found["rehearsal"]["notes"]
+    assert note.startswith("The kernel of mine::scaled needs a GPU: its fake says")
+
+
+def test_an_operator_that_nothing_is_known_of_is_named(stage: Stage) -> None:
+    stage.script(OTHERS + "    torch.ops.mine.unknown(boxes)\n")
+
+    done = stage.run("train.py")
+
+    assert done.returncode == 2
+    assert "Nothing says what the operator mine::unknown returns: it has no fake" in done.stderr
