@@ -222,3 +222,35 @@ def test_an_operator_that_nothing_is_known_of_is_named(stage: Stage) -> None:
 
     assert done.returncode == 2
     assert "Nothing says what the operator mine::unknown returns: it has no fake" in done.stderr
+
+
+def test_what_does_not_lie_in_order_is_copied_as_by_cuda_s_kernels(stage: Stage) -> None:
+    """Sizes are those that PyTorch 2.12.1's CUDA build asks for."""
+    stage.must_pass(
+        """
+        import torch
+        from torch.nn import functional as F
+
+        def asked(call, *inputs):
+            torch.cuda.memory._record_memory_history()
+            call(*inputs)
+            found = torch.cuda.memory._snapshot()["device_traces"][0]
+            torch.cuda.memory._record_memory_history(None)
+            return [event["size"] for event in found if event["action"] == "alloc"]
+
+        t = torch.ones(64, 300, device="cuda").mT
+        image = torch.ones(4, 8, 32, 32, device="cuda").to(memory_format=torch.channels_last)
+        assert asked(torch.nonzero, t)[:3] == [76800, 4, 21503]
+        assert asked(lambda x: x.cummax(1), t) == [76800, 153600, 76800]
+        assert sorted(asked(lambda x: x.median(1), t)) == [1200, 2400, 76800]
+        assert asked(lambda x: F.avg_pool1d(x[None], 2), t) == [38400, 76800]
+        assert asked(lambda x: F.adaptive_max_pool2d(x, 3), image) == [
+            1152, 2304, 1152, 2304, 131072
+        ]
+        assert asked(
+            lambda x: F.interpolate(x, scale_factor=0.5, mode="bicubic", antialias=True), image
+        ) == [32768, 32768, 131072]
+        for layout in (torch.sparse_csr, torch.sparse_csc):
+            assert t.to_sparse(layout=layout)._nnz() == t.numel()
+        """
+    )

@@ -278,13 +278,6 @@ _FIGURES: Final = {  # of the GPU itself, that NVIDIA's management library would
 }  # fmt: skip
 
 
-_TYPES: Final = {
-    "BFloat16": torch.bfloat16, "Bool": torch.bool, "Byte": torch.uint8, "Char": torch.int8,
-    "Double": torch.float64, "Float": torch.float32, "Half": torch.float16, "Int": torch.int32,
-    "Long": torch.int64, "Short": torch.int16,
-}  # fmt: skip
-
-
 def _device_memory_used(device: Any = None) -> int:
     free, total = torch.cuda.mem_get_info(device)
     return int(total - free)
@@ -305,9 +298,10 @@ def install(undo: ExitStack) -> None:
         "ExternalStream",
         lambda _pointer, device=None, **_: cuda_objects.Stream(device),
     )
-    for word, dtype in _TYPES.items():
-        made = _TypeOfTensors(f"{_OF_GPU}{word}Tensor", (), {"dtype": dtype})
-        put(undo, torch.cuda, f"{word}Tensor", made)
+    types = [kind for kind in vars(torch).values() if type(kind) is type(torch.FloatTensor)]
+    for kind in types:
+        made = _TypeOfTensors(_OF_GPU + kind.__name__, (), {"dtype": kind.dtype})
+        put(undo, torch.cuda, kind.__name__, made)
     put(undo, torch, "set_default_tensor_type", _set_default_type)
     for name, figure in _FIGURES.items():
         put(undo, torch.cuda, name, lambda _device=None, figure=figure: figure)

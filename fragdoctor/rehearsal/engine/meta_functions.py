@@ -11,6 +11,7 @@ from torch._prims_common import compute_elementwise_output_strides
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fragdoctor.rehearsal.engine import session, values
+from fragdoctor.rehearsal.engine.kernels.scratch import n_bytes
 from fragdoctor.units import MIB
 
 META: Final = torch.device("meta")
@@ -179,13 +180,13 @@ def _by_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any
     first dimension is cut to two and to three: what it makes of all grows by the same steps.
     """
     leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    largest = max(leaves, key=_n_bytes, default=None)
+    largest = max(leaves, key=n_bytes, default=None)
     if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "CPU"):
         return None
-    if largest is None or sum(map(_n_bytes, leaves)) <= MOST_COMPUTED_BYTES:
+    if largest is None or sum(map(n_bytes, leaves)) <= MOST_COMPUTED_BYTES:
         return _ran_on_cpu(op, args, kwargs)
     length = largest.shape[0]
-    if _n_bytes(largest) * _LONGER > MOST_COMPUTED_BYTES * length or "out" in kwargs:
+    if n_bytes(largest) * _LONGER > MOST_COMPUTED_BYTES * length or "out" in kwargs:
         return None
 
     def cut(item: Any, n: int) -> Any:
@@ -207,10 +208,6 @@ def _by_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any
 
 
 _SHORT, _LONGER = 2, 3
-
-
-def _n_bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _ran_on_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
