@@ -250,6 +250,17 @@ def test_what_does_not_lie_in_order_is_copied_as_by_cuda_s_kernels(stage: Stage)
         assert asked(
             lambda x: F.interpolate(x, scale_factor=0.5, mode="bicubic", antialias=True), image
         ) == [32768, 32768, 131072]
+
+        def backward(y, x):
+            torch.autograd.grad(y, x, torch.ones_like(y))
+
+        leaf, at = image.detach().contiguous().requires_grad_(), torch.arange(2, device="cuda")
+        assert asked(backward, leaf[at, :, at], leaf) == [
+            2048, 131072, 16, 16, 16, 16, 131072, 16, 16, 16, 1
+        ]
+        turned = torch.ones(4, 8, 32, 32, device="cuda").mT.requires_grad_()
+        normed = F.batch_norm(turned, None, None, training=True)
+        assert asked(backward, normed, turned) == [131072] * 4
         for layout in (torch.sparse_csr, torch.sparse_csc):
             assert t.to_sparse(layout=layout)._nnz() == t.numel()
         """

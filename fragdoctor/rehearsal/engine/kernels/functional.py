@@ -153,6 +153,9 @@ def _batch_norm_backward(call: Call) -> Iterable[Step]:
     tensor = call.args[1]
     if not _is_channel_last(tensor):
         yield from call.results
+        if tensor.dim() > 2:  # they are seen as three dimensions
+            for given in call.args[:2]:
+                yield from copied_unless_dense(given)
         return
     n_bytes = tensor.shape[1] * FLOAT
     yield from (Temp(n_bytes), Temp(n_bytes))

@@ -155,9 +155,12 @@ def _put_sorted(
     slice_size = self.shape[first + len(given) :].numel()
     bits = max(1, self.numel() // max(1, slice_size)).bit_length()
     copied = None if values.is_contiguous() else scratch(self, n_bytes(values))
+    is_adjacent = all(t is not None for t in positions[first : first + len(given)])
+    is_dense = is_adjacent and self.is_contiguous()
+    whole = None if is_dense else scratch(self, n_bytes(self))
     ordered, original, numbers = (scratch(self, n * INDEX_BYTES) for _ in range(3))
     scratch(self, cub.radix_sort(n, INDEX_BYTES, INDEX_BYTES, bits))
-    del numbers, original, ordered, copied, linear
+    del numbers, original, ordered, whole, copied, linear
 
 
 @special("aten::nonzero")
