@@ -119,11 +119,17 @@ LAUNCHERS: Final = (*_ELASTIC, *_ACCELERATE, "deepspeed")
 _MODULE: Final = ("-m", "--module")
 _FLAGS: Final = ("--standalone", "--run-path", "--virtual-local-rank", "--use-env")
 _ACCELERATE_FLAGS: Final = ("--multi-gpu", "--same-network", "--quiet", "-q", "--debug")
+# Options that accelerate hands on in the environment (``accelerate/utils/launch.py``).
+_ACCELERATE_VARIABLES: Final = {
+    "--mixed-precision": "ACCELERATE_MIXED_PRECISION",
+    "--dynamo-backend": "ACCELERATE_DYNAMO_BACKEND",
+    "--dynamo-mode": "ACCELERATE_DYNAMO_MODE",
+}
 # What changes nothing in the memory of a rank, or is understood here.
 _ACCELERATE_VALUES: Final = (
-    "--num-processes", "--num-machines", "--machine-rank", "--main-process-ip",
-    "--main-process-port", "--num-cpu-threads-per-process", "--gpu-ids", "--rdzv-backend",
-    "--rdzv-conf", "--mixed-precision", "--log-dir",
+    *_ACCELERATE_VARIABLES, "--num-processes", "--num-machines", "--machine-rank",
+    "--main-process-ip", "--main-process-port", "--num-cpu-threads-per-process", "--gpu-ids",
+    "--rdzv-backend", "--rdzv-conf", "--log-dir",
 )  # fmt: skip
 _NUMBER: Final = re.compile(r"\d{1,5}")
 
@@ -265,8 +271,8 @@ def _by_accelerate(name: str, rest: list[str]) -> Launched:
     options, words = _options(name, rest, _ACCELERATE_FLAGS, _ACCELERATE_VALUES)
     n_machines = _number(name, options.get("--num-machines", "1")) or 1
     n_ranks = _number(name, options.get("--num-processes", "1")) or 1
-    precision = options.get("--mixed-precision")
-    variables = {} if precision is None else {"ACCELERATE_MIXED_PRECISION": precision}
+    handed_on = _ACCELERATE_VARIABLES.items()
+    variables = {name: options[option] for option, name in handed_on if option in options}
     n_local = max(1, n_ranks // n_machines)
     return Launched(name, words, _is_module(options), n_local, n_machines, variables)
 

@@ -109,8 +109,23 @@ def rehearse(
                 continue
             shutil.move(runs.place / SNAPSHOT, snapshot)
             made = _rehearsal(found, conditions, str(snapshot), python)
-            return replace(made, notes=[*program.notes, *made.notes])
+            made = replace(made, notes=[*program.notes, *made.notes])
+            if not found["fails_after_skipping"]:
+                return made
+            # A replay memory, for one, has too little in it after rounds that were jumped over.
+            limit = min(_WHOLE_S, conditions.time_limit_s or _WHOLE_S)
+            whole = replace(conditions, n_steps=_ALL_STEPS, time_limit_s=limit)
+            place = snapshot.with_suffix(".whole")
+            again = rehearse(program, whole, place, on_step, runs)
+            if again.is_partial:
+                place.unlink()
+                return made
+            return replace(again, snapshot=str(place.replace(snapshot)))
     raise refused or CannotRehearse("There is no Python to run the program with.")
+
+
+_WHOLE_S: Final = 60.0  # for a program that failed where rounds were skipped, gone through whole
+_ALL_STEPS: Final = 2**31
 
 
 def _outcome(

@@ -39,6 +39,51 @@ def test_marks_tuning_and_figures_of_the_gpu_work(stage: Stage) -> None:
     )
 
 
+def test_all_that_torch_cuda_asks_of_c_is_there(stage: Stage) -> None:
+    stage.must_pass(
+        """
+        import pathlib, re, torch
+
+        torch.ones(1, device="cuda")
+        root = pathlib.Path(torch.__file__).parent
+        missing = {
+            name
+            for folder in ("cuda", "accelerator", "backends/cuda", "backends/cudnn")
+            for path in (root / folder).glob("**/*.py")
+            for name in re.findall(r"torch\\._C\\.(\\w+)", path.read_text())
+            if not hasattr(torch._C, name)
+        }
+        assert missing <= {"_CUDAGreenContext"}, missing  # the class above it is replaced
+        if hasattr(torch.accelerator, "empty_host_cache"):
+            torch.accelerator.empty_host_cache()
+        if hasattr(torch.accelerator, "get_device_capability"):
+            found = torch.accelerator.get_device_capability()["supported_dtypes"]
+            assert torch.bfloat16 in found, found
+        """
+    )
+
+
+def test_types_of_tensors_make_them_on_the_gpu(stage: Stage) -> None:
+    """Programs of years ago choose ``Tensor = torch.cuda.FloatTensor`` where there is a GPU."""
+    stage.must_pass(
+        """
+        import numpy, torch
+
+        Tensor = torch.cuda.FloatTensor
+        valid = Tensor(1 << 20, 1).fill_(1.0)
+        assert torch.cuda.memory_allocated() == 4 << 20
+        assert isinstance(valid, Tensor) and not isinstance(valid, torch.cuda.HalfTensor)
+        assert torch.ones(3).type(Tensor).is_cuda and valid.type() == "torch.cuda.FloatTensor"
+        assert Tensor(numpy.ones((2, 3))).shape == (2, 3) and Tensor().shape == (0,)
+        assert torch.cuda.LongTensor([1, 2]).tolist() == [1, 2]
+        torch.set_default_tensor_type("torch.cuda.HalfTensor")
+        assert torch.ones(2).is_cuda and torch.ones(2).dtype is torch.float16
+        torch.set_default_tensor_type(torch.FloatTensor)
+        assert torch.ones(2).is_cpu and torch.ones(2).dtype is torch.float32
+        """
+    )
+
+
 def test_data_parallel_holds_copies_on_each_gpu(stage: Stage) -> None:
     stage.must_pass(
         """

@@ -715,6 +715,18 @@ def test_two_types_are_refused_as_a_gpu_refuses_them(stage: Stage, call: str) ->
     )
 
 
+def test_the_options_of_dynamo_can_be_imported_first(stage: Stage) -> None:
+    stage.must_pass(
+        """
+        import torch._dynamo.config
+        from torch._dynamo import config, trace_rules
+
+        torch._dynamo.config.suppress_errors = torch.ones(1, device="cuda").is_cuda
+        assert config.suppress_errors and config is torch._dynamo.config and trace_rules
+        """
+    )
+
+
 def test_dynamo_is_imported_where_something_of_it_is_needed(stage: Stage) -> None:
     stage.script(
         """

@@ -158,3 +158,110 @@ def test_results_are_laid_out_as_a_gpu_does(stage: Stage) -> None:
     assert back(lambda x: F.mse_loss(x, gradient), other, dense).stride() == in_order
     """
     )
+
+
+def test_what_has_no_meta_function_is_told_by_two_short_runs_on_the_cpu(stage: Stage) -> None:
+    """As the padding of a ``TransformerEncoder`` in evaluation, of which scores are large."""
+    stage.must_pass(
+        """
+        import torch
+
+        scores = torch.empty(400, 4, 300, 300, device="cuda")
+        mask = torch.zeros(400, 300, dtype=torch.bool, device="cuda")
+        before = torch.cuda.memory_allocated()
+        assert torch._masked_softmax(scores, mask, 3, 1).shape == scores.shape
+        assert scores.logcumsumexp(0).shape == scores.shape
+        assert torch.cuda.max_memory_allocated() - before == 576_716_800
+        """
+    )
+
+
+OTHERS = """
+    import torch
+    from torch import library
+
+    vision = library.Library("torchvision", "FRAGMENT")
+    vision.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    vision.define("roi_align(Tensor input, Tensor rois, int height, int width) -> Tensor")
+
+    @library.register_fake("torchvision::roi_align")
+    def _(pixels, rois, height, width):
+        return pixels.new_empty(rois.shape[0], pixels.shape[1], height, width)
+
+    @library.custom_op("mine::scaled", mutates_args=(), device_types="cuda")
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no CUDA-capable device is detected")
+
+    scaled.register_fake(lambda x: x.new_empty(2, *x.shape))
+    more = library.Library("mine", "FRAGMENT")
+    more.define("unknown(Tensor x) -> Tensor")
+    boxes = torch.rand(100, 4, device="cuda")
+"""
+
+
+def test_operators_of_other_libraries_return_what_their_fakes_say(stage: Stage) -> None:
+    found = stage.must_pass(
+        OTHERS
+        + """
+    kept = torch.ops.torchvision.nms(boxes, boxes[:, 0], 0.5)
+    assert kept.shape == (100,) and kept.is_cuda and kept.dtype is torch.int64
+    pixels = torch.rand(2, 8, 32, 32, device="cuda")
+    assert torch.ops.torchvision.roi_align(pixels, boxes, 7, 7).shape == (100, 8, 7, 7)
+    assert scaled(boxes).shape == (2, 100, 4) and scaled(boxes).is_cuda
+    """
+    )
+
+    (note,) = found["rehearsal"]["notes"]
+    assert note.startswith("The kernel of mine::scaled needs a GPU: its fake says")
+
+
+def test_an_operator_that_nothing_is_known_of_is_named(stage: Stage) -> None:
+    stage.script(OTHERS + "    torch.ops.mine.unknown(boxes)\n")
+
+    done = stage.run("train.py")
+
+    assert done.returncode == 2
+    assert "Nothing says what the operator mine::unknown returns: it has no fake" in done.stderr
+
+
+def test_what_does_not_lie_in_order_is_copied_as_by_cuda_s_kernels(stage: Stage) -> None:
+    """Sizes are those that PyTorch 2.12.1's CUDA build asks for."""
+    stage.must_pass(
+        """
+        import torch
+        from torch.nn import functional as F
+
+        def asked(call, *inputs):
+            torch.cuda.memory._record_memory_history()
+            call(*inputs)
+            found = torch.cuda.memory._snapshot()["device_traces"][0]
+            torch.cuda.memory._record_memory_history(None)
+            return [event["size"] for event in found if event["action"] == "alloc"]
+
+        t = torch.ones(64, 300, device="cuda").mT
+        image = torch.ones(4, 8, 32, 32, device="cuda").to(memory_format=torch.channels_last)
+        assert asked(torch.nonzero, t)[:3] == [76800, 4, 21503]
+        assert asked(lambda x: x.cummax(1), t) == [76800, 153600, 76800]
+        assert sorted(asked(lambda x: x.median(1), t)) == [1200, 2400, 76800]
+        assert asked(lambda x: F.avg_pool1d(x[None], 2), t) == [38400, 76800]
+        assert asked(lambda x: F.adaptive_max_pool2d(x, 3), image) == [
+            1152, 2304, 1152, 2304, 131072
+        ]
+        assert asked(
+            lambda x: F.interpolate(x, scale_factor=0.5, mode="bicubic", antialias=True), image
+        ) == [32768, 32768, 131072]
+
+        def backward(y, x):
+            torch.autograd.grad(y, x, torch.ones_like(y))
+
+        leaf, at = image.detach().contiguous().requires_grad_(), torch.arange(2, device="cuda")
+        assert asked(backward, leaf[at, :, at], leaf) == [
+            2048, 131072, 16, 16, 16, 16, 131072, 16, 16, 16, 1
+        ]
+        turned = torch.ones(4, 8, 32, 32, device="cuda").mT.requires_grad_()
+        normed = F.batch_norm(turned, None, None, training=True)
+        assert asked(backward, normed, turned) == [131072] * 4
+        for layout in (torch.sparse_csr, torch.sparse_csc):
+            assert t.to_sparse(layout=layout)._nnz() == t.numel()
+        """
+    )

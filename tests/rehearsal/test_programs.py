@@ -37,11 +37,16 @@ def test_as_many_ranks_as_gpus_are_not_known() -> None:
     assert found.n_local is None
 
 
-def test_accelerate_tells_its_precision() -> None:
-    found = launched(["accelerate", "launch", "--mixed_precision", "bf16", "train.py"])
+def test_accelerate_tells_its_precision_and_what_compiles() -> None:
+    words = "accelerate launch --mixed_precision bf16 --dynamo_backend no train.py"
+
+    found = launched(words.split())
 
     assert found is not None
-    assert found.variables == {"ACCELERATE_MIXED_PRECISION": "bf16"}
+    assert found.variables == {
+        "ACCELERATE_MIXED_PRECISION": "bf16",
+        "ACCELERATE_DYNAMO_BACKEND": "no",
+    }
 
 
 def test_a_script_is_no_launcher() -> None:

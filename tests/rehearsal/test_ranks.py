@@ -7,6 +7,7 @@ from rehearsal_stage import Stage
 
 WRAPPED = {
     "DDP": "DistributedDataParallel(net.cuda(), device_ids=[rank])",
+    "static": "DistributedDataParallel(net.cuda(), device_ids=[rank], static_graph=True)",
     "FSDP": "FSDP(net, device_id=rank, use_orig_params=True)",
     "fully_shard": "shard(net)",
 }
@@ -46,7 +47,7 @@ BODY = """
     ("wrapped", "least"),
     # Two workspaces of 32 MiB; 16 MiB of weights and two states as large: DDP has them whole and a
     # bucket for gradients, the others a quarter of them.
-    [("DDP", 128), ("FSDP", 76), ("fully_shard", 76)],
+    [("DDP", 128), ("static", 128), ("FSDP", 76), ("fully_shard", 76)],
 )
 def test_parallel_training_holds_what_one_rank_does(stage: Stage, wrapped: str, least: int) -> None:
     body = BODY.replace("{wrapped}", WRAPPED[wrapped]).replace("{least}", str(least))

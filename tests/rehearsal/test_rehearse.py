@@ -255,5 +255,8 @@ def test_only_a_snapshot_that_was_asked_for_is_left_and_none_overwritten(trainin
     asked = training.json("train.py", "--steps", "1", "--snapshot", "kept.pickle")
     assert asked["rehearsal"]["snapshot"] == "kept.pickle"
     assert (training.home / "kept.pickle").is_file()
+    (training.home / "folder").mkdir()
+    training.json("train.py", "--steps", "1", "--snapshot", "folder")
+    assert [p.suffix for p in (training.home / "folder").iterdir()] == [".pickle"]
     refused = training.run("train.py", "--snapshot", "kept.pickle")
     assert refused.returncode == 2

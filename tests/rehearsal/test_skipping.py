@@ -149,41 +149,40 @@ def test_layers_and_rounds_without_a_gpu_are_not_skipped(stage: Stage) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("body", "reason"),
-    [
-        (
-            """
+def test_what_was_not_seen_is_said_and_closes_the_gate(stage: Stage) -> None:
+    body = """
     import random
     while random.random() < 2:
         step(torch.randn(4, 512, device="cuda"))
-    """,
-            "nothing says where the loop at train.py:17 ends",
-        ),
-        (
-            """
-    for i in range(300):
-        step(torch.randn(4, 512, device="cuda"))
-        seen.append(i)
-    assert len(seen) == 300
-    """,
-            "the program failed at train.py:19 after rounds of its loops were skipped",
-        ),
-    ],
-)
-def test_what_was_not_seen_is_said_and_closes_the_gate(
-    stage: Stage, body: str, reason: str
-) -> None:
+    """
+
     found = rehearsed(stage, body, "--fits-on", "24GiB", code=2)
 
     assert found["is_partial"]
     assert found["fits"]
-    assert reason in found["partial_reason"]
+    assert "nothing says where the loop at train.py:17 ends" in found["partial_reason"]
     said = stage.run("train.py", "--fits-on", "24GiB")
     assert said.stdout.startswith("Fits in 24.00 GiB as far as it was rehearsed: not all of it was")
     for_ci = stage.run("train.py", "--fits-on", "24GiB", "--format", "junit")
     assert '<error message="Fits in 24.00 GiB as far as it was rehearsed' in for_ci.stdout
     rehearsed(stage, body, "--fits-on", "24GiB", "--steps", "3")
+
+
+def test_what_fails_after_skipping_is_rehearsed_once_more_without(stage: Stage) -> None:
+    """As a replay memory that has too little in it."""
+    found = rehearsed(
+        stage,
+        """
+    for i in range(300):
+        step(torch.randn(4, 512, device="cuda"))
+        seen.append(i)
+    assert len(seen) == 300
+    large()
+    """,
+    )
+
+    assert not found["is_partial"]
+    assert (found["steps"], found["n_skipped"]) == (300, 0)
 
 
 def test_a_limit_of_time_ends_the_rehearsal(stage: Stage) -> None:

@@ -7,9 +7,15 @@ import pytest
 
 pytest.importorskip("torch")
 
+from fragdoctor.rehearsal.engine import step_watch
 from fragdoctor.rehearsal.engine.loops import Loops
 from fragdoctor.rehearsal.engine.skipping import MANY_EQUAL_ROUNDS
 from fragdoctor.rehearsal.engine.step_watch import RUNS_BEFORE_A_TURN, Steps
+
+
+@pytest.fixture(autouse=True)
+def going_on_for_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_watch, "GO_ON_S", 0.0)
 
 
 class EndedError(Exception):
@@ -140,6 +146,17 @@ def test_it_ends_after_equal_steps_which_hold_their_micro_batches() -> None:
     assert MANY_EQUAL_ROUNDS + 1 == len(made.steps.found)
     assert 2 == made.requests[-1]  # with the optimizer, before the next step begins
     assert list(range(1, MANY_EQUAL_ROUNDS + 2)) == made.told
+
+
+def test_loops_of_libraries_go_on_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes after an epoch of a trainer counts."""
+    monkeypatch.setattr(step_watch, "GO_ON_S", 10.0)
+    made = Program("A")
+    made.steps._began -= 60.0
+
+    made.run("bA" * 200 + "m")
+
+    assert 200 == made.steps.n_taken
 
 
 def test_micro_batches_that_differ_make_no_step_differ() -> None:

@@ -81,6 +81,11 @@ class BlockLayout:
         array = ctypes.c_int64 * len(dims)
         self.sizes, self.strides = array(*dims), array(*steps)
 
+    @property
+    def has_other_order(self) -> bool:
+        """Whether it is not contiguous."""
+        return self._strides != dense_strides(self.shape)
+
     def make(self, device: int, stack: int) -> torch.Tensor:
         """Return a new tensor; it asks for its memory now.
 

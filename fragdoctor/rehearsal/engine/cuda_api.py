@@ -267,8 +267,9 @@ _DO_NOTHING: Final = (
     "_cuda_sleep", "_cuda_ipc_collect", "_cuda_cudaCachingAllocator_enable",
     "_cuda_set_sync_debug_mode", "_cuda_resetPeakHostMemoryStats",
     "_cuda_resetAccumulatedHostMemoryStats", "_cuda_setMemoryMetadata",
-    "_cuda_set_cudnn_benchmark_limit", "_host_emptyCache",
+    "_cuda_set_cudnn_benchmark_limit", "_host_emptyCache", "_accelerator_emptyHostCache",
 )  # fmt: skip
+_DTYPES: Final = [value for value in vars(torch).values() if isinstance(value, torch.dtype)]
 _PRIMITIVES: Final[dict[str, Any]] = {
     **dict.fromkeys(_DO_NOTHING, cuda_objects.nothing),
     "_cuda_init": lambda: _now().start(),
@@ -313,6 +314,7 @@ _PRIMITIVES: Final[dict[str, Any]] = {
     "_accelerator_resetPeakStats": lambda device: _now().gpus.reset_peaks(_index(device)),
     "_accelerator_resetAccumulatedStats": lambda device: _now().gpus.reset_sums(_index(device)),
     "_accelerator_getMemoryInfo": _mem_get_info,
+    "_accelerator_getDeviceCapability": lambda _device: {"supported_dtypes": {*_DTYPES}},
     "_accelerator_isAllocatorInitialized": lambda: True,
     "_get_cudnn_batch_norm_reserve_space_size": lambda *_: 0,
     "_has_cuda": True,

@@ -82,7 +82,7 @@ class GreenContext:
     """``torch.cuda.green_contexts.GreenContext``: a share of the multiprocessors; no memory."""
 
     @staticmethod
-    def create(**_: Any) -> GreenContext:
+    def create(*_: Any, **__: Any) -> GreenContext:
         """Make one."""
         return GreenContext()
 
@@ -91,6 +91,39 @@ class GreenContext:
     def Stream(self) -> Any:  # noqa: N802 - PyTorch's name
         """Return a stream of it."""
         return cuda_objects.Stream()
+
+
+class _TypeOfTensors(type):
+    """The kind of ``torch.cuda.FloatTensor`` and its like, by which older programs make tensors."""
+
+    dtype: torch.dtype
+
+    def __instancecheck__(cls, value: object) -> bool:
+        """Whether a value is a tensor of the type."""
+        return isinstance(value, torch.Tensor) and value.type() == cls.__name__
+
+    def __call__(cls, *args: Any) -> torch.Tensor:
+        """Make a tensor of a size or of values."""
+        is_size = not args or isinstance(args[0], int | torch.Size)
+        make: Any = torch.empty if is_size else torch.as_tensor
+        made: torch.Tensor = make(*args or (0,), dtype=cls.dtype, device="cuda")
+        return made
+
+
+def _set_default_type(kind: Any) -> None:
+    """``torch.set_default_tensor_type``: from then on tensors are made on the GPU."""
+    name = kind if isinstance(kind, str) else kind.__name__
+    is_of_gpu = name.startswith(_OF_GPU)
+    torch.set_default_device("cuda" if is_of_gpu else None)
+    if is_of_gpu:
+        torch.set_default_dtype(getattr(torch.cuda, name.removeprefix(_OF_GPU)).dtype)
+        session.note("torch.Tensor(...) makes tensors of the CPU, whatever the default type is.")
+    else:
+        _set_default_type_of_cpu(kind)
+
+
+_OF_GPU: Final = "torch.cuda."
+_set_default_type_of_cpu: Final = torch.set_default_tensor_type
 
 
 class _Plans:
@@ -232,6 +265,9 @@ _IN_C: Final[dict[str, Callable[..., Any]]] = {
     "_cuda_jiterator_compile_and_launch_kernel": _jit,
     "_cuda_changeCurrentAllocator": _not_rehearsed("other allocator than PyTorch's own"),
     "_cuda_customAllocator": _not_rehearsed("other allocator than PyTorch's own"),
+    "_cuda_getAllocator": _not_rehearsed("allocator of PyTorch's to hand on"),
+    "_cuda_cudaHostAllocator": _not_rehearsed("allocator of pinned memory to hand on"),
+    "_cuda_allocationTraceback": lambda _address: None,
     "_nccl_unique_id": lambda: b"",
     "_nccl_init_rank": lambda *_: 0,
     "_gds_register_handle": lambda *_: 0,
@@ -262,6 +298,11 @@ def install(undo: ExitStack) -> None:
         "ExternalStream",
         lambda _pointer, device=None, **_: cuda_objects.Stream(device),
     )
+    types = [kind for kind in vars(torch).values() if type(kind) is type(torch.FloatTensor)]
+    for kind in types:
+        made = _TypeOfTensors(_OF_GPU + kind.__name__, (), {"dtype": kind.dtype})
+        put(undo, torch.cuda, kind.__name__, made)
+    put(undo, torch, "set_default_tensor_type", _set_default_type)
     for name, figure in _FIGURES.items():
         put(undo, torch.cuda, name, lambda _device=None, figure=figure: figure)
     if hasattr(torch.cuda, "device_memory_used"):

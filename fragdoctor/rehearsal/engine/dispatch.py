@@ -271,6 +271,12 @@ def view(op: Any, *args: Any, **kwargs: Any) -> Any:
     return op.redispatch(_META_KEYS, *args, **kwargs)
 
 
+def of_cpu(key: str, op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run what the CPU's kernel is made of, where PyTorch has one code for both."""
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+    return op.redispatch(keys, *args, **kwargs)
+
+
 def device_of(args: Any, kwargs: dict[str, Any]) -> int:
     """Return the GPU on which an operation runs: that of its tensors, or the one it is told."""
     found = _device_in(args)

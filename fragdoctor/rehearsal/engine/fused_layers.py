@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 
 from fragdoctor.rehearsal.engine import put, session, values
-from fragdoctor.rehearsal.engine.dispatch import library_for, special
+from fragdoctor.rehearsal.engine.dispatch import library_for, of_cpu, special
 
 LAYERS: Final = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 OVERLOADS: Final = ("input", "data")
@@ -337,44 +337,9 @@ def _native_attention(
 
 
 @special("aten::_transformer_encoder_layer_fwd")
-def _encoder_layer(
-    _op: Any,
-    src: torch.Tensor,
-    embed_dim: int,
-    num_heads: int,
-    qkv_weight: torch.Tensor,
-    qkv_bias: torch.Tensor,
-    proj_weight: torch.Tensor,
-    proj_bias: torch.Tensor,
-    use_gelu: bool,
-    norm_first: bool,
-    eps: float,
-    *weights: Any,
-) -> torch.Tensor:
-    """``TransformerEncoderLayer`` outside of training (``native/transformers/transformer.cpp``)."""
-    scale_1, shift_1, scale_2, shift_2, up, up_bias, down, down_bias = weights[:8]
-    mask, mask_type = (*weights[8:], None, None)[:2]
-
-    def normed(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-        return torch.layer_norm(x, (embed_dim,), scale, shift, eps)
-
-    x = normed(src, scale_1, shift_1) if norm_first else src
-    x = ATEN._native_multi_head_attention(
-        x, x, x, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, mask, False,
-        True, mask_type,
-    )[0]  # fmt: skip
-    x.add_(src)
-    if not norm_first:
-        x = normed(x, scale_1, shift_1)
-    rest = x
-    if norm_first:
-        x = normed(x, scale_2, shift_2)
-    flat = x.reshape(-1, x.shape[-1])
-    wide = ATEN._addmm_activation(up_bias, flat, up.t(), use_gelu=use_gelu)
-    x = torch.nn.functional.linear(wide.view(*x.shape[:-1], -1), down, down_bias)
-    del wide, flat
-    x.add_(rest)
-    return x if norm_first else normed(x, scale_2, shift_2)
+def _encoder_layer(op: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """``TransformerEncoderLayer`` outside of training: its code is that of the CPU."""
+    return of_cpu("CPU", op, *args, **kwargs)  # type: ignore[no-any-return]
 
 
 @special("aten::_nested_tensor_from_mask_left_aligned")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 import torch
@@ -11,6 +11,7 @@ from torch._prims_common import compute_elementwise_output_strides
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fragdoctor.rehearsal.engine import session, values
+from fragdoctor.rehearsal.engine.kernels.scratch import n_bytes
 from fragdoctor.units import MIB
 
 META: Final = torch.device("meta")
@@ -175,13 +176,41 @@ def _product_in(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _by_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
     """Return what the CPU's kernel makes of ones, on meta; None where it has none.
 
-    Results that are given (``out=``) become as large as the kernel made them.
+    Results that are given (``out=``) become as large as the kernel made them. Of large tensors the
+    first dimension is cut to two and to three: what it makes of all grows by the same steps.
     """
     leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    if sum(leaf.numel() * leaf.element_size() for leaf in leaves) > MOST_COMPUTED_BYTES:
-        return None
+    largest = max(leaves, key=n_bytes, default=None)
     if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "CPU"):
         return None
+    if largest is None or sum(map(n_bytes, leaves)) <= MOST_COMPUTED_BYTES:
+        return _ran_on_cpu(op, args, kwargs)
+    length = largest.shape[0]
+    if n_bytes(largest) * _LONGER > MOST_COMPUTED_BYTES * length or "out" in kwargs:
+        return None
+
+    def cut(item: Any, n: int) -> Any:
+        if isinstance(item, torch.Tensor) and item.dim() and item.shape[0] == length:
+            return item.new_empty((n, *item.shape[1:]))
+        return item
+
+    small, larger = (
+        _ran_on_cpu(op, *tree_map(partial(cut, n=n), (args, kwargs))) for n in (_SHORT, _LONGER)
+    )
+
+    def extended(one: Any, other: Any) -> Any:
+        if not isinstance(one, torch.Tensor):
+            return one
+        sizes = zip(one.shape, other.shape, strict=True)
+        return one.new_empty([n + (more - n) * (length - _SHORT) for n, more in sizes])
+
+    return None if small is None or larger is None else tree_map(extended, small, larger)
+
+
+_SHORT, _LONGER = 2, 3
+
+
+def _ran_on_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
     given: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def convert(item: Any) -> Any:
@@ -209,10 +238,6 @@ def _function_of(op: Any) -> Callable[..., Any]:
 
     found = decomposition_table.get(op)
     return op if found is None else found
-
-
-def _as_first(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    return tensor.new_empty(tensor.shape)
 
 
 def _as_second(_: Any, tensor: torch.Tensor, *__: Any, **___: Any) -> torch.Tensor:
@@ -279,9 +304,6 @@ def _to_jagged(padded: torch.Tensor, _offsets: Any, total: int | None = None) ->
 
 KNOWN: Final[dict[str, Callable[..., Any]]] = {
     "_grouped_mm": _grouped_mm,
-    "_logcumsumexp": _as_first,
-    "multi_margin_loss_backward": _as_second,
-    "multilabel_margin_loss_backward": _as_second,
     "_thnn_fused_gru_cell": _gru_cell,
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
     "_ctc_loss": _ctc_loss,

@@ -94,7 +94,8 @@ class ProgramOutcome:
         now = self.now
         oom = self._fatal_oom(code)
         skipping = now.loops.skipping
-        if code and oom is None and not self.stopped and skipping.n_skips:
+        fails_after_skipping = bool(code and oom is None and not self.stopped and skipping.n_skips)
+        if fails_after_skipping:
             self.stopped = self._failure_after_skipping()
         if now.is_started:
             now.modules.read_all()
@@ -107,6 +108,7 @@ class ProgramOutcome:
             "steps": self.steps.n_taken if oom is None else oom.step,
             "stopped": self.stopped,
             "partial_reason": "" if oom is not None else self.stopped or skipping.partial,
+            "fails_after_skipping": fails_after_skipping,
             "n_skipped": sum(skipping.n_skipped.values()),
             "used_cuda": now.is_started,
             "devices": [

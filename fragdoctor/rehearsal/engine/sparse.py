@@ -17,7 +17,7 @@ import torch
 
 from fragdoctor.rehearsal.engine import values
 from fragdoctor.rehearsal.engine.allocation import take_and_give
-from fragdoctor.rehearsal.engine.dispatch import functional, library_for, special
+from fragdoctor.rehearsal.engine.dispatch import library_for, of_cpu, special
 from fragdoctor.rehearsal.engine.kernels import cub
 
 _SHARED: Final = (
@@ -36,12 +36,6 @@ _SHARED_COMPRESSED: Final = (
     "abs", "mul.Scalar", "mul_.Scalar", "neg", "relu", "sqrt", "tanh",
 )  # fmt: skip
 _INDEX_BYTES: Final = 8
-_MAXIMA, _IS_SPARSE = 5, 9  # arguments of _embedding_bag_backward
-
-
-def _shared(op: Any, key: str, *args: Any, **kwargs: Any) -> Any:
-    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
-    return op.redispatch(keys, *args, **kwargs)
 
 
 def _flat_indices(indices: torch.Tensor, *, is_copied: bool = False) -> torch.Tensor:
@@ -249,20 +243,13 @@ def _scaled_compressed(self: torch.Tensor, by: Any) -> torch.Tensor:
     return self.clone()
 
 
-@special("aten::_to_sparse")
-def _to_sparse(_op: Any, self: torch.Tensor, sparse_dim: int | None = None, **kwargs: Any) -> Any:
+@special(
+    "aten::_to_sparse", "aten::_to_sparse_csr", "aten::_to_sparse_csc", "aten::_to_sparse_bsr",
+    "aten::_to_sparse_bsc",
+)  # fmt: skip
+def _to_sparse(op: Any, *args: Any, **kwargs: Any) -> Any:
     """``dense_to_sparse``: as many elements as are assumed not to be zero."""
-    if kwargs.get("layout") not in {None, torch.sparse_coo}:
-        raise NotImplementedError("Sparse tensors by rows (SparseCsrCUDA)")
-    n_dims = self.dim() if sparse_dim is None else sparse_dim
-    flat = self if n_dims == self.dim() else self.flatten(n_dims).sum(-1)
-    indices = flat.nonzero().t().clone()
-    elements = self[tuple(indices)]
-    made: torch.Tensor = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(
-        n_dims, self.dim() - n_dims, self.shape, indices, elements,
-        dtype=elements.dtype, layout=torch.sparse_coo, device=self.device,
-    )  # fmt: skip
-    return made._coalesced_(True)
+    return of_cpu("CPU", op, *args, **kwargs)
 
 
 _OWN: Final[dict[str, Callable[..., Any]]] = {
@@ -290,13 +277,8 @@ _OWN_COMPRESSED: Final[dict[str, Callable[..., Any]]] = {
 
 @special("aten::_embedding_bag_backward")
 def _embedding_bag_backward(op: Any, *args: Any) -> Any:
-    """The gradient of an ``EmbeddingBag``; the sparse one is written out in other operations."""
-    if not args[_IS_SPARSE]:
-        return functional(op, *args)
-    common, (scale, mode, _, *rest) = args[:_MAXIMA], args[_MAXIMA + 2 :]
-    return torch.ops.aten._embedding_bag_sparse_backward(
-        *common, args[_MAXIMA + 1], scale, mode, *rest
-    )
+    """The gradient of an ``EmbeddingBag``, dense or sparse, each an operation of its own."""
+    return of_cpu("CPU", op, *args)
 
 
 def install(undo: ExitStack) -> None:
@@ -311,6 +293,6 @@ def install(undo: ExitStack) -> None:
             for name in shared:
                 packet, _, overload = name.partition(".")
                 op = getattr(getattr(torch.ops.aten, packet), overload or "default")
-                library.impl(name, partial(_shared, op, f"{kind}CPU"), f"{kind}CUDA")
+                library.impl(name, partial(of_cpu, f"{kind}CPU", op), f"{kind}CUDA")
             for name, kernel in own.items():
                 library.impl(name, kernel, f"{kind}CUDA")

@@ -10,10 +10,11 @@ outside of any other, to the next: of several models, of the one that is called 
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
-from itertools import count, takewhile
+from itertools import count, islice, takewhile
 from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -31,6 +32,8 @@ from fragdoctor.rehearsal.engine.skipping import (
     Round,
 )
 
+GO_ON_S: Final = 10.0
+"""How long a rehearsal goes on at most where a library's loop repeats in memory."""
 RUNS_BEFORE_A_TURN: Final = 5
 """Runs of others after which an optimizer that was not called yet takes no turn: a WGAN updates its
 critic five times before its generator (Gulrajani et al., 2017)."""
@@ -101,6 +104,8 @@ class Steps(StepProgress):
         self._n_settled = 0  # runs
         self._is_in_users_loop = False  # which goes on with rounds that may show something new
         self._reason = ""
+        self._began = time.monotonic()
+        self._ends_at: float | None = None
         self._n_begun = 0  # backward passes
         self._n_backward = 0  # of these, over
         self._n_calls: Counter[int] = Counter()  # of each model
@@ -244,12 +249,23 @@ class Steps(StepProgress):
             return f"{n} steps were asked for" if n >= self.limit else ""
         if self._is_in_users_loop:
             return ""
-        steps = self.found[::-1]
-        equal = list(takewhile(lambda step: step.asked == steps[0].asked, steps))
+        steps = islice(reversed(self.found), MANY_EQUAL_ROUNDS)
+        equal = list(takewhile(lambda step: step.asked == self.found[-1].asked, steps))
         if len(equal) >= EQUAL_ROUNDS:
             n_events = sum(equal[0].n_events) - sum(equal[-1].n_events)
-            if len(equal) >= MANY_EQUAL_ROUNDS or n_events >= CHEAP_EVENTS:
+            is_many = len(equal) >= MANY_EQUAL_ROUNDS or n_events >= CHEAP_EVENTS
+            if is_many and self._has_gone_on():
                 return f"steps {equal[-1].number} to {n} asked for the same memory"
         if self.most is not None and n >= self.most:
             return f"{n} steps did not repeat in memory"
         return ""
+
+    def _has_gone_on(self) -> bool:
+        """Return whether a library's loop, of which no round is skipped, went on for long enough.
+
+        What comes after its epochs is seen where that takes no longer than all before.
+        """
+        now = time.monotonic()
+        if self._ends_at is None:
+            self._ends_at = now + min(GO_ON_S, now - self._began)
+        return now >= self._ends_at

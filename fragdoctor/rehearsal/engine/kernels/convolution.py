@@ -20,6 +20,7 @@ from math import prod
 from typing import Any, Final
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from fragdoctor.model.marks import WORKSPACE
 from fragdoctor.rehearsal.engine import cudnn
@@ -33,6 +34,8 @@ from fragdoctor.rehearsal.engine.kernels.scratch import (
     Temp,
     UseBlas,
     after_results,
+    copied_after,
+    copied_before,
     copied_unless_dense,
     n_bytes,
     rule,
@@ -184,7 +187,7 @@ def convolution_backward(
     if backend in {BACKEND.Cudnn, BACKEND.CudnnTranspose}:
         gradient = grad_output
         if backend == BACKEND.CudnnTranspose:  # of others each of both results copies what has gaps
-            gradient = gradient.contiguous(memory_format=_suggested(input))
+            gradient = gradient.contiguous(memory_format=suggest_memory_format(input))
         first, second = _cudnn_backward(
             gradient, input, weight, output_mask, layout, geometry, transposed=transposed
         )
@@ -231,8 +234,8 @@ def _cudnn_backward(
     seen, made = (grad_output, input_) if transposed else (input_, grad_output)
     device = grad_output.get_device()
     held = input_.contiguous(memory_format=layout) if mask[1] else input_
-    gradient, layout = grad_output, _suggested(held)
-    if _suggested(gradient) is not layout:
+    gradient, layout = grad_output, suggest_memory_format(held)
+    if suggest_memory_format(gradient) is not layout:
         gradient = gradient.contiguous(memory_format=layout)
     first = second = None
     if mask[0]:
@@ -252,14 +255,6 @@ def _cudnn_backward(
         del dense_input, dense_gradient
     del gradient, held
     return first, second
-
-
-def _suggested(tensor: torch.Tensor) -> torch.memory_format:
-    """Return the layout that PyTorch sees in a tensor: channels last where it is told apart."""
-    layout = {IMAGE: torch.channels_last, IMAGE + 1: torch.channels_last_3d}.get(tensor.dim())
-    if layout is None or tensor.is_contiguous() or not tensor.is_contiguous(memory_format=layout):
-        return torch.contiguous_format
-    return layout
 
 
 def _depthwise_backward(
@@ -411,32 +406,40 @@ SMOOTH: Final = (
 ANTIALIASED: Final = ("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
 POOLS: Final = ("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d")
 REFLECTED: Final = ("reflection_pad1d", "reflection_pad2d")
-OF_INPUT_TOO: Final = ("max_pool2d_with_indices_backward", "avg_pool2d_backward")
 
 
 def _backward(*names: str) -> list[str]:
     return [f"{name}_backward" for name in names]
 
 
-@after_results(*NEAREST, *ANTIALIASED, *POOLS, "adaptive_max_pool2d", *REFLECTED)
-@after_results(*_backward(*NEAREST, *SMOOTH, *ANTIALIASED, "_adaptive_avg_pool2d", *REFLECTED))
-@after_results(*_backward("max_pool3d_with_indices", "avg_pool3d", "adaptive_max_pool2d"))
-@after_results("adaptive_max_pool3d", "adaptive_max_pool3d_backward", "reflection_pad3d")
-def _first_copied(call: Call) -> Iterable[Step]:
-    """The first argument is copied: the input, or the gradient of the result."""
-    yield from _in_one_piece(call.args[0])
+def _in_one_piece(tensor: torch.Tensor) -> list[Temp]:
+    """Return the copy of what is dense neither in the usual order nor with channels last."""
+    if tensor.dim() != IMAGE:
+        return copied_unless_dense(tensor)
+    is_dense = tensor.is_contiguous(memory_format=suggest_memory_format(tensor))
+    return [] if is_dense else [Temp(n_bytes(tensor))]
 
 
-@after_results(*OF_INPUT_TOO)
-def _both_copied(call: Call) -> Iterable[Step]:
-    for tensor in call.args[:2]:
-        yield from _in_one_piece(tensor)
+# The first argument is copied: the input, or the gradient of the result.
+copied_after(
+    *NEAREST, *POOLS, "adaptive_max_pool3d",
+    *_backward(*NEAREST, *SMOOTH, "_adaptive_avg_pool2d", "max_pool3d_with_indices", "avg_pool3d"),
+    copies=_in_one_piece,
+)  # fmt: skip
+copied_after(*_backward("max_pool2d_with_indices", "avg_pool2d"), places=(0, 1),
+             copies=_in_one_piece)  # fmt: skip
+copied_before("_adaptive_avg_pool2d", copies=_in_one_piece)
+copied_after(
+    *REFLECTED, *_backward(*REFLECTED, *ANTIALIASED, "adaptive_max_pool3d"), "reflection_pad3d"
+)
 
 
-@rule("_adaptive_avg_pool2d")
-def _copied_first(call: Call) -> Iterable[Step]:
-    yield from _in_one_piece(call.args[0])
-    yield from call.results
+@after_results(*ANTIALIASED, "adaptive_max_pool2d", "adaptive_max_pool2d_backward")
+def _worked_on_in_order(call: Call) -> Iterable[Step]:
+    """Kernels that know the usual order alone: what lies with channels last is there twice."""
+    results = [Temp(out.n_bytes) for out in call.outs if out.has_other_order]
+    given = [copy for tensor in call.args[::2] for copy in copied_unless_dense(tensor)]
+    return given + results if call.op.name().endswith("_backward") else results + given
 
 
 @rule("im2col", "col2im")
@@ -452,10 +455,3 @@ def _patches(call: Call) -> Iterable[Step]:
     yield first
     yield from copied_unless_dense(call.args[0])
     yield from (Out(0), Free(first))
-
-
-def _in_one_piece(tensor: torch.Tensor) -> Iterable[Step]:
-    """Return the copy of what is dense neither in the usual order nor with channels last."""
-    if tensor.dim() == len("NCHW") and tensor.is_contiguous(memory_format=torch.channels_last):
-        return []
-    return copied_unless_dense(tensor)

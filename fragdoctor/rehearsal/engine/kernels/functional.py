@@ -17,6 +17,8 @@ from fragdoctor.rehearsal.engine.kernels.scratch import (
     Step,
     Temp,
     after_results,
+    copied_after,
+    copied_before,
     copied_unless_dense,
     held_only,
     in_order,
@@ -25,11 +27,9 @@ from fragdoctor.rehearsal.engine.kernels.scratch import (
 )
 
 in_order("native_dropout", "nll_loss2d_forward", order=(1, 0))
-
-
-@after_results("_softmax", "_log_softmax")
-def _softmax(call: Call) -> Iterable[Step]:
-    yield from copied_unless_dense(call.args[0])
+copied_after("_softmax", "_log_softmax", "rrelu_with_noise")
+copied_after("_log_softmax_backward_data", places=(0, 1))
+copied_before("native_layer_norm", "_fused_rms_norm")
 
 
 @after_results("_softmax_backward_data")
@@ -41,26 +41,12 @@ def _softmax_backward(call: Call) -> Iterable[Step]:
     yield from copied_unless_dense(output)
 
 
-@after_results("_log_softmax_backward_data")
-def _log_softmax_backward(call: Call) -> Iterable[Step]:
-    for tensor in call.args[:2]:
-        yield from copied_unless_dense(tensor)
-
-
-@after_results("_cdist_backward")
-def _cdist_backward(call: Call) -> Iterable[Step]:
+@after_results("_cdist_backward", "_pdist_backward")
+def _distances_backward(call: Call) -> Iterable[Step]:
     """A gradient for each pair of points, before they are summed (DistanceKernel.cu)."""
-    _, first, second, norm = call.args[:4]
-    if norm and first.numel():
-        yield Temp(call.outs[0].n_bytes * second.shape[-2])
-
-
-@after_results("_pdist_backward")
-def _pdist_backward(call: Call) -> Iterable[Step]:
-    """The same as for ``cdist`` between each point and all others (DistanceKernel.cu)."""
-    _, points, norm = call.args[:3]
+    _, points, *others, norm, _ = call.args
     if norm and points.numel():
-        yield Temp(call.outs[0].n_bytes * (points.shape[0] - 1))
+        yield Temp(call.outs[0].n_bytes * (others[0].shape[-2] if others else len(points) - 1))
 
 
 @rule("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy")
@@ -110,9 +96,7 @@ def _group_norm(call: Call) -> Iterable[Step]:
     """Scale and shift of each channel (group_norm_kernel.cu)."""
     _, weight, bias, n, channels, pixels = call.args[:6]
     if int(pixels) > 1 and (weight is not None or bias is not None):
-        scale, shift = (Temp(int(n) * int(channels) * FLOAT) for _ in range(2))
-        yield from (scale, shift)
-        yield from (Free(shift), Free(scale))
+        yield from held_only(*[int(n) * int(channels) * FLOAT] * 2)
 
 
 @after_results("native_group_norm_backward")
@@ -126,12 +110,6 @@ def _group_norm_backward(call: Call) -> Iterable[Step]:
     if pixels > 1 and weight is not None:
         yield Temp(by_channel)
         yield from (Free(third), Free(second))
-
-
-@rule("native_layer_norm", "_fused_rms_norm")
-def _layer_norm(call: Call) -> Iterable[Step]:
-    yield from copied_unless_dense(call.args[0])
-    yield from call.results
 
 
 @rule("native_layer_norm_backward", "_fused_rms_norm_backward")
@@ -175,6 +153,9 @@ def _batch_norm_backward(call: Call) -> Iterable[Step]:
     tensor = call.args[1]
     if not _is_channel_last(tensor):
         yield from call.results
+        if tensor.dim() > 2:  # they are seen as three dimensions
+            for given in call.args[:2]:
+                yield from copied_unless_dense(given)
         return
     n_bytes = tensor.shape[1] * FLOAT
     yield from (Temp(n_bytes), Temp(n_bytes))
@@ -184,7 +165,10 @@ def _batch_norm_backward(call: Call) -> Iterable[Step]:
 
 
 def _is_channel_last(tensor: torch.Tensor) -> bool:
-    return tensor.dim() == 2 or not tensor.is_contiguous()
+    """Return whether rows of channels lie in one piece (``batch_norm_choose_impl``)."""
+    if tensor.is_contiguous():
+        return tensor.stride(1) == 1
+    return tensor.is_contiguous(memory_format=torch.channels_last)
 
 
 def _staging(tensor: torch.Tensor, n_values: int) -> Iterable[Step]:

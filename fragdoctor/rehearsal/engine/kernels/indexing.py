@@ -69,10 +69,10 @@ def _embedding_backward(call: Call) -> Iterable[Step]:
     yield from _gradient(call, n_rows, by_frequency=by_frequency, is_sorted=is_sorted)
 
 
-@rule("_embedding_bag_backward")
+@rule("_embedding_bag_dense_backward")
 def _embedding_bag_backward(call: Call) -> Iterable[Step]:
     """Sums and means are an embedding's gradient by bags; maxima are scattered (EmbeddingBag)."""
-    n_rows, by_frequency, mode = (call.args[i] for i in (6, 7, 8))
+    n_rows, by_frequency, mode = (call.args[i] for i in (5, 6, 7))
     yield from copied_unless_dense(call.args[0])
     yield from _gradient(call, n_rows, by_frequency=by_frequency, is_sorted=mode != MAXIMUM)
 
@@ -155,9 +155,12 @@ def _put_sorted(
     slice_size = self.shape[first + len(given) :].numel()
     bits = max(1, self.numel() // max(1, slice_size)).bit_length()
     copied = None if values.is_contiguous() else scratch(self, n_bytes(values))
+    is_adjacent = all(t is not None for t in positions[first : first + len(given)])
+    is_dense = is_adjacent and self.is_contiguous()
+    whole = None if is_dense else scratch(self, n_bytes(self))
     ordered, original, numbers = (scratch(self, n * INDEX_BYTES) for _ in range(3))
     scratch(self, cub.radix_sort(n, INDEX_BYTES, INDEX_BYTES, bits))
-    del numbers, original, ordered, copied, linear
+    del numbers, original, ordered, whole, copied, linear
 
 
 @special("aten::nonzero")
@@ -165,13 +168,14 @@ def nonzero(_op: Any, self: torch.Tensor) -> torch.Tensor:
     """``nonzero``: how many there are is read from the GPU, so it is assumed (Nonzero.cu)."""
     n = self.numel()
     found = values.n_kept(self, "nonzero")
+    copied = None if self.is_contiguous() else scratch(self, n_bytes(self))
     number = scratch(self, 4)
     if n:
         scratch(self, cub.count(n, session.current().facts.n_multiprocessors))
     out = new((self.dim(), found), None, torch.int64, self.get_device())
     if n:
         scratch(self, cub.select(n))
-    del number
+    del number, copied
     return out.t()
 
 

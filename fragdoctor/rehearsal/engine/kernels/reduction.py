@@ -105,10 +105,8 @@ def _merged(dims: list[Dim]) -> list[Dim]:
     for dim in dims:
         if merged and _mergeable(merged[-1], dim):
             last = merged[-1]
-            size = last.size * dim.size
-            merged[-1] = dim if last.size == 1 else Dim(size, last.input, last.output)
-            if last.size == 1:
-                merged[-1] = Dim(size, dim.input, dim.output)
+            steps = dim if last.size == 1 else last
+            merged[-1] = Dim(last.size * dim.size, steps.input, steps.output)
         else:
             merged.append(dim)
     return merged

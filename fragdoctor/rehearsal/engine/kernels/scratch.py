@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final, TypeVar
 
 import torch
@@ -162,3 +163,17 @@ def copied_unless_dense(tensor: object) -> list[Temp]:
     if isinstance(tensor, torch.Tensor) and not tensor.is_contiguous() and tensor.numel():
         return [Temp(n_bytes(tensor))]
     return []
+
+
+def copied_after(
+    *names: str,
+    places: Sequence[int] = (0,),
+    copies: Callable[[Any], list[Temp]] = copied_unless_dense,
+) -> None:
+    """Give operations copies of some of their arguments, after their results are made."""
+    after_results(*names)(lambda call: chain.from_iterable(copies(call.args[i]) for i in places))
+
+
+def copied_before(*names: str, copies: Callable[[Any], list[Temp]] = copied_unless_dense) -> None:
+    """Give operations a copy of the first argument, before their results are made."""
+    rule(*names)(lambda call: [*copies(call.args[0]), *call.results])

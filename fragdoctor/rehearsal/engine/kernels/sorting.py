@@ -16,6 +16,8 @@ from fragdoctor.rehearsal.engine.kernels.scratch import (
     Step,
     Temp,
     after_results,
+    copied_after,
+    copied_before,
     copied_unless_dense,
     held_only,
     n_bytes,
@@ -38,6 +40,11 @@ REGISTERS: Final = 65536
 _SHARED_FROM: Final = ((20, 20_000), (40, 10_000), (80, 8_000), (199, 5_000), (799, 3_000),
                        (4_000, 800))  # fmt: skip
 _SHARED_OTHERWISE: Final = 400
+
+
+copied_after("_cummax_helper", "_cummin_helper", "_logcumsumexp")
+copied_after("bucketize", "searchsorted", places=(0, 1))
+copied_before("kthvalue", "mode")
 
 
 @rule("sort")
@@ -139,7 +146,7 @@ def _median(call: Call) -> Iterable[Step]:
     """All of a tensor: sorted, then picked (``median_impl`` in Sorting.cpp)."""
     tensor: torch.Tensor = call.args[0]
     if call.argument("dim") is not None:
-        yield from call.results
+        yield from (*copied_unless_dense(tensor), *call.results)
         return
     n = tensor.numel()
     values, indices = Temp(n_bytes(tensor)), Temp(n * INDEX_BYTES)
