@@ -61,7 +61,7 @@ _USED: Final[Mapping[Route, tuple[AbstractSet[str], AbstractSet[str]]]] = Mappin
         ),
         Route.LIBRARY: (
             _REHEARSED | {"inputs", "rehearse", "seq", "attention", "lora", "lora_targets"},
-            {"optimizer", "checkpointing", "grad_accumulation", "steps"},
+            {"optimizer", "checkpointing", "grad_accumulation", "steps", "fsdp", "world_size"},
         ),
         Route.FILE: (_FORMULA | {"inputs"}, _TRAINING),
         Route.COUNT: (_FORMULA | _SHAPE, _TRAINING | {"dropout"}),

@@ -222,6 +222,19 @@ def test_experts_are_spread() -> None:
     assert part.n_parameters == whole.shape.n_parameters
 
 
+def test_states_of_experts_are_shared_among_those_that_have_the_same_ones() -> None:
+    whole = workload_of(
+        ["mixtral-8x7b"], dtype="deepspeed-bf16", zero_stage=3, world_size=16, batch=1, seq=1024
+    )
+
+    spread = formula_footprint(replace(whole, expert_parallel=8))
+
+    alike = {item.id: item.n_bytes for item in formula_footprint(whole).items}
+    items = {item.id: item.n_bytes for item in spread.items}
+    for name in ("parameters", "optimizer_states", "gradients", "master_weights"):
+        assert items[name] == pytest.approx(alike[name], rel=0.01)
+
+
 def test_degrees_that_do_not_divide_are_refused() -> None:
     with pytest.raises(ConfigError, match="32 heads"):
         check_parallel(replace(of("llama-3-8b", seq=1), tensor_parallel=5))
