@@ -127,14 +127,10 @@ def _of_formulas(chosen: EstimateOptions, look: RenderOptions, files: RecipeUse 
 
 
 def _workload(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Workload:
-    from fragdoctor.estimation.model_shapes import Overrides
+    from fragdoctor.estimation.model_shapes import GivenSizes
     from fragdoctor.estimation.request import OPTIONS, workload_of
 
-    dimensions = _shared(chosen, set(Overrides.__struct_fields__)) | {
-        "n_layers": chosen.layers,
-        "n_heads": chosen.heads,
-        "n_kv_heads": chosen.kv_heads,
-    }
+    sizes = GivenSizes(**_shared(chosen, set(GivenSizes.__struct_fields__)))
     options = _shared(chosen, OPTIONS - {"loss"}) | {
         "batch": _one_batch(chosen.batch or "1"),
         "checkpointing": chosen.checkpointing.strip().lower(),
@@ -146,8 +142,7 @@ def _workload(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Workload:
         "loss": chosen.logits,
         "compute": gpus[0].compute if gpus else "",
     }
-    overrides = Overrides(**dimensions)
-    return workload_of(chosen.inputs or (), chosen.params or "", overrides, **options)
+    return workload_of(chosen.inputs or (), chosen.params or "", sizes, **options)
 
 
 def _price(given: str, gpu: GpuModel) -> float:

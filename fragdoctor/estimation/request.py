@@ -11,7 +11,7 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.layer import adapted
 from fragdoctor.estimation.model_shapes import (
     MAX_PARAMETERS,
-    Overrides,
+    GivenSizes,
     guessed_shape,
     model_of,
     parse_count,
@@ -56,14 +56,14 @@ OPTIONS: Final = frozenset(Workload.__struct_fields__) - {"shape", "stage", "str
 
 
 def workload_of(
-    inputs: Sequence[str] = (), params: str = "", overrides: Overrides | None = None, **asked: Any
+    inputs: Sequence[str] = (), params: str = "", sizes: GivenSizes | None = None, **asked: Any
 ) -> Workload:
     """Return what is to be estimated.
 
     Args:
         inputs: files or a name that describe a model; without them a count or dimensions.
         params: such as ``7B``.
-        overrides: dimensions given by hand.
+        sizes: dimensions given by hand.
         asked: fields of a workload (:data:`OPTIONS`), choices and lists as text; "" and 0 = not
             given.
 
@@ -84,7 +84,7 @@ def workload_of(
         "offload": _listed(asked.get("offload") or ""),
         "optimizer": optimizer_of(asked.get("optimizer") or "adamw").name,
     }
-    shape, stored = _shape(inputs, params, overrides or Overrides())
+    shape, stored = _shape(inputs, params, sizes or GivenSizes())
     workload = Workload(shape, **chosen)
     _check(workload)
     dtype = precision_of(workload.dtype if asked.get("dtype") else _default_dtype(stored, workload))
@@ -146,7 +146,7 @@ def _check_targets(workload: Workload) -> None:
         )
 
 
-def _shape(inputs: Sequence[str], params: str, given: Overrides) -> tuple[ModelShape, str]:
+def _shape(inputs: Sequence[str], params: str, given: GivenSizes) -> tuple[ModelShape, str]:
     if inputs:
         if params or given.any_given:
             raise ConfigError(

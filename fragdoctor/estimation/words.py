@@ -15,17 +15,16 @@ from typing import Any, Final, NamedTuple
 from msgspec import Struct
 
 from fragdoctor.errors import ConfigError, InputError
+from fragdoctor.estimation.measures import LORA_RANK
 from fragdoctor.estimation.model_names import is_of_llama_cpp, stored_in
 from fragdoctor.estimation.model_shapes import is_model_name, preset_of, presets, unknown_model
+from fragdoctor.estimation.serving import UTILIZATION
 from fragdoctor.estimation.training_choices import PRECISIONS, optimizer_of
 from fragdoctor.model.gpus import counted, gpu_of, known_gpu
 
 _MOST_WORDS: Final = 40
 _LONGEST: Final = 64
 _MOST_IN_NAME: Final = 6
-_LORA_RANK: Final = 16
-_VLLM_SHARE: Final = 0.9
-"""What vLLM takes of a GPU by default, https://docs.vllm.ai/en/stable/cli/serve/."""
 
 
 class Asked(Struct, frozen=True):
@@ -186,9 +185,9 @@ _PHRASES: Final = (
         optimizer="adamw-8bit", trains=True,
     ),
     # As PEFT's prepare_model_for_kbit_training has it: with checkpointing.
-    _says("qlora", lora=_LORA_RANK, dtype="int4", checkpointing="full"),
-    _says("dora", lora=_LORA_RANK, dora=True),
-    _says("lora|peft|adapters?", lora=_LORA_RANK),
+    _says("qlora", lora=LORA_RANK, dtype="int4", checkpointing="full"),
+    _says("dora", lora=LORA_RANK, dora=True),
+    _says("lora|peft|adapters?", lora=LORA_RANK),
     _says(r"4[ -]?bits?|int4|nf4|bnb", dtype="int4"),
     _says(r"8[ -]?bits?|int8", dtype="int8"),
     _says("awq", dtype="awq"),
@@ -202,7 +201,7 @@ _PHRASES: Final = (
     _says(r"flash(?:[ -]?att(?:entio)?n)?(?:[ -]?[23])?", attention="flash"),
     _says("fsdp", fsdp=True),
     _Phrase(_whole_words(r"zero[ -]?(?:stage )?([0-3])"), lambda match: {"zero": int(match[1])}),
-    _says("vllm", inference=True, gpu_memory_utilization=_VLLM_SHARE),
+    _says("vllm", inference=True, gpu_memory_utilization=UTILIZATION),
     _says(
         r"run(?:ning|s)?|serv(?:e|es|ing)|inferences?|infer|inferencing|generat(?:e|es|ing|ion)"
         r"|host(?:ing)?|deploy(?:ing)?|load(?:ing)?|chat",
@@ -252,7 +251,7 @@ def _settle(options: dict[str, Any], n_named: int) -> list[str]:
     if trains or "gpu" not in options:
         options.pop("gpu_memory_utilization", None)
     if trains and options.get("dtype") in _FROZEN:
-        options.setdefault("lora", _LORA_RANK)
+        options.setdefault("lora", LORA_RANK)
     if n_gpus > 1 and trains:
         options["world_size"] = n_gpus
         if not options.get("fsdp"):

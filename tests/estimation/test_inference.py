@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.formula import formula_footprint, formula_needs
 from fragdoctor.estimation.kv_cache import cache_bytes_per_sequence, cache_parts
-from fragdoctor.estimation.model_shapes import Overrides
+from fragdoctor.estimation.model_shapes import GivenSizes
 from fragdoctor.estimation.request import workload_of
 from fragdoctor.estimation.serving import serving_of
 from fragdoctor.estimation.states import check_parallel, local_part, n_gpus
@@ -77,11 +77,9 @@ def test_growing_cache_holds_the_prompt_alone_while_that_is_read() -> None:
 
 def test_autoawq_joins_query_key_and_value_beside_the_separate_ones() -> None:
     """Its README: CodeLlama 34B takes 19.05 GiB for 64 tokens and 64 new ones on an RTX 4090."""
-    codellama = Overrides(
-        n_layers=48, hidden=8192, n_heads=64, n_kv_heads=8, ffn=22016, vocab=32000
-    )
+    codellama = GivenSizes(layers=48, hidden=8192, heads=64, kv_heads=8, ffn=22016, vocab=32000)
     fused = workload_of(
-        overrides=codellama,
+        sizes=codellama,
         dtype="awq-fused", inference=True, seq=64, new_tokens=64, cache="static",
     )  # fmt: skip
 
