@@ -236,8 +236,8 @@ class _Step:
 
         final = norm_op(w.shape.norm, p, "final", trains=not w.lora_rank)
         last = bytes_of(final.saved, sizes) + hidden * p.compute
-        # Autocast's cache (cached_cast in PyTorch's autocast_mode.cpp) holds copies of what is trained
-        # till the end of the forward pass, the graph those of all weights till backward.
+        # Autocast's cache (cached_cast of PyTorch's autocast_mode.cpp) holds copies of what is
+        # trained till the end of the forward pass, the graph those of all weights till backward.
         is_cached = p.is_autocast and not w.lora_rank
         cached = n_layers * self.copies if is_cached or not segment else 0.0
         passes = _plus(

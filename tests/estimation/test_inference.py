@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.estimation.bounds import CHURN_PAGES
 from fragdoctor.estimation.formula import formula_footprint, formula_needs
 from fragdoctor.estimation.kv_cache import cache_bytes_per_sequence, cache_parts
 from fragdoctor.estimation.model_shapes import GivenSizes
@@ -17,7 +18,7 @@ from fragdoctor.estimation.states import check_parallel, local_part, n_gpus
 from fragdoctor.estimation.training_choices import PRECISIONS, precision_of
 from fragdoctor.model.gpus import gpu_of
 from fragdoctor.model.workload import Workload
-from fragdoctor.units import GIB
+from fragdoctor.units import GIB, MIB
 
 
 def of(name: str, **options: Any) -> Workload:
@@ -279,3 +280,13 @@ def test_logits_of_a_whole_prompt_are_kept_twice() -> None:
     assert last.reserved_bytes < 3 * GIB
     assert whole.reserved_bytes == pytest.approx(27.61 * GIB, rel=0.05)
     assert {i.id: i.n_bytes for i in whole.items}["logits"] == 30_720 * 151_936 * (2 + 4)
+
+
+def test_weights_that_share_segments_leave_gaps_in_them() -> None:
+    """Matrices of 8 MiB lie two by two in segments of 20 MiB."""
+    workload = of("qwen1.5-1.8b", seq=16)
+
+    doubts = {doubt.id: doubt.n_bytes for doubt in formula_needs(workload).doubts}
+
+    n_matrices = 4 * workload.shape.n_layers
+    assert doubts["allocator"] > 2 * MIB * n_matrices + CHURN_PAGES
