@@ -19,6 +19,7 @@ from fragdoctor.estimation.kv_cache import (
 )
 from fragdoctor.estimation.layer import FP32, bytes_of, layer_ops, norm_op, units
 from fragdoctor.estimation.states import (
+    TOKENS,
     GroupState,
     communication_elements,
     gathered_layers,
@@ -257,6 +258,10 @@ class _Step:
         made = self._gradients("head") + self._gradients("final_norm")
         for layer in (n_layers, 1):
             yield from self._layer(layer, segment, made)
+        if w.shape.tied_head and w.shape.has_lm_head:  # its gradient is added to that of the head
+            twice = sum(g.gradient_bytes for g in self.states if g.name == TOKENS and g.is_trained)
+            now = self.passes | {"gradients": self.all_gradients, "temporaries": twice}
+            yield Moment(PhaseName.BACKWARD, "backward of the embedding", now)
 
     def _layer(self, layer: int, segment: int, outside: float) -> Iterator[Moment]:
         """Yield the backward pass of a layer, or of the checkpointed segment that it ends."""

@@ -139,3 +139,13 @@ def test_autocast_keeps_no_copies_of_frozen_weights_that_are_computed_again() ->
     copies = [found["weight_copies"] for found in items]
     layers = 12 * 12 * 512**2 * 2  # 16-bit, as in a decoder whose feed-forward is 4 times as wide
     assert copies[0] - copies[1] == pytest.approx(layers, rel=0.1)
+
+
+def test_gradient_of_a_tied_embedding_is_there_twice() -> None:
+    tied = replace(GPT, optimizer="sgd", batch=1, seq=16, shape=replace(GPT.shape, tied_head=True))
+
+    peak = formula_footprint(tied).peak
+
+    table = 8192 * 512 * 2
+    assert "backward of the embedding" == peak.moment
+    assert table == {share.item: share.n_bytes for share in peak.shares}["temporaries"]
