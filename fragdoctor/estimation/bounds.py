@@ -42,10 +42,7 @@ CACHED_LARGEST: Final = 6
 SERVING_CHURN_SHARE: Final = 0.01
 # PyTorch's c10/core/AllocatorConfig.h: tensors beyond 1 MiB are cut out of segments of 20 MiB,
 # those of 10 MiB and more have their own, in steps of 2 MiB.
-SMALL_TENSOR: Final = MIB
-OWN_SEGMENT: Final = 10 * MIB
-SHARED_SEGMENT: Final = 20 * MIB
-PAGE: Final = 2 * MIB
+OWN_SEGMENT, SHARED_SEGMENT, PAGE = 10 * MIB, 20 * MIB, 2 * MIB
 
 COUNTED_TAGS: Final = frozenset(
     {"parameters", "master_weights", "gradients", "buckets", "optimizer_states", "workspaces",
@@ -108,19 +105,15 @@ def _lost_in_pages(workload: Workload) -> int:
 
     In training gradients, states and activations fill such gaps.
     """
-    if not workload.inference:
-        return 0
-    return sum(
-        (_in_segments(g.stored_bytes) - g.stored_bytes) * g.count
-        for g in states_of(local_part(workload))
-    )
+    states = states_of(local_part(workload)) if workload.inference else ()
+    return sum((_in_segments(g.stored_bytes) - g.stored_bytes) * g.count for g in states)
 
 
 def _in_segments(n_bytes: int) -> int:
     """Return what a tensor takes of segments, among others of its size."""
     if n_bytes >= OWN_SEGMENT:
         return -(-n_bytes // PAGE) * PAGE
-    return n_bytes if n_bytes <= SMALL_TENSOR else SHARED_SEGMENT // (SHARED_SEGMENT // n_bytes)
+    return n_bytes if n_bytes <= MIB else SHARED_SEGMENT // (SHARED_SEGMENT // n_bytes)
 
 
 def _churn(workload: Workload) -> float:

@@ -27,7 +27,13 @@ from msgspec.structs import replace
 
 from fragdoctor.errors import ConfigError, InputError
 from fragdoctor.estimation.architectures import Dimensions, outside, parameters_of
-from fragdoctor.estimation.config_json import Config, quantised_dtype, read_config, shape_of_config
+from fragdoctor.estimation.config_json import (
+    MAX_LAYERS,
+    Config,
+    quantised_dtype,
+    read_config,
+    shape_of_config,
+)
 from fragdoctor.estimation.model_names import base_of, is_of_llama_cpp, stored_in
 from fragdoctor.estimation.safetensors import (
     TensorEntry,
@@ -58,7 +64,6 @@ MAX_PARAMETERS: Final = 10**14
 DEFAULT_VOCAB: Final = 32_000
 MIN_LAYERS: Final = 2
 MAX_WIDTH: Final = 2**24
-MAX_LAYERS: Final = 10_000
 
 
 class GivenSizes(Struct, frozen=True):

@@ -25,7 +25,6 @@ DEFAULT_SEQ: Final = 2048
 MAX_BATCH: Final = 1 << 24
 MAX_SEQ: Final = 1 << 28
 MAX_WORLD: Final = 1 << 20
-MAX_LAYERS: Final = 2000
 FORMULA_ERROR: Final = (
     "How sure: on 64 recorded runs of GPT- and Llama-like models the peak came out within 7 % and "
     "reserved memory within 15 %, on PyTorch's own allocator with steps of 73 models of "
@@ -203,7 +202,6 @@ def _check(workload: Workload) -> None:
         ("--world-size", workload.world_size, MAX_WORLD),
         ("--lora", workload.lora_rank, 1 << 16),
         ("The model's parameter count", workload.shape.n_parameters, MAX_PARAMETERS),
-        ("The model's number of layers", workload.shape.n_layers, MAX_LAYERS),
     ):
         if value > limit:
             raise ConfigError(f"{name} {value} is out of range.", hint=f"At most {limit}.")

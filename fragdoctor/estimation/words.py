@@ -20,7 +20,7 @@ from fragdoctor.estimation.model_names import is_of_llama_cpp, stored_in
 from fragdoctor.estimation.model_shapes import is_model_name, preset_of, presets, unknown_model
 from fragdoctor.estimation.serving import UTILIZATION
 from fragdoctor.estimation.training_choices import PRECISIONS, optimizer_of
-from fragdoctor.model.gpus import counted, gpu_of, known_gpu
+from fragdoctor.model.gpus import SIZED, counted, gpu_of, known_gpu
 
 _MOST_WORDS: Final = 40
 _LONGEST: Final = 64
@@ -126,7 +126,6 @@ def _runs(words: Sequence[str]) -> Iterator[tuple[int, int]]:
 
 
 _GAP: Final = ";"  # between phrases, so that none reaches over what was taken out
-_SIZE: Final = re.compile(r"\d{1,3} ?gi?b?", re.ASCII | re.IGNORECASE)
 
 
 def _gpus(run: str) -> tuple[int, str] | None:
@@ -139,7 +138,7 @@ def _gpus(run: str) -> tuple[int, str] | None:
 def _sizes(run: str) -> tuple[int, str] | None:
     """Return how many GPUs of a size a run of words means, and the size."""
     n, one = counted(run)
-    return (n, gpu_of(one).name.replace(" ", "")) if _SIZE.fullmatch(one) else None
+    return (n, gpu_of(one).name.replace(" ", "")) if SIZED.fullmatch(one.lower()) else None
 
 
 class _Phrase(NamedTuple):

@@ -245,7 +245,7 @@ def _mac(name: str) -> GpuModel | None:
     return GpuModel(f"{chip}-{gib}g", title, int(share * gib * GIB), MAC_SOURCE, "apple")
 
 
-_SIZED: Final = re.compile(r"\d{1,7} ?[gm]i?b?")
+SIZED: Final = re.compile(r"\d{1,7} ?(?:gi?b?|mi?b)", re.ASCII)
 _NUMBERS: Final = {"two": "2", "four": "4", "eight": "8", "sixteen": "16"}
 _SEVERAL: Final = re.compile(
     rf"([1-9]\d{{0,3}}|{'|'.join(_NUMBERS)})(?:\s*[x*-]\s*|\s+)(.+?)s?|(.+?)\s*[x*]\s*([1-9]\d{{0,3}})"
@@ -292,7 +292,7 @@ def counted(text: str) -> tuple[int, str]:
     if several is None:
         return 1, text
     one = several[2] or several[3]
-    is_gpu = known_gpu(one) is not None or _SIZED.fullmatch(one) is not None
+    is_gpu = known_gpu(one) is not None or SIZED.fullmatch(one) is not None
     n = several[1] or several[4]
     return (int(_NUMBERS.get(n, n)), one) if is_gpu else (1, text)
 
