@@ -127,14 +127,10 @@ def _of_formulas(chosen: EstimateOptions, look: RenderOptions, files: RecipeUse 
 
 
 def _workload(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Workload:
-    from fragdoctor.estimation.model_shapes import Overrides
+    from fragdoctor.estimation.model_shapes import GivenSizes
     from fragdoctor.estimation.request import OPTIONS, workload_of
 
-    dimensions = _shared(chosen, set(Overrides.__struct_fields__)) | {
-        "n_layers": chosen.layers,
-        "n_heads": chosen.heads,
-        "n_kv_heads": chosen.kv_heads,
-    }
+    sizes = GivenSizes(**_shared(chosen, set(GivenSizes.__struct_fields__)))
     options = _shared(chosen, OPTIONS - {"loss"}) | {
         "batch": _one_batch(chosen.batch or "1"),
         "checkpointing": chosen.checkpointing.strip().lower(),
@@ -146,8 +142,7 @@ def _workload(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Workload:
         "loss": chosen.logits,
         "compute": gpus[0].compute if gpus else "",
     }
-    overrides = Overrides(**dimensions)
-    return workload_of(chosen.inputs or (), chosen.params or "", overrides, **options)
+    return workload_of(chosen.inputs or (), chosen.params or "", sizes, **options)
 
 
 def _price(given: str, gpu: GpuModel) -> float:
@@ -253,6 +248,11 @@ def _of_library(chosen: EstimateOptions, look: RenderOptions, given: frozenset[s
     from fragdoctor.estimation.model_shapes import configuration_of
     from fragdoctor.rehearsal.step_script import library_model, step_options
 
+    if chosen.fsdp != (chosen.world_size > 1):
+        raise ConfigError(
+            "Of several GPUs, one that shares all states by FSDP is rehearsed.",
+            hint="Add for example --fsdp --world-size 8.",
+        )
     inputs = chosen.inputs or []
     configuration = configuration_of(inputs)
     build = library_model(
@@ -287,6 +287,10 @@ def _rehearsed(
     names: list[str | None] = [*dict.fromkeys(chosen.gpu or ())]
     gpus = [rehearsed_gpu(name, None, is_unlimited=name is None) for name in names or [None]]
     base = RehearsalConditions(gpu=gpus[0], n_steps=chosen.steps)
+    if chosen.fsdp:
+        n = chosen.world_size
+        shard = ("fully-shard:1",)  # --batch is of one GPU
+        base = replace(base, rank=0, world_size=n, n_devices=min(n, 8), treatments=shard)
     batches = None if chosen.batch is None else parse_batches(chosen.batch)
     with TemporaryDirectory(prefix="fragdoctor-") as folder:
         program = step_program(

@@ -102,13 +102,14 @@ def _with_words(
 
     asked = read_question(text)
     read = {name: _typed(name, v) for name, v in asked.options.items() if name not in given}
-    meant = replace(chosen, inputs=[asked.model], **read)
+    models = [asked.model] if asked.model else []
+    meant = replace(chosen, inputs=models or None, **read)
     idle = read.keys() - used(route_of(meant), inference=meant.inference)
     meant = replace(meant, **{name: _DEFAULTS[name] for name in idle})
     left = [f"{flag_of(name)} does not go with the rest." for name in sorted(idle)]
     values = {n: plain(getattr(meant, n)) for n in _DEFAULTS if n not in (*_NO_QUESTION, "inputs")}
     told = {name: value for name, value in values.items() if value != plain(_DEFAULTS[name])}
-    return meant, use_of((), (*asked.notes, *left), [asked.model], told)
+    return meant, use_of((), (*asked.notes, *left), models, told)
 
 
 def _check_model(named: str, source: str) -> None:

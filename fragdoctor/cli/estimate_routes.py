@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Final
 
 from fragdoctor.cli.estimate_options import EstimateOptions
-from fragdoctor.cli.options import EstimateOutput
+from fragdoctor.cli.options import DECLARED, INFERENCE, SHAPE, TRAINING, EstimateOutput
 from fragdoctor.errors import ConfigError
 
 
@@ -40,17 +40,17 @@ _FORMULA: Final = frozenset(
      "fsdp_kind", "plan", "price", "world_size", "inference", "explain", "tensor_parallel",
      "context_parallel", "pipeline_parallel", "expert_parallel", "dora", "keep_logits"}
 )  # fmt: skip
-_TRAINING: Final = frozenset(
-    {"optimizer", "master_weights", "grad_dtype", "checkpointing", "grad_accumulation",
-     "sequence_parallel", "offload", "logits", "varying_lengths"}
-)  # fmt: skip
-_CACHE: Final = frozenset(
-    {"new_tokens", "kv_dtype", "cache", "gpu_memory_utilization", "max_num_seqs",
-     "max_num_batched_tokens"}
-)  # fmt: skip
-_SHAPE: Final = frozenset(
-    {"params", "family", "vocab", "layers", "hidden", "heads", "kv_heads", "ffn", "positions"}
-)
+
+
+def _group(name: str) -> frozenset[str]:
+    """Return the parameters under a heading of the help."""
+    found = ((field.name, field.metadata[DECLARED]) for field in fields(EstimateOptions))
+    return frozenset(n for n, info in found if info.rich_help_panel == name) - _FORMULA
+
+
+_TRAINING: Final = _group(TRAINING) - {"dropout"} | {"sequence_parallel"}
+_CACHE: Final = _group(INFERENCE)
+_SHAPE: Final = _group(SHAPE) | {"params"}
 _USED: Final[Mapping[Route, tuple[AbstractSet[str], AbstractSet[str]]]] = MappingProxyType(
     {
         Route.GPUS: ({"list_gpus"}, set()),
@@ -61,7 +61,7 @@ _USED: Final[Mapping[Route, tuple[AbstractSet[str], AbstractSet[str]]]] = Mappin
         ),
         Route.LIBRARY: (
             _REHEARSED | {"inputs", "rehearse", "seq", "attention", "lora", "lora_targets"},
-            {"optimizer", "checkpointing", "grad_accumulation", "steps"},
+            {"optimizer", "checkpointing", "grad_accumulation", "steps", "fsdp", "world_size"},
         ),
         Route.FILE: (_FORMULA | {"inputs"}, _TRAINING),
         Route.COUNT: (_FORMULA | _SHAPE, _TRAINING | {"dropout"}),

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fragdoctor.model.finding import Finding
 
 _Options = TypeVar("_Options")
-_DECLARED: Final = "declared"
+DECLARED: Final = "declared"
 
 INPUT: Final = "Input"
 PROGRAM: Final = "The program"
@@ -96,7 +96,7 @@ def taken(kind: type[_Options]) -> type[_Options]:
         declared = getattr(kind, name)
         info = declared.made(f"--{name.replace('_', '-')}")
         default = MISSING if declared.default is ... else declared.default
-        setattr(kind, name, field(default=default, metadata={_DECLARED: info}))
+        setattr(kind, name, field(default=default, metadata={DECLARED: info}))
     return dataclass(frozen=True, kw_only=True)(kind)
 
 
@@ -131,14 +131,14 @@ def parameters_of(kind: type) -> list[inspect.Parameter]:
         for name in vars(base).get("__annotations__", ())
     }
     order = sorted(
-        fields(kind), key=lambda f: (isinstance(f.metadata[_DECLARED], OptionInfo), level[f.name])
+        fields(kind), key=lambda f: (isinstance(f.metadata[DECLARED], OptionInfo), level[f.name])
     )
     return [
         inspect.Parameter(
             f.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=inspect.Parameter.empty if f.default is MISSING else f.default,
-            annotation=Annotated[hints[f.name], f.metadata[_DECLARED]],
+            annotation=Annotated[hints[f.name], f.metadata[DECLARED]],
         )
         for f in order
     ]

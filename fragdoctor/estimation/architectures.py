@@ -125,7 +125,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
         "gemma2": replace(GEMMA, norms_per_layer=4, global_every=2, attention_softcap=True,
                           logit_softcap=True, own_attention=Attention.EAGER),
         "gemma3_text": replace(GEMMA, norms_per_layer=4, qk_norm=True, global_every=6),
-        "gpt2": GPT2,
+        "gpt2": replace(GPT2, activation="gelu_new"),
         "gpt_neox": NEOX,
         "gptj": replace(NEOX, qkv_bias=False, out_bias=False, packed_qkv=False, norms_per_layer=1,
                         head_bias=True, activation="gelu_new", own_attention=Attention.EAGER),

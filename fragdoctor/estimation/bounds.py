@@ -14,6 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from fragdoctor.estimation.states import local_part, states_of
 from fragdoctor.estimation.step import Live, Moment, largest_tensor
 from fragdoctor.model.memory_estimate import Doubt, PhasePeak, Share
 from fragdoctor.model.workload import Workload
@@ -37,8 +38,11 @@ CHURN_PAGES: Final = 128 * MIB
 # with such lengths: to 7 in the middle of all, to 6 where they are less spread. It is given back
 # when a request would fail otherwise: what a run needs is that of its longest batch.
 CACHED_LARGEST: Final = 6
-# Weights and cache are allocated once.
+# Weights and cache are allocated once, in pages.
 SERVING_CHURN_SHARE: Final = 0.01
+# PyTorch's c10/core/AllocatorConfig.h: tensors beyond 1 MiB are cut out of segments of 20 MiB,
+# those of 10 MiB and more have their own, in steps of 2 MiB.
+OWN_SEGMENT, SHARED_SEGMENT, PAGE = 10 * MIB, 20 * MIB, 2 * MIB
 
 COUNTED_TAGS: Final = frozenset(
     {"parameters", "master_weights", "gradients", "buckets", "optimizer_states", "workspaces",
@@ -92,7 +96,24 @@ def reserved_of(moments: Sequence[Moment], workload: Workload) -> int:
     top = max((moment.live for moment in moments), key=_sum)
     moving = sum(n for name, n in top.items() if name not in FIRST_TAGS)
     n_largest = CACHED_LARGEST if workload.varying_lengths else 1
-    return round(_sum(top) + _churn(workload) * moving + n_largest * largest_tensor(workload))
+    cache = _churn(workload) * moving + n_largest * largest_tensor(workload)
+    return round(_sum(top) + cache) + _lost_in_pages(workload)
+
+
+def _lost_in_pages(workload: Workload) -> int:
+    """Return what segments hold beyond weights that are loaded one by one, and stay.
+
+    In training gradients, states and activations fill such gaps.
+    """
+    states = states_of(local_part(workload)) if workload.inference else ()
+    return sum((_in_segments(g.stored_bytes) - g.stored_bytes) * g.count for g in states)
+
+
+def _in_segments(n_bytes: int) -> int:
+    """Return what a tensor takes of segments, among others of its size."""
+    if n_bytes >= OWN_SEGMENT:
+        return -(-n_bytes // PAGE) * PAGE
+    return n_bytes if n_bytes <= MIB else SHARED_SEGMENT // (SHARED_SEGMENT // n_bytes)
 
 
 def _churn(workload: Workload) -> float:
@@ -114,7 +135,7 @@ def needs_of(moments: Sequence[Moment], workload: Workload) -> Needs:
 
     low = max(sum(n * (1 - doubt(name)) for name, n in m.live.items()) for m in moments)
     top = max((moment.live for moment in moments), key=highest)
-    fixed = largest_tensor(workload) + CHURN_PAGES
+    fixed = largest_tensor(workload) + CHURN_PAGES + _lost_in_pages(workload)
     formula = round(sum(2 * doubt(name) * n for name, n in top.items()))
     allocator = round(sum(moves(name) * n for name, n in top.items())) + fixed
     return Needs(

@@ -25,7 +25,7 @@ from fragdoctor.model.workload import Workload
 
 SPREADS: Final = MappingProxyType(
     {
-        "inference": (0.921, 1.148),
+        "inference": (0.921, 1.139),
         "training, loss said": (0.810, 1.173),
         "training": (0.976, 1.756),
     }

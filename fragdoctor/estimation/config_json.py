@@ -23,7 +23,7 @@ from fragdoctor.units import MIB
 
 MAX_CONFIG_BYTES: Final = 16 * MIB
 MAX_DIMENSION: Final = 2**31
-MAX_LAYERS: Final = 10_000
+MAX_LAYERS: Final = 2000
 REHEARSE_HINT: Final = (
     "Its own class can be rehearsed: pip install torch transformers (or diffusers), and add "
     "--rehearse; or build it yourself: fragdoctor estimate --model pkg.module:factory. A decoder "

@@ -133,7 +133,6 @@ def _saving(measure: Measure, before: Footprint, after: Footprint, gpu: GpuModel
         reserved_bytes=after.reserved_bytes,
         saved_bytes=before.peak_allocated_bytes - after.peak_allocated_bytes,
         cost=measure.cost,
-        fits=None if state is None else state is FitState.FITS,
         source=measure.source,
         state=state,
     )

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, Final
 
-from msgspec import Struct, field
-from msgspec.structs import replace
+from msgspec import Struct
+from msgspec.structs import fields, replace
 
 from fragdoctor.estimation.bounds import Needs
 from fragdoctor.estimation.layer import attention_used
@@ -53,7 +53,7 @@ QLORA_SLOWDOWN: Final = 1.39
 
 
 class Measure(Struct, frozen=True):
-    """One change, how to ask for it here, and its price.
+    """One change, and its price.
 
     Attributes:
         changes: fields of the workload and their new values.
@@ -64,16 +64,35 @@ class Measure(Struct, frozen=True):
 
     id: str
     title: str
-    option: str
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Any]
     cost: str = ""
     source: str = ""
     slowdown: float | None = 1.0
     changes_training: bool = False
 
+    @property
+    def option(self) -> str:
+        """How to ask for it here."""
+        return options_of(self.changes)
+
     def applied_to(self, workload: Workload) -> Workload:
         """Return a workload with the change."""
         return replace(workload, **self.changes)
+
+
+_FLAGS: Final = {"lora_rank": "lora", "zero_stage": "zero", "loss": "logits"}
+_DEFAULTS: Final = {f.name: f.default for f in fields(Workload)}
+
+
+def options_of(changes: Mapping[str, Any]) -> str:
+    """Return how the command line asks for fields of a workload; defaults need no option."""
+    words = []
+    for name, value in changes.items():
+        if value != _DEFAULTS[name] or name == "batch":
+            flag = f"--{_FLAGS.get(name, name).replace('_', '-')}"
+            text = ",".join(value) if isinstance(value, tuple) else str(value)
+            words.append(flag if value is True else f"{flag} {text}")
+    return " ".join(words)
 
 
 def measures_for(workload: Workload) -> Sequence[Measure]:
@@ -95,7 +114,7 @@ def catalogue(workload: Workload) -> dict[str, Measure]:
         for n in WORLDS:
             if workload.shape.n_heads >= n and workload.shape.n_heads % n == 0:
                 named[f"tp_{n}"] = Measure(
-                    "tensor_parallel", f"tensor parallel on {n} GPUs", f"--tensor-parallel {n}",
+                    "tensor_parallel", f"tensor parallel on {n} GPUs",
                     {"tensor_parallel": n}, "two reductions a layer between the GPUs",
                     TENSOR_PARALLEL,
                 )  # fmt: skip
@@ -117,53 +136,51 @@ def _for_training(workload: Workload) -> list[Measure]:
     has_layers = _has_layers(workload)
     recomputes = has_layers and workload.checkpointing == "none"
     writes = has_layers and attention_used(workload, precision) is not Attention.FLASH
-    narrow = workload.dtype if precision.compute < 4 else "amp-bf16"
-    more = "" if precision.compute < 4 else f" --dtype {narrow}"
+    narrow = {} if precision.compute < 4 else {"dtype": "amp-bf16"}
     base: dict[str, Any] = {"lora_rank": LORA_RANK, "master_weights": False, "grad_dtype": ""}
     if precision.weight >= 4:
         base["dtype"] = "bf16"
-    lora = f"--lora {LORA_RANK}" + (f" --dtype {base['dtype']}" if "dtype" in base else "")
     away = tuple(dict.fromkeys((*workload.offload, "optimizer")))
     rows = (
         (recomputes,
-         Measure("checkpointing", "checkpoint each layer", "--checkpointing full",
+         Measure("checkpointing", "checkpoint each layer",
                  {"checkpointing": "full"}, "about 33 % more compute: layers run forward twice",
                  CHECKPOINTING, RECOMPUTATION)),
         (writes and workload.shape.has_flash,
-         Measure("flash_attention", "fused attention, no S x S scores", f"--attention flash{more}",
-                 {"attention": Attention.FLASH, "dtype": narrow}, "none; usually faster", FLASH)),
+         Measure("flash_attention", "fused attention, no S x S scores",
+                 {"attention": Attention.FLASH, **narrow}, "none; usually faster", FLASH)),
         (workload.shape.has_lm_head and loss_of(workload) is not Loss.FUSED
          and not workload.keeps_logits,
-         Measure("fused_loss", "fused loss", "--logits fused", {"loss": Loss.FUSED},
+         Measure("fused_loss", "fused loss", {"loss": Loss.FUSED},
                  "the kernel of Liger or of cut cross-entropy, where it knows the model", LIGER)),
         (precision.compute >= 4,
-         Measure("autocast", "autocast to bf16", "--dtype amp-bf16", {"dtype": "amp-bf16"},
+         Measure("autocast", "autocast to bf16", {"dtype": "amp-bf16"},
                  "weights stay fp32; copies of them in 16 bits", AUTOCAST_DOC)),
         (precision.weight >= 4 and is_full,
-         Measure("bf16", "weights and states in bf16", "--dtype bf16", {"dtype": "bf16"},
+         Measure("bf16", "weights and states in bf16", {"dtype": "bf16"},
                  "small updates are rounded away without fp32 master weights", MIXED_PRECISION,
                  changes_training=True)),
         (optimizer.step_copies and optimizer.name in ("adam", "adamw"),
-         Measure("fused_optimizer", "fused AdamW", f"--optimizer {FUSED}", {"optimizer": FUSED},
+         Measure("fused_optimizer", "fused AdamW", {"optimizer": FUSED},
                  "none: AdamW(fused=True) makes no temporary copy", TORCH_OPTIM)),
         (optimizer.copies >= 2,
-         Measure("8bit_optimizer", "8-bit AdamW", "--optimizer adamw-8bit",
+         Measure("8bit_optimizer", "8-bit AdamW",
                  {"optimizer": "adamw-8bit"}, "needs bitsandbytes; states are quantised in blocks",
                  ADAM_8BIT)),
         ("optimizer" not in workload.offload and optimizer.copies,
-         Measure("offload_optimizer", "optimizer states on the host", f"--offload {','.join(away)}",
+         Measure("offload_optimizer", "optimizer states on the host",
                  {"offload": away}, "each step sends all gradients to the host and all weights "
                  "back, and updates on the CPU", OFFLOAD, None)),
         (is_full,
-         Measure("lora", f"LoRA of rank {LORA_RANK}", lora, base,
+         Measure("lora", f"LoRA of rank {LORA_RANK}", base,
                  "another way of training: the base stays frozen", LORA, changes_training=True)),
         (is_full and workload.shape.has_layers,
          Measure("qlora", f"QLoRA: 4-bit base, LoRA of rank {LORA_RANK}",
-                 f"--lora {LORA_RANK} --dtype int4", {**base, "dtype": "int4"},
+                 {**base, "dtype": "int4"},
                  "about 39 % slower than LoRA on 16-bit weights; the base is quantised", QLORA,
                  QLORA_SLOWDOWN, changes_training=True)),
         (not is_full and workload.shape.has_layers and not precision.is_quantised,
-         Measure("qlora", "4-bit base", "--dtype int4", {"dtype": "int4"},
+         Measure("qlora", "4-bit base", {"dtype": "int4"},
                  "about 39 % slower than on 16-bit weights; the base is quantised", QLORA,
                  QLORA_SLOWDOWN, changes_training=True)),
     )  # fmt: skip
@@ -174,15 +191,15 @@ def _for_inference(workload: Workload) -> list[Measure]:
     precision = precision_of(workload.dtype)
     rows = [
         (precision.weight >= 4,
-         Measure("bf16", "weights in bf16", "--dtype bf16", {"dtype": "bf16"},
+         Measure("bf16", "weights in bf16", {"dtype": "bf16"},
                  "none for most models", AUTOCAST_DOC)),
         (not workload.kv_dtype and precision.compute > 1,
-         Measure("kv8", "KV cache in 8 bits", "--kv-dtype fp8", {"kv_dtype": "fp8"},
+         Measure("kv8", "KV cache in 8 bits", {"kv_dtype": "fp8"},
                  "some accuracy; the server must support it", QUANTISED_CACHE)),
     ]  # fmt: skip
     rows += [
         (precision.linear_weight > precision_of(kind).linear_weight,
-         Measure(kind, f"weights in {bits} bits", f"--dtype {kind}", {"dtype": kind},
+         Measure(kind, f"weights in {bits} bits", {"dtype": kind},
                  "some accuracy", QLORA, changes_training=True))
         for kind, bits in (("int8", 8), ("int4", 4))
     ]  # fmt: skip
@@ -191,15 +208,13 @@ def _for_inference(workload: Workload) -> list[Measure]:
 
 def _micro_batch(workload: Workload, batch: int) -> Measure:
     if workload.inference:
-        return Measure("half_batch", f"batch {batch}", f"--batch {batch}", {"batch": batch},
-                       "fewer sequences at once")  # fmt: skip
+        return Measure("half_batch", f"batch {batch}", {"batch": batch}, "fewer sequences at once")
     times = -(-workload.batch // batch)
     passes = times * workload.grad_accumulation
     how_often = "twice" if times == 2 else f"{times} times"
     return Measure(
         "half_batch",
         f"micro batch {batch}, gradients accumulated {how_often}",
-        f"--batch {batch} --grad-accumulation {passes}",
         {"batch": batch, "grad_accumulation": passes},
         "the same result; smaller, slower matrix products",
         ACCUMULATION,
@@ -214,7 +229,7 @@ def _sharded(stage: int, world: int) -> Measure:
         else f"needs {world} GPUs; no more traffic than data parallelism"
     )
     return Measure(
-        f"zero{stage}", f"{name} on {world} GPUs", f"--zero {stage} --world-size {world}",
+        f"zero{stage}", f"{name} on {world} GPUs",
         {"zero_stage": stage, "world_size": world}, cost, ZERO,
     )  # fmt: skip
 
@@ -327,7 +342,7 @@ def _combined(
     return Combination(
         measures=tuple(m.id for m in measures),
         title=", ".join(m.title for m in measures),
-        option=_options(measures),
+        option=options_of({k: v for m in measures for k, v in m.changes.items()}),
         slowdown=None if slowdown is None else round(slowdown, 2),
         cost="; ".join(dict.fromkeys(m.cost for m in measures if m.cost)),
         changes_training=any(m.changes_training for m in measures),
@@ -335,13 +350,3 @@ def _combined(
         needs_low_bytes=needs.low_bytes,
         needs_high_bytes=needs.high_bytes,
     )
-
-
-def _options(measures: Sequence[Measure]) -> str:
-    """Return the options of several measures; of one given twice the last counts."""
-    found: dict[str, str] = {}
-    for measure in measures:
-        for part in measure.option.split("--")[1:]:
-            name, _, value = part.strip().partition(" ")
-            found[name] = value
-    return " ".join(f"--{name} {value}".strip() for name, value in found.items())

@@ -84,12 +84,10 @@ def stored_in(name: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """Return a name without the words of tuning and storing."""
-    return "-".join(
-        word
-        for word in _words(name)
-        if word not in _TUNED and word not in _STORED and not _STAMP.fullmatch(word)
-    )
+    """Return a name without the words of tuning and storing, which no name begins with."""
+    first, *words = _words(name)
+    kept = (w for w in words if not (w in _TUNED or w in _STORED or _STAMP.fullmatch(w)))
+    return "-".join((first, *kept))
 
 
 def _letters(name: str) -> str:

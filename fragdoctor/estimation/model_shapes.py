@@ -27,7 +27,13 @@ from msgspec.structs import replace
 
 from fragdoctor.errors import ConfigError, InputError
 from fragdoctor.estimation.architectures import Dimensions, outside, parameters_of
-from fragdoctor.estimation.config_json import Config, quantised_dtype, read_config, shape_of_config
+from fragdoctor.estimation.config_json import (
+    MAX_LAYERS,
+    Config,
+    quantised_dtype,
+    read_config,
+    shape_of_config,
+)
 from fragdoctor.estimation.model_names import base_of, is_of_llama_cpp, stored_in
 from fragdoctor.estimation.safetensors import (
     TensorEntry,
@@ -37,6 +43,7 @@ from fragdoctor.estimation.safetensors import (
     stored_dtype,
     with_exact_counts,
 )
+from fragdoctor.estimation.training_choices import PLAIN_DTYPES
 from fragdoctor.inputs.classify import (
     MODEL_INPUTS,
     InputKind,
@@ -57,17 +64,16 @@ MAX_PARAMETERS: Final = 10**14
 DEFAULT_VOCAB: Final = 32_000
 MIN_LAYERS: Final = 2
 MAX_WIDTH: Final = 2**24
-MAX_LAYERS: Final = 10_000
 
 
-class Overrides(Struct, frozen=True):
+class GivenSizes(Struct, frozen=True):
     """Dimensions given by hand; 0 and "" = not given."""
 
     vocab: int = 0
-    n_layers: int = 0
+    layers: int = 0
     hidden: int = 0
-    n_heads: int = 0
-    n_kv_heads: int = 0
+    heads: int = 0
+    kv_heads: int = 0
     ffn: int = 0
     positions: int = 0
     family: str = ""
@@ -76,8 +82,8 @@ class Overrides(Struct, frozen=True):
     @property
     def any_given(self) -> bool:
         """Whether a dimension was given."""
-        return any((self.vocab, self.n_layers, self.hidden, self.n_heads, self.n_kv_heads,
-                    self.ffn, self.positions))  # fmt: skip
+        sizes = (self.vocab, self.layers, self.hidden, self.heads, self.kv_heads, self.ffn)
+        return any((*sizes, self.positions))
 
 
 def parse_count(text: str) -> int:
@@ -100,7 +106,7 @@ def parse_count(text: str) -> int:
     return round(value)
 
 
-def guessed_shape(n_parameters: int, given: Overrides) -> ModelShape:
+def guessed_shape(n_parameters: int, given: GivenSizes) -> ModelShape:
     """Return a shape with about this many parameters (0 = as the dimensions have it).
 
     Raises:
@@ -111,8 +117,8 @@ def guessed_shape(n_parameters: int, given: Overrides) -> ModelShape:
     small = max(64, n_parameters // 1000 // 64 * 64) if n_parameters else DEFAULT_VOCAB
     vocab = given.vocab or min(DEFAULT_VOCAB, small)
     layers, hidden = _depth_and_width(n_parameters, vocab, given)
-    heads = given.n_heads or max(1, hidden // (128 if hidden >= 2048 else 64))
-    kv_heads = given.n_kv_heads or heads
+    heads = given.heads or max(1, hidden // (128 if hidden >= 2048 else 64))
+    kv_heads = given.kv_heads or heads
     for flag, n, what, whole in (("--heads", heads, "a hidden size", hidden),
                                  ("--kv-heads", kv_heads, "heads", heads)):  # fmt: skip
         if whole % n:
@@ -154,24 +160,24 @@ def guessed_shape(n_parameters: int, given: Overrides) -> ModelShape:
     )  # fmt: skip
 
 
-def _depth_and_width(n: int, vocab: int, given: Overrides) -> tuple[int, int]:
+def _depth_and_width(n: int, vocab: int, given: GivenSizes) -> tuple[int, int]:
     """Return layers and hidden size with about 12 L H^2 + 2 V H parameters."""
-    for name, value, limit in (("--layers", given.n_layers, MAX_LAYERS),
+    for name, value, limit in (("--layers", given.layers, MAX_LAYERS),
                                ("--hidden", given.hidden, MAX_WIDTH)):  # fmt: skip
         if value > limit:
             raise ConfigError(f"{name} {value} is out of range.", hint=f"At most {limit}.")
-    if not n and not (given.n_layers and given.hidden):
+    if not n and not (given.layers and given.hidden):
         raise ConfigError(
             "A shape needs --layers and --hidden, or --params.",
             hint="For example: fragdoctor estimate --params 7B",
         )
     ratio = 128 if n >= 10**9 else 64
     # Known models are as deep as the nearest even number.
-    layers = given.n_layers or max(MIN_LAYERS, 2 * round((n / (12 * ratio**2)) ** (1 / 3) / 2))
+    layers = given.layers or max(MIN_LAYERS, 2 * round((n / (12 * ratio**2)) ** (1 / 3) / 2))
     if given.hidden:
         body = max(0, n - 2 * vocab * given.hidden)
         deep = max(MIN_LAYERS, round(body / (12 * given.hidden**2)))
-        return given.n_layers or deep, given.hidden
+        return given.layers or deep, given.hidden
     hidden = (-2 * vocab + math.sqrt(4 * vocab**2 + 48 * layers * n)) / (24 * layers)
     step = 256 if hidden >= 2048 else 128 if hidden >= 1024 else 64
     return layers, max(step, round(hidden / step) * step)
@@ -389,5 +395,4 @@ def _config_dtype(config: Config) -> str:
     inner = inner if isinstance(inner, dict) else {}
     stated = config.get("torch_dtype") or config.get("dtype")
     stated = stated or inner.get("torch_dtype") or inner.get("dtype")
-    names = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-    return names.get(stated, "") if isinstance(stated, str) else ""
+    return PLAIN_DTYPES.get(stated, "") if isinstance(stated, str) else ""

@@ -30,8 +30,8 @@ from msgspec.structs import replace
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.formula import formula_needs, stages_of
 from fragdoctor.estimation.kv_cache import cache_bytes_per_sequence
-from fragdoctor.estimation.measures import FUSED
-from fragdoctor.estimation.serving import serving_of
+from fragdoctor.estimation.measures import FUSED, options_of
+from fragdoctor.estimation.serving import UTILIZATION, serving_of
 from fragdoctor.estimation.states import communication_elements, local_part, n_gpus, states_of
 from fragdoctor.estimation.training_choices import precision_of
 from fragdoctor.model.gpus import GpuModel, Speeds, speeds_of
@@ -44,7 +44,6 @@ NETWORK: Final = 50e9
 HOST_LINK: Final = 32e9
 """Bytes a second: 400 Gbit/s a GPU; one direction of 16 lanes of PCIe 4."""
 N_PLANS: Final = 5
-UTILIZATION: Final = 0.9
 
 
 def plans_of(workload: Workload, gpu: GpuModel, price: float | None) -> Sequence[Plan]:
@@ -266,21 +265,14 @@ def _layout(way: Workload) -> str:
     return ", ".join(part for part in parts if part) or "one GPU"
 
 
+_LAYOUT: Final = (
+    "zero_stage", "tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel",
+    "sequence_parallel", "world_size", "checkpointing", "grad_accumulation", "optimizer", "offload",
+)  # fmt: skip
+
+
 def _option(way: Workload) -> str:
     """Return the options that ask for a way here; a server's replicas are like one another."""
-    values = (
-        ("--zero", way.zero_stage), ("--tensor-parallel", way.tensor_parallel - 1),
-        ("--pipeline-parallel", way.pipeline_parallel - 1),
-        ("--context-parallel", way.context_parallel - 1),
-        ("--expert-parallel", way.expert_parallel - 1),
-    )  # fmt: skip
-    words = [f"{flag} {n if flag == '--zero' else n + 1}" for flag, n in values if n > 0]
-    if way.inference:
-        return " ".join([*words, f"--gpu-memory-utilization {UTILIZATION}"])
-    words += ["--sequence-parallel"] * way.sequence_parallel
-    words += [f"--world-size {way.world_size}"] * (way.world_size > 1)
-    words += [f"--checkpointing {way.checkpointing}"] * (way.checkpointing != "none")
-    words += [f"--grad-accumulation {way.grad_accumulation}"] * (way.grad_accumulation > 1)
-    words += [f"--optimizer {FUSED}"] * (way.optimizer == FUSED)
-    words += [f"--offload {','.join(way.offload)}"] * bool(way.offload)
-    return " ".join(words)
+    names = _LAYOUT[:5] if way.inference else _LAYOUT
+    options = options_of({name: getattr(way, name) for name in names})
+    return f"{options} --gpu-memory-utilization {UTILIZATION}".strip() if way.inference else options

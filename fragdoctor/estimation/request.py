@@ -11,7 +11,7 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.layer import adapted
 from fragdoctor.estimation.model_shapes import (
     MAX_PARAMETERS,
-    Overrides,
+    GivenSizes,
     guessed_shape,
     model_of,
     parse_count,
@@ -25,7 +25,6 @@ DEFAULT_SEQ: Final = 2048
 MAX_BATCH: Final = 1 << 24
 MAX_SEQ: Final = 1 << 28
 MAX_WORLD: Final = 1 << 20
-MAX_LAYERS: Final = 2000
 FORMULA_ERROR: Final = (
     "How sure: on 64 recorded runs of GPT- and Llama-like models the peak came out within 7 % and "
     "reserved memory within 15 %, on PyTorch's own allocator with steps of 73 models of "
@@ -56,14 +55,14 @@ OPTIONS: Final = frozenset(Workload.__struct_fields__) - {"shape", "stage", "str
 
 
 def workload_of(
-    inputs: Sequence[str] = (), params: str = "", overrides: Overrides | None = None, **asked: Any
+    inputs: Sequence[str] = (), params: str = "", sizes: GivenSizes | None = None, **asked: Any
 ) -> Workload:
     """Return what is to be estimated.
 
     Args:
         inputs: files or a name that describe a model; without them a count or dimensions.
         params: such as ``7B``.
-        overrides: dimensions given by hand.
+        sizes: dimensions given by hand.
         asked: fields of a workload (:data:`OPTIONS`), choices and lists as text; "" and 0 = not
             given.
 
@@ -84,7 +83,7 @@ def workload_of(
         "offload": _listed(asked.get("offload") or ""),
         "optimizer": optimizer_of(asked.get("optimizer") or "adamw").name,
     }
-    shape, stored = _shape(inputs, params, overrides or Overrides())
+    shape, stored = _shape(inputs, params, sizes or GivenSizes())
     workload = Workload(shape, **chosen)
     _check(workload)
     dtype = precision_of(workload.dtype if asked.get("dtype") else _default_dtype(stored, workload))
@@ -146,7 +145,7 @@ def _check_targets(workload: Workload) -> None:
         )
 
 
-def _shape(inputs: Sequence[str], params: str, given: Overrides) -> tuple[ModelShape, str]:
+def _shape(inputs: Sequence[str], params: str, given: GivenSizes) -> tuple[ModelShape, str]:
     if inputs:
         if params or given.any_given:
             raise ConfigError(
@@ -203,7 +202,6 @@ def _check(workload: Workload) -> None:
         ("--world-size", workload.world_size, MAX_WORLD),
         ("--lora", workload.lora_rank, 1 << 16),
         ("The model's parameter count", workload.shape.n_parameters, MAX_PARAMETERS),
-        ("The model's number of layers", workload.shape.n_layers, MAX_LAYERS),
     ):
         if value > limit:
             raise ConfigError(f"{name} {value} is out of range.", hint=f"At most {limit}.")

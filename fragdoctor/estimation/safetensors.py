@@ -9,9 +9,9 @@ from io import BufferedReader
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from msgspec import Struct
+from msgspec import Meta, Struct, ValidationError, convert
 from msgspec.structs import replace
 
 from fragdoctor.errors import InputError, LimitExceeded, RefusedSnapshot, TruncatedSnapshot
@@ -98,37 +98,34 @@ def _not(path: Path) -> InputError:
     )
 
 
+_Size = Annotated[int, Meta(ge=0)]
+
+
+class _Written(Struct):
+    """An entry of a header, as the format has it."""
+
+    dtype: str
+    shape: Annotated[tuple[_Size, ...], Meta(max_length=MAX_RANK)]
+    data_offsets: tuple[_Size, _Size]
+
+
 def _entry(path: Path, name: str, entry: Any, data_bytes: int) -> TensorEntry:
-    if not isinstance(entry, dict):
-        raise _refused(path, name, "is no object")
-    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        raise _refused(path, name, "has no known dtype")
-    dims, places = _whole_numbers(shape), _whole_numbers(offsets)
-    if dims is None or len(dims) > MAX_RANK or prod(dims) > MAX_ELEMENTS:
-        raise _refused(path, name, "has an impossible shape")
-    if places is None or len(places) != 2:
-        raise _refused(path, name, "has no offsets")
-    begin, end = places
-    if end - begin != (prod(dims) * DTYPE_BITS[dtype] + 7) // 8:
-        raise _refused(path, name, "has a shape that contradicts its offsets")
+    begin, end, why = 0, 0, "contradicts itself"
+    try:
+        found = convert(entry, _Written)
+        begin, end = found.data_offsets
+        bits = prod(found.shape) * DTYPE_BITS[found.dtype]
+        is_genuine = prod(found.shape) <= MAX_ELEMENTS and end - begin == (bits + 7) // 8
+    except (ValidationError, KeyError):
+        is_genuine, why = False, "is none of the format"
+    if not is_genuine:
+        said = f"{path}: the entry {name[:80]!r} {why}; no genuine file has that."
+        raise RefusedSnapshot(said)
     if end > data_bytes:
         raise TruncatedSnapshot(
             f"{path} ends before the data of its tensors.", hint="Download the file again."
         )
-    return TensorEntry(name, dtype, dims)
-
-
-def _whole_numbers(value: Any) -> tuple[int, ...] | None:
-    if not isinstance(value, list):
-        return None
-    if not all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in value):
-        return None
-    return tuple(value)
-
-
-def _refused(path: Path, name: str, why: str) -> RefusedSnapshot:
-    return RefusedSnapshot(f"{path}: the entry {name[:80]!r} {why}; no genuine file has that.")
+    return TensorEntry(name, found.dtype, found.shape)
 
 
 def read_index(path: Path) -> list[Path]:

@@ -27,6 +27,8 @@ from fragdoctor.model.workload import Attention, Workload
 # (https://github.com/vllm-project/vllm/issues/13882), 256 sequences each: fp32 copies, sorted
 # values and their indices, probabilities.
 _SAMPLER_BYTES: Final = 39
+UTILIZATION: Final = 0.9
+"""What vLLM takes of a GPU by default, https://docs.vllm.ai/en/stable/cli/serve/."""
 DEFAULT_SEQS: Final = 256
 DEFAULT_BATCHED_TOKENS: Final = 8192
 

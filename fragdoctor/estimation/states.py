@@ -7,8 +7,8 @@
   buffers (Liu et al. 2023, https://arxiv.org/abs/2310.01889).
 * Pipeline parallelism splits the layers; with one forward, one backward (Narayanan et al. 2021,
   https://arxiv.org/abs/2104.04473) the first stage holds as many micro batches as there are stages.
-* Expert parallelism splits the experts; tokens travel there and back (GShard,
-  https://arxiv.org/abs/2006.16668).
+* Expert parallelism splits the experts among the GPUs of data parallelism; tokens travel there and
+  back (GShard, https://arxiv.org/abs/2006.16668).
 
 Training adds gradients and optimizer states.
 """
@@ -96,7 +96,6 @@ def local_part(workload: Workload) -> Workload:
         tensor_parallel=1,
         pipeline_parallel=1,
         context_parallel=1,
-        expert_parallel=1,
     )
 
 
@@ -238,7 +237,9 @@ def _state(
 ) -> GroupState:
     optimizer, precision = optimizer_of(workload.optimizer), precision_of(workload.dtype)
     is_trained = is_adapter or not workload.lora_rank
-    world, stage = max(1, workload.world_size), workload.zero_stage
+    stage, world = workload.zero_stage, max(1, workload.world_size)
+    if group.role is Role.EXPERT:  # replicas of an expert are those GPUs that have the same ones
+        world = max(1, world // workload.expert_parallel)
     used = min(stored, FP32) if is_adapter else precision.gathered or min(stored, FP32)
     grad = dtype_bytes(workload.grad_dtype) if workload.grad_dtype else min(used, stored)
     # Under no_sync, as accumulation runs with FSDP 1, gradients stay whole: the documentation of

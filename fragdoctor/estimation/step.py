@@ -19,6 +19,7 @@ from fragdoctor.estimation.kv_cache import (
 )
 from fragdoctor.estimation.layer import FP32, bytes_of, layer_ops, norm_op, units
 from fragdoctor.estimation.states import (
+    TOKENS,
     GroupState,
     communication_elements,
     gathered_layers,
@@ -236,8 +237,10 @@ class _Step:
 
         final = norm_op(w.shape.norm, p, "final", trains=not w.lora_rank)
         last = bytes_of(final.saved, sizes) + hidden * p.compute
-        # Autocast's cache holds copies till the end of the forward pass, the graph till backward.
-        cached = n_layers * self.copies if p.is_autocast or not segment else 0.0
+        # Autocast's cache (cached_cast of PyTorch's autocast_mode.cpp) holds copies of what is
+        # trained till the end of the forward pass, the graph those of all weights till backward.
+        is_cached = p.is_autocast and not w.lora_rank
+        cached = n_layers * self.copies if is_cached or not segment else 0.0
         passes = _plus(
             self.passes,
             activations=(n_segments * stream if segment else n_kept * self.layer) + last,
@@ -255,6 +258,10 @@ class _Step:
         made = self._gradients("head") + self._gradients("final_norm")
         for layer in (n_layers, 1):
             yield from self._layer(layer, segment, made)
+        if w.shape.tied_head and w.shape.has_lm_head:  # its gradient is added to that of the head
+            twice = sum(g.gradient_bytes for g in self.states if g.name == TOKENS and g.is_trained)
+            now = self.passes | {"gradients": self.all_gradients, "temporaries": twice}
+            yield Moment(PhaseName.BACKWARD, "backward of the embedding", now)
 
     def _layer(self, layer: int, segment: int, outside: float) -> Iterator[Moment]:
         """Yield the backward pass of a layer, or of the checkpointed segment that it ends."""

@@ -143,14 +143,20 @@ PRECISIONS: Final = MappingProxyType(
         )
     }
 )  # fmt: skip
+PLAIN_DTYPES: Final = MappingProxyType(
+    {
+        **dict.fromkeys(("float32", "fp32", "float", "tf32"), "fp32"),
+        **dict.fromkeys(("bfloat16", "bf16"), "bf16"),
+        **dict.fromkeys(("float16", "fp16", "half"), "fp16"),
+    }
+)
+"""What PyTorch and configurations call a dtype -> what it is called here."""
 _OTHER_PRECISIONS: Final = MappingProxyType(
     {
-        **dict.fromkeys(("float32", "float", "tf32"), "fp32"),
-        **dict.fromkeys(("float16", "half"), "fp16"),
+        **PLAIN_DTYPES,
         **dict.fromkeys(("amp", "trainer-bf16"), "amp-bf16"),
         **dict.fromkeys(("4bit", "bitsandbytes"), "int4"),
-        "bfloat16": "bf16", "trainer-fp16": "amp-fp16", "8bit": "int8", "float8": "fp8",
-        "fp4": "mxfp4",
+        "trainer-fp16": "amp-fp16", "8bit": "int8", "float8": "fp8", "fp4": "mxfp4",
     }
 )  # fmt: skip
 

@@ -15,24 +15,23 @@ from typing import Any, Final, NamedTuple
 from msgspec import Struct
 
 from fragdoctor.errors import ConfigError, InputError
+from fragdoctor.estimation.measures import LORA_RANK
 from fragdoctor.estimation.model_names import is_of_llama_cpp, stored_in
 from fragdoctor.estimation.model_shapes import is_model_name, preset_of, presets, unknown_model
+from fragdoctor.estimation.serving import UTILIZATION
 from fragdoctor.estimation.training_choices import PRECISIONS, optimizer_of
-from fragdoctor.model.gpus import counted, gpu_of, known_gpu
+from fragdoctor.model.gpus import SIZED, counted, gpu_of, known_gpu
 
 _MOST_WORDS: Final = 40
 _LONGEST: Final = 64
 _MOST_IN_NAME: Final = 6
-_LORA_RANK: Final = 16
-_VLLM_SHARE: Final = 0.9
-"""What vLLM takes of a GPU by default, https://docs.vllm.ai/en/stable/cli/serve/."""
 
 
 class Asked(Struct, frozen=True):
     """What a question means.
 
     Attributes:
-        model: its name, as a command takes it.
+        model: its name, as a command takes it; "" where only its size is said.
         options: parameters of ``fragdoctor estimate`` and their values.
         notes: what was taken for granted, and which words were not read.
     """
@@ -61,12 +60,19 @@ def read_question(text: str) -> Asked:
     stripped = (one[:_LONGEST].strip(",;:?!()'\"").removesuffix(".") for one in text.split())
     words = [word for word in stripped if word][:_MOST_WORDS]
     named, words = _taken(words, _model)
+    params, guess = "", ""
     if named is None:
-        raise _no_model(words)
+        others = words
+        params, words = _taken(words, _parameters)
+        guess = _near(others, (params or "").lower())
+    if params is None:
+        raise _no_model(words, guess)
     known, words = _taken(words, _gpus)
     sized, words = _taken(words, _sizes)  # beside a name, it says the same once more
     options, rest = _phrases(" ".join(words))
     n, gpu = known or sized or (1, "")
+    if params:
+        options["params"] = params
     if gpu:
         options["gpu"] = [gpu]
     notes = _settle(options, n)
@@ -77,10 +83,13 @@ def read_question(text: str) -> Asked:
             f"{word} is of llama.cpp, whose memory is not estimated: {bits} bits are near."
         )
         rest = rest.replace(word, _GAP, 1)
+    if params and guess:
+        said = f"No model of that name is known: one like Llama of {params} is counted."
+        notes.append(f"{said} {guess}".rstrip())
     unread = [word for word in rest.split() if word.lower() not in _SAYS_NOTHING]
     if unread:
         notes.append(f"Not read: {', '.join(unread)}.")
-    return Asked(named, options, notes)
+    return Asked(named or "", options, notes)
 
 
 def _model(run: str) -> str | None:
@@ -89,6 +98,15 @@ def _model(run: str) -> str | None:
     if preset is None:
         return None
     return run if stored_in(run) else preset.name
+
+
+_COUNT: Final = re.compile(r"(\d{1,4}(?:\.\d{1,2})?[bm])(?:[-_].*)?", re.ASCII | re.IGNORECASE)
+
+
+def _parameters(word: str) -> str | None:
+    """Return the parameters that a word states where no model is named: ``7B``, ``3b-chat``."""
+    found = _COUNT.fullmatch(word)
+    return found[1].upper() if found else None
 
 
 def _taken(words: list[str], find: Callable[[str], Any]) -> tuple[Any, list[str]]:
@@ -108,24 +126,19 @@ def _runs(words: Sequence[str]) -> Iterator[tuple[int, int]]:
 
 
 _GAP: Final = ";"  # between phrases, so that none reaches over what was taken out
-_SIZE: Final = re.compile(r"\d{1,3} ?gi?b", re.ASCII | re.IGNORECASE)
-_NUMBERS: Final = {"two": "2", "four": "4", "eight": "8", "sixteen": "16"}
 
 
 def _gpus(run: str) -> tuple[int, str] | None:
     """Return how many GPUs a run of words means, and what ``--gpu`` calls them."""
-    several = re.fullmatch(r"([1-9]\d{0,2}|two|four|eight|sixteen) (.{2,40}?)s?", run.lower())
     n, one = counted(run)
     found = known_gpu(one)
-    if found is None and several:
-        n, found = int(_NUMBERS.get(several[1], several[1])), known_gpu(several[2])
     return (n, found.name) if found else None
 
 
 def _sizes(run: str) -> tuple[int, str] | None:
     """Return how many GPUs of a size a run of words means, and the size."""
     n, one = counted(run)
-    return (n, gpu_of(one).name.replace(" ", "")) if _SIZE.fullmatch(one) else None
+    return (n, gpu_of(one).name.replace(" ", "")) if SIZED.fullmatch(one.lower()) else None
 
 
 class _Phrase(NamedTuple):
@@ -171,9 +184,9 @@ _PHRASES: Final = (
         optimizer="adamw-8bit", trains=True,
     ),
     # As PEFT's prepare_model_for_kbit_training has it: with checkpointing.
-    _says("qlora", lora=_LORA_RANK, dtype="int4", checkpointing="full"),
-    _says("dora", lora=_LORA_RANK, dora=True),
-    _says("lora|peft|adapters?", lora=_LORA_RANK),
+    _says("qlora", lora=LORA_RANK, dtype="int4", checkpointing="full"),
+    _says("dora", lora=LORA_RANK, dora=True),
+    _says("lora|peft|adapters?", lora=LORA_RANK),
     _says(r"4[ -]?bits?|int4|nf4|bnb", dtype="int4"),
     _says(r"8[ -]?bits?|int8", dtype="int8"),
     _says("awq", dtype="awq"),
@@ -187,14 +200,14 @@ _PHRASES: Final = (
     _says(r"flash(?:[ -]?att(?:entio)?n)?(?:[ -]?[23])?", attention="flash"),
     _says("fsdp", fsdp=True),
     _Phrase(_whole_words(r"zero[ -]?(?:stage )?([0-3])"), lambda match: {"zero": int(match[1])}),
-    _says("vllm", inference=True, gpu_memory_utilization=_VLLM_SHARE),
+    _says("vllm", inference=True, gpu_memory_utilization=UTILIZATION),
     _says(
         r"run(?:ning|s)?|serv(?:e|es|ing)|inferences?|infer|inferencing|generat(?:e|es|ing|ion)"
         r"|host(?:ing)?|deploy(?:ing)?|load(?:ing)?|chat",
         inference=True,
     ),
     _says(
-        r"(?:full )?(?:pre-?|re)?train(?:ing|ed)?|(?:full )?fine[ -]?tun(?:e|ed|es|ing)|sft"
+        r"(?:full )?(?:pre-?|re)?train(?:ing|ed)?|(?:full )?fine[ -]?tu\w{1,6}|sft"
         r"|from scratch",
         trains=True,
     ),
@@ -237,7 +250,7 @@ def _settle(options: dict[str, Any], n_named: int) -> list[str]:
     if trains or "gpu" not in options:
         options.pop("gpu_memory_utilization", None)
     if trains and options.get("dtype") in _FROZEN:
-        options.setdefault("lora", _LORA_RANK)
+        options.setdefault("lora", LORA_RANK)
     if n_gpus > 1 and trains:
         options["world_size"] = n_gpus
         if not options.get("fsdp"):
@@ -257,14 +270,19 @@ _FROZEN: Final = frozenset(
 """Precisions in which weights are not trained: adapters are, beside them."""
 
 
-def _no_model(words: Sequence[str]) -> InputError:
+def _near(words: Sequence[str], size: str) -> str:
+    """Return which known models of a size have names like those words; "" = none."""
+    names = [name for name in presets() if not size or size in name.split("-")]
+    runs = (" ".join(words[start:end]).lower() for start, end in _runs(words))
+    near = [name for run in runs for name in difflib.get_close_matches(run, names, cutoff=0.7)]
+    return f"Near are {', '.join(dict.fromkeys(near[:3]))}. " if near else ""
+
+
+def _no_model(words: Sequence[str], guess: str) -> InputError:
     """Return what to say where no model is named that is known here."""
     for word in words:
         if is_of_llama_cpp(word):
             return unknown_model(word)
-    runs = (" ".join(words[start:end]).lower() for start, end in _runs(words))
-    near = [name for run in runs for name in difflib.get_close_matches(run, presets())]
-    guess = f"Near are {', '.join(dict.fromkeys(near[:3]))}. " if near else ""
     return InputError(
         "Those words name no file here and no model that is known.",
         hint=f"{guess}Check the path, or see: fragdoctor estimate --list-models",

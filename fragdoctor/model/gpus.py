@@ -198,7 +198,8 @@ def _key(name: str, around: frozenset[str] = _AROUND) -> str:
     """Return a name without what drivers write around it, in one spelling."""
     words = re.sub(r"[\s_/-]+", "-", name.strip().lower()).split("-")
     words = [word for word in words if word and word not in around]
-    key = re.sub(r"(\d)gi?b\b", r"\1g", "-".join(words))
+    key = re.sub(r"(\d)-?gi?b\b", r"\1g", "-".join(words))
+    key = re.sub(r"^(\d{2,3}g)-(.+)", r"\2-\1", key)  # memory is said before the name, too
     for brand in ("rtx", "gtx", "rx"):
         key = re.sub(rf"(^|-){brand}(\d)", rf"\1{brand}-\2", key)
     return key
@@ -244,8 +245,11 @@ def _mac(name: str) -> GpuModel | None:
     return GpuModel(f"{chip}-{gib}g", title, int(share * gib * GIB), MAC_SOURCE, "apple")
 
 
-_SIZED: Final = re.compile(r"\d{1,7} ?[gm]i?b?")
-_SEVERAL: Final = re.compile(r"(\d{1,4})\s*[x*]\s*(.+)|(.+?)\s*[x*]\s*(\d{1,4})")
+SIZED: Final = re.compile(r"\d{1,7} ?(?:gi?b?|mi?b)", re.ASCII)
+_NUMBERS: Final = {"two": "2", "four": "4", "eight": "8", "sixteen": "16"}
+_SEVERAL: Final = re.compile(
+    rf"([1-9]\d{{0,3}}|{'|'.join(_NUMBERS)})(?:\s*[x*-]\s*|\s+)(.+?)s?|(.+?)\s*[x*]\s*([1-9]\d{{0,3}})"
+)
 
 
 def gpu_of(name: str) -> GpuModel:
@@ -283,13 +287,14 @@ def gpu_of(name: str) -> GpuModel:
 
 
 def counted(text: str) -> tuple[int, str]:
-    """Return how many GPUs a text means, and which: ``2x 4090`` is 2 and ``4090``."""
+    """Return how many GPUs a text means, and which: ``two 4090s`` are 2 ``4090``."""
     several = None if known_gpu(text) else _SEVERAL.fullmatch(text.strip().lower())
     if several is None:
         return 1, text
     one = several[2] or several[3]
-    is_gpu = known_gpu(one) is not None or _SIZED.fullmatch(one) is not None
-    return (int(several[1] or several[4]), one) if is_gpu else (1, text)
+    is_gpu = known_gpu(one) is not None or SIZED.fullmatch(one) is not None
+    n = several[1] or several[4]
+    return (int(_NUMBERS.get(n, n)), one) if is_gpu else (1, text)
 
 
 def known_gpu(name: str) -> GpuModel | None:

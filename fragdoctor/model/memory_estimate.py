@@ -305,8 +305,6 @@ class Saving(Struct, frozen=True):
         reserved_bytes: what the allocator would reserve.
         saved_bytes: lower peak, in bytes; negative where it costs memory.
         cost: what it costs, one phrase.
-        fits: whether it surely does on the first GPU; None without one.
-        largest_batch: on the first GPU; None without one.
         source: where to read about it.
         state: on the first GPU; None without one.
     """
@@ -318,8 +316,6 @@ class Saving(Struct, frozen=True):
     reserved_bytes: int
     saved_bytes: int
     cost: str
-    fits: bool | None = None
-    largest_batch: int | None = None
     source: str = ""
     state: FitState | None = None
 

@@ -45,7 +45,7 @@ def test_training_of_a_quantised_checkpoint_says_what_is_counted(run: Run, tmp_p
     path = config(tmp_path, quantization_config={"quant_method": "gptq", "bits": 4})
 
     assert "fp32 weights are counted" in " ".join(run("estimate", path).out.split())
-    assert ", int4, " in run("estimate", path, "--lora", "8").out
+    assert "Counted: int4 base" in run("estimate", path, "--lora", "8").out
 
 
 def test_experts_and_what_they_share_are_counted(run: Run, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import NoReturn
 
 import pytest
 from command_line import Run
@@ -10,6 +11,7 @@ from command_line import Run
 from fragdoctor.cli.commands import whole_group
 from fragdoctor.cli.estimate_routes import NEEDS, PARAMETERS, Route, flag_of, refuse_unused, used
 from fragdoctor.errors import ConfigError
+from fragdoctor.rehearsal.sweep import Sweep
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -126,3 +128,30 @@ def test_pack_asks_for_a_recording_where_none_is_given(run: Run) -> None:
 
     assert done.code == 2
     assert "--per-process" in done.err
+
+
+@pytest.mark.parametrize("words", [["--fsdp"], ["--world-size", "4"]])
+def test_one_of_several_gpus_is_rehearsed_where_they_share_all_states(
+    run: Run, commands: dict[Route, list[str]], words: list[str]
+) -> None:
+    outcome = run("estimate", *commands[Route.LIBRARY], *words)
+
+    assert outcome.code == 2
+    assert "--fsdp --world-size 8" in outcome.err
+
+
+def test_rehearsal_of_one_of_several_gpus_shards_the_model(
+    run: Run, commands: dict[Route, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+
+    def rehearsed(asked: Sweep) -> NoReturn:
+        found.append(asked.base)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr("fragdoctor.cli.rehearse.diagnosed", rehearsed)
+    run("estimate", *commands[Route.LIBRARY], "--fsdp", "--world-size", "16")
+
+    assert [(0, 16, 8, ("fully-shard:1",))] == [
+        (one.rank, one.world_size, one.n_devices, one.treatments) for one in found
+    ]

@@ -216,3 +216,12 @@ def test_any_values_give_a_shape_or_a_sentence(changes: dict[str, object]) -> No
 
     with contextlib.suppress(FragdoctorError):
         assert shape_of_config(described, "config.json").n_parameters > 0
+
+
+def test_class_decides_the_activation_where_the_file_is_silent() -> None:
+    """``GPT2Config`` takes ``gelu_new``, which is written out in Python and keeps four tensors."""
+    sizes = {"hidden_size": 768, "num_hidden_layers": 2, "num_attention_heads": 12}
+    config = {"model_type": "gpt2", "vocab_size": 1000, **sizes}
+
+    assert "gelu_new" == shape_of_config(config, "c.json").activation
+    assert "gelu" == shape_of_config(config | {"activation_function": "gelu"}, "c.json").activation

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.estimation.model_shapes import Overrides, guessed_shape, parse_count
+from fragdoctor.estimation.model_shapes import GivenSizes, guessed_shape, parse_count
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_what_is_no_count_is_refused(text: str) -> None:
 
 @given(st.integers(10**6, 2 * 10**12))
 def test_guess_has_about_as_many_parameters_as_asked(n: int) -> None:
-    shape = guessed_shape(n, Overrides(family="llama"))
+    shape = guessed_shape(n, GivenSizes(family="llama"))
 
     assert abs(shape.n_parameters - n) <= 0.2 * n
     assert shape.is_guess
@@ -38,7 +38,7 @@ def test_guess_has_about_as_many_parameters_as_asked(n: int) -> None:
     ("text", "layers", "hidden"), [("7B", (28, 36), 4096), ("13B", (36, 44), 5120)]
 )
 def test_guess_looks_like_the_known_models(text: str, layers: tuple[int, int], hidden: int) -> None:
-    shape = guessed_shape(parse_count(text), Overrides())
+    shape = guessed_shape(parse_count(text), GivenSizes())
 
     assert layers[0] <= shape.n_layers <= layers[1]
     assert abs(shape.hidden - hidden) <= 512
@@ -47,8 +47,8 @@ def test_guess_looks_like_the_known_models(text: str, layers: tuple[int, int], h
 
 
 def test_dimensions_that_are_given_are_kept() -> None:
-    given_by_hand = Overrides(
-        vocab=8192, n_layers=6, hidden=512, n_heads=8, positions=4096, family="gpt"
+    given_by_hand = GivenSizes(
+        vocab=8192, layers=6, hidden=512, heads=8, positions=4096, family="gpt"
     )
 
     shape = guessed_shape(0, given_by_hand)
@@ -62,17 +62,17 @@ def test_dimensions_that_are_given_are_kept() -> None:
 @pytest.mark.parametrize(
     "given_by_hand",
     [
-        Overrides(hidden=512),
-        Overrides(n_layers=2, hidden=512, n_heads=7),
-        Overrides(n_layers=2, hidden=512, n_heads=8, n_kv_heads=3),
-        Overrides(n_layers=10**9, hidden=512),
+        GivenSizes(hidden=512),
+        GivenSizes(layers=2, hidden=512, heads=7),
+        GivenSizes(layers=2, hidden=512, heads=8, kv_heads=3),
+        GivenSizes(layers=10**9, hidden=512),
     ],
 )
-def test_dimensions_that_do_not_go_together_are_refused(given_by_hand: Overrides) -> None:
+def test_dimensions_that_do_not_go_together_are_refused(given_by_hand: GivenSizes) -> None:
     with pytest.raises(ConfigError):
         guessed_shape(0, given_by_hand)
 
 
 def test_count_that_contradicts_the_dimensions_is_refused() -> None:
     with pytest.raises(ConfigError, match="not 7,000,000,000"):
-        guessed_shape(7 * 10**9, Overrides(n_layers=2, hidden=512, ffn=64))
+        guessed_shape(7 * 10**9, GivenSizes(layers=2, hidden=512, ffn=64))

@@ -8,16 +8,17 @@ import pytest
 from msgspec.structs import replace
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.estimation.bounds import CHURN_PAGES
 from fragdoctor.estimation.formula import formula_footprint, formula_needs
 from fragdoctor.estimation.kv_cache import cache_bytes_per_sequence, cache_parts
-from fragdoctor.estimation.model_shapes import Overrides
+from fragdoctor.estimation.model_shapes import GivenSizes
 from fragdoctor.estimation.request import workload_of
 from fragdoctor.estimation.serving import serving_of
 from fragdoctor.estimation.states import check_parallel, local_part, n_gpus
 from fragdoctor.estimation.training_choices import PRECISIONS, precision_of
 from fragdoctor.model.gpus import gpu_of
 from fragdoctor.model.workload import Workload
-from fragdoctor.units import GIB
+from fragdoctor.units import GIB, MIB
 
 
 def of(name: str, **options: Any) -> Workload:
@@ -77,11 +78,9 @@ def test_growing_cache_holds_the_prompt_alone_while_that_is_read() -> None:
 
 def test_autoawq_joins_query_key_and_value_beside_the_separate_ones() -> None:
     """Its README: CodeLlama 34B takes 19.05 GiB for 64 tokens and 64 new ones on an RTX 4090."""
-    codellama = Overrides(
-        n_layers=48, hidden=8192, n_heads=64, n_kv_heads=8, ffn=22016, vocab=32000
-    )
+    codellama = GivenSizes(layers=48, hidden=8192, heads=64, kv_heads=8, ffn=22016, vocab=32000)
     fused = workload_of(
-        overrides=codellama,
+        sizes=codellama,
         dtype="awq-fused", inference=True, seq=64, new_tokens=64, cache="static",
     )  # fmt: skip
 
@@ -222,6 +221,19 @@ def test_experts_are_spread() -> None:
     assert part.n_parameters == whole.shape.n_parameters
 
 
+def test_states_of_experts_are_shared_among_those_that_have_the_same_ones() -> None:
+    whole = workload_of(
+        ["mixtral-8x7b"], dtype="deepspeed-bf16", zero_stage=3, world_size=16, batch=1, seq=1024
+    )
+
+    spread = formula_footprint(replace(whole, expert_parallel=8))
+
+    alike = {item.id: item.n_bytes for item in formula_footprint(whole).items}
+    items = {item.id: item.n_bytes for item in spread.items}
+    for name in ("parameters", "optimizer_states", "gradients", "master_weights"):
+        assert items[name] == pytest.approx(alike[name], rel=0.01)
+
+
 def test_degrees_that_do_not_divide_are_refused() -> None:
     with pytest.raises(ConfigError, match="32 heads"):
         check_parallel(replace(of("llama-3-8b", seq=1), tensor_parallel=5))
@@ -268,3 +280,13 @@ def test_logits_of_a_whole_prompt_are_kept_twice() -> None:
     assert last.reserved_bytes < 3 * GIB
     assert whole.reserved_bytes == pytest.approx(27.61 * GIB, rel=0.05)
     assert {i.id: i.n_bytes for i in whole.items}["logits"] == 30_720 * 151_936 * (2 + 4)
+
+
+def test_weights_that_share_segments_leave_gaps_in_them() -> None:
+    """Matrices of 8 MiB lie two by two in segments of 20 MiB."""
+    workload = of("qwen1.5-1.8b", seq=16)
+
+    doubts = {doubt.id: doubt.n_bytes for doubt in formula_needs(workload).doubts}
+
+    n_matrices = 4 * workload.shape.n_layers
+    assert doubts["allocator"] > 2 * MIB * n_matrices + CHURN_PAGES

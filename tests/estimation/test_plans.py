@@ -112,3 +112,13 @@ def test_stages_of_a_pipeline_differ_as_their_layers_do() -> None:
 def test_a_card_without_a_known_peak_is_refused() -> None:
     with pytest.raises(ConfigError, match="How fast 24GiB is"):
         plans_of(asked(), gpu_of("24GiB"), None)
+
+
+@pytest.mark.parametrize(("model", "fewest"), [("mixtral-8x7b", 16), ("deepseek-v2", 64)])
+def test_mixtures_need_as_many_gpus_as_xtuner_says(model: str, fewest: int) -> None:
+    """Full fine-tuning on A100s of 80 GB with ZeRO-3, by the README beside each configuration."""
+    workload = asked(inputs=[model], seq=8192, optimizer="adamw-fused")
+
+    plans = plans_of(workload, gpu_of("a100-80g"), None)
+
+    assert fewest == min(p.n_gpus for p in plans if "--offload" not in p.option)

@@ -125,3 +125,27 @@ def test_loss_in_16_bits_takes_three_of_two_and_a_chunked_one_keeps_one_of_four(
 
 def test_fused_loss_makes_logits_no_larger_than_the_hidden_states() -> None:
     assert logits_per_element(Loss.FUSED) * 64_000 <= 8 * 512
+
+
+def test_autocast_keeps_no_copies_of_frozen_weights_that_are_computed_again() -> None:
+    """``cached_cast`` of PyTorch caches copies of leaves that need a gradient alone."""
+    trained = replace(GPT, dtype="amp-bf16", checkpointing="full", attention=Attention.FLASH)
+
+    items = [
+        {item.id: item.n_bytes for item in formula_footprint(workload).items}
+        for workload in (trained, replace(trained, lora_rank=8))
+    ]
+
+    copies = [found["weight_copies"] for found in items]
+    layers = 12 * 12 * 512**2 * 2  # 16-bit, as in a decoder whose feed-forward is 4 times as wide
+    assert copies[0] - copies[1] == pytest.approx(layers, rel=0.1)
+
+
+def test_gradient_of_a_tied_embedding_is_there_twice() -> None:
+    tied = replace(GPT, optimizer="sgd", batch=1, seq=16, shape=replace(GPT.shape, tied_head=True))
+
+    peak = formula_footprint(tied).peak
+
+    table = 8192 * 512 * 2
+    assert "backward of the embedding" == peak.moment
+    assert table == {share.item: share.n_bytes for share in peak.shares}["temporaries"]

@@ -107,9 +107,43 @@ def test_question_is_words_and_no_name(inputs: list[str], is_one: bool) -> None:
 
 def test_words_without_a_known_model_get_near_names() -> None:
     with pytest.raises(InputError, match="name no file here and no model") as refused:
-        read_question("qwen 7b lora on a 3090?")
+        read_question("qwn2.5 lora on a 3090?")
 
-    assert "qwen2.5-7b" in refused.value.hint
+    assert "Near are qwen2.5" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ("finetune a 7B model", TRAIN | {"params": "7B"}),
+        (
+            "Is it possible to train 70b model on 8*A100 80G with full fine tunning?",
+            TRAIN | {"params": "70B", "gpu": ["a100-80g"], "zero": 3, "world_size": 8},
+        ),
+        (
+            "How to finetue an 8B model on 4*40G A100",
+            TRAIN | {"params": "8B", "gpu": ["a100-40g"], "zero": 3, "world_size": 4},
+        ),
+        ("fine-tune 3B_v2", TRAIN | {"params": "3B"}),
+    ],
+)
+def test_size_stands_for_a_model_that_nobody_names(words: str, options: dict[str, Any]) -> None:
+    asked = read_question(words)
+
+    assert ("", options) == (asked.model, asked.options)
+
+
+def test_known_models_near_a_name_are_told_where_its_size_is_counted() -> None:
+    asked = read_question("qwen 7b lora on a 3090?")
+
+    assert "7B" == asked.options["params"]
+    assert "Near are qwen2.5-7b" in asked.notes[0]
+
+
+def test_number_of_a_card_is_no_part_of_the_name_of_a_model() -> None:
+    asked = read_question("run on a single RTX 3070? llama 7b int8")
+
+    assert ("llama 7b int8", ["rtx-3070"]) == (asked.model, asked.options["gpu"])
 
 
 def test_tag_of_llama_cpp_is_refused_with_what_comes_near() -> None:

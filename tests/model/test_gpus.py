@@ -41,7 +41,9 @@ def test_what_is_neither_is_refused_with_a_next_step(text: str) -> None:
     assert "--list-gpus" in caught.value.hint
 
 
-@pytest.mark.parametrize("text", ["2x3090", "2 x RTX 3090", "rtx3090x2", "2*rtx-3090"])
+@pytest.mark.parametrize(
+    "text", ["2x3090", "2 x RTX 3090", "rtx3090x2", "2*rtx-3090", "two 3090s", "2-3090"]
+)
 def test_several_are_told_apart_from_the_card(text: str) -> None:
     with pytest.raises(ConfigError, match="is 2 GPUs") as refused:
         gpu_of(text)
@@ -61,6 +63,7 @@ def test_one_of_a_card_is_the_card() -> None:
         ("RTX 8000", "quadro-rtx-8000"),
         ("RTX 3080 12GB", "rtx-3080-12g"),
         ("3080 10gb", "rtx-3080"),
+        ("40 GB A100", "a100-40g"),
         ("Radeon VII", "radeon-vii"),
         ("Colab T4", "t4"),
         ("g5.xlarge", "a10g"),

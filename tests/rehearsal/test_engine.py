@@ -755,21 +755,6 @@ def test_dynamo_is_imported_where_something_of_it_is_needed(stage: Stage) -> Non
     stage.json("train.py", apart=True)  # forks here have it already
 
 
-def test_options_of_dynamo_are_imported_before_the_rest_of_it(stage: Stage) -> None:
-    """As in FSDP2: a module of options refuses attributes, the import machinery's own too."""
-    stage.script(
-        """
-        import torch
-        import torch._dynamo.config as options
-
-        assert options is torch._dynamo.config
-        assert options.__spec__.origin == options.__file__
-        torch.ones(1, device="cuda")
-        """
-    )
-    stage.json("train.py", apart=True)
-
-
 def test_products_with_matrices_by_rows_ask_for_what_cuda_s_do(stage: Stage) -> None:
     stage.must_pass(
         """

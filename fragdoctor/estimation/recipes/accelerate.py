@@ -26,8 +26,7 @@ from fragdoctor.estimation.recipes.entries import (
 )
 
 ENGINE: Final = one_of(
-    {"fsdp": "fsdp", "deepspeed": "deepspeed", "multi_gpu": "ddp", "no": None, "false": None,
-     "none": None, "tp": "ddp"},
+    {"fsdp": "fsdp", "deepspeed": "deepspeed", "multi_gpu": "ddp", "tp": "ddp"},
     "is no way to share a run among GPUs that an estimate knows",
 )  # fmt: skip
 SHARDING: Final = one_of(

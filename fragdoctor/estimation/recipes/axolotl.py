@@ -35,10 +35,7 @@ from fragdoctor.estimation.recipes.trainer import (
 )
 from fragdoctor.model.recipe import Bearing
 
-_ADAPTER: Final = one_of(
-    {"lora": "lora", "qlora": "lora", "none": None, "": None},
-    "is no adapter that an estimate knows",
-)
+_ADAPTER: Final = one_of({"lora": "lora", "qlora": "lora"}, "is no adapter that an estimate knows")
 
 
 def _bf16(value: Any) -> str | None:

@@ -21,12 +21,8 @@ from fragdoctor.estimation.recipes.entries import (
     when_on,
 )
 
-DEVICE: Final = one_of({"cpu": True, "nvme": True, "none": None, "null": None, "auto": None})
-
-
-stage: Final = one_of(
-    {"auto": None, "0": 0, "1": 1, "2": 2, "3": 3, "none": None}, "is no ZeRO stage"
-)
+DEVICE: Final = one_of({"cpu": True, "nvme": True, "auto": None})
+stage: Final = one_of({"auto": None, "0": 0, "1": 1, "2": 2, "3": 3}, "is no ZeRO stage")
 
 
 def _unless_auto(kind: str) -> Convert:

@@ -23,7 +23,7 @@ from msgspec import Struct, field
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.uncounted import may_matter, reason_of
-from fragdoctor.estimation.training_choices import optimizer_of
+from fragdoctor.estimation.training_choices import PLAIN_DTYPES, optimizer_of
 from fragdoctor.model.recipe import Bearing, UnusedEntry
 
 _SHOWN: Final = 80
@@ -269,28 +269,24 @@ def when_on(meaning: Any) -> Convert:
 def one_of(
     meanings: Mapping[str, Any], otherwise: str = "stands for nothing that is known"
 ) -> Convert:
-    """Return a conversion of a name, in lower case, by a table."""
+    """Return a conversion of a name, in lower case, by a table; what is off there means nothing."""
 
     def convert(value: Any) -> Any:
         """Return what a name means; raise ``UnsayableError`` for one that is not known."""
         key = text_of(value)
-        if key not in meanings:
+        if key not in meanings and not is_off(value):
             raise UnsayableError(otherwise)
-        return meanings[key]
+        return meanings.get(key)
 
     return convert
 
 
-DTYPE_NAMES: Final[Mapping[str, str | None]] = {
-    "float32": "fp32", "fp32": "fp32", "float": "fp32", "torch.float32": "fp32",
-    "bfloat16": "bf16", "bf16": "bf16", "torch.bfloat16": "bf16",
-    "float16": "fp16", "fp16": "fp16", "half": "fp16", "torch.float16": "fp16",
-    "auto": "auto", "null": None, "none": None,
-}  # fmt: skip
-dtype: Final = one_of(DTYPE_NAMES, "is no dtype that an estimate knows")
+_OF_TORCH: Final = {f"torch.{name}": kind for name, kind in PLAIN_DTYPES.items()}
+dtype: Final = one_of(
+    {AUTO: AUTO, **PLAIN_DTYPES, **_OF_TORCH}, "is no dtype that an estimate knows"
+)
 mixed_dtype: Final = one_of(
-    {"bf16": "bf16", "fp16": "fp16", "no": None, "none": None, "false": None, "auto": None},
-    "is no mixed precision that an estimate knows",
+    {"bf16": "bf16", "fp16": "fp16", "auto": None}, "is no mixed precision that an estimate knows"
 )
 
 _ATTENTION: Final[Mapping[str, str | None]] = {

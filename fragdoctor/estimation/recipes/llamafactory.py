@@ -36,19 +36,9 @@ from fragdoctor.estimation.recipes.trainer import (
 )
 from fragdoctor.model.recipe import Bearing
 
-_TUNING: Final = one_of(
-    {"lora": "lora", "full": None},
-    "trains what an estimate cannot count",
-)
-
-
-_BITS: Final = one_of(
-    {"4": "int4", "8": "int8", **dict.fromkeys(("none", "null", "false", "0", ""))},
-    "bits are no quantisation that an estimate knows",
-)
-_OTHER_OPTIMIZER: Final = one_of(
-    dict.fromkeys(("none", "null", "false", "0", "")), "is no optimizer that an estimate knows"
-)
+_TUNING: Final = one_of({"lora": "lora", "full": None}, "trains what an estimate cannot count")
+_BITS: Final = one_of({"4": "int4", "8": "int8"}, "bits are no quantisation that an estimate knows")
+_OTHER_OPTIMIZER: Final = one_of({}, "is no optimizer that an estimate knows")
 
 
 _RULES: Final[dict[str, Becomes]] = {

@@ -24,6 +24,7 @@ from fragdoctor.estimation.recipes.entries import (
     share,
     when_on,
 )
+from fragdoctor.estimation.serving import UTILIZATION
 from fragdoctor.model.recipe import Bearing
 
 SHORT: Final = {
@@ -34,7 +35,7 @@ SHORT: Final = {
 """Options of one dash -> their long names."""
 
 _QUANTISED: Final = one_of(
-    {"none": None, "fp8": "fp8-weights", "awq": "awq", "awq_marlin": "awq", "gptq": "gptq",
+    {"fp8": "fp8-weights", "awq": "awq", "awq_marlin": "awq", "gptq": "gptq",
      "gptq_marlin": "gptq", "bitsandbytes": "int4", "mxfp4": "mxfp4",
      # Written into the model's own configuration, and counted from there.
      "compressed-tensors": None, "modelopt": None, "modelopt_fp4": None, "gguf": None},
@@ -79,7 +80,7 @@ _RULES: Final[dict[str, Becomes]] = facts(
 def _complete(reading: Reading, _entries: Entries) -> None:
     reading.default("inference", True, "vllm", "a server")
     _precision(reading)
-    reading.default("gpu_memory_utilization", 0.9, "gpu_memory_utilization")
+    reading.default("gpu_memory_utilization", UTILIZATION, "gpu_memory_utilization")
     _experts(reading)
     reading.default("seq", AUTO, "max_model_len", "the model's longest")
 

@@ -172,18 +172,13 @@ def _way_out(estimate: Estimate, fit: Fit) -> str:
 
 _PRECISIONS: Final = MappingProxyType(
     {
-        "fp32": "fp32 weights, gradients and states",
-        "tf32": "fp32 weights, gradients and states",
-        "bf16": "bf16 weights, gradients and states",
-        "fp16": "fp16 weights, gradients and states",
-        "amp-bf16": "fp32 weights, gradients and states with bf16 operations (amp-bf16)",
-        "amp-fp16": "fp32 weights, gradients and states with fp16 operations (amp-fp16)",
-        "deepspeed-bf16": "bf16 weights and gradients with fp32 master weights and states",
-        "deepspeed-fp16": "fp16 weights and gradients with fp32 master weights and states",
-        "fsdp-bf16": "fp32 shards, bf16 operations (FSDP mixed precision)",
-        "fp8": "bf16 weights and states with fp8 operations",
+        "": "{} weights, gradients and states",
+        "amp": "fp32 weights, gradients and states with {} operations (amp-{})",
+        "deepspeed": "{} weights and gradients with fp32 master weights and states",
+        "fsdp": "fp32 shards, {} operations (FSDP mixed precision)",
     }
 )
+"""What is said of a training by what stands before its 16-bit dtype."""
 
 
 def _assumed(w: Workload, *, is_planned: bool = False) -> list[str]:
@@ -193,7 +188,10 @@ def _assumed(w: Workload, *, is_planned: bool = False) -> list[str]:
         return [f"Counted: weights in {w.dtype}{cache}, batch {format_count(w.batch)}."]
     precision = f"{w.dtype} base, fp32 adapters"
     if not w.lora_rank:
-        precision = _PRECISIONS.get(w.dtype, w.dtype)
+        kind, _, dtype = w.dtype.rpartition("-")
+        precision = _PRECISIONS[kind].format(dtype, dtype)
+        if dtype == "fp8":
+            precision = "bf16 weights and states with fp8 operations"
         if w.master_weights and not w.dtype.startswith("deepspeed"):
             precision = f"{w.dtype} weights with fp32 master weights and states"
         if w.grad_dtype:
@@ -214,7 +212,7 @@ def _assumed(w: Workload, *, is_planned: bool = False) -> list[str]:
 def _workload_text(estimate: Estimate) -> str:
     """Return what was asked about, in one line or two."""
     w, footprint = estimate.workload, estimate.footprint
-    parts = [f"{w.shape.name}, {_parameters(footprint.n_parameters)} parameters", w.dtype]
+    parts = [f"{w.shape.name}, {_parameters(footprint.n_parameters)} parameters"]
     if w.inference:
         parts.append(f"inference of {w.batch} x {format_count(w.seq + w.new_tokens)} tokens")
         parts += _parallel(w)
@@ -227,20 +225,15 @@ def _workload_text(estimate: Estimate) -> str:
 
 
 def _training(w: Workload, n_trainable: int) -> list[str]:
-    parts = [w.optimizer]
-    if w.master_weights:
-        parts.append("fp32 master weights")
+    """Return what a training is beyond what the headline says of it."""
+    parts = []
     if w.lora_rank:
         parts.append(f"LoRA rank {w.lora_rank} ({_parameters(n_trainable)} trained)")
-    if w.checkpointing != "none":
-        parts.append(f"checkpointing {w.checkpointing}")
     if w.zero_stage:
         parts.append(f"ZeRO-{w.zero_stage} on {w.world_size} GPUs")
     parts += _parallel(w)
     if w.grad_accumulation > 1:
         parts.append(f"{w.grad_accumulation} passes a step")
-    if w.attention.value != "sdpa":
-        parts.append(f"{w.attention.value} attention")
     return parts
 
 
