@@ -57,7 +57,7 @@ def make_job(folder: Path, n: int, *, largest: float = float("inf")) -> tuple[in
         rank = folder / f"rank{i}{''.join(sample.suffixes)}"
         try:
             os.link(sample, rank)
-        except OSError:  # another file system
+        except OSError:  # the samples are on another file system
             shutil.copyfile(sample, rank)
         n_bytes += sample.stat().st_size
     return n_bytes, len(samples)
@@ -302,7 +302,7 @@ def large(n_files: int, n_workers: int) -> list[str]:
 
 
 def write_docs(lines: Sequence[str]) -> None:
-    """Put the table into its place in the documentation."""
+    """Write the table to its place in the documentation."""
     before, rest = DOCS.read_text().split(MARKS[0])
     after = rest.split(MARKS[1])[1]
     table = "\n".join(lines)

@@ -174,7 +174,7 @@ def _verdict(row: Mapping[str, str], found: Mapping[str, Any], measured: float) 
 
 
 def print_half(name: str, outcomes: Sequence[Outcome]) -> None:
-    """Print the totals of a half."""
+    """Print the results of one half."""
     refused = sum(bool(o.refusal) for o in outcomes)
     print(f"\n{name}: {len(outcomes)} rows, {refused} refused")
     groups: dict[str, list[Outcome]] = defaultdict(list)
@@ -277,7 +277,7 @@ def print_calibration() -> None:
 
 
 def main() -> int:
-    """Print both halves."""
+    """Print the results of both halves."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", action="store_true", help="print the rows that are looked at")
     parser.add_argument("--calibrate", action="store_true", help="print the spreads instead")

@@ -27,12 +27,12 @@ from make_big import make_big
 
 MIB = 1 << 20
 SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
-LIMIT_BYTES = 1.5e9  # for 10^7 events
+LIMIT_BYTES = 1.5e9  # the most memory for 10^7 events
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a command."""
+    """Time and memory of one run of a command."""
 
     seconds: float
     cpu_seconds: float
@@ -59,7 +59,7 @@ def run(arguments: list[str]) -> Run:
 
 
 def best(arguments: list[str], repeats: int) -> Run:
-    """Return the least time and the largest memory of several runs."""
+    """Return the shortest time and the largest memory of several runs."""
     runs = [run(arguments) for _ in range(repeats)]
     return Run(
         min(r.seconds for r in runs),

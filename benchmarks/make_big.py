@@ -37,7 +37,7 @@ class Stack(list[dict[str, Any]]):
 
 
 class Writer:
-    """Writes a pickle of protocol 4 piece by piece, with the memo of Python's own pickler."""
+    """Makes a pickle of protocol 4 piece by piece, numbering the memo like Python's own pickler."""
 
     def __init__(self, sink: Callable[[bytes], object]) -> None:
         self.sink = sink

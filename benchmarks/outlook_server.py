@@ -96,7 +96,7 @@ def import_what(path: Path) -> None:
             with contextlib.suppress(ImportError):
                 exec(compile(ast.unparse(node), "imports", "exec"), {})
     gc.collect()
-    gc.freeze()  # children then copy fewer pages, and collect less
+    gc.freeze()  # children then copy fewer pages, and have less to collect
 
 
 def skip_random_numbers() -> None:

@@ -50,7 +50,7 @@ def run_in_child(job: dict[str, Any], log: Path, count: Any) -> None:
 
     class Always(mode):  # type: ignore[misc, valid-type]
         def __init__(self, *_: Any, **__: Any) -> None:
-            super().__init__(True, check_nan=False)  # the check would ask for memory
+            super().__init__(True, check_nan=False)  # the check would request memory
 
     torch.autograd.set_detect_anomaly = torch.autograd.anomaly_mode.set_detect_anomaly = Always  # type: ignore[misc]
     Always()

@@ -230,7 +230,7 @@ def loss_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def train(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Train a model."""
+    """Train a model for ``N_STEPS`` steps."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(N_STEPS):
         loss_of(model, args, kwargs).backward()

@@ -5,8 +5,8 @@ data = snapshot(
     events=[alloc(0x1000000, 512)],
 )
 columns(data)         # -> Snapshot, through the reader
-pickled(data)         # -> bytes, as Python's pickle writes them
-cpp_pickled(data)     # -> bytes, as PyTorch's C++ pickler writes them
+pickled(data)         # -> bytes of Python's pickle
+cpp_pickled(data)     # -> bytes of PyTorch's C++ pickler
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hand-built judgements for tests of the reports of a check."""
+"""Hand-built judgments for tests of the reports of ``check``."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Outcome:
 
 
 class Stdin(io.TextIOWrapper):
-    """Standard input with given bytes that is, or is not, a terminal."""
+    """Standard input with given bytes that may pose as a terminal."""
 
     def __init__(self, data: bytes, *, is_terminal: bool = False) -> None:
         super().__init__(io.BufferedReader(io.BytesIO(data)), encoding="utf-8")  # type: ignore[arg-type]

@@ -89,7 +89,7 @@ def full(
     frames: list[Any] | None = None,
     device: int = 0,
 ) -> Snapshot:
-    """Return n segments without a hole and a failed request."""
+    """Return n segments without holes, and a failed request."""
     stack = LINE if frames is None else frames
     segments, events = [], []
     for i in range(n):

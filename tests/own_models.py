@@ -23,7 +23,10 @@ def tied() -> Any:
 
 
 class Deep(nn.Module):
-    """Layers that each keep one activation, checkpointed or not."""
+    """Layers that each keep one activation.
+
+    ``checkpointing`` is ``use_reentrant`` of ``checkpoint``; if None, layers are not checkpointed.
+    """
 
     def __init__(self, *, checkpointing: bool | None) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ STREAMS = (0, 0x5555_0000_0000)
 
 @dataclass(frozen=True)
 class Program:
-    """Requests (bytes, stream) and frees (index of the request), in order."""
+    """Requests ("alloc", bytes, stream) and frees ("free", index of the request, 0), in order."""
 
     operations: tuple[tuple[str, int, int], ...]
 

@@ -87,7 +87,7 @@ def _plain(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def from_python(data: Any, provenance: Provenance | None = None) -> Snapshot:  # noqa: PLR0915 - slow and obvious
-    """Turn the plain Python value of a snapshot into columns."""
+    """Turn a snapshot's plain Python value into columns."""
     top = {"segments": data} if isinstance(data, list) else data
     t = Tables()
     seg: dict[str, list[Any]] = {k: [] for k in SegmentTable.__struct_fields__}

@@ -40,7 +40,7 @@ def training(batch: int, *, n_steps: int = 3, leak: int = 0):
 
 
 def recorded(batch: int, **more: int) -> Snapshot:
-    """Return the snapshot of a training run."""
+    """Return the snapshot of a training run; ``more`` are arguments of ``training``."""
     return columns(training(batch, **more).data())
 
 

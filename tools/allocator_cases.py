@@ -49,7 +49,7 @@ def free(*names: int) -> list[Op]:
 
 
 def pool(name: str, *, use_on_oom: bool = False, no_split: bool = False) -> Op:
-    """Return the entry into a private pool."""
+    """Return the operation that enters a private pool."""
     return ["pool", name, int(use_on_oom), int(no_split)]
 
 

@@ -67,7 +67,7 @@ def fill(corpus: Path, pattern: str) -> None:
 
 
 def run(target: str, program: Path, corpus: Path, seconds: int, seed: int) -> tuple[int, int]:
-    """Return how many inputs a target executed, and its exit code."""
+    """Run a target; return how many inputs it executed, and its exit code."""
     ended = subprocess.run(
         [program, f"-max_total_time={seconds}", f"-seed={seed}", f"-max_len={MOST_BYTES[target]}",
          f"-artifact_prefix={corpus.parent}/{target}-", "-print_final_stats=1", "-timeout=20",

@@ -150,7 +150,7 @@ class Shown(NamedTuple):
 
 
 def gallery() -> Iterator[Shown]:
-    """Yield each kind, diagnosed."""
+    """Yield each kind with its diagnosis."""
     with contextlib.chdir(ROOT):
         for kind in KINDS:
             inputs = [f"{SAMPLES}/{name}" for name in kind.files]

@@ -44,7 +44,7 @@ _MAX_DIRECTORY: Final = 1000
 
 
 class _Parts(Struct):
-    """What has been read so far."""
+    """The parts of the case that have been read so far."""
 
     snapshots: list[tuple[str, Snapshot]] = field(default_factory=list)
     logs: list[OomLog] = field(default_factory=list)

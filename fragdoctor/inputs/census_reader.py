@@ -1,4 +1,4 @@
-"""The census and the source lines of a bundle: JSON that anyone may have written."""
+"""Read the census and the source lines of a bundle, which are JSON that anyone may have written."""
 
 from __future__ import annotations
 

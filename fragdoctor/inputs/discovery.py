@@ -83,7 +83,7 @@ def ranks_of(paths: Sequence[str]) -> dict[str, RankInput]:
 
 
 def _said(path: str) -> RankInput:
-    """Return what one name says by itself."""
+    """Return what a name says by itself, without looking at the others."""
     name = path[-_MAX_LENGTH:].replace("\\", "/")
     local = _LOCAL.findall(name)
     rank = _last(_RANK, _LOCAL.sub("local", name))
@@ -98,7 +98,7 @@ def _said(path: str) -> RankInput:
 
 
 def _last(pattern: re.Pattern[str], name: str) -> int | None:
-    """Return the number of the last match: the file's name wins over its folders'."""
+    """Return the number in the last match: the file's name wins over its folders' names."""
     found = pattern.findall(name[-_MAX_LENGTH:])
     return int(found[-1]) if found else None
 
@@ -327,7 +327,7 @@ def _owners(
         rank = named[note].rank
         keys: tuple[object, ...] = (("stem", _stem(note)), rank, ("folder", _folder(note)))
         if rank is not None and named[note].source is RankSource.NAME:
-            keys = (rank,)  # the name says which rank owns it
+            keys = (rank,)  # the name says which rank owns the note
         choices = [alike[key] for key in keys if key is not None and key in alike]
         near = ([c for c in some if _folder(c) == _folder(note)] for some in choices)
         both = (choice for pair in zip(choices, near, strict=True) for choice in pair)

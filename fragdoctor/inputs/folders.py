@@ -261,7 +261,7 @@ _ORDER: Final = {"oom": 0, "signal": 1, "exit": 2}
 
 
 class FoundBundle(Struct, frozen=True):
-    """One bundle of a run and its manifest."""
+    """One bundle of a run, with the facts in its manifest."""
 
     path: Path
     facts: BundleFacts

@@ -35,7 +35,7 @@ _QUOTE_END: Final = re.compile(r"\s{0,400}[│┃┆┊║▌|]\s{0,10}$")
 _PREFIXES: Final = tuple(
     re.compile(pattern, re.ASCII)
     for pattern in (
-        # dates and times, as loggers, container engines and syslog write them
+        # dates and times in the formats of loggers, container engines and syslog
         (
             r"[\[(]?\d{4}[-/]\d{1,2}[-/]\d{1,2}[Tt _]\d{1,2}:\d\d(?::\d\d(?:[.,]\d{1,12})?)?"
             r"(?:[Zz]|[+-]\d\d:?\d\d| UTC)?[\])]?:?(?=[\s\[(|:-]|$)"

@@ -218,7 +218,7 @@ class Window(Struct, frozen=True):
         last_number = 0
         for ordinal, number, raw in self.lines:
             for i, plain in enumerate(plain_lines(raw)):
-                if number == last_number and i == 0:  # the next piece of a long line
+                if number == last_number and i == 0:  # the next piece of the same long line
                     yield LogLine(ordinal, number, "", plain)
                 else:
                     yield LogLine(ordinal, number, *split_prefix(plain))

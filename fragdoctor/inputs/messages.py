@@ -313,7 +313,7 @@ def _without_echoes(messages: list[OomMessage]) -> list[OomMessage]:
 _END_LINES: Final = 400
 _SUMMARY: Final = re.compile(r"\brank\s{0,20}:\s{0,4}(\d{1,6})\s\(local_rank:\s{0,4}(\d{1,6})\)")
 _NAMES_RANK: Final = re.compile(r"rank|process name:|srun: error", re.IGNORECASE)
-# Slurm's tasks and the processes of MPI are the ranks.
+# Slurm's task numbers and MPI's process numbers are ranks.
 _LAUNCHER: Final = re.compile(
     r"srun: error: [\w.-]{1,100}: task (\d{1,6}): "
     r"|Process name: (?:\[\[\d{1,9},\d{1,9}\],)?(\d{1,6})\b"
@@ -338,7 +338,7 @@ class _RankEnd(Struct, frozen=True):
 
 
 def _ends_told(window: Window) -> Iterator[_RankEnd]:
-    """Yield what the lines of a window say about the ends of ranks."""
+    """Yield the ends of ranks that the lines of a window report."""
     is_root = False
     for line in window.lines:
         if "first observed failure" in line.raw:
@@ -447,7 +447,7 @@ _MARKERS: Final = (
 
 
 def markers_of(stream: LogStream, report_before: int | None) -> Iterator[LogMarker]:
-    """Yield the markers of a stream that belong to its window."""
+    """Yield the markers in a stream, except for those that belong to the next window."""
     for kind, pattern in _MARKERS:
         line = 0
         for match in matches(pattern, stream.squeezed):

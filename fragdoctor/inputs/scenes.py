@@ -223,7 +223,7 @@ def _from(chunk: str, at: int, n_left: int) -> int:
 
 
 def _scenes(line: _Line, known: Sequence[Scene]) -> Iterator[Scene]:
-    """Yield what one line reports."""
+    """Yield the scenes of one line."""
     parts = [part for part in plain_lines(line.raw) if part.strip()]
     if not parts:
         return

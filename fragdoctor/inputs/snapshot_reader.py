@@ -61,7 +61,7 @@ _LONGEST_START_BYTES: Final = 256
 
 
 class PageEntries:
-    """Walks over the entries of a page, first to last; each payload is read at most once."""
+    """Walks over the entries of a page in order; each payload can be read only once."""
 
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
@@ -134,7 +134,7 @@ class PageEntries:
 
 
 class Payload(io.RawIOBase):
-    """The decoded bytes of one entry."""
+    """The decoded bytes of one entry, as a stream."""
 
     def __init__(self, page: PageEntries) -> None:
         self._page = page
@@ -156,7 +156,7 @@ class Payload(io.RawIOBase):
         return n
 
     def drain(self) -> None:
-        """Read to the end of the payload, so that the next entry can be looked for."""
+        """Read to the end of the payload, so that the page can continue to the next entry."""
         while not self._is_done:
             self._page_take()
 

@@ -17,7 +17,7 @@ from fragdoctor.inputs.zip_members import DAMAGE, damaged, is_usual, open_member
 
 PICKLE: Final = "data.pkl"
 MAX_ENTRIES: Final = 100_000
-"""A checkpoint has a member for each storage; a snapshot has about five in all."""
+"""A checkpoint has one member for each storage; a saved snapshot has about five in total."""
 
 
 @contextmanager

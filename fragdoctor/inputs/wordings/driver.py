@@ -80,7 +80,7 @@ DRIVERS: Final = (
     ),
     # spconv 1.0 to 1.2, include/tensorview/helper_launch.h: prints the error's number
     _driver("runtime-error", r"cudaexecutionfailedwitherror2(?!\d)"),
-    # Ray's name of the exception, unless the exception itself is printed below it
+    # Ray's name for the exception, unless the exception itself is printed below
     _driver(
         "ray-task",
         r"raytaskerror\(outofmemoryerror\)",
@@ -159,7 +159,7 @@ DRIVERS: Final = (
     ),
     _driver(
         "thrust",
-        # thrust/system/cuda/detail/util.h: the name of the step, "failed", the error
+        # thrust/system/cuda/detail/util.h: the step's name, "failed", and the error
         r"(?:parallel_for|trivial_device_copy[a-z>-]{0,8}|reduce|scan|sort|copy_if|unique)"
         r"(?:[a-z_0-9]{0,24})failed(?:tosynchronize|on[a-z0-9]{1,20}step)?:"
         r"(?:cudaerrormemoryallocation:)?outofmemory",

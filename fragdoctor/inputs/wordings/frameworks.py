@@ -322,7 +322,7 @@ KV_CACHE_CHECKS: Final = (
     ),
     Wording(
         "sglang-unbalanced",
-        # sglang/srt/model_executor/model_runner.py: before the model is loaded
+        # sglang/srt/model_executor/model_runner.py: checked before the model is loaded
         r"thememorycapacityisunbalanced",
         "unbalanced-gpus",
         kind=OTHER,

@@ -26,7 +26,7 @@ _SOURCE: Final = re.compile(
     r"(?:(?:raise[\w.]{1,60}|print|str|warn|fail|match|startswith|find|search|format)\("
     r"|\.(?:warn|warning|error|info|debug|exception|critical|count|write)\("
     r"|==|!=|\bin|if|elif|(?<![rf])or|and|not|return|,|\[|\+)[frbu]{0,2}[\"'`]{1,3}"
-    r"(?![])}])[^\"'`]{0,80}$",  # a quote before a bracket closes a string
+    r"(?![])}])[^\"'`]{0,80}$",  # a quote before a closing bracket ends a string
     re.ASCII,
 )
 
