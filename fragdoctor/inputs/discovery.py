@@ -220,7 +220,7 @@ def discover(names: Sequence[str]) -> Discovery:
     n_found = len(found.ranks)
     found.ranks = dict.fromkeys(one_of_each_process(list(found.ranks)))
     found.is_expanded |= len(found.ranks) < n_found
-    if len(found.ranks) > 1:  # otherwise a name of nothing is an error, not a rank of a job
+    if len(found.ranks) > 1:  # otherwise a missing file is an error, not a rank of a job
         found.ranks.update(dict.fromkeys(found.doubtful))
     named = ranks_of([*found.ranks, *found.notes])
     case_names = (*found.ranks, *found.notes) if found.is_expanded else tuple(names)
@@ -294,7 +294,7 @@ def _take_folder(tree: Tree, folder: str, found: _Found) -> None:
 def _of_notes(
     found: _Found, named: Mapping[str, RankInput], case_names: tuple[str, ...]
 ) -> Discovery:
-    """Return the ranks of an input of texts only: several ranks only if the names say "rank"."""
+    """Return the ranks if there are only texts; several ranks only if the names say "rank"."""
     by_rank: dict[tuple[str, int], list[str]] = defaultdict(list)
     rest = []
     for path in sorted(found.notes):

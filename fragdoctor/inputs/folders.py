@@ -184,7 +184,7 @@ def path_of_url(url: str) -> str:
 
 
 def expand(names: Sequence[str]) -> tuple[list[str], list[tuple[str, InputError]]]:
-    """Return all inputs of a check, in the order given, and each fruitless name with its error.
+    """Return all inputs of a check, in the order given, and the names without inputs, with errors.
 
     A directory is searched recursively for snapshots, bundles, statistics, texts and logs, without
     hidden files and links to directories. A pattern that the shell left alone is expanded.

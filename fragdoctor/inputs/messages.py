@@ -364,7 +364,7 @@ _FAILS_AFTER_ASSERT: Final = frozenset(
 )
 """Library errors without figures. A device-side assertion breaks the context, after which every
 library call fails, whatever its error says (CUDA's programming guide, Assertion). On the CPU the
-same bad index is an IndexError, which people quote if they tried that."""
+same bad index raises an IndexError, which people who have looked for the cause quote as well."""
 
 _GARBLE: Final = frozenset({"collective-timeout", "nccl-error", "illegal-access"})
 """Failures after which the sizes that a program continues with are garbage."""

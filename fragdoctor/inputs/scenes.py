@@ -84,7 +84,7 @@ class _Line(Struct, frozen=True):
 
 
 class _Places:
-    """Line numbers and bounds by offset; in linear time if offsets are asked in rising order."""
+    """Finds the line at an offset; takes linear time if the offsets come in ascending order."""
 
     def __init__(self, text: str) -> None:
         self._text = text
