@@ -48,7 +48,7 @@ _SLOW: Final = only_where(r"slow(?!est)|snail|crawl|takesforever|speeddrop|bottl
 """Signs of a slow program: without them, the words occur in any discussion of GPUs."""
 
 _TENSORRT: Final = where(r"trt-llm\]|tensorrt[-_]llm|trtllm", 8000, 8000, sub_kind="trtllm")
-"""TensorRT-LLM runs TensorRT's builder if its own lines surround TensorRT's."""
+"""Signs that TensorRT-LLM runs TensorRT's builder: its own lines around those of TensorRT."""
 
 
 def _ggml_check(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
