@@ -1,14 +1,14 @@
-"""What recording costs: a training loop without it and under each way to record, in one run.
+"""Measure what recording costs a training loop, for each way to record, in one run.
 
     python benchmarks/bench_capture.py [--rounds 30] [--steps 4] [--layers 6]
 
-It needs a CUDA build of PyTorch and a GPU, nothing else of this project's dependencies. The ways
-take turns, and each is compared with the step without recording of the same round, so that a busy
-machine slows both; the median over the rounds counts, with the quarters beside it. Printed are the
-ratio, the cost per recorded event, what the annotations cost (asked for and not, in the same
-rounds, and each range that is noted), and what writing a bundle takes. A step of a larger model has
-more arithmetic per allocation: the cost per event is what carries over, the ratio is not. Steps run
-in a second thread: PyTorch notes the ranges of the thread that switched recording on in any case.
+It needs a CUDA build of PyTorch and a GPU, and none of this project's other dependencies. The ways
+take turns, and each is compared with the step without recording in the same round, so that a busy
+machine slows both; the result is the median over the rounds, with the quartiles beside it. Printed
+are the ratio, the cost per recorded event, the cost of annotations (requested and not, in the same
+rounds, and per recorded range), and the time to write a bundle. A step of a larger model has more
+arithmetic per allocation: the cost per event carries over to it, but the ratio does not. Steps run
+in a second thread, because PyTorch always records the ranges of the thread that enabled recording.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WAYS = {
 
 
 class Block(nn.Module):
-    """A transformer block without attention's variety: what matters here is its allocations."""
+    """A plain transformer block: only its allocations matter here."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Block(nn.Module):
 
 
 def record(way: tuple[str, str | None, int, dict[str, bool]] | None) -> None:
-    """Switch recording over."""
+    """Switch to another way of recording; None switches it off."""
     torch.cuda.memory._record_memory_history(enabled=None)
     if way is not None:
         stacks, context, n, annotations = way
@@ -68,7 +68,7 @@ def record(way: tuple[str, str | None, int, dict[str, bool]] | None) -> None:
 
 
 def time_steps(model: nn.Module, optimizer: torch.optim.Optimizer, n: int) -> float:
-    """Return the seconds of one of n training steps."""
+    """Return the seconds per step of n training steps."""
     x = torch.randn(4, 128, 128, device="cuda")
     torch.cuda.synchronize()
     begin = time.perf_counter()
@@ -81,7 +81,7 @@ def time_steps(model: nn.Module, optimizer: torch.optim.Optimizer, n: int) -> fl
 
 
 def count_events(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Return the events that one step records."""
+    """Return the number of events that one step records."""
     record(("python", None, 20_000, {}))
     time_steps(model, optimizer, 1)
     before = len(torch.cuda.memory._snapshot()["device_traces"][0])
@@ -92,7 +92,7 @@ def count_events(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
 
 
 def time_ranges(n: int) -> float:
-    """Return the seconds that one of n ranges of ``record_function`` takes."""
+    """Return the seconds per range of n ranges of ``record_function``."""
     begin = time.perf_counter()
     for _ in range(n):
         with torch.autograd.profiler.record_function("range"):
@@ -101,7 +101,7 @@ def time_ranges(n: int) -> float:
 
 
 def range_cost(n_rounds: int) -> float:
-    """Return the seconds that noting the begin and the end of a range adds to it."""
+    """Return the seconds that recording the start and end of a range adds to it."""
     added: list[float] = []
     for _ in range(n_rounds):
         record(None)
@@ -113,7 +113,7 @@ def range_cost(n_rounds: int) -> float:
 
 
 def bundle_cost(model: nn.Module, optimizer: torch.optim.Optimizer, n_steps: int) -> str:
-    """Return a line on what a bundle of a full history costs, and the history in host memory."""
+    """Return a line on the host memory of a full history, and the time and size of its bundle."""
     recorder = load_recorder()
     home = tempfile.mkdtemp()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -132,7 +132,7 @@ def bundle_cost(model: nn.Module, optimizer: torch.optim.Optimizer, n_steps: int
 
 
 def load_recorder():  # noqa: ANN201 - a factory of this script
-    """Return a factory of recorders, loaded by path as programs under ``run`` load them."""
+    """Return a factory of recorders, loaded by path like in programs under ``run``."""
     home = Path(__file__).parents[1] / "fragdoctor" / "capture" / "recording"
     spec = importlib.util.spec_from_file_location(
         "recording", home / "__init__.py", submodule_search_locations=[str(home)]
@@ -157,7 +157,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     time_steps(model, optimizer, 5)
     n_events = count_events(model, optimizer)
-    # First, while the process is small: what rounds grew before would hide what a history takes.
+    # This comes first, while the process is small: growth in the rounds would hide the history's.
     bundle = bundle_cost(model, optimizer, 1 + 110_000 // n_events)
     times: dict[str, list[float]] = {name: [] for name in WAYS}
     with ThreadPoolExecutor(1) as thread:

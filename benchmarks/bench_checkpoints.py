@@ -1,12 +1,12 @@
-"""The cheapest checkpointed modules beside every n-th block, all, and PyTorch's own solver.
+"""Compare our cheapest checkpointed modules with every n-th block, all, and PyTorch's own solver.
 
     python benchmarks/bench_checkpoints.py --python PY --solver DIR [NAME ...]
 
-For each model of ``unequal_models.py`` blocks are checkpointed: all, every second, every third, and
-as ``torch.distributed._tools.sac_ilp.sac_milp`` says for some budgets. Each is rehearsed, and what
-it needs is the limit under which ``rehearse --cure`` looks for its own set. PY has PyTorch,
-Transformers and diffusers; DIR is a folder with PuLP and pwlf. Operations are those that both
-rehearsals counted, not those that were planned.
+For each model of ``unequal_models.py``, blocks are checkpointed: all, every second, every third,
+and those that ``torch.distributed._tools.sac_ilp.sac_milp`` chooses for some budgets. Each choice
+is rehearsed, and the memory that it needs is the limit under which ``rehearse --cure`` looks for
+its own set. PY is a Python with PyTorch, Transformers and diffusers; DIR is a folder with PuLP and
+pwlf. Operations are those that both rehearsals counted, not those that were planned.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ SHARES: Final = (0.8, 0.6)
 
 @dataclass(frozen=True)
 class Row:
-    """A way to checkpoint, and ours under the same need.
+    """Another way to checkpoint, and ours with the memory that the other one needs.
 
     Attributes:
         how: the other way.
-        needs, peak, again: memory in MiB and further operations as a share: the other's, ours.
+        needs, peak: memory in MiB, of the other way and ours.
+        again: recomputed operations as a share, of the other way and ours.
     """
 
     how: str
@@ -49,7 +50,7 @@ class Row:
 
 
 class Comparison(CureSearch):
-    """Rehearses other ways to checkpoint, and ours under what each of them needs."""
+    """Rehearses other ways to checkpoint, and ours with the memory that each of them needs."""
 
     def __init__(self, name: str, python: str, solver: str) -> None:
         self.name, self.rows, self.missing = name, list[Row](), list[str]()
@@ -115,7 +116,7 @@ class Comparison(CureSearch):
         self.rows.append(Row(how, needs, peak, pairs[2]))  # type: ignore[arg-type]
 
     def _observed(self, program: Program, specs: Sequence[str]) -> tuple[int, int, float]:
-        """Return needed and peak allocated bytes, and further operations as a share."""
+        """Return needed bytes, peak allocated bytes, and recomputed operations as a share."""
         before, self._program = self._program, program
         try:
             conditions = replace(self._conditions, observes=True, treatments=specs)

@@ -1,10 +1,10 @@
-"""Rehearsals of compiled programs beside a real GPU.
+"""Compare rehearsals of compiled programs with a real GPU.
 
     python benchmarks/bench_compiled.py --python PY [NAME ...]
 
 The programs of ``compiled_programs`` ran on an H200 with PyTorch 2.11.0 (``gpu_program.py``); their
 peaks are in ``measured/compiled_h200.csv``. PY is a Python with that PyTorch and Triton, and
-transformers for one of them; it needs no GPU.
+transformers for one of the programs; it needs no GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def main() -> None:
-    """Print a line a program, and how many are close."""
+    """Print a line per program, and how many of them are close."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,11 +1,11 @@
-"""What ``rehearse --cure`` says beside PyTorch's own allocator.
+"""Check what ``rehearse --cure`` says against PyTorch's own allocator.
 
     python benchmarks/bench_cure.py --oracle DIR --python PY [--set looked|held-out|all]
 
-Each program of ``outlook_programs`` that needs neither settings nor another process is to fit in
+Each program of ``outlook_programs`` that needs neither settings nor another process has to fit in
 three quarters of what it reserves. Every change that was rehearsed for it is then made on the
-allocator itself (``treated_program.py``), at that capacity: what is said to fit has to pass. DIR
-and PY are those of ``record_outlooks.py``. Of programs that are held out none is named.
+allocator itself (``treated_program.py``), at that capacity: a change that is said to fit has to
+pass. DIR and PY are those of ``record_outlooks.py``. No held-out program is named.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SEARCH_S = 120.0
 
 
 def prescribed(truth: ProgramTruth, python: str, capacity_mib: int) -> Prescription:
-    """CureSearch for what lets a program fit."""
+    """Return what ``CureSearch`` finds to make a program fit."""
     program = Program(str(PROGRAMS / f"{truth.name}.py"), False, [], [python])
     gpu = rehearsed_gpu(None, capacity_mib * MIB, is_unlimited=False)
     return CureSearch(program, RehearsalConditions(gpu=gpu), None, SEARCH_S).run()
@@ -65,7 +65,7 @@ def ended(tried: Tried, truth: ProgramTruth, capacity_mib: int, oracle: Path, py
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print a line a program that may be looked at, and the table of each half."""
+    """Print a line per contradiction in the programs that are looked at, and each half's table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,19 +1,19 @@
-"""One job of many snapshots read in one process, in a pool, and on a cluster of dask, in one run.
+"""Read one job's many snapshots in one process, in a pool, and on a dask cluster, in one run.
 
     python benchmarks/bench_fleet.py               # 1,000 files, 1, 2 .. N processes
     python benchmarks/bench_fleet.py --files 200 --no-dask
     python benchmarks/bench_fleet.py --large       # 10,000 ranks, workers killed, object storage
     python benchmarks/bench_fleet.py --large --docs    # ... and the table into docs/fleet.md
 
-The files are hard links to the sample snapshots in turn, so that the disk holds little and the page
-cache is warm: what is measured is reading and diagnosing, not a disk. Seconds are
-wall clock, the best of some rounds in turn; the start of the workers, with their imports, stands
-beside them. What the engines find is compared: it must be the same.
+The files are hard links to the sample snapshots in rotation, so that the disk holds little and the
+page cache is warm: this measures reading and diagnosing, not a disk. Seconds are wall-clock time,
+the best of several rounds in which the engines take turns; the start of the workers, with their
+imports, is shown separately. All engines must find the same.
 
-``--large`` takes the smallest samples, so that 10,000 ranks are about files, names, tasks and
-summaries and not about bytes; one in a hundred is cut in the middle. A pool, a cluster of dask, the
-same with a process killed at each quarter of the chunks, and 1,000 of the ranks from a server of
-object storage on this machine (moto, read by s3fs).
+``--large`` uses the smallest samples, so that 10,000 ranks test files, names, tasks and summaries
+instead of bytes; one in a hundred is cut in the middle. It runs a pool, a dask cluster, the same
+cluster with a process killed at each quarter of the chunks, and 1,000 of the ranks from an object
+storage server on this machine (moto, read by s3fs).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Engine = Callable[[], contextlib.AbstractContextManager[Executor | None]]
 
 
 def make_job(folder: Path, n: int, *, largest: float = float("inf")) -> tuple[int, int]:
-    """Link ``n`` ranks to the samples; return their bytes and the number of different ones."""
+    """Link ``n`` ranks to the samples; return their total bytes and the number of samples."""
     samples = sorted(p for p in SAMPLES.iterdir() if ".pickle" in p.name)
     samples = [p for p in samples if p.stat().st_size <= largest]
     n_bytes = 0
@@ -57,7 +57,7 @@ def make_job(folder: Path, n: int, *, largest: float = float("inf")) -> tuple[in
         rank = folder / f"rank{i}{''.join(sample.suffixes)}"
         try:
             os.link(sample, rank)
-        except OSError:  # another file system
+        except OSError:  # the samples are on another file system
             shutil.copyfile(sample, rank)
         n_bytes += sample.stat().st_size
     return n_bytes, len(samples)
@@ -65,17 +65,17 @@ def make_job(folder: Path, n: int, *, largest: float = float("inf")) -> tuple[in
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Provide no executor: this process."""
+    """Provide no executor, so that this process does the work."""
     yield None
 
 
 def pool(workers: int) -> Engine:
-    """Return a pool of our processes."""
+    """Return an engine that uses a pool of our processes."""
     return lambda: WorkerPool(workers)
 
 
 def dask(workers: int) -> Engine:
-    """Return a cluster on this machine."""
+    """Return an engine that uses a dask cluster on this machine."""
 
     @contextlib.contextmanager
     def engine() -> Iterator[Executor]:
@@ -99,7 +99,7 @@ def dask(workers: int) -> Engine:
 
 
 def warm(executor: Executor | None, workers: int, rank: RankInput) -> None:
-    """Let every worker start and load what it needs."""
+    """Let every worker start and load its modules."""
     if executor is None:
         summarise_chunk([rank], SummaryOptions())
         return
@@ -114,7 +114,7 @@ def warm(executor: Executor | None, workers: int, rank: RankInput) -> None:
 def measure(
     engine: Engine, workers: int, ranks: tuple[RankInput, ...]
 ) -> tuple[float, float, FleetSummary]:
-    """Return seconds with the start of the workers, seconds without it, and what was found."""
+    """Return the seconds with and without the start of the workers, and what was found."""
     start = time.perf_counter()
     with engine() as executor:
         warm(executor, workers, ranks[0])
@@ -125,7 +125,7 @@ def measure(
 
 
 class Killing(Executor):
-    """Hands tasks on, and kills a worker at each quarter of them that has come back."""
+    """Passes tasks on, and kills a worker each time another quarter of them has come back."""
 
     def __init__(self, executor: Executor, n_tasks: int, kill: Callable[[], None]) -> None:
         self._executor, self._n_tasks, self._kill = executor, n_tasks, kill
@@ -133,7 +133,7 @@ class Killing(Executor):
         self._lock = threading.Lock()
 
     def submit(self, fn, /, *args, **kwargs):  # noqa: ANN001, ANN002, ANN003, ANN201
-        """Hand a task on."""
+        """Pass a task on."""
         future = self._executor.submit(fn, *args, **kwargs)
         future.add_done_callback(self._count)
         return future
@@ -149,7 +149,7 @@ class Killing(Executor):
 
 @contextlib.contextmanager
 def object_storage(files: Sequence[Path]) -> Iterator[str]:
-    """Serve files as ``s3://job/...`` on this machine; give the address of the folder."""
+    """Serve files as ``s3://job/...`` on this machine, and yield the folder's address."""
     import logging
 
     import s3fs
@@ -174,17 +174,17 @@ def object_storage(files: Sequence[Path]) -> Iterator[str]:
 
 
 def cut(ranks: Sequence[Path]) -> int:
-    """Cut every hundredth file in the middle; return how many."""
+    """Cut every hundredth file in the middle, and return how many were cut."""
     doomed = [path for path in ranks[CUT_EVERY // 2 :: CUT_EVERY] if path.stat().st_size > 1000]
     for path in doomed:
         raw = path.read_bytes()
-        path.unlink()  # it is a link to a sample
+        path.unlink()  # the file is a link to a sample
         path.write_bytes(raw[: len(raw) // 2])
     return len(doomed)
 
 
 def cost_of_a_rank(ranks: Sequence[RankInput]) -> str:
-    """Return what the parts of a rank cost on a core, in a process that has them loaded."""
+    """Return what each part of a rank's work costs on one core, in a process with all loaded."""
     from fragdoctor.diagnosis.pipeline import diagnose
     from fragdoctor.fleet.summary import summarise
     from fragdoctor.inputs.cases import read_case
@@ -212,7 +212,7 @@ def cost_of_a_rank(ranks: Sequence[RankInput]) -> str:
 
 
 class Table:
-    """Lines of the documentation, printed as they come."""
+    """Lines for the documentation, also printed as they are added."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -223,13 +223,13 @@ class Table:
         print(line, flush=True)
 
     def row(self, name: str, n: int, began: float, found: str) -> None:
-        """Add what an engine took for ``n`` ranks."""
+        """Add a row on the time that an engine took for ``n`` ranks."""
         seconds = time.perf_counter() - began
         self.say(f"| {name} | {n:,} | {seconds:.1f} | {n / seconds:.0f} | {found} |")
 
 
 def counted(fleet: FleetSummary) -> str:
-    """Return how many ranks were read."""
+    """Return how many ranks were read, in words."""
     n_read = sum(r.is_read for r in fleet.ranks)
     return f"{n_read:,} read, {len(fleet.ranks) - n_read:,} with a reason"
 
@@ -264,7 +264,7 @@ def on_dask(
 
 
 def large(n_files: int, n_workers: int) -> list[str]:
-    """Return the table of a large job, and of what goes wrong in one; print it as it grows."""
+    """Return the table of a large job with failures, and print it as it grows."""
     table = Table()
     with tempfile.TemporaryDirectory() as folder:
         n_bytes, n_kinds = make_job(Path(folder), n_files, largest=SMALL)
@@ -302,7 +302,7 @@ def large(n_files: int, n_workers: int) -> list[str]:
 
 
 def write_docs(lines: Sequence[str]) -> None:
-    """Put the table into its place in the documentation."""
+    """Write the table to its place in the documentation."""
     before, rest = DOCS.read_text().split(MARKS[0])
     after = rest.split(MARKS[1])[1]
     table = "\n".join(lines)
@@ -340,7 +340,7 @@ def main() -> None:
         print(f"{'engine':18}{'s':>8}{'+ start':>9}{'files/s':>9}{'speed-up':>10}{'per core':>10}")
         best: dict[str, tuple[float, float]] = {}
         expected: FleetSummary | None = None
-        for _ in range(arguments.rounds):  # in turn: what else the machine does hits all alike
+        for _ in range(arguments.rounds):  # taking turns: other load on the machine hits all alike
             for name, workers, engine in engines:
                 whole, seconds, fleet = measure(engine, workers, ranks)
                 expected = expected or fleet

@@ -1,10 +1,11 @@
-"""Operations, and their backward passes, beside PyTorch's own allocator.
+"""Compare rehearsed operations, and their backward passes, with PyTorch's own allocator.
 
     python benchmarks/bench_operations.py --python PY --oracle DIR
 
-Each line of ``operations.txt`` is rehearsed and run on the real allocator, under the Python PY with
-a CUDA build of PyTorch, by ``DIR/run.sh``; DIR is a folder as ``record_outlooks.py`` takes it. What
-is compared: the bytes at the peak, those of all requests, and strides of results and gradients.
+Each line of ``operations.txt`` is rehearsed, and run on the real allocator by ``DIR/run.sh`` with
+the Python PY, which has a CUDA build of PyTorch; DIR is the same folder as for
+``record_outlooks.py``. The comparison covers the bytes at the peak, the bytes of all requests, and
+the strides of results and gradients.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ PROGRAM, OPERATIONS = HERE / "operation_program.py", HERE / "operations.txt"
 
 
 def rows_of(command: Sequence[str]) -> dict[str, list[str]]:
-    """Return what a run prints of each operation."""
+    """Return what a run prints for each operation."""
     done = subprocess.run(
         [*command, str(PROGRAM), *(["--"] if "rehearse" in command else []), str(OPERATIONS)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,

@@ -1,10 +1,10 @@
-"""What fragdoctor says of a run's future, beside what the program did.
+"""Compare what fragdoctor says about a run's future with what the program did.
 
     python benchmarks/bench_outlook.py RECORDINGS --oracle DIR --python PY [--only NAME]
 
-``record_outlooks.py`` makes RECORDINGS. Each recording is given to ``analyze`` and ``simulate`` as
-a user would give it. Run as a program this tries settings that are recommended and were not tried
-yet, on the allocator of ``record_outlooks.py``, and keeps what came of it in RECORDINGS;
+``record_outlooks.py`` makes RECORDINGS. Each recording is given to ``analyze`` and ``simulate`` the
+way a user would do it. Run as a program, this tries recommended settings that were not tried yet,
+on the allocator of ``record_outlooks.py``, and stores the results in RECORDINGS;
 ``tools/truth_table.py`` counts the answers.
 """
 
@@ -25,7 +25,7 @@ from outlook_table import ProgramTruth, Recording, Try, read_truth, write_truth
 
 VARIABLE = "PYTORCH_CUDA_ALLOC_CONF="
 MIN_STEPS_OF_A_LEAK = 3
-"""Complete steps from which on a leak can be told from a program that starts."""
+"""Complete steps needed to tell a leak from a program that is still starting."""
 
 
 @dataclass
@@ -33,10 +33,10 @@ class WhatIf:
     """One answer of ``simulate``, and the truth.
 
     Attributes:
-        served: the recorded part fits.
+        served: whether the recorded part fits.
         likely: what an open outlook calls likely: ``holds``, ``fails`` or nothing.
-        steps_after: whole steps that the program did after the one under way, before it failed.
-        steps_left: those that it has after the one under way when it runs to its end.
+        steps_after: whole steps that the program did after the current one, before it failed.
+        steps_left: whole steps after the current one if the program runs to its end.
     """
 
     name: str
@@ -55,11 +55,11 @@ class WhatIf:
 
     @property
     def score(self) -> str:
-        """``right``, ``wrong``, ``open`` or ``beyond``: a failure after the program's end."""
+        """``right``, ``wrong``, ``open``, or ``beyond`` for a failure after the program's end."""
         return self.compared(self.state) if self.state in {"holds", "fails"} else "open"
 
     def compared(self, said: str) -> str:
-        """Return ``right``, ``wrong`` or ``beyond`` for what is said: ``holds`` or ``fails``."""
+        """Return ``right``, ``wrong`` or ``beyond`` for an answer of ``holds`` or ``fails``."""
         if (said == "holds") == self.passes:
             return "right"
         after = self.fails_after_steps
@@ -72,7 +72,7 @@ class WhatIf:
 
 @dataclass
 class Advice:
-    """One recommendation of ``analyze``; ``passes`` is None where no run has tried it."""
+    """One recommendation of ``analyze``; ``passes`` is None if no run has tried it."""
 
     name: str
     snapshot: str
@@ -88,19 +88,19 @@ class Advice:
 
     @property
     def is_promise(self) -> bool:
-        """Whether it is said to let the run finish, surely or likely."""
+        """Whether fragdoctor says that this setting surely or likely lets the run finish."""
         said = self.likely if self.state == "open" else self.state
         return not self.rejected and bool(self.setting) and said == "holds"
 
 
 @dataclass
 class Judged:
-    """All that was said of one recording.
+    """Everything that was said about one recording.
 
     Attributes:
-        failed: the recorded run ended with a failure.
-        cures: settings under which the program passes at the same capacity, of those tried.
-        error: why there is no answer.
+        failed: whether the recorded run ended with a failure.
+        cures: the tried settings under which the program passes at the same capacity.
+        error: why there is no answer, or "".
     """
 
     name: str
@@ -122,7 +122,7 @@ def ask(*words: str) -> dict[str, Any]:
     """Run a command of fragdoctor in this process and return its JSON."""
     from fragdoctor.cli.app import invoke
 
-    said = contextlib.redirect_stderr(io.StringIO())  # where the answer was written
+    said = contextlib.redirect_stderr(io.StringIO())  # hides the note on where the answer is
     with tempfile.TemporaryDirectory() as folder, said:
         answer = Path(folder) / "answer.json"
         invoke([*words, "--no-config", "--format", "json", "-o", str(answer)])
@@ -130,7 +130,7 @@ def ask(*words: str) -> dict[str, Any]:
 
 
 def judge(truth: ProgramTruth, recording: Recording, folder: Path) -> Judged:
-    """Ask about one recording."""
+    """Ask fragdoctor about one recording, and compare with the truth."""
     judged = Judged(
         name=truth.name,
         kind=truth.kind,
@@ -173,7 +173,7 @@ def known_settings(recording: Recording) -> dict[str, bool]:
 
 
 def advice_of(judged: Judged, recording: Recording, analysis: dict[str, Any]) -> list[Advice]:
-    """Return the recommendations, then what was rejected, each with what its setting does."""
+    """Return the recommendations, then the rejected advice, each with whether it really passes."""
     done = known_settings(recording)
     advice = []
     for key in ("recommendations", "rejected"):
@@ -202,7 +202,7 @@ def advice_of(judged: Judged, recording: Recording, analysis: dict[str, Any]) ->
 def what_ifs_of(
     truth: ProgramTruth, recording: Recording, source: str
 ) -> list[WhatIf]:  # fmt: skip
-    """Ask ``simulate`` all that was tried."""
+    """Ask ``simulate`` about everything that was tried."""
     run = recording.run
     settings = [t for t in recording.tries if t.capacity_bytes == run.capacity_bytes]
     rows = []
@@ -224,7 +224,7 @@ def what_ifs_of(
 def what_if(
     truth: ProgramTruth, recording: Recording, one: Try, answer: dict[str, Any]
 ) -> WhatIf:  # fmt: skip
-    """Put an answer beside the truth."""
+    """Return an answer together with the truth."""
     outlook = answer["outlook"] or {}
     run = recording.run
     return WhatIf(
@@ -245,13 +245,13 @@ def what_if(
 
 
 def first_setting_cures(row: Judged) -> bool:
-    """Say whether the first recommendation of a setting is one that cures."""
+    """Return whether the first recommended setting cures the failure."""
     settings = [one for one in row.advice if not one.rejected and one.setting]
     return bool(settings and settings[0].passes)
 
 
 def is_doubtful(row: Judged) -> bool:
-    """Say whether a verdict deserves a look."""
+    """Return whether a verdict does not fit what the program did."""
     can_show = row.n_steps >= MIN_STEPS_OF_A_LEAK
     return not row.error and (
         (row.cause == "leak") != (row.leaks and can_show and row.failed)
@@ -263,7 +263,7 @@ def is_doubtful(row: Judged) -> bool:
 def try_recommended(
     rows: Sequence[Judged], truths: dict[str, ProgramTruth], options: argparse.Namespace
 ) -> None:
-    """Run the programs under settings that were recommended or rejected but never tried."""
+    """Run the programs under settings that were recommended or rejected but not yet tried."""
     from record_outlooks import MIB, PROGRAMS, Server, as_try, is_recorded, read_program
 
     with Server(options.oracle, options.python) as server:
@@ -289,7 +289,7 @@ def try_recommended(
 
 
 def main(argv: Sequence[str]) -> None:
-    """Try what is recommended."""
+    """Try the recommended settings."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,20 +1,20 @@
-"""Estimates beside what others measured on real GPUs.
+"""Compare estimates with what others measured on real GPUs.
 
     python benchmarks/bench_published.py [--rows | --calibrate]
 
-Asks ``fragdoctor estimate`` for each row of ``benchmarks/published/`` as the command line would,
-and prints for both halves: the median error by class, the bias (the median of signed errors), the
+Asks ``fragdoctor estimate`` about each row of ``benchmarks/published/`` like a user would, and
+prints for both halves: the median error by class, the bias (the median of signed errors), the
 shares of figures below, inside and above the printed interval, its median width as a share of its
-lower end, and the verdict on the card where a run failed or came close to the limit. Advice is left
-out: it takes most of the time, and no figure here comes from it. ``--rows`` prints each row of the
-half that may be looked at; the rows of the held-out half are never printed. ``--calibrate`` prints
-instead what ``fragdoctor.estimation.calibration`` holds, as it follows from the half that may be
-looked at, and what share of the figures of tables left out such spreads would cover.
+lower end, and the verdicts on the card for runs that failed or came close to the limit. Advice is
+left out: it takes most of the time, and no figure here comes from it. ``--rows`` prints each row of
+the half that may be looked at; the rows of the held-out half are never printed. ``--calibrate``
+instead prints the spreads for ``fragdoctor.estimation.calibration`` that follow from the half that
+may be looked at, and the share of figures in left-out tables that such spreads would cover.
 
 A figure of PyTorch's allocated memory is compared with the allocated peak, one of its reserved
-memory with the reserved one, and one whose kind is not stated with what the driver shows of the
-process: reserved memory and the CUDA context. The interval is the one that is printed for programs
-of others; verdicts are by what the card must have free.
+memory with the reserved peak, and one whose kind is not stated with what the driver shows for the
+process: reserved memory plus the CUDA context. The interval is the one printed for other people's
+programs; verdicts go by what the card must have free.
 """
 
 from __future__ import annotations
@@ -47,53 +47,53 @@ FOLDER = Path(__file__).parent / "published"
 HALVES = ("looked_at", "held_out")
 UNITS = {"GB": 10**9, "GiB": 2**30, "MiB": 2**20}
 SAID_BY_SOURCE = {
-    # chunked_cross_entropy on the logits as they are; bitsandbytes 0.42; all loops accumulate.
+    # chunked_cross_entropy works on 16-bit logits; bitsandbytes 0.42; gradients are accumulated.
     "Lightning-AI/litgpt": ("--logits 16-bit --grad-accumulation 8", "", {"int4": "int4-0.42"}),
-    # The loss of an MPT is flash-attention's, of 16-bit logits, unless configured otherwise.
+    # Unless configured otherwise, MPT uses flash-attention's loss, on 16-bit logits.
     "mosaicml/llm-foundry": ("--logits 16-bit", "", {}),
-    # TRL's SFTTrainer and BigCode's finetune.py prepare a quantised base as PEFT does.
+    # TRL's SFTTrainer and BigCode's finetune.py prepare a quantized base like PEFT does.
     **dict.fromkeys(
         ("Hugging Face + FA2", "4bit-transformers-bitsandbytes", "bigcode-project/starcoder"),
         ("", "", {kind: f"{kind}-peft" for kind in ("int4", "int8", "nf4", "int4-0.42")}),
     ),
-    # Qwen's own modeling_qwen.py hands tuples on.
+    # Qwen's own modeling_qwen.py passes the cache as tuples.
     "QwenLM/Qwen/": ("", "--cache tuple", {}),
     "casper-hansen/AutoAWQ": ("", "", {"awq": "awq-fused"}),
 }
-"""What code does in all rows of a source or a table: in training, in inference, and what it means
-by a dtype."""
+"""Source or table -> what its code does in every row: options for training, options for inference,
+and what it means by a dtype."""
 FSDP_KINDS = {
-    "Lightning-AI/litgpt": "1-mixed",  # FSDPStrategy wraps blocks whole
+    "Lightning-AI/litgpt": "1-mixed",  # FSDPStrategy wraps whole blocks
     "foundation-model-stack": "1", "AnswerDotAI": "1", "llama-cookbook": "1",
     "torchtune/blob/v0.0.1": "1", "Lightning-AI/lightning-thunder": "1",
     "pytorch/torchtitan": "2", "torchtune/blob/main": "2", "fsdp2_lora": "2",
 }  # fmt: skip
-"""Which FSDP the code of a source uses."""
-AT_LIMIT = 0.8  # of the card: closer than that, a verdict is a question
+"""Which version of FSDP a source's code uses."""
+AT_LIMIT = 0.8  # share of the card from which on a run counts as close to the limit
 
 
 class Outcome(NamedTuple):
-    """A row and what was estimated; the error is None where there is no figure."""
+    """A row and its estimate; the error is None if the row has no figure."""
 
     row: Mapping[str, str]
     error: float | None
-    share: tuple[float, ...]  # what the figure is of the least and of the most that it needs
-    side: str  # of the interval: below, inside, above, or "" where there is none
+    share: tuple[float, ...]  # the figure divided by the estimate's lower and upper bound
+    side: str  # where the figure is: below, inside or above the interval, or "" without a figure
     width: float  # of the interval, as a share of its lower end
     verdict: str  # right, open, wrong, or "" away from the limit
     refusal: str
-    kind: str = ""  # what is known of it: a key of ``SPREADS``
+    kind: str = ""  # how much is known about the workload: a key of ``SPREADS``
 
 
 def without_advice(workload: Workload, gpus: Sequence[GpuModel]) -> Estimate:
-    """Return what ``estimation.judge.judged`` does, without batches, measures and the map."""
+    """Return what ``estimation.judge.judged`` returns, without batches, measures and the map."""
     footprint = formula.formula_footprint(workload)
     fits = tuple(fit_of(footprint, gpu) for gpu in gpus)
     return Estimate(workload, footprint, fits, (), error_of(workload))
 
 
 def asked(row: Mapping[str, str]) -> tuple[dict[str, Any], str]:
-    """Return the report on a row as the command prints it, and the kind of its workload."""
+    """Return the report that the command prints for a row, and the kind of the row's workload."""
     model = [] if {"--layers", "--params"} & set(row["options"].split()) else [row["model"]]
     options = shlex.split(row["options"])
     is_inference = "--inference" in options
@@ -105,11 +105,11 @@ def asked(row: Mapping[str, str]) -> tuple[dict[str, Any], str]:
     if not is_inference:
         if "chunked loss" in row["note"]:
             options += ["--logits", "chunked"]
-        # ms-swift pads to the longest text of a batch; Megatron's scripts set expandable segments.
+        # ms-swift pads to a batch's longest text; Megatron's scripts set expandable segments.
         varies = row["note"].startswith(("texts are cut", "texts are shorter"))
         if varies and "megatron" not in row["source"]:
             options += ["--varying-lengths"]
-        # Transformers 4.48, where Liger's loss is not used
+        # Transformers 4.48 without Liger's loss
         if "refs/a100_80gb.csv" in row["source"]:
             options += ["--logits", "shifted"]
         if "--fsdp" in options:
@@ -127,7 +127,7 @@ def asked(row: Mapping[str, str]) -> tuple[dict[str, Any], str]:
 
 
 def outcome_of(row: Mapping[str, str]) -> Outcome:
-    """Return what becomes of a row."""
+    """Return the outcome of a row."""
     try:
         found, kind = asked(row)
     except FragdoctorError as refused:
@@ -157,7 +157,7 @@ def _point(found: Mapping[str, Any], what: str) -> float:
 
 
 def _outside(found: Mapping[str, Any], what: str) -> int:
-    """Return what of a figure is not PyTorch's: ``nvidia-smi`` shows the CUDA context too."""
+    """Return the part of a figure outside PyTorch: ``nvidia-smi`` also counts the CUDA context."""
     return int(found["gpus"][0]["context_bytes"]) if what == "unstated" else 0
 
 
@@ -174,7 +174,7 @@ def _verdict(row: Mapping[str, str], found: Mapping[str, Any], measured: float) 
 
 
 def print_half(name: str, outcomes: Sequence[Outcome]) -> None:
-    """Print the totals of a half."""
+    """Print the results of one half."""
     refused = sum(bool(o.refusal) for o in outcomes)
     print(f"\n{name}: {len(outcomes)} rows, {refused} refused")
     groups: dict[str, list[Outcome]] = defaultdict(list)
@@ -200,7 +200,7 @@ def print_half(name: str, outcomes: Sequence[Outcome]) -> None:
 
 
 def _interval(members: Sequence[Outcome]) -> str:
-    """Return on which side of the interval the figures lie, and its median width."""
+    """Return the shares of figures on each side of the interval, and its median width."""
     shown = [o for o in members if o.side]
     if not shown:
         return f"{'-':>9}" * 4
@@ -217,12 +217,12 @@ def print_rows(outcomes: Sequence[Outcome]) -> None:
         print(f"  {o.row['setting']:12} {o.row['model']:16} {said}  {o.row['options']}")
 
 
-QUANTILES = (0.05, 0.04, 0.03, 0.025, 0.02, 0.01)  # to leave out on each side, widest last
+QUANTILES = (0.05, 0.04, 0.03, 0.025, 0.02, 0.01)  # shares left out per side; widest spread last
 AIM = 0.9
 
 
 def quantile(values: Sequence[tuple[float, float]], share: float) -> float:
-    """Return the least value that so much of the weight does not exceed: (value, weight) each."""
+    """Return the least of (value, weight) pairs with this share of the weight at or below it."""
     passed, total = 0.0, sum(weight for _, weight in values)
     for value, weight in sorted(values):
         passed += weight
@@ -236,7 +236,7 @@ def _table(outcome: Outcome) -> str:
 
 
 def spreads_of(outcomes: Sequence[Outcome], left_out: float) -> dict[str, tuple[float, float]]:
-    """Return of each kind the quantiles of what figures are of the bounds; tables count once."""
+    """Return for each kind the quantiles of figures over bounds; each table has equal weight."""
     found = {}
     for kind in SPREADS:
         members = [o for o in outcomes if o.kind == kind]
@@ -248,7 +248,7 @@ def spreads_of(outcomes: Sequence[Outcome], left_out: float) -> dict[str, tuple[
 
 
 def print_calibration() -> None:
-    """Print spreads of the half that may be looked at, and how they do on tables left out."""
+    """Print the spreads of the half that may be looked at, and how they do on left-out tables."""
     with (FOLDER / f"{HALVES[0]}.csv").open(encoding="utf-8", newline="") as file:
         outcomes = [o for o in map(outcome_of, csv.DictReader(file)) if o.side]
     tables = {_table(o) for o in outcomes}
@@ -277,7 +277,7 @@ def print_calibration() -> None:
 
 
 def main() -> int:
-    """Print both halves."""
+    """Print the results of both halves."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", action="store_true", help="print the rows that are looked at")
     parser.add_argument("--calibrate", action="store_true", help="print the spreads instead")

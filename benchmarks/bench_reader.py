@@ -1,10 +1,10 @@
-"""Compares the snapshot reader with the stock unpickler: time and peak memory, in one run.
+"""Compare the snapshot reader with the stock unpickler: time and peak memory, in one run.
 
     python benchmarks/bench_reader.py            # makes its own 1,000,000-event file
     python benchmarks/bench_reader.py some.pickle
 
-Every figure comes from a child process of its own. Memory is the growth of the peak resident set
-over what the process holds before it opens the file.
+Every figure comes from a separate child process. Memory is the growth of the peak resident set
+beyond what the process held before it opened the file.
 """
 
 from __future__ import annotations

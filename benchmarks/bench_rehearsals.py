@@ -1,17 +1,17 @@
-"""Rehearsals beside PyTorch's own allocator: how often they run, and how close they are.
+"""Compare rehearsals with PyTorch's own allocator: how many run, and how close they are.
 
     python benchmarks/bench_rehearsals.py --python PY [--oracle DIR] [--gpu] [NAME ...]
 
 Each program of ``outlook_programs`` is rehearsed with all the memory that it wants, and its peaks
-are compared with those of ``tests/truth``, where it ran on the allocator of PyTorch 2.12.1. With
-``--oracle``, a folder as ``record_outlooks.py`` takes it, the least capacity at which the rehearsal
-says that it fits is tried on that allocator, 5 % more and 5 % less. PY is a Python with that
+are compared with those in ``tests/truth``, from runs on the allocator of PyTorch 2.12.1. With
+``--oracle``, the same folder as for ``record_outlooks.py``, 5 % more and 5 % less than the least
+capacity that suffices in the rehearsal are tried on that allocator. PY is a Python with that
 PyTorch and, for some of the programs, transformers, accelerate, peft, trl, lightning and diffusers.
 
-With ``--gpu`` the peaks to compare with are those of ``measured/programs_h200.csv``: the programs
-as ``gpu_program.py`` ran them on a real H200, with PyTorch 2.11.0.
+With ``--gpu``, the peaks are compared with those in ``measured/programs_h200.csv``, from runs of
+``gpu_program.py`` on a real H200 with PyTorch 2.11.0.
 
-Of programs that are held out the table counts rows; it names none.
+Held-out programs are only counted in the tables, never named.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ EDGE = 0.05
 
 @dataclass
 class Row:
-    """A program: its peaks, rehearsed over true, and whether the edge is where it is said to be.
+    """A program's rehearsed peaks over its true ones, and whether it fits and fails as predicted.
 
-    ``error`` is why there is no rehearsal; an edge is None where it was not tried.
+    ``error`` says why there is no rehearsal; ``fits_above`` and ``fails_below`` are None if they
+    were not tried.
     """
 
     name: str
@@ -56,7 +57,7 @@ class Row:
 
 
 def rehearsed(name: str, python: str, *words: str) -> dict[str, Any]:
-    """Rehearse a program, in an empty folder, and return the JSON."""
+    """Rehearse a program in an empty folder and return the JSON."""
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [
@@ -74,7 +75,7 @@ def rehearsed(name: str, python: str, *words: str) -> dict[str, Any]:
 
 
 def on_gpu(truths: Sequence[ProgramTruth]) -> Iterator[ProgramTruth]:
-    """Yield programs with the peaks that they had on a real GPU, those that were run there."""
+    """Yield the programs that ran on a real GPU, with the peaks that they had there."""
     with MEASURED.open(encoding="utf-8") as file:
         measured = {row["name"]: row for row in csv.DictReader(file)}
     for truth in truths:

@@ -1,12 +1,12 @@
-"""Speed and host memory of a rehearsal, for a small model and one of a billion parameters.
+"""Measure a rehearsal's speed and host memory, for a small model and one of a billion parameters.
 
     python benchmarks/bench_rehearse.py [--python PATH] [--steps N]
 
-The models are built of plain ``nn`` modules: a transformer of 4 layers of width 256, and one of 20
-layers of width 2,048 and a vocabulary of 50,257, once made on the GPU and once on the CPU and moved
-there. The time of a step is the median after the first; the whole is from the start of Python to
-the outcome; host memory is the peak of resident memory of the program's process. The processor may
-be shared.
+The models consist of plain ``nn`` modules: a transformer with 4 layers of width 256, and one with
+20 layers of width 2,048 and a vocabulary of 50,257, made either on the GPU, or on the CPU and then
+moved. The time of a step is the median after the first step; the whole time is from the start of
+Python to the outcome; host memory is the peak resident memory of the program's process. The
+processor may be shared.
 """
 
 from __future__ import annotations

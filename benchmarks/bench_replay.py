@@ -1,9 +1,9 @@
-"""Speed of the replay, beside that of our reader and of the stock unpickler, in one run.
+"""Compare the speed of the replay with our reader and the stock unpickler, in one run.
 
     python benchmarks/bench_replay.py big.pickle [--unpickle]
 
-``make_big.py`` makes a file; one recorded from a real allocator shows the fidelity too. Every
-figure is the best of three, in seconds of wall clock; the processor may be shared.
+``make_big.py`` makes a file; a recording from a real allocator also shows the fidelity. Every
+figure is the best of three, in seconds of wall-clock time; the processor may be shared.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ N_RUNS = 3
 
 
 def best_of(function: Callable[[], Any]) -> tuple[float, Any]:
-    """Return the least time of a few calls, and the last result."""
+    """Return the shortest time of several calls, and the last result."""
     times, result = [], None
     for _ in range(N_RUNS):
         start = time.perf_counter()

@@ -1,13 +1,13 @@
-"""How time and memory of ``fragdoctor analyze`` grow with the length of the trace.
+"""Measure how the time and memory of ``fragdoctor analyze`` grow with the length of the trace.
 
-    python benchmarks/bench_scale.py                       # 10^4 to 10^7 events, files of its own
+    python benchmarks/bench_scale.py                       # 10^4 to 10^7 events, in generated files
     python benchmarks/bench_scale.py --max-events 1000000
     python benchmarks/bench_scale.py some.pickle ...       # files of yours, in order of size
 
-Every figure is of the command as a user runs it, in a child process of its own: the wall clock
-from start to exit, processor time (two threads replay; the machine may be shared), and the peak
-resident set. What a process with every module loaded needs before it has read anything is measured
-too, and taken off the processor time and memory per event.
+Every figure is for the command as a user runs it, in a separate child process: wall-clock time from
+start to exit, processor time (two threads replay; the machine may be shared), and the peak resident
+set. The needs of a process that has loaded every module but read nothing are measured too, and
+subtracted from the processor time and memory per event.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from make_big import make_big
 
 MIB = 1 << 20
 SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
-LIMIT_BYTES = 1.5e9  # for 10^7 events
+LIMIT_BYTES = 1.5e9  # the most memory for 10^7 events
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a command."""
+    """Time and memory of one run of a command."""
 
     seconds: float
     cpu_seconds: float
@@ -40,7 +40,7 @@ class Run:
 
 
 def run(arguments: list[str]) -> Run:
-    """Return time and peak memory of one run.
+    """Return the time and peak memory of one run.
 
     Raises:
         RuntimeError: the command failed.
@@ -59,7 +59,7 @@ def run(arguments: list[str]) -> Run:
 
 
 def best(arguments: list[str], repeats: int) -> Run:
-    """Return the least time and the largest memory of several runs."""
+    """Return the shortest time and the largest memory of several runs."""
     runs = [run(arguments) for _ in range(repeats)]
     return Run(
         min(r.seconds for r in runs),
@@ -69,7 +69,7 @@ def best(arguments: list[str], repeats: int) -> Run:
 
 
 def n_events_of(path: Path) -> int:
-    """Return the number of events in a file, read in a process of its own."""
+    """Return the number of events in a file, which is read in a separate process."""
     code = "import sys, fragdoctor; print(len(fragdoctor.load(sys.argv[1]).events))"
     found = subprocess.run(
         [sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True
@@ -78,7 +78,7 @@ def n_events_of(path: Path) -> int:
 
 
 def files(options: argparse.Namespace, folder: Path) -> Iterator[Path]:
-    """Yield the files to measure; those made here are deleted afterwards."""
+    """Yield the files to measure; files made here are deleted afterwards."""
     if options.paths:
         yield from sorted(options.paths, key=lambda p: p.stat().st_size)
         return
@@ -91,7 +91,7 @@ def files(options: argparse.Namespace, folder: Path) -> Iterator[Path]:
 
 
 def main() -> int:
-    """Print the table; return 1 where 10^7 events need more memory than they may."""
+    """Print the table; return 1 if 10^7 events need more memory than the limit."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("paths", type=Path, nargs="*")
     parser.add_argument("--max-events", type=int, default=SIZES[-1])

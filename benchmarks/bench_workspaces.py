@@ -1,11 +1,11 @@
-"""Workspaces of convolutions: what cuDNN says without a GPU beside what an H200 asked for.
+"""Compare the convolution workspaces that cuDNN reports without a GPU with those on an H200.
 
     PY benchmarks/bench_workspaces.py
 
-PY is a Python with a CUDA build of PyTorch (its cuDNN is asked; no GPU is used) and fragdoctor's
-sources beside this folder. ``measured/convolutions_h200.csv`` holds 1,500 convolutions of random
-shapes, made on an H200 with PyTorch 2.11.0 and cuDNN 9.19.0, with the scratch memory, in bytes,
-that the allocator was asked for in the forward pass and in both parts of the backward pass.
+PY is a Python with a CUDA build of PyTorch (its cuDNN is queried; no GPU is used); fragdoctor's
+sources are next to this folder. ``measured/convolutions_h200.csv`` holds 1,500 convolutions of
+random shapes, run on an H200 with PyTorch 2.11.0 and cuDNN 9.19.0, with the bytes of scratch memory
+requested from the allocator in the forward pass and in both parts of the backward pass.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ TRANSPOSED = {
 
 
 def numbers(text: str) -> list[int]:
-    """Read ``2x64x7x7``."""
+    """Return the numbers in a text such as ``2x64x7x7``."""
     return [int(n) for n in text.split("x")]
 
 
 def calls(row: dict[str, str]) -> dict[str, cudnn.Convolution]:
-    """Return what PyTorch asks of cuDNN for a row, by the name of its pass."""
+    """Return the convolutions that PyTorch requests from cuDNN for a row, by pass."""
     is_transposed = row["transposed"] == "1"
     shapes = [numbers(row[name]) for name in ("input", "weight", "result")]
     padding, stride, dilation = (numbers(row[n]) for n in ("padding", "stride", "dilation"))
-    if len(stride) == 1:  # one dimension is worked on as two
+    if len(stride) == 1:  # a 1D convolution is computed as a 2D one
         shapes = [[*s[:2], 1, s[2]] for s in shapes]
         padding, stride, dilation = [0, *padding], [1, *stride], [1, *dilation]
     if is_transposed:
@@ -60,7 +60,7 @@ def calls(row: dict[str, str]) -> dict[str, cudnn.Convolution]:
 
 
 def main() -> None:
-    """Print, for each pass, how often the workspaces are equal, and how close the others are."""
+    """Print for each pass how many workspaces are equal, and how close the others are."""
     off: dict[str, list[float]] = defaultdict(list)
     with (HERE / "measured" / "convolutions_h200.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):

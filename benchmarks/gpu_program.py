@@ -1,10 +1,10 @@
-"""Runs a program once on a real GPU, and says what its memory did.
+"""Run a program once on a real GPU, and report its memory use.
 
     python gpu_program.py JOB
 
-JOB is JSON: ``program``; ``package``, the folder that holds fragdoctor; ``specs``, treatments of
-``rehearse --cure`` to make; ``capacity_bytes``, what PyTorch can have, 0 for all; ``snapshot``, a
-file for the recording or "". The last line printed is JSON.
+JOB is JSON with ``program``; ``package``, the folder that holds fragdoctor; ``specs``, treatments
+of ``rehearse --cure`` to apply; ``capacity_bytes``, the most memory for PyTorch, or 0 for all;
+``snapshot``, a file for the recording, or "". The last line printed is JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_EVENTS = 400_000
 
 
 def main(job: dict[str, Any]) -> dict[str, Any]:
-    """Run the program; return how it ended and its peaks, in bytes."""
+    """Run the program, and return how it ended and its peaks in bytes."""
     sys.argv[:] = [job["program"]]
     sys.path.append(job["package"])
     sys.path.insert(0, str(Path(job["program"]).parent))
@@ -53,7 +53,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
             runpy.run_path(job["program"], run_name="__main__")
         except torch.OutOfMemoryError as e:
             said |= {"state": "oom", "message": str(e)}
-        except Exception:  # noqa: BLE001 - whatever ends a program
+        except Exception:  # noqa: BLE001 - a program may end with any exception
             said |= {"state": "error", "message": traceback.format_exc()[-1500:]}
     stats = memory.memory_stats()
     said |= {

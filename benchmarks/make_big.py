@@ -1,11 +1,11 @@
-"""Makes a large realistic snapshot: a training loop on the allocator model, pickled as usual.
+"""Make a large realistic snapshot: a training loop on the allocator model, pickled as usual.
 
-Every address is what PyTorch's allocator hands out (``fragdoctor.Allocator``), so that the file can
-be replayed. Batches vary in length, one line keeps a little of some steps, and the last batches
-grow until a request fails: the trace ends with its ``oom``. Frames, stacks, keys and action names
-are shared objects, as PyTorch shares them; pool ids and compile contexts are new objects in every
-event, as PyTorch's are. The file is written while the program runs, so that ten million events need
-no more memory than ten thousand; that is why ``device_traces`` comes before ``segments``.
+Every address is one that PyTorch's allocator would return (``fragdoctor.Allocator``), so that the
+file can be replayed. Batches vary in length, one line keeps a little memory from some steps, and
+the last batches grow until a request fails: the trace ends with an ``oom``. As in PyTorch, frames,
+stacks, keys and action names are shared objects, and pool ids and compile contexts are new objects
+in every event. The file is written while the program runs, so that ten million events need no more
+memory than ten thousand; that is why ``device_traces`` comes before ``segments``.
 
     python benchmarks/make_big.py big.pickle --events 1000000
 """
@@ -27,17 +27,17 @@ KIB, MIB = 1 << 10, 1 << 20
 CAPACITY_BYTES = 6 << 30
 N_LAYERS = 64
 N_LEAKS, LEAK_BYTES = 96, 3 * MIB
-LAST_EVENTS = 5_000  # of the last batches, each longer than the one before
+LAST_EVENTS = 5_000  # number of final events in which each batch is longer than the one before
 BATCH = 1000
 MEMOIZE = b"\x94"
 
 
 class Stack(list[dict[str, Any]]):
-    """Frames, innermost first; written once and referred to afterwards, as its frames are."""
+    """Frames, innermost first; a stack and each of its frames is pickled once, then referred to."""
 
 
 class Writer:
-    """Writes a pickle of protocol 4 piece by piece, with the memo of Python's own pickler."""
+    """Makes a pickle of protocol 4 piece by piece, numbering the memo like Python's own pickler."""
 
     def __init__(self, sink: Callable[[bytes], object]) -> None:
         self.sink = sink
@@ -45,7 +45,7 @@ class Writer:
         self.known: dict[str | int, bytes] = {}
 
     def value(self, value: Any) -> bytes:
-        """Return a value: a text or stack written before is referred to, all else is new."""
+        """Return the pickle of a value; a text or stack pickled before becomes a reference."""
         if isinstance(value, str):
             return self.known.get(value) or self.text(value)
         if isinstance(value, Stack):
@@ -55,10 +55,10 @@ class Writer:
         return self.container(value)
 
     def container(self, value: tuple[int, int] | dict[str, Any] | list[Any]) -> bytes:
-        """Return a container that is written once."""
+        """Return the pickle of a container that occurs only once."""
         self.n_memo += 1
         if isinstance(value, tuple):
-            # A tuple is memoised after its items, which are numbers.
+            # A tuple is memoized after its items, which are numbers.
             return b"".join((self.value(value[0]), self.value(value[1]), b"\x86", MEMOIZE))
         if isinstance(value, dict):
             parts = [self.value(part) for item in value.items() for part in item]
@@ -67,19 +67,19 @@ class Writer:
         return b"".join((b"]", MEMOIZE, *((b"(", *parts, b"e") if parts else ())))
 
     def remember(self, key: str | int) -> None:
-        """Keep what refers to the object that is memoised next."""
+        """Store the reference to the object that is memoized next."""
         index = self.n_memo
         self.n_memo += 1
         self.known[key] = b"h" + bytes((index,)) if index < 256 else b"j" + struct.pack("<I", index)
 
     def text(self, text: str) -> bytes:
-        """Return a text that was not written before."""
+        """Return the pickle of a text that was not pickled before."""
         self.remember(text)
         data = text.encode()
         return b"\x8c" + bytes((len(data),)) + data + MEMOIZE
 
     def stack(self, stack: Stack) -> bytes:
-        """Return a stack that was not written before."""
+        """Return the pickle of a stack that was not pickled before."""
         self.remember(id(stack))
         parts = []
         for frame in stack:
@@ -92,7 +92,7 @@ class Writer:
         return b"".join((b"]", MEMOIZE, b"(", *parts, b"e"))
 
     def event(self, action: str, address: int, size: int, stack: Stack, time_us: int) -> bytes:
-        """Return one event with the keys, and their order, of a recent PyTorch."""
+        """Return the pickle of one event, with the keys of a recent PyTorch in the same order."""
         get = self.value
         self.n_memo += 1  # the event itself
         where = "device_free" if action == "oom" else "addr"
@@ -106,7 +106,7 @@ class Writer:
 
 
 def number(value: float) -> bytes:
-    """Return a number or truth value, as short as Python's pickler writes it."""
+    """Return the pickle of a number or bool, as short as Python's pickler makes it."""
     if isinstance(value, bool):
         return b"\x88" if value else b"\x89"
     if isinstance(value, float):
@@ -122,7 +122,7 @@ def number(value: float) -> bytes:
 
 
 class Program:
-    """A training loop; writes the events of its allocator while it runs."""
+    """A training loop that writes its allocator's events while it runs."""
 
     def __init__(self, writer: Writer, seed: int) -> None:
         self.random = random.Random(seed)
@@ -141,7 +141,7 @@ class Program:
         self.loop = {"name": "main", "filename": "/home/me/train.py", "line": 88}
 
     def stack(self, name: str, line: int) -> Stack:
-        """Return a stack from the user's line through library code to the loop."""
+        """Return a stack with the user's line, between library frames, down to the loop."""
         own = {"name": name, "filename": "/home/me/train.py", "line": line}
         depth = self.random.randint(8, 30)
         return Stack([*self.common[:3], own, *self.common[3:depth], self.loop])
@@ -155,7 +155,7 @@ class Program:
             self.flush()
 
     def flush(self) -> None:
-        """Write the events that have come together."""
+        """Write the collected events."""
         self.writer.sink(b"".join((b"(", *self.batch, b"e")) if self.batch else b"")
         self.batch.clear()
 
@@ -181,7 +181,7 @@ class Program:
         self.event("free_completed", address, size, stack)
 
     def compare_segments(self, stack: Stack) -> None:
-        """Write which segments went and came since the last look."""
+        """Write events for the segments that were freed or allocated since the last call."""
         self.n_driver_calls = self.allocator.driver_calls
         now = {s.address: s for s in self.allocator.segments()}
         old = {a: s for a, (s, _) in self.segments.items()}
@@ -195,7 +195,7 @@ class Program:
                 self.event("segment_alloc", address, s.total_bytes, stack)
 
     def run(self, n_events: int) -> None:
-        """Train for about ``n_events`` events, then with ever longer batches until one fails."""
+        """Train for about ``n_events`` events; the last batches get longer until one fails."""
         parameters = [self.stack("build", 10 + i) for i in range(N_LAYERS)]
         for i, stack in enumerate(parameters):
             for _ in range(4):  # weights, gradients and the optimizer's two averages
@@ -218,7 +218,7 @@ class Program:
                 return
 
     def step(self, length: float, layers: list[tuple[Stack, ...]]) -> None:
-        """Run one step: activations forward, gradients of them backward."""
+        """Run one step: allocate activations forward, and their gradients backward."""
         made = []
         for i, (forward, scratch) in enumerate(layers):
             work = self.allocate(int(length * (200 + 37 * (i % 5)) * KIB), scratch)
@@ -231,11 +231,11 @@ class Program:
             self.free(gradient)
 
     def segment_values(self) -> list[dict[str, Any]]:
-        """Return the segments as ``torch.cuda.memory._snapshot()`` lists them."""
+        """Return the segments in the format of ``torch.cuda.memory._snapshot()``."""
         return [self.segment(s, self.segments[s.address][1]) for s in self.allocator.segments()]
 
     def segment(self, s: Segment, stack: Stack) -> dict[str, Any]:
-        """Return one segment."""
+        """Return one segment in that format."""
         held = [b for b in s.blocks if b.state == "active_allocated"]
         blocks = [
             {
@@ -281,9 +281,9 @@ def make_big(path: Path, n_events: int = 1_000_000, seed: int = 1) -> int:
 def _write(file: BinaryIO, n_events: int, seed: int) -> int:
     writer = Writer(file.write)
     program = Program(writer, seed)
-    writer.n_memo = 1  # the whole
+    writer.n_memo = 1  # the snapshot itself
     file.write(b"\x80\x04}" + MEMOIZE + b"(" + writer.value("device_traces"))
-    writer.n_memo += 2  # the list of devices, and that of the first device's events
+    writer.n_memo += 2  # the list of devices, and the list of the first device's events
     file.write(b"]" + MEMOIZE + b"(]" + MEMOIZE)
     program.run(n_events)
     program.flush()

@@ -1,8 +1,8 @@
-"""Asks for what each line of ``operations.txt`` asks for, and prints it: a line an operation.
+"""Run each operation in ``operations.txt`` and print the memory it asks for, one line each.
 
-A line has the bytes at the peak of the operation and of all its requests, the same of its backward
-pass, and the strides of its result and of its gradients, for a gradient whose dimensions lie the
-other way round. The operation ran once before: what it makes once is there.
+A line has the bytes at the operation's peak and of all its requests, the same for its backward
+pass, and the strides of its result and gradients, for an incoming gradient with the reversed order
+of dimensions in memory. Each operation runs once beforehand, so that one-time allocations exist.
 """
 
 import sys
@@ -49,7 +49,7 @@ TR = nn.Transformer(256, 4, 1, 1, 512, batch_first=True).cuda()
 
 
 def asked(work):  # noqa: ANN001, ANN201
-    """Return the result, and the bytes at the peak above what was there, and of all requests."""
+    """Return the result, the peak in bytes above what was there before, and all bytes requested."""
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_stats()
     result = work()
@@ -59,7 +59,7 @@ def asked(work):  # noqa: ANN001, ANN201
 
 
 def measure(line):  # noqa: ANN001, ANN201
-    """Return what one line asks for."""
+    """Return the measurements for one line."""
     y, *found = asked(lambda: eval(line))
     if not isinstance(y, torch.Tensor):
         return found

@@ -1,10 +1,10 @@
-"""The fork server of ``record_outlooks.py``: runs programs, each in a child of its own.
+"""The fork server of ``record_outlooks.py``, which runs each program in a separate child process.
 
-It needs PyTorch for CUDA, and loads that and the frameworks once. Jobs come as lines of JSON on
-standard input, results leave so on standard output. A child sets its environment before CUDA
-starts, so that each run has a capacity and allocator settings of its own.
+It needs PyTorch for CUDA, and loads PyTorch and the frameworks once. Jobs arrive as lines of JSON
+on standard input, and results leave the same way on standard output. A child sets its environment
+before CUDA starts, so that each run has its own capacity and allocator settings.
 
-A program says that a round of its loop is complete by printing a line that starts with "step".
+A program reports that a round of its loop is complete by printing a line that starts with "step".
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PRELOADED = (
 MAX_EVENTS = 200_000
 LIMIT_S = 60.0
 LARGE = 20_000
-"""Elements from which on the random numbers of a tensor in host memory are left out."""
+"""A tensor in host memory with more elements than this is not filled with random numbers."""
 
 
 @dataclass
@@ -52,10 +52,10 @@ class Outcome:
     """What a run did.
 
     Attributes:
-        state: ``passed``, ``oom`` (it ended so), ``error`` (something else ended it).
+        state: ``passed``, ``oom`` (out of memory ended the run), ``error`` (something else did).
         n_steps: complete rounds of the program's loop.
-        reserved_bytes: peak up to the end of each round.
-        allocated_bytes: same, of what is allocated.
+        reserved_bytes: the peak of reserved memory up to the end of each round.
+        allocated_bytes: the same for allocated memory.
     """
 
     state: str = "error"
@@ -71,9 +71,10 @@ class Outcome:
 
 
 def preload() -> Callable[[], int]:
-    """Import the frameworks; return what counts the GPUs.
+    """Import the frameworks; return PyTorch's function that counts the GPUs.
 
-    Some ask for GPUs on import, which would spoil CUDA for the children: they hear of one.
+    Some frameworks count GPUs on import, which would break CUDA in the children, so this function
+    is replaced by one that returns 1.
     """
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -89,17 +90,17 @@ def preload() -> Callable[[], int]:
 
 
 def import_what(path: Path) -> None:
-    """Import what a program imports first of all, so that its children need not."""
+    """Import what a program imports at its top level, so that its children need not."""
     for node in ast.parse(path.read_text("utf-8")).body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             with contextlib.suppress(ImportError):
                 exec(compile(ast.unparse(node), "imports", "exec"), {})
     gc.collect()
-    gc.freeze()  # children then copy fewer pages, and collect less
+    gc.freeze()  # children then copy fewer pages, and have less to collect
 
 
 def skip_random_numbers() -> None:
-    """Leave large tensors of host memory as they are: no value matters here, time does."""
+    """Skip random numbers for large tensors in host memory: only time matters here, not values."""
     import torch
 
     def skipping(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,7 +129,7 @@ def skip_random_numbers() -> None:
 
 def run_program(job: dict[str, Any]) -> Outcome:
     """Run a program in this process."""
-    # Arguments of one's own keep the program from seeing those of this server.
+    # The program must not see this server's arguments.
     path = Path(job["program"])
     sys.argv = [path.name]
     os.environ["FAKECUDA_TOTAL_MB"] = str(job["total_mib"])
@@ -163,7 +164,7 @@ def run_program(job: dict[str, Any]) -> Outcome:
         if recording:
             torch.cuda.memory._dump_snapshot(recording)
 
-    core: Any = torch._C  # its stubs lack some names
+    core: Any = torch._C  # the type stubs lack some names
     core._cuda_attach_out_of_memory_observer(on_oom)
     code = compile(path.read_text("utf-8"), f"/workspace/{path.name}", "exec")
     try:
@@ -173,7 +174,7 @@ def run_program(job: dict[str, Any]) -> Outcome:
         outcome.state, outcome.message = "oom", str(e)
     except SystemExit:
         outcome.message = "the program left"
-    except BaseException:  # noqa: BLE001 - whatever ends a program is its outcome
+    except BaseException:  # noqa: BLE001 - any exception that ends a program is its outcome
         outcome.message = traceback.format_exc()[-3000:]
     stats = torch.cuda.memory_stats()
     outcome.n_ooms = stats["num_ooms"]

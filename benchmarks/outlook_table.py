@@ -1,6 +1,6 @@
-"""What ``record_outlooks.py`` writes and ``bench_outlook.py`` reads: one table of truth a program.
+"""The tables of truth, one per program, from ``record_outlooks.py`` for ``bench_outlook.py``.
 
-Nothing of PyTorch, nothing of fragdoctor: both sides import it.
+This module imports neither PyTorch nor fragdoctor, because both sides import it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ HELD_OUT_PROGRAMS = frozenset(
         "wgan_gp",
     )
 )
-"""Drawn by chance, two fifths of each kind, before anything was compared."""
+"""Drawn at random, two fifths of each kind, before anything was compared."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,10 @@ class Try:
     """One setting and capacity, and what the program does under them.
 
     Attributes:
-        capacity_bytes: what PyTorch can have.
-        total_bytes: memory of the device; more where others use it or the program limits itself.
-        n_steps: rounds of its loop that it completed.
+        capacity_bytes: the most memory that PyTorch can have.
+        total_bytes: memory of the device; more than ``capacity_bytes`` if other processes use some
+            or the program limits itself.
+        n_steps: number of rounds of its loop that the program completed.
     """
 
     conf: str
@@ -67,9 +68,9 @@ class Recording:
     """A snapshot of a run at its end or its failure, and what other runs of the program did.
 
     Attributes:
-        share: the capacity, of what the program reserves when nothing limits it.
-        more: settings tried later because they were recommended; no what-ifs, so that their number
-            stays the same.
+        share: the capacity as a share of what the program reserves without a limit.
+        more: settings tried later because they were recommended; they are not counted as what-ifs,
+            so that the number of what-ifs stays the same.
     """
 
     snapshot: str
@@ -84,9 +85,9 @@ class ProgramTruth:
     """All runs of one program.
 
     Attributes:
-        conf: its own allocator settings.
-        peak_reserved_bytes: with all the memory that it wants.
-        recordings: of runs that failed, and at most one of a run that did not.
+        conf: the program's own allocator settings.
+        peak_reserved_bytes: the peak with all the memory that the program wants.
+        recordings: recordings of failed runs, and at most one of a run that did not fail.
     """
 
     name: str
@@ -103,7 +104,7 @@ class ProgramTruth:
 
 
 def split_of(name: str) -> str:
-    """Return which part of the benchmark a program belongs to."""
+    """Return which half of the benchmark a program belongs to."""
     return HELD_OUT if name in HELD_OUT_PROGRAMS else LOOKED
 
 

@@ -1,16 +1,16 @@
-"""Rehearsals beside recordings that others made on real GPUs: request by request.
+"""Compare rehearsals with recordings that others made on real GPUs, request by request.
 
     python benchmarks/real_gpus.py [--clones FOLDER] [--python PATH] [--only TEXT]
 
 Each row of ``RECORDINGS`` is a public repository with a training script and the memory snapshot
-that the script dumped on somebody's GPU. The repository is cloned (from GitHub, or from
-``FOLDER/OWNER+NAME`` where it was put), the script is run by ``fragdoctor rehearse`` in a temporary
-copy, and the snapshot that the script dumps there is compared with the one in the repository. It
-prints a table in Markdown; nothing of the repositories is kept.
+that the script dumped on somebody's GPU. The repository is cloned from GitHub, or taken from
+``FOLDER/OWNER+NAME`` if that exists; ``fragdoctor rehearse`` runs the script in a temporary copy,
+and the snapshot that the script dumps there is compared with the one in the repository. This prints
+a table in Markdown; nothing from the repositories is kept.
 
-A request is a size that the program asked the allocator for. Requests are equal where both
-recordings have them in the same order; where their numbers differ, as many as the longest common
-runs hold. The scripts need einops, jaxtyping and pandas in their Python.
+A request is a size that the program asked the allocator for. If both recordings have the same
+number of requests, those at the same position are compared; otherwise the requests in the longest
+common runs count as equal. The scripts need einops, jaxtyping and pandas in their Python.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from fragdoctor.trace.trace import Trace
 
 MIB: Final = 2**20
 ALL_STEPS: Final = "1000"
-"""More than any has: with a number of steps no rounds of loops are skipped."""
+"""More steps than any script has: with a number of steps, no rounds of loops are skipped."""
 
 
 class Edit(NamedTuple):
-    """A change of the script, where its committed state is not the one that made the recording."""
+    """A change to a script whose committed state is not the one that made the recording."""
 
     file: str
     before: str
@@ -44,17 +44,17 @@ class Edit(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """A script and what it recorded.
+    """A script and its recording.
 
     Attributes:
-        repository, commit: on GitHub.
-        script: its path in the repository; folder: where it is started.
-        args: its arguments.
-        recorded: the snapshot in the repository; dumped: where the script writes it.
-        gpu: whose kernels are rehearsed.
-        edits: what is changed first.
-        imports: folders that are on the path of modules.
-        paths: what of the repository is taken.
+        repository, commit: the repository and commit on GitHub.
+        script: the script's path in the repository; folder: where the script is started.
+        args: the script's arguments.
+        recorded: the snapshot in the repository; dumped: where the script writes its snapshot.
+        gpu: the GPU whose kernels are rehearsed.
+        edits: the changes to make first.
+        imports: the folders on the module search path.
+        paths: the parts of the repository that are needed.
     """
 
     repository: str
@@ -117,7 +117,7 @@ def _wedsonlin(length: int, pattern: str, word: str, autocast: str) -> Recording
          "--num_layers", "24", "--num_heads", "16", "--model_name", "medium",
          "--memory-profile", "true", "--pattern", pattern, "--autocast", autocast),
         folder="cs336_systems",
-        # Python before 3.12 takes no quotes of the same kind within an f-string.
+        # Before Python 3.12, an f-string may not contain the same kind of quotes.
         edits=(Edit("cs336_systems/nsys_profile.py", '{model.config["context_length"]}',
                     "{model.config['context_length']}"),),
     )  # fmt: skip
@@ -128,7 +128,7 @@ RECORDINGS: Final = (
     _shreyansh26("profile_grad"),
     _shreyansh26("profile_no_grad"),
     SILMONT2000,
-    # Those of 512 tokens have the requests of casts: they were recorded with autocast.
+    # The recordings with 512 tokens contain requests of casts, so they were made with autocast.
     *(
         _wedsonlin(n, *pattern, "true" if n == 512 else "false")
         for pattern in (("forward-only", "inference"), ("full-training-step", "training"))
@@ -138,7 +138,7 @@ RECORDINGS: Final = (
 
 
 class Figures(NamedTuple):
-    """What a snapshot says of its first GPU: requests in order, peaks and segments in bytes."""
+    """A snapshot's figures for its first GPU: requests in order, peaks, number of segments."""
 
     requests: Sequence[int]
     peak_allocated_bytes: int
@@ -147,7 +147,7 @@ class Figures(NamedTuple):
 
 
 def figures(snapshot: Path) -> Figures:
-    """Return what a snapshot says of its first GPU."""
+    """Return a snapshot's figures for its first GPU."""
     source = read_snapshot(str(snapshot))
     trace = Trace.of(source, source.devices[0])
     events = trace.events
@@ -169,7 +169,7 @@ def n_equal(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def check_out(recording: Recording, clones: Path | None, home: Path) -> Path:
-    """Return a copy of what is needed of a repository, edited; the snapshot is beside it."""
+    """Return an edited copy of the needed parts of a repository; the snapshot is next to it."""
     local = None if clones is None else clones / recording.repository.replace("/", "+")
     source = home / "source"
     if local is not None and local.is_dir():
@@ -202,7 +202,7 @@ def _run(command: Sequence[str], home: Path) -> bytes:
 
 
 def rehearse(recording: Recording, tree: Path, python: str) -> str:
-    """Rehearse the script in its copy; return why it could not be, "" if it could."""
+    """Rehearse the script in its copy; return why that failed, or "" if it worked."""
     paths = [str(tree / name) for name in recording.imports]
     command = [
         sys.executable, "-m", "fragdoctor", "rehearse", "--gpu", recording.gpu, "--unlimited",
@@ -223,7 +223,7 @@ def rehearse(recording: Recording, tree: Path, python: str) -> str:
 
 
 def row(recording: Recording, clones: Path | None, python: str) -> str:
-    """Return the row of the table for one recording."""
+    """Return the table's row for one recording."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         tree = check_out(recording, clones, home)

@@ -1,11 +1,11 @@
-"""Which forward line's backward pass each recording of ``tests/truth`` failed in.
+"""Find the forward line in whose backward pass each recording of ``tests/truth`` failed.
 
     sh ORACLE/run.sh PY benchmarks/record_backward_lines.py
 
-PyTorch's anomaly mode names the node that raised and the forward call that made it, which no
-snapshot records. Every program runs once more at the capacity that its recording failed at, and
-``tests/truth/backward_lines.json`` says the line of the program: ``model.py:42``. It needs the
-PyTorch of ``record_outlooks.py``.
+PyTorch's anomaly mode names the node that raised the error and the forward call that made the node,
+which no snapshot records. Every program runs again at the capacity at which its recording failed,
+and ``tests/truth/backward_lines.json`` gets the line of the program: ``model.py:42``. This needs
+the same PyTorch as ``record_outlooks.py``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LINE = re.compile(r'File "/workspace/([^"]+)", line (\d+)')
 
 
 def jobs() -> list[tuple[str, dict[str, Any]]]:
-    """Return what to run for each recording."""
+    """Return the name and the job to run for each recording."""
     found = []
     for path in sorted(TRUTH.glob("*.pickle.gz")):
         name = path.name.removesuffix(".pickle.gz")
@@ -42,7 +42,7 @@ def jobs() -> list[tuple[str, dict[str, Any]]]:
 
 
 def run_in_child(job: dict[str, Any], log: Path, count: Any) -> None:
-    """Run a program with anomaly mode on, whatever it sets itself, and write what it prints."""
+    """Run a program in anomaly mode, whatever mode it sets itself, and log what it prints."""
     import torch
 
     torch._C._cuda_getDeviceCount = count
@@ -50,7 +50,7 @@ def run_in_child(job: dict[str, Any], log: Path, count: Any) -> None:
 
     class Always(mode):  # type: ignore[misc, valid-type]
         def __init__(self, *_: Any, **__: Any) -> None:
-            super().__init__(True, check_nan=False)  # the check would ask for memory
+            super().__init__(True, check_nan=False)  # the check would request memory
 
     torch.autograd.set_detect_anomaly = torch.autograd.anomaly_mode.set_detect_anomaly = Always  # type: ignore[misc]
     Always()
@@ -61,7 +61,7 @@ def run_in_child(job: dict[str, Any], log: Path, count: Any) -> None:
 
 
 def main() -> None:
-    """Run all recordings' programs."""
+    """Run the programs of all recordings."""
     count, lines = preload(), {}
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)

@@ -1,15 +1,15 @@
-"""Makes the truth for ``bench_outlook.py``: what programs do under other settings and capacities.
+"""Record the truth for ``bench_outlook.py``: what programs do under other settings and capacities.
 
     python benchmarks/record_outlooks.py --oracle DIR --python PY -o RECORDINGS [NAME ...]
 
-DIR holds a ``run.sh`` that runs a command with libraries which stand for a GPU: the allocator is
-PyTorch's own, memory is accounted, nothing is computed. PY is a Python with PyTorch for CUDA and,
-for some of the programs, transformers, peft, accelerate, lightning, timm, diffusers and trl.
+DIR holds a ``run.sh`` that runs a command with libraries that stand in for a GPU: the allocator is
+PyTorch's own, memory is only accounted for, and nothing is computed. PY is a Python with PyTorch
+for CUDA and, for some programs, transformers, peft, accelerate, lightning, timm, diffusers and trl.
 
 Each program of ``outlook_programs`` runs once with all the memory that it wants, and then with
-shares of what it reserved. Where it fails a snapshot is kept, and it runs again under the settings
-and capacities that ``simulate`` is asked about. A program whose table is newer than its source is
-left as it is.
+shares of what it reserved. If a run fails, its snapshot is kept, and the program runs again under
+the settings and capacities that ``simulate`` is asked about. A program that has not changed since
+its table was written is skipped.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ PROGRAMS = HERE / "outlook_programs"
 MIB = 2**20
 UNLIMITED_MIB = 80_000
 SHARES = (0.45, 0.6, 0.75, 0.9, 0.97)
-"""Of what a program reserves when nothing limits it; the most at which it fails is sought too."""
+"""Capacities to try, as shares of what a program reserves without a limit. The largest share at
+which the program fails is searched for as well."""
 CLOSE = 0.015
-"""Shares that differ less are one; so close is the search for the most at which it fails."""
+"""Precision of that search; shares that differ by less count as the same."""
 CAPACITIES = (1.1, 1.3, 1.6)
-"""Of the one at which it failed."""
+"""Larger capacities to try, as multiples of the one at which the program failed."""
 CONFS = (
     "expandable_segments:True",
     "max_split_size_mb:20",
@@ -67,16 +68,16 @@ HEALTHY = (
     "hf_trainer_gpt2",
     "vae_eval_between",
 )
-"""Those of which a run without a failure is kept too."""
+"""Programs for which a run without a failure is also kept."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A program and what its first line and its settings say.
+    """A program, with the facts from its first line and its settings.
 
     Attributes:
-        other_mib: memory of another process on the device.
-        fraction: part of the device that it lets itself have.
+        other_mib: memory that another process uses on the device.
+        fraction: share of the device to which the program limits itself.
     """
 
     path: Path
@@ -88,12 +89,12 @@ class Program:
 
     @property
     def source(self) -> str:
-        """A digest of its text."""
+        """A digest of the program's text."""
         return hashlib.sha256(self.path.read_bytes()).hexdigest()[:16]
 
 
 def job_of(program: Program, conf: str, total_mib: int) -> dict[str, Any]:
-    """Return what ``run_program`` takes to run a program on a device of a size."""
+    """Return the job for ``run_program`` that runs a program on a device of this size."""
     return {
         "program": str(program.path),
         "conf": conf,
@@ -103,7 +104,7 @@ def job_of(program: Program, conf: str, total_mib: int) -> dict[str, Any]:
 
 
 class Server:
-    """The process that runs programs."""
+    """The server process that runs programs."""
 
     def __init__(self, oracle: Path, python: str) -> None:
         command = ["sh", str(oracle / "run.sh"), python, str(HERE / "outlook_server.py")]
@@ -139,7 +140,7 @@ class Server:
 
 
 def read_program(path: Path) -> Program:
-    """Read what a program says of itself: ``Kind: vision; leaks: no; other process: 300 MiB.``."""
+    """Read a program's settings, and its first line: ``Kind: vision; leaks: no; ...``."""
     text = path.read_text("utf-8")
     head = re.match(
         r'"""Kind: (\w+); leaks: (yes|no)(?:; other process: (\d+) MiB)?\. \S', text
@@ -161,12 +162,12 @@ def read_program(path: Path) -> Program:
 
 
 def even_mib(n_bytes: float) -> int:
-    """Return a capacity in whole pages of the device."""
+    """Return a capacity in MiB, rounded to the device's 2 MiB pages."""
     return max(2, round(n_bytes / MIB / 2) * 2)
 
 
 def as_try(program: Program, conf: str, capacity_mib: int, outcome: dict[str, Any]) -> Try:
-    """Return a row of the table."""
+    """Return the table's row for one run."""
     return Try(
         conf=conf,
         capacity_bytes=int(capacity_mib * MIB * program.fraction),
@@ -178,7 +179,7 @@ def as_try(program: Program, conf: str, capacity_mib: int, outcome: dict[str, An
 
 
 def questions(program: Program, capacity_mib: int) -> Iterator[tuple[str, int]]:
-    """Give the settings and capacities that a failure is tried under."""
+    """Yield the settings and capacities under which a failed program is tried again."""
     for conf in CONFS:
         if conf != program.conf:
             yield conf, capacity_mib
@@ -187,7 +188,7 @@ def questions(program: Program, capacity_mib: int) -> Iterator[tuple[str, int]]:
 
 
 def shares(server: Server, program: Program, wanted_bytes: float) -> list[float]:
-    """Return the shares at which a program fails: those given, and the most that can be found."""
+    """Return the shares at which a program fails: those of ``SHARES``, and the largest found."""
 
     def fails(share: float) -> bool:
         outcome = server.run(program, program.conf, even_mib(share * wanted_bytes))
@@ -201,13 +202,13 @@ def shares(server: Server, program: Program, wanted_bytes: float) -> list[float]
         low, high = (middle, high) if fails(middle) else (low, middle)
     if low and (not failing or low - failing[-1] >= CLOSE):
         failing.append(low)
-    if low and len(failing) < 3:  # most of what it reserves is cache: nothing above failed
+    if low and len(failing) < 3:  # the program reserves mostly cache, so few shares failed
         failing = sorted({*failing, 0.6 * low, 0.8 * low})
     return failing
 
 
 def record(server: Server, program: Program, folder: Path) -> ProgramTruth:
-    """Run a program in all ways."""
+    """Run a program under all settings and capacities."""
     name = program.path.stem
     for old in folder.glob(f"{name}@*.pickle"):
         old.unlink()
@@ -248,12 +249,12 @@ def record(server: Server, program: Program, folder: Path) -> ProgramTruth:
 
 
 def is_recorded(program: Program, table: Path) -> bool:
-    """Say whether a table is that of the program as it is now."""
+    """Return whether a table exists for the program's current text."""
     return table.exists() and read_truth(table).source == program.source
 
 
 def main(argv: Sequence[str]) -> int:
-    """Record what is missing; exit with 1 if a program did not run."""
+    """Record the missing tables; return 1 if a program did not run."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

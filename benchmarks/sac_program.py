@@ -1,10 +1,10 @@
-"""Trains a model of ``unequal_models.py`` as PyTorch's ``torch.distributed._tools`` would have it.
+"""Train a model of ``unequal_models.py`` with a plan from PyTorch's ``torch.distributed._tools``.
 
-    sac_program.py plan NAME SHARE PLAN.json    # what sac_milp does with this share of the memory
-    sac_program.py run NAME PLAN.json           # trains the model with it
+    sac_program.py plan NAME SHARE PLAN.json    # what sac_milp plans with this share of the memory
+    sac_program.py run NAME PLAN.json           # trains the model with the plan
 
-Both are rehearsed. The runtime of an operation is its counted operations, so that the solver has
-the same goal as fragdoctor. Needs PuLP before 3, pwlf, SciPy.
+Both commands are rehearsed. The runtime of an operator is its counted operations, so that the
+solver has the same goal as fragdoctor. Needs PuLP before 3, pwlf, SciPy.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ LITTLE: Final = 1e-3
 
 
 def counted(func: Any, args: Any, kwargs: Any) -> tuple[Any, float]:
-    """Run an operation; return its result, and its counted operations in units of 10^6."""
+    """Run an operator; return its result, and its counted operations in units of 10^6."""
     kwargs = kwargs or {}
     out = func(*args, **kwargs)
     formula = flop_registry.get(func.overloadpacket)
-    # What has no formula takes next to nothing: modules of nothing else make the tools divide by 0.
+    # Operators without a formula get a tiny value, because the tools divide by a module's sum.
     return out, formula(*args, **kwargs, out_val=out) / 1e6 if formula else LITTLE
 
 
 def plan(name: str, share: float) -> dict[str, list[int]]:
-    """Return by module which operations are kept (1) and which are carried out again (0)."""
+    """Return for each module which operators are saved (1) and which are recomputed (0)."""
     model, args, kwargs = made(name)
     mode = FakeTensorMode()
     replace_tensors(model, mode)
@@ -45,7 +45,7 @@ def plan(name: str, share: float) -> dict[str, list[int]]:
 
 
 def replace_tensors(model: torch.nn.Module, mode: FakeTensorMode) -> None:
-    """Exchange the tensors of a model for fake ones, without which the tools do not work."""
+    """Replace the tensors of a model by fake ones, because the tools do not work without them."""
     fakes: dict[int, Any] = {}
     for module in model.modules():
         for name, value in module._parameters.items():
@@ -58,7 +58,7 @@ def replace_tensors(model: torch.nn.Module, mode: FakeTensorMode) -> None:
 
 
 def decided(model: Any, args: Any, kwargs: Any, share: float) -> dict[str, list[int]]:
-    """Return what the solver decides for a model of fake tensors."""
+    """Return the solver's decisions for a model of fake tensors."""
     from torch.distributed._tools import ilp_utils, sac_estimator, sac_ilp
     from torch.distributed._tools.mem_tracker import MemTracker
     from torch.distributed._tools.runtime_estimator import RuntimeEstimator
@@ -98,9 +98,9 @@ def decided(model: Any, args: Any, kwargs: Any, share: float) -> dict[str, list[
 
 
 def policy(stats: Any, share: float) -> list[int]:
-    """Return which operations of a module are kept, with this share of its memory.
+    """Return which operators of a module are saved, given this share of its memory.
 
-    PyTorch's function fails where operations in place need more: it is then given more.
+    PyTorch's function fails if in-place operators need more memory; it is then called with more.
     """
     from torch.distributed._tools import sac_ilp
 
@@ -109,7 +109,7 @@ def policy(stats: Any, share: float) -> list[int]:
             found = sac_ilp.get_optimal_checkpointing_policy_per_module(
                 stats, min(share + more / 100, 1.0)
             )
-        except TypeError:  # it looks at a solution that there is not
+        except TypeError:  # the function reads a solution that does not exist
             continue
         if found:
             return found
@@ -117,7 +117,7 @@ def policy(stats: Any, share: float) -> list[int]:
 
 
 def keeping(choices: list[int]) -> Any:
-    """Return contexts that keep the results of operations by their numbers."""
+    """Return checkpoint contexts that save the results of operators by their numbers."""
     counts = {False: -1, True: -1}
 
     def policy(context: Any, *_: Any, **__: Any) -> Any:
@@ -131,7 +131,7 @@ def keeping(choices: list[int]) -> Any:
 
 
 def run(name: str, choices: dict[str, list[int]]) -> None:
-    """Train the model with it."""
+    """Train the model with a plan."""
     model, args, kwargs = made(name)
     for path, kept in choices.items():
         module = model.get_submodule(path)

@@ -1,8 +1,8 @@
-"""Runs a program on PyTorch's own allocator with the treatments of ``rehearse --cure``.
+"""Run a program on PyTorch's own allocator with the treatments of ``rehearse --cure``.
 
     run.sh PY treated_program.py PACKAGE SPEC+SPEC program.py
 
-PACKAGE is the folder that holds fragdoctor; the last line says ``passed`` or ``oom``.
+PACKAGE is the folder that holds fragdoctor; the last line printed is ``passed`` or ``oom``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def main(package: str, specs: str, program: str) -> str:
-    """Run the program; return how it ended."""
+    """Run the program and return how it ended."""
     sys.path.append(package)
     sys.argv[:] = [program]
     import torch
@@ -25,7 +25,7 @@ def main(package: str, specs: str, program: str) -> str:
     from fragdoctor.rehearsal.engine.treatments import apply, operations
 
     core: Any = torch._C
-    for module in (calls, operations):  # the real engine is at work
+    for module in (calls, operations):  # the real autograd engine runs here
         module.in_backward = lambda: core._current_graph_task_id() != -1
     torch.set_num_threads(1)
     torch.manual_seed(0)

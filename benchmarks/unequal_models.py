@@ -1,7 +1,7 @@
 """Models whose blocks differ in size, trained for a few steps: ``python unequal_models.py NAME``.
 
-Those of ``LOOKED`` were looked at while the choice of checkpointed modules was built, those of
-``HELD_OUT`` were not: they are models of Transformers and diffusers, with sizes of their own.
+The models in ``LOOKED`` were looked at while the choice of checkpointed modules was developed.
+Those in ``HELD_OUT`` were not: they are models of Transformers and diffusers, with custom sizes.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Layer(nn.Module):
 
 
 class Windows(nn.Module):
-    """Attention within windows, in stages of half the tokens and twice the width."""
+    """Attention within windows; each stage halves the height and width and doubles the features."""
 
     def __init__(self, width: int = 64, depths: tuple[int, ...] = (2, 2, 6, 2)) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class Bottleneck(nn.Module):
 
 
 def resnet() -> nn.Module:
-    """Return bottlenecks in four stages."""
+    """Return a ResNet with bottlenecks in four stages."""
     layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3), nn.BatchNorm2d(64), nn.ReLU()]
     n_in = 64
     for n, depth in ((32, 3), (64, 4), (128, 6), (256, 3)):
@@ -153,7 +153,7 @@ def resnet() -> nn.Module:
 
 
 def images(n: int, size: int) -> torch.Tensor:
-    """Return n images."""
+    """Return n random images of this size."""
     return torch.randn(n, 3, size, size, device="cuda")
 
 
@@ -217,20 +217,20 @@ MODELS: Final = LOOKED | HELD_OUT
 
 
 def made(name: str) -> Made:
-    """Return a model on the GPU, and what it is called with."""
+    """Return a model on the GPU, and the arguments to call it with."""
     with torch.device("cuda"):
         model, args, kwargs = MODELS[name]()
     return model.train(), args, kwargs
 
 
 def loss_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """Return a loss of what the model makes."""
+    """Return a loss of the model's output."""
     outputs = model(*args, **kwargs)
     return (outputs if isinstance(outputs, torch.Tensor) else outputs[0]).square().mean()
 
 
 def train(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Train a model."""
+    """Train a model for ``N_STEPS`` steps."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(N_STEPS):
         loss_of(model, args, kwargs).backward()

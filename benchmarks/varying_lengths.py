@@ -1,13 +1,13 @@
-"""What the allocator's cache grows to where the batches of a run differ in length.
+"""Measure what the allocator's cache grows to if the batches of a run differ in length.
 
     python benchmarks/varying_lengths.py [--checkpointing] [--vocab 151936] [--lengths texts|short]
 
-Trains LoRA adapters on a small Llama for some hundred steps, as the Trainer of Transformers does in
-bf16, and prints reserved memory beyond the allocated peak in units of the largest tensor, the fp32
-logits of the longest batch or an activation. ``texts`` are lengths of a log-normal distribution
-whose mean is over the limit, longer ones left out; ``short`` are such of a quarter of the limit. It
-needs torch, transformers and peft, and a GPU or what serves for one. Nine of its runs printed 4.6
-to 13.2; ``CACHED_LARGEST`` of ``fragdoctor.estimation.bounds`` is at the lower end of that.
+Trains LoRA adapters on a small Llama for a few hundred steps, like the Trainer of Transformers does
+in bf16, and prints reserved memory beyond the allocated peak in units of the largest tensor, which
+is the fp32 logits of the longest batch or an activation. The lengths have a log-normal distribution
+without lengths over the limit; its mean is above the limit for ``texts``, and a quarter of it for
+``short``. This needs torch, transformers and peft, and a GPU or a substitute for one. Nine runs
+printed 4.6 to 13.2; ``CACHED_LARGEST`` of ``fragdoctor.estimation.bounds`` is at the lower end.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 SHORTEST = 91
 MEANS = {"texts": 1.58, "short": 0.25}
-"""Mean of the lengths, in lengths of the limit."""
-DEVIATION = 0.79  # of the mean
+"""Mean of the lengths before the cut, as a multiple of the limit."""
+DEVIATION = 0.79  # standard deviation, as a share of the mean
 
 
 def length_of(kind: str, limit: int, rng: random.Random) -> int:
@@ -37,7 +37,7 @@ def length_of(kind: str, limit: int, rng: random.Random) -> int:
 
 
 def main() -> None:
-    """Train, and print what was reserved."""
+    """Train, and print how much was reserved."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--vocab", type=int, default=151936)

@@ -1,6 +1,6 @@
-"""Golden cases: operation lists that the real allocator was driven through, and their replay.
+"""Golden cases: operation lists that were run on the real allocator, and their replay.
 
-A case is a dict; tests/golden/README.md says what its keys mean.
+A case is a dict; tests/golden/README.md explains its keys.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Replay:
         config.fraction_of_one_counts = parse_version(self.version) < (2, 10, 0)
         self.core = _ext.AllocatorCore(config)
         self.live: dict[Any, int] = {}
-        self.handles = {0: 0}  # handles of streams are ordered by first use
+        self.handles = {0: 0}  # stream handles are numbered in the order of first use
         self.pools: dict[str, int] = {}
         self.addresses: list[int | None] = []
         self.messages: list[str] = []
@@ -119,7 +119,7 @@ class Replay:
 
 
 def _comparable(segments: list[list[Any]]) -> list[list[Any]]:
-    """Number the streams by first appearance, and drop what is left over in inactive blocks."""
+    """Number the streams by first appearance, and drop the old requests of inactive blocks."""
     numbers = {0: 0}
     return [
         [

@@ -1,4 +1,4 @@
-"""Text that strangers put into names, and what must never reach a reader unseen."""
+"""Text that strangers put into names, and characters that must never reach a reader unseen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strings that a stranger's file may hold, one for each sink that they are meant for."""
+"""Strings that a stranger's file may hold, one for each sink that they attack."""
 
 from __future__ import annotations
 

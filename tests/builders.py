@@ -1,12 +1,12 @@
-"""Small snapshots, readable: plain Python values as PyTorch's ``_snapshot()`` returns them.
+"""Builders of small, readable snapshots: plain Python values like those of ``_snapshot()``.
 
 data = snapshot(
     segment(0x1000000, block(512, "active_allocated"), block(2 * MIB - 512)),
     events=[alloc(0x1000000, 512)],
 )
 columns(data)         # -> Snapshot, through the reader
-pickled(data)         # -> bytes, as Python's pickle writes them
-cpp_pickled(data)     # -> bytes, as PyTorch's C++ pickler writes them
+pickled(data)         # -> bytes of Python's pickle
+cpp_pickled(data)     # -> bytes of PyTorch's C++ pickler
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def block(
     frames: list[Any] | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """Return a block; its address is filled in by ``segment`` where it is None."""
+    """Return a block; if its address is None, ``segment`` fills it in."""
     is_live = state != "inactive"
     return {
         "address": address,
@@ -59,7 +59,7 @@ def segment(
     frames: list[Any] | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """Return a segment that its blocks tile; sums are computed from them."""
+    """Return a segment that is tiled by its blocks; its sums are computed from the blocks."""
     at = address
     for b in blocks:
         b["address"] = at if b["address"] is None else b["address"]
@@ -155,7 +155,7 @@ def snapshot(
     conf: dict[str, Any] | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """Return the dict of ``_snapshot()``: ``events`` is device 0, ``traces`` all devices."""
+    """Return the dict of ``_snapshot()``: ``events`` are of device 0, ``traces`` of all devices."""
     return {
         "segments": list(segments),
         "device_traces": traces if traces is not None else [events or []],
@@ -166,7 +166,7 @@ def snapshot(
 
 
 def small() -> dict[str, Any]:
-    """Return a complete little snapshot: two segments, a short trace, shared stacks, an OOM."""
+    """Return a small complete snapshot: two segments, a short trace, shared stacks, an OOM."""
     stack = [frame("train.py", 10, "forward"), frame("train.py", 99, "<module>")]
     other = [frame("eval.py", 5, "evaluate"), stack[1]]
     return snapshot(
@@ -193,7 +193,7 @@ def pickled(data: Any, protocol: int = 4) -> bytes:
 
 
 def columns(data: Any) -> Snapshot:
-    """Return the snapshot that the reader makes of the value."""
+    """Return the snapshot that the reader makes from the value."""
     from fragdoctor.inputs.snapshot_reader import read_snapshot
 
     return read_snapshot(pickled(data))
@@ -202,7 +202,7 @@ def columns(data: Any) -> Snapshot:
 def cpp_pickled(data: Any) -> bytes:
     """Return the bytes of PyTorch's C++ pickler: protocol 2, memo after filling, no batches.
 
-    As there, strings are always put into the memo, containers where they are shared.
+    As in that pickler, strings always go into the memo, containers only if they are shared.
     """
     return b"\x80\x02" + _CppPickler(data).run() + b"."
 
@@ -240,7 +240,7 @@ class _CppPickler:
             index = self.memo[key] = len(self.memo)
             self.out += b"q" + bytes([index]) if index < 256 else b"r" + struct.pack("<I", index)
 
-    def _body(self, value: Any) -> None:  # noqa: C901 - one branch a type
+    def _body(self, value: Any) -> None:  # noqa: C901 - one branch per type
         if isinstance(value, bool):
             self.out += b"\x88" if value else b"\x89"
         elif value is None:
@@ -269,7 +269,7 @@ class _CppPickler:
             self.out += b"u"
 
     def _int(self, value: int) -> None:
-        value = (value + (1 << 63)) % (1 << 64) - (1 << 63)  # cast to signed 64 bits, as there
+        value = (value + (1 << 63)) % (1 << 64) - (1 << 63)  # cast to signed 64 bits, like PyTorch
         if 0 <= value < 256:
             self.out += b"K" + bytes([value])
         elif 0 <= value < 65536:

@@ -1,4 +1,4 @@
-"""Hand-built judgements for tests of the reports of a check."""
+"""Hand-built judgments for tests of the reports of ``check``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def failing() -> FileJudgement:
 
 
 def mixed() -> CheckReport:
-    """Return one file that fails, one that passes and one that cannot be read."""
+    """Return a check of one file that fails, one that passes and one that cannot be read."""
     fine = judge("runs/b.pickle", diagnoses.healthy(), GATE, 3)
     broken = unreadable("c.pickle", InputError("c.pickle is empty.", hint="Record it again."))
     return report([failing(), fine, broken], GATE)
@@ -44,7 +44,7 @@ def nothing() -> CheckReport:
 
 
 def planted(text: str) -> CheckReport:
-    """Return a failing check in which everything that an input can say is ``text``."""
+    """Return a failing check in which ``text`` replaces everything that an input can contain."""
     case = diagnoses.planted(diagnoses.fragmentation(), text)
     error = replace(case.findings[0], severity=Severity.ERROR, code="FD102")
     gate = Gate(budgets=replace(GATE.budgets, fits_on=GIB))

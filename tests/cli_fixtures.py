@@ -1,4 +1,4 @@
-"""Fixtures of the command line's tests."""
+"""Fixtures for the tests of the command line."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def pipeline(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakePipeline]:
-    """Replace the diagnosis by a fixed one, so that a test is about the command line alone."""
+    """Replace the diagnosis by a fixed one, so that a test covers only the command line."""
     fake = FakePipeline()
     module = types.ModuleType("fragdoctor.diagnosis.pipeline")
     module.diagnose = fake.diagnose  # type: ignore[attr-defined]

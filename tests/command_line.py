@@ -1,4 +1,4 @@
-"""Running the command line inside the test's process, and a stand-in for the diagnosis."""
+"""Run the command line inside the test's process, with a stand-in for the diagnosis."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fragdoctor.model.hooks import report_progress
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run of the command line left behind."""
+    """The exit code and the output of one run of the command line."""
 
     code: int
     out: str
@@ -24,7 +24,7 @@ class Outcome:
 
 
 class Stdin(io.TextIOWrapper):
-    """Standard input with given bytes that is, or is not, a terminal."""
+    """Standard input with given bytes that may pose as a terminal."""
 
     def __init__(self, data: bytes, *, is_terminal: bool = False) -> None:
         super().__init__(io.BufferedReader(io.BytesIO(data)), encoding="utf-8")  # type: ignore[arg-type]
@@ -39,7 +39,7 @@ Run = Callable[..., Outcome]
 
 @dataclass
 class FakePipeline:
-    """Stands in for ``diagnosis.pipeline``: remembers the case, answers with a fixed diagnosis."""
+    """Stand-in for ``diagnosis.pipeline`` that stores the case and returns a fixed diagnosis."""
 
     answer: Callable[[], Diagnosis] = diagnoses.fragmentation
     case: Case | None = None

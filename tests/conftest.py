@@ -1,4 +1,4 @@
-"""Fixtures of the whole suite."""
+"""Options and fixtures for the whole test suite."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# A loaded machine may take any time: no property may depend on how fast it is.
+# A busy machine may take any amount of time: no property test may depend on speed.
 settings.register_profile(
     "any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -25,37 +25,38 @@ REHEARSING = {"stage", "prepared"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the flags of the suite."""
+    """Add the test suite's options."""
     parser.addoption("--update-golden", action="store_true", help="rewrite golden files")
     parser.addoption("--all", action="store_true", help="run the slow tests too")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Try fewer examples of each property that names no number, unless slow tests run too."""
+    """Try fewer examples of each property without its own number, unless slow tests run too."""
     if leaves_slow_out(config):
         settings.load_profile("fast")
 
 
 def leaves_slow_out(config: pytest.Config) -> bool:
-    """Return whether slow tests are left out: not with --all, -m, or the name of a file."""
+    """Return whether to leave slow tests out: yes, except with --all, -m, or a file's name."""
     asked = config.getoption("--all") or config.getoption("markexpr") or names_files(config)
     return not asked
 
 
 def names_files(config: pytest.Config) -> bool:
-    """Return whether files are asked for by name, and not the whole suite or a folder."""
+    """Return whether the arguments name files, rather than the whole suite or a folder."""
     return any(arg.partition("::")[0].endswith(".py") for arg in config.args)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """Run named files in this process, for which the workers of ``-n auto`` start too slowly."""
+    """Run named files in this process, because the workers of ``-n auto`` start too slowly."""
     return 0 if names_files(config) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the slow tests out, unless they are asked for.
+    """Leave the slow tests out, unless they are requested.
 
-    Rehearsals stand together, so that one worker runs them: each that does imports PyTorch anew.
+    Rehearsals are sorted next to each other so that one worker runs them, because each worker that
+    runs one has to import PyTorch.
     """
     items.sort(key=lambda item: REHEARSING.isdisjoint(getattr(item, "fixturenames", ())))
     if not leaves_slow_out(config):
@@ -67,12 +68,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Spare the garbage collector the modules and tests, which stay to the end."""
+    """Exclude modules and tests, which live to the end, from garbage collection."""
     gc.freeze()
 
 
 class Committed(type(Path())):  # type: ignore[misc]
-    """A path among the committed recordings: those that are not there are a reason to skip."""
+    """A path among the committed recordings; a path that does not exist skips the test."""
 
     def __truediv__(self, key: str | Path) -> Committed:
         path = super().__truediv__(key)
@@ -83,13 +84,13 @@ class Committed(type(Path())):  # type: ignore[misc]
 
 @pytest.fixture(scope="session")
 def has_all_recordings() -> bool:
-    """Return whether all recordings are there: then tests say how many they must have looked at."""
+    """Return whether all recordings exist; if so, tests check how many they have looked at."""
     return not isinstance(shared_dir(), Committed)
 
 
 @cache
 def shared_dir() -> Path:
-    """Return the folder of recordings: all of them beside the project, or the committed part."""
+    """Return the folder of all recordings, next to the project, or else of the committed ones."""
     given = os.environ.get("FRAGDOCTOR_SHARED")
     path = Path(given) if given else ROOT.parent / "shared"
     if (path / "snapshots" / "expected.json").is_file():
@@ -117,7 +118,7 @@ def samples(root: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """Return the folder of recordings; a test that names one which is not there is skipped."""
+    """Return the folder of recordings; a test that needs a missing one is skipped."""
     return shared_dir()
 
 

@@ -1,4 +1,4 @@
-"""Hand-built diagnoses for tests of the reports: small, readable, one for each kind of input."""
+"""Small, readable, hand-built diagnoses for tests of the reports, one for each kind of input."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _held(
     stack: tuple[Location, ...] = (),
     device: int = 0,
 ) -> HolderReport:
-    """Return a line of a file that was written at the failure."""
+    """Return the report on a holder, from a snapshot that was written at the failure."""
     return HolderReport(
         device,
         location,
@@ -335,7 +335,7 @@ def fragmentation() -> Diagnosis:
 
 
 def strip() -> TimelineStrip:
-    """A sawtooth that grows to an OOM, with one flush shortly before it."""
+    """Return a sawtooth that grows to an OOM, with one flush shortly before the OOM."""
     live = [min(600 + 10 * i + 90 * (i % 20), 3100) for i in range(99)] + [2734]
     cache = [max(live[: i + 1]) + 100 for i in range(99)] + [3408]
     return TimelineStrip(
@@ -514,7 +514,7 @@ def simulation() -> Simulation:
 def planted(value: Any, text: str) -> Any:
     """Return a copy of a model value in which every free-text field holds ``text``.
 
-    Fields that are enumerations keep their value: they cannot hold text from a file.
+    Fields of an enum type keep their value: they cannot hold text from a file.
     """
     if isinstance(value, Enum) or value is None or isinstance(value, bool | int | float):
         return value

@@ -3,9 +3,9 @@
 ``tests/estimation/recorded_peaks.json`` holds the settings and the figures: peaks of ordinary
 training loops (three steps) under PyTorch 2.12.1's own CUDA allocator. The models are a GPT
 (LayerNorm, packed qkv, GELU, untied head, 4096 learned positions) and a Llama (RMSNorm written out
-or fused, rotary, SwiGLU, grouped heads), the loss is ``F.cross_entropy`` on the logits. Rows with a
-``config`` were recorded later, of models written by somebody else while the formulas stood: a Llama
-that repeats keys and values itself, so that fp32 has a fused kernel too, and a T5.
+or fused, rotary, SwiGLU, grouped heads); the loss is ``F.cross_entropy`` on the logits. Rows with a
+``config`` were recorded later, after the formulas were final, with models written by somebody else:
+a Llama that repeats keys and values itself, so that fp32 also has a fused kernel, and a T5.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def shape_of(s: dict[str, Any]) -> ModelShape:
 
 
 def workload_of(s: dict[str, Any]) -> Workload:
-    """Return a recorded run as a workload."""
+    """Return the workload of a recorded run."""
     return Workload(
         shape=shape_of(s),
         dtype=s["dtype"],

@@ -1,4 +1,4 @@
-"""How each figure of a report is written, so that two for one thing are seen."""
+"""Patterns for each figure in a report, to detect two different figures for the same thing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fragdoctor.report.base import RenderOptions, Verbosity, render
 
 SIZE = r"(\d[\d,]*(?:\.\d+)? (?:bytes|B|KiB|MiB|GiB|TiB))"
 OF_BAR = r"(?=[ |]+>?[\d.]+ %)"
-"""What follows a figure of the memory bar, which is of the moment of the failure or the peak."""
+"""What follows a figure of the memory bar, which shows the moment of the failure or the peak."""
 
 FIGURES = {
     "missing": (
@@ -47,11 +47,11 @@ FIGURES = {
         rf"with {SIZE} of free cache stranded",
     ),
 }
-"""How each thing is written; all sentences of a report must agree on its figure."""
+"""Thing -> patterns of sentences with its figure; all sentences of a report must agree on it."""
 
 
 def contradictions_in(diagnosis: Diagnosis) -> list[str]:
-    """Return what the reports of one device say in two ways."""
+    """Return the things for which the reports on one device give more than one figure."""
     found = []
     moment = diagnosis.devices[0].moment if diagnosis.devices else None
     bar = "" if moment is None or moment.is_end else OF_BAR

@@ -1,4 +1,4 @@
-"""Ranks of a job: small snapshots on the disk, and summaries without any file."""
+"""Ranks of a job, as small snapshots on disk, and as summaries without files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def rank_snapshot(
     failed_after_us: int = 100,
     filename: str = "train.py",
 ) -> dict[str, Any]:
-    """Return a snapshot in which each line of ``filename`` holds one block of so many MiB."""
+    """Return a snapshot in which lines of ``filename`` hold one block each, of this many MiB."""
     segments, events = [], []
     for i, (line, mib) in enumerate(held.items()):
         address, stack = BASE + i * 4096 * MIB, [frame(filename, line, f"f{line}")]
@@ -41,21 +41,21 @@ def rank_snapshot(
 
 
 def write_rank(path: Path, **changes: Any) -> Path:
-    """Write the snapshot of one rank; ``changes`` as ``rank_snapshot`` takes them."""
+    """Write the snapshot of one rank; ``changes`` are arguments of ``rank_snapshot``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(pickled(rank_snapshot(**changes)))
     return path
 
 
 def write_job(folder: Path, n: int, odd: Mapping[int, Mapping[str, Any]] | None = None) -> Path:
-    """Write ``rank0.pickle`` .. of one job; ``odd`` gives the changes of some ranks."""
+    """Write ``rank0.pickle`` etc. of one job; ``odd`` holds the changes for some ranks."""
     for i in range(n):
         write_rank(folder / f"rank{i}.pickle", **(odd or {}).get(i, {}))
     return folder
 
 
 def summary(number: int, held: Mapping[int, int] = USUAL, **changes: Any) -> RankSummary:
-    """Return the summary of a healthy rank; ``changes`` are fields of it."""
+    """Return the summary of a healthy rank; ``changes`` replace its fields."""
     lines = [SourceLine("train.py", n, f"f{n}", mib * MIB, 1) for n, mib in held.items()]
     lines.sort(key=lambda h: (-h.n_bytes, h.key))
     peak = sum(held.values()) * MIB

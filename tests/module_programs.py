@@ -1,4 +1,4 @@
-"""Programs of many kinds whose peak is to be found in their modules, to the byte."""
+"""Programs of many kinds whose peak must be attributed to their modules, to the byte."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ with torch.no_grad():
         model(tokens()).argmax(-1)
 """,
 }
-"""Those by which the table was written."""
+"""Programs that were looked at while the table of modules was developed."""
 
 HELD_OUT: Final = {
     "shared_modules": """
@@ -183,7 +183,7 @@ for p in model.layers[:2].parameters():
 train(model, optimizer=torch.optim.Adafactor)
 """,
 }
-"""Those that were run once it was."""
+"""Programs that were run only when the table was finished."""
 
 
 def program(name: str) -> str:

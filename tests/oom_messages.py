@@ -1,4 +1,4 @@
-"""Out-of-memory messages made from PyTorch's templates, with figures of our own."""
+"""Out-of-memory messages made from PyTorch's templates, with our own figures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def new_style(
     pools: str = "",
     device: int = 0,
 ) -> str:
-    """Return a message as PyTorch 2.2 and later print it."""
+    """Return a message in the form of PyTorch 2.2 and later."""
     own_sentence = (
         f"Including non-PyTorch memory, this process has {own} memory in use. " if own else ""
     )
@@ -44,7 +44,7 @@ def new_style(
 
 
 def old_style(asked: str, total: str, allocated: str, free: str, reserved: str) -> str:
-    """Return a message as PyTorch 1.4 to 1.9 print it."""
+    """Return a message in the form of PyTorch 1.4 to 1.9."""
     return (
         f"RuntimeError: CUDA out of memory. Tried to allocate {asked} (GPU 0; {total} total "
         f"capacity; {allocated} already allocated; {free} free; {reserved} reserved in total by "
@@ -77,5 +77,5 @@ def message(**fields: Any) -> OomMessage:
 
 
 def log_of(*messages: OomMessage) -> OomLog:
-    """Return a log that holds these messages, the first one leading."""
+    """Return a log that holds these messages, with the first one as the primary one."""
     return OomLog(messages=messages, n_lines=len(messages))

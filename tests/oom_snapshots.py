@@ -1,4 +1,4 @@
-"""Snapshots that end in an out-of-memory event, a few segments each."""
+"""Snapshots of a few segments each that end in an out-of-memory event."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def holes(
 ) -> Snapshot:
     """Return n segments whose block was replaced by a smaller one, and a failed request.
 
-    As the allocator does it: the rest of each segment lies free behind a live block.
+    As in the real allocator, the rest of each segment is free behind a live block.
     """
     whole = (live_mib + hole_mib) * MIB
     made, freed, kept, segments = [], [], [], []
@@ -89,7 +89,7 @@ def full(
     frames: list[Any] | None = None,
     device: int = 0,
 ) -> Snapshot:
-    """Return n segments without a hole and a failed request."""
+    """Return n segments without holes, and a failed request."""
     stack = LINE if frames is None else frames
     segments, events = [], []
     for i in range(n):
@@ -107,7 +107,7 @@ def full(
 
 
 def calm(n: int = 4, live_mib: int = 20, cached_mib: int = 200) -> Snapshot:
-    """Return a snapshot without a failure: some live segments, much harmless cache."""
+    """Return a snapshot without a failure: some live segments and a large, harmless cache."""
     segments, events = [], []
     for i in range(n):
         segments.append(segment(at(i), block(live_mib * MIB, "active_allocated", frames=LINE)))
@@ -120,7 +120,7 @@ def calm(n: int = 4, live_mib: int = 20, cached_mib: int = 200) -> Snapshot:
 
 
 def late_free(asked_mib: int = 80, hole_mib: int = 100, free_mib: int = 10) -> Snapshot:
-    """Return a failure right after a block that waited for another stream came free."""
+    """Return a failure right after the release of a block that had waited for another stream."""
     low, high = at(0), at(0) + 20 * MIB
     live = block(20 * MIB, "active_allocated", frames=LINE)
     hole = block(hole_mib * MIB, requested=hole_mib * MIB)
@@ -148,10 +148,10 @@ def leaking(
     hole_mib: int = 0,
     asked_mib: int = 0,
 ) -> Snapshot:
-    """Return steps that each keep one block for good, until a request fails.
+    """Return steps that each keep one block forever, until a request fails.
 
-    Each block lies in a segment with a hole behind it; the failing request is as large as a block
-    where it is not given.
+    Each block is in a segment with a hole behind it, if ``hole_mib`` is given. Unless ``asked_mib``
+    is given, the failing request is as large as a block.
     """
     keep = [frame("loop.py", 5, function), frame("train.py", 10, "main")]
     uses = [[frame("model.py", line, "forward"), frame("train.py", 10, "main")] for line in (7, 9)]
@@ -175,7 +175,7 @@ def leaking(
 
 
 def model_building(n: int = 40, free_mib: int = 10) -> Snapshot:
-    """Return weights made one after another, nothing freed, until a request fails."""
+    """Return weights that are made one after another, without a free, until a request fails."""
     weights = [frame("model.py", 3, "__init__"), frame("train.py", 2, "main")]
     events, segments = [], []
     for i in range(n):

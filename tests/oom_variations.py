@@ -1,7 +1,7 @@
-"""Own out-of-memory messages made from templates, and what pasting does to them.
+"""Our own out-of-memory messages, made from templates, and what pasting does to them.
 
 ``messages()`` draws a text with its true fields; ``disguises()`` draws a way to wrap, quote,
-colour, prefix or escape it that leaves the figures readable for a person.
+color, prefix or escape a text so that a person can still read the figures.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ XPU_ADVICE = " Please use `empty_cache` to release all unoccupied cached memory.
 
 @st.composite
 def sizes(draw) -> tuple[str, int]:
-    """A size as PyTorch prints it, and the bytes that it means."""
+    """Draw a size the way PyTorch prints it, and its number of bytes."""
     if draw(st.integers(0, 9)) == 0:
         n = draw(st.integers(0, 1024))
         return f"{n} bytes", n
@@ -42,7 +42,7 @@ def sizes(draw) -> tuple[str, int]:
 
 @st.composite
 def messages(draw) -> tuple[str, dict[str, object]]:
-    """A message of a random family, and the fields that must come back."""
+    """Draw a message of a random family, and the fields that must be read from it."""
     make = draw(st.sampled_from(FAMILIES))
     return make(draw)
 
@@ -202,7 +202,7 @@ PREFIXES = st.sampled_from(
 
 
 def hard_wrap(text: str, width: int) -> str:
-    """Break lines at a column, in the middle of words and numbers if need be."""
+    """Break lines at a column, even in the middle of words and numbers."""
     lines = []
     for line in text.split("\n"):
         lines += [line[i : i + width] for i in range(0, len(line), width)] or [""]
@@ -210,7 +210,7 @@ def hard_wrap(text: str, width: int) -> str:
 
 
 def soft_wrap(text: str, width: int) -> str:
-    """Break lines at blanks, as mail programs do."""
+    """Break lines at blanks, like mail programs."""
     return "\n".join(
         "\n".join(textwrap.wrap(line, width, break_long_words=False)) for line in text.split("\n")
     )
@@ -226,7 +226,7 @@ def colour(text: str) -> str:
 
 @st.composite
 def disguises(draw) -> Callable[[str], str]:
-    """A way to spoil a text that a person would still read."""
+    """Draw a way to spoil a text so that a person could still read it."""
     wrap = draw(st.sampled_from(["none", "hard", "soft"]))
     width = draw(st.integers(24, 120))
     prefix = draw(st.just("") | PREFIXES)
@@ -235,7 +235,7 @@ def disguises(draw) -> Callable[[str], str]:
     )
 
     if prefix == UNKNOWN_PREFIX and finish in {"json", "repr", "html"}:
-        prefix = ""  # nothing tells it from the text that the finish puts before it
+        prefix = ""  # it could not be told from the text that the finish adds in front
 
     def spoil(text: str) -> str:
         if wrap == "hard":

@@ -1,4 +1,4 @@
-"""Models for the tests; each function is a factory as ``estimate --model`` wants it."""
+"""Models for the tests; each function is a factory for ``estimate --model``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def tied() -> Any:
 
 
 class Deep(nn.Module):
-    """Layers that each keep one activation, checkpointed or not."""
+    """Layers that each keep one activation.
+
+    ``checkpointing`` is ``use_reentrant`` of ``checkpoint``; if None, layers are not checkpointed.
+    """
 
     def __init__(self, *, checkpointing: bool | None) -> None:
         super().__init__()
@@ -80,7 +83,7 @@ def with_targets() -> Any:
 
 
 class Output:
-    """What models of the transformers library return."""
+    """Like the output of models of the transformers library."""
 
     def __init__(self, loss: torch.Tensor) -> None:
         self.loss = loss
@@ -145,7 +148,7 @@ def gru() -> Any:
 
 
 def with_constants() -> Any:
-    """Tensors that only the host has while the model is built, one of them read."""
+    """Return a model whose construction makes tensors on the host only, and reads one of them."""
     rates = [rate.item() for rate in torch.linspace(0, 0.1, 4)]
     torch.zeros(1000, 1000)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), *map(nn.Dropout, rates))
@@ -168,7 +171,7 @@ class Logs(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         loss = self.layer(x).mean()
-        print("loss", loss.item())  # noqa: T201 - what users do
+        print("loss", loss.item())  # noqa: T201 - users do this
         return loss
 
 
@@ -177,7 +180,7 @@ def logs() -> Any:
 
 
 def huge() -> Any:
-    """Many times the memory of this machine, were it real; for bf16, as its input is."""
+    """Return a model many times larger than this machine's memory; for bf16, like its input."""
     width = 2**15
     layers = (nn.Linear(width, width, bias=False) for _ in range(256))
     return nn.Sequential(*layers), torch.zeros(1, width, dtype=torch.bfloat16)

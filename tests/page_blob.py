@@ -1,4 +1,4 @@
-"""Reads what ``BlobWriter`` wrote, as the page's script does."""
+"""Read what ``BlobWriter`` wrote, in the same way as the page's script."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def decode(encoded):
-    """Return (JSON part, bytes of the arrays) of a blob; the reverse of ``encode``."""
+    """Return (JSON part, bytes of the arrays) of a blob; the inverse of ``encode``."""
     whole = zlib.decompress(base64.b64decode(encoded))
     n = int.from_bytes(whole[:4], "little")
     return json.loads(whole[4 : 4 + n]), whole[4 + n :]

@@ -1,4 +1,4 @@
-"""Diagnoses for tests of the page: real columns, the verdict written by hand."""
+"""Diagnoses for tests of the page, with real columns and a verdict written by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BASE = 0x7F00_0000_0000
 
 
 def of_snapshot(snapshot: Snapshot, like: Diagnosis | None = None) -> Diagnosis:
-    """Return a diagnosis with the figures of a snapshot and the words of another one."""
+    """Return a diagnosis with the figures of a snapshot and the words of another diagnosis."""
     like = like or diagnoses.fragmentation()
     analyses = [analyze_device(snapshot, d) for d in snapshot.devices]
     return replace(
@@ -140,9 +140,9 @@ def tiny_diagnosis(text: str = "train.py") -> Diagnosis:
 
 
 def named(text: str = "") -> Diagnosis:
-    """Return ``tiny`` with modules and owners: its 2 MiB are of both, its 4 MiB of neither.
+    """Return ``tiny`` with modules and owners: its 2 MiB block has both, its 4 MiB block neither.
 
-    ``text`` is added to the names: hostile ones.
+    ``text`` is appended to the names, to make them hostile.
     """
     data = tiny()
     for event in data["device_traces"][0]:

@@ -1,4 +1,4 @@
-"""Programs for the allocator model, and the recordings they leave: genuine traces without a GPU."""
+"""Programs for the allocator model, and their recordings: genuine traces without a GPU."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ STREAMS = (0, 0x5555_0000_0000)
 
 @dataclass(frozen=True)
 class Program:
-    """Requests (bytes, stream) and frees (index of the request), in order."""
+    """Requests ("alloc", bytes, stream) and frees ("free", index of the request, 0), in order."""
 
     operations: tuple[tuple[str, int, int], ...]
 
 
 def program(*operations: int) -> Program:
-    """Return a program of one stream: n > 0 asks for n bytes, -k frees the k-th request."""
+    """Return a program on one stream: n > 0 requests n bytes, -k frees the k-th request."""
     return Program(tuple(("alloc", n, 0) if n > 0 else ("free", -n - 1, 0) for n in operations))
 
 
 def _fake_trace(made: Program) -> list[dict[str, Any]]:
-    """Return a trace with made-up addresses: good for its requests, not for its memory."""
+    """Return a trace with made-up addresses: only its requests are meaningful."""
     events = []
     n_made = 0
     sizes: list[tuple[int, int]] = []
@@ -65,7 +65,7 @@ def _event(action: str, addr: int, size: int, stream: int) -> dict[str, Any]:
 
 
 def operations_of(made: Program) -> _ext.NativeOps:
-    """Return a program as operations of the native core."""
+    """Return a program as the native core's operations."""
     snapshot = from_python({"segments": [], "device_traces": [_fake_trace(made)]})
     return _ext.NativeOps(Trace.of(snapshot, 0).native)
 
@@ -156,7 +156,7 @@ SIZES = st.one_of(
 
 @st.composite
 def programs(draw: st.DrawFn, *, max_requests: int = 60, n_streams: int = 2) -> Program:
-    """Programs that ask and free in any order."""
+    """Draw a program that requests and frees memory in any order."""
     operations: list[tuple[str, int, int]] = []
     live: list[int] = []
     for n_made in range(draw(st.integers(1, max_requests))):
@@ -183,18 +183,18 @@ ERAS = st.sampled_from(list(Era))
 
 
 def reproduced(snapshot: Snapshot, **facts: Any) -> Reproduction:
-    """Return the recorded run of a snapshot, reproduced."""
+    """Return the reproduction of a snapshot's recorded run."""
     return reproduce(trace_of(snapshot), **facts)
 
 
 def rows_of_requests(reproduction: Reproduction) -> list[int]:
-    """Return the event rows of the requests of a run."""
+    """Return the event rows of a run's requests."""
     ops = Operations.of(reproduction.operations)
     return [int(row) for row in ops.row[ops.is_request]]
 
 
 def without_oldest(whole: Snapshot, device: int, n_lost: int) -> Snapshot:
-    """Return the snapshot as a ring buffer that lost ``n_lost`` events would have left it."""
+    """Return the snapshot that a ring buffer leaves after losing its first ``n_lost`` events."""
     events = whole.events
     first = events.device_slice(device).start
     kept = np.ones(len(events), bool)

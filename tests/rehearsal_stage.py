@@ -1,4 +1,4 @@
-"""Programs to rehearse, in this Python."""
+"""Tools for rehearsing programs in tests, with this Python."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 torch.optim.SGD([torch.ones(1, device="cuda", requires_grad=True)], 0.1).step()
 """
-"""What imports most of what PyTorch imports for the programs here."""
+"""A program that loads most of what PyTorch loads for the programs here."""
 
 
 class PreparedRuns:
-    """Runs in forks of processes that have imported PyTorch: one a kind of machine and worker.
+    """Runs in forks of processes that have imported PyTorch, one per test worker and machine kind.
 
-    A fork is what a new process would be; ``test_forks_do_what_new_processes_do`` holds that.
+    A fork behaves like a new process; ``test_forks_do_what_new_processes_do`` verifies this.
     """
 
     def __init__(self, imports: str = IMPORTS) -> None:
@@ -85,7 +85,7 @@ COMPILING = PreparedRuns(f"{IMPORTS}import torch._inductor.compile_fx\n")
 
 
 def use_prepared(patch: pytest.MonkeyPatch, prepared: PreparedRuns = PREPARED) -> None:
-    """Run what this process rehearses in forks of the prepared processes."""
+    """Make this process rehearse in forks of the prepared processes."""
     for module in (runner, search, sweep):
         patch.setattr(module, "Runs", lambda **_: nullcontext(prepared))
 
@@ -104,7 +104,7 @@ class Stage:
         return path
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Rehearse in this process, in a fork of one that has PyTorch."""
+        """Run the command in this process, and the program in a fork of one that has PyTorch."""
         out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
         with pytest.MonkeyPatch.context() as patch:
             use_prepared(patch, self.prepared)
@@ -118,7 +118,7 @@ class Stage:
         return subprocess.CompletedProcess(words, int(ended.value.code or 0), said, told)
 
     def run_apart(self, *words: str, python_path: str = "") -> subprocess.CompletedProcess[str]:
-        """Rehearse as a user does: a new process for the command, and one for the program."""
+        """Rehearse like a user: with a new process for the command, and one for the program."""
         return subprocess.run(
             [sys.executable, "-m", "fragdoctor", *_words(words)],
             cwd=self.home,

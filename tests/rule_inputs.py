@@ -1,4 +1,4 @@
-"""Inputs that show one pattern each, and how a rule is tried on them."""
+"""Inputs that show one pattern each, and functions to try a rule on them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def found(code, case):
 
 
 def assert_finds(code, shows, shows_not):
-    """The rule finds its pattern in the one case, and nothing in the other."""
+    """Assert that the rule finds its pattern in one case, and nothing in the other."""
     assert {code} == {f.code for f in found(code, shows)}
     assert found(code, shows_not) == []
 
 
 def settings_snapshot(conf="", **changes):
-    """Return a healthy run under a setting string and recorded settings."""
+    """Return a healthy run with this settings string and these recorded settings."""
     low = at(0)
     events = [segment_alloc(low, 20 * MIB), alloc(low, 20 * MIB)]
     return columns(
@@ -44,14 +44,14 @@ def settings_snapshot(conf="", **changes):
 
 
 def untiled_snapshot():
-    """Return a segment that its blocks do not fill."""
+    """Return a snapshot of a segment that its blocks do not fill."""
     data = segment(at(0), block(20 * MIB, "active_allocated"))
     data["total_size"] = 40 * MIB
     return columns(assembled(data))
 
 
 def caught_snapshot():
-    """Return a run that went on after a failed request."""
+    """Return a run that continued after a failed request."""
     low = at(0)
     events = [
         oom(4000 * MIB, 500 * MIB, frames=LINE),

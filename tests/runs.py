@@ -1,7 +1,7 @@
-"""Little programs as snapshots, to be compared: each request is a line, a size, and its fate.
+"""Snapshots of small programs, for comparisons: each request has a line, a size, and a lifetime.
 
-Every request gets a segment of its own, as the allocator gives one to multiples of 2 MiB from
-10 MiB on when its cache is empty; so the snapshots are consistent and replay exactly.
+Every request gets its own segment, as in the allocator for multiples of 2 MiB from 10 MiB on if the
+cache is empty; so the snapshots are consistent and can be replayed exactly.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The schemas of the JSON documents: each is read, and checked to be one, once in a process."""
+"""The schemas of the JSON documents; each is read, and checked to be valid, once per process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def must_fit(document: Any, name: str) -> None:
 
 
 def must_fit_exactly(document: Any, name: str) -> None:
-    """Fail also where the document holds a key that its schema does not list."""
+    """Also fail if the document holds a key that its schema does not list."""
     _validator(name, is_closed=True).validate(document)
 
 

@@ -1,4 +1,4 @@
-"""A viewer that answers in a thread for as long as a test needs it."""
+"""Run a viewer in a thread for as long as a test needs it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fragdoctor.cli.view import Viewer
 
 @contextmanager
 def served(server: Viewer) -> Iterator[Viewer]:
-    """Let a viewer answer within a block."""
+    """Let a viewer serve requests within a ``with`` block."""
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:

@@ -1,4 +1,4 @@
-"""Ranks that hold up their reader: named pipes, at whose other end a test waits."""
+"""Ranks that block their reader: named pipes, with a test at the other end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HAS_PROC = Path("/proc/self/fd").is_dir()
 
 
 def has_open(pid: int, path: Path) -> bool:
-    """Tell whether a process has a file open."""
+    """Return whether a process has a file open."""
     with contextlib.suppress(OSError):
         for fd in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
@@ -23,7 +23,7 @@ def has_open(pid: int, path: Path) -> bool:
 
 
 def reader_of(path: Path) -> int | None:
-    """Return the process, other than this one, that has a file open."""
+    """Return a process other than this one that has a file open, or None."""
     pids = (int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit())
     return next((pid for pid in pids if pid != os.getpid() and has_open(pid, path)), None)
 
@@ -46,7 +46,7 @@ class Held:
     def _run(self) -> None:
         for answer in self._answers:
             fd = os.open(self.path, os.O_WRONLY)  # returns when a reader opens it
-            # It may not have it yet; and one that was killed may have been there for a moment.
+            # The reader may not be visible yet, or a killed reader may have been there briefly.
             while (pid := reader_of(self.path)) is None:
                 threading.Event().wait(0.01)
             self.n_opened += 1
@@ -59,8 +59,8 @@ class Held:
 
 
 def kill_reader(path: Path, fd: int, pid: int) -> None:
-    """Kill the process that reads, as the system does when memory runs out."""
-    os.kill(pid, signal.SIGSTOP)  # it must not see the end of the pipe, and neither its successor
+    """Kill the reading process, like the system does when memory runs out."""
+    os.kill(pid, signal.SIGSTOP)  # neither it nor its successor may see the end of the pipe
     os.close(fd)
     os.kill(pid, signal.SIGKILL)
     while has_open(pid, path):
@@ -68,7 +68,7 @@ def kill_reader(path: Path, fd: int, pid: int) -> None:
 
 
 def sending(data: bytes) -> Answer:
-    """Return the answer that gives the reader its bytes."""
+    """Return the answer that sends these bytes to the reader."""
 
     def answer(_path: Path, fd: int, _pid: int) -> None:
         with os.fdopen(fd, "wb") as pipe:

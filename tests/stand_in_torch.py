@@ -17,7 +17,7 @@ FAKE = Path(__file__).parent / "capture" / "fake" / "torch.py"
 
 @pytest.fixture
 def fake_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """Put the stand-in in the place of torch; what a test leaves recording is forgotten."""
+    """Replace torch by the stand-in; recordings that a test leaves running are discarded."""
     spec = importlib.util.spec_from_file_location("torch", FAKE)
     assert spec is not None
     assert spec.loader is not None

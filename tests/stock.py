@@ -1,6 +1,6 @@
-"""The stock unpickler as an oracle: snapshot file -> Snapshot columns, slowly and obviously.
+"""The stock unpickler as an oracle: it turns a snapshot file into columns, slowly but obviously.
 
-For trusted files only (tests unpickle what the project itself recorded or built).
+For trusted files only (tests unpickle only files that the project itself recorded or built).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Tables:
     def __init__(self) -> None:
         self.strings, self.frames, self.stacks = Interner(), Interner(), Interner()
         self.streams, self.pools = Interner(), Interner()
-        self._seen: dict[int, int] = {}  # most lists of frames stand in a file many times
+        self._seen: dict[int, int] = {}  # most lists of frames occur many times in a file
         self.streams(0)
         self.pools((0, 0))
 
@@ -78,7 +78,7 @@ def load_stock(path: str | Path) -> Snapshot:
 
 
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings without lists and tuples: the reader counts them as unknown."""
+    """Return settings without lists and tuples, which the reader counts as unknown."""
     return {
         key: _plain(value) if isinstance(value, dict) else value
         for key, value in settings.items()
@@ -87,7 +87,7 @@ def _plain(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def from_python(data: Any, provenance: Provenance | None = None) -> Snapshot:  # noqa: PLR0915 - slow and obvious
-    """Turn the plain Python value of a snapshot into columns."""
+    """Turn a snapshot's plain Python value into columns."""
     top = {"segments": data} if isinstance(data, list) else data
     t = Tables()
     seg: dict[str, list[Any]] = {k: [] for k in SegmentTable.__struct_fields__}
@@ -126,7 +126,7 @@ def from_python(data: Any, provenance: Provenance | None = None) -> Snapshot:  #
     oom_free: dict[int, int] = {}
     for trace in top.get("device_traces", []):
         for e in trace:
-            # PyTorch writes them in lower case; anything else is no action that is known.
+            # PyTorch writes actions in lower case; anything else is not a known action.
             name = e["action"].upper() if e["action"].islower() else ""
             action = Action[name] if name in Action.__members__ else Action.OTHER
             if "device_free" in e:
@@ -204,7 +204,7 @@ def _arrays(table: Any, columns: dict[str, list[Any]]) -> dict[str, Any]:
 
 
 def resolved(snapshot: Snapshot) -> dict[str, Any]:
-    """Return all tables with ids replaced by what they stand for, so that two readers compare."""
+    """Return all tables with ids replaced by their values, so that two readers can be compared."""
     strings = np.array([*snapshot.strings, None], object)
     stacks = np.empty(len(snapshot.stacks) + 1, object)
     frames = [snapshot.frame(i) for i in range(len(snapshot.frames))]
@@ -242,12 +242,12 @@ def assert_same(expected: Snapshot, actual: Snapshot) -> None:
     """Fail with the name of the first column that differs."""
     left, right = resolved(expected), resolved(actual)
     for name, column in left.items():
-        if name in {"frames", "stacks"}:  # a reader may keep more, of parts that are not columns
+        if name in {"frames", "stacks"}:  # a reader may keep more, from parts outside the columns
             assert column <= right[name], name
         else:
             assert column == right[name], name
 
 
 def column_dict(table: object) -> dict[str, Any]:
-    """Return the columns of a table of a snapshot by name."""
+    """Return the columns of a snapshot's table by name."""
     return {name: getattr(table, name) for name in table.__struct_fields__}  # type: ignore[attr-defined]

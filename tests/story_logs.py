@@ -1,4 +1,4 @@
-"""Logs of sweeps and runs, written in the templates that PyTorch and the usual loggers print."""
+"""Logs of sweeps and runs, in the formats of PyTorch and the usual loggers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ASSERT = "RuntimeError: CUDA error: device-side assert triggered\n"
 
 
 def message(live: float, cached: float, gpu: int = 0, others: str = "") -> str:
-    """Return a message of PyTorch 2.2 or later; figures in GiB of a device of 23.69 GiB."""
+    """Return a message of PyTorch 2.2 or later, for a device of 23.69 GiB; figures are in GiB."""
     own = live + cached + 0.45
     return (
         f"CUDA out of memory. Tried to allocate 512.00 MiB. GPU {gpu} has a total capacity of "
@@ -38,7 +38,7 @@ def traceback(text: str, prefix: str = "") -> str:
 
 
 def optuna(n: int = 8, growth: float = 1.6, n_failing: int = 2) -> str:
-    """Return an Optuna sweep; each trial prints its memory and the last ones fail."""
+    """Return an Optuna sweep in which each trial prints its memory and the last ones fail."""
     lines = []
     for trial in range(n):
         base = 2 + growth * trial
@@ -64,7 +64,7 @@ def optuna(n: int = 8, growth: float = 1.6, n_failing: int = 2) -> str:
 
 
 def holes(n: int = 6) -> str:
-    """Return a sweep with the same live memory and ever more unallocated memory at each failure."""
+    """Return a sweep with constant live memory, and more unallocated memory at each failure."""
     return "".join(
         f"=== Trial {i} ===\nEpoch 2/2: 100%|####| 25/25 [00:12<00:00, 2.1it/s]\n"
         + traceback(message(15.1 + 0.02 * (i % 2), 2 + 0.75 * i))
@@ -73,7 +73,7 @@ def holes(n: int = 6) -> str:
 
 
 def assert_first() -> str:
-    """Return a run whose assert comes first, and an OOM of the next process."""
+    """Return a run that fails with an assert first, and then an OOM of the next process."""
     return (
         "Epoch 1/3\nstep 10 loss 0.3\n"
         + "".join(ASSERTION.format(block=b) for b in range(5))
@@ -86,7 +86,7 @@ def assert_first() -> str:
 
 
 def ranks() -> str:
-    """Return four interleaved ranks: OOM of rank 2, asserts of ranks 1 and 2, rank 0 waits."""
+    """Return four interleaved ranks: rank 2 runs out, ranks 1 and 2 assert, rank 0 waits."""
     steps = "".join(
         f"[rank{r}]: 2024-06-01 10:00:{s:02d} step {s * 10} loss 0.5\n"
         for s in range(10)
@@ -121,7 +121,7 @@ def torchrun(n: int = 3) -> str:
 
 
 def bars() -> str:
-    """Return a log of a progress bar: carriage returns and colours."""
+    """Return a log with a progress bar: carriage returns and colors."""
     bar = "".join(
         f"\rEpoch 2: {i * 4:3d}%|{'#' * i}| {i}/25 [00:{i:02d}<00:25, 1.0it/s]" for i in range(14)
     )

@@ -1,7 +1,7 @@
 """A small, slow, obvious caching allocator that writes snapshots and remembers the truth.
 
-Ordinary segments only: best fit, splitting and merging by the rules of the allocator's
-documentation, so that what the analysis undoes can be compared with what really was.
+It has ordinary segments only, with best fit, splitting and merging by the rules in the allocator's
+documentation, so that the states that the analysis reconstructs can be compared with the real ones.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class ToyAllocator:
                 self._log("segment_free", s.address, s.size, s.stream, 0)
 
     def refuse(self, requested: int, device_free: int, line: int = 1) -> None:
-        """Log a request that failed with so much free at the driver."""
+        """Log a request that failed while the driver had ``device_free`` bytes."""
         self._log("oom", 0, requested, 0, line)
         del self.events[-1]["addr"]
         self.events[-1]["device_free"] = device_free
@@ -124,7 +124,7 @@ class ToyAllocator:
         self.layouts.append(sorted((b.address, b.size) for b in blocks if b.state == "inactive"))
 
     def data(self, first_event: int = 0) -> dict[str, Any]:
-        """Return the snapshot, with the events from ``first_event`` on."""
+        """Return the snapshot with the events from ``first_event`` on."""
         segments = [
             segment(
                 s.address,

@@ -1,4 +1,4 @@
-"""Traces of a made-up training program at a chosen batch size, with the truth known."""
+"""Traces of a made-up training program at a chosen batch size, for which the truth is known."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from toy_allocator import ToyAllocator
 from fragdoctor.model.snapshot import Snapshot
 
 MIB = 2**20
-# Lines of the program.
+# Line numbers of the program.
 MODEL, FORWARD, LOSS, BACKWARD = 10, 20, 30, 40
 N_PARAMETERS, PARAMETER_BYTES = 4, 12 * MIB
 N_LAYERS, ACTIVATION_BYTES = 5, 2 * MIB
@@ -18,9 +18,10 @@ def training(batch: int, *, n_steps: int = 3, leak: int = 0):
     """Return the allocator after training.
 
     Args:
-        batch: samples; each layer keeps ``ACTIVATION_BYTES`` a sample, the loss twice that.
-        n_steps: passes.
-        leak: bytes kept a step.
+        batch: number of samples; each layer keeps ``ACTIVATION_BYTES`` per sample, the loss twice
+            that.
+        n_steps: number of training steps.
+        leak: bytes that are kept per step.
     """
     toy = ToyAllocator()
     for _ in range(N_PARAMETERS):
@@ -39,10 +40,10 @@ def training(batch: int, *, n_steps: int = 3, leak: int = 0):
 
 
 def recorded(batch: int, **more: int) -> Snapshot:
-    """Return the snapshot of a training run."""
+    """Return the snapshot of a training run; ``more`` are arguments of ``training``."""
     return columns(training(batch, **more).data())
 
 
 def true_peak(batch: int, **more: int) -> int:
-    """Return the peak of allocated bytes, as the allocator itself counted it."""
+    """Return the peak of allocated bytes that the allocator itself counted."""
     return max(allocated for allocated, _, _ in training(batch, **more).states)

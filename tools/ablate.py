@@ -1,12 +1,12 @@
-"""Takes out one case, rule or constant after another and prints what changes in the table of truth.
+"""Take out one case, rule or constant at a time and print what changes in the table of truth.
 
     python tools/ablate.py              # all of them; about a minute and a half each on two cores
     python tools/ablate.py NAME ...     # some of them
     python tools/ablate.py --list
 
-Each line of the result is one part of fragdoctor that guesses. It says how many rows of the table
-(``truth_table.py``) change in both halves of the programs, *will* and *likely* apart, and how many
-verdicts. What moves no row on programs that it was not written for goes.
+Each line of the result is for one part of fragdoctor that guesses. It shows how many rows of the
+table (``truth_table.py``) change in each half of the programs, *will* and *likely* separately, and
+how many verdicts. A part that moves no row on programs that it was not written for gets deleted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fragdoctor.future.steps import _ModelCalls
 from fragdoctor.model import turns
 
 Ablation = Callable[[], None]
-"""Takes a part out, in the process that it is called in."""
+"""Takes a part out, in the process that calls it."""
 
 
 def _set(place: Any, name: str, value: Any) -> Ablation:
@@ -51,7 +51,7 @@ def _name(row: Callable[..., Any]) -> str:
 
 
 def _always(value: Any) -> Callable[..., Any]:
-    """Return a function that returns a value, whatever it is asked."""
+    """Return a function that returns the same value for all arguments."""
     return lambda *_asked, **_by_name: value
 
 
@@ -64,7 +64,7 @@ def _ablations() -> dict[str, Ablation]:
     def rest_as_it_is(_steps: Any, rest: Any) -> Any:
         return rest
 
-    # What guesses the future, part by part.
+    # The parts that guess the future.
     result: dict[str, Ablation] = {
         "marks of PyTorch": _set(steps, "find_optimizer_steps", _always(None)),
         "turns of optimizers": _set(steps, "period_of", _always(1)),
@@ -79,7 +79,7 @@ def _ablations() -> dict[str, Ablation]:
         "growing buffers": _set(kept, "find_growing_buffers", _always(())),
         "leak refuted by a replay": _set(Bench, "refutes_leak", False),
     }
-    # Rows of the verdict; the last one of each table decides what the others leave.
+    # Rows of the verdict; the last row of each table decides the cases that the others leave.
     result |= {f"verdict: {_name(r)}": _without_row(verdict, r) for r in verdict.ROWS[:-1]}
     result |= {f"figures: {_name(r)}": _without_row(decision, r) for r in decision.ROWS}
     # Constants, halved and doubled.
@@ -112,7 +112,7 @@ def _answers_without(name: str) -> Answers:
 
 
 def row_of(name: str, before: Answers, now: Answers) -> str:
-    """Return a line of the result: what changes in each half."""
+    """Return a line of the result, with the changes in each half."""
     cells = []
     then, here = counts(before), counts(now)
     for half in ("looked", "held-out"):
@@ -139,7 +139,7 @@ def main(argv: Sequence[str]) -> None:
     unknown = [name for name in names if name not in ABLATIONS]
     if unknown:
         parser.error(f"no such part: {', '.join(unknown)}; --list shows all")
-    # A process for each: what is taken out stays out.
+    # One process for each part, because a part that was taken out stays out.
     context = multiprocessing.get_context("fork")
     with context.Pool(options.jobs, maxtasksperchild=1) as pool:
         before = pool.apply(_answers_without, ("",))

@@ -1,8 +1,8 @@
 """Operation lists for comparing the allocator model with the real allocator.
 
-Scenarios are written by hand, one for each thing that random lists seldom meet; random lists mix
-sizes, streams, pending events, fractions and run-time switches under many settings.
-Operations are lists, as tests/golden/README.md describes them.
+Scenarios are written by hand, one for each situation that random lists seldom produce; random lists
+mix sizes, streams, pending events, fractions and run-time switches under many settings.
+Operations are lists in the format that tests/golden/README.md describes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ END: Final[Op] = ["end"]
 
 
 def alloc(name: int, mib: float, stream: int = 0) -> Op:
-    """Return a request of so many MiB."""
+    """Return a request of this many MiB."""
     return ["a", name, int(mib * MIB), stream]
 
 
@@ -49,7 +49,7 @@ def free(*names: int) -> list[Op]:
 
 
 def pool(name: str, *, use_on_oom: bool = False, no_split: bool = False) -> Op:
-    """Return the entry into a private pool."""
+    """Return the operation that enters a private pool."""
     return ["pool", name, int(use_on_oom), int(no_split)]
 
 
@@ -176,7 +176,7 @@ def _size(rng: random.Random, *, equal: bool) -> int:
 
 
 def random_case(seed: int) -> Case:
-    """Return a random operation list; the same for the same seed."""
+    """Return a random operation list that depends only on the seed."""
     rng = random.Random(seed)
     conf = rng.choice(CONFS)
     case: Case = {

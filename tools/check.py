@@ -1,9 +1,9 @@
-"""Everything that a change must pass on this machine: lint, format, types, tests.
+"""Run everything that a change must pass on this machine: lint, format, types, tests.
 
 Usage::
 
     python tools/check.py            # the fast tests
-    python tools/check.py --all      # all of them; what else is given goes to pytest too
+    python tools/check.py --all      # all tests; other arguments are passed to pytest as well
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ STEPS = (["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"])
 
 
 def main(arguments: list[str]) -> int:
-    """Run the steps up to the first that fails; return its exit code."""
+    """Run the steps up to the first one that fails, and return its exit code."""
     for step in (*STEPS, ["pytest", "-q", *arguments]):
         print(f"== {' '.join(step)}", flush=True)
         code = subprocess.run([sys.executable, "-m", *step], cwd=ROOT, check=False).returncode

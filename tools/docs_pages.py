@@ -1,9 +1,9 @@
-"""Pages of the documentation that stand elsewhere: commands, rules, terms, notebook, changes.
+"""Pages of the documentation made from other sources: commands, rules, terms, notebook, changes.
 
-``mkdocs build`` gets a page a command, a rule and a term from the package, the notebook with its
-outputs, the changes by version, links to these, their places in the menu, and the interactive
-pages of the gallery. Run as a program this writes ``docs/glossary.md``, which is kept in the
-repository so that it can be read there.
+This gives ``mkdocs build`` a page for each command, rule and term from the package, the notebook
+with its outputs, the changes by version, links to these, their places in the menu, and the
+gallery's interactive pages. Run as a program, this writes ``docs/glossary.md``, which is kept in
+the repository so that people can read it there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def glossary() -> str:
 
 
 def command_pages() -> dict[str, str]:
-    """Return a page for each command, with its help, and their list."""
+    """Return a page with the help of each command, and a page that lists the commands."""
     group = whole_group()
     pages, rows = {}, []
     for name, command in group.commands.items():  # type: ignore[attr-defined]
@@ -50,11 +50,12 @@ def command_pages() -> dict[str, str]:
 
 
 def rule_pages() -> dict[str, str]:
-    """Return a page for each rule, from its docstring, and their list by theme."""
+    """Return a page from each rule's docstring, and a page that lists the rules by theme."""
     pages, lines = {}, ["# Rules"]
     for rule in RULES:
         text = render("explain", "markdown", find(rule.code), RenderOptions())
-        pages[f"rules/{rule.code}.md"] = _HEADING.sub("#", text)  # a page begins with its first
+        # A page starts with a top-level heading.
+        pages[f"rules/{rule.code}.md"] = _HEADING.sub("#", text)
     for prefix, theme in THEMES.items():
         lines += ["", f"## {theme}", ""]
         lines += [
@@ -66,7 +67,7 @@ def rule_pages() -> dict[str, str]:
 
 
 def term_pages() -> dict[str, str]:
-    """Return a page for each term of the glossary, and their list."""
+    """Return a page for each term in the glossary, and a page that lists the terms."""
     pages = {}
     for term in terms():
         also = [f"Also: {', '.join(term.also)}."] if term.also else []
@@ -91,7 +92,7 @@ def _linked(name: str) -> str:
 
 
 def notebook_page() -> str:
-    """Return the notebook as a page: its texts, its code, and what its cells show."""
+    """Return the notebook as a page with its texts, its code, and the outputs of its cells."""
     notebook = json.loads((ROOT / "docs" / "notebook.ipynb").read_text("utf-8"))
     parts = []
     for cell in notebook["cells"]:
@@ -108,13 +109,14 @@ def _fenced(text: str, language: str) -> str:
 def _shown(output: dict[str, Any]) -> str:
     data = output.get("data", {})
     if "text/html" in data:
-        in_one_line = re.sub(r"\s*\n\s*", " ", "".join(data["text/html"]))  # a blank one ends it
+        # A blank line would end the HTML.
+        in_one_line = re.sub(r"\s*\n\s*", " ", "".join(data["text/html"]))
         return f'<div class="output">{in_one_line}</div>'
     return _fenced("".join(output.get("text") or data["text/plain"]), "text")
 
 
 def versions_page(repository: str) -> str:
-    """Return what changed in each version, with where they are found if that is known."""
+    """Return the changes in each version, with a link to the releases if one is known."""
     changes = (ROOT / "CHANGELOG.md").read_text("utf-8").replace("](docs/", "](")
     if not repository:
         return changes
@@ -128,7 +130,7 @@ def _made() -> dict[str, str]:
 
 
 def _menu(entries: Any) -> Any:
-    """Return entries of the menu with each folder (``commands/``) as a list of its pages."""
+    """Return the menu's entries with each folder (``commands/``) replaced by its list of pages."""
     if isinstance(entries, list):
         return [_menu(entry) for entry in entries]
     if isinstance(entries, dict):
@@ -147,7 +149,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(found: Any, config: Any) -> Any:
-    """Add the pages to those in ``docs/``; called by mkdocs."""
+    """Add the generated pages to those in ``docs/``; called by mkdocs."""
     from mkdocs.structure.files import File
 
     screens = {f"gallery/{one.kind.name}.page.html": one.page for one in gallery()}
@@ -158,7 +160,7 @@ def on_files(found: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Frame the interactive pages that a page asks for, and link rules; called by mkdocs."""
+    """Embed the interactive pages that a page asks for, and link rules; called by mkdocs."""
     up = "../" * page.url.count("/")
 
     def frame(match: re.Match[str]) -> str:

@@ -1,11 +1,11 @@
-"""Fuzzes the native core with libFuzzer, under ASan and UBSan, and counts the executions.
+"""Fuzz the native core with libFuzzer, under ASan and UBSan, and count the executions.
 
     python tools/fuzz.py --seconds 15               # a short run of each target
     python tools/fuzz.py --seconds 3600 --corpus fuzz_corpus
 
-Needs Clang with its runtime libraries; without it the run is skipped, and says so. What a target
-finds is kept in the corpus folder, from which a later run goes on. Ends with 1 where something was
-found; the input that did it lies beside the corpus, named by its target.
+Needs Clang with its runtime libraries; without them the run is skipped, with a message. The inputs
+that a target finds interesting stay in the corpus folder, and a later run continues from them. The
+exit code is 1 if a target failed; the failing input is next to the corpus, with the target's name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST_BYTES = {"pickle": 16384, "json": 16384, "replay": 4096, "allocator": 8192}
 
 
 def clang() -> str | None:
-    """Return the newest C++ compiler of Clang that links a fuzzer; None without any."""
+    """Return the newest Clang C++ compiler that links a fuzzer, or None if there is none."""
     names = ["clang++", *(f"clang++-{version}" for version in range(22, 11, -1))]
     for name in filter(shutil.which, names):
         with tempfile.TemporaryDirectory() as folder:
@@ -67,7 +67,7 @@ def fill(corpus: Path, pattern: str) -> None:
 
 
 def run(target: str, program: Path, corpus: Path, seconds: int, seed: int) -> tuple[int, int]:
-    """Return how many inputs a target executed, and its exit code."""
+    """Run a target; return how many inputs it executed, and its exit code."""
     ended = subprocess.run(
         [program, f"-max_total_time={seconds}", f"-seed={seed}", f"-max_len={MOST_BYTES[target]}",
          f"-artifact_prefix={corpus.parent}/{target}-", "-print_final_stats=1", "-timeout=20",
@@ -81,7 +81,7 @@ def run(target: str, program: Path, corpus: Path, seconds: int, seed: int) -> tu
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Build, run each target, and say how many inputs were executed."""
+    """Build and run each target, and print how many inputs it executed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=int, default=15, help="for each target")
     parser.add_argument("--seed", type=int, default=1)

@@ -1,9 +1,9 @@
-"""The gallery of the documentation: kinds of failure, from recordings in ``sample_snapshots``.
+"""Write the documentation's gallery of failures, from recordings in ``sample_snapshots``.
 
     python tools/gallery.py         # writes docs/gallery/
 
-The recordings are diagnosed, so that the pages show what fragdoctor says; a test holds them to it.
-``mkdocs build`` puts the interactive page of each beside them (``tools/docs_pages.py``).
+The recordings are diagnosed, so the pages show what fragdoctor says; a test keeps them up to date.
+``mkdocs build`` adds an interactive page for each recording (``tools/docs_pages.py``).
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Kind(NamedTuple):
     """A kind of failure.
 
     Attributes:
-        name: of its page.
-        title: in the words of somebody who meets it.
-        program: what the recorded program does, one sentence.
-        files: its recording and what stands beside that; a folder holds the ranks of a job.
-        cured: a recording of the same program after the cure, "" where there is none.
+        name: name of the kind's page.
+        title: the failure in the words of someone who runs into it.
+        program: what the recorded program does, in one sentence.
+        files: the recording and the files that go with it; a folder holds the ranks of a job.
+        cured: a recording of the same program after the cure, or "" if there is none.
     """
 
     name: str
@@ -132,14 +132,14 @@ KINDS: Final = (
 
 
 class Shown(NamedTuple):
-    """A kind with what fragdoctor says.
+    """A kind of failure with fragdoctor's diagnosis.
 
     Attributes:
-        kind: what failed.
-        cause: in a few words.
+        kind: the kind of failure.
+        cause: the cause in a few words.
         cure: the first thing to try, a command or a sentence.
-        text: its page of the documentation, in Markdown.
-        page: its interactive page, in HTML.
+        text: the kind's page in the documentation, in Markdown.
+        page: the kind's interactive page, in HTML.
     """
 
     kind: Kind
@@ -150,7 +150,7 @@ class Shown(NamedTuple):
 
 
 def gallery() -> Iterator[Shown]:
-    """Yield each kind, diagnosed."""
+    """Yield each kind with its diagnosis."""
     with contextlib.chdir(ROOT):
         for kind in KINDS:
             inputs = [f"{SAMPLES}/{name}" for name in kind.files]
@@ -197,7 +197,7 @@ def _start(kind: Kind) -> list[str]:
 
 
 def _message(inputs: Sequence[str]) -> list[str]:
-    """Return what PyTorch says, where it stands beside the recording."""
+    """Return PyTorch's message, if it is among the input files."""
     texts = [Path(name).read_text("utf-8").strip() for name in inputs if name.endswith(".txt")]
     wrapped = "\n".join(textwrap.wrap(texts[0], 80)) if texts else ""
     return ["## What PyTorch says", "", *_fenced(wrapped)] if texts else []
@@ -213,7 +213,7 @@ def _fenced(text: str) -> list[str]:
 
 
 def _before_and_after(found: Diagnosis, cured: str) -> list[str]:
-    """Return a table of the recorded run and of its cure; nothing where that was not replayed."""
+    """Return a table of the recorded run and its cure, or nothing if the cure was not replayed."""
     cure = found.recommendations[0]
     if cure.predicted.method != "replay":
         return []
@@ -244,7 +244,7 @@ def _size(n_bytes: int | None) -> str:
 
 
 def _screen(kind: Kind) -> list[str]:
-    """Return where the site shows the interactive page."""
+    """Return the placeholder at which the site shows the interactive page."""
     return ["## The page", "", f"<!-- page: {kind.name} -->", ""]
 
 

@@ -1,4 +1,4 @@
-"""Writes the words of which the paths of PyTorch's and Python's own files are made.
+"""Write the words that make up the paths of PyTorch's and Python's own files.
 
     python tools/library_words.py > fragdoctor/export/library_words.txt
 
@@ -18,7 +18,7 @@ NOT_OURS = {
 
 
 def words(root: Path) -> set[str]:
-    """Return the names of the folders and files of Python code below a folder, without suffix."""
+    """Return the names of all Python files and their folders below ``root``, without suffixes."""
     found: set[str] = set()
     for path in root.rglob("*.py"):
         parts = path.relative_to(root).with_suffix("").parts
@@ -28,7 +28,7 @@ def words(root: Path) -> set[str]:
 
 
 def main() -> None:
-    """Print one word a line: first PyTorch's, then, after an empty line, Python's."""
+    """Print one word per line: first PyTorch's, then, after an empty line, Python's."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise SystemExit("PyTorch is not installed.")

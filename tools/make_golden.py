@@ -4,10 +4,10 @@
     python tools/make_golden.py jobs 2.12.1 0 300 > jobs.jsonl      scenarios and random lists
     python tools/make_golden.py pack 2.12.1 jobs.jsonl states.jsonl OUT.jsonl.xz
 
-``jobs`` writes what the oracle (the real allocator on a device made of bookkeeping) takes with
-``--jobs``; ``pack`` joins its states to the cases. The oracle must pass ``use_on_oom`` and
-``no_split`` on to ``torch.cuda.MemPool`` and keep no reference to a dropped pool. Cases in which
-the real allocator itself crashed are left out, and counted.
+``jobs`` writes the input for the option ``--jobs`` of the oracle, which is the real allocator on a
+device that only does bookkeeping; ``pack`` adds the oracle's states to the cases. The oracle must
+pass ``use_on_oom`` and ``no_split`` to ``torch.cuda.MemPool`` and keep no reference to a dropped
+pool. Cases in which the real allocator itself crashed are left out, and counted.
 ``FRAGDOCTOR_GOLDEN=OUT.jsonl.xz pytest tests/trace/test_golden.py`` compares any such file.
 """
 
@@ -26,7 +26,7 @@ FIGURES = ("reserved", "allocated", "active", "requested", "retries", "ooms")
 
 
 def job_op(op: Op) -> dict[str, Any]:
-    """Return an operation as the oracle takes it."""
+    """Return an operation in the oracle's format."""
     kind, rest = op[0], op[1:]
     names = {
         "a": ("alloc", ("id", "size", "stream")),
@@ -46,14 +46,14 @@ def job_op(op: Op) -> dict[str, Any]:
 
 
 def cases_for(version: str, first: int, last: int) -> list[Case]:
-    """Return the scenarios that a release understands, and random lists."""
+    """Return the scenarios that a PyTorch release understands, and random lists."""
     new = version.startswith("2.15")
     chosen = [c for c in scenarios() if new or "segments_reserve" not in c["conf"]]
     return chosen + [random_case(seed) for seed in range(first, last)]
 
 
 def pack(case: Case, states: list[dict[str, Any]], version: str) -> Case | None:
-    """Return a case with what the oracle did, or None where it crashed."""
+    """Return a case with what the oracle did, or None if the oracle crashed."""
     if not states or "final" not in states[-1]:
         return None
     steps = states[:-1]
@@ -79,7 +79,7 @@ def pack(case: Case, states: list[dict[str, Any]], version: str) -> Case | None:
 
 
 def write(path: Path, cases: list[Case]) -> None:
-    """Write cases to a file, one a line."""
+    """Write cases to a file, one per line."""
     with lzma.open(path, "wt", preset=9) as file:
         for case in cases:
             file.write(json.dumps(case, separators=(",", ":")) + "\n")
@@ -87,7 +87,7 @@ def write(path: Path, cases: list[Case]) -> None:
 
 
 def select(folder: Path) -> list[Case]:
-    """Return a cross-section: each setting in each release, the families in turn, short lists."""
+    """Return a cross-section: one short list per release and setting, from alternating families."""
     groups: dict[tuple[str, str], list[Case]] = {}
     for path in sorted(folder.glob("*.jsonl.gz")):
         with gzip.open(path, "rt") as file:
@@ -104,7 +104,7 @@ def select(folder: Path) -> list[Case]:
 
 
 def main(argv: list[str]) -> None:
-    """Run the command that the arguments name."""
+    """Run the command named in the arguments."""
     if argv[0] == "select":
         write(Path(argv[2]), select(Path(argv[1])))
     elif argv[0] == "jobs":

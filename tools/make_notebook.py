@@ -1,8 +1,8 @@
-"""Writes ``docs/notebook.ipynb``: runs its cells and keeps what they show, without Jupyter.
+"""Run the cells of ``docs/notebook.ipynb`` without Jupyter and store their outputs in it.
 
     python tools/make_notebook.py           # from the root of the project
 
-The cells stand in the notebook itself: edit their sources there, then run this.
+To change a cell, edit its source in the notebook itself, then run this.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
 
 
 def run_cell(source: str, names: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the outputs of one code cell, as Jupyter keeps them."""
+    """Return the outputs of one code cell in Jupyter's format."""
     tree = ast.parse(source)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     printed = io.StringIO()
@@ -44,15 +44,15 @@ def run_cell(source: str, names: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def lines(text: str) -> list[str]:
-    """Return text as notebooks store it: lines with their ends."""
+    """Return text the way notebooks store it, as lines with their line ends."""
     return text.splitlines(keepends=True)
 
 
 def executed(notebook: dict[str, Any]) -> dict[str, Any]:
-    """Return the notebook with the outputs that its code cells give, run in order."""
+    """Return the notebook with the outputs of its code cells, which are run in order."""
     import pandas as pd
 
-    # As wide on a terminal as anywhere.
+    # Otherwise the width would depend on the terminal.
     with pd.option_context("display.width", 100, "display.max_columns", 20):
         return {**notebook, "cells": _executed(notebook["cells"])}
 

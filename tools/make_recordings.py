@@ -1,9 +1,9 @@
-"""Packs a part of the recordings into ``tests/golden/recordings.tar.xz``, for the tests of a clone.
+"""Pack some of the recordings into ``tests/golden/recordings.tar.xz`` for tests in a fresh clone.
 
 usage: python tools/make_recordings.py SHARED
 
-SHARED is the folder with all recordings (``snapshots/``); the tests use it where it is there. What
-comes from other people (messages, their snapshots) stays out. The same files give the same archive.
+SHARED is the folder with all recordings (``snapshots/``); the tests use it instead if it exists.
+Other people's messages and snapshots stay out. The same files always give the same archive.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LARGER = (
     "kvcache_cat_expandable",
     "leak_losses",
 )
-"""Recordings that single tests are about, beside all that are small."""
+"""Recordings that particular tests need, in addition to all the small ones."""
 
 
 def main(shared: Path) -> None:
@@ -51,7 +51,7 @@ def main(shared: Path) -> None:
 
 
 def chosen(rows: object, names: list[str]) -> object:
-    """Return a table with the rows of the chosen recordings."""
+    """Return a table with only the rows of the chosen recordings."""
     if isinstance(rows, dict):
         return {name: row for name, row in rows.items() if name in names}
     assert isinstance(rows, list)
@@ -64,7 +64,7 @@ def as_json(value: object) -> bytes:
 
 
 def add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
-    """Add a file without owner and time."""
+    """Add a file to the archive without owner and time."""
     info = tarfile.TarInfo(name)
     info.size, info.mode = len(data), 0o644
     archive.addfile(info, io.BytesIO(data))

@@ -1,10 +1,10 @@
-"""Runs the whole command line on mutated recordings, in one process, and lists what breaks.
+"""Run the whole command line on mutated recordings, in one process, and list what breaks.
 
     python tools/mutate_recordings.py --files 20000 --seed 1 --out findings
 
-Each file goes through one diagnosis and one further command in turn. A finding is exit code 70,
-an exit code that is no part of the contract, or more than ``--seconds`` of processor time. Of each
-distinct finding the first file is kept, with the command line and what it printed.
+Each file goes through one diagnosis and one further command, in rotation. A finding is exit code
+70, an exit code outside the contract, or more than ``--seconds`` of processor time. For each
+distinct finding, the first file is kept, with its command line and what the command printed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TooSlow(BaseException):
 def bases(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the recordings of a folder, cut to a few hundred events each.
 
-    They are the project's own files, so the stock unpickler may read them.
+    They are the project's own files, so it is safe to read them with the stock unpickler.
     """
     for path in sorted(folder.glob("*.pickle*")):
         raw = path.read_bytes()
@@ -58,7 +58,7 @@ def bases(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def commands(path: str, other: str, folder: Path) -> list[list[str]]:
-    """Return the command lines that a file goes through in turn."""
+    """Return the command lines that the files go through in rotation."""
     out = str(folder / "out")
     return [
         ["analyze", path],
@@ -90,7 +90,7 @@ def commands(path: str, other: str, folder: Path) -> list[list[str]]:
 
 
 def run(argv: list[str], seconds: float) -> tuple[str, str]:
-    """Return ("", "") where a command line ends as it may, else what is wrong and what it said."""
+    """Return ("", "") if a command line ends properly, else what is wrong and what it printed."""
     out, err = io.StringIO(), io.StringIO()
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
@@ -121,7 +121,7 @@ def _stop(_signum: int, frame: FrameType | None) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Mutate, run, list; exit with 1 where something was found."""
+    """Mutate, run and list; return 1 if there are findings."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--files", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0, help="number of the first file")

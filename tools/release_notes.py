@@ -1,9 +1,9 @@
-"""Print what the changelog says of a version, for the release of its tag.
+"""Print the changelog's section on a version, for the release of the version's tag.
 
     python tools/release_notes.py v0.2.0
 
-Exit code 1 where the tag is not the version of ``pyproject.toml``, or the changelog lacks it. Needs
-nothing but Python's own library.
+The exit code is 1 if the tag does not match the version in ``pyproject.toml``, or the changelog
+lacks the version. Needs only Python's standard library.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def notes_of(version: str, changelog: str) -> str:
-    """Return the section of a version; "" where there is none."""
+    """Return the section on a version, or "" if there is none."""
     heading = rf"^## \[{re.escape(version)}\][^\n]*\n(.*?)(?=^## |\Z)"
     found = re.search(heading, changelog, re.DOTALL | re.MULTILINE)
     return found[1].strip() + "\n" if found else ""
 
 
 def main(tag: str) -> int:
-    """Print the notes of a tag."""
+    """Print the notes for a tag."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
     if tag != f"v{version}":
         sys.stderr.write(f"The tag is {tag}, but pyproject.toml says {version}.\n")

@@ -1,18 +1,18 @@
-"""Trains small models of transformers and diffusers for two steps: the truth for the formulas.
+"""Train small models of transformers and diffusers for two steps: the truth for the formulas.
 
-An ordinary program: it runs on a GPU, and without one under ``fragdoctor rehearse``. Nothing is
-downloaded. It needs torch, transformers and diffusers, bitsandbytes for quantised bases; only
-``--table`` needs fragdoctor.
+This is an ordinary program: it runs on a GPU, or without one under ``fragdoctor rehearse``. Nothing
+is downloaded. It needs torch, transformers and diffusers, and bitsandbytes for quantized bases;
+only ``--table`` and ``--presets`` need fragdoctor.
 
     fragdoctor rehearse tools/train_steps.py --gpu h100 --unlimited --steps 10000 --allow-writes \
         -- -o tests/estimation/trained_steps.json
     python tools/train_steps.py --table tests/estimation/trained_steps.json
     python tools/train_steps.py --presets    # parameters, as the library builds them
 
-A case is a configuration as ``save_pretrained`` writes it, the class that a user would load, and a
-batch. What is measured is ``torch.cuda.max_memory_allocated`` over two steps of AdamW, with the
-library's own loss, and attention by ``scaled_dot_product_attention``. Formulas were changed while
-looking at the cases of the split ``looked``; those of ``held-out`` were compared afterwards.
+A case is a configuration in the format of ``save_pretrained``, the class that a user would load,
+and a batch. It measures ``torch.cuda.max_memory_allocated`` over two steps of AdamW, with the
+library's own loss and with attention by ``scaled_dot_product_attention``. Formulas were changed
+while looking at the cases of the split ``looked``; those of ``held-out`` were compared afterwards.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Case:
     """One model to train.
 
     Attributes:
-        model: class of the library, ``LlamaForCausalLM``.
-        config: arguments of the class's configuration.
-        lora: arguments of PEFT's ``LoraConfig``; {} = all parameters are trained.
-        seq: tokens; frames, patches and pictures follow from the configuration.
-        quantised: ``nf4`` or ``int8``: bitsandbytes' layers in place of all linear ones but the
-            head; needs bitsandbytes and its kernels.
-        checkpointing: with the library's own gradient checkpointing.
+        model: name of a class in the library, such as ``LlamaForCausalLM``.
+        config: arguments for the class's configuration.
+        lora: arguments for PEFT's ``LoraConfig``; {} means that all parameters are trained.
+        seq: number of tokens; frames, patches and images follow from the configuration.
+        quantised: ``nf4`` or ``int8`` to replace all linear layers except the head by those of
+            bitsandbytes; needs bitsandbytes and its kernels.
+        checkpointing: whether to use the library's own gradient checkpointing.
     """
 
     name: str
@@ -142,7 +142,7 @@ CASES = (
           "vocab_size": 65024}, 2, 1024),
     Case("starcoder2", "Starcoder2ForCausalLM",
          _llama(1024, 6, 16, 2, 4096, 49152), 2, 1024, HELD_OUT),
-    # Mixtures of experts
+    # Mixture-of-experts models
     Case("mixtral", "MixtralForCausalLM",
          _llama(1024, 4, 16, 4, 3584, num_local_experts=8, num_experts_per_tok=2), 2, 1024),
     Case("mixtral-16", "MixtralForCausalLM",
@@ -174,7 +174,7 @@ CASES = (
     Case("roberta-mlm", "RobertaForMaskedLM",
          _encoder(768, 6, 12, vocab_size=50265, max_position_embeddings=514, type_vocab_size=1),
          8, 256),
-    # Encoders and decoders
+    # Encoder-decoder models
     Case("t5", "T5ForConditionalGeneration",
          {"d_model": 768, "d_ff": 3072, "d_kv": 64, "num_layers": 4, "num_heads": 12,
           "vocab_size": 32128, "decoder_start_token_id": 0}, 4, 512),
@@ -189,7 +189,7 @@ CASES = (
     Case("whisper", "WhisperForConditionalGeneration", _bart(512, 6, 8, vocab_size=51865), 8, 128),
     Case("whisper-3", "WhisperForConditionalGeneration",
          _bart(1280, 4, 20, vocab_size=51866, num_mel_bins=128), 4, 256, HELD_OUT),
-    # Pictures
+    # Images
     Case("vit", "ViTForImageClassification",
          _encoder(768, 8, 12, image_size=224, patch_size=16), 32),
     Case("vit-384", "ViTForImageClassification",
@@ -221,14 +221,15 @@ CASES = (
          lora={**LORA, "use_dora": True}),
     Case("dora-linear", "LlamaForCausalLM", _llama(1024, 6, 16, 4, 3584), 4, 512, HELD_OUT,
          lora={**LORA, "use_dora": True, "target_modules": "all-linear"}),
-    # State spaces
+    # State space models
     Case("mamba", "MambaForCausalLM",
          {"hidden_size": 768, "num_hidden_layers": 2, "vocab_size": 50280}, 2, 128),
     Case("mamba-long", "MambaForCausalLM",
          {"hidden_size": 512, "num_hidden_layers": 3, "vocab_size": 4000}, 4, 256),
     Case("mamba-wide", "MambaForCausalLM",
          {"hidden_size": 1024, "num_hidden_layers": 2, "vocab_size": 50280}, 4, 64, HELD_OUT),
-    # A second set, of other widths and builds; compared with the formulas before any was fitted
+    # A second set with other widths and architectures, compared with the formulas before any of
+    # them was used to fit the formulas
     Case("smollm", "LlamaForCausalLM",
          _llama(960, 8, 15, 5, 2560, 49152, tie_word_embeddings=True), 4, 512),
     Case("llama-biases", "LlamaForCausalLM",
@@ -351,7 +352,7 @@ CASES = (
          {**UNET, "sample_size": 64, "block_out_channels": [160, 320, 640, 640]}, 4, 77,
          package="diffusers",
          lora={"r": 16, "target_modules": ["to_q", "to_k", "to_v", "to_out.0"]}),
-    # Quantised bases
+    # Quantized bases
     Case("qlora", "LlamaForCausalLM", _llama(1024, 6, 16, 16, 2816), 4, 1024, lora=LORA,
          quantised="nf4"),
     Case("qlora-linear", "LlamaForCausalLM", _llama(2048, 6, 16, 4, 5632), 2, 512, HELD_OUT,
@@ -364,7 +365,7 @@ CASES = (
          checkpointing=True),
     Case("checkpointed", "LlamaForCausalLM", _llama(1024, 8, 16, 4, 3584), 4, 1024, HELD_OUT,
          checkpointing=True),
-    # Builds that came into the table after they were measured
+    # Architectures that were added to the table after they were measured
     Case("olmo2", "Olmo2ForCausalLM", _llama(1024, 6, 16, 4, 2816, 50304), 2, 1024),
     Case("cohere", "CohereForCausalLM", _llama(1024, 6, 16, 4, 2816, 64000), 2, 1024, HELD_OUT),
     Case("stablelm", "StableLmForCausalLM",
@@ -418,7 +419,7 @@ CASES = (
 
 
 def config_of(case: Case) -> dict[str, Any]:
-    """Return the configuration as its library would write it into a file."""
+    """Return the configuration the way its library would write it to a file."""
     if case.package == "diffusers":
         return {"_class_name": case.model, **case.config}
     made = _transformers_config(case)
@@ -433,7 +434,7 @@ def config_of(case: Case) -> dict[str, Any]:
 
 
 def _stated(made: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries that decide shapes, without the many about generation."""
+    """Return the entries that determine shapes, without the many that are about generation."""
     words = (
         "drop",
         "model_type",
@@ -477,7 +478,7 @@ class Program:
     """A model on the GPU and its batch.
 
     Attributes:
-        target: what the output is compared with where the model gives no loss of its own.
+        target: what the output is compared with if the model does not compute a loss itself.
     """
 
     model: Any
@@ -485,7 +486,7 @@ class Program:
     target: Any = None
 
     def loss(self) -> Any:
-        """Run forward."""
+        """Run the forward pass and return the loss."""
         import torch
 
         outputs = self.model(**self.inputs)
@@ -496,7 +497,7 @@ class Program:
 
 
 def built(case: Case, dtype: str) -> Program:
-    """Return what is trained; the default device is the GPU."""
+    """Return the program to train; call it with the GPU as the default device."""
     import torch
 
     if case.package == "diffusers":
@@ -535,7 +536,7 @@ def built(case: Case, dtype: str) -> Program:
 
 
 def _quantised(model: Any, kind: str) -> Any:
-    """Put bitsandbytes' layers in place of the linear ones, as transformers does."""
+    """Replace the linear layers by those of bitsandbytes, like transformers does."""
     import bitsandbytes
     import torch
 
@@ -606,7 +607,7 @@ def _narrowed(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trained(case: Case, dtype: str) -> tuple[int, int, int]:
-    """Train two steps; return all and the trained parameters, and the peak in bytes."""
+    """Train two steps; return the numbers of all and trained parameters, and the peak in bytes."""
     import torch
 
     with torch.device("cuda"):
@@ -630,7 +631,7 @@ def trained(case: Case, dtype: str) -> tuple[int, int, int]:
 
 
 def measured(cases: Sequence[Case], dtypes: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Train all cases."""
+    """Train all cases, and yield the row of each."""
     import diffusers
     import torch
     import transformers
@@ -657,7 +658,7 @@ def measured(cases: Sequence[Case], dtypes: Sequence[str]) -> Iterator[dict[str,
 
 
 def errors_of(row: Mapping[str, Any]) -> tuple[int, dict[str, float]]:
-    """Return how many parameters too many the formulas count, and the error of each peak."""
+    """Return by how many parameters the formulas overcount, and the relative error of each peak."""
     from fragdoctor.estimation.config_json import shape_of_config
     from fragdoctor.estimation.formula import formula_footprint
     from fragdoctor.model.workload import Workload
@@ -677,7 +678,7 @@ def errors_of(row: Mapping[str, Any]) -> tuple[int, dict[str, float]]:
 
 
 def adapters_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a row's LoRA is to the formulas."""
+    """Return a row's LoRA as arguments for the formulas."""
     if not row["lora"]:
         return {}
     names = row["lora"]["target_modules"]
@@ -687,7 +688,7 @@ def adapters_of(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print the errors of the formulas, and how many are small."""
+    """Print the errors of the formulas, and how many of them are small."""
     from fragdoctor.errors import FragdoctorError
 
     found: list[float] = []
@@ -710,7 +711,7 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def print_presets() -> None:
-    """Print the parameters of the models known by name: here, published, and of the library."""
+    """Print the parameters of each known model, and the errors of our and the published count."""
     import torch
     import transformers
 
@@ -738,7 +739,7 @@ def print_presets() -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure, or compare with what was measured."""
+    """Measure, or compare with earlier measurements."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

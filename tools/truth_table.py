@@ -1,14 +1,14 @@
-"""What fragdoctor says of recorded failures, beside what the programs did: the table of truth.
+"""Compare what fragdoctor says about recorded failures with what the programs did.
 
     python tools/truth_table.py                # compare with the committed table; exit 1 on a fall
     python tools/truth_table.py --write        # make the answers of this tree the committed ones
     python tools/truth_table.py --choose DIR   # choose recordings of record_outlooks.py anew
 
 ``tests/truth`` holds recordings of the programs in ``benchmarks/outlook_programs`` and, in
-``truth.json``, what each program did under other settings and capacities. Neither a GPU nor PyTorch
-is needed. ``answers.json`` has one word for each row, and the table is counted from it: a row that
-was right and is not any more is printed, and a table in which less is right, or more is wrong, than
-in the committed one is a failure.
+``programs/*.json``, what each program did under other settings and capacities. Neither a GPU nor
+PyTorch is needed. ``answers.json`` has the answer for each row, and the table counts these answers.
+The command fails if fewer answers are right, or more are wrong, than in the committed table, and
+prints the figures that got worse with their rows.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from bench_outlook import Judged, WhatIf, first_setting_cures, is_doubtful, judg
 from outlook_table import HELD_OUT, ProgramTruth, read_truth  # noqa: E402
 
 MAX_RECORDINGS: Final = 3
-"""Of one program: the first, the last and one between; more say the same again."""
+"""Recordings to keep of one program: the first, the last and one in between; more add nothing."""
 
 MAX_BYTES: Final = 120_000
-"""Of one compressed recording, so that the repository stays small."""
+"""Largest size of a compressed recording, so that the repository stays small."""
 
 Answers = dict[str, str]
-"""By row, which half it belongs to and what is said of it: ``looked will right``, ..."""
+"""Row -> which half the row belongs to and what is said about it: ``looked will right``, ..."""
 
 
 def word_of(one: WhatIf) -> str:
-    """Return what is said of one what-if, and whether it is so.
+    """Return what is said about one what-if, and whether it is right.
 
-    ``beyond`` is a failure that is said to come after the end of the program: nobody knows.
+    ``beyond`` is a failure predicted for a time after the program's end, which nobody can check.
     """
     is_known = one.state in {"holds", "fails"}
     said = one.state if is_known else one.likely
@@ -84,7 +84,7 @@ def _judge(work: tuple[ProgramTruth, int]) -> Judged:
 
 
 def judge_all(n_jobs: int) -> list[Judged]:
-    """Ask about every committed recording."""
+    """Judge fragdoctor's answers on every committed recording."""
     work = [(truth, i) for truth in read_truths() for i in range(len(truth.recordings))]
     if n_jobs == 1:
         return [_judge(one) for one in work]
@@ -93,17 +93,17 @@ def judge_all(n_jobs: int) -> list[Judged]:
 
 
 def read_truths() -> list[ProgramTruth]:
-    """Return what the programs did, of those with committed recordings."""
+    """Return what the programs did, for all programs with committed recordings."""
     return [read_truth(path) for path in sorted(TRUTH.glob("programs/*.json"))]
 
 
 def answers(n_jobs: int = 1) -> Answers:
-    """Return what this tree says, row by row."""
+    """Return the answers of this tree, row by row."""
     return dict(row for judged in judge_all(n_jobs) for row in answers_of(judged))
 
 
 def counts(said: Mapping[str, str]) -> dict[str, Counter[str]]:
-    """Return how often each word was said, by half of the programs."""
+    """Return how often each answer occurs, for each half of the programs."""
     result: dict[str, Counter[str]] = defaultdict(Counter)
     for text in said.values():
         half, word = text.split(" ", 1)
@@ -134,7 +134,7 @@ BAD: Final = ("wrong", "broken", "missed", "unpromised", "error")
 
 
 def fall(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return in which figures these answers are worse, each with its rows; nothing if in none."""
+    """Return the figures that are worse than before, each with its rows; may be empty."""
     then, here = counts(before), counts(now)
     words = {(half, word) for part in (then, here) for half in part for word in part[half]}
     lines = []
@@ -144,7 +144,7 @@ def fall(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
         if not is_worse or not word.endswith(GOOD + BAD):
             continue
         lines.append(f"{half} {word}: {n_before} before, {n_now} now")
-        if half == HELD_OUT:  # nobody looks at their rows
+        if half == HELD_OUT:  # nobody looks at the rows of held-out programs
             continue
         lines += [
             f"  {row}: {before.get(row, 'not asked')} -> {now.get(row, 'not asked')}"
@@ -156,12 +156,12 @@ def fall(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 def committed() -> Answers:
-    """Return the answers that were committed."""
+    """Return the committed answers."""
     return dict(json.loads((TRUTH / "answers.json").read_text()))
 
 
 def commit(said: Answers) -> None:
-    """Make these answers the committed ones, and print their table in the docs."""
+    """Make these answers the committed ones, and write their table into the docs."""
     (TRUTH / "answers.json").write_text(json.dumps(dict(sorted(said.items())), indent=0) + "\n")
     proof = ROOT / "docs" / "proof.md"
     printed = "\n".join(table(said))
@@ -177,7 +177,7 @@ def commit(said: Answers) -> None:
 
 
 def choose(folder: Path) -> None:
-    """Copy recordings of each program, compressed, with what the program did."""
+    """Copy compressed recordings of each program, and the record of what the program did."""
     (TRUTH / "programs").mkdir(parents=True, exist_ok=True)
     for old in TRUTH.glob("**/*.*"):
         old.unlink()

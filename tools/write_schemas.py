@@ -1,7 +1,7 @@
-"""Write the schemas of the JSON documents from the types that the documents are written from.
+"""Write the schemas of the JSON documents from the documents' types.
 
-Run ``python tools/write_schemas.py`` after a change of a field; a test compares the files in
-``fragdoctor/report/schema`` with what this makes.
+Run ``python tools/write_schemas.py`` after changing a field; a test compares the files in
+``fragdoctor/report/schema`` with the output of this program.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ DOCUMENTS: Final[Mapping[str, tuple[type, str]]] = {
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 PROMISE: Final = "Bytes are integers; null is unknown. Within 1.x, fields are only added."
 TYPES: Final = "types"
-"""The schema that holds what the others refer to."""
+"""The schema with the types that the other schemas refer to."""
 
 _PLAIN: Final[Mapping[Any, Json]] = {
     str: {"type": "string"},
@@ -74,9 +74,9 @@ _ENTRY: Final = re.compile(r"^ {4}(\w+(?:, \w+)*): (.*)$")
 
 
 def schemas() -> dict[str, Json]:
-    """Return each document's schema and that of the types that they share, by name.
+    """Return the schema of each document, and of the types that the documents share, by name.
 
-    Every field is required, and none beyond them is forbidden.
+    Every field is required, and additional fields are allowed.
     """
     made = _Schemas()
     found: dict[str, Json] = {}
@@ -97,12 +97,12 @@ def schemas() -> dict[str, Json]:
 
 
 def pretty(value: Any, indent: str = "", before: int = 0) -> str:
-    """Return JSON in which what fits on a line of 100 columns stands on one.
+    """Return JSON in which each value that fits on a line of 100 columns takes a single line.
 
     Args:
-        value: what to write.
-        indent: of the line that the value begins on.
-        before: characters on that line before the value, without its indent.
+        value: the value to write.
+        indent: the indent of the line on which the value begins.
+        before: number of characters on that line before the value, without the indent.
     """
     line = json.dumps(value)
     if not isinstance(value, dict | list) or len(indent) + before + len(line) < 100:
@@ -184,7 +184,7 @@ class _Schemas:
         parts = [self.of(a) for a in arguments]
         if all(set(p) == {"type"} for p in parts):
             names = list(dict.fromkeys(p["type"] for p in parts))
-            # An integer is a number.
+            # "number" already covers integers.
             names = [n for n in names if n != "integer" or "number" not in names]
             return {"type": names[0] if len(names) == 1 else names}
         if parts[-1] == {"type": "null"} and len(parts) == 2:
@@ -196,7 +196,7 @@ class _Schemas:
         if self._named.setdefault(name, kind) is not kind:
             raise TypeError(f"Two types are called {name}: {kind} and {self._named[name]}")
         if name not in self.definitions:
-            self.definitions[name] = {}  # a type may hold itself
+            self.definitions[name] = {}  # a type may contain itself
             self.definitions[name] = self.object(kind)
         return {"$ref": f"{TYPES}-1.0.schema.json#/$defs/{name}"}
 
@@ -214,7 +214,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _described(kind: type) -> dict[str, str]:
-    """Return what the docstring says of the fields, in its section ``Attributes:``."""
+    """Return the descriptions of the fields in the docstring's section ``Attributes:``."""
     _, _, section = (inspect.getdoc(kind) or "").partition("Attributes:\n")
     found: dict[str, str] = {}
     names: list[str] = []
@@ -232,7 +232,7 @@ def _described(kind: type) -> dict[str, str]:
 
 
 def main() -> None:
-    """Write every schema beside the module that writes the documents."""
+    """Write every schema to the package ``fragdoctor.report``."""
     folder = Path(fragdoctor.report.__file__).parent / "schema"
     for name, made in schemas().items():
         (folder / f"{name}-1.0.schema.json").write_text(pretty(made) + "\n", encoding="utf-8")

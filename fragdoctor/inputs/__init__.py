@@ -1,1 +1,4 @@
-"""Inputs: files, folders, URLs and standard input become typed values; nothing is executed."""
+"""Readers that turn files, folders, URLs and standard input into typed values.
+
+Nothing in an input is ever executed.
+"""

@@ -1,8 +1,8 @@
 """Bundles of ``fragdoctor run``: a directory or a zip file, read as one case.
 
-A zip is never unpacked to disk. Only members with known names are looked at, as bounded streams.
+A zip is never unpacked to disk. Only members with known names are read, as bounded streams.
 
-Anyone may have written its manifest, so that is checked field by field.
+Anyone may have written a bundle's manifest, so it is checked field by field.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from fragdoctor.units import MIB, format_size
 MANIFEST: Final = "bundle.json"
 SNAPSHOT: Final = "snapshot.pickle"
 MEMBERS: Final[tuple[str, ...]] = (SNAPSHOT, "stats.json", "oom.txt")
-"""What is read of a bundle beside its manifest, in this order."""
+"""The files of a bundle that are read besides its manifest, in this order."""
 
 CENSUS: Final = "census.json"
 SOURCES: Final = "sources.json"
 ADDED: Final = (CENSUS, SOURCES)
-"""What says more of a snapshot, and nothing without one."""
+"""Files that add detail to a snapshot and mean nothing without one."""
 
 _MAX_MANIFEST_BYTES: Final = 4 * MIB
 _MAX_ENTRIES: Final = 1000
@@ -53,17 +53,17 @@ _MAX_NUMBER: Final = 1 << 60
 
 
 class BundleFiles:
-    """An open bundle, whatever holds it.
+    """An open bundle, whether it is a directory, a zip file or a remote folder.
 
     Attributes:
-        open: opens one of its files.
-        facts: what its manifest says.
-        names, added: which of ``MEMBERS`` and ``ADDED`` it has.
+        open: opens one of the bundle's files.
+        facts: what the manifest says.
+        names, added: which of ``MEMBERS`` and ``ADDED`` the bundle has.
 
     Args:
-        name: what people call it.
-        there: the files that it has.
-        opener: opens one of them.
+        name: the bundle's name in messages.
+        there: the names of the files in the bundle.
+        opener: opens one of these files.
     """
 
     def __init__(self, name: str, there: Container[str], opener: Callable[[str], BinaryIO]) -> None:
@@ -83,7 +83,7 @@ class BundleFiles:
 def is_bundle(path: str | PathLike[str]) -> bool:
     """Return whether a path is a directory or a zip file with a manifest; never raises.
 
-    A URL is judged by its name alone: a folder can be nothing else, and no request is made.
+    A URL is judged by its name alone, without a request: a URL of a folder can only be a bundle.
     """
     if is_remote(fspath(path)):
         return fspath(path).partition("?")[0].lower().endswith(("/", ".zip"))
@@ -103,7 +103,7 @@ def is_bundle(path: str | PathLike[str]) -> bool:
 
 
 def with_facts(overrides: Overrides, facts: BundleFacts) -> Overrides:
-    """Return the user's words, filled up with what the bundle knows for all of its devices."""
+    """Return the user's overrides, completed with what holds for all devices of the bundle."""
     sizes = {d.total_bytes for d in facts.devices}
     fractions = {d.memory_fraction for d in facts.devices}
     fraction = fractions.pop() if len(fractions) == 1 else None
@@ -123,7 +123,7 @@ def open_bundle(path: str) -> Iterator[BundleFiles]:
     """Open a bundle for reading.
 
     Raises:
-        InputError: it cannot be read, or is refused.
+        InputError: the bundle cannot be read, or is refused.
     """
     if is_remote(path) and path.endswith("/"):
         there = {file.rsplit("/", 1)[-1] for file in list_remote(path, most=_MAX_ENTRIES)}
@@ -145,9 +145,9 @@ def open_bundle(path: str) -> Iterator[BundleFiles]:
 
 
 def _seekable(url: str) -> BinaryIO:
-    """Open a remote file that can be read in any order; one of a web server is fetched first.
+    """Open a remote file for reading in any order; a file on a web server is downloaded first.
 
-    It goes to a file without a name, which ends with this process at the latest.
+    The download goes to an unnamed temporary file, which is gone when this process ends.
     """
     raw = open_remote(url)
     if raw.seekable():
@@ -188,7 +188,7 @@ def _directory(path: Path) -> BundleFiles:
 
 
 def _members(archive: zipfile.ZipFile, name: str) -> dict[str, zipfile.ZipInfo]:
-    """Return the files of a bundle in a zip file: at its root or in one folder."""
+    """Return the files of a bundle in a zip file, at the zip's root or in a single folder."""
     entries = archive.infolist()
     if len(entries) > _MAX_ENTRIES:
         raise LimitExceeded(f"{name} holds {len(entries)} members.", hint="A bundle holds six.")
@@ -222,7 +222,7 @@ def _is_regular(path: Path) -> bool:
 
 
 def _release(version: str) -> str | None:
-    """Return ``2.12.1`` of ``2.12.1+cu130``, None for what is no version."""
+    """Return ``2.12.1`` for ``2.12.1+cu130``, or None if the text is not a version."""
     release = version.split("+", 1)[0]
     numbers = release.split(".")
     if len(numbers) < 2 or not all(n.isascii() and n.isdigit() for n in numbers[:2]):
@@ -231,11 +231,11 @@ def _release(version: str) -> str | None:
 
 
 def read_manifest(data: bytes, name: str) -> BundleFacts:
-    """Return the facts of a manifest; a field that makes no sense counts as not known.
+    """Return the facts in a manifest; a field that makes no sense counts as unknown.
 
     Raises:
-        NotASnapshot: it is no manifest of a bundle.
-        InputError: it is of a later version of fragdoctor.
+        NotASnapshot: the data is not a bundle's manifest.
+        InputError: another version of fragdoctor wrote the manifest.
     """
     import json
 
@@ -298,7 +298,7 @@ def _devices(value: Any) -> tuple[BundleDevice, ...]:
 def _device(index: int, fields: Mapping[str, Any]) -> BundleDevice:
     total = _number(fields.get("total_bytes"))
     fraction = fields.get("memory_fraction")
-    is_fraction = isinstance(fraction, float) and 0.0 < fraction < 1.0  # 1 is "not set"
+    is_fraction = isinstance(fraction, float) and 0.0 < fraction < 1.0  # 1 means "not set"
     return BundleDevice(
         index=index,
         name=_text(fields.get("name")),

@@ -1,4 +1,4 @@
-"""Files, directories, bundles and standard input become one case: each goes to its reader."""
+"""Combine files, directories, bundles and standard input into one case, each by its reader."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _MAX_DIRECTORY: Final = 1000
 
 
 class _Parts(Struct):
-    """What has been read so far."""
+    """The parts of the case that have been read so far."""
 
     snapshots: list[tuple[str, Snapshot]] = field(default_factory=list)
     logs: list[OomLog] = field(default_factory=list)
@@ -57,17 +57,17 @@ class _Parts(Struct):
 
     @property
     def n_read(self) -> int:
-        """Inputs that could be used so far."""
+        """Number of usable inputs so far."""
         return len(self.snapshots) + len(self.logs) + len(self.stats)
 
 
 def read_case(names: Sequence[str], overrides: Overrides, *, beside: Sequence[str] = ()) -> Case:
-    """Return one case of all inputs.
+    """Return one case made from all inputs.
 
-    Texts and statistics ``beside`` them are read as well, and left out where they hold nothing.
+    Texts and statistics in ``beside`` are read as well, and left out if they hold nothing useful.
 
     Raises:
-        InputError: an input is missing, unreadable, or nothing that fragdoctor knows.
+        InputError: an input is missing, unreadable, or of a kind that fragdoctor does not know.
         ConfigError: the inputs do not belong to one process.
     """
     if list(names).count(STDIN) > 1:
@@ -79,10 +79,10 @@ def read_case(names: Sequence[str], overrides: Overrides, *, beside: Sequence[st
         except NothingFound as e:
             if e.log is None:
                 raise
-            parts.quiet.append(e.log)  # a text that was asked about: no failure is an answer
+            parts.quiet.append(e.log)  # the user asked about this text: "no failure" is an answer
             parts.sources.append(shown(name))
     for name in beside:
-        # Notes that lie around are no reason to refuse the recording.
+        # Stray notes are no reason to refuse the recording.
         with contextlib.suppress(InputError), open_input(name) as found:
             _read_one(found, parts)
     if len(parts.snapshots) > 1:
@@ -103,10 +103,11 @@ def read_case(names: Sequence[str], overrides: Overrides, *, beside: Sequence[st
 
 
 def read_bundle(path: str | PathLike[str], overrides: Overrides | None = None) -> Case:
-    """Return the case that a bundle holds; what the user says wins over what it knows.
+    """Return the case in a bundle; the user's overrides win over the bundle's own facts.
 
     Raises:
-        InputError: it is no bundle, damaged, or refused; the subclasses say which.
+        InputError: the path is not a bundle, or the bundle is damaged or refused; the subclass
+            says which.
     """
     if not is_bundle(path):
         raise NotASnapshot(
@@ -116,10 +117,10 @@ def read_bundle(path: str | PathLike[str], overrides: Overrides | None = None) -
 
 
 def read_messages(words: Sequence[str], overrides: Overrides) -> Case:
-    """Return a case of messages: the words themselves, a file, or standard input.
+    """Return a case of messages, from the words themselves, a file, or standard input.
 
     Raises:
-        InputError: there is nothing to read, or it is something else.
+        InputError: there is nothing to read, or the input is neither a message nor a log.
     """
     from fragdoctor.inputs.messages import find_messages
 
@@ -139,17 +140,17 @@ def read_messages(words: Sequence[str], overrides: Overrides) -> Case:
 
 
 _MAY_BE_QUIET: Final = (InputKind.TEXT, InputKind.JSON)
-"""Kinds of text for which "no failure in it" is an answer."""
+"""Kinds of text for which "there is no failure in it" is an answer."""
 
 _MAY_QUOTE: Final = (InputKind.STATS, InputKind.SNAPSHOT_JSON, InputKind.PAGE)
-"""What is no text, and may hold that of an exception all the same."""
+"""Kinds of input that are not text but may still quote the text of an exception."""
 
 
 def read_snapshot(name: str) -> Snapshot:
     """Return the snapshot in a file, in a folder, in a bundle, or on standard input.
 
     Raises:
-        InputError: the input is missing, unreadable, or no snapshot.
+        InputError: the input is missing, unreadable, or not a snapshot.
     """
     parts = _Parts()
     try:
@@ -172,14 +173,14 @@ def read_snapshot(name: str) -> Snapshot:
 
 
 def decoded(data: bytes) -> str:
-    """Return text of any usual encoding; what cannot be decoded becomes U+FFFD."""
+    """Return text in any of the usual encodings; undecodable bytes become U+FFFD."""
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):  # PowerShell's > writes UTF-16
         return data.decode("utf-16", errors="replace")
     return data.decode("utf-8-sig", errors="replace")
 
 
 def _read_input(name: str, parts: _Parts) -> InputKind:
-    """Read what a name leads to into ``parts``, and return what it is."""
+    """Read the input with this name into ``parts``, and return its kind."""
     with open_input(name) as found:
         if found.kind is InputKind.BUNDLE:
             with open_bundle(name) as bundle:
@@ -192,9 +193,9 @@ def _read_input(name: str, parts: _Parts) -> InputKind:
 
 
 def _read_bundle(name: str, bundle: BundleFiles, parts: _Parts) -> None:
-    """Read what a bundle holds; a damaged part is left out if another part is usable.
+    """Read the files of a bundle; a damaged one is left out if another one is usable.
 
-    What no genuine file holds is refused, whatever lies beside it.
+    A file with content that no genuine file has is refused, even if the other files are fine.
     """
     if not bundle.names:
         raise InputError(
@@ -212,7 +213,7 @@ def _read_bundle(name: str, bundle: BundleFiles, parts: _Parts) -> None:
         except (RefusedSnapshot, LimitExceeded) as e:
             message = e.message.removeprefix(_IT).lstrip()
             raise type(e)(f"{file} in {shown(name)} {message}", hint=e.hint, offset=e.offset) from e
-        except InputError as e:  # what lies beside it is worth as much without it
+        except InputError as e:  # the bundle's other files are just as useful without this one
             unusable.append((file, e))
     problems = [f"{file} cannot be used: {_reason(e)}" for file, e in unusable]
     if unusable and parts.n_read == n_before:
@@ -229,7 +230,7 @@ def _reason(error: InputError) -> str:
 
 
 def _read_member(name: str, file: str, bundle: BundleFiles, parts: _Parts) -> None:
-    """Read one file of a bundle, each by the kind of its content."""
+    """Read one file of a bundle with the reader for its kind of content."""
     from fragdoctor.inputs.snapshot_reader import read_snapshot as load
 
     with bundle.open(file) as raw, open_source(raw, name=_IT) as stream:
@@ -242,7 +243,7 @@ def _read_member(name: str, file: str, bundle: BundleFiles, parts: _Parts) -> No
 
 
 def _read_added(file: str, bundle: BundleFiles, parts: _Parts) -> None:
-    """Read what says more of the snapshot: the names that hold memory, or lines of source."""
+    """Read details that go with the snapshot: the names that hold memory, or source lines."""
     from fragdoctor.inputs.census_reader import read_censuses, read_source_lines
 
     with bundle.open(file) as raw, open_source(raw, name=_IT) as stream:
@@ -253,11 +254,11 @@ def _read_added(file: str, bundle: BundleFiles, parts: _Parts) -> None:
 
 
 _IT: Final = "it"
-"""What a file of a bundle is called by its reader: who reads the bundle says which it is."""
+"""What a reader's errors call a file of a bundle; the bundle's reader adds the file's name."""
 
 
 def _read_directory(name: str, parts: _Parts) -> None:
-    """Read the folder of one recording: a snapshot and what lies beside it."""
+    """Read the folder of one recording: a snapshot and the files beside it."""
     files = sorted(p for p in Path(name).iterdir() if p.is_file() and not p.name.startswith("."))
     if len(files) > _MAX_DIRECTORY:
         raise ConfigError(
@@ -273,7 +274,7 @@ def _read_directory(name: str, parts: _Parts) -> None:
     for path in (*snapshots, *stats):
         _read_input(str(path), parts)
     for path in texts:
-        # Notes that lie around are no reason to refuse the recording.
+        # Stray notes are no reason to refuse the recording.
         with contextlib.suppress(NothingFound):
             _read_input(str(path), parts)
     if len(parts.sources) == n_before:
@@ -287,8 +288,8 @@ class NothingFound(InputError):  # noqa: N818 - reads as what it says
     """A text holds nothing that fragdoctor knows.
 
     Attributes:
-        kind: what the text is.
-        log: the text as a log without a failure; None where it is something else.
+        kind: the kind of the text.
+        log: the text as a log without a failure, or None if the text is not a log.
     """
 
     def __init__(self, name: str, kind: InputKind, log: OomLog) -> None:
@@ -329,8 +330,8 @@ def _read_one(found: Input, parts: _Parts) -> None:
 def _load(found: Input) -> Snapshot:
     from fragdoctor.inputs.snapshot_reader import read_snapshot as load
 
-    # A file is opened anew, so that what the reader reports is about the file itself; a pipe
-    # cannot be, nor should a URL, and what was looked at is still ahead in the stream.
+    # A file is opened again, so that the reader's errors are about the file itself. A pipe cannot
+    # be reopened and a URL should not be; their stream still has the bytes that were peeked at.
     is_file = found.name != STDIN and not is_remote(found.name) and os.path.isfile(found.name)  # noqa: PTH113 - never raises, unlike Path
     return load(found.name if is_file else cast("BinaryIO", found.stream))
 
@@ -347,7 +348,7 @@ def _read_text(name: str, kind: InputKind, data: bytes, parts: _Parts, damage: s
         return
     log = replace(find_messages(text), damage=damage)
     if has_stats and all(m.kind == "negative" for m in log.messages):
-        return  # statistics hold words of failures without one having happened
+        return  # statistics contain words for failures even if no failure happened
     if log.messages or log.markers:
         parts.logs.append(log)
     else:
@@ -355,7 +356,7 @@ def _read_text(name: str, kind: InputKind, data: bytes, parts: _Parts, damage: s
 
 
 def _spoken(words: Sequence[str]) -> bytes:
-    """Return the words of the command line as text; a lone word that looks like a path is one."""
+    """Return the command line's words as text; a single word that looks like a path is an error."""
     text = " ".join(words)
     if len(words) == 1 and len(text.split()) == 1 and ("/" in text or "." in text):
         raise InputError(f"{text} does not exist.", hint="Check the path, or paste the message.")
@@ -363,19 +364,19 @@ def _spoken(words: Sequence[str]) -> bytes:
 
 
 def _exists(word: str) -> bool:
-    """Return whether a word names something that exists; a long message never does."""
+    """Return whether a word is the name of something that exists; a long message never is."""
     if is_remote(word) and len(word.split()) == 1:
         return True
     return os.path.lexists(word)
 
 
 def joined_logs(logs: Sequence[OomLog]) -> OomLog | None:
-    """Return the messages of all texts as one log; the first text's first cause is primary."""
+    """Return the messages of all texts as one log; the primary one is the first text's primary."""
     if len(logs) < 2:
         return logs[0] if logs else None
     messages: list[OomMessage] = []
     primary: int | None = None
-    scenes: Sequence[Scene] = ()  # one text's: lines of several texts have no common order
+    scenes: Sequence[Scene] = ()  # of one text only: lines of several texts have no common order
     for log in logs:
         if len(log.scenes) > len(scenes):
             scenes = _moved(log.scenes, len(messages))
@@ -397,14 +398,14 @@ def joined_logs(logs: Sequence[OomLog]) -> OomLog | None:
 
 
 def _moved(scenes: Sequence[Scene], n_before: int) -> tuple[Scene, ...]:
-    """Return scenes that refer to messages which now stand behind others."""
+    """Return scenes whose message indices are shifted by the messages now in front of them."""
     return tuple(
         s if s.message is None else replace(s, message=s.message + n_before) for s in scenes
     )
 
 
 def joined_stats(series: Sequence[StatsSeries]) -> StatsSeries | None:
-    """Return all statistics as one series; a rounded summary yields to exact figures."""
+    """Return all statistics as one series; exact figures replace a rounded summary."""
     if len(series) < 2:
         return series[0] if series else None
     entries = [e for s in series for e in s.entries]

@@ -1,4 +1,4 @@
-"""The census and the source lines of a bundle: JSON that anyone may have written."""
+"""Read the census and the source lines of a bundle, which are JSON that anyone may have written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fragdoctor.model.finding import Location
 from fragdoctor.units import MIB, format_size
 
 MAX_BYTES: Final = 64 * MIB
-"""A genuine census of 200,000 storages takes 10 MB, and a bundle holds three at most."""
+"""A genuine census of 200,000 storages takes 10 MB, and a bundle holds at most three of them."""
 
 _MAX_CENSUSES: Final = 8
 _MAX_OWNERS: Final = 10_000
@@ -31,7 +31,7 @@ def read_censuses(file: BinaryIO) -> tuple[Census, ...]:
     """Return the censuses of a bundle, the earliest first.
 
     Raises:
-        InputError: it is no census of this version, or too long.
+        InputError: the file is not a census of this version, or is too long.
     """
     value = _document(file, "fragdoctor-census")
     entries = value.get("censuses")
@@ -40,10 +40,10 @@ def read_censuses(file: BinaryIO) -> tuple[Census, ...]:
 
 
 def read_source_lines(file: BinaryIO) -> Mapping[str, Mapping[int, str]]:
-    """Return the lines of source in a bundle: file -> number -> text.
+    """Return the source lines in a bundle: file -> line number -> text.
 
     Raises:
-        InputError: it is no file of sources of this version, or too long.
+        InputError: the file does not hold sources in this version's format, or is too long.
     """
     files = _document(file, "fragdoctor-sources").get("files")
     found: dict[str, dict[int, str]] = {}
@@ -77,7 +77,7 @@ def _document(file: BinaryIO, kind: str) -> Mapping[str, Any]:
 
 
 def _census(value: Any) -> Census | None:
-    """Return a census, None where its columns do not fit together."""
+    """Return a census, or None if its columns do not fit together."""
     if not isinstance(value, dict):
         return None
     listed = value.get("owners")

@@ -1,10 +1,11 @@
-"""What an input is, from its first bytes, and one name of a command line as such an input.
+"""Tell the kind of an input from its first bytes, and open a name from the command line.
 
-Only the first kilobytes are looked at; the reader of the kind then says what is wrong in detail.
+Only the first few kilobytes are examined; the reader for that kind then reports what is wrong in
+detail.
 
 Pickles of protocols 0 and 1 have no header and are never read: PyTorch does not write them. But
-such a pickle must not be taken for text, nor text for it, so its opcodes are followed as far as the
-first bytes go, with what they do to the stack.
+such a pickle must not be mistaken for text, nor text for such a pickle, so its opcodes and their
+effect on the stack are followed to the end of the first bytes.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Wanted(StrEnum):
-    """What a command takes, as ``something_else`` writes it."""
+    """What a command takes, in the words that ``something_else`` uses."""
 
     SNAPSHOT = "a memory snapshot"
     MESSAGE = "a message or a log"
@@ -45,7 +46,7 @@ class Wanted(StrEnum):
 
 
 class InputKind(StrEnum):
-    """What an input is. The values stand in sentences: "FILE is a zip archive, not a model."."""
+    """The kind of an input. The values fit sentences: "FILE is a zip archive, not a model."."""
 
     PICKLE = "a pickle"
     OLD_PICKLE = "a pickle of protocol 0 or 1"
@@ -68,7 +69,7 @@ class InputKind(StrEnum):
 
     @property
     def may_be_snapshot(self) -> bool:
-        """Whether the reader of snapshots decides: it accepts the input, or says why not."""
+        """Whether the snapshot reader gets the input: it reads the input or explains why not."""
         return self in (
             InputKind.PICKLE,
             InputKind.OLD_PICKLE,
@@ -79,7 +80,7 @@ class InputKind(StrEnum):
 
     @property
     def is_text(self) -> bool:
-        """Whether it may hold a message or be a log; a log may begin with any JSON."""
+        """Whether the input may hold a message or be a log; a log may begin with any JSON."""
         return self in (InputKind.TEXT, InputKind.JSON, InputKind.MODEL_CONFIG)
 
 
@@ -90,26 +91,27 @@ TEXT_SUFFIXES: Final = tuple(
 )
 STATS_SUFFIXES: Final = tuple(s + p for s in (".json", ".jsonl") for p in _PACKED)
 KNOWN_SUFFIXES: Final = (*SNAPSHOT_SUFFIXES, *TEXT_SUFFIXES, *STATS_SUFFIXES, ".html", ".zip")
-"""Ends of names, in lower case: of files that are looked at where a folder is searched."""
+"""Lowercase suffixes of the files to look at when a folder is searched."""
 
 _ZIP: Final = b"PK\x03\x04"
 _FIRST_NAME: Final = 30
-"""Where the name of the first member stands in a zip file."""
+"""Offset of the first member's name in a zip file."""
 
-# What PyTorchFileWriter writes first (data.pkl, or its format version since 2.6); NumPy's arrays.
+# The first member that PyTorchFileWriter writes (data.pkl, or its format version since 2.6), and
+# NumPy's arrays.
 _SAVED_NAME: Final = re.compile(
     rb"[^/\x00]{1,250}/(?:data\.pkl|\.format_version|\.storage_alignment|byteorder|version|data/\d)"
 )
 _ARRAY_NAME: Final = re.compile(rb"[^\x00]{1,250}?\.npy")
 _ZLIB: Final = tuple(b"\x78" + level for level in (b"\x01", b"\x5e", b"\x9c", b"\xda"))
 _OLD_SAVED: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-"""torch/serialization.py, MAGIC_NUMBER, as a pickle of its own in front."""
+"""MAGIC_NUMBER of torch/serialization.py, which stands in front as a separate pickle."""
 
 _BOMS: Final = (b"\xff\xfe", b"\xfe\xff")
 _UTF8_BOM: Final = b"\xef\xbb\xbf"
 _SPACE: Final = b" \t\r\n\x0b\x0c"
 _PAGE: Final = re.compile(rb"<(?:!doctype|!--|html|head|body|script|meta|title)", re.IGNORECASE)
-# Keys with the values they have in a snapshot: "segments": 39 stands in many other files.
+# Keys with the type of value that a snapshot has: many other files hold "segments": 39.
 _SNAPSHOT_KEYS: Final = re.compile(
     rb'"(?:segments|device_traces|external_annotations|blocks)"\s*:\s*\['
     rb'|"allocator_settings"\s*:\s*\{|"segment_type"\s*:\s*"'
@@ -122,10 +124,10 @@ MAX_HEADER_BYTES: Final = 100_000_000
 """The longest header that the safetensors library reads."""
 
 
-def classify(head: bytes) -> InputKind:  # noqa: PLR0911 - one return a kind
-    """Return what starts with these (unpacked) bytes; 4 KiB are plenty.
+def classify(head: bytes) -> InputKind:  # noqa: PLR0911 - one return per kind
+    """Return the kind of input that starts with these (uncompressed) bytes; 4 KiB is plenty.
 
-    It takes the first ``source.HEAD_BYTES`` bytes, or the whole input where it is shorter.
+    ``head`` is the first ``source.HEAD_BYTES`` bytes, or the whole input if it is shorter.
     """
     if not head:
         return InputKind.EMPTY
@@ -148,7 +150,7 @@ def classify(head: bytes) -> InputKind:  # noqa: PLR0911 - one return a kind
 
 
 def _by_magic(head: bytes) -> InputKind | None:
-    """Return what the first bytes say alone: pickles, archives, zlib."""
+    """Return the kind if magic bytes alone show it: pickles, archives, zlib."""
     if head.startswith(_OLD_SAVED):
         return InputKind.OLD_SAVED
     if head.startswith(b"\x80") and (len(head) == 1 or head[1] < 32):
@@ -167,17 +169,17 @@ def _kind_of_archive(head: bytes) -> InputKind:
 
 
 def is_safetensors(head: bytes) -> bool:
-    """Return whether a file begins as safetensors do: the length of a header, and its brace."""
+    """Return whether a file begins like a safetensors file: a header's length, then its brace."""
     return head[8:9] == b"{" and 2 <= int.from_bytes(head[:8], "little") <= MAX_HEADER_BYTES
 
 
 def something_else(
     name: str, kind: InputKind, wanted: Wanted, *, offset: int | None = None
 ) -> InputError:
-    """Return the error for an input that is not what was wanted.
+    """Return the error for an input that is not what the command wants.
 
-    ``name`` is what people call the input (see ``source.shown``); ``offset`` is where it is seen,
-    as the reader of snapshots says it.
+    ``name`` is the input's display name (see ``source.shown``); ``offset`` is the byte at which
+    the snapshot reader notices the mismatch.
     """
     if kind is InputKind.EMPTY:
         hint = _PASTE if name in _PASTED else _KILLED
@@ -233,12 +235,12 @@ _HINTS: Final[dict[Wanted, dict[InputKind | None, str]]] = {
     },
     Wanted.MODEL: {InputKind.OLD_PICKLE: _NEVER_RUN, None: MODEL_INPUTS},
 }
-"""What to do instead, by what was wanted and what the input is."""
+"""What to do instead, by what the command wants and what the input is."""
 
 
 def _kind_of_json(start: bytes) -> InputKind:
     snapshot = _SNAPSHOT_KEYS.search(start)
-    # Statistics may quote anything in a label: what comes first decides.
+    # Statistics may quote anything in a label: the first mark in the text decides.
     if looks_like_stats(start[: snapshot.start()] if snapshot else start):
         return InputKind.STATS
     if snapshot or start.strip(_SPACE) in (b"[]", b"{}"):
@@ -253,7 +255,7 @@ def _kind_of_json(start: bytes) -> InputKind:
 
 
 def _looks_like_json(text: bytes) -> bool:
-    """Return whether it opens as JSON does; ``[rank0]: ...`` of a log does not."""
+    """Return whether the text opens like JSON; a log's ``[rank0]: ...`` does not."""
     return (
         re.match(rb'\{\s*["}]|\{\s*\Z|\[\s*[\[{"\]0-9.-]|\[\s*\Z', text) is not None
         and re.match(rb"\[[0-9]+\]?[ :]|\[[0-9]{4}-|\[[0-9]{2}/", text) is None
@@ -261,16 +263,16 @@ def _looks_like_json(text: bytes) -> bool:
 
 
 def _control_share(head: bytes) -> float:
-    # Escape sequences are welcome: logs are coloured.
+    # Escape sequences do not count: logs are colored.
     n_bad = sum(head.count(bytes([c])) for c in range(32) if c not in b"\t\n\r\x0b\x0c\x1b\x08")
     return n_bad / len(head)
 
 
 _MAX_DEPTH: Final = 40
-"""Values on the stack that no mark explains: two for each container around the innermost."""
+"""Most stack values while no mark is open: two for each container around the innermost one."""
 
 _MIN_OPCODES: Final = 6
-"""What has to be read to believe in a pickle that does not end with its first bytes."""
+"""Opcodes needed to believe that the input is a pickle if it does not end within the head."""
 
 _GLOBAL: Final = re.compile(r"[A-Za-z_][\w.]{0,200} [A-Za-z_][\w.]{0,200}")
 _PUTS: Final = ("PUT", "BINPUT", "LONG_BINPUT")
@@ -279,16 +281,16 @@ _PUTS: Final = ("PUT", "BINPUT", "LONG_BINPUT")
 def is_old_pickle(head: bytes) -> bool:
     """Return whether these bytes are a pickle of protocol 0 or 1, or the beginning of one.
 
-    Their opcodes are followed with what they do to the stack, as ``pickletools`` describes it;
+    The opcodes and their effect on the stack are followed as ``pickletools`` describes them;
     nothing is executed.
     """
     if not (head.endswith(b".") or b"p0\n" in head or b"q\x00" in head):
-        return False  # no end, and nothing that was remembered
+        return False  # neither an end nor a memo entry
     import pickletools
 
     file = BytesIO(head)
     n_opcodes = n_puts = 0
-    depths = [0]  # values on the stack: before the first mark, and after each one
+    depths = [0]  # number of values on the stack before the first mark, then after each mark
     try:
         for opcode, value, _place in pickletools.genops(file):
             if opcode.name == "STOP":
@@ -297,24 +299,24 @@ def is_old_pickle(head: bytes) -> bool:
             is_put, is_name = opcode.name in _PUTS, opcode.name in ("GLOBAL", "INST")
             if (
                 opcode.proto > 1
-                or (is_put and int(value or 0) > n_puts)  # the pickle module counts these
+                or (is_put and int(value or 0) > n_puts)  # the pickle module numbers these in order
                 or (is_name and not _GLOBAL.fullmatch(str(value)))
                 or not _moved(depths, opcode)
             ):
                 return False
             n_puts += is_put
             n_opcodes += 1
-    except ValueError:  # no opcode, or an argument that goes on beyond these bytes
+    except ValueError:  # not an opcode, or an argument that continues past these bytes
         if file.tell() < len(head):
             return False
     return n_opcodes >= _MIN_OPCODES and n_puts > 0
 
 
 def _moved(depths: list[int], opcode: OpcodeInfo) -> bool:
-    """Move the stack as the opcode does; return False where it cannot."""
+    """Apply the opcode's effect to the stack depths; return False if the stack is too shallow."""
     before = [thing.name for thing in opcode.stack_before]
     after = [thing.name for thing in opcode.stack_after]
-    if "mark" in before:  # with all that stands above it
+    if "mark" in before:  # the opcode pops the mark and everything above it
         if len(depths) == 1:
             return False
         depths.pop()
@@ -330,11 +332,11 @@ STDIN: Final = "-"
 
 
 class Input(Struct, frozen=True):
-    """What a name leads to, looked at; see ``open_input``.
+    """An input that was opened by name and classified; see ``open_input``.
 
     Attributes:
-        name: as it was given: a path, a URL, or ``-``; hostile text.
-        kind: what it is, by its first bytes; ``BUNDLE`` and ``FOLDER`` by what lies in it.
+        name: the name as given: a path, a URL, or ``-``; hostile text.
+        kind: the kind by the first bytes; ``BUNDLE`` and ``FOLDER`` by the files inside.
     """
 
     name: str
@@ -343,35 +345,35 @@ class Input(Struct, frozen=True):
 
     @property
     def shown(self) -> str:
-        """What it is called for people: hostile text, without passwords."""
+        """The input's display name: hostile text, without passwords."""
         return shown(self.name)
 
     @property
     def stream(self) -> ByteStream:
-        """Its unpacked bytes, from the first one on; a bundle and a folder have none."""
+        """The uncompressed bytes from the first one on; a bundle and a folder have none."""
         if self._stream is None:
             raise self.is_not(Wanted.SNAPSHOT)
         return self._stream
 
     def read_all(self) -> tuple[bytes, str]:
-        """Return a text whole, up to the limit, and what is wrong with its end (see ``read_text``).
+        """Return the whole text and a sentence on damage at its end (see ``read_text``).
 
         Raises:
-            LimitExceeded: it is longer.
+            LimitExceeded: the text is longer than the limit.
         """
         return read_text(self.stream, self.shown)
 
     def is_not(self, wanted: Wanted) -> InputError:
-        """Return the error for an input that is something else than what was wanted."""
+        """Return the error for an input that is not what the command wants."""
         return something_else(self.shown, self.kind, wanted)
 
 
 @contextmanager
 def open_input(name: str) -> Iterator[Input]:
-    """Open a name and look at what it leads to; the bytes looked at are still to be read.
+    """Open an input by name and classify it; the bytes examined can still be read from it.
 
     Raises:
-        InputError: there is nothing of that name, or it cannot be read.
+        InputError: nothing has that name, or the input cannot be read.
     """
     if name != STDIN and is_bundle(name):
         yield Input(name, InputKind.BUNDLE)
@@ -383,7 +385,7 @@ def open_input(name: str) -> Iterator[Input]:
 
 
 def kind_of(path: str) -> InputKind | None:
-    """Return what lies at a path; None where it cannot be looked at."""
+    """Return the kind of the input at a path, or None if it cannot be opened."""
     try:
         with open_input(path) as found:
             return found.kind
@@ -392,12 +394,12 @@ def kind_of(path: str) -> InputKind | None:
 
 
 def read_text(stream: ByteStream, name: str) -> tuple[bytes, str]:
-    """Return a stream of text whole, up to the limit, and a sentence on damage; "" without any.
+    """Return all the text of a stream, and a sentence on damage ("" if there is none).
 
-    Packed text that is cut or damaged is read as far as it goes.
+    Compressed text that is cut off or damaged is read up to that point.
 
     Raises:
-        LimitExceeded: it is longer.
+        LimitExceeded: the text is longer than the limit.
     """
     limit = DEFAULT_LIMITS.max_text_bytes
     data = bytearray()

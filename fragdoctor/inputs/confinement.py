@@ -1,9 +1,9 @@
-"""Which files may be read, where whoever names them is not trusted: those below some folders.
+"""Confine reading to files below some folders, for when the one who names files is not trusted.
 
-A pattern, a folder or a link can lead anywhere, so names are no place to check it: each place is
-resolved when it is opened or listed. A variable says where, as processes that read for this one
-have it too. It keeps names from leading out; whoever can change links while they are followed is
-not held by it.
+A pattern, a folder or a link can lead anywhere, so checking names is not enough: each path is
+resolved when it is opened or listed. An environment variable holds the folders, because child
+processes that read for this one inherit it. The check keeps names from leading out of the folders;
+it does not stop someone who can change links while they are being followed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Final
 from fragdoctor.errors import InputError
 
 VARIABLE: Final = "_FRAGDOCTOR_READ_BELOW"
-"""The folders, resolved, with ``os.pathsep`` between them; unset, all files may be read."""
+"""The resolved folders, separated by ``os.pathsep``; if unset, all files may be read."""
 
 
 def confined_to(folders: Iterable[str | os.PathLike[str]]) -> dict[str, str]:
-    """Return the environment variable that keeps a process to some folders."""
+    """Return the environment variable that confines a process to some folders."""
     return {VARIABLE: os.pathsep.join(str(Path(folder).resolve()) for folder in folders)}
 
 
@@ -31,16 +31,16 @@ def is_allowed(path: str | os.PathLike[str]) -> bool:
         return True
     try:
         place = Path(path).resolve()
-    except (OSError, ValueError, RuntimeError):  # a name that none can have; links in a circle
+    except (OSError, ValueError, RuntimeError):  # an impossible name, or links in a circle
         return False
     return any(place.is_relative_to(folder) for folder in folders.split(os.pathsep))
 
 
 def check_place(path: str | os.PathLike[str]) -> None:
-    """Refuse what may not be read.
+    """Refuse a path that may not be read.
 
     Raises:
-        InputError: it is elsewhere, whether it exists or not.
+        InputError: the path is outside the allowed folders, whether it exists or not.
     """
     if not is_allowed(path):
         raise InputError(

@@ -1,12 +1,12 @@
-"""From names on a command line to ranks: which files belong to which, and whether it is a fleet.
+"""Turn the names on a command line into ranks, and tell whether they make up a fleet.
 
-More than one snapshot or bundle is a fleet. Messages, statistics and logs belong to the snapshot of
-the same folder, rank, or name.
+More than one snapshot or bundle is a fleet. Messages, statistics and logs belong to the snapshot
+with the same folder, rank, or name.
 
-Of a name the word ``rank`` counts first, then the one number that counts through the names. Names
-of files hold other numbers as well: dates, process ids, ports, steps. None of these is taken for a
-rank: a lone number counts only where it runs over a dense range from 0 or 1 on while the rest of
-the name stays the same.
+In a name, the word ``rank`` counts first, then the one number that enumerates the names. File names
+hold other numbers as well: dates, process ids, ports, steps. None of these is mistaken for a rank:
+a bare number counts only if it covers a dense range starting at 0 or 1 while the rest of the name
+stays the same.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _DATE: Final = re.compile(
     r"(?:[-_ T.]?\d\d[-_.:h]?\d\d(?:[-_.:m]?\d\d)?)?(?!\d)"
     r"|(?<!\d)\d\d[-_:.]\d\d[-_:.]\d\d(?!\d)"
 )
-# What a number after one of these words counts is known, and it is no rank.
+# A number after one of these words is known to count something other than ranks.
 _OTHER: Final = re.compile(
     r"(?<![a-z])(?:pid|port|iter|iteration|step|epoch|batch|seed|phase|stage|attempt|try|restart"
     r"|run|exp|version|ver|v|part|job|node|host|machine|size|world|bs|lr|torch|py|layers?"
@@ -71,7 +71,7 @@ _DENSE: Final = 0.5
 
 
 def ranks_of(paths: Sequence[str]) -> dict[str, RankInput]:
-    """Return what the names say, by path. The set of names matters, their order does not."""
+    """Return what the names say, by path. Only the set of names matters, not their order."""
     said = {path: _said(path) for path in sorted(set(paths))}
     _take_unique(said, {p: n.local_rank for p, n in said.items()}, RankSource.NAME)
     open_paths = [p for p, n in said.items() if n.rank is None]
@@ -82,7 +82,7 @@ def ranks_of(paths: Sequence[str]) -> dict[str, RankInput]:
 
 
 def _said(path: str) -> RankInput:
-    """Return what one name says by itself."""
+    """Return what a name says by itself, without looking at the others."""
     name = path[-_MAX_LENGTH:].replace("\\", "/")
     local = _LOCAL.findall(name)
     rank = _last(_RANK, _LOCAL.sub("local", name))
@@ -97,7 +97,7 @@ def _said(path: str) -> RankInput:
 
 
 def _last(pattern: re.Pattern[str], name: str) -> int | None:
-    """Return the number of the last match: the file's name wins over its folders'."""
+    """Return the number in the last match: the file's name wins over its folders' names."""
     found = pattern.findall(name[-_MAX_LENGTH:])
     return int(found[-1]) if found else None
 
@@ -110,7 +110,7 @@ def _word(pattern: re.Pattern[str], name: str) -> str:
 def _take_unique(
     said: dict[str, RankInput], numbers: Mapping[str, int | None], source: RankSource
 ) -> None:
-    """Take the numbers as ranks where no two names, nor a rank already known, have the same."""
+    """Take the numbers as ranks if they are distinct and none of them is a known rank."""
     new = {p: n for p, n in numbers.items() if n is not None and said[p].rank is None}
     known = {n.rank for n in said.values() if n.rank is not None}
     if len(set(new.values())) < len(new) or known & set(new.values()):
@@ -120,7 +120,7 @@ def _take_unique(
 
 
 def _counted(paths: Iterable[str]) -> dict[str, int | None]:
-    """Return the number that counts through names which are otherwise the same."""
+    """Return the number that enumerates names which are otherwise the same, by path."""
     alike: dict[str, list[tuple[str, list[tuple[int, bool]]]]] = defaultdict(list)
     for path in paths:
         template, numbers = _fields(path)
@@ -134,7 +134,7 @@ def _counted(paths: Iterable[str]) -> dict[str, int | None]:
 
 
 def _fields(path: str) -> tuple[str, list[tuple[int, bool]]]:
-    """Return the name with its numbers left out, and these with whether they may be a rank."""
+    """Return the name without its numbers, and each number with whether it may be a rank."""
     name = _DATE.sub("<date>", path[-_MAX_LENGTH:].replace("\\", "/"))
     numbers = [
         (int(m.group()[:18]), len(m.group()) <= 6 and not _OTHER.search(name[: m.start()][-20:]))
@@ -144,7 +144,7 @@ def _fields(path: str) -> tuple[str, list[tuple[int, bool]]]:
 
 
 def _rank_column(rows: Sequence[Sequence[tuple[int, bool]]]) -> int | None:
-    """Return the one field with distinct, dense values; None if there is none."""
+    """Return the one column with distinct, dense values, or None if there is not exactly one."""
     if len(rows) < 2:
         return None
     good = []
@@ -154,7 +154,7 @@ def _rank_column(rows: Sequence[Sequence[tuple[int, bool]]]) -> int | None:
             continue
         if len(values) >= _DENSE * (max(values) + 1):
             good.append(column)
-    if len(good) > 1:  # the same number in folder and file name is one statement
+    if len(good) > 1:  # the same number in the folder's and the file's name counts once
         distinct = {tuple(row[c][0] for row in rows) for c in good}
         return good[-1] if len(distinct) == 1 else None
     return good[0] if good else None
@@ -164,12 +164,12 @@ MAX_FILES: Final = 100_000
 
 
 class Discovery(Struct, frozen=True):
-    """What the names led to.
+    """What was found under the names.
 
     Attributes:
-        ranks: the ranks of a fleet, in the order of their paths; one in all is one case.
+        ranks: the ranks of a fleet, sorted by path; a single rank is one case.
         ownerless: texts that belong to no rank, such as the log of the whole job.
-        case_names: what to read as one case where this is no fleet.
+        case_names: the inputs to read as one case if this is not a fleet.
     """
 
     ranks: tuple[RankInput, ...] = ()
@@ -190,7 +190,7 @@ class _Found(Struct):
 
     @property
     def n_files(self) -> int:
-        """Ranks and notes so far."""
+        """Number of ranks and notes so far."""
         return len(self.ranks) + len(self.notes)
 
     def add(self, path: str, part: Part) -> None:
@@ -205,11 +205,11 @@ class _Found(Struct):
 
 
 def discover(names: Sequence[str]) -> Discovery:
-    """Return the ranks that files, directories and patterns lead to.
+    """Return the ranks found under these files, directories and patterns.
 
     Raises:
         InputError: a pattern matches nothing.
-        ConfigError: these are more files than anyone means.
+        ConfigError: there are more files than anyone can have meant.
     """
     if STDIN in names:
         return Discovery(case_names=tuple(names))
@@ -219,7 +219,7 @@ def discover(names: Sequence[str]) -> Discovery:
     n_found = len(found.ranks)
     found.ranks = dict.fromkeys(one_of_each_process(list(found.ranks)))
     found.is_expanded |= len(found.ranks) < n_found
-    if len(found.ranks) > 1:  # else a name that leads nowhere is an error, not a rank of a job
+    if len(found.ranks) > 1:  # otherwise a missing file is an error, not a rank of a job
         found.ranks.update(dict.fromkeys(found.doubtful))
     named = ranks_of([*found.ranks, *found.notes])
     case_names = (*found.ranks, *found.notes) if found.is_expanded else tuple(names)
@@ -241,7 +241,7 @@ def inputs_of(paths: Sequence[str]) -> tuple[RankInput, ...]:
 
 
 def _take(name: str, found: _Found) -> None:
-    """Sort one name of the command line in."""
+    """Sort one name from the command line into ``found``."""
     if is_remote(name):
         _take_remote(name, found)
     elif os.path.isdir(name):  # noqa: PTH112 - never raises, unlike Path
@@ -261,7 +261,7 @@ def _take(name: str, found: _Found) -> None:
 
 
 def _take_remote(url: str, found: _Found) -> None:
-    """Sort a URL in: a file as it is named, a pattern or a folder by what the server lists."""
+    """Sort a URL into ``found``: a file by its name, a pattern or folder by the server's list."""
     if has_pattern(url):
         hits = list_remote(url, most=MAX_FILES)
         if not hits:
@@ -284,7 +284,7 @@ def _take_remote(url: str, found: _Found) -> None:
 
 
 def _take_folder(tree: DiskTree | UrlTree, folder: str, found: _Found) -> None:
-    """Sort the files of a folder in, and of the folders in it where it holds no snapshot."""
+    """Sort a folder's files into ``found``, and its subfolders' files if it holds no snapshot."""
     for path, part, depth in search(tree, folder):
         found.add(path, part)
         found.is_expanded |= depth > 0 and part is Part.RANK
@@ -293,7 +293,7 @@ def _take_folder(tree: DiskTree | UrlTree, folder: str, found: _Found) -> None:
 def _of_notes(
     found: _Found, named: Mapping[str, RankInput], case_names: tuple[str, ...]
 ) -> Discovery:
-    """Return the ranks of texts alone: several ranks only where the names say so by the word."""
+    """Return the ranks if there are only texts; several ranks only if the names say "rank"."""
     by_rank: dict[tuple[str, int], list[str]] = defaultdict(list)
     rest = []
     for path in sorted(found.notes):
@@ -311,9 +311,10 @@ def _of_notes(
 def _owners(
     ranks: Sequence[str], notes: Sequence[str], named: Mapping[str, RankInput]
 ) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the notes of each rank, and those that belong to none.
+    """Return the notes of each rank, and the notes that belong to no rank.
 
-    A note is owned by its rank, its name, then its folder, where that leaves one choice.
+    A note's owner is found by the note's file stem, rank number or folder: the first of these that
+    leaves one choice decides.
     """
     alike: dict[object, list[str]] = defaultdict(list)  # ranks by number, stem and folder
     for path in ranks:
@@ -325,7 +326,7 @@ def _owners(
         rank = named[note].rank
         keys: tuple[object, ...] = (("stem", _stem(note)), rank, ("folder", _folder(note)))
         if rank is not None and named[note].source is RankSource.NAME:
-            keys = (rank,)  # the name says which rank owns it
+            keys = (rank,)  # the name says which rank owns the note
         choices = [alike[key] for key in keys if key is not None and key in alike]
         near = ([c for c in some if _folder(c) == _folder(note)] for some in choices)
         both = (choice for pair in zip(choices, near, strict=True) for choice in pair)
@@ -342,7 +343,7 @@ def _folder(path: str) -> str:
 
 
 def _stem(path: str) -> str:
-    """Return a path up to the first dot of the file's name that ends in no number."""
+    """Return a path with its file name cut after its last dotted number, or at its first dot."""
     folder, name = os.path.split(path)
     words = name.split(".")
     while len(words) > 1 and not words[-1].isdigit():

@@ -1,8 +1,8 @@
-"""Which files of a folder, on disk or behind a URL, are meant: for a fleet, and for a check.
+"""Choose the files of a folder, on disk or behind a URL, that belong to a fleet or a check.
 
-A folder with a manifest is a bundle and stands for its rank as a whole. For a fleet, one that holds
-snapshots is not searched further, and one that holds none is. Several bundles of one run are
-ordered by how much they explain, one for each process.
+A folder with a manifest is a bundle, and the whole folder stands for its rank. For a fleet, the
+subfolders of a folder are searched only if the folder itself holds no snapshot. Several bundles of
+one run are ordered by how much they explain, and each process keeps only its best one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Part(Enum):
 def search(
     tree: DiskTree | UrlTree, folder: str, depth: int = 0
 ) -> Iterator[tuple[str, Part, int]]:
-    """Yield what a folder holds for a fleet: its path, what it is, and how deep it lies.
+    """Yield what a folder holds for a fleet: each part's path, kind, and depth.
 
     Raises:
         InputError: a folder cannot be listed.
@@ -78,7 +78,7 @@ class DiskTree:
         return is_bundle(folder)
 
     def listing(self, folder: str) -> tuple[list[str], list[str]]:
-        """Return the files and the folders of a folder, sorted; hidden ones left out."""
+        """Return the files and the subfolders of a folder, sorted, without hidden ones."""
         check_place(folder)
         files, folders = [], []
         try:
@@ -95,18 +95,18 @@ class DiskTree:
         return sorted(files), sorted(folders)
 
     def part(self, file: str, depth: int) -> Part:
-        """Return what a file is; further down only files with a known suffix are looked at."""
+        """Return what a file is; in subfolders, only files with a known suffix are opened."""
         is_meant = depth == 0 or file.lower().endswith(KNOWN_SUFFIXES)
         return part_of(file) if is_meant else Part.NOTHING
 
 
 def part_of(path: str, *, is_named: bool = False) -> Part:
-    """Return what a file is, by its suffix or by what it holds; any text that was named counts."""
+    """Return what a file is, by its suffix or content; any text that the user named is a note."""
     name = path.lower()
     if not os.path.isfile(path) or os.path.basename(path) == MANIFEST:  # noqa: PTH113, PTH119 - never raise
         return Part.NOTHING
     if name.endswith(SNAPSHOT_SUFFIXES):
-        return Part.RANK  # an unreadable snapshot must be heard of, not left out
+        return Part.RANK  # an unreadable snapshot must be reported, not left out
     kind = kind_of(path)
     if kind is None:
         return Part.NOTHING
@@ -117,7 +117,7 @@ def part_of(path: str, *, is_named: bool = False) -> Part:
 
 
 class UrlTree:
-    """Folders of an object store or a web server, from a listing: no file is opened for it.
+    """Folders of an object store or a web server, built from a listing without opening a file.
 
     Args:
         folder: the URL of the folder, with a slash at its end.
@@ -143,10 +143,10 @@ class UrlTree:
         return any(path_of_url(f).rsplit("/", 1)[-1] == MANIFEST for f in self._files[folder])
 
     def listing(self, folder: str) -> tuple[list[str], list[str]]:
-        """Return the files and the folders of a folder; hidden ones left out."""
+        """Return the files and the subfolders of a folder, without hidden ones."""
         files = self._files[folder]
         if any(path_of_url(f).lower().endswith(SNAPSHOT_SUFFIXES) for f in files):
-            # Only its content shows whether a zip is a bundle; beside snapshots it is unlikely.
+            # Only a zip's content shows whether it is a bundle; beside snapshots that is unlikely.
             files = [f for f in files if not path_of_url(f).lower().endswith(".zip")]
         return files, sorted(self._folders[folder])
 
@@ -160,7 +160,7 @@ class UrlTree:
 
 
 def is_note(url: str) -> bool:
-    """Return whether a URL is a text or statistics, by its name."""
+    """Return whether a URL's name is that of a text or of statistics."""
     name = path_of_url(url).lower().rsplit("/", 1)[-1]
     return name.endswith(TEXT_SUFFIXES) or (name.endswith(STATS_SUFFIXES) and "stats" in name)
 
@@ -171,14 +171,14 @@ def path_of_url(url: str) -> str:
 
 
 def expand(names: Sequence[str]) -> tuple[list[str], list[tuple[str, InputError]]]:
-    """Return every input of a check, in the order given, and the names that led to none, and why.
+    """Return all inputs of a check, in the order given, and the names without inputs, with errors.
 
-    A directory is searched through for snapshots, bundles, statistics, texts and logs; hidden
-    files are left out, and so are links to directories. A pattern that the shell left alone is
-    expanded.
+    A directory is searched recursively for snapshots, bundles, statistics, texts and logs, without
+    hidden files and links to directories. A pattern that the shell left alone is expanded.
 
     Raises:
-        ConfigError: standard input is given twice, or there are more files than anyone means.
+        ConfigError: standard input is given twice, or there are more files than anyone can have
+            meant.
     """
     if list(names).count(STDIN) > 1:
         raise ConfigError("Standard input is given twice.", hint="Give - once.")
@@ -211,10 +211,10 @@ def _expanded(name: str) -> Iterator[str]:
 
 
 def matches(pattern: str) -> list[str]:
-    """Return the paths that a pattern leads to, spelled as it is.
+    """Return the paths that a pattern matches, spelled the way the pattern is.
 
     Raises:
-        InputError: one of them may not be read; its name is not told.
+        InputError: one of the paths may not be read; the error does not name it.
     """
     hits = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - keeps the spelling
     if not all(is_allowed(hit) for hit in hits):
@@ -248,18 +248,19 @@ _ORDER: Final = {"oom": 0, "signal": 1, "exit": 2}
 
 
 class FoundBundle(Struct, frozen=True):
-    """One bundle of a run and its manifest."""
+    """One bundle of a run, with the facts in its manifest."""
 
     path: Path
     facts: BundleFacts
 
 
 def find_bundles(directory: Path) -> tuple[FoundBundle, ...]:
-    """Return the bundles in a directory, the one that explains most first.
+    """Return the bundles in a directory, starting with the one that explains the most.
 
-    That is the failure that ended its program before one that was caught; then the first in time:
-    what fails later, on other ranks too, is often the consequence. A signal comes before an exit,
-    and the good end of a program that caught its failures before these.
+    A failure that ended its program comes before one that was caught; among equals the earliest
+    comes first, because later failures, also on other ranks, are often consequences. After failures
+    come signals, then exits; the clean exit of a program that caught its failures comes before all
+    caught ones.
     """
     found = []
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():
@@ -272,22 +273,22 @@ def find_bundles(directory: Path) -> tuple[FoundBundle, ...]:
 def telling_order(found: FoundBundle) -> tuple[int, int, str, str]:
     """Return the sort key of ``find_bundles``."""
     facts = found.facts
-    # A failure without a bundle of its own may have ended the program, too.
+    # A failure that has no bundle of its own may also have ended the program.
     is_fatal = facts.ended_program or facts.exception.endswith("OutOfMemoryError")
     order = 0 if is_fatal else _ORDER.get(facts.reason, len(_ORDER))
     if facts.reason == "exit" and facts.n_ooms and not facts.exception:
-        # It ended well: its recording shows the failures that were caught, and the rest.
+        # The program ended well: its recording shows the caught failures and everything else.
         return 0, 1, facts.time, found.path.name
     return order, 0 if is_fatal else 2, facts.time, found.path.name
 
 
 def pack(bundle: Path) -> Path:
-    """Turn a bundle into a zip file beside it and return that; the directory is removed.
+    """Turn a bundle into a zip file beside it, remove the directory, and return the zip's path.
 
-    The zip is complete before it appears under its name, which no other file has.
+    The zip appears under its final name only when complete, and never replaces another file.
 
     Raises:
-        OSError: it cannot be written; the directory is untouched then.
+        OSError: the zip cannot be written; the directory is left untouched.
     """
     target = first_free(bundle.parent, bundle.name, ".zip")
     temporary = bundle.with_name(f".{bundle.name}.{os.getpid()}.zip.tmp")
@@ -311,9 +312,9 @@ Process = tuple[str, int | None, int]
 
 
 def one_of_each_process(paths: Sequence[str]) -> list[str]:
-    """Return the paths, with only the most informative bundle of each process.
+    """Return the paths, keeping only the most informative bundle of each process.
 
-    What is no bundle, or does not say which process it is of, stays.
+    A path that is not a bundle, or whose bundle does not name its process, stays.
     """
     best: dict[Process, FoundBundle] = {}
     kept = []
@@ -337,4 +338,4 @@ def _read(path: str) -> FoundBundle | None:
         with open_bundle(path) as bundle:
             return FoundBundle(Path(path), bundle.facts)
     except InputError:
-        return None  # written by another program; its reason is said where it is given by name
+        return None  # written by another program; the user sees why if the path is given by name

@@ -1,4 +1,4 @@
-"""The fullest GPU of a table that people paste: nvidia-smi's or gpustat's."""
+"""Find the fullest GPU in a pasted table of nvidia-smi or gpustat."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from fragdoctor.model.case import GPU_TABLE, OomMessage
 from fragdoctor.units import MIB
 
 _ROWS: Final = re.compile(
-    # what is in use on a GPU: gpustat with its number, nvidia-smi one row a GPU
+    # memory in use on a GPU: gpustat prints the GPU's number, nvidia-smi one row per GPU
     r"(?:^\[(?P<index>\d{1,3})\][^|\n]{1,80}\|[^|\n]{1,60})?"
     r"\|\s{0,8}(?P<used>\d{1,7})(?:MiB)?\s?/\s{0,4}(?P<total>\d{1,7})\s?M(?:iB|B)\b"
-    # nvidia-smi, one row a process
+    # nvidia-smi, one row per process
     r"|^\|\s{1,6}(?P<gpu>\d{1,3})\s{1,6}(?:\S{1,6}\s{1,6}){0,2}\d{1,9}\s[^|\n]{1,100}?"
     r"(?P<held>\d{1,7})MiB",
     re.MULTILINE,
 )
 _MIN_USED: Final = 512
-"""MiB: more than a desktop and a context; less is nobody's program."""
+"""MiB; more than a desktop and a context use. Less than this is not a program that filled a GPU."""
 
 _GONE: Final = (
     r"\b(?:zombie|(?:crash|kill|terminat|interrupt|stopp?|finish|exit|abort|end)(?:s|e[sd]|ing)?)\b"
@@ -36,14 +36,14 @@ _OUTLIVES: Final = re.compile(
     rf"|\b(?:memory|vram)\b[^\n]{{0,60}}?{_KEPT}[^\n]{{0,60}}?\bafter\b[^\n]{{0,60}}?{_GONE}",
     re.IGNORECASE,
 )
-"""A program that is gone, and memory that is not: nothing else need tell that it ran out."""
+"""A program that is gone while its memory is not: enough by itself to report a shortage."""
 
 FULL_SHARE: Final = 0.9
-"""Share of a GPU's memory: with that much in use, a program that asks for little fails there."""
+"""Share of a GPU's memory in use at which even a program that asks for little fails."""
 
 
 def fullest_gpu(text: str) -> OomMessage | None:
-    """Return the fullest GPU of a table, where the text tells that memory ran out or is kept."""
+    """Return a table's fullest GPU, if the text says that memory ran out or was not released."""
     head = text[:MAX_CHARS]
     outlives = _OUTLIVES.search(head)
     if outlives is None and not SHORTAGE.search(head):

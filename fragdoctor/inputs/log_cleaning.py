@@ -1,4 +1,4 @@
-"""One line of a log as people paste it, made plain: escapes, markup, quoting, prefixes."""
+"""Clean a pasted log line of escapes, markup, quoting and prefixes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _QUOTE_END: Final = re.compile(r"\s{0,400}[│┃┆┊║▌|]\s{0,10}$")
 _PREFIXES: Final = tuple(
     re.compile(pattern, re.ASCII)
     for pattern in (
-        # dates and times, as loggers, container engines and syslog write them
+        # dates and times in the formats of loggers, container engines and syslog
         (
             r"[\[(]?\d{4}[-/]\d{1,2}[-/]\d{1,2}[Tt _]\d{1,2}:\d\d(?::\d\d(?:[.,]\d{1,12})?)?"
             r"(?:[Zz]|[+-]\d\d:?\d\d| UTC)?[\])]?:?(?=[\s\[(|:-]|$)"
@@ -82,7 +82,7 @@ _KEYWORD: Final = re.compile(
 )
 _DIGITS: Final = re.compile(r"[0-9]")
 _SEPARATOR_END: Final = re.compile(r".{0,200}[\]|:>)»#/-]\s|.{0,200}[\]|>»:]", re.DOTALL)
-# Words of PyTorch's messages, before which several lines may be wrapped alike.
+# Words of PyTorch's messages that may begin several wrapped lines in a row.
 _MESSAGE_WORDS: Final = (
     "all|allocated|already|and|avoid|been|but|by|bytes|cached|capacity|documentation|for|free|has"
     "|if|in|including|is|large|management|memory|of|please|process|pytorch|release|reserved|see"
@@ -95,10 +95,10 @@ _MAX_PREFIX: Final = 240
 
 
 def plain_lines(raw: str) -> list[str]:
-    r"""Return a physical line as one or several plain ones.
+    r"""Return a physical line as one or more plain lines.
 
-    Escape codes, HTML and control characters go; line breaks that were escaped (``\n`` in JSON
-    or in a ``repr``) or written as ``<br>`` split the line.
+    Escape codes, HTML and control characters are removed; line breaks that were escaped (``\n`` in
+    JSON or in a ``repr``) or written as ``<br>`` split the line.
     """
     if "GPU " in raw:
         # torch 2.3.0 prints the device number as a raw character (#126766)
@@ -120,7 +120,7 @@ def plain_lines(raw: str) -> list[str]:
 
 
 def split_prefix(line: str) -> tuple[str, str]:
-    """Return what a logger, a launcher or a mail program put before a line, and the line."""
+    """Return the prefix that a logger, a launcher or a mail program added, and the bare line."""
     rest, position = line, 0
     for _ in range(12):
         step = _one_prefix(rest)
@@ -134,7 +134,7 @@ def split_prefix(line: str) -> tuple[str, str]:
 
 
 def _one_prefix(rest: str) -> int:
-    """Return the length of the next prefix, 0 where there is none."""
+    """Return the length of the next prefix, or 0 if there is none."""
     blanks = len(rest) - len(rest.lstrip())
     quote = _QUOTE.match(rest)
     if quote and quote.end() > 0:
@@ -147,10 +147,10 @@ def _one_prefix(rest: str) -> int:
 
 
 def shared_prefix(previous: str, line: str) -> int:
-    """Return the length of an unknown prefix that two neighbouring lines share.
+    """Return the length of an unknown prefix that two neighboring lines share.
 
-    Figures may differ (clocks, counters). It ends before the first word of a message, and at a
-    separator; so equal messages are never eaten.
+    Its digits may differ (clocks, counters). The prefix ends at a separator and before the first
+    word of a message, so two equal messages are never taken for a prefix.
     """
     a, b = previous[:_MAX_PREFIX], line[:_MAX_PREFIX]
     if len(a) < 4 or a[:1] != b[:1]:
@@ -165,9 +165,9 @@ def shared_prefix(previous: str, line: str) -> int:
 
 
 def logger_name(line: str) -> str:
-    """Return the first word and its blank, where it could be the name of a logger; "" otherwise.
+    """Return the first word and its blank if it could be a logger's name, or "" otherwise.
 
-    Only the lines around it show whether it is one, see ``inputs.log_streams``.
+    Only the surrounding lines show whether it is one; see ``inputs.log_streams``.
     """
     name = _LOGGER_NAME.match(line[:_MAX_PREFIX])
     return "" if name is None or _KEYWORD.match(name.group()) else name.group()
@@ -191,7 +191,7 @@ ACTOR: Final = re.compile(
 
 
 def rank_in(prefix: str) -> int | None:
-    """Return the rank that a prefix names; a local rank does not count."""
+    """Return the rank named in a prefix, or None; a local rank does not count."""
     for pattern in RANK_PATTERNS:
         match = pattern.search(prefix)
         if match:

@@ -1,11 +1,12 @@
-"""A log as streams of plain text: one stream a rank, searchable whatever the line breaks.
+"""Split a log into streams of plain text, one per rank, searchable across line breaks.
 
-A message is pasted in every shape: wrapped at any column, quoted, coloured, one prefix on each
-line, ranks in between each other. So matching happens on *squeezed* text: prefixes and all
-white space removed, ASCII lower case, lines of one rank joined. Offsets lead back to lines.
+Messages are pasted in every shape: wrapped at any column, quoted, colored, with a prefix on each
+line, with the lines of several ranks interleaved. So matching works on *squeezed* text: without
+prefixes and white space, in ASCII lower case, with the lines of one rank joined. Offsets lead back
+to lines.
 
-Time grows with the size of the text: short texts are squeezed whole; in longer ones a search
-for a few literals picks the lines around which to look.
+The time is linear in the size of the text: short texts are squeezed whole; in longer ones, a
+search for a few literals picks the lines around which to look.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from fragdoctor.inputs.log_cleaning import (
     split_prefix,
 )
 
-_WHOLE: Final = 256 * 1024  # a pasted text up to this size is looked at whole
+_WHOLE: Final = 256 * 1024  # a pasted text up to this size is searched whole
 _CHUNK: Final = 256 * 1024
-_PIECE: Final = 4096  # longer lines are cut here, so that offsets are found quickly
+_PIECE: Final = 4096  # longer lines are cut into pieces of this size to find offsets quickly
 _BEFORE: Final = 12
 _AFTER: Final = 40
 _OVERLAP: Final = 80
@@ -38,7 +39,7 @@ _WINDOW_LINES: Final = 2000
 _WINDOW_CHARS: Final = 1024 * 1024
 _LOWER: Final = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 
-# One of these is in every message of the table of wordings, also where it is wrapped once.
+# Every message in the table of wordings contains one of these, even if it is wrapped once.
 NEEDLES: Final = (
     "out of memory", "outofmemory", "out_of_memory", "outofdevicememory", "ofhostmemory", "oom",
     "tried to alloc", "trying to alloc", "already alloc", "reserved in total", "total capac",
@@ -64,7 +65,7 @@ NEEDLES: Final = (
     "segmentation fault", "memory pool", "shared gpu memory", "fallback pol",
 )  # fmt: skip
 
-# Each stands in many needles: text that lacks it need not be searched for any of those.
+# Each stem occurs in many needles: a text without the stem need not be searched for those needles.
 _STEMS: Final = ("memory", "error", "alloc", "resource", "fail", "137", "sig", "kill", "_status_")
 _NEEDLES_OF: Final = {
     stem: tuple(n for n in NEEDLES if next((s for s in _STEMS if s in n), "") == stem)
@@ -73,7 +74,7 @@ _NEEDLES_OF: Final = {
 
 
 class RawLine(NamedTuple):
-    """A line as it stands in the input, or a piece of a long one."""
+    """An unchanged line of the input, or a piece of a long line."""
 
     ordinal: int
     number: int
@@ -81,7 +82,7 @@ class RawLine(NamedTuple):
 
 
 class LogLine(Struct, frozen=True):
-    """A plain line: ``number`` in the input, what stood before it, and its text."""
+    """A plain line: its ``number`` in the input, its prefix, and its text."""
 
     ordinal: int
     number: int
@@ -113,7 +114,7 @@ class LogStream:
         return max(0, bisect_right(self._starts, position) - 1)
 
     def _unsqueezed(self, index: int, n: int) -> int:
-        """Return the offset in a line of its n-th character that is not white space."""
+        """Return the offset of a line's n-th character that is not white space."""
         text = self._lines[index].text
         if n == 0:
             return len(text) - len(text.lstrip())
@@ -136,7 +137,7 @@ class LogStream:
         return self._lines[self._index(position)].number
 
     def ordinal_at(self, position: int) -> int:
-        """Return the running number of the raw line that holds a position."""
+        """Return the ordinal of the raw line that holds a position."""
         return self._lines[self._index(position)].ordinal
 
     def rank_at(self, position: int) -> int | None:
@@ -147,25 +148,25 @@ class LogStream:
         return rank_in(line.prefix + " " + line.text[max(0, offset - 200) : offset])
 
     def line_text(self, position: int) -> str:
-        """Return the line that holds a position, white space folded, at most 500 characters."""
+        """Return the line that holds a position, with folded white space, up to 500 characters."""
         return " ".join(self._lines[self._index(position)].text[:2000].split())[:500]
 
     def before(self, position: int, length: int = 60) -> str:
-        """Return the squeezed text before a position, not past the start of its line."""
+        """Return the squeezed text before a position, back to the start of its line at most."""
         start = self._starts[self._index(position)]
         return self.squeezed[max(start, position - length) : position]
 
     def after(self, position: int, length: int = 60) -> str:
-        """Return the squeezed text after a position, not past the end of its line."""
+        """Return the squeezed text after a position, up to the end of its line at most."""
         index = self._index(max(0, position - 1))
         return self.squeezed[position : min(self._end(index), position + length)]
 
     def ends_at(self, position: int) -> bool:
-        """Return whether a line ends at a position, but for what marks a cut or closes a quote."""
+        """Return whether a line ends at a position, or goes on with punctuation only."""
         return not self.after(position, 1).isalnum()
 
     def intro(self, position: int, limit: int = 300) -> str:
-        """Return what its line prints before a position, white space folded: both ends of it."""
+        """Return the text before a position on its line, white space folded, middle cut if long."""
         index = self._index(position)
         line = self._lines[index]
         before = line.text[: self._unsqueezed(index, position - self._starts[index])]
@@ -176,7 +177,7 @@ class LogStream:
         return " ".join(f"{text[: limit - half - 5]} ... {text[-half:]}".split())
 
     def text(self, start: int, end: int, limit: int = 2000) -> str:
-        """Return the text between two positions as printed, white space folded."""
+        """Return the text between two positions as printed, with white space folded."""
         pieces: list[str] = []
         size = 0
         for index in range(self._index(start), self._index(max(start, end - 1)) + 1):
@@ -191,10 +192,10 @@ class LogStream:
 
 
 class Window(Struct, frozen=True):
-    """Neighbouring raw lines, in which messages are looked for.
+    """Neighboring raw lines to search for messages.
 
     Attributes:
-        lines: the lines; a long one comes in pieces with the same number.
+        lines: the lines; a long line comes in pieces that have the same number.
         report_before: messages that start at or after this ordinal belong to the next window.
     """
 
@@ -202,13 +203,13 @@ class Window(Struct, frozen=True):
     report_before: int | None = None
 
     def streams(self) -> list[LogStream]:
-        """Return the window's streams; a line without a source belongs to the last one named."""
+        """Return the window's streams; a line without a source belongs to the last named source."""
         grouped: dict[object, list[LogLine]] = {}
         key: object = None
         for line in _without_shared_prefixes(self._plain()):
             source = _source(line.prefix)
             if key is None and source is not None and None in grouped:
-                grouped[source] = grouped.pop(None)  # what stands above the first source
+                grouped[source] = grouped.pop(None)  # the lines above the first named source
             key = source if source is not None else key
             grouped.setdefault(key, []).append(line)
         return [LogStream(lines) for lines in grouped.values()]
@@ -217,7 +218,7 @@ class Window(Struct, frozen=True):
         last_number = 0
         for ordinal, number, raw in self.lines:
             for i, plain in enumerate(plain_lines(raw)):
-                if number == last_number and i == 0:  # the next piece of a long line
+                if number == last_number and i == 0:  # the next piece of the same long line
                     yield LogLine(ordinal, number, "", plain)
                 else:
                     yield LogLine(ordinal, number, *split_prefix(plain))
@@ -225,7 +226,7 @@ class Window(Struct, frozen=True):
 
 
 def _without_shared_prefixes(lines: Iterable[LogLine]) -> Iterator[LogLine]:
-    """Yield lines less an unknown prefix that each shares with the line before or after it."""
+    """Yield lines without any unknown prefix that they share with the line before or after."""
     filled = [line for line in lines if line.text]
     previous = ""
     for i, line in enumerate(filled):
@@ -239,10 +240,10 @@ def _without_shared_prefixes(lines: Iterable[LogLine]) -> Iterator[LogLine]:
 
 
 def _logger_name(lines: Sequence[LogLine], i: int) -> int:
-    """Return the length of a logger's name before a line, 0 where there is none.
+    """Return the length of a logger's name at the start of a line, or 0 if there is none.
 
-    After a known prefix (a clock, a level) a single word counts if three neighbours in a row have
-    it: two lines of a wrapped message begin alike now and then.
+    After a known prefix (a clock, a level), a single word counts if three lines in a row begin with
+    it: two lines of a wrapped message sometimes begin alike.
     """
     name = logger_name(lines[i].text)
     if not name:
@@ -253,7 +254,7 @@ def _logger_name(lines: Sequence[LogLine], i: int) -> int:
 
 
 def _source(prefix: str) -> object:
-    """Return what tells apart the writers of interleaved lines: a rank, a worker, a container."""
+    """Return what identifies the writer of an interleaved line: a rank, a worker, a container."""
     if not prefix:
         return None
     rank = rank_in(prefix)
@@ -275,7 +276,7 @@ def has_needle(text: str) -> bool:
 
 
 def windows(text: str) -> Iterator[Window]:
-    """Yield the parts of a text that are worth a close look, in order."""
+    """Yield the parts of a text that are worth searching closely, in order."""
     context: deque[RawLine] = deque(maxlen=_BEFORE)
     current: list[RawLine] = []
     quiet = size = 0
@@ -309,14 +310,14 @@ def windows(text: str) -> Iterator[Window]:
 
 
 class _Chunk(NamedTuple):
-    """A piece of a text: its first line has this ordinal and number."""
+    """A piece of a text, with the ordinal and number of its first line."""
 
     ordinal: int
     number: int
     text: str
 
     def lines(self) -> list[RawLine]:
-        """Return its lines, long ones in pieces; one that goes on in the next chunk ends early."""
+        """Return the chunk's lines, long ones in pieces; the last is cut off at the chunk's end."""
         found: list[RawLine] = []
         ordinal = self.ordinal
         for number, line in enumerate(self.text.split("\n"), self.number):
@@ -328,7 +329,7 @@ class _Chunk(NamedTuple):
         return found
 
     def tail(self, n_lines: int) -> _Chunk:
-        """Return the last lines as a chunk of their own."""
+        """Return the last lines as a separate chunk."""
         start = len(self.text)
         for _ in range(n_lines + 1):
             start = max(0, self.text.rfind("\n", 0, start))
@@ -336,13 +337,13 @@ class _Chunk(NamedTuple):
             return self
         start += 1
         n_before = self.text.count("\n", 0, start)
-        # Ordinals only have to rise: those of the lines before are not counted out.
+        # Ordinals only have to increase, so those of the lines before are estimated from above.
         ordinal = self.ordinal + n_before + start // _PIECE
         return _Chunk(ordinal, self.number + n_before, self.text[start:])
 
 
 def _chunks(text: str) -> Iterator[_Chunk]:
-    """Yield pieces of a text that end at a line's end where lines are not too long."""
+    """Yield pieces of a text that end at the end of a line, unless that line is too long."""
     position, number, ordinal = 0, 1, 0
     while position < len(text):
         end = text.find("\n", position + _CHUNK)

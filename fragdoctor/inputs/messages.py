@@ -1,6 +1,6 @@
-"""Out-of-memory messages of a text or a whole log as numbers, and what surrounds them.
+"""Read the out-of-memory messages of a text or a whole log as numbers, with their surroundings.
 
-The table of all wordings stands here; where several match, the hit of the first counts.
+The table of all wordings is here; if several match the same words, the first one's hit counts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from fragdoctor.model.case import (
 )
 from fragdoctor.model.frameworks import frameworks_in
 
-# Earlier families win where two match the same words.
+# If two families match the same words, the earlier one wins.
 WORDINGS: Final[tuple[Wording, ...]] = (
     *MPS,
     *CUDA_ASYNC,
@@ -61,16 +61,16 @@ WORDINGS: Final[tuple[Wording, ...]] = (
     *DRIVERS,
     *NOT_DEVICE_MEMORY,
 )
-_GROUP_GAP: Final = 900  # squeezed characters between the parts of one report, at most
+_GROUP_GAP: Final = 900  # the most squeezed characters between two parts of one report
 
 
 def variants() -> tuple[str, ...]:
-    """Return the names of all wordings that stand in the table, sorted."""
+    """Return the names of all wordings in the table, sorted."""
     return tuple(sorted({w.variant for w in WORDINGS} | set(VARIANTS)))
 
 
 def hits_of(stream: LogStream) -> Iterator[Hit]:
-    """Yield the hits of a stream in order; where they overlap, the one of the first family."""
+    """Yield the hits of a stream in order; of overlapping hits, only the first family's."""
     ranked: list[tuple[int, int, Hit]] = [(-1, hit.start, hit) for hit in hits(stream)]
     for priority, wording in enumerate(WORDINGS):
         ranked.extend((priority, hit.start, hit) for hit in wording.hits(stream))
@@ -82,7 +82,7 @@ def _without_overlaps(ranked: Iterable[tuple[int, int, Hit]]) -> list[Hit]:
     kept: list[tuple[int, Hit]] = []
     for priority, _start, hit in sorted(ranked, key=lambda item: (item[1], item[0])):
         if kept and hit.start < kept[-1][1].end:
-            # MPS and cudaMallocAsync also say "Tried to allocate": the specific family wins
+            # MPS and cudaMallocAsync also say "Tried to allocate": the more specific family wins
             if kept[-1][0] == -1 and priority >= 0 and hit.start <= kept[-1][1].start:
                 kept[-1] = (priority, hit)
             continue
@@ -91,7 +91,7 @@ def _without_overlaps(ranked: Iterable[tuple[int, int, Hit]]) -> list[Hit]:
 
 
 def _grouped(hits: Iterable[Hit]) -> Iterator[Hit]:
-    """Yield hits, parts of one report merged into its first."""
+    """Yield hits, with the parts of one report merged into its first hit."""
     last: Hit | None = None
     for hit in hits:
         if last and hit.group and hit.group == last.group and hit.start - last.end < _GROUP_GAP:
@@ -111,7 +111,7 @@ _FILLABLE: Final = (
 
 
 _TELL_WHY: Final = frozenset({"kernel", "slurm", "evicted"})
-"""Words on a kill that say why; "Killed" of a shell and an exit code do not."""
+"""Variants of kill messages that give the reason; a shell's "Killed" and an exit code do not."""
 
 
 def _filled(first: OomMessage, second: OomMessage) -> OomMessage:
@@ -129,10 +129,10 @@ __all__ = ["find_messages", "parse_oom", "variants"]
 
 
 def parse_oom(text: str) -> OomMessage | None:
-    """Return the first message of a text; None where it holds nothing that we know.
+    """Return the first message in a text, or None if the text holds nothing known.
 
-    A text that only looks like a lack of memory (device assert, illegal access, a training log)
-    gives a message of kind ``negative``.
+    For a text that only looks like a lack of memory (device assert, illegal access, a training
+    log), the message's kind is ``negative``.
     """
     log = find_messages(text)
     return log.messages[0] if log.messages else None
@@ -141,17 +141,17 @@ def parse_oom(text: str) -> OomMessage | None:
 def find_messages(text: str) -> OomLog:
     """Return all messages of a text or log in the order of the text, and the markers.
 
-    A message that is printed twice, as by a traceback and again by a summary, is listed twice,
-    each with its line. Lines that are parts of one report are one message: llama.cpp's two lines
-    for one buffer, NCCL's warning and the exception's ``Last error``, the kernel's lines for one
-    kill. Where no message is found but a failure of another kind is, one message of kind
-    ``negative`` says which.
+    A message that is printed twice, such as by a traceback and again by a summary, is listed twice,
+    each time with its line. Lines that are parts of one report are one message: llama.cpp's two
+    lines for one buffer, NCCL's warning and the exception's ``Last error``, the kernel's lines for
+    one kill. If only a failure of another kind is found, one message of kind ``negative`` says
+    which.
 
     ``primary`` is the first cause: the earliest failure of device memory that printed figures;
     else the earliest without figures; else the earliest failure of the host's memory; else the
-    earliest warning; else the first message. A message without a rank gets that of the process
-    whose end the launcher reports below it.
-    Time-outs, asserts and kills that follow an out-of-memory error are its consequences.
+    earliest warning; else the first message. A message without a rank gets the rank of the process
+    whose end the launcher reports below the message.
+    Timeouts, asserts and kills that follow an out-of-memory error are its consequences.
     """
     found = _Found()
     for window in windows(text):
@@ -208,7 +208,7 @@ def find_messages(text: str) -> OomLog:
 
 
 def _with_table(messages: list[OomMessage], text: str) -> list[OomMessage]:
-    """Give the driver's error, which has no figures, those of a full GPU in a table beside it."""
+    """Add a full GPU's figures, from a table in the text, to driver errors without figures."""
     is_bare = {m.kind == "driver-no-figures" and not m.sub_kind for m in messages}
     table = fullest_gpu(text) if is_bare == {True} else None
     if table is None or not table.total_bytes or not table.process_bytes:
@@ -228,17 +228,17 @@ def _with_table(messages: list[OomMessage], text: str) -> list[OomMessage]:
 
 
 class _Found(Struct):
-    """What the windows of a text have given so far."""
+    """What the windows of a text have yielded so far."""
 
     messages: list[OomMessage] = field(default_factory=list)
     markers: list[LogMarker] = field(default_factory=list)
     negative: list[OomMessage] = field(default_factory=list)
     warnings: list[OomMessage] = field(default_factory=list)
-    consumed: int = -1  # last raw line that a message reaches
+    consumed: int = -1  # ordinal of the last raw line that a message covers
     ends: list[_RankEnd] = field(default_factory=list)
 
     def add(self, hit: Hit, last: int) -> None:
-        """Sort one hit in."""
+        """Add one hit to the list where it belongs."""
         message = hit.message
         if message.variant in _FAILS_AFTER_ASSERT and any(
             m.kind in ("device-assert", "index-error") for m in self.markers
@@ -249,7 +249,7 @@ class _Found(Struct):
             m.is_device_oom and not m.is_warning for m in self.messages
         )
         if message.sub_kind == "size-bug" and any(m.sub_kind in _GARBLE for m in self.negative):
-            return  # a size that was never received, or read from memory that broke
+            return  # the size was never received, or was read from corrupt memory
         if not hit.is_marker and not is_consequence:
             self.consumed = max(self.consumed, last)
             self.messages.append(message)
@@ -262,9 +262,9 @@ class _Found(Struct):
             self.negative.append(replace(message, rank=None))
 
     def name_ranks(self) -> None:
-        """Give messages without a rank that of the process which the log says to have ended."""
+        """Give messages without a rank the rank of the process whose end the log reports."""
         if any(m.rank is not None for m in self.messages):
-            return  # ranks stand before the lines here; a line without one has its reasons
+            return  # this log prefixes its lines with ranks; a line without one has its reasons
         ends = sorted(self.ends, key=lambda e: e.line)
         end_lines = [e.line for e in ends]
         lines = sorted(m.line for m in self.messages)
@@ -290,10 +290,11 @@ class _Found(Struct):
 
 
 def _without_echoes(messages: list[OomMessage]) -> list[OomMessage]:
-    """Return messages less those that another one says better.
+    """Return messages without those that another message states better.
 
-    People quote "tried to allocate 8 GiB", which without a head is nobody's in particular, and a
-    heading "CUDA error: out of memory", where the traceback below shows that it was the host's.
+    People quote "tried to allocate 8 GiB", which without its beginning could be any library's, or
+    give the heading "CUDA error: out of memory" although the traceback below shows that it was host
+    memory.
     """
     told = {m.requested_bytes for m in messages if m.kind != ALLOCATOR}
     on_host = {m.variant for m in messages if m.kind == HOST}
@@ -312,7 +313,7 @@ def _without_echoes(messages: list[OomMessage]) -> list[OomMessage]:
 _END_LINES: Final = 400
 _SUMMARY: Final = re.compile(r"\brank\s{0,20}:\s{0,4}(\d{1,6})\s\(local_rank:\s{0,4}(\d{1,6})\)")
 _NAMES_RANK: Final = re.compile(r"rank|process name:|srun: error", re.IGNORECASE)
-# Slurm's tasks and the processes of MPI are the ranks.
+# Slurm's task numbers and MPI's process numbers are ranks.
 _LAUNCHER: Final = re.compile(
     r"srun: error: [\w.-]{1,100}: task (\d{1,6}): "
     r"|Process name: (?:\[\[\d{1,9},\d{1,9}\],)?(\d{1,6})\b"
@@ -328,7 +329,7 @@ _OF_PEERS: Final = re.compile(
 
 
 class _RankEnd(Struct, frozen=True):
-    """A line that says of a rank that its process failed or ended."""
+    """A line that says that a rank's process failed or ended."""
 
     line: int
     rank: int
@@ -337,7 +338,7 @@ class _RankEnd(Struct, frozen=True):
 
 
 def _ends_told(window: Window) -> Iterator[_RankEnd]:
-    """Yield what the lines of a window say about the ends of ranks."""
+    """Yield the ends of ranks that the lines of a window report."""
     is_root = False
     for line in window.lines:
         if "first observed failure" in line.raw:
@@ -354,23 +355,23 @@ def _ends_told(window: Window) -> Iterator[_RankEnd]:
                     yield _RankEnd(line.number, rank)
 
 
-# Peers die after a failure of one rank; by itself such a line means the host's OOM killer.
+# Peers die after one rank fails; such a line on its own means the host's OOM killer.
 _CONSEQUENCES: Final = frozenset({"exit-code", "sigkill", "killed"})
 
 
 _FAILS_AFTER_ASSERT: Final = frozenset(
     {"cublas", "cublas-init", "cudnn", "cudnn-init", "cudnn-no-engine", "cudnn-internal"}
 )
-"""Errors without figures of libraries: an assertion on the device breaks the context, after which
-every call of theirs fails, whatever it says (CUDA's programming guide, Assertion). On the CPU the
-same index is an IndexError, which people add who have looked."""
+"""Library errors without figures. A device-side assertion breaks the context, after which every
+library call fails, whatever its error says (CUDA's programming guide, Assertion). On the CPU the
+same bad index raises an IndexError, which people who have looked for the cause quote as well."""
 
 _GARBLE: Final = frozenset({"collective-timeout", "nccl-error", "illegal-access"})
-"""Failures after which sizes that a program goes on with are garbage."""
+"""Failures after which the sizes that a program continues with are garbage."""
 
 
 def _look_alike(text: str) -> list[OomMessage]:
-    """Return a message of kind ``negative`` for a text about devices without any failure."""
+    """Return a message of kind ``negative`` for a text about devices that reports no failure."""
     head = text[:_LOOK_ALIKE_CHARS].lower()
     for words, backend in _TOPICS:
         if any(word in head for word in words):
@@ -428,7 +429,7 @@ _MARKERS: Final = (
     ("killed", r"failed\(exitcode:-?\d{1,4}\)"),
     ("killed", r"dataloaderworker\S{0,80}exitedun"),
     ("killed", r"signal15\(sigterm\)"),
-    # not of a router's span: batch{batch_size=1}
+    # but not in a router's span: batch{batch_size=1}
     *(
         (BATCH_OF_ONE, rf"(?<!eval_)(?<!val_)(?<!test_)(?<!\{{){name}" + _ONE)
         for name in (r"batch[-_]?size", "samples_per_gpu", "ims_per_batch")
@@ -440,13 +441,13 @@ _MARKERS: Final = (
     ),
     (CHECKPOINTING, r"--gradient[_-]checkpointing(?![=,'\"]{0,3}(?:false|no|0))"),
     (CHECKPOINTING, r"gradient_checkpointing['\"]?[=:]['\"]?true"),
-    # transformers, modeling_utils.py and models: what it says where both are on
+    # transformers, modeling_utils.py and models: printed if the cache and checkpointing are both on
     (CHECKPOINTING, r"incompatiblewithgradientcheckpointing"),
 )
 
 
 def markers_of(stream: LogStream, report_before: int | None) -> Iterator[LogMarker]:
-    """Yield the markers of a stream that belong to its window."""
+    """Yield the markers in a stream, except for those that belong to the next window."""
     for kind, pattern in _MARKERS:
         line = 0
         for match in matches(pattern, stream.squeezed):

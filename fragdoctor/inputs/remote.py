@@ -1,7 +1,7 @@
-"""URLs: opened as byte streams and listed through fsspec, which is loaded when one is met.
+"""Open URLs as byte streams and list them through fsspec, which is loaded on first use.
 
-Nothing here looks for URLs: only a name that the user gave leads to the network. Web servers are
-read in one request from start to end; object stores in large blocks.
+Nothing here searches for URLs: only a name given by the user leads to the network. A file on a web
+server is read from start to end in one request, a file in an object store in large blocks.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, BinaryIO, Final, cast
 from fragdoctor.errors import ConfigError, InputError, TruncatedSnapshot
 from fragdoctor.units import MIB
 
-# Scheme -> what to install where its file system cannot be loaded. Others, such as reference://
-# and zip://, do more with what they read than hand out its bytes, and are refused.
+# Scheme -> what to install if its file system cannot be loaded. Other schemes, such as reference://
+# and zip://, do more with a file than hand out its bytes, and are refused.
 SCHEMES: Final = {
     "http": "aiohttp",
     "https": "aiohttp",
@@ -40,7 +40,7 @@ SCHEMES: Final = {
 _WEB: Final = ("http", "https")
 _BLOCK_BYTES: Final = 8 * MIB
 _CONNECT_S: Final = 15
-_SILENCE_S: Final = 60  # without one byte; a large file may take hours
+_SILENCE_S: Final = 60  # longest wait for the next byte; a large file may take hours in total
 _SECRET: Final = re.compile(
     r"((?:X-Amz|X-Goog)-(?:Signature|Credential|Security-Token)|Signature|AWSAccessKeyId"
     r"|GoogleAccessId|sig|token|access_token|api_key|key)=[^&#]+",
@@ -57,12 +57,12 @@ def is_remote(name: str) -> bool:
 
 
 def scheme_of(name: str) -> str:
-    """Return the scheme of a URL, in small letters."""
+    """Return the scheme of a URL, in lower case."""
     return name.partition("://")[0].lower()
 
 
 def without_secrets(name: str) -> str:
-    """Return a URL as it may be shown: without login, signature and token."""
+    """Return a URL that is safe to show, without login, signature and token."""
     if not is_remote(name):
         return name
     address, mark, query = _LOGIN.sub(r"\1", name).partition("?")
@@ -70,7 +70,7 @@ def without_secrets(name: str) -> str:
 
 
 def has_pattern(url: str) -> bool:
-    """Return whether a URL is a pattern; the question mark of the web starts a query instead."""
+    """Return whether a URL is a pattern; in a web URL a question mark starts the query instead."""
     place = url.partition("?")[0] if scheme_of(url) in _WEB else url
     return any(c in place for c in ("*[" if scheme_of(url) in _WEB else "*?["))
 
@@ -79,12 +79,12 @@ def open_remote(url: str) -> BinaryIO:
     """Open a URL for reading from start to end.
 
     Raises:
-        InputError: it is not there, may not be read, or cannot be reached.
-        ConfigError: fsspec, or what it needs for this scheme, is not installed.
+        InputError: the file does not exist, may not be read, or cannot be reached.
+        ConfigError: fsspec, or a package that it needs for this scheme, is not installed.
     """
     scheme = scheme_of(url)
     with _sentences(url):
-        if scheme in _WEB:  # one request; a size spares the request that asks for it
+        if scheme in _WEB:  # giving a size saves the extra request that asks for it
             raw = _file_system(url).open(url, "rb", block_size=0, size=1)
         else:
             raw = _file_system(url).open(url, "rb", block_size=_BLOCK_BYTES)
@@ -92,13 +92,13 @@ def open_remote(url: str) -> BinaryIO:
 
 
 def list_remote(url: str, *, most: int) -> list[str]:
-    """Return the files that a pattern or a folder leads to, sorted; [] where it leads nowhere.
+    """Return the files that match a pattern or lie in a folder, sorted; [] if there are none.
 
-    Below a folder of a web server only its own page of links is looked at.
+    For a folder on a web server, only the folder's own page of links is read.
 
     Raises:
-        InputError: the listing cannot be had.
-        ConfigError: it holds more than ``most`` files, or something is not installed.
+        InputError: the listing is not available.
+        ConfigError: the listing has more than ``most`` files, or a package is not installed.
     """
     with _sentences(url):
         system = _file_system(url)
@@ -117,10 +117,10 @@ def list_remote(url: str, *, most: int) -> list[str]:
 
 
 def is_remote_folder(url: str) -> bool:
-    """Return whether a URL is a folder, by its last character or by asking a store (not the web).
+    """Return whether a URL is a folder, by a slash at its end or by asking an object store.
 
     Raises:
-        InputError: the store cannot be asked.
+        InputError: the store cannot be reached.
     """
     if url.endswith("/"):
         return True
@@ -156,7 +156,7 @@ def _file_system(url: str) -> Any:
 
 
 class _RemoteFile(io.RawIOBase):
-    """A file of fsspec whose errors are sentences."""
+    """A file opened by fsspec, with errors turned into sentences for the user."""
 
     def __init__(self, raw: Any, url: str) -> None:
         self._raw = raw
@@ -189,14 +189,14 @@ class _RemoteFile(io.RawIOBase):
 
 @contextmanager
 def _sentences(url: str) -> Iterator[None]:
-    """Turn what fsspec and the libraries below it raise into one sentence."""
+    """Turn errors of fsspec and the libraries below it into one sentence."""
     try:
         yield
     except (InputError, ConfigError, MemoryError):
         raise
     except ImportError as e:
         raise _missing(url, e) from e
-    except Exception as e:  # a dozen libraries, each with errors of its own
+    except Exception as e:  # a dozen libraries, each with its own errors
         raise _explained(url, e) from e
 
 
@@ -209,7 +209,7 @@ def _missing(url: str, error: ImportError) -> InputError:
 
 
 def _explained(url: str, error: Exception) -> InputError:
-    """Return the sentence for an error, by the names of its classes, which may not be loaded."""
+    """Return the sentence for an error by its class names, since the classes may not be loaded."""
     shown = without_secrets(url)
     names = {kind.__name__ for kind in type(error).__mro__}
     status = getattr(error, "status", None)
@@ -253,4 +253,4 @@ _ANSWERS: Final = (
         "Check the URL and the network.",
     ),
 )
-"""What the names of an error's classes, or the status that a server answered, say."""
+"""Class names of errors, and status codes of servers, with the sentence and hint for each."""

@@ -1,4 +1,4 @@
-"""What a line of a log says beside its messages: when, how far, which trial, how much memory."""
+"""Read what a log line says besides messages: time, progress, trial, events, memory figures."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _CLOCK: Final = re.compile(
     r"(?P<H>\d{1,2}):(?P<M>\d\d):(?P<S>\d\d)(?:[.,](?P<f>\d{1,9}))?(?![\d:<])",
     re.ASCII,
 )
-# Yearless days are counted in a leap year, so that the 29th of February is one.
+# Dates without a year are counted in a leap year, so that February 29 is valid.
 _SOME_YEAR: Final = 1972
 
 
 def time_of(line: str) -> tuple[float | None, TimePrecision]:
-    """Return the seconds of the time that a plain line starts with, and how complete it is."""
+    """Return the time at the start of a plain line, in seconds, and how complete it is."""
     head = line[:_HEAD]
     if ":" not in head:
         return None, TimePrecision.NONE
@@ -111,7 +111,7 @@ _DESCRIPTION: Final = re.compile(r"([a-z][\w \[\]/-]{0,30}?)[:\s]{0,3}$")
 
 
 def place_of(plain: str) -> str:
-    """Return where a run is, such as ``epoch 3/10, step 1200``; "" where a line does not say."""
+    """Return a run's progress, such as ``epoch 3/10, step 1200``, or "" if the line has none."""
     lowered = plain.lower()
     parts: list[str] = []
     epoch = _EPOCH.search(lowered)
@@ -165,10 +165,10 @@ _HEADLINE: Final = re.compile(r"^[\s=\-#*>~|\[(]{0,40}$")
 
 
 def trial_of(plain: str) -> tuple[str, SceneKind | None]:
-    """Return the trial that a line names and what it says of it.
+    """Return the trial that a line names, and what the line says about the trial.
 
-    The kind is None for a line that only names it, such as one with a prefix ``[trial 7]``;
-    the name is "" where a line names none.
+    The kind is None if the line only names a trial, such as with a prefix ``[trial 7]``; the name
+    is "" if the line names no trial.
     """
     lowered = plain[:1000].lower()
     for pattern in (_WANDB, _RAY, _TRIAL, _NUMBERED):
@@ -183,7 +183,7 @@ def trial_of(plain: str) -> tuple[str, SceneKind | None]:
         said = _said(lowered, match)
         if pattern is not _NUMBERED:
             return name, said
-        # "run 3" also stands in sentences; a count or a headline makes it a trial
+        # "run 3" also occurs in sentences; only a total or a headline makes it a trial
         is_counted = bool(match.group("total"))
         is_headline = bool(_HEADLINE.match(lowered[: match.start()]))
         if is_counted or (is_headline and said is not None):
@@ -236,8 +236,8 @@ _ERROR: Final = re.compile(r"(?:cuda|hip) error(?::| \(|\s?\d)")
 _NEGATED: Final = re.compile(r"(?:max_restarts|no (?:retry|restart)|without (?:retry|restart))")
 
 
-def happening_of(plain: str) -> tuple[SceneKind | None, int | None]:  # noqa: PLR0911 - one a kind
-    """Return what a line reports and its counter; (None, None) for other lines."""
+def happening_of(plain: str) -> tuple[SceneKind | None, int | None]:  # noqa: PLR0911 - one per kind
+    """Return the event that a line reports and its counter, or (None, None) for other lines."""
     lowered = plain[:1000].lower()
     counted = _COUNTED.search(lowered) or _FLUSHES.search(lowered)
     if counted is not None:
@@ -261,7 +261,7 @@ FIGURE_LITERALS: Final = ("alloc", "reserved", "mem", "mib /", "vram", "max_ma")
 
 _NUMBER: Final = r"(?P<n>\d{1,15}(?:,\d{3}){0,4}(?:\.\d{1,9})?)"
 _UNIT: Final = r"(?P<u>bytes|[kmgt]i?b|[kmgt]|b)"
-# As in: GPU memory allocated: 3.21 GiB; mem_alloc=3.21GB; allocated_gb: 3.21; Memory (MB): 512
+# Examples: GPU memory allocated: 3.21 GiB; mem_alloc=3.21GB; allocated_gb: 3.21; Memory (MB): 512
 _VALUE: Final = re.compile(
     rf"[:=]\s{{0,4}}(?:\d[\d.]{{0,12}}\s?[kmgt]?i?b?\s?->\s?)?{_NUMBER}"
     rf"\s{{0,2}}(?:{_UNIT}(?![\w]))?"
@@ -289,11 +289,11 @@ _WORDS: Final = re.compile(
     r"|before|after|start|end)(?![a-z])"
 )
 _MIN_PLAIN_BYTES: Final = 1 << 20
-"""A number without a unit is taken for bytes from here on; below it could be anything."""
+"""A number without a unit counts as bytes if it is at least this large; below, it is ambiguous."""
 
 
 def figures_of(plain: str) -> Iterator[PrintedFigure]:
-    """Yield what a line prints of memory in use now; peaks, totals and free memory are left out."""
+    """Yield a line's figures of memory currently in use, without peaks, totals and free memory."""
     lowered = plain[:1000].lower()
     if not any(literal in lowered for literal in FIGURE_LITERALS):
         return
@@ -311,7 +311,7 @@ def figures_of(plain: str) -> Iterator[PrintedFigure]:
 
 
 def _labelled(lowered: str) -> Iterator[tuple[re.Match[str], str]]:
-    """Yield numbers with the words that say what they are."""
+    """Yield numbers with the words that label them."""
     if "max_ma" in lowered:
         names = {"ma": "allocated", "ca": "reserved"}
         yield from ((m, names[m.group("label")]) for m in _DEEPSPEED.finditer(lowered))

@@ -1,9 +1,9 @@
 """Pick the lines of a log that belong to its story, without looking at every line.
 
-A few literals pick the lines; of a literal that stands in more lines than its budget, half of the
-budget goes to the first of them and half to lines evenly apart, the same ones for all literals. So
-a log of a gigabyte costs about what the search for the literals costs. Lines right above a failure
-are always looked at: they say how far the run had come.
+A few literals pick the lines. If a literal occurs in more lines than its budget, half of the budget
+goes to the first of these lines and half to evenly spaced lines, the same ones for all literals. So
+reading a log of a gigabyte takes little more than the search for the literals. Lines right above a
+failure are always examined: they say how far the run had come.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fragdoctor.model.story import Scene, SceneKind
 _CHUNK: Final = 512 * 1024
 _MAX_LINE: Final = 2000
 _ABOVE: Final = 3000
-"""Characters above a failure that are looked at whole: its traceback, and the last progress."""
+"""Characters above a failure that are always read: its traceback, and the last progress."""
 
 _NEAR: Final = 10_000
 _MAX_PLACES: Final = 5000
@@ -50,7 +50,7 @@ _BUDGETS: Final = {
     **dict.fromkeys(PROGRESS_LITERALS, _PROGRESS_BUDGET),
 }
 _STEMS: Final = ("batch", "ret", "res", " error")
-"""Where a chunk lacks one of these, no literal that holds it has to be searched for."""
+"""If a chunk lacks one of these stems, the literals that contain the stem are not searched for."""
 
 _STEM_OF: Final = {
     literal: next((stem for stem in _STEMS if stem in literal), "") for literal in _BUDGETS
@@ -76,7 +76,7 @@ _KINDS: Final = {
 
 
 class _Line(Struct, frozen=True):
-    """A stretch of the text between two breaks."""
+    """The text between two line breaks (``_BREAKS``)."""
 
     start: int
     number: int
@@ -84,7 +84,7 @@ class _Line(Struct, frozen=True):
 
 
 class _Places:
-    """Line numbers and line bounds of offsets; asked for in rising order, all in linear time."""
+    """Finds the line at an offset; takes linear time if the offsets come in ascending order."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -92,9 +92,9 @@ class _Places:
         self._number = 1
 
     def line(self, offset: int, after: int) -> _Line:
-        """Return the line around an offset from ``after`` on.
+        """Return the line around an offset, starting no earlier than ``after``.
 
-        Of a long line it is a piece of at most ``_MAX_LINE`` characters to each side.
+        For a long line, return a piece of up to ``_MAX_LINE`` characters on each side.
         """
         low, high = max(after, offset - _MAX_LINE), offset + _MAX_LINE
         start = max(low, *(self._text.rfind(b, low, offset) + 1 for b in _BREAKS))
@@ -108,7 +108,7 @@ class _Places:
 def scan(
     text: str, messages: Sequence[OomMessage], markers: Sequence[LogMarker]
 ) -> tuple[Scene, ...]:
-    """Return what a log reports besides its messages, with the messages in between, by line."""
+    """Return the scenes of a log in the order of lines, its messages among them."""
     known = _known_lines(messages, markers)
     if len(text) > _MAX_LINE * 4 or "\n" in text.strip():
         starts = line_starts(text, sorted(known)[:_MAX_PLACES])
@@ -123,7 +123,7 @@ def scan(
             continue
         line = places.line(offset, end)
         end = line.start + len(line.raw) + 1
-        # Of the line of a file, not of a progress bar.
+        # The first part of a line in the file, not a later state of a progress bar.
         line_start = text.rfind("\n", max(0, line.start - _MAX_LINE), line.start) + 1
         is_first = line.start in (0, line_start)
         scenes.extend(_scenes(line, known.get(line.number, ()) if is_first else ()))
@@ -133,7 +133,7 @@ def scan(
 def _known_lines(
     messages: Sequence[OomMessage], markers: Sequence[LogMarker]
 ) -> dict[int, list[Scene]]:
-    """Return what the table of messages found, by line."""
+    """Return the scenes of the known messages and markers, by line."""
     known: dict[int, list[Scene]] = {}
     for index, message in enumerate(messages):
         kind = _kind(message)
@@ -150,18 +150,18 @@ def _known_lines(
 
 def _kind(message: OomMessage) -> SceneKind | None:
     if message.kind in ("negative", "shared-memory"):
-        return None  # its marker says it
+        return None  # its marker becomes the scene
     if message.is_warning:
         return SceneKind.WARNING
     return SceneKind.OOM if message.is_device_oom else SceneKind.HOST_MEMORY
 
 
 def line_starts(text: str, numbers: Sequence[int]) -> dict[int, int]:
-    """Return the offset of each of some line numbers (ascending)."""
+    """Return the offsets of these lines, by line number; ``numbers`` are ascending."""
     found: dict[int, int] = {}
     position, number = 0, 1
     for wanted in numbers:
-        while wanted - number > _NEAR:  # count by chunks; line by line is for what is near
+        while wanted - number > _NEAR:  # count in chunks until near, then line by line
             end = min(len(text), position + _CHUNK)
             n_breaks = text.count("\n", position, end)
             if number + n_breaks >= wanted or end == len(text):
@@ -178,7 +178,7 @@ def line_starts(text: str, numbers: Sequence[int]) -> dict[int, int]:
 
 
 def _offsets_above(text: str, starts: Iterable[int]) -> Iterator[int]:
-    """Yield the lines right above failures."""
+    """Yield the offsets of the lines right above failures."""
     for n, start in enumerate(starts):
         if n >= _MAX_PLACES // 10:
             return
@@ -190,15 +190,15 @@ def _offsets_above(text: str, starts: Iterable[int]) -> Iterator[int]:
 
 
 def _hits(text: str) -> Iterator[int]:
-    """Yield offsets where a literal stands, thinned to the budget of each."""
-    # Gaps are multiples of the smallest, so that literals of one line pick the same lines.
+    """Yield the offsets of the literals, thinned to each literal's budget."""
+    # Gaps are multiples of the smallest gap, so that all literals pick the same lines.
     most = max(_BUDGETS.values())
     grid = 2 * len(text) // most + 1
     gaps = {literal: grid * -(-most // budget) for literal, budget in _BUDGETS.items()}
     n_left = {literal: budget // 2 for literal, budget in _BUDGETS.items()}
     next_at = dict.fromkeys(_BUDGETS, 0)
     for base in range(0, len(text), _CHUNK):
-        # the one letter with a longer lower case would move all offsets after it
+        # this is the only letter whose lower case is longer; it would shift all later offsets
         chunk = text[base : base + _CHUNK + 32].replace("\u0130", "i").lower()
         has = {stem: stem in chunk for stem in ("", *_STEMS)}
         for literal, gap in gaps.items():
@@ -210,20 +210,20 @@ def _hits(text: str) -> Iterator[int]:
                     break
                 yield base + at
                 n_left[literal] -= 1
-                # Rare lines are all looked at; only what outgrows its budget is thinned.
+                # All rare lines are examined; only a literal that exceeds its budget is thinned.
                 at += len(literal) if n_left[literal] > 0 else gap - (base + at) % gap
                 next_at[literal] = base + at
 
 
 def _from(chunk: str, at: int, n_left: int) -> int:
-    """Return where to search on: in a thinned search from the start of a line, for all alike."""
+    """Return where to continue searching: when thinned, at a line's start for all literals."""
     if n_left > 0 or not at:
         return at
     return max(at, chunk.find("\n", at, at + _MAX_LINE))
 
 
 def _scenes(line: _Line, known: Sequence[Scene]) -> Iterator[Scene]:
-    """Yield what one line reports."""
+    """Yield the scenes of one line."""
     parts = [part for part in plain_lines(line.raw) if part.strip()]
     if not parts:
         return

@@ -1,8 +1,8 @@
-"""What a server said at start about its memory: vLLM's and SGLang's lines as shares of the card.
+"""Read the start-up lines of vLLM and SGLang about their memory as shares of the card.
 
-The lines are of vLLM 0.4 to 0.25 (worker/worker.py, v1/worker/gpu_worker.py, gpu_model_runner.py,
-v1/core/kv_cache_utils.py) and of SGLang 0.4 (srt/model_executor/model_runner.py and
-srt/mem_cache/memory_pool.py). Of ranks that print the same, the largest figure counts.
+The lines are those of vLLM 0.4 to 0.25 (worker/worker.py, v1/worker/gpu_worker.py,
+gpu_model_runner.py, v1/core/kv_cache_utils.py) and SGLang 0.4 (srt/model_executor/model_runner.py
+and srt/mem_cache/memory_pool.py). If several ranks print the same line, the largest figure counts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fragdoctor.inputs.wordings.wording import printed_bytes
 from fragdoctor.model.case import ServerShare
 
 MAX_CHARS: Final = 8 * 1024 * 1024
-"""A server prints its budget once, before it serves."""
+"""Characters to search: a server prints its budget once, before it starts serving."""
 
 _SIZE: Final = r"(\d{1,9}(?:\.\d{1,9})?)\s?([GM]i?B)"
 _LINES: Final = tuple(
@@ -51,7 +51,7 @@ _ORDER: Final = tuple(dict.fromkeys(share for share, _ in _LINES))
 
 
 def server_budget(text: str) -> tuple[ServerShare, ...]:
-    """Return what a server's start-up lines say, in the order of a budget; empty without any."""
+    """Return the shares in a server's start-up lines, in the order of a budget; may be empty."""
     head = text[:MAX_CHARS]
     largest: dict[str, int] = {}
     for share, pattern in _LINES:
@@ -62,6 +62,6 @@ def server_budget(text: str) -> tuple[ServerShare, ...]:
 
 
 def utilization(text: str) -> float | None:
-    """Return the share of the card that vLLM was told to use, as its command or log has it."""
+    """Return the share of the card that vLLM was told to use, from its command line or log."""
     found = _UTILIZATION.search(text[:MAX_CHARS])
     return None if found is None or not float(found[1]) else float(found[1])

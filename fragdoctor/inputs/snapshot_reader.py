@@ -1,10 +1,10 @@
-"""Reads memory snapshots: pickle, JSON, or an HTML page that holds one; plain or compressed.
+"""Read memory snapshots: a pickle, JSON, or an HTML page that holds one; plain or compressed.
 
-Nothing of the input is ever executed: see ``_native/pickle_reader.cpp`` for the allowlist. Which
-PyTorch wrote a snapshot is estimated from the keys it holds.
+Nothing in the input is ever executed: see ``_native/pickle_reader.cpp`` for the allowlist. The
+PyTorch version that wrote a snapshot is estimated from the snapshot's keys.
 
 A page of PyTorch's memory viewer holds ``local_files = [{"name": "snapshot.pickle", "base64":
-"..."}, ...]``. It is read as a stream: nothing of it is interpreted but these entries.
+"..."}, ...]``. The page is read as a stream, and only these entries are interpreted.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from fragdoctor.model.snapshot import (
 
 _CHUNK_BYTES: Final = 1 << 16
 _LONGEST_NAME_BYTES: Final = 4096
-# White space and names are bound, and what was matched is never given back: a page of white space
-# costs no more than one of anything else.
+# White space and names have bounded lengths, and matching never backtracks: a page of white space
+# costs no more than any other page.
 _START: Final = re.compile(rb"local_files\s{0,64}+=\s{0,64}+\[")
 _ENTRY: Final = re.compile(
     rb"\s{0,64}+,?+\s{0,64}+\{\s{0,64}+\"name\"\s{0,64}+:\s{0,64}+"
@@ -61,7 +61,7 @@ _LONGEST_START_BYTES: Final = 256
 
 
 class PageEntries:
-    """Walks over the entries of a page, first to last; each payload is read at most once."""
+    """Walks over the entries of a page in order; each payload can be read only once."""
 
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
@@ -72,7 +72,7 @@ class PageEntries:
 
     @property
     def offset(self) -> int:
-        """Return the position in the page in bytes."""
+        """The position in the page, in bytes."""
         return self._n_read - len(self._buffer)
 
     def find_list(self) -> None:
@@ -94,7 +94,7 @@ class PageEntries:
                 )
 
     def next_payload(self) -> Payload | None:
-        """Return the payload of the next entry and set ``name``; None after the last."""
+        """Return the next entry's payload and set ``name``, or return None after the last entry."""
         while True:
             if match := _ENTRY.match(self._buffer):
                 self.name = match.group(1).decode("utf-8", "replace")
@@ -134,11 +134,11 @@ class PageEntries:
 
 
 class Payload(io.RawIOBase):
-    """The decoded bytes of one entry."""
+    """The decoded bytes of one entry, as a stream."""
 
     def __init__(self, page: PageEntries) -> None:
         self._page = page
-        self._rest = b""  # base64 characters that do not fill a group of four yet
+        self._rest = b""  # base64 characters that do not yet fill a group of four
         self._ready = b""
         self._is_done = False
 
@@ -147,7 +147,7 @@ class Payload(io.RawIOBase):
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Fill the buffer as far as what is decoded reaches; 0 is the end."""
+        """Fill the buffer with the decoded bytes at hand; 0 means the end."""
         while not self._ready and not self._is_done:
             self._decode_more()
         n = min(len(buffer), len(self._ready))
@@ -156,7 +156,7 @@ class Payload(io.RawIOBase):
         return n
 
     def drain(self) -> None:
-        """Read to the end of the payload, so that the next entry can be looked for."""
+        """Read to the end of the payload, so that the page can continue to the next entry."""
         while not self._is_done:
             self._page_take()
 
@@ -197,11 +197,11 @@ def read_snapshot(
     """Return the snapshot that a path, ``-`` (stdin), an open file, or bytes hold.
 
     Raises:
-        NotASnapshot: it is something else, or empty.
-        TruncatedSnapshot: it ends in the middle.
-        RefusedSnapshot: it holds what no genuine snapshot holds; nothing of it was executed.
-        LimitExceeded: it asks for more than ``limits`` allow.
-        InputError: it cannot be opened or read.
+        NotASnapshot: the source is something else, or empty.
+        TruncatedSnapshot: the source ends in the middle.
+        RefusedSnapshot: it holds something that no genuine snapshot holds; nothing was executed.
+        LimitExceeded: reading it would take more than ``limits`` allow.
+        InputError: the source cannot be opened or read.
     """
     with open_source(source, limits=limits) as stream:
         kind = classify(stream.head)
@@ -219,7 +219,7 @@ def read_snapshot(
 
 
 def _call(reader: _Reader, stream: _Readable, name: str, limits: Limits) -> dict[str, Any]:
-    """Run a native reader, and turn its error into ours, which names the input."""
+    """Run a native reader, and turn its error into one of ours that names the input."""
     try:
         return reader(
             stream,
@@ -233,7 +233,7 @@ def _call(reader: _Reader, stream: _Readable, name: str, limits: Limits) -> dict
 
 
 def _with_name(name: str, kind: str, message: str) -> str:
-    """Return the sentence of a native reader as one about an input."""
+    """Return a native reader's message as a sentence about the named input."""
     said = message[:1].lower() + message[1:]
     if kind == "not_a_snapshot":
         return f"{name} is not a memory snapshot: {said.partition(': ')[2] or said}"
@@ -267,7 +267,7 @@ def _can_seek(file: str | PathLike[str] | BinaryIO) -> bool:
 
 
 def _read_page(stream: ByteStream, limits: Limits) -> Snapshot:
-    """Return the first snapshot of a page; the names of the other entries go to provenance."""
+    """Return the first snapshot of a page, with the other entries' names in its provenance."""
     page = PageEntries(stream)
     page.find_list()
     found: Snapshot | None = None
@@ -406,7 +406,7 @@ _SINCE: Final = (
     ("top", "host_segments", "2.15"),
     ("top", "host_traces", "2.15"),
 )
-# (table, key, last version that does not write it); looked at where the table has rows.
+# (table, key, last version that does not write it); checked only if the table has rows.
 _UNTIL: Final = (
     ("block", "requested_size", "1.13"),
     ("segment", "is_expandable", "2.0"),
@@ -426,7 +426,7 @@ _SETTINGS_SINCE: Final = (
 def estimate_versions(tables: Mapping[str, Any]) -> tuple[str, str]:
     """Return the lowest and the highest PyTorch version that fits; "" is an open end.
 
-    Of the native reader's tables ``keys_seen`` and ``settings`` are looked at.
+    ``tables`` are the native reader's; ``keys_seen``, ``settings`` and ``actions_seen`` are used.
     """
     seen: Mapping[str, list[str]] = tables["keys_seen"]
     low = 0

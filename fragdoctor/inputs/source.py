@@ -1,8 +1,8 @@
-"""Bounded byte streams: a path, stdin, an open file or bytes; gzip and zstd are unpacked.
+"""Bounded byte streams over paths, URLs, stdin, open files or bytes; gzip and zstd are unpacked.
 
-Memory stays small whatever the input claims, and two counters guard against bombs: bytes after
+Memory use stays small whatever the input claims, and two counters guard against bombs: bytes after
 unpacking (``Limits.max_input_bytes``) and bytes unpacked per byte read (``max_expansion``).
-Text and snapshots are bound alike: the reader of either comes after this one.
+The same bounds hold for texts and snapshots, because all readers read through such a stream.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Readable(Protocol):
 
 
 class _Counted(io.RawIOBase):
-    """Counts what is read from the file itself, with a head that was read to look at it."""
+    """Counts the bytes read from the file itself, including the head that was read for peeking."""
 
     def __init__(self, raw: BinaryIO, head: bytes) -> None:
         self._raw = raw
@@ -55,7 +55,7 @@ class _Counted(io.RawIOBase):
             buffer[:n] = self._head[:n]
             self._head = self._head[n:]
         elif self._fill is not None:
-            n = self._fill(buffer) or 0  # no copy in between
+            n = self._fill(buffer) or 0  # avoids a copy
         else:
             data = self._raw.read(len(buffer))
             n = len(data)
@@ -65,7 +65,7 @@ class _Counted(io.RawIOBase):
 
 
 class _Terminal(io.RawIOBase):
-    """A terminal, which ends at the first Ctrl-D; read on, it would ask for another one."""
+    """A terminal, which ends at the first Ctrl-D; reading past it would ask for a second one."""
 
     def __init__(self, raw: io.BufferedReader) -> None:
         self._raw = raw
@@ -85,9 +85,9 @@ class ByteStream(io.RawIOBase):
     """The unpacked bytes of one input, bounded.
 
     Attributes:
-        name: name shown to people; hostile text.
+        name: name shown to the user; hostile text.
         compression: ``gzip``, ``zstd`` or ``""``.
-        head: the first bytes (up to 4096), still to be read.
+        head: the first bytes (up to 4096), which can still be read from the stream.
     """
 
     def __init__(self, raw: BinaryIO, name: str, limits: Limits, stack: ExitStack) -> None:
@@ -124,7 +124,7 @@ class ByteStream(io.RawIOBase):
             except (TruncatedSnapshot, RefusedSnapshot):
                 if not parts:
                     raise
-                break  # what is there can be looked at; reading on says the same again
+                break  # the bytes so far can be classified; reading on raises the error again
             if n == 0:
                 break
             parts += buffer[:n]
@@ -144,13 +144,13 @@ class ByteStream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Fill the buffer as far as possible; 0 is the end.
+        """Fill the buffer as far as possible; 0 means the end.
 
         Raises:
-            LimitExceeded: more bytes, or more bytes per packed byte, than the limits allow.
+            LimitExceeded: more bytes, or more bytes per compressed byte, than the limits allow.
             TruncatedSnapshot: the compressed stream ends in the middle.
             RefusedSnapshot: the compressed stream is damaged.
-            InputError: the operating system cannot read on.
+            InputError: the operating system reports a read error.
         """
         if self._head:
             n = min(len(self._head), len(buffer))
@@ -203,7 +203,7 @@ class ByteStream(io.RawIOBase):
 
 
 def zstd_module() -> ModuleType:
-    """Return the module that unpacks zstd, loaded for such a file only: it takes milliseconds."""
+    """Return the module that unpacks zstd; loading it takes milliseconds, so only if needed."""
     if sys.version_info >= (3, 14):
         from compression import zstd
     else:
@@ -219,7 +219,7 @@ def _unreadable(name: str, error: OSError) -> InputError:
 
 
 def _length(raw: BinaryIO) -> int:
-    """Return the length of a file; 0 for what has none, such as a pipe."""
+    """Return the length of a file, or 0 if it has none, like a pipe."""
     try:
         status = os.fstat(raw.fileno())
     except (AttributeError, OSError, ValueError):
@@ -252,10 +252,10 @@ def open_source(
 ) -> ByteStream:
     """Open a path, a URL, ``-`` (stdin), an open binary file or bytes for bounded reading.
 
-    ``name`` is what an open file is called for people; its own name where None.
+    ``name`` is the display name of an open file or bytes; if None, an open file's own name is used.
 
     Raises:
-        InputError: it cannot be opened, or its first bytes cannot be read.
+        InputError: the source cannot be opened, or its first bytes cannot be read.
     """
     stack = ExitStack()
     if isinstance(source, bytes):
@@ -264,7 +264,7 @@ def open_source(
         path = fspath(source)
         if path == "-":
             return ByteStream(_standard_input(), "-", limits, stack)
-        with stack:  # closed again where its first bytes cannot be had
+        with stack:  # closes the file again if its first bytes cannot be read
             if is_remote(path):
                 raw = stack.enter_context(open_remote(path))
                 return ByteStream(raw, without_secrets(path), limits, stack.pop_all())
@@ -273,7 +273,7 @@ def open_source(
 
 
 def _opened(path: str, stack: ExitStack) -> BinaryIO:
-    """Open a file; refuse early and clearly what opening would refuse, or never finish."""
+    """Open a file; refuse early and clearly if opening it would fail or never finish."""
     check_place(path)
     try:
         mode = Path(path).stat().st_mode
@@ -299,7 +299,7 @@ def _opened(path: str, stack: ExitStack) -> BinaryIO:
 
 
 def _near(path: str) -> str:
-    """Return the file beside a missing one whose name is nearest; "" where none is near."""
+    """Return the file next to a missing one with the most similar name, or "" if none is close."""
     from difflib import get_close_matches
     from itertools import islice
 
@@ -315,7 +315,7 @@ def _near(path: str) -> str:
 
 
 def shown(name: str) -> str:
-    """Return what an input is called for people: hostile text, without passwords."""
+    """Return an input's display name: hostile text, without passwords."""
     return _CALLED.get(name) or without_secrets(name)
 
 

@@ -1,4 +1,4 @@
-"""``memory_stats()`` as JSON and ``memory_summary()`` as text, each alone or within a log."""
+"""Read ``memory_stats()`` as JSON and ``memory_summary()`` as text, alone or within a log."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _MAX_DEPTH: Final = 8
 
 
 def looks_like_stats(data: bytes | str) -> bool:
-    """Return whether an input seems to be ``memory_stats()`` as JSON or JSON lines."""
+    """Return whether an input looks like ``memory_stats()`` as JSON or JSON lines."""
     head = _decoded(data[:_HEAD]).lstrip("\ufeff \t\r\n")
     return head[:1] in {"{", "["} and bool(_MARK.search(head))
 
@@ -61,17 +61,18 @@ def looks_like_stats(data: bytes | str) -> bool:
 def read_stats(data: bytes | str, label: str = "") -> StatsSeries:
     """Read statistics in any of their forms.
 
-    Accepted: ``memory_stats()`` flat or nested; of one device, or of several as a list or as
-    an object keyed by device (``0``, ``"cuda:0"``); wrapped once in an object (``{"stats":
-    ...}``); JSON lines, one object a line, in time order; the text of ``memory_summary()``,
-    one table or several, also inside a log.
+    Accepted forms: ``memory_stats()`` flat or nested; for one device, or for several as a list or
+    as an object keyed by device (``0``, ``"cuda:0"``); wrapped once in an object (``{"stats":
+    ...}``); JSON lines, one object per line, in time order; the text of ``memory_summary()``, one
+    or more tables, also inside a log.
 
-    Bytes are decoded as UTF-8 with replacement. ``label`` is kept as ``MemoryStats.label`` where
-    the input has no better.
+    Bytes are decoded as UTF-8 with replacement. ``label`` becomes ``MemoryStats.label`` if the
+    input has no better one.
 
     Raises:
         InputError: the input holds no statistics.
-        LimitExceeded: it is one JSON document that is too long to be parsed whole.
+        LimitExceeded: the input is one JSON document that is too long to be parsed whole, or has
+            more devices than a process can have.
     """
     text = _decoded(data).lstrip("\ufeff")
     entries, is_series = _read_json(text, label)
@@ -97,7 +98,7 @@ def _decoded(data: bytes | str) -> str:
 
 
 def _repeats(entries: Iterable[MemoryStats]) -> bool:
-    """Return whether one device appears more than once: a series over time."""
+    """Return whether a device appears more than once, which makes the entries a time series."""
     devices = [entry.device for entry in entries]
     return len(set(devices)) < len(devices)
 
@@ -115,7 +116,7 @@ def _read_json(text: str, label: str) -> tuple[list[MemoryStats], bool]:
 
 
 def _is_one_of_many_lines(text: str) -> bool:
-    """Return whether a text too long to be parsed whole has lines that are not."""
+    """Return whether a text is too long to be parsed whole, but its first line is not."""
     limit = DEFAULT_LIMITS.max_json_bytes
     return len(text) > limit and "\n" in text[:limit]
 
@@ -139,7 +140,7 @@ def _too_long() -> LimitExceeded:
 
 
 def _read_json_lines(text: str, label: str) -> tuple[list[MemoryStats], bool]:
-    """Read lines that hold an object each; other lines of a log are passed over."""
+    """Read the lines that hold one object each, and skip the other lines of a log."""
     entries: list[MemoryStats] = []
     for number, line in enumerate(text.splitlines(), start=1):
         start = line.find("{")
@@ -154,11 +155,11 @@ def _read_json_lines(text: str, label: str) -> tuple[list[MemoryStats], bool]:
 
 
 def _entries(value: Any, device: int | None, label: str, depth: int) -> Iterator[MemoryStats]:
-    """Yield the statistics inside a parsed JSON value, with the device each belongs to."""
+    """Yield the statistics inside a parsed JSON value, each with its device."""
     if depth > _MAX_DEPTH:
         return
     if isinstance(value, list):
-        # a longer list than there can be devices is one entry a moment
+        # a list that is longer than the number of possible devices has one entry per moment
         is_devices = depth == 0 and 1 < len(value) <= DEFAULT_LIMITS.max_devices
         is_devices = is_devices and not any(_device_in(v) is not None for v in value)
         is_devices = is_devices and not any(isinstance(v, dict) and _label_in(v) for v in value)
@@ -177,12 +178,12 @@ def _entries(value: Any, device: int | None, label: str, depth: int) -> Iterator
     for key, item in value.items():
         match = _DEVICE_NAME.fullmatch(str(key))
         own = int(match.group(1)) if match else device
-        # a list below a wrapper such as "devices" is one entry a device, as a bare list is
+        # a list inside a wrapper such as "devices" has one entry per device, like a bare list
         yield from _entries(item, own, label, depth if isinstance(item, list) else depth + 1)
 
 
 def _flat(value: Mapping[str, Any]) -> dict[str, int]:
-    """Return the statistics of an object in the flat form; empty where it holds none."""
+    """Return the statistics of an object in flat form, or an empty dict if it has none."""
     flat: dict[str, int] = {}
     for key, item in value.items():
         root = str(key).partition(".")[0]

@@ -1,7 +1,8 @@
-"""The last resort: a sentence that says that memory ran out, where no message is known.
+"""The last resort if no known message is found: a sentence that says that memory ran out.
 
-A program that is not known here reports it in words of its own, and people tell what they got: "it
-throws a CUDA out of memory error". Advice and rules ("if you see", "may cause") tell of no failure.
+Programs that fragdoctor does not know report it in their own words, and people describe what they
+got: "it throws a CUDA out of memory error". Advice and rules ("if you see", "may cause") do not
+report a failure.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ _REPORTS: Final = re.compile(
     r"|no|not|never|without|avoid|prevent|solv|fix))",
     re.IGNORECASE,
 )
-"""Who tells of a failure of their own may add advice in the same sentence."""
+"""People who report their own failure may add advice in the same sentence."""
 
 _ON_DEVICE: Final = re.compile(
     r"cuda|gpu|hip|rocm|vram|xpu|device|metal|opencl|vulkan|graphics|显存", re.IGNORECASE
@@ -78,11 +79,11 @@ _SENTENCES: Final = re.compile(
 
 
 def told_failure(text: str) -> OomMessage | None:
-    """Return the first sentence of a text which tells that memory ran out; None without one.
+    """Return the first sentence of a text that says that memory ran out, or None.
 
-    One that says whose memory it was comes before those that do not. A short title counts, and
-    an error's name at the head of a line; that memory grows or is scarce must be told to do harm,
-    or be the title of a text.
+    A sentence that says whose memory it was wins over those that do not. A short title counts, and
+    so does an error's name at the start of a line. If the words only say that memory grows or is
+    scarce, the sentence must also say that this did harm, or be the title of a text.
     """
     head = text[:MAX_CHARS]
     at, first_told = 0, None
@@ -108,7 +109,7 @@ def told_failure(text: str) -> OomMessage | None:
 
 
 def _message(found: re.Match[str], told: str, head: str) -> OomMessage:
-    """Say of a sentence whose memory it means, as far as it says so itself or the lines around."""
+    """Make a sentence's message; whose memory it means is read from it and the text around it."""
     named = found.group() if _ON_HOST.search(found.group()) else told
     is_on_device = _ON_DEVICE.search(named) is not None
     is_on_host = not is_on_device and _ON_HOST.search(told) is not None

@@ -1,7 +1,7 @@
-"""Snapshots that were written by ``torch.save``: a zip whose ``data.pkl`` is an ordinary pickle.
+"""Open snapshots written by ``torch.save``: a zip whose ``data.pkl`` is an ordinary pickle.
 
-Only that one member is read, as a bounded stream, by the reader of pickles: what a tensor needs
-(globals, persistent ids) it refuses. Nothing is loaded, and nothing else of the archive is opened.
+Only that member is read, as a bounded stream, by our pickle reader, which refuses the opcodes that
+a tensor needs (globals, persistent ids). Nothing is loaded, and no other member is opened.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from fragdoctor.inputs.zip_members import DAMAGE, damaged, is_usual, open_member
 
 PICKLE: Final = "data.pkl"
 MAX_ENTRIES: Final = 100_000
-"""A checkpoint has a member for each storage; a snapshot has about five in all."""
+"""A checkpoint has one member for each storage; a saved snapshot has about five in total."""
 
 
 @contextmanager
 def open_saved(source: str | PathLike[str] | BinaryIO, name: str) -> Iterator[BinaryIO]:
-    """Open the pickle inside of a file of ``torch.save``; ``name`` is what people call the file.
+    """Open the pickle inside a file from ``torch.save``; ``name`` is the file's display name.
 
     Raises:
-        InputError: it cannot be read, or holds no such pickle, or more than one.
+        InputError: the file cannot be read, or does not hold exactly one such pickle.
     """
     try:
         archive = zipfile.ZipFile(source)
@@ -56,7 +56,7 @@ NO_PICKLE: Final = f"torch.save() puts a {PICKLE} into its archives; this one ha
 
 
 def cannot_seek(name: str) -> InputError:
-    """Return the error for an archive from a pipe, which lists its members at its end."""
+    """Return the error for an archive from a pipe: a zip lists its members at its end."""
     return NotASnapshot(
         f"{name} is a file of torch.save(), which cannot be read from a pipe.",
         hint="Give it by the name of its file.",

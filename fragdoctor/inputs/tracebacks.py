@@ -1,9 +1,8 @@
-"""The traceback that is printed with a message: which calls led to it.
+"""Read the traceback that is printed with a message: the calls that led to the failure.
 
-Python prints it above the exception, innermost call last; ComfyUI's reports print it below, and
-Lua does with the innermost call first.
-IPython, rich and pytest draw frames of their own. Ranks that write in between each other are told
-apart as in ``inputs/log_streams.py``.
+Python prints the traceback above the exception, innermost call last. ComfyUI's reports print it
+below; Lua also prints it below, innermost call first. IPython, rich and pytest draw frames in their
+own styles. The interleaved lines of several ranks are told apart as in ``inputs/log_streams.py``.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from fragdoctor.inputs.log_cleaning import plain_lines, rank_in, split_prefix
 from fragdoctor.model.case import OomMessage, TracebackFrame
 
 MAX_MESSAGES: Final = 200
-"""A log repeats its failures; what the first ones were called from is enough."""
+"""The most messages that get a traceback: a log repeats its failures, so the first ones suffice."""
 
 MAX_CHARS: Final = 64 * 1024
-"""Characters read above a message: tracebacks of compiled models run to hundreds of lines."""
+"""Characters to read above a message: tracebacks of compiled models take hundreds of lines."""
 
 _BELOW_CHARS: Final = 8 * 1024
 _MAX_FRAMES: Final = 200
@@ -63,9 +62,9 @@ _SOURCE: Final = re.compile(r"(?:return\s|[A-Za-z_][\w.,\s\[\]*]{0,80}=\s?)[\w.(
 _FRAME_BARS: Final = " \t│|┃"
 _CARETS: Final = re.compile(r"[\s~^]{0,400}(?:<--- HERE)?$")
 _LINK: Final = re.compile(r"\[([^\[\]\n]{1,400})\]\(https?://[^()\s]{1,200}\)")
-"""How Colab links the file of a frame, in what is pasted from it."""
+"""How text pasted from Colab links a frame's file."""
 _OF_DRIVER: Final = re.compile(r"/ray/_private/(?:worker|client_mode_hook|auto_init_hook)\.py$")
-"""Where Ray passes on what failed in another process, at a line that is not of this one."""
+"""Where Ray re-raises a failure of another process: the line did not fail in this process."""
 _SCRIPT_MARK: Final = "<--- HERE"
 _EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]{0,120}(?:Error|Exception|Interrupt)\b(?::|$)")
 
@@ -75,8 +74,8 @@ def with_tracebacks(
 ) -> list[OomMessage]:
     """Return messages with the frames of their tracebacks, and the lines around them.
 
-    ``starts`` holds the offset of the line of each message; one that it lacks is left as it is.
-    Each line is looked at once, however many messages there are.
+    ``starts`` holds the offset of each message's line; a message whose line is missing there is
+    left unchanged. Each line is read only once, however many messages there are.
     """
     found = list(messages)
     wanted: dict[int, list[int]] = {}
@@ -92,7 +91,7 @@ def with_tracebacks(
         lines = _lines(text[end + 1 : min(until, end + _BELOW_CHARS)]) if end >= 0 else iter(())
         below = [line for _, line in islice(lines, _AROUND_LINES if has_calls else None)]
         told = [] if has_calls else [*_frames(_leading_block(below))]
-        if not told:  # people say before or after a message what they did
+        if not told:  # people describe before or after a message what they did
             around = f"{around} {_folded(below[:_AROUND_LINES])[:_MAX_AROUND]}".strip()
         if told:
             frames = told[:: -1 if told[0].file.endswith(".lua") else 1]
@@ -109,9 +108,9 @@ def with_tracebacks(
 
 
 def _with_frames_of_repeat(message: OomMessage, later: Sequence[OomMessage]) -> OomMessage:
-    """Return a message with the frames that stand with its repetition, where it has none itself.
+    """Return a message with the frames of its repetition if it has no frames itself.
 
-    A heading or a summary names the error, and a report below has its traceback.
+    A heading or a summary names the error, and a report below it has the traceback.
     """
     if message.frames or message.kind == "negative" or not later:
         return message
@@ -126,7 +125,7 @@ def _with_frames_of_repeat(message: OomMessage, later: Sequence[OomMessage]) -> 
 def _blocks(
     text: str, offsets: Sequence[int]
 ) -> Iterator[tuple[int, tuple[list[TracebackFrame], bool, str]]]:
-    """Yield for each line of a message the frames and the last lines above it, of its writer."""
+    """Yield each message line's frames and the last lines above it, by the same writer only."""
     written: dict[int | None, list[str]] = {}
     end = 0
     for offset in offsets:
@@ -136,7 +135,7 @@ def _blocks(
         line_end = text.find("\n", offset)
         end = len(text) if line_end < 0 else line_end + 1
         writer: int | None = None
-        # The line of the message may hold frames itself, where line breaks were escaped.
+        # If line breaks were escaped, the message's own line may hold frames.
         for told, line in _lines(text[low : min(end, offset + MAX_CHARS)].removesuffix("\n")):
             writer = told
             written.setdefault(writer, []).append(line)
@@ -151,8 +150,8 @@ def _lines(text: str) -> Iterator[tuple[int | None, str]]:
     """Yield plain lines without the prefixes of loggers, each with the rank that wrote it."""
     writer: int | None = None
     for raw in text.split("\n"):
-        # In C:\\torch\\nn a backslash with an n is no line break that was escaped.
-        raw = raw.removesuffix("\r")  # noqa: PLW2901 - of a file from Windows
+        # The \n in C:\\torch\\nn is not an escaped line break.
+        raw = raw.removesuffix("\r")  # noqa: PLW2901 - from a file written on Windows
         is_windows = _WINDOWS.search(raw[:4096]) is not None
         for plain in [raw[:4096]] if is_windows else plain_lines(raw[:4096]):
             prefix, rest = split_prefix(plain)
@@ -166,17 +165,17 @@ def _folded(lines: Sequence[str]) -> str:
 
 
 def _last_block(lines: Sequence[str]) -> tuple[Sequence[str], bool]:
-    """Return the lines of the traceback that ends the text, and whether it was in a handler.
+    """Return the traceback at the end of these lines, and whether it was raised in a handler.
 
-    Without the line that opens a traceback, as in a text that was cut, frames are taken as far up
-    as frames and their source lines reach.
+    If the opening line of the traceback is missing, such as in a text that was cut off, the
+    traceback reaches as far up as frames and their source lines do.
     """
     first = next((i for i in range(len(lines) - 1, -1, -1) if START in lines[i]), None)
     if first is None:
         first = _first_of_fragment(lines)
         return (lines[first:], False)
     ended = [i for i in range(first + 1, len(lines) - 1) if _EXCEPTION.match(lines[i])]
-    if ended:  # by another exception: what stands below that is a fragment, or nothing
+    if ended:  # another exception ended it: the lines below are a fragment, or nothing
         return (lines[ended[-1] + 1 :], False)
     is_in_handler = any(HANDLED in line for line in lines[max(0, first - 4) : first])
     return (lines[first:], is_in_handler)
@@ -190,13 +189,13 @@ def _first_of_fragment(lines: Sequence[str]) -> int:
             first, n_plain = i, 0
             continue
         n_plain += 1
-        if n_plain > 14:  # between two frames IPython prints up to a dozen source lines
+        if n_plain > 14:  # IPython prints up to a dozen source lines between two frames
             break
     return first
 
 
 def _lone_source(lines: Sequence[str]) -> Iterator[TracebackFrame]:
-    """Yield the source lines that a paste has left of a traceback: those it marks, or the last."""
+    """Yield the source lines left of a cut traceback: the marked ones, or else the last one."""
     told = [m for line in lines[-_FRAGMENT_LINES:] if (m := _MARKED_CODE.match(_bare(line)))]
     yield from (TracebackFrame("", int(m[1]), code=_bare(m[2])[:_MAX_TEXT]) for m in told)
     for line in () if told else reversed(lines[-3:]):
@@ -208,12 +207,12 @@ def _lone_source(lines: Sequence[str]) -> Iterator[TracebackFrame]:
 
 
 def _bare(line: str) -> str:
-    """Return a line without the bars of a box and repeated white space."""
+    """Return a line without a box's bars and repeated white space."""
     return " ".join(line.strip(_FRAME_BARS).split())
 
 
 def _leading_block(lines: Sequence[str]) -> Sequence[str]:
-    """Return the lines below a message up to where another exception is told."""
+    """Return the lines below a message, up to the next exception."""
     for i, line in enumerate(lines):
         if _EXCEPTION.match(line):
             return lines[:i]
@@ -221,7 +220,7 @@ def _leading_block(lines: Sequence[str]) -> Sequence[str]:
 
 
 def _frames(lines: Sequence[str]) -> Iterator[TracebackFrame]:
-    """Yield the frames of a block of lines in their order."""
+    """Yield the frames in a block of lines, in order."""
     frame: TracebackFrame | None = None
     above = ""
     for line in lines:
@@ -233,7 +232,7 @@ def _frames(lines: Sequence[str]) -> Iterator[TracebackFrame]:
             continue
         stripped = line.strip(_FRAME_BARS)
         if frame is not None and above and stripped.endswith(_SCRIPT_MARK):
-            # TorchScript quotes the lines around the one that it points at.
+            # TorchScript also quotes the lines around the one that it marks.
             frame = replace(frame, code=" ".join(above.split())[:_MAX_TEXT])
         if frame is None or not stripped or _CARETS.fullmatch(stripped):
             continue
@@ -252,7 +251,7 @@ def _frames(lines: Sequence[str]) -> Iterator[TracebackFrame]:
 
 
 def _frame_of(line: str) -> TracebackFrame | None:
-    """Return the frame that a line opens."""
+    """Return the frame that a line opens, or None."""
     stripped = _LINK.sub(r"\1", line.strip())
     if len(stripped) > 1000 or (
         not any(mark in stripped for mark in ("py", "File ", "In[", ".lua"))

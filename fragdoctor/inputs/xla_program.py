@@ -1,8 +1,8 @@
-"""What XLA printed of a compiled program that does not fit: its parts, and its largest buffer.
+"""Read XLA's report on a compiled program that does not fit: its parts, and its largest buffer.
 
-The lines are of XLA 2022 to 2026: on GPUs xla/service/buffer_assignment.cc (Stats::ToString and
-ToVerboseString), on TPUs the compiler's own table of high-bandwidth memory. They are read as
-printed, since squeezed text has lost the names of files.
+The lines are those of XLA 2022 to 2026: on GPUs from xla/service/buffer_assignment.cc
+(Stats::ToString and ToVerboseString), on TPUs the compiler's own table of high-bandwidth memory.
+They are read as printed, because file names cannot be recovered from squeezed text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fragdoctor.inputs.wordings.wording import printed_bytes
 from fragdoctor.model.case import ServerShare
 
 MAX_CHARS: Final = 64 * 1024
-"""Characters read of a report: its largest buffers come first, and hundreds may follow."""
+"""Characters to read of a report: its largest buffers come first, and hundreds may follow."""
 
 MAX_TEXT: Final = 200
 
@@ -46,9 +46,10 @@ class XlaProgram(Struct, frozen=True):
     """A compiled program as XLA printed it.
 
     Attributes:
-        total_bytes: all that it needs at once.
-        parts: what that is, in XLA's order.
-        largest_bytes, largest: its largest buffer: shape, operation and source line; hostile text.
+        total_bytes: everything that the program needs at once.
+        parts: the parts of this total.
+        largest_bytes, largest: the size of the largest buffer, and its shape, operation and source
+            line; hostile text.
     """
 
     total_bytes: int
@@ -58,7 +59,7 @@ class XlaProgram(Struct, frozen=True):
 
 
 def xla_program(text: str) -> XlaProgram | None:
-    """Return the first program that a text reports; None without one."""
+    """Return the first program that a text reports, or None if there is none."""
     start = _START.search(text)
     if start is None:
         return None
@@ -77,7 +78,7 @@ def xla_program(text: str) -> XlaProgram | None:
     operator, place = (p.search(largest["about"]) for p in (_OPERATOR, _PLACE))
     told = largest["shape"]
     if operator is not None:
-        # jit(f)/jit(main)/layer/dot_general[dimension_numbers=...]: what it is stands last
+        # jit(f)/jit(main)/layer/dot_general[dimension_numbers=...]: the operation comes last
         told += " of " + operator[1].partition("[")[0].rpartition("/")[2]
     if place is not None:
         file = place[1].rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""Members of zip files as bounded streams: nothing goes to disk, nothing whole into memory."""
+"""Read members of zip files as bounded streams, never to disk and never whole into memory."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ DAMAGE: Final = (
     zlib.error,
     struct.error,
     EOFError,
-    OSError,  # offsets that lie before the file or beyond it
+    OSError,  # offsets before the file's start or past its end
     ValueError,
     OverflowError,
-    RuntimeError,  # encrypted; NotImplementedError, its subclass: an unknown way to pack
+    RuntimeError,  # encrypted; its subclass NotImplementedError: an unknown compression method
 )
-"""What ``zipfile`` raises on damaged or made-up archives, found by fuzzing."""
+"""The exceptions that ``zipfile`` raises on damaged or forged archives, found by fuzzing."""
 
 
 def is_usual(entry: zipfile.ZipInfo) -> bool:
-    """Return whether a member is packed as genuine ones are: stored or deflated, not encrypted."""
+    """Return whether a member is packed like genuine ones: stored or deflated, not encrypted."""
     return not entry.flag_bits & 1 and entry.compress_type in _METHODS
 
 
 def open_member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> BinaryIO:
-    """Open a member; ``name`` is what people call the archive.
+    """Open a member; ``name`` is the archive's display name.
 
     Raises:
-        InputError: it is damaged. Reading raises it too, and ``LimitExceeded`` for a bomb.
+        InputError: the archive is damaged. Reading raises it too, and ``LimitExceeded`` for a bomb.
     """
     try:
         raw = archive.open(entry)
@@ -52,13 +52,13 @@ def damaged(name: str) -> InputError:
 
 
 def parts_of(name: str) -> tuple[str, ...]:
-    """Return the parts of a member's name; one that climbs or starts at the root has none."""
+    """Return the parts of a member's path, or () if it is absolute or contains ``..``."""
     path = PurePosixPath(name.replace("\\", "/"))
     return () if path.is_absolute() or ".." in path.parts else path.parts
 
 
 class _Member(io.RawIOBase):
-    """One member of a zip as it unpacks, bounded by what genuine ones need."""
+    """One member of a zip, unpacked as it is read, and bounded by what genuine members need."""
 
     def __init__(self, raw: IO[bytes], entry: zipfile.ZipInfo, name: str) -> None:
         self._raw = raw
@@ -70,7 +70,7 @@ class _Member(io.RawIOBase):
         return True
 
     def close(self) -> None:
-        self._raw.close()  # else the archive stays open as long as its members
+        self._raw.close()  # otherwise the archive stays open as long as its members
         super().close()
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]

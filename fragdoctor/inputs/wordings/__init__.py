@@ -1,1 +1,1 @@
-"""Wordings of out-of-memory messages: one family a file, tables of ``Wording``."""
+"""Wordings of out-of-memory messages: tables of ``Wording``, one file per family."""

@@ -1,4 +1,4 @@
-"""The caching allocator's message, torch 1.0 to 2.15, on CUDA, ROCm, XPU, NPU and MUSA."""
+"""The caching allocator's message in torch 1.0 to 2.15, on CUDA, ROCm, XPU, NPU and MUSA."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fragdoctor.inputs.wordings.wording import (
 )
 from fragdoctor.model.case import OomMessage, OtherProcess
 
-_GAP: Final = 700  # squeezed characters between two clauses of one message, at most
+_GAP: Final = 700  # the most squeezed characters between two clauses of one message
 
 
 _NAME: Final = r"(?:gpu|npu|xpu|musa|mlu|gcu|device)"
@@ -68,7 +68,7 @@ _FIGURES: Final = frozenset(
 
 
 class _Draft(Struct):
-    """A message while its clauses come in."""
+    """A message whose clauses are still being collected."""
 
     start: int
     end: int
@@ -85,7 +85,7 @@ class _Draft(Struct):
         return clause != "head" and not is_second_start
 
     def add(self, clause: str, match: re.Match[str]) -> None:
-        """Take one clause in."""
+        """Add one clause to the message."""
         self.seen.add(clause)
         self.end = max(self.end, match.end())
         groups = match.groupdict()
@@ -124,7 +124,7 @@ def _finished(draft: _Draft, stream: LogStream) -> Iterator[Hit]:
     if not _is_message(draft, stream):
         return
     text = stream.squeezed[draft.start : draft.end + 700]
-    following = text.find("outofmemory", draft.end - draft.start)  # of another message
+    following = text.find("outofmemory", draft.end - draft.start)  # where the next message starts
     fields = draft.fields | _dialect(
         draft.seen, draft.name, text[: following if following >= 0 else None]
     )
@@ -151,7 +151,8 @@ def _finished(draft: _Draft, stream: LogStream) -> Iterator[Hit]:
 
 def _is_message(draft: _Draft, stream: LogStream) -> bool:
     figures = len(draft.seen & _FIGURES)
-    # Program text holds placeholders, not figures: a list's repr in a log looks like source too.
+    # Source code holds placeholders instead of figures; a list's repr in a log also looks like
+    # source code, but has the figures.
     if figures < 3 and is_source(stream, draft.start):
         return False
     if draft.seen & {"tried", "huge"}:
@@ -164,7 +165,7 @@ def _sub_kind(draft: _Draft, after: str) -> str:
         return "size-bug"
     if "stretch" in draft.seen:
         return "not-in-reserve"
-    # torch 2.3.0 printed the device number as a raw byte, at which many consoles cut the line
+    # torch 2.3.0 printed the device number as a raw byte, and many consoles cut the line there
     return "figures-lost" if not draft.seen & _FIGURES and after.startswith(".gpu") else ""
 
 
@@ -188,10 +189,10 @@ VARIANTS: Final = {
 
 
 def _dialect(seen: AbstractSet[str], name: str, text: str) -> Fields:
-    """Return what the form of a message says beside its figures: backend, variant and versions.
+    """Return what the form of a message shows besides its figures: backend, variant and versions.
 
-    ``seen`` are the names of its clauses, ``name`` is the device word of its head (``cuda``,
-    ``hip``, ...) or "", ``text`` is the message squeezed, with its tail.
+    ``seen`` has the names of the message's clauses, ``name`` is the device word of its head
+    (``cuda``, ``hip``, ...) or "", and ``text`` is the squeezed message with its tail.
     """
     backend = _backend(seen, name, text)
     if backend == "xpu" and "reserved" in seen:
@@ -256,7 +257,7 @@ def _two(seen: AbstractSet[str], text: str) -> tuple[str, str, str]:
     return "torch-2", low, ""
 
 
-# Words that settle the version, the latest first.
+# Words that settle the version, latest version first.
 _TWO: Final = (
     ("expandable_segmentsisenabled", ("torch-2.15", "2.15", "")),
     ("cannotspanexpandable", ("torch-2.15", "2.15", "")),

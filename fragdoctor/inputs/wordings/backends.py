@@ -1,4 +1,4 @@
-"""Other allocators: cudaMallocAsync, Apple's MPS, JAX/XLA and TensorFlow."""
+"""Messages of other allocators: cudaMallocAsync, Apple's MPS, JAX/XLA and TensorFlow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ASYNC_FIELDS: Final = (
 
 
 def _async_figures(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
-    """Read the table below the first line; log tools often keep only that line."""
+    """Read the table below the first line; it may be missing, as log tools often keep one line."""
     text = stream.squeezed
     end = text.find("wouldexceedallowedmemory", match.end())
     end = min(match.end() + 600, end if end >= 0 else len(text))
@@ -124,13 +124,13 @@ _BESIDE: Final = (
     compile_squeezed(r"limit:(?P<limit_bytes>[1-9]\d{0,30})"),
     compile_squeezed(r"sumtotalofin-usechunks:<allocated_bytes>"),
 )
-"""What the bfc and the cudaMallocAsync allocator of XLA print beside a failure (xla/tsl/framework/
+"""Figures that XLA's bfc and cudaMallocAsync allocators print next to a failure (xla/tsl/framework/
 bfc_allocator.cc: DumpMemoryLog; stream_executor/gpu/gpu_cudamallocasync_allocator.cc)."""
 _BESIDE_CHARS: Final = 4000
 
 
 def _beside(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
-    """Add the figures that an allocator's own lines around a failure give, the nearest first."""
+    """Add the figures in an allocator's own lines around a failure; those after it win."""
     text = stream.squeezed
     after = text[match.end() : match.end() + _BESIDE_CHARS]
     before = text[max(0, match.start() - _BESIDE_CHARS) : match.start()]
@@ -142,11 +142,11 @@ def _beside(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
 
 
 _OF_JAX: Final = re.compile(r"jax|external/xla|xla/(?:python|pjrt)|pjit\(|jit\(main\)|xlalabel:")
-"""Signs of JAX: TensorFlow's allocator writes the same lines, with others around them."""
+"""Signs of JAX: TensorFlow's allocator prints the same lines, but different ones around them."""
 
 
 def _of_xla(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
-    """Distinguish JAX from TensorFlow by the lines nearby; both report through XLA."""
+    """Tell JAX from TensorFlow, which both report through XLA, by the lines nearby."""
     text = stream.squeezed[max(0, match.start() - 800) : match.end() + 200]
     if "tensorflow" in text and not (_OF_JAX.search(text) or "xlaruntimeerror" in text):
         fields |= {"kind": "tf", "backend": "tf"}
@@ -154,16 +154,16 @@ def _of_xla(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
 
 
 def _in_one_piece(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
-    """Take what was free in one piece, where it is printed beside all that was free."""
+    """Use the largest free piece, if it is printed next to the total of free memory."""
     if match["_piece"]:
         fields["free_bytes"] = printed_bytes(match["_piece"])
     return _of_xla(fields, match, stream)
 
 
 def _allocator(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
-    """Read the ``bfc`` allocator's log: "not a failure" makes it a warning."""
+    """Read the ``bfc`` allocator's log; the words "not a failure" make it a warning."""
     text = stream.squeezed
-    if "host_bfc" in match.group():  # page-locked memory of the host, for copies
+    if "host_bfc" in match.group():  # pinned host memory, used for copies
         fields |= {"kind": HOST, "is_device_oom": False, "sub_kind": "pinned-host"}
     tail = text[match.end() : match.end() + 200]
     if "notafailure" in tail.split("ranoutofmemory", maxsplit=1)[0]:
@@ -180,7 +180,7 @@ def _tensor(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
     return _beside(fields, match, stream)
 
 
-# As XLA prints them: "20.15G of 15.48G hbm". Squeezed, a letter of the next word follows.
+# Sizes as XLA prints them: "20.15G of 15.48G hbm". In squeezed text the next word follows directly.
 _SHORT: Final = r"\d{1,9}(?:\.\d{1,6})?[kmgt]?(?:i?b)?"
 
 

@@ -1,6 +1,6 @@
-"""Errors of drivers and runtimes that say "out of memory" and nothing more, and of libraries.
+"""Errors of libraries, and of drivers and runtimes that say "out of memory" and nothing more.
 
-The memory of cuBLAS, cuDNN, NCCL and their kin is not managed by the caching allocator.
+The memory of cuBLAS, cuDNN, NCCL and similar libraries is not managed by the caching allocator.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NO_PINNED: Final = "ofpinnedmemory:"
 
 
 def _cuda_error(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
-    """Recognise pinned host memory by what stands above it, and ggml's check by its file."""
+    """Recognize pinned host memory by the traceback above, and ggml's check by its file."""
     text = stream.squeezed
     stack = text[max(0, match.start() - 1200) : match.start()]
     if _GGML.search(text, match.start(), match.end() + 200):
@@ -44,20 +44,20 @@ def _cuda_error(fields: Fields, match: re.Match[str], stream: LogStream) -> Fiel
 
 
 def _not_reported_before(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
-    """Leave out the exception where THCudaCheck has reported the same failure above it."""
+    """Drop the exception if THCudaCheck has already reported the same failure above it."""
     above = stream.squeezed[max(0, match.start() - 4000) : match.start()]
     check, exception = above.rfind("thcudacheckfail"), above.rfind("cudaruntimeerror(2)")
     return None if check > exception else fields
 
 
 def _cut_request(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
-    """Keep a message that ends before its first figure is complete."""
+    """Keep a message only if it is cut off before its first figure is complete."""
     is_cut = "allocate".startswith(match.group("_label")) and stream.ends_at(match.end())
     return None if not is_cut or _REQUEST.match(stream.squeezed, match.end("_label")) else fields
 
 
 def _of_trtllm(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
-    """Say of TensorRT-LLM's checks whose they are (cpp/include/tensorrt_llm/common)."""
+    """Attribute TensorRT-LLM's own checks to it (cpp/include/tensorrt_llm/common)."""
     around = stream.before(match.start(), 200) + stream.after(match.end(), 200)
     if "tensorrt" in around:
         return fields | {"kind": OTHER, "backend": "tensorrt", "sub_kind": "trtllm"}
@@ -78,9 +78,9 @@ DRIVERS: Final = (
         refine=_cuda_error,
         may_be_prose=True,
     ),
-    # spconv 1.0 to 1.2, include/tensorview/helper_launch.h: the error by its number
+    # spconv 1.0 to 1.2, include/tensorview/helper_launch.h: prints the error's number
     _driver("runtime-error", r"cudaexecutionfailedwitherror2(?!\d)"),
-    # Ray's name of the exception, unless the exception itself is printed below it
+    # Ray's name for the exception, unless the exception itself is printed below
     _driver(
         "ray-task",
         r"raytaskerror\(outofmemoryerror\)",
@@ -88,8 +88,8 @@ DRIVERS: Final = (
     ),
     _driver(
         "driver-error",
-        # C10_CUDA_DRIVER_CHECK (c10/cuda/driver_api.h, 2.1 to 2.15): in the allocator only the
-        # calls that map expandable segments stand in it.
+        # C10_CUDA_DRIVER_CHECK (c10/cuda/driver_api.h, 2.1 to 2.15): the allocator uses it only
+        # for the calls that map expandable segments.
         r"(?P<_word>cuda|hip|musa)drivererror:(?:outofmemory|unknownerror|operationnotsupported"
         r"|devicenotready)",
         "driver-api",
@@ -122,7 +122,7 @@ DRIVERS: Final = (
         backend="xpu",
     ),
     _on_host(
-        "driver-host-code",  # of Unified Runtime, Level Zero, OpenCL, Vulkan
+        "driver-host-code",  # Unified Runtime, Level Zero, OpenCL, Vulkan
         r"(?:(?:ur_result|pi|ze_result|vk)_error|cl)_out_of_host_memory",
         backend="cpu",
     ),
@@ -152,14 +152,14 @@ DRIVERS: Final = (
     ),
     _driver(
         "thrust",
-        # xgboost, src/common/device_vector.cu and device_helpers.cuh: the figures below it
+        # xgboost, src/common/device_vector.cu and device_helpers.cuh: prints figures below it
         r"bad_alloc:cuda(?:error)?[a-z]{0,30}:outofmemory(?:-?freememory:(?P<free_bytes>COUNT)"
         r"-?requestedmemory:(?P<requested_bytes>COUNT))?",
         "thrust",
     ),
     _driver(
         "thrust",
-        # thrust/system/cuda/detail/util.h: the name of the step, "failed", the error
+        # thrust/system/cuda/detail/util.h: the step's name, "failed", and the error
         r"(?:parallel_for|trivial_device_copy[a-z>-]{0,8}|reduce|scan|sort|copy_if|unique)"
         r"(?:[a-z_0-9]{0,24})failed(?:tosynchronize|on[a-z0-9]{1,20}step)?:"
         r"(?:cudaerrormemoryallocation:)?outofmemory",
@@ -219,7 +219,7 @@ DRIVERS: Final = (
     ),
     _lost(
         "allocation-on-device",
-        # cudaMallocAsync's message as ComfyUI shows it: up to the device's number.
+        # cudaMallocAsync's message as ComfyUI shows it: cut off after the device's number
         r"allocationondevice(?P<device_index>\d{1,3})?(?!\d?would)",
         refine=ends_line,
     ),
@@ -230,7 +230,7 @@ DRIVERS: Final = (
     ),
     _lost(
         "dispatched-modules",
-        # transformers 4.30 to 4.57, quantizers/quantizer_bnb_*.py: what did not fit on the GPUs
+        # transformers 4.30 to 4.57, quantizers/quantizer_bnb_*.py: modules did not fit on the GPUs
         r"somemodulesaredispatchedonthecpuorthedisk",
     ),
     _lost(
@@ -251,7 +251,7 @@ DRIVERS: Final = (
 _TF: Final = re.compile(
     r"tensorflow|stream_executor|xla/|couldnotcreatecudnnhandle:$|failedtocreatecublashandle:$"
 )
-"""TensorFlow's files, and what only its stream executor says (xla/stream_executor/cuda)."""
+"""TensorFlow's files, and words that only its stream executor prints (xla/stream_executor/cuda)."""
 
 
 def _backend(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
@@ -292,7 +292,7 @@ LIBRARIES: Final = (
         r"cusolver(?:error:7|_status_internal_error),?whencalling`?cusolverdncreate",
         "maybe-memory",
     ),
-    # a call that works on an area of its own; cuSPARSE's product of sparse matrices asks for most
+    # calls that need a workspace; cuSPARSE's product of sparse matrices needs the largest one
     _cublas("cufft-internal", r"cufft_internal_error", "maybe-memory", is_device_oom=False),
     _cublas(
         "cusparse-resources",
@@ -332,8 +332,8 @@ LIBRARIES: Final = (
     ),
     _nccl(
         "nccl-unhandled",
-        # torch/csrc/distributed/c10d/NCCLUtils.hpp: C10D_NCCL_CHECK says where before it says what,
-        # and its "Last error" whether it was a lack of memory
+        # torch/csrc/distributed/c10d/NCCLUtils.hpp: C10D_NCCL_CHECK prints the place before the
+        # error; its "Last error" shows whether memory ran out
         r"(?:ncclerrorin:[^;]{1,260}?)?ncclunhandledcudaerror",
         refine=only_where(r"outofmemory|calloc", 0, 400),
     ),

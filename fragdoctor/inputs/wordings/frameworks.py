@@ -1,4 +1,4 @@
-"""ggml, Paddle, CuPy, ONNX Runtime, TensorRT, Ray, IPEX, and the KV caches of vLLM and SGLang."""
+"""Messages of ggml, Paddle, CuPy, ONNX Runtime, TensorRT, MLX, IPEX, and of servers' KV caches."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _PURPOSES: Final = (
     ("kv-buffer", re.compile(r"kv_?cache|kv_?self|memorymodule")),
     ("weights-buffer", re.compile(r"alloc_tensor_range|errorloadingmodel")),
 )
-"""What llama.cpp says below ggml's lines of the buffer that it could not have (src/llama*.cpp)."""
+"""What llama.cpp prints below ggml's lines about the buffer it did not get (src/llama*.cpp)."""
 
 _BUFFER: Final = re.compile(r"(cuda|rocm|hip|vulkan|metal|sycl|musa|cann|cpu)(\d{1,3})?buffer")
 
 
 def _ggml_buffer(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
-    """Say which backend from the buffer's name: a ROCm build also prints "cudaMalloc"."""
+    """Take the backend from the buffer's name, because a ROCm build also prints "cudaMalloc"."""
     text = stream.squeezed
     named = _BUFFER.search(text, match.start(), match.end() + 300)
     word = named.group(1) if named else match.groupdict().get("_word") or "cuda"
@@ -45,14 +45,14 @@ def _ggml_buffer(fields: Fields, match: re.Match[str], stream: LogStream) -> Fie
 
 
 _SLOW: Final = only_where(r"slow(?!est)|snail|crawl|takesforever|speeddrop|bottleneck", 800, 800)
-"""What tells of a slow program: the words alone are part of every talk about GPUs."""
+"""Signs of a slow program: without them, the words occur in any discussion of GPUs."""
 
 _TENSORRT: Final = where(r"trt-llm\]|tensorrt[-_]llm|trtllm", 8000, 8000, sub_kind="trtllm")
-"""TensorRT-LLM runs the builder where its own lines stand around TensorRT's."""
+"""Signs that TensorRT-LLM runs TensorRT's builder: its own lines around those of TensorRT."""
 
 
 def _ggml_check(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
-    """Tell the pool with virtual memory, whose calls some drivers refuse, from a full device."""
+    """Tell the virtual-memory pool, whose calls some drivers refuse, from a full device."""
     del stream
     if match.group("_vmm"):
         return fields | {"sub_kind": "vmm", "backend": "rocm" if "hip" in match.group() else "cuda"}
@@ -96,8 +96,8 @@ FRAMEWORKS: Final = (
     _ggml("ggml", r"(?:vk::[\w:]{1,60}:)?erroroutofdevicememory", backend="vulkan"),
     Wording(
         "ggml",
-        # ggml/src/ggml-cuda/ggml-cuda.cu: CUDA_CHECK of 2023, and CU_CHECK of the pool with
-        # virtual memory, which a HIP build calls HipVMM
+        # ggml/src/ggml-cuda/ggml-cuda.cu: CUDA_CHECK of 2023, and CU_CHECK of the virtual-memory
+        # pool, which a HIP build calls HipVMM
         r"ggml[-_](?P<_word>cuda|hip|sycl)[\w./-]{0,40}:\d{1,6}:(?P<_vmm>(?:hip|cu|cuda)vmmfailure)?"
         r":?outofmemory",
         kind="ggml",
@@ -144,8 +144,8 @@ FRAMEWORKS: Final = (
     ),
     Wording(
         "web-ui-check",
-        # AUTOMATIC1111 1.0 to 1.10, modules/sd_hijack_optimizations.py: what its attention asks of
-        # the device before it computes; its "Need" is no size of a request.
+        # AUTOMATIC1111 1.0 to 1.10, modules/sd_hijack_optimizations.py: what its attention checks
+        # before it computes; the figure after "Need" is not the size of a request.
         r"notenoughmemory,uselowerresolution",
         "figures-lost",
     ),
@@ -162,7 +162,7 @@ FRAMEWORKS: Final = (
     ),
     _other(
         "flashinfer",
-        # flashinfer, include/flashinfer/allocator.h: a buffer of fixed size
+        # flashinfer, include/flashinfer/allocator.h: a buffer with a fixed size
         r"(?:failedtoallocate|bufferoverflowwhenallocating)memoryfor\w{1,60}withsize"
         r"(?P<requested_bytes>COUNT)andalignment\d{1,4}(?:,butonly(?P<free_bytes>COUNT)bytes)?",
         "workspace-limit",
@@ -194,13 +194,13 @@ FRAMEWORKS: Final = (
     ),
     Wording(
         "batch-search",
-        # accelerate 0.10 to 1.15, utils/memory.py: each try ran out of memory, down to none
+        # accelerate 0.10 to 1.15, utils/memory.py: every batch size ran out of memory
         r"noexecutablebatchsizefound,reachedzero",
         "figures-lost",
     ),
     Wording(
         "detectron2-retry",
-        # detectron2/utils/memory.py, retry_if_cuda_oom: goes on with the inputs on the CPU
+        # detectron2/utils/memory.py, retry_if_cuda_oom: continues with the inputs on the CPU
         r"attemptingtocopyinputsof[^`]{1,160}?tocpuduetocudaoom",
         "went-on",
         is_warning=True,
@@ -214,7 +214,7 @@ FRAMEWORKS: Final = (
     ),
     *(
         Wording("spilled", literal, "went-on", refine=_SLOW, is_warning=True, is_marker=True)
-        # What people write who watch Windows' task manager: no program prints it.
+        # Written by people who watch Windows' task manager; no program prints this.
         for literal in ("sharedgpumemory", "sysmemfallback")
     ),
     _other(
@@ -243,7 +243,7 @@ FRAMEWORKS: Final = (
 
 
 def _free_share(fields: Fields, match: re.Match[str], _stream: LogStream) -> Fields:
-    """Read ``(5.01/6.0 GiB)``: the unit stands once, after the second figure."""
+    """Read ``(5.01/6.0 GiB)``, in which only the second figure has a unit."""
     unit = match.group("total_bytes").lstrip("0123456789.,")
     return fields | {"free_bytes": printed_bytes(match.group("_free") + unit)}
 
@@ -261,7 +261,7 @@ KV_CACHE_CHECKS: Final = (
     ),
     _tgi(
         "tgi-total",
-        # the same, 0.9 to 1.0
+        # the same file, 0.9 to 1.0
         r"notenoughmemorytohandle<kv_tokens_requested>totaltokenswith\d{1,9}prefilltokens",
         "total-tokens",
         hint="max-batch-total-tokens",
@@ -269,7 +269,7 @@ KV_CACHE_CHECKS: Final = (
     _vllm("vllm-no-blocks", r"noavailablememoryforthecacheblocks", "kv-budget", group="vllm-kv"),
     _vllm(
         "vllm-negative-cache",
-        # worker/worker.py, 0.6 to 0.8: what weights and a step leave of the limit
+        # worker/worker.py, 0.6 to 0.8: what is left of the limit after weights and one step
         r"reservedforkvcacheis-SIZE",
         "kv-budget",
         group="vllm-kv",
@@ -314,7 +314,7 @@ KV_CACHE_CHECKS: Final = (
     ),
     Wording(
         "sglang-pool",
-        # sglang/srt/mem_cache/common.py: alloc_token_slots and its paged kin
+        # sglang/srt/mem_cache/common.py: alloc_token_slots and its paged variants
         r"(?:prefill|decode)outofmemory\.trytoloweryourbatchsize",
         "pool-full",
         kind=KV_CACHE,
@@ -322,7 +322,7 @@ KV_CACHE_CHECKS: Final = (
     ),
     Wording(
         "sglang-unbalanced",
-        # sglang/srt/model_executor/model_runner.py: before the model is loaded
+        # sglang/srt/model_executor/model_runner.py: checked before the model is loaded
         r"thememorycapacityisunbalanced",
         "unbalanced-gpus",
         kind=OTHER,

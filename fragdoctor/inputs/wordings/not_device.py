@@ -1,4 +1,4 @@
-"""Host memory, processes that were killed, and failures that only sound like device memory."""
+"""Failures of host memory, killed processes, and failures that only sound like device memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from fragdoctor.inputs.wordings.wording import (
 _OF_CGROUP: Final = where(
     r"mem_cgroup_o|memorycgroup|constraint_memcg", 1000, 4000, sub_kind="cgroup-kill"
 )
-"""A limit of a container or a job, not a full machine (Linux, mm/memcontrol.c)."""
+"""Signs that a container or job hit its limit, not that the machine was full (Linux,
+mm/memcontrol.c)."""
 
 _host = partial(Wording, kind=HOST, backend="cpu", is_device_oom=False)
 _kill = partial(_host, sub_kind="oom-killer", group="kill")
@@ -70,7 +71,7 @@ KILLS: Final = (
 
 
 HOST_MEMORY: Final[tuple[Wording, ...]] = (
-    # c10/core/impl/alloc_cpu.cpp says it so where it was built by Microsoft's compiler
+    # c10/core/impl/alloc_cpu.cpp, as built by Microsoft's compiler
     _host(
         "cpu-allocator",
         r"defaultcpuallocator:notenoughmemory:(?:youtriedtoallocate<requested_bytes>)?",
@@ -112,8 +113,8 @@ HOST_MEMORY: Final[tuple[Wording, ...]] = (
         r"\(size(?P<requested_bytes>COUNT)\)",
     ),
     _shm("shared-memory-full", r"dataloader'?sworkersareoutofsharedmemory"),
-    # aten/src/ATen/MapAllocator.cpp; on Windows the page file stands behind shared memory, and
-    # 1455 is its ERROR_COMMITMENT_LIMIT
+    # aten/src/ATen/MapAllocator.cpp; on Windows the page file backs shared memory, and error 1455
+    # is ERROR_COMMITMENT_LIMIT
     _shm(
         "torch-shm",
         r"unableto(?:writetofile|resizefile)<[^<>]{1,120}>(?:totherightsize)?:nospaceleftondevice",
@@ -139,12 +140,12 @@ HOST_MEMORY: Final[tuple[Wording, ...]] = (
         r"dataloaderworker\(pid\(?s?\)?:?[\d,]{1,60}\)exitedunexpectedlywithexitcode-?9",
         "oom-killer",
     ),
-    # torch/utils/data/dataloader.py, _try_get_data: with an exit code it was the worker's own error
+    # torch/utils/data/dataloader.py, _try_get_data: an exit code means the worker's own error
     _host(
         "dataloader-gone",
         r"dataloaderworker\(pid\(?s?\)?:?[\d,]{1,60}\)exitedunexpectedly(?!withexit)",
         "worker-gone",
-        # a script without "if __name__ == '__main__'" starts itself anew in each worker
+        # a script without "if __name__ == '__main__'" starts itself again in each worker
         refine=only_where("bootstrappingphase|segmentationfault", 8000, 2000, is_there=False),
         group="workers",
     ),
@@ -164,14 +165,14 @@ HOST_MEMORY: Final[tuple[Wording, ...]] = (
         "worker-gone",
         group="workers",
     ),
-    # Notebooks: Colab's and Kaggle's own words; Jupyter's and VS Code's do not say why.
+    # Notebooks: Colab and Kaggle print the reason; Jupyter and VS Code do not say why.
     _host("colab", r"crashedafterusingallavailableram", "notebook"),
     _host("kaggle", r"triedtoallocatemorememorythanisavailable", "notebook"),
     _host("jupyter", r"(?:the)?kernelappearstohavedied", "kernel-died"),
     _host("vscode", r"(?:the)?kernelcrashedwhileexecutingcode", "kernel-died"),
     # Ollama 0.1.33 to 0.12, llm/server.go
     _host("ollama", r"modelrequiresmoresystemmemory\(<requested_bytes>\)thanisavailable", "ollama"),
-    # Ray 2.0 to 2.50, core_worker: a worker that is gone, with reasons that it may have had
+    # Ray 2.0 to 2.50, core_worker: a worker that is gone, with possible reasons
     _host(
         "ray-worker",
         r"(?:therearesome)?potentialrootcauses\.\(1\)theprocessiskilledbysigkillbyoomkiller"
@@ -231,7 +232,7 @@ HOST_MEMORY: Final[tuple[Wording, ...]] = (
         group="jvm",
     ),
     _pinned(r"failedtoalloc<requested_bytes>onhost:(?:cuda_error_out_of_memory)?(?::outofmemory)?"),
-    # ggml/src/ggml-cuda/ggml-cuda.cu: ggml_cuda_host_malloc; it goes on with ordinary memory
+    # ggml/src/ggml-cuda/ggml-cuda.cu: ggml_cuda_host_malloc; continues with ordinary memory
     _host(
         "ggml-pinned",
         r"failedtoallocate<requested_bytes>ofpinnedmemory:outofmemory",
@@ -288,7 +289,7 @@ _NOT_OF_GPU: Final = {
     "disk-full": ("nospaceleftondevice",),
     "file-limit": ("toomanyopenfiles",),
     "segfault": ("signal11(sigsegv)", "killedbysignal:segmentationfault"),
-    # ggml/src/ggml.c of 2023: memory of fixed size that a graph takes its tensors from
+    # ggml/src/ggml.c of 2023: a fixed-size pool for a graph's tensors
     "fixed-pool": (
         "notenoughspaceinthecontext'smemorypool",
         "notenoughspaceinthescratchmemorypool",

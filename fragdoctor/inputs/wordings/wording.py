@@ -1,4 +1,4 @@
-"""What a wording is, and how one is found in squeezed text (see ``inputs/log_streams.py``)."""
+"""Defines a wording and how it is found in squeezed text (see ``inputs/log_streams.py``)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZE: Final = (
     r"(?:\d[\d,]{0,30}(?:\.\d{0,12})?(?:bytes?|[kmgtpe]i?bytes?|[kmgtpe]i?b|[kmgt](?![a-z])))"
 )
 COUNT: Final = r"(?:\d[\d,]{0,30})"
-ABSURD_BYTES: Final = 16 * 2**40  # no device is near; such a size was computed from garbage
+ABSURD_BYTES: Final = 16 * 2**40  # far beyond any device; such a size was computed from garbage
 _PARTS: Final = re.compile(r"(\d[\d,]{0,30}(?:\.\d{0,12})?)([a-z]{0,8})", re.ASCII)
 _DECIMAL_COMMA: Final = re.compile(r"\d{1,30},\d{1,2}")
 _POWERS: Final = {"": 0, "b": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5, "e": 6}
@@ -26,7 +26,7 @@ _SOURCE: Final = re.compile(
     r"(?:(?:raise[\w.]{1,60}|print|str|warn|fail|match|startswith|find|search|format)\("
     r"|\.(?:warn|warning|error|info|debug|exception|critical|count|write)\("
     r"|==|!=|\bin|if|elif|(?<![rf])or|and|not|return|,|\[|\+)[frbu]{0,2}[\"'`]{1,3}"
-    r"(?![])}])[^\"'`]{0,80}$",  # a quote before a bracket closes a string
+    r"(?![])}])[^\"'`]{0,80}$",  # a quote before a closing bracket ends a string
     re.ASCII,
 )
 
@@ -58,9 +58,9 @@ Refine: TypeAlias = Callable[[Fields, re.Match[str], LogStream], Fields | None]
 
 
 def printed_bytes(text: str) -> int:
-    """Return the bytes of a squeezed, lower-case size: printed decimal times unit, rounded.
+    """Return the bytes of a squeezed, lowercase size: the printed decimal times its unit, rounded.
 
-    Units are powers of 1024 whatever their spelling; a bare number means bytes.
+    Units are powers of 1024 however they are spelled; a bare number means bytes.
     """
     match = _PARTS.match(text)
     if match is None:
@@ -68,13 +68,13 @@ def printed_bytes(text: str) -> int:
         raise ValueError(msg)
     number, unit = match.groups()
     power = 0 if unit.startswith("byte") else _POWERS[unit[:1]]
-    if _DECIMAL_COMMA.fullmatch(number):  # of C programs under a European locale
+    if _DECIMAL_COMMA.fullmatch(number):  # from a C program under a European locale
         number = number.replace(",", ".")
     return int((Decimal(number.replace(",", "")) * 1024**power).to_integral_value())
 
 
 def value_of(name: str, text: str) -> int:
-    """Return a named group as the number that the field of that name holds."""
+    """Return a named group's text as the number for the field with that name."""
     return printed_bytes(text) if name.endswith("_bytes") else int(text.replace(",", ""))
 
 
@@ -82,9 +82,9 @@ class Hit(Struct, frozen=True):
     """A message found at ``start:end`` of a stream's squeezed text.
 
     Attributes:
-        group: hits of the same group that follow each other closely are one failure.
+        group: hits with the same group that follow each other closely are one failure.
         is_whole: False for a fragment without its beginning.
-        is_marker: belongs into the list of markers rather than of messages.
+        is_marker: whether the hit belongs in the list of markers instead of messages.
     """
 
     start: int
@@ -99,15 +99,15 @@ class Wording(Struct, frozen=True):
     """One wording of one message.
 
     Attributes:
-        variant: stable name.
-        pattern: for squeezed text, in the short form of ``expanded``; groups named like the fields
-            of ``OomMessage`` become these fields, and ``_word`` names the backend.
+        variant: stable name of the wording.
+        pattern: a pattern for squeezed text, in the short form of ``expanded``; groups named after
+            fields of ``OomMessage`` become these fields, and ``_word`` names the backend.
         sub_kind, kind, backend, is_device_oom, hint, is_warning: as in ``OomMessage``.
         group: see ``Hit``.
         is_marker: see ``Hit``.
-        refine: last changes to the fields; None rejects the match.
-        may_be_prose: the words also occur in advice and in comments; then the wording counts
-            only where the line says that something failed.
+        refine: makes the last changes to the fields; returns None to reject the match.
+        may_be_prose: whether the words also occur in advice and comments; if so, the wording
+            counts only if its line says that something failed.
     """
 
     variant: str
@@ -125,7 +125,7 @@ class Wording(Struct, frozen=True):
     may_be_prose: bool = False
 
     def hits(self, stream: LogStream) -> Iterator[Hit]:
-        """Yield the places where this wording stands."""
+        """Yield the hits of this wording in a stream."""
         for match in matches(self.pattern, stream.squeezed):
             if is_source(stream, match.start()):
                 continue
@@ -161,24 +161,27 @@ class Wording(Struct, frozen=True):
 
 
 def on_host(fields: Fields, sub_kind: str) -> Fields:
-    """Return the fields of a message that turns out to be about the host's memory."""
+    """Return the fields of a message that turns out to be about host memory."""
     of_host = {"kind": HOST, "backend": "cpu", "is_device_oom": False, "sub_kind": sub_kind}
     return fields | of_host
 
 
 def alone(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
-    """Keep words that are a line of their own."""
+    """Keep the words only if they are a whole line."""
     return None if stream.before(match.start()) or stream.after(match.end()) else fields
 
 
 def ends_line(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
-    """Keep words that are followed by a colon or end their line, as an error's do."""
+    """Keep the words only if they end in a colon or end their line, like the name of an error."""
     is_head = match.group().endswith(":")
     return fields if is_head or not stream.after(match.end()).strip("\"'`.,;)") else None
 
 
 def where(pattern: str, before: int, after: int, **told: Any) -> Refine:
-    """Return what fills in fields where a pattern is found this many characters around a match."""
+    """Return a refinement that sets fields if a pattern occurs near a match.
+
+    ``before`` and ``after`` say how many characters around the match are searched.
+    """
     search = re.compile(pattern).search
 
     def refine(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields:
@@ -189,9 +192,9 @@ def where(pattern: str, before: int, after: int, **told: Any) -> Refine:
 
 
 def only_where(pattern: str, before: int, after: int, *, is_there: bool = True) -> Refine:
-    """Return what keeps a match where a pattern is found, or is not, around it.
+    """Return a refinement that keeps a match only if a pattern occurs, or does not occur, near it.
 
-    Of what stands before the match and after it; the match itself does not count.
+    The text before and after the match is searched, but not the match itself.
     """
     search = re.compile(pattern).search
 
@@ -204,11 +207,11 @@ def only_where(pattern: str, before: int, after: int, *, is_there: bool = True) 
 
 
 _MOST_AFTER: Final = 1500
-"""Characters of a message from its needle on, at most."""
+"""The most characters of a message from its needle on."""
 
 
 def matches(pattern: str, text: str) -> Iterator[re.Match[str]]:
-    """Yield the matches of a pattern in squeezed text, found by its needle."""
+    """Yield the matches of a pattern in squeezed text, located by the pattern's needle."""
     needle, n_before = needle_of(pattern)
     position = 0
     while (found := text.find(needle, position)) >= 0:
@@ -229,19 +232,19 @@ _ATOM: Final = re.compile(
 
 @cache
 def needle_of(pattern: str) -> tuple[str, int]:
-    """Return the longest text that every match of a pattern holds, and how far in it can stand.
+    """Return the longest text in every match of a pattern, and its largest offset in a match.
 
-    It is no part of a group. Groups before it count with all of their alternatives, so that it
-    never stands further in. Every repetition has to have a bound.
+    The text is never part of a group. Groups before it count with all of their alternatives, so
+    that the offset is an upper bound. Every repetition must be bounded.
 
     Raises:
-        ValueError: one has none.
+        ValueError: a repetition is unbounded.
     """
     runs, widths, last = [("", 0)], [0], 0
     for atom in _ATOM.findall(expanded(pattern)):
         text, n_before = runs[-1]
         is_text = False
-        if atom in "?*+" or atom[0] == "{":  # what stands before may be left out or come again
+        if atom in "?*+" or atom[0] == "{":  # the atom before may be left out or repeated
             times = 1 if atom == "?" else int(atom[1:-1].rpartition(",")[2])
             widths[-1] += last * (times - 1)
             runs[-1] = text[:-1], n_before
@@ -274,7 +277,7 @@ def located(message: OomMessage, stream: LogStream, start: int, end: int) -> Oom
 
 
 def is_source(stream: LogStream, position: int) -> bool:
-    """Return whether a position is inside a string of program text (``raise X("...``)."""
+    """Return whether a position is inside a string in source code (``raise X("...``)."""
     return bool(_SOURCE.search(stream.before(position, 120)))
 
 
@@ -302,15 +305,15 @@ _EXPLAINED: Final = re.compile(
 
 
 def reads_as_failure(stream: LogStream, match: re.Match[str]) -> bool:
-    """Return whether a short wording stands where a program reports, not where people explain.
+    """Return whether a short wording is a program's report rather than someone's explanation.
 
-    It does after ``...Error:`` and the like, or alone at the start of a line; never after words
-    such as "if you see".
+    It is a report after ``...Error:`` and the like, or alone at the start of a line, but never
+    after words such as "if you see".
     """
     before = stream.before(match.start(), 80)
     if _EXPLAINED.search(before):
         return False
-    # also quoted, and further on in the sentence of another exception
+    # also if it is quoted, or comes later in the sentence of another exception
     if _FAILED.search(before) or _RAISED.search(before):
         return True
     if before.strip("\"'`([{>*-:"):
@@ -319,21 +322,21 @@ def reads_as_failure(stream: LogStream, match: re.Match[str]) -> bool:
 
 
 def explains(stream: LogStream, match: re.Match[str]) -> bool:
-    """Return whether words are part of advice or of a talk about failures."""
+    """Return whether the words are part of advice or of a discussion of failures."""
     after = stream.after(match.end(), 40).lstrip(".'\"`*:,;-")
     return bool(_EXPLAINED.search(stream.before(match.start(), 80)) or _ADVICE.match(after))
 
 
 @cache
 def compile_squeezed(pattern: str) -> re.Pattern[str]:
-    """Return a pattern in short form for squeezed text."""
+    """Return the compiled form of a pattern in short form."""
     return re.compile(expanded(pattern), re.ASCII)
 
 
 def expanded(pattern: str) -> str:
     """Return a pattern with its short forms written out.
 
-    ``SIZE`` and ``COUNT`` stand for numbers, ``<total_bytes>`` for a group of that name.
+    ``SIZE`` and ``COUNT`` stand for numbers, ``<total_bytes>`` for a group with that name.
     """
     named = re.sub(
         r"(?<!P)<(\w+)>", lambda m: f"(?P<{m.group(1)}>{_group_body(m.group(1))})", pattern
