@@ -96,7 +96,8 @@ def install(undo: ExitStack) -> None:
 def _there(module: ModuleType) -> ModuleSpec:
     """Return the spec of a module that was imported on the way to it, as its package was."""
     own: Any = module.__spec__
+    # A module of options refuses attributes that are none.
     loader: Any = SimpleNamespace(
-        create_module=lambda _: module, exec_module=lambda _: setattr(module, "__spec__", own)
+        create_module=lambda _: module, exec_module=lambda _: vars(module).update(__spec__=own)
     )
     return ModuleSpec(own.name, loader)
