@@ -64,7 +64,6 @@ def put_call(called: Callable[..., Any], undo: ExitStack) -> None:
     """
     call: Any = torch.nn.Module.__call__
 
-    @wraps(call)
     def seen_through(module: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return call(module, *args, **kwargs)
@@ -72,7 +71,7 @@ def put_call(called: Callable[..., Any], undo: ExitStack) -> None:
 
     # Dynamo leaves out the engine's files, and this it has to see.
     seen_through.__code__ = seen_through.__code__.replace(co_filename=SEEN_THROUGH)
-    put(undo, torch.nn.Module, "__call__", seen_through)
+    put(undo, torch.nn.Module, "__call__", wraps(call)(seen_through))
 
 
 def at_first_call(act: Callable[[Any], None], undo: ExitStack, *, trains: bool = False) -> None:
