@@ -67,8 +67,7 @@ class Comparison(CureSearch):
         self._peak_bytes = found.peak_allocated_bytes
         self._n_flops = found.traits["n_flops"]
         paths = [part["path"] for part in found.traits["parts"]]
-        names = [name for group in found.traits["blocks"] for name in group["names"]]
-        numbers = [paths.index(name) for name in names if name in paths]
+        numbers = [paths.index(path) for path in found.traits["blocks"] if path in paths]
         for how, chosen in (
             ("all blocks", numbers),
             ("every 2nd", numbers[::2]),
@@ -83,7 +82,7 @@ class Comparison(CureSearch):
             args = ["plan", self.name, str(share), str(plan)]
             how = f"sac_milp, {share:.0%}"
             try:
-                self._observed(replace(self._program, target=script, args=args), [])
+                self._measured(replace(self._program, target=script, args=args), [])
             except ConfigError as err:
                 self.missing.append(f"{how}: {err.message}")
                 continue
@@ -95,7 +94,7 @@ class Comparison(CureSearch):
 
     def _compare(self, how: str, program: Program, specs: Sequence[str]) -> None:
         try:
-            other = self._observed(program, specs)
+            other = self._measured(program, specs)
         except ConfigError as err:
             self.missing.append(f"{how}: {err.message}")
             return
@@ -110,12 +109,12 @@ class Comparison(CureSearch):
                 self.missing.append(f"{how}: needs {other[0] / MIB:.0f} MiB, none of ours does")
                 return
             best = min(fitting, key=lambda one: one.rank)
-            ours = self._observed(self._program, best.treatments[0].specs)
+            ours = self._measured(self._program, best.treatments[0].specs)
         pairs = list(zip(other, ours, strict=True))
         needs, peak = (tuple(n / MIB for n in pair) for pair in pairs[:2])
         self.rows.append(Row(how, needs, peak, pairs[2]))  # type: ignore[arg-type]
 
-    def _observed(self, program: Program, specs: Sequence[str]) -> tuple[int, int, float]:
+    def _measured(self, program: Program, specs: Sequence[str]) -> tuple[int, int, float]:
         """Return needed bytes, peak allocated bytes, and recomputed operations as a share."""
         before, self._program = self._program, program
         try:

@@ -65,7 +65,7 @@ class Net(nn.Module):
             x = layer(x)
         return self.head(x)
 
-BATCH = 2048
+BATCH = int("2048")  # no number that could be made smaller
 model = Net().cuda()
 """
 LOOP = """
@@ -721,6 +721,17 @@ def test_compiled_program_needs_what_it_needs_unseen_and_goes_by_its_own_names(
     assert "step-in-backward" in {part["code"] for part in treatments}  # nothing is added up
     blocks = [part for part in treatments if part["code"] == "checkpoint"]
     assert any("in model.blocks" in line for part in blocks for line in part["lines"])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Inductor needs Triton")
+def test_compiled_model_with_checkpointed_blocks_is_one_graph(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, COMPILING)
+    whole = COMPILED.replace("torch.compile(model)", "torch.compile(model, fullgraph=True)")
+    lines = CHECKPOINTED.replace("model.layers", "model.blocks")
+    stage.script(whole.replace("optimizer =", f"{lines}optimizer =", 1))
+
+    assert stage.json("--fits-on", "8GiB", "train.py")["rehearsal"]["fits"]
 
 
 def test_of_each_kind_one_is_shown_the_cheapest_that_fits_or_the_least() -> None:

@@ -14,6 +14,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import SimpleNamespace
 from typing import Any, Final, NoReturn
 
+SEEN_THROUGH: Final = "<fragdoctor>"
+"""File name of what is ours and in the way of a compiled program: Dynamo follows it."""
 _MISSING: Final = object()
 
 

@@ -12,7 +12,7 @@ from torch.autograd.profiler import record_function
 
 from fragdoctor.model.marks import BACKWARD, NO_GRAD
 from fragdoctor.rehearsal.engine import put
-from fragdoctor.rehearsal.engine.calls import around_models, is_traced, put_run_backward
+from fragdoctor.rehearsal.engine.calls import around_models, is_traced, put_call, put_run_backward
 from fragdoctor.rehearsal.engine.marks import in_backward
 from fragdoctor.rehearsal.engine.session import Session
 
@@ -79,7 +79,7 @@ def _watch_backward(now: Session, undo: ExitStack) -> None:
 def _watch_calls(now: Session, undo: ExitStack) -> None:
     """Watch calls of modules, and of models that are called from outside of any."""
 
-    def around(model: Any) -> AbstractContextManager[None] | None:
+    def around(model: Any, _: Any) -> AbstractContextManager[None] | None:
         if not now.is_started:
             return None
         now.modules.begin_call(model)
@@ -88,10 +88,8 @@ def _watch_calls(now: Session, undo: ExitStack) -> None:
         return None if keeps else _marked(now, NO_GRAD + type(model).__name__)
 
     around_models(around, undo)
-    call: Any = torch.nn.Module.__call__
 
-    @wraps(call)
-    def called(module: Any, *args: Any, **kwargs: Any) -> Any:
+    def called(call: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
         if not now.is_started:
             return call(module, *args, **kwargs)
         before = now.modules.enter(module)
@@ -100,4 +98,4 @@ def _watch_calls(now: Session, undo: ExitStack) -> None:
         finally:
             now.modules.leave(before)
 
-    put(undo, torch.nn.Module, "__call__", called)
+    put_call(called, undo)

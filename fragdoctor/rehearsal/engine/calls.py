@@ -13,10 +13,10 @@ import torch
 from torch._guards import TracingContext
 
 from fragdoctor.recording.module_names import ByIdentity
-from fragdoctor.rehearsal.engine import put
+from fragdoctor.rehearsal.engine import SEEN_THROUGH, put
 from fragdoctor.rehearsal.engine.marks import in_backward
 
-Around = Callable[[Any], AbstractContextManager[Any] | None]
+Around = Callable[[Any, Any], AbstractContextManager[Any] | None]
 
 
 def is_traced() -> bool:
@@ -36,33 +36,49 @@ class _Inside(threading.local):
 def around_models(around: Around, undo: ExitStack) -> None:
     """Enter a context around each outermost call of a module with parameters.
 
-    Losses and transforms have none, and are no models. ``around`` is called with the module before
-    each, that which was compiled where it is; None leaves the call as it is.
+    Losses and transforms have none, and are no models. ``around`` is called before each with the
+    module, that which was compiled where it is, and its arguments; None leaves the call as it is.
     """
-    call: Any = torch.nn.Module.__call__
     inside = _Inside()
 
-    @wraps(call)
-    def called(module: Any, *args: Any, **kwargs: Any) -> Any:
+    def called(call: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
         # What a backward pass calls it computes again, for a call of before.
         if inside.model or in_backward() or next(module.parameters(), None) is None:
             return call(module, *args, **kwargs)
         inside.model = True
         try:
             is_wrapper = "_orig_mod" in module._modules  # what torch.compile returns
-            with around(module._orig_mod if is_wrapper else module) or nullcontext():
+            model = module._orig_mod if is_wrapper else module
+            with around(model, (args, kwargs)) or nullcontext():
                 return call(module, *args, **kwargs)
         finally:
             inside.model = False
 
-    put(undo, torch.nn.Module, "__call__", called)
+    put_call(called, undo)
+
+
+def put_call(called: Callable[..., Any], undo: ExitStack) -> None:
+    """Put a function around calls of modules, which is given the call and its arguments.
+
+    While a compiler traces it is left out, so that what is compiled together stays so.
+    """
+    call: Any = torch.nn.Module.__call__
+
+    def seen_through(module: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return call(module, *args, **kwargs)
+        return called(call, module, *args, **kwargs)
+
+    # Dynamo leaves out the engine's files, and this it has to see.
+    seen_through.__code__ = seen_through.__code__.replace(co_filename=SEEN_THROUGH)
+    put(undo, torch.nn.Module, "__call__", wraps(call)(seen_through))
 
 
 def at_first_call(act: Callable[[Any], None], undo: ExitStack, *, trains: bool = False) -> None:
     """Do something with each model before its first call, with ``trains`` the first in training."""
     seen = ByIdentity()
 
-    def around(model: Any) -> None:
+    def around(model: Any, _: Any) -> None:
         if not seen.get(model) and (not trains or (torch.is_grad_enabled() and model.training)):
             seen[model] = True
             act(model)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import builtins
 import dis
+import io
 import runpy
 import sys
 import threading
@@ -25,10 +26,9 @@ from typing import Any, Final, Self
 
 import torch
 
-from fragdoctor.rehearsal.engine import put
+from fragdoctor.rehearsal.engine import SEEN_THROUGH, put
 from fragdoctor.rehearsal.engine.memory_history import ENGINE, is_users
 from fragdoctor.rehearsal.engine.skipping import (
-    SEEN_THROUGH,
     WAIT_S,
     LoopSource,
     Passage,
@@ -248,7 +248,8 @@ class Loops:
             path = args[-1]
             if not path.endswith(".py"):  # compiled already
                 return found
-            code = self.compiled(Path(path).read_bytes(), path)
+            with io.open_code(path) as stream:  # as runpy reads it: a treatment may change it
+                code = self.compiled(stream.read(), path)
             return (code, path) if isinstance(found, tuple) else code
 
         put(undo, SourceFileLoader, "get_code", get_code)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fragdoctor.model.marks import GENERATED, WORKSPACE
 from fragdoctor.model.module_notes import module_note
 from fragdoctor.model.settings import AllocatorSettings
+from fragdoctor.rehearsal.engine import SEEN_THROUGH
 from fragdoctor.rehearsal.engine.gpu import ACTIONS, STATES, Event, Gpus
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ Frame = dict[str, Any]
 
 def _kept(code: CodeType) -> CodeType | bool:
     """Return code as a stack shows it; False if it is ours, True if it is in place of C++."""
-    if not code.co_filename.startswith(ENGINE):
+    if not code.co_filename.startswith((ENGINE, SEEN_THROUGH)):
         return code
     return code.co_filename.startswith(_OPERATIONS)
 

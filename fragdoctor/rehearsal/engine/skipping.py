@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves
 
-from fragdoctor.rehearsal.engine import put
+from fragdoctor.rehearsal.engine import SEEN_THROUGH, put
 
 Number = int | float
 EQUAL_ROUNDS: Final = 3
@@ -36,8 +36,6 @@ MANY_EQUAL_ROUNDS: Final = 20
 CHEAP_EVENTS: Final = 40_000
 """So many of them, or of their events (about a second), are enough: what comes every ten rounds or
 after the first five is seen by itself as long as it is cheap."""
-SEEN_THROUGH: Final = "fragdoctor-loop"
-"""File name of the calls that are added to the user's loops; Dynamo follows them."""
 WAIT_S: Final = 5.0
 """How long items are asked for that are jumped over."""
 GO_ON_S: Final = 60.0

@@ -279,8 +279,9 @@ def held_on_host(line: Location) -> Treatment:
 
 
 def batch_size(traits: Traits, batch: int | None) -> int:
-    """Return the batch that is trained on: of the arguments or of loaders, 0 where neither is."""
-    return batch or max(traits["batches"].values(), default=0)
+    """Return the batch that is trained on: of the arguments, loaders or a number, 0 without any."""
+    number = traits.get("number")
+    return batch or max(traits["batches"].values(), default=number.value if number else 0)
 
 
 def evaluated_in(traits: Traits, n: int) -> Treatment:
@@ -310,6 +311,10 @@ def accumulated(traits: Traits, n: int, batch: int | None) -> Treatment:
     micro = max(batch_size(traits, batch) // n, 1)
     words = words_of(traits["framework"], Change.ACCUMULATE)
     is_sum = traits.get("is_sum", False)
+    number = traits.get("number")
+    loop = [f"for i, batch in enumerate(loader):  # batches of {micro}"]
+    if number:
+        loop = [*number.lines(n), f"for i in range(...):  # {n} rounds an update"]
     if is_sum and traits["framework"] in _DIVIDING:
         words += ", and the loss times {n}, by which it is divided"
     return Treatment(
@@ -318,7 +323,7 @@ def accumulated(traits: Traits, n: int, batch: int | None) -> Treatment:
         _split_numerics(traits),
         0.0,
         [
-            f"for i, batch in enumerate(loader):  # batches of {micro}",
+            *loop,
             "    ...",
             "    loss.backward()  # a sum over rows" if is_sum else f"    (loss / {n}).backward()",
             f"    if (i + 1) % {n} == 0:",
@@ -326,7 +331,10 @@ def accumulated(traits: Traits, n: int, batch: int | None) -> Treatment:
             f"        {_optimizer(traits)}.zero_grad()",
         ],
         words.format(batch=micro, n=n),
-        [f"accumulate:{n}:{'' if batch else ','.join(traits['batches'])}"],
+        [
+            f"accumulate:{n}:{'' if batch else ','.join(traits['batches'])}",
+            *([number.spec(n)] if number else []),
+        ],
         batch_divisor=n,
     )
 
@@ -346,14 +354,16 @@ def sharded(traits: Traits, n: int, batch: int | None) -> Treatment:
     if blocks:
         lines += [f"for block in {_together(blocks)}:", "    fully_shard(block)"]
     lines.append(f"fully_shard({model})")
+    number = traits.get("number")
     if size:
-        lines.append(f"# batches of {size // n} of a DistributedSampler on each GPU")
+        whose = "" if number else " of a DistributedSampler"
+        lines.append(f"# batches of {size // n}{whose} on each GPU")
     return Treatment(
         "fully-shard",
         f"FSDP over {n} GPUs{'' if size else ', the whole batch on each'}",
         _split_numerics(traits) if size else Numerics.DIFFERENT,
         lines=lines,
-        specs=[f"fully-shard:{n}"],
+        specs=[f"fully-shard:{n}", *([number.spec(n)] if number else [])],
         n_gpus=n,
         batch_divisor=n,
     )
@@ -469,10 +479,11 @@ def left_out(traits: Traits, batch: int | None, conf: str) -> Iterator[LeftOut]:
         yield LeftOut("checkpoint", "the program checkpoints already")
     elif not any(part["calls"] for part in traits["parts"]):
         yield LeftOut("checkpoint", "the model calls no module that calls others")
-    if batch is None and not traits["batches"]:
+    if not batch_size(traits, batch):
         yield LeftOut(
             "accumulate",
-            "no DataLoader makes the batches; give --batch 32, and {batch} in the arguments",
+            "no DataLoader makes the batches, and no number was found that does; give --batch 32, "
+            "and {batch} in the arguments",
         )
     reason = _why_not_in_backward(traits)
     if reason:

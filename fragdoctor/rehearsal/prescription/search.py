@@ -28,6 +28,7 @@ from fragdoctor.model.prescription import Numerics, Place, Prescription, Treatme
 from fragdoctor.model.rehearsal import Rehearsal
 from fragdoctor.rehearsal import runner
 from fragdoctor.rehearsal.prescription import catalogue, patch
+from fragdoctor.rehearsal.prescription.batch_numbers import BatchNumber, batch_numbers, is_of_rows
 from fragdoctor.rehearsal.prescription.batch_rows import mixing
 from fragdoctor.rehearsal.prescription.checkpoints import Checkpoints, Plan
 from fragdoctor.rehearsal.prescription.held import held_lines
@@ -100,6 +101,7 @@ class CureSearch:
         self._outermost: dict[tuple[str, ...], Tried] = {}
         self._held: list[Location] = []
         self._notes: list[str] = []
+        self._number: BatchNumber | None = None
         self._dearer: dict[str, float] = {}
         self._reserve_s = 0.0  # for the program with a change in it, once one fits that can be
 
@@ -145,6 +147,7 @@ class CureSearch:
                     "compute could be saved, in many more lines."
                 )
         conf = self._conditions.conf or found.conf
+        traits = {**found.traits, "number": self._number}
         return Prescription(
             target=self._program.target,
             gpu=self._conditions.gpu.name,
@@ -152,7 +155,7 @@ class CureSearch:
             needs_bytes=needs_bytes,
             is_partial=found.is_partial,
             tried=tried,
-            left_out=list(catalogue.left_out(found.traits, self._batch, conf)),
+            left_out=list(catalogue.left_out(traits, self._batch, conf)),
             is_cut_short=is_cut_short,
             notes=[*found.notes, *self._notes],
             diff=diff,
@@ -203,8 +206,13 @@ class CureSearch:
         first = [one for one in simple if _cost(one) == 0 and one.code not in LATE]
         for treatment in first:
             self._try(treatment)
+        traits = self._with_batch(traits)
+        self._number = traits.get("number")
+        if traits.get("mixing"):
+            self._notes.append(
+                f"Smaller batches may not give the gradients of the whole one: {traits['mixing']}."
+            )
         size = catalogue.batch_size(traits, self._batch)
-        traits = self._with_mixing(traits, size)
         self._split(size, lambda n: catalogue.accumulated(traits, n, self._batch))
         evaluated = max(traits["evaluated"].values(), default=0)
         self._split(evaluated, lambda n: catalogue.evaluated_in(traits, n))
@@ -240,6 +248,20 @@ class CureSearch:
                 best[code] = tried
         return [one.treatments[0] for one in best.values()]
 
+    def _with_batch(self, traits: catalogue.Traits) -> catalogue.Traits:
+        """Find the number that makes the batch where nothing else says its size."""
+        size = catalogue.batch_size(traits, self._batch)
+        if size or not traits["trains"]:
+            return self._with_mixing(traits, size)
+        for number in batch_numbers(self._program, traits["rows"]):
+            n = next(_parts(number.value), 0)
+            tried = self._with_mixing({**traits, "number": number}, number.value) if n else {}
+            if "mixing" in tried and is_of_rows(n, traits, self._traits):
+                return tried
+            if n:
+                self._tried.pop()  # it is no change of the batch
+        return traits
+
     def _with_mixing(self, traits: catalogue.Traits, size: int) -> catalogue.Traits:
         """Rehearse a part of the batch, for whether its rows are computed each by itself."""
         n = next(_parts(size), 0)
@@ -253,10 +275,6 @@ class CureSearch:
         traits = {**traits, "mixing": reason, "is_sum": is_sum}
         split = catalogue.accumulated(traits, n, self._batch)
         self._tried[-1] = replace(tried, treatments=(split,))
-        if traits["mixing"]:
-            self._notes.append(
-                f"Smaller batches may not give the gradients of the whole one: {traits['mixing']}."
-            )
         return traits
 
     def _split(self, size: int, make: Callable[[int], Treatment]) -> None:
@@ -295,7 +313,10 @@ class CureSearch:
         """Try what leaves the results alone together, then what does not on top of it."""
         base: list[Treatment] = []
         for n in _parts(catalogue.batch_size(traits, self._batch)):
-            base = [catalogue.accumulated(traits, n, self._batch)]
+            split = catalogue.accumulated(traits, n, self._batch)
+            if self._try(split, is_base=True).error:
+                break  # more parts have fewer updates still
+            base = [split]
             if self._checkpoint(*base):
                 return
         more = [t for t in catalogue.simple(traits, conf) if t.code in ON_TOP]

@@ -18,6 +18,7 @@ from fragdoctor.rehearsal.engine.treatments import (
     contexts,
     holding,
     losses,
+    numbers,
     optimizers,
     sharding,
 )
@@ -25,6 +26,7 @@ from fragdoctor.rehearsal.engine.treatments import (
 TREATMENTS: Final[dict[str, Callable[[str, ExitStack], None]]] = {
     "checkpoint": blocks.checkpoint,
     "accumulate": accumulation.install,
+    "batch-number": numbers.install,
     "evaluation-batch": accumulation.split_batches,
     "fused": optimizers.fused,
     "no-foreach": optimizers.without_foreach,

@@ -24,7 +24,7 @@ def save_on_cpu(_: str, undo: ExitStack) -> None:
 def no_grad(_: str, undo: ExitStack) -> None:
     """Call models that are in evaluation mode without recording a graph."""
 
-    def around(model: Any) -> AbstractContextManager[Any] | None:
+    def around(model: Any, _: Any) -> AbstractContextManager[Any] | None:
         return None if model.training or not torch.is_grad_enabled() else torch.no_grad()
 
     around_models(around, undo)
@@ -36,7 +36,7 @@ def _until_backward(
     """Enter a context at a model's first call in training, and leave it for the backward pass."""
     entered: list[AbstractContextManager[Any]] = []
 
-    def around(model: Any) -> AbstractContextManager[Any] | None:
+    def around(model: Any, _: Any) -> AbstractContextManager[Any] | None:
         if not (torch.is_grad_enabled() and model.training):
             return make() if evaluates and not entered else None
         if not entered:

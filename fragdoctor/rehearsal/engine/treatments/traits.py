@@ -32,7 +32,7 @@ from fragdoctor.rehearsal.engine.treatments.blocks import (
 )
 from fragdoctor.rehearsal.engine.treatments.dataflow import Losses
 from fragdoctor.rehearsal.engine.treatments.losses import can_be_split, head_of
-from fragdoctor.rehearsal.engine.treatments.operations import Operations
+from fragdoctor.rehearsal.engine.treatments.operations import Operations, tensors
 
 FRAMEWORKS: Final = {
     "trainer": ("transformers.trainer", "Trainer"),
@@ -68,6 +68,7 @@ class Traits:
         self._parts: list[tuple[dict[str, Any], Any]] = []
         self._known = ByIdentity()
         self._trained = ByIdentity()
+        self._rows: set[int] = set()
         self._n_trained = 0
         self._place: tuple[str, int, dict[int, str]] | None = None
         around_models(self._see, undo)
@@ -101,6 +102,7 @@ class Traits:
         self._found["compiles"] = _has_compiled()
         self._found["n_flops"] = self._operations.n_flops
         self._found["losses"] = self._losses.found
+        self._found["rows"] = sorted(self._rows)
         for described, part in self._parts:
             calls = [call.described() for call in self._operations.of(part)]
             self._found["parts"].append(described | {"calls": calls})
@@ -128,7 +130,7 @@ class Traits:
     def _note(self, name: str) -> None:
         self._found[name] = True
 
-    def _see(self, model: Any) -> AbstractContextManager[Any] | None:
+    def _see(self, model: Any, inputs: Any) -> AbstractContextManager[Any] | None:
         if torch.is_autocast_enabled("cuda"):
             self._note("autocasts")
         self._is_given = False
@@ -138,6 +140,7 @@ class Traits:
             self._note("evaluates_with_grad")
             return None
         self._note("trains")
+        self._rows |= {one.shape[0] for one in tensors(inputs) if one.dim()}
         self._trained_on |= self._given
         if not self._trained.get(model):
             self._trained[model] = True

@@ -1,0 +1,46 @@
+"""The number that makes a batch, divided where it stands: in the program or in its arguments."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import sys
+from contextlib import ExitStack
+from typing import Any, Final
+
+from fragdoctor.rehearsal.engine import put
+
+ARGUMENT: Final = "@"
+"""Stands before the number of an argument."""
+
+
+def install(argument: str, undo: ExitStack) -> None:
+    """Divide numbers: ``2:7.8,9.4`` by their lines and columns, ``2:@1`` in the second argument."""
+    n, _, places = argument.partition(":")
+    found = [place for place in places.split(",") if not place.startswith(ARGUMENT)]
+    for place in {*places.split(",")} - {*found}:
+        at = 1 + int(place.removeprefix(ARGUMENT))
+        sys.argv[at] = re.sub(r"\d+\Z", lambda one: str(int(one[0]) // int(n)), sys.argv[at])
+    read, script = io.open_code, os.path.realpath(sys.argv[0])
+
+    def open_code(path: str) -> Any:
+        """``io.open_code``, by which ``runpy`` reads the program."""
+        with read(path) as stream:
+            source = stream.read()
+        is_program = os.path.realpath(path) == script
+        return io.BytesIO(divided(source, int(n), found) if is_program else source)
+
+    put(undo, io, "open_code", open_code)
+
+
+def divided(source: bytes, n: int, places: list[str]) -> bytes:
+    """Return a program with the numbers at some places, ``7.8``, divided."""
+    lines = source.split(b"\n")
+    for row, column in sorted((tuple(map(int, one.split("."))) for one in places), reverse=True):
+        line = lines[row - 1]
+        found = re.match(rb"\d[\d_]*", line[column:])
+        if found:
+            rest = line[column + found.end() :]
+            lines[row - 1] = line[:column] + str(int(found[0]) // n).encode() + rest
+    return b"\n".join(lines)

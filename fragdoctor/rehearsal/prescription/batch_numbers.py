@@ -1,0 +1,137 @@
+"""The number in a program, or in its arguments, that makes a batch which no loader makes.
+
+It is not told by what it is called, but by what it does: with an n-th of it the models are given an
+n-th of the rows, and have as many parameters as before. Which number to try first is a guess.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from msgspec import Struct
+
+from fragdoctor.rehearsal.engine.treatments.numbers import ARGUMENT, divided
+from fragdoctor.rehearsal.programs import Program
+
+MAX_TRIED: Final = 3
+_SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+
+
+class BatchNumber(Struct, frozen=True):
+    """A number that may make the batches.
+
+    Attributes:
+        name: what it is given to, "" where it stands for itself.
+        value: see above.
+        places: where it stands, as ``engine/treatments/numbers.py`` takes it.
+        source: of the program; "" where it is an argument.
+    """
+
+    name: str
+    value: int
+    places: tuple[str, ...]
+    source: str = ""
+
+    def spec(self, n: int) -> str:
+        """Return what divides it in a rehearsal."""
+        return f"batch-number:{n}:{','.join(self.places)}"
+
+    def lines(self, n: int) -> list[str]:
+        """Return the lines that the user writes for an n-th of it."""
+        if not self.source:
+            return [f"{self.name} {self.value // n}  # in the arguments".lstrip()]
+        written = divided(self.source.encode(), n, [*self.places]).decode().split("\n")
+        rows = dict.fromkeys(int(place.partition(".")[0]) for place in self.places)
+        return [f"{written[row - 1].strip()}  # line {row}" for row in rows]
+
+
+def batch_numbers(program: Program, rows: Sequence[int]) -> list[BatchNumber]:
+    """Return the numbers that may make so many rows, the likeliest first."""
+    found = [*_arguments(program.args)]
+    if program.kind == "script":
+        found += _in_source(Path(program.target))
+
+    def distance(one: BatchNumber) -> float:
+        ratios = (max(one.value, n) / min(one.value, n) for n in rows)
+        return min((ratio for ratio in ratios if ratio.is_integer()), default=0.0)
+
+    near = [one for one in found if one.value > 1 and distance(one)]
+    near.sort(key=lambda one: ("batch" not in one.name.lower(), distance(one)))
+    return near[:MAX_TRIED]
+
+
+def is_of_rows(n: int, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Return whether models are given an n-th of the rows, or what has none, and are the same."""
+    rows, fewer = {*before["rows"]}, {*after["rows"]}
+    is_divided = rows != fewer and all(one in rows or one * n in rows for one in fewer)
+    return is_divided and before["n_parameters"] == after["n_parameters"]
+
+
+def _arguments(words: Sequence[str]) -> Iterator[BatchNumber]:
+    for number, word in enumerate(words):
+        option, _, value = word.rpartition("=")
+        if value.isascii() and value.isdecimal():
+            name = option or (words[number - 1] if number else "")
+            yield BatchNumber(name, int(value), (f"{ARGUMENT}{number}",))
+
+
+def _in_source(path: Path) -> Iterator[BatchNumber]:
+    """Yield what is given to a name; and what stands for itself, alike within a function."""
+    try:
+        source = path.read_bytes().decode()
+        module = ast.parse(source)
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return
+    names = {id(value): name for name, value in _named(module)}
+    alike: dict[tuple[int, int], list[str]] = {}
+    inner: list[tuple[ast.AST, int]] = [(module, 0)]
+    lines = source.split("\n")
+    for node, scope in inner:
+        within = id(node) if isinstance(node, _SCOPES) else scope
+        inner += [(child, within) for child in ast.iter_child_nodes(node)]
+        if not isinstance(node, ast.Constant) or type(node.value) is not int:
+            continue
+        written = lines[node.lineno - 1].encode()[node.col_offset : node.end_col_offset]
+        place = f"{node.lineno}.{node.col_offset}"
+        if written.replace(b"_", b"") != str(node.value).encode():
+            continue  # 0x20
+        if id(node) in names:
+            yield BatchNumber(names[id(node)], node.value, (place,), source)
+        else:
+            alike.setdefault((scope, node.value), []).append(place)
+    for (_, value), places in alike.items():
+        yield BatchNumber("", value, tuple(places), source)
+
+
+def _named(module: ast.Module) -> Iterator[tuple[str, ast.AST]]:
+    """Yield values with what they are given to: a name, a parameter, an option."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                yield from _assigned(target, node.value)
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            yield from _assigned(node.target, node.value)
+        elif isinstance(node, ast.arguments):
+            named = [*node.posonlyargs, *node.args][-len(node.defaults) :] if node.defaults else []
+            pairs = zip(
+                [*named, *node.kwonlyargs], [*node.defaults, *node.kw_defaults], strict=True
+            )
+            yield from ((one.arg, value) for one, value in pairs if value is not None)
+        elif isinstance(node, ast.Call):
+            option = ast.unparse(node.args[0]) if node.args else ""
+            for one in node.keywords:
+                yield (option if one.arg == "default" else one.arg or ""), one.value
+        elif isinstance(node, ast.Dict):
+            pairs_of = zip(node.keys, node.values, strict=True)
+            yield from ((ast.unparse(key), value) for key, value in pairs_of if key is not None)
+
+
+def _assigned(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.AST]]:
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        for pair in zip(target.elts, value.elts, strict=False):
+            yield from _assigned(*pair)
+    else:
+        yield ast.unparse(target), value

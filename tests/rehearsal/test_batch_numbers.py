@@ -1,0 +1,130 @@
+"""The number that makes a batch is found by what it does, and divided where it stands."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from rehearsal_stage import PREPARED, Stage
+
+from fragdoctor.model.rehearsal import Rehearsal
+from fragdoctor.rehearsal import runner
+from fragdoctor.rehearsal.engine.treatments.numbers import divided
+from fragdoctor.rehearsal.prescription.batch_numbers import batch_numbers
+from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
+from fragdoctor.rehearsal.programs import Program
+
+pytest.importorskip("torch")  # the programs are rehearsed with it
+
+BATCH_OF = """
+import sys
+import torch
+from torch import nn
+class Size:
+    width = 256
+model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8))).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+def trained(rows=2048):
+    x = torch.randn(rows, 256, device="cuda")
+    return model(x).square().mean()
+"""
+LOOP = """
+for step in range(40):
+    trained().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+ACCUMULATED = """
+for i in range(40):
+    (trained() / 2).backward()
+    if (i + 1) % 2 == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def program(path: Path, *args: str) -> Program:
+    return Program(str(path), is_module=False, args=args, pythons=[sys.executable])
+
+
+def rehearsed(path: Path, *treatments: str, args: tuple[str, ...] = ()) -> Rehearsal:
+    unlimited = rehearsed_gpu("h100", None, is_unlimited=True)
+    conditions = RehearsalConditions(gpu=unlimited, treatments=treatments)
+    snapshot = path.with_name("s.pickle")
+    return runner.rehearse(program(path, *args), conditions, snapshot, None, PREPARED)
+
+
+def test_a_number_is_divided_in_the_program_and_in_its_arguments(tmp_path: Path) -> None:
+    written, given = tmp_path / "written.py", tmp_path / "given.py"
+    written.write_text(BATCH_OF + LOOP)
+    given.write_text(BATCH_OF + LOOP.replace("trained()", "trained(int(sys.argv[1]))"))
+    by_hand = tmp_path / "by_hand.py"
+    by_hand.write_text(BATCH_OF.replace("2048", "1024") + ACCUMULATED)
+    row = (BATCH_OF + LOOP).split("\n").index("def trained(rows=2048):") + 1
+    expected = rehearsed(by_hand).peak_allocated_bytes
+
+    in_source = rehearsed(written, "accumulate:2:", f"batch-number:2:{row}.17")
+    in_arguments = rehearsed(given, "accumulate:2:", "batch-number:2:@0", args=("2048",))
+
+    assert in_source.peak_allocated_bytes == expected
+    assert in_arguments.peak_allocated_bytes == expected
+    assert rehearsed(written).peak_allocated_bytes > expected
+
+
+def test_what_is_called_a_batch_comes_first_and_then_what_is_as_large(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "width, rows = 64, 32\nTRAIN_BATCH = 8\n"
+        "def f(n, depth=32): x = randn(32, 5), zeros(32)\n"
+        "parser.add_argument('--epochs', default=7)\nmask = 0x20\n"
+    )
+
+    found = batch_numbers(program(path, "--size", "32"), [32])
+
+    assert [(one.name, one.value) for one in found] == [
+        ("TRAIN_BATCH", 8), ("--size", 32), ("rows", 32),
+    ]  # fmt: skip
+    assert found[0].lines(2) == ["TRAIN_BATCH = 4  # line 2"]
+    assert found[1].lines(4) == ["--size 8  # in the arguments"]
+    alike = batch_numbers(program(path), [32])
+    assert [one.places for one in alike] == [("2.14",), ("1.18",), ("3.15",)]
+
+
+def test_equal_numbers_of_one_function_are_one(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("a = f(6)\ndef g():\n    é = 'ä', randn(32, 5), zeros((32,))\n    h(b=2)\n")
+
+    found, *_ = batch_numbers(program(path), [32])
+
+    assert found.lines(2) == ["é = 'ä', randn(16, 5), zeros((16,))  # line 3"]
+
+
+@pytest.mark.parametrize("text", [b"x = (", b"\xff\xfe", b"x = 32\0", b"(" * 5000])
+def test_what_is_no_program_has_no_numbers(text: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_bytes(text)
+
+    assert batch_numbers(program(path), [32]) == []
+    assert batch_numbers(program(tmp_path / "none.py"), [32]) == []
+
+
+def test_only_a_number_that_still_stands_there_is_divided() -> None:
+    assert divided(b"a = 64\nb = 6_4, 64", 4, ["2.4", "2.9", "1.0"]) == b"a = 64\nb = 16, 16"
+
+
+def test_batch_that_the_program_makes_is_accumulated(stage: Stage) -> None:
+    stage.script(BATCH_OF.replace("2048", "16384").replace("= 256", "= 16384") + LOOP)
+
+    done = stage.run("--cure", "--fits-on", "200MiB", "--format", "json", "train.py")
+
+    found = json.loads(done.stdout)
+    split = [one for one in found["tried"] if one["treatments"][0]["code"] == "accumulate"]
+    assert [one["treatments"][0]["title"] for one in split] == [
+        "batch 4096 x 4 accumulated", "batch 8192 x 2 accumulated",
+    ]  # fmt: skip
+    assert [one["fits"] for one in split] == [True, False]
+    assert split[0]["numerics"] == "exact"
+    # The width of the class is as large, comes first, and changes no rows.
+    assert "def trained(rows=4096):  # line 9" in split[0]["treatments"][0]["lines"]
