@@ -104,8 +104,8 @@ def diagnose(  # noqa: PLR0913 - what may be known besides, all by keyword
             it says how a failed run would have gone on.
 
     Raises:
-        ConfigError: two parts are of one kind, there are none, or one is something else; or there
-            is no such moment.
+        ConfigError: there is no part, or two of one kind, or one of no known kind; or there is no
+            such moment.
         InputError: a path has nothing that can be used; the subclasses say why.
         SimulationError: the recording to continue with is of another program.
     """

@@ -113,7 +113,7 @@ def _sort_forward(s: _Sorter) -> None:
     third = following[np.minimum(s.second, s.n_passes)]
     s.put(late & (s.died < third), Category.ACTIVATIONS, POSSIBLE)
     s.put(late & (s.died < s.second), Category.ACTIVATIONS)
-    # Several losses in a row may need the same results (two networks, retain_graph).
+    # Several backward passes in a row may need the same results (two networks, retain_graph).
     ends_in = s.passes.label[np.minimum(s.died, s.n_passes - 1)]
     s.put(late & (ends_in == TrainingPhase.BACKWARD), Category.ACTIVATIONS)
     s.put(inputs & (s.died > s.born) & ~s.is_alive, Category.INPUTS)

@@ -286,8 +286,8 @@ def analyze_device(
 ) -> DeviceAnalysis:
     """Return what the columns say about one device.
 
-    A device that is not in the file gives zeros. ``settings`` are the ones that the allocator ran
-    with; None means the recorded ones.
+    A device that is not in the file gives zeros. ``settings`` are the settings that the allocator
+    ran with; None means the recorded settings.
     """
     return analyze_trace(Trace.of(snapshot, device, settings))
 

@@ -63,7 +63,7 @@ def find_growing_buffers(requests: TrainingRequests) -> tuple[GrowingBuffers, ..
     heads = np.flatnonzero(np.append(True, stack[1:] != stack[:-1]))
     found = []
     for low, high in zip(heads.tolist(), [*heads[1:].tolist(), len(order)], strict=True):
-        rows = order[low:high]  # of one stack, in the order of the trace
+        rows = order[low:high]  # the requests of one stack, in the order of the trace
         size = requests.size_bytes[rows]
         if len(rows) <= MIN_BUFFER_GROWTH or size[-1] < MIN_BUFFER_BYTES or size[-1] <= size[0]:
             continue

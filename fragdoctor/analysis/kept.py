@@ -69,7 +69,7 @@ def find_kept(
 
     Args:
         trace: trace of the device.
-        steps: the steps from one to the next of which memory grows.
+        steps: the steps over which memory grows.
         growth: the lines that grow.
         active_bytes: live memory at the end, before an exception lets go of it.
         phases: phases of the trace, or None if the file shows no passes.

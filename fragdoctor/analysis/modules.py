@@ -135,7 +135,7 @@ class _Node:
         self.children: dict[str, _Node] = {}
 
     def below(self, path: Sequence[str]) -> _Node:
-        """Return the node of a path from here."""
+        """Return the node at a path below this node."""
         node = self
         for part in path:
             node = node.children.setdefault(part, _Node(part))
@@ -170,7 +170,7 @@ class _Summed(Struct, frozen=True, eq=False):
         return asked, tuple((child.name, child.form) for child in self.children)
 
     def with_next(self, other: _Summed) -> _Summed:
-        """Return two equal modules as one."""
+        """Return this module merged with an equal module."""
         pairs = zip(self.children, other.children, strict=True)
         return _Summed(
             self.name,

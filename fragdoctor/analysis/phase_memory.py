@@ -82,7 +82,7 @@ def _told(trace: Trace, found: Categories) -> Categories:
 
 
 def _untrained(found: PhaseAnalysis) -> PhaseAnalysis:
-    """Return the phases of a program that shows no training, without a count of passes."""
+    """Return the phases of a program that shows no training; forward passes are not counted."""
     phases = tuple(
         replace(p, n_passes=None) if p.phase == TrainingPhase.FORWARD else p for p in found.phases
     )

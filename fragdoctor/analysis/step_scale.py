@@ -19,7 +19,7 @@ MIN_BYTES: Final = MIB
 
 
 def step_scale(trace: Trace, state: int) -> float | None:
-    """Return how large the step after ``state`` events is, as a multiple of the earlier steps.
+    """Return how large the current step after ``state`` events is, relative to earlier steps.
 
     Each line counts with its largest request, now and in all earlier steps. The result is the
     median of the lines' ratios, weighted by bytes. None if there are too few earlier steps, or no

@@ -24,7 +24,8 @@ from fragdoctor.trace.stacks import LOSS, StackRoles
 from fragdoctor.trace.trace import Trace
 
 MIN_LAYERS: Final = 2
-# Calls are about equally long: the distance between any two is at least this share of the median.
+# Calls are about equally long: the distance from one to the next is at least this share of the
+# median distance.
 MIN_LENGTH: Final = 0.5
 # Share of the calls that must allocate at exactly the same lines.
 MIN_ALIKE: Final = 0.5
@@ -167,7 +168,7 @@ def _cut(repeated: Sequence[I64], k: int, n: int) -> list[tuple[int, int]] | Non
 
 
 def _saved_bytes(calls: list[tuple[int, int]], size: I64, is_kept: Bools) -> int:
-    """Return how many bytes less the pass would keep if each call kept its input and ran again.
+    """Return how many fewer bytes the pass would keep if each call kept its input and ran again.
 
     The largest call is not saved: it is complete again while the backward pass goes through it.
     """

@@ -73,7 +73,7 @@ class Trend(Struct, frozen=True):
 
     @property
     def p_rise(self) -> float:
-        """The chance of a score as high as this one for values in random order."""
+        """The chance of a score at least as high as this one for values in random order."""
         return mann_kendall(self.n, self.score)
 
     @property
@@ -116,7 +116,7 @@ def pairwise_slopes(x: F64, y: F64) -> F64:
 
 
 def sen_bounds(slopes: F64, n: int) -> tuple[float, float]:
-    """Return Sen's 90 % interval: the slopes within Kendall's deviation around the median.
+    """Return Sen's 90 % interval around the median slope, from Kendall's standard deviation.
 
     ``slopes`` has the slopes of all pairs of n points, ascending.
     """

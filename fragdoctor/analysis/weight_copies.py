@@ -1,4 +1,4 @@
-"""Weights that are held twice: a copy beside the model, or an old model beside its successor.
+"""Weights that are held twice: a copy of the model, or an old model next to its successor.
 
 Hardly anything else has the same combination of sizes as the tensors of a model. If another line
 made blocks in the same sizes, as many of each, they are a copy: a checkpoint on the GPU, a moving

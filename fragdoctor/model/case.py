@@ -82,7 +82,7 @@ class OomMessage(Struct, frozen=True):
         rank: rank printed on the line of the message.
         line: 1-based line in the input where the message starts.
         variant: name of the wording, for example ``torch-1.4``, ``torch-2.1``, ``cudaMallocAsync``,
-            ``mps``; the names are stable and listed in ``inputs/messages.py``.
+            ``mps``; the names are stable and listed in ``inputs/wordings``.
         version_low, version_high: PyTorch versions that print this wording ("" = open end).
         sub_kind: finer than ``kind``, for example ``size-bug`` (more than 1EB),
             ``fraction-rejected``, ``pinned-host``, ``oom-killer``, ``dev-shm``, ``device-assert``.

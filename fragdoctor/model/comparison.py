@@ -78,7 +78,7 @@ class RunSide(Struct, frozen=True):
     Attributes:
         letter: what sentences call the run: A, B, C, ...
         name: the name that the user gave; hostile text.
-        torch_version: the version as far as the file's keys show it, or "".
+        torch_version: the version or versions that the file's keys allow, or "".
         n_steps: passes of the outermost loop in the trace; None without a trace.
         is_cut: whether the trace lacks its beginning.
         peak_location: the line that made the allocation at the peak.
@@ -165,7 +165,7 @@ class SizeChange(Struct, frozen=True):
 
 
 class StackChange(Struct, frozen=True):
-    """Memory of one whole stack (from the user's line outwards), before and after."""
+    """Memory of one whole stack (from the user's line outward), before and after."""
 
     frames: Sequence[Location]
     before_bytes: int
@@ -308,7 +308,7 @@ class RunTrend(Struct, frozen=True):
 
 
 class Comparison(Struct, frozen=True):
-    """Two runs, or the first and the last of several, compared.
+    """A comparison of two runs, or of the first and the last of several.
 
     Attributes:
         summary: the answer in one or two sentences.

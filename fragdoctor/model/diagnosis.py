@@ -249,7 +249,7 @@ class HostMemoryReport(Struct, frozen=True):
 
 
 class MomentFigures(Struct, frozen=True):
-    """The make-up of a device's memory at the moment that the report is about.
+    """What a device's memory consists of at the moment that the report is about.
 
     Attributes:
         moment: the failure that decides the verdict, else the peak, else the end.

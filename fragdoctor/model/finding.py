@@ -30,8 +30,8 @@ class Evidence(Struct, frozen=True):
 
     Attributes:
         name: for example ``reserved``.
-        value: the number; ``unit`` says what it is (``bytes``,
-            ``count``, ``share``, ``us``, ``text``).
+        value: the number.
+        unit: unit of the number: ``bytes``, ``count``, ``share``, ``us`` or ``text``.
         source: ``snapshot``, ``trace``, ``oom message``, ``memory_stats``, ``replay``, ``user``.
     """
 

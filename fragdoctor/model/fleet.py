@@ -164,7 +164,7 @@ class FleetSummary(Struct, frozen=True):
 
 
 class DifferenceKind(StrEnum):
-    """What two ranks differ in."""
+    """The kinds of differences between ranks."""
 
     LINE = "line"
     PEAK = "peak"

@@ -18,7 +18,7 @@ _MAX_PROCESSES: Final = 1000
 
 
 class ProcessDemand(Struct, frozen=True):
-    """What one process takes of a GPU.
+    """How much of a GPU one process takes.
 
     Attributes:
         pytorch_bytes: PyTorch's reserved memory at its peak; this is what the device sees, not

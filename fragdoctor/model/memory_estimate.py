@@ -206,7 +206,7 @@ class PhasePeak(Struct, frozen=True):
 
 
 class KeptTensor(Struct, frozen=True):
-    """What one operation of a layer keeps for its backward."""
+    """What one operation of a layer keeps for its backward pass."""
 
     operation: str
     what: str

@@ -41,7 +41,7 @@ def period_of(turns: Sequence[Hashable]) -> int:
 
 
 def whole_rounds(turns: Sequence[Hashable]) -> Sequence[Hashable]:
-    """Return the turns up to the last of the rarest turn, which ends a whole round."""
+    """Return the turns, at least one, up to the last of the rarest turn: it ends a whole round."""
     n_of = Counter(turns)
     last = {turn: i for i, turn in enumerate(turns)}
     rarest = min(n_of, key=lambda turn: (n_of[turn], -last[turn]))

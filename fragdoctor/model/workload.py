@@ -76,12 +76,12 @@ class ParameterGroup(Struct, frozen=True):
 
     @property
     def n_each(self) -> int:
-        """Elements of one of these tensors."""
+        """Number of elements in one of these tensors."""
         return prod(self.shape)
 
     @property
     def n_total(self) -> int:
-        """Elements of all of them."""
+        """Number of elements in all of these tensors."""
         return self.n_each * self.count
 
 
@@ -177,7 +177,7 @@ class ModelShape(LayerSizes, frozen=True):
 
     @property
     def kv_per_token(self) -> int:
-        """Elements that one token leaves in the cache of one layer that attends."""
+        """Elements that one token leaves in the cache of one attention layer."""
         return self.kv_elements or 2 * self.n_kv_heads * self.head_dim
 
     @property
