@@ -78,7 +78,7 @@ class RunSide(Struct, frozen=True):
     Attributes:
         letter: what sentences call the run: A, B, C, ...
         name: the name that the user gave; hostile text.
-        torch_version: the version or versions that the file's keys allow, or "".
+        torch_version: PyTorch versions that fit the inputs, or "".
         n_steps: passes of the outermost loop in the trace; None without a trace.
         is_cut: whether the trace lacks its beginning.
         peak_location: the line that made the allocation at the peak.
