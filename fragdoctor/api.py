@@ -90,8 +90,7 @@ def diagnose(  # noqa: PLR0913 - what may be known besides, all by keyword
 
     Args:
         parts: snapshots, messages and statistics of one process in any order, or the paths of
-            files that hold them; other text is searched for messages. A ``Case`` must be the only
-            part.
+            files that hold them; other text is searched for messages. A ``Case`` stands alone.
         capacity_bytes: size of the device, if the inputs do not say.
         request_bytes: the size that was refused, if the inputs do not say.
         device: look at this device only.
@@ -104,8 +103,7 @@ def diagnose(  # noqa: PLR0913 - what may be known besides, all by keyword
             it says how a failed run would have gone on.
 
     Raises:
-        ConfigError: there is no part, or two of one kind, or one of no known kind; or there is no
-            such moment.
+        ConfigError: there is no part, two of one kind or one of no known kind; or no such moment.
         InputError: a path has nothing that can be used; the subclasses say why.
         SimulationError: the recording to continue with is of another program.
     """
@@ -271,8 +269,7 @@ def estimate(  # noqa: PLR0913 - the options of one estimate, all by keyword
         inputs: ``config.json``, safetensors files, or a folder of them; not needed if ``params``
             says how large the model is.
         params: number of parameters, such as ``"7B"``.
-        dtype: dtype of the parameters: ``fp32``, ``bf16``, ``fp16``, ``amp-bf16``, ``int8``,
-            ``int4``.
+        dtype: parameters' dtype: ``fp32``, ``bf16``, ``fp16``, ``amp-bf16``, ``int8``, ``int4``.
         optimizer: ``adamw``, ``sgd``, ``adafactor``, ...
         batch: sequences per pass.
         seq: tokens per sequence; 0 means the model's own length.

@@ -36,8 +36,7 @@ def check(  # noqa: PLR0913 - the options of one gate, all by keyword
     Args:
         paths: snapshots, messages and statistics, or directories and patterns of them.
         max_peak: limit for active memory: bytes, ``"70GiB"``, or ``"90%"`` of the capacity.
-        max_stranded: limit for free memory that live blocks strand; ``"5%"`` means 5 % of reserved
-            memory.
+        max_stranded: limit for free memory that live blocks strand; ``"5%"`` of reserved memory.
         max_retries: limit for allocations that flush the cache first.
         min_headroom: smallest allowed capacity above the peak of active memory.
         fits_on: how much PyTorch can have on a device on which the run must fit, by replay.

@@ -127,8 +127,7 @@ def trainer_callback(trainer: Any = None, bundle: StrPath | None = None) -> Any:
     exceptions, so a failure is reported when it ends the program.
 
     Args:
-        trainer: the trainer that the callback is added to; figures go to its ``log``. None logs no
-            figures.
+        trainer: the trainer that gets the callback; figures go to its ``log``. None logs none.
         bundle: where to record; None records nothing.
 
     Raises:
@@ -206,8 +205,7 @@ class AccelerateLog:
                 memory.step()
 
     Args:
-        accelerator: the accelerator to log with; give it trackers with ``log_with`` and
-            ``init_trackers``.
+        accelerator: what to log with; give it trackers with ``log_with`` and ``init_trackers``.
         every: log every n-th step.
         bundle: where to record; None records nothing.
 

@@ -17,15 +17,12 @@ class Limits(Struct, frozen=True):
             Snapshots and logs compress to about 1/20, seldom below 1/40.
         free_expansion_bytes: decompressed bytes that any compressed input may have.
         max_depth: nesting of containers. Genuine snapshots nest 6 deep.
-        max_string_bytes: size of one string. The longest genuine strings are file names and
-            annotations.
+        max_string_bytes: size of a string. The longest genuine ones are file names and annotations.
         max_text_bytes: size of a log or a message, which is read whole.
         max_json_bytes: size of statistics in one JSON document, which is parsed whole and then
-            takes 20 to 30 times its size. The statistics of a device take 5 KB. JSON lines are not
-            limited.
+            takes 20 to 30 times its size. Statistics of a device take 5 KB. JSON lines are unlimited.
         max_devices: number of devices that are in use. PyTorch numbers devices with a signed byte.
-        max_unknown_keys: number of distinct unknown key paths kept by name; others are only
-            counted.
+        max_unknown_keys: distinct unknown key paths kept by name; others are only counted.
     """
 
     max_input_bytes: int = 64 * GIB

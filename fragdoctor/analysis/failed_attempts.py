@@ -20,8 +20,7 @@ from fragdoctor.trace.trace import Trace
 def left_of_attempts(trace: Trace, ooms: Sequence[OomEvent], last: OomEvent) -> I64:
     """Return the rows of ``Lives`` that attempts before the last failure made and left behind.
 
-    Empty unless the work after the previous failure repeats a stack inside a module that made some
-    of them.
+    Empty unless the work after the previous failure repeats one of their stacks inside a module.
     """
     none = np.zeros(0, np.int64)
     earlier = [oom.row - trace.first_row for oom in ooms if oom.row < last.row]

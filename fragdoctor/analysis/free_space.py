@@ -69,8 +69,7 @@ def free_space(layout: Layout) -> FreeSpace:
 def segment_bytes(rounded: int, settings: AllocatorSettings, *, expandable: bool) -> int:
     """Return the bytes that the driver is asked for to serve a rounded request from new memory.
 
-    Follows ``get_allocation_size`` in CUDACachingAllocator.cpp; expandable segments take whole
-    pages.
+    ``get_allocation_size`` in CUDACachingAllocator.cpp; expandable segments take whole pages.
     """
     if expandable:
         small = rounded <= SMALL_REQUEST_BYTES

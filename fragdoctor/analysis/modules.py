@@ -53,8 +53,7 @@ class ModulePaths(Struct, frozen=True, eq=False):
     Attributes:
         paths: distinct paths of the modules (``GPT.layers.3.mlp``; hostile text).
         of_row: ``int32[n]``, index into ``paths`` for each row of ``Lives``; -1 without a module.
-        category: ``uint8[n]``, what the module holds in the block; ``UNTOLD`` if it made the block
-            while it ran.
+        category: ``uint8[n]``, what the module holds; ``UNTOLD`` for what it made while it ran.
     """
 
     paths: Sequence[str]
@@ -191,8 +190,7 @@ class _Summed(Struct, frozen=True, eq=False):
 def _folded(modules: Sequence[_Summed]) -> list[_Summed]:
     """Return modules ordered by name; equal modules with consecutive numbers are merged.
 
-    Layers that differ only in how far blocks exceed their requests are equal: that excess is the
-    allocator's doing.
+    The part of a block that exceeds its request is ignored, because the allocator decides it.
     """
     ordered = sorted(modules, key=_order)
     found: list[_Summed] = []

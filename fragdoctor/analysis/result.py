@@ -66,8 +66,7 @@ class Holder(Struct, frozen=True):
     stack that holds most of the memory. ``module`` is the path of the module that made most of it,
     with ``*`` for the number of a repeated module, or "" if none was recorded; hostile text.
     ``categories`` are the categories of most of it, largest first, if they are few.
-    ``failure_bytes`` and ``n_failure`` apply to a failure that more events follow; None if the
-    caller gave none.
+    ``failure_bytes`` and ``n_failure`` apply to a failure that more events follow, else None.
     """
 
     frame: int
@@ -230,8 +229,7 @@ class CaptureQuality(Struct, frozen=True):
     Attributes:
         has_trace: whether there is an event other than ``snapshot``.
         has_stacks: share of live blocks and alloc events with a stack, 0..1.
-        is_late_start: whether blocks were live at the first event (recording began after
-            allocation).
+        is_late_start: whether recording began late: blocks were live at the first event.
         is_truncated: whether a ring buffer was likely full: a late start, and a number of events
             that is suspiciously round or equal to another device's.
         missing_actions: actions that must have happened but are not in the file.

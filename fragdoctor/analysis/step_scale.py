@@ -21,9 +21,8 @@ MIN_BYTES: Final = MIB
 def step_scale(trace: Trace, state: int) -> float | None:
     """Return how large the current step after ``state`` events is, relative to earlier steps.
 
-    Each line counts with its largest request, now and in all earlier steps. The result is the
-    median of the lines' ratios, weighted by bytes. None if there are too few earlier steps, or no
-    common lines.
+    Each line counts with its largest request, now and in all earlier steps; the result is the
+    median of their ratios, weighted by bytes. None with too few earlier steps or no common lines.
     """
     begins = Steps.of(trace).rows
     begins = begins[begins < state]

@@ -24,8 +24,7 @@ from fragdoctor.trace.stacks import LOSS, StackRoles
 from fragdoctor.trace.trace import Trace
 
 MIN_LAYERS: Final = 2
-# Calls are about equally long: the distance from one to the next is at least this share of the
-# median distance.
+# Calls are about equally long: the next one is at least this share of the median distance away.
 MIN_LENGTH: Final = 0.5
 # Share of the calls that must allocate at exactly the same lines.
 MIN_ALIKE: Final = 0.5
@@ -36,8 +35,7 @@ class LayerCalls(Struct, frozen=True):
     """The calls of equal layers, one row each, in order.
 
     Attributes:
-        first_row, end_row: events of the device at a call's first allocation and just after its
-            last allocation.
+        first_row, end_row: events of a call's first allocation, and just after its last.
         forward_end_row: where the call's forward pass ends.
         n_layers: the most common number of calls in a forward pass.
     """
@@ -141,8 +139,8 @@ def _candidates(stack: I32) -> Iterator[list[tuple[int, int]]]:
 def _cut(repeated: Sequence[I64], k: int, n: int) -> list[tuple[int, int]] | None:
     """Return k calls as ranges of the pass, or None if the repetitions are not regular.
 
-    ``repeated`` has, for each stack that occurs a multiple of k times, its positions in the pass.
-    The pass has n requests.
+    ``repeated`` has the positions, in a pass of n requests, of each stack that occurs a multiple of
+    k times.
     """
     opening = None
     for at in repeated:

@@ -24,8 +24,7 @@ F64 = npt.NDArray[np.float64]
 
 _NORMAL_90: Final = 1.645
 _EXACT_UP_TO: Final = 60
-"""Up to this many points, p-values are exact; from there on, the normal approximation is good to
-0.002."""
+"""The most points for exact p-values; above, the normal approximation is good to 0.002."""
 
 
 MIN_POINTS: Final = 3
@@ -41,8 +40,7 @@ LIKELY_P: Final = 1 / 72
 """Five points that all rise have a lower p-value; four do not."""
 
 MAX_PAUSE: Final = 2
-"""How long the points may stay below the last height, as a multiple of the longest pause between
-two heights."""
+"""The longest stay below the last height, in multiples of the longest pause between two heights."""
 
 LET_GO: Final = 0.5
 """A fall by more than this share of the whole rise shows that what grows is also freed."""

@@ -56,10 +56,7 @@ class WeightCopies(Struct, frozen=True):
 def find_weight_copies(
     trace: Trace, phases: PhaseAnalysis | None, state: int
 ) -> WeightCopies | None:
-    """Return the weights held twice after ``state`` events, or None if there are none.
-
-    Prefers an old model to a copy, and otherwise the one with the most bytes.
-    """
+    """Return the most weights held twice after ``state`` events, or None; old models come first."""
     lives, roles = trace.lives, trace.stacks.roles
     live = lives.allocated_at(state)
     stack = lives.stack[live]

@@ -58,8 +58,7 @@ class GroupSums(NamedTuple):
 def largest_groups(group: npt.NDArray[Any], n_bytes: npt.NDArray[np.int64]) -> GroupSums:
     """Return the bytes of blocks by group (a line, a stack, a category), most bytes first.
 
-    A block with negative bytes was freed, so it is subtracted. Groups with equal sums stay in
-    ascending order.
+    A block with negative bytes was freed, so it is subtracted. Equal sums keep the groups' order.
     """
     order = np.argsort(group, kind="stable")
     ordered, size = group[order].astype(np.int64), n_bytes[order]

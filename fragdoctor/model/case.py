@@ -72,8 +72,7 @@ class OomMessage(Struct, frozen=True):
         is_device_oom: device memory ran out (or was refused); False for host memory, on-chip
             shared memory and errors that are not about memory.
         requested_bytes: requested size; for PyTorch >= 2.1 the segment size, not the tensor's.
-        allocated_bytes: as printed; since 2.4 it includes ``private_pools_bytes`` (see
-            ``live_bytes``).
+        allocated_bytes: as printed; since 2.4 with ``private_pools_bytes`` (see ``live_bytes``).
         reserved_bytes: allocated + reserved but unallocated.
         limit_bytes: memory fraction (``allowed``), MPS ``max allowed``, KV-cache budget, ...
         program_bytes: everything that the compiled program needs at once, if XLA printed it.

@@ -224,8 +224,7 @@ class SettingsProof(Struct, frozen=True):
     """The requests of one run replayed under the settings of another.
 
     Attributes:
-        replayed, under: letters of the run whose requests are replayed, and of the run whose
-            settings are used.
+        replayed, under: letters of the run that is replayed and of the run whose settings are used.
         requests_equal: share of the shorter run's requests that both made in the same order.
         own_bytes: peak reserved memory of the replayed run under its own settings.
         result_bytes: its peak reserved memory under the other settings.
@@ -284,8 +283,7 @@ class RunTrend(Struct, frozen=True):
         is_significant: whether the rise is more than chance.
         confidence: None if nothing grows.
         capacity_bytes: the capacity that the growth runs into, if known.
-        exhausted_at: axis value at which the capacity is reached; None if that is not known or not
-            significant.
+        exhausted_at: axis value at which the capacity is reached; None if unknown or insignificant.
         exhausted_from, exhausted_until: range of ``exhausted_at``; None for an open end.
     """
 

@@ -191,12 +191,10 @@ class Failure(Struct, frozen=True):
     Attributes:
         device: the device, None if no input names it.
         event: events of the device's trace before it; None if only a message tells of it.
-        requested_bytes: what the program asked for; from a message, the segment, which may be
-            larger.
+        requested_bytes: what the program asked for; a message has the segment, maybe a larger one.
         segment_bytes: what the driver was asked for, if that is known to be larger.
         free_bytes: what the driver had free.
-        location: the line of the program that made the request; None if no stack or traceback
-            shows it.
+        location: the line of the program that made the request; None if nothing shows it.
         stack: the stack from that line outward.
         source_text: that line as a traceback prints it, or ""; hostile text.
         source: the inputs that tell of it: ``trace``, ``oom message``, ``trace and oom message``.
@@ -484,8 +482,7 @@ class Diagnosis(Struct, frozen=True):
     device that the verdict is about; ``phases`` has one report per device with a trace, starting
     with that device.
     ``functions`` are functions with several lines among the holders, most bytes first.
-    ``owners`` are the names that hold memory, most bytes first within a device; empty without a
-    census.
+    ``owners`` are the names that hold memory, by device, most bytes first; empty without a census.
     ``host`` is the host's page-locked memory, or None if the file has none.
     ``modules`` say where in the model the memory was at each device's peak of allocated bytes, as a
     tree of modules; empty if no module was recorded.

@@ -63,9 +63,8 @@ class Framework:
         logs: pattern to search for in the lines of a log and in what people write: the framework's
             name, lines and options.
         words: the words for each change, and for calls that only this framework makes or makes in
-            its own way, by the names of their signs. In ``ACCUMULATE``, ``{batch}`` is the size of
-            a micro-batch and ``{n}`` how many make a step; in ``TENSOR_PARALLEL``, ``{n}`` is the
-            number of GPUs.
+            its own way, by the names of their signs. In ``ACCUMULATE``, ``{n}`` micro-batches of
+            size ``{batch}`` make a step; in ``TENSOR_PARALLEL``, ``{n}`` is the number of GPUs.
     """
 
     name: str

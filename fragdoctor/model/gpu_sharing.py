@@ -12,8 +12,7 @@ from typing import Final
 from msgspec import Struct
 
 HEADROOM_SHARE: Final = 0.05
-"""Share of the GPU to keep free for spikes of single processes, and for workspaces of libraries,
-which no PyTorch figure shows."""
+"""Share of the GPU to keep free for spikes and for workspaces that no PyTorch figure shows."""
 _MAX_PROCESSES: Final = 1000
 
 
@@ -21,8 +20,7 @@ class ProcessDemand(Struct, frozen=True):
     """How much of a GPU one process takes.
 
     Attributes:
-        pytorch_bytes: PyTorch's reserved memory at its peak; this is what the device sees, not
-            allocated memory.
+        pytorch_bytes: peak of PyTorch's reserved memory, which is what the device sees.
         context_bytes: CUDA context and libraries of the process.
         pytorch_source, context_source: where each figure comes from, for people.
         lowest_bytes: smallest reserved memory with which a replay of the trace still serves every
@@ -50,9 +48,8 @@ class SharingRow(Struct, frozen=True):
         used_bytes: what these processes and others take together.
         left_bytes: usable memory that is left; if negative, memory that is missing.
         each_bytes: how much PyTorch in each process could have.
-        throughput_share: share of the throughput of ``n_asked`` processes (or of the most that fit)
-            if all were always busy and none slowed another down. So running fewer costs at most
-            this much.
+        throughput_share: share of the throughput of ``n_asked`` (or of the most that fit) if all
+            are always busy and none slows another down; the real loss with fewer is at most that.
     """
 
     n: int
@@ -76,8 +73,7 @@ class Sharing(Struct, frozen=True):
         others_bytes: held by other processes.
         n_fit: how many processes fit.
         n_fit_tight: how many fit without headroom.
-        n_fit_lowest: how many fit with the lowest reserved memory that a replay found; None without
-            a replay.
+        n_fit_lowest: how many fit with the lowest reserved memory of a replay; None without one.
         n_asked: how many the user asked for, None if not given.
     """
 

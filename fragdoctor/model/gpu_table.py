@@ -96,9 +96,8 @@ SPEEDS: Final[Mapping[str, tuple[float, float, float]]] = MappingProxyType(
         "mi300x": (1307, 5.3, 896),
     }
 )
-"""Name -> 16-bit operations without sparsity in 10^12 per second, memory in 10^12 bytes per second,
-links to other GPUs in 10^9 bytes per second (both directions together); from the makers' data
-sheets."""
+"""Name -> 16-bit operations without sparsity in 10^12/s, memory in 10^12 bytes/s, links to other
+GPUs in 10^9 bytes/s (both directions together); from the makers' data sheets."""
 
 PRINTED: Final[Mapping[str, tuple[str, float, str, int]]] = MappingProxyType(
     {

@@ -26,8 +26,7 @@ SOURCE: Final = (
 )
 GIVEN: Final = "as given"
 LIKE_SHARE: Final = 0.975
-"""The lowest share of the memory in its name that a card with a printed capacity has, without
-error correction."""
+"""The lowest share of the memory in their names that known cards have without error correction."""
 LIKE_SOURCE: Final = "97.5 % of the memory in its name, as cards of its kind report; not measured"
 MIG_SHARE: Final = 0.95
 MIG_SOURCE: Final = (

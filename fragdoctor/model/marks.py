@@ -9,8 +9,7 @@ OURS: Final = "fragdoctor."
 """Prefix of the names of marks that PyTorch would not have made."""
 
 BACKWARD: Final = OURS + "backward"
-"""A backward pass with everything that it calls; under gradient accumulation, one per
-micro-batch."""
+"""A backward pass with everything that it calls; one per micro-batch under accumulation."""
 
 NO_GRAD: Final = OURS + "no_grad#"
 """Prefix of the class of a model whose outermost call keeps nothing for a backward pass:

@@ -54,8 +54,7 @@ class Combination(Struct, frozen=True):
         measures: ids of the measures, cheapest first; the savings describe the measures.
         title: the measures in one phrase, for people.
         option: the command-line options for all of them.
-        slowdown: time per step relative to the run as asked for, by published figures; 1.0 = no
-            slowdown, None = not known.
+        slowdown: time per step relative to the run as asked for, as published; None = not known.
         cost: what the measures cost, one phrase for each measure that costs something.
         changes_training: whether other parameters are trained (adapters) or precision is lost.
         n_gpus: number of GPUs that it needs.
@@ -335,8 +334,7 @@ class Estimate(Struct, frozen=True):
             GPU; empty if it already fits, or if nothing makes it fit.
         serving: what a server holds, if a server was asked for.
         recipe: what was read from configuration files; None if there were none.
-        plans: layouts on the fewest GPUs and on twice as many, fastest first; None if not asked
-            for.
+        plans: layouts on the fewest GPUs and on twice as many, fastest first; None if not wanted.
     """
 
     workload: Workload

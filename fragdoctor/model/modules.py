@@ -37,8 +37,7 @@ class ModuleMemory(Struct, frozen=True):
 
     Attributes:
         device: the GPU.
-        name: the last part of its path; ``0-23`` if this many equal modules are merged. Hostile
-            text.
+        name: the last part of its path; ``0-23`` for this many merged modules. Hostile text.
         n_modules: number of merged modules.
         parameters_bytes: its parameters and buffers.
         gradients_bytes: gradients of its parameters.

@@ -143,15 +143,13 @@ class MomentReport(Struct, frozen=True):
     Attributes:
         asked: which moment was asked for, in words: ``the peak of step 3``.
         event: events of the device's trace before the moment, out of ``n_events``.
-        step: the step of the moment, from 1 to ``n_steps``; None before the first step, or if the
-            trace shows no steps.
+        step: the step of the moment, 1 to ``n_steps``; None before the first, or without steps.
         lines: memory by line of the program, most bytes first; their ``category`` is None.
         categories: memory by category, empty if none is known; their ``location`` is None.
         since: the moment to compare with, in words; None if only one moment was asked for.
         since_event: events before that earlier moment.
         since_allocated_bytes: what was allocated then.
-        changes: changes by line from that moment to this one, largest first; bytes and blocks are
-            negative if there is less.
+        changes: changes by line from that moment to this one, largest first; negative for less.
     """
 
     device: int

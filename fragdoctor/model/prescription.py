@@ -40,9 +40,8 @@ class Treatment(Struct, frozen=True):
         code: name of the change: ``checkpoint``.
         title: the change in words.
         numerics: what it does to the results.
-        extra_compute: additional floating-point operations, as a share of those in training,
-            counted by ``torch.utils.flop_counter``'s formulas. None = not known, as for copies to
-            the host.
+        extra_compute: additional floating-point operations as a share of training's, by the
+            formulas of ``torch.utils.flop_counter``. None = not known, as for copies to the host.
         lines: the lines that the user writes for it.
         instead: how the user writes it in the framework in use, or "".
         specs: how the engine makes it: ``checkpoint:6``.

@@ -85,8 +85,7 @@ class Rehearsal(Struct, frozen=True):
         batch: the batch size in the program's arguments; None if none was asked for.
         is_partial: whether the rehearsal missed a part of the program that may need more memory.
         partial_reason: why it missed that part, or "".
-        n_skipped: skipped iterations of the program's loops; they would request the same memory as
-            others.
+        n_skipped: skipped iterations of loops; they would request the same memory as others.
         traits: what the program uses, if that was asked for: ``engine/treatments/traits.py``.
     """
 

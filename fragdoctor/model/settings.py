@@ -74,8 +74,7 @@ class AllocatorSettings:
         conf: the raw string (``PYTORCH_CUDA_ALLOC_CONF``); hostile text.
         backend: ``native`` or ``cudaMallocAsync``.
         max_split_bytes: blocks of at least this size are never split; None = unlimited.
-        garbage_collection_threshold: threshold; 0 = off. It needs a memory fraction to have an
-            effect.
+        garbage_collection_threshold: 0 = off; it takes effect only with a memory fraction.
         expandable_segments: whether new memory comes from expandable segments.
         roundup_power2_divisions: 16 entries for sizes of 1 MiB .. 32 GiB; 0 and 1 = off.
         max_non_split_rounding_bytes: how much larger than an oversize request a block may be.

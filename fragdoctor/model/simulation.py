@@ -60,8 +60,7 @@ class Outlook(Struct, frozen=True):
         steps: how many whole steps after the current one were played to see that.
         fails_after_steps: whole steps before the run fails, 0 for the step that the recording cut
             off; None unless it fails.
-        needs_bytes: the smallest capacity at which the run would hold; None if that was not
-            searched.
+        needs_bytes: the smallest capacity at which the run would hold; None if not searched.
         peak_reserved_bytes: highest reserved memory of the continued run.
         growth_bytes_per_step: how much allocated memory grows from step to step.
         basis: what the run was continued with.
@@ -69,8 +68,7 @@ class Outlook(Struct, frozen=True):
         n_complete_steps: recorded steps that the coming steps were made from; None if there were
             none. They do not contain what a program does for the first time later.
         doubt_share: by what share a coming step may differ from what is expected.
-        likely: if the state is open, the outcome if the coming steps are as expected; None if there
-            is no expectation.
+        likely: for an open state, the outcome if coming steps are as expected; None if unknown.
     """
 
     state: OutlookState

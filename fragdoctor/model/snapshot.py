@@ -187,14 +187,12 @@ class Provenance(Struct, frozen=True):
         container: ``pickle``, ``torch.save``, ``json`` or ``html``.
         compression: ``gzip``, ``zstd`` or ``""``.
         protocol: pickle protocol, -1 for JSON.
-        writer: ``python`` or ``c++`` (judged by whether an object is memoized before it is filled),
-            ``""`` for JSON.
+        writer: ``python`` or ``c++``, by the order of memoizing and filling; ``""`` for JSON.
         is_list: whether the top level is the segment list of ``memory_snapshot()``.
         n_bytes: decompressed bytes read.
         version_low, version_high: PyTorch versions whose writer fits the keys ("" = open end).
         unknown_keys: key path (``events.foo``) -> how often it occurred.
-        unknown_values: unknown value (such as an action of a newer version) -> how often it
-            occurred.
+        unknown_values: unknown value, such as a newer version's action -> how often it occurred.
         n_replaced_strings: strings with lone surrogates, which were replaced by U+FFFD.
         has_trailing_bytes: whether anything follows the end of the pickle (ignored).
         other_entries: names of other files in an HTML page; hostile text.

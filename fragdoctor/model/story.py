@@ -84,8 +84,7 @@ class Scene(Struct, frozen=True):
             time); None if the line prints none. In the story, the time of the line above then.
         precision: how complete that time is.
         rank, pid: rank and process id printed on the line.
-        trial: name of the trial that the line names, or ""; in the story also if only neighboring
-            lines name it.
+        trial: the trial that the line (in the story, also a neighboring line) names, or "".
         message: index of the message in ``OomLog.messages``, None for other lines.
         place: progress in words, such as ``epoch 3/10, step 1200``, or "".
         figures: figures of memory on the line.
@@ -153,10 +152,8 @@ class TrialTrend(Struct, frozen=True):
         over: what one step is: ``trial``, ``oom`` or ``print``.
         points: bytes, in order.
         lines: line of each point.
-        slope_bytes: median of all pairwise slopes (Theil-Sen) in bytes per step; None for fewer
-            than 3 points.
-        low_bytes, high_bytes: bounds of the slope with 90 % confidence; None for fewer than 4
-            points.
+        slope_bytes: median of all pairwise slopes (Theil-Sen), bytes per step; None below 3 points.
+        low_bytes, high_bytes: bounds of the slope with 90 % confidence; None below 4 points.
         direction: the direction that the slope and its bounds show.
         confidence: how sure the direction is; None for unclear and too few.
         label: the words that the program prints before the figure, or "".
@@ -185,8 +182,7 @@ class LogStory(Struct, frozen=True):
         events: in order of time if the log prints times (``is_by_time``), otherwise of lines.
         trials: trials of a sweep, in order of their first line.
         trends: figures over trials and failures.
-        n_ooms, n_consequences, n_retries, n_restarts: counts over the whole log; a failure that is
-            printed repeatedly counts once.
+        n_ooms, n_consequences, n_retries, n_restarts: counts over the whole log, without repeats.
         n_parallel: the most trials or processes that were active at the same time.
         duration_s: seconds between the first and the last printed time, None if there are none.
     """

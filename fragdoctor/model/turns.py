@@ -13,9 +13,8 @@ from typing import Final
 TURNS: Final = 0.7
 """Share of the optimizer's runs that must be like the run one period before.
 
-It lies between 4/6, the share of a WGAN with five updates of its critic at a period of one
-(Gulrajani et al., 2017), and 14/16, the share of lazy regularization in every sixteenth step
-(Karras et al., 2020).
+It lies between 4/6, for a WGAN with five updates of its critic at a period of one (Gulrajani et
+al., 2017), and 14/16, for lazy regularization in every sixteenth step (Karras et al., 2020).
 """
 
 

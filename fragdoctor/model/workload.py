@@ -210,16 +210,14 @@ class Workload(Struct, frozen=True):
         cache: ``dynamic`` grows with the tokens, ``paged`` grows in blocks, ``static`` is allocated
             for all tokens at once, ``tuple`` exists twice in a step in which it grows (inference).
         tensor_parallel, context_parallel, pipeline_parallel, expert_parallel: number of GPUs that
-            share the layers' matrices, the sequence, the layers, the experts; in addition to
-            ``world_size``.
+            share the matrices, the sequence, the layers, the experts; on top of ``world_size``.
         sequence_parallel: whether tensor parallelism splits the residual stream too.
         offload: what is kept in the host's memory: ``optimizer``, ``parameters``, ``activations``.
         stream_shards: number of GPUs that share the residual stream of this GPU's part.
         dora: whether LoRA has a magnitude for each output (DoRA).
         loss: which logits the loss is computed from; None = as the model's own code does.
-        keeps_logits: whether the training loop holds the logits in a variable through the backward
-            pass; in inference, whether a prefill makes the logits of the whole prompt and not just
-            of its last token.
+        keeps_logits: whether a variable of the training loop holds the logits through the backward
+            pass; in inference, whether a prefill makes the logits of more than the last token.
         varying_lengths: whether batches differ in length; ``seq`` is the longest.
     """
 
