@@ -20,7 +20,7 @@ class Limits(Struct, frozen=True):
         max_string_bytes: size of a string. The longest genuine ones are file names and annotations.
         max_text_bytes: size of a log or a message, which is read whole.
         max_json_bytes: size of statistics in one JSON document, which is parsed whole and then
-            takes 20 to 30 times its size. Statistics of a device take 5 KB. JSON lines are unlimited.
+            takes 20 to 30 times its size. A device takes 5 KB. JSON lines are not limited.
         max_devices: number of devices that are in use. PyTorch numbers devices with a signed byte.
         max_unknown_keys: distinct unknown key paths kept by name; others are only counted.
     """
