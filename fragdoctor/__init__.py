@@ -1,6 +1,6 @@
 """fragdoctor: a command-line doctor for PyTorch GPU out-of-memory.
 
-The verbs, in the order in which one needs them::
+The functions, in the order in which you need them::
 
     import fragdoctor
 
@@ -23,7 +23,7 @@ Inside a program that uses the GPU::
     for batch in fragdoctor.watch(loader):
         train_step(batch)
 
-Importing the package loads nothing; each name loads its module when it is first used.
+Importing the package loads nothing else; each name loads its module on first use.
 """
 
 from __future__ import annotations

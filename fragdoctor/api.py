@@ -1,4 +1,4 @@
-"""The verbs of the Python API: what the commands do, without a terminal."""
+"""The functions of the Python API: they do what the commands do, without a terminal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Part = Case | Snapshot | OomLog | OomMessage | StatsSeries | MemoryStats | PathLike[str] | str
 
 MAX_PATH: Final = 4096
-"""Longer text is no path."""
+"""Text longer than this is not a path."""
 
 
 def _snapshot_card(snapshot: Snapshot) -> str:
@@ -59,13 +59,13 @@ def load(
 ) -> Snapshot:
     """Return the memory snapshot in a path, ``-`` (stdin), an open file, or bytes.
 
-    Pickle, JSON or an HTML page with a snapshot inside, plain, gzip or zstd. Nothing of the input
-    is executed, and memory stays in proportion to the bytes read.
+    Reads pickle, JSON or an HTML page with a snapshot inside, plain or compressed by gzip or zstd.
+    Nothing in the input is executed, and memory use is proportional to the bytes read.
 
     Raises:
         InputError: the input cannot be read, is something else, or is refused; the subclasses in
             ``fragdoctor.errors`` say which.
-        ConfigError: ``source`` is none of these.
+        ConfigError: ``source`` has another type.
     """
     from fragdoctor.inputs.snapshot_reader import read_snapshot  # noqa: PLC0415
     from fragdoctor.limits import DEFAULT_LIMITS  # noqa: PLC0415 - numpy is heavy
@@ -91,20 +91,20 @@ def diagnose(  # noqa: PLR0913 - what may be known besides, all by keyword
     Args:
         parts: snapshots, messages and statistics of one process in any order, or the paths of
             files that hold them; other text is searched for messages. A ``Case`` stands alone.
-        capacity_bytes: size of the device, where the inputs do not say.
-        request_bytes: the size that was refused, where the inputs do not say.
+        capacity_bytes: size of the device, if the inputs do not say.
+        request_bytes: the size that was refused, if the inputs do not say.
         device: look at this device only.
         memory_fraction: ``set_per_process_memory_fraction`` of the process.
         torch_version: version that settings are checked against.
-        batch_size: samples of one forward pass, so that advice can name a smaller number.
-        at: a moment that ``Diagnosis.moment`` tells about: ``step:3`` (its peak), ``event:1200``,
+        batch_size: samples in one forward pass, so that advice can name a smaller number.
+        at: the moment that ``Diagnosis.moment`` describes: ``step:3`` (its peak), ``event:1200``,
             ``peak``, ``oom`` or ``end``.
-        continue_with: another recording of the program, or its path (a rehearsal, a healthy run):
-            it says how a run that failed would have gone on.
+        continue_with: another recording of the program, or its path (a rehearsal, a healthy run);
+            it says how a failed run would have gone on.
 
     Raises:
-        ConfigError: two parts of one kind, nothing at all, or something else; no such moment.
-        InputError: a path leads to nothing that can be used; the subclasses say why.
+        ConfigError: there is no part, two of one kind or one of no known kind; or no such moment.
+        InputError: a path has nothing that can be used; the subclasses say why.
         SimulationError: the recording to continue with is of another program.
     """
     from fragdoctor.diagnosis.pipeline import diagnose as run  # noqa: PLC0415 - numpy is heavy
@@ -128,25 +128,25 @@ def diagnose_fleet(  # noqa: PLR0913 - the choices of one run, all by keyword
     timeout_s: float | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> FleetReport:
-    """Return the report of many ranks: groups, the odd ones, and one verdict for the job.
+    """Return the report on many ranks: groups, the odd ranks, and one verdict for the job.
 
     The report is the same for every executor, chunk size and order of the paths.
 
     Args:
         paths: directories, patterns and files; URLs are opened by the workers.
-        executor: any ``concurrent.futures.Executor``; None is this process. Its workers need
-            fragdoctor and must see the paths.
-        chunk_size: ranks of one task; chosen by their number where None.
+        executor: any ``concurrent.futures.Executor``; None means this process. Its workers need
+            fragdoctor and access to the paths.
+        chunk_size: ranks per task; None chooses by the number of ranks.
         replays: whose advice is tested: ``none``, one rank of each of the ``groups``, or ``all``.
-        capacity_bytes: size of the devices, where the inputs do not say.
+        capacity_bytes: size of the devices, if the inputs do not say.
         memory_fraction: ``set_per_process_memory_fraction`` of the processes.
         torch_version: version that settings are checked against.
         timeout_s: a rank that takes longer becomes a row that says so.
-        progress: called with the ranks done and the ranks in all.
+        progress: called with the number of finished ranks and the total number.
 
     Raises:
         InputError: no rank could be read.
-        ConfigError: ``replays`` is something else.
+        ConfigError: ``replays`` has another value.
     """
     from fragdoctor.fleet.examine import Replays, examine, share_out  # noqa: PLC0415 - numpy is heavy
     from fragdoctor.inputs.discovery import discover, inputs_of  # noqa: PLC0415 - numpy is heavy
@@ -182,20 +182,20 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
     """Return what the allocator model does with a trace under other settings.
 
     Args:
-        snapshot: a snapshot with a trace, or the path of one.
-        confs: ``PYTORCH_CUDA_ALLOC_CONF`` strings to try beside the recorded settings.
-        device: device whose trace is replayed; the one that ran out of memory where None.
-        capacity_bytes: what PyTorch can have; the recorded capacity where None.
+        snapshot: a snapshot with a trace, or its path.
+        confs: ``PYTORCH_CUDA_ALLOC_CONF`` strings to try in addition to the recorded settings.
+        device: device whose trace is replayed; None means the device that ran out of memory.
+        capacity_bytes: how much PyTorch can have; None means the recorded capacity.
         memory_fraction: ``set_per_process_memory_fraction`` of the process.
-        torch_version: version whose allocator is modelled; the best fitting where None.
-        smallest_capacity: find the smallest capacity at which the run fits, for each.
+        torch_version: version whose allocator is modeled; None means the best-fitting version.
+        smallest_capacity: for each setting, find the smallest capacity with which the run fits.
         continue_with: another recording of the program, as for :func:`diagnose`.
 
     Raises:
-        SimulationError: the snapshot has no trace that could be replayed, or the recording to
+        SimulationError: the snapshot has no trace that can be replayed, or the recording to
             continue with is of another program.
-        ConfigError: a setting is not one, or ``snapshot`` is something else.
-        InputError: the path leads to no snapshot.
+        ConfigError: a setting is not valid, or ``snapshot`` is something else.
+        InputError: the path does not lead to a snapshot.
     """
     from fragdoctor.future.simulator import simulate as run  # noqa: PLC0415 - numpy is heavy
     from fragdoctor.model.settings import conf_of  # noqa: PLC0415
@@ -220,18 +220,18 @@ def compare(
     steps: Sequence[float] | None = None,
     capacity_bytes: int | None = None,
 ) -> Comparison:
-    """Return what changed between runs, in time order: the first against the last.
+    """Return what changed between the first and the last of several runs in time order.
 
-    With three or more, growth is fitted over them too.
+    With three or more runs, growth is fitted over them too.
 
     Args:
-        runs: two or more, or the paths of their files; a ``Case`` holds several inputs of one run.
-        names: what reports call the runs; the names of their inputs where None.
-        steps: where each run stands on the axis of growth.
-        capacity_bytes: what growth runs into, where the inputs do not say.
+        runs: two or more runs, or paths of their files; a ``Case`` holds several inputs of one run.
+        names: what reports call the runs; None means the names of their inputs.
+        steps: position of each run on the axis of growth.
+        capacity_bytes: the capacity that growth runs into, if the inputs do not say.
 
     Raises:
-        ConfigError: fewer than two runs, or names or steps that do not fit them.
+        ConfigError: there are fewer than two runs, or names or steps do not match them.
     """
     from fragdoctor.comparison.compare_cases import compare_cases  # noqa: PLC0415 - numpy is heavy
 
@@ -263,27 +263,27 @@ def estimate(  # noqa: PLR0913 - the options of one estimate, all by keyword
     gpu: str | Sequence[str] = (),
     **more: Any,
 ) -> Estimate:
-    """Return what the training or inference of a model needs, and whether it fits.
+    """Return how much memory the training or inference of a model needs, and whether it fits.
 
     Args:
-        inputs: ``config.json``, safetensors files, or a folder of them; none where ``params`` says
-            how large the model is.
+        inputs: ``config.json``, safetensors files, or a folder of them; not needed if ``params``
+            says how large the model is.
         params: number of parameters, such as ``"7B"``.
-        dtype: of the parameters: ``fp32``, ``bf16``, ``fp16``, ``amp-bf16``, ``int8``, ``int4``.
+        dtype: parameters' dtype: ``fp32``, ``bf16``, ``fp16``, ``amp-bf16``, ``int8``, ``int4``.
         optimizer: ``adamw``, ``sgd``, ``adafactor``, ...
-        batch: sequences a pass.
-        seq: tokens a sequence; the model's own length where 0.
+        batch: sequences per pass.
+        seq: tokens per sequence; 0 means the model's own length.
         checkpointing: ``none``, ``full`` or ``every-N``.
         lora_rank: rank of the adapters; 0 trains all parameters.
         zero_stage: stage of ZeRO; 3 is FSDP.
-        world_size: GPUs that share the work.
-        inference: no training step.
+        world_size: number of GPUs that share the work.
+        inference: whether to run the model without a training step.
         gpu: names such as ``"h100"``, or sizes such as ``"24GiB"``.
-        more: further options, as ``fragdoctor.estimation.request.OPTIONS`` lists them.
+        more: further options, listed in ``fragdoctor.estimation.request.OPTIONS``.
 
     Raises:
-        ConfigError: an option has no such value.
-        InputError: an input is no model.
+        ConfigError: an option does not have such a value.
+        InputError: an input is not a model.
     """
     from fragdoctor.estimation.judge import judged  # noqa: PLC0415 - numpy is heavy
     from fragdoctor.estimation.request import workload_of  # noqa: PLC0415
@@ -350,7 +350,7 @@ def _case(verb: str, parts: Sequence[object], overrides: Overrides) -> Case:
 
 
 def _is_path(part: object) -> TypeGuard[str | PathLike[str]]:
-    """Return whether an input is the name of a file: one word that could be, or one that exists."""
+    """Return whether an input is a file name: one word that looks like it, or an existing file."""
     if not isinstance(part, str):
         return isinstance(part, PathLike)
     if len(part.splitlines()) != 1 or len(part) > MAX_PATH:

@@ -1,4 +1,4 @@
-"""``fragdoctor.check``: the gate of continuous integration without a terminal."""
+"""``fragdoctor.check``: the gate for continuous integration, without a terminal."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ def check(  # noqa: PLR0913 - the options of one gate, all by keyword
     fail_on: str = "error",
     capacity_bytes: int | None = None,
 ) -> CheckReport:
-    """Return which files keep their budgets, and why the others do not.
+    """Return which files stay within their budgets, and why the others do not.
 
     Args:
         paths: snapshots, messages and statistics, or directories and patterns of them.
-        max_peak: limit of active memory: bytes, ``"70GiB"``, or ``"90%"`` of the capacity.
-        max_stranded: limit of free memory that live blocks strand; ``"5%"`` is of reserved memory.
-        max_retries: limit of allocations that flush the cache first.
-        min_headroom: capacity above the peak of active memory.
-        fits_on: what PyTorch can have of a device on which the run must fit, by replay.
+        max_peak: limit for active memory: bytes, ``"70GiB"``, or ``"90%"`` of the capacity.
+        max_stranded: limit for free memory that live blocks strand; ``"5%"`` of reserved memory.
+        max_retries: limit for allocations that flush the cache first.
+        min_headroom: smallest allowed capacity above the peak of active memory.
+        fits_on: how much PyTorch can have on a device on which the run must fit, by replay.
         no_growth: demand that no memory grows step by step.
-        baseline: a file of ``--write-baseline``: only what got worse fails.
-        select: beginnings of the codes of rules to look at; all where empty.
-        ignore: beginnings of the codes of rules not to look at.
+        baseline: a file from ``--write-baseline``: only what got worse fails.
+        select: prefixes of the codes of rules to check; empty means all rules.
+        ignore: prefixes of the codes of rules not to check.
         fail_on: ``error`` or ``warning``.
-        capacity_bytes: size of the device, where the inputs do not say.
+        capacity_bytes: size of the device, if the inputs do not say.
 
     Returns:
-        The report; its ``exit_code`` is that of the command.
+        The report; its ``exit_code`` is the command's.
 
     Raises:
-        ConfigError: an option has no such value, or there is nothing to check.
+        ConfigError: an option does not have such a value, or there is nothing to check.
     """
     from fragdoctor.gate.baseline import load_baseline  # noqa: PLC0415 - numpy is heavy
     from fragdoctor.gate.budgets import Budgets  # noqa: PLC0415
@@ -92,12 +92,12 @@ def judge_files(
     overrides: Overrides,
     each: Callable[[Sequence[str]], Iterable[str]] = iter,
 ) -> list[FileJudgement]:
-    """Return the judgement of every input; one that cannot be read does not stop the others.
+    """Return the judgment of every input; an unreadable input does not stop the others.
 
     Args:
         names: files, directories and patterns.
-        gate: what they are held against.
-        overrides: what the user says about all of them.
+        gate: the gate that judges them.
+        overrides: what the user states about all of them.
         each: yields the files one by one; shows progress.
     """
     from fragdoctor.gate.judgement import unreadable  # noqa: PLC0415 - numpy is heavy

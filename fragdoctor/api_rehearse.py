@@ -44,12 +44,12 @@ def rehearse(  # noqa: PLR0913 - the conditions of one rehearsal, all by keyword
     Args:
         script: a script or notebook.
         args: its arguments.
-        gpu: whose size and kernels it sees: ``"h100"``, ``"24GiB"``.
-        capacity_bytes: what PyTorch can have; neither this nor ``gpu``: no limit.
-        conf: settings of the allocator; None is those of the environment.
-        steps: steps after which to stop; None when their memory repeats.
-        time_limit_s: wall time after which it is ended.
-        python: the program's Python, which has PyTorch; None is the one on PATH.
+        gpu: the GPU whose size and kernels it sees: ``"h100"``, ``"24GiB"``.
+        capacity_bytes: how much PyTorch can have; without this and ``gpu``, there is no limit.
+        conf: settings of the allocator; None means the environment's.
+        steps: steps after which to stop; None stops when their memory repeats.
+        time_limit_s: wall time after which the script is ended.
+        python: the program's Python, which has PyTorch; None means the Python on PATH.
 
     Raises:
         ConfigError: there is no such script, or it cannot be rehearsed.
@@ -71,19 +71,19 @@ def cure(  # noqa: PLR0913 - the question, all by keyword
     time_s: float = 300.0,
     python: str | None = None,
 ) -> Prescription:
-    """Return the cheapest change of a script that lets it fit, and what else was tried.
+    """Return the cheapest change to a script that makes it fit, and what else was tried.
 
     Args:
         script: a script or notebook.
         args: its arguments; ``{batch}`` stands for the batch size.
-        capacity_bytes: what PyTorch can have; or name the ``gpu``.
-        gpu: whose size and kernels it sees.
-        batch: the batch size that takes the place of ``{batch}``.
+        capacity_bytes: how much PyTorch can have; or name the ``gpu``.
+        gpu: the GPU whose size and kernels it sees.
+        batch: the batch size that replaces ``{batch}``.
         time_s: how long to search.
-        python: the program's Python, which has PyTorch; None is the one on PATH.
+        python: the program's Python, which has PyTorch; None means the Python on PATH.
 
     Raises:
-        ConfigError: there is no such script, no limit, or it cannot be rehearsed.
+        ConfigError: there is no such script, there is no limit, or it cannot be rehearsed.
     """
     from fragdoctor.rehearsal.prescription.search import CureSearch  # noqa: PLC0415 - numpy is heavy
 

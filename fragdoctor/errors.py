@@ -1,17 +1,17 @@
-"""Every error that fragdoctor raises on purpose, and the exit code each one means.
+"""Every error that fragdoctor raises on purpose, and its exit code.
 
 FragdoctorError
 ├── InputError                exit 2   the input cannot be read
 │   ├── NotASnapshot          exit 2   readable, but something else
 │   ├── TruncatedSnapshot     exit 2   ends in the middle
-│   ├── RefusedSnapshot       exit 3   holds what no genuine snapshot holds
-│   └── LimitExceeded         exit 3   asks for more than fragdoctor is willing to spend
+│   ├── RefusedSnapshot       exit 3   contains something that no genuine snapshot contains
+│   └── LimitExceeded         exit 3   takes more than fragdoctor is willing to spend
 ├── ConfigError               exit 2   an option, a setting string or a configuration file
 ├── SimulationError           exit 2   a what-if that cannot be answered from this input
 └── NativeCoreMissing         exit 2   fragdoctor is not built, or not for these sources
 
 OutOfMemory                             raised by the allocator model, as PyTorch raises its own;
-                                        not an error of fragdoctor
+                                        not a fragdoctor error
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from os import PathLike, fspath
 
 
 class FragdoctorError(Exception):
-    """Base of all errors: one sentence, one hint, and the byte offset where there is one.
+    """Base of all errors: one sentence, one hint, and the byte offset if there is one.
 
     Attributes:
         message: one sentence without markup; may quote input, so escape it before printing.
@@ -41,7 +41,7 @@ class FragdoctorError(Exception):
 
     @property
     def sentence(self) -> str:
-        """The message, with the byte offset where there is one."""
+        """The message, with the byte offset if there is one."""
         return self.message if self.offset is None else f"{self.message} (byte {self.offset})"
 
     def __str__(self) -> str:
@@ -62,20 +62,20 @@ class NotASnapshot(InputError):  # noqa: N818 - reads as what it says
 
 
 class TruncatedSnapshot(InputError):  # noqa: N818
-    """The input ends in the middle, as after a process was killed while writing."""
+    """The input ends in the middle, as when a process was killed while writing it."""
 
     code = "truncated_snapshot"
 
 
 class RefusedSnapshot(InputError):  # noqa: N818
-    """The input holds what no genuine snapshot holds; nothing of it was executed."""
+    """The input contains something that no genuine snapshot contains; none of it was executed."""
 
     code = "refused_snapshot"
     exit_code = 3
 
 
 class LimitExceeded(InputError):  # noqa: N818
-    """Reading on would take more memory or time than the limits allow."""
+    """Reading further would take more memory or time than the limits allow."""
 
     code = "limit_exceeded"
     exit_code = 3
@@ -84,8 +84,8 @@ class LimitExceeded(InputError):  # noqa: N818
 class ConfigError(FragdoctorError):
     """An option, an allocator setting or a configuration file is wrong.
 
-    Programs that call ``fragdoctor.record`` see it as a traceback, which shows nothing but its
-    text: so that holds the hint as well.
+    Programs that call ``fragdoctor.record`` see it as a traceback, which shows only the text, so
+    the text includes the hint.
     """
 
     code = "bad_configuration"
@@ -96,16 +96,16 @@ class ConfigError(FragdoctorError):
 
 
 def unusable(verb: str, value: object, hint: str) -> ConfigError:
-    """Return the error of a function of the API that was given a value it cannot use."""
+    """Return the error for an API function that was given a value it cannot use."""
     what = "an empty path" if value == "" else f"a value of type {type(value).__name__}"
     return ConfigError(f"{verb}() cannot use {what}.", hint=hint)
 
 
 def path_text(verb: str, value: object, hint: str) -> str:
-    """Return a path that a function of the API was given.
+    """Return the text of a path that an API function was given.
 
     Raises:
-        ConfigError: it is none, or empty.
+        ConfigError: the value is not a path, or is empty.
     """
     text = fspath(value) if isinstance(value, str | PathLike) else None
     if not isinstance(text, str) or not text:
@@ -133,20 +133,20 @@ class NativeCoreMissing(FragdoctorError, ImportError):  # noqa: N818 - reads as 
 
 
 class OutOfMemory(Exception):  # noqa: N818 - PyTorch's own name for it
-    """The allocator model could not serve a request, as PyTorch could not.
+    """The allocator model could not serve a request, just as PyTorch could not.
 
-    Not a FragdoctorError: nothing is wrong with the input, and programs rehearsed on the model
-    catch it as they catch ``torch.OutOfMemoryError``. The text is PyTorch's message.
+    This is not a FragdoctorError: nothing is wrong with the input, and programs rehearsed on the
+    model catch it as they catch ``torch.OutOfMemoryError``. The text is PyTorch's message.
 
     Attributes:
         requested_bytes: what the caller asked for.
-        alloc_bytes: what the message says: the segment that the driver refused.
+        alloc_bytes: the size in the message: the segment that the driver refused.
         total_bytes: memory of the device.
-        free_bytes: what the driver had left, after the flush.
-        allocated_bytes: handed out to the program.
-        reserved_bytes: held by the allocator.
-        private_free_bytes: cached inside private pools.
-        limit_bytes: what a memory fraction allows; None = no fraction set.
+        free_bytes: what the driver had left after the flush.
+        allocated_bytes: memory handed out to the program.
+        reserved_bytes: memory held by the allocator.
+        private_free_bytes: memory cached inside private pools.
+        limit_bytes: how much a memory fraction allows; None = no fraction set.
     """
 
     def __init__(  # noqa: PLR0913 - the figures of one message, all by keyword

@@ -1,4 +1,4 @@
-"""Where this copy of fragdoctor came from, so that another machine can install the same."""
+"""Where this copy of fragdoctor came from, so that another machine can install the same copy."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _REMOTE: Final = {"http", "https", "ssh"}
 
 
 def requirement() -> str | None:
-    """Return what pip installs on another machine to have this copy of fragdoctor.
+    """Return the requirement with which pip installs this copy of fragdoctor on another machine.
 
-    A copy from a package index is named with its version, one from an address with that address and
-    its commit or hash (``direct_url.json``, https://packaging.python.org/specifications/direct-url/).
-    None for a copy from a folder or file of this machine, which no other machine has.
+    A copy from a package index is named by its version, a copy from a URL by the URL and its
+    commit or hash (``direct_url.json``, https://packaging.python.org/specifications/direct-url/).
+    None for a copy from a folder or file on this machine, which no other machine has.
     """
     try:
         found = distribution("fragdoctor")
@@ -29,10 +29,10 @@ def requirement() -> str | None:
 
 
 def requirement_of_checkout() -> str | None:
-    """Return the origin and the commit of the folder that this copy was built from, for pip.
+    """Return the origin and commit of the folder that this copy was built from, for pip.
 
-    Whether that commit is there, nobody has looked. None where the folder is no checkout of git
-    with an origin elsewhere. What stands before an ``@`` in an https address, a token, is left out.
+    The function does not check that the origin has the commit. It returns None if the folder is not
+    a git checkout with an https origin, and drops a token before an ``@`` in the origin's URL.
     """
     try:
         text = distribution("fragdoctor").read_text("direct_url.json")
@@ -50,7 +50,7 @@ def requirement_of_checkout() -> str | None:
 
 
 def _git(folder: str, *words: str) -> str:
-    """Return what git says of a folder, "" where it says nothing."""
+    """Return the output of a git command in a folder, or "" if it fails."""
     try:
         done = subprocess.run(  # noqa: S603 - a fixed command, no shell
             ["git", "-C", folder, *words],  # noqa: S607

@@ -4,15 +4,15 @@
     Trainer(callbacks=[lightning_callback()])
     memory = AccelerateLog(accelerator)
 
-What they log goes through the framework's own loggers (TensorBoard, Weights & Biases, ...), as
-bytes and counts: ``gpu_memory/allocated_bytes``, ``peak_bytes`` (since what was logged before),
-``reserved_bytes``, ``stranded_bytes``, ``headroom_bytes`` (what PyTorch could still allocate at the
-peak) and ``retries`` (flushes of the cache so far). With a ``bundle`` the training is recorded too,
-as ``fragdoctor.record`` does, and at an out-of-memory error the report is written beside the
-bundle and handed to the trackers in use (see ``fragdoctor.tracking``). Without a GPU nothing is
-logged, and training goes on. ``report_failures`` is for other programs, such as a worker of Ray.
+They log bytes and counts through the framework's own loggers (TensorBoard, Weights & Biases, ...):
+``gpu_memory/allocated_bytes``, ``peak_bytes`` (since the last log), ``reserved_bytes``,
+``stranded_bytes``, ``headroom_bytes`` (what PyTorch could still allocate at the peak) and
+``retries`` (flushes of the cache so far). With a ``bundle``, the training is also recorded as by
+``fragdoctor.record``; after an out-of-memory error, the report is written next to the bundle and
+handed to the trackers in use (see ``fragdoctor.tracking``). Without a GPU, nothing is logged, and
+training goes on. ``report_failures`` is for other programs, such as Ray workers.
 
-A framework is imported when its function is called; this module needs none of them.
+A framework is imported only when its function is called; this module needs none of them.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ StrPath = str | os.PathLike[str]
 
 
 class MemoryMeter:
-    """Reads the figures of a step, and records around steps where a bundle is asked for.
+    """Reads the figures of a step, and records the steps if a bundle is asked for.
 
     Args:
-        bundle: where to record, as ``fragdoctor.record`` takes it; None records nothing.
-        device: number of the GPU; None is the current one.
-        trackers: returns what the framework logs to, which is handed the report of a failure.
+        bundle: where to record, as for ``fragdoctor.record``; None records nothing.
+        device: number of the GPU; None means the current GPU.
+        trackers: returns the framework's trackers, which get the report of a failure.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class MemoryMeter:
         self._torch: Any = None
 
     def start(self) -> None:
-        """Begin: record if that is asked for, and count the peak from here."""
+        """Start recording if that is asked for, and count the peak from here."""
         self._torch = importlib.import_module("torch")
         if self._is_running or not self._torch.cuda.is_available():
             return
@@ -69,7 +69,7 @@ class MemoryMeter:
         self._torch.cuda.reset_peak_memory_stats(self._device)
 
     def read(self) -> dict[str, float]:
-        """Return the figures since they were read last; {} without a GPU."""
+        """Return the figures since the last call, or {} without a GPU."""
         if not self._is_running:
             return {}
         found = read_figures(self._torch, self._device)
@@ -82,11 +82,11 @@ class MemoryMeter:
             "headroom_bytes": found.headroom,
             "retries": found.retries,
         }
-        # Floats: the frameworks average what they are given.
+        # Floats, because the frameworks average what they are given.
         return {f"{PREFIX}{k}": float(v) for k, v in figures.items() if v is not None}
 
     def stop(self, error: BaseException | None = None) -> None:
-        """End; a recording writes its bundle, and a failure for want of memory is reported."""
+        """Stop; a recording writes its bundle, and an out-of-memory failure is reported."""
         self._is_running = False
         kind = None if error is None else type(error)
         self._open.__exit__(kind, error, None if error is None else error.__traceback__)
@@ -98,15 +98,15 @@ class MemoryMeter:
 
 @contextlib.contextmanager
 def report_failures(bundle: StrPath, *trackers: Any) -> Iterator[None]:
-    """Record a block; report a failure for want of memory to the trackers in use.
+    """Record a block; report an out-of-memory failure to the trackers in use.
 
         with report_failures("bundles/run"):
             train()
 
     Args:
         bundle: where to record.
-        trackers: beside the active runs of Weights & Biases, MLflow and Comet, such as a
-            ``SummaryWriter``.
+        trackers: trackers in addition to the active runs of Weights & Biases, MLflow and Comet,
+            such as a ``SummaryWriter``.
     """
     meter = MemoryMeter(bundle, trackers=lambda: trackers)
     meter.start()
@@ -123,11 +123,11 @@ def trainer_callback(trainer: Any = None, bundle: StrPath | None = None) -> Any:
 
         trainer.add_callback(trainer_callback(trainer))
 
-    Figures are logged in the steps in which the trainer logs. Trainers tell callbacks nothing of
-    exceptions: the failure is reported when it ends the program.
+    Figures are logged in the steps in which the trainer logs. Trainers do not tell callbacks about
+    exceptions, so a failure is reported when it ends the program.
 
     Args:
-        trainer: the trainer that it is added to; its ``log`` is used. None logs no figures.
+        trainer: the trainer that gets the callback; figures go to its ``log``. None logs none.
         bundle: where to record; None records nothing.
 
     Raises:
@@ -138,7 +138,7 @@ def trainer_callback(trainer: Any = None, bundle: StrPath | None = None) -> Any:
     ends = ExitStack()
 
     class MemoryCallback(base):  # type: ignore[misc, valid-type]
-        """Logs GPU memory where the trainer logs."""
+        """Logs GPU memory whenever the trainer logs."""
 
         def on_train_begin(self, *_: Any, **__: Any) -> None:
             ends.close()
@@ -181,7 +181,7 @@ def lightning_callback(bundle: StrPath | None = None) -> Any:
         def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
             every = max(1, getattr(trainer, "log_every_n_steps", 1) or 1)
             if trainer.global_step % every == 0 and (figures := meter.read()):
-                # Not by log_dict of the module: it makes tensors on the GPU that is measured.
+                # Not with the module's log_dict, which makes tensors on the measured GPU.
                 for logger in trainer.loggers:
                     logger.log_metrics(figures, step=trainer.global_step)
 
@@ -205,12 +205,12 @@ class AccelerateLog:
                 memory.step()
 
     Args:
-        accelerator: its ``log`` is used; give it trackers with ``log_with`` and ``init_trackers``.
+        accelerator: what to log with; give it trackers with ``log_with`` and ``init_trackers``.
         every: log every n-th step.
         bundle: where to record; None records nothing.
 
     Raises:
-        ConfigError: ``every`` is no number of steps.
+        ConfigError: ``every`` is not a number of steps.
     """
 
     def __init__(self, accelerator: Any, *, every: int = 1, bundle: StrPath | None = None) -> None:
@@ -238,13 +238,13 @@ class AccelerateLog:
 
 
 def _callbacks_of(trainer: Any) -> Iterable[Any]:
-    """Return the callbacks of a trainer, which hold the writers that know of no active run."""
+    """Return the callbacks of a trainer, which hold the writers of trackers without active runs."""
     return getattr(getattr(trainer, "callback_handler", None), "callbacks", ())
 
 
 @contextlib.contextmanager
 def _told_of_failures(meter: MemoryMeter) -> Iterator[None]:
-    """Stop a meter with the exception that ends the program, before others are told of it."""
+    """Stop a meter with the exception that ends the program, before other hooks see it."""
     before = sys.excepthook
 
     def tell(kind: type[BaseException], error: BaseException, trace: Any) -> None:
@@ -263,7 +263,7 @@ def _base(module: str, name: str, *others: str) -> Any:
     """Return a class of a framework, from the first of its modules that is installed.
 
     Raises:
-        ConfigError: none is.
+        ConfigError: none of the modules is installed.
     """
     for candidate in (module, *others):
         try:

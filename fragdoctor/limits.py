@@ -1,4 +1,4 @@
-"""Bounds on what one input may cost, each with its reason."""
+"""Limits on what one input may cost, each with its reason."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from fragdoctor.units import GIB, MIB
 
 
 class Limits(Struct, frozen=True):
-    """Upper bounds; memory and time grow with bytes read, never with a number in the file.
+    """Upper limits; memory and time grow with the bytes read, never with a number in the file.
 
     Attributes:
         max_input_bytes: bytes read after decompression. Genuine files of long runs reach a few
-            GB; a compressed bomb stops here.
-        max_expansion: decompressed bytes per compressed byte, past ``free_expansion_bytes``.
+            GB; a compression bomb stops here.
+        max_expansion: decompressed bytes per compressed byte, beyond ``free_expansion_bytes``.
             Snapshots and logs compress to about 1/20, seldom below 1/40.
         free_expansion_bytes: decompressed bytes that any compressed input may have.
         max_depth: nesting of containers. Genuine snapshots nest 6 deep.
-        max_string_bytes: one string. The longest genuine ones are file names and annotations.
-        max_text_bytes: a log or a message, read whole.
-        max_json_bytes: statistics in one JSON document, which is parsed whole and takes 20 to 30
-            times its size then. The statistics of a device are 5 KB. JSON lines are not bound.
-        max_devices: devices with anything in them. PyTorch numbers devices by a signed byte.
-        max_unknown_keys: distinct unknown key paths kept by name; further ones are counted only.
+        max_string_bytes: size of a string. The longest genuine ones are file names and annotations.
+        max_text_bytes: size of a log or a message, which is read whole.
+        max_json_bytes: size of statistics in one JSON document, which is parsed whole and then
+            takes 20 to 30 times its size. A device takes 5 KB. JSON lines are not limited.
+        max_devices: number of devices that are in use. PyTorch numbers devices with a signed byte.
+        max_unknown_keys: distinct unknown key paths kept by name; others are only counted.
     """
 
     max_input_bytes: int = 64 * GIB

@@ -1,7 +1,7 @@
 """Cell magics for notebooks: ``%load_ext fragdoctor``, then ``%%gpu_memory`` and ``%%cure``.
 
 ``%%gpu_memory`` runs a cell under the recorder and shows its diagnosis. ``%%cure 24GiB`` rehearses
-the cell as a program of its own, without a GPU, and shows the cheapest change that lets it fit.
+the cell as a program of its own, without a GPU, and shows the cheapest change that makes it fit.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def load(ipython: Any) -> None:
 
 
 def gpu_memory(ipython: Any, line: str, cell: str) -> Any:
-    """Run a cell under the recorder; return the diagnosis of what it left.
+    """Run a cell under the recorder; return the diagnosis of the recording.
 
     Raises:
         FragdoctorError: nothing could be recorded or read.
     """
-    import fragdoctor  # noqa: PLC0415 - what is imported is loaded when it is used
+    import fragdoctor  # noqa: PLC0415 - loaded only when it is used
 
     del line
     with TemporaryDirectory(prefix="fragdoctor-") as scratch:
@@ -58,7 +58,7 @@ def cure(ipython: Any, line: str, cell: str) -> Any:
 
 
 def _guarded(magic: Any, ipython: Any) -> Any:
-    """Return a magic that says what is wrong in a sentence, without a traceback."""
+    """Return a magic that reports an error in one sentence, without a traceback."""
 
     def call(line: str, cell: str) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""Files that the user names, opened without waiting for ever."""
+"""Open files that the user names, without waiting forever."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from typing import Final
 from fragdoctor.errors import ConfigError, InputError
 
 WRITER_WAIT_S: Final = 10.0
-"""How long a named pipe may have no writer; one that has one may be as slow as it likes."""
+"""How long to wait until a named pipe has a writer; after that, the writer may be slow."""
 
 READER_WAIT_S: Final = 10.0
-"""The same of one that is written to and has no reader."""
+"""How long to wait until a named pipe that we write to has a reader."""
 
 _POLL_S: Final = 0.05
 
 
 def is_text(name: str) -> bool:
-    """Whether what was given as the name of a file is rather a text that somebody pasted."""
+    """Return whether a name given for a file is more likely a pasted text."""
     return len(name) > 40 and len(name.split()) > 3
 
 
@@ -38,22 +38,22 @@ def first_free(folder: Path, name: str, ending: str = "") -> Path:
 
 
 def open_readable(path: str | os.PathLike[str]) -> io.FileIO:
-    """Open a file, unbuffered. Opening a named pipe would wait for somebody to write to it.
+    """Open a file, unbuffered, without waiting forever for somebody to write to a named pipe.
 
     Raises:
-        OSError: as ``open``.
-        InputError: it is a pipe, and nobody writes to it.
+        OSError: as from ``open``.
+        InputError: the file is a pipe that nobody writes to.
     """
     is_pipe = stat.S_ISFIFO(os.stat(path).st_mode)  # noqa: PTH116 - names of any kind, as open
     return io.FileIO(_end_of_pipe(path) if is_pipe else os.fspath(path), "rb")
 
 
 def open_writable(path: str | os.PathLike[str]) -> io.FileIO:
-    """Open a device or a pipe to write to it. Opening a pipe would wait for somebody to read it.
+    """Open a device or pipe for writing, without waiting forever for somebody to read a pipe.
 
     Raises:
-        OSError: as ``open``.
-        ConfigError: it is a pipe, and nobody reads it.
+        OSError: as from ``open``.
+        ConfigError: the file is a pipe that nobody reads.
     """
     if not stat.S_ISFIFO(os.stat(path).st_mode):  # noqa: PTH116 - names of any kind, as open
         return io.FileIO(os.fspath(path), "wb")
@@ -78,8 +78,8 @@ def open_writable(path: str | os.PathLike[str]) -> io.FileIO:
 def _end_of_pipe(path: str | os.PathLike[str]) -> int:
     """Return the descriptor of a pipe that has a writer.
 
-    Opened without waiting, a pipe that nobody writes to yet cannot be told from one that is at its
-    end unless something is read. So a thread waits, as ``open`` does.
+    If a pipe is opened without waiting, only a read shows whether it has no writer yet or is at its
+    end. So a thread opens it and waits, as ``open`` does.
     """
     opened: queue.SimpleQueue[int | OSError] = queue.SimpleQueue()
 
@@ -93,7 +93,7 @@ def _end_of_pipe(path: str | os.PathLike[str]) -> int:
     try:
         end = opened.get(timeout=WRITER_WAIT_S)
     except queue.Empty:
-        with contextlib.suppress(OSError, queue.Empty):  # a writer for a moment ends the thread
+        with contextlib.suppress(OSError, queue.Empty):  # a brief writer lets the thread end
             os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
             end = opened.get(timeout=1)
             if isinstance(end, int):

@@ -1,8 +1,8 @@
-"""The report of a failure as files, handed to the experiment trackers that are in use.
+"""The report of a failure as files, handed to the experiment trackers in use.
 
-Weights & Biases, MLflow and Comet keep the page and the JSON as artifacts of the run; TensorBoard,
-which shows no pages, gets the report as text, and the files lie in its log directory. Each is
-recognized by the module of its objects; none is imported here.
+Weights & Biases, MLflow and Comet keep the report's files as artifacts of the run. TensorBoard,
+which shows no pages, gets the report as text, and the files are put into its log directory. Each
+tracker is recognized by the module of its objects; none is imported here.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, Final, NamedTuple
 from fragdoctor.errors import FragdoctorError
 
 FOLDER: Final = "gpu-memory"
-"""Under this name a tracker has the files."""
+"""The name under which a tracker keeps the files."""
 
 
 class ReportFiles(NamedTuple):
-    """A report in three forms, beside the bundle that it is about."""
+    """A report in three forms, next to the bundle that it is about."""
 
     page: Path
     data: Path
@@ -28,7 +28,7 @@ class ReportFiles(NamedTuple):
 
 
 def write_report(bundle: Path) -> ReportFiles:
-    """Diagnose a bundle; return the report's files, which are written beside it.
+    """Diagnose a bundle; return the report's files, which are written next to it.
 
     Raises:
         FragdoctorError: the bundle cannot be read.
@@ -45,12 +45,12 @@ def write_report(bundle: Path) -> ReportFiles:
 
 
 def hand_over(bundle: Path, known: Iterable[Any] = ()) -> None:
-    """Write the report of a bundle and give it to the trackers; say what went wrong, raise nothing.
+    """Write the report on a bundle and give it to the trackers; print errors, but raise nothing.
 
     Args:
-        bundle: what was recorded of the failure.
-        known: runs, experiments, writers, or what frameworks wrap them in, beside those runs that
-            the libraries themselves say are active.
+        bundle: the recording of the failure.
+        known: runs, experiments, writers, or the wrappers that frameworks put around them, in
+            addition to the runs that the libraries themselves report as active.
     """
     try:
         files = write_report(bundle)
@@ -75,7 +75,7 @@ def active_runs() -> Iterator[Any]:
         if module in sys.modules:
             try:
                 run = ask(sys.modules[module])
-            except Exception:  # noqa: BLE001, S112 - another version: it is not asked then
+            except Exception:  # noqa: BLE001, S112 - another version, which is left out
                 continue
             if run is not None:
                 yield run
@@ -89,7 +89,7 @@ _ASK: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 
 def _trackers_in(found: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the trackers in a run, or in what Lightning, accelerate or the Trainer wrap it in."""
+    """Yield the trackers in a run, or in a wrapper of Lightning, accelerate or the Trainer."""
     run_id = getattr(found, "run_id", None)
     inner = (getattr(found, name, None) for name in ("experiment", "tracker", "tb_writer"))
     for one in (found, *inner):
@@ -141,7 +141,7 @@ _SIGN: Final = {
     "torch": "add_text",
     "tensorboardX": "add_text",
 }
-"""Module -> the methods by which its objects take files."""
+"""Module -> the method by which its trackers are recognized."""
 
 
 def _say(text: str) -> None:

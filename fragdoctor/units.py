@@ -1,4 +1,4 @@
-"""Sizes: parsing what people and messages write, printing what people read.
+"""Sizes: parsing what people and messages write, and printing what people read.
 
 All units are powers of 1024, as in PyTorch; ``KB``/``MB``/``GB`` mean the same as
 ``KiB``/``MiB``/``GiB`` because the tools that print them (older MPS builds, 1.x
@@ -18,7 +18,7 @@ MIB: Final = 1024**2
 GIB: Final = 1024**3
 TIB: Final = 1024**4
 
-_STEP: Final = 1023.995  # from here on two decimals would show 1024.00
+_STEP: Final = 1023.995  # from here on, two decimals would show 1024.00
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _SIZE: Final = re.compile(
     r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(([kmgt])(?:i?b|i)?|b|bytes?)?\s*",
@@ -30,7 +30,7 @@ _SHARE: Final = re.compile(r"\s*([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%\s*", re.ASCII)
 def parse_size(text: str) -> int:
     """Return the bytes that a size such as ``24GiB``, ``24 gb``, ``24g`` or ``512B`` means.
 
-    A number without a unit is refused, unless it is 0: one who writes 24 means 24 GiB, or bytes.
+    A number without a unit is refused, unless it is 0: 24 may mean 24 GiB or 24 bytes.
 
     Raises:
         ConfigError: the text is not a size, has no unit, or exceeds 2**63 - 1 bytes.
@@ -65,7 +65,7 @@ class Amount:
     share: float | None = None
 
     def of(self, whole_bytes: int | None) -> int | None:
-        """Return the bytes that it means; None for a share of something unknown."""
+        """Return the amount in bytes, or None for a share of something unknown."""
         if self.n_bytes is not None:
             return self.n_bytes
         if whole_bytes is None or self.share is None:
@@ -73,7 +73,7 @@ class Amount:
         return round(self.share * whole_bytes)
 
     def __str__(self) -> str:
-        """Return it as people write it: ``5 %`` or ``70.00 GiB``."""
+        """Return the amount as people write it: ``5 %`` or ``70.00 GiB``."""
         return format_size(self.n_bytes) if self.share is None else f"{100 * self.share:g} %"
 
 
@@ -81,7 +81,7 @@ def parse_amount(text: str) -> Amount:
     """Return what ``5%``, ``70GiB`` or ``0`` means.
 
     Raises:
-        ConfigError: it is neither a size nor a percentage of at most 100.
+        ConfigError: the text is neither a size nor a percentage of at most 100.
     """
     match = _SHARE.fullmatch(text)
     if match is None:
@@ -104,8 +104,8 @@ def parse_amount(text: str) -> Amount:
 def format_size(n_bytes: float | None) -> str:
     """Return a size for people: two decimals above 1 KiB, ``unknown`` for None.
 
-    The unit steps at 1024 of the smaller one, as in PyTorch's messages (``format_size`` in c10's
-    CUDACachingAllocator.cpp), so that a size is found again in the report on it.
+    The unit changes at 1024 of the smaller unit, as in PyTorch's messages (``format_size`` in c10's
+    CUDACachingAllocator.cpp), so that a message's size looks the same in the report on it.
     """
     if n_bytes is None:
         return "unknown"
@@ -125,7 +125,7 @@ def signed_size(n_bytes: float) -> str:
 
 
 def format_mebibytes(n_bytes: int) -> str:
-    """Return a size in MiB whatever its magnitude, so that figures a few pages apart differ."""
+    """Return a size in MiB at any magnitude, so that figures that differ by a few MiB look it."""
     return f"{n_bytes / MIB:,.0f} MiB"
 
 
@@ -140,7 +140,7 @@ def plural(n: int, one: str, many: str = "") -> str:
 
 
 def format_share(part: float, whole: float) -> str:
-    """Return ``part / whole`` in per cent, or a dash where the whole is zero."""
+    """Return ``part / whole`` in percent, or a dash if the whole is zero."""
     if whole <= 0:
         return "-"
     share = 100 * part / whole

@@ -1,7 +1,7 @@
-"""Attention scores: what a program makes around a softmax, in the sizes of its result.
+"""Attention scores: the tensors that a program makes around a softmax, in the size of its result.
 
-Scores, the masked and scaled ones, weights and what dropout makes of them have as many elements
-each; the function that calls the softmax makes them all, and a fused kernel makes none of them.
+The scores, their masked and scaled copies, the weights and the output of dropout all have the same
+number of elements. The function that calls the softmax makes them all; a fused kernel makes none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fragdoctor.units import MIB
 _SOFTMAX: Final = re.compile(r"(?:^|.*[:_])softmax|Softmax", re.IGNORECASE)
 
 MIN_BYTES: Final = MIB
-"""Smaller results are those of routers, gates and short sequences."""
+"""Smaller softmax results come from routers, gates and short sequences."""
 
 
 def find_attention_scores(trace: Trace, requests: TrainingRequests) -> I64:

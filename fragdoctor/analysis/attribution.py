@@ -1,9 +1,9 @@
 """Who holds memory: source lines of the user's program, and live blocks that strand free memory.
 
-The unit that returns as a whole is an ordinary segment, or a page of an expandable one. A unit that
+Memory is returned in units: an ordinary segment, or a page of an expandable segment. A unit that
 is partly free is held by the live (or pending) blocks in it. If all of these have the same stack,
-its free bytes are that group's alone; else every group shares them. A unit that is wholly live
-holds nothing back, and private pools are left out: nothing in them returns while the pool is used.
+the unit's free bytes count for that stack alone; otherwise every stack shares them. A fully live
+unit holds nothing back. Private pools are left out: they return nothing while they are in use.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ MAX_HOLDERS: Final = 100
 MAX_STRANDERS: Final = 50
 MAX_ADDRESSES: Final = 1000
 NO_STRANDER: Final = -2
-"""Stands in the place of a stack id, whose -1 means "no stack recorded"."""
+"""Stands in for a stack id; -1 is taken, because it means "no stack recorded"."""
 MAX_SEGMENTS: Final = 12
 MAX_BLOCKS: Final = 1024
-"""Blocks of one segment that are told apart: finer than any screen."""
+"""The most blocks to show of one segment: finer than any screen."""
 
 
 MAIN_SHARE: Final = 0.75
-"""Share of a line's memory that its main categories, at most ``MAX_MAIN``, make up together."""
+"""Share of a line's memory that its main categories (up to ``MAX_MAIN``) add up to."""
 
 MAX_MAIN: Final = 2
 
@@ -50,11 +50,11 @@ def find_holders(
     category: npt.NDArray[np.uint8] | None = None,
     failure: int | None = None,
 ) -> tuple[Holder, ...]:
-    """Return live memory by user line now, at the peak and at a failure, largest of all first.
+    """Return live memory by user line now, at the peak and at a failure, ordered by the largest.
 
-    ``peak`` is the state (number of events) of highest allocated bytes, None without a trace;
-    ``category`` is that of each block of ``Lives``; ``failure`` is the state of a failed request
-    after which more happened, None without one.
+    ``peak`` is the state (number of events) with the most allocated bytes, None without a trace;
+    ``category`` has the category of each block of ``Lives``; ``failure`` is the state at a failed
+    request that more events follow, None if there is no such request.
     """
     layout, lives = trace.layout, trace.lives
     now = np.flatnonzero(~layout.live_is_pending)
@@ -109,7 +109,7 @@ def _main_stacks(group: I64, stack: I32, size: I64, n_groups: int) -> I64:
 def _main_categories(
     category: npt.NDArray[np.uint8], group: I64, life: npt.NDArray[np.signedinteger], size: I64
 ) -> Mapping[int, tuple[Category, ...]]:
-    """Return for each group the categories that are nearly all of its bytes, where few are."""
+    """Return for each group the categories that make up most of its bytes, if they are few."""
     if not len(category):
         return {}
     known = np.flatnonzero(life >= 0)
@@ -126,9 +126,9 @@ def _main_categories(
 def _main_modules(
     trace: Trace, group: I64, life: npt.NDArray[np.signedinteger], size: I64
 ) -> Mapping[int, str]:
-    """Return for each group the path of the module with the most bytes, where it is recorded.
+    """Return for each group the path of the module with the most bytes, if it was recorded.
 
-    The k-th of equal layers counts as one with the others: ``layers.*.mlp``.
+    Repeated layers count as one: ``layers.*.mlp``.
     """
     recorded = ModulePaths.of(trace)
     if not recorded.paths:
@@ -150,9 +150,9 @@ def _main_modules(
 
 
 class Holds(Struct, frozen=True):
-    """Pairs (block, unit): the block keeps the unit, which has ``free`` free bytes.
+    """Pairs (block, unit): the block keeps the unit from being returned.
 
-    ``n_units`` and ``free`` (per unit) count only units that are partly free.
+    ``free`` has one entry per unit, its free bytes; only partly free units are in the pairs.
     """
 
     block: I64
@@ -164,7 +164,7 @@ class Holds(Struct, frozen=True):
 def find_stranders(trace: Trace, layout: Layout) -> tuple[Strander, ...]:
     """Return the groups of live blocks that strand free memory, most stranded (then shared) first.
 
-    ``layout`` is that of the trace's device at one moment.
+    ``layout`` is the layout of the trace's device at one moment.
     """
     holds = find_holds(layout)
     if not len(holds.block):
@@ -187,7 +187,7 @@ def find_stranders(trace: Trace, layout: Layout) -> tuple[Strander, ...]:
 
 
 def _strander(trace: Trace, layout: Layout, holds: Holds, rows: I64) -> Strander:
-    """Return the group of blocks of these rows of ``holds``, without its free bytes."""
+    """Return the group of blocks in these rows of ``holds``, without its stranded bytes."""
     blocks = distinct(holds.block[rows])
     life = layout.live_row[blocks]
     start = trace.lives.start[life[life >= 0]]
@@ -218,7 +218,7 @@ def find_holds(layout: Layout) -> Holds:
     low = layout.live_offset[in_pages]
     high = np.maximum(low + layout.live_bytes[in_pages], low + 1)
     first, last = low // page, (high - 1) // page
-    # Pages between the first and the last are wholly live, so they hold nothing back.
+    # Pages between the first and the last are fully live, so they hold nothing back.
     two = last > first
     block = np.concatenate([in_pages, in_pages[two]])
     number = np.concatenate([first, last[two]])
@@ -238,7 +238,7 @@ def find_holds(layout: Layout) -> Holds:
 
 
 def _page_ids(segment: I64, number: I64) -> tuple[I64, I64]:
-    """Return the distinct (segment, page number) pairs, and which one each row is."""
+    """Return the distinct (segment, page number) pairs, and the index of each row's pair."""
     pairs = np.stack([segment, number], axis=1).reshape(-1, 2)
     if not len(pairs):
         return np.zeros((0, 2), np.int64), np.zeros(0, np.int64)
@@ -251,15 +251,15 @@ def _page_ids(segment: I64, number: I64) -> tuple[I64, I64]:
     return ordered[fresh], unit
 
 
-# ---- the segments with most stranded free memory, block by block, to be drawn ------------------
+# ---- the segments with the most stranded free memory, block by block, for drawing --------------
 
 
 def find_stranded_segments(
     layout: Layout, device: int, places: Mapping[int, int]
 ) -> tuple[tuple[SegmentReport, ...], int]:
-    """Return the segments with most stranded free bytes, at most 12, and how many have any.
+    """Return up to 12 segments with the most stranded free bytes, and how many have any.
 
-    ``places`` has the place of each group of stranding blocks that is reported, by its stack.
+    ``places`` maps the stack of each reported group of stranding blocks to the group's position.
     """
     holds = find_holds(layout)
     unit, once = np.unique(holds.unit, return_index=True)
@@ -285,7 +285,7 @@ def find_stranded_segments(
 def _runs(
     layout: Layout, holds: Holds, segment: int, places: Mapping[int, int]
 ) -> tuple[SegmentRun, ...]:
-    """Return the blocks of a segment with neighbours of the same kind and group taken together."""
+    """Return the blocks of a segment, with neighbors of the same kind and group merged."""
     live = np.flatnonzero(layout.live_segment == segment)
     free = np.flatnonzero(layout.free_segment == segment)
     offset = np.concatenate([layout.live_offset[live], layout.free_offset[free]])
@@ -308,9 +308,9 @@ _FREE, _LIVE, _PENDING = range(3)
 
 
 def _fewer(size: I64, kind: I64, owner: I64) -> tuple[I64, I64, I64]:
-    """Return at most ``MAX_BLOCKS`` blocks: as they are, or what equal slots hold at their middle.
+    """Return up to ``MAX_BLOCKS`` blocks; if there are more, sample them at the middle of slots.
 
-    Slots keep the shares of the kinds to within the fineness of a screen.
+    The slots are equally large, and fine enough to keep the share of each kind on a screen.
     """
     if len(size) <= MAX_BLOCKS:
         return size, kind, owner

@@ -1,9 +1,9 @@
 """What each block is for, by the pass it was made in, the pass it was freed in, and its stack.
 
-Neither alone decides: a block made by a backward pass is a gradient only if it outlives that pass,
-and one made by a forward pass is an activation only if a backward pass frees it. Where the trace
-ends too early to see it, what the same line made before decides; else the answer is marked as less
-sure, or unknown.
+None of these decides alone: a block made by a backward pass is a gradient only if it outlives that
+pass, and a block made by a forward pass is an activation only if a backward pass frees it. If the
+trace ends before the block is freed, earlier blocks from the same stack decide; if there are none,
+the category is marked as less sure, or unknown.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from fragdoctor.trace.lives import BEFORE, NEVER, Lives
 from fragdoctor.trace.stacks import StackRoles
 
 POSSIBLE, LIKELY = 0, 1
-# Share of the bytes of gradients that older blocks must match to count as their parameters.
+# Share of the gradients' bytes that older blocks must match to count as their parameters.
 MIN_MATCH: Final = 0.9
 
 
 class Categories(Struct, frozen=True):
-    """Category and sureness (``POSSIBLE``, ``LIKELY``) of each block of ``Lives``."""
+    """Category and sureness (``POSSIBLE`` or ``LIKELY``) of each block of ``Lives``."""
 
     category: U8
     sureness: U8
 
 
 class _Sorter:
-    """The blocks with the passes of their birth and death; rules fill in the categories."""
+    """The blocks with the passes that made and freed them; the rules below fill in categories."""
 
     def __init__(self, lives: Lives, roles: StackRoles, passes: Passes) -> None:
         self.passes, self.roles = passes, roles
@@ -53,7 +53,7 @@ class _Sorter:
         self.second = following[np.minimum(self.backward, self.n_passes)]
         self.category = np.full(len(lives), Category.UNKNOWN, np.uint8)
         self.sureness = np.zeros(len(lives), np.uint8)
-        # Blocks whose end is not seen: they wait for a backward pass, or for what follows it.
+        # Blocks not freed in the trace: they wait for a backward pass, or outlived their own.
         self.is_open = np.zeros(len(lives), np.bool_)
         self.is_left = np.zeros(len(lives), np.bool_)
 
@@ -63,7 +63,7 @@ class _Sorter:
         self.sureness[rows] = sureness
 
     def made_in(self, label: int) -> Bools:
-        """Return which blocks a kind of pass made."""
+        """Return which blocks were made in passes with this label."""
         result: Bools = (self.label == label) & ~self.is_before
         return result
 
@@ -90,7 +90,7 @@ def _sort_setup(s: _Sorter) -> None:
 
 
 def _sort_model(s: _Sorter) -> None:
-    """Find the parameters: made while a module is built, moved or loaded, and there to stay."""
+    """Find the parameters: made while a module is built, moved or loaded, and kept after that."""
     makes = s.roles.makes_model[s.stack]
     outlives = (s.died > s.backward) | (s.is_alive & (s.died > s.born))
     early = s.made_in(TrainingPhase.SETUP) | s.made_in(TrainingPhase.FORWARD)
@@ -107,13 +107,13 @@ def _sort_forward(s: _Sorter) -> None:
     s.put(made, Category.KEPT, POSSIBLE)
     s.put(made & (s.died < s.backward), Category.TEMPORARIES)
     s.put(made & (s.died == s.backward), Category.ACTIVATIONS)
-    # A variable of the loop (logits, loss, batch) is overwritten by the next step.
+    # A variable of the loop (logits, loss, batch) is overwritten in the next step.
     late = made & (s.died > s.backward) & (s.backward != NOT_REACHED) & ~s.is_alive
     following = np.append(s.passes.next_of(TrainingPhase.BACKWARD), NOT_REACHED)
     third = following[np.minimum(s.second, s.n_passes)]
     s.put(late & (s.died < third), Category.ACTIVATIONS, POSSIBLE)
     s.put(late & (s.died < s.second), Category.ACTIVATIONS)
-    # One loss after another may need the same results (two networks, retain_graph).
+    # Several backward passes in a row may need the same results (two networks, retain_graph).
     ends_in = s.passes.label[np.minimum(s.died, s.n_passes - 1)]
     s.put(late & (ends_in == TrainingPhase.BACKWARD), Category.ACTIVATIONS)
     s.put(inputs & (s.died > s.born) & ~s.is_alive, Category.INPUTS)
@@ -127,10 +127,10 @@ def _sort_forward(s: _Sorter) -> None:
 
 
 def _sort_forward_alone(s: _Sorter) -> None:
-    """Sort what waits at the end of a trace without any backward pass.
+    """Sort the blocks that are live at the end of a trace without any backward pass.
 
-    In training a line's results wait, in inference its caches do. Where a failure cut the trace
-    and a line of the model freed little of what it made, they are likely to be activations.
+    In training these are a line's results; in inference, its caches. If a failure cut the trace and
+    a line of the model freed at most half of what it made, its blocks count as activations.
     """
     made = s.made_in(TrainingPhase.FORWARD) & s.roles.in_module[s.stack]
     n_stacks = len(s.roles.role)
@@ -141,7 +141,7 @@ def _sort_forward_alone(s: _Sorter) -> None:
     s.put(waits, Category.UNKNOWN, POSSIBLE)
     if s.passes.is_cut:
         s.put(waits & made & (2 * alive >= total)[s.stack], Category.ACTIVATIONS, POSSIBLE)
-    # What is freed in the end may as well have been a result or a cache: no pass marks its time.
+    # Freed blocks may have been results or caches too: no backward pass marks when they should go.
     s.sureness[s.made_in(TrainingPhase.FORWARD) & (s.category == Category.TEMPORARIES)] = POSSIBLE
     s.is_open &= ~s.made_in(TrainingPhase.FORWARD)
 
@@ -158,7 +158,7 @@ def _sort_optimizer(s: _Sorter) -> None:
         cut = stays & s.is_alive & (s.born == s.n_passes - 1) & ~makes_state
         s.put(cut, Category.TEMPORARIES, POSSIBLE)
         s.is_open |= cut
-    # An optimizer that steps inside the backward pass.
+    # Some optimizers step inside the backward pass.
     s.put(s.made_in(TrainingPhase.BACKWARD) & in_step & (s.died > s.born), Category.OPTIMIZER_STATE)
 
 
@@ -170,7 +170,7 @@ def _sort_backward(s: _Sorter) -> None:
     outlives = made & (s.died > s.born)
     persists = (s.died > s.backward) | (s.is_alive & (s.backward < s.n_passes - 1))
     is_parameter, sureness = s.category == Category.PARAMETERS, LIKELY
-    if not is_parameter.any():  # made by hand: whatever is there from before the first step
+    if not is_parameter.any():  # made by hand: take whatever was made before the first step
         is_parameter, sureness = (
             s.made_in(TrainingPhase.SETUP) & (s.category == Category.KEPT) & s.is_alive,
             POSSIBLE,
@@ -196,10 +196,10 @@ def _sort_backward(s: _Sorter) -> None:
 
 
 def _fitting(s: _Sorter, outlives: Bools, persists: Bools, is_parameter: Bools) -> Bools:
-    """Return which blocks are as large as a parameter, no more of a size than there are parameters.
+    """Return the blocks as large as a parameter; per pass, at most one for each parameter.
 
-    Of more (a workspace of the same size by chance) those that persist and were made first are not
-    gradients: a library makes its workspace before the first result.
+    If there are more (a workspace may have the same size by chance), the ones that persist and were
+    made first are left out: a library makes its workspace before the first result.
     """
     sizes, wanted = np.unique(s.requested[is_parameter], return_counts=True)
     result: Bools = outlives & is_among(s.requested, sizes)
@@ -215,7 +215,7 @@ def _fitting(s: _Sorter, outlives: Bools, persists: Bools, is_parameter: Bools) 
 
 
 def _sort_old(s: _Sorter) -> None:
-    """Sort what was there before the recording: by its stack if that is known, else by size."""
+    """Sort the blocks from before the recording: by stack if that is known, else by size."""
     old, alive = s.is_before, s.is_before & s.is_alive
     roles, stack = s.roles, s.stack
     s.put(old, Category.UNKNOWN, POSSIBLE)
@@ -233,10 +233,10 @@ def _sort_old(s: _Sorter) -> None:
 
 
 def _match_sizes(s: _Sorter, old: Bools) -> None:
-    """Tell old parameters from old optimizer state: one block of a gradient's size is a parameter.
+    """Tell old parameters from old optimizer state: one block per gradient size is a parameter.
 
-    Only where all gradients of a backward pass have their match; of the others with these sizes a
-    multiple of one or two per parameter is state (momentum; Adam).
+    Done only if old blocks match nearly all gradient bytes of a backward pass. If one or two more
+    blocks per parameter have these sizes, they are optimizer state (momentum; Adam).
     """
     grads = (s.category == Category.GRADIENTS) & ~s.is_before
     if not grads.any() or not old.any() or (s.category == Category.PARAMETERS).any():
@@ -261,18 +261,18 @@ def _match_sizes(s: _Sorter, old: Bools) -> None:
 
 
 def sizes_of_pass(size: I64, born: I64) -> tuple[I64, I64]:
-    """Return the sizes of gradients, and how many the pass that makes most of them has of each.
+    """Return the gradient sizes of the pass that makes the most gradients, and the count of each.
 
-    ``size`` and ``born`` have the size of each gradient and the pass that makes it.
+    ``size`` and ``born`` hold the size of each gradient and the pass that makes it.
     """
     passes, n_made = np.unique(born, return_counts=True)
     return np.unique(size[born == passes[n_made.argmax()]], return_counts=True)
 
 
 def _ask_the_line(s: _Sorter) -> None:
-    """Give blocks whose end is not seen what most bytes of the same stack turned out to be."""
+    """Give blocks not freed in the trace the category with the most bytes of the same stack."""
     is_open = s.is_open | s.is_left
-    # What the last pass freed at once says nothing of what it has not freed yet.
+    # What the last pass freed at once says nothing about what it has not freed yet.
     is_seen = ~is_open & ~s.is_before & (s.born < s.n_passes - 1) & (s.category != Category.UNKNOWN)
     _follow(s, s.is_open, is_seen)
     _follow(s, s.is_left, is_seen & (s.died > s.backward))
@@ -296,7 +296,7 @@ def _follow(s: _Sorter, rows: Bools, examples: Bools) -> None:
 
 
 def sums_at(categories: Categories, size: I64, rows: I64) -> tuple[I64, I64, I64]:
-    """Return (bytes, number of blocks, bytes that are likely) of each category among rows."""
+    """Return (bytes, number of blocks, bytes with a likely category) per category among rows."""
     kind = categories.category[rows]
     likely = rows[categories.sureness[rows] == LIKELY]
     n_bytes = sum_by(kind, size[rows], len(Category))

@@ -1,20 +1,20 @@
-"""The whole analysis of one device: how much the file holds of it, and why its cache was flushed.
+"""The whole analysis of one device: how complete its recording is, and why its cache was flushed.
 
 A trace has no marker for a flush. Four things give memory back: a retry (the driver refused a new
-segment, so everything free was returned and it was asked again), the garbage collection of
+segment, so the allocator returned everything free and asked again), the garbage collection of
 ``garbage_collection_threshold``, the oversize blocks that ``max_split_size_mb`` returns before a
-full flush, and ``torch.cuda.empty_cache()``. They are told apart so:
+full flush, and ``torch.cuda.empty_cache()``. A run of returned segments is classified like this:
 
-- what follows a retry or a collection is, in the same call of malloc, a ``segment_alloc`` or
-  ``segment_map``, or an ``oom``; after ``empty_cache()`` it is anything;
-- a retry means that the driver had refused. If the device already gave PyTorch as much as was
-  reserved before the run plus the new segment, at another time of the same trace, then it had not,
-  and the run was ``empty_cache()`` or a collection;
-- a run which left whole free segments standing was a collection, or, without a threshold but with a
-  ``max_split_size``, its search for one block; a retry returns all of them.
+- After a retry or a collection, the same malloc call goes on to a ``segment_alloc``, a
+  ``segment_map`` or an ``oom``; after ``empty_cache()``, anything may follow.
+- A retry means that the driver refused. If PyTorch held as much as was reserved before the run plus
+  the new segment at another time in the same trace, the driver would not have refused, so the run
+  was ``empty_cache()`` or a collection.
+- A run that left whole free segments was a collection or, without a threshold but with a
+  ``max_split_size``, the search for one large block; a retry returns every free segment.
 
-An ``empty_cache()`` directly before an allocation that needs a new segment on a nearly full device
-looks the same as a retry and is called one.
+An ``empty_cache()`` right before an allocation that needs a new segment on a nearly full device
+looks exactly like a retry and is called one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from fragdoctor.units import format_count, format_size, plural
 
 
 def capture_quality(trace: Trace) -> CaptureQuality:
-    """Return what the file lacks, from what undoing the trace ran into."""
+    """Return what the file lacks, judging by the problems met while undoing the trace."""
     has_trace = _has_trace(trace)
     lives = trace.lives
     initial = lives.start == BEFORE if has_trace else np.zeros(len(lives), np.bool_)
@@ -96,7 +96,7 @@ def capture_quality(trace: Trace) -> CaptureQuality:
 
 
 def _has_trace(trace: Trace) -> bool:
-    """Return whether there is a history; ``enabled="state"`` keeps a single event of it."""
+    """Return whether there is a history; with ``enabled="state"``, a single event is kept."""
     n_acts = int(np.count_nonzero(trace.events.action != Action.SNAPSHOT))
     if n_acts == 1 and trace.n_events == 1:
         return len(trace.lives) <= 1
@@ -106,9 +106,9 @@ def _has_trace(trace: Trace) -> bool:
 def _truncation(trace: Trace) -> tuple[bool, str]:
     """Return whether the trace looks cut by a full ring buffer, and the evidence.
 
-    A ring buffer keeps the newest events, so a cut trace begins in the middle of things: blocks
-    live before it. A late start looks the same; what tells them apart is the number of events: of
-    a full buffer it is what the user chose as ``max_entries``.
+    A ring buffer keeps the newest events, so a cut trace begins with blocks that are already live.
+    A late start looks the same, but a full buffer holds exactly as many events as the user chose
+    for ``max_entries``.
     """
     n = trace.n_events
     if not (trace.lives.start == BEFORE).any():
@@ -125,7 +125,7 @@ def _truncation(trace: Trace) -> tuple[bool, str]:
 
 
 def _is_round(n: int) -> bool:
-    """Return whether a person would write this as ``max_entries``: 8000, 100000, 65536."""
+    """Return whether a person might choose this ``max_entries``: 8000, 100000, 65536."""
     if n < 100:
         return False
     if n & (n - 1) == 0:
@@ -173,16 +173,16 @@ def _tiling_errors(trace: Trace) -> int:
 
 RETRY, COLLECTION, EMPTY_CACHE, MAX_SPLIT = "retry", "gc", "empty_cache", "max_split"
 MAX_FLUSHES: Final = 10_000
-# Looking for whole free segments takes time in the number of segments, once a flush.
+# The most flushes to check for whole free segments; each check goes through all segments.
 MAX_CHECKED: Final = 200
 
 
 def find_flushes(trace: Trace) -> tuple[tuple[Flush, ...], int]:
-    """Return the runs of returned memory with their likely cause, oldest first, and retries.
+    """Return the runs of returned memory with their likely cause, oldest first, and the retries.
 
-    Retries are what ``num_alloc_retries`` counts: one for each ``oom`` and one for each run whose
-    cause is ``retry`` and that was followed by new memory. (A retry during which nothing could be
-    returned and which succeeded nevertheless leaves no trace.)
+    Retries are counted as in ``num_alloc_retries``: one for each ``oom``, and one for each run with
+    the cause ``retry`` that new memory follows. (A retry that had nothing to return and succeeded
+    anyway leaves no trace.)
     """
     runs = _runs(trace)
     n_ooms = int(np.count_nonzero(trace.events.action == Action.OOM))
@@ -208,7 +208,7 @@ def find_flushes(trace: Trace) -> tuple[tuple[Flush, ...], int]:
 
 
 class _Runs(Struct, frozen=True):
-    """Runs of releases: first and last row, bytes, and what follows (``next_bytes`` of it)."""
+    """Runs of releases: first and last row, bytes, and the kind and size of the next event."""
 
     first: I64
     last: I64
@@ -249,8 +249,8 @@ def _could_be_refused(trace: Trace, runs: _Runs) -> Bools:
 def _is_partial(trace: Trace, runs: _Runs) -> Bools:
     """Return for each run whether it returned less than a full flush would have.
 
-    There are two ways to that: a collection, and, with ``max_split_size``, the search for blocks
-    to return before the full flush, which begins with one that is large enough.
+    Two things do that: a collection and, with ``max_split_size``, the search for blocks to return
+    before the full flush, which starts with a single block that is large enough.
     """
     settings = trace.settings
     result = np.zeros(len(runs.first), np.bool_)
@@ -272,8 +272,8 @@ def _leaves_free_segments(trace: Trace, k: int) -> bool:
     return bool(is_free.any())
 
 
-# Share of later large requests with a size that their stack had never asked for before. Programs
-# with constant shapes show 0, those with variable ones nearly 1.
+# Share of later large requests with a size that is new for their stack. It is 0 in programs with
+# constant shapes and nearly 1 in programs with variable shapes.
 DRIFT_SHARE: Final = 0.2
 MIN_LATER_REQUESTS: Final = 4
 MIN_EARLIER_REQUESTS: Final = 2
@@ -286,14 +286,14 @@ def analyze_device(
 ) -> DeviceAnalysis:
     """Return what the columns say about one device.
 
-    A device that the file does not know gives zeros. The settings are those that the allocator ran
-    under; the recorded ones where None.
+    A device that is not in the file gives zeros. ``settings`` are the settings that the allocator
+    ran with; None means the recorded settings.
     """
     return analyze_trace(Trace.of(snapshot, device, settings))
 
 
 def analyze_trace(trace: Trace) -> DeviceAnalysis:
-    """Return what the trace of a device, and its final segments, say."""
+    """Return what the trace and the final segments of a device say."""
     segments, blocks, layout = trace.segments, trace.blocks, trace.layout
     capture = capture_quality(trace)
     totals = trace.totals if capture.has_trace else None
@@ -350,7 +350,7 @@ def analyze_trace(trace: Trace) -> DeviceAnalysis:
 
 
 def _capacity(ooms: tuple[OomEvent, ...]) -> int | None:
-    """Return what PyTorch could have, at the last OOM that says how much the driver had free."""
+    """Return how much PyTorch could have, by the last OOM that recorded the driver's free bytes."""
     for oom in reversed(ooms):
         if oom.device_free_bytes is not None:
             return oom.device_free_bytes + oom.reserved_bytes
@@ -358,11 +358,11 @@ def _capacity(ooms: tuple[OomEvent, ...]) -> int | None:
 
 
 def size_diversity(trace: Trace) -> SizeDiversity | None:
-    """Return the diversity of request sizes, None without any alloc event.
+    """Return the diversity of request sizes, or None if there is no alloc event.
 
-    ``drifting``: of the large requests in the second half of the trace, from stacks that had made
-    at least two in the first half, a fifth or more have a size that is new for their stack. Where
-    hardly anything is freed no old block waits for a fitting request: that drifts nowhere.
+    ``drifting`` looks at the large requests in the second half of the trace, from stacks that made
+    at least two in the first half: a fifth or more have a size that is new for their stack. It is
+    False if hardly anything is freed, because then no old block waits for a request that fits.
     """
     report_progress("Analysing: the sizes of requests")
     rows = np.flatnonzero(trace.events.action == Action.ALLOC)

@@ -1,8 +1,8 @@
-"""What is left of an attempt that failed when a later one fails as well.
+"""What a failed attempt left in memory when a later attempt fails too.
 
-An exception holds its traceback, that the frames, and these the tensors of the attempt. The next
-attempt goes through the model's lines anew; what it finds there of the one before is held by nobody
-else.
+The exception holds its traceback, the traceback its frames, and the frames the tensors of the
+attempt. The next attempt runs the same lines of the model again; whatever the earlier attempt made
+at those lines and is still live is held only by the exception.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fragdoctor.trace.trace import Trace
 def left_of_attempts(trace: Trace, ooms: Sequence[OomEvent], last: OomEvent) -> I64:
     """Return the rows of ``Lives`` that attempts before the last failure made and left behind.
 
-    Empty where the work after the failure before did not begin at a line of what is left.
+    Empty unless the work after the previous failure repeats one of their stacks inside a module.
     """
     none = np.zeros(0, np.int64)
     earlier = [oom.row - trace.first_row for oom in ooms if oom.row < last.row]

@@ -2,16 +2,16 @@
 
 A flush (before an OOM is raised, and in ``empty_cache()``) returns ordinary segments without a
 live block, and in expandable segments the whole pages inside free blocks: 2 MiB pages in the small
-pool, 20 MiB ones (``large_segment_size``) in the large pool, the start rounded up and the end
-rounded down. Source: CUDACachingAllocator.cpp (``release_blocks``, ``unmap_block``).
+pool, 20 MiB pages (``large_segment_size``) in the large pool. A free block's start is rounded up to
+a page and its end down. Source: CUDACachingAllocator.cpp (``release_blocks``, ``unmap_block``).
 
 A mapped range begins on a page boundary of its reservation, because pages are mapped and unmapped
 whole; so its start anchors the page grid.
 
-Segments of private pools (CUDA graphs, ``MemPool``) return only when nobody uses the pool any more,
-which no snapshot says: their free bytes are counted apart, never as releasable.
+Segments of private pools (CUDA graphs, ``MemPool``) are returned only once nobody uses the pool,
+and no snapshot shows that. Their free bytes are counted separately, never as releasable.
 
-At each out-of-memory event the state of the device at that moment is worked out the same way.
+The state of the device at each out-of-memory event is worked out the same way.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from fragdoctor.units import MIB
 
 MIN_LARGE_BYTES: Final = 10 * MIB
 ROUND_LARGE_BYTES: Final = 2 * MIB
-# Rebuilding a layout takes time in the number of blocks; a program that catches its OOMs in a loop
-# has thousands, and only the last ones explain the end.
+# Rebuilding a layout takes time proportional to the number of blocks. A program that catches its
+# OOMs in a loop has thousands of them, and only the last ones explain the end.
 MAX_LAYOUTS: Final = 8
 MAX_OOMS: Final = 1000
 
@@ -67,9 +67,9 @@ def free_space(layout: Layout) -> FreeSpace:
 
 
 def segment_bytes(rounded: int, settings: AllocatorSettings, *, expandable: bool) -> int:
-    """Return what the driver is asked for to serve a rounded request by new memory.
+    """Return the bytes that the driver is asked for to serve a rounded request from new memory.
 
-    ``get_allocation_size`` of CUDACachingAllocator.cpp; with expandable segments whole pages.
+    ``get_allocation_size`` in CUDACachingAllocator.cpp; expandable segments take whole pages.
     """
     if expandable:
         small = rounded <= SMALL_REQUEST_BYTES
@@ -85,8 +85,8 @@ def segment_bytes(rounded: int, settings: AllocatorSettings, *, expandable: bool
 def find_ooms(trace: Trace) -> tuple[OomEvent, ...]:
     """Return the last ``MAX_OOMS`` OOM events, oldest first.
 
-    The last event of a file that was written at the OOM has the recorded layout; earlier ones have
-    the undone one, the last ``MAX_LAYOUTS`` of them.
+    If the file was written at the OOM, its last OOM event has the recorded layout. The layout at an
+    earlier event is rebuilt by undoing later events, for the last ``MAX_LAYOUTS`` OOMs only.
     """
     rows = trace.oom_rows[-MAX_OOMS:]
     quiet = (Action.SNAPSHOT, Action.OOM, Action.ANNOTATE, Action.OTHER)
@@ -128,7 +128,7 @@ def _free_in_pools(layout: Layout) -> int:
 
 
 def _largest_usable(trace: Trace, row: int, layout: Layout) -> int:
-    """Return the largest free block of the pool, class and stream of a request."""
+    """Return the size of the largest free block in the pool, size class and stream of a request."""
     segment, events = layout.free_segment, trace.events
     usable = (
         (layout.is_small[segment] == (events.size_bytes[row] <= SMALL_REQUEST_BYTES))

@@ -1,7 +1,8 @@
-"""Buffers that grow by being copied: a new, larger one is made, then the old one is freed.
+"""Buffers that grow by being copied: a new, larger buffer is made, then the old one is freed.
 
-A KV cache grown with ``torch.cat``, a replay buffer, a list joined anew in every step. The line
-asks for sizes that never shrink, n at a time (one per layer, say), and all but the last n are gone.
+Examples are a KV cache grown with ``torch.cat``, a replay buffer, or a list that is concatenated
+again in every step. The line asks for n buffers at a time (one per layer, say), their sizes hardly
+ever shrink, and all but the last n are freed.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ from fragdoctor.analysis.training_run import TrainingRequests
 from fragdoctor.model.arrays import median
 from fragdoctor.model.snapshot import I64
 
-MIN_BUFFER_GROWTH: Final = 4  # times; fewer are the steps of a warm-up
-MAX_SHRUNK: Final = 0.02  # share of requests that are smaller than the one before
+MIN_BUFFER_GROWTH: Final = 4  # times a buffer must grow; fewer are the steps of a warm-up
+MAX_SHRUNK: Final = 0.02  # share of requests that may be smaller than the request before
 MIN_BUFFER_BYTES: Final = 1 << 20
-INPUT_SHARE: Final = 0.3  # of the growth of an input that the rest of a step shows
-MAX_LAPS: Final = 2  # generations that are live at once: the new one and the old one
+INPUT_SHARE: Final = 0.3  # the rest of a step grows by at least this share of an input's growth
+MAX_LAPS: Final = 2  # generations that are live at once: the new and the old
 
 
 class GrowingBuffers(Struct, frozen=True):
     """The buffers of one line that grow by copies.
 
     Attributes:
-        stack: that makes them.
+        stack: the stack that makes them.
         row: events that make them, ascending.
-        n_buffers: that live side by side; request i replaces request i - ``n_buffers``.
-        first_bytes, last_bytes: of one buffer at the beginning and at the end of the recording.
-        step_bytes: by which one buffer grows at a time.
+        n_buffers: buffers that live side by side; request i replaces request i - ``n_buffers``.
+        first_bytes, last_bytes: size of one buffer at the start and end of the recording.
+        step_bytes: how much one buffer typically grows at a time.
     """
 
     stack: int
@@ -53,7 +54,7 @@ class GrowingBuffers(Struct, frozen=True):
 
 
 def find_growing_buffers(requests: TrainingRequests) -> tuple[GrowingBuffers, ...]:
-    """Return the lines whose buffers grow by copies, the largest in all first."""
+    """Return the lines whose buffers grow by copies, largest total first."""
     order = np.argsort(requests.stack, kind="stable")
     order = order[requests.stack[order] >= 0]
     if not len(order):
@@ -62,7 +63,7 @@ def find_growing_buffers(requests: TrainingRequests) -> tuple[GrowingBuffers, ..
     heads = np.flatnonzero(np.append(True, stack[1:] != stack[:-1]))
     found = []
     for low, high in zip(heads.tolist(), [*heads[1:].tolist(), len(order)], strict=True):
-        rows = order[low:high]  # of one stack, in the order of the trace
+        rows = order[low:high]  # the requests of one stack, in the order of the trace
         size = requests.size_bytes[rows]
         if len(rows) <= MIN_BUFFER_GROWTH or size[-1] < MIN_BUFFER_BYTES or size[-1] <= size[0]:
             continue
@@ -75,12 +76,12 @@ def find_growing_buffers(requests: TrainingRequests) -> tuple[GrowingBuffers, ..
 def is_input(
     requests: TrainingRequests, buffers: GrowingBuffers, kept: Sequence[GrowingBuffers] = ()
 ) -> bool:
-    """Return whether all that is asked for grows as the buffers do: a batch of ever longer inputs.
+    """Return whether the rest of each step grows along with the buffers: they are inputs.
 
-    Images that become larger, rollouts that become longer: the rest of each step grows by the same
-    factor, and the buffer is made anew. What is kept and added to leaves the rest as it is.
+    If images become larger or rollouts longer, the rest of each step grows too, and the buffer is
+    simply made again. A buffer that is kept and added to leaves the rest as it is.
 
-    ``kept`` are all buffers that outlive a step, which are no part of the rest.
+    ``kept`` are all buffers that outlive a step; they do not count as the rest.
     """
     starts = buffers.row[:: buffers.n_buffers]
     if len(starts) < MIN_BUFFER_GROWTH:
@@ -89,7 +90,7 @@ def is_input(
     rest = (step >= 0) & ~np.isin(requests.stack, [b.stack for b in (buffers, *kept)])
     asked = np.bincount(step[rest], requests.size_bytes[rest], minlength=len(starts))
     own = requests.size_bytes[np.searchsorted(requests.row, starts)]
-    # The first makes what all steps share, the last may be cut.
+    # The first step makes what all steps share; the last may be cut.
     low, high = 1, len(starts) - 2
     grown = float(own[high]) / float(own[low]) - 1
     return bool(asked[high] >= (1 + INPUT_SHARE * grown) * asked[low])
@@ -103,7 +104,7 @@ def _judged(requests: TrainingRequests, rows: I64, size: I64) -> GrowingBuffers 
     n = int(median(count))
     if len(count) < MIN_BUFFER_GROWTH or len(rows) < MIN_BUFFER_GROWTH * n:
         return None
-    # Each is there until its successor was copied from it, and gone soon after.
+    # Each buffer is live until its successor has been copied from it, and freed soon after.
     freed, made = requests.freed_row[rows], requests.row[rows]
     late = min(len(rows), MAX_LAPS * n)
     if (freed[:-n] < made[n:]).any() or (freed[: len(rows) - late] > made[late:]).any():

@@ -1,12 +1,12 @@
 """Lines whose memory grows from step to step: what a leak looks like in a trace.
 
-Counted is what a line has made and what outlived the step after it: activations, batches, and what
-is replaced in every step are gone by then. Of blocks from before the recording nothing tells the
-line; one that goes later on, and is as large as those of a line, counts as its own. That figure, at
-the end of each step, goes through the one test of growth (``trend.py``), in bytes and in blocks,
-from the first step on in which it rises. So a window or a cache that is full is level, what only
-the first step makes is too, what grew once does not go on, and blocks that are replaced by larger
-ones, as keys and values are, are buffers (``growing_buffers.py``).
+For each line, only blocks that outlive the next step count: activations, batches and whatever every
+step replaces are freed by then. Nothing says which line made the blocks from before the recording;
+if one of them is freed later and is as large as a line's blocks, it counts as that line's. The
+memory held at the end of each step goes through the one test of growth (``trend.py``), in bytes and
+in blocks, from the first step in which it rises. So a full window or cache counts as level, and so
+does what only the first step makes; what grew once does not go on. Blocks that are replaced by
+larger ones, such as keys and values, are buffers (``growing_buffers.py``).
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from fragdoctor.trace.trace import Trace
 from fragdoctor.units import KIB
 
 MIN_RISE_BYTES: Final = 64 * KIB
-"""Less in all is no matter of memory; PyTorch's small segments have 2 MiB."""
+"""A smaller total rise does not matter for memory; PyTorch's small segments have 2 MiB."""
 
 MAX_CANDIDATES: Final = 2000
 
 
 class StepEnds(Struct, frozen=True):
-    """The complete steps of a program: n of them between ``int64[n + 1]`` rows."""
+    """The complete steps of a program: n steps between ``int64[n + 1]`` rows."""
 
     rows: I64
 
     @classmethod
     def of(cls, trace: Trace) -> StepEnds:
-        """Return the steps of training, or of a program that does not train."""
+        """Return the training steps, or the steps of a program that does not train."""
         steps = Steps.of(trace)
         rows = steps.main_rows
         if len(rows) and steps.is_last_complete:
@@ -54,7 +54,7 @@ class StepEnds(Struct, frozen=True):
         return np.searchsorted(self.rows, rows, side="right").astype(np.int64) - 1
 
     def end_of(self, rows: I32 | I64) -> I64:
-        """Return the row at which the step of each event ends; of one under way ``NEVER``."""
+        """Return the row at which each event's step ends; ``NEVER`` for an unfinished step."""
         step = self.of_rows(rows)
         return np.append(self.rows, NEVER)[np.minimum(step + 1, len(self.rows))].astype(np.int64)
 
@@ -71,7 +71,7 @@ def find_growth(trace: Trace, steps: StepEnds) -> tuple[Growth, ...]:
     freed = np.where(lives.free == NEVER, n, np.minimum(freed, n))
     passes = (born >= 0) & (freed == born)
     if 2 * len(distinct(born[passes & (born < n)])) < n:
-        return ()  # a loop that only keeps builds something; a program at work also lets go
+        return ()  # a loop that frees nothing builds something; a working program also frees
     lasting = np.flatnonzero((born >= 0) & (born < n - 1) & (freed > born + 1))
     older = np.flatnonzero((born < 0) & (freed > 0) & (freed < n))
     goes_last = lasting[np.argsort(freed[lasting] < n, kind="stable")]
@@ -90,13 +90,13 @@ def find_growth(trace: Trace, steps: StepEnds) -> tuple[Growth, ...]:
             continue
         slope, since = growth
         kept = np.flatnonzero((group == g) & (born >= since) & (born < n) & (lives.free == NEVER))
-        if len(distinct(born[kept])) > 1:  # else what grew was let go of in the end
+        if len(distinct(born[kept])) > 1:  # otherwise what grew was freed in the end
             found.append(_described(trace, int(frames[g]), kept, born[kept], slope))
     return tuple(sorted(found, key=lambda growth: -growth.survivor_bytes))
 
 
 def _groups_of_sizes(older: I64, size: I64, group: I64) -> I64:
-    """Return the group of older blocks by their sizes: the last that makes one; -1 without any."""
+    """Return the last group that makes each older block's size; -1 if no group makes it."""
     sizes, at = np.unique(np.append(size, older), return_inverse=True)
     group_of = np.full(len(sizes), -1, np.int64)
     group_of[at[: len(size)]] = group
@@ -105,7 +105,7 @@ def _groups_of_sizes(older: I64, size: I64, group: I64) -> I64:
 
 
 def _groups(trace: Trace) -> tuple[I64, I64]:
-    """Return the group of each block, its user line, and the groups' frames."""
+    """Return the group of each block (one per user line), and the groups' frames."""
     lines = trace.stacks.lines_of(trace.lives_of_program.stack).astype(np.int64)
     return lines + 1, np.arange(int(lines.max(initial=-1)) + 2) - 1
 
@@ -119,9 +119,9 @@ def _candidates(lives: Lives, group: I64, lasting: I64, is_left: Bools, n_groups
 
 
 def _growth(held: I64) -> tuple[int, int] | None:
-    """Return by how many bytes a line grows with each step, and since which; None if it does not.
+    """Return how many bytes a line grows per step, and since which step; None if it does not grow.
 
-    ``held`` is what it holds at the end of each step.
+    ``held`` is how many bytes the line holds at the end of each step.
     """
     since = int(np.argmax(np.diff(held) > 0))
     trend = trend_of(held[since:])

@@ -1,8 +1,8 @@
 """Page-locked memory of the host: what a snapshot's ``host_segments`` and ``host_traces`` say.
 
-PyTorch's caching host allocator writes the events of the device's allocator and never splits a
-segment (pytorch/pytorch#182407), so the host is undone as one more device, whose segments hold one
-block each. None of its bytes is in a figure of a GPU.
+PyTorch's caching host allocator writes the same events as the device allocator and never splits a
+segment (pytorch/pytorch#182407). So the host's trace is undone like that of one more device, whose
+segments hold one block each. No figure of a GPU includes any of these bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class HostMemory(Struct, frozen=True):
     """Page-locked memory that the program asked for, at one moment and over the recording.
 
     Attributes:
-        held_bytes: held at the moment, by ``holders``, most first.
+        held_bytes: bytes held at the moment, by ``holders``, most bytes first.
         peak_bytes: the most that was held at once.
         growth: lines whose page-locked memory grows from step to step, with their location.
     """
@@ -49,10 +49,10 @@ class HostMemory(Struct, frozen=True):
 def host_memory(
     snapshot: Snapshot, moment_us: int | None = None, step_times_us: I64 | None = None
 ) -> HostMemory | None:
-    """Return the page-locked memory; None where the file has no ``host_traces``.
+    """Return the page-locked memory, or None if the file has no ``host_traces``.
 
-    The moment is the file's end where ``moment_us`` is None. Steps are the device's: the host has
-    no marks, but the clock of both traces is the same.
+    If ``moment_us`` is None, the moment is the end of the file. The steps are the device's: the
+    host's trace has no marks for them, but both traces use the same clock.
     """
     events = snapshot.host_events
     if events is None:

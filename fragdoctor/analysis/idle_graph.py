@@ -1,8 +1,8 @@
 """An autograd graph that an evaluation builds, though no backward pass will use it.
 
-With gradients on, a model keeps what its backward pass would need; without, it lets go of each
-result as soon as the next layer has read it. How much of what the model makes it keeps, the forward
-passes of training show: an evaluation that keeps about as much has its gradients on.
+With gradients on, a model keeps what its backward pass would need; with gradients off, it frees
+each result as soon as the next layer has read it. The forward passes of training show what share a
+model keeps with gradients on: an evaluation that keeps about as much has them on too.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from fragdoctor.trace import stacks as roles_of
 from fragdoctor.trace.trace import Trace
 
 LIKE_TRAINING: Final = 0.5
-"""Share that is kept, over that of a forward pass of training. Of the programs in ``tests/truth``
-an evaluation under ``no_grad`` has 0.13 at the most."""
+"""The share that an evaluation keeps, relative to a forward pass of training, from which on its
+gradients count as on. In ``tests/truth``, evaluations under ``no_grad`` have at most 0.13."""
 
 
 def find_idle_graph(trace: Trace) -> IdleGraph | None:
-    """Return the graph of the evaluation that failed; None where it builds none that matters."""
+    """Return the graph of the evaluation that failed, or None if it builds none that matters."""
     steps, runs = Steps.of(trace), RoleRuns.of(trace)
     is_evaluating = len(steps) > 1 and steps.kind[-1] == StepKind.EVALUATION
     if not is_evaluating or runs is None or not len(trace.oom_rows):

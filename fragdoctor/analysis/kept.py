@@ -1,8 +1,8 @@
 """Memory that grows step by step, traced back to what makes it.
 
-What leaks is rarely the line that allocates: a kept loss keeps the activations of every layer. So
-the growing lines of the same steps are taken together, and the line through which nearly all of
-their bytes are made is looked for: the deepest one that their stacks share.
+The line that allocates is rarely the line that leaks: a kept loss keeps the activations of every
+layer. So lines that grow in the same steps are taken together, and the search is for the deepest
+line that their stacks share: the one through which nearly all of their bytes are made.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ from fragdoctor.trace.stacks import LOSS, PACKAGE, TORCH, USER
 from fragdoctor.trace.trace import Trace
 
 LARGE_SHARE: Final = 0.05
-"""Survivors of at least a twentieth of live memory: less is no reason for a verdict."""
+"""The share of live memory that survivors must have; less is no reason for a verdict."""
 
 NEARLY_ALL: Final = 0.9
 """Share of the kept bytes that must be made through a line to name it."""
 
 WHOLE_GRAPH: Final = 0.995
-"""The same for a kept graph: the loss at its end is a small part of it, but the cause."""
+"""The same share for a kept graph: the loss at its end is a small part of it, but the cause."""
 
 MOST: Final = 0.5
 
 GRAPH_BLOCKS: Final = 3
-"""Results of operations that are kept together in one step: an autograd graph."""
+"""Results that one step must keep together for them to count as an autograd graph."""
 
 GRAPH_LINES: Final = 0.25
-"""Share of the lines of a model whose results its graph keeps, at least; it is most of them."""
+"""Smallest share of a model's lines whose results a graph keeps; usually it is most lines."""
 
 MANY_SIZES: Final = 0.8
-"""Share of blocks that are of a size of their own where a cache is keyed by shape."""
+"""Share of blocks that have distinct sizes if a cache is keyed by shape."""
 
 MIN_SIZES: Final = 2
-"""Sizes that the copies of weights have: one tensor a step may be anything."""
+"""Fewest distinct sizes for copies of weights: one tensor per step may be anything."""
 
 MAX_STATES: Final = 3
-"""Tensors of a weight's size that an optimizer keeps: Adam two, AMSGrad three (torch 2.13,
+"""The most tensors of a weight's size that an optimizer keeps: Adam two, AMSGrad three (torch 2.13,
 optim/adam.py)."""
 
 _COPIES: Final = re.compile(r"^(?:deepcopy|_deepcopy\w*|state_dict|load_state_dict|clone)$")
@@ -69,14 +69,14 @@ def find_kept(
     active_bytes: int,
     phases: PhaseAnalysis | None,
 ) -> KeptMemory | None:
-    """Return the growing memory that a verdict should be about; None where nothing leaks.
+    """Return the growing memory that a verdict should be about, or None if nothing leaks.
 
     Args:
-        trace: of the device.
-        steps: memory grows from each one to the next.
+        trace: trace of the device.
+        steps: the steps over which memory grows.
         growth: the lines that grow.
-        active_bytes: live memory in the end, before an exception lets go of it.
-        phases: None where the file shows no passes.
+        active_bytes: live memory at the end, before an exception lets go of it.
+        phases: phases of the trace, or None if the file shows no passes.
     """
     least = LARGE_SHARE * max(1, active_bytes)
     if sum(g.survivor_bytes for g in growth) < least:
@@ -87,10 +87,10 @@ def find_kept(
 
 
 def _growing_buffer(trace: Trace, steps: StepEnds, least_bytes: float) -> KeptMemory | None:
-    """Return a buffer that a program grows by copies from step to step, else None.
+    """Return a buffer that a program grows by copies from step to step, or None.
 
-    Where nothing trains, buffers that the model grows, or that grow side by side as keys and values
-    do, are a KV cache, which ends with its request.
+    In a program that does not train, buffers that the model grows, or that grow side by side as
+    keys and values do, are a KV cache, which ends with its request; they do not count.
     """
     lives, requests = trace.lives_of_program, _requests(trace)
     trains = len(Steps.of(trace).of_kind(StepKind.TRAIN)) > 0
@@ -162,7 +162,7 @@ def _traced(
         results = (names.index(KeptKind.ACTIVATION), names.index(KeptKind.LOSS))
         is_result = np.isin(kind, results)
         made, size, share = stack[is_result], size[is_result], WHOLE_GRAPH
-    # Whoever calls a model has what it returns, and chooses whether it builds a graph.
+    # The caller of a model holds what it returns, and chooses whether it builds a graph.
     is_of_caller = pattern is KeptPattern.EVALUATION
     is_of_caller |= pattern is KeptPattern.RESULTS and _are_returned(trace, rows)
     table = trace.stacks.outside if is_of_caller else trace.stacks.python
@@ -185,7 +185,7 @@ def _traced(
 def _are_returned(trace: Trace, rows: I64) -> bool:
     """Return whether most survivors are the last thing that a call of a model makes.
 
-    What it makes before that is kept by its own code, or by a hook.
+    Survivors that the call makes earlier are kept by the model's own code, or by a hook.
     """
     in_module, lives = trace.stacks.roles.in_module, trace.lives_of_program
     made = np.flatnonzero(trace.events.action == Action.ALLOC)
@@ -198,13 +198,13 @@ def _are_returned(trace: Trace, rows: I64) -> bool:
 
 
 def _are_copies_of_weights(trace: Trace, rows: I64) -> bool:
-    """Return whether survivors have sizes of weights that were there before, and several."""
+    """Return whether the survivors have several sizes, all of them sizes of older weights."""
     sizes = distinct(trace.lives_of_program.requested_bytes[rows])
     return len(sizes) >= MIN_SIZES and bool(is_among(sizes, _older_weights(trace, rows)).all())
 
 
 def _is_once_for_each_weight(trace: Trace, rows: I64) -> bool:
-    """Return whether an optimizer makes its state for ever more weights, as layers thaw."""
+    """Return whether an optimizer makes state for more and more weights, as layers are unfrozen."""
     sizes, n_states = np.unique(trace.lives_of_program.requested_bytes[rows], return_counts=True)
     weights = np.sort(_older_weights(trace, rows))
     n_weights = np.searchsorted(weights, sizes, "right") - np.searchsorted(weights, sizes)
@@ -212,7 +212,7 @@ def _is_once_for_each_weight(trace: Trace, rows: I64) -> bool:
 
 
 def _older_weights(trace: Trace, rows: I64) -> I64:
-    """Return the sizes of what may be weights, made before some blocks."""
+    """Return the sizes of blocks that may be weights and that are older than some blocks."""
     lives, roles = trace.lives_of_program, trace.stacks.roles
     older = np.flatnonzero((lives.free == NEVER) & (lives.start < lives.start[rows].min()))
     stack = lives.stack[older]
@@ -223,7 +223,7 @@ def _older_weights(trace: Trace, rows: I64) -> I64:
 
 
 def survivors(trace: Trace, lines: Sequence[Growth]) -> I64:
-    """Return the rows of the lives that growing lines made in the trace and that stay."""
+    """Return the rows of ``Lives`` that the growing lines made in the trace and never freed."""
     lives = trace.lives_of_program
     rows = np.flatnonzero((lives.start >= 0) & (lives.free == NEVER))
     frame = trace.stacks.lines_of(lives.stack[rows])
@@ -234,7 +234,7 @@ def survivors(trace: Trace, lines: Sequence[Growth]) -> I64:
 
 
 def _kinds(trace: Trace, stack: I32) -> I64:
-    """Return the place in ``KeptKind`` of each block, by the stack that made it."""
+    """Return the index in ``KeptKind`` of each block's kind, by the stack that made it."""
     roles, names = trace.stacks.roles, list(KeptKind)
     kind = np.full(len(stack), names.index(KeptKind.TENSOR), np.int64)
     kind[roles.in_module[stack]] = names.index(KeptKind.ACTIVATION)
@@ -248,16 +248,16 @@ def _kinds(trace: Trace, stack: I32) -> I64:
 
 
 def shared_frame(trace: Trace, table: StackTable, stack: I32, size: I64, share: float) -> int:
-    """Return the deepest user line through which a share of the bytes is made, -1 without one.
+    """Return the deepest user line through which a share of the bytes is made, or -1.
 
-    Where several lines of one function make them, the one that makes most stands for it.
+    If several lines of one function make that share, the line with the most bytes stands for them.
 
     Args:
-        trace: of the device.
-        table: the part of the stacks that is looked at.
-        stack: of each block.
-        size: its bytes.
-        share: of all bytes, from 0 to 1.
+        trace: trace of the device.
+        table: the part of the stacks to look at.
+        stack: stack of each block.
+        size: bytes of each block.
+        share: the required share of all bytes, from 0 to 1.
     """
     classes = trace.stacks.classes
     ids, member = np.unique(stack[stack >= 0], return_inverse=True)
@@ -321,9 +321,9 @@ def _pattern(
 
 
 def _is_graph(trace: Trace, rows: I64) -> bool:
-    """Return whether results of most operations of a model are kept, not its outputs alone.
+    """Return whether results from many lines of a model are kept, not just its outputs.
 
-    Features, hidden states and keys and values come from a few of its lines.
+    Features, hidden states, keys and values come from only a few of its lines.
     """
     lives, in_module = trace.lives, trace.stacks.roles.in_module
     inside = (lives.start >= lives.start[rows].min()) & (lives.start <= lives.start[rows].max())

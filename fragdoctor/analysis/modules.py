@@ -1,7 +1,7 @@
 """Which module of the model each block is for, and the table of modules at a moment.
 
-A note on the allocation says it (:mod:`fragdoctor.model.module_notes`); where a recording has a
-census, that says of parameters, gradients and optimizer state whose they are.
+A note on the allocation names the module (:mod:`fragdoctor.model.module_notes`). If a recording has
+a census, the census says which modules own the parameters, gradients and optimizer state.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fragdoctor.model.snapshot import I32, U8
 from fragdoctor.trace.trace import Trace
 
 MAX_MODULES: Final = 4000
-"""Paths that are told apart, those that hold most; what the others hold is summed up."""
+"""The most paths to list, largest first; the memory of the others is summed up."""
 
 MAX_DEPTH: Final = 24
 _HELD: Final = {
@@ -38,23 +38,22 @@ _COLUMNS: Final = (
     Category.ACTIVATIONS,
     Category.TEMPORARIES,
 )
-"""In the order of ``KINDS``; every other category is the last of them."""
+"""In the order of ``KINDS``; every other category goes into the last of ``KINDS``."""
 
 _NUMBER: Final = re.compile(r"\d{1,9}")
 
 
 UNTOLD: Final = 255
-"""Stands in the place of a category: nothing was read off a module."""
+"""Stands in for a category if no module says what the block holds."""
 
 
 class ModulePaths(Struct, frozen=True, eq=False):
-    """Which module of the model each block is for, where that was recorded.
+    """Which module of the model each block is for, if that was recorded.
 
     Attributes:
-        paths: of the modules, each once (``GPT.layers.3.mlp``; hostile text).
-        of_row: ``int32[n]``, place in ``paths`` for each row of ``Lives``; -1 without one.
-        category: ``uint8[n]``, what the module holds there; ``UNTOLD`` for what it asked for while
-            it ran.
+        paths: distinct paths of the modules (``GPT.layers.3.mlp``; hostile text).
+        of_row: ``int32[n]``, index into ``paths`` for each row of ``Lives``; -1 without a module.
+        category: ``uint8[n]``, what the module holds; ``UNTOLD`` for what it made while it ran.
     """
 
     paths: Sequence[str]
@@ -63,18 +62,18 @@ class ModulePaths(Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, trace: Trace) -> ModulePaths:
-        """Return the modules that the blocks of a device are for, worked out once."""
+        """Return the modules that the blocks of a device are for; worked out once per trace."""
         return trace.once(_find_paths)
 
     def told(self, category: U8) -> U8:
-        """Return the categories of blocks with what is read off modules put in."""
+        """Return the categories of blocks, replaced by the modules' own where those are known."""
         result: U8 = np.where(self.category == UNTOLD, category, self.category)
         return result
 
 
 def _find_paths(trace: Trace) -> ModulePaths:
     start, strings = trace.lives.start, trace.snapshot.strings
-    path_of = np.full(len(strings) + 1, -1, np.int32)  # the last is that of no text
+    path_of = np.full(len(strings) + 1, -1, np.int32)  # the last entry is for events without text
     held_of = np.full(len(strings) + 1, UNTOLD, np.uint8)
     paths: dict[str, int] = {}
     for at, string in enumerate(strings):
@@ -94,9 +93,9 @@ def _find_paths(trace: Trace) -> ModulePaths:
 def module_table(
     trace: Trace, state: int, paths: ModulePaths, category: U8 | None
 ) -> tuple[ModuleMemory, ...]:
-    """Return the modules of a device with what they hold after ``state`` events, most first.
+    """Return the modules of a device with what they hold after ``state`` events, largest first.
 
-    Empty where no module is recorded. ``category`` is that of each block of ``Lives``.
+    Empty if no module is recorded. ``category`` has the category of each block of ``Lives``.
     """
     if not paths.paths:
         return ()
@@ -111,7 +110,7 @@ def module_table(
     most = largest_groups(place[place >= 0], lives.size_bytes[rows][place >= 0]).group
     further = len(paths.paths)
     place[np.isin(place, most[MAX_MODULES:])] = further
-    sums = np.zeros((2, further + 2, len(KINDS)), np.int64)  # the last place is that of no module
+    sums = np.zeros((2, further + 2, len(KINDS)), np.int64)  # the last place is for no module
     np.add.at(sums[0], (place, column[kind]), lives.size_bytes[rows])
     np.add.at(sums[1], (place, column[kind]), lives.requested_bytes[rows])
     root = _Node("")
@@ -127,7 +126,7 @@ def module_table(
 
 
 class _Node:
-    """A module in the making: its own sums, by block size and by request, and those inside."""
+    """A module in the making: its own sums, by block size and by request, and its children."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -135,7 +134,7 @@ class _Node:
         self.children: dict[str, _Node] = {}
 
     def below(self, path: Sequence[str]) -> _Node:
-        """Return the node of a path from here."""
+        """Return the node at a path below this node."""
         node = self
         for part in path:
             node = node.children.setdefault(part, _Node(part))
@@ -146,7 +145,7 @@ class _Node:
 
 
 class _Summed(Struct, frozen=True, eq=False):
-    """A module with what is in it; ``sums`` are by block size and by request."""
+    """A module with its children; ``sums`` are by block size and by requested size."""
 
     name: str
     n_modules: int
@@ -165,12 +164,12 @@ class _Summed(Struct, frozen=True, eq=False):
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """What equal layers have in common: what each module in them asked for."""
+        """What equal layers have in common: the bytes requested by each module in them."""
         asked = tuple(self.sums[1].tolist())
         return asked, tuple((child.name, child.form) for child in self.children)
 
     def with_next(self, other: _Summed) -> _Summed:
-        """Return two equal modules as one."""
+        """Return this module merged with an equal module."""
         pairs = zip(self.children, other.children, strict=True)
         return _Summed(
             self.name,
@@ -182,16 +181,16 @@ class _Summed(Struct, frozen=True, eq=False):
     def as_memory(self, device: int) -> ModuleMemory:
         figures = dict(zip(KINDS, self.sums[0].tolist(), strict=True))
         children = [child.as_memory(device) for child in self.children]
-        if len(children) == 1:  # nothing but the way to it
+        if len(children) == 1:  # the module itself holds nothing: merge it with its only child
             (one,) = children
             return replace(one, name=f"{self.name}.{one.name}")
         return ModuleMemory(device, self.name, self.n_modules, children=children, **figures)
 
 
 def _folded(modules: Sequence[_Summed]) -> list[_Summed]:
-    """Return modules in the order of their names, neighbours by number taken together if equal.
+    """Return modules ordered by name; equal modules with consecutive numbers are merged.
 
-    What a block is larger than its request is the allocator's doing and tells no layers apart.
+    The part of a block that exceeds its request is ignored, because the allocator decides it.
     """
     ordered = sorted(modules, key=_order)
     found: list[_Summed] = []
@@ -214,7 +213,7 @@ def _order(module: _Summed) -> tuple[int, int, str]:
 
 
 def _runs(modules: Sequence[_Summed]) -> Iterator[tuple[int, list[_Summed]]]:
-    """Yield runs of equal modules whose numbers follow each other, and their first number."""
+    """Yield runs of equal modules with consecutive numbers, and the first number of each run."""
     run: list[_Summed] = []
     first, form = -1, ()
     for module in modules:

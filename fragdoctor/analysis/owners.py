@@ -1,7 +1,7 @@
-"""Which blocks of a trace the names of a census hold, matched by address, and which names grow.
+"""Which blocks of a trace the names in a census hold, matched by address, and which names grow.
 
-A block that a census names keeps its owner until it is freed: at any other moment of the trace the
-names are those of the blocks that lived at both.
+A block that a census names has that owner for its whole life. So at any other moment of the trace,
+names are known for the blocks that were live both then and at the census.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _HELD: Final = {
 }
 _MOST_COMPARED: Final = 50
 _LEAST_SAMPLE: Final = 20
-"""Blocks of a stack that have to be seen: nine tenths of fewer say little."""
+"""Fewest blocks of a stack that a census must have seen: nine tenths of fewer say little."""
 
 
 class NamedBlocks(Struct, frozen=True, eq=False):
     """Who holds the blocks of one device.
 
     Attributes:
-        owners: those of all censuses, alike ones together: ``layers[*].cache`` is one.
-        of_row: ``int32[n]``, place in ``owners`` for each row of ``Lives``; -1 without a name.
+        owners: the owners in all censuses; similar ones are merged into ``layers[*].cache``.
+        of_row: ``int32[n]``, index into ``owners`` for each row of ``Lives``; -1 without a name.
     """
 
     owners: Sequence[Owner]
@@ -58,12 +58,12 @@ class Growth(Struct, frozen=True):
 
 
 def general(name: str) -> str:
-    """Return a name with its numbers as ``*``: what equal layers hold is one."""
+    """Return a name with ``*`` for its numbers, so that equal layers share one name."""
     return _INDEX.sub(lambda m: "[*]" if m[0][0] == "[" else "*", name)
 
 
 def named_blocks(trace: Trace, censuses: Sequence[Census]) -> NamedBlocks | None:
-    """Return who holds the blocks of a device; None without a census of it."""
+    """Return who holds the blocks of a device, or None if no census covers the device."""
     lives = trace.lives
     of_row = np.full(len(lives), -1, np.int32)
     owners: list[Owner] = []
@@ -84,9 +84,9 @@ def named_blocks(trace: Trace, censuses: Sequence[Census]) -> NamedBlocks | None
 
 
 def _fill_up(trace: Trace, rows: I64, of_row: I32) -> None:
-    """Give blocks that a cut census did not reach to whom nearly all that it saw of their stack is.
+    """Give blocks that a cut census missed the owner of nearly all seen blocks of their stack.
 
-    Such a census has looked at an even sample of the tensors.
+    A census that ran out of time has looked at an even sample of the tensors.
     """
     stack, place = trace.lives.stack[rows], of_row[rows]
     seen = place >= 0
@@ -99,14 +99,14 @@ def _fill_up(trace: Trace, rows: I64, of_row: I32) -> None:
 
 
 def _state_at(trace: Trace, census: Census) -> int:
-    """Return the events of the device before a census."""
+    """Return the number of the device's events before a census."""
     return int(np.searchsorted(trace.events.time_us, census.time_us, "right"))
 
 
 def _blocks_at(
     trace: Trace, rows: I64, address: np.ndarray[tuple[int], np.dtype[np.uint64]]
 ) -> I64:
-    """Return the row of the block that holds each address, among some rows; -1 where none does."""
+    """Return which of these rows has the block that contains each address; -1 if none does."""
     if not len(rows):
         return np.full(len(address), -1, np.int64)
     order = np.argsort(trace.lives.address[rows], kind="stable")
@@ -121,7 +121,7 @@ def _blocks_at(
 def _merged(
     census: Census, is_last: bool, owners: list[Owner], places: dict[_Alike, int]
 ) -> I32:  # fmt: skip
-    """Return the place of each owner of a census among those of all; the last one's figures win."""
+    """Return the index of each owner of a census in ``owners``; the last census's figures win."""
     alike: dict[_Alike, list[Owner]] = {}
     for owner in census.owners:
         alike.setdefault((general(owner.name), owner.kind, owner.scope), []).append(owner)
@@ -139,7 +139,7 @@ def _merged(
 
 
 def module_parts(trace: Trace, paths: ModulePaths, censuses: Sequence[Census]) -> ModulePaths:
-    """Return modules with those put in that a census names for what they hold."""
+    """Return the modules of blocks, with the modules that the censuses name for blocks put in."""
     places = {path: at for at, path in enumerate(paths.paths)}
     of_row, category = paths.of_row.copy(), paths.category.copy()
     for i, census in enumerate(censuses):
@@ -158,7 +158,7 @@ def module_parts(trace: Trace, paths: ModulePaths, censuses: Sequence[Census]) -
 
 
 def growth_of(owner: Owner, censuses: Sequence[Census]) -> Growth | None:
-    """Return how a container, a graph or a cycle has grown; None where no earlier census says."""
+    """Return how much a container, graph or cycle grew since the first census, or None."""
     if len(censuses) < 2 or owner.kind not in _KEEPS:
         return None
     before, n_items = _held_in(owner, censuses[0])
@@ -167,7 +167,7 @@ def growth_of(owner: Owner, censuses: Sequence[Census]) -> Growth | None:
 
 
 def _held_in(owner: Owner, census: Census) -> tuple[int, int]:
-    """Return bytes and items of an owner; a container with one item went by the name of that."""
+    """Return bytes and items of an owner; a container with one item goes by its item's name."""
     n_bytes = n_items = 0
     for other, held in zip(census.owners, census.bytes_by_owner, strict=True):
         name = general(other.name)
@@ -179,7 +179,7 @@ def _held_in(owner: Owner, census: Census) -> tuple[int, int]:
 
 
 def main_owner(named: NamedBlocks, rows: I64, sizes: I64) -> Owner | None:
-    """Return who holds most of some blocks, None where no name holds half of their bytes."""
+    """Return who holds most of some blocks, or None if no name holds half of their bytes."""
     place = named.of_row[rows]
     known = place >= 0
     if not known.any():
@@ -191,9 +191,10 @@ def main_owner(named: NamedBlocks, rows: I64, sizes: I64) -> Owner | None:
 
 
 def held_twice(censuses: Sequence[Census], least_bytes: int) -> tuple[Owner, Owner, int] | None:
-    """Return two owners of storages of the same sizes, and the bytes of the first; None without.
+    """Return two owners of storages of the same sizes and the bytes that match, or None.
 
-    One holds parameters; gradients and optimizer state have their sizes for a reason.
+    At least one of the two holds parameters. Gradients and optimizer state do not count: they have
+    the same sizes as parameters for a reason.
     """
     if not censuses:
         return None

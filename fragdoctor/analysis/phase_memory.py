@@ -1,7 +1,6 @@
-"""The phases of training on one device: their peaks, and what is held at them and between steps.
+"""The phases of training on one device: their peaks, and what is held then and between steps.
 
-Where no stacks were recorded, what each block is for follows from the optimizer steps around its
-life.
+If no stacks were recorded, the optimizer steps around a block's life say what the block is for.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from fragdoctor.trace.trace import Trace
 
 MAX_LINES: Final = 5
 MIN_LIKELY: Final = 0.9
-"""Share of the bytes of a category that must be likely for the whole to be called so."""
+"""Share of a category's bytes that must be likely for the whole category to be called likely."""
 
 _ORDER: Final = (
     TrainingPhase.SETUP,
@@ -76,14 +75,14 @@ def find_phases(trace: Trace) -> PhaseAnalysis:
 
 
 def _told(trace: Trace, found: Categories) -> Categories:
-    """Return categories with what is known of parameters, gradients and optimizer state put in."""
+    """Return categories with the parameters, gradients and optimizer state of modules put in."""
     paths = ModulePaths.of(trace)
     sureness = np.where(paths.category == UNTOLD, found.sureness, LIKELY).astype(np.uint8)
     return Categories(paths.told(found.category), sureness)
 
 
 def _untrained(found: PhaseAnalysis) -> PhaseAnalysis:
-    """Return the phases of a program that shows no training: its forward passes are not counted."""
+    """Return the phases of a program that shows no training; forward passes are not counted."""
     phases = tuple(
         replace(p, n_passes=None) if p.phase == TrainingPhase.FORWARD else p for p in found.phases
     )
@@ -179,9 +178,9 @@ def _phase(
 
 
 def _rest_state(passes: Passes, n_events: int, end: int | None) -> int | None:
-    """Return the last moment between two steps, None where the trace shows none.
+    """Return the last moment between two steps, or None if the trace shows none.
 
-    ``end`` is the state after which the program only lets go.
+    ``end`` is the state after which the program only frees memory.
     """
     label = passes.label
     ends = last_phase(label)
@@ -196,11 +195,11 @@ def _rest_state(passes: Passes, n_events: int, end: int | None) -> int | None:
 
 
 def end_of_work(trace: Trace, passes: Passes) -> int | None:
-    """Return how many events come before the program only lets go; None where it never does.
+    """Return how many events come before the program only frees memory, or None.
 
-    It does after a failure that no allocation follows, and where, after the last allocation, a
-    block is freed that was made before the first step: the model goes, and with it, maybe before
-    it, the state of the optimizer.
+    The program only frees after a failure that no allocation follows. It also does so if, after the
+    last allocation, it frees a block from before the first step: that is the model, and the
+    optimizer's state goes with it, maybe earlier.
     """
     lives = trace.lives
     if trace.n_until_unwound is not None:
@@ -221,7 +220,7 @@ def end_of_work(trace: Trace, passes: Passes) -> int | None:
 
 
 def sort_by_lifetime(lives: Lives, passes: Passes, totals: Totals) -> Categories:
-    """Return the category of every block as far as its birth and death between steps tell."""
+    """Return the category of every block, judging only by the steps around its life."""
     of_row, n = passes.of_rows(), len(passes)
     is_old, is_alive = lives.start == BEFORE, lives.free == NEVER
     last_row = len(of_row) - 1
@@ -247,7 +246,7 @@ def sort_by_lifetime(lives: Lives, passes: Passes, totals: Totals) -> Categories
     put(within & (lives.start < top) & (lives.free >= top), Category.ACTIVATIONS)
     gradients = between & (died == born + 1) & ~is_alive
     put(gradients, Category.GRADIENTS)
-    if gradients.any():  # else nothing tells parameters from what else is kept
+    if gradients.any():  # otherwise nothing tells parameters from other kept memory
         put(between & (died > born + 2) & (born + 2 < n), Category.KEPT)
         first = between & (born == 0) & is_alive
         sizes = sizes_of_pass(lives.requested_bytes[gradients], born[gradients])
@@ -256,7 +255,7 @@ def sort_by_lifetime(lives: Lives, passes: Passes, totals: Totals) -> Categories
 
 
 def _tops(passes: Passes, allocated: I64) -> I64:
-    """Return the row at which each pass has most allocated."""
+    """Return the row at which each pass has the most memory allocated."""
     peaks = np.maximum.reduceat(allocated[1:], passes.first[:-1])
     is_top = allocated[1:] == np.repeat(peaks, np.diff(passes.first))
     rows = np.flatnonzero(is_top)
@@ -266,7 +265,7 @@ def _tops(passes: Passes, allocated: I64) -> I64:
 def _match_parameters(
     lives: Lives, category: U8, gradients: tuple[I64, I64], candidates: Bools
 ) -> None:
-    """Call what was there first and has a gradient of its size a parameter, the oldest first."""
+    """Mark the oldest candidates of each gradient size as parameters, one per gradient."""
     sizes, wanted = gradients
     old = np.flatnonzero(candidates & is_among(lives.requested_bytes, sizes))
     old = old[np.lexsort((lives.start[old], lives.requested_bytes[old]))]

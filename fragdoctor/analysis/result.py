@@ -1,6 +1,6 @@
-"""What the analysis of one device says: plain values, no rules, no opinions.
+"""The results of the analysis of one device: plain values, no rules, no opinions.
 
-Every figure is exact for what the file holds. None means that the file cannot say.
+Every figure is exact for the contents of the file. None means that the file does not say.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class FreeSpace(Struct, frozen=True):
 
     Attributes:
         free_cached_bytes: reserved - active.
-        releasable_bytes: what a flush returns: whole free segments of default pools, and fully
-            free 2 MiB / 20 MiB pages of expandable ones. Private pools return only when nobody
-            uses them any more, which no file says: never counted here.
-        stranded_free_bytes: free_cached - releasable - private_pools_free: inside segments or pages
-            that still hold a live or pending block.
+        releasable_bytes: what a flush returns: whole free segments of default pools, and fully free
+            2 MiB / 20 MiB pages of expandable segments. Private pools are never counted here: they
+            return memory only once nobody uses them, and no file says when that is.
+        stranded_free_bytes: free_cached - releasable - private_pools_free: free bytes inside
+            segments or pages that still hold a live or pending block.
         private_pools_free_bytes: free bytes in private pools (unusable elsewhere).
         pending_free_bytes: active but not allocated: frees that wait for other streams.
-        largest_free_block_bytes: over all pools of the device, after no flush.
+        largest_free_block_bytes: over all pools of the device, without a flush.
     """
 
     free_cached_bytes: int
@@ -45,9 +45,9 @@ class FreeSpace(Struct, frozen=True):
 class Strander(Struct, frozen=True):
     """A group of live blocks with the same stack that keeps free memory in its segments.
 
-    ``stranded_bytes``: free bytes that would become releasable if just these blocks were gone
+    ``stranded_bytes``: free bytes that would become releasable if only these blocks were freed
     (a segment held by two groups counts for neither).
-    ``oldest_event``: row of the oldest of their allocations, None if before the trace.
+    ``oldest_event``: row of their oldest allocation, None if it was before the trace.
     """
 
     stack: int
@@ -62,11 +62,11 @@ class Strander(Struct, frozen=True):
 class Holder(Struct, frozen=True):
     """Live memory of one user source line (the innermost frame that is not library code).
 
-    ``frame`` is a frame id of the snapshot or -1 (no stack recorded); ``stack`` is the stack id
-    that holds most of it. ``module`` is the path of the module that made most of it, the number of
-    a repeated one as ``*``; "" where none was recorded. Hostile text. ``categories`` are those of
-    most of it, the largest first, where they are few. ``failure_bytes`` and ``n_failure`` are
-    those at a failure after which more happened, None where none was asked about.
+    ``frame`` is a frame id of the snapshot or -1 (no stack recorded); ``stack`` is the id of the
+    stack that holds most of the memory. ``module`` is the path of the module that made most of it,
+    with ``*`` for the number of a repeated module, or "" if none was recorded; hostile text.
+    ``categories`` are the categories of most of it, largest first, if they are few.
+    ``failure_bytes`` and ``n_failure`` apply to a failure that more events follow, else None.
     """
 
     frame: int
@@ -85,9 +85,9 @@ class Growth(Struct, frozen=True):
     """Live memory from one source line (or stack) that grows step by step and is not freed.
 
     Attributes:
-        slope_bytes: bytes by which it grows per step (median slope).
-        n_steps: steps that left something alive; ``n_survivors`` live allocations at the end.
-        survivor_bytes: bytes of these at the end.
+        slope_bytes: how many bytes it grows per step (median slope).
+        n_steps: number of steps that left something live.
+        n_survivors, survivor_bytes: number and bytes of the live allocations at the end.
         first_event, last_event: rows of the first and last survivor.
     """
 
@@ -102,7 +102,7 @@ class Growth(Struct, frozen=True):
 
 
 class KeptKind(StrEnum):
-    """What a kept block is, as far as its stack shows."""
+    """What a kept block is, judging by its stack."""
 
     ACTIVATION = "activation"
     LOSS = "loss"
@@ -127,7 +127,7 @@ class KeptPattern(StrEnum):
 
 
 class KeptBlocks(Struct, frozen=True):
-    """Kept blocks of one kind: bytes in all, and how many a step."""
+    """Kept blocks of one kind: total bytes, and blocks per step."""
 
     kind: KeptKind
     n_per_step: int
@@ -138,15 +138,15 @@ class KeptMemory(Struct, frozen=True, eq=False):
     """What grows, and what makes it.
 
     Attributes:
-        frame: frame id of the line through which nearly all of it is made; -1 where no stack says.
+        frame: frame id of the line through which nearly all of it is made; -1 if no stack shows it.
         stack: id of the stack that makes most of it.
         lines: the growing lines, most bytes first.
-        kinds: most bytes first.
-        pattern: what it looks like.
-        n_steps: in which it grew, by ``slope_bytes`` each on average.
-        survivor_bytes, n_survivors: all that is kept.
-        rows: ``int64[n_survivors]``, of the lives that are kept.
-        ends: ``int64[n_survivors]``, event row at which the step that made each ends.
+        kinds: kinds of the kept blocks, most bytes first.
+        pattern: which usual way of keeping memory it looks like.
+        n_steps: number of steps in which it grew, by ``slope_bytes`` each on average.
+        survivor_bytes, n_survivors: bytes and number of all kept blocks.
+        rows: ``int64[n_survivors]``, rows of ``Lives`` of the kept blocks.
+        ends: ``int64[n_survivors]``, event row at which the step that made each block ends.
     """
 
     frame: int
@@ -166,10 +166,10 @@ class IdleGraph(Struct, frozen=True):
     """An autograd graph that an evaluation builds, though no backward pass will use it.
 
     Attributes:
-        frame: id of the line that calls the model; -1 where no stack shows one.
-        n_bytes: of the results that it keeps.
-        share, usual_share: of the bytes that the model makes, those that it keeps; and the same of
-            a forward pass of training.
+        frame: frame id of the line that calls the model; -1 if no stack shows one.
+        n_bytes: bytes of the results that the graph keeps.
+        share: share of the bytes made by the model that the evaluation keeps.
+        usual_share: the same share in a forward pass of training.
     """
 
     frame: int
@@ -179,7 +179,7 @@ class IdleGraph(Struct, frozen=True):
 
 
 class SizeDiversity(Struct, frozen=True):
-    """How varied the request sizes of the large pool are (the food of fragmentation)."""
+    """How varied the request sizes of the large pool are; variety is what causes fragmentation."""
 
     n_allocs: int
     n_large_allocs: int
@@ -190,12 +190,12 @@ class SizeDiversity(Struct, frozen=True):
 class OomEvent(Struct, frozen=True):
     """An ``oom`` row with the state of the device at that moment.
 
-    ``rounded_bytes`` is what the trace says; ``segment_bytes`` is what the driver was asked for
+    ``rounded_bytes`` is the size in the trace; ``segment_bytes`` is what the driver was asked for
     (2 MiB, 20 MiB, or the next multiple of 2 MiB).
-    ``largest_free_block_bytes`` is over the pools that could have served the request; None where
-    the layout at that moment cannot be rebuilt. ``message_bytes`` is what PyTorch's message prints
-    as "Tried to allocate": ``segment_bytes`` but for expandable segments, where it ignores pages.
-    ``private_pools_free_bytes`` is 0 where the layout is not known.
+    ``largest_free_block_bytes`` is over the pools that could have served the request, or None if
+    the layout at that moment was not rebuilt. ``message_bytes`` is what PyTorch's message prints as
+    "Tried to allocate": ``segment_bytes``, except that for expandable segments it ignores pages.
+    ``private_pools_free_bytes`` is 0 if the layout is not known.
     """
 
     row: int
@@ -214,9 +214,9 @@ class OomEvent(Struct, frozen=True):
 class Flush(Struct, frozen=True):
     """A run of segment_free / segment_unmap rows.
 
-    ``cause``: ``retry`` (an allocation with a new segment or an oom follows at once), ``gc``,
-    ``max_split`` (oversize blocks returned before a full flush) or ``empty_cache``; inferred, see
-    ``analysis/device.py``.
+    ``cause`` is ``retry`` (an allocation with a new segment or an oom follows at once), ``gc``,
+    ``max_split`` (oversize blocks returned before a full flush) or ``empty_cache``. It is inferred;
+    see ``analysis/device.py``.
     """
 
     first_row: int
@@ -226,20 +226,20 @@ class Flush(Struct, frozen=True):
 
 
 class CaptureQuality(Struct, frozen=True):
-    """How much of the story the file holds, each shortcoming with its evidence.
+    """How much of the story the file holds, and the evidence for each shortcoming.
 
     Attributes:
-        has_trace: at least one event that is not ``snapshot``.
+        has_trace: whether there is an event other than ``snapshot``.
         has_stacks: share of live blocks and alloc events with a stack, 0..1.
-        is_late_start: blocks live at the first event (recording began after allocation).
-        is_truncated: likely a full ring buffer: late start, and a count of events that is
-            suspiciously round or equal to another device's, or frees of unknown blocks at once.
+        is_late_start: whether recording began late: blocks were live at the first event.
+        is_truncated: whether a ring buffer was likely full: a late start, and a number of events
+            that is suspiciously round or equal to another device's.
         missing_actions: actions that must have happened but are not in the file.
         n_contradictions: rows that contradict the undone state (skipped actions, another
             allocator).
-        is_consistent: undoing the trace met no contradiction.
-        tiling_errors: segments whose blocks do not tile them (not the native allocator).
-        notes: one sentence each.
+        is_consistent: whether undoing the trace met no contradiction.
+        tiling_errors: number of segments whose blocks do not tile them (not the native allocator).
+        notes: one sentence for each shortcoming.
     """
 
     has_trace: bool
@@ -257,9 +257,9 @@ class CaptureQuality(Struct, frozen=True):
 class PhaseAnalysis(Struct, frozen=True):
     """Passes of training phases and the categories of memory; see ``model/phases.py``.
 
-    ``labels[i]`` is the phase of rows ``first[i]`` to ``first[i + 1]`` (one longer), within the
-    device. ``labels`` has a ``TrainingPhase`` each. ``category`` is that of each block of
-    ``Lives`` (see ``analysis/categories.py``), empty where none is known.
+    ``labels[i]`` is the ``TrainingPhase`` of the device's rows ``first[i]`` to ``first[i + 1]``, so
+    ``first`` is one longer than ``labels``. ``category`` has the category of each block of
+    ``Lives`` (see ``analysis/categories.py``); it is empty if none is known.
     """
 
     method: str
@@ -279,8 +279,8 @@ class PhaseAnalysis(Struct, frozen=True):
 class DeviceAnalysis(Struct, frozen=True):
     """Everything the columns say about one device.
 
-    ``n_steps`` are the steps found in the trace, 0 without any. ``kept`` is what grows enough for a
-    verdict, ``gathered`` the same of what ends with an evaluation, so that it is no leak;
+    ``n_steps`` is the number of steps found in the trace. ``kept`` is memory that grows enough for
+    a verdict; ``gathered`` grows as much but ends with an evaluation, so it is no leak.
     ``idle_graph`` is what an evaluation keeps in its only pass.
     """
 

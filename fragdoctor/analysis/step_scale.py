@@ -1,4 +1,4 @@
-"""How much larger the step that failed is than every step before it, at the same lines."""
+"""How much larger the failed step is than every earlier step, compared at the same lines."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from fragdoctor.trace.trace import Trace
 from fragdoctor.units import MIB
 
 MIN_STEPS: Final = 2
-"""Steps that a step is compared with, at least."""
+"""Fewest earlier steps to compare a step with."""
 
 MIN_BYTES: Final = MIB
-"""Smaller requests are scalars, statistics and weights of a norm."""
+"""Smaller requests are scalars, statistics and norm weights."""
 
 
 def step_scale(trace: Trace, state: int) -> float | None:
-    """Return the size of the step under way after ``state`` events, in that of the largest before.
+    """Return how large the current step after ``state`` events is, relative to earlier steps.
 
-    Of each line the largest request counts; of the lines that both steps have, the median by bytes
-    speaks for all. None where too few steps or no common lines say.
+    Each line counts with its largest request, now and in all earlier steps; the result is the
+    median of their ratios, weighted by bytes. None with too few earlier steps or no common lines.
     """
     begins = Steps.of(trace).rows
     begins = begins[begins < state]

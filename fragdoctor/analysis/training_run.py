@@ -1,9 +1,9 @@
-"""A training run as its passes and equal layers: what a change of the program would act on.
+"""A training run as its passes and equal layers: what a change to the program would act on.
 
-A model of L equal layers allocates at the same lines L times in a row. Within one forward pass a
-stack that occurs k times at regular distances marks k calls; of several candidates (a loop inside a
-layer marks more calls than the loop over layers) the one whose calls keep most for the backward
-pass, above what each must keep as its input, is taken.
+A model with L equal layers allocates at the same lines L times in a row. Within one forward pass, a
+stack that occurs k times at regular distances marks k calls. There may be several candidates: a
+loop inside a layer marks more calls than the loop over layers. The candidate whose calls keep the
+most for the backward pass, beyond the inputs that they must keep, is taken.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from fragdoctor.trace.stacks import LOSS, StackRoles
 from fragdoctor.trace.trace import Trace
 
 MIN_LAYERS: Final = 2
-# A call is as long as the others: at least this share of the median distance between two.
+# Calls are about equally long: the next one is at least this share of the median distance away.
 MIN_LENGTH: Final = 0.5
-# Share of the calls that allocate at the very same lines.
+# Share of the calls that must allocate at exactly the same lines.
 MIN_ALIKE: Final = 0.5
 NO_ROW: Final = np.iinfo(np.int64).max
 
@@ -35,10 +35,9 @@ class LayerCalls(Struct, frozen=True):
     """The calls of equal layers, one row each, in order.
 
     Attributes:
-        first_row, end_row: events of the device from the first allocation of a call to behind its
-            last.
-        forward_end_row: where the forward pass ends that the call belongs to.
-        n_layers: calls in a forward pass, the most common number.
+        first_row, end_row: events of a call's first allocation, and just after its last.
+        forward_end_row: where the call's forward pass ends.
+        n_layers: the most common number of calls in a forward pass.
     """
 
     first_row: I64
@@ -54,10 +53,10 @@ class TrainingRequests(Struct, frozen=True):
     """The requests of a trace in order, one row each.
 
     Attributes:
-        row: event of the device that made it.
-        freed_row: event that freed it; ``NO_ROW`` while it is live, and where it failed.
-        size_bytes: as requested.
-        stack: id of its stack, -1 without one.
+        row: the device's event that made the request.
+        freed_row: event that freed the block; ``NO_ROW`` if it is live or the request failed.
+        size_bytes: requested size.
+        stack: id of the request's stack, or -1.
     """
 
     row: I64
@@ -72,7 +71,7 @@ class TrainingRequests(Struct, frozen=True):
 def find_layers(
     requests: TrainingRequests, forward: Sequence[tuple[int, int]]
 ) -> LayerCalls | None:
-    """Return the calls of equal layers; None where no forward pass repeats anything.
+    """Return the calls of equal layers, or None if no forward pass repeats anything.
 
     ``forward`` has the rows at which each forward pass begins and ends.
     """
@@ -82,7 +81,7 @@ def find_layers(
     for low_row, end_row in forward:
         low, high = np.searchsorted(requests.row, (low_row, end_row)).tolist()
         stack = requests.stack[low:high]
-        # Steps of a steady program are equal: what was found in one holds for all.
+        # Steps of a steady program are equal: what was found in one step holds for all.
         key = stack.tobytes()
         if key not in seen:
             is_kept = requests.freed_row[low:high] >= end_row
@@ -116,7 +115,7 @@ def _calls(stack: I32, size: I64, is_kept: Bools) -> list[tuple[int, int]] | Non
 
 
 def _candidates(stack: I32) -> Iterator[list[tuple[int, int]]]:
-    """Yield the ways to cut a pass into calls: k of them where a stack occurs k times."""
+    """Yield the ways to cut a pass into calls: k calls if a stack occurs k times."""
     ids, member, count = np.unique(stack, return_inverse=True, return_counts=True)
     place = np.argsort(member.reshape(-1), kind="stable")
     places = np.split(place, np.cumsum(count)[:-1])
@@ -127,21 +126,21 @@ def _candidates(stack: I32) -> Iterator[list[tuple[int, int]]]:
         if calls is None:
             continue
         shapes = [np.sort(stack[low:high]).tobytes() for low, high in calls]
-        # Of shapes that are equally frequent the first: a set would yield another in each process.
+        # If shapes are equally frequent, take the first: a set's order would vary by process.
         common, n_alike = Counter(shapes).most_common(1)[0]
         if n_alike < MIN_ALIKE * k:
             continue
         if calls[-1][1] == len(stack) and shapes[-1] != common:
-            calls.pop()  # the trace ends in the middle of it
+            calls.pop()  # the trace ends in the middle of this call
         if len(calls) >= MIN_LAYERS:
             yield calls
 
 
 def _cut(repeated: Sequence[I64], k: int, n: int) -> list[tuple[int, int]] | None:
-    """Return k calls as ranges of the pass; None where the repetitions are not regular.
+    """Return k calls as ranges of the pass, or None if the repetitions are not regular.
 
-    ``repeated`` has the places in the pass, which is n long, of each stack that occurs k times or a
-    multiple of it.
+    ``repeated`` has the positions, in a pass of n requests, of each stack that occurs a multiple of
+    k times.
     """
     opening = None
     for at in repeated:
@@ -149,7 +148,7 @@ def _cut(repeated: Sequence[I64], k: int, n: int) -> list[tuple[int, int]] | Non
         starts = at[::every]
         gaps = np.diff(starts)
         is_regular = (gaps >= MIN_LENGTH * median(gaps)).all()
-        # All that a call makes there lies before the next call.
+        # Everything that a call makes at this stack comes before the next call.
         is_compact = (at[every - 1 :: every][:-1] < starts[1:]).all()
         if is_regular and is_compact and (opening is None or starts[0] < opening[0]):
             opening = starts
@@ -167,9 +166,9 @@ def _cut(repeated: Sequence[I64], k: int, n: int) -> list[tuple[int, int]] | Non
 
 
 def _saved_bytes(calls: list[tuple[int, int]], size: I64, is_kept: Bools) -> int:
-    """Return what the pass would keep less if each call kept its input and was run again.
+    """Return how many fewer bytes the pass would keep if each call kept its input and ran again.
 
-    At least one call is whole again while the backward pass goes through it.
+    The largest call is not saved: it is complete again while the backward pass goes through it.
     """
     inside = [size[low:high][is_kept[low:high]] for low, high in calls]
     outputs = sum(int(kept[-1]) for kept in inside if len(kept))
@@ -178,17 +177,17 @@ def _saved_bytes(calls: list[tuple[int, int]], size: I64, is_kept: Bools) -> int
 
 
 class TrainingRun(Struct, frozen=True):
-    """The passes of a training run, as events of the device from the first to behind the last.
+    """The passes of a training run, as ranges of the device's events; ends are exclusive.
 
     Attributes:
         forward, backward, optimizer: (first, end) of each pass, ascending.
-        layers: calls of equal layers; None where nothing repeats.
-        state_row, temporary_row: requests of the optimizer for its states, and for what its step
-            needs for a moment, ascending.
+        layers: calls of equal layers, or None if nothing repeats.
+        state_row, temporary_row: requests of the optimizer for its states, and for the temporaries
+            of its step, ascending.
         loss_row: requests that a loss makes, ascending.
-        loss_span: per forward pass (first, end) of the events between its last layer and the
+        loss_span: for each forward pass, (first, end) of the events between its last layer and the
             moment at which the backward pass reaches that layer.
-        is_checkpointed: layers are run again in the backward pass already.
+        is_checkpointed: whether layers already run again in the backward pass.
         n_whole_steps: steps that were recorded to their end; the last pass may be cut off.
     """
 
@@ -213,10 +212,10 @@ class TrainingRun(Struct, frozen=True):
 def training_run(
     trace: Trace, phases: PhaseAnalysis | None, requests: TrainingRequests
 ) -> TrainingRun | None:
-    """Return the passes of a device's trace; None of a program that does not train.
+    """Return the passes of a device's trace, or None if the program does not train.
 
-    A forward pass without any backward pass behind it trains if equal layers keep more than their
-    results: autograd waits for it.
+    A forward pass that no backward pass follows counts as training if equal layers keep more than
+    their results: autograd is waiting for the backward pass.
     """
     if phases is None or not len(phases.labels) or only_infers(trace, phases):
         return None
@@ -258,7 +257,7 @@ TRAINING: Final = (
 
 
 def only_infers(trace: Trace, phases: PhaseAnalysis) -> bool:
-    """Return whether forward passes that are all that was recorded keep too little to train."""
+    """Return whether only forward passes were recorded, and they keep too little to train."""
     is_forward = phases.labels == TrainingPhase.FORWARD
     if np.isin(phases.labels, TRAINING).any() or not is_forward.any():
         return False
@@ -282,8 +281,9 @@ def _of_optimizer(
 ) -> tuple[I64, I64]:
     """Return the requests of the optimizer for states, and those for temporaries.
 
-    What is still live in a pass that the end of the trace cuts off is a state if its line made
-    states in a pass before; in the first pass, by the functions in which PyTorch's optimizers do.
+    If the trace ends during an optimizer pass, a block that is still live is a state if its stack
+    made states in an earlier pass. In the first pass, it is a state if its stack has a function in
+    which PyTorch's optimizers make states.
     """
     first, end = optimizer
     if not len(first):
@@ -298,7 +298,7 @@ def _of_optimizer(
         is_left = is_open & ~np.isin(requests.stack, makers)
     else:
         is_left = is_open & ~roles.makes_state[requests.stack]
-    # A state outlives the next pass: what goes with it is something else that the pass made.
+    # A state outlives the next pass; a block freed before that pass ends is something else.
     next_end = np.append(end[1:], NO_ROW)[np.maximum(made, 0)]
     stays = (requests.freed_row >= next_end) | (requests.freed_row == NO_ROW)
     return requests.row[is_state & ~is_left & stays], requests.row[is_temporary | is_left]
@@ -326,7 +326,7 @@ def _loss_spans(
             requests.row, (layers.first_row[last], layers.end_row[last])
         ).tolist()
         freed = requests.freed_row[low:high]
-        # What the layer keeps, its output apart, is freed when the backward pass is there.
+        # What the layer keeps, except its output, is freed once the backward pass gets there.
         freed = freed[freed >= forward[1][i]][:-1]
         end[i] = int(freed.min(initial=end[i]))
     return first, end

@@ -1,11 +1,11 @@
-"""Whether figures grow: the one test, a robust slope and the chance of it.
+"""Whether figures grow: the one test, with a robust slope and its p-value.
 
-The slope is the median of those between all pairs of points (Theil, 1950; Sen, 1968): up to three
-points in ten may be odd without moving it. The test is that of Mann (1945) and Kendall (1938):
-every pair votes up or down, and the p-value is the chance of so many votes in a random order.
-Growth goes on only where the points reach new heights until the end, about as often as they did:
-what has filled up, a window, a cache, does not grow any more. Nor does what was let go of once, as
-the results of an epoch are. What counts as growth, in bytes, is for the caller to say.
+The slope is the median slope between all pairs of points (Theil, 1950; Sen, 1968): up to three
+points in ten may be outliers without moving it. The test is the one of Mann (1945) and Kendall
+(1938): every pair votes up or down, and the p-value is the chance of at least that many votes in
+random order. Growth goes on only if the points keep reaching new heights until the end, about as
+often as before: a window or cache that has filled up no longer grows. Neither does memory that was
+freed once, like the results of an epoch. The caller decides how many bytes count as growth.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ F64 = npt.NDArray[np.float64]
 
 _NORMAL_90: Final = 1.645
 _EXACT_UP_TO: Final = 60
-"""Points up to which the orders are counted; the normal approximation is good to 0.002 there."""
+"""The most points for exact p-values; above, the normal approximation is good to 0.002."""
 
 
 MIN_POINTS: Final = 3
 """Two points make a line through anything."""
 
 MAX_POINTS: Final = 300
-"""The slopes of all pairs are looked at; more points are thinned evenly."""
+"""More points are thinned evenly to this many, because all pairs of points are compared."""
 
 POSSIBLE_P: Final = 1 / 6
-"""Three points that all rise: few steps or trials are all that a recording may have."""
+"""The p-value of three points that all rise: a recording may have only a few steps or trials."""
 
 LIKELY_P: Final = 1 / 72
-"""Five points that all rise are below it, four are not."""
+"""Five points that all rise have a lower p-value; four do not."""
 
 MAX_PAUSE: Final = 2
-"""Of the longest pause between two heights: as long may the points stay below the last one."""
+"""The longest stay below the last height, in multiples of the longest pause between two heights."""
 
 LET_GO: Final = 0.5
-"""Of the whole rise: a fall deeper than this shows that what grows is let go of."""
+"""A fall by more than this share of the whole rise shows that what grows is also freed."""
 
 
 class Trend(Struct, frozen=True):
     """Theil-Sen slope and Mann-Kendall test of points in order.
 
     Attributes:
-        n: points.
+        n: number of points.
         slope: median slope, per unit of x.
-        low, high: Sen's interval of 90 % around it.
-        score: Kendall's score: pairs that rise less pairs that fall.
-        reaches_new: the points reach new heights until the end.
+        low, high: Sen's 90 % interval around the slope.
+        score: Kendall's score: the number of pairs that rise minus the number that fall.
+        reaches_new: whether the points keep reaching new heights until the end.
     """
 
     n: int
@@ -71,19 +71,19 @@ class Trend(Struct, frozen=True):
 
     @property
     def p_rise(self) -> float:
-        """The chance of a score as high as this one for values in random order."""
+        """The chance of a score at least as high as this one for values in random order."""
         return mann_kendall(self.n, self.score)
 
     @property
     def p_change(self) -> float:
-        """The chance of a score as high, or as low, in the direction in which it points."""
+        """The chance of a score at least as extreme as this one, in the direction of its sign."""
         return mann_kendall(self.n, abs(self.score))
 
 
 def trend_of(values: npt.ArrayLike, at: npt.ArrayLike | None = None) -> Trend:
-    """Return the trend of values over where they are, which is their number where nothing is said.
+    """Return the trend of values over their positions ``at``, by default 0, 1, 2, ...
 
-    There are two different places at least.
+    There must be at least two different positions.
     """
     y = np.asarray(values, np.float64)
     x = np.arange(len(y), dtype=np.float64) if at is None else np.asarray(at, np.float64)
@@ -96,7 +96,7 @@ def trend_of(values: npt.ArrayLike, at: npt.ArrayLike | None = None) -> Trend:
 
 
 def _reaches_new(y: F64) -> bool:
-    """Return whether points reach new heights until the end, and never fell far from one."""
+    """Return whether points keep reaching new heights until the end, and never fall far below."""
     highest = np.maximum.accumulate(y)
     heights = np.flatnonzero(np.diff(highest) > 0) + 1
     if len(heights) < MIN_POINTS - 1:
@@ -114,9 +114,9 @@ def pairwise_slopes(x: F64, y: F64) -> F64:
 
 
 def sen_bounds(slopes: F64, n: int) -> tuple[float, float]:
-    """Return Sen's interval of 90 %: what Kendall's deviation leaves out on either side.
+    """Return Sen's 90 % interval around the median slope, from Kendall's standard deviation.
 
-    The slopes are those of all pairs of n points, ascending.
+    ``slopes`` has the slopes of all pairs of n points, ascending.
     """
     width = _NORMAL_90 * kendall_deviation(n)
     low = max(0, math.floor((len(slopes) - width) / 2))
@@ -130,7 +130,7 @@ def kendall_deviation(n: int) -> float:
 
 
 def mann_kendall(n: int, score: int) -> float:
-    """Return the chance that n values in random order have Kendall's score or more."""
+    """Return the chance that n values in random order have at least this Kendall score."""
     n_pairs = n * (n - 1) // 2
     if n <= _EXACT_UP_TO:
         counts = _inversions(n)

@@ -1,9 +1,9 @@
-"""Weights that are held twice: a copy beside the model, or an old model beside its successor.
+"""Weights that are held twice: a copy of the model, or an old model next to its successor.
 
-The tensors of a model have sizes that hardly anything else has together. Blocks that another line
-made in the same sizes, as many of each, are a copy: a checkpoint on the GPU, a moving average, a
-best state. Where one line made all of them in turn, with work in between, a model was built anew
-while the old one was still held.
+Hardly anything else has the same combination of sizes as the tensors of a model. If another line
+made blocks in the same sizes, as many of each, they are a copy: a checkpoint on the GPU, a moving
+average, a best state. If one line made all of them several times, with work in between, a model was
+built again while the old one was still held.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fragdoctor.trace import stacks as roles_of
 from fragdoctor.trace.trace import Trace
 
 MIN_SIZES: Final = 2
-"""Sizes that the tensors of a model have: one size may be anything."""
+"""Fewest distinct sizes for the tensors of a model: one size may be anything."""
 
 MIN_BLOCKS: Final = 4
 
@@ -30,20 +30,20 @@ MOST: Final = 0.5
 """Share of a model's blocks that must be known as weights: built, moved, loaded, with gradients."""
 
 SAME_SHARE: Final = 0.9
-"""Share of a copy's blocks, and of its bytes, that have their match: buffers may be missing."""
+"""Share of blocks, and of bytes, that must match between model and copy: buffers may be missing."""
 
 STATES: Final = 2
-"""States of an optimizer for each weight, at most; with more, both networks are trained."""
+"""The most optimizer states per weight; if there are more, both networks are trained."""
 
 
 class WeightCopies(Struct, frozen=True):
-    """The blocks of weights that are held beside those of the model.
+    """The blocks of weights that are held in addition to the model's.
 
     Attributes:
-        rows: of ``Lives``, ascending; of an old model also its gradients and its optimizer's state.
-        n_bytes: of all.
-        stack: of the largest of the weights.
-        freed_row: event before which an old model could have been let go of; None of a copy, which
+        rows: rows of ``Lives``, ascending; an old model's include gradients and optimizer state.
+        n_bytes: bytes of all these blocks.
+        stack: stack of the largest weight.
+        freed_row: event before which an old model could have been freed; None for a copy, which
             need not be made on the GPU at all.
     """
 
@@ -56,7 +56,7 @@ class WeightCopies(Struct, frozen=True):
 def find_weight_copies(
     trace: Trace, phases: PhaseAnalysis | None, state: int
 ) -> WeightCopies | None:
-    """Return the weights held twice after ``state`` events, the most bytes; None without any."""
+    """Return the most weights held twice after ``state`` events, or None; old models come first."""
     lives, roles = trace.lives, trace.stacks.roles
     live = lives.allocated_at(state)
     stack = lives.stack[live]
@@ -78,7 +78,7 @@ def find_weight_copies(
 
 
 def _groups(trace: Trace, rows: I64) -> list[I64]:
-    """Return rows by the user's line that made them."""
+    """Return the rows grouped by the user's line that made them."""
     frame = trace.stacks.lines_of(trace.lives.stack[rows])
     ids, member = np.unique(frame, return_inverse=True)
     groups = [rows[member.reshape(-1) == i] for i in range(len(ids))]
@@ -88,14 +88,14 @@ def _groups(trace: Trace, rows: I64) -> list[I64]:
 def _copy(
     trace: Trace, rows: I64, is_weight: Bools, state_bytes: I64, last: int
 ) -> WeightCopies | None:
-    """Return the blocks of a line that have the sizes of a model which another line made.
+    """Return a line's blocks that have the same sizes as a model that another line made.
 
-    Or those that it begins with, in their order, where the copy was still being made in the end:
-    one of its blocks is the ``last`` that was allocated.
+    If the copy was still being made at the end, so that one of its blocks is the ``last`` one that
+    was allocated, its sizes are those that the model begins with, in the same order.
     """
     size = trace.lives.requested_bytes
     found: list[WeightCopies] = []
-    # Of two that may both be the model the one is a copy that was made later.
+    # If two groups may both be the model, the later one is the copy.
     groups = sorted(_groups(trace, rows), key=lambda g: (-is_weight[g].mean(), g[0]))
     for i, model in enumerate(groups):
         if is_weight[model].mean() < MOST:
@@ -113,7 +113,7 @@ def _copy(
 
 
 def _old_model(trace: Trace, rows: I64, live: I64, is_weight: Bools) -> WeightCopies | None:
-    """Return what is left of models that a line made before it made the last one."""
+    """Return what is left of the models that a line made before the last one."""
     start, size = trace.lives.start, trace.lives.requested_bytes
     found: list[WeightCopies] = []
     for group in _groups(trace, rows):
@@ -128,7 +128,7 @@ def _old_model(trace: Trace, rows: I64, live: I64, is_weight: Bools) -> WeightCo
 
 
 def _turns(trace: Trace, group: I64) -> list[I64]:
-    """Return a line's blocks in the runs between which a module was called."""
+    """Return a line's blocks, split wherever a module was called in between."""
     called = trace.module_rows
     turn = np.searchsorted(called, trace.lives.start[group])
     return np.split(group, np.flatnonzero(np.diff(turn)) + 1)
@@ -137,7 +137,7 @@ def _turns(trace: Trace, group: I64) -> list[I64]:
 def _are_alike(one: I64, other: I64) -> bool:
     """Return whether two groups of blocks have the same sizes, as many of each.
 
-    A network and its mirror (an autoencoder, a generator and its critic) share the large ones only.
+    A network and its mirror (an autoencoder, a generator and its critic) share only large sizes.
     """
     both = Counter(one.tolist()) & Counter(other.tolist())
     n, n_bytes = both.total(), sum(size * n for size, n in both.items())

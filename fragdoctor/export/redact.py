@@ -1,10 +1,10 @@
-"""Takes private paths and names out of a snapshot; its diagnosis stays the same.
+"""Remove private paths and names from a snapshot; its diagnosis stays the same.
 
-What is private gets a pseudonym that is the same wherever it occurs: paths and functions of the
-user's own code and of packages, annotations, metadata, what is no known word of the settings. What
-stays is listed: a path of PyTorch or Python stays if each part of it is in ``library_words.txt``
-(with the functions of that file), a name of C++ if each part is in ``_NATIVE_WORDS``, a package if
-it is in ``_PACKAGES``. Sizes, addresses, times and line numbers stay as they are.
+Private text gets a pseudonym that is the same wherever the text occurs: paths and functions of the
+user's own code and of packages, annotations, metadata, and unknown words in the settings. Public
+text is listed and stays: a path of PyTorch or Python if each part of it is in ``library_words.txt``
+(along with the functions of that file), a C++ name if each part is in ``_NATIVE_WORDS``, a package
+if it is in ``_PACKAGES``. Sizes, addresses, times and line numbers stay as they are.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _words(text: str) -> list[str]:
     return text.split()
 
 
-# Words of the diagnosis: evaluation, losses and optimizers are recognised by name.
+# Words that the diagnosis needs: it recognizes evaluation, losses and optimizers by name.
 _OPTIMIZER: Final = re.compile(
     r"(?:^|[/\\])optim(?:izers?)?(?:[/\\]|\.py$)|optimizer", re.IGNORECASE
 )
@@ -86,7 +86,7 @@ _NATIVE_WORDS: Final = frozenset(
         """
     )
 )
-"""Parts of names of C++ that stay where all parts of the name are here."""
+"""Parts of C++ names; a name stays if all its parts are here."""
 
 _PACKAGES: Final = frozenset(
     _words(
@@ -143,7 +143,7 @@ class Pseudonyms:
 
 
 def redacted_file(name: str, names: Pseudonyms) -> str:
-    """Return a file name of the same class (user, package, torch, ...) that gives nothing away."""
+    """Return a file name of the same class (user, package, torch, ...) that reveals nothing."""
     kind = classify_file(name)
     new = {
         USER: _user_file,
@@ -156,9 +156,9 @@ def redacted_file(name: str, names: Pseudonyms) -> str:
 
 
 def redacted_function(name: str, file: str, names: Pseudonyms) -> str:
-    """Return a function's name with private parts removed; those of public files stay.
+    """Return a function's name with private parts removed; names in public files stay.
 
-    The file is redacted already; ``names`` are the pseudonyms so far.
+    ``file`` is already redacted; ``names`` are the pseudonyms so far.
     """
     if name in _KEPT_FUNCTIONS or _is_public(file):
         return name
@@ -172,7 +172,7 @@ def redacted_function(name: str, file: str, names: Pseudonyms) -> str:
 
 
 def _symbol(name: str) -> str:
-    """Return a name of C++ without its arguments where all its parts are known; "" otherwise."""
+    """Return a C++ name without its arguments if all its parts are known, otherwise ""."""
     if engine := _ENGINE.search(name[:1000]):
         return f"{engine.group()}main" if engine.group().endswith("thread_") else engine.group()
     name = name.partition("(")[0].partition("<")[0]
@@ -181,14 +181,14 @@ def _symbol(name: str) -> str:
 
 @cache
 def _library_words() -> tuple[frozenset[str], frozenset[str]]:
-    """Return the words of paths of PyTorch and of Python; see ``tools/library_words.py``."""
+    """Return the words in paths of PyTorch and of Python; see ``tools/library_words.py``."""
     text = (resources.files("fragdoctor.export") / "library_words.txt").read_text("utf-8")
     torch, python = text.split("\n\n")
     return frozenset(torch.split()), frozenset(python.split())
 
 
 def _known_path(path: str, words: frozenset[str], name: str, names: Pseudonyms) -> str:
-    """Return a path below a library's root, its file under a pseudonym where a part is unknown."""
+    """Return a path below a library's root; if a part is unknown, its file gets a pseudonym."""
     *folders, file = _slashes(path).split("/")
     n_known = next((i for i, f in enumerate(folders) if f not in words), len(folders))
     if n_known == len(folders) and file.endswith(".py") and file[:-3] in words:
@@ -197,7 +197,7 @@ def _known_path(path: str, words: frozenset[str], name: str, names: Pseudonyms) 
 
 
 def _is_public(file: str) -> bool:
-    """Return whether a redacted file is one of PyTorch or Python that everybody can read."""
+    """Return whether a redacted file is a public source file of PyTorch or Python."""
     if file.startswith("<"):
         return file.startswith("<frozen ")
     return classify_file(file) in (TORCH, STDLIB) and not _PSEUDONYM.search(file)
@@ -254,7 +254,7 @@ def _native_file(name: str, names: Pseudonyms) -> str:
 
 
 def _native_folder(path: str) -> str:
-    """Return a path of a source file of PyTorch, without folders that are none of PyTorch's."""
+    """Return the path of a PyTorch source file, without folders that are not PyTorch's."""
     *folders, file = path.split("/")
     return "/".join([*(f for f in folders if f in _NATIVE_FOLDERS), file])
 
@@ -283,7 +283,7 @@ def _slashes(path: str) -> str:
 
 
 class _Redaction:
-    """One run: the new strings, and the pseudonyms given so far."""
+    """One redaction: the new strings, and the pseudonyms given so far."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._s = snapshot
@@ -311,7 +311,7 @@ class _Redaction:
         )
 
     def _settings(self) -> AllocatorSettings:
-        """Return the settings without words and keys that PyTorch does not know."""
+        """Return the settings without keys and words that PyTorch does not know."""
         settings = self._s.settings
         return settings.changed(
             conf=_CONF_PART.sub(self._conf_word, settings.conf),
@@ -351,7 +351,7 @@ class _Redaction:
         return FrameTable(filename, table.line, name)
 
     def _texts(self, ids: I32, kind: str, kept: Sequence[str]) -> I32:
-        """Return the ids of the pseudonyms of a column of texts."""
+        """Return the ids of the pseudonyms for a column of texts."""
         used, position = np.unique(ids, return_inverse=True)
         new = np.full(len(used), -1, np.int32)
         for i, string in enumerate(used.tolist()):
@@ -371,7 +371,7 @@ class _Redaction:
         )
 
     def _annotation(self, name: str) -> str:
-        """Return a pseudonym; names of PyTorch's own and of ours keep their beginning."""
+        """Return a pseudonym; PyTorch's names and ours keep their prefix."""
         known = _RANGE.match(name)
         if known:
             kind = "model" if known[1] == NO_GRAD else "optimizer"

@@ -1,6 +1,6 @@
 """Tables of a snapshot as CSV: events, blocks, segments, allocations.
 
-A row of the allocations is a block's whole life, with its true size.
+A row of the table of allocations is a block's whole life, with its true size.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CHUNK: Final = 100_000
 
 
 def table(snapshot: Snapshot, name: str, device: int | None = None) -> pd.DataFrame:
-    """Return a table by its name, as a frame; rows of all devices where ``device`` is None."""
+    """Return a table by name as a DataFrame, with all devices if ``device`` is None."""
     if name == "allocations":
         return allocations_frame(snapshot, device)
     if name == "events":
@@ -33,11 +33,11 @@ def table(snapshot: Snapshot, name: str, device: int | None = None) -> pd.DataFr
 
 
 def allocations_frame(snapshot: Snapshot, device: int | None = None) -> pd.DataFrame:
-    """Return all blocks that lived at some time, one row each.
+    """Return all blocks that were live at some time, one row per block.
 
-    ``start_event``, ``free_event`` and ``done_event`` are rows of the events table; missing where
-    it happened before the trace or not by its end. ``size_bytes`` is the block, by undoing the
-    trace; ``requested_bytes`` is what was asked for.
+    ``start_event``, ``free_event`` and ``done_event`` are rows of the events table, missing if the
+    event was before the trace or not by its end. ``size_bytes`` is the block's size, found by
+    undoing the trace; ``requested_bytes`` is the requested size.
     """
     import pandas as pd  # noqa: PLC0415 - pandas is heavy
 
@@ -75,7 +75,7 @@ def _allocations(snapshot: Snapshot, device: int) -> pd.DataFrame:
 
 
 def write_csv(frame: pd.DataFrame, write: Callable[[str], object]) -> None:
-    """Write a frame as CSV, a part at a time; texts can start no formula in a spreadsheet."""
+    """Write a DataFrame as CSV in parts; no text can start a formula in a spreadsheet."""
     for start in range(0, max(1, len(frame)), _CHUNK):
         part = frame.iloc[start : start + _CHUNK].copy()
         for name in part.columns:
@@ -93,9 +93,9 @@ class DeviceLife(Struct, frozen=True):
 
     Attributes:
         first_row: row of the device's first event in the snapshot.
-        clock_us: a time for each state, n_events + 1 of them, never going back: the recorded
-            times from the first one on, or the event's number where the file has none.
-        has_times: whether the clock is a recorded one.
+        clock_us: the time of each of the n_events + 1 states, never decreasing: the recorded time
+            since the first event, or the event's number if the file has no times.
+        has_times: whether the clock shows recorded times.
     """
 
     device: int
@@ -107,7 +107,7 @@ class DeviceLife(Struct, frozen=True):
     has_times: bool
 
     def time_of(self, rows: I32 | I64) -> I64:
-        """Return the time of each event; the first one for ``BEFORE``, the last for ``NEVER``."""
+        """Return the time of each event; the first time for ``BEFORE``, the last for ``NEVER``."""
         if not self.n_events:
             return np.zeros(len(rows), np.int64)
         state = np.where(rows == BEFORE, 0, np.minimum(rows, self.n_events - 1) + 1)

@@ -1,7 +1,7 @@
-"""A snapshot written anew, as PyTorch writes it: pickle protocol 4, plain values.
+"""Write a snapshot as PyTorch writes it: pickle protocol 4, plain values.
 
-Keys that the recording PyTorch did not write yet are left out, so that the estimate of its version
-stays the same. Keys that fragdoctor does not know, and host segments, are not written.
+Keys that the recording version of PyTorch did not yet write are left out, so that the estimate of
+its version stays the same. Keys that fragdoctor does not know, and host segments, are not written.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ def write_snapshot(snapshot: Snapshot, file: BinaryIO) -> None:
 
 
 def _mappings(**columns: Sequence[Any] | None) -> Mappings:
-    """Return a mapping for each row; a key is left out where its value or its column is None."""
+    """Return a mapping for each row; a key is left out if its value or its column is None."""
     kept = {key: values for key, values in columns.items() if values is not None}
     rows = zip(*kept.values(), strict=True)
     return [{k: v for k, v in zip(kept, row, strict=True) if v is not None} for row in rows]
 
 
 def _chosen(ids: npt.NDArray[Any], choices: Sequence[Any], missing: Any = None) -> list[Any]:
-    """Return what each id stands for, ``missing`` for -1."""
+    """Return the choice for each id, and ``missing`` for -1."""
     return [missing if i < 0 else choices[i] for i in ids.tolist()]
 
 
 class _Document:
-    """The plain value of a snapshot; equal frames and stacks are one object."""
+    """The plain values of a snapshot; equal frames and stacks are the same object."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._s = snapshot
@@ -83,7 +83,7 @@ class _Document:
         return document
 
     def _knows(self, version: str) -> bool:
-        """Return whether the recording PyTorch may have been this version or a newer one."""
+        """Return whether the recording PyTorch may have been this version or newer."""
         return not self._high or parse_version(self._high) >= parse_version(version)
 
     def _segments(self) -> Mappings:

@@ -1,7 +1,7 @@
 """Allocations by stack as a speedscope file (www.speedscope.app): who holds the memory.
 
-For each device: what is live at the peak, what is live at the end, and all that was allocated.
-The format: https://www.speedscope.app/file-format-schema.json
+For each device, the file has what is live at the peak, what is live at the end, and everything that
+was allocated. Format: https://www.speedscope.app/file-format-schema.json
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 
 def speedscope_text(snapshot: Snapshot, device: int | None = None) -> str:
-    """Return the document; frames without a recorded stack are gathered under one name."""
+    """Return the document; allocations without a recorded stack share one frame."""
     devices = [d for d in snapshot.devices if device is None or d == device]
     unknown = len(snapshot.frames)
     profiles = [p for d in devices for p in _profiles(snapshot, d, unknown)]

@@ -1,7 +1,7 @@
-"""The trace as JSON of the Trace Event Format: opens in Perfetto (ui.perfetto.dev) and Chrome.
+"""The trace as JSON in the Trace Event Format, which Perfetto (ui.perfetto.dev) and Chrome open.
 
-A process is a device: a counter of allocated, active and reserved bytes, a slice for each of the
-largest allocations from malloc to free, a mark for each out-of-memory, and the annotations.
+Each device is a process with counters of allocated, active and reserved bytes, a slice from malloc
+to free for each of the largest allocations, a mark for each out-of-memory, and the annotations.
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
@@ -20,10 +20,10 @@ from fragdoctor.trace.lives import NEVER
 from fragdoctor.units import format_size
 
 MAX_SLICES: Final = 50_000
-"""Allocations drawn for each device, the largest; a browser draws no more than that smoothly."""
+"""The most allocations to draw per device, largest first; browsers draw no more smoothly."""
 
 MAX_POINTS: Final = 100_000
-"""Points of each device's counter; more are thinned out without losing a peak."""
+"""The most points per device's counter; more are thinned without losing a peak."""
 
 _MAX_TEXT: Final = 300
 _STACK_FRAMES: Final = 12
@@ -53,7 +53,7 @@ def _events(snapshot: Snapshot, devices: list[int]) -> Iterator[Json]:
 
 
 def _process(device: int) -> int:
-    return device + 1  # viewers take process 0 for the idle one
+    return device + 1  # viewers take process 0 for the idle process
 
 
 def _names(life: DeviceLife) -> Iterator[Json]:
@@ -75,7 +75,7 @@ def _counters(life: DeviceLife) -> Iterator[Json]:
     kept = _thinned(columns)
     values = zip(life.clock_us[kept].tolist(), *(c[kept].tolist() for c in columns), strict=True)
     for time, allocated, active, reserved in values:
-        # One counter each: viewers stack the series of one counter, and these overlap.
+        # One counter for each: viewers stack the series of a counter, but these overlap.
         for name, value in (("allocated", allocated), ("active", active), ("reserved", reserved)):
             yield {
                 "ph": "C", "name": f"{name} bytes", "pid": _process(life.device), "tid": 1,
@@ -84,7 +84,7 @@ def _counters(life: DeviceLife) -> Iterator[Json]:
 
 
 def _thinned(columns: tuple[I64, ...]) -> I64:
-    """Return the states to draw: all, or of each stretch its first, lowest and highest."""
+    """Return the states to draw: all, or the first, lowest and highest of each stretch."""
     n = len(columns[0])
     per_stretch = 1 + 2 * len(columns)
     if n <= MAX_POINTS:
@@ -103,8 +103,8 @@ def _thinned(columns: tuple[I64, ...]) -> I64:
 def _slices(snapshot: Snapshot, life: DeviceLife) -> Iterator[Json]:
     """Yield a begin and an end for each of the largest allocations.
 
-    Asynchronous, because they overlap; their ids are local to the device. Viewers draw those of
-    one name together: the name is the line that allocates.
+    The slices are asynchronous because they overlap; their ids are local to the device. Viewers
+    draw slices with the same name together, so the name is the line that allocates.
     """
     lives = life.lives
     rows = np.argsort(-lives.size_bytes, kind="stable")[:MAX_SLICES]
@@ -158,7 +158,7 @@ def _ooms(snapshot: Snapshot, life: DeviceLife) -> Iterator[Json]:
 
 
 def _annotations(snapshot: Snapshot, devices: list[int]) -> Iterator[Json]:
-    """Yield the user's ranges; those of a device without recorded times have no place."""
+    """Yield the user's ranges; devices without recorded times are left out."""
     first = {d: _first_time(snapshot, d) for d in devices}
     for i, a in enumerate(snapshot.annotations):
         start = first.get(a.device)

@@ -1,1 +1,1 @@
-"""Plain data: what was read, what was found, what is recommended. Imports nothing of the rest."""
+"""Plain data: what was read, found and recommended. Imports nothing from the other folders."""

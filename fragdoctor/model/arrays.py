@@ -1,7 +1,7 @@
 """Arrays as sets of numbers, and sums by group.
 
-As ``np.unique``, ``np.isin``, ``np.percentile`` and ``np.median``, which load ``numpy.ma`` when
-they are called first: that takes a thirtieth of a short command.
+These stand in for ``np.unique``, ``np.isin``, ``np.percentile`` and ``np.median``, whose first call
+loads ``numpy.ma``: that takes a thirtieth of a short command's time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def distinct(values: npt.NDArray[T]) -> npt.NDArray[T]:
 def is_among(
     values: npt.NDArray[Any], wanted: npt.NDArray[Any] | Sequence[int]
 ) -> npt.NDArray[np.bool_]:
-    """Return which of some values are among the wanted ones, whose range may be wide."""
+    """Return for each value whether it is among the wanted ones, whose range may be wide."""
     if not len(wanted):
         return np.zeros(len(values), np.bool_)
     known = np.sort(wanted)
@@ -36,7 +36,7 @@ def is_among(
 
 
 def occurrence(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return how many of the same came before each value."""
+    """Return for each value how many equal values come before it."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)])
@@ -56,9 +56,9 @@ class GroupSums(NamedTuple):
 
 
 def largest_groups(group: npt.NDArray[Any], n_bytes: npt.NDArray[np.int64]) -> GroupSums:
-    """Return what blocks hold by group (a line, a stack, a category), most bytes first.
+    """Return the bytes of blocks by group (a line, a stack, a category), most bytes first.
 
-    A block of less than 0 bytes counts off, as one that is gone. Equal groups stay in order.
+    A block with negative bytes was freed, so it is subtracted. Equal sums keep the groups' order.
     """
     order = np.argsort(group, kind="stable")
     ordered, size = group[order].astype(np.int64), n_bytes[order]
@@ -72,14 +72,14 @@ def largest_groups(group: npt.NDArray[Any], n_bytes: npt.NDArray[np.int64]) -> G
 def sum_by(
     group: npt.NDArray[np.integer[Any]], values: npt.NDArray[np.int64], n: int
 ) -> npt.NDArray[np.int64]:
-    """Return the sums of some values for the groups 0 to n - 1, exactly."""
+    """Return the exact sum of the values in each of the groups 0 to n - 1."""
     total = np.zeros(n, np.int64)
     np.add.at(total, group, values)
     return total
 
 
 def percentile(values: npt.NDArray[np.int64], percent: float) -> float:
-    """Return the value below which a share of some values lies, between the two next to it."""
+    """Return the percentile of the values, interpolated between the two nearest values."""
     at = percent / 100 * (len(values) - 1)
     low = int(at)
     high = min(low + 1, len(values) - 1)
@@ -88,7 +88,7 @@ def percentile(values: npt.NDArray[np.int64], percent: float) -> float:
 
 
 def median(values: npt.NDArray[np.number[Any]]) -> float:
-    """Return the middle value, or the mean of the two next to the middle."""
+    """Return the middle value, or the mean of the two middle values."""
     at = (len(values) - 1) // 2, len(values) // 2
     low, high = np.partition(values, at)[list(at)].tolist()
     return float(low + high) / 2

@@ -1,4 +1,4 @@
-"""Everything known about one process, out-of-memory messages included; any part may be missing.
+"""Everything known about one process, including out-of-memory messages; any part may be missing.
 
 Field names of the messages are a contract (JSON of ``fragdoctor oom``).
 """
@@ -15,15 +15,15 @@ from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.model.story import Scene
 
 NO_FAILURE: Final = "no-failure"
-"""``sub_kind`` of the message of kind ``negative`` that stands for a text without any failure."""
+"""``sub_kind`` of the message (of kind ``negative``) that stands for a text without a failure."""
 
 GPU_TABLE: Final = "gpu-table"
-"""``sub_kind`` of the message that stands for a table of GPUs beside words about a failure."""
+"""``sub_kind`` of the message that stands for a table of GPUs next to words about a failure."""
 
 BATCH_OF_ONE: Final = "batch-of-one"
 BATCH_TRIED: Final = "batch-tried"
 CHECKPOINTING: Final = "checkpointing"
-"""Markers of what a text says is set already, or did not help, so that it is no advice."""
+"""Markers of measures that a text says are already in use or did not help, so are not advised."""
 
 _MEMORY: Final = r"\b(?:(?:gpu|cuda|cpu|host|system)[ -]){0,2}(?:memory|vram|ram)\b"
 GROWS: Final = (
@@ -34,24 +34,24 @@ GROWS: Final = (
     r"|(?:\w{1,9} )?(?:each|every)))\b(?!-)"
     rf"|{_MEMORY} leak(?:s|age|ing)?\b(?! (?:check|test|free)\b)"
 )
-"""How people say that memory grows until it runs out."""
+"""The ways in which people say that memory grows until it runs out."""
 
 
 class OtherProcess(Struct, frozen=True):
-    """A ``Process PID has X memory in use`` sentence. In a container this may be ourselves."""
+    """A ``Process PID has X memory in use`` sentence. In a container it may be this process."""
 
     pid: int
     n_bytes: int
 
 
 class TracebackFrame(Struct, frozen=True):
-    """One call of the traceback that a message ends, as a log prints it; all text is hostile.
+    """One call in the traceback that ends with a message, as a log prints it; text is hostile.
 
     Attributes:
-        file: path as printed, "" where only the function is known.
-        line: line in that file, None where it is not printed.
-        function: name of the function, without arguments; "" where it is not printed.
-        code: the source line, white space folded; "" where it is not printed.
+        file: path as printed, "" if only the function is known.
+        line: line in that file, None if it is not printed.
+        function: name of the function, without arguments; "" if it is not printed.
+        code: the source line, with whitespace folded; "" if it is not printed.
     """
 
     file: str
@@ -68,33 +68,33 @@ class OomMessage(Struct, frozen=True):
             ``kv-cache``, ``jax``, ``tf``, ``ggml``, ``other-framework``, ``host-ram``,
             ``shared-memory`` or ``negative``.
         backend: ``cuda``, ``rocm``, ``xpu``, ``mps``, ``npu``, ``musa``, ``vulkan``, ``cpu``, or
-            the framework where that is all one knows (``jax``, ``tf``, ``vllm``, ...).
+            the framework if nothing else is known (``jax``, ``tf``, ``vllm``, ...).
         is_device_oom: device memory ran out (or was refused); False for host memory, on-chip
             shared memory and errors that are not about memory.
-        requested_bytes: size asked for; for PyTorch >= 2.1 the segment size, not the tensor's.
-        allocated_bytes: as printed; holds ``private_pools_bytes`` since 2.4 (see ``live_bytes``).
+        requested_bytes: requested size; for PyTorch >= 2.1 the segment size, not the tensor's.
+        allocated_bytes: as printed; since 2.4 with ``private_pools_bytes`` (see ``live_bytes``).
         reserved_bytes: allocated + reserved but unallocated.
         limit_bytes: memory fraction (``allowed``), MPS ``max allowed``, KV-cache budget, ...
-        program_bytes: all that the compiled program needs at once, where XLA printed it.
-        largest_buffer_bytes, largest_buffer: the largest buffer of that program: its shape,
-            operation and source line; hostile text.
+        program_bytes: everything that the compiled program needs at once, if XLA printed it.
+        largest_buffer_bytes, largest_buffer: the largest buffer of that program: its size, and its
+            shape, operation and source line; hostile text.
         rank: rank printed on the line of the message.
         line: 1-based line in the input where the message starts.
-        variant: which wording it is, for example ``torch-1.4``, ``torch-2.1``, ``cudaMallocAsync``,
-            ``mps``; stable names, listed in ``inputs/messages.py``.
+        variant: name of the wording, for example ``torch-1.4``, ``torch-2.1``, ``cudaMallocAsync``,
+            ``mps``; the names are stable and listed in ``inputs/wordings``.
         version_low, version_high: PyTorch versions that print this wording ("" = open end).
-        sub_kind: finer than kind, for example ``size-bug`` (more than 1EB),
+        sub_kind: finer than ``kind``, for example ``size-bug`` (more than 1EB),
             ``fraction-rejected``, ``pinned-host``, ``oom-killer``, ``dev-shm``, ``device-assert``.
-        free_allocated_hint: the settings that the message's own advice proposes, or "".
-        other_allocations_bytes: MPS only: memory of Metal outside PyTorch's heaps.
-        is_warning: printed by the framework as a warning, not as a failure.
-        n_sequences: requests that a server had in flight or tried at start, where printed.
-        intro: what stands before the message on its line, at most 300 characters; hostile text.
-        around: the last lines that its process printed before it, then those after it where no
-            traceback follows, at most 2,000 characters each; hostile.
-        frames: the calls that led to it, outermost first, where a traceback is printed with it.
-        is_in_handler: the traceback says that it happened while another exception was handled.
-        text: the message itself, white space folded, at most 2,000 characters; hostile text.
+        free_allocated_hint: the settings that the message itself proposes, or "".
+        other_allocations_bytes: MPS only: Metal's memory outside PyTorch's heaps.
+        is_warning: whether the framework printed it as a warning, not as a failure.
+        n_sequences: requests that a server had in flight or tried at start, if printed.
+        intro: text before the message on its line, at most 300 characters; hostile text.
+        around: the last lines that the process printed before the message and, if no traceback
+            follows, the lines after it; at most 2,000 characters each; hostile text.
+        frames: the calls that led to it, outermost first, if a traceback is printed with it.
+        is_in_handler: whether the traceback says that another exception was being handled.
+        text: the message itself, with whitespace folded, at most 2,000 characters; hostile text.
     """
 
     kind: str
@@ -136,19 +136,19 @@ class OomMessage(Struct, frozen=True):
 
     @property
     def said(self) -> str:
-        """All that is said of the failure: the lines around it, the introduction, the message."""
+        """All text about the failure: the lines around it, the introduction, the message."""
         return f"{self.around} {self.intro} {self.text}"
 
     @property
     def live_bytes(self) -> int | None:
-        """Bytes that live tensors hold: allocated less the private pools' free cache (>= 2.4)."""
+        """Bytes held by live tensors: allocated minus the private pools' free cache (>= 2.4)."""
         if self.allocated_bytes is None:
             return None
         return max(0, self.allocated_bytes - (self.private_pools_bytes or 0))
 
     @property
     def true_free_bytes(self) -> int | None:
-        """``free_bytes``, None where it is no figure: more than the device has.
+        """``free_bytes``, or None if it is impossible: more than the device has.
 
         An integrated GPU that shares the host's memory prints a difference that went below zero.
         """
@@ -157,19 +157,19 @@ class OomMessage(Struct, frozen=True):
 
     @property
     def is_of_caching_allocator(self) -> bool:
-        """Whether it has the figures of PyTorch's caching allocator; MPS has an allocator apart."""
+        """Whether it has the figures of PyTorch's caching allocator; MPS has its own allocator."""
         return self.kind == "pytorch-caching-allocator" and self.backend != "mps"
 
 
 class LogMarker(Struct, frozen=True):
-    """A line of a log that is no memory failure but belongs to the story.
+    """A line of a log that is not a memory failure but belongs to the story.
 
     Attributes:
         kind: ``device-assert``, ``restart``, ``cache-flush`` (DeepSpeed), ``cudamalloc-warning``
             (2.13), ``killed``, ``nvml-unavailable``, ``batch-of-one``, ``checkpointing``, ...
         line: 1-based line.
         rank: rank printed on that line.
-        text: the line, white space folded, at most 500 characters; hostile text.
+        text: the line, with whitespace folded, at most 500 characters; hostile text.
     """
 
     kind: str
@@ -179,7 +179,7 @@ class LogMarker(Struct, frozen=True):
 
 
 class ServerShare(Struct, frozen=True):
-    """One line of a budget as a server printed it, or XLA of a program: ``weights``, ..."""
+    """One line of a budget that a server printed, or XLA for a program: ``weights``, ..."""
 
     name: str
     n_bytes: int
@@ -188,12 +188,12 @@ class ServerShare(Struct, frozen=True):
 class OomLog(Struct, frozen=True):
     """All messages of one text in the order of the text, and the markers around them.
 
-    ``primary`` indexes the first cause: the message that a diagnosis should be about. ``scenes``
-    are the lines of its story, in order: progress, trials, figures, retries, failures. ``server``
-    is the budget that a server printed at start, ``utilization`` the share of the card that it was
-    told to use; ``program`` are the parts of a program that XLA printed. ``damage`` says why the
-    text was not read to its end, "" where it was. ``frameworks`` are the names of those whose
-    commands, imports or lines stand anywhere in it.
+    ``primary`` is the index of the first cause: the message that a diagnosis should be about.
+    ``scenes`` are the lines of the text's story, in order: progress, trials, figures, retries,
+    failures. ``server`` is the budget that a server printed at start, ``utilization`` the share of
+    the GPU that it was told to use; ``program`` has the parts of a program that XLA printed.
+    ``damage`` says why the text was not read to its end, or is "" if it was. ``frameworks`` names
+    the frameworks whose commands, imports or lines are anywhere in the text.
     """
 
     messages: Sequence[OomMessage]
@@ -210,18 +210,18 @@ class OomLog(Struct, frozen=True):
 
 
 class BundleDevice(Struct, frozen=True):
-    """One GPU at the moment of the bundle; None = not known there.
+    """One GPU at the moment when the bundle was written; None = not known.
 
     Attributes:
         index: PyTorch's device number.
         name: name of the GPU; hostile text.
         total_bytes: size of the device as reported by the driver.
-        free_bytes: free for everybody.
+        free_bytes: free for all processes.
         reserved_bytes: held by PyTorch's cache.
         process_bytes: all memory of this process as the driver counts it.
-        other_processes: processes on the GPU that have another id. In a container, where the ids
-            of the driver are the host's, this process is among them and ``process_bytes`` is None.
-        memory_fraction: of ``set_per_process_memory_fraction``; None = not known or not set.
+        other_processes: processes on the GPU with another id. In a container, where the driver has
+            the host's ids, this process is one of them and ``process_bytes`` is None.
+        memory_fraction: set by ``set_per_process_memory_fraction``; None = not known or not set.
     """
 
     index: int
@@ -242,21 +242,22 @@ class BundleFacts(Struct, frozen=True):
             ``request`` (``fragdoctor attach``).
         time: when it was written, ISO 8601 in UTC.
         pid: process id, as the program saw it.
-        rank, local_rank, world_size: where it was one of many.
+        rank, local_rank, world_size: place in a job of several processes, if it was part of one.
         host: name of the machine.
         command: the program's command line.
-        versions: ``python``, ``torch``, ``cuda``, ``hip``, ``driver`` where known.
-        environment: the variables that matter to memory, as they were.
+        versions: versions of ``python``, ``torch``, ``cuda``, ``hip`` and ``driver``, if known.
+        environment: the values of environment variables that matter for memory.
         devices: the GPUs on which PyTorch held memory.
-        n_ooms: failures of the process up to then; n_skipped: those without a bundle.
+        n_ooms: out-of-memory failures of the process so far.
+        n_skipped: failures for which no bundle was written.
         max_entries: events kept per GPU; None = the program recorded by itself.
         stacks: ``python`` or ``all``; "" = the program recorded by itself.
-        signal: name of the signal, "" without one.
-        exception: type of the exception that ended the program, "" without one.
-        oom_device: the device of the failure; None without one.
+        signal: name of the signal, "" if there was none.
+        exception: type of the exception that ended the program, "" if there was none.
+        oom_device: the device of the failure; None if there was none.
         ended_program: whether this failure ended the program.
         problems: what could not be recorded.
-        unusable: files that are there and cannot be read, each with the reason.
+        unusable: files that exist but cannot be read, each with the reason.
     """
 
     reason: str
@@ -282,7 +283,7 @@ class BundleFacts(Struct, frozen=True):
     unusable: Sequence[str] = ()
 
     def device(self, index: int | None) -> BundleDevice | None:
-        """Return the facts of a device, None where the bundle has none."""
+        """Return the facts about a device, or None if the bundle has none."""
         return next((d for d in self.devices if d.index == index), None)
 
 
@@ -290,10 +291,10 @@ class MemoryStats(Struct, frozen=True):
     """Statistics of one device at one moment.
 
     Attributes:
-        values: the flat form: ``allocated_bytes.all.peak`` -> int, ``num_alloc_retries`` -> int.
-            From a summary the figures are floors of the printed unit.
-        device: device index, None where the source does not say.
-        resolution_bytes: 1 where exact; otherwise the unit of ``memory_summary`` (up to 1 GiB).
+        values: in flat form: ``allocated_bytes.all.peak`` -> int, ``num_alloc_retries`` -> int.
+            Figures from a summary are rounded down to the printed unit.
+        device: device index, None if the source does not say.
+        resolution_bytes: 1 for exact figures, else the unit of ``memory_summary`` (up to 1 GiB).
         origin: ``memory_stats`` or ``memory_summary``.
         label: position in a series (step, line), for people; hostile text.
     """
@@ -305,7 +306,7 @@ class MemoryStats(Struct, frozen=True):
     label: str = ""
 
     def get(self, key: str) -> int | None:
-        """Return one figure, None where the source lacks it."""
+        """Return one figure, or None if the source lacks it."""
         return self.values.get(key)
 
     @property
@@ -315,7 +316,7 @@ class MemoryStats(Struct, frozen=True):
 
     @property
     def active_bytes(self) -> int | None:
-        """Current bytes of allocated blocks and of blocks that wait for other streams."""
+        """Current bytes of allocated blocks and of freed blocks that wait for other streams."""
         return self.get("active_bytes.all.current")
 
     @property
@@ -325,7 +326,7 @@ class MemoryStats(Struct, frozen=True):
 
     @property
     def requested_bytes(self) -> int | None:
-        """Current bytes as asked for, before rounding (2.0+)."""
+        """Current requested bytes, before rounding (2.0+)."""
         return self.get("requested_bytes.all.current")
 
     @property
@@ -352,7 +353,7 @@ class StatsSeries(Struct, frozen=True):
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """The devices that entries name, ascending."""
+        """The devices that the entries name, ascending."""
         return tuple(sorted({s.device for s in self.entries if s.device is not None}))
 
     def of_device(self, device: int | None) -> tuple[MemoryStats, ...]:
@@ -363,7 +364,7 @@ class StatsSeries(Struct, frozen=True):
 class Overrides(Struct, frozen=True):
     """What the user states because the files may not say it.
 
-    ``batch_size`` counts the samples of one forward pass.
+    ``batch_size`` is the number of samples in one forward pass.
     """
 
     capacity_bytes: int | None = None
@@ -380,13 +381,12 @@ class Case(Struct, frozen=True):
     Attributes:
         snapshot: the memory snapshot, if one was given.
         oom: messages of one text or log, if one was given.
-        stats: statistics, if some were given.
+        stats: statistics, if any were given.
         overrides: what the user said on the command line.
         sources: the names of the inputs, in the order given; hostile text.
-        bundle: the manifest, where the inputs came as a bundle of ``fragdoctor run``.
-        censuses: who held memory by name, the earliest first, as the bundle has it.
-        source_lines: lines of the program, file -> number -> text, as the bundle has them; hostile
-            text.
+        bundle: the manifest, if the inputs came as a bundle of ``fragdoctor run``.
+        censuses: the bundle's censuses of who held memory by name, earliest first.
+        source_lines: the bundle's lines of the program, file -> number -> text; hostile text.
     """
 
     snapshot: Snapshot | None = None
@@ -400,13 +400,13 @@ class Case(Struct, frozen=True):
 
     @property
     def holds_nothing(self) -> bool:
-        """Whether all there is are texts without a failure."""
+        """Whether there is nothing but texts without a failure."""
         is_quiet = self.oom is None or not (self.oom.messages or self.oom.markers)
         return self.snapshot is None and self.stats is None and is_quiet
 
     @property
     def primary_message(self) -> OomMessage | None:
-        """The message that the case is about: that of the first cause."""
+        """The message that the case is about: the first cause."""
         if self.oom is None or not self.oom.messages:
             return None
         index = self.oom.primary if 0 <= self.oom.primary < len(self.oom.messages) else 0

@@ -1,4 +1,4 @@
-"""The names under which a program held its memory, as a census found them; all text is hostile."""
+"""The names by which a program held its memory, as a census found them; all text is hostile."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ class HoldingKind(StrEnum):
     OPTIMIZER = "optimizer"
     """The state of an optimizer."""
     TENSOR = "tensor"
-    """A tensor, by a variable or an attribute."""
+    """A tensor that a variable or an attribute holds."""
     CONTAINER = "container"
-    """A list, dict, tuple, set or deque of tensors, or of what holds them."""
+    """A list, dict, tuple, set or deque of tensors, or of objects that hold tensors."""
     GRAPH = "graph"
-    """The autograd graph of the tensors named, which keeps it for the backward pass."""
+    """The autograd graph of the named tensors, which keeps memory for the backward pass."""
     CYCLE = "cycle"
-    """A reference cycle of the classes named, which only Python's collector frees."""
+    """A reference cycle of the named classes, which only Python's garbage collector frees."""
     UNNAMED = "unnamed"
-    """No name of the program was found for it."""
+    """No name in the program was found for the memory."""
 
 
 class Owner(Struct, frozen=True):
-    """Who holds storages, by the name that the program has for it.
+    """Who holds storages, by its name in the program.
 
     Attributes:
-        name: ``agent.buffer``; "" where the way to it was not found in time.
-        kind: how it holds them.
-        n_items: items of the container; tensors whose graph it is; else 0.
-        class_name: class of the module, the optimizer or the container, "".
-        scope: ``train()``, the function whose local the name begins with; "" for a global.
-        place: where that function was, None for a global.
-        through: how items of the container hold it, where that is not plain: the frames of
-            tracebacks.
+        name: such as ``agent.buffer``; "" if no path to it was found in time.
+        kind: how the owner holds them.
+        n_items: number of items of a container, or of tensors of a graph; otherwise 0.
+        class_name: class of the module, the optimizer or the container, or "".
+        scope: ``train()``, the function whose local variable the name begins with; "" for a global.
+        place: the line that the function had reached, None for a global.
+        through: how items of the container hold the memory if that is not obvious, such as the
+            frames of tracebacks.
     """
 
     name: str
@@ -60,15 +60,15 @@ class Census(Struct, frozen=True, eq=False):
     """One census.
 
     Attributes:
-        time_us: when, as the events of the snapshot count time.
-        step: runs of optimizers before it; 0 = none, or not counted.
-        is_complete: whether everything was looked at in its time.
-        owners: who holds anything.
-        device, holder: ``int32[n]``; address: ``uint64[n]``; size_bytes: ``int64[n]``; of each
-            storage. ``holder`` is a place in ``owners``, -1 where no name was found.
-        paths: of modules; part: ``int32[n]``, of each storage the place of the module whose
-            parameter, gradient or optimizer state it is, -1 without one; both empty where
-            allocations are not noted with modules.
+        time_us: when it was taken, on the clock of the snapshot's events.
+        step: how often optimizers had run before it; 0 = never, or not counted.
+        is_complete: whether the census looked at everything before its time ran out.
+        owners: everything that holds memory.
+        device, address, size_bytes: ``int32[n]``, ``uint64[n]`` and ``int64[n]``, one per storage.
+        holder: ``int32[n]``, index into ``owners`` for each storage; -1 if no name was found.
+        paths: paths of modules; empty, like ``part``, if allocations are not noted with modules.
+        part: ``int32[n]``, index into ``paths`` of the module whose parameter, gradient or
+            optimizer state each storage is; -1 without a module.
     """
 
     time_us: int

@@ -1,7 +1,7 @@
 """Runs compared with each other: what changed, what explains it, and where it is heading.
 
-Runs are called A, B, C, ... in the order given. Every figure that is not in a run's files is
-None. All texts may quote the inputs: they are hostile and escaped by each format at its sink.
+Runs are called A, B, C, ... in the order given. A figure that is not in a run's files is None.
+All texts may quote the inputs, so they are hostile, and each format escapes them on output.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fragdoctor.model.finding import Confidence, Location
 
 
 class Basis(StrEnum):
-    """Which moment of the runs is compared line by line."""
+    """The moment of the runs at which lines are compared."""
 
     PEAK = "peak"  # the highest allocated bytes in the trace
     NOW = "now"  # the moment at which the snapshot was taken
@@ -46,7 +46,7 @@ class ReasonKind(StrEnum):
 
 
 class CauseKind(StrEnum):
-    """What kind of change did it."""
+    """What kind of change caused the difference."""
 
     SETTINGS = "settings"
     SCALE = "scale"
@@ -62,7 +62,7 @@ class CauseKind(StrEnum):
 
 
 class Curve(Struct, frozen=True):
-    """Memory of one device over its trace: the highest state of each of at most 1200 columns.
+    """Memory of one device over its trace: the maximum in each of at most 1200 columns.
 
     ``n_events`` is the length of the trace, so that curves of different runs share an axis.
     """
@@ -76,15 +76,14 @@ class RunSide(Struct, frozen=True):
     """One run of a comparison, seen on the device that is compared.
 
     Attributes:
-        letter: what sentences call it: A, B, C, ...
-        name: what the user gave; hostile text.
-        torch_version: what the writer's keys allow to say, "" where nothing does.
-        n_steps: passes of the outermost loop that the trace shows; None without a trace.
-        is_cut: the trace lacks its beginning.
-        peak_location: where the allocation that made the peak was asked for.
-        moment: what a report on this run alone is about.
-        analysis: the ``DeviceAnalysis``, for the graphics of the page; None unless they were asked
-            for.
+        letter: what sentences call the run: A, B, C, ...
+        name: the name that the user gave; hostile text.
+        torch_version: PyTorch versions that fit the inputs, or "".
+        n_steps: passes of the outermost loop in the trace; None without a trace.
+        is_cut: whether the trace lacks its beginning.
+        peak_location: the line that made the allocation at the peak.
+        moment: figures at the moment that a report on this run alone is about.
+        analysis: the ``DeviceAnalysis``, for the graphics of the page; None if they are not needed.
     """
 
     letter: str
@@ -108,7 +107,7 @@ class RunSide(Struct, frozen=True):
 
 
 class ComparedFigure(Struct, frozen=True):
-    """One figure of every run, in their order. ``unit`` is ``bytes`` or ``count``."""
+    """One figure of every run, in the order of the runs. ``unit`` is ``bytes`` or ``count``."""
 
     id: str
     title: str
@@ -117,7 +116,7 @@ class ComparedFigure(Struct, frozen=True):
 
     @property
     def delta(self) -> int | None:
-        """Last less first; None where either is unknown."""
+        """The last value minus the first; None if either is unknown."""
         first, last = self.values[0], self.values[-1]
         return None if first is None or last is None else last - first
 
@@ -126,9 +125,9 @@ class DevicePeaks(Struct, frozen=True):
     """Peaks of one device in the first and the last run: what ``--fail-on-growth`` judges.
 
     ``device`` is its number in the last run. Pairs are (first, last); None is unknown. A run that
-    ran out of memory shows the peak that it reached, not the one that it needed: where only one
-    of the two did, the ``common`` peaks are those over the first ``n_common_requests``, as many
-    as both made.
+    ran out of memory shows the peak that it reached, not the peak that it needed. So if only one of
+    the two runs failed, the ``common`` peaks cover only the first ``n_common_requests``, which is
+    as many as both runs made.
     """
 
     device: int
@@ -149,11 +148,11 @@ class SettingChange(Struct, frozen=True):
 
 
 class SizeChange(Struct, frozen=True):
-    """How the sizes that a line asks for changed.
+    """How the sizes that a line requests changed.
 
-    ``factor`` is after / before where one factor fits; the sizes are the typical ones.
-    ``new_bytes`` and ``gone_bytes`` are sizes that only one run asked for, those with most bytes
-    first.
+    ``factor`` is after / before if one factor fits all sizes; ``before_bytes`` and ``after_bytes``
+    are typical sizes. ``new_bytes`` and ``gone_bytes`` are sizes that only one run requested,
+    largest total first.
     """
 
     factor: float | None
@@ -166,7 +165,7 @@ class SizeChange(Struct, frozen=True):
 
 
 class StackChange(Struct, frozen=True):
-    """Memory of one whole stack (from the user's line outwards), before and after."""
+    """Memory of one whole stack (from the user's line outward), before and after."""
 
     frames: Sequence[Location]
     before_bytes: int
@@ -176,8 +175,8 @@ class StackChange(Struct, frozen=True):
 class LineChange(Struct, frozen=True):
     """Live memory of one source line at the compared moment of the first and the last run.
 
-    ``before`` and ``after`` are the same line of the program, wherever an edit has moved it; None
-    where one run has no such line. Both None: no stack was recorded.
+    ``before`` and ``after`` are the same line of the program, even if an edit has moved it; None if
+    a run has no such line. If both are None, no stack was recorded.
     """
 
     kind: LineKind
@@ -192,17 +191,17 @@ class LineChange(Struct, frozen=True):
 
     @property
     def delta_bytes(self) -> int:
-        """The bytes after, less the bytes before."""
+        """The bytes after minus the bytes before."""
         return self.after_bytes - self.before_bytes
 
     @property
     def place(self) -> Location | None:
-        """The line as the newer run has it, else as the older."""
+        """The line in the newer run, or in the older run if the newer has no such line."""
         return self.after or self.before
 
 
 class DifferencePart(Struct, frozen=True):
-    """A part of the difference; all parts add up to it."""
+    """A part of the difference; all parts add up to the difference."""
 
     kind: ReasonKind
     delta_bytes: int
@@ -210,7 +209,7 @@ class DifferencePart(Struct, frozen=True):
 
 
 class LikelyCause(Struct, frozen=True):
-    """What did it, in one sentence, with how sure that is. Most bytes first."""
+    """A likely cause of the difference in one sentence, with its confidence."""
 
     kind: CauseKind
     confidence: Confidence
@@ -223,16 +222,16 @@ class SettingsProof(Struct, frozen=True):
     """The requests of one run replayed under the settings of another.
 
     Attributes:
-        replayed, under: letters of the run whose requests, and of the run whose settings.
-        requests_equal: share of the shorter run's requests that both asked for in the same order.
-        own_bytes: peak reserved of the replayed run under its own settings.
-        result_bytes: its peak reserved under the other settings.
-        recorded_bytes: what the other run recorded over the same number of requests.
-        fits: whether every request was served.
-        own_fits: whether it was under its own settings, with the same capacity.
-        accounted: share of the difference in peak reserved that the settings account for; None
-            where there is no such difference.
-        is_exact: the model reproduces the replayed file exactly.
+        replayed, under: letters of the run that is replayed and of the run whose settings are used.
+        requests_equal: share of the shorter run's requests that both made in the same order.
+        own_bytes: peak reserved memory of the replayed run under its own settings.
+        result_bytes: its peak reserved memory under the other settings.
+        recorded_bytes: the other run's recorded peak over the same number of requests.
+        fits: whether every request was served under the other settings.
+        own_fits: whether every request was served under its own settings, with the same capacity.
+        accounted: share of the difference in peak reserved memory that the settings explain; None
+            if there is no such difference.
+        is_exact: whether the model reproduces the replayed file exactly.
     """
 
     replayed: str
@@ -249,7 +248,7 @@ class SettingsProof(Struct, frozen=True):
 
     @property
     def decides(self) -> bool:
-        """Whether requests fail under one of the settings and not under the other."""
+        """Whether requests fail under only one of the two settings."""
         return self.fits != self.own_fits
 
 
@@ -273,18 +272,17 @@ class RunTrend(Struct, frozen=True):
     """Growth over three or more runs in time order.
 
     Attributes:
-        figure: what is fitted: ``peak_allocated`` or ``allocated``.
+        figure: which figure is fitted: ``peak_allocated`` or ``allocated``.
         x, unit: the axis: step counts (``step``) or plain numbers (``snapshot``).
         slope_bytes: median of all pairwise slopes (Theil-Sen), per unit of the axis.
-        slope_low_bytes, slope_high_bytes: range of the slope, 90 % confidence where there are
-            enough runs, else smallest and largest pairwise slope.
-        p_value: chance of so steady a rise without any growth (Mann-Kendall, one-sided).
+        slope_low_bytes, slope_high_bytes: 90 % confidence range of the slope if there are enough
+            runs, otherwise the smallest and largest pairwise slope.
+        p_value: chance of such a steady rise without any growth (Mann-Kendall, one-sided).
         is_significant: whether the rise is more than chance.
-        confidence: None where nothing grows.
-        capacity_bytes: what the growth runs into, if known.
-        exhausted_at: axis value at which the capacity is reached; None where that is not known or
-            not significant.
-        exhausted_from, exhausted_until: its range, None where it has no end.
+        confidence: None if nothing grows.
+        capacity_bytes: the capacity that the growth runs into, if known.
+        exhausted_at: axis value at which the capacity is reached; None if unknown or insignificant.
+        exhausted_from, exhausted_until: range of ``exhausted_at``; None for an open end.
     """
 
     figure: str
@@ -306,17 +304,18 @@ class RunTrend(Struct, frozen=True):
 
 
 class Comparison(Struct, frozen=True):
-    """Two runs, or the first and the last of several, compared.
+    """A comparison of two runs, or of the first and the last of several.
 
     Attributes:
         summary: the answer in one or two sentences.
         basis: the moment that ``lines`` are about.
-        delta_bytes: difference of live memory at that moment; None without lines.
+        delta_bytes: difference in live memory at that moment; None without lines.
         explained_bytes: the part of it that lines with a stack add up to.
-        lines: all lines whose memory changed, largest change first, then the unchanged ones.
-        settings: what differs; None where a run does not record its settings.
-        requests_equal: share of the shorter run's requests that both asked for in the same order.
-        is_same: everything that both runs report is equal.
+        lines: all lines whose memory changed, largest change first, then the unchanged lines.
+        causes: likely causes of the difference, most bytes first.
+        settings: settings that differ; None if a run does not record its settings.
+        requests_equal: share of the shorter run's requests that both made in the same order.
+        is_same: whether everything that both runs report is equal.
         notes: what could not be compared, and why.
     """
 

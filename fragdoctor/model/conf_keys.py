@@ -1,8 +1,8 @@
 """Keys of ``PYTORCH_CUDA_ALLOC_CONF``: which versions know them, and how their values are read.
 
 Values are read as PyTorch reads them (``std::stoull``, ``std::stod``: the longest prefix that is
-a number counts), so that ``512MB`` means 512 here too. Observed on 2.4.1, 2.12.1 and 2.15.0;
-versions marked "about" in the notes of the keys come from release notes.
+a number counts), so ``512MB`` means 512 here too. Observed on 2.4.1, 2.12.1 and 2.15.0; versions
+marked "about" next to the keys come from release notes.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ def parse_version(text: str) -> Version:
 
 
 def key_is_known(key: str, torch_version: str | None = None) -> bool:
-    """Return whether this version of PyTorch accepts the key (any version, without one).
+    """Return whether this version of PyTorch accepts the key (any version, if None is given).
 
-    A key that the installed version does not know is a hard error at the first CUDA call there,
-    so a setting must not be recommended without asking this.
+    A key that the installed version does not know is a hard error at the first CUDA call, so check
+    this before recommending a setting.
     """
     versions = KEYS.get(key)
     if versions is None or torch_version is None:
@@ -98,7 +98,7 @@ def key_is_known(key: str, torch_version: str | None = None) -> bool:
 
 
 def check_key(key: str, torch_version: str | None) -> None:
-    """Raise ConfigError with a suggestion where the key is not known to this version."""
+    """Raise ConfigError with a suggestion if this version does not know the key."""
     if key_is_known(key, torch_version):
         return
     versions = KEYS.get(key)
@@ -118,7 +118,7 @@ def check_key(key: str, torch_version: str | None) -> None:
 
 
 def tokens(text: str) -> list[str]:
-    """Return the words and the marks ``, : [ ]`` of a setting string; blanks do not count."""
+    """Return the words and the marks ``, : [ ]`` of a setting string, ignoring whitespace."""
     return [t for t in re.split(r"([,:\[\]])", re.sub(r"\s+", "", text)) if t]
 
 
@@ -132,7 +132,7 @@ def integer(key: str, text: str) -> int:
 
 
 def mebibytes(key: str, text: str) -> int:
-    """Return the bytes of a value in MiB, at most what 64 bits hold."""
+    """Return the bytes of a value in MiB, limited to what 64 bits can hold."""
     return min(integer(key, text), _MAX_MIB) * MIB
 
 
@@ -173,8 +173,8 @@ def listed_divisions(
 ) -> tuple[int, ...]:
     """Return the table of ``roundup_power2_divisions:[256:1,...,>:8]``.
 
-    The first size listed also fills the intervals below it, later ones their own only; ``>`` fills
-    what lies above the last one (and with ``overwrite_last``, up to 2.4, that one too).
+    The first listed size also fills the intervals below it; later sizes fill only their own. ``>``
+    fills the intervals above the last size (and with ``overwrite_last``, up to 2.4, also its own).
     """
     table = [0] * N_ROUNDUP_INTERVALS
     last = 0

@@ -34,7 +34,7 @@ SCHEMA_VERSION = "1.0"
 
 
 class Cause(StrEnum):
-    """What it is. The strings are a contract (JSON ``verdict.cause``)."""
+    """What the problem is. The strings are a contract (JSON ``verdict.cause``)."""
 
     HEALTHY = "healthy"
     CAPACITY = "capacity"
@@ -62,14 +62,14 @@ class Status(StrEnum):
 
 
 class RunState(StrEnum):
-    """How the run stands where the input ends. The strings are a contract (``verdict.state``)."""
+    """State of the run at the end of the input. The strings are a contract (``verdict.state``)."""
 
     FAILED = "failed"
     """A request failed."""
     NEAR_LIMIT = "near_limit"
-    """No request failed, but the cache had to be flushed for one, or less than 5 % are to spare."""
+    """No request failed, but one needed a flush of the cache, or less than 5 % were left."""
     FITS = "fits"
-    """No request failed, and nothing says that one nearly did."""
+    """No request failed, and nothing shows that one nearly did."""
     NO_HISTORY = "no_history"
     """The input shows one moment and does not say what came before it."""
     EMPTY = "empty"
@@ -81,22 +81,22 @@ class Moment(StrEnum):
     """The moment that a list or figure describes. The strings are a contract (JSON ``moment``)."""
 
     FAILURE = "failure"
-    """When the request failed that decides the verdict; on another device at the same time."""
+    """When the request that decides the verdict failed; the same time on other devices."""
     PEAK = "peak"
     """The highest allocated bytes of the trace."""
     END = "end"
-    """Where the file ends."""
+    """The end of the file."""
 
 
 class Verdict(Struct, frozen=True):
-    """What it is, how sure, in one sentence with its two numbers.
+    """What the problem is and how sure that is, in one sentence with its two numbers.
 
     Attributes:
         also: further causes that the evidence supports.
         decider: the row of the decision table that gave the verdict.
-        settled_by: the one cheap measurement that would settle the rest, "" where nothing is open.
-        state: how the run stands, whatever the cause.
-        outlook: what it would do next under the recorded settings; None where nobody asked.
+        settled_by: the one cheap measurement that would settle the rest, "" if nothing is open.
+        state: state of the run, whatever the cause.
+        outlook: what the run would do next under the recorded settings; None if nobody asked.
     """
 
     cause: Cause
@@ -125,10 +125,10 @@ class ChecklistItem(Struct, frozen=True):
 class Predicted(Struct, frozen=True):
     """The effect of a recommendation.
 
-    ``method`` is ``replay`` (the trace was replayed under it), ``arithmetic`` (follows from the
-    figures) or ``none`` (not tested; the other fields are None then). ``outlook`` is what comes
-    after the recorded part of the run; where it holds, peak and margin are those of the whole run
-    as far as it was played, else of the recorded part.
+    ``method`` is ``replay`` (the trace was replayed with the change), ``arithmetic`` (follows from
+    the figures) or ``none`` (not tested; then the other fields are None). ``outlook`` is what comes
+    after the recorded part of the run. If the outlook holds, peak and margin apply to the whole run
+    as far as it was played; otherwise they apply to the recorded part.
     """
 
     fits: bool | None = None
@@ -142,12 +142,12 @@ class Predicted(Struct, frozen=True):
 
     @property
     def promise(self) -> Promise:
-        """What is promised of it for the whole run."""
+        """What the recommendation promises for the whole run."""
         return Promise.of(None if self.method == "none" else self.fits, self.outlook)
 
     @property
     def room_bytes(self) -> int:
-        """What is left of the capacity at the highest point of the run, as far as known."""
+        """How much of the capacity is left at the highest known point of the run."""
         later = None if self.outlook is None else self.outlook.peak_reserved_bytes
         if self.margin_bytes is None or self.peak_reserved_bytes is None or later is None:
             return self.margin_bytes or 0
@@ -164,7 +164,9 @@ class Recommendation(Struct, frozen=True):
         setting: exact text to set, for example
             ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``; "" for code changes.
         change: the code change, for example ``wrap the loop at eval.py:12 in torch.no_grad()``.
-        cost, caveats, verify: price; known conflicts; which figure should move afterwards.
+        cost: the price of the change.
+        caveats: known conflicts.
+        verify: which figure should move afterwards.
     """
 
     rank: int
@@ -184,21 +186,21 @@ class Recommendation(Struct, frozen=True):
 
 
 class Failure(Struct, frozen=True):
-    """The request that failed and that the verdict is about.
+    """The failed request that the verdict is about.
 
     Attributes:
-        device: None where no input names it.
-        event: events of the device's trace before it; None where it is known by its message only.
-        requested_bytes: what the program asked for; of a message the segment, which may be larger.
-        segment_bytes: what the driver was asked for, where that is known to be larger.
+        device: the device, None if no input names it.
+        event: events of the device's trace before it; None if only a message tells of it.
+        requested_bytes: what the program asked for; a message has the segment, maybe a larger one.
+        segment_bytes: what the driver was asked for, if that is known to be larger.
         free_bytes: what the driver had free.
-        location: the line of the program that asked; None where no stack and no traceback says it.
-        stack: from that line outwards.
-        source_text: that line as a traceback prints it, ""; hostile text.
-        source: the inputs that say it: ``trace``, ``oom message``, ``trace and oom message``.
-        is_caught: the program went on.
-        backward_of: the forward line that the backward pass had reached, where the request came
-            from a thread of the autograd engine, which has no Python stack.
+        location: the line of the program that made the request; None if nothing shows it.
+        stack: the stack from that line outward.
+        source_text: that line as a traceback prints it, or ""; hostile text.
+        source: the inputs that tell of it: ``trace``, ``oom message``, ``trace and oom message``.
+        is_caught: whether the program went on.
+        backward_of: the forward line that the backward pass had reached, if the request came from a
+            thread of the autograd engine, which has no Python stack.
     """
 
     device: int | None
@@ -223,14 +225,16 @@ class HostGrowth(Struct, frozen=True):
 
 
 class HostMemoryReport(Struct, frozen=True):
-    """Page-locked memory of the host that PyTorch allocated; it is in no figure of a GPU.
+    """Page-locked memory of the host that PyTorch allocated; no figure of a GPU includes it.
 
     Attributes:
-        reserved_bytes: what the host's allocator had at the end of the file; ``cached_bytes`` of
-            it for reuse.
-        moment: of ``held_bytes`` and ``holders`` (most first): the failure that decides the
-            verdict, else the end. None, as these are, where the file does not record the host.
-        held_bytes: by tensors then; ``peak_bytes``: the most at once.
+        reserved_bytes: what the host's allocator had at the end of the file.
+        cached_bytes: the part of ``reserved_bytes`` that was cached for reuse.
+        moment: the moment of ``held_bytes`` and ``holders``: the failure that decides the verdict,
+            else the end. None if the file does not record the host's events.
+        held_bytes: held by tensors at that moment.
+        peak_bytes: the most that was held at once.
+        holders: source lines that held memory at that moment, most bytes first.
     """
 
     reserved_bytes: int
@@ -243,14 +247,14 @@ class HostMemoryReport(Struct, frozen=True):
 
 
 class MomentFigures(Struct, frozen=True):
-    """What a device's memory was made of at the moment that the report is about.
+    """What a device's memory consists of at the moment that the report is about.
 
     Attributes:
-        moment: of the failure that decides the verdict, else of the peak, else of the end.
-        event: events of the device's trace before it; None where the input has no trace.
-        is_end: whether nothing happened on the device after it.
-        device_free_bytes: what the driver had free then; None where no input says it.
-        categories: what the allocated memory is for, most first; empty where that is not known.
+        moment: the failure that decides the verdict, else the peak, else the end.
+        event: events of the device's trace before the moment; None if the input has no trace.
+        is_end: whether nothing happened on the device after the moment.
+        device_free_bytes: what the driver had free then; None if no input says it.
+        categories: what the allocated memory is for, most bytes first; empty if that is not known.
     """
 
     moment: Moment
@@ -267,10 +271,10 @@ class MomentFigures(Struct, frozen=True):
 
 
 class DeviceFigures(Struct, frozen=True):
-    """Key figures of one device; None is "this input does not say" (JSON ``devices[]``).
+    """Key figures of one device; None means "this input does not say" (JSON ``devices[]``).
 
-    They are of the end of the input, peaks and counters of all of it; ``moment`` has those of the
-    moment that the report is about, None where the input has no snapshot.
+    They apply to the end of the input; peaks and counters apply to all of it. ``moment`` has the
+    figures at the moment that the report is about, or None if the input has no snapshot.
     """
 
     device: int
@@ -302,8 +306,8 @@ class DeviceFigures(Struct, frozen=True):
 class StranderReport(Struct, frozen=True):
     """A live block (or group with the same stack) that keeps free memory from being returned.
 
-    ``stranded_bytes`` is the free memory that would become returnable if these blocks were gone.
-    ``moment`` is that of the failure, without one the end of the file.
+    ``stranded_bytes`` is the free memory that could be returned if these blocks were freed.
+    ``moment`` is the failure, or the end of the file if there is none.
     """
 
     device: int
@@ -319,14 +323,14 @@ class StranderReport(Struct, frozen=True):
 class HolderReport(Struct, frozen=True):
     """Live memory by the user's own source line: at the failure, at the peak and at the end.
 
-    ``moment`` is the one of these that the report is about; ``held_bytes`` and ``n_blocks`` are of
-    it. ``now_bytes`` is the end of the file. ``failure_bytes`` is None where no request of the
-    trace decides the verdict.
+    ``moment`` is the moment of these that the report is about; ``held_bytes`` and ``n_blocks``
+    apply to it. ``now_bytes`` is at the end of the file. ``failure_bytes`` is None if no request in
+    the trace decides the verdict.
 
-    ``within`` is the line of a library that the user's line called into and that made most of it;
-    ``module`` is the path of the model's module that did, the number of a repeated one as ``*``, ""
-    where none was recorded (``run --module-paths``); ``categories`` are what most of it is for,
-    the largest first, where they are few.
+    ``within`` is the library's line that the user's line called into and that made most of the
+    memory. ``module`` is the path of the model's module that made most of it, with ``*`` for the
+    number of a repeated module, or "" if none was recorded (``run --module-paths``).
+    ``categories`` say what most of it is for, largest first, if they are few.
     """
 
     device: int
@@ -349,13 +353,13 @@ class HolderReport(Struct, frozen=True):
 
 
 class OwnerReport(Struct, frozen=True):
-    """Who holds memory by the name that the program has for it, at ``moment``.
+    """Who holds memory at ``moment``, by its name in the program.
 
     Attributes:
-        owner: its name with numbers as ``*`` where several are alike; "" for ``unnamed``.
-        location: the line that made most of it.
-        grown_bytes: what it holds more than in the first census; None where that does not say.
-        n_items_before: its items then.
+        owner: the owner; its name has ``*`` for numbers if several are alike, "" for ``unnamed``.
+        location: the line that made most of the memory.
+        grown_bytes: how much more it holds than in the first census; None if that is not known.
+        n_items_before: number of its items in the first census.
     """
 
     device: int
@@ -371,7 +375,7 @@ class OwnerReport(Struct, frozen=True):
 class FunctionHolder(Struct, frozen=True):
     """Several lines of one function that hold memory together, at the moment of the holders.
 
-    ``first_line`` and ``last_line`` are those of its ``n_lines`` that hold any.
+    ``first_line`` and ``last_line`` are the first and last of its ``n_lines`` that hold memory.
     """
 
     device: int
@@ -390,7 +394,7 @@ class FunctionHolder(Struct, frozen=True):
         return f"{self.function} ({name}:{self.first_line}-{self.last_line})"
 
     def has(self, holder: HolderReport | OwnerReport) -> bool:
-        """Whether a line is one of them, or made most of what an owner holds."""
+        """Whether a holder's line, or the line that made most of an owner's memory, is in it."""
         place = holder.location
         return (
             place is not None
@@ -401,9 +405,9 @@ class FunctionHolder(Struct, frozen=True):
 
 
 class TimelinePoint(Struct, frozen=True):
-    """A moment of a trace that is worth a name: its start and end, a peak, a flush, an OOM.
+    """A named moment of a trace: its start and end, a peak, a flush, an OOM.
 
-    ``event`` counts the events before it; ``note`` says more in a few words, "".
+    ``event`` counts the events before it; ``note`` says more in a few words, or is "".
     """
 
     what: str
@@ -418,12 +422,12 @@ class TimelineStrip(Struct, frozen=True):
     """The memory of one device over its trace, in at most a few hundred columns.
 
     Attributes:
-        allocated_bytes, reserved_bytes: highest state of each column, so that no peak is lost.
-        oom_columns, flush_columns: columns in which one happened, ascending, each once.
+        allocated_bytes, reserved_bytes: maximum in each column, so that no peak is lost.
+        oom_columns, flush_columns: columns with an OOM or a flush, ascending, without duplicates.
         first_bytes, last_bytes, peak_bytes: (allocated, reserved) before the trace, after it, and
-            the highest of each.
-        phases: training phase of most of each column; empty where no phases are known.
-        points: moments with a name, in order.
+            at the highest of each.
+        phases: the main training phase in each column; empty if no phases are known.
+        points: named moments, in order.
     """
 
     device: int
@@ -443,7 +447,7 @@ class TimelineStrip(Struct, frozen=True):
 
 
 class RunKind(StrEnum):
-    """What the blocks of a run are; pending ones are freed but wait for other streams."""
+    """State of the blocks in a run; PENDING blocks are freed but wait for other streams."""
 
     FREE = "free"
     LIVE = "live"
@@ -451,10 +455,10 @@ class RunKind(StrEnum):
 
 
 class SegmentRun(Struct, frozen=True):
-    """Neighbouring blocks of one kind.
+    """Neighboring blocks of one kind.
 
-    ``strander`` is the place among the device's ``StranderReport``s of the group that they belong
-    to, None where they hold nothing back or the group is not reported.
+    ``strander`` is the index of their group among the device's ``StranderReport``s, or None if they
+    hold nothing back or the group is not reported.
     """
 
     n_bytes: int
@@ -465,7 +469,7 @@ class SegmentRun(Struct, frozen=True):
 class SegmentReport(Struct, frozen=True):
     """A segment with free memory that live blocks strand, as runs of blocks in address order.
 
-    ``stranded_bytes`` is less than ``free_bytes`` where an expandable segment can return pages.
+    ``stranded_bytes`` is less than ``free_bytes`` if an expandable segment can return pages.
     """
 
     device: int
@@ -479,19 +483,19 @@ class SegmentReport(Struct, frozen=True):
 class Diagnosis(Struct, frozen=True):
     """Everything a report needs. Produced by ``fragdoctor.diagnose``.
 
-    ``timeline``, ``worst_segments`` (most stranded first) and ``n_stranded_segments`` are of the
-    device that the verdict is about; ``phases`` has one report per device with a trace, that one
-    first.
-    ``functions`` are those with several lines among the holders, most bytes first.
-    ``owners`` are the names that hold memory, most bytes of a device first; empty without a census.
-    ``host`` is the host's page-locked memory, None where the file has none.
-    ``modules`` are where in the model the peak of allocated bytes of each device was, the outermost
-    modules with those inside them; empty where no module was recorded.
+    ``timeline``, ``worst_segments`` (most stranded first) and ``n_stranded_segments`` are for the
+    device that the verdict is about; ``phases`` has one report per device with a trace, starting
+    with that device.
+    ``functions`` are functions with several lines among the holders, most bytes first.
+    ``owners`` are the names that hold memory, by device, most bytes first; empty without a census.
+    ``host`` is the host's page-locked memory, or None if the file has none.
+    ``modules`` say where in the model the memory was at each device's peak of allocated bytes, as a
+    tree of modules; empty if no module was recorded.
     ``notes`` are about the inputs, ``replay_notes`` about what a replay can and cannot say.
-    ``story`` is None if there is no log, or nothing happens in it. ``moment`` is one that was asked
-    for. ``failure`` is the request that the verdict is about, None where none of the GPU failed.
-    ``analyses`` are the ``DeviceAnalysis`` of each device of the snapshot, for the graphics of the
-    page.
+    ``story`` is None if there is no log, or if nothing happens in it. ``moment`` is the moment that
+    the user asked for. ``failure`` is the request that the verdict is about, or None if no GPU
+    request failed. ``analyses`` has the ``DeviceAnalysis`` of each device of the snapshot, for the
+    graphics of the page.
     """
 
     case: Case
@@ -522,11 +526,11 @@ class Diagnosis(Struct, frozen=True):
     analyses: Mapping[int, Any] = field(default_factory=dict)
 
     def figures_of(self, device: int | None) -> DeviceFigures | None:
-        """Return the figures of a device, None where there are none."""
+        """Return the figures of a device, or None if there are none."""
         return next((f for f in self.devices if f.device == device), None)
 
     def __repr__(self) -> str:
-        """Return the verdict in a line: the case may hold a snapshot of millions of rows."""
+        """Return only the verdict: the case may hold a snapshot with millions of rows."""
         verdict = self.verdict
         return f"<Diagnosis {verdict.cause} ({verdict.confidence}): {verdict.summary!r}>"
 
@@ -537,7 +541,7 @@ class Diagnosis(Struct, frozen=True):
     def to_html(
         self, path: str | os.PathLike[str] | None = None, *, overwrite: bool = False
     ) -> str:
-        """Return the interactive page of ``analyze --format html``, written to ``path`` if given.
+        """Return the interactive page of ``analyze --format html``; write it to ``path`` if given.
 
         Raises:
             ConfigError: the file exists and ``overwrite`` is False.
@@ -554,7 +558,7 @@ class Diagnosis(Struct, frozen=True):
         return page
 
     def holders_frame(self) -> pd.DataFrame:
-        """Return live memory by source line as a DataFrame, one row a line, largest first.
+        """Return live memory by source line as a DataFrame, one row per line, largest first.
 
         Columns: ``device``, ``location``, ``now_bytes``, ``peak_bytes`` (missing without a trace),
         ``n_blocks``.
@@ -573,13 +577,13 @@ class Diagnosis(Struct, frozen=True):
         """Return the live blocks that strand free memory as a DataFrame, worst first.
 
         Columns: ``device``, ``location``, ``stranded_bytes`` (what would be free without them),
-        ``n_blocks``, ``block_bytes``, ``age_events`` (missing where they are older than the trace).
+        ``n_blocks``, ``block_bytes``, ``age_events`` (missing if they are older than the trace).
         """
         numbers = ("stranded_bytes", "n_blocks", "block_bytes", "age_events")
         return _table_of(self.stranders, ("device", "location"), numbers)
 
     def checklist_frame(self) -> pd.DataFrame:
-        """Return the checklist as a DataFrame, one row an item, by its id.
+        """Return the checklist as a DataFrame, one row per item, indexed by the item's id.
 
         Columns: ``title``, ``status``, ``value``, ``detail``, ``source``.
         """
@@ -587,10 +591,10 @@ class Diagnosis(Struct, frozen=True):
         return _table_of(self.checklist, columns).set_index("id")
 
     def recommendations_frame(self) -> pd.DataFrame:
-        """Return what to do, best first, then what would not help (``rank`` 0), by rank.
+        """Return what to do, best first, then what would not help (``rank`` 0), indexed by rank.
 
         Columns: ``code``, ``title``, ``setting``, ``change``, ``confidence``, ``method``, ``fits``,
-        ``peak_reserved_bytes``, ``retries``, ``margin_bytes``; what was not tested is missing.
+        ``peak_reserved_bytes``, ``retries``, ``margin_bytes``; untested values are missing.
         """
         texts = ("rank", "code", "title", "setting", "change", "confidence", "predicted.method",
                  "predicted.fits")  # fmt: skip

@@ -1,7 +1,7 @@
-"""Programs with allocators of their own: what puts less on the device, as their options spell it.
+"""Programs with allocators of their own, and how their options put less on the device.
 
-PyTorch's settings and its code do not apply to them, so that none of its words may be said there.
-Names are as the stated version has them.
+PyTorch's settings and code do not apply to these programs, so advice on PyTorch must not be given.
+Option names are those of the stated version.
 """
 
 from __future__ import annotations
@@ -18,44 +18,44 @@ from fragdoctor.model.case import OomMessage
 
 
 class Need(StrEnum):
-    """What memory was asked for, as far as the text says it."""
+    """What the requested memory was for, judging by the text."""
 
     STEP = "step"
-    """A step's tensors, which grow with the batch and the input; also where nothing says more."""
+    """A step's tensors, which grow with the batch and the input; also if nothing else is known."""
     ONE_INPUT = "one-input"
-    """The same with a batch of one already."""
+    """A step's tensors when the batch size is already one."""
     WEIGHTS = "weights"
     CACHE = "cache"
     """A KV cache."""
     GRAPH = "graph"
-    """The buffer of a computation, beside weights and cache."""
+    """The buffer of a computation, separate from weights and cache."""
     LIBRARY = "library"
-    """A library's handle or workspace, for which the allocator has left no room."""
+    """A library's handle or workspace, for which the allocator left no room."""
     FULL = "full"
-    """Next to nothing: the device was full before."""
+    """Next to nothing was requested: the device was already full."""
     LIMIT = "limit"
-    """A limit that the program was given, not the device."""
+    """A limit that the program was given ran out, not the device."""
     POOL = "pool"
     """A pool whose virtual memory the driver refuses to map."""
 
 
 class Advice(NamedTuple):
-    """What puts less on the device: in a few words, and as its options spell it."""
+    """A way to put less on the device: in a few words, and spelled as options."""
 
     title: str
     change: str
 
 
 class Engine(Struct, frozen=True):
-    """A program and its words by need; ``STEP`` is there for each.
+    """A program and its advice by need; every program has advice for ``STEP``.
 
     Attributes:
-        name: as people write it.
-        source: version and file that the words are from.
-        speaks: kinds, backends and finer kinds of messages that only it prints.
-        words: what is advised.
-        logs: searched in a message and the lines above it.
-        verify: what shows that it helped.
+        name: name as people write it.
+        source: version and file that the advice is from.
+        speaks: kinds, backends and ``sub_kind``s of messages that only this program prints.
+        words: the advice for each need.
+        logs: pattern to search for in a message and the lines above it.
+        verify: what shows that the advice helped.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Engine(Struct, frozen=True):
     verify: str = "The same request is served."
 
     def advice(self, need: Need) -> Advice:
-        """Return what is advised for a need."""
+        """Return the advice for a need."""
         return self.words.get(need, self.words[Need.STEP])
 
 
@@ -399,7 +399,7 @@ ENGINES: Final[tuple[Engine, ...]] = (
         logs=r"\bMXNet\b|\bmxnet\.",
     ),
 )
-"""Those come first that run another: Ollama runs llama.cpp."""
+"""A program that runs another comes before it: Ollama runs llama.cpp."""
 
 ANY_PROGRAM: Final = Engine(
     "The program",
@@ -413,7 +413,7 @@ ANY_PROGRAM: Final = Engine(
         ),
     },
 )
-"""One that nothing names."""
+"""A program that nothing in the text names."""
 
 
 def engine_of(message: OomMessage) -> Engine | None:
@@ -441,28 +441,28 @@ _NEEDS: Final = {
     "buffer-too-large": Need.LIMIT,
     "buffer-count": Need.LIMIT,
 }
-"""Keyed by the finer kind of the message."""
+"""Needs by the ``sub_kind`` of the message."""
 
 _SHAPE: Final = re.compile(
     r"shape\s?\[\s?(\d{1,12})((?:\s?,\s?\d{1,12}){0,12})\s?\](?: and type (\w{1,20}))?"
 )
 _ELEMENT_BYTES: Final = {"half": 2, "bfloat16": 2, "double": 8, "int64": 8, "bool": 1, "uint8": 1}
-"""Sizes of TensorFlow's types that have not 4 bytes (tensorflow/core/framework/types.cc)."""
+"""Sizes of TensorFlow types that do not have 4 bytes (tensorflow/core/framework/types.cc)."""
 _VARIABLES: Final = re.compile(r"variables_initializer|\.initializer\b|load_weights\(|\.restore\(")
 _LUA_LOADS: Final = re.compile(
     r"/(?:torch/File|cutorch/init|cudnn/init)\.lua |\.lua (?:type|recursiveType|cuda|clone)$"
 )
 
 NEXT_TO_NOTHING_BYTES: Final = 64 << 20
-"""JAX and TensorFlow take most of a GPU at the start: a request up to this size fails because the
-GPU is full, not because the request is large."""
+"""A request up to this size fails because the GPU is full, not because the request is large: JAX
+and TensorFlow take most of a GPU at the start."""
 
 _BATCHED_DIMENSIONS: Final = 3
-"""A tensor of fewer may be a weight: its first dimension says nothing about the batch."""
+"""With fewer dimensions, a tensor may be a weight, whose first dimension is not the batch."""
 
 
 def asked_bytes(message: OomMessage) -> int | None:
-    """Return what was asked for; TensorFlow prints the shape of the tensor instead of bytes."""
+    """Return the requested bytes; TensorFlow prints the shape of the tensor instead."""
     shape = _SHAPE.search(message.text) if message.kind == "tf" else None
     if message.requested_bytes is not None or shape is None:
         return message.requested_bytes
@@ -471,7 +471,7 @@ def asked_bytes(message: OomMessage) -> int | None:
 
 
 def need_of(message: OomMessage) -> Need:
-    """Return what the memory was for, as far as the message and its traceback say it."""
+    """Return what the memory was for, judging by the message and its traceback."""
     if message.sub_kind in _NEEDS:
         return _NEEDS[message.sub_kind]
     if message.kind in ("cudnn", "cublas") or message.variant == "tf-device":
@@ -506,7 +506,7 @@ _OF_TORCH: Final = frozenset(
 but names itself around it."""
 
 _IN_FILE: Final = re.compile(r"out of memory\W{1,3}(?:at )?\S{1,160}\.\w{1,3}:\d", re.IGNORECASE)
-"""A check of a program's own, with its place; PyTorch's error has none right after the words."""
+"""A program's own check prints its file and line right after the words; PyTorch's does not."""
 
 
 def is_of_other_program(message: OomMessage | None) -> bool:

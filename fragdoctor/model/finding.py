@@ -1,4 +1,4 @@
-"""What a rule found: a statement, the numbers behind it, and where."""
+"""What a rule found: a statement, the numbers behind it, and its place in the program."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Evidence(Struct, frozen=True):
 
     Attributes:
         name: for example ``reserved``.
-        value: the number; ``unit`` says what it is (``bytes``,
-            ``count``, ``share``, ``us``, ``text``).
+        value: the number.
+        unit: unit of the number: ``bytes``, ``count``, ``share``, ``us`` or ``text``.
         source: ``snapshot``, ``trace``, ``oom message``, ``memory_stats``, ``replay``, ``user``.
     """
 
@@ -43,10 +43,10 @@ class Evidence(Struct, frozen=True):
 
 ACTIVE: Final = "active"
 LIVE_AT_FAILURE: Final = "live at the failure"
-"""Names of evidence of a verdict: live memory at the end of the file, and when a request failed."""
+"""Names of a verdict's evidence: live memory at the end of the file, and at the failed request."""
 
 UNKNOWN_FILE: Final = "(unknown file)"
-MAX_LINE: Final = 2**31  # PyTorch writes 2^64 - 1 where it knows no line
+MAX_LINE: Final = 2**31  # PyTorch writes 2^64 - 1 if it does not know the line
 
 
 class Location(Struct, frozen=True):
@@ -61,12 +61,12 @@ class Location(Struct, frozen=True):
 
     @property
     def basename(self) -> str:
-        """The file by its own name, whatever the separator of the path."""
+        """The name of the file without its folder, for any path separator."""
         return self.filename.replace("\\", "/").rsplit("/", 1)[-1]
 
     @property
     def short(self) -> str:
-        """The location with the file by its own name: ``train.py:88 in forward``."""
+        """The location without the file's folder: ``train.py:88 in forward``."""
         return self._written(self.basename)
 
     def __str__(self) -> str:
@@ -85,8 +85,8 @@ class Finding(Struct, frozen=True):
         code: ``FD103``; see ``rules/registry.py``.
         name: the rule's name.
         message: one sentence with its numbers; may quote input, so it is hostile text.
-        n_bytes: bytes at stake, for ranking; 0 where that makes no sense.
-        fingerprint: code + normalised stack, never addresses.
+        n_bytes: bytes at stake, for ranking; 0 if that makes no sense.
+        fingerprint: code + normalized stack, never addresses.
     """
 
     code: str
@@ -110,7 +110,7 @@ class SkippedRule(Struct, frozen=True):
 
 
 class RuleResults(Struct, frozen=True):
-    """What all rules said."""
+    """The results of all rules."""
 
     findings: Sequence[Finding] = field(default_factory=tuple)
     skipped: Sequence[SkippedRule] = field(default_factory=tuple)

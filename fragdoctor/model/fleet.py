@@ -1,4 +1,4 @@
-"""What is known of each rank of a job, and what is concluded of all of them."""
+"""What is known about each rank of a job, and the conclusions about all of them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fragdoctor.model.diagnosis import Cause, DeviceFigures, Recommendation
 from fragdoctor.model.finding import Finding, Location
 
 MAX_SUMMARY_BYTES: Final = 20_000
-"""A pickled ``RankSummary`` is smaller than this, whatever its input: workers send it home."""
+"""A pickled ``RankSummary`` is always smaller than this, because workers send it back."""
 
 
 class RankSource(StrEnum):
-    """What a rank was read from, the surest first."""
+    """Where a rank's number was read from, most reliable first."""
 
     MANIFEST = "manifest"
     NAME = "name"
@@ -27,13 +27,13 @@ class RankSource(StrEnum):
 
 
 class RankInput(Struct, frozen=True):
-    """What one rank left behind, as names; a worker opens them.
+    """The names of the files that one rank left behind; a worker opens them.
 
     Attributes:
         path: the snapshot, bundle or text that stands for the rank.
         beside: messages, statistics and logs of the same rank.
-        rank, local_rank, job, host: as far as the names say it.
-        said: what a log of the whole job says of the rank, where it has no text of its own.
+        rank, local_rank, job, host: if the names say them.
+        said: what a log of the whole job says about the rank, if the rank has no text of its own.
     """
 
     path: str
@@ -47,13 +47,13 @@ class RankInput(Struct, frozen=True):
 
 
 class SummaryOptions(Struct, frozen=True):
-    """How each rank is looked at.
+    """How each rank is analyzed.
 
     Attributes:
-        replays: test the recommendations, which takes longest.
-        timeout_s: a rank that takes longer is given up; None waits for ever.
-        memory_bytes: what the worker may take, where that is enforced.
-        folder: where names that are no whole paths start; "" is the worker's own folder.
+        replays: whether to test the recommendations, which takes longest.
+        timeout_s: give up on a rank that takes longer; None waits forever.
+        memory_bytes: how much memory the worker may take, if that can be enforced.
+        folder: the folder that relative paths start from; "" is the worker's own folder.
     """
 
     overrides: Overrides = field(default_factory=Overrides)
@@ -64,7 +64,7 @@ class SummaryOptions(Struct, frozen=True):
 
 
 class SourceLine(Struct, frozen=True):
-    """A line of the user's program and what it holds, strands or asks for. Hostile text, cut."""
+    """A line of the user's program and what it holds, strands or requests. Hostile text, cut."""
 
     filename: str
     line: int
@@ -74,34 +74,34 @@ class SourceLine(Struct, frozen=True):
 
     @property
     def location(self) -> Location | None:
-        """Where the line is; None without a recorded stack."""
+        """Where the line is; None if no stack was recorded."""
         return Location(self.filename, self.line, self.function) if self.filename else None
 
     @property
     def key(self) -> tuple[str, int, str]:
-        """What names the line on every machine: directories differ between them."""
+        """A key that is the same on every machine, so it leaves out the directory."""
         place = self.location
         return "" if place is None else place.basename, self.line, self.function
 
 
 class RankSummary(Struct, frozen=True):
-    """One rank in less than ``MAX_SUMMARY_BYTES``; None, "" and () are "not known".
+    """One rank in less than ``MAX_SUMMARY_BYTES``; None, "" and () mean "not known".
 
     Attributes:
         path: names the rank within the fleet; hostile text.
-        is_read: False where the rank could not be read: ``error`` is the sentence that says why,
-            ``error_code`` its stable name, ``exit_code`` what it would mean alone.
-        has_failed: an out-of-memory error ended the rank or was raised in it.
+        is_read: False if the rank could not be read: ``error`` is a sentence that says why,
+            ``error_code`` its stable name, ``exit_code`` the exit code for this rank alone.
+        has_failed: whether an out-of-memory error ended the rank or was raised in it.
         refused_bytes: size of the first request that was refused.
-        figures: of the device that the verdict is about.
+        figures: figures of the device that the verdict is about.
         settings: allocator settings that differ from the defaults, as (key, value), sorted.
-        holders: lines by live bytes at the peak (at the end where there is no trace).
+        holders: lines by live bytes at the peak (or at the end, if there is no trace).
         stranders: lines by the free bytes that their blocks strand.
-        findings: the worst of each rule, without prose, evidence and places.
-        advice: the first recommendation, what is to be done and what is predicted of it alone.
+        findings: the worst finding of each rule, without prose, evidence and places.
+        advice: the first recommendation, reduced to what to do and its predicted effect.
         large_sizes: (request size, number of requests), by the bytes they add up to.
         failed_us: time of the first refusal.
-        is_replayed: the recommendation was tested where there was a trace.
+        is_replayed: whether the recommendation was tested, if there was a trace.
     """
 
     path: str
@@ -133,7 +133,7 @@ class RankSummary(Struct, frozen=True):
 
     @property
     def peak_bytes(self) -> int | None:
-        """Peak of allocated memory, or the nearest figure that the input has."""
+        """Peak of allocated memory, or the closest figure in the input."""
         f = self.figures
         if f is None:
             return None
@@ -141,7 +141,7 @@ class RankSummary(Struct, frozen=True):
         return next((value for value in known if value is not None), None)
 
     def figure(self, name: str) -> int | None:
-        """Return a figure of the leading device; None where it is not known."""
+        """Return a figure of the device that the verdict is about, or None if it is not known."""
         value: int | None = None if self.figures is None else getattr(self.figures, name)
         return value
 
@@ -154,7 +154,7 @@ class RankSummary(Struct, frozen=True):
 class FleetSummary(Struct, frozen=True):
     """The ranks seen so far, each path once, in the order of the paths.
 
-    Made by ``fleet.merge``, which keeps that order: equal fleets are equal values.
+    Made by ``fleet.merge``, which keeps that order, so equal fleets compare equal.
     """
 
     ranks: tuple[RankSummary, ...] = ()
@@ -164,7 +164,7 @@ class FleetSummary(Struct, frozen=True):
 
 
 class DifferenceKind(StrEnum):
-    """What two ranks differ in."""
+    """The kinds of differences between ranks."""
 
     LINE = "line"
     PEAK = "peak"
@@ -177,14 +177,14 @@ class DifferenceKind(StrEnum):
 
 
 class Difference(Struct, frozen=True):
-    """One thing in which a rank, or a group, differs from the ranks it is compared with.
+    """One way in which a rank, or a group, differs from the ranks it is compared with.
 
     Attributes:
-        text: the difference in words, without a full stop; may quote input: hostile text.
+        text: the difference in words, without a period; may quote input, so it is hostile text.
         name: the setting, or "".
         line: the line of the program for ``LINE``.
-        value, others: the figure or text here, and (the median) there.
-        delta_bytes: here less there, where these are bytes.
+        value, others: the figure or text here, and (the median) of the others.
+        delta_bytes: the value here minus the others' value, if these are bytes.
     """
 
     kind: DifferenceKind
@@ -200,7 +200,7 @@ class Skew(Struct, frozen=True):
     """How unevenly one figure is spread over the ranks.
 
     ``mad`` is the median absolute deviation; ``over_median`` is max / median, None for a median
-    of 0; ``path`` names the first rank that has the maximum, ``n_highest`` counts them.
+    of 0; ``path`` names the first rank with the maximum, ``n_highest`` is how many have it.
     """
 
     name: str
@@ -216,16 +216,16 @@ class Skew(Struct, frozen=True):
 
 
 class RankGroup(Struct, frozen=True):
-    """Ranks that are alike: same verdict, settings and holders, peaks without a gap between.
+    """Ranks that are alike: same verdict, settings and holders, and peaks without gaps.
 
     Attributes:
-        id: ``A`` is the largest group, ``B`` the next one.
-        paths, labels: of its ranks, in the order of the ranks.
-        holders: lines with the median bytes over the group, the largest first.
-        is_odd: too few of its kind, or failing where most are not; ``reference`` is then the id
-            of the group that it is compared with, "" for all other ranks.
+        id: ``A`` is the largest group, ``B`` the next largest.
+        paths, labels: paths and labels of the group's ranks, in the order of the ranks.
+        holders: lines with the median bytes over the group, largest first.
+        is_odd: whether the group is very small, or fails although most ranks do not.
+        reference: id of the group that an odd group is compared with; "" for all other ranks.
         differences: from ``reference`` or, for groups that are not odd, from group A.
-        representative: path of the rank nearest to the median peak; ``advice`` is its advice.
+        representative: path of the rank closest to the median peak; ``advice`` is its advice.
     """
 
     id: str
@@ -252,8 +252,8 @@ class RankGroup(Struct, frozen=True):
 class RankRow(Struct, frozen=True):
     """A row of the table of ranks; ``group`` is "" for a rank that could not be read.
 
-    Of a rank unlike the others ``differences`` are from the group ``reference``, the weightiest
-    first.
+    For a rank unlike the others, ``differences`` are its differences from the group ``reference``,
+    most important first.
     """
 
     label: str
@@ -265,10 +265,10 @@ class RankRow(Struct, frozen=True):
 
 
 class JobVerdict(Struct, frozen=True):
-    """What it is for the whole job.
+    """The verdict on the whole job.
 
-    ``first_failed`` is the label of the rank that ran out of memory first, "" where the times do
-    not tell; ``odd`` and ``failed`` are labels.
+    ``first_failed`` is the label of the rank that ran out of memory first, "" if the times do not
+    tell; ``odd`` and ``failed`` are labels.
     """
 
     cause: Cause
@@ -282,7 +282,7 @@ class JobVerdict(Struct, frozen=True):
 
 
 class FleetReport(Struct, frozen=True):
-    """Everything that a report of many ranks prints. Made by ``fleet.report.conclude``."""
+    """Everything that a report on many ranks prints. Made by ``fleet.report.conclude``."""
 
     verdict: JobVerdict
     rows: Sequence[RankRow]

@@ -17,7 +17,7 @@ from fragdoctor.model.finding import Location
 def table(
     rows: Iterable[tuple[Any, ...]], columns: Sequence[str], numbers: Sequence[str] = ()
 ) -> pd.DataFrame:
-    """Return rows as a DataFrame; in the columns ``numbers`` an integer may be missing."""
+    """Return rows as a DataFrame; the columns ``numbers`` hold integers that may be missing."""
     frame = pd.DataFrame(list(rows), columns=list(columns), dtype=object)
     return frame.astype(dict.fromkeys(numbers, "Int64"))
 
@@ -25,9 +25,9 @@ def table(
 def table_of(
     items: Iterable[object], texts: Sequence[str], numbers: Sequence[str] = ()
 ) -> pd.DataFrame:
-    """Return attributes of items as a DataFrame, one row an item; ``a.b`` is the column ``b``.
+    """Return attributes of items as a DataFrame, one row per item; ``a.b`` is the column ``b``.
 
-    Locations and words of enums are text in it; in the columns ``numbers`` an integer may be
+    Locations and string enums become text; the columns ``numbers`` hold integers that may be
     missing.
     """
     read = attrgetter(*texts, *numbers)
@@ -41,7 +41,7 @@ def _cell(value: object) -> object:
 
 
 def members(codes: npt.NDArray[np.uint8], enum: type[IntEnum]) -> pd.Categorical[Any]:
-    """Return codes as the lower-case names of the members of an enum that counts from 0."""
+    """Return codes as the lowercase member names of an enum that counts from 0."""
     names = pd.Index([member.name.lower() for member in enum], dtype=object)
     return pd.Categorical.from_codes(codes.astype(np.int8), categories=names)
 
@@ -54,7 +54,7 @@ def texts_of(ids: npt.NDArray[np.int32], texts: Sequence[str]) -> pd.Categorical
 
 
 def few_texts_of(ids: npt.NDArray[np.int32], texts: Sequence[str]) -> pd.Categorical[Any]:
-    """Return what ``texts_of`` returns, where few of many texts are used."""
+    """Return the same as ``texts_of``, but faster if only a few of many texts are used."""
     used, compact = np.unique(ids, return_inverse=True)
     chosen = [texts[int(i)] for i in used if i >= 0]
     n_missing = len(used) - len(chosen)
@@ -62,7 +62,7 @@ def few_texts_of(ids: npt.NDArray[np.int32], texts: Sequence[str]) -> pd.Categor
 
 
 def nullable(values: npt.NDArray[np.int64]) -> pd.api.extensions.ExtensionArray:
-    """Return integers with the negative ones marked as missing."""
+    """Return integers, with negative ones marked as missing."""
     column = pd.array(values, dtype="Int64")
     column[values < 0] = pd.NA
     return column

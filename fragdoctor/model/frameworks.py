@@ -1,7 +1,7 @@
-"""The words of frameworks: how each of them spells a change that saves memory.
+"""How each framework spells a change that saves memory.
 
-One table for what a recording, a message and a rehearsal advise. A framework is seen by the files
-of its own that stacks run through. Names are as the stated version has them.
+This one table serves the advice for recordings, messages and rehearsals. A framework is recognized
+by its own files in stacks. Option names are those of the stated version.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Change(StrEnum):
 
 
 HAVE_FUSED: Final = ("Adam", "AdamW", "SGD", "Adagrad")
-"""Optimizers of ``torch.optim`` with ``fused=True`` (torch 2.13); files go by the same names."""
+"""Optimizers of ``torch.optim`` with ``fused=True`` (torch 2.13); their files have these names."""
 
 HAVE_FOREACH: Final = (
     "ASGD",
@@ -48,23 +48,23 @@ HAVE_FOREACH: Final = (
     "RMSprop",
     "Rprop",
 )
-"""Those that have ``foreach``, which makes lists of temporaries, and nothing fused (2.13)."""
+"""Optimizers with ``foreach``, which makes lists of temporaries, but without ``fused`` (2.13)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """A framework and its words.
+    """A framework and how it spells changes.
 
     Attributes:
-        name: as people write it.
-        key: as a rehearsal's traits name it, "" for one that it does not tell.
+        name: name as people write it.
+        key: name in a rehearsal's traits, "" if a rehearsal does not recognize the framework.
         source: version and file that the words are from.
-        files: searched in the paths of frames, with ``/`` between their parts.
-        logs: searched in the lines of a log and in what people write: its name, its lines, its
-            options.
-        words: of each change, and of calls that only it makes or makes in its own way, by the names
-            of their signs; ``{batch}`` and ``{n}`` of ``ACCUMULATE`` are a micro-batch and how many
-            make a step, ``{n}`` of ``TENSOR_PARALLEL`` is the number of GPUs.
+        files: pattern to search for in the paths of frames, with ``/`` between their parts.
+        logs: pattern to search for in the lines of a log and in what people write: the framework's
+            name, lines and options.
+        words: the words for each change, and for calls that only this framework makes or makes in
+            its own way, by the names of their signs. In ``ACCUMULATE``, ``{n}`` micro-batches of
+            size ``{batch}`` make a step; in ``TENSOR_PARALLEL``, ``{n}`` is the number of GPUs.
     """
 
     name: str
@@ -142,7 +142,7 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "fused-attention-call": "a smaller image or fewer frames; --use-sage-attention or "
             "--use-flash-attention, where they are installed",
         },
-        # what it shows of cudaMallocAsync's message
+        # the part of cudaMallocAsync's message that ComfyUI shows
         logs=r"\bComfyUI\b|Allocation on device\s*$",
     ),
     Framework(
@@ -358,7 +358,7 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         logs=r"\b(?:from|import) diffusers\b|Pipeline\.from_pretrained\(",
     ),
     Framework(
-        "Diffusers",  # its pipelines: a program that trains its models has none
+        "Diffusers",  # for pipelines, which a program that trains Diffusers models does not have
         "diffusers 0.39, pipelines/pipeline_utils.py",
         r"/diffusers/pipelines/",
         {
@@ -492,11 +492,11 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         },
     ),
 )
-"""Those come first whose words hold for the others below them: TRL runs Trainer's loop."""
+"""A framework comes first if its words also hold for the ones below: TRL runs Trainer's loop."""
 
 
 SERVERS: Final = ("vLLM", "SGLang", "TGI")
-"""Those that set their memory aside by themselves, by options of their own."""
+"""Frameworks that set memory aside themselves, by their own options."""
 
 RUN_ONLY: Final = (
     *SERVERS,
@@ -506,13 +506,14 @@ RUN_ONLY: Final = (
     "Real-ESRGAN",
     "ESMFold",
 )
-"""Those that run trained models: where no other is there, nothing keeps activations."""
+"""Frameworks that only run trained models: without another framework, nothing keeps activations."""
 
 
 def frameworks_in(paths: Iterable[str], said: str = "") -> tuple[Framework, ...]:
-    """Return the frameworks of files of frames or of lines of a log, in the order of the table.
+    """Return the frameworks seen in paths of frames or in a log, in the order of the table.
 
-    Of two servers that which called the other counts: ``paths`` are outermost first.
+    If there are several servers, only the one that called the others counts. ``paths`` are
+    outermost first.
     """
     distinct = dict.fromkeys(path[:1000].replace("\\", "/") for path in paths)
     found = [
@@ -530,12 +531,12 @@ def frameworks_in(paths: Iterable[str], said: str = "") -> tuple[Framework, ...]
 
 
 def words_for(frameworks: Iterable[Framework], *changes: str | None) -> tuple[str, str] | None:
-    """Return (framework, words) for the first of some changes that one has; None without one."""
+    """Return (framework, words) for the first change that a framework has, or None."""
     known = tuple(frameworks)
     found = ((f.name, f.words[c]) for c in changes if c for f in known if c in f.words)
     return next(found, None)
 
 
 def words_of(key: str, change: Change) -> str:
-    """Return the words of a framework by the key that a rehearsal found, "" without any."""
+    """Return the words of a framework by the key that a rehearsal found, or ""."""
     return next((f.words.get(change, "") for f in FRAMEWORKS if key and f.key == key), "")

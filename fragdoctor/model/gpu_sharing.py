@@ -1,7 +1,7 @@
-"""How many processes share a GPU, what each of them takes, and the arithmetic of it.
+"""How many processes can share a GPU, what each of them takes, and how that adds up.
 
-Each process has a CUDA context of its own and a caching allocator of its own: memory that one has
-reserved is gone for the others whether tensors are in it or not.
+Each process has its own CUDA context and its own caching allocator: memory that one process has
+reserved is not available to the others, whether it holds tensors or not.
 """
 
 from __future__ import annotations
@@ -12,22 +12,20 @@ from typing import Final
 from msgspec import Struct
 
 HEADROOM_SHARE: Final = 0.05
-"""A twentieth of the GPU stays free: peaks of processes do not come at the same moment, and
-libraries take workspaces that no figure of PyTorch shows."""
+"""Share of the GPU to keep free for spikes and for workspaces that no PyTorch figure shows."""
 _MAX_PROCESSES: Final = 1000
 
 
 class ProcessDemand(Struct, frozen=True):
-    """What one process takes of a GPU.
+    """How much of a GPU one process takes.
 
     Attributes:
-        pytorch_bytes: what PyTorch has reserved at its peak; the device sees this, not what is
-            allocated.
+        pytorch_bytes: peak of PyTorch's reserved memory, which is what the device sees.
         context_bytes: CUDA context and libraries of the process.
         pytorch_source, context_source: where each figure comes from, for people.
-        lowest_bytes: smallest reserved memory at which a replay of the trace still serves every
+        lowest_bytes: smallest reserved memory with which a replay of the trace still serves every
             request; None without a trace.
-        lowest_conf: the setting that needs no more than that; "" for the recorded ones.
+        lowest_conf: the setting that needs no more than that; "" for the recorded settings.
     """
 
     pytorch_bytes: int
@@ -44,14 +42,14 @@ class ProcessDemand(Struct, frozen=True):
 
 
 class SharingRow(Struct, frozen=True):
-    """A number of processes on the GPU.
+    """What happens with a given number of processes on the GPU.
 
     Attributes:
-        used_bytes: what they and others take together.
-        left_bytes: of the usable memory; negative is missing.
-        each_bytes: what PyTorch in each of them could have.
-        throughput_share: of the throughput of ``n_asked`` (or of the most that fit) if all were
-            always busy and none slowed another down: the most that running fewer can cost.
+        used_bytes: what these processes and others take together.
+        left_bytes: usable memory that is left; if negative, memory that is missing.
+        each_bytes: how much PyTorch in each process could have.
+        throughput_share: share of the throughput of ``n_asked`` (or of the most that fit) if all
+            are always busy and none slows another down; the real loss with fewer is at most that.
     """
 
     n: int
@@ -70,12 +68,13 @@ class Sharing(Struct, frozen=True):
     """How many processes fit.
 
     Attributes:
-        gpu, total_bytes: the GPU and what CUDA reports of it.
-        headroom_bytes: kept free for spikes, the driver and what no figure shows.
-        others_bytes: held by processes that are not such trials.
-        n_fit: how many fit; ``n_fit_tight`` without headroom, ``n_fit_lowest`` at the lowest
-            reserved memory that a replay found (None without one).
-        n_asked: how many were asked for, None if not given.
+        gpu, total_bytes: the GPU and its memory as CUDA reports it.
+        headroom_bytes: kept free for spikes, the driver and memory that no figure shows.
+        others_bytes: held by other processes.
+        n_fit: how many processes fit.
+        n_fit_tight: how many fit without headroom.
+        n_fit_lowest: how many fit with the lowest reserved memory of a replay; None without one.
+        n_asked: how many the user asked for, None if not given.
     """
 
     demand: ProcessDemand
@@ -101,9 +100,9 @@ def share_gpu(  # noqa: PLR0913 - the figures of one question, all by keyword
     n_asked: int | None = None,
     notes: Sequence[str] = (),
 ) -> Sharing:
-    """Return how many such processes fit on a GPU and what one fewer costs and gives.
+    """Return how many such processes fit on a GPU, and what running one fewer costs and saves.
 
-    ``headroom_bytes`` is ``HEADROOM_SHARE`` of the GPU where None.
+    If ``headroom_bytes`` is None, it is ``HEADROOM_SHARE`` of the GPU.
     """
     headroom = round(HEADROOM_SHARE * total_bytes) if headroom_bytes is None else headroom_bytes
     usable = max(0, total_bytes - headroom - others_bytes)
@@ -132,7 +131,7 @@ def _fitting(usable: int, each: int) -> int:
 def _rows(
     demand: ProcessDemand, usable: int, others: int, n_fit: int, n_whole: int
 ) -> Iterator[SharingRow]:
-    """Yield the number asked for (or one more than fits), and down to one fewer than fits."""
+    """Yield rows for the numbers around ``n_whole`` and ``n_fit``, largest number first."""
     top = max(n_whole, n_fit + 1)
     wanted = {top, top - 1, n_whole, n_whole - 1, n_fit, n_fit - 1}
     for n in sorted((n for n in wanted if n > 0), reverse=True):

@@ -1,25 +1,25 @@
 """The table of GPUs: memory, generation, multiprocessors, and what a generation's kernels take.
 
-The one place for facts about a GPU: estimates, rehearsals, diagnoses and reports read it through
+The single place for facts about GPUs: estimates, rehearsals, diagnoses and reports read it through
 :mod:`fragdoctor.model.gpus`.
 
 Sources:
-    Memory: what PyTorch's own out-of-memory messages print of the card ("GPU 0 has a total capacity
-    of 39.39 GiB"). The driver and, where it is on, error correction keep a part of what the name
-    says. Drivers differ by some 0.2 GiB; a lower figure is taken. Not measured for this table.
+    Memory: what PyTorch's own out-of-memory messages print for the card ("GPU 0 has a total
+    capacity of 39.39 GiB"). The driver and, if it is on, error correction keep a part of the memory
+    in the name. Drivers differ by some 0.2 GiB; a low figure is taken. Not measured for this table.
     Compute capability: NVIDIA, "CUDA GPU Compute Capability" (developer.nvidia.com/cuda-gpus).
-    Multiprocessors: NVIDIA's data sheets and architecture white papers; compute units of AMD's.
+    Multiprocessors: NVIDIA's data sheets and architecture white papers; for AMD, compute units.
     Threads and shared memory of a multiprocessor: CUDA C++ Programming Guide, "Technical
-    Specifications per Compute Capability". L2 caches: the architectures' white papers; 50 MiB of
-    an H100 and 60 MiB of an H200 as PyTorch reports them there.
-    Workspace of a handle of cuBLAS or hipBLAS: PyTorch, ``aten/src/ATen/cuda/CublasHandlePool.cpp``
-    (``:4096:2:16:8``, 32 MiB for compute capability 9, 10 and 12; 32 MiB on AMD's, 128 MiB on
-    gfx94x and gfx95x), seen with PyTorch 2.12.1 on each capability of NVIDIA's.
-    Context: what CUDA and its libraries take in a process beside PyTorch's allocator, about; it
-    varies with the driver and the kernels that are loaded, and no source states it. Hopper's was
-    measured: an H200, driver 580.159, PyTorch 2.11.0 with CUDA 13.0, kernels loaded as they are
-    used: 527 MiB before the first kernel, 619 after it, 685 with cuBLAS, 703 with cuDNN, 807 with
-    cuSOLVER and cuFFT, 70 more for a CUDA graph, 490 more for a communicator of NCCL.
+    Specifications per Compute Capability". L2 caches: the architectures' white papers; the 50 MiB
+    of an H100 and 60 MiB of an H200 are as PyTorch reports them there.
+    Workspace of a cuBLAS or hipBLAS handle: PyTorch, ``aten/src/ATen/cuda/CublasHandlePool.cpp``
+    (``:4096:2:16:8``, 32 MiB for compute capability 9, 10 and 12; 32 MiB on AMD GPUs, 128 MiB on
+    gfx94x and gfx95x), seen with PyTorch 2.12.1 on each NVIDIA capability.
+    Context: roughly what CUDA and its libraries take in a process outside PyTorch's allocator. It
+    varies with the driver and the loaded kernels, and no source states it. Hopper's was measured:
+    an H200, driver 580.159, PyTorch 2.11.0 with CUDA 13.0, kernels loaded on first use: 527 MiB
+    before the first kernel, 619 after it, 685 with cuBLAS, 703 with cuDNN, 807 with cuSOLVER and
+    cuFFT, 70 more for a CUDA graph, 490 more for an NCCL communicator.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ GENERATIONS: Final[Mapping[str, tuple[str, int, int, int, int, int, int]]] = Map
         "apple": ("apple", 0, 0, 0, 0, 0, 0),
     }
 )
-"""Compute capability, or AMD's name for it -> architecture, context in MiB, workspace of a handle
-of cuBLAS in KiB; of NVIDIA's the threads that a multiprocessor holds, its shared memory and the
-most that a block may ask for of it, in KiB; the device's L2 cache in MiB, of most of its cards."""
+"""Compute capability, or AMD's name for it -> architecture, context in MiB, workspace of a cuBLAS
+handle in KiB, and for NVIDIA only: threads per multiprocessor, shared memory per multiprocessor and
+the most that a block may use of it, in KiB, and the L2 cache of most such cards in MiB."""
 
 OTHER_L2_CACHE: Final[Mapping[str, int]] = MappingProxyType({"NVIDIA H200 141 GB": 60})
-"""Title -> L2 cache in MiB, of cards that have another than their kind."""
+"""Title -> L2 cache in MiB, for cards that differ from their generation."""
 
 SPEEDS: Final[Mapping[str, tuple[float, float, float]]] = MappingProxyType(
     {
@@ -96,8 +96,8 @@ SPEEDS: Final[Mapping[str, tuple[float, float, float]]] = MappingProxyType(
         "mi300x": (1307, 5.3, 896),
     }
 )
-"""Name -> 16-bit operations without sparsity in 10^12 a second, memory in 10^12 bytes a second,
-links to other GPUs in 10^9 bytes a second, both directions together; the makers' data sheets."""
+"""Name -> 16-bit operations without sparsity in 10^12/s, memory in 10^12 bytes/s, links to other
+GPUs in 10^9 bytes/s (both directions together); from the makers' data sheets."""
 
 PRINTED: Final[Mapping[str, tuple[str, float, str, int]]] = MappingProxyType(
     {
@@ -226,11 +226,11 @@ LIKE: Final[Mapping[str, tuple[str, float, str, int]]] = MappingProxyType(
         "pro-w7900": ("AMD Radeon PRO W7900 48 GB", 48, "gfx1100", 96),
     }
 )
-"""The same for GPUs that no message was at hand for: the GiB in the name, less what ECC takes."""
+"""The same for GPUs without a known message: the GiB in the name, minus what ECC takes."""
 
 MIG_SLICES: Final[Mapping[str, int]] = MappingProxyType({"a30": 4, "rtx-pro-6000": 4})
-"""Slices of the multiprocessors of a GPU that MIG divides, where they are not seven (NVIDIA, "MIG
-User Guide", supported profiles)."""
+"""How many slices MIG divides a GPU's multiprocessors into, if not seven (NVIDIA, "MIG User Guide",
+supported profiles)."""
 
 ALIASES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -257,7 +257,7 @@ ALIASES: Final[Mapping[str, str]] = MappingProxyType(
         "vii": "radeon-vii",
     }
 )
-"""Other names."""
+"""Other name -> name in the table."""
 
 INSTANCES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -268,5 +268,5 @@ INSTANCES: Final[Mapping[str, str]] = MappingProxyType(
         "a3-megagpu-": "h100", "a3-ultragpu-": "h200", "a4-highgpu-": "b200", "g2-standard-": "l4",
     }
 )  # fmt: skip
-"""How the types of rented machines begin -> the GPU in them (aws.amazon.com/ec2/instance-types,
+"""Prefix of the type of a rented machine -> its GPU (aws.amazon.com/ec2/instance-types,
 cloud.google.com/compute/docs/gpus)."""

@@ -1,9 +1,9 @@
 """GPUs by name, as people and drivers write them, or by size.
 
-What is known of each stands in :mod:`fragdoctor.model.gpu_table`. A MIG slice has at least 95 % of
+The facts about each GPU are in :mod:`fragdoctor.model.gpu_table`. A MIG slice has at least 95 % of
 the memory in its name (NVIDIA, "MIG User Guide", supported profiles: 4.75 of 5, 9.75 of 10, 19.62
-of 20 GB); a Mac's GPU may use two thirds of a memory of up to 36 GB and three quarters of a larger
-one (Apple, ``MTLDevice.recommendedMaxWorkingSetSize``).
+of 20 GB). A Mac's GPU may use two thirds of the memory up to 36 GB, and three quarters of a larger
+memory (Apple, ``MTLDevice.recommendedMaxWorkingSetSize``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SOURCE: Final = (
 )
 GIVEN: Final = "as given"
 LIKE_SHARE: Final = 0.975
-"""The lowest share of its name that a card with a printed capacity has, error correction off."""
+"""The lowest share of the memory in their names that known cards have without error correction."""
 LIKE_SOURCE: Final = "97.5 % of the memory in its name, as cards of its kind report; not measured"
 MIG_SHARE: Final = 0.95
 MIG_SOURCE: Final = (
@@ -44,13 +44,13 @@ class Generation:
     """What GPUs of one compute capability have in common.
 
     Attributes:
-        architecture: ``hopper`` and so on, "" where only a size is known.
-        context_bytes: what the CUDA context and libraries take outside PyTorch, about.
-        blas_workspace_bytes: what PyTorch gives a handle of cuBLAS by default.
-        threads_per_multiprocessor: that it holds at once; 0 where that is not known.
-        shared_memory_bytes: of a multiprocessor.
-        block_shared_memory_bytes: the most that a block may ask for.
-        l2_cache_bytes: of the device, of most of the cards.
+        architecture: ``hopper`` and so on, "" if only a size is known.
+        context_bytes: roughly what the CUDA context and libraries take outside PyTorch.
+        blas_workspace_bytes: workspace that PyTorch gives a cuBLAS handle by default.
+        threads_per_multiprocessor: threads that it holds at once; 0 if that is not known.
+        shared_memory_bytes: shared memory of a multiprocessor.
+        block_shared_memory_bytes: the most shared memory that a block may use.
+        l2_cache_bytes: the device's L2 cache, on most such cards.
     """
 
     architecture: str
@@ -63,10 +63,10 @@ class Generation:
 
 
 def generation_of(compute: str) -> Generation:
-    """Return what is known of GPUs of a compute capability.
+    """Return what is known about GPUs of a compute capability.
 
     Raises:
-        KeyError: it is none of the table.
+        KeyError: the table does not have it.
     """
     architecture, context, *kib, l2 = gpu_table.GENERATIONS[compute]
     workspace, threads, shared, block_shared = kib
@@ -78,12 +78,12 @@ def generation_of(compute: str) -> Generation:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Peaks of a card.
+    """Peak speeds of a card.
 
     Attributes:
-        operations: of 16 bits, a second.
-        memory_bytes: a second.
-        link_bytes: to other GPUs a second, both directions together.
+        operations: 16-bit operations per second.
+        memory_bytes: memory traffic per second.
+        link_bytes: traffic to other GPUs per second, both directions together.
     """
 
     operations: float
@@ -92,19 +92,19 @@ class Speeds:
 
 
 def speeds_of(gpu: GpuModel) -> Speeds | None:
-    """Return the peaks of a card, None where they are not known."""
+    """Return the peak speeds of a card, or None if they are not known."""
     known = gpu_table.SPEEDS.get(gpu.name)
     return Speeds(known[0] * 1e12, known[1] * 1e12, known[2] * 1e9) if known else None
 
 
 TYPICAL_CONTEXT_BYTES: Final = generation_of("").context_bytes
-"""CUDA context of a process on a GPU that is not known."""
+"""CUDA context of a process on an unknown GPU."""
 CUBLAS_WORKSPACES: Final = frozenset(
     kind.blas_workspace_bytes
     for kind in map(generation_of, gpu_table.GENERATIONS)
     if kind.threads_per_multiprocessor
 )
-"""Every size that a workspace of cuBLAS has by default."""
+"""Every size that a cuBLAS workspace has by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +112,12 @@ class GpuModel:
     """A GPU to run on.
 
     Attributes:
-        name: short name, ``a100-40g``, or the size that was given.
+        name: short name, ``a100-40g``, or the size as the user gave it.
         title: ``NVIDIA A100 40 GB``, or "".
         total_bytes: what ``torch.cuda.get_device_properties().total_memory`` reports.
         source: where that figure comes from.
-        compute: of its generation.
-        n_multiprocessors: of the device; 0 where that is not known.
+        compute: compute capability of its generation.
+        n_multiprocessors: multiprocessors of the device; 0 if that is not known.
     """
 
     name: str
@@ -129,12 +129,12 @@ class GpuModel:
 
     @property
     def generation(self) -> Generation:
-        """What it has in common with its kind."""
+        """What the GPU has in common with others of its compute capability."""
         return generation_of(self.compute)
 
     @property
     def architecture(self) -> str:
-        """``hopper`` and so on, "" where only a size is known."""
+        """``hopper`` and so on, "" if only a size is known."""
         return self.generation.architecture
 
     @property
@@ -144,18 +144,18 @@ class GpuModel:
 
     @property
     def l2_cache_bytes(self) -> int:
-        """The L2 cache of the device; 0 where it is not known."""
+        """The L2 cache of the device; 0 if it is not known."""
         own = gpu_table.OTHER_L2_CACHE.get(self.title)
         return self.generation.l2_cache_bytes if own is None else own * MIB
 
     @property
     def usable_bytes(self) -> int:
-        """What PyTorch can reserve."""
+        """The most that PyTorch can reserve."""
         return max(0, self.total_bytes - self.context_bytes)
 
     @property
     def capability(self) -> tuple[int, int] | None:
-        """Compute capability; None of what is not NVIDIA's, and of a size."""
+        """Compute capability; None for a GPU that is not NVIDIA's, or known only by size."""
         if not self.generation.threads_per_multiprocessor:
             return None
         major, minor = self.compute.split(".")
@@ -177,7 +177,7 @@ GPUS: Final[Mapping[str, GpuModel]] = MappingProxyType(
     _models(gpu_table.PRINTED, 1, SOURCE) | _models(gpu_table.LIKE, LIKE_SHARE, LIKE_SOURCE)
 )
 DEFAULT: Final = GPUS["h100"]
-"""The GPU whose kernels are taken where none is named."""
+"""The GPU whose kernels are assumed if none is named."""
 
 # What drivers write around the name of a card.
 _AROUND: Final = frozenset(
@@ -195,7 +195,7 @@ _MAC: Final = re.compile(
 
 
 def _key(name: str, around: frozenset[str] = _AROUND) -> str:
-    """Return a name without what drivers write around it, in one spelling."""
+    """Return a name in a uniform spelling, without the words that drivers write around it."""
     words = re.sub(r"[\s_/-]+", "-", name.strip().lower()).split("-")
     words = [word for word in words if word and word not in around]
     key = re.sub(r"(\d)-?gi?b\b", r"\1g", "-".join(words))
@@ -222,7 +222,7 @@ def _slice(name: str) -> GpuModel | None:
 
 
 def _rented(name: str) -> GpuModel | None:
-    """Return the GPU in a rented machine of a type: ``g5.xlarge``."""
+    """Return the GPU in a rented machine of this type: ``g5.xlarge``."""
     key = name.strip().lower()
     starts = (start for start in gpu_table.INSTANCES if key.startswith(start))
     return next((GPUS[gpu_table.INSTANCES[start]] for start in starts), None)
@@ -253,10 +253,10 @@ _SEVERAL: Final = re.compile(
 
 
 def gpu_of(name: str) -> GpuModel:
-    """Return the GPU of this name, or one of the size that is given.
+    """Return the GPU with this name, or a GPU of the given size.
 
     Raises:
-        ConfigError: neither a known GPU nor a size.
+        ConfigError: the name is neither a known GPU nor a size.
     """
     n, each = counted(name)
     if n > 1:
@@ -298,17 +298,17 @@ def counted(text: str) -> tuple[int, str]:
 
 
 def known_gpu(name: str) -> GpuModel | None:
-    """Return the GPU of this name, None where it is not known."""
+    """Return the GPU with this name, or None if it is not known."""
     return _find(name) or _slice(name) or _mac(name) or _rented(name)
 
 
 def _find(name: str) -> GpuModel | None:
-    """Return the GPU of a name; one on a card may differ from the module of the same name."""
+    """Return the GPU with this name; a PCIe card may differ from the module of the same name."""
     return _of_key(_key(name, _AROUND - {"pcie"})) or _of_key(_key(name))
 
 
 def _of_key(key: str) -> GpuModel | None:
-    """Return the GPU of a key; memory that the key states must be that of the table."""
+    """Return the GPU with this key; memory stated in the key must match the table."""
     stated = re.fullmatch(r"(.+?)-?(\d{2,3})g", key)
     found = _named(key)
     if found is not None or stated is None:
@@ -324,7 +324,7 @@ def _named(key: str) -> GpuModel | None:
 
 @cache
 def _spelled() -> Mapping[str, GpuModel]:
-    """Return GPUs by every spelling of their names; the first of the table that has one counts."""
+    """Return GPUs by every spelling of their names; the first GPU with a spelling gets it."""
     found: dict[str, GpuModel] = {}
     for name, gpu in GPUS.items():
         short = re.sub("^(?:rtx|gtx|rx)-", "", name)
@@ -336,12 +336,12 @@ def _spelled() -> Mapping[str, GpuModel]:
 
 
 def known_gpus() -> Sequence[GpuModel]:
-    """Return the table, in its order."""
+    """Return all GPUs, in the order of the table."""
     return tuple(GPUS.values())
 
 
 def kernels_of(gpu: GpuModel | None) -> GpuModel:
-    """Return the GPU whose kernels are taken for one: itself, an H100 where they are not known."""
+    """Return the GPU whose kernels to assume: the GPU itself, or an H100 if they are not known."""
     return DEFAULT if gpu is None or gpu.capability is None else gpu
 
 
@@ -356,5 +356,5 @@ _MONITORS: Final = {
 
 
 def monitor_of(backend: str) -> str:
-    """Return the tool that shows who is on a device, by PyTorch's name of the backend."""
+    """Return the tool that shows who uses a device, by PyTorch's name for the backend."""
     return _MONITORS.get(backend, "nvidia-smi")

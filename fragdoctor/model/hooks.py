@@ -1,8 +1,8 @@
-"""What outer layers hang into inner ones: a display of progress, and drawings for Jupyter.
+"""Hooks by which outer layers extend inner ones: a progress display, and drawings for Jupyter.
 
-Work on a long trace takes seconds in places that know nothing of a terminal; values are drawn by
-``report``, which stands above the model. Both are set from outside, and cost nothing where they
-are not.
+Work on a long trace takes seconds in places that know nothing about a terminal, and values are
+drawn by ``report``, which is a layer above the model. Outer layers set both hooks; a hook that is
+not set costs nothing.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ def draw_with(kind: str, drawer: Callable[[Any], str], *, as_page: bool = False)
 
 
 def drawn(value: object, *, as_page: bool = False) -> str | None:
-    """Return the HTML of a value; None (Jupyter then shows its text) where nothing draws it."""
+    """Return the HTML of a value, or None if nothing draws it (Jupyter then shows its text)."""
     drawer = _DRAWN_BY.get((type(value).__name__, as_page))
     return None if drawer is None else drawer(value)
 
 
 Watcher = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and of how much; 0, 0 is not known."""
+"""Called with what is being done, how much is done, and the total; 0, 0 means not known."""
 
 _WATCHER: Final[ContextVar[Watcher | None]] = ContextVar("watcher", default=None)
 
 
 @contextmanager
 def watched_by(watcher: Watcher) -> Iterator[None]:
-    """Call ``watcher`` with the progress that this thread reports inside of the block."""
+    """Call ``watcher`` with the progress that this thread reports inside the block."""
     token = _WATCHER.set(watcher)
     try:
         yield
@@ -43,7 +43,7 @@ def watched_by(watcher: Watcher) -> Iterator[None]:
 
 
 def report_progress(what: str, done: int = 0, total: int = 0) -> None:
-    """Say what is being done now: a few words of our own, never text of an input."""
+    """Report what is being done now, in a few words of our own, never text from an input."""
     watcher = _WATCHER.get()
     if watcher is not None:
         watcher(what, done, total)

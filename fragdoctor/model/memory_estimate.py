@@ -1,4 +1,4 @@
-"""What an estimate says before the run: where memory goes, what fits, what would make it fit."""
+"""The answer of an estimate before a run: where memory goes, what fits, and how to make it fit."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fragdoctor.model.recipe import RecipeUse
 from fragdoctor.model.workload import Workload
 
 MOST_GPUS: Final = 1024
-"""Up to which plans are looked for."""
+"""The most GPUs that a plan may use."""
 
 
 class FitState(StrEnum):
-    """Whether a run fits, as far as that can be said."""
+    """Whether a run fits, or is too close to call."""
 
     FITS = "fits"  # even at the upper bound
     TOO_CLOSE = "too_close_to_call"  # the usable memory lies between the bounds
@@ -25,7 +25,7 @@ class FitState(StrEnum):
 
 
 def state_on(low_bytes: int, high_bytes: int | None, usable_bytes: int) -> FitState:
-    """Return whether what needs so much at least and at most fits."""
+    """Return whether a run with these lower and upper bounds fits."""
     if low_bytes > usable_bytes:
         return FitState.DOES_NOT_FIT
     if high_bytes is not None and high_bytes <= usable_bytes:
@@ -38,8 +38,8 @@ class Doubt(Struct, frozen=True):
 
     Attributes:
         id: ``formulas`` or ``allocator``.
-        reason: where it comes from, one phrase.
-        n_bytes: how much of the width it makes up.
+        reason: where the doubt comes from, one phrase.
+        n_bytes: how much of the width it accounts for.
     """
 
     id: str
@@ -51,15 +51,14 @@ class Combination(Struct, frozen=True):
     """Measures that together make a run fit on the first GPU.
 
     Attributes:
-        measures: ids of the measures, cheapest first; each is described among the savings' ids.
-        title: for people, the measures in one phrase.
-        option: how to ask for all of them here.
-        slowdown: time a step takes in relation to the run as asked for, as far as published
-            figures say; 1.0 = none, None = not known.
-        cost: what it costs, one phrase for each measure that costs something.
+        measures: ids of the measures, cheapest first; the savings describe the measures.
+        title: the measures in one phrase, for people.
+        option: the command-line options for all of them.
+        slowdown: time per step relative to the run as asked for, as published; None = not known.
+        cost: what the measures cost, one phrase for each measure that costs something.
         changes_training: whether other parameters are trained (adapters) or precision is lost.
-        n_gpus: GPUs that it needs.
-        needs_low_bytes, needs_high_bytes: what it needs of each.
+        n_gpus: number of GPUs that it needs.
+        needs_low_bytes, needs_high_bytes: bounds of the memory that it needs on each GPU.
     """
 
     measures: Sequence[str]
@@ -78,15 +77,15 @@ class Serving(Struct, frozen=True):
 
     Attributes:
         utilization: share of the GPU's memory that the server takes.
-        budget_bytes: that share, less the CUDA context.
-        weights_bytes: of this GPU's part of the model.
-        activations_bytes: of its widest step, by the upper bound, and the logits.
+        budget_bytes: that share, minus the CUDA context.
+        weights_bytes: weights of this GPU's part of the model.
+        activations_bytes: activations of the widest step, by the upper bound, plus the logits.
         cache_bytes: what is left for the pool.
         bytes_per_sequence: cache of one sequence at its full length.
-        length: tokens of such a sequence.
-        cached_tokens: tokens in the whole sequences that the pool holds.
-        sequences: how many it serves at once, at most ``max_sequences``.
-        max_batched_tokens: tokens that one step reads.
+        length: tokens in such a sequence.
+        cached_tokens: tokens in the complete sequences that fit into the pool.
+        sequences: how many sequences it serves at once, at most ``max_sequences``.
+        max_batched_tokens: the most tokens that one step reads.
     """
 
     gpu: str
@@ -104,10 +103,10 @@ class Serving(Struct, frozen=True):
 
 
 class RankNeeds(Struct, frozen=True):
-    """What a rank needs.
+    """How much memory a rank needs.
 
     Attributes:
-        rank: ``every``, or ``first``, ``middle`` or ``last`` stage of a pipeline.
+        rank: ``every``, or the ``first``, ``middle`` or ``last`` stage of a pipeline.
     """
 
     rank: str
@@ -119,14 +118,14 @@ class Plan(Struct, frozen=True):
     """A way to lay a run out on several GPUs.
 
     Attributes:
-        layout: for people, in one phrase.
-        option: how to ask for it here.
-        needs_low_bytes, needs_high_bytes: of the rank that needs the most.
-        ranks: what each kind of rank needs; empty for a server.
-        seconds_per_token: of all GPUs together, by a roofline.
-        communication_share: what of that goes by waiting for other GPUs or the host.
-        sequences: that a server holds at once, in all replicas; 0 = training.
-        price_per_hour, price_per_million_tokens: of all GPUs, None without a price.
+        layout: the layout in one phrase, for people.
+        option: the command-line options for it.
+        needs_low_bytes, needs_high_bytes: needs of the rank that needs the most.
+        ranks: needs of each kind of rank; empty for a server.
+        seconds_per_token: for all GPUs together, by a roofline model.
+        communication_share: share of that time spent waiting for other GPUs or the host.
+        sequences: sequences that a server holds at once, in all replicas; 0 = training.
+        price_per_hour, price_per_million_tokens: for all GPUs; None without a price.
     """
 
     n_gpus: int
@@ -145,9 +144,9 @@ class Plan(Struct, frozen=True):
 class Sureness(StrEnum):
     """How sure a number is."""
 
-    EXACT = "exact"  # counted: from a file's header, or a shape that is given
+    EXACT = "exact"  # counted, from a file's header or a given shape
     DERIVED = "derived"  # follows from what PyTorch saves and allocates for known operations
-    ESTIMATE = "estimate"  # depends on kernels, libraries or code that is not known here
+    ESTIMATE = "estimate"  # depends on unknown kernels, libraries or code
     ASSUMED = "assumed"  # a shape or a habit that was not stated
 
 
@@ -168,11 +167,11 @@ class Item(Struct, frozen=True):
         title: the row's name for people.
         n_bytes: the most that this item ever takes; at the peak it may take less
             (:attr:`PhasePeak.shares`).
-        formula: with symbols, ``P x 4 B``.
-        numbers: the same formula with its numbers, ``6,738,415,616 x 4 B``.
+        formula: the formula with symbols, ``P x 4 B``.
+        numbers: the same formula with numbers, ``6,738,415,616 x 4 B``.
         source: where the formula comes from.
-        sureness: how sure it is.
-        note: what else to know, one sentence, or "".
+        sureness: how sure the number is.
+        note: anything else to know, one sentence, or "".
     """
 
     id: str
@@ -206,7 +205,7 @@ class PhasePeak(Struct, frozen=True):
 
 
 class KeptTensor(Struct, frozen=True):
-    """What one operation of a layer keeps for its backward."""
+    """What one operation of a layer keeps for its backward pass."""
 
     operation: str
     what: str
@@ -219,17 +218,17 @@ class Footprint(Struct, frozen=True):
 
     Attributes:
         items: rows in the order to print them; ``Share.item`` names them.
-        phases: in the order in which they happen.
-        reserved_bytes: what the caching allocator takes from the driver for it; at least the peak.
-        n_parameters: all parameters, frozen ones and adapters included.
-        n_trainable: those that get gradients.
+        phases: phases in the order in which they happen.
+        reserved_bytes: what the caching allocator takes from the driver; at least the peak.
+        n_parameters: all parameters, including frozen parameters and adapters.
+        n_trainable: parameters that get gradients.
         notes: what was assumed, one sentence each.
-        layer: what one layer keeps, by operation; empty where layers are not known.
-        needs_low_bytes: with less, the run cannot be served.
-        needs_high_bytes: with this much it is served; None where a part of it is not known.
-        published_low_bytes, published_high_bytes: between them nine of ten figures would lie that
-            others publish of such a run; None where a part of it is not known.
-        doubts: what makes up the width between the two that it needs.
+        layer: what one layer keeps, by operation; empty if the layers are not known.
+        needs_low_bytes: with less memory, the run cannot be served.
+        needs_high_bytes: with this much memory, the run is served; None if a part is not known.
+        published_low_bytes, published_high_bytes: range in which nine of ten published figures for
+            such a run would lie; None if a part is not known.
+        doubts: what makes up the width between the lower and the upper bound.
     """
 
     items: Sequence[Item]
@@ -246,7 +245,7 @@ class Footprint(Struct, frozen=True):
     doubts: Sequence[Doubt] = ()
 
     def state_on(self, usable_bytes: int) -> FitState:
-        """Return whether it fits into so much memory."""
+        """Return whether the workload fits into this much memory."""
         return state_on(self.needs_low_bytes, self.needs_high_bytes, usable_bytes)
 
     @property
@@ -256,7 +255,7 @@ class Footprint(Struct, frozen=True):
 
     @property
     def peak_allocated_bytes(self) -> int:
-        """The most that is allocated at once, as ``max_memory_allocated()`` counts."""
+        """The most that is allocated at once, as ``max_memory_allocated()`` counts it."""
         return self.peak.n_bytes
 
 
@@ -264,8 +263,8 @@ class KnownModel(Struct, frozen=True):
     """A model that is known by name.
 
     Attributes:
-        hub: its repository on the Hugging Face hub, which may be given too.
-        n_parameters: as published there.
+        hub: its repository on the Hugging Face hub, which users may give instead.
+        n_parameters: number of parameters, as published there.
     """
 
     name: str
@@ -277,11 +276,11 @@ class Fit(Struct, frozen=True):
     """Whether a footprint fits on one GPU, and how large the batch may be there.
 
     Attributes:
-        fits: whether it surely does: the state is ``fits``.
-        margin_bytes: usable less the upper bound, at least 0 exactly where it fits; where that
-            bound is not known, usable less the lower one, and at most -1.
-        largest_batch: sequences a step (micro batch) on one GPU that surely fit; 0 = not even
-            one; None = the batch does not matter or could not be varied.
+        fits: whether it surely fits: the state is ``fits``.
+        margin_bytes: usable memory minus the upper bound, at least 0 if and only if it fits. If
+            that bound is not known, usable memory minus the lower bound, and at most -1.
+        largest_batch: the most sequences per step (micro batch) that surely fit on one GPU; 0 = not
+            even one; None = the batch does not matter or could not be varied.
         other_lengths: other sequence lengths and the largest batch at each.
         state: fits, too close to call, or does not fit.
     """
@@ -299,14 +298,14 @@ class Saving(Struct, frozen=True):
 
     Attributes:
         id: stable name, such as ``checkpointing``.
-        title: for people, ``gradient checkpointing of each layer``.
-        option: how to ask for it here, ``--checkpointing full``.
-        peak_bytes: peak allocated with it.
+        title: name for people, ``gradient checkpointing of each layer``.
+        option: the command-line option for it, ``--checkpointing full``.
+        peak_bytes: peak of allocated memory with the measure.
         reserved_bytes: what the allocator would reserve.
-        saved_bytes: lower peak, in bytes; negative where it costs memory.
+        saved_bytes: how much it lowers the peak, in bytes; negative if it costs memory.
         cost: what it costs, one phrase.
         source: where to read about it.
-        state: on the first GPU; None without one.
+        state: whether the run then fits on the first GPU; None if no GPU is named.
     """
 
     id: str
@@ -326,12 +325,12 @@ class Estimate(Struct, frozen=True):
     Attributes:
         fits: one for each GPU that was named; empty without ``--gpu``.
         savings: measures with their effect, largest saving first.
-        error: how far off this route was on recordings, one sentence.
-        combinations: the cheapest measures, alone or together, that make it fit on the first GPU;
-            empty where it fits as it is, or nothing does.
-        serving: what a server holds, if one was asked for.
-        recipe: what was read of configuration files; None without any.
-        plans: ways on the fewest GPUs and on twice as many, fastest first; None if not asked for.
+        error: how far off this kind of estimate was on recordings, one sentence.
+        combinations: the cheapest measures, alone or together, that make the run fit on the first
+            GPU; empty if it already fits, or if nothing makes it fit.
+        serving: what a server holds, if a server was asked for.
+        recipe: what was read from configuration files; None if there were none.
+        plans: layouts on the fewest GPUs and on twice as many, fastest first; None if not wanted.
     """
 
     workload: Workload

@@ -1,7 +1,8 @@
-"""The note on an allocation that names a module of the model: a ``user_metadata`` of PyTorch's.
+"""The note on an allocation that names a module of the model, in PyTorch's ``user_metadata``.
 
-``nn.Module: GPT.layers.3.mlp`` is what that module asked for while it ran; with ``(gradients)``
-after it, what its gradients are. ``run --module-paths`` writes the first, a rehearsal both.
+``nn.Module: GPT.layers.3.mlp`` marks memory that the module requested while it ran; with
+``(gradients)`` after it, the module's gradients. ``run --module-paths`` writes the first kind, a
+rehearsal both.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ MODULE_MARK: Final = "nn.Module: "
 PARAMETERS: Final = "parameters"
 GRADIENTS: Final = "gradients"
 OPTIMIZER: Final = "optimizer"
-"""What a module holds that is read off it, by the names of ``HoldingKind``."""
+"""The kinds of memory that can be read off a module, named as in ``HoldingKind``."""
 
 
 def module_note(path: str, held: str = "") -> str:
-    """Return the note of a module by its path, ``GPT.layers.3``, and by what it holds there."""
+    """Return the note for a module's path, ``GPT.layers.3``, and the kind of memory it holds."""
     return f"{MODULE_MARK}{path} ({held})" if held else f"{MODULE_MARK}{path}"
 
 
 def read_module_note(note: str) -> tuple[str, str] | None:
-    """Return the path and what is held, "" if nothing; None where it is no such note."""
+    """Return the path and the kind of memory ("" if there is none); None if it is no such note."""
     if not note.startswith(MODULE_MARK):
         return None
     path = note.removeprefix(MODULE_MARK)

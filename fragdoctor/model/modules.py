@@ -1,4 +1,4 @@
-"""Where in the model the memory of a GPU is: a tree of modules, with what each of them holds."""
+"""Where in the model a GPU's memory is: a tree of modules with what each module holds."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 OUTSIDE: Final = "(outside of modules)"
-"""What no module asked for and no module holds: batches, losses, workspaces of libraries."""
+"""Memory that no module requested and no module holds: batches, losses, library workspaces."""
 
 ITSELF: Final = "(itself)"
-"""What a module holds beside the modules inside it."""
+"""What a module holds besides the modules inside it."""
 
 FURTHER: Final = "(further modules)"
 
@@ -26,25 +26,25 @@ KINDS: Final = (
     "temporaries_bytes",
     "other_bytes",
 )
-"""The columns of the table; every byte is in one of them."""
+"""The columns of the table; every byte is in exactly one column."""
 
 
 class ModuleMemory(Struct, frozen=True):
-    """What a module held at the peak of allocated bytes, by block sizes, with all that is in it.
+    """What a module and its children held at the peak of allocated bytes, by block sizes.
 
-    A module with others inside holds what its ``children`` hold together, in every column; the
-    outermost of a GPU hold together what was allocated.
+    In every column, a module with children holds the sum of its ``children``. The outermost modules
+    of a GPU add up to all allocated memory.
 
     Attributes:
         device: the GPU.
-        name: the last part of its path; ``0-23`` where this many equal ones are taken together.
-            Hostile text.
-        n_modules: how many they are.
-        parameters_bytes: its parameters and buffers; gradients_bytes: their gradients;
-            optimizer_state_bytes: what the optimizer keeps for them.
+        name: the last part of its path; ``0-23`` for this many merged modules. Hostile text.
+        n_modules: number of merged modules.
+        parameters_bytes: its parameters and buffers.
+        gradients_bytes: gradients of its parameters.
+        optimizer_state_bytes: what the optimizer keeps for its parameters.
         activations_bytes: results of its forward pass that wait for the backward pass.
-        temporaries_bytes: what the pass at work needed for itself.
-        other_bytes: inputs, what outlives its step, and what cannot be told.
+        temporaries_bytes: temporaries of the pass that was running.
+        other_bytes: inputs, memory that outlives its step, and memory of unknown use.
         children: the modules inside, in the order of their names.
     """
 
@@ -61,16 +61,16 @@ class ModuleMemory(Struct, frozen=True):
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """All bytes that the module held."""
         return sum(getattr(self, kind) for kind in KINDS)
 
 
 ModuleRow = tuple[tuple[str, ...], ModuleMemory]
-"""A line of the tree: the names from the outermost module on, and what the last of them held."""
+"""A line of the tree: the names from the outermost module on, and what the last module held."""
 
 
 def rows_of(modules: Sequence[ModuleMemory], above: tuple[str, ...] = ()) -> Iterator[ModuleRow]:
-    """Yield the tree line by line, each module before those inside it."""
+    """Yield the tree line by line, each module before its children."""
     for module in modules:
         path = (*above, module.name)
         yield path, module
@@ -78,10 +78,10 @@ def rows_of(modules: Sequence[ModuleMemory], above: tuple[str, ...] = ()) -> Ite
 
 
 def modules_frame(modules: Sequence[ModuleMemory]) -> pd.DataFrame:
-    """Return the tree as a DataFrame, each module before those inside it.
+    """Return the tree as a DataFrame, each module before its children.
 
     Columns: ``device``, ``module`` (its whole path), ``depth`` (0 for the outermost), ``is_leaf``
-    (no module is inside it: such rows add up to the peak), ``n_modules``, one for each of
+    (no module is inside it; such rows add up to the peak), ``n_modules``, one column for each of
     ``KINDS``, ``total_bytes``.
     """
     from fragdoctor.model.frames import table  # noqa: PLC0415 - loads pandas

@@ -1,4 +1,4 @@
-"""What the phases of training hold: which part of a step a trace is in, and what lives there."""
+"""The phases of training: which part of a step a trace is in, and what memory is live then."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from fragdoctor.model.finding import Confidence, Location
 
 
 class _Named(IntEnum):
-    """A number in columns and a word in reports."""
+    """An enum whose members are numbers in columns and words in reports."""
 
     @property
     def word(self) -> str:
-        """The value as reports spell it."""
+        """The word for the value in reports."""
         return self.name.lower()
 
 
 class TrainingPhase(_Named):
-    """A part of a training step. FORWARD takes in the loading of data, the loss and evaluation.
+    """A part of a training step. FORWARD includes data loading, the loss and evaluation.
 
-    SETUP is what comes before the first step; OPTIMIZER also holds gradient clipping and
-    ``zero_grad``; FORWARD_BACKWARD are both where they cannot be separated; UNKNOWN is what
+    SETUP is everything before the first step; OPTIMIZER includes gradient clipping and
+    ``zero_grad``; FORWARD_BACKWARD is used if the two cannot be separated; UNKNOWN if the phase
     cannot be determined.
     """
 
@@ -39,8 +39,8 @@ class Category(_Named):
     """What a block of memory is for.
 
     PARAMETERS includes a module's buffers. ACTIVATIONS are made by a forward pass, or made again
-    under checkpointing, and wait for the backward pass. KEPT outlives its step and is none of the
-    others: caches, workspaces of libraries, or a leak.
+    under checkpointing, and wait for the backward pass. KEPT outlives its step and is in no other
+    category: caches, workspaces of libraries, or a leak.
     """
 
     PARAMETERS = 0
@@ -54,7 +54,7 @@ class Category(_Named):
 
 
 class LineBytes(Struct, frozen=True):
-    """Memory that one line of the user's program made; None if no stack was recorded."""
+    """Memory made by one line of the user's program; no location if no stack was recorded."""
 
     location: Location | None
     n_bytes: int
@@ -63,7 +63,7 @@ class LineBytes(Struct, frozen=True):
 class CategoryShare(Struct, frozen=True):
     """Allocated memory of one category at one moment, by block sizes.
 
-    ``confidence`` is that of at least nine tenths of its bytes; ``lines`` are the lines that hold
+    ``confidence`` holds for at least nine tenths of its bytes; ``lines`` are the lines that hold
     most of it.
     """
 
@@ -75,11 +75,11 @@ class CategoryShare(Struct, frozen=True):
 
 
 class PhaseFigures(Struct, frozen=True):
-    """One phase over all its passes: allocated bytes at the peak of each.
+    """One phase over all its passes: allocated bytes at the peak of each pass.
 
-    ``n_passes`` is None where nothing marks the end of one pass and the beginning of the next, as
-    in inference: then the figures are those of all of them together. ``held`` is what
-    its worst pass holds at its peak, most first.
+    ``n_passes`` is None if nothing marks where one pass ends and the next begins, as in inference;
+    then the figures are for all passes together. ``held`` is what the worst pass holds at its peak,
+    most bytes first.
     """
 
     phase: TrainingPhase
@@ -91,7 +91,7 @@ class PhaseFigures(Struct, frozen=True):
 
 
 class PhaseSpan(Struct, frozen=True):
-    """A pass of a phase: events ``first_event`` up to but without ``last_event`` of the device."""
+    """A pass of a phase: the device's events from ``first_event`` up to before ``last_event``."""
 
     phase: TrainingPhase
     first_event: int
@@ -104,13 +104,14 @@ class PhaseReport(Struct, frozen=True):
 
     Attributes:
         method: ``stacks`` (by source line and lifetime), ``lifetimes`` (no stacks were recorded),
-            or ``none``; ``reason`` says why nothing, or not everything, could be determined.
-        phases: in the order of a step; empty where no training step shows.
-        peak_phase: the phase that holds the highest allocated bytes of the trace.
-        at_peak: what is allocated then, most first; ``at_rest``: between two steps, empty where
-            the trace has no such moment.
+            or ``none``.
+        reason: why nothing, or not everything, could be determined.
+        phases: phases in the order of a step; empty if the trace shows no training step.
+        peak_phase: the phase with the highest allocated bytes of the trace.
+        at_peak: what is allocated at that peak, most bytes first.
+        at_rest: what is allocated between two steps; empty if the trace has no such moment.
         coverage: share of the bytes at the peak with a known category, 0..1.
-        spans: all passes in order, the longest ``MAX_SPANS`` of ``n_spans``.
+        spans: passes in order: the longest ``MAX_SPANS`` of ``n_spans``.
     """
 
     device: int
@@ -141,15 +142,14 @@ class MomentReport(Struct, frozen=True):
 
     Attributes:
         asked: which moment was asked for, in words: ``the peak of step 3``.
-        event: events of the device's trace before it, of ``n_events``.
-        step: the step that it is in, from 1, of ``n_steps``; None before the first one, or where
-            the trace shows none.
-        lines: by line of the program, most bytes first; their ``category`` is None.
-        categories: by category of memory, empty where none is known; their ``location`` is None.
-        since: the moment that it is compared with, in words; None where only one was asked for.
-        since_event: events before that moment. ``since_allocated_bytes``: what was allocated then.
-        changes: what changed from it to this moment by line, the largest first; bytes and blocks
-            are negative where there is less.
+        event: events of the device's trace before the moment, out of ``n_events``.
+        step: the step of the moment, 1 to ``n_steps``; None before the first, or without steps.
+        lines: memory by line of the program, most bytes first; their ``category`` is None.
+        categories: memory by category, empty if none is known; their ``location`` is None.
+        since: the moment to compare with, in words; None if only one moment was asked for.
+        since_event: events before that earlier moment.
+        since_allocated_bytes: what was allocated then.
+        changes: changes by line from that moment to this one, largest first; negative for less.
     """
 
     device: int

@@ -1,4 +1,4 @@
-"""Changes of a program that were tried in rehearsals, and which of them let it fit."""
+"""Changes to a program that were tried in rehearsals, and which of them make it fit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Numerics(StrEnum):
     """What a change does to the results of a program. The strings are a contract (JSON)."""
 
     EXACT = "exact"
-    """The same, up to the order of sums."""
+    """The same results, up to the order of sums."""
     ROUNDING = "rounding"
     """The same computation in another precision."""
     DIFFERENT = "different"
@@ -25,31 +25,31 @@ class Place(StrEnum):
     """Where a change is written in a program. The strings are a contract (JSON)."""
 
     OPEN = "open"
-    """It depends on the program."""
+    """The place depends on the program."""
     BEFORE_OPTIMIZER = "before_optimizer"
-    """Before the statement that makes the optimizer."""
+    """Before the statement that creates the optimizer."""
     AFTER_OPTIMIZER = "after_optimizer"
     OPTIMIZER = "optimizer"
     """In the arguments of the optimizer."""
 
 
 class Treatment(Struct, frozen=True):
-    """A change of a program that is made from outside in a rehearsal.
+    """A change to a program that a rehearsal makes from outside.
 
     Attributes:
-        code: names it: ``checkpoint``.
-        title: in words.
+        code: name of the change: ``checkpoint``.
+        title: the change in words.
         numerics: what it does to the results.
-        extra_compute: further floating-point operations, as a share of those of training, counted
-            by ``torch.utils.flop_counter``'s formulas. None = not known, as of copies to the host.
-        lines: what the user writes for it.
-        instead: what the user writes in the words of the framework in use, ""
+        extra_compute: additional floating-point operations as a share of training's, by the
+            formulas of ``torch.utils.flop_counter``. None = not known, as for copies to the host.
+        lines: the lines that the user writes for it.
+        instead: how the user writes it in the framework in use, or "".
         specs: how the engine makes it: ``checkpoint:6``.
-        conf: settings of the allocator, "" = as they are.
+        conf: settings of the allocator, "" = unchanged.
         place: where its lines go.
-        arguments: what is written into a call, for a place that is one.
-        n_gpus: over how many it spreads the program.
-        batch_divisor: by what the batch in the program's arguments is divided.
+        arguments: what is written into a call, if the place is a call.
+        n_gpus: number of GPUs that it spreads the program over.
+        batch_divisor: divisor of the batch in the program's arguments.
     """
 
     code: str
@@ -70,11 +70,11 @@ class Tried(Struct, frozen=True):
     """Treatments that were rehearsed together.
 
     Attributes:
-        treatments: one, or several where single ones do not do.
+        treatments: one treatment, or several if a single one is not enough.
         fits: whether the program fits with them.
-        needs_bytes: the least that PyTorch must have, by replay; None where it failed.
-        peak_allocated_bytes: of its tensors.
-        error: why it could not be rehearsed, "".
+        needs_bytes: the least memory that PyTorch must have, by replay; None if that failed.
+        peak_allocated_bytes: peak of the program's tensors.
+        error: why it could not be rehearsed, or "".
     """
 
     treatments: Sequence[Treatment]
@@ -85,32 +85,32 @@ class Tried(Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """All of them in words."""
+        """All treatments in words."""
         return " + ".join(one.title for one in self.treatments)
 
     @property
     def numerics(self) -> Numerics:
-        """The most that any of them changes."""
+        """The largest effect on the results of any of the treatments."""
         order = list(Numerics)
         return max((one.numerics for one in self.treatments), key=order.index)
 
     @property
     def extra_compute(self) -> float | None:
-        """Further operations of a step, as a share; None where one is not known."""
+        """Additional operations per step, as a share; None if one treatment's is not known."""
         each = [one.extra_compute for one in self.treatments]
         return None if None in each else sum(share or 0.0 for share in each)
 
     @property
     def n_gpus(self) -> int:
-        """Over how many GPUs the program is spread; it needs what is said on each."""
+        """How many GPUs the program is spread over; the needs are for each GPU."""
         return max(one.n_gpus for one in self.treatments)
 
     @property
     def rank(self) -> tuple[int, int, int, float, int, bool, int]:
-        """What comes first of those that fit: GPUs, results, compute, then what is easy to write.
+        """Sort key among those that fit: GPUs, results, compute, then how easy it is to write.
 
-        That is one change, then one whose place is known or which the framework has words for,
-        then one of few lines.
+        The easiest is a single change, then one whose place is known or that the framework has an
+        option for, then one with few lines.
         """
         known = self.extra_compute
         cost = float("inf") if known is None else known
@@ -122,7 +122,7 @@ class Tried(Struct, frozen=True):
 
 
 class LeftOut(Struct, frozen=True):
-    """A treatment that there is nothing for in a program, and why."""
+    """A treatment that does not apply to a program, and why."""
 
     code: str
     reason: str
@@ -133,16 +133,16 @@ class Prescription(Struct, frozen=True):
 
     Attributes:
         target: the program.
-        gpu: its name, as it was asked for.
-        capacity_bytes: what PyTorch can have.
-        needs_bytes: the least that PyTorch must have for the program as it is, by replay.
-        is_partial: something of the program was not seen that may need more.
-        tried: all that were rehearsed: those that fit first, the cheapest of them first.
-        left_out: treatments that there is nothing for in this program, and why.
-        is_cut_short: the time was over before all were tried.
-        notes: sentences on the whole.
-        diff: the cheapest change that fits, as a unified diff of the program; with it the program
-            was rehearsed as a file of its own, and needs the same. Empty where its place is open.
+        gpu: name of the GPU, as the user gave it.
+        capacity_bytes: how much memory PyTorch can have.
+        needs_bytes: the least that PyTorch must have for the unchanged program, by replay.
+        is_partial: whether the rehearsal missed a part of the program that may need more.
+        tried: everything that was rehearsed, starting with what fits, cheapest first.
+        left_out: treatments that do not apply to this program, and why.
+        is_cut_short: whether time ran out before everything was tried.
+        notes: sentences about the whole prescription.
+        diff: the cheapest change that fits, as a unified diff of the program. The changed program
+            was rehearsed as a file of its own and needs the same. Empty if the place is open.
     """
 
     target: str
@@ -158,7 +158,7 @@ class Prescription(Struct, frozen=True):
 
     @property
     def fits(self) -> bool:
-        """Whether the program fits as it is."""
+        """Whether the program fits without a change."""
         return self.needs_bytes <= self.capacity_bytes
 
     def _repr_html_(self) -> str | None:
@@ -167,5 +167,5 @@ class Prescription(Struct, frozen=True):
 
     @property
     def cure(self) -> Tried | None:
-        """The cheapest change that fits; None where none does."""
+        """The cheapest change that fits, or None if none does."""
         return next((one for one in self.tried if one.fits), None)

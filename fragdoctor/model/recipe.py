@@ -1,4 +1,4 @@
-"""What a configuration file of a training or serving program says, as an estimate takes it."""
+"""What an estimate takes from a configuration file of a training or serving program."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from msgspec import Struct
 
 
 class Bearing(StrEnum):
-    """What an entry that was not used has to do with memory."""
+    """Whether an unused entry matters for memory."""
 
     MATTERS = "matters"
-    UNKNOWN = "unknown"  # the entry is not known here
+    UNKNOWN = "unknown"  # fragdoctor does not know the entry
     NONE = "none"
 
 
@@ -20,11 +20,11 @@ class UsedEntry(Struct, frozen=True):
     """An entry of a file that became an option.
 
     Attributes:
-        key: as the file has it, dots between nested names.
-        value: as the file has it, shortened.
-        option: what it became, as ``--batch 4``; several entries may share one.
-        is_default: not in the file: what the program takes without it.
-        overridden_by: the option of the command line that was used instead; "" = none.
+        key: key in the file, with dots between nested names.
+        value: value in the file, shortened.
+        option: the option that it became, such as ``--batch 4``; several entries may share one.
+        is_default: whether it is the program's default and not in the file.
+        overridden_by: the command-line option that was used instead; "" = none.
     """
 
     key: str
@@ -35,10 +35,10 @@ class UsedEntry(Struct, frozen=True):
 
 
 class UnusedEntry(Struct, frozen=True):
-    """An entry of a file that became nothing.
+    """An entry of a file that was not used.
 
     Attributes:
-        reason: why not, and which way it would move the figure if that is known.
+        reason: why it was not used and, if known, in which direction it would move the figure.
     """
 
     key: str
@@ -52,7 +52,7 @@ class Recipe(Struct, frozen=True):
 
     Attributes:
         source: its path, or ``--args``.
-        format: what it is, for people: ``Axolotl recipe``.
+        format: kind of file, for people: ``Axolotl recipe``.
     """
 
     source: str
@@ -61,15 +61,15 @@ class Recipe(Struct, frozen=True):
     unused: Sequence[UnusedEntry] = ()
 
     def unused_that(self, bearing: Bearing) -> Sequence[UnusedEntry]:
-        """Return the entries that became nothing and have this to do with memory."""
+        """Return the unused entries with this bearing on memory."""
         return tuple(entry for entry in self.unused if entry.bearing is bearing)
 
 
 class RecipeUse(Struct, frozen=True):
-    """The files, or the question in words (then ``files`` is empty), of an estimate.
+    """The files of an estimate, or its question in words (then ``files`` is empty).
 
     Attributes:
-        command: the same question, asked with options alone.
+        command: the same question, asked with options only.
         notes: what the files leave open, one sentence each.
     """
 

@@ -1,4 +1,4 @@
-"""What came of a rehearsal: a program run without a GPU, its requests served by the model."""
+"""Results of a rehearsal: a program run without a GPU; the allocator model serves its requests."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class RehearsedOom(Struct, frozen=True):
     Attributes:
         device: the GPU.
         step: steps completed before it.
-        event: its place in the trace of the GPU.
+        event: index of the request in the trace of the GPU.
         requested_bytes: what the program asked for.
-        location: innermost line of the user's own files, None where none is on the stack.
-        stack: innermost frame first.
-        message: PyTorch's.
+        location: innermost line in the user's own files, None if none is on the stack.
+        stack: stack of the request, innermost frame first.
+        message: PyTorch's message.
     """
 
     device: int
@@ -34,7 +34,7 @@ class RehearsedOom(Struct, frozen=True):
 
 
 class Assumed(Struct, frozen=True):
-    """What was assumed where values on the GPU would have decided; ``count`` times at one line."""
+    """An assumption about a value that only a GPU would have, made ``count`` times at one line."""
 
     location: Location | None
     operation: str
@@ -43,7 +43,7 @@ class Assumed(Struct, frozen=True):
 
 
 class Unmodelled(Struct, frozen=True):
-    """Memory that a rehearsal does not see; ``n_bytes`` None where no size is documented."""
+    """Memory that a rehearsal does not see; ``n_bytes`` is None if no size is documented."""
 
     what: str
     n_bytes: int | None = None
@@ -65,28 +65,28 @@ class Rehearsal(Struct, frozen=True):
     """One rehearsal.
 
     Attributes:
-        gpu: whose kernels were taken; is_known_gpu: and whose size.
-        capacity_bytes: what PyTorch could have; None = without a limit.
+        gpu: the GPU whose kernels were assumed.
+        is_known_gpu: whether that GPU's size was assumed too.
+        capacity_bytes: how much PyTorch could have; None = without a limit.
         conf: settings of the allocator, as PyTorch writes them.
         fits: whether no failed request ended the program.
-        steps: steps that were completed, each from one run of the optimizer to the next.
-        stopped: why it was stopped, "" where the program ended by itself.
-        peak_allocated_bytes, peak_reserved_bytes: of the GPU that reserved most.
+        steps: completed steps, each from one run of the optimizer to the next.
+        stopped: why the rehearsal was stopped, "" if the program ended by itself.
+        peak_allocated_bytes, peak_reserved_bytes: peaks of the GPU that reserved the most.
         out_of_memory: the failed request that ended the program; None = it fits.
-        n_ooms: failed requests, those included that the program caught.
+        n_ooms: failed requests, including those that the program caught.
         devices: figures of each GPU.
         assumptions: what was assumed about values.
-        unmodelled: what takes memory beside the allocator.
-        notes: sentences on the rehearsal as a whole.
+        unmodelled: what takes memory outside the allocator.
+        notes: sentences about the rehearsal as a whole.
         snapshot: path of the memory snapshot that it left; "" = none was asked for.
-        torch_version: whose allocator it was.
+        torch_version: PyTorch version whose allocator was modeled.
         python: the program's Python.
-        batch: the batch size that stood in its arguments; None where none was asked for.
-        is_partial: whether something of the program was not seen that may need more memory.
-        partial_reason: why it was not, "" where all was seen.
-        n_skipped: rounds of the program's loops that were skipped, as they would ask for the same
-            memory as others.
-        traits: what the program uses, where that was asked for: ``engine/treatments/traits.py``.
+        batch: the batch size in the program's arguments; None if none was asked for.
+        is_partial: whether the rehearsal missed a part of the program that may need more memory.
+        partial_reason: why it missed that part, or "".
+        n_skipped: skipped iterations of loops; they would request the same memory as others.
+        traits: what the program uses, if that was asked for: ``engine/treatments/traits.py``.
     """
 
     gpu: str
@@ -118,11 +118,11 @@ class RehearsalResult(Struct, frozen=True):
     """A rehearsal with the diagnosis of its snapshot.
 
     Attributes:
-        diagnosis: of the snapshot.
-        rehearsal: what came of it.
-        needs_bytes: the least that PyTorch must have so that the steps rehearsed fit, by replay;
-            None where the program did not come so far.
-        fitting_gpus: names of the known GPUs that have so much, the smallest first.
+        diagnosis: diagnosis of the snapshot.
+        rehearsal: result of the rehearsal.
+        needs_bytes: the least that PyTorch must have for the rehearsed steps to fit, by replay;
+            None if the program did not get that far.
+        fitting_gpus: names of the known GPUs that have that much, smallest first.
     """
 
     diagnosis: Diagnosis
@@ -132,7 +132,7 @@ class RehearsalResult(Struct, frozen=True):
 
 
 class FailedRehearsal(Struct, frozen=True):
-    """One of several rehearsals that came to nothing, and why."""
+    """One of several rehearsals that gave no result, and why."""
 
     gpu: str
     conf: str
@@ -144,10 +144,10 @@ class LargestBatch(Struct, frozen=True):
     """The largest batch size that fits on one GPU under one setting.
 
     Attributes:
-        gpu: as in the rehearsals.
-        conf: as in the rehearsals.
-        batch: the largest that fits; None = none of those tried.
-        fails_at: the smallest that does not fit; None = all that were tried do.
+        gpu: the GPU, as in the rehearsals.
+        conf: the setting, as in the rehearsals.
+        batch: the largest batch that fits; None = none that was tried fits.
+        fails_at: the smallest batch that does not fit; None = every batch that was tried fits.
     """
 
     gpu: str
@@ -161,11 +161,11 @@ class RehearsalSweep(Struct, frozen=True):
 
     Attributes:
         program: the script or module.
-        rehearsals: in the order that was asked for.
-        failed: those that could not be rehearsed to a result.
-        largest_batches: one for each GPU and setting, where batch sizes were asked for.
-        is_search: whether the batch sizes were searched: then some of them have to fail.
-        notes: sentences on all of them.
+        rehearsals: rehearsals in the order that was asked for.
+        failed: rehearsals that gave no result.
+        largest_batches: one for each GPU and setting, if batch sizes were asked for.
+        is_search: whether batch sizes were searched; then some of them must fail.
+        notes: sentences about all rehearsals.
     """
 
     program: str
@@ -177,9 +177,9 @@ class RehearsalSweep(Struct, frozen=True):
 
     @property
     def fits(self) -> bool:
-        """Whether each of them fits; of a search, whether each GPU and setting has a batch.
+        """Whether every rehearsal fits; in a search, whether each GPU and setting has a batch.
 
-        None fits where none could be rehearsed.
+        False if nothing could be rehearsed.
         """
         if self.is_search:
             return all(found.batch is not None for found in self.largest_batches)

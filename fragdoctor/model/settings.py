@@ -1,7 +1,7 @@
-"""Settings of the caching allocator: as a file records them, and as a string gives them.
+"""Settings of the caching allocator, as recorded in a file or given as a string.
 
-What the keys mean and which values are valid: PyTorch's ``CUDAAllocatorConfig``, observed on
-2.4.1, 2.12.1 and 2.15.0. Which versions know a key: ``conf_keys``.
+The meaning of the keys and their valid values follow PyTorch's ``CUDAAllocatorConfig``, observed on
+2.4.1, 2.12.1 and 2.15.0. ``conf_keys`` says which versions know a key.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ class AllocatorSettings:
         conf: the raw string (``PYTORCH_CUDA_ALLOC_CONF``); hostile text.
         backend: ``native`` or ``cudaMallocAsync``.
         max_split_bytes: blocks of at least this size are never split; None = unlimited.
-        garbage_collection_threshold: 0 = off; needs a memory fraction to have an effect.
+        garbage_collection_threshold: 0 = off; it takes effect only with a memory fraction.
         expandable_segments: whether new memory comes from expandable segments.
         roundup_power2_divisions: 16 entries for sizes of 1 MiB .. 32 GiB; 0 and 1 = off.
         max_non_split_rounding_bytes: how much larger than an oversize request a block may be.
-        large_segment_bytes: segment size for requests of 1 to 10 MiB, and the page of expandable
-            segments in the large pool.
+        large_segment_bytes: segment size for requests of 1 to 10 MiB, and the page size of
+            expandable segments in the large pool.
         memory_fraction: ``per_process_memory_fraction``; None = not set.
-        is_recorded: False where the file or the user says nothing and these are the defaults.
-        other: further keys, by name, with their values as recorded.
+        is_recorded: False if neither file nor user says anything and these are the defaults.
+        other: other keys, by name, with their values as recorded.
     """
 
     conf: str = ""
@@ -90,10 +90,10 @@ class AllocatorSettings:
         return replace(self, **changes)
 
     def over(self, before: AllocatorSettings) -> AllocatorSettings:
-        """Return what a change to these settings at run time makes of those before.
+        """Return the settings in effect after a change from ``before`` to these at run time.
 
-        ``expandable_segments`` and ``large_segment_size_mb`` keep their values where the string
-        does not name them; everything else returns to its default.
+        ``expandable_segments`` and ``large_segment_size_mb`` keep their values if the string does
+        not name them; everything else returns to its default.
         """
         kept: dict[str, Any] = {}
         if "expandable_segments:" not in "".join(self.conf.split()):
@@ -125,11 +125,11 @@ class AllocatorSettings:
 
     @classmethod
     def from_recorded(cls, recorded: Mapping[str, Any]) -> AllocatorSettings:
-        """Return the settings of a snapshot's ``allocator_settings`` dict, tolerantly.
+        """Return the settings in a snapshot's ``allocator_settings`` dict, tolerating bad values.
 
-        Wrongly typed values are left at their defaults and kept in ``other``. Keys that only the
-        raw string holds (``large_segment_size_mb``, ``max_non_split_rounding_mb``,
-        ``per_process_memory_fraction``, ``backend``) are taken from it where it can be parsed.
+        Settings with a wrongly typed value keep their defaults, and the value goes into ``other``.
+        Keys that only the raw string has (``large_segment_size_mb``, ``max_non_split_rounding_mb``,
+        ``per_process_memory_fraction``, ``backend``) are taken from it if it can be parsed.
         """
         conf = recorded.get("PYTORCH_CUDA_ALLOC_CONF", "")
         conf = conf if isinstance(conf, str) else ""
@@ -162,9 +162,9 @@ class Era(IntEnum):
 
 
 def era_of(torch_version: str) -> Era:
-    """Return the tie-breaking of a PyTorch version.
+    """Return how a PyTorch version breaks ties between free blocks of equal size.
 
-    Up to 2.11 the lower address is taken, in 2.12 the block that was made first, from 2.13 on the
+    Up to 2.11, the lower address wins; in 2.12, the block that was made first; from 2.13 on, the
     block of the older segment, then the lower address.
 
     Raises:
@@ -177,12 +177,12 @@ def era_of(torch_version: str) -> Era:
 
 
 def is_same_conf(a: str, b: str) -> bool:
-    """Return whether two setting strings differ at most in white space, which PyTorch ignores."""
+    """Return whether two setting strings differ at most in whitespace, which PyTorch ignores."""
     return "".join(a.split()) == "".join(b.split())
 
 
 def conf_of(text: str) -> str:
-    """Return the settings in a shell's assignment such as our own advice; other text as it is."""
+    """Return the settings in a shell assignment, such as our own advice; other text unchanged."""
     match = _ASSIGNMENT.fullmatch(text)
     return text if match is None else match[2]
 
@@ -190,13 +190,14 @@ def conf_of(text: str) -> str:
 def parse_conf(text: str, torch_version: str | None = None) -> AllocatorSettings:
     """Return the settings that a ``PYTORCH_CUDA_ALLOC_CONF`` string means.
 
-    Reads it as PyTorch does: blanks do not count, a trailing comma is fine, of a repeated key the
-    last counts, and a number ends where its digits end. What PyTorch refuses is refused here, with
-    better words. Without a version every key of any version is accepted, under the newest rules.
+    Reads the string as PyTorch does: whitespace is ignored, a trailing comma is fine, the last of a
+    repeated key counts, and a number ends where its digits end. Strings that PyTorch refuses are
+    refused here too, with better words. Without a version, the keys of all versions are accepted,
+    under the newest rules.
 
     Args:
         text: ``key:value,key:value``; empty for the defaults.
-        torch_version: such as ``2.12.1``; its keys and its rules apply.
+        torch_version: version such as ``2.12.1`` whose keys and rules apply.
 
     Raises:
         ConfigError: the version would refuse the string.
@@ -252,7 +253,7 @@ def _pairs(text: str, torch_version: str | None) -> list[tuple[str, _Value]]:
 
 
 def _list_from(words: list[str], at: int, key: str) -> tuple[list[tuple[str, str]], int]:
-    """Return the entries of a list that opened before ``at``, and the place after its end."""
+    """Return the entries of a list that opened before ``at``, and the index after its end."""
     entries: list[tuple[str, str]] = []
     while at < len(words) and words[at] != "]":
         if at + 2 >= len(words) or words[at + 1] != ":" or words[at] in _MARKS:
@@ -340,7 +341,7 @@ def _fraction(key: str, value: str) -> float:
 
 
 def _other(key: str, value: str) -> bool | int | str:
-    """Return the value of a key that does not decide about device memory."""
+    """Return the value of a key that does not affect device memory."""
     if key in _SWITCHES:
         return boolean(key, value)
     if not key.endswith(("_mb", "_threads")):
@@ -368,7 +369,7 @@ def _is_int(value: object) -> bool:
 
 
 def _divisions_text(divisions: tuple[int, ...]) -> str:
-    """Return the divisions as one number, or as a list of those that are on."""
+    """Return the divisions as one number, or as a list of the ones that are on."""
     shown = {d if d > 1 else 0 for d in divisions}
     if len(shown) == 1:
         only = shown.pop()

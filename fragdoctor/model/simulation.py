@@ -1,6 +1,6 @@
 """Results of replaying a trace: under its own settings (baseline) and under others (what-if).
 
-An :class:`Outlook` says what the run would have done next, where its recording ends with a failure.
+An :class:`Outlook` says what the run would have done next if its recording ends with a failure.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from msgspec import Struct, field
 
 
 class FidelityReport(Struct, frozen=True):
-    """How exactly the model reproduced this very file under its recorded settings.
+    """How exactly the model reproduced this file under its recorded settings.
 
     Attributes:
-        share: 0..1, None where there was nothing to compare.
+        share: fidelity, 0..1; None if there was nothing to compare.
         era: tie-breaking era that fits best: ``address``, ``block_counter``, ``segment_counter``.
-        reason: why it is below 1, or why it was not computed; "" for an exact replay.
+        reason: why the share is below 1 or was not computed; "" for an exact replay.
         details: the parts: segment events, peak reserved, final layout, retries.
     """
 
@@ -32,10 +32,10 @@ class OutlookState(StrEnum):
     """Whether the run goes on. The strings are a contract (JSON ``outlook.state``)."""
 
     HOLDS = "holds"
-    """Served to the end of the step under way, and ``steps`` whole steps more."""
+    """Every request is served to the end of the current step, and in ``steps`` more whole steps."""
     FAILS = "fails"
     OPEN = "open"
-    """It cannot be known; ``reason`` says what is missing."""
+    """The outcome cannot be known; ``reason`` says what is missing."""
 
 
 class OutlookBasis(StrEnum):
@@ -46,9 +46,9 @@ class OutlookBasis(StrEnum):
     REPEATED = "repeated"
     """Complete steps, repeated as recorded."""
     SCALED = "scaled"
-    """Complete steps, their sizes scaled to the step that was cut off."""
+    """Complete steps, with sizes scaled to the step that was cut off."""
     LOWER_BOUND = "lower_bound"
-    """No complete step: only what must still come."""
+    """There is no complete step, so only the memory that must still come."""
     NONE = "none"
 
 
@@ -56,20 +56,19 @@ class Outlook(Struct, frozen=True):
     """The future of a run under one setting, capacity or change.
 
     Attributes:
-        state: whether it goes on.
-        steps: whole steps after the one under way over which that was seen.
-        fails_after_steps: whole steps before it fails, 0 for the step that the recording cut off;
-            None unless it fails.
-        needs_bytes: the least capacity at which it would hold, None where that was not searched.
+        state: whether the run goes on.
+        steps: how many whole steps after the current one were played to see that.
+        fails_after_steps: whole steps before the run fails, 0 for the step that the recording cut
+            off; None unless it fails.
+        needs_bytes: the smallest capacity at which the run would hold; None if not searched.
         peak_reserved_bytes: highest reserved memory of the continued run.
-        growth_bytes_per_step: by how much allocated memory grows from step to step.
+        growth_bytes_per_step: how much allocated memory grows from step to step.
         basis: what the run was continued with.
-        reason: what is missing, or why it fails, in one sentence; "".
-        n_complete_steps: recorded steps that those to come were made from; None where there were
-            none. What a program does for the first time later is in none of them.
-        doubt_share: by what share a step to come may differ from what is expected of it.
-        likely: where it is open, what the steps to come do if they are as expected; None where
-            there is no expectation.
+        reason: what is missing, or why the run fails, in one sentence; or "".
+        n_complete_steps: recorded steps that the coming steps were made from; None if there were
+            none. They do not contain what a program does for the first time later.
+        doubt_share: by what share a coming step may differ from what is expected.
+        likely: for an open state, the outcome if coming steps are as expected; None if unknown.
     """
 
     state: OutlookState
@@ -86,12 +85,12 @@ class Outlook(Struct, frozen=True):
 
     @property
     def fails(self) -> bool:
-        """Whether it is known or expected to fail."""
+        """Whether the run is known or expected to fail."""
         return OutlookState.FAILS in {self.state, self.likely}
 
     @property
     def is_known(self) -> bool:
-        """Whether every request of whole further steps was known and served."""
+        """Whether every request of further whole steps was known and served."""
         is_exact = self.basis in (OutlookBasis.COMPLETE, OutlookBasis.REPEATED)
         return self.state is OutlookState.HOLDS and is_exact
 
@@ -102,18 +101,18 @@ class Outlook(Struct, frozen=True):
 
 
 class Promise(StrEnum):
-    """What is promised of a change for the whole run. The strings are a contract (JSON)."""
+    """What a change promises for the whole run. The strings are a contract (JSON)."""
 
     WILL_FINISH = "will finish"
     LIKELY_FINISHES = "likely finishes"
     GETS_FURTHER = "gets further"
-    """It gets past the recorded failure; whether to the end is open, or known not to be so."""
+    """The run gets past the recorded failure, but not to its end, or that is open."""
     UNTESTED = "untested"
     STILL_FAILS = "still fails"
 
     @classmethod
     def of(cls, fits: bool | None, outlook: Outlook | None) -> Promise:
-        """Return what the replay of the recorded part, and what follows it, promise."""
+        """Return what the replay of the recorded part, and the outlook after it, promise."""
         if fits is None:
             return cls.UNTESTED
         if not fits:
@@ -129,17 +128,17 @@ class ReplayResult(Struct, frozen=True):
     """What the allocator model did with the requests of one trace.
 
     Attributes:
-        conf: the setting string replayed under.
-        edit: the code-level change replayed, for people ("" = none).
-        capacity_bytes: what PyTorch could have; None = unlimited.
-        fits: every request was served (those that the recorded run lost included).
-        oom_event: event row (of the device) of the first request that failed, None if none did.
+        conf: the setting string of the replay.
+        edit: the replayed code-level change, for people ("" = none).
+        capacity_bytes: how much PyTorch could have; None = unlimited.
+        fits: whether every request was served (including those that failed in the recorded run).
+        oom_event: event row (of the device) of the first failed request, None if none failed.
         oom_bytes: size of that request.
-        driver_calls: cudaMalloc, cudaFree, map and unmap calls: a measure of slow-down.
-        n_replayed: requests replayed.
-        is_conclusive: False where the trace begins so late that the outcome is not known, or has a
-            failed request only as the recorded settings rounded it; ``note`` says why.
-        outlook: what the run would do after the recording ends; None where nobody asked.
+        driver_calls: cudaMalloc, cudaFree, map and unmap calls: a measure of slowdown.
+        n_replayed: number of replayed requests.
+        is_conclusive: False if the trace begins so late that the outcome is not known, or if a
+            failed request is known only as rounded by the recorded settings; ``note`` says why.
+        outlook: what the run would do after the recording ends; None if nobody asked.
     """
 
     conf: str
@@ -166,7 +165,7 @@ class ReplayResult(Struct, frozen=True):
 
     @property
     def margin_bytes(self) -> int | None:
-        """Capacity less peak reserved; None where the capacity is unlimited."""
+        """Capacity minus peak reserved memory; None if the capacity is unlimited."""
         return (
             None if self.capacity_bytes is None else self.capacity_bytes - self.peak_reserved_bytes
         )
@@ -175,9 +174,9 @@ class ReplayResult(Struct, frozen=True):
 class Simulation(Struct, frozen=True):
     """A baseline, its fidelity, and any number of what-ifs against it.
 
-    After a search over settings, ``best`` is the cheapest that fits with margin, ``pareto`` are
-    those that no other beats in both peak reserved memory and driver calls, and ``is_fine`` says
-    whether the recorded settings fit with margin anyway.
+    After a search over settings, ``best`` is the cheapest result that fits with margin, ``pareto``
+    has the results that no other beats in both peak reserved memory and driver calls, and
+    ``is_fine`` says whether the recorded settings fit with margin anyway.
 
     ``method`` is ``replay`` (exact baseline) or ``estimate`` (the baseline could not be
     reproduced; ``fidelity.reason`` says why).

@@ -34,7 +34,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 class Action(IntEnum):
-    """What a trace event says (spelling of the file in lower case). OTHER: a newer PyTorch's."""
+    """What a trace event says; files spell it in lower case. OTHER comes from a newer PyTorch."""
 
     ALLOC = 0
     FREE_REQUESTED = 1
@@ -50,7 +50,7 @@ class Action(IntEnum):
 
 
 class BlockState(IntEnum):
-    """State of a block. ``active_awaiting_free`` of the documentation is read as PENDING_FREE."""
+    """State of a block. The documented ``active_awaiting_free`` is read as PENDING_FREE."""
 
     INACTIVE = 0
     ALLOCATED = 1
@@ -59,7 +59,7 @@ class BlockState(IntEnum):
 
 
 class SegmentType(IntEnum):
-    """Pool class of a segment; UNKNOWN where the file does not say."""
+    """Pool class of a segment; UNKNOWN if the file does not say."""
 
     SMALL = 0
     LARGE = 1
@@ -94,7 +94,7 @@ class SegmentTable(Struct, frozen=True):
     """Segments in file order. Under expandable segments a row is a contiguous mapped range.
 
     ``stream`` indexes ``Snapshot.streams``, ``pool`` indexes ``Snapshot.pools`` (-1: not recorded,
-    which means the default pool). ``requested_bytes`` is 0 where the file has none (before 2.0).
+    which means the default pool). ``requested_bytes`` is 0 if the file has none (before 2.0).
     """
 
     device: I32
@@ -117,8 +117,8 @@ class SegmentTable(Struct, frozen=True):
 class BlockTable(Struct, frozen=True):
     """Blocks in file order, grouped by segment (``SegmentTable.block_offsets``).
 
-    ``address`` is derived from the segment's address and the preceding sizes where the file has
-    none. ``requested_bytes`` is stale for inactive blocks. ``stack`` falls back to the newest
+    If the file has no ``address``, it is derived from the segment's address and the preceding
+    sizes. ``requested_bytes`` is stale for inactive blocks. ``stack`` falls back to the newest
     entry of ``history`` in files of 1.12 to 2.0.
     """
 
@@ -136,9 +136,9 @@ class BlockTable(Struct, frozen=True):
 class EventTable(Struct, frozen=True):
     """Trace events, oldest first, grouped by device.
 
-    Device d has rows ``offsets[d]:offsets[d+1]``. ``address`` is 0 for ``oom`` rows, whose
-    ``device_free_bytes`` stands in ``oom_free_bytes`` of the snapshot (row -> bytes). ``time_us``
-    is -1 where absent. ``compile_context`` and ``user_metadata`` are string ids.
+    Device d has rows ``offsets[d]:offsets[d+1]``. ``address`` is 0 for ``oom`` rows; their
+    ``device_free_bytes`` is in ``oom_free_bytes`` of the snapshot (row -> bytes). ``time_us`` is
+    -1 if absent. ``compile_context`` and ``user_metadata`` are string ids.
     """
 
     action: U8
@@ -172,7 +172,7 @@ class Annotation(Struct, frozen=True):
 
 
 class HostSegment(Struct, frozen=True):
-    """A pinned host segment (2.15); -1 / None where the file does not say. Not device memory."""
+    """A pinned host segment (2.15); -1 / None if the file does not say. Not device memory."""
 
     address: int
     size_bytes: int
@@ -187,15 +187,15 @@ class Provenance(Struct, frozen=True):
         container: ``pickle``, ``torch.save``, ``json`` or ``html``.
         compression: ``gzip``, ``zstd`` or ``""``.
         protocol: pickle protocol, -1 for JSON.
-        writer: ``python`` or ``c++`` (by the order of memo and filling), ``""`` for JSON.
-        is_list: the top level is the segment list of ``memory_snapshot()``.
+        writer: ``python`` or ``c++``, by the order of memoizing and filling; ``""`` for JSON.
+        is_list: whether the top level is the segment list of ``memory_snapshot()``.
         n_bytes: decompressed bytes read.
         version_low, version_high: PyTorch versions whose writer fits the keys ("" = open end).
-        unknown_keys: key path (``events.foo``) -> number of times it was met.
-        unknown_values: such as an action name of a newer version -> number of times.
-        n_replaced_strings: strings with lone surrogates, which became U+FFFD.
-        has_trailing_bytes: something follows after the end of the pickle (ignored).
-        other_entries: names of further files in an HTML page; hostile text.
+        unknown_keys: key path (``events.foo``) -> how often it occurred.
+        unknown_values: unknown value, such as a newer version's action -> how often it occurred.
+        n_replaced_strings: strings with lone surrogates, which were replaced by U+FFFD.
+        has_trailing_bytes: whether anything follows the end of the pickle (ignored).
+        other_entries: names of other files in an HTML page; hostile text.
     """
 
     source: str = ""
@@ -221,9 +221,9 @@ class Snapshot(Struct, frozen=True, dict=True):
         strings: distinct strings; hostile text.
         streams: ``uint64`` stream handles; 0 is the default stream.
         pools: ``int64`` of shape (n, 2), the two halves of a pool id; (0, 0) is the default pool.
-        oom_free_bytes: event row -> driver-free bytes at that ``oom`` (rows without are absent).
-        host_events: the ``host_traces`` as those of one device, 0; None where there are none.
-        settings: the ``allocator_settings``; defaults with ``is_recorded`` False where absent.
+        oom_free_bytes: event row -> the driver's free bytes at that ``oom``, if recorded.
+        host_events: the ``host_traces`` as the events of a device 0; None if there are none.
+        settings: the ``allocator_settings``, or defaults with ``is_recorded`` False.
     """
 
     strings: Sequence[str]
@@ -248,7 +248,7 @@ class Snapshot(Struct, frozen=True, dict=True):
         return tuple(distinct(np.append(self.segments.device, with_events)).tolist())
 
     def frame(self, frame_id: int) -> Location:
-        """Return one frame; its line is 0 to 2**64 - 1 as the file has it."""
+        """Return one frame; its line is any value in the file, 0 to 2**64 - 1."""
         found = self._locations.get(frame_id)
         if found is None:
             table, text = self.frames, self.strings
@@ -272,7 +272,7 @@ class Snapshot(Struct, frozen=True, dict=True):
         return tuple(map(self.frame, self.stacks.frames[low:high].tolist()))
 
     def __repr__(self) -> str:
-        """Return a line about it: the columns may hold millions of rows."""
+        """Return one short line: the columns may hold millions of rows."""
         n = f"{len(self.events)} events, {len(self.segments)} segments, {len(self.blocks)} blocks"
         return f"<Snapshot {self.provenance.source!r}: {n}, devices {list(self.devices)}>"
 
@@ -281,13 +281,13 @@ class Snapshot(Struct, frozen=True, dict=True):
         return drawn(self)
 
     def events_frame(self, device: int | None = None) -> pd.DataFrame:
-        """Return the trace as a DataFrame, one row an event, oldest first within a device.
+        """Return the trace as a DataFrame, one row per event, oldest first within a device.
 
         Columns: ``device``, ``action``, ``address``, ``size_bytes``, ``stream``, ``time_us``
-        (missing where the file has none), ``pool``, ``compile_context``, ``user_metadata``,
+        (missing if the file has none), ``pool``, ``compile_context``, ``user_metadata``,
         ``oom_free_bytes`` (``oom`` rows only), ``location`` (innermost frame), ``stack`` (its id).
 
-        They are those of one device, or of all where None.
+        The events are those of one device, or of all devices if ``device`` is None.
         """
         import pandas as pd  # noqa: PLC0415 - heavy
 
@@ -315,7 +315,7 @@ class Snapshot(Struct, frozen=True, dict=True):
         )
 
     def segments_frame(self) -> pd.DataFrame:
-        """Return the segments as a DataFrame, one row each, in the order of the file."""
+        """Return the segments as a DataFrame, one row per segment, in the order of the file."""
         import pandas as pd  # noqa: PLC0415 - heavy
 
         from fragdoctor.model import frames  # noqa: PLC0415 - loads pandas

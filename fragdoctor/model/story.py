@@ -1,4 +1,4 @@
-"""A log as a story: what happened when, in which process, and what followed from what."""
+"""A log as a story: what happened when, in which process, and what caused what."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ FAILURES = frozenset(
         SceneKind.OTHER,
     }
 )
-"""Kinds that say that something went wrong, warnings and retries left out."""
+"""Kinds that mean that something went wrong, except warnings and retries."""
 
 
 class TimePrecision(StrEnum):
-    """How complete a printed time is; only times of one kind can be compared."""
+    """How complete a printed time is; only times of the same precision can be compared."""
 
     NONE = ""
     ZONED = "zoned"
@@ -64,7 +64,7 @@ class PrintedFigure(Struct, frozen=True):
 
     Attributes:
         name: ``allocated``, ``reserved`` or ``used`` (nvidia-smi and the like).
-        label: the words before it, normalised: figures of different labels are not compared.
+        label: the words before it, normalized; figures with different labels are not compared.
         n_bytes: the value.
     """
 
@@ -74,28 +74,27 @@ class PrintedFigure(Struct, frozen=True):
 
 
 class Scene(Struct, frozen=True):
-    """A line of a log that belongs to its story, as the reader found it; then an event of it.
+    """A line of a log that belongs to its story, first as the reader found it, then as an event.
 
     Attributes:
-        kind: what it reports.
-        line: 1-based line.
-        text: the line, white space folded, at most 300 characters; hostile text.
-        time_s: seconds of the printed time (since 1970 where it is dated, since midnight where it
-            is a clock only), None where the line prints none; in the story that of the line above.
+        kind: what the line reports.
+        line: 1-based line number.
+        text: the line, with whitespace folded, at most 300 characters; hostile text.
+        time_s: seconds of the printed time (since 1970 for a date, since midnight for a clock
+            time); None if the line prints none. In the story, the time of the line above then.
         precision: how complete that time is.
-        rank, pid: printed on the line.
-        trial: name of the trial that the line names, ""; in the story also where only its
-            neighbours name it.
+        rank, pid: rank and process id printed on the line.
+        trial: the trial that the line (in the story, also a neighboring line) names, or "".
         message: index of the message in ``OomLog.messages``, None for other lines.
-        place: progress in words, such as ``epoch 3/10, step 1200``; "".
+        place: progress in words, such as ``epoch 3/10, step 1200``, or "".
         figures: figures of memory on the line.
-        count: a counter on the line (retries, cache flushes), None where there is none.
-        n_lines: lines that reported the same.
-        caused_by: index in ``LogStory.events`` of the failure that this one follows from, None
-            for a failure of its own. It may be a later index: some sweep tools print the end of a
-            trial above its traceback.
-        confidence: how sure that is; None without ``caused_by``.
-        reason: why it is a consequence, or for a later failure why it is none; "".
+        count: a counter on the line (retries, cache flushes), None if there is none.
+        n_lines: number of lines that reported the same.
+        caused_by: index in ``LogStory.events`` of the failure that caused this one; None for a
+            failure that no other caused. It may be a later index: some sweep tools print the end
+            of a trial above its traceback.
+        confidence: how sure ``caused_by`` is; None without it.
+        reason: why the failure is a consequence or, for a later failure, why it is not; or "".
     """
 
     kind: SceneKind
@@ -136,7 +135,7 @@ class Trial(Struct, frozen=True):
 
 
 class Direction(StrEnum):
-    """Where a figure goes."""
+    """The direction in which a figure moves."""
 
     GROWS = "grows"
     FALLS = "falls"
@@ -153,13 +152,13 @@ class TrialTrend(Struct, frozen=True):
         over: what one step is: ``trial``, ``oom`` or ``print``.
         points: bytes, in order.
         lines: line of each point.
-        slope_bytes: median of all pairwise slopes (Theil-Sen), bytes a step; None below 3 points.
+        slope_bytes: median of all pairwise slopes (Theil-Sen), bytes per step; None below 3 points.
         low_bytes, high_bytes: bounds of the slope with 90 % confidence; None below 4 points.
-        direction: what that amounts to.
+        direction: the direction that the slope and its bounds show.
         confidence: how sure the direction is; None for unclear and too few.
-        label: the words that the program prints before the figure; "".
-        rank: the rank it is about, None where all are.
-        has_process_each: each trial had a process of its own, so that nothing can have piled up.
+        label: the words that the program prints before the figure, or "".
+        rank: the rank that the figure is about, None for all ranks.
+        has_process_each: whether each trial had its own process, so that nothing can pile up.
     """
 
     figure: str
@@ -180,13 +179,12 @@ class LogStory(Struct, frozen=True):
     """The story of a log.
 
     Attributes:
-        events: in order of time where the log prints times (``is_by_time``), of lines otherwise.
-        trials: of a sweep, in order of their first line.
+        events: in order of time if the log prints times (``is_by_time``), otherwise of lines.
+        trials: trials of a sweep, in order of their first line.
         trends: figures over trials and failures.
-        n_ooms, n_consequences, n_retries, n_restarts: counts over the whole log; repeated prints
-            of one failure count once.
-        n_parallel: most trials or processes that were seen at work at the same time.
-        duration_s: between the first and the last printed time, None where there are none.
+        n_ooms, n_consequences, n_retries, n_restarts: counts over the whole log, without repeats.
+        n_parallel: the most trials or processes that were active at the same time.
+        duration_s: seconds between the first and the last printed time, None if there are none.
     """
 
     events: Sequence[Scene]

@@ -1,7 +1,7 @@
-"""Turns of optimizers: after how many runs a training step is over.
+"""Turns of optimizers: after how many runs of optimizers a training step is over.
 
-A step of training lasts from one run of the optimizer to the next, micro-batches inside. Where
-optimizers take turns, as in a GAN, it lasts until they come round again.
+A training step lasts from one run of the optimizer to the next and includes its micro-batches. If
+optimizers take turns, as in a GAN, a step lasts until the same turn comes around again.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from typing import Final
 TURNS: Final = 0.7
 """Share of the optimizer's runs that must be like the run one period before.
 
-Between 4/6, what a WGAN with five updates of its critic has at a period of one (Gulrajani et al.,
-2017), and 14/16, what lazy regularization in every sixteenth step has (Karras et al., 2020).
+It lies between 4/6, for a WGAN with five updates of its critic at a period of one (Gulrajani et
+al., 2017), and 14/16, for lazy regularization in every sixteenth step (Karras et al., 2020).
 """
 
 
 def period_of(turns: Sequence[Hashable]) -> int:
-    """Return after how many runs of the optimizer they come round again.
+    """Return after how many runs of optimizers the turns come around again.
 
-    The runs are taken as a ring, so that two whole rounds say what many do. Where none came round
-    twice, the least that nothing contradicts; all of them, if the last one had not come before.
+    The runs are treated as a ring, so two whole rounds say as much as many. If no round came twice,
+    return the shortest period that nothing contradicts. If there is none, return all runs if the
+    last run's turn is new, otherwise 1.
 
     Args:
-        turns: what tells runs of different optimizers apart, one a run, in order.
+        turns: for each run, in order, what distinguishes the optimizers.
     """
     n = len(turns)
     for period in range(1, n // 2 + 1):
@@ -39,7 +40,7 @@ def period_of(turns: Sequence[Hashable]) -> int:
 
 
 def whole_rounds(turns: Sequence[Hashable]) -> Sequence[Hashable]:
-    """Return the turns (one at least) up to the last one of the rarest: it ends a whole round."""
+    """Return the turns, at least one, up to the last of the rarest turn: it ends a whole round."""
     n_of = Counter(turns)
     last = {turn: i for i, turn in enumerate(turns)}
     rarest = min(n_of, key=lambda turn: (n_of[turn], -last[turn]))

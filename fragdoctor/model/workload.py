@@ -1,4 +1,4 @@
-"""What is to be run: the shape of a model, and how it is trained or served."""
+"""What will run: the shape of a model, and how it is trained or served."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec import Struct
 
 
 class Role(StrEnum):
-    """What a parameter is for: it decides autocast, LoRA, and 8-bit states."""
+    """What a parameter is for; this decides about autocast, LoRA and 8-bit states."""
 
     LINEAR = "linear"
     EXPERT = "expert"
@@ -23,9 +23,9 @@ class Role(StrEnum):
 
 
 class Attention(StrEnum):
-    """How attention is computed: what of it is kept for the backward pass."""
+    """How attention is computed, which decides what is kept for the backward pass."""
 
-    SDPA = "sdpa"  # F.scaled_dot_product_attention, which picks a fused kernel where it can
+    SDPA = "sdpa"  # F.scaled_dot_product_attention, which picks a fused kernel if it can
     FLASH = "flash"
     MATH = "math"  # SDPA's fallback
     EAGER = "eager"  # written out: matmul, softmax, dropout, matmul
@@ -34,23 +34,23 @@ class Attention(StrEnum):
 class Loss(StrEnum):
     """The logits that the loss is computed from."""
 
-    FP32 = "fp32"  # of an fp32 copy of all of them: Transformers, torchtitan, autocast
-    SHIFTED = "shifted"  # of a copy of that copy, without the last token: Transformers before 4.50
-    WORKING = "16-bit"  # as the head gives them
+    FP32 = "fp32"  # an fp32 copy of all logits: Transformers, torchtitan, autocast
+    SHIFTED = "shifted"  # a copy of that copy, without the last token: Transformers before 4.50
+    WORKING = "16-bit"  # as the head returns them
     CHUNKED = "chunked"  # an fp32 copy of an eighth at a time: torchtune
-    FUSED = "fused"  # never there as a whole: Liger, cut cross-entropy
+    FUSED = "fused"  # never all in memory at once: Liger, cut cross-entropy
 
 
 class FsdpKind(StrEnum):
-    """Which of PyTorch's fully sharded data parallels it is: what frozen weights cost there."""
+    """The version of PyTorch's FSDP, which decides what frozen weights cost."""
 
     SECOND = "2"  # fully_shard
-    FIRST = "1"  # FullyShardedDataParallel, adapters in units of their own: PEFT's wrapping policy
-    MIXED = "1-mixed"  # the same, one unit for adapters and frozen weights: Lightning's
+    FIRST = "1"  # FullyShardedDataParallel with separate units for adapters: PEFT's wrapping policy
+    MIXED = "1-mixed"  # the same with adapters and frozen weights in one unit: Lightning
 
 
 class Norm(StrEnum):
-    """How a normalisation layer is computed."""
+    """How a normalization layer is computed."""
 
     LAYERNORM = "layernorm"
     RMSNORM = "rmsnorm"  # torch.nn.RMSNorm, one fused operation
@@ -58,12 +58,12 @@ class Norm(StrEnum):
 
 
 class ParameterGroup(Struct, frozen=True):
-    """Parameters of one shape and role; ``count`` of them over all layers.
+    """Parameters of one shape and role; there are ``count`` of them in all layers together.
 
     Attributes:
-        name: what they are called, ``self_attn.q_proj.weight``.
+        name: name of the parameters, ``self_attn.q_proj.weight``.
         layered: whether they belong to the repeated layers (and not to embedding, head, ...).
-        slot: where in a layer it works: ``norm1``, ``qkv``, ``out``, ``norm2``, ``up``, ``down``,
+        slot: their place in a layer: ``norm1``, ``qkv``, ``out``, ``norm2``, ``up``, ``down``,
             ``router``; "" = not known, or outside the layers.
     """
 
@@ -76,12 +76,12 @@ class ParameterGroup(Struct, frozen=True):
 
     @property
     def n_each(self) -> int:
-        """Elements of one of these tensors."""
+        """Number of elements in one of these tensors."""
         return prod(self.shape)
 
     @property
     def n_total(self) -> int:
-        """Elements of all of them."""
+        """Number of elements in all of these tensors."""
         return self.n_each * self.count
 
 
@@ -89,14 +89,14 @@ class LayerBuild(Struct, frozen=True, kw_only=True):
     """How the code of a model builds its layers.
 
     Attributes:
-        is_gated: the feed-forward has a gate (SwiGLU): three matrices, not two.
+        is_gated: whether the feed-forward has a gate (SwiGLU): three matrices instead of two.
         activation: ``gelu``, ``gelu_new``, ``silu``, ``relu``, ...
-        tied_head: the head is the token embedding.
-        own_attention: what the code computes attention by where the kernel is left to it; None =
-            by ``scaled_dot_product_attention`` as it picks.
-        has_flash: a fused kernel that is asked for by name serves it.
-        attention_softcap: scores go through a tanh (Gemma 2).
-        logit_softcap: so do the logits.
+        tied_head: whether the head is the token embedding.
+        own_attention: how the code computes attention if the choice is left to it; None = with
+            whichever kernel ``scaled_dot_product_attention`` picks.
+        has_flash: whether a fused kernel that is requested by name works for the model.
+        attention_softcap: whether attention scores go through a tanh (Gemma 2).
+        logit_softcap: whether the logits go through a tanh.
     """
 
     norm: Norm = Norm.LAYERNORM
@@ -115,8 +115,8 @@ class LayerSizes(LayerBuild, frozen=True, kw_only=True):
 
     Attributes:
         ffn: width of the feed-forward layer (of one expert in a mixture).
-        n_experts: 0 = dense.
-        shared_ffn: width of what all tokens go through beside their experts.
+        n_experts: number of experts; 0 = dense.
+        shared_ffn: width of the layer that all tokens go through in addition to their experts.
     """
 
     n_layers: int = 0
@@ -131,28 +131,26 @@ class LayerSizes(LayerBuild, frozen=True, kw_only=True):
 
 
 def shared(of: LayerBuild, kind: type[LayerBuild]) -> dict[str, Any]:
-    """Return the fields of a kind with the values that an object has of them."""
+    """Return the fields of a kind with an object's values for them."""
     return {name: getattr(of, name) for name in kind.__struct_fields__}
 
 
 class ModelShape(LayerSizes, frozen=True):
-    """The shape of a transformer, or of as much as is known of another model.
+    """The shape of a transformer, or as much as is known about another model.
 
     Attributes:
-        name: for people, such as ``llama`` or a file's name.
+        name: name for people, such as ``llama`` or a file's name.
         source: where the shape comes from, one phrase.
         parameters: all parameters; their sum is the parameter count.
         hidden_dropout: dropout after the sub-layers; 0 = none.
         attention_dropout: dropout of the attention probabilities.
-        has_layers: False where only the parameter count is known: activations are unknown.
-        softmax_fp32: attention that is written out asks for an fp32 softmax, as Hugging Face's.
-        upcasts_logits: the model's code takes the loss of fp32 logits where it is not said
-            otherwise.
-        has_lm_head: the model ends in logits over the vocabulary.
-        is_guess: the shape was derived from a parameter count.
-        kv_elements: what a token leaves in one layer's cache; 0 = keys and values of all
+        softmax_fp32: whether eager attention uses an fp32 softmax, as Hugging Face's does.
+        upcasts_logits: whether the model's code computes the loss from fp32 logits by default.
+        has_lm_head: whether the model ends in logits over the vocabulary.
+        is_guess: whether the shape was derived from a parameter count.
+        kv_elements: elements that a token leaves in one layer's cache; 0 = keys and values of all
             key-value heads. Latent attention (MLA) keeps one short vector.
-        sliding_window: tokens that the ``n_sliding_layers`` look back to, and keep.
+        sliding_window: how many tokens the ``n_sliding_layers`` look back to and keep.
         assumptions: what was derived or assumed, one sentence each.
     """
 
@@ -179,7 +177,7 @@ class ModelShape(LayerSizes, frozen=True):
 
     @property
     def kv_per_token(self) -> int:
-        """Elements that one token leaves in the cache of one layer that attends."""
+        """Elements that one token leaves in the cache of one attention layer."""
         return self.kv_elements or 2 * self.n_kv_heads * self.head_dim
 
     @property
@@ -194,33 +192,33 @@ class Workload(Struct, frozen=True):
     Attributes:
         dtype: ``fp32``, ``bf16``, ``fp16``, ``amp-bf16``, ``amp-fp16``, ...
         optimizer: key of ``estimation.training_choices.OPTIMIZERS``.
-        master_weights: fp32 copies of 16-bit weights, with fp32 optimizer states.
-        grad_dtype: dtype of gradients; "" = that of the parameters.
+        master_weights: whether 16-bit weights have fp32 copies, with fp32 optimizer states.
+        grad_dtype: dtype of gradients; "" = the parameters' dtype.
         batch: sequences in one forward pass on one GPU (micro batch).
-        seq: tokens a sequence.
+        seq: tokens per sequence.
         checkpointing: ``none``, ``sqrt``, ``full``, or the number of layers in a segment.
-        lora_rank: 0 = all parameters are trained.
+        lora_rank: rank of LoRA; 0 = all parameters are trained.
         lora_targets: ``attention``, ``all-linear`` or names of matrices.
-        zero_stage: 0 = plain data parallel (or one GPU).
-        is_fsdp: stage 3 is PyTorch's FSDP, not DeepSpeed's ZeRO.
-        fsdp_kind: which one; None = not known.
-        stage: of a pipeline, ``first``, ``middle`` or ``last``; "" = not chosen.
-        world_size: GPUs that share the states.
-        grad_accumulation: micro batches a step.
-        inference: weights and KV cache only.
+        zero_stage: stage of ZeRO; 0 = plain data parallel (or one GPU).
+        is_fsdp: whether stage 3 is PyTorch's FSDP instead of DeepSpeed's ZeRO.
+        fsdp_kind: kind of FSDP; None = not known.
+        stage: stage of a pipeline, ``first``, ``middle`` or ``last``; "" = not chosen.
+        world_size: number of GPUs that share the states.
+        grad_accumulation: micro batches per step.
+        inference: whether there are only weights and a KV cache.
         new_tokens: tokens generated beyond ``seq`` (inference).
-        cache: ``dynamic`` grows with the tokens, ``paged`` in blocks, ``static`` is allocated for
-            all of them at once, ``tuple`` is there twice in a step that it grows in (inference).
-        tensor_parallel, context_parallel, pipeline_parallel, expert_parallel: GPUs that share the
-            layers' matrices, the sequence, the layers, the experts; beside ``world_size``.
-        sequence_parallel: tensor parallelism splits the residual stream too.
+        cache: ``dynamic`` grows with the tokens, ``paged`` grows in blocks, ``static`` is allocated
+            for all tokens at once, ``tuple`` exists twice in a step in which it grows (inference).
+        tensor_parallel, context_parallel, pipeline_parallel, expert_parallel: number of GPUs that
+            share the matrices, the sequence, the layers, the experts; on top of ``world_size``.
+        sequence_parallel: whether tensor parallelism splits the residual stream too.
         offload: what is kept in the host's memory: ``optimizer``, ``parameters``, ``activations``.
-        stream_shards: GPUs among which the residual stream of this one's part is split.
-        dora: LoRA with a magnitude for each output (DoRA).
-        loss: which logits it is computed from; None = as the model's own code does.
-        keeps_logits: the training loop holds the logits in a variable through the backward pass; a
-            prefill makes those of the whole prompt, and not of its last token alone.
-        varying_lengths: batches differ in length, ``seq`` being the longest.
+        stream_shards: number of GPUs that share the residual stream of this GPU's part.
+        dora: whether LoRA has a magnitude for each output (DoRA).
+        loss: which logits the loss is computed from; None = as the model's own code does.
+        keeps_logits: whether a variable of the training loop holds the logits through the backward
+            pass; in inference, whether a prefill makes the logits of more than the last token.
+        varying_lengths: whether batches differ in length; ``seq`` is the longest.
     """
 
     shape: ModelShape
@@ -259,6 +257,6 @@ class Workload(Struct, frozen=True):
 
     @property
     def attention_in_code(self) -> Attention:
-        """What the code asks for: its own where the choice is left to it."""
+        """The attention that the code uses: the model's own if the choice is left to it."""
         is_open = self.attention is Attention.SDPA
         return (is_open and self.shape.own_attention) or self.attention
