@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fragdoctor.rehearsal.engine.module_notes import ModuleNotes
 
 ENGINE: Final = str(Path(__file__).parent)
+OURS: Final = (ENGINE, SEEN_THROUGH)
 _NOT_USERS: Final = ("<", ENGINE, str(Path(os.__file__).parent))
 _ENGINE_CALL: Final = "_engine_run_backward"
 _OPERATIONS: Final = tuple(
@@ -35,7 +36,7 @@ Frame = dict[str, Any]
 
 def _kept(code: CodeType) -> CodeType | bool:
     """Return code as a stack shows it; False if it is ours, True if it is in place of C++."""
-    if not code.co_filename.startswith((ENGINE, SEEN_THROUGH)):
+    if not code.co_filename.startswith(OURS):
         return code
     return code.co_filename.startswith(_OPERATIONS)
 

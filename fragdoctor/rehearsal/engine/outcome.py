@@ -13,8 +13,8 @@ from typing import Any, Final, NoReturn
 import torch
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.rehearsal.engine import SEEN_THROUGH, leave, put
-from fragdoctor.rehearsal.engine.memory_history import ENGINE, History, is_users, snapshot
+from fragdoctor.rehearsal.engine import leave, put
+from fragdoctor.rehearsal.engine.memory_history import OURS, History, is_users, snapshot
 from fragdoctor.rehearsal.engine.session import SeenOom, Session
 
 MAX_STACK: Final = 64
@@ -25,7 +25,7 @@ def _has_other_layout(error: BaseException) -> bool:
     trace, found = error.__traceback__, False
     while trace is not None:
         at_hand = trace.tb_frame.f_locals.values()
-        if not trace.tb_frame.f_code.co_filename.startswith((ENGINE, SEEN_THROUGH)):
+        if not trace.tb_frame.f_code.co_filename.startswith(OURS):
             found = any(
                 isinstance(t, torch.Tensor) and (t.layout is not torch.strided or t.is_nested)
                 for t in at_hand
@@ -50,7 +50,7 @@ def _frames(error: BaseException | None) -> list[dict[str, Any]]:
     return [
         {"filename": filename, "line": line, "name": name}
         for filename, line, name in places
-        if not filename.startswith((ENGINE, SEEN_THROUGH))
+        if not filename.startswith(OURS)
     ]
 
 

@@ -11,7 +11,7 @@ import torch
 
 from fragdoctor.rehearsal.engine import session
 from fragdoctor.rehearsal.engine.host import release
-from fragdoctor.rehearsal.engine.memory_history import ENGINE, users_frame
+from fragdoctor.rehearsal.engine.memory_history import OURS, users_frame
 from fragdoctor.rehearsal.engine.session import Assumption
 
 
@@ -62,7 +62,7 @@ _CHECKS: Final = frozenset({"__init__", "_validate_sample", "_all_true_or_runtim
 def stand_in(dtype: torch.dtype) -> Any:
     """Return the number that a value on the GPU reads as."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(ENGINE):
+    while frame is not None and frame.f_code.co_filename.startswith(OURS):
         frame = frame.f_back
     if frame is not None and frame.f_code.co_name in _LOOPS and not dtype.is_floating_point:
         library, assumed = _LOOPS[frame.f_code.co_name]

@@ -20,10 +20,10 @@ from zlib import crc32
 import torch
 from torch.utils.data import BatchSampler
 
-from fragdoctor.rehearsal.engine import put
+from fragdoctor.rehearsal.engine import SEEN_THROUGH, put
 from fragdoctor.rehearsal.engine.calls import after_making
 
-OWN: Final = str(Path(__file__).parents[2])
+OWN: Final = (str(Path(__file__).parents[2]), SEEN_THROUGH)
 
 
 def lines_and_size(batch_size: Any) -> str:
