@@ -236,6 +236,20 @@ def test_no_module_unpickles_or_evaluates() -> None:
     assert wrong == []
 
 
+def test_only_the_rehearsed_process_has_torch_and_the_engine() -> None:
+    """The program's Python has PyTorch; the one that fragdoctor runs on may have none."""
+    wrong = []
+    for path in MODULES:
+        name = relative(path)
+        if "rehearsal/" not in name or "rehearsal/engine/" in name or name.endswith("/start.py"):
+            continue
+        used = [n.module or "" for n in statements(path) if isinstance(n, ast.ImportFrom)]
+        used += [a.name for n in statements(path) if isinstance(n, ast.Import) for a in n.names]
+        wrong += [(name, one) for one in used if re.match(r"torch\b|.*rehearsal\.engine\b", one)]
+
+    assert wrong == []
+
+
 def test_only_the_command_line_and_capture_print_or_exit() -> None:
     wrong = []
     for path in MODULES:

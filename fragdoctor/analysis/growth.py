@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Struct
 
 from fragdoctor.analysis.result import Growth
-from fragdoctor.analysis.trend import trend_of
+from fragdoctor.analysis.trend import MIN_POINTS, trend_of
 from fragdoctor.future.steps import Steps
 from fragdoctor.model.arrays import distinct, largest_groups, sum_by
 from fragdoctor.model.hooks import report_progress
@@ -28,6 +28,10 @@ from fragdoctor.units import KIB
 
 MIN_RISE_BYTES: Final = 64 * KIB
 """A smaller total rise does not matter for memory; PyTorch's small segments have 2 MiB."""
+
+MADE_ONCE: Final = 0.5
+"""A first rise by more than this share of the whole rise is of blocks that are made once, such as
+the state of an optimizer; the growth begins after it."""
 
 MAX_CANDIDATES: Final = 2000
 
@@ -123,7 +127,12 @@ def _growth(held: I64) -> tuple[int, int] | None:
 
     ``held`` is how many bytes the line holds at the end of each step.
     """
-    since = int(np.argmax(np.diff(held) > 0))
+    rises = np.diff(held)
+    since = int(np.argmax(rises > 0))
+    if rises[since] > MADE_ONCE * (held[-1] - held[since]):
+        since += 1
+    if len(held) - since < MIN_POINTS:
+        return None
     trend = trend_of(held[since:])
     if not trend.goes_on or held[-1] - held[since] < MIN_RISE_BYTES:
         return None

@@ -71,6 +71,26 @@ def test_find_growth_kept_every_step_is_found_with_its_slope():
     assert p.result.n_steps == 12
 
 
+def test_find_growth_begins_after_what_the_first_step_makes_for_good_on_the_same_line():
+    p = Program()
+    for i in range(12):
+        p.step(i)
+        p.new(64 * MIB if i == 0 else MIB, 20)
+
+    found = p.growing_lines()[20]
+
+    assert (found.slope_bytes, found.n_steps, found.survivor_bytes) == (MIB, 11, 11 * MIB)
+
+
+def test_find_growth_of_a_few_bytes_beside_what_is_made_once_is_none():
+    p = Program()
+    for i in range(21):
+        p.step(i)
+        p.new(64 * MIB if i == 0 else 512, 20)
+
+    assert p.growing_lines() == {}
+
+
 @pytest.mark.parametrize("every", [2, 3])
 def test_find_growth_kept_every_few_steps_is_found(every):
     p = Program()

@@ -11,7 +11,7 @@ from rehearsal_stage import PREPARED, Stage
 
 from fragdoctor.model.rehearsal import Rehearsal
 from fragdoctor.rehearsal import runner
-from fragdoctor.rehearsal.engine.treatments.numbers import divided
+from fragdoctor.rehearsal.divided_numbers import divided
 from fragdoctor.rehearsal.prescription.batch_numbers import batch_numbers
 from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
 from fragdoctor.rehearsal.programs import Program

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from fragdoctor.rehearsal.engine.treatments.numbers import ARGUMENT, divided
+from fragdoctor.rehearsal.divided_numbers import ARGUMENT, divided
 from fragdoctor.rehearsal.programs import Program
 
 MAX_TRIED: Final = 3

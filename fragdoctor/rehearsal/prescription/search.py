@@ -290,9 +290,9 @@ class CureSearch:
         """Spread the program over as few GPUs as it takes; a batch is split evenly."""
         size = catalogue.batch_size(traits, self._batch)
         counts = [n for n in range(2, MAX_GPUS + 1) if size % n == 0]
-        low, high = -1, 0
+        low, high = -1, min(0, len(counts) - 1)
         peak_bytes = self._needs_bytes
-        while high < len(counts):
+        while low < high:
             tried = self._try(catalogue.sharded(traits, counts[high], self._batch))
             if tried.fits:
                 break
@@ -300,7 +300,7 @@ class CureSearch:
             if tried.error or (tried.peak_allocated_bytes or 0) >= WORTH * peak_bytes:
                 return  # what more GPUs share is little of it
             peak_bytes = tried.peak_allocated_bytes or 0
-            low, high = high, 2 * high + 1
+            low, high = high, min(2 * high + 1, len(counts) - 1)
         else:
             return
 

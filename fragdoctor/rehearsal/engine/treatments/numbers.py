@@ -7,12 +7,10 @@ import os
 import re
 import sys
 from contextlib import ExitStack
-from typing import Any, Final
+from typing import Any
 
+from fragdoctor.rehearsal.divided_numbers import ARGUMENT, divided
 from fragdoctor.rehearsal.engine import put
-
-ARGUMENT: Final = "@"
-"""Stands before the number of an argument."""
 
 
 def install(argument: str, undo: ExitStack) -> None:
@@ -32,15 +30,3 @@ def install(argument: str, undo: ExitStack) -> None:
         return io.BytesIO(divided(source, int(n), found) if is_program else source)
 
     put(undo, io, "open_code", open_code)
-
-
-def divided(source: bytes, n: int, places: list[str]) -> bytes:
-    """Return a program with the numbers at some places, ``7.8``, divided."""
-    lines = source.split(b"\n")
-    for row, column in sorted((tuple(map(int, one.split("."))) for one in places), reverse=True):
-        line = lines[row - 1]
-        found = re.match(rb"\d[\d_]*", line[column:])
-        if found:
-            rest = line[column + found.end() :]
-            lines[row - 1] = line[:column] + str(int(found[0]) // n).encode() + rest
-    return b"\n".join(lines)

@@ -1,0 +1,21 @@
+"""Numbers of a program that are divided where they stand, for smaller batches."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+ARGUMENT: Final = "@"
+"""Stands before the number of an argument."""
+
+
+def divided(source: bytes, n: int, places: list[str]) -> bytes:
+    """Return a program with the numbers at some places, ``7.8`` (line and column), divided by n."""
+    lines = source.split(b"\n")
+    for row, column in sorted((tuple(map(int, one.split("."))) for one in places), reverse=True):
+        line = lines[row - 1]
+        found = re.match(rb"\d[\d_]*", line[column:])
+        if found:
+            rest = line[column + found.end() :]
+            lines[row - 1] = line[:column] + str(int(found[0]) // n).encode() + rest
+    return b"\n".join(lines)
