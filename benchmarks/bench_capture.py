@@ -133,7 +133,7 @@ def bundle_cost(model: nn.Module, optimizer: torch.optim.Optimizer, n_steps: int
 
 def load_recorder():  # noqa: ANN201 - a factory of this script
     """Return a factory of recorders, loaded by path like in programs under ``run``."""
-    home = Path(__file__).parents[1] / "fragdoctor" / "capture" / "recording"
+    home = Path(__file__).parents[1] / "fragdoctor" / "recording"
     spec = importlib.util.spec_from_file_location(
         "recording", home / "__init__.py", submodule_search_locations=[str(home)]
     )
