@@ -35,11 +35,11 @@ def restrict_writes(folders: Iterable[str]) -> str:
         why there is no fence, or "" if there is one.
     """
     if not sys.platform.startswith("linux"):
-        return "only Linux has one"
+        return "only Linux can do that"
     libc = ctypes.CDLL(None, use_errno=True)
     version = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION))
     if version < 1:
-        return f"its kernel offers none ({os.strerror(ctypes.get_errno())})"
+        return f"this kernel has no Landlock ({os.strerror(ctypes.get_errno())})"
     access = _WRITE_FILE | _REMOVE_AND_MAKE
     access |= _REFER if version >= _WITH_REFER else 0
     access |= _TRUNCATE if version >= _WITH_TRUNCATE else 0

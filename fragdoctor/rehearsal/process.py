@@ -62,7 +62,7 @@ def rehearsed_gpu(
     model = gpu_of(name) if name is not None else DEFAULT
     if model.compute and model.capability is None:
         raise ConfigError(
-            f"Programs are rehearsed on GPUs of NVIDIA, and {model.title} is none.",
+            f"Programs can only be rehearsed on NVIDIA GPUs, and {model.title} is not one.",
             hint="Choose another with --gpu; fragdoctor estimate --list-gpus names them.",
         )
     total_bytes = model.total_bytes
@@ -154,7 +154,7 @@ class Runs:
 
     def __init__(self, *, forks: bool = False) -> None:
         is_possible = sys.platform.startswith("linux")
-        self.blocker = "" if is_possible else "forks are safe on Linux alone"
+        self.blocker = "" if is_possible else "forks are safe only on Linux"
         self._forks = forks and is_possible
         self._imports = True
         self._servers: dict[str, _Process] = {}

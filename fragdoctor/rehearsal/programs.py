@@ -176,7 +176,7 @@ class Program(Struct, frozen=True):
         if not Path(target).is_file():
             hint = "Check the path of the script."
             if Path(target).name.startswith("python"):
-                hint = "Leave Python out: the script comes first, --python chooses another one."
+                hint = "Leave out Python: the script comes first, and --python chooses another one."
             raise ConfigError(f"{target} does not exist.", hint=hint)
         if target.endswith(SUFFIX):
             sources, left_out = read_notebook(Path(target))
@@ -264,7 +264,7 @@ def _by_accelerate(name: str, rest: list[str]) -> Launched:
     if name == "accelerate":
         if rest[:1] != ["launch"]:
             raise ConfigError(
-                "Of accelerate's commands only launch starts a program.",
+                "Only accelerate's launch command starts a program.",
                 hint="Write for example: accelerate launch --num_processes 2 train.py",
             )
         del rest[0]
@@ -306,7 +306,7 @@ def _options(
     words = rest[1:] if rest[:1] == ["--"] else rest
     if not words:
         raise ConfigError(
-            f"{name} is given no program.", hint=f"Write for example: {name} train.py"
+            f"{name} was given no program.", hint=f"Write for example: {name} train.py"
         )
     return found, words
 
@@ -320,12 +320,12 @@ def _number(name: str, text: str) -> int | None:
     if text in {"gpu", "auto"}:
         return None
     if not _NUMBER.fullmatch(text) or not int(text):
-        raise ConfigError(f"{name} cannot start {text!r} ranks.", hint="Write a number from 1 on.")
+        raise ConfigError(f"{name} cannot start {text!r} ranks.", hint="Use 1 or more.")
     return int(text)
 
 
 def _refused(name: str, option: str) -> ConfigError:
     return ConfigError(
-        f"What {option} of {name} sets up is not known here.",
+        f"What {name} sets up for {option} is not known here.",
         hint="Rehearse the script itself: fragdoctor rehearse train.py --world-size 4 -- ARGS",
     )

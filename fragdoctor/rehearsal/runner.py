@@ -139,8 +139,8 @@ def _outcome(
         raise _failed(found, tail, conditions)
     if not found["used_cuda"]:
         raise ConfigError(
-            "The program used no GPU: it asked for no CUDA tensor.",
-            hint="Check its arguments; what it prints is shown with --full.",
+            "The program used no GPU: it created no CUDA tensor.",
+            hint="Check its arguments; --full shows its output.",
         )
     return found
 
@@ -174,7 +174,7 @@ def _vanished(python: str, code: int, tail: str, conditions: RehearsalConditions
     ended = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
     return ProgramFailed(
         f"The program {ended} before the rehearsal was complete.",
-        hint="Its last lines are above; --full shows all that it prints.",
+        hint="Its last lines are above; --full shows all of its output.",
         output=tail,
     )
 
@@ -196,13 +196,13 @@ def _failed(found: Mapping[str, Any], tail: str, conditions: RehearsalConditions
     if _OF_OTHER_LAYOUTS.search(failure["text"]) or (needs_gpu and failure["is_of_other_layout"]):
         return ProgramFailed(
             "Gradients of sparse embeddings and products of a sparse and a dense matrix can be "
-            f"rehearsed, not what the program does with a sparse or nested tensor{where}.",
-            hint="Rehearse it with dense tensors: embeddings with sparse=False, else to_dense().",
+            f"rehearsed, but not what the program does with a sparse or nested tensor{where}.",
+            hint="Rehearse it with dense tensors: embeddings with sparse=False, or to_dense().",
             output=tail,
         )
     if needs_gpu:
         return ProgramFailed(
-            f"Code for the GPU that is not PyTorch's own is called{where}, and nothing says what "
+            f"The program calls GPU code that is not PyTorch's own{where}, and nothing tells what "
             "memory it takes.",
             hint="Rehearse the program without it (attn_implementation='sdpa', an optimizer of "
             "torch.optim), or register what it returns: torch.library.register_fake.",
@@ -210,13 +210,13 @@ def _failed(found: Mapping[str, Any], tail: str, conditions: RehearsalConditions
         )
     if _REFUSED.search(failure["text"]) and not conditions.allows_writes:
         return ProgramFailed(
-            f"The program was not let change a file{where}: {text[0]}",
-            hint="What is written through Python goes to a scratch folder, what other code writes "
-            "is refused; --allow-writes lets it change files.",
+            f"The program was not allowed to change a file{where}: {text[0]}",
+            hint="What Python writes goes to a scratch folder, and what other code writes is "
+            "blocked; --allow-writes lets the program change files.",
             output=tail,
         )
     hint = _made_up(found) or (
-        "The traceback is above. If the program works on a GPU, then it does something here that a "
+        "The traceback is above. If the program works on a GPU, it does something here that a "
         "rehearsal cannot imitate."
     )
     if failure["type"] == "ModuleNotFoundError":
@@ -234,7 +234,7 @@ def _made_up(found: Mapping[str, Any]) -> str:
     said = [f"{a['assumed']} ({a['operation']}{_at(a['location'])})" for a in made if a["location"]]
     if not said:
         return ""
-    return f"Values on the GPU are made up, and may be why: {'; '.join(said)}."
+    return f"Values on the GPU are made up, which may be why: {'; '.join(said)}."
 
 
 def _at(place: Mapping[str, Any]) -> str:

@@ -134,7 +134,7 @@ def library_model(  # noqa: PLR0913 - the options of a step, by their names
         )
     if checkpointing not in ("none", "full"):
         raise ConfigError(
-            f"--checkpointing {checkpointing} is no switch of Transformers.",
+            f"Transformers has no switch for --checkpointing {checkpointing}.",
             hint="Choose none or full, or leave --rehearse out.",
         )
     options = {

@@ -47,7 +47,7 @@ def parse_batches(text: str) -> Batches:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and 0 < len(part) < 10 for part in parts):
         raise ConfigError(
-            f"{text!r} is no list of batch sizes.",
+            f"{text!r} is not a list of batch sizes.",
             hint="Write 8,16,32, or 1..512 to search for the largest that fits.",
         )
     sizes = sorted({int(part) for part in parts})
@@ -126,7 +126,7 @@ class Sweep(Struct, frozen=True):
                         largest.append(_largest(conditions, done))
         is_search = self.batches is not None and self.batches.is_search
         why = runs.blocker
-        notes = [f"Each rehearsal imports its libraries anew: {why}."] if why else []
+        notes = [f"Each rehearsal imports its libraries again: {why}."] if why else []
         name = self.program.title or self.program.target
         return RehearsalSweep(name, found, failed, largest, is_search, notes)
 

@@ -157,7 +157,7 @@ def test_values_made_up_are_named_where_the_program_fails(stage: Stage) -> None:
     done = stage.run("train.py")
 
     assert done.returncode == 2
-    assert "Values on the GPU are made up, and may be why" in done.stderr
+    assert "Values on the GPU are made up, which may be why" in done.stderr
     assert "item at train.py:3" in done.stderr
 
 

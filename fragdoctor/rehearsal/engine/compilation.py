@@ -34,14 +34,14 @@ _NOT_HERE: Final = {
 }
 """Inductor's settings that would need a GPU, other processes, or files left by earlier runs."""
 _LEFT_OUT: Final = (
-    "torch.compile was left out, since Triton is not installed in this Python (pip install "
-    "triton): the program runs eagerly. Compiled it mostly needs less."
+    "torch.compile was skipped because Triton is not installed in this Python (pip install "
+    "triton), so the program ran eagerly. Compiled, it usually needs less."
 )
 _PARTITIONED: Final = (
-    "Inductor could not plan a compiled part of the program ({}). The part runs as its partition: "
-    "what it keeps for the backward pass is as compiled, its peak can be a third too high."
+    "Inductor could not plan a compiled part of the program ({}). That part ran unfused: what it "
+    "keeps for the backward pass is right, but its peak can be a third too high."
 )
-_EAGER: Final = "torch.compile left a part of the program as it is: {}."
+_EAGER: Final = "torch.compile left part of the program uncompiled: {}."
 
 
 _LAUNCHER: Final = SimpleNamespace(n_spills=0, n_regs=0)

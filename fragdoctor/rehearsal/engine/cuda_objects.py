@@ -185,7 +185,7 @@ class MemPool:
         self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False, **_: Any
     ) -> None:
         if allocator is not None:
-            session.note("A pool's own allocator is served as PyTorch's caching allocator.")
+            session.note("A pool's own allocator was simulated as PyTorch's caching allocator.")
         torch.cuda.init()
         gpus = session.current().gpus
         self.device = gpus.device()

@@ -117,7 +117,7 @@ def _set_default_type(kind: Any) -> None:
     torch.set_default_device("cuda" if is_of_gpu else None)
     if is_of_gpu:
         torch.set_default_dtype(getattr(torch.cuda, name.removeprefix(_OF_GPU)).dtype)
-        session.note("torch.Tensor(...) makes tensors of the CPU, whatever the default type is.")
+        session.note("torch.Tensor(...) creates CPU tensors, whatever the default type is.")
     else:
         _set_default_type_of_cpu(kind)
 
@@ -217,7 +217,7 @@ def _timed(original: Any) -> Any:
         kwargs.pop("use_cuda", None)
         if kwargs.get("use_device") == "cuda":
             kwargs["use_device"] = None
-            session.note("Profiles have no times of the GPU.")
+            session.note("Profiles contain no GPU times.")
         original(self, *args, **kwargs)
 
     return __init__
@@ -261,12 +261,12 @@ _IN_C: Final[dict[str, Callable[..., Any]]] = {
     "_cuda_getCurrentSolverHandle": lambda: 1,
     "_cuda_getCublasWorkspaceSize": lambda: session.current().blas_workspace_bytes,
     "_cuda_getCublasLtWorkspaceSize": lambda: session.current().blas_workspace_bytes,
-    "_cuda_setCublasWorkspaceSize": _not_rehearsed("other workspace of cuBLAS than the usual one"),
+    "_cuda_setCublasWorkspaceSize": _not_rehearsed("cuBLAS workspace size but the default"),
     "_cuda_jiterator_compile_and_launch_kernel": _jit,
-    "_cuda_changeCurrentAllocator": _not_rehearsed("other allocator than PyTorch's own"),
-    "_cuda_customAllocator": _not_rehearsed("other allocator than PyTorch's own"),
-    "_cuda_getAllocator": _not_rehearsed("allocator of PyTorch's to hand on"),
-    "_cuda_cudaHostAllocator": _not_rehearsed("allocator of pinned memory to hand on"),
+    "_cuda_changeCurrentAllocator": _not_rehearsed("allocator but PyTorch's own"),
+    "_cuda_customAllocator": _not_rehearsed("allocator but PyTorch's own"),
+    "_cuda_getAllocator": _not_rehearsed("allocator object of PyTorch's"),
+    "_cuda_cudaHostAllocator": _not_rehearsed("allocator object for pinned memory"),
     "_cuda_allocationTraceback": lambda _address: None,
     "_nccl_unique_id": lambda: b"",
     "_nccl_init_rank": lambda *_: 0,

@@ -137,15 +137,15 @@ def _plans_here(convolution: Convolution, *, wants_all: bool) -> tuple[int, ...]
 
 _WITHOUT: Final = (
     "cuDNN is not installed in this Python (pip install nvidia-cudnn-cu13): the workspace of a "
-    "convolution is taken to be a copy of each of its tensors, as of most on an H200."
+    "convolution is assumed to be a copy of each of its tensors, as for most on an H200."
 )
 _UNPLANNED: Final = (
-    "cuDNN has no plan for some convolutions on this GPU: their workspace is taken to be a copy of "
-    "each of their tensors."
+    "cuDNN has no plan for some convolutions on this GPU: their workspace is assumed to be a copy "
+    "of each of their tensors."
 )
 _BENCHMARK: Final = (
     "torch.backends.cudnn.benchmark: every plan of a convolution is tried once, and the first is "
-    "taken to win."
+    "assumed to win."
 )
 _BENCHMARKED: Final[set[tuple[bool, Convolution]]] = set()
 """Calls whose plans were tried; PyTorch keeps the plan that it chose, for each of its threads."""

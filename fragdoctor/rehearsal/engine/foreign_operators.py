@@ -79,8 +79,8 @@ def _with_fake(op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
             if op._abstract_fn is None:
                 raise
         session.note(
-            f"The kernel of {op._qualname} needs a GPU: its fake says what it returns, and nothing "
-            "says what memory it uses meanwhile."
+            f"The kernel of {op._qualname} needs a GPU: its fake tells what it returns, but not "
+            "what memory it uses while it runs."
         )
         return op._abstract_fn(*args, **kwargs)
 

@@ -345,7 +345,7 @@ def _encoder_layer(op: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
 @special("aten::_nested_tensor_from_mask_left_aligned")
 def _is_left_aligned(_op: Any, *_: Any) -> bool:
     """Return False: a ``TransformerEncoder`` cannot skip its padding by using nested tensors."""
-    values.assume("TransformerEncoder", "padding is computed as everything else")
+    values.assume("TransformerEncoder", "padding is computed like everything else")
     return False
 
 

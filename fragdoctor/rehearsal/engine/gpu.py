@@ -133,7 +133,7 @@ class Gpus:
         except OSError as err:
             raise ConfigError(
                 f"The model of the GPU's memory cannot be loaded: {err}.",
-                hint="Install fragdoctor anew on this machine.",
+                hint="Reinstall fragdoctor on this machine.",
             ) from err
         for name, (result, arguments) in _FUNCTIONS.items():
             function = getattr(self._lib, f"fg_{name}")

@@ -96,7 +96,7 @@ class Weights:
         storage._weak_ref()  # its address is not reused until the reference is freed
         self._empty.add(storage._cdata)
         session.note(
-            f"Parameters made on the CPU have no values from the first {KEPT_BYTES // MIB} MiB on."
+            f"Parameters created on the CPU after the first {KEPT_BYTES // MIB} MiB have no values."
         )
 
     def draw(self, n: int, dtype: torch.dtype, generator: torch.Generator | None) -> None:
@@ -104,7 +104,7 @@ class Weights:
         self._n_drawn += n
         if self._n_drawn > MOST_DRAWN:
             session.note(
-                "Random numbers that the CPU draws after the model was made are others than usual."
+                "Random numbers drawn on the CPU after the model was built differ from a real run."
             )
             return
         # A double-precision number uses two of the generator's numbers, as a 64-bit integer does.
@@ -214,8 +214,8 @@ def _copying(original: Any) -> Any:
 def _launcher(_kernel: Any, _grid: Any) -> Callable[..., None]:
     """``kernel[grid]`` that launches nothing."""
     session.note(
-        "Triton's kernels were left out: what they write is not computed. They work in memory that "
-        "the program asks for."
+        "Triton kernels were skipped: what they write is not computed. They work in memory that "
+        "the program allocates."
     )
     return lambda *_args, **_kwargs: None
 

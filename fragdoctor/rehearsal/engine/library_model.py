@@ -59,7 +59,7 @@ def build(
     config = json.loads(text)
     if any(config.get(key) for key in STORED):
         raise ConfigError(
-            "The weights are quantised, and the class alone does not say how they are kept.",
+            "The weights are quantized, and the class alone does not tell how they are stored.",
             hint="Leave --rehearse out: the formula counts them.",
         )
     name = config.get("_class_name")
@@ -127,8 +127,8 @@ def _note_unread(
     unread = [name[:40] for name in numbers if not hasattr(default, name) and name not in code]
     if unread:
         session.note(
-            f"Transformers {version} does not read {', '.join(unread[:4])} of the configuration: "
-            "its own defaults stand for that, and the model may be another one."
+            f"Transformers {version} does not read {', '.join(unread[:4])} from the configuration: "
+            "it uses its own defaults instead, so the model may differ."
         )
 
 
@@ -155,7 +155,7 @@ def _inputs(model: torch.nn.Module, config: Any, seq: int, *, inference: bool) -
         length = 2 * config.max_source_positions
         found = {"input_features": torch.zeros((1, config.num_mel_bins, length))}
     else:
-        raise ConfigError(f"What {type(model).__name__} takes is not known here.", hint=OWN_CODE)
+        raise ConfigError(f"The inputs of {type(model).__name__} are unknown here.", hint=OWN_CODE)
     if inference:
         is_pair = "decoder_input_ids" in takes
         return found | ({"decoder_input_ids": ids} if is_pair else {})
@@ -176,7 +176,7 @@ def _image(config: Any) -> torch.Tensor:
 def _of_diffusers(config: Mapping[str, Any], name: str) -> OwnModel:
     own = getattr(_library("diffusers"), name, None)
     if own is None or name not in DIFFUSERS:
-        raise ConfigError(f"What {name[:60]} takes is not known here.", hint=OWN_CODE)
+        raise ConfigError(f"The inputs of {name[:60]} are unknown here.", hint=OWN_CODE)
     model = own.from_config(dict(config))
     made, ids = model.config, torch.zeros((1,), dtype=torch.int64)
     size = made.sample_size

@@ -122,7 +122,7 @@ class _Items(Iterator[Any]):
             while n is None or n_gone < n:
                 if time.monotonic() - begun > WAIT_S:
                     skipping.partial = skipping.partial or (
-                        f"items of the loop at line {self._place.first} were jumped over for "
+                        f"skipping items of the loop at line {self._place.first} took "
                         f"{WAIT_S:.0f} s, and there are more"
                     )
                     skipping.on_stuck(skipping.partial)

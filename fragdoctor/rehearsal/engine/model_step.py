@@ -71,8 +71,8 @@ class ModelStep:
             own.inputs = _zeros(input_shape, input_dtype)
         if own.inputs is None and own.train_step is None:
             raise ConfigError(
-                "The factory gives no inputs for the model.",
-                hint="Return (model, inputs), or say --input-shape 8,1024 --input-dtype int64.",
+                "The factory returns no inputs for the model.",
+                hint="Return (model, inputs), or use --input-shape 8,1024 --input-dtype int64.",
             )
         _place_inputs(own, batch)
         if dtype:
@@ -215,8 +215,8 @@ def _refuse_ignored(own: OwnModel, given: Sequence[str], *, inference: bool, aut
     for name, (what, is_decided) in decided.items():
         if is_decided and name in given:
             raise ConfigError(
-                f"--{name.replace('_', '-')} does not go with a factory that gives its own {what}.",
-                hint="Leave the option out, or that part of the factory.",
+                f"--{name.replace('_', '-')} cannot be used if the factory returns its own {what}.",
+                hint="Leave out the option, or that part of the factory.",
             )
 
 
@@ -228,7 +228,7 @@ def _first_tensor(outputs: object) -> torch.Tensor:
         if isinstance(leaf, torch.Tensor):
             return leaf
     raise ConfigError(
-        "The model returns no tensor to make a loss of.",
+        "The model returns no tensor to compute a loss from.",
         hint="Give loss_fn or train_step in the factory.",
     )
 

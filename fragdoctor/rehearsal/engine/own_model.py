@@ -77,7 +77,7 @@ def build(spec: str) -> OwnModel:
     model = fields.pop("model")
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(
-            f"The factory returned {type(built).__name__}, which holds no model.", hint=CONTRACT
+            f"The factory returned {type(built).__name__}, which contains no model.", hint=CONTRACT
         )
     return OwnModel(model, **fields)
 

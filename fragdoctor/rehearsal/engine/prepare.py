@@ -36,12 +36,12 @@ def prepare(
     version = torch.__version__.partition("+")[0]
     if parse_version(version) < OLDEST:
         raise ConfigError(
-            f"PyTorch {torch.__version__} cannot be rehearsed with.",
+            f"PyTorch {torch.__version__} is not supported by rehearsals.",
             hint="Install PyTorch 2.6 or newer in the program's environment.",
         )
     if torch.cuda.is_initialized():
         raise ConfigError(
-            "CUDA is in use in this process already.", hint="Rehearse in a fresh process."
+            "CUDA is already in use in this process.", hint="Rehearse in a fresh process."
         )
     gpus = Gpus(native)
     budget = Budget(None, DEFAULT.total_bytes, parse_conf(""), torch_version or version)

@@ -125,7 +125,7 @@ def _blocker(now: Session, name: str) -> str:
     try:
         n_threads = len(os.listdir(_TASKS))  # noqa: PTH208 - bypasses the redirection of reads
     except OSError:
-        return "the system does not say which threads run"
+        return "the system does not tell which threads are running"
     if n_threads > 1:
         return f"{name} starts a thread when it is imported"
     return f"{name} uses the GPU when it is imported" if now.is_started else ""
@@ -185,8 +185,8 @@ def run(request: dict[str, Any]) -> NoReturn:
     now = _prepared(request, undo)
     if blocker:
         now.assumptions.note(
-            f"No fence of the kernel is around the program, as {blocker}: what writes past Python "
-            "is not held back."
+            f"The kernel does not fence the program in: {blocker}. Writes that bypass Python are "
+            "not blocked."
         )
     if "requests_fd" in request:
         request = request_of_fork(request, now)

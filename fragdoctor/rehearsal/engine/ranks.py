@@ -138,8 +138,8 @@ def _group(original: Callable[..., Any]) -> Callable[..., Any]:
             world.pg_backend_config[group] = str(config)
             session.note(
                 f"Rank {c10d.get_rank() if c10d.is_initialized() else group.rank()} of a "
-                "distributed run is rehearsed by itself: what the others would send counts as "
-                "what it has."
+                "distributed run was rehearsed alone: data that the others would send is assumed "
+                "to be the same as its own."
             )
         return group, store
 
@@ -167,7 +167,7 @@ def _rendezvous(
 
 def _spawn(function: Callable[..., Any], args: Sequence[Any] = (), *_: Any, **__: Any) -> None:
     """Call in this process what one of the spawned processes would."""
-    session.note("Of the processes that it spawns one is rehearsed.")
+    session.note("Only one of the processes that it spawns was rehearsed.")
     function(int(os.environ.get("LOCAL_RANK", "0")), *args)
 
 

@@ -161,7 +161,7 @@ class Session:
         except ConfigError as err:
             raise RuntimeError(err.message) from err
         if settings.backend != "native":
-            self.assumptions.note(f"backend:{settings.backend} is served as the native allocator")
+            self.assumptions.note(f"backend:{settings.backend} was simulated as the native one")
         return settings
 
     def change_settings(self, text: str) -> None:

@@ -388,7 +388,7 @@ class Skipping:
             passage.n_steps = n_steps
             passage.stepped[1:] = [(passage.n_rounds, n_steps)]
         if self._ends_at is not None and time.monotonic() > self._ends_at:
-            self.on_stuck(f"its rounds went on for {GO_ON_S:.0f} s after their memory repeated")
+            self.on_stuck(f"a loop had run for {GO_ON_S:.0f} s after its memory repeated")
         is_of_gpu = bool(passage.n_events) and self.n_requests != passage.n_requests
         is_of_gpu = is_of_gpu and not (passage.source.yields or passage.is_of_layers)
         if not is_of_gpu or threading.current_thread() is not threading.main_thread():
@@ -447,7 +447,7 @@ class Skipping:
         if n_left is None and reached is None:
             if is_of_steps and remaining is no_length:
                 place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-                self.on_stuck(f"nothing says where the loop at {place} ends")
+                self.on_stuck(f"it was unclear where the loop at {place} ends")
             return None if remaining is not no_length else 0
         ends = [] if reached is None else [reached - 1 - _AROUND]
         n = min([*ends, *([] if n_left is None else [n_left - _LAST])])
@@ -522,7 +522,7 @@ class Skipping:
         if n_left is None or _is_in_module(frame):
             self.on_stuck(reason)
             return 0
-        self.partial = self.partial or f"{reason}; the others of the loop were not rehearsed"
+        self.partial = self.partial or f"{reason}; the rest of the loop was not rehearsed"
         return self._jumped(passage, n_left - _LAST, frame)
 
     def advanced(self, passage: Passage, number: int, value: Any) -> Any:

@@ -24,7 +24,7 @@ def n_kept(tensor: torch.Tensor, kind: str) -> int:
     n = round(share * tensor.numel())
     most = session.current().known.most_set(tensor) if kind == "nonzero" else None
     if most is not None and most < n:
-        assume(kind, "all elements are kept that can be")
+        assume(kind, "all elements that can be kept are kept")
         return most
     assume(kind, "all elements are kept" if share == 1.0 else f"{share:.3g} of all are kept")
     return n
@@ -48,7 +48,7 @@ def assume_even_choice(n: int) -> None:
 # they read decide whether to continue, and how far.
 _LOOPS: Final = MappingProxyType(
     {
-        "_beam_search": ("transformers", "it goes on to its end"),
+        "_beam_search": ("transformers", "it runs to its end"),
         "_rejection_sample": ("distributions", "samples are accepted at once"),
     }
 )

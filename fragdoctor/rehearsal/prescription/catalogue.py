@@ -267,7 +267,7 @@ def held_on_host(line: Location) -> Treatment:
     place = f"{line.basename}:{line.line}"
     return Treatment(
         "held-on-host",
-        f"hold on the host what {place} makes",
+        f"keep on the host what {place} creates",
         Numerics.EXACT,
         None,
         [
@@ -372,7 +372,7 @@ def sharded(traits: Traits, n: int, batch: int | None) -> Treatment:
 def why_not_sharded(traits: Traits) -> str:
     """Return why a model cannot be sharded from outside, "" if it can."""
     if traits["is_distributed"]:
-        return "the program has several ranks already"
+        return "the program already has several ranks"
     if traits["framework"]:
         return _as_framework_has_it(traits, Change.FSDP)
     return "" if traits["optimizers"] else "there is no optimizer"
@@ -381,7 +381,7 @@ def why_not_sharded(traits: Traits) -> str:
 def _as_framework_has_it(traits: Traits, change: Change) -> str:
     """Return why a change over GPUs is not made from outside, and the framework's lines for it."""
     words = words_of(traits["framework"], change).replace("{n}", "N")
-    return f"the framework makes the ranks: {words}; rehearse that with --world-size N"
+    return f"the framework starts the ranks: {words}; rehearse that with --world-size N"
 
 
 def simple(traits: Traits, conf: str) -> Iterator[Treatment]:  # noqa: C901 - one case per treatment
@@ -466,7 +466,7 @@ def _why_not_in_backward(traits: Traits) -> str:
         "there is no optimizer": not traits["n_optimizers"],
         "there are several optimizers": traits["n_optimizers"] > 1,
         "gradients are accumulated": traits["accumulates"],
-        "gradients are clipped, all together": traits["clips"],
+        "all gradients are clipped together": traits["clips"],
         "the loss is scaled": traits["scales"],
         "the learning rate is scheduled": traits["schedules"],
     }
@@ -476,13 +476,13 @@ def _why_not_in_backward(traits: Traits) -> str:
 def left_out(traits: Traits, batch: int | None, conf: str) -> Iterator[LeftOut]:
     """Yield the treatments that do not apply here, and why."""
     if traits["checkpoints"]:
-        yield LeftOut("checkpoint", "the program checkpoints already")
+        yield LeftOut("checkpoint", "the program already checkpoints")
     elif not any(part["calls"] for part in traits["parts"]):
         yield LeftOut("checkpoint", "the model calls no module that calls others")
     if not batch_size(traits, batch):
         yield LeftOut(
             "accumulate",
-            "no DataLoader makes the batches, and no number was found that does; give --batch 32, "
+            "no DataLoader makes the batches, and no number that does was found; use --batch 32, "
             "and {batch} in the arguments",
         )
     reason = _why_not_in_backward(traits)
@@ -492,11 +492,11 @@ def left_out(traits: Traits, batch: int | None, conf: str) -> Iterator[LeftOut]:
     if reason:
         yield LeftOut("chunked-loss", reason)
     if traits["autocasts"]:
-        yield LeftOut("autocast", "the program uses it already")
+        yield LeftOut("autocast", "the program already uses it")
     if not {*traits["optimizers"]} & _ADAM:
-        yield LeftOut("adamw-8bit, adafactor", "they take the place of Adam and AdamW")
+        yield LeftOut("adamw-8bit, adafactor", "they replace Adam and AdamW")
     if "expandable_segments:True" in conf:
-        yield LeftOut("expandable-segments", "the program has them already")
+        yield LeftOut("expandable-segments", "the program already has them")
     yield from _over_gpus_left_out(traits)
     yield LeftOut("parameters on the host", "not made from outside")
 

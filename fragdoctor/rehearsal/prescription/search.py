@@ -116,7 +116,7 @@ class CureSearch:
         """
         with Runs(forks=True) as self._runs, tempfile.TemporaryDirectory() as scratch:
             self._snapshot = Path(scratch) / "snapshot.pickle"
-            self._on_try("the program as it is")
+            self._on_try("the unchanged program")
             found, needs_bytes = self._rehearse(replace(self._conditions, observes=True), 1)
             if found.traits["place"]:
                 found.traits["place"]["optimizer"] = patch.optimizer_name(found.traits["place"])
@@ -143,8 +143,8 @@ class CureSearch:
             specs = cure.treatments[0].specs if cure else ()
             if dearer := sum(self._dearer.get(spec, 0.0) for spec in specs):
                 self._notes.append(
-                    f"With other results kept in each of the modules {100 * dearer:.1f} % of the "
-                    "compute could be saved, in many more lines."
+                    "Keeping different results in each of the modules could save "
+                    f"{100 * dearer:.1f} % of the compute, but takes many more lines."
                 )
         conf = self._conditions.conf or found.conf
         traits = {**found.traits, "number": self._number}
@@ -176,7 +176,7 @@ class CureSearch:
             return []
         copy = self._snapshot.with_name(path.name)
         copy.write_text(after, encoding="utf-8")
-        self._on_try("the program with the change in it")
+        self._on_try("the changed program")
         paths = [str(path.resolve().parent), os.environ.get("PYTHONPATH", "")]
         variables = {
             **self._conditions.variables,
@@ -210,7 +210,8 @@ class CureSearch:
         self._number = traits.get("number")
         if traits.get("mixing"):
             self._notes.append(
-                f"Smaller batches may not give the gradients of the whole one: {traits['mixing']}."
+                "Smaller batches may not add up to the gradients of the whole batch: "
+                f"{traits['mixing']}."
             )
         size = catalogue.batch_size(traits, self._batch)
         self._split(size, lambda n: catalogue.accumulated(traits, n, self._batch))
@@ -413,7 +414,7 @@ class CureSearch:
             # may be in the second update: the first one creates the optimizer state.
             reason = found.partial_reason
             if not reason and found.steps < self._least_steps:
-                reason = "its rounds end before the second update; let it take more of them"
+                reason = "its rounds end before the second update; let it run more of them"
             as_far = reason in {"", self._partial_reason}
             if not as_far:
                 self._check_time()

@@ -112,8 +112,8 @@ def _complex_to_real(call: Call) -> Iterable[Step]:
 def _asked(call: Call) -> tuple[torch.Tensor, list[int], _Stages]:
     tensor: torch.Tensor = call.args[0]
     session.note(
-        "The workspaces of cuFFT were not counted: a plan has none for most sizes whose prime "
-        "factors are small, and up to some times its data for others."
+        "The workspaces of cuFFT were not counted: most sizes with small prime factors need none, "
+        "but others can need several times their data."
     )
     dims = [dim % tensor.dim() for dim in call.argument("dim")]
     return tensor, dims, _Stages(list(tensor.shape), list(tensor.stride()), [])
