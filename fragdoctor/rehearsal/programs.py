@@ -326,6 +326,6 @@ def _number(name: str, text: str) -> int | None:
 
 def _refused(name: str, option: str) -> ConfigError:
     return ConfigError(
-        f"What {name} sets up for {option} is not known here.",
+        f"The effect of {option} of {name} is not known here.",
         hint="Rehearse the script itself: fragdoctor rehearse train.py --world-size 4 -- ARGS",
     )
