@@ -60,8 +60,8 @@ def bundle_of(pid: int, wait_s: float) -> Iterator[Path]:
     if execute is None:
         here = f"{sys.version_info.major}.{sys.version_info.minor}"
         raise ConfigError(
-            f"Process {pid} was not started by fragdoctor run, and attaching to it takes "
-            f"Python 3.14, for it and for fragdoctor; this is Python {here}.",
+            f"Process {pid} was not started by fragdoctor run, and attaching to it "
+            f"needs Python 3.14 for both it and fragdoctor; this is Python {here}.",
             hint=_FROM_START,
         )
     with _place_for(pid) as place:
@@ -79,7 +79,9 @@ def _recorded(pid: int) -> tuple[int, Options | None]:
         return pid, answering[pid]
     if len(answering) > 1:
         named = ", ".join(str(p) for p in [*answering][:_MOST_NAMED])
-        raise ConfigError(f"Process {pid} started several that use a GPU.", hint=f"One of: {named}")
+        raise ConfigError(
+            f"Process {pid} started several processes that use a GPU.", hint=f"One of: {named}"
+        )
     return next(iter(answering.items()), (pid, None))
 
 

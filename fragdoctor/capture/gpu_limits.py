@@ -83,7 +83,7 @@ def limits_of(marks: Sequence[tuple[str, Sequence[Any], Mapping[str, Any]]]) -> 
         if not isinstance(rehearse, bool) or not (gpu is None or isinstance(gpu, str)):
             raise ValueError(f'{name} takes rehearse=True and gpu="a100-40g".')
         if gpu is not None and not rehearse:
-            raise ValueError(f"{name}: gpu is for rehearse=True; else it is the GPU that is there.")
+            raise ValueError(f"{name}: gpu is only for rehearse=True; else the machine's is used.")
         is_rehearsed |= rehearse
         gpus |= {} if gpu is None else {gpu: None}
         found[name] = _limit(name, args, values)

@@ -22,7 +22,7 @@ from fragdoctor.recording.record_options import VARIABLE, Options
 BOOTSTRAP: Final = Path(record_options.__file__).parent / "bootstrap"
 _PASSED_ON: Final = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _NO_PYTHON: Final = (
-    "no Python from 3.9 on started that reads PYTHONPATH (python -I, -E and -S do not, containers "
+    "no Python 3.9 or newer started that reads PYTHONPATH (python -I, -E and -S do not, containers "
     "and remote shells have their own)"
 )
 _FROM_TERMINAL: Final = ("SIGINT", "SIGQUIT")
@@ -56,7 +56,7 @@ def command_of(words: Sequence[str], *, is_module: bool = False) -> list[str]:
         return [sys.executable, *words]
     if shutil.which(first) is None:
         raise ConfigError(
-            f"{first} is no program that could be started.",
+            f"{first} is not a program that can be started.",
             hint="Check the spelling, or write: fragdoctor run -- python train.py",
         )
     return list(words)

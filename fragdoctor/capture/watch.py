@@ -189,7 +189,7 @@ class watch(Generic[T]):  # noqa: N801 - used as a verb: for batch in fragdoctor
 
     def __len__(self) -> int:
         if not isinstance(self._items, Sized):
-            raise TypeError("what is watched has no length")
+            raise TypeError("the watched object has no length")
         return len(self._items)
 
     def __enter__(self) -> Self:

@@ -6,11 +6,11 @@ import re
 from typing import Final
 
 ARGUMENT: Final = "@"
-"""Stands before the number of an argument."""
+"""Comes before the position of an argument."""
 
 
 def divided(source: bytes, n: int, places: list[str]) -> bytes:
-    """Return a program with the numbers at some places, ``7.8`` (line and column), divided by n."""
+    """Return a program with the numbers at some lines and columns, such as ``7.8``, divided by n."""
     lines = source.split(b"\n")
     for row, column in sorted((tuple(map(int, one.split("."))) for one in places), reverse=True):
         line = lines[row - 1]

@@ -1,7 +1,7 @@
-"""A fence of the kernel around a process: it, and all that it starts, writes below few folders.
+"""A kernel fence around a process: it, and all that it starts, can only write below a few folders.
 
-Linux's Landlock (``linux/landlock.h``) holds for code of every language, for threads that begin
-later, and for programs that are started. It has no say in modes, owners and times of files.
+Linux's Landlock (``linux/landlock.h``) applies to code in every language, to threads that begin
+later, and to programs that are started. It does not cover modes, owners and times of files.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from collections.abc import Iterable
 from typing import Final
 
 FREE: Final = ("/dev", "/proc")
-"""Where no file of anybody's lies, and a program writes all the same."""
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # system calls, of every architecture
+"""Where there are no files of anybody's, but programs write anyway."""
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # system calls, on every architecture
 _VERSION: Final = 1  # LANDLOCK_CREATE_RULESET_VERSION
 _PATH_BENEATH: Final = 1  # LANDLOCK_RULE_PATH_BENEATH
 _NO_NEW_PRIVILEGES: Final = 38  # PR_SET_NO_NEW_PRIVS, without which nothing may be restricted
 _WRITE_FILE: Final = 1 << 1
 _TRUNCATE: Final = 1 << 14
 _REMOVE_AND_MAKE: Final = sum(1 << bit for bit in range(4, 13))
-_REFER: Final = 1 << 13  # to move between folders
-_WITH_REFER, _WITH_TRUNCATE = 2, 3  # versions that know them
+_REFER: Final = 1 << 13  # moving files between folders
+_WITH_REFER, _WITH_TRUNCATE = 2, 3  # versions that introduced these rights
 
 
 def restrict_writes(folders: Iterable[str]) -> str:
-    """Let this thread, and what it starts, change nothing but what lies below folders.
+    """Let this thread, and what it starts, change only what is below some folders.
 
-    It cannot be taken back.
+    This cannot be undone.
 
     Returns:
-        why there is no fence, "" where there is.
+        why there is no fence, or "" if there is one.
     """
     if not sys.platform.startswith("linux"):
-        return "only Linux has one"
+        return "only Linux can do that"
     libc = ctypes.CDLL(None, use_errno=True)
     version = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION))
     if version < 1:
-        return f"its kernel offers none ({os.strerror(ctypes.get_errno())})"
+        return f"this kernel has no Landlock ({os.strerror(ctypes.get_errno())})"
     access = _WRITE_FILE | _REMOVE_AND_MAKE
     access |= _REFER if version >= _WITH_REFER else 0
     access |= _TRUNCATE if version >= _WITH_TRUNCATE else 0
@@ -61,7 +61,7 @@ def restrict_writes(folders: Iterable[str]) -> str:
 def _allow(libc: ctypes.CDLL, ruleset: int, folder: str, access: int) -> None:
     try:
         parent = os.open(folder, os.O_PATH | os.O_CLOEXEC)
-    except OSError:  # there is none, so nothing can be written below it
+    except OSError:  # no such folder, so nothing can be written below it
         return
     try:
         rule = struct.pack("=Qi", access, parent)  # struct landlock_path_beneath_attr

@@ -1,4 +1,4 @@
-"""The GPU that a program meets, and the processes it runs in: new ones, or forks of one."""
+"""The GPU that a program sees, and the processes it runs in: new ones, or forks of one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RehearsedGpu(Struct, frozen=True):
 
     @property
     def called(self) -> str:
-        """What reports call it."""
+        """The name for reports."""
         return self.name or self.kernels.title
 
 
@@ -52,9 +52,9 @@ def rehearsed_gpu(
     """Return the GPU that was asked for.
 
     Args:
-        name: of a known GPU or a size; None = kernels as on an H100.
+        name: name of a known GPU, or a size; None = kernels as on an H100.
         capacity_bytes: what PyTorch can have; None = the GPU's memory without CUDA's context.
-        is_unlimited: whether requests never fail; so it is where nothing says a size.
+        is_unlimited: whether requests never fail, which is also so if no size is known.
 
     Raises:
         ConfigError: there is no such GPU, or it is not one of NVIDIA's.
@@ -62,7 +62,7 @@ def rehearsed_gpu(
     model = gpu_of(name) if name is not None else DEFAULT
     if model.compute and model.capability is None:
         raise ConfigError(
-            f"Programs are rehearsed on GPUs of NVIDIA, and {model.title} is none.",
+            f"Programs can only be rehearsed on NVIDIA GPUs, and {model.title} is not one.",
             hint="Choose another with --gpu; fragdoctor estimate --list-gpus names them.",
         )
     total_bytes = model.total_bytes
@@ -81,7 +81,7 @@ def rehearsed_gpu(
 
 START: Final = Path(__file__).parent / "start.py"
 MOST_STEPS: Final = 200
-"""Steps after which a rehearsal ends whose memory does not repeat."""
+"""Steps after which a rehearsal ends if its memory does not repeat."""
 OUTCOME: Final = "outcome.json"
 SNAPSHOT: Final = "snapshot.pickle"
 TAIL_LINES: Final = 40
@@ -89,13 +89,13 @@ _TEMPORARY: Final = "tmp"
 _OUTPUT: Final = "output"
 _TAIL_BYTES: Final = 64 * 1024
 _PATIENCE_S: Final = 3
-_GRACE_S: Final = 10  # after a limit, for the outcome and the snapshot
+_GRACE_S: Final = 10  # time after a limit to write the outcome and the snapshot
 _ENDING: Final = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
 _OF_SIGNAL: Final = 128
-# Libraries of linear algebra, and Arrow's allocator (with pandas), start threads when they are
-# loaded; a fork must have none.
+# Linear algebra libraries, and Arrow's allocator (with pandas), start threads when they are loaded;
+# a fork must have none.
 _WITHOUT_THREADS: Final = {
     "OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"
 }  # fmt: skip
@@ -108,19 +108,19 @@ class RehearsalConditions(Struct, frozen=True):
         gpu: the GPU that it sees.
         n_devices: how many of them.
         rank: the rank of a distributed run that is rehearsed; None = as the environment says.
-        world_size: ranks of that run.
+        world_size: number of ranks of that run.
         conf: settings of the allocator; None = as the environment says.
-        torch_version: whose allocator it is; "" = of the PyTorch that the program has.
+        torch_version: the version whose allocator is modeled; "" = that of the program's PyTorch.
         n_steps: steps after which to stop; None = when their memory repeats.
-        assumed_shares: how much operations keep whose results depend on values, by kind.
-        allows_writes: whether files outside of the scratch folder may be changed.
-        shows_output: whether what the program prints is passed on to standard error.
-        stops_by_itself: whether rounds of its loops are skipped, and the program is ended, where
+        assumed_shares: the share kept by operations whose results depend on values, by kind.
+        allows_writes: whether files outside the scratch folder may be changed.
+        shows_output: whether the program's output is passed on to standard error.
+        stops_by_itself: whether rounds of its loops are skipped, and the program is ended, when
             they repeat in memory.
         time_limit_s: wall time after which it is ended; None = never.
-        variables: further variables of its environment.
+        variables: additional environment variables.
         treatments: changes to make from outside, as ``engine/treatments`` names them.
-        observes: whether to note what the program uses that they might change.
+        observes: whether to note what the program uses that treatments might change.
     """
 
     gpu: RehearsedGpu
@@ -145,16 +145,16 @@ OnStep = Callable[[int, int], None]
 
 
 class Runs:
-    """Runs of one program, one after another, in a scratch folder that each finds empty.
+    """Runs of one program, one after another, in a scratch folder that is empty before each.
 
     Attributes:
         place: the folder, where the engine leaves its outcome and the snapshot.
-        blocker: why each run has to import its libraries anew, "" where forks have them.
+        blocker: why each run has to import its libraries anew, or "" if forks have them.
     """
 
     def __init__(self, *, forks: bool = False) -> None:
         is_possible = sys.platform.startswith("linux")
-        self.blocker = "" if is_possible else "forks are safe on Linux alone"
+        self.blocker = "" if is_possible else "forks are safe only on Linux"
         self._forks = forks and is_possible
         self._imports = True
         self._servers: dict[str, _Process] = {}
@@ -164,7 +164,7 @@ class Runs:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        """Take signals that end this process as a reason to leave, with all that was started."""
+        """Turn signals that end this process into an orderly exit, with all that was started."""
         if threading.current_thread() is threading.main_thread():
             self._before = {s: signal.signal(s, _leave) for s in _ENDING}
         return self
@@ -205,7 +205,7 @@ class Runs:
     def _forked(
         self, request: Mapping[str, Any], python: str, on_step: OnStep | None
     ) -> int | None:
-        """Return the exit code of a run in a fork; None where there can be none."""
+        """Return the exit code of a run in a fork; None if no fork is possible."""
         server = self._servers.get(python)
         if server is None:
             start = {**request, "warms": self._imports}
@@ -216,7 +216,7 @@ class Runs:
         if blocker:
             self._end_servers()
             self.blocker = blocker
-            self._forks = self._imports and code is not None  # PyTorch alone is safe
+            self._forks = self._imports and code is not None  # PyTorch alone is always safe
             self._imports = False
         elif code is None:
             del self._servers[python]
@@ -231,14 +231,14 @@ class Runs:
 
 
 def _leave(number: int, _frame: object) -> None:
-    """End as the shell says of a program that a signal has ended, cleaning up on the way."""
+    """Exit with the code of a program that a signal has ended, cleaning up on the way."""
     raise SystemExit(_OF_SIGNAL + number)
 
 
 class _Process:
     """A prepared process: it runs the program of its request, or serves requests in forks.
 
-    It leads a group of its own, so that what the program starts can be ended with it.
+    It leads a process group of its own, so that what the program starts can be ended with it.
     """
 
     def __init__(
@@ -283,7 +283,7 @@ class _Process:
         self.end()
 
     def limit(self, seconds: float | None) -> None:
-        """End the process some time after a limit from now, at which the engine ends by itself."""
+        """Kill the process a while after a time limit, at which the engine ends by itself."""
         if self._timer is not None:
             self._timer.cancel()
         if seconds is not None:
@@ -292,7 +292,7 @@ class _Process:
             self._timer.start()
 
     def _kill(self) -> None:
-        """End everything in the group at once."""
+        """Kill everything in the group at once."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._child.pid, signal.SIGKILL)
 
@@ -304,7 +304,7 @@ class _Process:
     def fork(self, request: Mapping[str, Any], on_step: OnStep | None) -> tuple[int | None, str]:
         """Run a request in a fork; return its exit code, and why there can be no further fork.
 
-        The code is None where there was no fork: the process has ended, or no fork is safe.
+        The code is None if there was no fork: the process has ended, or no fork is safe.
         """
         path = self._place / "request.json"
         path.write_text(json.dumps(request), encoding="utf-8")
@@ -316,7 +316,7 @@ class _Process:
         return (None, "") if ended is None else (ended["code"], ended["blocker"])
 
     def _follow(self, on_step: OnStep | None) -> dict[str, Any] | None:
-        """Pass on what is told until a fork ends; None = the process itself has."""
+        """Pass on reported events until a fork ends; None = the process itself has ended."""
         try:
             for line in self._events:
                 with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -331,7 +331,7 @@ class _Process:
         return None
 
     def end(self) -> None:
-        """End the process, if it has not ended, and close what leads to it."""
+        """End the process if it is still running, and close its pipes."""
         if self._child.poll() is None:
             self._child.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -347,7 +347,7 @@ class _Process:
 
 
 def _request(program: Program, conditions: RehearsalConditions, place: Path) -> dict[str, Any]:
-    """Return what the engine is told."""
+    """Return the request for the engine."""
     return {
         **to_builtins(conditions),
         "target": program.target,
@@ -363,7 +363,7 @@ def _request(program: Program, conditions: RehearsalConditions, place: Path) -> 
 
 
 def native_library() -> Path:
-    """Return the library of the fake GPUs, beside the core."""
+    """Return the library of the fake GPUs, which is next to the core."""
     from fragdoctor import _native
 
     for folder in _native.__path__:
@@ -375,7 +375,7 @@ def native_library() -> Path:
 
 
 def _environment(conditions: RehearsalConditions, place: Path) -> dict[str, str]:
-    """Return the environment of the program: its own, and what keeps it here."""
+    """Return the program's environment: its own, plus what keeps it here."""
     environ = dict(os.environ)
     environ.setdefault("PYTHONUNBUFFERED", "1")
     environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")

@@ -1,6 +1,6 @@
 """The program that is rehearsed: a script, module or notebook, and the launcher before it.
 
-Of a notebook the cells count, without what of them is not Python; a launcher of ranks is taken off.
+For a notebook, the cells are run without what is not Python; a launcher of ranks is removed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fragdoctor.errors import ConfigError
 SUFFIX: Final = ".ipynb"
 MAX_BYTES: Final = 256 << 20
 _MOST_NAMED: Final = 5
-# Magics whose cell is Python after its first line.
+# Magics whose cell is Python after the first line.
 _OF_PYTHON: Final = ("time", "timeit", "capture", "prun", "memit", "mprun")
 _ASSIGNED: Final = re.compile(r"^(\s*)([A-Za-z_][\w, ]*)=\s*[!%].*$")
 _HELP: Final = re.compile(r"^\s*(\?{1,2}\s*[\w.]+|[\w.]+\s*\?{1,2})\s*$")
@@ -30,10 +30,10 @@ _HELP: Final = re.compile(r"^\s*(\?{1,2}\s*[\w.]+|[\w.]+\s*\?{1,2})\s*$")
 def read_notebook(path: Path) -> tuple[list[str], str]:
     """Return the cells of a notebook as Python, and a sentence on what was left out, or "".
 
-    They are read, not run, in their order; a line that was left out does nothing.
+    The cells are read in order, not run; a line that was left out does nothing.
 
     Raises:
-        ConfigError: it is no notebook, or not one of Python.
+        ConfigError: it is not a notebook, or not one for Python.
     """
     if path.stat().st_size > MAX_BYTES:
         raise ConfigError(f"{path} is too large for a notebook.", hint="Clear its outputs.")
@@ -68,8 +68,8 @@ def _language(content: Any) -> str:
 
 
 def _plain(source: str) -> tuple[str, list[str]]:
-    """Return a cell as Python with as many lines, and what was left out of it."""
-    lines = re.split(r"\r\n|\r|\n", source)  # Python's lines; splitlines() knows more ends
+    """Return a cell as Python with the same number of lines, and what was left out of it."""
+    lines = re.split(r"\r\n|\r|\n", source)  # Python's line ends; splitlines() has more
     first = next((line.strip() for line in lines if line.strip()), "")
     if first.startswith("%%"):
         name = first[2:].split()[0] if first[2:].split() else ""
@@ -84,7 +84,7 @@ def _plain(source: str) -> tuple[str, list[str]]:
         elif line.strip().startswith(("%", "!")) or _HELP.match(line):
             lines[i] = f"{line[: len(line) - len(line.lstrip())]}pass"
         else:
-            break  # not a magic: an error of the program, which it will meet
+            break  # not a magic but an error in the program, which will show
         left_out.append(line.strip())
         while line.endswith("\\") and i + 1 < len(lines):
             i, line = i + 1, lines[i + 1]
@@ -93,7 +93,7 @@ def _plain(source: str) -> tuple[str, list[str]]:
 
 
 def _wrong_line(lines: list[str]) -> int | None:
-    """Return the first line that Python does not understand; None where it understands all."""
+    """Return the first line that is not valid Python, or None if all lines are."""
     try:
         ast.parse("\n".join(lines))
     except SyntaxError as err:
@@ -115,17 +115,17 @@ _ELASTIC: Final = ("torchrun", "torch.distributed.run", "torch.distributed.launc
 _ACCELERATE: Final = ("accelerate", "accelerate.commands.launch")
 LAUNCHERS: Final = (*_ELASTIC, *_ACCELERATE, "deepspeed")
 """Commands and modules that start the ranks of a distributed run."""
-# Options without a value, by the documentation of each; whatever else begins with a dash has one.
+# Options without a value, by the documentation of each; all other options have one.
 _MODULE: Final = ("-m", "--module")
 _FLAGS: Final = ("--standalone", "--run-path", "--virtual-local-rank", "--use-env")
 _ACCELERATE_FLAGS: Final = ("--multi-gpu", "--same-network", "--quiet", "-q", "--debug")
-# Options that accelerate hands on in the environment (``accelerate/utils/launch.py``).
+# Options that accelerate passes on in the environment (``accelerate/utils/launch.py``).
 _ACCELERATE_VARIABLES: Final = {
     "--mixed-precision": "ACCELERATE_MIXED_PRECISION",
     "--dynamo-backend": "ACCELERATE_DYNAMO_BACKEND",
     "--dynamo-mode": "ACCELERATE_DYNAMO_MODE",
 }
-# What changes nothing in the memory of a rank, or is understood here.
+# Options that do not change the memory of a rank, or are understood here.
 _ACCELERATE_VALUES: Final = (
     *_ACCELERATE_VARIABLES, "--num-processes", "--num-machines", "--machine-rank",
     "--main-process-ip", "--main-process-port", "--num-cpu-threads-per-process", "--gpu-ids",
@@ -139,12 +139,12 @@ class Program(Struct, frozen=True):
 
     Attributes:
         target: path of a script, or name of a module.
-        is_module: which of both.
+        is_module: whether it is a module.
         args: the program's own arguments.
-        pythons: interpreters to run it with, the first that can rehearse is taken.
+        pythons: interpreters to run it with; the first one that can rehearse is used.
         notes: what was left out of it and before it, in sentences.
-        sources: the cells, where the target is a notebook.
-        title: what reports call it, where that is not the target's name.
+        sources: the cells, if the target is a notebook.
+        title: the name for reports, if that is not the target's name.
     """
 
     target: str
@@ -165,10 +165,10 @@ class Program(Struct, frozen=True):
         is_module: bool,
         note: str = "",
     ) -> Program:
-        """Return a program that is there; ``python`` is who runs it, None for the one on PATH.
+        """Return a program that exists; ``python`` runs it, None = the one on PATH.
 
         Raises:
-            ConfigError: there is no such script, or it is no notebook.
+            ConfigError: there is no such script, or it is not a notebook.
         """
         notes, sources = [note] if note else [], None
         if is_module:
@@ -176,7 +176,7 @@ class Program(Struct, frozen=True):
         if not Path(target).is_file():
             hint = "Check the path of the script."
             if Path(target).name.startswith("python"):
-                hint = "Leave Python out: the script comes first, --python chooses another one."
+                hint = "Leave out Python: the script comes first, and --python chooses another one."
             raise ConfigError(f"{target} does not exist.", hint=hint)
         if target.endswith(SUFFIX):
             sources, left_out = read_notebook(Path(target))
@@ -185,7 +185,7 @@ class Program(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What reports call it."""
+        """The name for reports."""
         return self.title or Path(self.target).name
 
     @property
@@ -224,10 +224,10 @@ class Launched(Struct, frozen=True):
     Attributes:
         launcher: its name.
         words: the script or module, and its arguments.
-        is_module: which of both.
-        n_local: ranks of one machine; None = as many as it has GPUs.
+        is_module: whether it is a module.
+        n_local: number of ranks on one machine; None = as many as it has GPUs.
         n_machines: how many machines.
-        variables: what it puts into the environment beside the ranks' numbers.
+        variables: environment variables that it sets besides the ranks' numbers.
     """
 
     launcher: str
@@ -239,10 +239,10 @@ class Launched(Struct, frozen=True):
 
 
 def launched(words: Sequence[str]) -> Launched | None:
-    """Return what is started where the first word is a launcher of ranks; else None.
+    """Return what is started if the first word is a launcher of ranks; else None.
 
     Raises:
-        ConfigError: what it sets up cannot be told from its options.
+        ConfigError: its options do not tell what it sets up.
     """
     name = Path(words[0]).name
     if name not in LAUNCHERS:
@@ -264,7 +264,7 @@ def _by_accelerate(name: str, rest: list[str]) -> Launched:
     if name == "accelerate":
         if rest[:1] != ["launch"]:
             raise ConfigError(
-                "Of accelerate's commands only launch starts a program.",
+                "Only accelerate's launch command starts a program.",
                 hint="Write for example: accelerate launch --num_processes 2 train.py",
             )
         del rest[0]
@@ -284,9 +284,9 @@ def _is_module(options: Mapping[str, str]) -> bool:
 def _options(
     name: str, words: Sequence[str], flags: Sequence[str], values: Sequence[str] | None = None
 ) -> tuple[dict[str, str], list[str]]:
-    """Return a launcher's options, named as its documentation has them, and the words after.
+    """Return a launcher's options, named as in its documentation, and the words after them.
 
-    Flags are options without a value, beside ``-m``; ``values`` those with one, None = all others.
+    Flags are options without a value, besides ``-m``; ``values`` have one, None = all others do.
 
     Raises:
         ConfigError: an option is not known, or no program follows.
@@ -306,13 +306,13 @@ def _options(
     words = rest[1:] if rest[:1] == ["--"] else rest
     if not words:
         raise ConfigError(
-            f"{name} is given no program.", hint=f"Write for example: {name} train.py"
+            f"{name} was given no program.", hint=f"Write for example: {name} train.py"
         )
     return found, words
 
 
 def _number(name: str, text: str) -> int | None:
-    """Return a number of ranks; None where it is that of the GPUs.
+    """Return a number of ranks; None if it is the number of GPUs.
 
     Raises:
         ConfigError: it is neither.
@@ -320,12 +320,12 @@ def _number(name: str, text: str) -> int | None:
     if text in {"gpu", "auto"}:
         return None
     if not _NUMBER.fullmatch(text) or not int(text):
-        raise ConfigError(f"{name} cannot start {text!r} ranks.", hint="Write a number from 1 on.")
+        raise ConfigError(f"{name} cannot start {text!r} ranks.", hint="Use 1 or more.")
     return int(text)
 
 
 def _refused(name: str, option: str) -> ConfigError:
     return ConfigError(
-        f"What {option} of {name} sets up is not known here.",
+        f"The effect of {option} of {name} is not known here.",
         hint="Rehearse the script itself: fragdoctor rehearse train.py --world-size 4 -- ARGS",
     )

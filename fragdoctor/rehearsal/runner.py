@@ -1,7 +1,7 @@
-"""Runs a program in its own Python, prepared for a rehearsal, and says what came of it.
+"""Runs a program in its own Python, prepared for a rehearsal, and returns the outcome.
 
 That is the rehearsal itself, the diagnosis of its snapshot with the GPUs on which it would fit, or
-the reports of one test of pytest.
+the reports of one pytest test.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from fragdoctor.rehearsal.process import (
 )
 from fragdoctor.rehearsal.programs import Program
 
-# What builds without CUDA say of kernels for other layouts than strided ones.
+# What builds without CUDA say about kernels for layouts other than strided.
 _OF_OTHER_LAYOUTS: Final = re.compile(r"\b(Sparse|SparseCsr|NestedTensor)CUDA\b")
-# What code for a GPU says without one.
+# What code for a GPU says if there is none.
 _NEEDS_GPU: Final = re.compile(
     r"driver version is insufficient|no CUDA-capable device|Found no NVIDIA driver"
 )
@@ -76,7 +76,7 @@ class ProgramFailed(ConfigError):  # noqa: N818 - reads as what it says
 
 
 class CannotRehearse(ConfigError):  # noqa: N818 - reads as what it says
-    """The process of the program cannot be prepared; another Python may do."""
+    """The process of the program cannot be prepared; another Python may work."""
 
     code = "cannot_rehearse"
 
@@ -88,13 +88,13 @@ def rehearse(
     on_step: OnStep | None = None,
     runs: Runs | None = None,
 ) -> Rehearsal:
-    """Run a program to its end, or until it is enough, and return what came of it.
+    """Run a program to its end, or until enough has been seen, and return the outcome.
 
-    ``snapshot`` is where to leave the memory snapshot; ``on_step`` is told after each step.
+    ``snapshot`` is where to leave the memory snapshot; ``on_step`` is called after each step.
 
     Raises:
         ConfigError: the program cannot be rehearsed.
-        ProgramFailed: it failed for another reason than the GPU's memory.
+        ProgramFailed: it failed for a reason other than the GPU's memory.
     """
     with ExitStack() as closing:
         if runs is None:
@@ -112,7 +112,7 @@ def rehearse(
             made = replace(made, notes=[*program.notes, *made.notes])
             if not found["fails_after_skipping"]:
                 return made
-            # A replay memory, for one, has too little in it after rounds that were jumped over.
+            # A replay buffer, for example, has too little in it after skipped rounds.
             limit = min(_WHOLE_S, conditions.time_limit_s or _WHOLE_S)
             whole = replace(conditions, n_steps=_ALL_STEPS, time_limit_s=limit)
             place = snapshot.with_suffix(".whole")
@@ -124,7 +124,7 @@ def rehearse(
     raise refused or CannotRehearse("There is no Python to run the program with.")
 
 
-_WHOLE_S: Final = 60.0  # for a program that failed where rounds were skipped, gone through whole
+_WHOLE_S: Final = 60.0  # to rerun a program without skipping if it failed after skipped rounds
 _ALL_STEPS: Final = 2**31
 
 
@@ -139,8 +139,8 @@ def _outcome(
         raise _failed(found, tail, conditions)
     if not found["used_cuda"]:
         raise ConfigError(
-            "The program used no GPU: it asked for no CUDA tensor.",
-            hint="Check its arguments; what it prints is shown with --full.",
+            "The program used no GPU: it created no CUDA tensor.",
+            hint="Check its arguments; --full shows its output.",
         )
     return found
 
@@ -174,7 +174,7 @@ def _vanished(python: str, code: int, tail: str, conditions: RehearsalConditions
     ended = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
     return ProgramFailed(
         f"The program {ended} before the rehearsal was complete.",
-        hint="Its last lines are above; --full shows all that it prints.",
+        hint="Its last lines are above; --full shows all of its output.",
         output=tail,
     )
 
@@ -196,13 +196,13 @@ def _failed(found: Mapping[str, Any], tail: str, conditions: RehearsalConditions
     if _OF_OTHER_LAYOUTS.search(failure["text"]) or (needs_gpu and failure["is_of_other_layout"]):
         return ProgramFailed(
             "Gradients of sparse embeddings and products of a sparse and a dense matrix can be "
-            f"rehearsed, not what the program does with a sparse or nested tensor{where}.",
-            hint="Rehearse it with dense tensors: embeddings with sparse=False, else to_dense().",
+            f"rehearsed, but not what the program does with a sparse or nested tensor{where}.",
+            hint="Rehearse it with dense tensors: embeddings with sparse=False, or to_dense().",
             output=tail,
         )
     if needs_gpu:
         return ProgramFailed(
-            f"Code for the GPU that is not PyTorch's own is called{where}, and nothing says what "
+            f"The program calls GPU code that is not PyTorch's own{where}, and nothing tells what "
             "memory it takes.",
             hint="Rehearse the program without it (attn_implementation='sdpa', an optimizer of "
             "torch.optim), or register what it returns: torch.library.register_fake.",
@@ -210,13 +210,13 @@ def _failed(found: Mapping[str, Any], tail: str, conditions: RehearsalConditions
         )
     if _REFUSED.search(failure["text"]) and not conditions.allows_writes:
         return ProgramFailed(
-            f"The program was not let change a file{where}: {text[0]}",
-            hint="What is written through Python goes to a scratch folder, what other code writes "
-            "is refused; --allow-writes lets it change files.",
+            f"The program was not allowed to change a file{where}: {text[0]}",
+            hint="What Python writes goes to a scratch folder, and what other code writes is "
+            "blocked; --allow-writes lets the program change files.",
             output=tail,
         )
     hint = _made_up(found) or (
-        "The traceback is above. If the program works on a GPU, then it does something here that a "
+        "The traceback is above. If the program works on a GPU, it does something here that a "
         "rehearsal cannot imitate."
     )
     if failure["type"] == "ModuleNotFoundError":
@@ -234,7 +234,7 @@ def _made_up(found: Mapping[str, Any]) -> str:
     said = [f"{a['assumed']} ({a['operation']}{_at(a['location'])})" for a in made if a["location"]]
     if not said:
         return ""
-    return f"Values on the GPU are made up, and may be why: {'; '.join(said)}."
+    return f"Values on the GPU are made up, which may be why: {'; '.join(said)}."
 
 
 def _at(place: Mapping[str, Any]) -> str:
@@ -289,7 +289,7 @@ def _location(place: Mapping[str, Any]) -> Location:
 def _unmodelled(conditions: RehearsalConditions) -> list[Unmodelled]:
     found = [Unmodelled("CUDA's context and libraries, estimated", conditions.gpu.context_bytes)]
     if conditions.world_size > 1:
-        # 490 MiB a communicator of one rank, on an H200.
+        # 490 MiB per communicator of one rank, on an H200.
         found.append(Unmodelled("buffers of NCCL, about 0.5 GiB a communicator"))
     return found
 
@@ -301,11 +301,11 @@ def diagnosed(
     on_step: OnStep | None = None,
     batch: int | None = None,
 ) -> RehearsalResult:
-    """Rehearse once, and diagnose the snapshot, which is kept where a path is given.
+    """Rehearse once and diagnose the snapshot, which is kept if a path is given.
 
     Raises:
         ConfigError: the program cannot be rehearsed.
-        ProgramFailed: it failed for another reason than the GPU's memory.
+        ProgramFailed: it failed for a reason other than the GPU's memory.
     """
     with TemporaryDirectory(prefix="fragdoctor-") as scratch:
         snapshot = kept or Path(scratch, SNAPSHOT)
@@ -317,7 +317,7 @@ def diagnosed(
 def judge(rehearsal: Rehearsal, name: str) -> RehearsalResult:
     """Return a rehearsal with its diagnosis, and the GPUs on which its steps fit by replay.
 
-    ``name`` is what reports call it.
+    ``name`` is its name in reports.
 
     Raises:
         InputError: its snapshot is damaged.
@@ -336,7 +336,7 @@ def judge(rehearsal: Rehearsal, name: str) -> RehearsalResult:
     report_progress("Looking for GPUs")
     if rehearsal.stopped or rehearsal.is_partial:
         replayed = simulate(case.snapshot, smallest_capacity=True).results[0]
-    else:  # nothing comes after the program's end
+    else:  # nothing follows the program's end
         reproduction, as_it_is = reproduce(trace_of(case.snapshot)), WhatIf()
         result = replay_what_if(reproduction, as_it_is)
         replayed = with_smallest_capacity(reproduction, as_it_is, result, is_steady=True)
@@ -354,12 +354,12 @@ def rehearse_test(
     """Run pytest in a prepared process.
 
     Args:
-        args: its arguments.
-        gpu: the GPU that the test sees, of its size; None = kernels of an H100 and no limit.
+        args: pytest's arguments.
+        gpu: the GPU that the test sees, with its size; None = kernels of an H100 and no limit.
         reports_variable: the environment variable that names the file for its reports.
 
     Returns:
-        its reports as pytest serializes them, and why there are none, "".
+        its reports as pytest serializes them, and why there are none, or "".
 
     Raises:
         ConfigError: there is no such GPU.

@@ -1,8 +1,8 @@
 """Started by path in the program's own Python: finds fragdoctor, and runs the program.
 
-Only the package ``fragdoctor`` is made importable, from where it is installed; its neighbours there
-(other versions of numpy, say) must not come into the program. It comes before a fragdoctor of the
-program's own environment, which may be another version.
+Only the package ``fragdoctor`` is made importable, from where it is installed; other packages
+installed there (other versions of numpy, say) must not get into the program. It takes precedence
+over a fragdoctor in the program's own environment, which may be another version.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 class _Finder:
-    """Finds the package by its place, and its modules in it."""
+    """Finds the package at its location, and its modules in it."""
 
     @staticmethod
     def find_spec(

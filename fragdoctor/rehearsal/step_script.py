@@ -1,4 +1,4 @@
-"""A small script that runs steps of one model, to be rehearsed as any other program."""
+"""A small script that runs steps of one model, to be rehearsed like any other program."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ PRECISIONS: Final[Mapping[str, tuple[str, str]]] = {
     "": ("", ""), "fp32": ("fp32", ""), "bf16": ("bf16", ""), "fp16": ("fp16", ""),
     "amp-bf16": ("", "bf16"), "amp-fp16": ("", "fp16"),
 }  # fmt: skip
-"""What each ``--dtype`` converts the model to, and what autocast takes."""
+"""What each ``--dtype`` converts the model to, and its autocast setting."""
 OPTIMIZERS: Final[Mapping[str, tuple[str, Mapping[str, float]]]] = {
     "adamw": ("AdamW", {}), "adam": ("Adam", {}), "sgd": ("SGD", {}),
     "sgd-momentum": ("SGD", {"momentum": 0.9}), "rmsprop": ("RMSprop", {}),
     "adagrad": ("Adagrad", {}), "adamax": ("Adamax", {}), "nadam": ("NAdam", {}),
     "radam": ("RAdam", {}), "adadelta": ("Adadelta", {}), "adafactor": ("Adafactor", {}),
 }  # fmt: skip
-"""Classes of ``torch.optim``, and their options, by what ``--optimizer`` calls them."""
+"""Classes of ``torch.optim`` and their options, by their names for ``--optimizer``."""
 
 _HEAD: Final = '''\
 """Written by fragdoctor estimate: steps of {title}."""
@@ -67,10 +67,10 @@ with torch.no_grad():
 def step_options(dtype: str, optimizer: str, **options: Any) -> dict[str, Any]:
     """Return the options of a :class:`~fragdoctor.rehearsal.engine.model_step.ModelStep`.
 
-    Precision and optimizer are given by their names.
+    Precision and optimizer are given by name.
 
     Raises:
-        ConfigError: PyTorch has no such precision or optimizer by itself.
+        ConfigError: PyTorch itself has no such precision or optimizer.
     """
     if dtype not in PRECISIONS:
         raise ConfigError(
@@ -109,7 +109,7 @@ def own_model(spec: str) -> str:
 
 
 ATTENTION: Final = ("sdpa", "eager")
-"""Ways of attention that Transformers has without further packages."""
+"""Kinds of attention that Transformers has without additional packages."""
 
 
 def library_model(  # noqa: PLR0913 - the options of a step, by their names
@@ -134,7 +134,7 @@ def library_model(  # noqa: PLR0913 - the options of a step, by their names
         )
     if checkpointing not in ("none", "full"):
         raise ConfigError(
-            f"--checkpointing {checkpointing} is no switch of Transformers.",
+            f"Transformers has no switch for --checkpointing {checkpointing}.",
             hint="Choose none or full, or leave --rehearse out.",
         )
     options = {
@@ -160,9 +160,9 @@ def step_program(  # noqa: PLR0913 - the parts of one script
 ) -> Program:
     """Write the script into a folder and return it as a program.
 
-    With ``has_batch`` its argument has a place for the batch size, else that is the model's own.
+    With ``has_batch`` its arguments have a place for the batch size, else it is the model's own.
 
-    ``title`` is what reports call it, ``build`` the call that builds the model.
+    ``title`` is its name in reports, ``build`` the call that builds the model.
     """
     head = _HEAD.format(
         title=title.encode("unicode_escape").decode("ascii").replace('"', "'"),
@@ -182,7 +182,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
     """Return the sizes in ``8,1024`` or ``8x1024``; () for "".
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: the text has another form.
     """
     if not text.strip():
         return ()

@@ -27,7 +27,7 @@ class Batches(Struct, frozen=True):
     """Batch sizes to rehearse.
 
     Attributes:
-        sizes: all of them, ascending; of a search its two ends.
+        sizes: all of them, ascending; for a search, its two ends.
         is_search: whether to look for the largest that fits between the ends.
     """
 
@@ -39,7 +39,7 @@ def parse_batches(text: str) -> Batches:
     """Return what ``--batch`` says: ``8,16,32`` or ``1..512``.
 
     Raises:
-        ConfigError: it says it in another way.
+        ConfigError: the text has another form.
     """
     ends = _RANGE.fullmatch(text.strip())
     if ends is not None and 0 < int(ends[1]) < int(ends[2]):
@@ -47,7 +47,7 @@ def parse_batches(text: str) -> Batches:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and 0 < len(part) < 10 for part in parts):
         raise ConfigError(
-            f"{text!r} is no list of batch sizes.",
+            f"{text!r} is not a list of batch sizes.",
             hint="Write 8,16,32, or 1..512 to search for the largest that fits.",
         )
     sizes = sorted({int(part) for part in parts})
@@ -72,7 +72,7 @@ def with_batch(program: Program, batch: int) -> Program:
 
 
 OnCase = Callable[[str], OnStep]
-"""Called with the name of each rehearsal before it begins; returns what is told of its steps."""
+"""Called with the name of each rehearsal before it begins; returns a callback for its steps."""
 
 
 class Sweep(Struct, frozen=True):
@@ -82,11 +82,11 @@ class Sweep(Struct, frozen=True):
         program: what to run.
         base: the conditions that all have in common.
         gpus: GPUs to try.
-        confs: settings to try; None is that of the environment.
-        batches: batch sizes to try; None leaves the arguments as they are.
-        keep: folder for the snapshots; None keeps none.
-        on_case: told of each rehearsal.
-        forks: whether they are forks of one process, where that is safe.
+        confs: settings to try; None = that of the environment.
+        batches: batch sizes to try; None = leave the arguments as they are.
+        keep: folder for the snapshots; None = keep none.
+        on_case: called before each rehearsal.
+        forks: whether they are forks of one process, if that is safe.
     """
 
     program: Program
@@ -100,16 +100,16 @@ class Sweep(Struct, frozen=True):
 
     @property
     def is_one(self) -> bool:
-        """Whether it is one rehearsal, which is diagnosed as a whole."""
+        """Whether it is a single rehearsal, which is diagnosed as a whole."""
         sizes = self.batches
         is_one_batch = sizes is None or (len(sizes.sizes) == 1 and not sizes.is_search)
         return len(self.gpus) == 1 and len(self.confs) == 1 and is_one_batch
 
     def run(self) -> RehearsalSweep:
-        """Rehearse them all.
+        """Run all rehearsals.
 
         Raises:
-            ConfigError: the program cannot be rehearsed at all, or options do not agree.
+            ConfigError: the program cannot be rehearsed at all, or options contradict each other.
         """
         self._check()
         found: list[Rehearsal] = []
@@ -126,7 +126,7 @@ class Sweep(Struct, frozen=True):
                         largest.append(_largest(conditions, done))
         is_search = self.batches is not None and self.batches.is_search
         why = runs.blocker
-        notes = [f"Each rehearsal imports its libraries anew: {why}."] if why else []
+        notes = [f"Each rehearsal imports its libraries again: {why}."] if why else []
         name = self.program.title or self.program.target
         return RehearsalSweep(name, found, failed, largest, is_search, notes)
 
@@ -159,7 +159,7 @@ class Sweep(Struct, frozen=True):
                 name = conditions.gpu.called
                 failed.append(FailedRehearsal(name, conditions.conf or "", size, err.message))
                 if self.batches is not None and self.batches.is_search:
-                    break  # which way to go on is not known
+                    break  # the search cannot tell which way to go
         return sorted(found, key=lambda r: r.batch or 0), failed
 
     def _sizes(self, found: Sequence[Rehearsal]) -> Iterator[int | None]:
@@ -189,16 +189,16 @@ class Sweep(Struct, frozen=True):
 
 
 def case_name(conditions: RehearsalConditions, batch: int | None) -> str:
-    """Return what tells one rehearsal from the others: ``h100, batch 16``."""
+    """Return what distinguishes a rehearsal from the others: ``h100, batch 16``."""
     parts = [conditions.gpu.name, conditions.conf or "", "" if batch is None else f"batch {batch}"]
     return ", ".join(part for part in parts if part)
 
 
 def searched(low: int, high: int, found: Sequence[Rehearsal]) -> Iterator[int]:
-    """Yield batch sizes until the largest that fits is known to a thirty-second of it.
+    """Yield batch sizes until the largest that fits is known to within one thirty-second.
 
-    ``found`` grows between them. Two that fit make a line, which says where memory would be full;
-    as memory may bend, every second guess is the middle of what is open.
+    ``found`` grows in between. Two that fit make a line, which shows where memory would be full;
+    since memory may not be linear, every second guess is the middle of the open range.
     """
     fits, fails, size = low - 1, high + 1, low
     while fails - fits > max(1, fits // 32):

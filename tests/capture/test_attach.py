@@ -160,7 +160,7 @@ def test_program_of_its_own_needs_a_python_that_can(start: Start, monkeypatch) -
     monkeypatch.delattr(sys, "remote_exec", raising=False)
     program = start("print('ready', flush=True)\ntime.sleep(60)\n")
 
-    with pytest.raises(ConfigError, match=r"takes Python 3\.14"), bundle_of(program.pid, 5):
+    with pytest.raises(ConfigError, match=r"needs Python 3\.14"), bundle_of(program.pid, 5):
         pass
 
     assert program.poll() is None

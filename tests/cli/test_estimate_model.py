@@ -147,7 +147,7 @@ def test_syntax_error_is_told_with_its_own_line(run: Run, project: Path) -> None
         (["--dtype", "int4"], "cannot be rehearsed in int4"),
         (["--input-shape", "8,512", "--input-dtype", "decimal"], "no dtype 'decimal' in torch"),
         (["--input-shape", "8,512", "--loss", "best"], "no loss 'best'"),
-        ([], "gives no inputs for the model"),
+        ([], "returns no inputs for the model"),
     ],
 )
 def test_option_that_does_not_go_with_a_model_is_said(
@@ -193,4 +193,4 @@ def test_option_that_the_factory_decides_is_refused(
     outcome = run("estimate", "--model", f"my_project:{factory}", *words)
 
     assert outcome.code == 2
-    assert f"{words[0]} does not go with a factory that gives its own" in outcome.err
+    assert f"{words[0]} cannot be used if the factory returns its own" in outcome.err

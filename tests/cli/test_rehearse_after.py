@@ -61,7 +61,7 @@ def test_recording_is_continued_and_changes_are_tried(
 
     assert prescription.needs_bytes > capacity
     assert prescription.cure is not None
-    assert told[0] == "the program as it is"
+    assert told[0] == "the unchanged program"
     outlooks = [one.predicted.outlook for one in continued.rejected]
     assert any(o is not None and o.basis is OutlookBasis.COMPLETE for o in outlooks)
 

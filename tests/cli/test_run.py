@@ -217,14 +217,14 @@ def test_run_of_a_python_that_ignores_its_environment_says_so(runner, flag) -> N
     done = runner.run("--", sys.executable, flag, "-c", "pass")
 
     assert 2 == done.returncode
-    assert b"no Python from 3.9 on started that reads PYTHONPATH" in done.stderr
+    assert b"no Python 3.9 or newer started that reads PYTHONPATH" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (("no_such_script.py",), b"no_such_script.py does not exist."),
-        (("--", "no-such-program"), b"no-such-program is no program that could be started."),
+        (("--", "no-such-program"), b"no-such-program is not a program that can be started."),
     ],
 )
 def test_run_of_what_is_not_there_is_one_sentence_and_2(runner, words, sentence) -> None:

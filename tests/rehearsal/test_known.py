@@ -157,7 +157,7 @@ def test_values_made_up_are_named_where_the_program_fails(stage: Stage) -> None:
     done = stage.run("train.py")
 
     assert done.returncode == 2
-    assert "Values on the GPU are made up, and may be why" in done.stderr
+    assert "Values on the GPU are made up, which may be why" in done.stderr
     assert "item at train.py:3" in done.stderr
 
 
@@ -184,4 +184,4 @@ def test_a_mask_keeps_at_most_what_was_put_into_it(stage: Stage) -> None:
     )
 
     assumed = {a["assumed"] for a in found["rehearsal"]["assumptions"]}
-    assert assumed == {"all elements are kept", "all elements are kept that can be"}
+    assert assumed == {"all elements are kept", "all elements that can be kept are kept"}

@@ -129,7 +129,7 @@ def test_numbers_that_the_library_does_not_read_are_named(monkeypatch: pytest.Mo
     unread = f"num_{len(notes)}_of_a_newer_version"  # not a word of the class's own file
     built({"model_type": "llama", "hidden_size": 4, unread: 8, "name": "x"})
     assert len(notes) == 1
-    assert f"Transformers 5.0 does not read {unread} of" in notes[0]
+    assert f"Transformers 5.0 does not read {unread} from" in notes[0]
 
 
 def test_inference_has_no_labels_and_eager_attention_is_passed_on() -> None:
@@ -169,10 +169,10 @@ def test_unet_of_sdxl_gets_prompt_and_sizes() -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"model_type": "llama", "quantization_config": {"bits": 4}}, "are quantised"),
+        ({"model_type": "llama", "quantization_config": {"bits": 4}}, "are quantized"),
         ({"model_type": "unheard-of"}, "has no model of type 'unheard-of'"),
-        ({"_class_name": "FluxTransformer2DModel"}, "is not known here"),
-        ({"_class_name": "NoSuchModel"}, "is not known here"),
+        ({"_class_name": "FluxTransformer2DModel"}, "are unknown here"),
+        ({"_class_name": "NoSuchModel"}, "are unknown here"),
     ],
 )
 def test_what_cannot_be_built_is_refused_with_a_way_on(config: dict[str, Any], said: str) -> None:

@@ -754,7 +754,7 @@ def test_what_there_is_nothing_for_is_said_with_its_reason() -> None:
 
     said = list(catalogue.left_out(traits, None, "expandable_segments:True"))
 
-    assert LeftOut("checkpoint", "the program checkpoints already") in said
+    assert LeftOut("checkpoint", "the program already checkpoints") in said
     assert LeftOut("step-in-backward", "gradients are accumulated") in said
     assert {"accumulate", "autocast", "expandable-segments"} <= {one.code for one in said}
 

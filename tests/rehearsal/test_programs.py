@@ -58,7 +58,7 @@ def test_a_script_is_no_launcher() -> None:
     [
         ("accelerate launch --use_fsdp train.py", "--use-fsdp of accelerate"),
         ("accelerate launch --config_file c.yaml train.py", "--config-file of accelerate"),
-        ("accelerate config", "only launch"),
+        ("accelerate config", "Only accelerate's launch"),
         ("deepspeed --num_gpus 2 train.py", "the configuration of deepspeed"),
         ("torchrun --no-python train.sh", "--no-python of torchrun"),
         ("torchrun --nproc-per-node two train.py", "'two' ranks"),

@@ -56,7 +56,7 @@ def test_parallel_training_holds_what_one_rank_does(stage: Stage, wrapped: str, 
 
     assert found["rehearsal"]["steps"] == 3
     (note,) = found["rehearsal"]["notes"]
-    assert note.startswith("Rank 1 of a distributed run is rehearsed by itself: ")
+    assert note.startswith("Rank 1 of a distributed run was rehearsed alone: ")
 
 
 def test_collectives_answer_with_this_ranks_part(stage: Stage) -> None:

@@ -229,11 +229,11 @@ def test_what_cannot_be_rehearsed_is_said_in_a_sentence(stage, body, sentence) -
     ("options", "sentence"),
     [
         (["missing.py"], "missing.py does not exist"),
-        (["train.py", "--gpu", "mi300x"], "GPUs of NVIDIA"),
+        (["train.py", "--gpu", "mi300x"], "NVIDIA GPUs"),
         (["train.py", "--capacity", "1GiB", "--unlimited"], "exclude each other"),
         (["train.py", "--python", "/nowhere/python"], "There is no Python at /nowhere/python"),
         (["train.py", "--conf", "max_split_size_mb:x"], "max_split_size_mb"),
-        (["train.py", "torchrun", "--gpu", "mi300x"], "GPUs of NVIDIA"),
+        (["train.py", "torchrun", "--gpu", "mi300x"], "NVIDIA GPUs"),
         (["--gpu", "h100", "torchrun", "missing.py", "--gpu"], "missing.py does not exist"),
     ],
 )

@@ -160,7 +160,7 @@ def test_what_was_not_seen_is_said_and_closes_the_gate(stage: Stage) -> None:
 
     assert found["is_partial"]
     assert found["fits"]
-    assert "nothing says where the loop at train.py:17 ends" in found["partial_reason"]
+    assert "it was unclear where the loop at train.py:17 ends" in found["partial_reason"]
     said = stage.run("train.py", "--fits-on", "24GiB")
     assert said.stdout.startswith("Fits in 24.00 GiB as far as it was rehearsed: not all of it was")
     for_ci = stage.run("train.py", "--fits-on", "24GiB", "--format", "junit")

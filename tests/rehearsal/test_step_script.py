@@ -145,8 +145,8 @@ def test_shape_that_depends_on_values_is_assumed_and_said(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("factory", "sentence"),
     [
-        ("no_inputs", "gives no inputs"),
-        ("a_number", "returned int, which holds no model"),
+        ("no_inputs", "returns no inputs"),
+        ("a_number", "returned int, which contains no model"),
         ("fails", r"at .*own_models.py:\d+.*: ValueError: no weights here"),
         ("nothing", "has no function 'nothing'"),
     ],

@@ -217,7 +217,7 @@ def test_forks_do_what_new_processes_do(
     assert not found.failed
     assert found.rehearsals == swept(forks=False).rehearsals
     assert [r.peak_allocated_bytes >> 20 for r in found.rehearsals] == [4, 8, 4, 8]
-    assert found.notes == [f"Each rehearsal imports its libraries anew: {b}." for b in blocker]
+    assert found.notes == [f"Each rehearsal imports its libraries again: {b}." for b in blocker]
 
 
 def test_nothing_fits_where_nothing_could_be_rehearsed(stage: Stage) -> None:

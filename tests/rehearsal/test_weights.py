@@ -33,7 +33,7 @@ def test_a_large_model_takes_no_memory_of_the_machine(stage: Stage) -> None:
     )
 
     assert found["rehearsal"]["notes"] == [
-        "Parameters made on the CPU have no values from the first 256 MiB on.",
+        "Parameters created on the CPU after the first 256 MiB have no values.",
     ]
 
 

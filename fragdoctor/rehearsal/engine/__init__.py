@@ -15,12 +15,12 @@ from types import SimpleNamespace
 from typing import Any, Final, NoReturn
 
 SEEN_THROUGH: Final = "<fragdoctor>"
-"""File name of what is ours and in the way of a compiled program: Dynamo follows it."""
+"""File name for our code that compiled programs run through; Dynamo follows code with this name."""
 _MISSING: Final = object()
 
 
 def put(undo: ExitStack, owner: Any, name: str, value: Any) -> None:
-    """Set an attribute until ``undo`` is closed; one that was not there disappears again."""
+    """Set an attribute until ``undo`` is closed; one that did not exist before is then removed."""
     before = vars(owner).get(name, _MISSING) if hasattr(owner, "__dict__") else _MISSING
     setattr(owner, name, value)
     if before is _MISSING:
@@ -41,7 +41,7 @@ def _remove(owner: Any, name: str) -> None:
 
 
 def when_imported(undo: ExitStack, changes: Mapping[str, Callable[[Any], None]]) -> None:
-    """Change modules, now or from the moment that the program imports them."""
+    """Change modules, either now or as soon as the program imports them."""
 
     def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         change = changes.get(name)
@@ -66,7 +66,7 @@ def when_imported(undo: ExitStack, changes: Mapping[str, Callable[[Any], None]])
 
 
 def leave(code: int) -> NoReturn:
-    """End without what Python does at the end: threads of the program may wait for ever."""
+    """Exit without Python's own cleanup, since threads of the program may wait forever."""
     with suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()

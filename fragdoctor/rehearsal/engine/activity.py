@@ -1,4 +1,4 @@
-"""What a program is seen to do: its named ranges, backward passes, and calls of models."""
+"""What a program is observed to do: its named ranges, backward passes, and calls of models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fragdoctor.rehearsal.engine.session import Session
 
 
 def install(now: Session, undo: ExitStack) -> None:
-    """Mark what the program does, and tell the session's progress, until ``undo`` is closed."""
+    """Mark what the program does and report it to the progress, until ``undo`` is closed."""
     _watch_ranges(now, undo)
     _watch_backward(now, undo)
     _watch_calls(now, undo)
@@ -57,7 +57,7 @@ def _marked(now: Session, name: str) -> Iterator[None]:
 
 
 def _watch_backward(now: Session, undo: ExitStack) -> None:
-    """Mark each backward pass that is none of another's."""
+    """Mark each backward pass that does not run inside another one."""
 
     def watched(run: Callable[..., Any]) -> Callable[..., Any]:
         def run_backward(*args: Any, **kwargs: Any) -> Any:
@@ -77,7 +77,7 @@ def _watch_backward(now: Session, undo: ExitStack) -> None:
 
 
 def _watch_calls(now: Session, undo: ExitStack) -> None:
-    """Watch calls of modules, and of models that are called from outside of any."""
+    """Watch calls of modules, and calls of models from outside any model."""
 
     def around(model: Any, _: Any) -> AbstractContextManager[None] | None:
         if not now.is_started:

@@ -1,8 +1,8 @@
-"""CUDA tensors without memory: made, resized, and the scratch memory of kernels.
+"""CUDA tensors without memory: creating and resizing them, and the scratch memory of kernels.
 
 They are plain tensors (``type(t) is torch.Tensor``) on device ``cuda``, so everything above the
 kernels is PyTorch's own: autograd and its in-place sums, views, version counters, autocast, hooks,
-modes, subclasses that wrap them. DLPack brings them in, and its deleter tells when a storage dies.
+modes, wrapping subclasses. They come in through DLPack, whose deleter tells when a storage dies.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ _from_capsule: Any = torch._C._from_dlpack
 
 
 def in_engine_thread() -> bool:
-    """Whether a GPU would have the autograd engine's thread at work.
+    """Return whether, on a GPU, the autograd engine's own thread would be running now.
 
-    A backward pass that compiled autograd took over runs in the thread that asked for it.
+    A backward pass that compiled autograd took over runs in the thread that called it.
     """
     compiled = sys.modules.get("torch._dynamo.compiled_autograd")
     return in_backward() and not getattr(compiled, "in_compiled_autograd_region", False)
 
 
 class BlockLayout:
-    """Size, strides and dtype of a tensor to be made, in the form that the library takes.
+    """Size, strides and dtype of a new tensor, in the form that the native library takes.
 
     Attributes:
-        n_bytes: what is asked for: more than the storage has where a kernel made it larger first.
-        on_cpu: it is no matter of the GPU after all, unless a graph is captured.
+        n_bytes: bytes to request; more than the storage if a kernel first makes it larger.
+        on_cpu: whether the tensor is on the CPU after all, unless a graph is being captured.
     """
 
     __slots__ = ("_strides", "_viewed_as", "bits", "code", "dtype", "n_bytes", "n_dims",
@@ -69,7 +69,7 @@ class BlockLayout:
         self.dtype = dtype
         self.on_cpu = False
         self._viewed_as: torch.dtype | None = None
-        if dtype not in _CODES:  # DLPack of older versions does not know it
+        if dtype not in _CODES:  # older versions of DLPack do not know it
             self._viewed_as = dtype
             code, bits = UINT, 8
             dims: tuple[int, ...] = (self.n_bytes,)
@@ -83,14 +83,14 @@ class BlockLayout:
 
     @property
     def has_other_order(self) -> bool:
-        """Whether it is not contiguous."""
+        """Whether the layout is not contiguous."""
         return self._strides != dense_strides(self.shape)
 
     def make(self, device: int, stack: int) -> torch.Tensor:
-        """Return a new tensor; it asks for its memory now.
+        """Return a new tensor; its memory is requested now.
 
         Raises:
-            torch.OutOfMemoryError: the GPU has no more.
+            torch.OutOfMemoryError: the GPU has no memory left.
         """
         now = session.current()
         if self.on_cpu and not now.captures:
@@ -130,9 +130,9 @@ def storage_bytes(sizes: Sequence[int], strides: Sequence[int], itemsize: int) -
 
 
 def stack_here(note: str | None = None) -> int:
-    """Return the number of the stack that asks for memory, which is for the running module.
+    """Return the number of the current stack for a memory request, noted with the running module.
 
-    With a note of its own, "" for what is a library's and stays for all modules, it is for none.
+    A given ``note`` replaces the module; it is "" for what a library keeps for all modules.
     """
     now = session.current()
     note = now.modules.here() if note is None else note
@@ -140,10 +140,10 @@ def stack_here(note: str | None = None) -> int:
 
 
 def take(device: int, n_bytes: int, stack: int) -> int:
-    """Return the address of scratch memory, to be given back to :func:`give`; 0 for no bytes.
+    """Return the address of scratch memory, to be returned with :func:`give`; 0 for no bytes.
 
     Raises:
-        torch.OutOfMemoryError: the GPU has no more.
+        torch.OutOfMemoryError: the GPU has no memory left.
     """
     now = session.current()
     if not now.is_started:
@@ -160,10 +160,10 @@ def give(address: int) -> None:
 
 
 def take_and_give(device: int, n_bytes: int, note: str | None = None) -> None:
-    """Take scratch memory, and give it back at once; ``note`` is what its request is noted with.
+    """Take scratch memory and give it back at once; ``note`` is the note on the request.
 
     Raises:
-        torch.OutOfMemoryError: the GPU has no more.
+        torch.OutOfMemoryError: the GPU has no memory left.
     """
     give(take(device, n_bytes, stack_here(note)))
 
@@ -172,10 +172,10 @@ _fields: list[StorageFields] = []
 
 
 def resize_storage(storage: torch.UntypedStorage, n_bytes: int) -> None:
-    """Exchange the memory of a storage in place: new memory first, then the old is freed.
+    """Replace the memory of a storage in place: new memory is taken first, then the old is freed.
 
     Raises:
-        torch.OutOfMemoryError: the GPU has no more.
+        torch.OutOfMemoryError: the GPU has no memory left.
         RuntimeError: the storage is not one of ours.
     """
     now = session.current()
@@ -197,7 +197,7 @@ def resize_storage(storage: torch.UntypedStorage, n_bytes: int) -> None:
 
 
 def disown(storage: torch.UntypedStorage) -> None:
-    """Free the memory of a storage that may live on; it owns nothing any more."""
+    """Free the memory of a storage that may live on; the storage then owns nothing."""
     session.current().gpus.resize(
         storage.data_ptr(), storage._cdata, 0, stack_here(), ctypes.byref(ctypes.c_uint64())
     )

@@ -1,10 +1,10 @@
-"""Numbers of the autograd nodes that a backward pass makes.
+"""Sequence numbers of the autograd nodes that a backward pass creates.
 
-The engine carries out nodes by number, the highest first, and each thread counts for itself. On a
-GPU a backward pass has a thread of its own, so that nodes made in it (``create_graph``, for a
-gradient penalty) have numbers of that thread. Here it runs in the thread of the program, whose
-count goes on: nodes get the numbers they would have had, as far as their order against those of the
-program goes.
+The engine runs nodes in order of their numbers, highest first, and each thread has its own counter.
+On a GPU a backward pass has a thread of its own, so nodes created in it (``create_graph``, for a
+gradient penalty) take their numbers from that thread. Here the pass runs in the program's thread,
+where the program's counter would simply continue; so nodes are given numbers that put them in the
+same order relative to the program's nodes as on a GPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fragdoctor.rehearsal.engine.marks import in_backward
 
 
 def install(undo: ExitStack) -> None:
-    """Number nodes so until ``undo`` is closed, where PyTorch lets them be numbered."""
+    """Number nodes this way until ``undo`` is closed, if PyTorch allows their numbers to be set."""
     count = getattr(torch._C._autograd, "_get_sequence_nr", None)  # the next number in this thread
     if count is None:
         return
@@ -29,7 +29,7 @@ def install(undo: ExitStack) -> None:
     def counting(run: Callable[..., Any]) -> Callable[..., Any]:
         def run_backward(*args: Any, **kwargs: Any) -> Any:
             nonlocal n_made
-            if in_backward():  # within another one
+            if in_backward():  # inside another pass
                 return run(*args, **kwargs)
             begin = count()
             try:
@@ -51,7 +51,7 @@ def install(undo: ExitStack) -> None:
 
 
 def _nodes(gradients: Any, begin: int, end: int) -> list[Any]:
-    """Return the nodes behind gradients whose numbers are in a range."""
+    """Return the nodes behind gradients that have numbers in a range."""
     found: dict[int, Any] = {}
     todo = [g.grad_fn for g in gradients if isinstance(g, torch.Tensor)]
     while todo:

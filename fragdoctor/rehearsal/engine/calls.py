@@ -1,4 +1,4 @@
-"""What a program does on the whole: it calls models, runs backward passes, makes optimizers."""
+"""What a program does at a high level: model calls, backward passes, new optimizers."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Around = Callable[[Any, Any], AbstractContextManager[Any] | None]
 
 
 def is_traced() -> bool:
-    """Whether a compiler traces what is called: nothing of it runs.
+    """Return whether a compiler is tracing the current call, so that nothing in it really runs.
 
-    ``torch.compiler.is_compiling`` does not say so of AOTAutograd before PyTorch 2.13.
+    Before PyTorch 2.13 ``torch.compiler.is_compiling`` does not report this for AOTAutograd.
     """
     return TracingContext.try_get() is not None
 
 
 class _Inside(threading.local):
-    """Whether a call of a model goes on in this thread."""
+    """Whether a call of a model is in progress in this thread."""
 
     model = False
 
@@ -36,13 +36,13 @@ class _Inside(threading.local):
 def around_models(around: Around, undo: ExitStack) -> None:
     """Enter a context around each outermost call of a module with parameters.
 
-    Losses and transforms have none, and are no models. ``around`` is called before each with the
-    module, that which was compiled where it is, and its arguments; None leaves the call as it is.
+    Losses and transforms have none and are not models. ``around`` is called before each call with
+    the module (the original of a compiled one) and its arguments; None leaves the call as it is.
     """
     inside = _Inside()
 
     def called(call: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
-        # What a backward pass calls it computes again, for a call of before.
+        # Modules called during a backward pass recompute an earlier call.
         if inside.model or in_backward() or next(module.parameters(), None) is None:
             return call(module, *args, **kwargs)
         inside.model = True
@@ -58,9 +58,9 @@ def around_models(around: Around, undo: ExitStack) -> None:
 
 
 def put_call(called: Callable[..., Any], undo: ExitStack) -> None:
-    """Put a function around calls of modules, which is given the call and its arguments.
+    """Wrap calls of modules in a function that receives the original call and its arguments.
 
-    While a compiler traces it is left out, so that what is compiled together stays so.
+    It is left out while a compiler traces, so that what is compiled together stays together.
     """
     call: Any = torch.nn.Module.__call__
 
@@ -69,13 +69,13 @@ def put_call(called: Callable[..., Any], undo: ExitStack) -> None:
             return call(module, *args, **kwargs)
         return called(call, module, *args, **kwargs)
 
-    # Dynamo leaves out the engine's files, and this it has to see.
+    # Dynamo skips the engine's files, but it has to follow this function.
     seen_through.__code__ = seen_through.__code__.replace(co_filename=SEEN_THROUGH)
     put(undo, torch.nn.Module, "__call__", wraps(call)(seen_through))
 
 
 def at_first_call(act: Callable[[Any], None], undo: ExitStack, *, trains: bool = False) -> None:
-    """Do something with each model before its first call, with ``trains`` the first in training."""
+    """Call ``act`` with each model before its first call, with ``trains`` its first in training."""
     seen = ByIdentity()
 
     def around(model: Any, _: Any) -> None:
@@ -100,7 +100,7 @@ def put_forward(module: Any, forward: Callable[..., Any], undo: ExitStack) -> No
 
 
 class _Engine:
-    """The autograd engine, with another ``run_backward``."""
+    """The autograd engine with a different ``run_backward``."""
 
     def __init__(self, engine: Any, run_backward: Callable[..., Any]) -> None:
         self._engine = engine
@@ -113,14 +113,14 @@ class _Engine:
 def put_run_backward(
     make: Callable[[Callable[..., Any]], Callable[..., Any]], undo: ExitStack
 ) -> None:
-    """Put a function in place of the engine's; ``make`` is given that one and returns another."""
+    """Replace the engine's ``run_backward``; ``make`` gets the original and returns a new one."""
     engine = torch.autograd.Variable._execution_engine
     made = _Engine(engine, make(engine.run_backward))
     put(undo, torch.autograd.Variable, "_execution_engine", made)
 
 
 def before_backward(act: Callable[..., None], undo: ExitStack) -> None:
-    """Call something before each backward pass, with what the engine is given: losses first."""
+    """Call ``act`` before each backward pass with the engine's arguments, the losses first."""
 
     def acting(run: Callable[..., Any]) -> Callable[..., Any]:
         def run_backward(*args: Any, **kwargs: Any) -> Any:
@@ -134,7 +134,7 @@ def before_backward(act: Callable[..., None], undo: ExitStack) -> None:
 
 
 def after_making(act: Callable[[Any], None], undo: ExitStack) -> None:
-    """Do something with each optimizer that the program makes, and with none made meanwhile."""
+    """Call ``act`` with each optimizer that the program creates, but none created by ``act``."""
     make = torch.optim.Optimizer.__init__
     is_acting = False
 

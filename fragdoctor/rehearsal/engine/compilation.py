@@ -1,11 +1,11 @@
 """``torch.compile`` in a rehearsal: everything but the kernels.
 
-Dynamo, AOTAutograd with its partition of what is kept, and Inductor with its fusion and its plan of
-buffers run as they are. Kernels are neither compiled nor launched: the wrapper that Inductor writes
-asks for its buffers, calls PyTorch's own operators for what it does not generate, and lets go of
-memory where it would on a GPU. Where a kernel can be launched in several ways, its first launch
-takes for a moment the buffer that Inductor clears the cache with between timings
-(``benchmark_gpu`` in ``_inductor/runtime/benchmarking.py``).
+Dynamo, AOTAutograd with its partitioning of saved tensors, and Inductor with its fusion and buffer
+planning run as they are. Kernels are neither compiled nor launched: the wrapper that Inductor
+writes requests its buffers, calls PyTorch's own operators for what it does not generate, and frees
+memory where it would on a GPU. If a kernel can be launched in several ways, its first launch
+briefly takes the buffer that Inductor uses to clear the cache between timings (``benchmark_gpu`` in
+``_inductor/runtime/benchmarking.py``).
 
 Inductor's code generation imports Triton, whose wheel needs no GPU.
 """
@@ -32,26 +32,26 @@ _NOT_HERE: Final = {
     "force_disable_caches": True,
     "triton.autotune_at_compile_time": False,
 }
-"""Inductor's settings that ask for a GPU, for other processes, or for what they left on disk."""
+"""Inductor's settings that would need a GPU, other processes, or files left by earlier runs."""
 _LEFT_OUT: Final = (
-    "torch.compile was left out, since Triton is not installed in this Python (pip install "
-    "triton): the program runs eagerly. Compiled it mostly needs less."
+    "torch.compile was skipped because Triton is not installed in this Python (pip install "
+    "triton), so the program ran eagerly. Compiled, it usually needs less."
 )
 _PARTITIONED: Final = (
-    "Inductor could not plan a compiled part of the program ({}). The part runs as its partition: "
-    "what it keeps for the backward pass is as compiled, its peak can be a third too high."
+    "Inductor could not plan a compiled part of the program ({}). That part ran unfused: what it "
+    "keeps for the backward pass is right, but its peak can be a third too high."
 )
-_EAGER: Final = "torch.compile left a part of the program as it is: {}."
+_EAGER: Final = "torch.compile left part of the program uncompiled: {}."
 
 
 _LAUNCHER: Final = SimpleNamespace(n_spills=0, n_regs=0)
-"""What Inductor asks of a kernel that was compiled."""
+"""What Inductor reads from a compiled kernel."""
 
 
 def _run(tuner: Any, *args: Any, stream: Any = None, **kwargs: Any) -> None:
-    """``CachingAutotuner.run``: launch nothing; the first time, try each way to launch it.
+    """``CachingAutotuner.run``: launch nothing; the first time, try each way to launch the kernel.
 
-    What the kernel writes in place is copied for a trial.
+    Tensors that the kernel writes in place are copied for a trial.
     """
     del stream
     if tuner.launchers:
@@ -61,13 +61,13 @@ def _run(tuner: Any, *args: Any, stream: Any = None, **kwargs: Any) -> None:
     if n_variants == 1 and not tuner.inductor_meta.get("coordinate_descent_tuning"):
         return
     for _ in range(n_variants):
-        # Where a copy would raise the peak it is made on the CPU: each trial asks anew.
+        # If a copy would raise the peak, it is made on the CPU; each trial checks this again.
         kept = tuner.copy_args_to_cpu_if_needed(*args, **kwargs)
         _time(partial(tuner.maybe_clone_args, kept, *args, **kwargs))
 
 
 def _time(call: Callable[[], Any]) -> float:
-    """Do what ``benchmark_gpu`` does to time a call; time is not rehearsed."""
+    """Do what ``benchmark_gpu`` does to time a call, except that nothing is really timed."""
     call()
     torch.cuda.synchronize()
     n_bytes = torch.cuda.get_device_properties().L2_cache_size
@@ -78,7 +78,7 @@ def _time(call: Callable[[], Any]) -> float:
 
 
 def _time_template(*_: Any, **__: Any) -> float:
-    """``TritonTemplateCaller.benchmark``: PyTorch's own kernels are taken to be the faster ones."""
+    """``TritonTemplateCaller.benchmark``: PyTorch's own kernels are assumed to be faster."""
     return 2 * _time(lambda: None)
 
 
@@ -89,7 +89,7 @@ def _generated(_compiler: Any, name: str, source: str, *_: Any, **__: Any) -> An
 
 
 def _empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
-    """``_empty_strided_cuda``, which asks the allocator past the dispatcher."""
+    """``_empty_strided_cuda``, which calls the allocator without going through the dispatcher."""
     return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
 
 
@@ -97,7 +97,7 @@ def _tried(original: Callable[..., Any]) -> Callable[..., Any]:
     def should_pad(*args: Any) -> Any:
         """``_should_pad``, which times products of real tensors while fake ones are traced.
 
-        Where a mode is at work, PyTorch 2.13 finds no kernel behind a fallback.
+        If a mode is active, PyTorch 2.13 finds no kernel behind a fallback.
         """
         with _disable_current_modes():
             return original(*args)
@@ -107,17 +107,17 @@ def _tried(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _planned(original: Callable[..., Any]) -> Callable[..., Any]:
     def compile_fx(graph: Any, inputs: Any, *args: Any, **options: Any) -> Any:
-        """``compile_fx``; where Inductor fails, the partition alone."""
+        """``compile_fx``; if Inductor fails, only the graph's partitioning is kept."""
         errors = importlib.import_module("torch._dynamo.exc")
         try:
             return original(graph, inputs, *args, **options)
         except (errors.RestartAnalysis, errors.SkipFrame):
-            raise  # Dynamo goes on from there
-        except torch.OutOfMemoryError:  # of a trial: on a GPU it ends the program
+            raise  # Dynamo handles it
+        except torch.OutOfMemoryError:  # raised by a trial: on a GPU it ends the program
             dynamo: Any = importlib.import_module("torch._dynamo.config")
             dynamo.suppress_errors = False
             raise
-        except Exception as e:  # noqa: BLE001 - whatever Inductor does not manage
+        except Exception as e:  # noqa: BLE001 - anything that Inductor cannot handle
             said = f"{type(e).__name__}: {e}".partition("\n")[0][:200].rstrip(". ")
             session.note(_PARTITIONED.format(said))
             backends = importlib.import_module("torch._dynamo.backends.registry")
@@ -136,14 +136,14 @@ _STAND_INS: Final[tuple[tuple[str, str, Any], ...]] = (
     ("select_algorithm:TritonTemplateCaller", "precompile", lambda _: None),
     ("runtime.triton_helpers", "set_driver_to_gpu", lambda: None),
 )
-"""Parts of Inductor that ask for a GPU or its tools: module and owner, name, what stands for it."""
+"""Parts of Inductor that need a GPU or its tools: module and owner, name, and the replacement."""
 
 
 class _Conversions(logging.Handler):
-    """Notes the parts of a program that Dynamo gives up."""
+    """Notes the parts of a program that Dynamo gives up on."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Note a warning that says so."""
+        """Note a warning that reports such a part."""
         text = record.getMessage()
         if "WON'T CONVERT" in text:
             found = text.partition("WON'T CONVERT")[2].split()
@@ -158,13 +158,13 @@ class _Compiler:
         self._is_prepared = False
 
     def prepare(self) -> None:
-        """Take out what needs a GPU or its tools."""
+        """Replace what needs a GPU or its tools."""
         if self._is_prepared:
             return
         self._is_prepared = True
         graph_trees.install(self._undo)
         put(self._undo, torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided)
-        # The engine's own functions run while code is traced; they are no part of it.
+        # The engine's own functions run while code is traced, but they are not part of that code.
         importlib.import_module("torch._dynamo.trace_rules").add("fragdoctor")
         triton = importlib.import_module("torch.utils._triton")
         self._replace(triton.has_triton, "has_triton", lambda: True)
@@ -192,7 +192,7 @@ class _Compiler:
         self._undo.callback(logger.removeHandler, handler)
 
     def _replace(self, original: Any, name: str, value: Any) -> None:
-        """Replace a function wherever it was imported to."""
+        """Replace a function in every module that imported it."""
         for module in list(sys.modules.values()):
             if getattr(module, "__dict__", {}).get(name) is original:
                 put(self._undo, module, name, value)
@@ -203,7 +203,7 @@ def _has(config: Any, name: str) -> bool:
     for part in name.split("."):
         owner = getattr(owner, part, None)
         if owner is None:
-            return name == "triton.autotune_at_compile_time"  # which may be None
+            return name == "triton.autotune_at_compile_time"  # its value may be None
     return True
 
 
@@ -237,5 +237,5 @@ def _as_it_is(model: Any) -> Any:
     if model is None:  # a decorator with options
         return _as_it_is
     if isinstance(model, torch.nn.Module):
-        vars(model)["_orig_mod"] = model  # no submodule of itself
+        vars(model)["_orig_mod"] = model  # not as a submodule of itself
     return model

@@ -1,8 +1,8 @@
 """``torch.cuda`` on fake GPUs.
 
-``torch.cuda`` is Python over a hundred C functions (``torch._C._cuda_*``), which builds without
-CUDA lack. They are put there, so that PyTorch's own Python runs on them: statistics, summaries,
-snapshots and streams are what it makes of true figures. Classes whose base is C are replaced.
+``torch.cuda`` is Python on top of a hundred C functions (``torch._C._cuda_*``) that builds without
+CUDA lack. They are added, so that PyTorch's own Python runs on them and makes statistics,
+summaries, snapshots and streams from real figures. Classes with a base in C are replaced.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Generator: Any = torch.Generator
 
 
 class Generator(_Generator):  # type: ignore[misc]
-    """``torch.Generator``; one of a GPU is one of the CPU that says it is on the GPU."""
+    """``torch.Generator``; one for a GPU is a CPU generator that reports the GPU as its device."""
 
     def __new__(cls, device: Any = "cpu") -> Self:
         """Make a generator for a device."""
@@ -39,26 +39,26 @@ class Generator(_Generator):  # type: ignore[misc]
 
     @property
     def device(self) -> torch.device:
-        """The device that it was made for."""
+        """The device that the generator was created for."""
         found = self._fake_device
         if found is None:
             return super().device  # type: ignore[no-any-return]
         return torch.device("cuda", 0 if found.index is None else found.index)
 
     def get_state(self) -> torch.Tensor:
-        """Return a state as a GPU's generator has it: seed and offset."""
+        """Return a state in the form of a GPU's generator: seed and offset."""
         if self._fake_device is None:
             return super().get_state()  # type: ignore[no-any-return]
         return torch.tensor([self.initial_seed() % 2**63, 0]).view(torch.uint8).clone()
 
     def set_state(self, new_state: torch.Tensor) -> Any:
-        """Take a state; a GPU's has nothing in it that matters here."""
+        """Set the state; nothing in the state of a GPU's generator matters here."""
         if self._fake_device is None:
             return super().set_state(new_state)
         return self
 
     def clone_state(self) -> Generator:
-        """Return another for the same device, as graphs with random numbers keep one."""
+        """Return a copy for the same device, such as graphs with random numbers keep."""
         if self._fake_device is None:
             return super().clone_state()  # type: ignore[no-any-return]
         return Generator(self._fake_device)
@@ -68,7 +68,7 @@ class Generator(_Generator):  # type: ignore[misc]
         return super().graphsafe_get_state() if self._fake_device is None else self
 
     def graphsafe_set_state(self, state: Any) -> Any:
-        """Take a state of another."""
+        """Take the state of another generator."""
         return super().graphsafe_set_state(state) if self._fake_device is None else self
 
 
@@ -343,7 +343,7 @@ class _Cudart(SimpleNamespace):
 
 
 def visible_devices(n_devices: int) -> int:
-    """Return how many of the GPUs ``CUDA_VISIBLE_DEVICES`` leaves."""
+    """Return how many of the GPUs ``CUDA_VISIBLE_DEVICES`` leaves visible."""
     text = os.environ.get("CUDA_VISIBLE_DEVICES")
     if text is None:
         return n_devices
@@ -352,7 +352,7 @@ def visible_devices(n_devices: int) -> int:
 
 
 def install(undo: ExitStack) -> None:
-    """Let ``torch.cuda`` see the fake GPUs until ``undo`` is closed."""
+    """Make ``torch.cuda`` see the fake GPUs until ``undo`` is closed."""
     put_all(undo, torch._C, _PRIMITIVES)
     put(undo, torch, "Generator", Generator)
     cuda_objects.install(undo)

@@ -1,4 +1,4 @@
-"""``torch.cuda``'s objects: streams and events, private pools of memory, captured graphs."""
+"""``torch.cuda``'s objects: streams, events, private memory pools, and captured graphs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fragdoctor.rehearsal.engine.marks import REPLAY
 
 
 def nothing(*_: Any, **__: Any) -> None:
-    """Stand for a method that waits, or that shows something: nothing is ever under way."""
+    """Stand in for a method that waits or displays something; no work is ever pending."""
 
 
 class Stream(torch.Stream):
-    """A stream of a fake GPU; the guard in ``tables.py`` gives out the ids."""
+    """A stream of a fake GPU; the guard in ``tables.py`` hands out the ids."""
 
     def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Self:
-        """Take the next stream of the pool, or the one with an id."""
+        """Take the next stream of the pool, or the stream with the given id."""
         if "stream_id" in kwargs:
             return super().__new__(cls, **kwargs)
         gpus, index = session.current().gpus, device
@@ -36,28 +36,28 @@ class Stream(torch.Stream):
 
     @property
     def cuda_stream(self) -> int:
-        """The handle."""
+        """The stream's CUDA handle."""
         handle: int = session.current().gpus.stream_handle(self.stream_id)
         return handle
 
     @property
     def priority(self) -> int:
-        """0, or -1 for the streams of high priority."""
+        """0, or -1 for a high-priority stream."""
         return -1 if self.stream_id & 31 == 5 else 0
 
     def query(self) -> bool:
-        """Everything is done at once."""
+        """Return True: all work is done at once."""
         return True
 
     def synchronize(self) -> None:
-        """Everything is done already."""
+        """Synchronize the device; all work is already done."""
         session.current().gpus.synchronize(self.device_index)
 
     wait_event: Any = nothing
     wait_stream: Any = nothing
 
     def record_event(self, event: Any = None) -> Any:
-        """Return the event, or a new one."""
+        """Return the given event, or a new one."""
         return Event() if event is None else event
 
     def __eq__(self, other: object) -> bool:
@@ -75,7 +75,7 @@ class Stream(torch.Stream):
 
 
 class Event(torch.Event):
-    """An event; it is done as soon as it is recorded."""
+    """An event, which is complete as soon as it is recorded."""
 
     def __new__(
         cls,
@@ -94,16 +94,16 @@ class Event(torch.Event):
     synchronize: Any = nothing
 
     def query(self) -> bool:
-        """Everything is done at once."""
+        """Return True: all work is done at once."""
         return True
 
     def elapsed_time(self, *_: Any, **__: Any) -> float:
-        """Return a millisecond: time is not rehearsed."""
+        """Return one millisecond, since times are not rehearsed."""
         return 1.0
 
     @property
     def cuda_event(self) -> int:
-        """A handle that stands for nothing."""
+        """A placeholder handle."""
         return id(self)
 
 
@@ -111,10 +111,10 @@ Handle = tuple[int, int]
 
 
 class CUDAGraph:
-    """A graph: what it captures runs once, from a pool of its own; replays ask for nothing.
+    """A graph: what it captures runs once, from a pool of its own; replays request no memory.
 
     Attributes:
-        has_steps: whether an optimizer is called in it.
+        has_steps: whether the graph includes an optimizer step.
     """
 
     _alive: Final[WeakSet[Any]] = WeakSet()
@@ -148,7 +148,7 @@ class CUDAGraph:
         now.gpus.context_end(self._device)
 
     def replay(self) -> None:
-        """Ask for nothing; with an optimizer in it, it is a run of that."""
+        """Request nothing; if the graph includes an optimizer step, mark a run of the optimizer."""
         if not self.has_steps:
             return
         now = session.current()
@@ -179,13 +179,13 @@ class CUDAGraph:
 
 
 class MemPool:
-    """A pool that the program asks for."""
+    """A memory pool that the program creates."""
 
     def __init__(
         self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False, **_: Any
     ) -> None:
         if allocator is not None:
-            session.note("A pool's own allocator is served as PyTorch's caching allocator.")
+            session.note("A pool's own allocator was simulated as PyTorch's caching allocator.")
         torch.cuda.init()
         gpus = session.current().gpus
         self.device = gpus.device()
@@ -193,12 +193,12 @@ class MemPool:
 
     @property
     def id(self) -> Handle:
-        """The pool's name."""
+        """The pool's id."""
         return 0, self._pool
 
     @property
     def allocator(self) -> None:
-        """The pool has none of its own."""
+        """None: the pool has no allocator of its own."""
 
     def snapshot(self, *_: Any, **__: Any) -> Any:
         """Return the segments of the pool."""
@@ -221,7 +221,7 @@ def _graph_pool_handle() -> Handle:
 
 
 def install(undo: ExitStack) -> None:
-    """Put the pools of fake GPUs in place until ``undo`` is closed."""
+    """Install the memory pools of the fake GPUs until ``undo`` is closed."""
     for name, value in {
         "_cuda_beginAllocateCurrentThreadToPool": _begin,
         "_cuda_beginAllocateToPool": _begin,

@@ -1,7 +1,7 @@
-"""The parts of ``torch.cuda`` beside memory: marks for profilers, tuning, links between GPUs.
+"""The parts of ``torch.cuda`` other than memory: profiler marks, tuning, links between GPUs.
 
-Builds without CUDA lack them or let them fail, and programs call them all the same. None computes;
-those that ask for memory (what several GPUs exchange) ask for it as PyTorch's own do.
+Builds without CUDA lack them or let them fail, but programs call them anyway. None of them computes
+anything; those that need memory (to exchange data between GPUs) request it as PyTorch's own do.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _CACHED_PLANS: Final = 4096  # CUFFT_MAX_PLAN_NUM
 
 
 class _Nvtx:
-    """``torch._C._nvtx``: marks go nowhere, ranges have their depth."""
+    """``torch._C._nvtx``: marks go nowhere, and ranges only keep their depth."""
 
     def __init__(self) -> None:
         self._depth = 0
         self._numbers = count(1)
 
     def rangePushA(self, _message: str) -> int:  # noqa: N802 - NVTX's names
-        """Begin a range within others."""
+        """Begin a nested range."""
         self._depth += 1
         return self._depth - 1
 
     def rangePop(self) -> int:  # noqa: N802
-        """End the innermost range; -1 where there is none, as NVTX says then."""
+        """End the innermost range; return -1 if there is none, as NVTX does."""
         if not self._depth:
             return -1
         self._depth -= 1
@@ -52,7 +52,7 @@ class _Nvtx:
 
 
 def _tuning() -> dict[str, Callable[..., Any]]:
-    """Return ``torch.cuda.tunable`` by its names in C; nothing is tuned, as no time is taken."""
+    """Return the C functions of ``torch.cuda.tunable`` by name; nothing is timed, so none tunes."""
     flags: dict[str, Any] = {"tunableop": False, "tunableop_tuning": True, "record_untuned": False}
     # PyTorch's defaults (aten/src/ATen/cuda/tunable/Tunable.h)
     others: dict[str, Any] = {
@@ -79,31 +79,31 @@ def _set(values: dict[str, Any], name: str, value: Any, *_: Any) -> None:
 
 
 class GreenContext:
-    """``torch.cuda.green_contexts.GreenContext``: a share of the multiprocessors; no memory."""
+    """``torch.cuda.green_contexts.GreenContext``: a share of the multiprocessors, no memory."""
 
     @staticmethod
     def create(*_: Any, **__: Any) -> GreenContext:
-        """Make one."""
+        """Create a context."""
         return GreenContext()
 
     set_context = pop_context = cuda_objects.nothing
 
     def Stream(self) -> Any:  # noqa: N802 - PyTorch's name
-        """Return a stream of it."""
+        """Return a stream of the context."""
         return cuda_objects.Stream()
 
 
 class _TypeOfTensors(type):
-    """The kind of ``torch.cuda.FloatTensor`` and its like, by which older programs make tensors."""
+    """The metaclass of ``torch.cuda.FloatTensor`` and its like, which older programs call."""
 
     dtype: torch.dtype
 
     def __instancecheck__(cls, value: object) -> bool:
-        """Whether a value is a tensor of the type."""
+        """Return whether a value is a tensor of this type."""
         return isinstance(value, torch.Tensor) and value.type() == cls.__name__
 
     def __call__(cls, *args: Any) -> torch.Tensor:
-        """Make a tensor of a size or of values."""
+        """Create a tensor from a size or from values."""
         is_size = not args or isinstance(args[0], int | torch.Size)
         make: Any = torch.empty if is_size else torch.as_tensor
         made: torch.Tensor = make(*args or (0,), dtype=cls.dtype, device="cuda")
@@ -111,13 +111,13 @@ class _TypeOfTensors(type):
 
 
 def _set_default_type(kind: Any) -> None:
-    """``torch.set_default_tensor_type``: from then on tensors are made on the GPU."""
+    """``torch.set_default_tensor_type``: from then on tensors are created on the GPU."""
     name = kind if isinstance(kind, str) else kind.__name__
     is_of_gpu = name.startswith(_OF_GPU)
     torch.set_default_device("cuda" if is_of_gpu else None)
     if is_of_gpu:
         torch.set_default_dtype(getattr(torch.cuda, name.removeprefix(_OF_GPU)).dtype)
-        session.note("torch.Tensor(...) makes tensors of the CPU, whatever the default type is.")
+        session.note("torch.Tensor(...) creates CPU tensors, whatever the default type is.")
     else:
         _set_default_type_of_cpu(kind)
 
@@ -127,7 +127,7 @@ _set_default_type_of_cpu: Final = torch.set_default_tensor_type
 
 
 class _Plans:
-    """``torch.backends.cuda.cufft_plan_cache``, of one GPU or of the current one."""
+    """``torch.backends.cuda.cufft_plan_cache``, for one GPU or the current one."""
 
     size = 0
     max_size = _CACHED_PLANS
@@ -136,10 +136,10 @@ class _Plans:
         return self
 
     def clear(self) -> None:
-        """There is no plan."""
+        """Do nothing, as there is no plan."""
 
 
-# ---- what several GPUs exchange (torch/csrc/cuda/comm.cpp) --------------------------------------
+# ---- data exchanged between GPUs (torch/csrc/cuda/comm.cpp) -------------------------------------
 
 
 def _index(device: int) -> torch.device:
@@ -153,7 +153,7 @@ def _copied(parts: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> l
 
 
 def _broadcast(tensor: torch.Tensor, devices: Sequence[Any]) -> list[torch.Tensor]:
-    if devices and isinstance(devices[0], torch.Tensor):  # those to write to
+    if devices and isinstance(devices[0], torch.Tensor):  # the outputs
         return _copied([tensor for _ in devices], devices)
     found = []
     for device in devices:
@@ -204,7 +204,7 @@ def _gather_out(tensors: Sequence[torch.Tensor], result: torch.Tensor, dim: int)
     return result
 
 
-# ---- memory that a program asks for by its address ----------------------------------------------
+# ---- memory that a program requests by address --------------------------------------------------
 
 
 def _take(n_bytes: int, _stream: int = 0) -> int:
@@ -213,11 +213,11 @@ def _take(n_bytes: int, _stream: int = 0) -> int:
 
 def _timed(original: Any) -> Any:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        """Take no times of a GPU, for which builds without CUDA have no clock."""
+        """Record no GPU times, since builds without CUDA have no clock for them."""
         kwargs.pop("use_cuda", None)
         if kwargs.get("use_device") == "cuda":
             kwargs["use_device"] = None
-            session.note("Profiles have no times of the GPU.")
+            session.note("Profiles contain no GPU times.")
         original(self, *args, **kwargs)
 
     return __init__
@@ -233,7 +233,7 @@ def _not_rehearsed(name: str) -> Callable[..., Any]:
 def _jit(
     _code: str, _name: str, _by_reference: bool, n_outputs: int, tensors: Any, _values: Any
 ) -> Any:
-    """Return what a kernel written as text makes: elementwise, in the dtype of its inputs."""
+    """Return the result of a kernel written as text: elementwise, in the dtype of its inputs."""
     size = torch.broadcast_shapes(*(t.shape for t in tensors))
     made = [tensors[0].new_empty(size) for _ in range(n_outputs)]
     return made[0] if len(made) == 1 else tuple(made)
@@ -261,18 +261,18 @@ _IN_C: Final[dict[str, Callable[..., Any]]] = {
     "_cuda_getCurrentSolverHandle": lambda: 1,
     "_cuda_getCublasWorkspaceSize": lambda: session.current().blas_workspace_bytes,
     "_cuda_getCublasLtWorkspaceSize": lambda: session.current().blas_workspace_bytes,
-    "_cuda_setCublasWorkspaceSize": _not_rehearsed("other workspace of cuBLAS than the usual one"),
+    "_cuda_setCublasWorkspaceSize": _not_rehearsed("cuBLAS workspace size but the default"),
     "_cuda_jiterator_compile_and_launch_kernel": _jit,
-    "_cuda_changeCurrentAllocator": _not_rehearsed("other allocator than PyTorch's own"),
-    "_cuda_customAllocator": _not_rehearsed("other allocator than PyTorch's own"),
-    "_cuda_getAllocator": _not_rehearsed("allocator of PyTorch's to hand on"),
-    "_cuda_cudaHostAllocator": _not_rehearsed("allocator of pinned memory to hand on"),
+    "_cuda_changeCurrentAllocator": _not_rehearsed("allocator but PyTorch's own"),
+    "_cuda_customAllocator": _not_rehearsed("allocator but PyTorch's own"),
+    "_cuda_getAllocator": _not_rehearsed("allocator object of PyTorch's"),
+    "_cuda_cudaHostAllocator": _not_rehearsed("allocator object for pinned memory"),
     "_cuda_allocationTraceback": lambda _address: None,
     "_nccl_unique_id": lambda: b"",
     "_nccl_init_rank": lambda *_: 0,
     "_gds_register_handle": lambda *_: 0,
 }
-_FIGURES: Final = {  # of the GPU itself, that NVIDIA's management library would tell
+_FIGURES: Final = {  # what NVIDIA's management library would say of the GPU
     "utilization": 0, "temperature": 40, "power_draw": 100_000, "clock_rate": 1980,
     "memory_usage": 0,
 }  # fmt: skip
@@ -284,7 +284,7 @@ def _device_memory_used(device: Any = None) -> int:
 
 
 def install(undo: ExitStack) -> None:
-    """Put them in place until ``undo`` is closed."""
+    """Install these functions until ``undo`` is closed."""
     put_all(undo, torch._C, {**_IN_C, **_tuning()})
     put(undo, torch.cuda.nvtx, "_nvtx", _Nvtx())
     put(undo, torch.autograd.profiler, "emit_nvtx", lambda *_, **__: nullcontext())

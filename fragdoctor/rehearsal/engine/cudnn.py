@@ -1,13 +1,13 @@
-"""Workspaces of convolutions, asked of cuDNN itself.
+"""Workspaces of convolutions, as reported by cuDNN itself.
 
-Since 9.8 cuDNN plans operations for a device that is only described (NVIDIA, "Deviceless
+Since 9.8 cuDNN can plan operations for a device that is only described (NVIDIA, "Deviceless
 Ahead-of-time Compilation"): its heuristics and the plans' workspaces need no GPU. PyTorch takes the
 first plan of the heuristics that can be built (``aten/src/ATen/native/cudnn/Conv_v8.cpp``); so does
-this module, through cuDNN's C interface. Every CUDA build of PyTorch brings the library.
+this module, through cuDNN's C interface. Every CUDA build of PyTorch comes with the library.
 
-Beside 9,000 convolutions of random shapes on an H200 (PyTorch 2.11, cuDNN 9.19) the workspaces of
-forward passes and of gradients of inputs are equal in 75 %, within 1 % of what the three tensors
-take in 87 %; those of gradients of weights in 62 and 72 %.
+Compared with 9,000 convolutions of random shapes on an H200 (PyTorch 2.11, cuDNN 9.19), the
+workspaces of forward passes and of input gradients are equal in 75 % of cases, and in 87 % they
+differ by at most 1 % of the size of the three tensors; for weight gradients it is 62 % and 72 %.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fragdoctor.rehearsal.engine.tensors import strides_for
 FIRST_VERSION: Final = 90800
 """``CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR`` came with 9.8."""
 
-# Numbers of ``cudnn_graph_v9.h``.
+# Constants of ``cudnn_graph_v9.h``.
 _TENSOR, _CONVOLUTION, _ENGINE, _CONFIG, _HEURISTICS, _PLAN, _GRAPH, _DEVICE = (
     17, 1, 2, 3, 4, 5, 15, 38
 )  # fmt: skip
@@ -46,13 +46,13 @@ _OPERATIONS: Final = {
     "backward_data": (12, 706, 707, 708, 709, 710, 711),
     "backward_filter": (11, 712, 713, 714, 715, 716, 717),
 }
-"""Operation -> its descriptor; its attributes alpha, beta, convolution, weight, input, result."""
+"""Operation -> its descriptor, and attributes alpha, beta, convolution, weight, input, result."""
 _DTYPES: Final = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 9}
 _USES_TENSOR_CORES, _ROUNDS_INPUTS, _IS_NONDETERMINISTIC = 0, 1, 4
 _INSTANT, _FALLBACK = 0, 2
 _CROSS_CORRELATION = 1
 _ALIGNED: Final = 16
-"""PyTorch tells cuDNN no larger alignment, and the allocator's blocks have it."""
+"""PyTorch tells cuDNN of no larger alignment than this, and the allocator's blocks have it."""
 
 
 def strides_of(shape: Sequence[int], *, is_channels_last: bool) -> tuple[int, ...]:
@@ -64,12 +64,12 @@ def strides_of(shape: Sequence[int], *, is_channels_last: bool) -> tuple[int, ..
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """One call of cuDNN; groups follow from the shapes.
+    """One call of cuDNN; the number of groups follows from the shapes.
 
     Attributes:
         operation: ``forward``, ``backward_data`` or ``backward_filter``.
-        input, weight, result: shapes of the forward pass, whichever of them is asked for.
-        is_channels_last: whether the channels of each lie next to each other.
+        input, weight, result: shapes of the forward pass, whichever operation this is.
+        is_channels_last: for each of the three, whether its channels are adjacent in memory.
     """
 
     operation: str
@@ -86,19 +86,19 @@ class Convolution:
 def take(convolution: Convolution, ask: Callable[[int], None]) -> None:
     """Take the scratch memory of a call and give it back, as PyTorch does.
 
-    A plan whose workspace cannot be had is passed over, and the next one is tried (``try_configs``
-    in ``Conv_v8.cpp``). Where cuDNN is not installed, or knows no plan, the workspace is what most
-    of its kernels take: a copy of each of the three tensors with channels last, unless they lie so.
+    If the workspace of a plan cannot be allocated, the next plan is tried (``try_configs`` in
+    ``Conv_v8.cpp``). If cuDNN is not installed or knows no plan, the workspace is what most of its
+    kernels take: a channels-last copy of each of the three tensors that is not in that layout.
 
-    With ``torch.backends.cudnn.benchmark`` the plans of a new call are tried first, and what the
-    cache holds is given back to the driver then (``run_single_conv`` there).
+    With ``torch.backends.cudnn.benchmark`` the plans of a new call are tried first, and then unused
+    cached memory is returned to the driver (``run_single_conv`` in the same file).
 
     Args:
         convolution: the call.
-        ask: takes some bytes and gives them back.
+        ask: takes a number of bytes and gives them back.
 
     Raises:
-        RuntimeError: no plan's workspace can be had.
+        RuntimeError: no plan's workspace can be allocated.
     """
     tries = torch.backends.cudnn.benchmark
     plans = _plans_here(convolution, wants_all=tries)
@@ -116,7 +116,7 @@ def take(convolution: Convolution, ask: Callable[[int], None]) -> None:
     while at < len(plans):
         try:
             ask(plans[at])
-        except torch.OutOfMemoryError:  # only now the others are asked for
+        except torch.OutOfMemoryError:  # only now ask for the others
             plans, at = _plans_here(convolution, wants_all=True) or plans, at + 1
             continue
         return
@@ -137,18 +137,18 @@ def _plans_here(convolution: Convolution, *, wants_all: bool) -> tuple[int, ...]
 
 _WITHOUT: Final = (
     "cuDNN is not installed in this Python (pip install nvidia-cudnn-cu13): the workspace of a "
-    "convolution is taken to be a copy of each of its tensors, as of most on an H200."
+    "convolution is assumed to be a copy of each of its tensors, as for most on an H200."
 )
 _UNPLANNED: Final = (
-    "cuDNN has no plan for some convolutions on this GPU: their workspace is taken to be a copy of "
-    "each of their tensors."
+    "cuDNN has no plan for some convolutions on this GPU: their workspace is assumed to be a copy "
+    "of each of their tensors."
 )
 _BENCHMARK: Final = (
     "torch.backends.cudnn.benchmark: every plan of a convolution is tried once, and the first is "
-    "taken to win."
+    "assumed to win."
 )
 _BENCHMARKED: Final[set[tuple[bool, Convolution]]] = set()
-"""Those whose plans were tried; PyTorch keeps the one that it chose, for each of its threads."""
+"""Calls whose plans were tried; PyTorch keeps the plan that it chose, for each of its threads."""
 
 
 def _copies(convolution: Convolution) -> int:
@@ -168,7 +168,7 @@ def plans_of(
     allows_tf32: bool = True,
     wants_all: bool = False,
 ) -> tuple[int, ...]:
-    """Return the workspaces of the plans in PyTorch's order: of the first, or of all."""
+    """Return the workspaces of the plans in PyTorch's order: only the first one's, or all."""
     library = _library()
     if library is None or convolution.dtype not in _DTYPES:
         return ()
@@ -199,7 +199,7 @@ def plans_of(
 
 
 class _RefusedError(Exception):
-    """CuDNN does not take what it was given."""
+    """CuDNN rejected what it was given."""
 
 
 def _check(status: int) -> None:
@@ -208,7 +208,7 @@ def _check(status: int) -> None:
 
 
 class _Descriptor:
-    """A descriptor of cuDNN's backend; it lives as long as the object."""
+    """A descriptor of cuDNN's backend API, destroyed together with this object."""
 
     def __init__(self, library: Any, kind: int) -> None:
         self.library = library
@@ -220,7 +220,7 @@ class _Descriptor:
         self.library.cudnnBackendDestroyDescriptor(self.pointer)
 
     def put(self, name: int, kind: int, *values: Any) -> None:
-        """Set an attribute: numbers, other descriptors, or one buffer as it is."""
+        """Set an attribute to numbers, to other descriptors, or to one raw buffer."""
         first, n = values[0], len(values)
         buffer = first
         if isinstance(first, _Descriptor):
@@ -238,7 +238,7 @@ class _Descriptor:
         )
 
     def get(self, name: int, kind: int, buffer: Any, n: int) -> int:
-        """Fill a buffer of n elements; return how many there are."""
+        """Fill a buffer of n elements; return how many elements there are."""
         count = ctypes.c_int64()
         _check(
             self.library.cudnnBackendGetAttribute(
@@ -254,7 +254,7 @@ class _Descriptor:
 
 @cache
 def _device(library: Any, facts: GpuModel, total_bytes: int) -> _Descriptor:
-    """Describe the GPU. Clocks change no choice of cuDNN's; they are an H100's."""
+    """Describe the GPU. Clock rates do not affect cuDNN's choices; those of an H100 are given."""
     major, minor = map(int, facts.compute.split("."))
     kind = facts.generation
     text = json.dumps(
@@ -328,7 +328,7 @@ def _graph(library: Any, convolution: Convolution) -> _Descriptor:
 
 
 def _configs(library: Any, graph: _Descriptor, device: _Descriptor, mode: int) -> list[_Descriptor]:
-    """Return what the heuristics recommend, best first."""
+    """Return the configurations that the heuristics recommend, best first."""
     heuristics = _Descriptor(library, _HEURISTICS)
     heuristics.put(201, _DESCRIPTOR, graph)
     heuristics.put(200, _HEURISTIC_MODE, mode)
@@ -341,7 +341,7 @@ def _configs(library: Any, graph: _Descriptor, device: _Descriptor, mode: int) -
 
 
 def _notes(library: Any, config: _Descriptor) -> list[int]:
-    """Return the numerical notes of a recommendation's engine."""
+    """Return the numerical notes of a configuration's engine."""
     engine = _Descriptor(library, _ENGINE)
     config.get(300, _DESCRIPTOR, (ctypes.c_void_p * 1)(engine.pointer), 1)
     notes = (ctypes.c_int * 16)()
@@ -364,8 +364,8 @@ def _workspace(library: Any, config: _Descriptor, device: _Descriptor) -> int | 
 
 @cache
 def _library() -> Any | None:
-    """Return cuDNN, if this Python has one that plans without a device."""
-    # CuDNN ends the process where that of its own CUDA is missing; which one it is nobody says.
+    """Return cuDNN if this Python has a version that can plan without a device."""
+    # CuDNN aborts if the cuBLASLt of its CUDA version is missing, and does not say which it needs.
     products = [_loaded(f"libcublasLt.so.{major}") for major in (12, 13)]
     if products == [None, None]:
         return None
@@ -383,7 +383,7 @@ def _loaded(name: str) -> Any | None:
 
 
 def _in_packages(name: str) -> Iterator[Path]:
-    """Yield where NVIDIA's packages, or conda, put a library."""
+    """Yield the paths where NVIDIA's packages or conda install a library."""
     spec = importlib.util.find_spec("nvidia")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         yield from sorted(Path(folder).glob(f"*/lib/{name}"))

@@ -1,8 +1,8 @@
-"""``torch._dynamo``, imported when something of it is needed.
+"""``torch._dynamo``, imported only when something in it is needed.
 
 Every optimizer, checkpointing and many operations import it, and with it much of the rest of
-PyTorch, for two functions that do nothing while no code is compiled, and for an option. That took a
-third of a short rehearsal.
+PyTorch, for two functions that do nothing while no code is compiled, and for one option. That took
+a third of a short rehearsal.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from typing import Any, Final
 
 _NAME: Final = "torch._dynamo"
 _OF_CONTENTS: Final = ("__all__", "__path__")
-"""Special attributes that are asked for by imports from a module."""
+"""Special attributes that import statements look up on a module."""
 
 
 class _Deferred(ModuleType):
-    """The module until something else of it is asked for than what is here."""
+    """Stands in for the module until something is needed that is not defined here."""
 
     _disabled: list[tuple[Any, bool]]
     _folders: Any
 
     @classmethod
     def begin(cls, module: Any) -> None:
-        """Let a new module be one; imports of what is in it ask for its path."""
+        """Turn a new module into an instance; imports of its submodules ask for its path."""
         module._folders = vars(module).pop("__path__")
         module._disabled = []
         module.__class__ = cls
 
     def graph_break(self, *_: Any, **__: Any) -> None:
-        """Break no graph, as none is traced."""
+        """Do nothing, since no graph is being traced."""
 
     def disable(self, fn: Any = None, recursive: bool = True, **how: Any) -> Any:
-        """Return a function of PyTorch's own as it is; it keeps what it is given here."""
+        """Return a function of PyTorch's unchanged, and remember it for the real module."""
         if getattr(fn, "__module__", "") == "torch.utils.checkpoint":
-            return fn  # a hook of one recomputation, at which nothing is compiled yet
+            return fn  # a hook of one recomputation; nothing is compiled yet
         if how != {"wrapping": False}:
             return self._imported().disable(fn, recursive, **how)
         self._disabled.append((fn, recursive))
@@ -47,7 +47,7 @@ class _Deferred(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name not in _OF_CONTENTS:
             raise AttributeError(name)
-        if name == "config":  # it needs nothing of the others
+        if name == "config":  # it needs none of the other modules
             self.__path__ = self._folders
             try:
                 return importlib.import_module(f"{_NAME}.config")
@@ -64,7 +64,7 @@ class _Deferred(ModuleType):
         spec.loader.exec_module(self)
         for fn, recursive in disabled:
             made = vars(self)["disable"](fn, recursive, wrapping=False)
-            vars(fn)["__dynamo_disable"] = made  # a class would give the name its own
+            vars(fn)["__dynamo_disable"] = made  # setattr on a class would mangle it
         return self
 
 
@@ -74,7 +74,7 @@ def _found() -> ModuleSpec | None:
 
 
 def install(undo: ExitStack) -> None:
-    """Defer imports of the module, unless it is there already, until ``undo`` is closed."""
+    """Defer imports of the module until ``undo`` is closed, unless it was already imported."""
     loader: Any = SimpleNamespace(create_module=lambda _: None, exec_module=_Deferred.begin)
 
     def find_spec(name: str, _path: Any = None, target: Any = None) -> ModuleSpec | None:
@@ -96,7 +96,7 @@ def install(undo: ExitStack) -> None:
 def _there(module: ModuleType) -> ModuleSpec:
     """Return the spec of a module that was imported on the way to it, as its package was."""
     own: Any = module.__spec__
-    loader: Any = SimpleNamespace(  # a module of options lets no attribute be set
+    loader: Any = SimpleNamespace(  # a config module allows no new attribute
         create_module=lambda _: module, exec_module=lambda _: vars(module).update(__spec__=own)
     )
     return ModuleSpec(own.name, loader)

@@ -1,10 +1,10 @@
-"""Kernels for the key ``CUDA``: they ask for memory as PyTorch's own do, and compute nothing.
+"""Kernels for the key ``CUDA``: they request memory as PyTorch's own do, and compute nothing.
 
 They stand below autograd, autocast, modes and subclasses, where CUDA's kernels stand, and are
-called with plain tensors. Operations that PyTorch writes out in others (``CompositeImplicit`` and
+called with plain tensors. Operations that PyTorch composes from others (``CompositeImplicit`` and
 ``CompositeExplicit``) stay as they are and arrive here as their parts, in PyTorch's own order. In
-builds without CUDA one fallback serves every operation that has no kernel; those that have a CUDA
-kernel beside a written-out form are named in :data:`FUSED`. In builds with CUDA every kernel is
+builds without CUDA one fallback serves every operation that has no kernel; operations that have a
+CUDA kernel besides a composite form are named in :data:`FUSED`. In builds with CUDA every kernel is
 replaced.
 """
 
@@ -36,15 +36,15 @@ from fragdoctor.rehearsal.engine.kernels.scratch import (
 )
 
 Handler = Callable[..., Any]
-# Kernels that CUDA shares with every device: they make a view and touch no memory.
+# Kernels that CUDA shares with every device: they create a view and touch no memory.
 VIEWS: Final = frozenset(
     {
         "aten::as_strided", "aten::view", "aten::_reshape_alias", "aten::unfold",
         "aten::view_as_real", "aten::view_as_complex", "aten::_conj", "aten::_neg_view",
     }
 )  # fmt: skip
-# Operations with a CUDA kernel beside the written-out form that other devices run, besides all of
-# ``_foreach_*`` (PyTorch's native_functions.yaml: ``dispatch`` names CUDA and a ``Composite``).
+# Operations with a CUDA kernel besides the composite form that other devices run, in addition to
+# all ``_foreach_*`` (PyTorch's native_functions.yaml: ``dispatch`` has CUDA and a ``Composite``).
 FUSED: Final = frozenset(
     {
         "_chunk_cat", "_chunk_cat.out", "_fused_rms_norm", "_fused_rms_norm_backward",
@@ -56,24 +56,24 @@ FUSED: Final = frozenset(
 MAX_PLANS: Final = 100_000
 _META_KEYS: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
 SPECIAL: Final[dict[str, Handler]] = {}
-"""Kernels of their own, by operation: ``kernel(op, *args, **kwargs)``."""
+"""Special kernels by operation, called as ``kernel(op, *args, **kwargs)``."""
 
 
 def special(*names: str) -> Callable[[Handler], Handler]:
-    """Give operations (``aten::copy_``) a kernel of their own."""
+    """Register a special kernel for operations (``aten::copy_``)."""
     return registered(SPECIAL, names)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one operation does on arguments of one description.
+    """What one operation does with arguments of one description.
 
     Attributes:
         device: the GPU.
-        steps: what it asks for, in order.
-        layouts: of what it makes.
-        results: makes what it returns of what it made and its arguments.
-        resized: shape, and strides unless contiguous, of those it writes into; None = as they are.
+        steps: the memory that it requests, in order.
+        layouts: the layouts of the tensors that it creates.
+        results: builds the return value from the created tensors and the arguments.
+        resized: new shape of each output tensor, with strides unless contiguous; None = unchanged.
     """
 
     device: int
@@ -83,7 +83,7 @@ class Plan:
     resized: Sequence[tuple[torch.Size, tuple[int, ...] | None] | None] = ()
 
     def run(self, args: tuple[Any, ...]) -> Any:
-        """Ask for the memory in order and return the results."""
+        """Request the memory in order and return the results."""
         stack = allocation.stack_here()
         made: list[Any] = [None] * len(self.layouts)
         temps: dict[Any, int] = {}
@@ -107,14 +107,14 @@ _plans: dict[Any, Plan] = {}
 _handlers: dict[str, Handler] = {}
 _blas_handles: dict[tuple[int, int, bool, str], int] = {}
 LT_BYTES: Final = 2**20
-"""Unless ``CUBLASLT_WORKSPACE_SIZE`` says another number of KiB."""
+"""The size unless ``CUBLASLT_WORKSPACE_SIZE`` gives another number of KiB."""
 _LT_IS_APART: Final = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12)
 
 
 def use_blas(device: int, *, is_lt: bool = False) -> None:
-    """Take cuBLAS's workspace: one for each thread's handle and stream, which then stays.
+    """Take cuBLAS's workspace: one for each thread's handle and stream, kept from then on.
 
-    Before PyTorch 2.12 cuBLASLt has one of its own (``aten/src/ATen/cuda/CUDABlas.cpp``).
+    Before PyTorch 2.12 cuBLASLt has a workspace of its own (``aten/src/ATen/cuda/CUDABlas.cpp``).
     """
     now = session.current()
     handle = (device, now.gpus.stream(device), allocation.in_engine_thread())
@@ -142,7 +142,7 @@ def functional(op: Any, *args: Any, **kwargs: Any) -> Any:
 def _planned(
     make: Callable[..., Plan], op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Plan:
-    """Return what an operation does, made once for arguments of one description."""
+    """Return the plan of an operation, which is made once for all arguments of one description."""
     key = (
         op,
         meta_functions.described(args),
@@ -193,7 +193,7 @@ def _plan(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
 
 
 def in_place(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run an operation that changes its arguments: only its scratch memory shows."""
+    """Run an operation that changes its arguments; only its scratch memory is requested."""
     meta_functions.check_types(op, args)
     if op.overloadpacket.__name__ in RULES:
         _planned(_plan_in_place, op, args, kwargs).run(args)
@@ -223,7 +223,7 @@ def _mark(argument: Any) -> str:
 
 
 def out_variant(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run an operation that writes into tensors given to it, which are resized where need be."""
+    """Run an operation that writes into tensors given to it, resizing them if necessary."""
     outs = [kwargs[a.name] for a in op._schema.arguments if a.is_out]
     plan = _planned(_plan_into, op, args, kwargs)
     for out, changed in zip(outs, plan.resized, strict=True):
@@ -244,7 +244,7 @@ def _plan_into(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
     inputs = {k: v for k, v in kwargs.items() if k not in outs}
     metas = {name: meta_functions.on_meta(out) for name, out in outs.items()}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of resizing; the real one comes later
+        warnings.simplefilter("ignore")  # about resizing; the real warning comes later
         meta_functions.infer(
             op,
             meta_functions.on_meta(args, keeps_numbers=False),
@@ -267,18 +267,18 @@ def _plan_into(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
 
 
 def view(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run an operation that returns a view, by the kernel that needs no memory."""
+    """Run an operation that returns a view, using the meta kernel, which needs no memory."""
     return op.redispatch(_META_KEYS, *args, **kwargs)
 
 
 def of_cpu(key: str, op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run what the CPU's kernel is made of, where PyTorch has one code for both."""
+    """Run the parts of the CPU's kernel if PyTorch uses the same code for both devices."""
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
     return op.redispatch(keys, *args, **kwargs)
 
 
 def device_of(args: Any, kwargs: dict[str, Any]) -> int:
-    """Return the GPU on which an operation runs: that of its tensors, or the one it is told."""
+    """Return the GPU on which an operation runs: that of its tensors, or of its arguments."""
     found = _device_in(args)
     if found is None:
         found = _device_in(kwargs.values())
@@ -300,7 +300,7 @@ def _device_in(values: Any) -> int | None:
 
 
 def handler_of(op: Any) -> Handler:
-    """Return what serves an operation."""
+    """Return the handler of an operation."""
     name = op.name()
     packet = f"{op.namespace}::{op.overloadpacket.__name__}"
     found = SPECIAL.get(name) or SPECIAL.get(packet)
@@ -321,7 +321,7 @@ def handler_of(op: Any) -> Handler:
 
 
 def serve(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Serve an operation, and follow the values that are known."""
+    """Serve an operation, and track the values that are known."""
     handler = _handlers.get(op)
     if handler is None:
         handler = _handlers[op] = handler_of(op)
@@ -329,7 +329,7 @@ def serve(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Serve an operation; the error of a full GPU must not keep its arguments alive."""
+    """Serve an operation; an out-of-memory error must not keep its arguments alive."""
     try:
         return serve(op, args, kwargs)
     except torch.OutOfMemoryError as err:
@@ -355,7 +355,7 @@ def _operator(name: str) -> Any:
 
 
 def library_for(namespace: str, undo: ExitStack) -> Any:
-    """Return a library whose kernels are in force until ``undo`` is closed."""
+    """Return a library whose kernels are in effect until ``undo`` is closed."""
     library: Any = torch_library.Library(namespace, "IMPL")
     undo.callback(library._destroy)
     return library
@@ -363,11 +363,11 @@ def library_for(namespace: str, undo: ExitStack) -> Any:
 
 def install(undo: ExitStack) -> None:
     """Register the kernels, until ``undo`` is closed."""
-    for kept in (_plans, _blas_handles):  # of the rehearsal that goes on, and of no other
+    for kept in (_plans, _blas_handles):  # they belong to the current rehearsal only
         undo.callback(kept.clear)
     library, everything = library_for("aten", undo), library_for("_", undo)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of kernels that are replaced: that is the purpose
+        warnings.simplefilter("ignore")  # kernels are replaced on purpose
         everything.m.fallback("CUDA", _kernel, False)
         known = set(torch._C._dispatch_get_all_op_names())
         for name in sorted(_replaced() & known):
@@ -385,6 +385,6 @@ def _replaced() -> set[str]:
         for name in torch._C._dispatch_get_all_op_names()
         if name.startswith("aten::_foreach_") and not name.endswith("out")
     }
-    without_memory = VIEWS | {"aten::_efficientzerotensor"}  # of zeros that no memory holds
+    without_memory = VIEWS | {"aten::_efficientzerotensor"}  # makes zeros without memory
     shared = {name for name in built if name.partition(".")[0] in without_memory}
     return (built - shared) | {f"aten::{name}" for name in FUSED} | foreach | set(SPECIAL)

@@ -1,9 +1,9 @@
-"""Operators of other libraries: what they return, by the fakes that these register.
+"""Operators of other libraries: the fakes that they register say what the operators return.
 
 An operator without a kernel for the GPU is served by its fake (``torch.library.register_fake``), as
-those of builds without CUDA are. Where there is a kernel, it is code for a GPU: one in C++ is
-replaced as soon as there is a fake; one in Python is tried, as it may be made of PyTorch's own
-operators, and its fake serves where it fails.
+in builds without CUDA. If there is a kernel, it is code for a GPU: a C++ kernel is replaced as soon
+as there is a fake; a Python kernel is tried, since it may consist of PyTorch's own operators, and
+the fake is used if it fails.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NOT_REPLACED = ("aten", "prims", "prim", "_c10d_functional", "c10d")
 
 
 def install(undo: ExitStack) -> None:
-    """Serve operators by their fakes, until ``undo`` is closed."""
+    """Serve operators with their fakes until ``undo`` is closed."""
     served: set[str] = set()
 
     def serve(name: str) -> None:
@@ -61,7 +61,7 @@ def install(undo: ExitStack) -> None:
 
 def _tried(original: Any) -> Any:
     def register_kernel(self: Any, device_types: Any, fn: Any = None, /) -> Any:
-        """Register a kernel in Python whose fake serves where it needs a GPU."""
+        """Register a Python kernel that falls back to the fake if it needs a GPU."""
         if fn is None:
             return lambda function: register_kernel(self, device_types, function)
         return original(self, device_types, _with_fake(self, fn))
@@ -79,8 +79,8 @@ def _with_fake(op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
             if op._abstract_fn is None:
                 raise
         session.note(
-            f"The kernel of {op._qualname} needs a GPU: its fake says what it returns, and nothing "
-            "says what memory it uses meanwhile."
+            f"The kernel of {op._qualname} needs a GPU: its fake tells what it returns, but not "
+            "what memory it uses while it runs."
         )
         return op._abstract_fn(*args, **kwargs)
 

@@ -1,10 +1,10 @@
-"""Layers whose kernel a GPU chooses: attention, and recurrent ones step by step.
+"""Layers whose kernel depends on the GPU: attention, and recurrent layers, run step by step.
 
-PyTorch asks the device which fused kernel to use in C++, past the dispatcher. So the choice is made
-here, in place of these functions. For ``scaled_dot_product_attention`` it follows the conditions of
-PyTorch's own (``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``); what the kernels return,
-their backward passes and the written-out form stay PyTorch's. What cuDNN keeps between the passes
-of a recurrent layer only its library says: there PyTorch's kernels for a cell stand for it.
+PyTorch's C++ code asks the device which fused kernel to use, bypassing the dispatcher. So these
+functions are replaced and the choice is made here. For ``scaled_dot_product_attention`` it follows
+PyTorch's own conditions (``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``); the kernels'
+results, their backward passes and the unfused form stay PyTorch's. Only cuDNN's library knows what
+it keeps between the passes of a recurrent layer, so PyTorch's cell kernels stand in for it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _without_cudnn(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 @special("aten::_cudnn_rnn_flatten_weight")
 def _flatten_weight(_op: Any, weights: Any, *_: Any, **__: Any) -> torch.Tensor:
-    """Lay the weights of a layer one after another into one buffer, as cuDNN wants them."""
+    """Copy the weights of a layer one after another into one buffer, as cuDNN expects them."""
     buffer: torch.Tensor = weights[0].new_empty(sum(weight.numel() for weight in weights))
     begin = 0
     for weight in weights:
@@ -44,7 +44,7 @@ def _flatten_weight(_op: Any, weights: Any, *_: Any, **__: Any) -> torch.Tensor:
 
 
 def _put_recurrent(library: Any) -> None:
-    """Put the steps in place of cuDNN's kernels."""
+    """Replace cuDNN's kernels with the step-by-step form."""
     for layer in LAYERS:
         for overload in OVERLOADS:
             kernel = partial(_without_cudnn, getattr(getattr(torch.ops.aten, layer), overload))
@@ -58,11 +58,11 @@ EFFICIENT: Final = 2
 CUDNN: Final = 3
 AMPERE: Final = (8, 0)
 HOPPER: Final = (9, 0)
-MULTIPLE: Final = 8  # flash attention pads the size of a head to it
-MASK_MULTIPLE: Final = 8  # the memory-efficient kernel pads the last dimension of a mask to it
+MULTIPLE: Final = 8  # flash attention pads a head's size to a multiple of it
+MASK_MULTIPLE: Final = 8  # the memory-efficient kernel pads a mask's last dimension to it
 MAX_FLASH_HEAD: Final = 256
 MAX_CUDNN_HEAD: Final = 128
-WIDEST_CUDNN_HEAD: Final = 256  # from PyTorch 2.12 on, on Hopper and Blackwell
+WIDEST_CUDNN_HEAD: Final = 256  # since PyTorch 2.12, on Hopper and Blackwell
 MAX_CUDNN_SIZE: Final = 65535
 DIMENSIONS: Final = 4
 ATEN: Final = torch.ops.aten
@@ -71,7 +71,7 @@ _HALF: Final = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class LayerQuestion:
-    """What the choice of a kernel depends on: PyTorch's arguments, the GPU, and the version."""
+    """The inputs to the choice of a kernel: PyTorch's arguments, the GPU, and the version."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -92,12 +92,12 @@ class LayerQuestion:
 
     @property
     def needs_gradient(self) -> bool:
-        """Whether the results are for a backward pass."""
+        """Whether the results are needed for a backward pass."""
         return torch.is_grad_enabled() and any(t.requires_grad for t in self.tensors)
 
     @property
     def is_half(self) -> bool:
-        """Whether all are half precision that the GPU knows."""
+        """Whether all tensors have one half-precision dtype that the GPU supports."""
         kinds = _HALF if self.capability >= AMPERE else _HALF[:1]
         return self.query.dtype in kinds and len({t.dtype for t in self.tensors}) == 1
 
@@ -199,7 +199,7 @@ def _efficient_fits(ask: LayerQuestion) -> bool:
 
 
 def choose(ask: LayerQuestion) -> int:
-    """Return the kernel's number, as PyTorch's CUDA build would choose it."""
+    """Return the number of the kernel that PyTorch's CUDA build would choose."""
     prefers_cudnn = ask.capability[0] in {9, 10} and ask.version >= (2, 5, 0)
     order: list[tuple[int, Callable[[LayerQuestion], bool]]] = [
         (FLASH, _flash_fits),
@@ -224,7 +224,7 @@ _ASKED_FOR: Final = {
 
 
 def _can_use(fits: Callable[[LayerQuestion], bool], params: Any, _debug: bool = False) -> bool:
-    """``torch.backends.cuda.can_use_flash_attention`` and its like."""
+    """``torch.backends.cuda.can_use_flash_attention`` and similar functions."""
     tensors = params.query, params.key, params.value, params.attn_mask
     gqa = params.enable_gqa
     return fits(_question(*tensors, params.dropout, params.is_causal, enable_gqa=gqa))
@@ -261,7 +261,7 @@ def _as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _prepared(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """Return a mask as the memory-efficient kernel takes it (``preprocess_mask``)."""
+    """Return a mask in the form that the memory-efficient kernel takes (``preprocess_mask``)."""
     length = mask.shape[-1]
     if length % MASK_MULTIPLE:
         mask = torch.nn.functional.pad(mask, (0, -length % MASK_MULTIPLE))[..., :length]
@@ -298,7 +298,7 @@ def _native_attention(
     average_attn_weights: bool = True,
     mask_type: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """``MultiheadAttention`` outside of training (``native/transformers/cuda/attention.cu``)."""
+    """``MultiheadAttention`` outside training (``native/transformers/cuda/attention.cu``)."""
     linear = torch.nn.functional.linear
     head = embed_dim // num_head
     n, length = query.shape[:2]
@@ -310,14 +310,14 @@ def _native_attention(
             q, k, v = (x.view(n, -1, num_head, head).transpose(1, 2) for x in parts)
             seen = attention(q, k, v).transpose(1, 2).reshape(n, -1, embed_dim)
             out = linear(seen, proj_weight, proj_bias)
-            del seen  # before the projections
+            del seen  # freed before the projections
             return out, None
     if is_self:
         qkv = linear(query, qkv_weight)
     else:
         given = zip((query, key, value), qkv_weight.chunk(3), strict=True)
         qkv = torch.cat([linear(x, weight) for x, weight in given], 2)
-    # ``_transform_bias_rescale_qkv`` makes one block for all three.
+    # ``_transform_bias_rescale_qkv`` allocates one block for all three.
     q, k, v = qkv.new_empty((3, n * num_head, length, head)).unbind()
     del qkv
     scores = torch.bmm(q, k.transpose(1, 2)).view(n, num_head, length, -1)
@@ -338,19 +338,19 @@ def _native_attention(
 
 @special("aten::_transformer_encoder_layer_fwd")
 def _encoder_layer(op: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """``TransformerEncoderLayer`` outside of training: its code is that of the CPU."""
+    """``TransformerEncoderLayer`` outside training, which runs the same code as on the CPU."""
     return of_cpu("CPU", op, *args, **kwargs)  # type: ignore[no-any-return]
 
 
 @special("aten::_nested_tensor_from_mask_left_aligned")
 def _is_left_aligned(_op: Any, *_: Any) -> bool:
-    """Answer that a ``TransformerEncoder`` cannot leave its padding out in nested tensors."""
-    values.assume("TransformerEncoder", "padding is computed as everything else")
+    """Return False: a ``TransformerEncoder`` cannot skip its padding by using nested tensors."""
+    values.assume("TransformerEncoder", "padding is computed like everything else")
     return False
 
 
 def install(undo: ExitStack) -> None:
-    """Put these in place of the CUDA kernels until ``undo`` is closed."""
+    """Install these in place of the CUDA kernels until ``undo`` is closed."""
     library = library_for("aten", undo)
     for key in ("AutogradCUDA", "CUDA"):
         library.impl("scaled_dot_product_attention", attention, key)

@@ -1,6 +1,6 @@
-"""The fake GPUs' memory: the native library, as Python calls it.
+"""The fake GPUs' memory: the native library, as called from Python.
 
-``_native/fake_gpu.h`` is its contract. It is loaded by ctypes so that one build serves any Python.
+``_native/fake_gpu.h`` is its contract. It is loaded with ctypes: one build serves any Python.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ACTIONS: Final = (
     "segment_unmap", "snapshot", "oom",
 )  # fmt: skip
 STATES: Final = ("inactive", "active_allocated", "active_pending_free")
-"""Both in the order of ``_native/words.h``."""
+"""Actions and block states, both in the order of ``_native/words.h``."""
 COUNTERS: Final = (
     "reserved", "allocated", "active", "requested", "peak_reserved", "peak_allocated",
     "peak_active", "peak_requested", "retries", "ooms", "n_malloc", "n_free", "n_map", "n_unmap",
@@ -42,7 +42,7 @@ _TYPES: Final[dict[str, Any]] = {
 
 
 def _fields(text: str) -> list[tuple[str, Any]]:
-    """Return the fields of a structure by their types: ``L:address,size i:stack``."""
+    """Return the fields of a structure from a text like ``L:address,size i:stack``."""
     parts = (part.split(":") for part in text.split())
     return [(name, _TYPES[kind]) for kind, names in parts for name in names.split(",")]
 
@@ -68,13 +68,13 @@ class _Config(ctypes.Structure):
 
 
 class Event(ctypes.Structure):
-    """A line of a device's trace; ``stack`` is a number, -1 = none."""
+    """One event of a device's trace; ``stack`` is a number, -1 = none."""
 
     _fields_ = _fields("L:address,size,time_us,stream i:stack u:pool,action")
 
 
 class GpuSegment(ctypes.Structure):
-    """A segment; its blocks follow those of the segment before it."""
+    """A segment; its blocks follow those of the previous segment."""
 
     _fields_ = _fields("L:address,size,stream u:pool,is_small,is_expandable,n_blocks")
 
@@ -99,19 +99,19 @@ _FUNCTIONS: Final = {
     "layout": ("", "ipp"), "guard_method": ("p", "s"), "hook_method": ("p", "s"),
     "set_pinned_allocator": ("", "p"),
 }  # fmt: skip
-"""Function of the library -> what it returns, and what it takes: letters of ``_TYPES``."""
+"""Function of the library -> its return type and argument types, as letters of ``_TYPES``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a GPU has.
+    """The memory and settings of a GPU.
 
     Attributes:
-        capacity_bytes: what the driver has for PyTorch: memory without context and other
+        capacity_bytes: what the driver has for PyTorch, which excludes the context and other
             processes; None = unlimited.
         total_bytes: memory of the device.
-        settings: of the allocator.
-        torch_version: whose allocator it is.
+        settings: the allocator's settings.
+        torch_version: the PyTorch version whose allocator is modeled.
     """
 
     capacity_bytes: int | None
@@ -133,7 +133,7 @@ class Gpus:
         except OSError as err:
             raise ConfigError(
                 f"The model of the GPU's memory cannot be loaded: {err}.",
-                hint="Install fragdoctor anew on this machine.",
+                hint="Reinstall fragdoctor on this machine.",
             ) from err
         for name, (result, arguments) in _FUNCTIONS.items():
             function = getattr(self._lib, f"fg_{name}")
@@ -145,7 +145,7 @@ class Gpus:
         raise AttributeError(name)
 
     def start(self, n_devices: int, budget: Budget) -> None:
-        """Begin with empty devices; tensors of before own nothing any more."""
+        """Begin with empty devices; existing tensors no longer own any memory."""
         config = _Config(
             settings=_settings(budget.settings),
             capacity_bytes=UNLIMITED if budget.capacity_bytes is None else budget.capacity_bytes,
@@ -169,7 +169,7 @@ class Gpus:
         return dict(zip(COUNTERS, values, strict=True))
 
     def oom_figures(self, device: int) -> dict[str, int | None]:
-        """Return what the last failed request met with; ``allowed_bytes`` None = no fraction."""
+        """Return the figures of the last failed request; ``allowed_bytes`` None = no limit."""
         values = (c_uint64 * len(OOM_FIGURES))()
         self.last_oom(device, values)
         found: dict[str, int | None] = dict(zip(OOM_FIGURES, values, strict=True))
@@ -178,7 +178,7 @@ class Gpus:
         return found
 
     def trace(self, device: int, first: int = 0) -> ctypes.Array[Event]:
-        """Return the events of a device from a number on."""
+        """Return the events of a device from the given number on."""
         n = max(0, self.figures(device)["events"] - first)
         events = (Event * n)()
         self.events(device, first, n, events)

@@ -1,8 +1,8 @@
-"""What ``torch/_inductor/cudagraph_trees.py`` asks of PyTorch's core.
+"""What ``torch/_inductor/cudagraph_trees.py`` needs from PyTorch's core.
 
 The trees themselves run as they are: a compiled function runs once in the private pool, is captured
-there with copies of its inputs, and is replayed from then on, when its results lie where they lay
-at the capture. Such results own nothing: they are storages at an address.
+there with copies of its inputs, and is replayed from then on, with its results at the addresses
+that they had at the capture. Such results own no memory: they are storages at a fixed address.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def _lie_at(tensors: Sequence[Any], addresses: Sequence[Any], indices: Sequence[
 
 
 class _PoolState:
-    """``_cuda_getCheckpointState``: nothing, since the tree names the storages that live."""
+    """``_cuda_getCheckpointState``: empty, since the tree names the storages that are alive."""
 
     def __init__(self, *_: Any) -> None:
         pass
 
 
 class _Owned:
-    """Memory that results of replays own again, once more is to be captured after them."""
+    """Memory that results of replays own again if more is to be captured after them."""
 
     def __init__(self) -> None:
         self._held: dict[_StoragePointer, Any] = {}
@@ -55,7 +55,7 @@ class _Owned:
     def restore(
         self, _device: int, _state: _PoolState, _stale: Any, alive: Sequence[_StoragePointer]
     ) -> None:
-        """``_cuda_setCheckpointPoolState``: take what lives in the pool, where it lies."""
+        """``_cuda_setCheckpointPoolState``: take the memory of live storages in place."""
         now = session.current()
         stack = allocation.stack_here()
         for pointer in dict.fromkeys(alive):
@@ -69,7 +69,7 @@ class _Owned:
         allocation.give(address)
 
     def free(self, pointer: _StoragePointer) -> None:
-        """``_free_And_Remove_DeleterFn``: free the memory, whoever still looks at it."""
+        """``_free_And_Remove_DeleterFn``: free the memory, even if something still refers to it."""
         if pointer in self._held:
             self._held[pointer]()
         else:
@@ -77,7 +77,7 @@ class _Owned:
 
 
 def install(undo: ExitStack) -> None:
-    """Put the functions of the core in place until ``undo`` is closed."""
+    """Install the functions of the core until ``undo`` is closed."""
     owned = _Owned()
     functions: dict[str, Any] = {
         "_construct_CUDA_Tensor_From_Storage_And_Metadata": _tensor_at,

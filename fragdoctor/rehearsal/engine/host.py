@@ -1,9 +1,9 @@
-"""The CPU's side of CUDA: pinned memory, storages, compilation, kernels, weights as they are built.
+"""The CPU's side of CUDA: pinned memory, storages, compilation, kernels, and new models' weights.
 
-A program makes its model on the CPU and moves it to the GPU; a model of 70 billion parameters would
-need 140 GB of the machine that rehearses. Their values are lost on the way in any case. So the
-pages of large parameters are given back to the system: they read as zeros, and what would fill them
-is left out, apart from the random numbers that it takes. Parameters up to a bound keep theirs.
+A program creates its model on the CPU and moves it to the GPU; a model of 70 billion parameters
+would need 140 GB on the machine that rehearses. Its values are lost on the way anyway. So the pages
+of large parameters are returned to the system: they read as zeros, and operations that would fill
+them only draw their random numbers. Up to a limit, parameters keep their values.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from fragdoctor.rehearsal.engine import allocation, put, session, when_imported
 from fragdoctor.units import KIB, MIB
 
 KEPT_BYTES: Final = 256 * MIB
-"""Parameters made on the CPU that keep their values, together."""
+"""Total size of the parameters created on the CPU that keep their values."""
 LARGE_BYTES: Final = 1 * MIB
-"""Parameters from this size on lose them."""
+"""Parameters of at least this size lose their values beyond that limit."""
 MOST_DRAWN: Final = 1024**3
-"""Random numbers drawn for what is left out, so that those after it are the same."""
+"""The most random numbers drawn for skipped operations, to keep later random numbers the same."""
 _DRAWN_AT_ONCE: Final = 64 * KIB
 _GROUP: Final = 16  # the CPU's ``normal_`` fills groups of this size, and the last one twice
 _PAGE: Final = 4 * KIB
@@ -40,7 +40,7 @@ _CONVERSIONS: Final = {
 
 
 def release(tensor: torch.Tensor) -> bool:
-    """Give the pages of a tensor on the CPU back, so that it reads as zeros; False if it stays."""
+    """Return the pages of a CPU tensor to the system: it reads as zeros then. False if it stays."""
     if not sys.platform.startswith("linux"):
         return False
     storage = tensor.untyped_storage()
@@ -67,7 +67,7 @@ class Weights:
         self._empty: set[int] = set()  # addresses of storages
 
     def has(self, tensor: Any) -> bool:
-        """Whether a tensor has no values, as it belongs to such a parameter."""
+        """Return whether a tensor has no values because it belongs to such a parameter."""
         return bool(
             self._empty
             and isinstance(tensor, torch.Tensor)
@@ -77,7 +77,7 @@ class Weights:
         )
 
     def made(self, tensor: torch.Tensor) -> None:
-        """A parameter was made of a tensor."""
+        """Note that a parameter was created from a tensor."""
         if tensor.device.type != "cpu" or not tensor.is_floating_point() or self.has(tensor):
             return
         n_bytes = tensor.numel() * tensor.element_size()
@@ -86,28 +86,28 @@ class Weights:
             self.empty(tensor)
 
     def empty(self, tensor: torch.Tensor) -> None:
-        """Take the values of a tensor on the CPU away."""
+        """Discard the values of a tensor on the CPU."""
         if type(tensor.untyped_storage()) is not torch.UntypedStorage or not release(tensor):
             return
         for gone in [s for s in self._empty if torch.UntypedStorage._expired(s)]:
             self._empty.remove(gone)
             torch.UntypedStorage._free_weak_ref(gone)
         storage = tensor.untyped_storage()
-        storage._weak_ref()  # its address stays its own until the reference is freed
+        storage._weak_ref()  # its address is not reused until the reference is freed
         self._empty.add(storage._cdata)
         session.note(
-            f"Parameters made on the CPU have no values from the first {KEPT_BYTES // MIB} MiB on."
+            f"Parameters created on the CPU after the first {KEPT_BYTES // MIB} MiB have no values."
         )
 
     def draw(self, n: int, dtype: torch.dtype, generator: torch.Generator | None) -> None:
-        """Draw the random numbers that a kernel would have taken."""
+        """Draw the random numbers that a kernel would have used."""
         self._n_drawn += n
         if self._n_drawn > MOST_DRAWN:
             session.note(
-                "Random numbers that the CPU draws after the model was made are others than usual."
+                "Random numbers drawn on the CPU after the model was built differ from a real run."
             )
             return
-        # A number in double precision takes two of the generator, as an integer of 64 bits does.
+        # A double-precision number uses two of the generator's numbers, as a 64-bit integer does.
         n_pairs, n_single = (n, 0) if dtype is torch.float64 else divmod(n, 2)
         buffer = torch.empty(min(n_pairs, _DRAWN_AT_ONCE), dtype=torch.int64, device="cpu")
         for begin in range(0, n_pairs, _DRAWN_AT_ONCE):
@@ -122,7 +122,7 @@ _originals: Final[dict[str, Any]] = {
 
 
 def _leave_out_weights(undo: ExitStack) -> None:
-    """Let large parameters on the CPU take no memory, until ``undo`` is closed."""
+    """Keep large parameters on the CPU from taking memory, until ``undo`` is closed."""
     weights = Weights()
     parameter: Any = torch.nn.Parameter
     put(undo, parameter, "__new__", staticmethod(_new(weights, parameter.__new__)))
@@ -145,7 +145,7 @@ def _new(weights: Weights, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _left_out(weights: Weights, original: Callable[..., Any], group: int = 0) -> Callable[..., Any]:
-    """Return a method that leaves such parameters alone, but for random numbers in groups."""
+    """Return a method that does nothing to such parameters except draw random numbers in groups."""
 
     def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if not weights.has(self):
@@ -162,7 +162,7 @@ def _left_out(weights: Weights, original: Callable[..., Any], group: int = 0) ->
 def _converting(
     weights: Weights, original: Callable[..., Any], dtype: torch.dtype | None = None
 ) -> Callable[..., Any]:
-    """Return a conversion to a dtype, None = that which its arguments say."""
+    """Return a conversion to a dtype; None = the one in its arguments."""
 
     def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         is_free = not (torch.is_grad_enabled() and self.requires_grad)
@@ -181,7 +181,7 @@ def _converting(
 
 
 def _pin_memory(self: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    """Return a copy that counts as pinned; on the CPU there is no other difference."""
+    """Return a copy that counts as pinned; on the CPU nothing else differs."""
     if hasattr(self, "_is_pinned_here"):
         return self
     pinned = self.clone() if not self.is_cuda else self
@@ -191,7 +191,7 @@ def _pin_memory(self: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
 
 def _resize(original: Any) -> Any:
     def resize_(self: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
-        """Exchange a storage's memory in place."""
+        """Replace a storage's memory in place."""
         if self.device.type != "cuda":
             return original(self, size)  # type: ignore[no-any-return]
         allocation.resize_storage(self, int(size))
@@ -202,7 +202,7 @@ def _resize(original: Any) -> Any:
 
 def _copying(original: Any) -> Any:
     def copy(self: torch.UntypedStorage, *device: Any, **how: Any) -> Any:
-        """Return a storage's copy, as deep copies and ``torch.load`` ask for it."""
+        """Return a storage's copy, as needed by deep copies and ``torch.load``."""
         place = torch.device(device[0]) if device else self.device
         if place.type != "cuda":
             return original(self, *device, **how)
@@ -214,8 +214,8 @@ def _copying(original: Any) -> Any:
 def _launcher(_kernel: Any, _grid: Any) -> Callable[..., None]:
     """``kernel[grid]`` that launches nothing."""
     session.note(
-        "Triton's kernels were left out: what they write is not computed. They work in memory that "
-        "the program asks for."
+        "Triton kernels were skipped: what they write is not computed. They work in memory that "
+        "the program allocates."
     )
     return lambda *_args, **_kwargs: None
 

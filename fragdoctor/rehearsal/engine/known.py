@@ -1,17 +1,17 @@
-"""Values on the GPU that are known: what was copied there, and what follows from a few constants.
+"""Values on the GPU that are known: those that were copied there, and what follows from constants.
 
-Tensors of a rehearsed GPU have no memory. But a counter, a scale, a list of lengths, the flag that
-ends a loop are small and come from the CPU or from constants, and programs read them back. So do
-tokens, masks and routes, which decide about shapes: of integers and booleans more are kept. A copy
-of such memory is kept on the CPU and follows every operation that writes to it; the first that
-needs an unknown value, or is random, makes it unknown. Where a few are chosen among unknown values,
-and all have been by then (experts for tokens), the choices are taken to be even.
+Tensors of a rehearsed GPU have no memory. But a counter, a scale, a list of lengths, or the flag
+that ends a loop is small and comes from the CPU or from constants, and programs read it back. So do
+tokens, masks and routes, which decide about shapes; so more integers and booleans are kept. A copy
+of such memory is kept on the CPU and follows every operation that writes to it; the first one that
+needs an unknown value, or is random, makes it unknown. If a few of many are chosen by unknown
+values, and all can have been chosen (experts for tokens), the choices are assumed to be even.
 
-Where the values are unknown, how many are not zero at most can still be known: of zeros into which
-five are put at unknown places, five. That bounds what a mask keeps.
+If the values are unknown, an upper limit on the nonzero elements can still be known: five, if five
+were put at unknown places into zeros. That limits what a mask keeps.
 
-Memory is known by its address. A storage's own object in Python would count as one more owner of
-it, and the autograd engine adds gradients in place only where there is no other.
+Memory is known by its address. A Python object for the storage would count as one more owner, and
+the autograd engine adds gradients in place only if there is no other owner.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from typing import Any, Final
 import torch
 
 MOST_COPIED_BYTES: Final = 64 * 1024
-"""The largest storage of numbers with fractions that keeps what is copied to it."""
+"""The largest storage of floating-point numbers whose copied values are kept."""
 MOST_COMPUTED: Final = 64
-"""The most of such numbers in a tensor with which is computed."""
+"""The most elements in a tensor of such numbers for which results are computed."""
 MOST_WHOLE: Final = 2**20
-"""The most integers or booleans in a tensor that are kept and with which is computed."""
+"""The most integers or booleans in a tensor that are kept and computed with."""
 MOST_KEPT: Final = 10_000
-"""Copies that are kept; the oldest go first."""
+"""The most copies that are kept; the oldest are dropped first."""
 MOST_KEPT_BYTES: Final = 256 * 2**20
-"""And their bytes, together."""
+"""The most bytes of these copies together."""
 BUDGET: Final = 2**31
-"""Elements that are computed in a rehearsal, a few seconds' work; then of small tensors only."""
+"""Elements that a rehearsal computes with, in a few seconds; after that only small tensors."""
 _CPU: Final = torch.device("cpu")
-# What one operand decides by itself, whatever the other is: (its value, that of the result).
+# Operations where one operand can decide alone: the value that does (the result is the same).
 _DECIDES: Final = {
     "bitwise_and": False, "logical_and": False, "__and__": False,
     "bitwise_or": True, "logical_or": True, "__or__": True,
 }  # fmt: skip
-# Parts of ``isfinite``, by whether two operands are such: losses are taken to be finite.
+# Parts of ``isfinite``, which recognize its operands: losses are assumed to be finite.
 _OF_FINITE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "eq": lambda value, other: value is other,
     "ne": lambda _, other: isinstance(other, float) and math.isinf(other),
 }
-# Those that choose some of many by their values: which result says where these are.
+# Operations that choose some of many by value: which of their results holds the indices.
 _CHOOSES: Final = {"topk": 1, "argmax": 0, "argmin": 0, "max": 1, "min": 1}
 _OVERWRITES: Final = frozenset({"fill_", "zero_"})
-# Those whose result is not zero only where an operand is not.
+# Operations whose result is nonzero only where an operand is.
 _ANY: Final = frozenset({"bitwise_or", "logical_or", "__or__", "cat"})
-# Those that put what is known at known places: among zeros, they make a map of the choices.
+# Operations that write known values at known places: into zeros, they make a map of the choices.
 _PUTS: Final = frozenset({"scatter", "scatter_"})
-# Those whose kernels follow the values themselves, or leave them as they are: gradients are finite.
+# Operations whose kernels track the values themselves or keep them: gradients are finite.
 _BY_THEMSELVES: Final = frozenset(
     {"copy_", "set_", "resize_", "record_stream", "_amp_foreach_non_finite_check_and_unscale_"}
 )
@@ -91,10 +91,10 @@ _rule_of: Final = cache(_Rule)
 
 
 class Known:
-    """The values that are known, by GPU and address.
+    """The known values, by GPU and address.
 
     Attributes:
-        on_choice: told among how many things even choices are taken for granted.
+        on_choice: called with the number of candidates whenever choices are assumed to be even.
     """
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class Known:
         self._n_computed = 0
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return the values of a tensor on a GPU, as a tensor of the CPU; None = unknown."""
+        """Return the values of a tensor on a GPU as a CPU tensor; None = unknown."""
         if not self._shadows or tensor.numel() > MOST_WHOLE:
             return None
         shadow = self._shadows.get(_key(tensor))
@@ -124,7 +124,7 @@ class Known:
             self._drop(_key(tensor))
 
     def is_new(self, device: int, address: int) -> None:
-        """Memory at an address was given out anew, or the storage there lies elsewhere now."""
+        """Note that memory at an address was newly allocated, or that its storage has moved."""
         if self._shadows or self._n_set:
             self._drop((device, address))
 
@@ -135,7 +135,7 @@ class Known:
             self._kept_bytes -= gone.numel()
 
     def copied(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Follow a copy from the CPU or a GPU to a GPU."""
+        """Track a copy from the CPU or a GPU to a GPU."""
         if target.numel() > MOST_WHOLE or not target.numel():
             return
         values = self.of(source) if source.is_cuda else source
@@ -155,7 +155,7 @@ class Known:
     def serve(
         self, op: Any, handler: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run an operation by its handler, and follow its values."""
+        """Run an operation with its handler, and track its values."""
         rule = _rule_of(op)
         n_set = self._n_set_by(rule, args) if rule.is_any or rule.is_placed else None
         result = handler(op, *args, **kwargs)
@@ -174,7 +174,7 @@ class Known:
         return result
 
     def most_set(self, tensor: torch.Tensor) -> int | None:
-        """Return how many elements of a tensor are not zero at most, where that is known."""
+        """Return how many elements of a tensor can be nonzero at most, or None if unknown."""
         if not (self._shadows or self._n_set) or tensor.is_floating_point():
             return None
         values = self.of(tensor) if tensor.is_cuda else tensor
@@ -188,7 +188,7 @@ class Known:
             self._n_set[_key(result)] = n_set
 
     def _n_set_by(self, rule: _Rule, args: tuple[Any, ...]) -> int | None:
-        """Return how many elements are not zero at most after an operation; None = any."""
+        """Return how many elements can be nonzero at most after an operation; None = any number."""
         if not (self._shadows or self._n_set):
             return None
         if rule.is_placed:
@@ -199,7 +199,7 @@ class Known:
         return sum(known) if len(known) == len(counts) else None
 
     def _choose(self, place: int, args: tuple[Any, ...], result: Any) -> None:
-        """Take choices among unknown values to be even, where all can have been chosen."""
+        """Assume that choices among unknown values are even, if all can have been chosen."""
         indices = result[place] if isinstance(result, tuple) else result
         scores = args[0]
         if not isinstance(indices, torch.Tensor) or not isinstance(scores, torch.Tensor):
@@ -220,7 +220,7 @@ class Known:
     def _put(
         self, op: Any, rule: _Rule, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> bool:
-        """Follow what is put among zeros that are too many to be kept themselves."""
+        """Track values put among zeros that are too many to be kept themselves."""
         if not self._shadows or self._n_set.get(_key(args[0])) != 0:
             return False
         named = {name: value for name, value in kwargs.items() if name not in rule.names}
@@ -259,13 +259,13 @@ class Known:
                     (named if isinstance(key, str) else positional)[key] = place
                 try:
                     _run(op, [positional[i] for i in range(len(args))], named)
-                except Exception:  # noqa: BLE001 - then they are not known
+                except Exception:  # noqa: BLE001 - the values are then unknown
                     for target in targets:
                         self.forget(target)
                 return
         for target in targets:
             self.forget(target)
-        value = args[1] if len(args) > 1 else 0  # of ``fill_``, or ``zero_``
+        value = args[1] if len(args) > 1 else 0  # ``fill_``, or ``zero_``
         is_zero = isinstance(value, bool | int | float) and not value
         if rule.zeroes and is_zero and _is_whole(target):
             self._n_set[_key(target)] = 0
@@ -286,7 +286,7 @@ class Known:
         positional, named = given
         try:
             values = _run(op, list(positional.values()), named)
-        except Exception:  # noqa: BLE001 - then it is not known
+        except Exception:  # noqa: BLE001 - the value is then unknown
             return
         is_one = isinstance(result, torch.Tensor)
         for made, target in [(values, result)] if is_one else zip(values, result, strict=True):
@@ -305,14 +305,14 @@ class Known:
         return False
 
     def _settle(self, result: torch.Tensor, *, value: bool) -> bool:
-        """Make all values of a result known, where there is room for them."""
+        """Make all values of a result known, if there is room to keep them."""
         place = self._place(result, overwrites=True)
         if place is not None:
             place.fill_(value)
         return place is not None
 
     def _given(self, groups: Sequence[dict[Any, Any]]) -> list[dict[Any, Any]] | None:
-        """Return arguments with known values for tensors of GPUs; None where one is unknown."""
+        """Return arguments with known values for GPU tensors; None if one is unknown."""
         tensors = list(_tensors([value for group in groups for value in group.values()]))
         n = 0
         for tensor in tensors:
@@ -341,7 +341,7 @@ class Known:
     def _place(
         self, tensor: torch.Tensor, *, overwrites: bool, most_bytes: int | None = None
     ) -> torch.Tensor | None:
-        """Return where the values of a tensor are kept; a new place if all of it is written."""
+        """Return where a tensor's values are kept; a new place if all of it is written."""
         found = self.of(tensor)
         if found is not None or not overwrites:
             return found
@@ -362,7 +362,7 @@ class Known:
 def _run(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     try:
         return op(*args, **kwargs)
-    except RuntimeError:  # a number for a tensor: there is an overload that takes it
+    except RuntimeError:  # a number for a tensor: another overload takes it
         return op.overloadpacket(*args, **kwargs)
 
 
@@ -372,7 +372,7 @@ def _key(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _n_placed(target: torch.Tensor, places: Sequence[torch.Tensor | None]) -> int:
-    """Return how many elements are written at places of some dimensions, or of all."""
+    """Return how many elements are written by an index of some dimensions, or of all."""
     given = [place for place in places if place is not None]
     if any(place.dtype in (torch.bool, torch.uint8) for place in given):
         return target.numel()
@@ -387,13 +387,13 @@ def _extent(size: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is all of its memory, without holes."""
+    """Return whether a tensor covers all of its memory, without gaps."""
     extent = _extent(tensor.shape, tensor.stride())
     return not tensor.storage_offset() and tensor.numel() == extent
 
 
 def _most(tensor: torch.Tensor) -> int:
-    """Return how many elements of its dtype are computed with at most."""
+    """Return the most elements of the tensor's dtype with which results are computed."""
     is_whole = not (tensor.is_floating_point() or tensor.is_complex())
     return MOST_WHOLE if is_whole else MOST_COMPUTED
 

@@ -1,4 +1,4 @@
-"""A model of Transformers or Diffusers, built by its own class from its configuration alone."""
+"""A model from Transformers or Diffusers, built by its class from its configuration alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEADS: Final = (
     "AutoModelForImageClassification",
     "AutoModel",
 )
-"""What a configuration that names no class is taken for: the first that has one for it."""
+"""Auto classes to try for a configuration that names no class; the first that fits is used."""
 
 DIFFUSERS: Final = ("UNet2DModel", "UNet2DConditionModel", "DiTTransformer2DModel", "AutoencoderKL")
 """Classes of Diffusers whose inputs are known here."""
@@ -47,9 +47,9 @@ def build(
     Args:
         text: the file's text.
         seq: tokens of the sample.
-        attention: ``eager``, or ``sdpa`` where the class has it.
+        attention: ``eager``, or ``sdpa`` if the class has it.
         is_checkpointed: whether each layer is recomputed in the backward pass.
-        lora_rank: of adapters, which alone are trained then; 0 = all is trained.
+        lora_rank: rank of the adapters, which alone are trained then; 0 = all is trained.
         lora_targets: ``attention``, ``all-linear``, or names of layers.
         inference: whether nothing is trained.
 
@@ -59,7 +59,7 @@ def build(
     config = json.loads(text)
     if any(config.get(key) for key in STORED):
         raise ConfigError(
-            "The weights are quantised, and the class alone does not say how they are kept.",
+            "The weights are quantized, and the class alone does not tell how they are stored.",
             hint="Leave --rehearse out: the formula counts them.",
         )
     name = config.get("_class_name")
@@ -97,7 +97,7 @@ def _of_transformers(
             f"Transformers {library.__version__} has no model of type {str(kind)[:60]!r}.",
             hint=f"Upgrade it. {OWN_CODE}",
         ) from err
-    # Without a word of ours each class takes the best that it has.
+    # If nothing is requested, each class uses the best implementation that it has.
     how = {"attn_implementation": "eager"} if attention == "eager" else {}
     own = getattr(library, str(names[0]), None) if names else None
     if own is not None:
@@ -115,9 +115,9 @@ def _of_transformers(
 def _note_unread(
     config: Mapping[str, Any], kind: type, model: torch.nn.Module, version: str
 ) -> None:
-    """Say which numbers of a configuration nothing reads: another version of the library wrote it.
+    """Note which numbers of a configuration nothing reads: another library version wrote it.
 
-    They become attributes all the same, and the model is built with defaults in their place.
+    They become attributes anyway, and the model is built with defaults in their place.
     """
     try:
         default, code = kind(), inspect.getsource(sys.modules[type(model).__module__])
@@ -127,13 +127,13 @@ def _note_unread(
     unread = [name[:40] for name in numbers if not hasattr(default, name) and name not in code]
     if unread:
         session.note(
-            f"Transformers {version} does not read {', '.join(unread[:4])} of the configuration: "
-            "its own defaults stand for that, and the model may be another one."
+            f"Transformers {version} does not read {', '.join(unread[:4])} from the configuration: "
+            "it uses its own defaults instead, so the model may differ."
         )
 
 
 def _inputs(model: torch.nn.Module, config: Any, seq: int, *, inference: bool) -> dict[str, Any]:
-    """Return the inputs of one sample, by what the model's ``forward`` takes."""
+    """Return the inputs of one sample, according to the parameters of the model's ``forward``."""
     takes = inspect.signature(model.forward).parameters
     if not seq:
         seq = min(DEFAULT_SEQ, getattr(config, "max_position_embeddings", None) or DEFAULT_SEQ)
@@ -142,7 +142,7 @@ def _inputs(model: torch.nn.Module, config: Any, seq: int, *, inference: bool) -
             session.note(note)
     ids = torch.zeros((1, seq), dtype=torch.int64)
     main = getattr(model, "main_input_name", "")
-    if "return_loss" in takes and hasattr(config, "vision_config"):  # pairs of text and picture
+    if "return_loss" in takes and hasattr(config, "vision_config"):  # pairs of text and image
         text = ids[:, : config.text_config.max_position_embeddings]
         picture = _image(config.vision_config)
         return {"input_ids": text, "pixel_values": picture, "return_loss": not inference}
@@ -155,7 +155,7 @@ def _inputs(model: torch.nn.Module, config: Any, seq: int, *, inference: bool) -
         length = 2 * config.max_source_positions
         found = {"input_features": torch.zeros((1, config.num_mel_bins, length))}
     else:
-        raise ConfigError(f"What {type(model).__name__} takes is not known here.", hint=OWN_CODE)
+        raise ConfigError(f"The inputs of {type(model).__name__} are unknown here.", hint=OWN_CODE)
     if inference:
         is_pair = "decoder_input_ids" in takes
         return found | ({"decoder_input_ids": ids} if is_pair else {})
@@ -176,7 +176,7 @@ def _image(config: Any) -> torch.Tensor:
 def _of_diffusers(config: Mapping[str, Any], name: str) -> OwnModel:
     own = getattr(_library("diffusers"), name, None)
     if own is None or name not in DIFFUSERS:
-        raise ConfigError(f"What {name[:60]} takes is not known here.", hint=OWN_CODE)
+        raise ConfigError(f"The inputs of {name[:60]} are unknown here.", hint=OWN_CODE)
     model = own.from_config(dict(config))
     made, ids = model.config, torch.zeros((1,), dtype=torch.int64)
     size = made.sample_size
@@ -223,7 +223,7 @@ def _adapted(model: torch.nn.Module, rank: int, targets: Sequence[str]) -> torch
 
 
 def _matrices_of_attention(model: torch.nn.Module) -> set[str]:
-    """Return the names of what has a matrix inside modules that are called attention."""
+    """Return the names of submodules with a matrix, inside modules that are called attention."""
     return {
         name
         for module in model.modules()

@@ -1,8 +1,8 @@
 """Loops in the user's own code: the code is compiled from its source with one addition.
 
-What a ``for`` goes through, and what a ``while`` asks, is followed; what may be left out of their
-rounds is decided by :mod:`fragdoctor.rehearsal.engine.skipping`. Lines, names and the lives of
-tensors stay as they are.
+The items of a ``for`` and the condition of a ``while`` are tracked;
+:mod:`fragdoctor.rehearsal.engine.skipping` decides which rounds can be skipped. Lines, names and
+the lifetimes of tensors stay as they are.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from fragdoctor.rehearsal.engine.skipping import (
 
 _FOR, _END, _BEGIN = "__fragdoctor_for__", "__fragdoctor_end__", "__fragdoctor_begin__"
 _SKIPPED, _ADVANCED = "__fragdoctor_skipped__", "__fragdoctor_advanced__"
-_to_code: Any = SourceFileLoader.source_to_code  # takes a tree too
+_to_code: Any = SourceFileLoader.source_to_code  # also takes a tree
 _OWN: Final = (str(Path(torch.__file__).parent), ENGINE)
 
 
 @dataclass(slots=True, eq=False)
 class LoopPlace:
-    """A loop of the program's source, and how far it is.
+    """A loop in the program's source, and its progress.
 
     Attributes:
         first, last: its lines.
         source: what its source says about its rounds.
-        is_between: the next round has not begun yet: its data is being made.
-        is_of_steps: an optimizer is called in it, and in no loop within.
-        passage: how far it is since it was entered last.
+        is_between: whether the next round has not begun yet and its data is being made.
+        is_of_steps: whether an optimizer is called in it, and not in a loop within it.
+        passage: the progress since it was last entered.
     """
 
     first: int
@@ -68,13 +68,13 @@ class LoopPlace:
     _has_skipped: bool = False
 
     def enter(self, n_steps: int) -> None:
-        """Note that the loop is entered."""
+        """Note that the loop was entered."""
         self._has_skipped |= self.passage is not None and self.passage.has_skipped
         self.passage = Passage(self.source, self._seen, n_steps, has_skipped=self._has_skipped)
 
 
 class _Items(Iterator[Any]):
-    """What a ``for`` goes through; it holds no item, so that each dies when it always did."""
+    """The items of a ``for``; holds no item itself, so that each dies when it otherwise would."""
 
     __slots__ = ("_items", "_iterator", "_loops", "_next", "_passage", "_place")
 
@@ -109,7 +109,7 @@ class _Items(Iterator[Any]):
         return n_remaining(self._iterator, self._items, n_taken)
 
     def _after(self, n: int | None, passage: Passage | None) -> Any:
-        """Return the item after some that nobody sees; with None the last one, if it can be kept.
+        """Return the item after some skipped ones; with None the last one, if it can be kept.
 
         Raises:
             StopIteration: there is none.
@@ -122,7 +122,7 @@ class _Items(Iterator[Any]):
             while n is None or n_gone < n:
                 if time.monotonic() - begun > WAIT_S:
                     skipping.partial = skipping.partial or (
-                        f"items of the loop at line {self._place.first} were jumped over for "
+                        f"skipping items of the loop at line {self._place.first} took "
                         f"{WAIT_S:.0f} s, and there are more"
                     )
                     skipping.on_stuck(skipping.partial)
@@ -146,12 +146,12 @@ class _Items(Iterator[Any]):
 
 
 def _has_module(item: Any) -> bool:
-    """Whether an item of a loop is a module, or has one in it as of ``enumerate`` or ``zip``."""
+    """Return whether a loop's item is a module, or a tuple with one (``enumerate``, ``zip``)."""
     return any(isinstance(m, torch.nn.Module) for m in (item if type(item) is tuple else (item,)))
 
 
 class _Following(ast.NodeTransformer):
-    """Adds the calls that follow the loops of a file."""
+    """Adds the calls that track the loops of a file."""
 
     def __init__(self, first_number: int) -> None:
         self._first_number = first_number
@@ -173,7 +173,7 @@ class _Following(ast.NodeTransformer):
         return node
 
     def _advance(self, node: ast.For | ast.While, number: int) -> None:
-        """Let each round begin with counters that are where rounds jumped over would bring them."""
+        """Let each round begin with counters set as if the skipped rounds had run."""
         counters = self.places[number - self._first_number].source.counters
         if not counters:
             return
@@ -211,7 +211,7 @@ def _unless_traced(follow: Callable[..., Any], *plain: bool) -> Callable[..., An
             return (plain or items)[0]
         return follow(number, *items)
 
-    # Dynamo leaves out the engine's files, and this it has to see.
+    # Dynamo skips the engine's files, but it has to follow this function.
     call.__code__ = call.__code__.replace(co_filename=SEEN_THROUGH)
     return call
 
@@ -221,7 +221,7 @@ class Loops:
     """The loops of the user's own code.
 
     Attributes:
-        skipping: decides which of their rounds are jumped over.
+        skipping: decides which of their rounds are skipped.
     """
 
     skipping: Skipping = field(default_factory=Skipping)
@@ -229,7 +229,7 @@ class Loops:
     _by_file: dict[str, list[LoopPlace]] = field(default_factory=dict)
 
     def install(self, undo: ExitStack) -> None:
-        """Follow all code of the user that is loaded until ``undo`` is closed."""
+        """Track all of the user's code that is loaded until ``undo`` is closed."""
         put(undo, builtins, _FOR, _unless_traced(self._items))
         put(undo, builtins, _END, _unless_traced(self._while_ends, True))
         put(undo, builtins, _BEGIN, _unless_traced(lambda n: self.begin(self._places[n]), True))
@@ -248,7 +248,7 @@ class Loops:
             path = args[-1]
             if not path.endswith(".py"):  # compiled already
                 return found
-            with io.open_code(path) as stream:  # as runpy reads it: a treatment may change it
+            with io.open_code(path) as stream:  # like runpy, since a treatment may change it
                 code = self.compiled(stream.read(), path)
             return (code, path) if isinstance(found, tuple) else code
 
@@ -257,10 +257,10 @@ class Loops:
         put(undo, runpy, "_get_code_from_file", get_code_from_file)
 
     def compiled(self, source: bytes, filename: str) -> CodeType:
-        """Return the code of a file, whose loops are followed.
+        """Return the code of a file, with its loops tracked.
 
         Raises:
-            SyntaxError: it is no Python.
+            SyntaxError: the file is not valid Python.
         """
         following = _Following(len(self._places))
         tree = following.visit(ast.parse(source, filename))
@@ -275,7 +275,7 @@ class Loops:
         return _Items(self, self._places[number], items)
 
     def _has_skipped(self, number: int) -> bool:
-        """Whether counters are behind; asked as a round begins, which then brings them on."""
+        """Return whether counters lag behind; a beginning round asks, and then updates them."""
         passage = self._places[number].passage
         return passage is not None and passage.to_skip > 0
 
@@ -306,9 +306,9 @@ class Loops:
         return True
 
     def takes_steps(self, frame: FrameType | None) -> bool:
-        """Note that an optimizer is called here; whether a loop of the user's own does so.
+        """Note an optimizer call here; return whether it is in a loop of the user's own.
 
-        None does where a loop of a library is within it.
+        It is not if a library's loop is within that loop.
         """
         while frame is not None:
             code, line = frame.f_code, frame.f_lineno
@@ -328,7 +328,7 @@ class Loops:
 
 @cache
 def _is_in_loop(code: CodeType, instruction: int) -> bool:
-    if code.co_filename.startswith(_OWN):  # hooks are called in a loop of PyTorch's
+    if code.co_filename.startswith(_OWN):  # PyTorch calls hooks in a loop
         return False
     return any(
         "JUMP_BACKWARD" in step.opname and step.argval <= instruction <= step.offset

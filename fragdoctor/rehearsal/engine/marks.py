@@ -1,7 +1,7 @@
 """Marks of what a program does, in the form in which PyTorch's recorder notes them.
 
-PyTorch notes the ranges of ``record_function``, and with them each run of an optimizer
-(``Optimizer.step#AdamW.step``). A rehearsal sees more, and says it under names of its own.
+PyTorch notes the ranges of ``record_function``, which include each run of an optimizer
+(``Optimizer.step#AdamW.step``). A rehearsal sees more, and notes it under names of its own.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import torch
 from fragdoctor.model.marks import OURS
 
 REPLAY: Final = "Optimizer.step#CUDAGraph.replay"
-"""A replay of a graph in which an optimizer was captured: no optimizer is called any more."""
+"""A replay of a graph that captured an optimizer, which is itself no longer called."""
 
 _graph_task: Any = torch._C._current_graph_task_id
 _NONE: Final = -1
 
 
 def in_backward() -> bool:
-    """Whether a backward pass goes on."""
+    """Return whether a backward pass is running."""
     return bool(_graph_task() != _NONE)
 
 
@@ -29,7 +29,7 @@ class Marks:
     """The marks of a rehearsal, oldest first.
 
     Attributes:
-        annotations: as a snapshot's ``external_annotations`` has them.
+        annotations: in the form of a snapshot's ``external_annotations``.
     """
 
     def __init__(self) -> None:
@@ -44,11 +44,11 @@ class Marks:
         self._add("END", name, device)
 
     def of_pytorch(self, first: int) -> list[dict[str, Any]]:
-        """Return those that PyTorch makes itself, from a number on."""
+        """Return the marks that PyTorch makes itself, from a number on."""
         return [mark for mark in self.annotations[first:] if not mark["name"].startswith(OURS)]
 
     def _add(self, stage: str, name: str, device: int) -> None:
-        # The clock of the events' times, which the library takes from C++'s system_clock.
+        # This is the clock of the events' times, which the library takes from C++'s system_clock.
         time_us = time.time_ns() // 1000
         self.annotations.append(
             {"stage": stage, "name": name, "device": device, "time_us": time_us}
@@ -56,24 +56,24 @@ class Marks:
 
 
 class StepProgress:
-    """Told what the program does; how many of its steps are complete."""
+    """Is told what the program does; knows how many of its steps are complete."""
 
     @property
     def n_complete(self) -> int:
-        """Steps that are over."""
+        """Number of complete steps."""
         return 0
 
     def begin_backward(self) -> None:
-        """Note that a backward pass begins, none of another's."""
+        """Note that a backward pass begins outside any other one."""
 
     def end_backward(self) -> None:
-        """Note that it is over, or failed."""
+        """Note that the backward pass is over, or failed."""
 
     def begin_call(self, model: Any, *, keeps: bool) -> None:
-        """Note that a model is called from outside of any; whether what it makes is kept."""
+        """Note a call of a model from outside any other; ``keeps``: whether results are kept."""
 
     def replayed(self, graph: Any) -> None:
-        """Note that a graph in which an optimizer was captured is replayed."""
+        """Note the replay of a graph that captured an optimizer."""
 
     def end_range(self) -> None:
-        """Note that a range of ``record_function`` has ended, an optimizer's run among them."""
+        """Note that a range of ``record_function`` has ended; optimizer runs are such ranges."""

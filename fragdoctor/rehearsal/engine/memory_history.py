@@ -1,6 +1,6 @@
 """The memory history of a rehearsal, as PyTorch's recorder keeps it and its snapshots show it.
 
-The stack of each request is Python's, and each is kept once.
+The stack of each request is Python's, and each distinct stack is stored once.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _OPERATIONS: Final = tuple(
     os.path.join(ENGINE, name)  # noqa: PTH118 - a folder ends with its separator
     for name in ("dispatch.py", "fused_layers.py", "sparse.py", "kernels" + os.sep)
 )
-"""Where operations are carried out: on a GPU that is C++, and no frame of Python lies within."""
+"""Files that carry out operations: on a GPU that is C++, which shows no Python frames."""
 Frame = dict[str, Any]
 
 
 def _kept(code: CodeType) -> CodeType | bool:
-    """Return code as a stack shows it; False if it is ours, True if it is in place of C++."""
+    """Return code as a stack shows it; False if it is ours, True if it stands in for C++."""
     if not code.co_filename.startswith(OURS):
         return code
     return code.co_filename.startswith(_OPERATIONS)
 
 
 class RecordedStacks:
-    """Stacks by number; one that asks for memory with a note has another number for each note."""
+    """Stacks by number; a stack that requests memory with different notes has a number for each."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, ...], int] = {}
@@ -50,17 +50,17 @@ class RecordedStacks:
         self._frames: dict[tuple[CodeType, int], Frame] = {}
         self._kept: dict[int, CodeType | bool] = {}
         self._outermost: CodeType | None = None
-        self._held: list[CodeType] = []  # their ids stay theirs
+        self._held: list[CodeType] = []  # so that their ids are not reused
         self._shown: dict[int, list[Frame]] = {}
         self._with_notes: dict[tuple[int, str], int] = {}
         self._notes: list[tuple[int, str]] = []
         self.last = -1
 
     def here(self, note: str, *, in_backward: bool) -> int:
-        """Return the number of the stack of the code that asks for memory, with a note or "".
+        """Return the number of the stack that requests memory, with a note or "".
 
-        Where the autograd engine is at work, it does so on a GPU in a thread of its own, which has
-        no Python frames but those of hooks and functions that it calls.
+        The autograd engine works in a thread of its own on a GPU, which has no Python frames except
+        those of hooks and functions that it calls.
         """
         frame: FrameType | None = sys._getframe(1)
         key: list[int] = []
@@ -101,17 +101,17 @@ class RecordedStacks:
         return found
 
     def note(self, number: int) -> str:
-        """Return what requests of a stack are noted with: the path of a module, ``WORKSPACE``."""
+        """Return the note on a stack's requests: the path of a module, or ``WORKSPACE``."""
         return self._notes[number][1] if number >= 0 else ""
 
     def begin_below(self, code: CodeType) -> None:
-        """Leave out the frame of a function, and what calls it: the program begins below it."""
+        """Omit a function's frame and those of its callers: the program begins below it."""
         self._outermost = code
 
     def frames(self, number: int) -> list[Frame]:
         """Return a stack as a snapshot has it, innermost frame first; [] for -1.
 
-        Equal stacks are one list, equal frames one dict: the pickle refers to them.
+        Equal stacks share one list and equal frames one dict, which the pickle then refers to.
         """
         if number < 0:
             return _NO_FRAMES
@@ -145,7 +145,7 @@ def _line(code: CodeType, instruction: int) -> int:
 
 
 def is_users(filename: str) -> bool:
-    """Whether a file is the user's own: neither installed, nor of Python itself, nor Inductor's."""
+    """Return whether a file is the user's: not installed, not Python's own, not Inductor's."""
     return not (
         "site-packages" in filename
         or "dist-packages" in filename
@@ -155,7 +155,7 @@ def is_users(filename: str) -> bool:
 
 
 def users_frame() -> FrameType | None:
-    """Return the innermost frame of the user's own code that is at work; None where none is."""
+    """Return the innermost active frame of the user's own code, or None if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
@@ -168,12 +168,12 @@ ALLOC: Final = ACTIONS.index("alloc")
 
 @dataclass(slots=True)
 class History:
-    """What a recording keeps, as ``_record_memory_history`` was asked.
+    """What a recording keeps, according to the arguments of ``_record_memory_history``.
 
     Attributes:
         enabled: None, ``state`` or ``all``.
         context: None, ``state``, ``alloc`` or ``all``.
-        max_entries: events kept of each device.
+        max_entries: events kept for each device.
         skip_actions: actions left out.
         first: number of the first event, by device.
         first_mark: number of the first mark.
@@ -199,7 +199,7 @@ def snapshot(
     at: Any = None,
     modules: ModuleNotes | None = None,
 ) -> dict[str, Any]:
-    """Return segments, traces, settings and annotations; ``at`` the moment of a failed request.
+    """Return segments, traces, settings and annotations; ``at`` is the moment of a failed request.
 
     With ``modules`` each allocation is noted with the module that it is for.
     """
@@ -221,7 +221,7 @@ def snapshot(
 
 
 def settings_of(settings: AllocatorSettings) -> dict[str, Any]:
-    """Return the settings as a snapshot names them."""
+    """Return the settings under the names that a snapshot uses."""
     limit = settings.max_split_bytes
     divisions = enumerate(settings.roundup_power2_divisions)
     return {

@@ -17,12 +17,12 @@ from fragdoctor.units import MIB
 META: Final = torch.device("meta")
 CPU: Final = torch.device("cpu")
 MOST_COMPUTED_BYTES: Final = 64 * MIB
-"""What an operation may take that is run on the CPU to learn what it returns."""
+"""The largest tensors with which an operation is run on the CPU to find out what it returns."""
 Key = Any
 
 
 class UnknownResultError(NotImplementedError):
-    """Nothing says what an operator returns, ``namespace::name``: its library has no fake."""
+    """Nothing says what an operator (``namespace::name``) returns: its library has no fake."""
 
     def __init__(self, operator: str) -> None:
         super().__init__(
@@ -32,7 +32,7 @@ class UnknownResultError(NotImplementedError):
 
 
 def described(value: Any) -> Key:
-    """Return what the result of an operation depends on, of one of its arguments; hashable."""
+    """Return a hashable description of whatever in an argument affects an operation's result."""
     if isinstance(value, torch.Tensor):
         return (value.shape, value.stride(), value.dtype, value.get_device(), value.is_meta)
     kind = type(value)
@@ -46,10 +46,10 @@ def described(value: Any) -> Key:
 
 
 def on_meta(value: Any, *, keeps_numbers: bool = True) -> Any:
-    """Return an argument as the meta functions take it: the same without values and devices.
+    """Return an argument in the form of the meta functions: without values and devices.
 
-    Numbers that are tensors of the CPU stay there, as which kind of number it is decides about the
-    result's dtype; where that is given they need not.
+    CPU tensors that stand for numbers stay on the CPU, because the kind of number affects the
+    result's dtype; if the dtype is given, this is not necessary.
     """
 
     def convert(item: Any) -> Any:
@@ -71,12 +71,12 @@ _OF_ONE_TYPE: Final = {
     "masked_scatter": (0, 2), "mm": (0, 1), "scatter": (0, 3), "scatter_add": (0, 3),
     "scatter_reduce": (0, 3),
 }  # fmt: skip
-"""Operation -> two arguments whose types CUDA's kernel wants equal, and PyTorch's for no device
-does not."""
+"""Operation -> two arguments whose types CUDA's kernel requires to be equal, although PyTorch's
+meta function does not."""
 
 
 def check_types(op: Any, args: Sequence[Any]) -> None:
-    """Refuse what a GPU's kernel refuses.
+    """Reject arguments that a GPU's kernel rejects.
 
     Raises:
         RuntimeError: two arguments are of different types.
@@ -98,8 +98,8 @@ _LAID_OUT_AS: Final[dict[str, tuple[int, ...]]] = {
     "elu_backward": (0, 5), "hardswish_backward": (0, 1), "hardtanh_backward": (0, 1),
     "logit_backward": (0, 1), "softplus_backward": (0, 1),
 }  # fmt: skip
-"""Operation -> the arguments by which CUDA's kernel lays out its first result, () = contiguous,
-where PyTorch's meta function lays it out otherwise."""
+"""Operation -> the arguments that set the layout of the CUDA kernel's first result, () =
+contiguous, if PyTorch's meta function uses a different layout."""
 
 
 def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -107,7 +107,7 @@ def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
     Raises:
         UnknownResultError: there is no meta function for it.
-        RuntimeError: the arguments do not go together.
+        RuntimeError: the arguments do not fit together.
     """
     found = _inferred(op, args, kwargs)
     like = _LAID_OUT_AS.get(op.overloadpacket.__name__)
@@ -125,7 +125,7 @@ def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def pointwise_strides(op: Any, args: Any, shape: torch.Size) -> tuple[int, ...] | None:
-    """Return how an operation lays out what it resizes (TensorIterator), None = contiguous."""
+    """Return the strides that TensorIterator gives to what it resizes; None = contiguous."""
     tensors = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor) and t.dim()]
     is_simple = bool(tensors) and all(t.shape == shape for t in tensors)
     if not is_simple or not _is_pointwise(op.overloadpacket):
@@ -135,7 +135,7 @@ def pointwise_strides(op: Any, args: Any, shape: torch.Size) -> tuple[int, ...] 
 
 @cache
 def _is_pointwise(packet: Any) -> bool:
-    """Whether an operation works element by element; not all overloads of such one say so."""
+    """Return whether an operation works element by element; not all of its overloads say so."""
     overloads = (getattr(packet, name) for name in packet.overloads())
     return packet.__name__ in {"complex", "polar"} or any(
         torch.Tag.pointwise in o.tags for o in overloads
@@ -158,14 +158,14 @@ def _inferred(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 raise UnknownResultError(op.name()) from err
             return found[0]
         except RuntimeError as err:
-            # A number for a tensor: PyTorch wraps it for some names only, else it has an overload.
+            # A number for a tensor: PyTorch wraps it for some names only; others have an overload.
             if "Expected a value of type 'Tensor'" not in str(err):
                 raise
             return op.overloadpacket(*args, **kwargs)
 
 
 def _product_in(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return a product of matrices in a dtype of its own, which the meta functions do not take."""
+    """Return a matrix product with an ``out_dtype``, which the meta functions do not take."""
     n_factors = [a.name for a in op._schema.arguments].index("out_dtype")
     dtype = kwargs.get("out_dtype", args[n_factors] if len(args) > n_factors else None)
     given = {k: v for k, v in kwargs.items() if k in {"alpha", "beta"}}
@@ -174,10 +174,10 @@ def _product_in(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _by_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
-    """Return what the CPU's kernel makes of ones, on meta; None where it has none.
+    """Return what the CPU's kernel makes of ones, as meta tensors; None if there is no such kernel.
 
-    Results that are given (``out=``) become as large as the kernel made them. Of large tensors the
-    first dimension is cut to two and to three: what it makes of all grows by the same steps.
+    Given results (``out=``) get the size that the kernel gave them. Large tensors are cut to two
+    and to three along their first dimension: the full result is extrapolated from these two.
     """
     leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     largest = max(leaves, key=n_bytes, default=None)
@@ -270,7 +270,7 @@ def _gru_cell_backward(
 
 
 def _grouped_mm(first: torch.Tensor, second: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """PyTorch's meta function knows bf16 only; CUDA multiplies group by group in other dtypes.
+    """PyTorch's meta function takes bf16 only; CUDA multiplies group by group in other dtypes.
 
     Rows are padded to 16 bytes (aten/src/ATen/native/GroupedMMUtils.h).
     """
@@ -281,13 +281,13 @@ def _grouped_mm(first: torch.Tensor, second: torch.Tensor, *args: Any, **kwargs:
     rows, columns = first.shape[-2], second.shape[-1]
     per_row = 16 // first.itemsize
     padded = -(-columns // per_row) * per_row
-    if first.dim() != second.dim():  # one of them is cut into groups along the result
+    if first.dim() != second.dim():  # one is grouped along a dimension of the result
         return first.new_empty_strided((rows, columns), (padded, 1))
     return first.new_empty_strided((groups, rows, columns), (rows * padded, padded, 1))
 
 
 def _nms(boxes: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    """Return the boxes that torchvision keeps: as many as are assumed of other choices."""
+    """Return the boxes that torchvision keeps: the share that is assumed for other selections."""
     shares = session.current().assumptions.shares
     n = round(shares.get("nonzero", 1.0) * boxes.shape[0])
     values.assume("nms", "all boxes are kept" if n == boxes.shape[0] else f"{n} boxes are kept")
@@ -295,7 +295,7 @@ def _nms(boxes: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
 
 
 def _to_jagged(padded: torch.Tensor, _offsets: Any, total: int | None = None) -> torch.Tensor:
-    """``_padded_dense_to_jagged_forward``: rows of sequences without their padding."""
+    """``_padded_dense_to_jagged_forward``: the rows of sequences without their padding."""
     if total is None:
         values.assume("jagged", "all sequences are as long as the longest")
         total = padded.shape[0] * padded.shape[1]
@@ -311,4 +311,4 @@ KNOWN: Final[dict[str, Callable[..., Any]]] = {
     "nms": _nms,
     "_ctc_loss_backward": _as_second,
 }
-"""Results of operations for which PyTorch has no meta function, or one that takes too little."""
+"""Results of operations whose meta function in PyTorch is missing or accepts too little."""

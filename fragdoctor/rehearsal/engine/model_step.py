@@ -1,4 +1,4 @@
-"""What a step of one model consists of, for the script that :mod:`..step_script` writes."""
+"""The parts of a step of one model, for the script that :mod:`..step_script` writes."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ class ModelStep:
     Args:
         own: what was built, on the CPU or on the GPU.
         batch: first dimension of the inputs; None = as they are.
-        input_shape: shape of the one input, where none was built; () = none.
+        input_shape: shape of the single input if none was built; () = no input.
         input_dtype: its dtype, a name in ``torch``.
         loss: ``ce``, ``mean`` or "" (what the outputs suggest).
-        optimizer: a class of ``torch.optim``, used unless one was built.
-        optimizer_options: what it gets.
+        optimizer: a class of ``torch.optim``, used if the factory built no optimizer.
+        optimizer_options: its arguments.
         dtype: what the model and its inputs are converted to, or "" (as built).
         autocast: ``bf16``, ``fp16`` or "".
-        grad_accumulation: passes a step.
+        grad_accumulation: passes per step.
         inference: whether nothing is trained.
-        given: names of options that the user insists on: refused where the factory decides.
+        given: names of the options that the user set, which are rejected if the factory decides.
 
     Attributes:
-        model: on the GPU.
-        optimizer: of its parameters; None where none can be trained, or nothing is.
-        scaler: where gradients are scaled, as fp16 needs it; else it changes nothing.
+        model: the model on the GPU.
+        optimizer: the optimizer of its parameters; None if nothing is or can be trained.
+        scaler: scales the gradients if fp16 needs it, and otherwise changes nothing.
         train_step: the user's own step, or None.
 
     Raises:
-        ConfigError: options that the factory decides, or that say nothing that exists.
+        ConfigError: options that the factory decides, or names that do not exist.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class ModelStep:
             own.inputs = _zeros(input_shape, input_dtype)
         if own.inputs is None and own.train_step is None:
             raise ConfigError(
-                "The factory gives no inputs for the model.",
-                hint="Return (model, inputs), or say --input-shape 8,1024 --input-dtype int64.",
+                "The factory returns no inputs for the model.",
+                hint="Return (model, inputs), or use --input-shape 8,1024 --input-dtype int64.",
             )
         _place_inputs(own, batch)
         if dtype:
@@ -87,16 +87,16 @@ class ModelStep:
         self._note_parameters()
 
     def forward(self) -> Any:
-        """Call the model once and return what it gives."""
+        """Call the model once and return its outputs."""
         args, kwargs, _ = self._own.arguments()
         with self._precision():
             return self.model(*args, **kwargs)
 
     def loss(self) -> torch.Tensor:
-        """Call the model once and return the loss, scaled where gradients are.
+        """Call the model once and return the loss, scaled if gradients are.
 
         Raises:
-            ConfigError: there is none that is one number.
+            ConfigError: there is no loss that is a single number.
         """
         args, kwargs, targets = self._own.arguments()
         with self._precision():
@@ -113,7 +113,7 @@ class ModelStep:
         return self.scaler.scale(loss)
 
     def update(self) -> None:
-        """Let the optimizer step, and give the gradients' memory back."""
+        """Let the optimizer step, and free the gradients."""
         if self.optimizer is not None:
             self.scaler.step(self.optimizer)
             self.scaler.update()
@@ -171,7 +171,7 @@ def _zeros(shape: Sequence[int], dtype_name: str) -> torch.Tensor:
 
 
 def _place_inputs(own: OwnModel, batch: int | None) -> None:
-    """Move inputs and targets to the GPU, with another first dimension where one is asked for."""
+    """Move inputs and targets to the GPU, replacing the first dimension if a batch is given."""
     given = [t for t in tree_leaves((own.inputs,)) if isinstance(t, torch.Tensor)]
     before = given[0].shape[0] if given and given[0].dim() else None
 
@@ -181,7 +181,7 @@ def _place_inputs(own: OwnModel, batch: int | None) -> None:
         return value.to("cuda")
 
     own.inputs, own.targets = tree_map_only(torch.Tensor, place, (own.inputs, own.targets))
-    for tensor in tree_leaves((own.inputs, own.targets)):  # whatever stands for data: no value
+    for tensor in tree_leaves((own.inputs, own.targets)):  # placeholder data has no known values
         if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
             session.current().known.forget(tensor)
 
@@ -203,7 +203,7 @@ def _optimizer_of(
 
 
 def _refuse_ignored(own: OwnModel, given: Sequence[str], *, inference: bool, autocast: str) -> None:
-    """Refuse options on the command line that the factory's own parts would override."""
+    """Reject options from the command line that the factory's own parts would override."""
     has_step = own.train_step is not None and not inference
     decided = {
         "input_shape": ("inputs", own.inputs is not None),
@@ -215,8 +215,8 @@ def _refuse_ignored(own: OwnModel, given: Sequence[str], *, inference: bool, aut
     for name, (what, is_decided) in decided.items():
         if is_decided and name in given:
             raise ConfigError(
-                f"--{name.replace('_', '-')} does not go with a factory that gives its own {what}.",
-                hint="Leave the option out, or that part of the factory.",
+                f"--{name.replace('_', '-')} cannot be used if the factory returns its own {what}.",
+                hint="Leave out the option, or that part of the factory.",
             )
 
 
@@ -228,12 +228,12 @@ def _first_tensor(outputs: object) -> torch.Tensor:
         if isinstance(leaf, torch.Tensor):
             return leaf
     raise ConfigError(
-        "The model returns no tensor to make a loss of.",
+        "The model returns no tensor to compute a loss from.",
         hint="Give loss_fn or train_step in the factory.",
     )
 
 
 def _suggested_loss(output: torch.Tensor, args: tuple[Any, ...]) -> str:
-    """Token ids in and a vector for each out: a language model."""
+    """Return "ce" for token ids in and one vector per token out (a language model), else "mean"."""
     tokens = bool(args) and isinstance(args[0], torch.Tensor) and not args[0].is_floating_point()
     return "ce" if tokens and output.dim() == TOKENS_DIMENSIONS else "mean"

@@ -1,9 +1,9 @@
-"""Which module of the model each request is for, and whether it holds a parameter or the like.
+"""Which module of the model each request is for, and whether it holds a parameter or similar.
 
-A module that is called makes what is asked for until it returns. Autograd numbers its nodes in the
-order in which they are made, so that what a node of the backward pass asks for belongs to the
-module that ran when the node got its number. Parameters, gradients and optimizer state go by their
-addresses, which are read off the modules and optimizers whenever they may have changed.
+A called module is credited with all requests until it returns. Autograd numbers its nodes in the
+order in which they are created, so what a backward node requests belongs to the module that was
+running when the node got its number. Parameters, gradients and optimizer state are identified by
+their addresses, which are read from the modules and optimizers whenever they may have changed.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from fragdoctor.rehearsal.engine.marks import in_backward
 _ALLOC: Final = ACTIONS.index("alloc")
 _FREE: Final = ACTIONS.index("free_requested")
 _MOST_CHANGES: Final = 2_000_000
-"""Changes kept of the running module: beyond it the older half is forgotten."""
+"""Changes of the running module that are kept; beyond that the older half is dropped."""
 
 
 class Claim(NamedTuple):
-    """What lies at some addresses of a GPU after ``n_events`` of it: what ``paths`` hold there."""
+    """What is at some addresses of a GPU after ``n_events`` of its events: what ``paths`` hold."""
 
     n_events: int
     held: str
@@ -43,12 +43,12 @@ class Claim(NamedTuple):
 
 
 class _Thread(threading.local):
-    """What runs in a thread, and which module ran when autograd got to a number.
+    """What runs in a thread, and which module was running when autograd reached a number.
 
     Attributes:
-        path: of the running module, "" outside of all.
-        was_called: whether it was called within the backward pass under way.
-        numbers, paths: from which number on which module ran.
+        path: path of the running module, "" outside any module.
+        was_called: whether it was called within the current backward pass.
+        numbers, paths: which module was running from each number on.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class _Thread(threading.local):
 
 
 class ModuleNotes:
-    """Knows the modules of a rehearsal, and what lay where.
+    """Knows the modules of a rehearsal, and what was where in memory.
 
     Attributes:
         claims: by GPU, in the order of its events.
@@ -78,7 +78,7 @@ class ModuleNotes:
         self._gpus: Any = None
 
     def install(self, gpus: Any, undo: ExitStack) -> None:
-        """Watch how modules are put together, and the steps of optimizers."""
+        """Watch how modules are assembled, and the steps of optimizers."""
         self._gpus = gpus
         for hook in (
             register_module_module_registration_hook(self._put_together),
@@ -90,7 +90,7 @@ class ModuleNotes:
     # ---- which module runs ----------------------------------------------------------------------
 
     def enter(self, module: Any) -> tuple[str, bool]:
-        """Note that a module is called; return what :meth:`leave` takes when it returns."""
+        """Note that a module is called; return what :meth:`leave` needs when it returns."""
         thread = self._thread
         before = thread.path, thread.was_called
         path: str | None = self._paths.get(module)
@@ -116,7 +116,7 @@ class ModuleNotes:
             del thread.numbers[: _MOST_CHANGES // 2], thread.paths[: _MOST_CHANGES // 2]
 
     def here(self) -> str:
-        """Return the path of the module that asks for memory now, "" outside of all."""
+        """Return the path of the module that is requesting memory now, "" outside any module."""
         thread = self._thread
         if thread.was_called or not in_backward():
             return thread.path
@@ -135,10 +135,10 @@ class ModuleNotes:
             self._names.put_together(above, module)
 
     def _named(self, module: Any, running: str) -> str:
-        """Name every module of the model that a module belongs to; return that one's path."""
+        """Name every module of the model that a module belongs to; return the module's own path."""
         model = self._names.outermost(module)
         if model is module and running:
-            # Made while another model runs, it is a part of what made it.
+            # A module made while another model runs is a part of that model.
             self._paths[module] = running
             return running
         for name, inner in model.named_modules():
@@ -156,7 +156,7 @@ class ModuleNotes:
     # ---- parameters, gradients, optimizer state -------------------------------------------------
 
     def begin_call(self, module: Any) -> None:
-        """Note what a model holds that is called, unless its first parameter is where it was."""
+        """Note what a called model holds, unless its first parameter is where it was."""
         found = self._model_of.get(module)
         model = None if found is None else found()
         if model is None:
@@ -174,7 +174,7 @@ class ModuleNotes:
             self._read_model(model)
 
     def read_all(self) -> None:
-        """Note what everything holds that is alive."""
+        """Note what everything that is alive holds."""
         self.end_backward()
         for optimizer in list(self._optimizers):
             self._after_step(optimizer)
@@ -209,7 +209,7 @@ class ModuleNotes:
         self._claim(OPTIMIZER, state, of=optimizer)
 
     def _claim(self, held: str, tensors: Iterable[tuple[str, Any]], of: Any = None) -> None:
-        """Note what lies where; of a module or an optimizer only if it is not where it was."""
+        """Note what is where; for a module or an optimizer only if anything has moved."""
         claimed: dict[int, tuple[list[str], list[int]]] = {}
         every: list[int] = []
         with torch._C.DisableTorchFunctionSubclass():
@@ -229,7 +229,7 @@ class ModuleNotes:
             self.claims.setdefault(device, []).append(Claim(n_events, held, paths, addresses))
 
     def of_blocks(self, device: int, events: Sequence[Event]) -> dict[int, str]:
-        """Return the notes of blocks that hold what is claimed, by the number of their event."""
+        """Return the notes of blocks that hold claimed tensors, by the number of their event."""
         alive: dict[int, int] = {}
         found: dict[int, tuple[str, str]] = {}
         at = 0
@@ -265,7 +265,7 @@ _C: Any = torch._C
 
 
 def places(tensor: Any) -> Iterator[tuple[int, int]]:
-    """Yield the GPU and address of the storage of a tensor, or of those that it is made of."""
+    """Yield the GPU and address of the storages of a tensor, or of the tensors it consists of."""
     if not isinstance(tensor, torch.Tensor):
         return
     flatten = getattr(tensor, "__tensor_flatten__", None)
@@ -274,7 +274,7 @@ def places(tensor: Any) -> Iterator[tuple[int, int]]:
             yield from places(getattr(tensor, name))
         return
     try:
-        # To ask a lazily copied one for its address would copy it; a sparse one has none.
+        # Asking a lazily copied tensor for its address would copy it; a sparse one has none.
         if not tensor.is_cuda or tensor.layout is not torch.strided or _C._is_cow_tensor(tensor):
             return
         address = tensor.untyped_storage().data_ptr()

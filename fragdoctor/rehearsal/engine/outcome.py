@@ -1,4 +1,4 @@
-"""What came of a rehearsal: figures, failures, and the snapshot that it leaves."""
+"""The outcome of a rehearsal: figures, failures, and the snapshot that it leaves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_STACK: Final = 64
 
 
 def _has_other_layout(error: BaseException) -> bool:
-    """Whether a sparse or nested tensor is at hand where an error came from."""
+    """Return whether a sparse or nested tensor was a local variable where an error came from."""
     trace, found = error.__traceback__, False
     while trace is not None:
         at_hand = trace.tb_frame.f_locals.values()
@@ -35,17 +35,17 @@ def _has_other_layout(error: BaseException) -> bool:
 
 
 def _oom_behind(error: BaseException | None) -> BaseException | None:
-    """Return an error of a full GPU that is an error, or that is behind it."""
+    """Return the out-of-memory error that an error is, or that caused it."""
     while error is not None and not isinstance(error, torch.OutOfMemoryError):
         error = error.__cause__ or error.__context__
     return error
 
 
 def _frames(error: BaseException | None) -> list[dict[str, Any]]:
-    """Return the frames where an error came from, without ours, the innermost last."""
+    """Return the frames that an error came from, without ours, the innermost last."""
     trace = None if error is None else error.__traceback__
     places = [(f.filename, f.lineno, f.name) for f in traceback.extract_tb(trace)]
-    if isinstance(error, SyntaxError) and error.filename:  # a file that is no Python
+    if isinstance(error, SyntaxError) and error.filename:  # not a valid Python file
         places.append((error.filename, error.lineno, "<module>"))
     return [
         {"filename": filename, "line": line, "name": name}
@@ -60,7 +60,7 @@ class ProgramOutcome:
     Attributes:
         request: what was asked for.
         now: the rehearsal.
-        failure: what the program ended with; None = it ended well.
+        failure: the error that ended the program; None = it ended well.
         steps: its steps.
     """
 
@@ -76,12 +76,12 @@ class ProgramOutcome:
         self._progress: int | None = request.get("progress_fd")
 
     def on_step(self, number: int) -> None:
-        """Tell the parent of a complete step."""
+        """Report a complete step to the parent process."""
         n_bytes = self.now.gpus.figures(0)["allocated"]
         self._tell({"event": "step", "step": number, "allocated_bytes": n_bytes})
 
     def stop_early(self, reason: str) -> NoReturn:
-        """Write the outcome and end the process: it is enough."""
+        """Write the outcome and end the process, since enough has been seen."""
         self.stopped = reason
         self.end(0)
         leave(0)
@@ -146,7 +146,7 @@ class ProgramOutcome:
         temporary.replace(self.request["outcome"])
 
     def _failure_after_skipping(self) -> str:
-        """Return what ended the program, which may miss what the rounds jumped over would do."""
+        """Return what ended the program, which may lack the effects of the skipped rounds."""
         failure = self._failure()
         if failure is None:
             return "the program ended with an error after rounds of its loops were skipped"
@@ -210,6 +210,6 @@ class ProgramOutcome:
             now.gpus, now.n_devices, now.stacks, History(), now.budget.settings, marks, at=oom,
             modules=now.modules,
         )  # fmt: skip
-        with ExitStack() as undo:  # PyTorch's own function writes what it is given
+        with ExitStack() as undo:  # let PyTorch's own function write this snapshot
             put(undo, torch._C, "_cuda_memorySnapshot", lambda *_: found)
             torch.cuda.memory._dump_snapshot(self.request["snapshot"])

@@ -1,4 +1,4 @@
-"""The user's ``pkg.module:factory``: found, called, made into something that can be run."""
+"""The user's ``pkg.module:factory``: imported, called, and made into something that can be run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class OwnModel:
         inputs: a tensor, a tuple of arguments, a dict of keyword arguments, or None.
         targets: what ``loss_fn(outputs, targets)`` gets; None = surplus inputs, or nothing.
         loss_fn: ``loss_fn(outputs, targets)`` or ``loss_fn(outputs)``.
-        optimizer: an optimizer, or a function from parameters to one.
+        optimizer: an optimizer, or a function from parameters to an optimizer.
         train_step: ``train_step(model, optimizer, inputs)``, a whole step of the user's own.
     """
 
@@ -43,8 +43,8 @@ class OwnModel:
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]:
         """Return positional arguments, keyword arguments and targets.
 
-        Of several inputs, those beyond what ``forward`` takes are targets, as a data loader gives
-        them.
+        If there are more inputs than ``forward`` takes, the surplus ones are targets, as from a
+        data loader.
         """
         targets = () if self.targets is None else (self.targets,)
         inputs = self.inputs
@@ -62,7 +62,7 @@ def build(spec: str) -> OwnModel:
     """Import what ``pkg.module:factory`` names, call it, and return what it made.
 
     Raises:
-        ConfigError: the name leads nowhere, or to what keeps no form of :data:`CONTRACT`.
+        ConfigError: the name cannot be found, or does not satisfy :data:`CONTRACT`.
     """
     built = _factory(spec)()
     if isinstance(built, torch.nn.Module):
@@ -77,7 +77,7 @@ def build(spec: str) -> OwnModel:
     model = fields.pop("model")
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(
-            f"The factory returned {type(built).__name__}, which holds no model.", hint=CONTRACT
+            f"The factory returned {type(built).__name__}, which contains no model.", hint=CONTRACT
         )
     return OwnModel(model, **fields)
 
@@ -102,7 +102,7 @@ def _factory(spec: str) -> Callable[[], Any]:
 
 
 def _n_positional(model: torch.nn.Module) -> int | None:
-    """How many positional arguments ``forward`` takes; None = any number."""
+    """Return how many positional arguments ``forward`` takes; None = any number."""
     parameters = inspect.signature(model.forward).parameters.values()
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return None

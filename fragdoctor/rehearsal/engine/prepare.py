@@ -1,4 +1,4 @@
-"""A process prepared for a rehearsal, and put back as it was."""
+"""Preparing a process for a rehearsal, and restoring it afterwards."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ OLDEST: Final = (2, 6, 0)
 def prepare(
     native: Path, n_devices: int, torch_version: str, scratch: Path | None, undo: ExitStack
 ) -> session.Session:
-    """Prepare this process until ``undo`` is closed; what the GPUs have is said later.
+    """Prepare this process until ``undo`` is closed; the GPUs' properties are set later.
 
     Args:
         native: the library of the fake GPUs.
         n_devices: how many GPUs.
-        torch_version: whose allocator it is; "" = of the PyTorch that is here.
-        scratch: the folder to which writes are led; None = they go where they should.
-        undo: puts everything back.
+        torch_version: the version whose allocator is modeled; "" = that of the installed PyTorch.
+        scratch: the folder to which writes are redirected; None = no redirection.
+        undo: restores everything.
 
     Raises:
         ConfigError: this PyTorch cannot be prepared.
@@ -36,12 +36,12 @@ def prepare(
     version = torch.__version__.partition("+")[0]
     if parse_version(version) < OLDEST:
         raise ConfigError(
-            f"PyTorch {torch.__version__} cannot be rehearsed with.",
+            f"PyTorch {torch.__version__} is not supported by rehearsals.",
             hint="Install PyTorch 2.6 or newer in the program's environment.",
         )
     if torch.cuda.is_initialized():
         raise ConfigError(
-            "CUDA is in use in this process already.", hint="Rehearse in a fresh process."
+            "CUDA is already in use in this process.", hint="Rehearse in a fresh process."
         )
     gpus = Gpus(native)
     budget = Budget(None, DEFAULT.total_bytes, parse_conf(""), torch_version or version)
@@ -81,7 +81,7 @@ def prepare(
     now.known.on_choice = values.assume_even_choice
     cuda_api.install(undo)
     vtables.install(gpus, undo)
-    now.is_started = torch.cuda._initialized = False  # what proved the tables started it
+    now.is_started = torch.cuda._initialized = False  # testing the tables started it
     dispatch.install(undo)
     foreign_operators.install(undo)
     fused_layers.install(undo)
@@ -94,6 +94,6 @@ def prepare(
     ranks.install(undo)
     if scratch is not None:
         writes.install(scratch, undo)
-    # Backward passes run in this thread, where the program's own modes and streams are.
+    # Backward passes run in this thread, where the program's own modes and streams are set.
     undo.enter_context(torch.autograd.set_multithreading_enabled(False))
     return now

@@ -1,11 +1,11 @@
-"""Running the user's program in a prepared process, to its end or until it is enough.
+"""Running the user's program in a prepared process, until it ends or enough has been seen.
 
-Of several rehearsals of one program each is a fork of a process that has imported its libraries:
-most of the time of a short one goes to imports. The first fork has PyTorch alone; what it imported
-from installed libraries, the process imports after it, for those to come. A fork is as good as a
-new process as long as it inherits no thread, no GPU in use and nothing that the program itself did:
-libraries imported after it changed its environment are left to each fork. Whether threads run is
-asked after each library.
+If one program is rehearsed several times, each rehearsal is a fork of a process that has imported
+the program's libraries, since imports take most of the time of a short one. The first fork has only
+PyTorch; the process then imports what that fork imported from installed libraries, for later forks.
+A fork is as good as a new process as long as it inherits no thread, no GPU in use and nothing that
+the program itself did: libraries that it imported after changing its environment are left to each
+fork. After each library it is checked whether threads are running.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _IMPORTS: Final = "<frozen importlib._bootstrap>"
 
 
 def request_of_fork(server: dict[str, Any], now: Session) -> dict[str, Any]:
-    """Serve requests, each in a fork; return there, with its request. The server never returns.
+    """Serve requests, each in a fork; return in the fork, with its request; the server never does.
 
-    ``server`` is the request that started this process: its ``requests_fd`` is a pipe of paths.
-    Nothing of the prepared rehearsal has begun.
+    ``server`` is the request that started this process, and ``requests_fd`` in it a pipe of paths.
+    The prepared rehearsal must not have begun.
     """
     fd, progress_fd = server["requests_fd"], server["progress_fd"]
     blocker = _blocker(now, "PyTorch")
@@ -78,7 +78,7 @@ def request_of_fork(server: dict[str, Any], now: Session) -> dict[str, Any]:
 
 
 def _begin(request: dict[str, Any], before: dict[str, str]) -> None:
-    """Make the fork what a new process would be that had imported the same.
+    """Make the fork what a new process with the same imports would be.
 
     ``before`` is the environment when the server began; the libraries may have changed it since.
     """
@@ -99,14 +99,14 @@ def _begin(request: dict[str, Any], before: dict[str, str]) -> None:
 
 
 def _die_with_parent() -> None:
-    """Let the system end this process with the one that started it."""
+    """Let the system end this process together with its parent."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
 
 
 def _import_all(libraries: list[tuple[str, str]], program: str, now: Session) -> str:
-    """Import libraries by name and file; return the one after which no fork is safe, or ""."""
-    sys.path[0] = str(Path(program).resolve().parent)  # what is found first there is the program's
+    """Import libraries by name and file; return why no fork is safe after them, or ""."""
+    sys.path[0] = str(Path(program).resolve().parent)  # the program's own modules come first
     for name, origin in libraries:
         with suppress(BaseException):
             spec = None if name in sys.modules else importlib.util.find_spec(name)
@@ -116,23 +116,23 @@ def _import_all(libraries: list[tuple[str, str]], program: str, now: Session) ->
         if blocker:
             return blocker
     gc.collect()
-    gc.freeze()  # forks share the pages of what is here
+    gc.freeze()  # forks share the pages of existing objects
     return ""
 
 
 def _blocker(now: Session, name: str) -> str:
-    """Return why no fork is safe after something was imported, "" if it is."""
+    """Return why no fork is safe after an import, "" if it is safe."""
     try:
-        n_threads = len(os.listdir(_TASKS))  # noqa: PTH208 - past what leads reads elsewhere
+        n_threads = len(os.listdir(_TASKS))  # noqa: PTH208 - bypasses the redirection of reads
     except OSError:
-        return "the system does not say which threads run"
+        return "the system does not tell which threads are running"
     if n_threads > 1:
         return f"{name} starts a thread when it is imported"
     return f"{name} uses the GPU when it is imported" if now.is_started else ""
 
 
 class Libraries:
-    """Notes which libraries a program has imported by the time that it changes its environment."""
+    """Notes which libraries a program has imported before it changes its environment."""
 
     def __init__(self, undo: ExitStack) -> None:
         self._n_safe: int | None = None
@@ -148,7 +148,7 @@ class Libraries:
         return change
 
     def found(self) -> list[tuple[str, str]]:
-        """Return their names and files, in the order of their import."""
+        """Return the names and files of the libraries, in the order of their import."""
         found = []
         for name, module in list(sys.modules.items())[: self._n_safe]:
             spec = getattr(module, "__spec__", None)
@@ -159,7 +159,7 @@ class Libraries:
 
 
 def _is_of_import(frame: FrameType | None) -> bool:
-    """Whether a library's import is at work, and none of the program's own code in it."""
+    """Return whether a library is being imported, with none of the program's own code inside."""
     while frame is not None and not is_users(frame.f_code.co_filename):
         if _IMPORTS in frame.f_code.co_filename:
             return True
@@ -174,19 +174,19 @@ _CALLER: Final = runpy._run_code.__code__  # type: ignore[attr-defined]  # calls
 def run(request: dict[str, Any]) -> NoReturn:
     """Prepare this process, run the program, write the outcome, and exit.
 
-    The request is what :mod:`fragdoctor.rehearsal.process` asks for.
+    The request comes from :mod:`fragdoctor.rehearsal.process`.
     """
     sys.argv[:] = [request["target"], *request["args"]]
     undo = ExitStack()
     _die_with_parent()
     blocker = ""
-    if request["scratch"] is not None:  # before there is any thread
+    if request["scratch"] is not None:  # before any thread starts
         blocker = restrict_writes([os.path.realpath(request["scratch"]), *FREE])
     now = _prepared(request, undo)
     if blocker:
         now.assumptions.note(
-            f"No fence of the kernel is around the program, as {blocker}: what writes past Python "
-            "is not held back."
+            f"The kernel does not fence the program in: {blocker}. Writes that bypass Python are "
+            "not blocked."
         )
     if "requests_fd" in request:
         request = request_of_fork(request, now)
@@ -217,7 +217,7 @@ def _prepared(request: dict[str, Any], undo: ExitStack) -> Session:
 
 
 def _rehearse(request: dict[str, Any], now: Session, undo: ExitStack) -> NoReturn:
-    """Run the program on the GPU that was asked for, write the outcome, and exit."""
+    """Run the program on the requested GPU, write the outcome, and exit."""
     from fragdoctor.rehearsal.engine.outcome import ProgramOutcome
     from fragdoctor.rehearsal.engine.step_watch import Steps
 
@@ -254,7 +254,7 @@ def _rehearse(request: dict[str, Any], now: Session, undo: ExitStack) -> NoRetur
 
 
 def _limit_time(seconds: float, outcome: Any, undo: ExitStack) -> None:
-    """End the rehearsal at the first operation on a GPU after some time."""
+    """End the rehearsal at the first GPU operation after a time limit."""
     from fragdoctor.rehearsal.engine import dispatch
 
     ends_at = time.monotonic() + seconds
@@ -278,7 +278,7 @@ def _unfit(request: dict[str, Any], message: str, hint: str) -> NoReturn:
 def _run_guarded(request: dict[str, Any], outcome: Any) -> int:
     try:
         outcome.now.stacks.begin_below(_CALLER)
-        # The program's globals, and what they hold, live on until its memory has been told.
+        # The program's globals, and what they hold, stay alive until its memory has been reported.
         outcome.program_globals = _RUNNERS[request["kind"]](request)
     except SystemExit as end:
         outcome.failure = end
@@ -303,7 +303,7 @@ def _code_of(end: SystemExit) -> int:
 
 
 def _print_failure(error: BaseException) -> None:
-    """Print the traceback from the program's first frame on; a file that is no Python has none."""
+    """Print the traceback from the program's first frame on; invalid Python has no such frame."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code is not _CALLER:
         trace = trace.tb_next

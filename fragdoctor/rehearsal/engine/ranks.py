@@ -1,7 +1,7 @@
 """One rank of a distributed run by itself: ``torch.distributed`` without its other ranks.
 
-Groups are PyTorch's own with its own fake backend, whose collectives touch nothing, under the names
-that were asked for. What other ranks would send counts as what this one has.
+Groups are PyTorch's own with its fake backend, whose collectives do nothing, under the requested
+backend names. Data that other ranks would send is assumed to be the same as this rank's.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import torch
 from fragdoctor.rehearsal.engine import put, put_all, session
 
 c10d: Any = getattr(torch.distributed, "distributed_c10d", None)
-"""None in builds of PyTorch without it."""
+"""None in builds of PyTorch without distributed support."""
 _NAME: Final = "rehearsed"
 _DEVICES: Final = ("cpu", "cuda")
 _TIMED_STEPS: Final = 10
-_NEVER: Final = 2**31 - 1  # steps between two that are timed
-_BACKEND: Final = 3  # place of the backend among the arguments that make a group
+_NEVER: Final = 2**31 - 1  # steps between timed steps
+_BACKEND: Final = 3  # position of the backend in the arguments for a group
 
 
 def install(undo: ExitStack) -> None:
-    """Let groups of ranks be made of this one alone, until ``undo`` is closed."""
+    """Let groups of ranks consist of this one alone, until ``undo`` is closed."""
     if c10d is None:
         return
     import torch.nn.parallel.distributed as data_parallel
@@ -63,7 +63,7 @@ def install(undo: ExitStack) -> None:
     for module in (torch.distributed.utils, data_parallel):
         if hasattr(module, "_verify_param_shape_across_processes"):
             put(undo, module, "_verify_param_shape_across_processes", _compare_shapes)
-    # DDP takes no times: builds without CUDA have no clock, those with CUDA no GPU.
+    # DDP does not time anything: builds without CUDA have no clock, those with CUDA no GPU.
     put(undo, distributed, "Logger", _logger(distributed.Logger))
     if next((Path(torch.__file__).parent / "lib").glob("libtorch_cuda*"), None) is not None:
         put(undo, distributed, "Reducer", _reducer(distributed.Reducer))
@@ -79,16 +79,16 @@ class _Options(SimpleNamespace):
 
 
 def _register() -> None:
-    """Register backends for each combination of devices; they stay, and harm nobody."""
+    """Register backends for each combination of devices; they stay, which does no harm."""
     native: Any = torch._C._distributed_c10d
     fake = native.FakeProcessGroup
     make_backend = getattr(fake, "_create_internal", fake)
 
     class Group(c10d.ProcessGroup):  # type: ignore[misc]
-        """A group whose collectives touch nothing; a sum is that of equal parts."""
+        """A group whose collectives do nothing; a sum is that of equal parts."""
 
         def allreduce(self, tensors: Any, options: Any = None) -> Any:
-            """Return a result, which gradients in buckets are taken from."""
+            """Return a result, from which bucketed gradients are taken."""
             reduction = c10d.ReduceOp.SUM if options is None else options.reduceOp
             if self.size() > 1 and reduction == c10d.ReduceOp.SUM:
                 with torch.no_grad():
@@ -120,7 +120,7 @@ def _register() -> None:
 
 def _group(original: Callable[..., Any]) -> Callable[..., Any]:
     def make(*args: Any, **kwargs: Any) -> Any:
-        """Make a group, whose backend is known by the name that was asked for."""
+        """Make a group that reports the requested name as its backend."""
         given = list(args)
         asked = given[_BACKEND]
         if str(asked).lower() == "fake":
@@ -138,8 +138,8 @@ def _group(original: Callable[..., Any]) -> Callable[..., Any]:
             world.pg_backend_config[group] = str(config)
             session.note(
                 f"Rank {c10d.get_rank() if c10d.is_initialized() else group.rank()} of a "
-                "distributed run is rehearsed by itself: what the others would send counts as "
-                "what it has."
+                "distributed run was rehearsed alone: data that the others would send is assumed "
+                "to be the same as its own."
             )
         return group, store
 
@@ -149,7 +149,7 @@ def _group(original: Callable[..., Any]) -> Callable[..., Any]:
 def _rendezvous(
     url: str, rank: int = -1, world_size: int = -1, **_: Any
 ) -> Iterator[tuple[Any, int, int]]:
-    """Return a store of this process alone, and which rank it is."""
+    """Return a store for this process alone, the rank, and the number of ranks."""
     query = parse_qs(urlsplit(url).query)
 
     def number(given: int, name: str, variable: str, otherwise: int) -> int:
@@ -166,13 +166,13 @@ def _rendezvous(
 
 
 def _spawn(function: Callable[..., Any], args: Sequence[Any] = (), *_: Any, **__: Any) -> None:
-    """Call what one of the processes would, in this one."""
-    session.note("Of the processes that it spawns one is rehearsed.")
+    """Call in this process what one of the spawned processes would."""
+    session.note("Only one of the processes that it spawns was rehearsed.")
     function(int(os.environ.get("LOCAL_RANK", "0")), *args)
 
 
 def _object(thing: Any, group: Any) -> tuple[torch.Tensor, int]:
-    """Return an object as the tensor that is sent, and the number of ranks."""
+    """Return an object as the tensor that would be sent, and the number of ranks."""
     device = c10d._get_object_coll_device(group)
     return c10d._object_to_tensor(thing, device, group)[0], c10d.get_world_size(group)
 
@@ -205,7 +205,7 @@ def _scatter_object_list(
 
 
 def _with_flat_copy(original: Callable[..., Any], place: int) -> Callable[..., Any]:
-    """Return a collective of lists that, as NCCL does, works on one flat copy of the list."""
+    """Return a collective of lists that, like NCCL's, works on one flat copy of the list."""
 
     def collective(*args: Any, **kwargs: Any) -> Any:
         tensors = (
@@ -235,7 +235,7 @@ def _logger(original: Any) -> Any:
 
 def _reducer(original: Any) -> Any:
     class Reducer(original):  # type: ignore[misc]
-        """A reducer of a build with CUDA, which would time its first steps on a GPU."""
+        """The reducer of a build with CUDA, which would time its first steps on a GPU."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
@@ -245,13 +245,13 @@ def _reducer(original: Any) -> Any:
                     self.prepare_for_forward()
 
         def _set_static_graph(self) -> None:
-            """Leave it: a first step that is not timed is none to the reducer.
+            """Do nothing: the reducer does not count a first step that is not timed.
 
-            What stays of it after that step is the order of the buckets, which stays anyway.
+            All that remains of it after that step is the order of the buckets, which stays anyway.
             """
 
         def _delay_all_reduce(self) -> None:
-            """Reduce as in the other steps."""
+            """Do nothing, so that gradients are reduced as in the other steps."""
 
     return Reducer
 
@@ -259,7 +259,7 @@ def _reducer(original: Any) -> Any:
 def _compare_shapes(
     process_group: Any, tensors: Sequence[torch.Tensor], *_: Any, **__: Any
 ) -> None:
-    """Ask for the memory with which ranks compare the shapes of their parameters."""
+    """Request the memory that ranks need to compare the shapes of their parameters."""
     device = tensors[0].device
     number = torch.tensor([len(tensors)], device=device)
     numbers = [torch.empty_like(number) for _ in range(process_group.size())]

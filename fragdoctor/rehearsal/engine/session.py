@@ -1,4 +1,4 @@
-"""The one rehearsal that goes on in a process: its GPUs, what it recorded, what it assumed."""
+"""The current rehearsal of a process: its GPUs, what it recorded, what it assumed."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Assumption:
     """One thing assumed at one line.
 
     Attributes:
-        filename, line: of the program's own code, or of a library where it has none.
-        operation: what asked.
-        assumed: in words.
+        filename, line: the line in the program's own code, or in a library if there is none.
+        operation: the operation that needed a value.
+        assumed: the assumption, in words.
     """
 
     filename: str
@@ -40,12 +40,12 @@ class Assumption:
 
 @dataclass(slots=True)
 class Assumptions:
-    """Everything assumed in a rehearsal, each once.
+    """Everything assumed in a rehearsal, each assumption once.
 
     Attributes:
-        made: in the order of first occurrence, with how often.
-        shares: how much is kept by operations whose results depend on values, by kind; 1 = all.
-        notes: sentences on the rehearsal as a whole.
+        made: assumptions in the order of first occurrence, with how often each was made.
+        shares: the share kept by operations whose results depend on values, by kind; 1 = all.
+        notes: sentences about the rehearsal as a whole.
     """
 
     made: dict[Assumption, int] = field(default_factory=dict)
@@ -53,27 +53,27 @@ class Assumptions:
     shares: dict[str, float] = field(default_factory=dict)
 
     def make(self, assumption: Assumption) -> int:
-        """Note an assumption; return how often it was made by now."""
+        """Note an assumption; return how often it has been made so far."""
         self.made[assumption] = n = self.made.get(assumption, 0) + 1
         return n
 
     def note(self, sentence: str) -> None:
-        """Note something on the rehearsal as a whole."""
+        """Note something about the rehearsal as a whole."""
         self.notes[sentence] = None
 
 
 @dataclass(frozen=True, slots=True)
 class SeenOom:
-    """A request that could not be served, at its moment.
+    """A request that could not be served, and the state at that moment.
 
     Attributes:
         device: the GPU.
-        requested_bytes: as the program asked.
-        n_events: events of each device up to and with it.
-        segments: of each device.
-        step: steps completed before it.
-        stack: number of the stack that asked.
-        n_marks: marks up to it.
+        requested_bytes: what the program asked for.
+        n_events: number of events of each device, this one included.
+        segments: the segments of each device.
+        step: number of steps completed before it.
+        stack: number of the stack of the request.
+        n_marks: number of marks up to it.
     """
 
     device: int
@@ -86,7 +86,7 @@ class SeenOom:
 
     @classmethod
     def of(cls, now: Session, device: int, figures: dict[str, int | None]) -> SeenOom:
-        """Note the moment."""
+        """Return the state at this moment."""
         devices = range(now.n_devices)
         return cls(
             device,
@@ -106,15 +106,15 @@ class Session:
     Attributes:
         gpus: the fake GPUs.
         n_devices: how many.
-        facts: whose kernels every one of them has.
-        budget: of every one of them.
+        facts: the GPU model whose kernels all of them have.
+        budget: the memory and settings of each of them.
         stacks: where requests came from.
-        progress: told what the program does, and knows its steps.
-        marks: of what it does.
+        progress: is told what the program does, and knows its steps.
+        marks: marks of what the program does.
         on_oom: called with (device, requested bytes) before the error is raised.
-        known: the values that are known of tensors on the GPUs.
-        loops: of the user's own code.
-        modules: of its models, and what they hold.
+        known: the known values of tensors on the GPUs.
+        loops: the loops of the user's own code.
+        modules: the program's modules, and what they hold.
     """
 
     gpus: Gpus
@@ -136,7 +136,7 @@ class Session:
     modules: ModuleNotes = field(default_factory=ModuleNotes)
 
     def start(self) -> None:
-        """CUDA is initialised: the settings of the environment are read now.
+        """Initialize CUDA: the environment's settings are read now.
 
         Raises:
             RuntimeError: the settings are wrong.
@@ -151,7 +151,7 @@ class Session:
         self.gpus.set_device(device)
 
     def start_all(self) -> None:
-        """Initialise CUDA as its first use does; C++ does so once a process, long ago by now."""
+        """Initialize CUDA as its first use does; C++ does so only once in a process."""
         torch.cuda._lazy_init()
         self.start()
 
@@ -161,7 +161,7 @@ class Session:
         except ConfigError as err:
             raise RuntimeError(err.message) from err
         if settings.backend != "native":
-            self.assumptions.note(f"backend:{settings.backend} is served as the native allocator")
+            self.assumptions.note(f"backend:{settings.backend} was simulated as the native one")
         return settings
 
     def change_settings(self, text: str) -> None:
@@ -205,7 +205,7 @@ class Session:
 
 
 def environment_settings(version: tuple[int, int, int]) -> str:
-    """Return the allocator's settings as the environment has them: CUDA's name counts first."""
+    """Return the allocator's settings from the environment; the variable for CUDA comes first."""
     names = ["PYTORCH_CUDA_ALLOC_CONF"]
     if version >= (2, 9, 0):
         names.append("PYTORCH_ALLOC_CONF")
@@ -216,7 +216,7 @@ _current: list[Session] = []
 
 
 def current() -> Session:
-    """Return the rehearsal that goes on.
+    """Return the current rehearsal.
 
     Raises:
         IndexError: there is none.
@@ -225,7 +225,7 @@ def current() -> Session:
 
 
 def note(sentence: str) -> None:
-    """Note something on the rehearsal that goes on."""
+    """Note something about the current rehearsal."""
     current().assumptions.note(sentence)
 
 

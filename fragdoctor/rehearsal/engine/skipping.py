@@ -1,10 +1,10 @@
-"""Rounds of a loop that ask for the same memory as rounds before them: they are jumped over.
+"""Skipping rounds of a loop that request the same memory as the rounds before them.
 
-What comes after them counts: the evaluation at the end of an epoch, a checkpoint, the sampling at
-the end of the program. So a loop of the user's own whose rounds show nothing new goes on with the
-rounds that may: its last ones, and those around which a number that grows with the rounds meets
-another in the source (``step % 500 == 0``, ``step >= warmup``, ``if done == total``). Numbers that
-the program itself adds to (``step += 1``) are brought to where they would be.
+What comes after them matters: the evaluation at the end of an epoch, a checkpoint, the sampling at
+the end of the program. So when the rounds of a loop in the user's own code show nothing new, it
+continues with those that may: its last ones, and those around which a number that grows with the
+rounds meets another number in the source (``step % 500 == 0``, ``step >= warmup``,
+``if done == total``). Numbers that the program itself adds to (``step += 1``) are advanced.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from fragdoctor.rehearsal.engine import SEEN_THROUGH, put
 
 Number = int | float
 EQUAL_ROUNDS: Final = 3
-"""Rounds in a row that show nothing new, from which on more of them may show nothing either."""
+"""Rounds in a row that show nothing new, after which further rounds may be skipped."""
 MANY_EQUAL_ROUNDS: Final = 20
 CHEAP_EVENTS: Final = 40_000
-"""So many of them, or of their events (about a second), are enough: what comes every ten rounds or
-after the first five is seen by itself as long as it is cheap."""
+"""This many rounds, or events (about a second), are enough: what happens every ten rounds, or after
+the first five, is simply seen as long as that is cheap."""
 WAIT_S: Final = 5.0
-"""How long items are asked for that are jumped over."""
+"""How long to keep fetching skipped items."""
 GO_ON_S: Final = 60.0
-"""How long a rehearsal goes on after the first rounds that are jumped over."""
-_EQUAL_OUTER: Final = 2  # rounds in a row that show nothing new, where rounds within were skipped
-_LAST: Final = 2  # rounds at the end of a loop that are gone through
-_AROUND: Final = 1  # and before and after a round in which two numbers meet
-_MEETINGS: Final = 2  # times that the same two numbers meet
+"""How long a rehearsal continues after the first skipped rounds."""
+_EQUAL_OUTER: Final = 2  # rounds in a row that show nothing new, if inner rounds were skipped
+_LAST: Final = 2  # rounds at the end of a loop that are run
+_AROUND: Final = 1  # rounds run before and after one in which two numbers meet
+_MEETINGS: Final = 2  # how often to run the meeting of the same two numbers
 _MODULE: Final = str(Path(torch.nn.modules.module.__file__))
 _OPERATORS: Final[Mapping[type, Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
@@ -57,7 +57,7 @@ class Meeting:
 
     Attributes:
         grows, other: their expressions; with a period the remainder of the first is compared.
-        period: what the first is divided by; None = it is compared itself.
+        period: the divisor of the first number; None = it is compared itself.
     """
 
     grows: ast.expr
@@ -66,13 +66,13 @@ class Meeting:
 
 
 class Numbers(NamedTuple):
-    """The numbers of a loop after a round, or by how much they grow in one.
+    """The numbers of a loop after a round, or how much they grow in a round.
 
     Attributes:
-        n_rounds: rounds so far, or in which that was seen; with many what comes every few rounds
-            counts too.
-        grows: of its meetings; None where it is no number.
-        counters: of what it adds to.
+        n_rounds: rounds so far, or rounds over which the growth was measured; with many, what
+            happens every few rounds counts too.
+        grows: the growing numbers of its meetings; None for what is not a number.
+        counters: the numbers that it adds to.
     """
 
     n_rounds: int = 0
@@ -80,7 +80,7 @@ class Numbers(NamedTuple):
     counters: tuple[float | None, ...] = ()
 
     def rates_since(self, before: Numbers) -> Numbers:
-        """Return by how much they have grown in a round."""
+        """Return how much the numbers have grown per round."""
         n_rounds = self.n_rounds - before.n_rounds
 
         def grown(first: Number | None, last: Number | None) -> float | None:
@@ -99,9 +99,9 @@ class LoopSource:
 
     Attributes:
         meetings: numbers that are compared in it.
-        counters: what it adds to: names and attributes.
-        yields: whether it hands out items: then the loop that takes them decides.
-        rates: of the most rounds that were seen.
+        counters: names and attributes that it adds to.
+        yields: whether it yields items; then the loop that takes them decides.
+        rates: growth rates, measured over the most rounds.
     """
 
     meetings: list[Meeting] = field(default_factory=list)
@@ -111,7 +111,7 @@ class LoopSource:
 
 
 def source_of(node: ast.For | ast.While) -> LoopSource:
-    """Return what a loop's source says, its inner loops with it, functions that it defines not."""
+    """Return what a loop's source says, including inner loops but not functions defined in it."""
     found = LoopSource()
     names: set[str] = set()
     todo: list[ast.AST] = [*node.body, *([node.test] if isinstance(node, ast.While) else [])]
@@ -165,11 +165,11 @@ def _meetings(node: ast.AST) -> Iterator[Meeting]:
         yield Meeting(node.left, ast.Constant(0), node.right)
 
 
-def value_of(node: ast.expr, names: Mapping[str, Any]) -> Any:  # noqa: C901 - a case a kind
-    """Return what an expression of names, attributes, constants and sums stands for.
+def value_of(node: ast.expr, names: Mapping[str, Any]) -> Any:  # noqa: C901 - a case per kind
+    """Return the value of an expression made of names, attributes, constants and sums.
 
     Raises:
-        LookupError: it is another one, or has no value.
+        LookupError: it is another kind of expression, or has no value.
     """
     try:
         match node:
@@ -205,13 +205,13 @@ def _number(node: ast.expr, names: Mapping[str, Any]) -> Number | None:
 
 
 def _locals_of(frame: FrameType) -> dict[str, Any]:
-    """Return the local names of a frame, which keeps none of them.
+    """Return the local names of a frame without making the frame keep them.
 
     Before Python 3.13 a function's frame keeps the dict that it shows, and tensors in it live on.
     """
     shown = frame.f_locals
     if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-        return shown  # a module's or a class's own names
+        return shown  # the names of a module or a class
     found = dict(shown)
     if isinstance(shown, dict):
         shown.clear()
@@ -219,13 +219,13 @@ def _locals_of(frame: FrameType) -> dict[str, Any]:
 
 
 def _names(frame: FrameType) -> Mapping[str, Any]:
-    """Return the names that a frame sees."""
+    """Return the names that a frame can see."""
     return ChainMap(_locals_of(frame), frame.f_globals)
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What a round asked for, and what it left, by device."""
+    """What a round requested, and what it left, by device."""
 
     digests: tuple[int, ...]
     allocated_bytes: tuple[int, ...]
@@ -233,7 +233,7 @@ class Round:
 
 
 class Moment(NamedTuple):
-    """Where the memory of each device is: its events so far, and what is allocated and reserved."""
+    """The state of each device's memory: number of events so far, bytes allocated and reserved."""
 
     n_events: tuple[int, ...]
     allocated_bytes: tuple[int, ...]
@@ -241,13 +241,13 @@ class Moment(NamedTuple):
 
     @classmethod
     def now(cls, gpus: Any, n_devices: int) -> Moment:
-        """Return this moment."""
+        """Return the current state."""
         figures = [gpus.figures(d) for d in range(n_devices)]
         columns = ("events", "allocated", "reserved")
         return cls(*(tuple(f[name] for f in figures) for name in columns))
 
     def round_since(self, gpus: Any, before: Sequence[int]) -> Round:
-        """Return the round from some numbers of events up to this moment."""
+        """Return the round from the given numbers of events up to this moment."""
         pairs = enumerate(zip(before, self.n_events, strict=True))
         digests = tuple(gpus.digest(d, *pair) for d, pair in pairs)
         return Round(digests, self.allocated_bytes, self.reserved_bytes)
@@ -255,26 +255,26 @@ class Moment(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Passage:
-    """A loop that was entered, and how far it is.
+    """A loop that was entered, and its progress.
 
     Attributes:
         source: what its source says.
-        seen: rounds that were seen, of this passage and those before.
-        begun: steps that the program had taken when it was entered.
-        n_steps: that it has taken by now.
-        stepped: rounds and steps after the first round that was seen to take one, and after the
+        seen: rounds that were seen, in this passage and earlier ones.
+        begun: steps that the program had taken when the loop was entered.
+        n_steps: steps that the program has taken so far.
+        stepped: rounds and steps after the first round that was seen to take a step, and after the
             last.
-        n_rounds: rounds so far, with those that were jumped over.
-        n_run: rounds that were gone through, since a number of the source last passed another.
+        n_rounds: rounds so far, including skipped ones.
+        n_run: rounds actually run since a number of the source last passed another.
         n_known: how many of the last rounds showed nothing new.
-        to_skip: rounds that the counters are still behind.
-        has_skipped: whether rounds were jumped over, in this passage or before.
-        n_requests, n_skips, n_events: as they were when the round began; the last by device.
-        n_events_of_known: and when the first round began that showed nothing new.
-        sample: the numbers of the loop after that one.
-        met: how often the numbers of a meeting were jumped to.
-        passed: meetings in which a number has grown past the other.
-        is_of_layers: it goes through modules: what one makes is what the next one takes.
+        to_skip: rounds that the counters still have to be advanced by.
+        has_skipped: whether rounds were skipped, in this passage or earlier.
+        n_requests, n_skips, n_events: their values when the round began; the last by device.
+        n_events_of_known: n_events when the first round began that showed nothing new.
+        sample: the numbers of the loop after that round.
+        met: how often the loop jumped to each meeting.
+        passed: meetings in which one number has grown past the other.
+        is_of_layers: whether it runs over modules, each taking what the previous one made.
     """
 
     source: LoopSource
@@ -299,19 +299,19 @@ class Passage:
 
 @dataclass(slots=True)
 class Skipping:
-    """Decides which rounds of the user's loops are jumped over.
+    """Decides which rounds of the user's loops are skipped.
 
     Attributes:
-        is_on: whether any are.
-        most: steps after which a loop is left whose memory does not repeat; None = never.
-        is_jumping: items are being asked for that nobody will see.
-        n_requests: requests for memory so far, a cheap sign that a round is about the GPU.
-        n_skips: times that rounds were jumped over.
-        n_skipped: rounds that were, by file and line of their loop.
-        partial: why something was not seen that comes later, "" if nothing is known of it.
-        n_steps: steps that the program would have taken in them.
+        is_on: whether any rounds are skipped.
+        most: steps after which a loop is left if its memory does not repeat; None = never.
+        is_jumping: whether items are being fetched that nobody will see.
+        n_requests: memory requests so far, a cheap sign that a round involves the GPU.
+        n_skips: how many times rounds were skipped.
+        n_skipped: number of skipped rounds, by file and line of their loop.
+        partial: why something that comes later was not seen, "" if nothing is known to be missing.
+        n_steps: steps that the program would have taken in the skipped rounds.
         steps: returns how many steps the program has taken.
-        on_stuck: called with a reason where the rehearsal cannot go on; it does not return.
+        on_stuck: called with a reason if the rehearsal cannot continue; it does not return.
     """
 
     is_on: bool = False
@@ -329,7 +329,7 @@ class Skipping:
     _n_devices: int = 0
 
     def install(self, gpus: Any, n_devices: int, undo: ExitStack) -> None:
-        """Skip from now on, by what is asked of GPUs, until ``undo`` is closed."""
+        """Skip rounds from now on, judging by requests to the GPUs, until ``undo`` is closed."""
         self.is_on = True
         self._gpus, self._n_devices = gpus, n_devices
         from torch.utils.data import dataloader
@@ -339,10 +339,10 @@ class Skipping:
             put(undo, kind, "_next_data", self._fetched(kind._next_data))
 
     def _fetched(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return a DataLoader's ``_next_data`` that loads what is jumped over only once."""
+        """Return a DataLoader's ``_next_data`` that loads skipped items only once."""
 
         def next_data(loader: Any) -> Any:
-            if not self.is_jumping or loader._dataset_kind:  # of no known length
+            if not self.is_jumping or loader._dataset_kind:  # its length is unknown
                 loader._fragdoctor_kept = None
                 return original(loader)
             kept = getattr(loader, "_fragdoctor_kept", None)
@@ -367,7 +367,7 @@ class Skipping:
     # ---- after a round --------------------------------------------------------------------------
 
     def begin(self, passage: Passage) -> None:
-        """A round begins."""
+        """Note that a round begins."""
         passage.n_requests = self.n_requests
         passage.n_skips = self.n_skips
         if self.n_requests or passage.n_events:
@@ -376,10 +376,10 @@ class Skipping:
     def rounds_to_skip(
         self, passage: Passage, remaining: Callable[[], int | None], *, is_of_steps: bool
     ) -> int | None:
-        """Return how many rounds to jump over after one is over; None = to the loop's end.
+        """Return how many rounds to skip after one is over; None = to the loop's end.
 
-        ``remaining`` says how many rounds there are still, None where nothing does. The caller is
-        a frame of a loop, called by the user's code.
+        ``remaining`` returns how many rounds are left, or None if that is unknown. The caller is a
+        frame of a loop, called by the user's code.
         """
         passage.n_rounds += 1
         passage.n_run += 1
@@ -388,7 +388,7 @@ class Skipping:
             passage.n_steps = n_steps
             passage.stepped[1:] = [(passage.n_rounds, n_steps)]
         if self._ends_at is not None and time.monotonic() > self._ends_at:
-            self.on_stuck(f"its rounds went on for {GO_ON_S:.0f} s after their memory repeated")
+            self.on_stuck(f"a loop had run for {GO_ON_S:.0f} s after its memory repeated")
         is_of_gpu = bool(passage.n_events) and self.n_requests != passage.n_requests
         is_of_gpu = is_of_gpu and not (passage.source.yields or passage.is_of_layers)
         if not is_of_gpu or threading.current_thread() is not threading.main_thread():
@@ -401,7 +401,7 @@ class Skipping:
             frame = frame.f_back
         if is_new:
             passage.n_known = 0
-            n = min(passage.n_run, n_steps - passage.begun)  # rounds before the first take none
+            n = min(passage.n_run, n_steps - passage.begun)  # earlier rounds have no steps
             is_over = is_of_steps and self.most is not None and n >= self.most
             return self._leave(passage, n, remaining, frame) if is_over else 0
         passage.n_known += 1
@@ -435,7 +435,7 @@ class Skipping:
         *,
         is_of_steps: bool,
     ) -> int | None:
-        """Return how many rounds lie between here and the next one that may show something."""
+        """Return how many rounds lie between here and the next one that may show something new."""
         names = _names(frame)
         now = self._sampled(passage, names)
         rates = now.rates_since(before)
@@ -447,7 +447,7 @@ class Skipping:
         if n_left is None and reached is None:
             if is_of_steps and remaining is no_length:
                 place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-                self.on_stuck(f"nothing says where the loop at {place} ends")
+                self.on_stuck(f"it was unclear where the loop at {place} ends")
             return None if remaining is not no_length else 0
         ends = [] if reached is None else [reached - 1 - _AROUND]
         n = min([*ends, *([] if n_left is None else [n_left - _LAST])])
@@ -465,9 +465,9 @@ class Skipping:
         return n
 
     def note(self, passage: Passage, n: int, frame: FrameType) -> None:
-        """Note that rounds of a loop are jumped over, and the steps that they would take.
+        """Note that rounds of a loop are skipped, and the steps that they would take.
 
-        They take them as often as rounds did from the first that took one to the last.
+        They are assumed to take steps as often as the rounds from the first to the last step did.
         """
         if passage.stepped:
             (begin, before), (end, after) = passage.stepped[0], passage.stepped[-1]
@@ -491,8 +491,8 @@ class Skipping:
     ) -> Iterator[tuple[int, int]]:
         """Yield which numbers meet again, and in how many rounds from here, 1 = in the next one.
 
-        What comes every few rounds may stand behind what has only now grown large enough (``if
-        step > warmup: if step % 10 == 0``): then it was not seen in the rounds before.
+        What happens every few rounds may depend on a number that has only now grown large enough
+        (``if step > warmup: if step % 10 == 0``), so that earlier rounds did not show it.
         """
         compared = enumerate(passage.source.meetings)
         for i, meeting in sorted(compared, key=lambda one: one[1].period is not None):
@@ -516,17 +516,17 @@ class Skipping:
     def _leave(
         self, passage: Passage, n: int, remaining: Callable[[], int | None], frame: FrameType
     ) -> int | None:
-        """Leave a loop of steps whose memory never repeats, after this many."""
+        """Leave a loop of steps whose memory never repeats, after n steps."""
         reason = f"{n} steps did not repeat in memory"
         n_left = remaining()
         if n_left is None or _is_in_module(frame):
             self.on_stuck(reason)
             return 0
-        self.partial = self.partial or f"{reason}; the others of the loop were not rehearsed"
+        self.partial = self.partial or f"{reason}; the rest of the loop was not rehearsed"
         return self._jumped(passage, n_left - _LAST, frame)
 
     def advanced(self, passage: Passage, number: int, value: Any) -> Any:
-        """Return a counter of the program as it would be after the rounds jumped over."""
+        """Return the value that a counter of the program would have after the skipped rounds."""
         rates = passage.source.rates.counters
         rate = rates[number] if number < len(rates) else None
         if not rate or isinstance(value, bool) or not isinstance(value, int | float):
@@ -536,16 +536,16 @@ class Skipping:
 
 
 def is_on_gpu(item: Any) -> bool:
-    """Whether tensors of an item are on a GPU: to keep it would change what is allocated."""
+    """Return whether tensors of an item are on a GPU; keeping it would change what is allocated."""
     return any(isinstance(t, torch.Tensor) and t.is_cuda for t in tree_leaves(item))
 
 
 def no_length() -> None:
-    """Say that nothing tells how many rounds a loop has: a ``while``."""
+    """Return None: nothing tells how many rounds a ``while`` loop has."""
 
 
 def _is_in_module(frame: FrameType | None) -> bool:
-    """Whether a module is being called: what it goes through are its layers."""
+    """Return whether a module is being called, so that the loop runs over its layers."""
     while frame is not None:
         if frame.f_code.co_filename == _MODULE:
             return True
@@ -554,11 +554,11 @@ def _is_in_module(frame: FrameType | None) -> bool:
 
 
 def n_remaining(iterator: Any, items: Any, n_taken: int) -> int | None:
-    """Return how many items are left of what a ``for`` goes through; None = nothing says it.
+    """Return how many items a ``for`` has left; None = unknown.
 
     Args:
-        iterator: what the items come from.
-        items: what it was made of, or itself.
+        iterator: the iterator that gives the items.
+        items: what the iterator was made from, or the iterator itself.
         n_taken: items taken so far.
     """
     with suppress(Exception):

@@ -1,7 +1,7 @@
 """Sparse tensors on a fake GPU: gradients of embeddings, and products with dense matrices.
 
-PyTorch's code for their structure serves every device and is in any build, registered for the CPU:
-it is run from there. What computes with them is written out here as CUDA's kernels do it
+PyTorch's code for their structure serves every device and is in any build, registered for the CPU,
+so that code is run. Computations with them are written out here as in CUDA's kernels
 (aten/src/ATen/native/sparse/cuda/SparseCUDATensor.cu, SparseCUDATensorMath.cu).
 """
 
@@ -28,7 +28,7 @@ _SHARED: Final = (
     "abs", "cat", "neg", "norm.ScalarOpt_dim", "pow.Tensor_Scalar", "relu", "sign", "sqrt", "tanh",
     "unsqueeze",
 )  # fmt: skip
-# The same of those by rows or by columns (CSR and CSC).
+# The same for tensors compressed by rows or by columns (CSR and CSC).
 _SHARED_COMPRESSED: Final = (
     "_nnz", "_to_sparse", "ccol_indices", "clone", "col_indices", "copy_", "crow_indices",
     "dense_dim", "empty.memory_format", "empty_like", "resize_as_sparse_", "row_indices",
@@ -54,7 +54,7 @@ def _made(like: torch.Tensor, indices: torch.Tensor, elements: torch.Tensor) -> 
 
 
 def _coalesce(self: torch.Tensor) -> torch.Tensor:
-    """``coalesce_sparse_cuda``: indices are sorted, equal ones become one."""
+    """``coalesce_sparse_cuda``: indices are sorted, and equal ones are merged."""
     indices, elements = self._indices(), self._values()
     n = indices.shape[1]
     if n < 2:
@@ -75,13 +75,13 @@ def _coalesce(self: torch.Tensor) -> torch.Tensor:
 
 
 def _add_to_dense(sparse: torch.Tensor) -> None:
-    """``add_out_dense_sparse_cuda``: nothing is asked for, but where indices have to be made."""
+    """``add_out_dense_sparse_cuda``: requests nothing, unless indices have to be created."""
     if not sparse.is_coalesced() and sparse._nnz():
         _flat_indices(sparse._indices())
 
 
 def _sum(self: torch.Tensor, other: torch.Tensor, alpha: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return indices and values of a sum: those of both, one after the other."""
+    """Return indices and values of a sum: those of both tensors, concatenated."""
     theirs = other._values()
     if alpha != 1:
         theirs = theirs.mul(alpha)
@@ -125,7 +125,7 @@ def _to_dense(self: torch.Tensor, dtype: Any = None, *_: Any, **__: Any) -> torc
 
 
 def _mask(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """``sparse_mask`` of a dense tensor: its values where a sparse one has any, times ones."""
+    """``sparse_mask`` of a dense tensor: its values where the mask has any, times ones."""
     one = mask._values().new_ones((1,))
     elements = self.index_select(0, mask._indices()[0])
     if mask._indices().shape[0] > 1:
@@ -135,14 +135,14 @@ def _mask(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def _by_columns(matrix: torch.Tensor) -> torch.Tensor:
-    """Return a matrix column by column, as cuSPARSE takes it."""
+    """Return a matrix in column-major order, as cuSPARSE takes it."""
     return matrix if matrix.t().is_contiguous() else matrix.t().contiguous().t()
 
 
 def _addmm(
     self: torch.Tensor, sparse: torch.Tensor, dense: torch.Tensor, *, beta: Any = 1, **_: Any
 ) -> torch.Tensor:
-    """``s_addmm_out_sparse_dense_cuda``; the workspace of cuSPARSE is not in it."""
+    """``s_addmm_out_sparse_dense_cuda``, without the workspace of cuSPARSE."""
     sparse = sparse.coalesce()
     result = dense.new_empty((sparse.shape[0], dense.shape[1]))
     if sparse._nnz():
@@ -169,7 +169,7 @@ def _mm(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def _index_select(self: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
-    """Keep elements in proportion to the rows that are chosen, which is right on average."""
+    """Keep elements in proportion to the selected rows, which is right on average."""
     shape = list(self.shape)
     n = round(self._nnz() * index.numel() / max(shape[dim], 1))
     shape[dim] = index.numel()
@@ -180,7 +180,7 @@ def _index_select(self: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Te
 
 
 def _by_rows(self: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    """``sparse_compressed_to_flipped``: indices are written out, and sorted the other way."""
+    """``sparse_compressed_to_flipped``: indices are expanded, and sorted in the other direction."""
     if self.layout is torch.sparse_csr:
         return self
     elements, n = self.values(), self._nnz()
@@ -209,7 +209,7 @@ def _by_rows(self: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
 def _addmm_compressed(
     self: torch.Tensor, first: torch.Tensor, second: torch.Tensor, **_: Any
 ) -> torch.Tensor:
-    """``addmm_out_sparse_compressed_cuda``; the workspace of cuSPARSE is not in it."""
+    """``addmm_out_sparse_compressed_cuda``, without the workspace of cuSPARSE."""
     if torch.strided not in {first.layout, second.layout}:
         raise NotImplementedError("Products of two sparse tensors (SparseCsrCUDA)")
     result = self.new_empty((first.shape[0], second.shape[1]))
@@ -248,7 +248,7 @@ def _scaled_compressed(self: torch.Tensor, by: Any) -> torch.Tensor:
     "aten::_to_sparse_bsc",
 )  # fmt: skip
 def _to_sparse(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """``dense_to_sparse``: as many elements as are assumed not to be zero."""
+    """``dense_to_sparse``: with as many elements as are assumed to be nonzero."""
     return of_cpu("CPU", op, *args, **kwargs)
 
 
@@ -277,7 +277,7 @@ _OWN_COMPRESSED: Final[dict[str, Callable[..., Any]]] = {
 
 @special("aten::_embedding_bag_backward")
 def _embedding_bag_backward(op: Any, *args: Any) -> Any:
-    """The gradient of an ``EmbeddingBag``, dense or sparse, each an operation of its own."""
+    """The gradient of an ``EmbeddingBag``: dense and sparse gradients are separate operations."""
     return of_cpu("CPU", op, *args)
 
 
@@ -285,7 +285,7 @@ def install(undo: ExitStack) -> None:
     """Serve sparse tensors until ``undo`` is closed."""
     library = library_for("aten", undo)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of kernels that are replaced: that is the purpose
+        warnings.simplefilter("ignore")  # kernels are replaced on purpose
         for kind, shared, own in (
             ("Sparse", (*_SHARED, "_to_sparse_csr"), _OWN),
             ("SparseCsr", _SHARED_COMPRESSED, _OWN_COMPRESSED),

@@ -1,10 +1,10 @@
-"""Steps of a program: where one ends, whether the next asks for the same memory, when to stop.
+"""Steps of a program: where each ends, whether the next requests the same memory, when to stop.
 
-A step of training lasts from one run of the optimizer to the next, micro-batches inside. Optimizers
-that follow each other without a backward pass between are one run; where they take turns, as in a
-GAN, a step lasts until they come round again (``fragdoctor.model.turns``). Where no optimizer is
-made a step ends with a backward pass, and without any it lasts from one call of the model, from
-outside of any other, to the next: of several models, of the one that is called most often.
+A step of training lasts from one run of the optimizer to the next, with micro-batches inside.
+Optimizers that run in a row with no backward pass in between are one run; if they take turns, as in
+a GAN, a step lasts until all have had their turn (``fragdoctor.model.turns``). If no optimizer is
+created, a step ends with a backward pass; if there is none either, it lasts from one outermost call
+of the model to the next; of several models, the one called most often counts.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from fragdoctor.rehearsal.engine.skipping import (
 )
 
 GO_ON_S: Final = 10.0
-"""How long a rehearsal goes on at most where a library's loop repeats in memory."""
+"""How long a rehearsal continues at most when a library's loop repeats in memory."""
 RUNS_BEFORE_A_TURN: Final = 5
-"""Runs of others after which an optimizer that was not called yet takes no turn: a WGAN updates its
-critic five times before its generator (Gulrajani et al., 2017)."""
+"""After this many runs of others, an optimizer that was not called yet takes no turn: a WGAN
+updates its critic five times before its generator (Gulrajani et al., 2017)."""
 
 
 class Step(NamedTuple):
-    """A step that is over.
+    """A completed step.
 
     Attributes:
         number: from 1.
-        n_events: of each device, at its end.
-        asked: what it asked for, and what it left.
+        n_events: number of events of each device at its end.
+        asked: what it requested, and what it left.
     """
 
     number: int
@@ -54,12 +54,12 @@ class Step(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A run of the optimizer, or of several without a backward pass between.
+    """A run of the optimizer, or of several with no backward pass in between.
 
     Attributes:
         turn: numbers of the optimizers, in the order of their calls.
-        backward: backward passes that had begun before.
-        end: when it was over.
+        backward: number of backward passes that had begun before.
+        end: the state when it was over.
     """
 
     turn: tuple[int, ...]
@@ -68,18 +68,18 @@ class Run(NamedTuple):
 
 
 class Steps(StepProgress):
-    """Counts the steps of a program, and ends it when it is enough.
+    """Counts the steps of a program, and ends the program when enough has been seen.
 
-    Where steps repeat it ends with the optimizer's run. After a number that was asked for it ends
-    as the next step begins to compute: what follows the optimizer without gradients, an evaluation
-    or a log, is seen before.
+    If steps repeat, it ends with the optimizer's run. After a requested number of steps, it ends as
+    the next step begins to compute, so that what follows the optimizer without gradients, such as
+    an evaluation or a log, is seen first.
 
     Args:
         now: the rehearsal.
         limit: steps after which to stop; None = when their memory repeats.
-        most: steps after which to stop whatever they do; None = never.
-        on_step: told after each run of the optimizer that ends one.
-        on_stop: called when it is enough, with the reason.
+        most: steps after which to stop in any case; None = never.
+        on_step: called after each run of the optimizer that ends a step.
+        on_stop: called with the reason when enough has been seen.
 
     Attributes:
         found: steps that end with a run of the optimizer.
@@ -102,12 +102,12 @@ class Steps(StepProgress):
         self._runs: list[Run] = []
         self._period = 1
         self._n_settled = 0  # runs
-        self._is_in_users_loop = False  # which goes on with rounds that may show something new
+        self._is_in_users_loop = False  # then Skipping decides when to stop
         self._reason = ""
         self._began = time.monotonic()
         self._ends_at: float | None = None
         self._n_begun = 0  # backward passes
-        self._n_backward = 0  # of these, over
+        self._n_backward = 0  # completed backward passes
         self._n_calls: Counter[int] = Counter()  # of each model
         self._has_optimizer = False
         self._uncalled: WeakSet[Any] = WeakSet()
@@ -115,7 +115,7 @@ class Steps(StepProgress):
         self._next_number = count().__next__
 
     def install(self, undo: ExitStack) -> None:
-        """Listen to optimizers, and to what the session sees, until ``undo`` is closed."""
+        """Listen to optimizers and to the session's events, until ``undo`` is closed."""
         undo.callback(optimizers.register_optimizer_step_post_hook(self._after_optimizer).remove)
         self.now.progress = self
         skipping = self.now.loops.skipping
@@ -128,10 +128,10 @@ class Steps(StepProgress):
 
     @property
     def n_complete(self) -> int:
-        """Steps that were complete before what runs now."""
+        """Number of steps that were complete before what is running now."""
         waits = self._uncalled and len(self._runs) <= RUNS_BEFORE_A_TURN
         if self._has_optimizer and (waits or not self._runs):
-            return 0  # the first step goes on
+            return 0  # the first step is not over
         is_inference = not (self._runs or self._n_backward)
         return max(self.n_taken - is_inference, 0)  # a call of the model begins a step
 
@@ -141,30 +141,30 @@ class Steps(StepProgress):
 
     @property
     def n_taken(self) -> int:
-        """Steps that the program has taken, if nothing comes any more."""
+        """Number of steps that the program has taken, if nothing more comes."""
         if self._runs:
             return len(self._runs) // self._period + self._n_skipped
         if self._has_optimizer and self._n_backward:
-            return 0  # gradients are added up for an update that does not come
+            return 0  # gradients are accumulated for an update that has not come
         return (self._n_backward or max(self._n_calls.values(), default=0)) + self._n_skipped
 
     def begin_backward(self) -> None:
-        """A new step may begin to compute."""
+        """Note that a backward pass begins, with which a new step may begin to compute."""
         self._begin()
         self._n_begun += 1
 
     def end_backward(self) -> None:
-        """Without an optimizer it is a step."""
+        """Note the end of a backward pass, which is a step if there is no optimizer."""
         self._n_backward += 1
 
     def begin_call(self, model: Any, *, keeps: bool) -> None:
-        """A new step may begin to compute; without training it does."""
+        """Note a call, with which a new step may begin; without training, it does."""
         if keeps or not self._n_begun:
             self._begin()
         self._n_calls[id(model)] += 1
 
     def replayed(self, graph: Any) -> None:
-        """A replay is a run of its own, with the backward pass in it."""
+        """Note a replay, which is a run of its own and includes the backward pass."""
         self._begin()
         self._n_begun += 1
         self._note(graph)
@@ -175,7 +175,7 @@ class Steps(StepProgress):
         self._uncalled.discard(optimizer)
         loops = self.now.loops
         self._is_in_users_loop = loops.takes_steps(sys._getframe(1)) and loops.skipping.is_on
-        if self.now.captures:  # the replays are the runs
+        if self.now.captures:  # only replays count as runs
             self.now.captures[-1].has_steps = True
         else:
             self._note(optimizer)
@@ -194,14 +194,14 @@ class Steps(StepProgress):
             turn = ()
         end = Moment.now(self.now.gpus, self.now.n_devices)
         if not self._runs:
-            self.now.loops.skipping.n_steps = 0  # calls of models before training were no steps
+            self.now.loops.skipping.n_steps = 0  # model calls before training were not steps
         self._runs.append(Run((*turn, number), self._n_begun, end))
         at = len(self._runs) - 1
         if at < self._period or self._runs[at - self._period].turn != self._runs[at].turn:
             self._change_period()
         if self.n_complete > before:
             self.on_step(self.n_complete)
-        # As the run one period before, it is over, with all optimizers that follow each other.
+        # Like the run one period before, this run is over, with all optimizers that ran in a row.
         is_over = self._runs[at - self._period].turn == self._runs[at].turn
         if self.limit is None and at >= self._period and is_over:
             self._reason = self._settled()
@@ -218,7 +218,7 @@ class Steps(StepProgress):
             self.found.clear()
 
     def _begin(self) -> None:
-        """The next step begins, or more of this one: stop if what is over is enough."""
+        """Note that the next step begins, or more of this one: stop if enough has been seen."""
         if not self._has_optimizer:
             if self.limit is not None and self.n_taken >= self.limit:
                 self.on_stop(f"{self.limit} steps were asked for")
@@ -228,7 +228,7 @@ class Steps(StepProgress):
                 self.on_stop(reason)
 
     def _settled(self) -> str:
-        """Note the steps that are over; return why they are enough, "" if they are not."""
+        """Note the completed steps; return why they are enough, "" if they are not."""
         self._n_settled = len(self._runs)
         ends = range(
             self._period - 1,
@@ -261,9 +261,9 @@ class Steps(StepProgress):
         return ""
 
     def _has_gone_on(self) -> bool:
-        """Return whether a library's loop, of which no round is skipped, went on for long enough.
+        """Return whether a library's loop, whose rounds cannot be skipped, ran for long enough.
 
-        What comes after its epochs is seen where that takes no longer than all before.
+        What comes after its epochs is seen if that takes no longer than everything before.
         """
         now = time.monotonic()
         if self._ends_at is None:

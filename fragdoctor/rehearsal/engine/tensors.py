@@ -1,4 +1,4 @@
-"""Kernels that make, resize and fill tensors, and those that read their values."""
+"""Kernels that create, resize and fill tensors, and those that read their values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def new(
 
 
 def scratch(like: torch.Tensor, n_bytes: int) -> torch.Tensor:
-    """Return scratch memory on the GPU of a tensor, which goes with its last name."""
+    """Return scratch memory on the GPU of a tensor; it is freed with the last reference to it."""
     return new((n_bytes,), None, torch.uint8, like.get_device())
 
 
@@ -62,7 +62,7 @@ def empty(
     memory_format: torch.memory_format | None = None,
     **_: Any,
 ) -> torch.Tensor:
-    """``empty`` and ``empty_strided``: the root of most tensors that are made."""
+    """``empty`` and ``empty_strided``: the root of most new tensors."""
     strides = strides_for(size, memory_format) if stride is None else stride
     index = None if device is None else device.index
     place = session.current().gpus.device() if index is None else index
@@ -71,7 +71,7 @@ def empty(
 
 @special("aten::resize_")
 def resize_(_op: Any, self: torch.Tensor, size: Sequence[int], **_: Any) -> torch.Tensor:
-    """``resize_``: new memory only where the old is too small."""
+    """``resize_``: takes new memory only if the old memory is too small."""
     strides = dense_strides(size)
     storage = self.untyped_storage()
     first = int(self.storage_offset())
@@ -89,7 +89,7 @@ def _set(
     size: Sequence[int],
     strides: Sequence[int],
 ) -> torch.Tensor:
-    """Let a tensor see a part of a storage; the CPU's kernel only writes sizes and strides."""
+    """Let a tensor view a part of a storage; the CPU's kernel only writes sizes and strides."""
     set_storage = torch.ops.aten.set_.source_Storage_storage_offset
     result: torch.Tensor = set_storage.redispatch(_CPU_KEYS, tensor, storage, offset, size, strides)
     return result
@@ -104,7 +104,7 @@ def set_storage(
     size: Sequence[int],
     stride: Sequence[int] = (),
 ) -> torch.Tensor:
-    """``set_``: the storage grows where the tensor needs more."""
+    """``set_``: the storage grows if the tensor needs more."""
     strides = tuple(stride) or dense_strides(size)
     needed = storage_bytes(size, strides, self.dtype.itemsize)
     needed += storage_offset * self.dtype.itemsize if needed else 0
@@ -117,7 +117,7 @@ def set_storage(
 def set_whole(
     op: Any, self: torch.Tensor, source: torch.UntypedStorage | torch.Tensor | None = None
 ) -> torch.Tensor:
-    """``set_``: the tensor sees all of a storage, what another sees, or nothing."""
+    """``set_``: the tensor views all of a storage, what another tensor views, or nothing."""
     if source is None:
         source = new((0,), None, self.dtype, self.get_device())
     result: torch.Tensor
@@ -131,7 +131,7 @@ def set_whole(
 
 @special("aten::_local_scalar_dense")
 def item(_op: Any, self: torch.Tensor) -> Any:
-    """``item()``: what is not known of the device's memory reads as zero."""
+    """``item()``: a value of the device's memory that is not known reads as a stand-in."""
     known = session.current().known.of(self)
     return values.stand_in(self.dtype) if known is None else known.item()
 
@@ -140,10 +140,10 @@ def item(_op: Any, self: torch.Tensor) -> Any:
 def copy_(
     _op: Any, self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False
 ) -> torch.Tensor:
-    """``copy_``: temporaries where layouts or dtypes differ across devices (Copy.cu)."""
+    """``copy_``: temporaries if layouts or dtypes differ across devices (Copy.cu)."""
     if isinstance(
         src, UninitializedParameter | UninitializedBuffer
-    ):  # a lazy module's: it has no shape to ask for
+    ):  # belongs to a lazy module and has no shape yet
         src = src.data
     if not (self.is_cuda and src.is_cuda):
         _across(self, src, non_blocking=non_blocking)
@@ -162,9 +162,9 @@ def copy_(
 
 
 def _across(dst: torch.Tensor, src: torch.Tensor, *, non_blocking: bool) -> None:
-    """Ask for the temporaries of a copy between devices.
+    """Request the temporaries of a copy between devices.
 
-    Dtypes change on the GPU if the copy does not wait, else on the CPU.
+    Dtypes are converted on the GPU if the copy is non-blocking, else on the CPU.
     """
     same_dtype = dst.dtype == src.dtype
     source = src if src.shape == dst.shape else src.expand(dst.shape)
@@ -186,7 +186,7 @@ def _across(dst: torch.Tensor, src: torch.Tensor, *, non_blocking: bool) -> None
 
 
 def _flat(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether both lie in memory in one order without gaps (``iter.is_contiguous()``)."""
+    """Return whether both lie in memory in one order without gaps (``iter.is_contiguous()``)."""
     if first.is_contiguous() and second.is_contiguous():
         return True
     same = first.stride() == second.stride()

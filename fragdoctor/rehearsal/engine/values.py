@@ -1,4 +1,4 @@
-"""What the program learns of values on the GPU: stand-ins, by stated assumptions."""
+"""What the program reads of values on the GPU: stand-ins, with stated assumptions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fragdoctor.rehearsal.engine.session import Assumption
 
 
 def n_kept(tensor: torch.Tensor, kind: str) -> int:
-    """Return how many elements an operation keeps whose result depends on values."""
+    """Return how many elements are kept by an operation whose result depends on values."""
     known = session.current().known.of(tensor)
     if known is not None:
         return int(known.count_nonzero()) if kind == "nonzero" else known.unique().numel()
@@ -24,14 +24,14 @@ def n_kept(tensor: torch.Tensor, kind: str) -> int:
     n = round(share * tensor.numel())
     most = session.current().known.most_set(tensor) if kind == "nonzero" else None
     if most is not None and most < n:
-        assume(kind, "all elements are kept that can be")
+        assume(kind, "all elements that can be kept are kept")
         return most
     assume(kind, "all elements are kept" if share == 1.0 else f"{share:.3g} of all are kept")
     return n
 
 
 def n_repeated(repeats: torch.Tensor) -> int:
-    """Return how many elements there are after each was repeated as often as a tensor says."""
+    """Return how many elements there are after repeating each as often as a tensor says."""
     known = session.current().known.of(repeats)
     if known is not None:
         return int(known.sum())
@@ -40,27 +40,27 @@ def n_repeated(repeats: torch.Tensor) -> int:
 
 
 def assume_even_choice(n: int) -> None:
-    """Note that each of some things is taken to be chosen as often as the others."""
+    """Note the assumption that each of n things is chosen equally often."""
     assume("choice", f"all {n} are chosen equally often")
 
 
-# Functions of libraries that end a loop by a value, or cut its results: what they read there is
-# whether to go on, and how far.
+# Functions of libraries that end a loop depending on a value, or cut its results: the values that
+# they read decide whether to continue, and how far.
 _LOOPS: Final = MappingProxyType(
     {
-        "_beam_search": ("transformers", "it goes on to its end"),
+        "_beam_search": ("transformers", "it runs to its end"),
         "_rejection_sample": ("distributions", "samples are accepted at once"),
     }
 )
 FAR: Final = 2**31 - 1
 MOST_FILLED: Final = 64 * 1024
-"""The largest tensor with fractions that reads as others than zeros: statistics, no pictures."""
+"""The largest floating-point tensor that does not read as zeros: statistics, not images."""
 _CHECKING: Final = os.path.join("distributions", "distribution.py")  # noqa: PTH118
 _CHECKS: Final = frozenset({"__init__", "_validate_sample", "_all_true_or_runtime_assert"})
 
 
 def stand_in(dtype: torch.dtype) -> Any:
-    """Return the number that a value on the GPU reads as."""
+    """Return the number that stands in for a value on the GPU."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(OURS):
         frame = frame.f_back
@@ -79,15 +79,15 @@ def stand_in(dtype: torch.dtype) -> Any:
 
 
 def _falling(operation: str, assumed: str) -> float:
-    """Return a value that logarithms and divisions take, and that comes below any bound in time.
+    """Return a value that is safe for logarithms and divisions, and eventually below any bound.
 
-    A loss falls, and loops that end when something is small do end. It counts for each line.
+    A loss falls, and loops that end when something is small do end. Each line counts for itself.
     """
     return 1 / (1 + assume(operation, assumed))
 
 
 def _checks_values(frame: FrameType | None) -> bool:
-    """Return whether torch.distributions asks if the values that it was given are allowed."""
+    """Return whether torch.distributions is checking that its arguments are allowed."""
     return (
         frame is not None
         and frame.f_code.co_name in _CHECKS
@@ -96,7 +96,7 @@ def _checks_values(frame: FrameType | None) -> bool:
 
 
 def fill(tensor: torch.Tensor) -> None:
-    """Put stand-ins into a tensor on the CPU that is copied from the GPU."""
+    """Put stand-ins into a CPU tensor that is copied from the GPU."""
     if tensor.is_floating_point() and tensor.numel() <= MOST_FILLED:
         tensor.fill_(_falling("copy", "all values are 1/2, then 1/3 and so on"))
         return
@@ -106,7 +106,7 @@ def fill(tensor: torch.Tensor) -> None:
 
 
 def assume(operation: str, assumed: str) -> int:
-    """Note an assumption at the line of the user's own code that needs it; return how often."""
+    """Note an assumption at the user's line that needs it; return how often it was made."""
     frame = users_frame()
     name, line = ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
     return session.current().assumptions.make(Assumption(name, line, operation, assumed))

@@ -5,17 +5,17 @@ dispatcher knows the key, autograd and autocast have their kernels for it, and a
 ``cuda`` can be made from any memory through DLPack. Three things are missing, each in one table:
 
 * **The guard.** C++ asks the table of device guards which device and stream are current, and the
-  autograd engine how many devices there are. Without CUDA the entry is empty; with CUDA but no GPU
-  it calls a driver that is not there. An object with functions of ours is put there.
+  autograd engine asks how many devices there are. Without CUDA the entry is empty; with CUDA but no
+  GPU it calls a driver that is missing. An object with our functions is put in its place.
 * **The hooks.** Code that is common to all builds asks ``CUDAHooksInterface`` whether CUDA and
-  cuDNN are there, and takes pinned memory from it. The object's method table is exchanged for a
+  cuDNN are present, and takes pinned memory from it. The object's method table is replaced with a
   copy in which these questions have our answers.
-* **A storage's address and size**, where a program resizes a storage in place. They are fields of
+* **A storage's address and size**, for programs that resize a storage in place. They are fields of
   ``StorageImpl``.
 
-Both method tables are laid out as the headers say that come with every PyTorch. The fields are
-found by looking for known values in a storage made for the purpose. :func:`install` proves each
-before it leaves it in force.
+Both method tables are laid out according to the headers that come with every PyTorch. The fields
+are found by looking for known values in a storage made for the purpose. :func:`install` tests each
+table before leaving it in effect.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from fragdoctor.rehearsal.engine.gpu import Gpus
 
 CUDA: Final = 1  # c10::DeviceType
 POINTER: Final = ctypes.sizeof(ctypes.c_void_p)
-HEAD: Final = 2  # words before the first method: offset to top, and type information
+HEAD: Final = 2  # words before the first method: offset to top, type information
 DESTRUCTORS: Final = 2  # slots of a virtual destructor
-N_SLOTS: Final = 160  # more than any of the tables has
+N_SLOTS: Final = 160  # more than any of the tables have
 STORAGE_WORDS: Final = 16
-PROOF: Final = 3  # the number of a GPU
+PROOF: Final = 3  # a GPU number to test with
 _COMMENT: Final = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _DIRECTIVE: Final = re.compile(r"^[ \t]*#(?:[^\n\\]|\\.|\\\n)*", re.MULTILINE)
 _NAME: Final = re.compile(r"(~?\w+)\s*\(")
@@ -51,9 +51,9 @@ def _header(path: str) -> str:
 
 
 def slots_of(*classes: tuple[str, str]) -> dict[str, int]:
-    """Return the places of virtual methods in the method table of the last class.
+    """Return the positions of virtual methods in the method table of the last class.
 
-    Each class is its header's text without comments and its name, the base first.
+    Each class is given as its header's text without comments and its name, the base class first.
     """
     slots: dict[str, int] = {}
     n = 0
@@ -97,7 +97,7 @@ def _library(name: str) -> ctypes.CDLL:
 def _table_with(
     slots: dict[str, int], method: Callable[[bytes], int | None], original: int | None
 ) -> Any:
-    """Return a method table: a copy of one, or zeros, with every function there is for it."""
+    """Return a method table: a copy of one, or zeros, with every function that exists for it."""
     kind = ctypes.c_void_p * N_SLOTS
     table = kind(*kind.from_address(original - HEAD * POINTER)) if original else kind()
     for name, slot in slots.items():
@@ -108,7 +108,7 @@ def _table_with(
 
 
 def _leaked(memory: Any) -> Any:
-    """Keep what C++ points to for ever: it is asked until the last storage has died."""
+    """Keep what C++ points to forever: it is used until the last storage has died."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
     return memory
 
@@ -158,14 +158,14 @@ class StorageFields:
         self._address, self._size = addresses[0], sizes[0]
 
     def write(self, storage: torch.UntypedStorage, address: int, n_bytes: int) -> None:
-        """Let a storage lie at an address with a size."""
+        """Give a storage an address and a size."""
         words = (ctypes.c_uint64 * STORAGE_WORDS).from_address(storage._cdata)
         words[self._address] = address
         words[self._size] = n_bytes
 
 
 def install(gpus: Gpus, undo: ExitStack) -> None:
-    """Exchange the tables, until ``undo`` is closed.
+    """Replace the tables until ``undo`` is closed.
 
     Raises:
         ConfigError: this build of PyTorch is not laid out as its versions from 2.6 on are.
@@ -184,7 +184,7 @@ def install(gpus: Gpus, undo: ExitStack) -> None:
 
 
 def _prove(gpus: Gpus) -> None:
-    """Ask PyTorch what only the exchanged tables can answer."""
+    """Ask PyTorch questions that only the replaced tables can answer."""
     if str(torch._C._accelerator_getAccelerator()) != "cuda":
         raise ValueError("CUDA is not taken for built in")
     torch._C._accelerator_getDeviceIndex()  # the first question starts CUDA

@@ -1,11 +1,11 @@
-"""Keeps the program's files as they are: what it writes goes to a scratch folder.
+"""Keeps the program's files as they are: whatever it writes goes to a scratch folder.
 
-A file that the program writes, makes or removes is one below the scratch folder, under its whole
-path with its links resolved; what it reads is looked for there first. Python's own functions are
-led there, those that modules took before as well, and those of PyTorch, SQLite, safetensors,
-tokenizers and Arrow that open files themselves. What reaches the disk in another way is refused: by
-an audit hook, and by the fence of :mod:`fragdoctor.rehearsal.fence`, which holds for programs that
-it starts too.
+A file that the program writes, creates or removes is one below the scratch folder, under its full
+path with links resolved; files that it reads are looked for there first. Python's own functions are
+redirected there, including those that modules imported earlier, and so are functions of PyTorch,
+SQLite, safetensors, tokenizers and Arrow that open files themselves. Writes that reach the disk in
+any other way are blocked: by an audit hook, and by the fence of :mod:`fragdoctor.rehearsal.fence`,
+which also covers programs that the program starts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fragdoctor.rehearsal.engine import put, session, when_imported
 from fragdoctor.rehearsal.fence import FREE
 
 _ONE_READ: Final = ("stat", "access", "chdir", "statvfs", "getxattr", "listxattr")
-_ONE_READ_ITSELF: Final = ("lstat", "readlink")  # a link, not what it leads to
+_ONE_READ_ITSELF: Final = ("lstat", "readlink")  # the link itself, not its target
 _ONE_CHANGED: Final = (
     "mkdir", "mkfifo", "mknod", "chmod", "chown", "utime", "truncate", "setxattr", "removexattr",
 )  # fmt: skip
@@ -43,7 +43,7 @@ _MAKES: Final = ("mkdir", "mkfifo", "mknod")
 _MOVES: Final = ("rename", "replace")
 _WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _MOST_LINKS: Final = 40  # as many as Linux follows
-# Audit events of changes: numbers of the arguments that are paths.
+# Audit events of changes: the positions of the arguments that are paths.
 _AUDITED: Final = {
     "os.mkdir": (0,), "os.rmdir": (0,), "os.remove": (0,), "os.rename": (0, 1),
     "os.truncate": (0,), "os.link": (0, 1), "os.symlink": (1,), "os.chmod": (0,),
@@ -52,7 +52,7 @@ _AUDITED: Final = {
 
 
 class Overlay:
-    """Where the program's writes go.
+    """Redirects the program's writes.
 
     Attributes:
         home: the scratch folder.
@@ -66,18 +66,18 @@ class Overlay:
         self._readlink, self._symlink, self._scandir = os.readlink, os.symlink, os.scandir
 
     def is_free(self, path: str) -> bool:
-        """Whether a path may be changed where it is."""
+        """Return whether a path may be changed in place."""
         return any(path == top or path.startswith(top + os.sep) for top in (self.home, *FREE))
 
     def is_there(self, path: str, *, itself: bool = False) -> bool:
-        """Whether a path exists, or a link itself, asked past the patches."""
+        """Return whether a path exists, or a link itself; bypasses the patches."""
         with suppress(OSError, ValueError):
             (self._lstat if itself else self._stat)(path)
             return True
         return False
 
     def is_gone(self, path: str) -> bool:
-        """Whether the program removed what is really there, or a folder around it."""
+        """Return whether the program removed the real file or folder, or a folder above it."""
         while path not in self.removed:
             if path in {"", os.sep}:
                 return False
@@ -85,10 +85,10 @@ class Overlay:
         return True
 
     def resolved(self, name: Any, *, itself: bool = False, folder: int | None = None) -> str | None:
-        """Return where a path leads in what the program sees, links resolved.
+        """Return where a path leads from the program's point of view, with links resolved.
 
-        With ``itself`` a link at its end stays. ``folder`` is an open folder that it begins from.
-        None for what is no path, such as an open file.
+        With ``itself`` a link at its end is kept. ``folder`` is an open folder that a relative path
+        starts from. Returns None for what is not a path, such as an open file.
         """
         path = _absolute(name)
         if path is None:
@@ -116,7 +116,7 @@ class Overlay:
         return done or os.sep
 
     def _link(self, path: str) -> str | None:
-        """Return what a link leads to; None for anything else."""
+        """Return the target of a link; None for anything else."""
         place = path
         if not self.is_free(path):
             if self.is_there(self.top + path, itself=True):
@@ -131,7 +131,7 @@ class Overlay:
         return None if is_magic and not target.isdecimal() else target
 
     def to_read(self, name: Any, *, itself: bool = False, folder: int | None = None) -> Any:
-        """Return the path to read instead of another."""
+        """Return the path to read in place of another."""
         if folder is None and not self.removed and not self.is_there(self.top):
             return name  # nothing was changed yet
         path = self.resolved(name, itself=itself, folder=folder)
@@ -151,7 +151,7 @@ class Overlay:
         itself: bool = False,
         folder: int | None = None,
     ) -> Any:
-        """Return the path to change instead of another; its folders exist as they really do."""
+        """Return the path to change in place of another; its folders are created if they exist."""
         path = self.resolved(name, itself=itself, folder=folder)
         if path is None or name in {b"", ""}:
             return name
@@ -173,7 +173,7 @@ class Overlay:
             shutil.copyfile(path, target)
 
     def fill(self, name: Any) -> None:
-        """Let a folder of the scratch folder have all that it really has: it moves."""
+        """Give a folder in the scratch folder all of its real contents before it is moved."""
         path = self.resolved(name, itself=True)
         if path is None or self.is_free(path) or not self.is_there(path):
             return
@@ -199,7 +199,7 @@ class Overlay:
             self._mkdir(self.top + path)
 
     def is_removed_only_here(self, name: Any, folder: int | None = None) -> bool:
-        """Note that the program removes what is really there; whether it is nothing but that."""
+        """Note that the program removes a real file; return whether only the real file exists."""
         path = self.resolved(name, itself=True, folder=folder)
         if path is None or self.is_free(path):
             return False
@@ -210,30 +210,30 @@ class Overlay:
         return False
 
     def is_open_elsewhere(self, fd: int) -> bool:
-        """Whether an open file is none that may be changed."""
+        """Return whether an open file is one that must not be changed."""
         with suppress(OSError):
             path = self._readlink(f"/proc/self/fd/{fd}")
             return path.startswith(os.sep) and not self.is_free(path)
         return False
 
-    # ---- what functions that open a file are given instead: with their other arguments ----------
+    # ---- new paths for functions that open a file, from all of their arguments ------------------
 
     def to_stat(
         self, path: Any, *_: Any, folder: int | None = None, follow_symlinks: bool = True, **__: Any
     ) -> Any:
-        """Return the path whose file is looked at, or opened to be read."""
+        """Return the path whose file is examined, or opened for reading."""
         return self.to_read(path, itself=not follow_symlinks, folder=folder)
 
     def to_look_at(self, path: Any, *_: Any, folder: int | None = None, **__: Any) -> Any:
-        """Return the path that is looked at, be it a link."""
+        """Return the path to examine, even if it is a link."""
         return self.to_read(path, itself=True, folder=folder)
 
     def to_write(self, path: Any, *_: Any, **__: Any) -> Any:
-        """Return the path whose file is written anew."""
+        """Return the path of a file that is rewritten."""
         return self.to_change(path)
 
     def to_fill(self, path: Any, *_: Any, **__: Any) -> Any:
-        """Return the folder in which files are written."""
+        """Return the folder into which files are written."""
         return os.path.dirname(self.to_change(os.path.join(path, "file")))  # noqa: PTH118, PTH120
 
     def to_open(self, file: Any, mode: str = "r", *_: Any, **__: Any) -> Any:
@@ -251,12 +251,12 @@ class Overlay:
         return self.to_read(path, folder=folder)
 
     def to_map(self, filename: Any, shared: bool | None = False, *_: Any, **__: Any) -> str:
-        """Return the path of the file that a tensor's memory is."""
+        """Return the path of the file that backs a tensor's memory."""
         mode = "r+" if shared else "r"
         return os.fspath(self.to_open(filename, mode))  # type: ignore[no-any-return]
 
     def to_connect(self, database: Any, *_: Any, uri: bool = False, **__: Any) -> Any:
-        """Return the database for SQLite: in memory as it is, a copy of one that there is."""
+        """Return the database for SQLite: unchanged if in memory, else a copy of the real one."""
         name = os.fsdecode(database)
         if not uri or not name.startswith("file:"):
             is_file = name not in {"", ":memory:"}
@@ -270,7 +270,7 @@ class Overlay:
     def names(
         self, name: Any, listed: Callable[[Any], list[Any]], key: Callable[[Any], str]
     ) -> Any:
-        """Return what a folder has: its own entries and those of the scratch folder."""
+        """Return a folder's contents: its real entries and those in the scratch folder."""
         path = self.resolved(name)
         if path is None or self.is_free(path):
             return listed(self.to_read(name))
@@ -286,11 +286,11 @@ class Overlay:
 
 
 def _absolute(name: Any) -> str | None:
-    """Return a path as a whole; None for what is no path, such as an open file."""
+    """Return a path as an absolute path; None for what is not a path, such as an open file."""
     if isinstance(name, int) or name is None:
         return None
     with suppress(TypeError, ValueError):
-        return os.path.abspath(os.fsdecode(name))  # noqa: PTH100 - lexical
+        return os.path.abspath(os.fsdecode(name))  # noqa: PTH100 - must stay lexical
     return None
 
 
@@ -314,7 +314,7 @@ class _Entry:
 
 
 class _Entries(chain[_Entry]):
-    """What ``os.scandir`` returns."""
+    """The return value of ``os.scandir``."""
 
     def __enter__(self) -> Self:
         return self
@@ -323,11 +323,11 @@ class _Entries(chain[_Entry]):
         return None
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing, as there is nothing to close."""
 
 
 def install(home: Path, undo: ExitStack) -> None:
-    """Lead writes to a scratch folder, until ``undo`` is closed."""
+    """Redirect writes to a scratch folder until ``undo`` is closed."""
     overlay = Overlay(home)
     replaced: list[tuple[Any, str, Any]] = [
         *((*row[:2], _led(getattr(*row[:2]), *row[2:])) for row in _opening(overlay)),
@@ -362,7 +362,7 @@ def install(home: Path, undo: ExitStack) -> None:
 
 
 def _replace_taken(taken: dict[int, Any], undo: ExitStack) -> None:
-    """Replace functions where modules that are loaded have taken them: ``bz2`` and ``tarfile``."""
+    """Replace functions that loaded modules have already imported: ``bz2`` and ``tarfile``."""
     of_python = {"posix", "_io", "_sqlite3", "builtins", "os", "io", __name__}
     for module in [m for name, m in list(sys.modules.items()) if name not in of_python]:
         if not isinstance(module, types.ModuleType):
@@ -373,9 +373,9 @@ def _replace_taken(taken: dict[int, Any], undo: ExitStack) -> None:
 
 
 def _opening(overlay: Overlay) -> Iterator[tuple[Any, ...]]:
-    """Yield what opens a file: owner, name, how its path is led, and that argument's name, place.
+    """Yield functions that open a file: owner, name, redirection, name and position of the path.
 
-    Code in C++ opens files itself: PyTorch's and SQLite's.
+    C++ code opens files itself: PyTorch's and SQLite's.
     """
     for owner in (builtins, io):
         yield owner, "open", overlay.to_open, "file"
@@ -410,7 +410,7 @@ _LIBRARIES: Final[Mapping[str, Sequence[tuple[Any, ...]]]] = {
         ("models.Model.save", Overlay.to_fill, "folder", 1),
     ],
 }
-"""What opens files in a library's own code: its name, how its path is led, that argument."""
+"""Functions of libraries that open files in native code: name, redirection, the path argument."""
 
 
 def _lead_library(overlay: Overlay, undo: ExitStack, library: str, module: Any) -> None:
@@ -422,7 +422,7 @@ def _lead_library(overlay: Overlay, undo: ExitStack, library: str, module: Any) 
 
 
 def _led(original: Any, lead: Callable[..., Any], name: str, place: int = 0) -> Any:
-    """Return a function one of whose arguments, a path, is led elsewhere."""
+    """Return a function with one of its arguments, a path, redirected."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         path, *rest = args[place:] or [kwargs.pop(name)]
@@ -438,17 +438,17 @@ def _changes(mode: str) -> bool:
 
 
 def _raw_file(overlay: Overlay) -> Any:
-    """Return ``io.FileIO`` for a program that makes one itself."""
+    """Return ``io.FileIO`` for programs that create raw files themselves."""
     original = io.FileIO
 
     class _Kind(type(original)):  # type: ignore[misc]
-        """Every raw file is one."""
+        """Makes every raw file count as an instance."""
 
         def __instancecheck__(cls, instance: object) -> bool:
             return isinstance(instance, original)
 
     class FileIO(original, metaclass=_Kind):  # type: ignore[misc, valid-type]
-        """A raw file, where the program's files are."""
+        """A raw file at its redirected path."""
 
         def __init__(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> None:
             super().__init__(overlay.to_open(file, mode), mode, *args, **kwargs)
@@ -477,7 +477,7 @@ def _changer(overlay: Overlay, original: Any, name: str) -> Any:
 
 
 def _is_removed(overlay: Overlay, path: Any, name: str, folder: int | None) -> bool:
-    """Whether what the program removes is really there and stays; it is gone for the program."""
+    """Return whether the program removes a real file, which stays but is gone for the program."""
     if name == "rmdir" and folder is None and os.listdir(path):  # noqa: PTH208 - as the program sees it
         raise OSError(39, "Directory not empty", str(path))
     return overlay.is_removed_only_here(path, folder)
@@ -520,7 +520,7 @@ def _scanner(overlay: Overlay, original: Any) -> Any:
 
 
 def _saver(overlay: Overlay, original: Any) -> Any:
-    """Return ``torch.save`` that writes everything but the values of tensors."""
+    """Return a ``torch.save`` that writes everything but the values of tensors."""
 
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         session.note("Checkpoints are written without the values of tensors.")
@@ -532,7 +532,7 @@ def _saver(overlay: Overlay, original: Any) -> Any:
 
 
 def _safe_saver(overlay: Overlay, library: Any) -> Any:
-    """Return ``safetensors.torch.save_file`` that writes the header, and room for the values."""
+    """Return a ``safetensors.torch.save_file`` that writes the header, and space for the values."""
     names = {dtype: name for name, dtype in library._TYPES.items()}
 
     def save_file(tensors: Any, filename: Any, metadata: Any = None) -> None:
@@ -564,7 +564,7 @@ def _guard(overlay: Overlay, is_on: list[bool]) -> Any:
         elif event in _AUDITED:
             paths = tuple(args[i] for i in _AUDITED[event])
         elif event == "sqlite3.connect":
-            name = os.fsdecode(args[0])  # in memory, or an address that was led elsewhere
+            name = os.fsdecode(args[0])  # in memory, or a redirected URI
             paths = () if name in {"", ":memory:"} or name.startswith("file:") else args[:1]
         else:
             return

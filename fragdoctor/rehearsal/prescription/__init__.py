@@ -1,1 +1,1 @@
-"""What it takes to make a program fit: changes tried one after another in rehearsals."""
+"""What it takes to make a program fit: changes, tried one after another in rehearsals."""

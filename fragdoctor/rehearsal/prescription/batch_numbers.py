@@ -1,6 +1,6 @@
-"""The number in a program, or in its arguments, that makes a batch which no loader makes.
+"""The number in a program, or in its arguments, that sets the batch size without a data loader.
 
-It is not told by what it is called, but by what it does: with an n-th of it the models are given an
+Such a number is recognized not by its name but by its effect: with an n-th of it the models get an
 n-th of the rows, and have as many parameters as before. Which number to try first is a guess.
 """
 
@@ -21,13 +21,13 @@ _SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDe
 
 
 class BatchNumber(Struct, frozen=True):
-    """A number that may make the batches.
+    """A number that may set the batch size.
 
     Attributes:
-        name: what it is given to, "" where it stands for itself.
-        value: see above.
-        places: where it stands, as ``engine/treatments/numbers.py`` takes it.
-        source: of the program; "" where it is an argument.
+        name: the name that it is given to, "" if it is used directly.
+        value: the number.
+        places: its positions, in the form that ``engine/treatments/numbers.py`` takes.
+        source: the program's source; "" if it is an argument.
     """
 
     name: str
@@ -36,11 +36,11 @@ class BatchNumber(Struct, frozen=True):
     source: str = ""
 
     def spec(self, n: int) -> str:
-        """Return what divides it in a rehearsal."""
+        """Return the spec that divides the number in a rehearsal."""
         return f"batch-number:{n}:{','.join(self.places)}"
 
     def lines(self, n: int) -> list[str]:
-        """Return the lines that the user writes for an n-th of it."""
+        """Return the lines that the user writes for an n-th of the number."""
         if not self.source:
             return [f"{self.name} {self.value // n}  # in the arguments".lstrip()]
         written = divided(self.source.encode(), n, [*self.places]).decode().split("\n")
@@ -49,7 +49,7 @@ class BatchNumber(Struct, frozen=True):
 
 
 def batch_numbers(program: Program, rows: Sequence[int]) -> list[BatchNumber]:
-    """Return the numbers that may make so many rows, the likeliest first."""
+    """Return the numbers that may produce these numbers of rows, the likeliest first."""
     found = [*_arguments(program.args)]
     if program.kind == "script":
         found += _in_source(Path(program.target))
@@ -64,7 +64,7 @@ def batch_numbers(program: Program, rows: Sequence[int]) -> list[BatchNumber]:
 
 
 def is_of_rows(n: int, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Return whether models are given an n-th of the rows, or what has none, and are the same."""
+    """Return whether the same models get an n-th of their rows, or rows that did not change."""
     rows, fewer = {*before["rows"]}, {*after["rows"]}
     is_divided = rows != fewer and all(one in rows or one * n in rows for one in fewer)
     return is_divided and before["n_parameters"] == after["n_parameters"]
@@ -79,7 +79,7 @@ def _arguments(words: Sequence[str]) -> Iterator[BatchNumber]:
 
 
 def _in_source(path: Path) -> Iterator[BatchNumber]:
-    """Yield what is given to a name; and what stands for itself, alike within a function."""
+    """Yield numbers that are given to names, and bare ones, which are grouped by function."""
     try:
         source = path.read_bytes().decode()
         module = ast.parse(source)
@@ -107,7 +107,7 @@ def _in_source(path: Path) -> Iterator[BatchNumber]:
 
 
 def _named(module: ast.Module) -> Iterator[tuple[str, ast.AST]]:
-    """Yield values with what they are given to: a name, a parameter, an option."""
+    """Yield values with what they are given to: a variable, a parameter, an option."""
     for node in ast.walk(module):
         if isinstance(node, ast.Assign):
             for target in node.targets:

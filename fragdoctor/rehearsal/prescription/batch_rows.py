@@ -1,11 +1,11 @@
 """Whether a loss is a mean or a sum over the rows of a batch, so that its parts add up to it.
 
-The operations of a rehearsal are compared with those of one with a part of the batch: the
-dimensions that are smaller there are of rows. A loss adds up if no operation has rows along two
-dimensions, normalizes along rows, or reduces them in another way than by a sum or a mean of equal
-weights, and if nothing but sums and factors comes after that. What only looks like more than that
-is taken for it. What a loss of a part is to that of the whole, if all rows are equal, tells a mean
-from a sum: 1, or the share of the rows.
+The operations of a rehearsal are compared with those of one with a part of the batch: dimensions
+that are smaller there are rows. A loss adds up if no operation has rows along two dimensions,
+normalizes along rows, or reduces them in any way but an equally weighted sum or mean, and if only
+sums and factors follow. If it is unclear, the loss is taken not to add up. The ratio of a part's
+loss to the whole loss, if all rows are equal, tells a mean from a sum: it is 1 for a mean, and the
+share of the rows for a sum.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Node = Sequence[Any]
 """A node as in ``engine/treatments/dataflow.py``: name, shapes, what it reads, dimensions."""
 
 _ALONG: Final = {"_log_softmax", "_softmax", "cumsum", "flip", "roll", "sort"}
-"""What looks along a dimension that it leaves as it is."""
+"""Operations that look along a dimension that they leave as it is."""
 _LINEAR: Final = {"_to_copy", "add", "cat", "clone", "mean", "neg", "rsub", "stack", "sub", "sum"}
 _SUMS: Final = {
     "addmm", "binary_cross_entropy", "bmm", "dot", "huber_loss", "mean", "mm", "mse_loss",
@@ -26,22 +26,22 @@ _SUMS: Final = {
 }  # fmt: skip
 _FACTORS: Final = {"div", "mul"}
 _EMPTY: Final = ("aten::empty", "aten::resize_")
-"""Memory that results are put into."""
+"""Operations that create memory for results."""
 _MEAN: Final = 1
-"""The value of ``at::Reduction`` for a mean; a sum is 2."""
+"""``at::Reduction`` of a mean; 2 is a sum."""
 _UNEQUAL: Final = "the loss is neither a sum nor a mean over the rows of a batch"
 
 
 class _MixesError(Exception):
-    """Parts of a batch do not add up; says why."""
+    """The parts of a batch do not add up; the message says why."""
 
 
 def mixing(
     whole: Sequence[Sequence[Node]], part: Sequence[Sequence[Node]], n: int
 ) -> tuple[str, bool]:
-    """Return why an n-th of the rows has no n-th of the loss, "" if it has; and if it is a sum.
+    """Return why an n-th of the rows does not give an n-th of the loss, or ""; and if it is a sum.
 
-    The losses of both are the nodes that lead to each, itself the last.
+    The losses of both rehearsals are given as the nodes that lead to each, the loss itself last.
     """
     try:
         scales = [_scale(*pair, 1 / n) for pair in zip(whole, part, strict=False)]
@@ -55,7 +55,7 @@ def mixing(
 
 
 def _scale(whole: Sequence[Node], part: Sequence[Node], share: float) -> float:
-    """Return what a loss of a share of the rows is to that of all, if all rows are equal."""
+    """Return the ratio of a part's loss to the whole loss, if all rows are equal."""
     if [one[0] for one in whole] != [one[0] for one in part]:
         raise _MixesError("what is computed depends on the size of the batch")
     has_rows: list[bool] = []
@@ -89,7 +89,7 @@ def _scale(whole: Sequence[Node], part: Sequence[Node], share: float) -> float:
 
 
 def _among(name: str, scales: Sequence[float]) -> float:
-    """Return the scale that an operation gets from what it reads."""
+    """Return the scale of an operation's result, from those of its inputs."""
     scale = scales[0] if scales else 1.0
     is_linear = name in _LINEAR or (name in _FACTORS and len(scales) == 1)
     is_one = all(math.isclose(one, scale if is_linear else 1.0) for one in scales)
@@ -105,10 +105,10 @@ def _differing(shape: Sequence[int], fewer: Sequence[int]) -> list[int]:
 
 
 def _is_by_row(name: str, n_dims: int, along: list[list[int]], about: dict[str, Any]) -> bool:
-    """Whether an operation computes each row by itself."""
+    """Return whether an operation computes each row independently."""
     if any(len(rows) > 1 for rows in along):
         return False
-    if "batch_norm" in name:  # an instance norm has the rows among its channels
+    if "batch_norm" in name:  # an instance norm treats rows as channels
         return not about.get("training", True) or along[0] != [0]
     dims = about.get("dim", about.get("dims", -1)) if name in _ALONG else []
     dims = dims if isinstance(dims, list) else [dims]

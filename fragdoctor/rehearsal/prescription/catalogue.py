@@ -1,6 +1,6 @@
-"""The treatments that a program may get, from what it was seen to use.
+"""The treatments that can help a program, judging from what it was seen to use.
 
-What a framework calls them is in ``model/frameworks.py``.
+What frameworks call them is in ``model/frameworks.py``.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from fragdoctor.model.prescription import LeftOut, Numerics, Place, Treatment
 from fragdoctor.rehearsal.prescription.checkpoints import Plan
 
 Traits = Mapping[str, Any]
-"""What ``engine/treatments/traits.py`` found."""
+"""The findings of ``engine/treatments/traits.py``."""
 
 _ADAM: Final = {"Adam", "AdamW"}
 _NUMBER: Final = re.compile(r"\[\d+:\d+\]|\.?\d+")
 _MEMBER: Final = re.compile(r"(.*)\[(\d+)\]")
 _DIVIDING: Final = {"lightning", "accelerate"}
-"""Frameworks that divide each loss by the number that they accumulate (2.6 and 1.15)."""
+"""Frameworks that divide each loss by the number of accumulated batches (2.6 and 1.15)."""
 _REPLACED: Final = ("", "ForCausalLMLoss")
-"""Losses that there are lines for: the program's own, and one of Transformers."""
+"""Losses that there are replacement lines for: the program's own, and one of Transformers."""
 N_CHUNKS: Final = 16
-"""Parts that a loss over logits is computed in: they then take less than what else a step has."""
+"""Parts in which a loss over logits is computed; they then need less than the rest of a step."""
 
 
 _KEEPING: Final = [
@@ -102,7 +102,7 @@ def checkpointed(traits: Traits, plan: Plan) -> Treatment:
 
 
 def _checkpointing(written: Sequence[str], kept: Sequence[int]) -> list[str]:
-    """Return the lines that checkpoint modules, of each some results kept."""
+    """Return the lines that checkpoint modules while keeping some results of each."""
     loop = f"for block in {_together(written)}:"
     if not kept:
         call = "functools.partial(checkpoint, block.forward, use_reentrant=False)"
@@ -120,7 +120,7 @@ def _kept(numbers: Sequence[int]) -> str:
 
 
 def _in_pieces(traits: Traits, plan: Plan) -> list[str]:
-    """Return the lines that checkpoint pieces of sequentials."""
+    """Return the lines that checkpoint pieces of sequential modules."""
     pieces: dict[str, list[str]] = {}
     for choice in plan.choices:
         part = traits["parts"][choice.number]
@@ -136,8 +136,8 @@ def _in_pieces(traits: Traits, plan: Plan) -> list[str]:
 
 
 def _counted(paths: Sequence[str], blocks: Sequence[str]) -> str:
-    """Return in words how many modules these are."""
-    # A piece, ``model.head[0:3]``, is named whole; of ``layers.0`` and ``layers.1`` the list.
+    """Return a description of how many modules these are."""
+    # A piece (``model.head[0:3]``) is named in full; ``layers.0`` and ``layers.1`` become the list.
     kinds = list(dict.fromkeys(p if p.endswith("]") else _NUMBER.sub("", p) or p for p in paths))
     where = ", ".join(kinds[:3]) + (", ..." if len(kinds) > 3 else "")
     n = len(paths)
@@ -167,22 +167,22 @@ def _together(written: Sequence[str]) -> str:
 
 
 def _share(n_flops: int, traits: Traits) -> float:
-    """Return operations as a share of those of training."""
+    """Return operations as a share of those of the whole training."""
     return float(n_flops / max(traits["n_flops"], 1))
 
 
 def _model(traits: Traits) -> str:
-    """Return what the program calls its model, where that is known."""
+    """Return the program's name for its model, if it is known."""
     return str(traits["place"]["model"]) if traits["place"] else "model"
 
 
 def _optimizer(traits: Traits) -> str:
-    """Return what the program calls its optimizer, where that is known."""
+    """Return the program's name for its optimizer, if it is known."""
     return str((traits["place"] or {}).get("optimizer") or "optimizer")
 
 
 def _loss_in_chunks(traits: Traits) -> Treatment:
-    """Return the loss over a head's logits, computed in parts that are checkpointed."""
+    """Return the loss over a head's logits, computed in checkpointed parts."""
     head = traits["head"]
     cast = ".float()" if head["is_cast"] else ""
     model = _model(traits)
@@ -215,7 +215,7 @@ def _loss_in_chunks(traits: Traits) -> Treatment:
 
 
 def _loss_of(model: str, loss: str) -> list[str]:
-    """Return the lines that put the loss in parts in place of the program's, or of Transformers'.
+    """Return the lines that replace the program's loss, or that of Transformers, by one in parts.
 
     The latter is called with logits, labels and their number (4.57, ``loss/loss_utils.py``).
     """
@@ -232,7 +232,7 @@ def _loss_of(model: str, loss: str) -> list[str]:
 
 
 def _why_not_in_chunks(traits: Traits) -> str:
-    """Return why there are no lines for a loss in parts, "" where there are."""
+    """Return why there are no lines for a loss in parts, or "" if there are."""
     if not traits["head"]:
         return "no linear layer followed by cross_entropy of its rows"
     loss = traits["head"]["loss"]
@@ -263,11 +263,11 @@ _STATE_ON_HOST: Final = [
 
 
 def held_on_host(line: Location) -> Treatment:
-    """Return what a line makes held on the host, and brought to the GPU where it is used."""
+    """Return the treatment that keeps a line's tensors on the host, and moves them when used."""
     place = f"{line.basename}:{line.line}"
     return Treatment(
         "held-on-host",
-        f"hold on the host what {place} makes",
+        f"keep on the host what {place} creates",
         Numerics.EXACT,
         None,
         [
@@ -279,7 +279,7 @@ def held_on_host(line: Location) -> Treatment:
 
 
 def batch_size(traits: Traits, batch: int | None) -> int:
-    """Return the batch that is trained on: of the arguments, loaders or a number, 0 without any."""
+    """Return the training batch size, of the arguments, loaders or a number; 0 if there is none."""
     number = traits.get("number")
     return batch or max(traits["batches"].values(), default=number.value if number else 0)
 
@@ -298,16 +298,16 @@ def evaluated_in(traits: Traits, n: int) -> Treatment:
 
 
 def _split_numerics(traits: Traits) -> Numerics:
-    """Return whether parts of a batch give its gradients: each row is computed by itself then.
+    """Return whether parts of a batch give its gradients: if each row is computed independently.
 
-    Of models that are trained in turn, each would be trained on what others were before.
+    If models are trained in turn, each would be trained on what the others were before.
     """
     is_exact = traits.get("mixing") == "" and not traits["alternates"]
     return Numerics.EXACT if is_exact else Numerics.DIFFERENT
 
 
 def accumulated(traits: Traits, n: int, batch: int | None) -> Treatment:
-    """Return n micro-batches to a step, of a batch in the arguments or of loaders."""
+    """Return n micro-batches per step, of a batch size in the arguments or in loaders."""
     micro = max(batch_size(traits, batch) // n, 1)
     words = words_of(traits["framework"], Change.ACCUMULATE)
     is_sum = traits.get("is_sum", False)
@@ -370,25 +370,25 @@ def sharded(traits: Traits, n: int, batch: int | None) -> Treatment:
 
 
 def why_not_sharded(traits: Traits) -> str:
-    """Return why a model is not sharded from outside, "" if it is."""
+    """Return why a model cannot be sharded from outside, "" if it can."""
     if traits["is_distributed"]:
-        return "the program has several ranks already"
+        return "the program already has several ranks"
     if traits["framework"]:
         return _as_framework_has_it(traits, Change.FSDP)
     return "" if traits["optimizers"] else "there is no optimizer"
 
 
 def _as_framework_has_it(traits: Traits, change: Change) -> str:
-    """Return why a change over several GPUs is not made from outside, and the framework's lines."""
+    """Return why a change over GPUs is not made from outside, and the framework's lines for it."""
     words = words_of(traits["framework"], change).replace("{n}", "N")
-    return f"the framework makes the ranks: {words}; rehearse that with --world-size N"
+    return f"the framework starts the ranks: {words}; rehearse that with --world-size N"
 
 
-def simple(traits: Traits, conf: str) -> Iterator[Treatment]:  # noqa: C901 - a case a treatment
+def simple(traits: Traits, conf: str) -> Iterator[Treatment]:  # noqa: C901 - one case per treatment
     """Yield the treatments of this program that have no strength to choose, the cheapest first.
 
-    Those come first that leave the results alone and do no more work, then those that change when
-    what is computed and kept, then other precisions, then other optimizers.
+    Those that leave results and work unchanged come first, then those that change when something is
+    computed or kept, then lower precisions, then other optimizers.
     """
     model, optimizer, exact = _model(traits), _optimizer(traits), Numerics.EXACT
     both = f"{conf},expandable_segments:True" if conf else "expandable_segments:True"
@@ -461,12 +461,12 @@ def _simple(code: str, title: str, numerics: Numerics, *lines: str, **more: Any)
 
 
 def _why_not_in_backward(traits: Traits) -> str:
-    """Return why updates in the backward pass would change results, "" if they do not."""
+    """Return why updates in the backward pass would change results, "" if they would not."""
     reasons = {
         "there is no optimizer": not traits["n_optimizers"],
         "there are several optimizers": traits["n_optimizers"] > 1,
         "gradients are accumulated": traits["accumulates"],
-        "gradients are clipped, all together": traits["clips"],
+        "all gradients are clipped together": traits["clips"],
         "the loss is scaled": traits["scales"],
         "the learning rate is scheduled": traits["schedules"],
     }
@@ -474,15 +474,15 @@ def _why_not_in_backward(traits: Traits) -> str:
 
 
 def left_out(traits: Traits, batch: int | None, conf: str) -> Iterator[LeftOut]:
-    """Yield the treatments that there is nothing for here, and why."""
+    """Yield the treatments that do not apply here, and why."""
     if traits["checkpoints"]:
-        yield LeftOut("checkpoint", "the program checkpoints already")
+        yield LeftOut("checkpoint", "the program already checkpoints")
     elif not any(part["calls"] for part in traits["parts"]):
         yield LeftOut("checkpoint", "the model calls no module that calls others")
     if not batch_size(traits, batch):
         yield LeftOut(
             "accumulate",
-            "no DataLoader makes the batches, and no number was found that does; give --batch 32, "
+            "no DataLoader makes the batches, and no number that does was found; use --batch 32, "
             "and {batch} in the arguments",
         )
     reason = _why_not_in_backward(traits)
@@ -492,11 +492,11 @@ def left_out(traits: Traits, batch: int | None, conf: str) -> Iterator[LeftOut]:
     if reason:
         yield LeftOut("chunked-loss", reason)
     if traits["autocasts"]:
-        yield LeftOut("autocast", "the program uses it already")
+        yield LeftOut("autocast", "the program already uses it")
     if not {*traits["optimizers"]} & _ADAM:
-        yield LeftOut("adamw-8bit, adafactor", "they take the place of Adam and AdamW")
+        yield LeftOut("adamw-8bit, adafactor", "they replace Adam and AdamW")
     if "expandable_segments:True" in conf:
-        yield LeftOut("expandable-segments", "the program has them already")
+        yield LeftOut("expandable-segments", "the program already has them")
     yield from _over_gpus_left_out(traits)
     yield LeftOut("parameters on the host", "not made from outside")
 

@@ -1,16 +1,16 @@
-"""The cheapest set of modules to checkpoint under a limit of memory.
+"""The cheapest set of modules to checkpoint under a memory limit.
 
-One rehearsal of the program as it is tells what each call of each module leaves allocated for its
+One rehearsal of the unchanged program shows what each call of each module leaves allocated for its
 backward pass and which counted operations made it; another one, with the outermost modules
-checkpointed, when it goes where nothing keeps it. So the requests that the program makes with any
-set of modules checkpointed are known (``recomputation.py``), and the allocator model says what they
-need, holes included. Candidates are the sets that no other set beats: none drops as much with fewer
-operations (a knapsack). From the first of them that fit by replay, whatever is not needed is taken
-out, or replaced by what costs less, as long as a replay still fits. PyTorch's
+checkpointed, shows when it is freed if nothing keeps it. So the requests of the program with any
+set of modules checkpointed are known (``recomputation.py``), and the allocator model tells what
+they need, including fragmentation. Candidates are the sets that no other set beats: none drops as
+much with fewer operations (a knapsack). From the first of them that fit by replay, modules are
+removed or replaced by cheaper ones as long as a replay still fits. PyTorch's
 ``torch.distributed._tools`` (``sac_ilp.py``) does it with a solver, on estimates of memory.
 
-What may be done with a module: checkpoint it, or checkpoint it and keep the results of some of its
-counted operations (selective checkpointing), those first that take most to make for their size.
+A module can be checkpointed completely, or while keeping the results of some of its counted
+operations (selective checkpointing), first those that are costliest to make for their size.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from fragdoctor.rehearsal.prescription.recomputation import Ends, Recomputation
 from fragdoctor.trace.trace import Trace
 
 MAX_OPTIONS: Final = 8
-"""Ways to checkpoint one module that are weighed: of those with more results, every n-th is."""
+"""The most ways to checkpoint one module that are weighed; of more, every n-th is."""
 N_STATES: Final = 2048
-"""Sums of dropped bytes that are told apart."""
+"""Sums of dropped bytes that are distinguished."""
 N_BEFORE: Final = 12
-"""Sets before the first that fits; some of them may fit too."""
+"""Sets before the first that fits; some of them may fit as well."""
 MAX_REPLAYS: Final = 300
-"""Replays after which no further set is pared down, twice as many while none fits: seconds."""
+"""Replays until no further set is pared down (twice as many while none fits): a few seconds."""
 MAX_SAMPLES: Final = 48
-"""Sets, evenly over all, in which that is looked for which takes least."""
+"""Sets, evenly spaced over all, among which the one that needs least is looked for."""
 SIMPLER: Final = 0.03
-"""Share of all operations that a set may cost more for being one loop over equal modules, where the
-cheapest set has several, each with results of its own. Nobody keeps such lines in a program."""
+"""Share of all operations that a set may cost more if it is one loop over equal modules, while the
+cheapest set has several, each with its own results. Nobody keeps such lines in a program."""
 
 
 class Choice(Struct, frozen=True):
     """A module that is checkpointed.
 
     Attributes:
-        number: among the parts of the model.
+        number: its number among the parts of the model.
         kept: numbers of the counted operations in it whose results are kept.
-        n_flops: operations that are carried out again, in all that was rehearsed.
-        dropped_bytes: made again, over all calls.
-        at_once_bytes: made again in the largest call, and then there at the same time.
+        n_flops: operations that are repeated, in all that was rehearsed.
+        dropped_bytes: bytes that are recomputed, over all calls.
+        at_once_bytes: bytes that are recomputed in the largest call, and are then live together.
     """
 
     number: int
@@ -65,29 +65,29 @@ class Plan(Struct, frozen=True):
     """A set of modules to checkpoint.
 
     Attributes:
-        choices: in the order of the modules.
+        choices: the modules in their order.
     """
 
     choices: tuple[Choice, ...]
 
     @property
     def n_flops(self) -> int:
-        """Operations that are carried out again."""
+        """Operations that are repeated."""
         return sum(one.n_flops for one in self.choices)
 
     @property
     def cost(self) -> tuple[int, int]:
-        """What sets are compared by: operations, then modules."""
+        """What sets are compared by: operations, then number of modules."""
         return self.n_flops, len(self.choices)
 
     def without(self, choice: Choice, *instead: Choice) -> Plan:
-        """Return the set without one of its modules, or with another way instead."""
+        """Return the set without one of its modules, or with it checkpointed in another way."""
         rest = [one for one in self.choices if one is not choice]
         return Plan(tuple(sorted([*rest, *instead], key=lambda one: one.number)))
 
 
 class _State(Struct, frozen=True):
-    """A set of modules as a chain: what was chosen last, and those before."""
+    """A set of modules as a chain: the last choice, and those before it."""
 
     n_flops: int = 0
     dropped_bytes: int = 0
@@ -104,7 +104,7 @@ class _State(Struct, frozen=True):
 
 
 class _Part(Struct):
-    """A module, the ways to checkpoint it (that which costs most first), and those within it."""
+    """A module, the ways to checkpoint it (the costliest first), and the modules within it."""
 
     number: int
     calls: list[ModuleCall]
@@ -116,12 +116,12 @@ class Checkpoints:
     """What a program needs with modules checkpointed, and what that costs.
 
     Args:
-        need: of a rehearsal of the program.
+        need: the need of a rehearsal of the program.
         traits: what the same rehearsal observed.
         on_replay: called before each replay of a set; it may raise an error that ends the search.
 
     Attributes:
-        traits: see above.
+        traits: as above.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Checkpoints:
         head = traits["head"] or {"path": ""}
         inside: list[tuple[str, _Part]] = []
         for number, described in enumerate(traits["parts"]):
-            # The loss in parts calls the head by itself, so that it stays outside.
+            # The loss in parts calls the head separately, so the head stays outside.
             if any(f"{head['path']}.".startswith(f"{path}.") for path in described["holds"]):
                 continue
             path = f"{described['model']}.{described['tree']}"
@@ -156,16 +156,16 @@ class Checkpoints:
 
     @property
     def can_save(self) -> bool:
-        """Whether there is a module that checkpointing saves something of."""
+        """Whether there is a module whose checkpointing saves memory."""
         return any(part.options for part in self._parts.values())
 
     @property
     def outermost(self) -> Plan:
-        """The outermost modules that checkpointing saves something of."""
+        """The outermost modules whose checkpointing saves memory."""
         return Plan(tuple(one.options[0] for one in _outermost(self._roots)))
 
     def learn_ends(self, trace: Trace, traits: Mapping[str, Any]) -> None:
-        """Learn from a rehearsal with the outermost modules checkpointed when blocks go."""
+        """Learn when blocks are freed, from a rehearsal with the outermost modules checkpointed."""
         blocks = TraceBlocks(trace)
         bare = {
             choice.number: [ModuleCall(blocks, one) for one in self._calls(traits, choice.number)]
@@ -183,7 +183,7 @@ class Checkpoints:
         fits = partial(self._fits, capacity_bytes=capacity_bytes)
         found: list[Plan] = []
         for plans in self._frontiers:
-            # What drops more fits better but for the holes: some of those before may fit too.
+            # A set that drops more fits better, except for fragmentation: earlier ones may fit too.
             first = bisect_left(plans, 1, key=fits)
             found += [plan for plan in plans[max(first - N_BEFORE, 0) : first] if fits(plan)]
             found += plans[first:]
@@ -199,7 +199,7 @@ class Checkpoints:
     def simpler(self, cheapest: Plan, capacity_bytes: int) -> Plan:
         """Return a set that fits, is checkpointed in one way, and costs little more; else the same.
 
-        It is the first few of equal modules that stand side by side.
+        It consists of the first few of several equal modules side by side.
         """
         if len({one.kept for one in cheapest.choices}) == 1:
             return cheapest
@@ -218,7 +218,7 @@ class Checkpoints:
                     yield [Plan(ways[:n]) for n in range(2, len(ways) + 1)]
 
     def _first(self, plans: list[Plan], most: float, capacity_bytes: int) -> Plan | None:
-        """Return the first of sets that grow which fits, None if it costs more than that."""
+        """Return the first of growing sets that fits; None if none does within this cost."""
         plans = plans[: bisect_right(plans, most, key=lambda one: one.n_flops)]
         fits = partial(self._fits, capacity_bytes=capacity_bytes, is_steady=True)
         if not plans or not fits(plans[-1]):
@@ -226,14 +226,14 @@ class Checkpoints:
         return plans[bisect_left(plans, 1, hi=len(plans) - 1, key=fits)]
 
     def lowest(self) -> Plan:
-        """Return about the set with which tensors take least, of those with a module in them."""
+        """Return roughly the non-empty set with the least memory in tensors."""
         plans = [one for plans in self._frontiers for one in reversed(plans) if one.choices]
         peak_bytes = self._need.peak_bytes
         few = plans[:: -(-len(plans) // MAX_SAMPLES)]
         return min(few, key=lambda one: peak_bytes(self._requests(one)))
 
     def needs_bytes(self, plan: Plan) -> int:
-        """Return the least that PyTorch must have with a set."""
+        """Return the least memory that PyTorch must have with a set."""
         return self._need.bytes(self._requests(plan))
 
     @cached_property
@@ -254,9 +254,9 @@ class Checkpoints:
     def _frontiers(self) -> list[list[Plan]]:
         """Sets that no other set beats in both memory and operations, the cheapest first.
 
-        What a module drops is there again at once as it is carried out again: a model that is as a
-        whole needs most of what it needed before. So there is a frontier for all modules, and one
-        for those that make half of it again at most, and so on.
+        What a module drops is all there again when it is recomputed: a model recomputed as a whole
+        needs most of what it needed before. So there is a frontier for all modules, and one for
+        those that recompute at most half of that at once, and so on.
         """
         found: list[list[Plan]] = []
         step = max(sum(_most(root) for root in self._roots) // N_STATES, 1)
@@ -270,9 +270,9 @@ class Checkpoints:
         return found
 
     def _pared(self, plan: Plan, capacity_bytes: int) -> Plan | None:
-        """Return a set that fits without what it does not need, what costs most first.
+        """Return a set that fits, without what it does not need, dropping the costliest first.
 
-        None if it fits by luck: not with somewhat more memory.
+        None if it fits only by luck: not with somewhat more memory.
         """
         for choice in sorted(plan.choices, key=lambda one: one.n_flops, reverse=True):
             options = self._parts[choice.number].options
@@ -283,7 +283,7 @@ class Checkpoints:
 
 
 def _options(part: _Part) -> Iterator[Choice]:
-    """Yield the ways to checkpoint a module, that which costs most first."""
+    """Yield the ways to checkpoint a module, the costliest first."""
     calls = part.calls
     if not calls or not any(one.left for one in calls):
         return
@@ -305,7 +305,7 @@ def _options(part: _Part) -> Iterator[Choice]:
 
 
 def _most(part: _Part) -> int:
-    """Bytes that checkpointing can drop of a module, or of those within it."""
+    """Return the most bytes that checkpointing a module, or modules within it, can drop."""
     own = max((one.dropped_bytes for one in part.options), default=0)
     return max(own, sum(_most(one) for one in part.parts))
 
@@ -326,7 +326,7 @@ def _with(part: _Part, states: list[_State], step: int, most_bytes: int) -> list
             best[key] = state
     kept: list[_State] = []
     for key in sorted(best, reverse=True):
-        # Of those that drop less none takes as many operations.
+        # No set that drops less takes as many operations.
         if not kept or best[key].cost < kept[-1].cost:
             kept.append(best[key])
     return kept

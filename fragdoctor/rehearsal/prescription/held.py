@@ -1,7 +1,7 @@
-"""Lines of the program whose tensors take the most at the peak, and which are held, not computed.
+"""Lines of the program whose tensors take the most at the peak and are stored, not computed.
 
-What a model, an optimizer or the backward pass makes has its own treatments. What the user's own
-line makes outside of them, such as a replay memory or a buffer of rollouts, can be on the host.
+What a model, an optimizer or the backward pass creates has its own treatments. What the user's own
+lines create outside of them, such as a replay buffer or stored rollouts, can be on the host.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fragdoctor.trace.stacks import USER, frame_classes, frames_of, user_frames
 
 _COMPUTING: Final = ("torch/nn/modules/module.py", "torch/optim/", "torch/autograd/")
 MIN_SHARE: Final = 0.05
-"""Share of the peak that a line must hold to be tried: it is the most that the try can win."""
+"""Share of the peak that a line must hold to be tried: it is the most that the try can save."""
 MAX_LINES: Final = 3
 
 
@@ -28,7 +28,7 @@ def held_lines(snapshot: Snapshot) -> list[Location]:
     lives = trace.lives
     peak = int(trace.totals.allocated_bytes.argmax())
     rows = lives.allocated_at(peak)
-    rows = rows[ModulePaths.of(trace).of_row[rows] < 0]  # what is for a module is the model's
+    rows = rows[ModulePaths.of(trace).of_row[rows] < 0]  # a module's memory belongs to the model
     classes = frame_classes(snapshot)
     stacks = lives.stack[rows]
     lines = frames_of(stacks, user_frames(snapshot, classes))

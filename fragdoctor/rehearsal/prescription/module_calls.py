@@ -1,6 +1,6 @@
 """Calls of modules in a rehearsed trace: what each leaves for its backward pass, and what made it.
 
-Blocks are rows of ``Lives``; events count from the beginning of the trace.
+Blocks are given as rows of ``Lives``; events are counted from the beginning of the trace.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Product(Struct, frozen=True):
     """A counted operation of a call.
 
     Attributes:
-        n_flops: what it takes to carry it out again.
-        rows: blocks that it made and that are no outputs of the call.
-        n_bytes: theirs.
-        can_be_kept: whether they stay as they were made.
+        n_flops: the cost of repeating it.
+        rows: blocks that it made, other than outputs of the call.
+        n_bytes: size of these blocks.
+        can_be_kept: whether their contents stay as they were made.
     """
 
     n_flops: int
@@ -34,7 +34,7 @@ class Product(Struct, frozen=True):
 
 
 class TraceBlocks:
-    """The blocks of a trace, by address and by the event that makes them."""
+    """The blocks of a trace, by address and by the event that allocates them."""
 
     def __init__(self, trace: Trace) -> None:
         lives = trace.lives
@@ -48,15 +48,15 @@ class TraceBlocks:
             self._rows[address].append(row)
 
     def made_before(self, event: int) -> int:
-        """Return how many blocks were made before an event."""
+        """Return how many blocks were allocated before an event."""
         return int(np.searchsorted(self.start, event))
 
     def passing_from(self, event: int) -> I64:
-        """Return the blocks that are made from an event on and do not last."""
+        """Return the blocks that are allocated from an event on and do not last."""
         return self.made_before(event) + np.flatnonzero(~self.is_lasting[self.made_before(event) :])
 
     def at(self, addresses: Iterable[int], event: int) -> set[int]:
-        """Return the blocks that lie at some addresses after this many events."""
+        """Return the blocks at some addresses after this many events."""
         return {
             row
             for address in addresses
@@ -65,7 +65,7 @@ class TraceBlocks:
         }
 
     def bytes_of(self, rows: Iterable[int]) -> int:
-        """Size of blocks."""
+        """Return the total size of blocks."""
         return int(sum(self.size_bytes[row] for row in rows))
 
 
@@ -73,13 +73,13 @@ class ModuleCall:
     """A call of a module whose backward pass has begun.
 
     Attributes:
-        begin, end, backward: events before it, after it, and as its backward pass began.
-        first, last: the blocks that it made, the last exclusive.
-        left: those that it left for its backward pass, without its outputs.
+        begin, end, backward: number of events before it, after it, and before its backward pass.
+        first, last: the range of blocks that it made, with the last exclusive.
+        left: the blocks that it left for its backward pass, without its outputs.
         outputs, inputs: blocks that it returned, and that it was given.
-        saves_output: whether the backward pass of its last operation needs what that returned.
-        again_end: events up to which it is carried out again: to the last block that is needed, or
-            to the last product, which keeps its factors, though they may be no blocks of the call.
+        saves_output: whether the backward pass of its last operation needs that one's result.
+        again_end: event up to which it is repeated: the last block that is needed, or the last
+            product, which keeps its factors, even if they are no blocks of the call.
         products: its counted operations.
     """
 
@@ -92,7 +92,7 @@ class ModuleCall:
         self.outputs = blocks.at(call["outputs"], self.end)
         self.inputs = blocks.at(call["inputs"], self.begin)
         made = slice(self.first, self.last)
-        # What is there to stay, as the workspace of a library, is not for the backward pass.
+        # Memory that stays for good, such as a library's workspace, is not for the backward pass.
         outlives = (blocks.free[made] >= self.backward) & ~blocks.is_lasting[made]
         self.left = frozenset((self.first + np.flatnonzero(outlives)).tolist()) - self.outputs
         self.saves_output: bool = call["saves_output"]
@@ -103,7 +103,7 @@ class ModuleCall:
         self.products = [self._product(one) for one in call["products"]]
 
     def _end_of_operation(self) -> int:
-        """Return the event after all that the operation makes that makes the last needed block."""
+        """Return the event after the last block of the operation that makes the last one needed."""
         if not self.left:
             return self.begin
         start, stack = self._blocks.start, self._blocks.stack
@@ -130,7 +130,7 @@ class ModuleCall:
             product["n_flops"] if is_again else 0,
             rows,
             self._blocks.bytes_of(rows),
-            # By then another block may lie there.
+            # By then there may be another block at that address.
             not any(rows & self._blocks.at(product["addresses"], n) for n in product["changes"]),
         )
 
@@ -139,14 +139,14 @@ class ModuleCall:
         return frozenset(row for n in kept for row in self.products[n].rows)
 
     def saved_bytes(self, kept: Iterable[int]) -> int:
-        """Bytes less between the passes if it is checkpointed and some results are kept."""
+        """Return the bytes saved between the passes by checkpointing it, with some results kept."""
         results, blocks = self.kept_rows(kept), self._blocks
-        # Inputs live on that would have gone.
+        # Inputs stay alive that would have been freed.
         held = (row for row in self.inputs if blocks.free[row] < self.backward)
         gone, more = blocks.bytes_of(self.left - results), blocks.bytes_of(results - self.left)
         return gone - more - blocks.bytes_of(held)
 
     def n_flops(self, kept: Iterable[int]) -> int:
-        """Operations that are carried out again if some results are kept."""
+        """Return the operations that are repeated if some results are kept."""
         numbers = {*kept}
         return sum(one.n_flops for n, one in enumerate(self.products) if n not in numbers)

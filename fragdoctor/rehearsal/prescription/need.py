@@ -1,7 +1,7 @@
-"""What PyTorch must have for the requests of a rehearsed program, by replay.
+"""The memory that PyTorch must have for the requests of a rehearsed program, by replay.
 
-With that much and with more it fits: what fits on less by luck, and not on somewhat more, would not
-survive the little that a rehearsal does not know.
+With that much or more it fits: what fits by luck with less, and not with somewhat more, would not
+survive the small differences that a rehearsal does not know of.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from fragdoctor.trace.trace import Trace
 
 
 class Need:
-    """Replays a rehearsed program, as it is or with other requests.
+    """Replays a rehearsed program, unchanged or with other requests.
 
     Args:
-        trace: of its rehearsal.
+        trace: the trace of its rehearsal.
 
     Attributes:
-        trace: see above.
-        requests: those of the program; and those without the workspaces of convolutions, which are
-            known for most of them and no more: without them a run may need more, as later requests
-            lie in other holes.
+        trace: as above.
+        requests: the program's requests; and the same without the workspaces of convolutions, which
+            are known exactly for most of them only. Without them a run may need more, because later
+            requests end up in other holes.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -41,7 +41,7 @@ class Need:
     def bytes(
         self, requests: Sequence[_ext.NativeOps] | None = None, conf: str | None = None
     ) -> int:
-        """Return the least that PyTorch must have, 0 where that is not known.
+        """Return the least memory that PyTorch must have, or 0 if that is not known.
 
         ``conf`` are settings of the allocator; None = those of the rehearsal.
         """
@@ -73,7 +73,7 @@ class Need:
     def peak_bytes(
         self, requests: Sequence[_ext.NativeOps] | None = None, conf: str | None = None
     ) -> int:
-        """Return the most that is live at once, in the blocks that settings make."""
+        """Return the most memory that is live at once, in the blocks that the settings produce."""
         what_if, all_of_them = WhatIf(conf=conf), requests or self.requests
         results = (replay_what_if(self._reproduction, what_if, one) for one in all_of_them)
         return max(one.peak_allocated_bytes for one in results)

@@ -1,4 +1,4 @@
-"""Changes written into the user's file, where it is certain where they go: at the optimizer."""
+"""Changes written into the user's file, if it is certain where they go: at the optimizer."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fragdoctor.model.prescription import Place, Treatment
 
 
 def patched(source: str, traits: Mapping[str, Any], treatments: Sequence[Treatment]) -> str | None:
-    """Return a program with treatments written into it; None where their place is not certain.
+    """Return a program with treatments written into it; None if their place is not certain.
 
-    ``traits`` are what the program was seen to use, with the line that makes its one optimizer.
+    ``traits`` are what the program was seen to use, with the line that creates its one optimizer.
     """
     if traits["place"] is None or any(one.place is Place.OPEN for one in treatments):
         return None
     statement = _statement(source, traits["place"]["line"])
-    lines = io.StringIO(source).readlines()  # as Python's parser counts them
+    lines = io.StringIO(source).readlines()  # split like Python's parser does
     if statement is None or not _is_alone(statement, lines):
         return None
     is_written = all(_write(one, statement, lines, traits["optimizers"]) for one in treatments)
@@ -28,7 +28,7 @@ def patched(source: str, traits: Mapping[str, Any], treatments: Sequence[Treatme
 
 
 def _write(one: Treatment, at: ast.stmt, lines: list[str], optimizers: Sequence[str]) -> bool:
-    """Write a treatment at a statement; return whether that could be done."""
+    """Write a treatment at a statement; return whether that was possible."""
     begin, end = at.lineno - 1, (at.end_lineno or 0) - 1
     written = "".join(f"{' ' * at.col_offset}{line}\n" if line else "\n" for line in one.lines)
     if one.place is Place.BEFORE_OPTIMIZER:
@@ -36,7 +36,7 @@ def _write(one: Treatment, at: ast.stmt, lines: list[str], optimizers: Sequence[
         return True
     if one.place is Place.AFTER_OPTIMIZER:
         lines[end] += written
-        return bool(_name_given(at))  # by which the lines call it
+        return bool(_name_given(at))  # the name that the lines use
     call = _call_of(at, optimizers)
     if call is None or any(k.arg in {None, "fused", "foreach"} for k in call.keywords):
         return False
@@ -45,14 +45,14 @@ def _write(one: Treatment, at: ast.stmt, lines: list[str], optimizers: Sequence[
 
 
 def diff(name: str, before: str, after: str) -> list[str]:
-    """Return a unified diff of a file, without ends of lines."""
+    """Return a unified diff of a file, without line ends."""
     old, new = ([line.rstrip("\n") for line in io.StringIO(text)] for text in (before, after))
     found = difflib.unified_diff(old, new, f"a/{name}", f"b/{name}", lineterm="")
     return list(found)
 
 
 def optimizer_name(place: Mapping[str, Any]) -> str:
-    """Return what a program calls the optimizer that it makes at a line, "" if it does not say."""
+    """Return the program's name for the optimizer that a line creates, "" if it has none."""
     try:
         source = Path(place["filename"]).read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -62,7 +62,7 @@ def optimizer_name(place: Mapping[str, Any]) -> str:
 
 
 def _statement(source: str, line: int) -> ast.stmt | None:
-    """Return the innermost statement of a line; None where that is not certain."""
+    """Return the innermost statement of a line; None if that is not certain."""
     try:
         module = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -77,7 +77,7 @@ def _statement(source: str, line: int) -> ast.stmt | None:
 
 
 def _is_alone(statement: ast.stmt, lines: Sequence[str]) -> bool:
-    """Whether nothing else is in the lines of a statement but spaces before it, and a comment."""
+    """Return whether a statement's lines contain only it, spaces before it, and a comment."""
     before = lines[statement.lineno - 1].encode()[: statement.col_offset]
     after = lines[(statement.end_lineno or 0) - 1].encode()[statement.end_col_offset :]
     is_last = not after.strip() or after.strip().startswith(b"#")
@@ -93,7 +93,7 @@ def _name_given(statement: ast.stmt) -> str:
 
 
 def _call_of(statement: ast.stmt, names: Sequence[str]) -> ast.Call | None:
-    """Return the one call of a function of these names in a statement."""
+    """Return the only call, in a statement, of a function with one of these names."""
     calls = [
         node
         for node in ast.walk(statement)
@@ -103,7 +103,7 @@ def _call_of(statement: ast.stmt, names: Sequence[str]) -> ast.Call | None:
 
 
 def _add_arguments(lines: list[str], call: ast.Call, arguments: Sequence[str]) -> None:
-    """Write arguments before the parenthesis that ends a call."""
+    """Write arguments before a call's closing parenthesis."""
     row = (call.end_lineno or 0) - 1
     text = lines[row].encode()
     end = (call.end_col_offset or 0) - 1

@@ -1,9 +1,9 @@
-"""A program with some of its modules checkpointed, as an edit of the requests that it made.
+"""A program with some of its modules checkpointed, as an edit of its requests.
 
-Between the passes of a checkpointed module what it left is gone. As its backward pass begins, its
-forward pass makes the same requests once more, up to the last block that is needed. What the module
-was given stays until then. The program as it is does not show when a block goes that nothing keeps
-for the backward pass: a rehearsal does in which the outermost modules are checkpointed. Follows
+Between the passes of a checkpointed module, what it left is gone. When its backward pass begins,
+its forward pass makes the same requests again, up to the last block that is needed. The module's
+inputs stay alive until then. The unchanged program does not show when a block is freed if nothing
+keeps it for the backward pass; a rehearsal with the outermost modules checkpointed does. Follows
 ``torch.utils.checkpoint`` (``use_reentrant=False``, PyTorch 2.13), which stops a second forward
 pass early.
 """
@@ -33,15 +33,15 @@ UNKNOWN: Final = -1
 
 
 class Ends:
-    """When blocks go if the module that makes them is checkpointed.
+    """When blocks are freed if the module that makes them is checkpointed.
 
     Attributes:
-        forward: ``int64[n]``, the block before which each goes in a forward pass that keeps
-            nothing; UNKNOWN where that is not known: then it goes as its module ends.
-        outlives: ``bool[n]``, whether that is after the outermost module that it was made in.
-        backward: ``int64[n]``, the block before which it goes that takes the place of each in the
-            backward pass; UNKNOWN: it goes where the first one went. PyTorch lets go of it before
-            it sums up the gradients of what was broadcast, and of the first one after that
+        forward: ``int64[n]``, the block before which each is freed in a forward pass that keeps
+            nothing; if that is UNKNOWN, it is freed when its module ends.
+        outlives: ``bool[n]``, whether that is after the outermost module in which it was made.
+        backward: ``int64[n]``, the block before which the block that replaces each one is freed in
+            the backward pass; UNKNOWN: it is freed where the first one was. PyTorch frees it before
+            it sums the gradients of broadcast tensors, and frees the first one after that
             (``validate_outputs`` in ``torch/csrc/autograd/engine.cpp``, 2.13).
     """
 
@@ -55,7 +55,7 @@ class Ends:
     ) -> None:
         """Learn from the same call in two traces: of the program, and with the call checkpointed.
 
-        Until event ``until`` of the second trace both are the same but for what goes.
+        Until event ``until`` of the second trace both are the same except for what is freed.
         """
         mine, theirs = np.arange(call.first, call.last), np.arange(bare.first, bare.last)
         asked = own.requested_bytes[mine]
@@ -65,7 +65,7 @@ class Ends:
         before = call.first - bare.first + np.searchsorted(others.start, free)
         self.forward[mine] = np.where(free < until, before, UNKNOWN)
         self.outlives[mine] = (free >= bare.end) & (free < until)
-        # The second forward pass, and then the backward pass as in the first trace.
+        # The second forward pass comes first, and then the backward pass as in the first trace.
         made = mine[(own.start[mine] < call.again_end) & ~own.is_lasting[mine]]
         again = others.passing_from(bare.backward)
         after, later = again[len(made) :], own.passing_from(call.backward)
@@ -80,17 +80,17 @@ class _Again(Struct, frozen=True):
     """What checkpointing one call changes, as positions among the requests.
 
     Attributes:
-        gone: ``int64[n, 2]``, blocks that go in the forward pass, and where.
-        remade: ``int64[n, 2]``, outputs that are made again, and where the first ones go if no
-            other call that is carried out again was given them.
+        gone: ``int64[n, 2]``, blocks that are freed in the forward pass, and where.
+        remade: ``int64[n, 2]``, outputs that are recomputed, and where the first ones are freed if
+            no other recomputed call was given them.
         inputs: blocks that stay until ``end``.
-        begin: where the call is carried out again.
-        end: where the last of its blocks goes.
-        steps: ``int64[4, n]``, requests that come in: before which position, of which kind, like
-            those of which block, and the number of the block that is made again (UNKNOWN: it is
-            the block itself).
-        removed: requests that go.
-        n_made: blocks that are made again.
+        begin: where the call is repeated.
+        end: where the last of its blocks is freed.
+        steps: ``int64[4, n]``, requests that are added: before which position, of which kind, like
+            those of which block, and the number of the recomputed block (UNKNOWN: it is the block
+            itself).
+        removed: requests that are dropped.
+        n_made: number of blocks that are recomputed.
     """
 
     gone: I64
@@ -107,9 +107,9 @@ class Recomputation:
     """Makes the requests of a program with modules checkpointed.
 
     Args:
-        base: the requests of the program as it is.
-        blocks: of its trace.
-        ends: when blocks go.
+        base: the requests of the unchanged program.
+        blocks: the blocks of its trace.
+        ends: when blocks are freed.
     """
 
     def __init__(self, base: _ext.NativeOps, blocks: TraceBlocks, ends: Ends) -> None:
@@ -125,9 +125,9 @@ class Recomputation:
         self._known: dict[tuple[ModuleCall, tuple[int, ...]], _Again] = {}
 
     def operations(self, chosen: Sequence[tuple[ModuleCall, tuple[int, ...]]]) -> _ext.NativeOps:
-        """Return the requests with calls checkpointed, of each some results kept.
+        """Return the requests with calls checkpointed and some results of each kept.
 
-        The calls come in the order of the program, and none is within another.
+        The calls are given in the order of the program, and none is within another.
         """
         changes = [self._changes(call, kept) for call, kept in reversed(chosen)]
         if not changes:
@@ -154,7 +154,7 @@ class Recomputation:
         return Operations(table[np.insert(stays, position, values=True)]).native(self._base)
 
     def _new_ends(self, changes: Sequence[_Again]) -> I64:
-        """Return where each block of the program goes that is made by its first requests."""
+        """Return where each block that the program's original requests make is freed."""
         dies = self._dies.copy()
         gone, remade = _joined(one.gone for one in changes), _joined(one.remade for one in changes)
         dies[gone[:, 0]], dies[remade[:, 0]] = gone[:, 1], -1
@@ -180,7 +180,7 @@ class Recomputation:
             if kind == OpKind.FREE:
                 is_open.pop(row, None)
         remade = [row for row in is_open if row in call.outputs and self._dies[row] >= begin]
-        # What was left goes where it went, and what else is made again at once.
+        # What was left is freed where it was; everything else that is recomputed is freed at once.
         stays = {*call.left, *remade}
         steps += [
             (self._last_end_of(row, begin) if row in stays else begin, OpKind.FREE, row)
@@ -189,7 +189,7 @@ class Recomputation:
         rows = [row for _, kind, row in steps if kind == OpKind.MALLOC]
         again = {row: n for n, row in enumerate(rows)}
         numbered = [(*step, again.get(step[2], UNKNOWN)) for step in steps]
-        # Nothing that is known holds an output any more as its module is carried out again.
+        # Nothing known still holds an output when its module is recomputed.
         first_ends = [self._end_of(r, call) if self._ends.outlives[r] else begin for r in remade]
         return _Again(
             gone=_pairs(gone, [self._end_of(row, call) for row in gone]),
@@ -205,9 +205,9 @@ class Recomputation:
     def _repeated(
         self, call: ModuleCall, kept_rows: frozenset[int], begin: int
     ) -> tuple[list[tuple[int, int, int]], list[int]]:
-        """Return the requests of a second forward pass, and those of the first that go.
+        """Return the requests of a second forward pass, and those of the first that are dropped.
 
-        Results that are kept are not made again; they go where the second pass lets go of them.
+        Results that are kept are not recomputed, and are freed where the second pass frees them.
         """
         low, high = self._position(call.begin), self._position(call.again_end)
         kind, row = self._ops.kind[low:high], self._ops.allocation[low:high].astype(np.int64)
@@ -217,7 +217,7 @@ class Recomputation:
         for n in np.flatnonzero(is_own).tolist():
             one, is_made = int(row[n]), kind[n] == OpKind.MALLOC
             if self._dies[one] == NEVER or (is_made and one in kept_rows):
-                continue  # what is there to stay is not made again either
+                continue  # permanent memory is not requested again either
             steps.append((begin, OpKind.MALLOC if is_made else OpKind.FREE, one))
             if one in kept_rows:
                 removed.append(low + n)
@@ -227,7 +227,7 @@ class Recomputation:
         return steps, removed
 
     def _end_of(self, row: int, call: ModuleCall) -> int:
-        """Return where a block goes in a forward pass that keeps nothing."""
+        """Return where a block is freed in a forward pass that keeps nothing."""
         before = int(self._ends.forward[row])
         if before != UNKNOWN and before < len(self._born) and self._born[before] >= 0:
             end = int(self._born[before])
@@ -236,14 +236,14 @@ class Recomputation:
         return max(end, int(self._born[row]) + 1)
 
     def _last_end_of(self, row: int, begin: int) -> int:
-        """Return where a block goes that is made again."""
+        """Return where a recomputed block is freed."""
         before = int(self._ends.backward[row])
         if before == UNKNOWN or self._born[before] < 0:
             return int(self._dies[row])
         return max(int(self._born[before]), begin)
 
     def _position(self, event: int) -> int:
-        """Return the first request that comes from an event or a later one."""
+        """Return the first request at or after an event."""
         return int(np.searchsorted(self._reached, event))
 
 

@@ -1,9 +1,9 @@
 """The search for the cheapest change that makes a program fit.
 
-Each is a rehearsal of the unchanged program with treatments made from outside, in forks of one
-process. Single ones come first. The cheapest set of modules is checkpointed, and as many
-micro-batches made as it takes: more of them never need more. Combinations are tried only
-where no single one does that leaves the results as they are.
+Each try is a rehearsal of the unchanged program with treatments applied from outside, in forks of
+one process. Single treatments come first. The cheapest set of modules is checkpointed, and as many
+micro-batches are made as necessary: more of them never need more. Combinations are tried only if no
+single treatment that leaves the results as they are is enough.
 """
 
 from __future__ import annotations
@@ -40,39 +40,39 @@ from fragdoctor.rehearsal.sweep import with_batch
 MAX_PARTS: Final = 64
 MAX_GPUS: Final = 64
 WORTH: Final = 0.98
-"""Share of the peak at which twice the GPUs, at most, is not worth looking further."""
+"""Share of the peak: if up to twice the GPUs still need this much, it is not worth trying more."""
 MAX_SETS: Final = 8
-"""Sets of checkpointed modules that are rehearsed beside the same other treatments."""
+"""Sets of checkpointed modules that are rehearsed with the same other treatments."""
 FINE: Final = 0.005
-"""Share of the capacity that may be left over."""
+"""Share of the capacity that may be left unused."""
 BESIDE: Final = ("chunked-loss",)
-"""What is tried beside fewer checkpointed blocks, as it leaves the results alone and costs less."""
+"""Tried together with fewer checkpointed blocks, as it leaves the results alone and costs less."""
 LATE: Final = ("fused", "no-foreach", "step-in-backward")
-"""What is tried after checkpointing, though it costs nothing: of 67 programs it let none fit."""
+"""Tried after checkpointing, although they cost nothing: of 67 programs they let none fit."""
 ALONE: Final = ("accumulate", "checkpoint", "step-in-backward")
-"""What is not tried together with all else that lowers the need, where nothing is enough."""
+"""Not tried with everything else that lowers the need, if nothing is enough."""
 ON_TOP: Final = ("autocast", "adamw-8bit")
-"""What is tried on top of checkpointing where nothing does that leaves the results as they are."""
+"""Tried on top of checkpointing if nothing that leaves the results as they are is enough."""
 LEAST_S: Final = 5.0
-"""How long the program with the change in it may take where no time is left for it."""
+"""How long the changed program may take if no time is left for it."""
 
 OnTry = Callable[[str], None]
-"""Told what is rehearsed next."""
+"""Called with what is rehearsed next."""
 
 
 class _TimeIsOverError(Exception):
-    """There is no time for a further rehearsal."""
+    """There is no time for another rehearsal."""
 
 
 class CureSearch:
-    """Rehearses a program under treatments until the cheapest that fits is known.
+    """Rehearses a program with treatments until the cheapest one that fits is known.
 
     Args:
         program: what to run; its arguments may hold ``{batch}``.
-        conditions: how, with the capacity that it is to fit.
+        conditions: how to rehearse it, with the capacity that it should fit.
         batch: the batch size that stands for ``{batch}``.
-        seconds: how long to search; the first rehearsal is not cut short, any other one is.
-        on_try: told of each rehearsal.
+        seconds: how long to search; the first rehearsal is not cut short, but any other one is.
+        on_try: called before each rehearsal.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class CureSearch:
             )
         self._program = program
         self._capacity_bytes = conditions.gpu.capacity_bytes
-        # Without a limit a rehearsal tells the need; whether that fits is replayed.
+        # Without a limit a rehearsal shows the need; whether that fits is replayed.
         unlimited = replace(conditions.gpu, capacity_bytes=None)
         self._conditions = replace(conditions, gpu=unlimited)
         self._batch = batch
@@ -103,20 +103,20 @@ class CureSearch:
         self._notes: list[str] = []
         self._number: BatchNumber | None = None
         self._dearer: dict[str, float] = {}
-        self._reserve_s = 0.0  # for the program with a change in it, once one fits that can be
+        self._reserve_s = 0.0  # for rehearsing the changed program, once a change fits
 
     def run(self, keep: Path | None = None) -> Prescription:
         """Return what was found.
 
         Args:
-            keep: where to leave the snapshot of the program as it is; None keeps none.
+            keep: where to leave the snapshot of the unchanged program; None = do not keep it.
 
         Raises:
             ConfigError: the program cannot be rehearsed.
         """
         with Runs(forks=True) as self._runs, tempfile.TemporaryDirectory() as scratch:
             self._snapshot = Path(scratch) / "snapshot.pickle"
-            self._on_try("the program as it is")
+            self._on_try("the unchanged program")
             found, needs_bytes = self._rehearse(replace(self._conditions, observes=True), 1)
             if found.traits["place"]:
                 found.traits["place"]["optimizer"] = patch.optimizer_name(found.traits["place"])
@@ -143,8 +143,8 @@ class CureSearch:
             specs = cure.treatments[0].specs if cure else ()
             if dearer := sum(self._dearer.get(spec, 0.0) for spec in specs):
                 self._notes.append(
-                    f"With other results kept in each of the modules {100 * dearer:.1f} % of the "
-                    "compute could be saved, in many more lines."
+                    "Keeping different results in each of the modules could save "
+                    f"{100 * dearer:.1f} % of the compute, but takes many more lines."
                 )
         conf = self._conditions.conf or found.conf
         traits = {**found.traits, "number": self._number}
@@ -162,9 +162,9 @@ class CureSearch:
         )
 
     def _diff(self, traits: catalogue.Traits, cure: Tried) -> list[str]:
-        """Return a change as a diff of the program, which with it is rehearsed to need the same.
+        """Return a change as a diff of the program, which was rehearsed to need the same with it.
 
-        It is empty where it is not certain where the change goes, or where that was not so.
+        It is empty if it is not certain where the change goes, or if the need was not the same.
         """
         program, place = self._program, traits["place"]
         path = Path(program.target)
@@ -176,7 +176,7 @@ class CureSearch:
             return []
         copy = self._snapshot.with_name(path.name)
         copy.write_text(after, encoding="utf-8")
-        self._on_try("the program with the change in it")
+        self._on_try("the changed program")
         paths = [str(path.resolve().parent), os.environ.get("PYTHONPATH", "")]
         variables = {
             **self._conditions.variables,
@@ -210,7 +210,8 @@ class CureSearch:
         self._number = traits.get("number")
         if traits.get("mixing"):
             self._notes.append(
-                f"Smaller batches may not give the gradients of the whole one: {traits['mixing']}."
+                "Smaller batches may not add up to the gradients of the whole batch: "
+                f"{traits['mixing']}."
             )
         size = catalogue.batch_size(traits, self._batch)
         self._split(size, lambda n: catalogue.accumulated(traits, n, self._batch))
@@ -237,7 +238,7 @@ class CureSearch:
             self._fewest_gpus(traits)
 
     def _helping(self) -> list[Treatment]:
-        """Return what lowers the need by itself and leaves results alone, the best of a kind."""
+        """Return what lowers the need by itself and leaves results alone, the best of each kind."""
         best: dict[str, Tried] = {}
         for tried in self._tried:
             code, needs_bytes = tried.treatments[0].code, tried.needs_bytes or self._needs_bytes
@@ -249,7 +250,7 @@ class CureSearch:
         return [one.treatments[0] for one in best.values()]
 
     def _with_batch(self, traits: catalogue.Traits) -> catalogue.Traits:
-        """Find the number that makes the batch where nothing else says its size."""
+        """Find the number that sets the batch size, if nothing else tells it."""
         size = catalogue.batch_size(traits, self._batch)
         if size or not traits["trains"]:
             return self._with_mixing(traits, size)
@@ -259,11 +260,11 @@ class CureSearch:
             if "mixing" in tried and is_of_rows(n, traits, self._traits):
                 return tried
             if n:
-                self._tried.pop()  # it is no change of the batch
+                self._tried.pop()  # the number does not set the batch size
         return traits
 
     def _with_mixing(self, traits: catalogue.Traits, size: int) -> catalogue.Traits:
-        """Rehearse a part of the batch, for whether its rows are computed each by itself."""
+        """Rehearse a part of the batch, to see whether its rows are computed independently."""
         n = next(_parts(size), 0)
         if not n:
             return traits
@@ -278,7 +279,7 @@ class CureSearch:
         return traits
 
     def _split(self, size: int, make: Callable[[int], Treatment]) -> None:
-        """Split a batch into more and more parts until it fits, or needs no less by it."""
+        """Split a batch into more and more parts until it fits, or until that no longer helps."""
         peak_bytes = self._peak_bytes
         for n in _parts(size):
             tried = self._try(make(n), is_base=True)
@@ -287,7 +288,7 @@ class CureSearch:
             peak_bytes = tried.peak_allocated_bytes or 0
 
     def _fewest_gpus(self, traits: catalogue.Traits) -> None:
-        """Spread the program over as few GPUs as it takes; a batch is split evenly."""
+        """Spread the program over as few GPUs as necessary; a batch is split evenly."""
         size = catalogue.batch_size(traits, self._batch)
         counts = [n for n in range(2, MAX_GPUS + 1) if size % n == 0]
         low, high = -1, min(0, len(counts) - 1)
@@ -296,9 +297,9 @@ class CureSearch:
             tried = self._try(catalogue.sharded(traits, counts[high], self._batch))
             if tried.fits:
                 break
-            # Live memory, since what is reserved falls in steps.
+            # This compares live memory, since reserved memory falls in steps.
             if tried.error or (tried.peak_allocated_bytes or 0) >= WORTH * peak_bytes:
-                return  # what more GPUs share is little of it
+                return  # more GPUs share only little of it
             peak_bytes = tried.peak_allocated_bytes or 0
             low, high = high, min(2 * high + 1, len(counts) - 1)
         else:
@@ -307,15 +308,15 @@ class CureSearch:
         def fits(n: int) -> bool:
             return self._try(catalogue.sharded(traits, n, self._batch)).fits
 
-        bisect_left(counts[low + 1 : high], 1, key=fits)  # what it tries is what is asked for
+        bisect_left(counts[low + 1 : high], 1, key=fits)  # called for its tries
 
     def _combine(self, traits: catalogue.Traits, conf: str) -> None:
-        """Try what leaves the results alone together, then what does not on top of it."""
+        """Try what leaves the results alone together, then add what does not."""
         base: list[Treatment] = []
         for n in _parts(catalogue.batch_size(traits, self._batch)):
             split = catalogue.accumulated(traits, n, self._batch)
             if self._try(split, is_base=True).error:
-                break  # more parts have fewer updates still
+                break  # more parts mean even fewer updates
             base = [split]
             if self._checkpoint(*base):
                 return
@@ -327,13 +328,13 @@ class CureSearch:
             self._checkpoint(*base, *more)
 
     def _checkpoint(self, *others: Treatment) -> bool:
-        """Checkpoint the cheapest set of modules that fits, beside other treatments.
+        """Checkpoint the cheapest set of modules that fits, together with other treatments.
 
-        What a set needs is replayed, and then rehearsed: where the two differ the limit for the
-        replay is moved by as much.
+        The need of a set is replayed, and then rehearsed: if the two differ, the limit for the
+        replay is moved by the difference.
 
         Returns:
-            whether any set, or none at all, lets it fit.
+            whether it fits with any set, or with none at all.
         """
         if not self._can_checkpoint:
             return False
@@ -350,7 +351,7 @@ class CureSearch:
         while len(seen) <= MAX_SETS:
             plan = self._cheapest(base, limit)
             if plan is None or (plan in seen and not seen[plan].fits):
-                # A replay that is wrong by a little may see none.
+                # A replay that is slightly wrong may find none.
                 plan = None if fitting else base.lowest()
             if plan is None or plan in seen or (fitting and plan.cost >= fitting.cost):
                 break
@@ -375,14 +376,14 @@ class CureSearch:
         return plan
 
     def _learn_ends(self, base: Checkpoints, others: Sequence[Treatment]) -> None:
-        """Rehearse the outermost modules checkpointed, for what that tells of all others."""
+        """Rehearse the outermost modules checkpointed, for what that tells about all others."""
         treatments = (catalogue.checkpointed(base.traits, base.outermost), *others)
         tried = self._outermost[_key(others)] = self._try(*treatments, observes=True)
         if tried.needs_bytes is not None:
             base.learn_ends(self._observed.trace, self._traits)
 
     def _try(self, *treatments: Treatment, is_base: bool = False, observes: bool = False) -> Tried:
-        """Rehearse the program with treatments, and observe it where others are to come beside.
+        """Rehearse the program with treatments, and observe it if others are to be added.
 
         Raises:
             _TimeIsOverError: there is no time for it.
@@ -392,7 +393,7 @@ class CureSearch:
             return known
         self._check_time()
         self._on_try(" + ".join(one.title for one in treatments))
-        if not _key(treatments):  # other settings of the allocator, which gets the same requests
+        if not _key(treatments):  # only the allocator's settings differ; requests stay the same
             need, conf = self._need_as_it_is, treatments[0].conf
             needs_bytes, peak_bytes = need.bytes(conf=conf), need.peak_bytes(conf=conf)
             fits = needs_bytes <= self._capacity_bytes
@@ -409,11 +410,11 @@ class CureSearch:
             self._check_time()
             tried = Tried(treatments, False, None, None, err.message)
         else:
-            # What ended before the program as it is did may not have seen its peak, which may be
-            # in the second update: the first one makes the state.
+            # A run that ended before the unchanged program did may not have reached its peak, which
+            # may be in the second update: the first one creates the optimizer state.
             reason = found.partial_reason
             if not reason and found.steps < self._least_steps:
-                reason = "its rounds end before the second update; let it take more of them"
+                reason = "its rounds end before the second update; let it run more of them"
             as_far = reason in {"", self._partial_reason}
             if not as_far:
                 self._check_time()
@@ -437,12 +438,12 @@ class CureSearch:
         return self._ends_at - self._reserve_s - time.monotonic()
 
     def _check_time(self) -> None:
-        """Raise _TimeIsOverError if it is."""
+        """Raise _TimeIsOverError if there is no time left."""
         if self._seconds_left() < 0:
             raise _TimeIsOverError
 
     def _conditions_of(self, treatments: Sequence[Treatment]) -> RehearsalConditions:
-        """Return how a program with treatments is rehearsed."""
+        """Return the conditions for rehearsing a program with treatments."""
         specs = [spec for one in treatments for spec in one.specs]
         conf = next((one.conf for one in treatments if one.conf), self._conditions.conf)
         conditions = replace(self._conditions, treatments=specs, conf=conf)
@@ -452,14 +453,14 @@ class CureSearch:
         return conditions
 
     def _rehearse(self, conditions: RehearsalConditions, divisor: int) -> tuple[Rehearsal, int]:
-        """Return a rehearsal, and the least that PyTorch must have for it, by replay."""
+        """Return a rehearsal, and the least memory that PyTorch must have for it, by replay."""
         program = self._program
         if self._batch is not None:
             program = with_batch(program, max(self._batch // divisor, 1))
         found = runner.rehearse(program, conditions, self._snapshot, None, self._runs)
         self._need = self._observed = Need(trace_of(read_snapshot(self._snapshot)))
         if conditions.observes and found.traits["compiles"]:
-            # Looking into its modules parts what is compiled together, which asks for other memory.
+            # Observing its modules splits what is compiled together, which changes its requests.
             unseen = replace(conditions, observes=False)
             alone = runner.rehearse(program, unseen, self._snapshot, None, self._runs)
             self._need = Need(trace_of(read_snapshot(self._snapshot)))
@@ -468,7 +469,7 @@ class CureSearch:
 
 
 def _cost(one: Treatment) -> float:
-    """Return the further operations of a treatment that leaves the results alone, else infinity."""
+    """Return the extra operations of a treatment that leaves the results alone, else infinity."""
     is_known = one.numerics is Numerics.EXACT and one.extra_compute is not None
     return one.extra_compute or 0.0 if is_known else inf
 
@@ -494,7 +495,7 @@ def seconds_of(text: str) -> float:
     """Return the seconds of ``90s``, ``5m`` or ``1h``.
 
     Raises:
-        ConfigError: it says it in another way.
+        ConfigError: the text has another form.
     """
     unit = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:])
     number = text[:-1].strip() if unit else text

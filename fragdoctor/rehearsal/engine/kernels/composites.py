@@ -1,8 +1,8 @@
-"""Kernels that PyTorch writes with other operations, as it does, and fused attention.
+"""Kernels that PyTorch composes from other operations, and fused attention.
 
-Attention has random states, accumulators in float and workspaces of the backward passes, after
+Attention has random states, float accumulators and workspaces of the backward passes, after
 ``aten/src/ATen/native/transformers/cuda``: ``flash_attn/flash_api.cpp``, ``attention_backward.cu``
-and the tiles of ``mem_eff_attention``; cuDNN's workspace was read off.
+and the tiles of ``mem_eff_attention``; cuDNN's workspace was measured.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RANDOM_STATE: Final = 16
 FLASH_ROWS: Final = 128
 WIDE_HEAD: Final = 128
 TILE: Final = 64
-LOCK_BYTES: Final = 16  # what stands before each accumulated tile
+LOCK_BYTES: Final = 16  # size of the lock before each accumulated tile
 MAX_SPLITS: Final = 128
 
 
@@ -45,7 +45,7 @@ def _up(n: int, multiple: int) -> int:
 
 @rule("_scaled_dot_product_cudnn_attention")
 def _cudnn(call: Call) -> Iterable[Step]:
-    """Seed and offset of dropout come first (attention.cu)."""
+    """The seed and offset of dropout come first (attention.cu)."""
     if not call.argument("compute_log_sumexp"):
         call.outs[1].n_bytes = 0
     n = len(call.outs)
@@ -55,7 +55,7 @@ def _cudnn(call: Call) -> Iterable[Step]:
 
 @after_results("_scaled_dot_product_cudnn_attention_backward")
 def _cudnn_backward(call: Call) -> Iterable[Step]:
-    """The gradient of the queries in float, and the row sums."""
+    """The query gradient in float, and the row sums."""
     query: torch.Tensor = call.args[1]
     yield Temp(prod(query.shape[:-1]) * (query.shape[-1] + 1) * FLOAT)
 
@@ -74,7 +74,7 @@ def _flash(call: Call) -> Iterable[Step]:
 
 
 def _splits(query: torch.Tensor, key: torch.Tensor) -> Iterable[Step]:
-    """Partial results where few queries meet many keys (``set_params_splitkv``)."""
+    """Partial results if few queries meet many keys (``set_params_splitkv``)."""
     batch, heads, length, head = query.shape
     block = 256 if head <= 64 else 128 if head <= 128 else 64
     n = _n_splits(
@@ -88,7 +88,7 @@ def _splits(query: torch.Tensor, key: torch.Tensor) -> Iterable[Step]:
 
 
 def _n_splits(n_blocks: int, n_processors: int, n_key_blocks: int) -> int:
-    """Return the least number of splits that is nearly as efficient as the best."""
+    """Return the smallest number of splits that is nearly as efficient as the best one."""
     if n_blocks >= 0.8 * n_processors:
         return 1
     efficiency = {}
@@ -168,7 +168,7 @@ def _efficient_backward(call: Call) -> Iterable[Step]:
 
 
 def _workspace(n: int, length: int, n_keys: int, head: int, widest: int, item_bytes: int) -> int:
-    """Return the accumulator of the queries' gradient: tiles, each after a lock."""
+    """Return the size of the query gradient's accumulator: tiles, each preceded by a lock."""
     rows = TILE if widest <= TILE else 2 * TILE
     columns = 2 * TILE if item_bytes < FLOAT and TILE < widest <= WIDE_HEAD else TILE
     tiles = -(-length // rows) * -(-head // columns)
@@ -178,13 +178,13 @@ def _workspace(n: int, length: int, n_keys: int, head: int, widest: int, item_by
     return n * size
 
 
-CHUNK: Final = 65536  # elements that a block of a foreach kernel works on
+CHUNK: Final = 65536  # elements per block of a foreach kernel
 FAST_NORMS: Final = (1, 2, float("inf"))
 
 
 @special("aten::equal")
 def equal(_op: Any, self: torch.Tensor, other: torch.Tensor) -> bool:
-    """``torch.equal``: compared, reduced, read (Equal.cpp)."""
+    """``torch.equal``: compare, reduce, read (Equal.cpp)."""
     if self.shape != other.shape:
         return False
     same = self == other
@@ -257,7 +257,7 @@ def _foreach_norm(call: Call) -> Iterable[Step]:
     yield from (parts, *call.results, Free(parts))
 
 
-# The workspace comes first (RNN.cu).
+# The workspace is requested first (RNN.cu).
 in_order("_thnn_fused_gru_cell", order=(1, 0))
 in_order("_thnn_fused_lstm_cell", order=(2, 0, 1))
 
@@ -275,13 +275,13 @@ def _gru_cell_backward(call: Call) -> Iterable[Step]:
 
 @special("aten::_use_cudnn_ctc_loss", "aten::_use_miopen_ctc_loss")
 def use_cudnn_ctc_loss(_op: Any, *_: Any, **__: Any) -> bool:
-    """PyTorch's own kernel serves every case; cuDNN's a few."""
+    """Return False: PyTorch's own kernel serves every case, cuDNN's only a few."""
     return False
 
 
 @rule("_ctc_loss")
 def _ctc_loss(call: Call) -> Iterable[Step]:
-    """Lengths and offsets travel to the GPU (LossCTC.cu)."""
+    """Lengths and offsets are copied to the GPU (LossCTC.cu)."""
     n = call.args[0].shape[1]
     yield from (Temp(n * 8), Temp(n * 8), Temp(n * 8))
     yield from (Out(1), Out(0))

@@ -1,15 +1,15 @@
-"""Convolutions and products: which backend PyTorch takes, and copies into the layout it wants.
+"""Convolutions and products: which backend PyTorch uses, and copies into the layout it needs.
 
 PyTorch's own code chooses the backend (``select_conv_backend``) and calls the forward kernels one
 by one; the backward pass calls its kernels past the dispatcher and is written out here, after
 ``convolution_backward`` in ``aten/src/ATen/native/Convolution.cpp`` and ``cudnn/ConvShared.cpp``.
-CuDNN's workspaces are asked of cuDNN (:mod:`fragdoctor.rehearsal.engine.cudnn`). Where cuDNN is
-not taken, PyTorch lays the patches of one sample out as columns and multiplies them
-(``ConvolutionMM2d.cu``, ``NaiveDilatedConvolution.cu``, ``NaiveConvolutionTranspose*.cu``).
+CuDNN's workspaces come from cuDNN (:mod:`fragdoctor.rehearsal.engine.cudnn`). If cuDNN is not used,
+PyTorch arranges the patches of one sample as columns and multiplies them (``ConvolutionMM2d.cu``,
+``NaiveDilatedConvolution.cu``, ``NaiveConvolutionTranspose*.cu``).
 
-Interpolation, pooling, padding and patches copy what does not lie in one piece. A gradient of
-``torch.cat`` is a part of a larger tensor, as in each decoder of a U-Net, and one of ``sum`` is one
-value for all. Read off PyTorch's own allocator, kernel by kernel (``UpSample*.cu``, ``*Pool*.cu``,
+Interpolation, pooling, padding and patches copy what is not contiguous. A gradient of ``torch.cat``
+is a part of a larger tensor, as in each decoder of a U-Net, and one of ``sum`` is a single value
+for all. This follows PyTorch's own allocator, kernel by kernel (``UpSample*.cu``, ``*Pool*.cu``,
 ``ReflectionPad.cu``, ``Im2Col.cu``, ``Col2Im.cu``).
 """
 
@@ -46,7 +46,7 @@ BACKEND: Final = torch._C._ConvBackend  # type: ignore[attr-defined]
 TRANSPOSED: Final = (BACKEND.SlowTranspose2d, BACKEND.SlowTranspose3d)
 DILATED: Final = (BACKEND.SlowDilated2d, BACKEND.SlowDilated3d)
 COLUMNS: Final = (BACKEND.Slow2d, *DILATED, *TRANSPOSED)
-"""Backends that lay patches out as columns."""
+"""Backends that arrange patches as columns."""
 ATEN: Final = torch.ops.aten
 IMAGE: Final = 4
 
@@ -81,7 +81,7 @@ def _forward(
     layout: torch.memory_format,
     call: cudnn.Convolution | None = None,
 ) -> torch.Tensor:
-    """Return the result of a forward pass; ``call`` is made of cuDNN for it."""
+    """Return the result of a forward pass; a ``call`` of cuDNN takes its workspaces."""
     out = like_format(input_, shape, layout)
     if out.numel():
         dense_weight = _dense(weight, layout)
@@ -104,10 +104,10 @@ def _call(
 
     Args:
         operation: its pass.
-        weight: as the forward pass has it.
-        seen: the shape of what an ordinary forward pass is given.
-        made: that of what it makes.
-        layout: of all tensors.
+        weight: the weight of the forward pass.
+        seen: input shape of an ordinary forward pass.
+        made: output shape of that pass.
+        layout: layout of all tensors.
         geometry: padding, stride and dilation.
     """
     is_last = layout in {torch.channels_last, torch.channels_last_3d}
@@ -124,7 +124,7 @@ def _take_workspaces(call: cudnn.Convolution, device: int) -> None:
 def cudnn_convolution(
     op: Any, self: torch.Tensor, weight: torch.Tensor, padding: Sequence[int], *rest: Any, **_: Any
 ) -> torch.Tensor:
-    """CuDNN's convolution; a transposed one is the gradient of the inputs of an ordinary one."""
+    """CuDNN's convolution; a transposed one is the input gradient of an ordinary one."""
     is_transposed = "transpose" in op.name()
     numbers = rest if is_transposed else ([0] * len(padding), *rest)
     output_padding, stride, dilation, groups = numbers[:4]
@@ -150,7 +150,7 @@ def conv_depthwise(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> torch.Tensor:
-    """PyTorch's own kernels for one filter a channel (DepthwiseConv2d.cu)."""
+    """PyTorch's own kernels for one filter per channel (DepthwiseConv2d.cu)."""
     geometry = (padding, [0] * len(padding), stride, dilation, self.shape[1])
     shape = _size(self, weight, geometry, transposed=False)
     return _forward(self, weight, shape, torch.contiguous_format)
@@ -178,7 +178,7 @@ def convolution_backward(
         dilation, transposed, output_padding, groups, bias_sizes,
     )  # fmt: skip
     geometry = (padding, stride, dilation)
-    if n_dims == IMAGE - 1:  # one dimension is worked on as two
+    if n_dims == IMAGE - 1:  # one dimension is treated as two
         input = input.contiguous().unsqueeze(2)  # noqa: A001
         grad_output, weight = grad_output.unsqueeze(2), weight.unsqueeze(2)
         geometry = ([0, *padding], [1, *stride], [1, *dilation])
@@ -186,7 +186,7 @@ def convolution_backward(
     bias = None
     if backend in {BACKEND.Cudnn, BACKEND.CudnnTranspose}:
         gradient = grad_output
-        if backend == BACKEND.CudnnTranspose:  # of others each of both results copies what has gaps
+        if backend == BACKEND.CudnnTranspose:  # for others, each result copies it again
             gradient = gradient.contiguous(memory_format=suggest_memory_format(input))
         first, second = _cudnn_backward(
             gradient, input, weight, output_mask, layout, geometry, transposed=transposed
@@ -210,7 +210,7 @@ def convolution_backward(
 
 
 def _seen_dense(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous view of a tensor's memory; the choice of a backend would copy it."""
+    """Return a contiguous view of a tensor's memory; choosing a backend would copy the tensor."""
     if (
         tensor.is_contiguous()
         or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
@@ -275,7 +275,7 @@ def _depthwise_backward(
 @rule("_slow_conv2d_forward", "slow_conv_dilated2d", "slow_conv_dilated3d")
 @rule("slow_conv_transpose2d", "slow_conv_transpose3d")
 def _by_columns(call: Call) -> Iterable[Step]:
-    """The columns of one sample, and ones that a transposed convolution adds its bias with."""
+    """The columns of one sample, and the ones with which a transposed convolution adds its bias."""
     input_, weight, kernel = call.args[:3]
     bias, stride, padding = map(call.argument, ("bias", "stride", "padding"))
     is_transposed = "transpose" in call.op.name()
@@ -295,7 +295,7 @@ def _by_columns(call: Call) -> Iterable[Step]:
 
 
 def _column_numbers(weight: torch.Tensor, positions: Sequence[int]) -> int:
-    """Return how many numbers the columns of one sample are."""
+    """Return how many numbers the columns of one sample have."""
     return prod(weight.shape[1:]) * prod(positions)
 
 
@@ -310,7 +310,7 @@ def _columns_backward(
     backend: Any,
     groups: int,
 ) -> Gradients:
-    """The gradients of a convolution by columns: group by group, and then put together."""
+    """The gradients of a convolution by columns: group by group, then concatenated."""
     if groups == 1:
         return _group_backward(grad_output, input_, weight, mask, backend)
     found: list[Gradients] = []
@@ -371,7 +371,7 @@ def _group_backward(
 @after_results("mm", "addmm", "bmm", "baddbmm", "addmv", "addbmm", "dot", "vdot")
 @after_results("addmm_", "baddbmm_", "addmv_", "addbmm_")
 def _product(call: Call) -> Iterable[Step]:
-    """Copies of matrices that cuBLAS cannot take as they lie (``prepare_matrix_for_cublas``)."""
+    """Copies of matrices that cuBLAS cannot use as they are (``prepare_matrix_for_cublas``)."""
     for tensor in call.args:
         if isinstance(tensor, torch.Tensor) and not _fits_blas(tensor):
             yield Temp(n_bytes(tensor))
@@ -379,7 +379,7 @@ def _product(call: Call) -> Iterable[Step]:
 
 
 def _adds_bias(call: Call) -> bool:
-    """Return whether cuBLASLt does it (``useLtInterface`` in ``native/cuda/Blas.cpp``)."""
+    """Return whether cuBLASLt adds the bias (``useLtInterface`` in ``native/cuda/Blas.cpp``)."""
     if not call.op.name().startswith("aten::addmm"):
         return False
     bias, _, matrix = call.args[:3]
@@ -413,7 +413,7 @@ def _backward(*names: str) -> list[str]:
 
 
 def _in_one_piece(tensor: torch.Tensor) -> list[Temp]:
-    """Return the copy of what is dense neither in the usual order nor with channels last."""
+    """Return the copy of a tensor that is dense neither in the usual order nor channels-last."""
     if tensor.dim() != IMAGE:
         return copied_unless_dense(tensor)
     is_dense = tensor.is_contiguous(memory_format=suggest_memory_format(tensor))
@@ -436,7 +436,7 @@ copied_after(
 
 @after_results(*ANTIALIASED, "adaptive_max_pool2d", "adaptive_max_pool2d_backward")
 def _worked_on_in_order(call: Call) -> Iterable[Step]:
-    """Kernels that know the usual order alone: what lies with channels last is there twice."""
+    """Kernels that only know the usual order: channels-last tensors are copied."""
     results = [Temp(out.n_bytes) for out in call.outs if out.has_other_order]
     given = [copy for tensor in call.args[::2] for copy in copied_unless_dense(tensor)]
     return given + results if call.op.name().endswith("_backward") else results + given
@@ -444,7 +444,7 @@ def _worked_on_in_order(call: Call) -> Iterable[Step]:
 
 @rule("im2col", "col2im")
 def _patches(call: Call) -> Iterable[Step]:
-    """The result is first made as large as the input."""
+    """The result is first allocated in the size of the input."""
     size = n_bytes(call.args[0])
     if size >= call.outs[0].n_bytes:
         call.outs[0].n_bytes = size

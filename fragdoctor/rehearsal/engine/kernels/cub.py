@@ -1,8 +1,8 @@
 """Scratch memory of CUB, the library behind sorts, scans and selections.
 
-A call of CUB asks for one buffer that holds several, each rounded up to 256 bytes, with room to
-align the first. How much a call works on at a time (its tile) depends on the sizes of keys and
-values and on the GPU; the figures are those of CUB for compute capability 9.0, found by asking the
+A call of CUB requests one buffer that holds several, each rounded up to 256 bytes, with room to
+align the first. How much a call processes at a time (its tile) depends on the sizes of keys and
+values and on the GPU; the figures are those of CUB for compute capability 9.0, as reported by the
 library itself.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 ALIGNMENT: Final = 256
-NOTHING: Final = 1  # CUB never asks for 0 bytes
+NOTHING: Final = 1  # CUB never requests 0 bytes
 RADIX_BITS: Final = 8
 RADIX_DIGITS: Final = 1 << RADIX_BITS
 OFFSET_BYTES: Final = 4
@@ -23,22 +23,22 @@ _SORT_TILE: Final = {
     (1, 8): 5632, (2, 8): 5632, (4, 8): 5376, (8, 8): 4608, (4, 4): 6528, (8, 4): 4608,
     (2, 4): 6528, (1, 4): 6528, (8, 0): 5760, (4, 0): 7296, (2, 0): 8448, (1, 0): 8448,
 }  # fmt: skip
-_MERGE_TILE: Final = 4096  # keys and values of 8 bytes
+_MERGE_TILE: Final = 4096  # for 8-byte keys and values
 _UNIQUE_TILE: Final = 4864
 _UNIQUE_FIXED: Final = 768
-_ONE_BLOCK: Final = 256  # threads that sort what fits into one block
+_ONE_BLOCK: Final = 256  # threads of a sort that fits into one block
 _ONE_BLOCK_ITEMS: Final = 19
 
 
 def buffers(*sizes: int) -> int:
-    """Return what a call asks for that needs buffers of these sizes."""
+    """Return the bytes that a call requests if it needs buffers of these sizes."""
     return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes) + ALIGNMENT - 1
 
 
 def radix_sort(n: int, key_bytes: int, value_bytes: int = 0, bits: int | None = None) -> int:
     """Return the scratch memory of a radix sort.
 
-    This many bits of each of n keys are looked at, all of them where None.
+    The sort looks at this many bits of each of n keys; None = all bits.
     """
     largest = max(key_bytes, value_bytes)
     in_one_block = _ONE_BLOCK * max(1, min(_ONE_BLOCK_ITEMS, _ONE_BLOCK_ITEMS * 4 // largest))
@@ -52,7 +52,7 @@ def radix_sort(n: int, key_bytes: int, value_bytes: int = 0, bits: int | None = 
 
 
 def radix_sort_in_place(n: int) -> int:
-    """Return the scratch memory of one pass of a radix sort between buffers of the caller's."""
+    """Return the scratch memory of one pass of a radix sort between two buffers of the caller."""
     return buffers(-(-n // 5760) * RADIX_DIGITS * OFFSET_BYTES + PASS_BYTES, 1)
 
 

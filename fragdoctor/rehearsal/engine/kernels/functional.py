@@ -1,4 +1,4 @@
-"""Losses, softmax, dropout and normalization: kernels that ask for more than their results."""
+"""Losses, softmax, dropout and normalization: kernels that request more than their results."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def _distances_backward(call: Call) -> Iterable[Step]:
 def _pointwise_loss(call: Call) -> Iterable[Step]:
     """The loss of each element is summed (BinaryOps.cpp, Loss.cpp, Loss.cu).
 
-    Most results are made for the loss of each element and shrink, as ``TORCH_META_FUNC(mse_loss)``
-    resizes its output after it was made in full; beside it another such array, or of
-    ``binary_cross_entropy`` the sum.
+    Most results are allocated for the loss of each element and then shrink, as
+    ``TORCH_META_FUNC(mse_loss)`` resizes its output after allocating it in full; besides that there
+    is another such array, or the sum for ``binary_cross_entropy``.
     """
     if not call.argument("reduction"):
         yield from call.results
@@ -114,7 +114,7 @@ def _group_norm_backward(call: Call) -> Iterable[Step]:
 
 @rule("native_layer_norm_backward", "_fused_rms_norm_backward")
 def _layer_norm_backward(call: Call) -> Iterable[Step]:
-    """Gradients of weight and bias; over many rows by blocks, which are summed at the end."""
+    """Gradients of weight and bias; with many rows in blocks, which are summed at the end."""
     yield from copied_unless_dense(call.args[1])
     yield from call.results
     yield from copied_unless_dense(call.args[0])
@@ -142,7 +142,7 @@ def _by_blocks(call: Call, width: int, n_gradients: int) -> Iterable[Step]:
 
 @after_results("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
 def _batch_norm(call: Call) -> Iterable[Step]:
-    """PyTorch's own kernels (Normalization.cuh); ``cudnn_batch_norm`` asks for nothing."""
+    """PyTorch's own kernels (Normalization.cuh); ``cudnn_batch_norm`` requests nothing."""
     tensor = call.args[0]
     if call.argument("training") is not False and _is_channel_last(tensor):
         yield from _staging(tensor, 4)
@@ -153,7 +153,7 @@ def _batch_norm_backward(call: Call) -> Iterable[Step]:
     tensor = call.args[1]
     if not _is_channel_last(tensor):
         yield from call.results
-        if tensor.dim() > 2:  # they are seen as three dimensions
+        if tensor.dim() > 2:  # it is viewed in three dimensions
             for given in call.args[:2]:
                 yield from copied_unless_dense(given)
         return
@@ -165,7 +165,7 @@ def _batch_norm_backward(call: Call) -> Iterable[Step]:
 
 
 def _is_channel_last(tensor: torch.Tensor) -> bool:
-    """Return whether rows of channels lie in one piece (``batch_norm_choose_impl``)."""
+    """Return whether rows of channels are contiguous (``batch_norm_choose_impl``)."""
     if tensor.is_contiguous():
         return tensor.stride(1) == 1
     return tensor.is_contiguous(memory_format=torch.channels_last)

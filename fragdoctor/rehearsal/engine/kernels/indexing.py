@@ -27,7 +27,7 @@ from fragdoctor.rehearsal.engine.kernels.scratch import (
 from fragdoctor.rehearsal.engine.kernels.sorting import embedding_steps
 from fragdoctor.rehearsal.engine.tensors import new, scratch
 
-UNSORTED: Final = 3072  # indices up to which an embedding's gradient is made without a sort
+UNSORTED: Final = 3072  # up to this many indices, an embedding's gradient needs no sort
 INDEX_BYTES: Final = 8
 MAXIMUM: Final = 2  # mode of an embedding bag
 MASKS: Final = (torch.bool, torch.uint8)
@@ -37,7 +37,7 @@ in_order("_embedding_bag", "_embedding_bag_forward_only", order=(2, 1, 0, 3))
 
 @rule("roll")
 def _roll(call: Call) -> Iterable[Step]:
-    """Dimension by dimension, each from what the one before has made (TensorTransformations.h)."""
+    """Each dimension in turn, from the result of the previous one (TensorTransformations.h)."""
     tensor, shifts = call.args[:2]
     copied = copied_unless_dense(tensor)
     made: list[Step] = [Temp(n_bytes(tensor)) for _ in shifts[1:]]
@@ -71,7 +71,7 @@ def _embedding_backward(call: Call) -> Iterable[Step]:
 
 @rule("_embedding_bag_dense_backward")
 def _embedding_bag_backward(call: Call) -> Iterable[Step]:
-    """Sums and means are an embedding's gradient by bags; maxima are scattered (EmbeddingBag)."""
+    """Sums and means are an embedding's gradient per bag; maxima are scattered (EmbeddingBag)."""
     n_rows, by_frequency, mode = (call.args[i] for i in (5, 6, 7))
     yield from copied_unless_dense(call.args[0])
     yield from _gradient(call, n_rows, by_frequency=by_frequency, is_sorted=mode != MAXIMUM)
@@ -116,7 +116,7 @@ def index_put(
     accumulate: bool = False,
     unsafe: bool = False,
 ) -> torch.Tensor:
-    """``x[i] = v``; where values add up the indices are sorted first (Indexing.cu)."""
+    """``x[i] = v``; if values accumulate, the indices are sorted first (Indexing.cu)."""
     meta_functions.check_types(op, (self, indices, values))
     given = [t for t in indices if t is not None]
     is_mask = len(given) == 1 and given[0].dtype in MASKS
@@ -165,7 +165,7 @@ def _put_sorted(
 
 @special("aten::nonzero")
 def nonzero(_op: Any, self: torch.Tensor) -> torch.Tensor:
-    """``nonzero``: how many there are is read from the GPU, so it is assumed (Nonzero.cu)."""
+    """``nonzero``: the count would be read from the GPU, so it is assumed (Nonzero.cu)."""
     n = self.numel()
     found = values.n_kept(self, "nonzero")
     copied = None if self.is_contiguous() else scratch(self, n_bytes(self))
@@ -181,7 +181,7 @@ def nonzero(_op: Any, self: torch.Tensor) -> torch.Tensor:
 
 @special("aten::masked_select")
 def masked_select(_op: Any, self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """``masked_select``: an index by a mask."""
+    """``masked_select``: indexing with a mask."""
     shape = torch.broadcast_shapes(self.shape, mask.shape)
     return self.expand(shape)[mask.expand(shape)]
 
@@ -205,7 +205,7 @@ def bincount(
 def repeat_interleave(
     _op: Any, repeats: torch.Tensor, output_size: int | None = None
 ) -> torch.Tensor:
-    """``repeat_interleave``: how long the result is is read from the GPU (Repeat.cu)."""
+    """``repeat_interleave``: the length of the result is read from the GPU (Repeat.cu)."""
     if not repeats.numel():
         return new((0,), None, repeats.dtype, repeats.get_device())
     sums = repeats.cumsum(0)
@@ -224,7 +224,7 @@ def unique(
     return_inverse: bool = False,
     return_counts: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``unique``: the result keeps the memory of as many values as went in (Unique.cu)."""
+    """``unique``: the result keeps memory for as many values as went in (Unique.cu)."""
     n, size = self.numel(), self.element_size()
     found = values.n_kept(self, "unique")
     device = self.get_device()
@@ -268,7 +268,7 @@ def unique_consecutive(
     return_counts: bool = False,
     dim: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``unique_consecutive``: as ``unique`` on what is sorted."""
+    """``unique_consecutive``: like ``unique`` on sorted values."""
     if dim is not None:
         return unique_rows(op, self, dim)  # type: ignore[no-any-return]
     none = new((0,), None, torch.int64, self.get_device())
@@ -279,7 +279,7 @@ def unique_consecutive(
 def _selected(
     self: torch.Tensor, found: int, where: torch.Tensor, none: torch.Tensor, *, counts: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return as many values of a sorted tensor as were found, where they are, and how many each."""
+    """Return the values found in a sorted tensor, their positions, and the count of each."""
     n, device = self.numel(), self.get_device()
     out = new((n,), None, self.dtype, device)[:found]
     length = scratch(self, INDEX_BYTES)
@@ -291,7 +291,7 @@ def _selected(
 
 @special("aten::randperm.generator_out", "aten::randperm.out")
 def randperm(_op: Any, n: int, *_: Any, out: torch.Tensor, **__: Any) -> torch.Tensor:
-    """``randperm``: random keys are sorted with the numbers (Randperm.cu)."""
+    """``randperm``: random keys are sorted together with the numbers (Randperm.cu)."""
     out.resize_((n,))
     if n:
         squared = n - (6.0 * n * n + 1) / (12 * log(0.9))
@@ -307,7 +307,7 @@ def randperm(_op: Any, n: int, *_: Any, out: torch.Tensor, **__: Any) -> torch.T
 
 @after_results("scatter_reduce")
 def _scatter_reduce(call: Call) -> Iterable[Step]:
-    """A mean counts what goes into each place (TensorAdvancedIndexing.cpp)."""
+    """A mean counts the values that go into each place (TensorAdvancedIndexing.cpp)."""
     tensor, source = call.args[0], call.args[3]
     if call.argument("reduce") == "mean":
         yield Temp(n_bytes(source))

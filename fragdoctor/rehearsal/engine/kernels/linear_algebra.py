@@ -1,7 +1,7 @@
 """Factorizations and solvers: what they copy for cuSOLVER, which works in place.
 
 The rules are those of ``aten/src/ATen/native/cuda/linalg`` (BatchLinearAlgebra.cpp). What cuSOLVER
-itself asks for depends on its version and is not in them.
+itself requests depends on its version and is not included.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fragdoctor.rehearsal.engine.kernels.scratch import (
 
 INFO_BYTES: Final = 4
 INDEX_BYTES: Final = 8
-POWERS, SUMS, OTHERS = 5, 5, 3  # matrices of a Taylor polynomial of degree 18, and around it
+POWERS, SUMS, OTHERS = 5, 5, 3  # matrices for a Taylor polynomial of degree 18 and others
 
 
 def _noted(matrix: torch.Tensor) -> int:
@@ -39,7 +39,7 @@ def _rows(matrix: torch.Tensor) -> int:
 
 
 def _solved(matrix: torch.Tensor, right_bytes: int) -> Iterable[Step]:
-    """Solve by a factorization: pivots become a permutation of the rows of the right side."""
+    """Solve by a factorization: pivots become a permutation of the right-hand side's rows."""
     for _ in range(3):
         yield Temp(_rows(matrix) * INDEX_BYTES)
     yield Temp(right_bytes)
@@ -95,5 +95,5 @@ def _least_squares(call: Call) -> Iterable[Step]:
 
 @after_results("linalg_matrix_exp")
 def _exponential(call: Call) -> Iterable[Step]:
-    """The polynomial depends on the norms, which are not known: as for large ones."""
+    """The polynomial depends on the norms, which are not known and are assumed to be large."""
     return [Temp(n * n_bytes(call.args[0])) for n in (POWERS, SUMS, *[1] * OTHERS)]

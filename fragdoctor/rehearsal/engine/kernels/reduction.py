@@ -40,10 +40,10 @@ class ReductionKind:
     """How a kind of reduction is compiled.
 
     Attributes:
-        accumulator_bytes: of one partial result.
+        accumulator_bytes: size of one partial result.
         values: loads that each thread keeps in flight (``vt0``).
-        input_vector: values of a vectorised load.
-        max_threads: of a block.
+        input_vector: values of a vectorized load.
+        max_threads: threads of a block, at most.
     """
 
     accumulator_bytes: int
@@ -62,7 +62,7 @@ class Dim:
 
 
 def dims_of(sizes: Sequence[int], strides: Sequence[int], axes: Sequence[int]) -> list[Dim]:
-    """Return the dimensions as the iterator has them: reduced ones first, merged, fastest first."""
+    """Return the dimensions in the iterator's form: reduced ones first, merged, fastest first."""
     kept = [n for i, n in enumerate(sizes) if i not in axes]
     steps = list(dense_strides(kept))
     dims = []
@@ -73,7 +73,7 @@ def dims_of(sizes: Sequence[int], strides: Sequence[int], axes: Sequence[int]) -
 
 
 def _ordered(dims: list[Dim]) -> list[Dim]:
-    """Sort by insertion, as TensorIterator does: its comparison is no total order."""
+    """Sort by insertion, as TensorIterator does, because its comparison is not a total order."""
     order = dims[::-1]
     for i in range(1, len(order)):
         at = i
@@ -124,7 +124,7 @@ def _fits_32_bits(dims: Sequence[Dim], item_bytes: int) -> bool:
 
 
 def _halves(dims: Sequence[Dim]) -> list[list[Dim]]:
-    """Cut the dimension that reaches farthest; the first half is worked on first."""
+    """Split the dimension that reaches farthest; the first half is processed first."""
     longest = max(range(len(dims)), key=lambda i: (dims[i].size - 1) * max(dims[i].input, 1))
     size = dims[longest].size
     return [
@@ -135,7 +135,7 @@ def _halves(dims: Sequence[Dim]) -> list[list[Dim]]:
 
 @dataclass(slots=True)
 class _Work:
-    """How the work is divided: inputs and outputs each thread steps over."""
+    """How the work is divided: the inputs and outputs that each thread steps over."""
 
     n_inputs: int
     n_outputs: int
@@ -159,8 +159,8 @@ def reduction_bytes(
 ) -> list[tuple[int, int]]:
     """Return the buffers, in bytes, that reducing over ``axes`` takes.
 
-    A pair (partial results, semaphores) for each pass that needs them: what is too long for 32-bit
-    offsets is cut in halves, which are reduced one after the other.
+    There is a pair (partial results, semaphores) for each pass that needs them: an input too long
+    for 32-bit offsets is cut in halves, which are reduced one after the other.
 
     Sizes, strides (in elements) and bytes of an element are those of the input.
     """
@@ -247,7 +247,7 @@ def _block(width: int, height: int, most: int) -> tuple[int, int]:
 
 
 def power_of_two(n: int, most: int) -> int:
-    """Return the largest power of two up to a number, and up to another one."""
+    """Return the largest power of two that exceeds neither ``n`` nor ``most``."""
     return most if n >= most else 1 << (max(1, n).bit_length() - 1)
 
 
@@ -284,7 +284,7 @@ def _axes(call: Call) -> Any:
 
 @after_results("sum", "nansum", "mean", "prod")
 def _sum(call: Call) -> Iterable[Step]:
-    """``sum_out``: what has another dtype than the sum is copied first (ReduceOpsUtils.h)."""
+    """``sum_out``: a tensor of another dtype than the sum is copied first (ReduceOpsUtils.h)."""
     tensor: torch.Tensor = call.args[0]
     out = call.out_dtype
     kept_low = tensor.dtype in _LOW and out is torch.float32
@@ -302,7 +302,7 @@ def _extreme_or_indexed(call: Call) -> Iterable[Step]:
 
 
 def _reduces(*names: str, kind: Callable[[torch.Tensor], ReductionKind]) -> None:
-    """Give operations that reduce a tensor over ``dim`` their buffers."""
+    """Register buffers for operations that reduce a tensor over ``dim``."""
     after_results(*names)(lambda c: buffers_of(c.args[0], _axes(c), kind(c.args[0])))
 
 

@@ -1,9 +1,9 @@
-"""The memory that an operation asks for beside its results, and in which order: the table.
+"""The table of memory that operations request besides their results, and in which order.
 
 A rule returns the steps of an operation: scratch memory, results, frees. Without a rule an
-operation makes its results in order and nothing else. Scratch memory that is not freed by a step is
-freed at the end, the last first, as C++ destroys local variables. Each rule names the file of
-PyTorch (``aten/src/ATen/native/cuda`` unless said otherwise) in which the memory is asked for.
+operation creates its results in order and nothing else. Scratch memory that no step frees is freed
+at the end, the last first, as C++ destroys local variables. Each rule names the file of PyTorch (in
+``aten/src/ATen/native/cuda`` unless stated otherwise) that requests the memory.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import torch
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Temp:
-    """Ask for scratch memory."""
+    """Take scratch memory."""
 
     n_bytes: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Free:
-    """Free scratch memory asked for before."""
+    """Free scratch memory that was taken before."""
 
     temp: Temp
 
 
 @dataclass(frozen=True, slots=True)
 class Out:
-    """Make the n-th result."""
+    """Create the n-th result."""
 
     number: int
 
@@ -42,7 +42,7 @@ class UseBlas:
     """Use the handle of cuBLAS; its first use takes a workspace.
 
     Attributes:
-        is_lt: through cuBLASLt, which adds a bias on the way.
+        is_lt: whether it goes through cuBLASLt, which also adds a bias.
     """
 
     is_lt: bool = False
@@ -57,8 +57,8 @@ class Call:
 
     Attributes:
         op: the operation.
-        args, kwargs: what it is called with; tensors have no values.
-        outs: what it makes.
+        args, kwargs: its arguments; tensors have no values.
+        outs: the tensors that it creates.
         device: the GPU.
     """
 
@@ -69,7 +69,7 @@ class Call:
     device: int
 
     def argument(self, name: str) -> Any:
-        """Return an argument, or its default; None where the operation has none of this name."""
+        """Return an argument, or its default; None if the operation has none with this name."""
         for place, declared in enumerate(self.op._schema.arguments):
             if declared.name == name:
                 given = self.kwargs.get(name, declared.default_value)
@@ -86,23 +86,23 @@ class Call:
 
     @property
     def results(self) -> list[Step]:
-        """The steps that make the results, in order."""
+        """The steps that create the results, in order."""
         return [Out(i) for i in range(len(self.outs))]
 
 
 Rule = Callable[[Call], Iterable[Step]]
 _F = TypeVar("_F")
 RULES: Final[dict[str, Rule]] = {}
-"""Rules of the operations that ask for more than their results."""
+"""Rules of the operations that request more than their results."""
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Give operations, by their names without overload, a rule."""
+    """Register a rule for operations, by their names without overload."""
     return registered(RULES, names)
 
 
 def after_results(*names: str) -> Callable[[Rule], Rule]:
-    """Give operations a rule of what follows their results, which are made first."""
+    """Register a rule for what follows the results, which are created first."""
 
     def register(function: Rule) -> Rule:
         def steps(call: Call) -> Iterable[Step]:
@@ -132,7 +132,7 @@ def steps_of(call: Call) -> Sequence[Step]:
 
 
 def in_order(*names: str, order: tuple[int, ...]) -> None:
-    """Give operations another order of results than the declared one."""
+    """Give operations an order of results other than the declared one."""
 
     def ordered(call: Call) -> list[Step]:
         return [Out(i) for i in order if i < len(call.outs)]
@@ -141,7 +141,7 @@ def in_order(*names: str, order: tuple[int, ...]) -> None:
 
 
 def returned_from(steps: Iterable[Step]) -> list[Step]:
-    """Return steps of a function of C++, and with them the end of what it has not freed itself."""
+    """Return the steps of a C++ function, and frees at its end for what it did not free itself."""
     done = list(steps)
     freed = {id(step.temp) for step in done if isinstance(step, Free)}
     left = [step for step in done if isinstance(step, Temp) and id(step) not in freed]
@@ -159,7 +159,7 @@ def n_bytes(tensor: torch.Tensor) -> int:
 
 
 def copied_unless_dense(tensor: object) -> list[Temp]:
-    """Return the copy that a kernel makes of what is not contiguous."""
+    """Return the copy that a kernel makes of a tensor that is not contiguous."""
     if isinstance(tensor, torch.Tensor) and not tensor.is_contiguous() and tensor.numel():
         return [Temp(n_bytes(tensor))]
     return []
@@ -170,10 +170,10 @@ def copied_after(
     places: Sequence[int] = (0,),
     copies: Callable[[Any], list[Temp]] = copied_unless_dense,
 ) -> None:
-    """Give operations copies of some of their arguments, after their results are made."""
+    """Give operations copies of some of their arguments, after their results are created."""
     after_results(*names)(lambda call: chain.from_iterable(copies(call.args[i]) for i in places))
 
 
 def copied_before(*names: str, copies: Callable[[Any], list[Temp]] = copied_unless_dense) -> None:
-    """Give operations a copy of the first argument, before their results are made."""
+    """Give operations a copy of the first argument, before their results are created."""
     rule(*names)(lambda call: [*copies(call.args[0]), *call.results])

@@ -36,7 +36,7 @@ BLOCK_THREADS: Final = 256
 MIN_ITEMS, MAX_ITEMS = 4, 64
 REGISTERS_PER_BLOCK: Final = 40 * BLOCK_THREADS
 REGISTERS: Final = 65536
-# Slices up to a number -> least length from which several blocks share one (TensorTopK.cu).
+# Number of slices up to -> least length from which several blocks share one (TensorTopK.cu).
 _SHARED_FROM: Final = ((20, 20_000), (40, 10_000), (80, 8_000), (199, 5_000), (799, 3_000),
                        (4_000, 800))  # fmt: skip
 _SHARED_OTHERWISE: Final = 400
@@ -49,14 +49,14 @@ copied_before("kthvalue", "mode")
 
 @rule("sort")
 def _sort(call: Call) -> Iterable[Step]:
-    """``sort_stable`` (Sort.cpp, SegmentedSort): by row in a block, or by segments in one array."""
+    """``sort_stable`` (Sort.cpp, SegmentedSort): rows in a block each, or segments in one array."""
     tensor: torch.Tensor = call.args[0]
     yield from call.results
     yield from sort_steps(tensor, call.argument("dim"))
 
 
 def sort_steps(tensor: torch.Tensor, dim: int) -> Iterable[Step]:
-    """Return what a sort asks for beside values and indices."""
+    """Return the steps of a sort besides values and indices."""
     n = tensor.numel()
     if not n or not tensor.dim():
         return
@@ -81,7 +81,7 @@ def sort_steps(tensor: torch.Tensor, dim: int) -> Iterable[Step]:
 
 
 def _by_value_and_segment(n: int, size: int) -> Iterable[Step]:
-    """Sort all by value, then by segment (``segmented_sort_pairs_by_full_sort``)."""
+    """Sort everything by value, then by segment (``segmented_sort_pairs_by_full_sort``)."""
     values = Temp(n * size)
     yield from (Temp(n * INDEX_BYTES), Temp(n * INDEX_BYTES), values)
     yield from held_only(cub.radix_sort(n, size, INDEX_BYTES))
@@ -98,7 +98,7 @@ def _topk(call: Call) -> Iterable[Step]:
     yield from returned_from(topk_steps(tensor, length))
     k = call.args[1]
     if call.argument("sorted") and k > SORT_IN_BLOCK:
-        # What was selected is sorted as any tensor, and its indices are gathered (TensorTopK.cpp).
+        # Selected values are sorted like any tensor; their indices are gathered (TensorTopK.cpp).
         n_slices = tensor.numel() // max(1, length)
         selected = torch.empty(n_slices, k, dtype=tensor.dtype, device="meta")
         yield from (Temp(n_slices * k * INDEX_BYTES), Temp(n_bytes(selected)))
@@ -107,7 +107,7 @@ def _topk(call: Call) -> Iterable[Step]:
 
 
 def topk_steps(tensor: torch.Tensor, length: int) -> Iterable[Step]:
-    """Return what ``topk`` asks for where several blocks share a slice (``mbtopk``)."""
+    """Return the steps of ``topk`` if several blocks share a slice (``mbtopk``)."""
     n_slices = tensor.numel() // max(1, length)
     least = next((least for most, least in _SHARED_FROM if n_slices <= most), _SHARED_OTHERWISE)
     if length < least:
@@ -129,7 +129,7 @@ def topk_steps(tensor: torch.Tensor, length: int) -> Iterable[Step]:
 
 @after_results("cumsum", "cumprod", "cumsum_", "cumprod_")
 def _cumulate(call: Call) -> Iterable[Step]:
-    """A prefix sum along one dimension; only that of a flat tensor is CUB's."""
+    """A prefix sum along one dimension; only that of a flat tensor uses CUB."""
     tensor: torch.Tensor = call.args[0]
     n, dtype = tensor.numel(), call.out_dtype
     is_flat = tensor.dim() <= 1 or max(tensor.shape) == n
@@ -143,7 +143,7 @@ def _cumulate(call: Call) -> Iterable[Step]:
 
 @rule("median", "nanmedian")
 def _median(call: Call) -> Iterable[Step]:
-    """All of a tensor: sorted, then picked (``median_impl`` in Sorting.cpp)."""
+    """The median of a whole tensor: sorted, then picked (``median_impl`` in Sorting.cpp)."""
     tensor: torch.Tensor = call.args[0]
     if call.argument("dim") is not None:
         yield from (*copied_unless_dense(tensor), *call.results)
@@ -170,8 +170,8 @@ def embedding_steps(
 ) -> Iterable[Step]:
     """Return the steps of an embedding's gradient by sorted indices (Embedding*.cu).
 
-    How many runs of equal indices there are is not known before the sort; PyTorch takes the most
-    there can be.
+    The number of runs of equal indices is not known before the sort; PyTorch uses the largest
+    possible number.
     """
     order, sorted_ = Temp(n * index_bytes), Temp(n * index_bytes)
     numbers = Temp(n * index_bytes)

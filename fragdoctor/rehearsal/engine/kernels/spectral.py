@@ -21,16 +21,16 @@ from fragdoctor.rehearsal.engine.kernels.scratch import (
 )
 
 MOST_DIMS = 3
-"""Dimensions that cuFFT transforms at once (``cufft_max_ndim``)."""
+"""The most dimensions that cuFFT transforms at once (``cufft_max_ndim``)."""
 
 
 @dataclass
 class _Stages:
-    """Transforms that follow each other (``_exec_fft``), each of some dimensions.
+    """Transforms in a row (``_exec_fft``), each of some dimensions.
 
     Attributes:
-        sizes, strides: of what the last one has written.
-        copied_bytes: of each, what is copied first since it cannot be seen as one batch.
+        sizes, strides: those of the last transform's result.
+        copied_bytes: bytes that each transform copies first, if they cannot be seen as one batch.
     """
 
     sizes: list[int]
@@ -51,7 +51,7 @@ class _Stages:
             self.strides[dim], stride = stride, stride * self.sizes[dim]
 
     def transform_complex(self, dims: Sequence[int], element_bytes: int) -> None:
-        """Transform dimensions of complex numbers, as many at once as can be."""
+        """Transform dimensions of complex numbers, as many at once as possible."""
         left = list(dims)
         while left:
             left.sort(key=lambda d: -self.strides[d])
@@ -59,7 +59,7 @@ class _Stages:
             del left[-MOST_DIMS:]
 
     def steps(self, result: Sequence[Step], other: Temp) -> Iterable[Step]:
-        """Two buffers take turns; the one that is written to last is the result."""
+        """Two buffers take turns; the one that is written last is the result."""
         first, second = (result, [other]) if len(self.copied_bytes) % 2 else ([other], result)
         for i, copied in enumerate(self.copied_bytes):
             yield from (first, second, ())[min(i, 2)]
@@ -93,7 +93,7 @@ def _real_to_complex(call: Call) -> Iterable[Step]:
 
 @rule("_fft_c2r")
 def _complex_to_real(call: Call) -> Iterable[Step]:
-    """Such a transform overwrites what it reads: a copy, or what the other dimensions give."""
+    """This transform overwrites its input: a copy, or the result of the other dimensions."""
     tensor, dims, stages = _asked(call)
     yield from call.results
     read, other = Temp(n_bytes(tensor)), Temp(n_bytes(tensor))
@@ -112,8 +112,8 @@ def _complex_to_real(call: Call) -> Iterable[Step]:
 def _asked(call: Call) -> tuple[torch.Tensor, list[int], _Stages]:
     tensor: torch.Tensor = call.args[0]
     session.note(
-        "The workspaces of cuFFT were not counted: a plan has none for most sizes whose prime "
-        "factors are small, and up to some times its data for others."
+        "The workspaces of cuFFT were not counted: most sizes with small prime factors need none, "
+        "but others can need several times their data."
     )
     dims = [dim % tensor.dim() for dim in call.argument("dim")]
     return tensor, dims, _Stages(list(tensor.shape), list(tensor.stride()), [])

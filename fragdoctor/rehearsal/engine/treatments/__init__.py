@@ -1,8 +1,8 @@
-"""Changes of a program that are made from outside while it is rehearsed.
+"""Changes to a program that are applied from outside while it is rehearsed.
 
 Each treatment is a file with an ``install`` that patches what the program calls; the program's own
 code stays as it is. ``TREATMENTS`` names them; what each costs, and what the user writes for it, is
-known where they are prescribed (``fragdoctor/rehearsal/prescription``).
+defined where they are prescribed (``fragdoctor/rehearsal/prescription``).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TREATMENTS: Final[dict[str, Callable[[str, ExitStack], None]]] = {
     "sdpa": attention.fused,
     "fully-shard": sharding.fully_sharded,
 }
-"""Each is installed with what follows its name: most need nothing."""
+"""Each treatment is installed with what follows its name in the spec; most need nothing."""
 
 
 def apply(specs: Sequence[str], undo: ExitStack) -> None:

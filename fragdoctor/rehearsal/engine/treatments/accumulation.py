@@ -1,7 +1,7 @@
-"""Smaller batches: of what is trained on, with an update every n-th time, or of an evaluation.
+"""Smaller batches: those that are trained on, with an update every n-th time, or of an evaluation.
 
-Batches are those of PyTorch's ``BatchSampler``, which a ``DataLoader`` makes for itself and
-frameworks hand on. They are told apart by the lines that make them, and by their size.
+Batches are those of PyTorch's ``BatchSampler``, which a ``DataLoader`` creates for itself and
+frameworks pass on. Samplers are identified by the lines that create them and by their batch size.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OWN: Final = (str(Path(__file__).parents[2]), SEEN_THROUGH)
 
 
 def lines_and_size(batch_size: Any) -> str:
-    """Return what tells a sampler: the lines at work, those of the rehearsal left out; its size."""
+    """Return a sampler's identity: the calling lines outside the rehearsal, and its batch size."""
     number = 0
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -40,11 +40,11 @@ def lines_and_size(batch_size: Any) -> str:
 def install(argument: str, undo: ExitStack) -> None:
     """Split batches of some samplers into n, and update every n-th time: ``2:17x64,4711x8``.
 
-    What a program makes a batch of by itself is split by its arguments, not here.
+    Batches that a program makes itself are split through its arguments, not here.
     """
     n = int(argument.partition(":")[0])
     split_batches(argument, undo)
-    made: weakref.WeakSet[Any] = weakref.WeakSet()  # an optimizer's state goes with it
+    made: weakref.WeakSet[Any] = weakref.WeakSet()  # entries vanish with the optimizer
     zero_grad = torch.nn.Module.zero_grad
 
     def run_every(optimizer: Any) -> None:
@@ -52,7 +52,7 @@ def install(argument: str, undo: ExitStack) -> None:
         made.add(optimizer)
 
     def after_a_run(self: Any, *args: Any, **kwargs: Any) -> None:
-        """Keep gradients that are added to: the Trainer clears those of the model."""
+        """Keep gradients that are being accumulated: the Trainer clears those of the model."""
         own = {id(one) for one in self.parameters()}
         waits = (o for o in made if o.is_between and not own.isdisjoint(_parameters(o)))
         if not any(waits):
@@ -67,7 +67,7 @@ def _parameters(optimizer: Any) -> Iterator[int]:
 
 
 def split_batches(argument: str, undo: ExitStack) -> None:
-    """Let some samplers give an n-th of each batch, ``2:17x64,4711x8``; ``2``: all."""
+    """Make some samplers give an n-th of each batch, ``2:17x64,4711x8``; ``2``: all samplers."""
     n, _, numbers = argument.partition(":")
     make = BatchSampler.__init__
 
@@ -89,7 +89,7 @@ def _run_every(optimizer: Any, n: int) -> None:
         nonlocal n_calls
         n_calls += 1
         is_left_out = n_calls % n != 0
-        # A closure, which Lightning trains in, is called anyway; it may clear gradients first.
+        # A closure, in which Lightning trains, is called anyway; it may clear gradients first.
         closure = next(filter(callable, (*args, *kwargs.values())), lambda: None)
         found = closure() if is_left_out else step(self, *args, **kwargs)
         self.is_between = is_left_out

@@ -1,4 +1,4 @@
-"""Attention of Transformers by PyTorch's fused kernels, which keep no matrix of scores."""
+"""Attention of Transformers with PyTorch's fused kernels, which keep no matrix of scores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fragdoctor.rehearsal.engine.calls import at_first_call
 
 
 def is_eager(model: Any) -> bool:
-    """Whether a model of Transformers computes attention step by step, and need not."""
+    """Return whether a Transformers model computes attention step by step, but need not."""
     config = getattr(model, "config", None)
     return (
         getattr(config, "_attn_implementation", "") == "eager"

@@ -1,8 +1,8 @@
 """Parts of a model, found in its module tree, and checkpointing of some of them.
 
-A part is any module that calls several others with parameters, or some layers that follow each
-other in an ``nn.Sequential``. Which ones are worth it is measured
-(``fragdoctor/rehearsal/prescription/checkpoints.py``), so what they are called does not matter.
+A part is any module that calls several others with parameters, or a run of layers in an
+``nn.Sequential``. Which parts are worth checkpointing is measured
+(``fragdoctor/rehearsal/prescription/checkpoints.py``), so their names do not matter.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ MIN_BLOCKS: Final = 2
 
 
 class Piece:
-    """Layers that follow each other in an ``nn.Sequential``.
+    """A run of layers in an ``nn.Sequential``.
 
     Attributes:
-        path: of the sequential in the model.
-        sequential: see above.
-        first, end: numbers of the first layer and of that after the last.
-        tree: its path as a part, which begins with that of the piece that it is in.
+        path: path of the sequential in the model.
+        sequential: the sequential.
+        first, end: numbers of the first layer and of the one after the last.
+        tree: its path as a part, which begins with that of the enclosing piece.
     """
 
     def __init__(self, path: str, sequential: Any, first: int, end: int, inside: str) -> None:
@@ -41,10 +41,10 @@ class Piece:
 
 
 def repeated_blocks(model: Any) -> list[tuple[str, Any]]:
-    """Return the equal blocks of a model that follow each other, with their paths.
+    """Return a model's equal blocks in a row, with their paths.
 
-    Blocks are equal if their class is. Blocks of a few layers each (a linear layer, a norm) are no
-    blocks: they hold no module that has parameters. None lies within another.
+    Blocks are equal if their class is. Small groups of layers (a linear layer, a norm) do not
+    count: they hold no module that has parameters. No block lies within another.
     """
     found: list[tuple[str, Any]] = []
     inside: set[int] = set()
@@ -59,7 +59,7 @@ def repeated_blocks(model: Any) -> list[tuple[str, Any]]:
 
 
 def _is_block(module: Any) -> bool:
-    """Whether a module that is called has several others with parameters, and is no stage."""
+    """Return whether a callable module has several others with parameters, and is no stage."""
     if type(module).forward is torch.nn.Module.forward:
         return False  # a list of modules, whose members the program calls
     inner = [m for m in module.modules() if m is not module]
@@ -85,7 +85,7 @@ def caching(model: Any) -> dict[str, Any]:
 def parts_of(model: Any, known: ByIdentity) -> list[tuple[str, Any]]:
     """Return the modules and pieces in a model that can be checkpointed, with their paths.
 
-    Each stands before those within it. Those of models before, ``known``, are left out.
+    Each comes before those within it. Those of earlier models (``known``) are left out.
     """
     found: list[tuple[str, Any]] = []
     for path, module in model.named_modules():
@@ -95,7 +95,7 @@ def parts_of(model: Any, known: ByIdentity) -> list[tuple[str, Any]]:
         known[module] = True
         if path:
             found.append((path, module))
-        layers = [*module.children()]  # without those that are named twice
+        layers = [*module.children()]  # each child only once
         if type(module) is torch.nn.Sequential and len(layers) == len(module):
             found += [(piece.tree, piece) for piece in _pieces(path, module)]
     return found
@@ -104,7 +104,7 @@ def parts_of(model: Any, known: ByIdentity) -> list[tuple[str, Any]]:
 def _pieces(path: str, sequential: Any) -> Iterator[Piece]:
     """Yield the pieces of runs of layers that are no parts, halved down to one product each.
 
-    A piece ends with a product, whose result need not be made again.
+    A piece ends with a product, whose result need not be recomputed.
     """
     layers = [*sequential]
     for is_part, run in groupby(range(len(layers)), lambda n: _n_layers(layers[n]) > 1):
@@ -127,7 +127,7 @@ def _halved(piece: Piece, cuts: Sequence[int]) -> Iterator[Piece]:
 
 
 def expression(model: Any, path: str) -> str:
-    """Return how a module within a model is written after the model's name: ``.layers[3].mlp``."""
+    """Return a module's expression after the name of its model: ``.layers[3].mlp``."""
     written, module = "", model
     for name in path.split(".") if path else ():
         if isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)) and name.isdecimal():
@@ -141,15 +141,15 @@ def expression(model: Any, path: str) -> str:
 
 
 def _n_layers(module: Any) -> int:
-    """Number of modules with parameters of their own, up to two."""
+    """Return the number of modules with parameters of their own, up to two."""
     has_own = (m for m in module.modules() if next(m.parameters(recurse=False), None) is not None)
     return sum(1 for _ in islice(has_own, 2))
 
 
 def checkpoint(argument: str, undo: ExitStack) -> None:
-    """Checkpoint parts of the models that are trained: ``0,3,8=0.2`` by their numbers.
+    """Checkpoint parts of the trained models, by their numbers: ``0,3,8=0.2``.
 
-    Of part 8 the results of its first and third counted operation are kept.
+    The results of the first and third counted operation of part 8 are kept.
     """
     chosen: dict[int, tuple[int, ...]] = {}
     for part in argument.split(","):
@@ -160,7 +160,7 @@ def checkpoint(argument: str, undo: ExitStack) -> None:
 
     def wrap(model: Any) -> None:
         for config in caching(model).values():
-            config.use_cache = False  # a cache would be filled again when a block is run again
+            config.use_cache = False  # a recomputed block would fill the cache again
         pieces: dict[Any, list[tuple[int, int, dict[str, Any]]]] = {}
         for (_, part), number in zip(parts_of(model, known), following, strict=False):
             if number not in chosen:
@@ -181,7 +181,7 @@ _CHECKPOINT: Final = partial(checkpoints.checkpoint, use_reentrant=False)
 
 
 def _in_pieces(layers: Any, pieces: Sequence[tuple[int, int, dict[str, Any]]], x: Any) -> Any:
-    """Run a sequential with some pieces of it checkpointed, as the lines for it do."""
+    """Run a sequential with some pieces of it checkpointed, as the prescribed lines do."""
     at = 0
     for first, end, more in pieces:
         for layer in layers[at:first]:

@@ -1,4 +1,4 @@
-"""Contexts around calls of models: autocast, what is saved kept on the host, and no graph."""
+"""Contexts around calls of models: autocast, saved tensors kept on the host, and no graph."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The operations that make a loss, each with the shapes of its results and what it is made of.
+"""The operations that make a loss, each with the shapes of its results and its inputs.
 
-Where they are compared with those of a smaller batch
-(``fragdoctor/rehearsal/prescription/batch_rows.py``), it shows which of them look at several rows
-of the batch at once.
+A comparison with those of a smaller batch (``fragdoctor/rehearsal/prescription/batch_rows.py``)
+shows which of them look at several rows of the batch at once.
 """
 
 from __future__ import annotations
@@ -19,28 +18,28 @@ from fragdoctor.rehearsal.engine.marks import in_backward
 from fragdoctor.rehearsal.engine.treatments.operations import addresses, tensors
 
 MAX_LOSSES: Final = 4
-"""Backward passes whose losses are told: a step has one for each model that it trains."""
+"""The most backward passes whose losses are reported: a step has one for each trained model."""
 GIVEN: Final = "given"
-"""Stands for the operation where a tensor was there before."""
+"""Stands in for the operation if a tensor already existed."""
 _ABOUT: Final = ("dim", "dims", "training", "reduction", "other")
 _SCALES: Final = "aten::_amp_"
-"""What chooses the scale of a loss for the next step: it comes to the same for any batch."""
+"""Operations that choose the scale of a loss for the next step; the batch size does not matter."""
 _COPIES: Final = ("aten::clone", "aten::_to_copy")
 
 MAX_REACHED: Final = 100_000
-"""Operations that lead to what is there: with more of them losses are not told."""
+"""The most operations behind live tensors; with more of them, losses are not reported."""
 _COUNTED_EACH: Final = 50_000
 
 Node = tuple[str, list[list[int]], list[int], dict[str, Any]]
-"""An operation: name, shapes of its results, numbers of the nodes it reads, and what it is told.
+"""An operation: name, shapes of its results, numbers of the nodes it reads, and some arguments.
 
-That is: which dimensions, how it reduces them, by which number it multiplies or divides, and of a
-loss over classes whether rows have unequal weights.
+These are: which dimensions, how it reduces them, by which number it multiplies or divides, and, for
+a loss over classes, whether rows have unequal weights.
 """
 
 
 class _Made(NamedTuple):
-    """An operation, which lives as long as what is there was made of its results."""
+    """An operation, which lives as long as anything that was made from its results."""
 
     number: int
     name: str
@@ -50,7 +49,7 @@ class _Made(NamedTuple):
 
 
 class Losses:
-    """The first losses of a program, each as the nodes that lead to it, itself the last."""
+    """The first losses of a program, each as the nodes that lead to it, the loss itself last."""
 
     def __init__(self, undo: ExitStack) -> None:
         self.found: list[list[Node]] = []
@@ -69,7 +68,7 @@ class Losses:
         is_new = known.is_new
 
         def made_anew(device: int, address: int) -> None:
-            self._of.pop(address, None)  # what was made there before is gone
+            self._of.pop(address, None)  # what was there before is gone
             is_new(device, address)
 
         put(undo, dispatch, "serve", noted)
@@ -79,7 +78,7 @@ class Losses:
     def _note(self, op: Any, args: Any, kwargs: Any, made: Any) -> None:
         results = tensors(made)
         if not results or op.name().startswith(_SCALES):
-            return  # what is updated as a list: parameters
+            return  # parameters are updated as lists
         read = {at: one for one in tensors((args, kwargs)) for at in addresses(one)}
         written = {*addresses(results)}
         if written <= read.keys() and not op._schema.is_mutable:
@@ -111,7 +110,7 @@ class Losses:
         return self._add(GIVEN, [list(tensor.shape)], [], {}, {address}) if known is None else known
 
     def _ignores(self, target: Any, named: dict[str, Any]) -> bool:
-        """Whether a loss leaves out some labels, or may: what the step made them of is unknown."""
+        """Return whether a loss ignores some labels, or may: the step's own labels are unknown."""
         values = session.current().known.of(target)
         if values is not None:
             return bool((values == named["ignore_index"]).any())
@@ -123,12 +122,12 @@ class Losses:
 
     @staticmethod
     def _value(number: Any) -> float | None:
-        """Return the value of a tensor without dimensions, None where it is unknown."""
+        """Return the value of a tensor without dimensions, or None if it is unknown."""
         values = session.current().known.of(number) if number.is_cuda else number
         return None if values is None else float(values)
 
     def _began(self, roots: Any, *_: Any, **__: Any) -> None:
-        """Keep what leads to a loss."""
+        """Keep the operations that lead to a loss."""
         if self._is_over:
             return
         leading = _leading_to(
@@ -150,7 +149,7 @@ class Losses:
         self.forget()
 
     def forget(self) -> None:
-        """Take all that there is for given: what a pass or an update changes is no matter."""
+        """Take all that exists as given: what a pass or an update changes does not matter."""
         self._of.clear()
 
 

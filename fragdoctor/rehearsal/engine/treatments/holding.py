@@ -1,4 +1,4 @@
-"""What one line of the program makes, held on the host and brought to the GPU where it is used."""
+"""What one line of the program creates, kept on the host and moved to the GPU for use."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch.utils._pytree import tree_map_only
 from fragdoctor.rehearsal.engine.memory_history import users_frame
 
 _FILLS: Final = frozenset({"zeros", "ones", "full", "empty"})
-"""Functions that make the same values on the host as on the GPU."""
+"""Functions that create the same values on the host as on the GPU."""
 _LEAVES: Final = frozenset({"cpu", "numpy", "tolist", "item"})
 
 
 class HeldTensor(torch.Tensor):
     """A tensor on the host that passes for one on the GPU.
 
-    Where an operation reads nothing but such tensors, and indices, it is carried out on the host,
-    as is what writes into one; what results goes to the GPU unless it is a view. Any other
-    operation is given a copy on the GPU.
+    If an operation reads only such tensors and indices, or writes into one, it is carried out on
+    the host; its result goes to the GPU unless it is a view. Any other operation gets a copy on the
+    GPU.
     """
 
     @classmethod
@@ -75,7 +75,7 @@ def _carried_out(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
 
 
 class _HoldingMode(TorchFunctionMode):
-    """Holds on the host what a line of the program makes on the GPU."""
+    """Keeps on the host what a line of the program creates on the GPU."""
 
     def __init__(self, filename: str, line: int) -> None:
         super().__init__()
@@ -108,6 +108,6 @@ class _HoldingMode(TorchFunctionMode):
 
 
 def on_host(argument: str, undo: ExitStack) -> None:
-    """Hold on the host what a line makes, of a file as its code names it: ``train.py:23``."""
+    """Keep what a line creates on the host; the file is named as in its code: ``train.py:23``."""
     filename, _, line = argument.rpartition(":")
     undo.enter_context(_HoldingMode(filename, int(line)))

@@ -1,7 +1,7 @@
-"""The loss over the classes of a linear head, a part of the rows at a time.
+"""The loss over the classes of a linear head, computed in parts, some rows at a time.
 
 Logits are rows times classes, and so is their gradient: with many classes (a vocabulary) they are
-the largest tensors of a step. Checkpointed in parts, the head never has more than one part of them.
+the largest tensors of a step. Checkpointed in parts, the head never holds more than one part.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from fragdoctor.rehearsal.engine import put
 from fragdoctor.rehearsal.engine.calls import at_first_call, put_forward
 
 IGNORED: Final = -100
-"""The class that ``cross_entropy`` leaves out unless it is told another."""
+"""The class that ``cross_entropy`` ignores unless it is given another."""
 _PASSING: Final = {
     "AliasBackward0", "CloneBackward0", "ReshapeAliasBackward0", "SliceBackward0",
     "SqueezeBackward1", "ToCopyBackward0", "UnsafeViewBackward0", "ViewBackward0",
 }  # fmt: skip
-"""Nodes between a head and its loss that change no value."""
+"""Nodes between a head and its loss that do not change values."""
 _CAST: Final = "ToCopyBackward0"
 _ROWS_AND_CLASSES: Final = 2
 _PRODUCTS: Final = {"AddmmBackward0", "LinearBackward0", "MmBackward0"}
@@ -34,7 +34,7 @@ _OF_WEIGHTS: Final = {"TBackward0", "ToCopyBackward0"}
 def head_of(logits: Any, model: Any) -> tuple[str, bool] | None:
     """Return which linear layer of a model made logits: its path, and whether they were cast.
 
-    None where none did, or where what it made was changed.
+    None if no layer did, or if its result was changed.
     """
     node, is_cast = logits.grad_fn, False
     while node is not None and node.name() in _PASSING:
@@ -56,7 +56,7 @@ def head_of(logits: Any, model: Any) -> tuple[str, bool] | None:
 
 
 def can_be_split(logits: Any, target: Any, weight: Any, args: Any, kwargs: Any) -> bool:
-    """Whether ``cross_entropy`` of rows is the sum of its parts, with these arguments."""
+    """Return whether ``cross_entropy`` of rows is the sum of its parts, with these arguments."""
     return (
         weight is None
         and not args
@@ -80,7 +80,7 @@ def in_chunks(argument: str, undo: ExitStack) -> None:
 
     @wraps(loss)
     def cross_entropy(
-        input: Any,  # noqa: A002 - its name, by which some call it
+        input: Any,  # noqa: A002 - PyTorch's name, which some callers use
         target: Any,
         weight: Any = None,
         *args: Any,
@@ -130,10 +130,10 @@ def _postponed(head: Any) -> Any:
 
 
 class _Logits(torch.Tensor):
-    """What a head will make of its inputs: a tensor without memory.
+    """The future result of a head: a tensor without memory.
 
-    What keeps the classes last (views, slices of rows, casts) is noted. For whatever else asks,
-    the head is called then.
+    Operations that keep the classes last (views, slices of rows, casts) are recorded. Anything else
+    causes the head to be called.
     """
 
     head: Any
@@ -141,7 +141,7 @@ class _Logits(torch.Tensor):
 
     @classmethod
     def later(cls, head: Any, inputs: torch.Tensor, dtype: Any = None) -> _Logits:
-        """Return what a head makes of inputs, in its own type or another."""
+        """Return the future result of a head for inputs, in its own dtype or another."""
         if dtype is None:
             own = inputs.dtype
             dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else own
@@ -162,7 +162,7 @@ class _Logits(torch.Tensor):
             return made.to(self.dtype)
 
     def made(self) -> torch.Tensor:
-        """Return all of them."""
+        """Return all logits."""
         return self.of(self.inputs)
 
     @classmethod
@@ -184,11 +184,11 @@ class _Logits(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Nothing comes here: all goes through functions."""
+        """Never called: everything goes through functions."""
         raise NotImplementedError(f"{func} of logits that were not made yet")
 
     def _kept(self, func: Any, args: Any, kwargs: Any) -> _Logits | None:
-        """Return the same of the inputs, where it leaves the classes where they are."""
+        """Apply an operation to the inputs instead, if it leaves the classes where they are."""
         whole = torch.empty(self.shape, dtype=self.dtype, device="meta")
         rows = torch.arange(self.shape[:-1].numel()).view(*self.shape[:-1], 1)
         try:

@@ -1,4 +1,4 @@
-"""The number that makes a batch, divided where it stands: in the program or in its arguments."""
+"""The number that sets the batch size, divided where it is: in the program or its arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fragdoctor.rehearsal.engine import put
 
 
 def install(argument: str, undo: ExitStack) -> None:
-    """Divide numbers: ``2:7.8,9.4`` by their lines and columns, ``2:@1`` in the second argument."""
+    """Divide numbers at lines and columns, ``2:7.8,9.4``, or in the second argument, ``2:@1``."""
     n, _, places = argument.partition(":")
     found = [place for place in places.split(",") if not place.startswith(ARGUMENT)]
     for place in {*places.split(",")} - {*found}:
@@ -23,7 +23,7 @@ def install(argument: str, undo: ExitStack) -> None:
     read, script = io.open_code, os.path.realpath(sys.argv[0])
 
     def open_code(path: str) -> Any:
-        """``io.open_code``, by which ``runpy`` reads the program."""
+        """``io.open_code``, with which ``runpy`` reads the program."""
         with read(path) as stream:
             source = stream.read()
         is_program = os.path.realpath(path) == script

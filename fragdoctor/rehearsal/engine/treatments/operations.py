@@ -1,7 +1,7 @@
-"""Floating-point operations of training, and of the modules that could be computed again.
+"""Floating-point operations of training, and of the modules that could be recomputed.
 
-Each operation on a GPU is counted by the formulas of ``torch.utils.flop_counter``: products of
-matrices, convolutions and attention; what has no formula counts nothing.
+Each operation on a GPU is counted with the formulas of ``torch.utils.flop_counter``: products of
+matrices, convolutions and attention; operations without a formula count as nothing.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from fragdoctor.rehearsal.engine.marks import in_backward
 from fragdoctor.rehearsal.engine.module_notes import places
 
 _level = logging.root.manager.disable
-logging.disable(logging.WARNING)  # of kernels of Triton, which count nothing here either
+logging.disable(logging.WARNING)  # about Triton kernels, which are not counted here either
 from torch.utils.flop_counter import flop_registry  # noqa: E402
 
 logging.disable(_level)
 COUNTED: Final[dict[Any, Any]] = flop_registry
-"""Formulas of operations."""
+"""Operation -> formula for its cost."""
 
 
 class Product:
@@ -32,9 +32,9 @@ class Product:
 
     Attributes:
         event: number of events of the GPU's memory up to it.
-        n_flops: what it took.
-        addresses: of the storages that it returned.
-        changes: events before each write in place to where one of them lay, by the end of the call.
+        n_flops: its number of operations.
+        addresses: addresses of the storages that it returned.
+        changes: numbers of events before each in-place write to one of these, in the same call.
     """
 
     def __init__(self, event: int, n_flops: int, addresses: list[int]) -> None:
@@ -50,10 +50,10 @@ class Call:
     Attributes:
         device: the GPU that was the current one.
         begin, end: numbers of events of the GPU's memory before and after it.
-        backward: that as its backward pass began; None = it has not.
+        backward: the number when its backward pass began; None = it has not begun.
         inputs, outputs: addresses of the storages that it was given and that it returned.
         products: its counted operations.
-        saves_output: whether the backward pass of its last operation needs what that returned.
+        saves_output: whether the backward pass of its last operation needs that one's result.
     """
 
     def __init__(self, inputs: Any) -> None:
@@ -80,7 +80,7 @@ class Call:
             _, self.backward = _now()
 
     def described(self) -> dict[str, Any]:
-        """Return it as JSON takes it."""
+        """Return the call in a form for JSON."""
         return vars(self) | {"products": [vars(one) for one in self.products]}
 
 
@@ -88,7 +88,7 @@ class Operations:
     """Counts until ``undo`` is closed.
 
     Attributes:
-        n_flops: of forward and backward passes in training.
+        n_flops: number of operations of forward and backward passes in training.
     """
 
     def __init__(self, undo: ExitStack) -> None:
@@ -120,11 +120,11 @@ class Operations:
             undo.callback(hook.remove)
 
     def of(self, module: Any) -> list[Call]:
-        """Return the forward passes of a module in training, noted once they are asked for."""
+        """Return a module's forward passes in training, recorded from the first request on."""
         return self._of.setdefault(module, [])
 
     def note_piece(self, piece: Any, first: Any, last: Any) -> None:
-        """Note those of layers from a first to a last one; a piece comes before those in it."""
+        """Record calls of layers from a first to a last one; a piece precedes those in it."""
         self._begins.setdefault(first, []).append(piece)
         self._ends.setdefault(last, []).append(piece)
         self.of(piece)
@@ -149,7 +149,7 @@ class Operations:
     def _leave(self, module: Any, _: Any, outputs: Any) -> None:
         ended = [module, *reversed(self._ends.get(module, ()))] if self._inside else []
         for one in ended:
-            # Pieces that were begun within it and not ended were not called as such.
+            # Pieces that began within it and did not end were not called as pieces.
             depth = next((n for n, inside in enumerate(self._inside) if inside[0] is one), None)
             if depth is not None:
                 call = self._inside[depth][1]
@@ -159,9 +159,9 @@ class Operations:
 
 
 def _n_flops(formula: Any, args: Any, kwargs: Any, made: Any) -> int:
-    """Return what an operation takes, 0 where PyTorch's formula has other arguments than it.
+    """Return an operation's cost, or 0 if PyTorch's formula takes different arguments.
 
-    That of ``_slow_conv2d_forward`` does (PyTorch 2.12 and 2.13).
+    The formula of ``_slow_conv2d_forward`` does (PyTorch 2.12 and 2.13).
     """
     try:
         return int(formula(*args, **kwargs, out_val=made))
@@ -170,7 +170,7 @@ def _n_flops(formula: Any, args: Any, kwargs: Any, made: Any) -> int:
 
 
 def _now() -> tuple[int, int]:
-    """Return the current GPU, and how many events its memory had."""
+    """Return the current GPU, and the number of events of its memory."""
     now = session.current()
     if not now.is_started:
         return 0, 0
@@ -179,9 +179,9 @@ def _now() -> tuple[int, int]:
 
 
 def _written(op: Any, args: Any) -> list[int]:
-    """Return where the storages lie that an operation changes in place."""
+    """Return the addresses of the storages that an operation changes in place."""
     marks = [a.alias_info is not None and a.alias_info.is_write for a in op._schema.arguments]
-    # Those that results are put into are new: PyTorch's own code makes them.
+    # Those of ``out=`` arguments are new, because PyTorch's own code creates them.
     is_out = [a.is_out for a in op._schema.arguments]
     return addresses(
         [v for v, is_so, out in zip(args, marks, is_out, strict=False) if is_so and not out]
@@ -189,7 +189,7 @@ def _written(op: Any, args: Any) -> list[int]:
 
 
 def tensors(values: Any) -> list[torch.Tensor]:
-    """Return the plain tensors on GPUs in some values; others may be made by being looked at."""
+    """Return the plain tensors on GPUs in some values; others may be created when looked at."""
     found: list[torch.Tensor] = []
     _gather(values, found)
     return found
@@ -211,5 +211,5 @@ def _gather(values: Any, found: list[torch.Tensor]) -> None:
 
 
 def addresses(values: Any) -> list[int]:
-    """Return where the storages of tensors on GPUs lie."""
+    """Return the addresses of the storages of tensors on GPUs."""
     return [address for value in tensors(values) for _, address in places(value)]

@@ -1,6 +1,6 @@
-"""Other optimizers, or other ways to run the same: fused, in 8 bits, or as gradients come.
+"""Other optimizers, or other ways to run the same one: fused, in 8 bits, or as gradients come.
 
-Also what they do with gradients, and where their states are between their runs.
+Also what they do with gradients, and where their states are between runs.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from fragdoctor.rehearsal.engine import put
 from fragdoctor.rehearsal.engine.calls import after_making
 
 _SMALL: Final = 4096
-"""Elements below which bitsandbytes keeps the state of a tensor in 32 bits (``min_8bit_size``)."""
+"""Elements below which bitsandbytes keeps a tensor's state in 32 bits (``min_8bit_size``)."""
 _QUANTILE_BLOCK: Final = 256
-"""Elements that share a scale (``Optimizer2State`` of bitsandbytes 0.45)."""
+"""Number of elements that share a scale (``Optimizer2State`` of bitsandbytes 0.45)."""
 _MAP: Final = 256
-"""Values that 8 bits stand for, kept as a table of 32 bits for each kind of state."""
+"""Number of values that 8 bits can stand for, kept as a 32-bit table for each kind of state."""
 
 
 def fused(_: str, undo: ExitStack) -> None:
-    """Run each optimizer that can as one kernel, without temporaries."""
+    """Run each optimizer that supports it as one kernel, without temporaries."""
     for name in HAVE_FUSED:
         _put_made(getattr(torch.optim, name), undo, fused=True, foreach=False)
 
 
 def without_foreach(_: str, undo: ExitStack) -> None:
-    """Run optimizers that cannot run as one kernel parameter by parameter, without lists."""
+    """Run optimizers that cannot be fused one parameter at a time, without lists."""
     for name in HAVE_FOREACH:
         _put_made(getattr(torch.optim, name), undo, foreach=False)
 
@@ -47,7 +47,7 @@ def _put_made(kind: Any, undo: ExitStack, **how: bool) -> None:
 
 
 def adafactor(_: str, undo: ExitStack) -> None:
-    """Put Adafactor (factored second moments) in place of Adam and AdamW."""
+    """Replace Adam and AdamW with Adafactor (factored second moments)."""
     _put_for_adam(torch.optim.Adafactor, undo)
 
 
@@ -71,9 +71,9 @@ def _put_for_adam(make: Callable[..., torch.optim.Optimizer], undo: ExitStack) -
 
 
 class EightBitAdam(torch.optim.Optimizer):
-    """What bitsandbytes' ``AdamW8bit`` allocates: its kernels update in place.
+    """What bitsandbytes' ``AdamW8bit`` allocates; its kernels update in place.
 
-    Two bytes of state an element, a scale of 32 bits for each block and state, and two tables.
+    Two bytes of state per element, a 32-bit scale for each block and state, and two tables.
     """
 
     def __init__(self, params: Any, lr: Any = 1e-3, weight_decay: float = 0.0) -> None:
@@ -82,7 +82,7 @@ class EightBitAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Make the state of what has a gradient."""
+        """Create the state of parameters that have a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -108,9 +108,9 @@ class EightBitAdam(torch.optim.Optimizer):
 
 
 def in_backward(_: str, undo: ExitStack) -> None:
-    """Update each parameter as soon as its gradient is there, and let the gradient go.
+    """Update each parameter as soon as its gradient exists, and free the gradient.
 
-    The program's own optimizer then finds no gradients, and does nothing.
+    The program's own optimizer then finds no gradients and does nothing.
     """
 
     def split(optimizer: Any) -> None:
@@ -132,7 +132,7 @@ def in_backward(_: str, undo: ExitStack) -> None:
 
 
 def on_host(_: str, undo: ExitStack) -> None:
-    """Keep the states of optimizers on the host but while they run."""
+    """Keep the states of optimizers on the host except while they run."""
 
     def keep(optimizer: Any) -> None:
         def move(device: str) -> None:
@@ -148,7 +148,7 @@ def on_host(_: str, undo: ExitStack) -> None:
 
 
 def set_to_none(_: str, undo: ExitStack) -> None:
-    """Let ``zero_grad`` free gradients, whatever it was asked for."""
+    """Make ``zero_grad`` free gradients, whatever its arguments."""
     kinds: tuple[Any, ...] = (torch.optim.Optimizer, torch.nn.Module)
     for kind in kinds:
         zero = partial(kind.zero_grad, set_to_none=True)

@@ -16,9 +16,9 @@ from fragdoctor.rehearsal.engine.treatments.blocks import repeated_blocks
 
 
 def fully_sharded(argument: str, undo: ExitStack) -> None:
-    """Shard models as their optimizer is made, block by block, and give each rank its batch.
+    """Shard models when their optimizer is created, block by block, and give each rank its batch.
 
-    The number of ranks is that of the rehearsal, which is of one of them.
+    The number of ranks is that of the rehearsal, which runs one of them.
     """
     split_batches(argument, undo)
     make = torch.optim.Optimizer.__init__
@@ -46,7 +46,7 @@ def _listed(params: Any) -> list[Any]:
 
 
 def _models_of(params: Iterable[Any]) -> list[Any]:
-    """Return the outermost modules that hold some parameters."""
+    """Return the outermost modules that hold any of some parameters."""
     wanted = {id(p) for p in params}
     modules = [m for m in gc.get_objects() if issubclass(type(m), torch.nn.Module)]
     inner = {id(child) for m in modules for child in m.children()}
@@ -56,7 +56,7 @@ def _models_of(params: Iterable[Any]) -> list[Any]:
 
 
 def _shard(model: Any) -> dict[int, Any]:
-    """Shard a model; return what took the place of each parameter."""
+    """Shard a model; return the replacement of each parameter."""
     from torch.distributed.fsdp import fully_shard
 
     if not torch.distributed.is_initialized():

@@ -1,4 +1,4 @@
-"""What a program is seen to use: which treatments there is something for."""
+"""What a program is seen to use, which tells the treatments that can help."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ FRAMEWORKS: Final = {
     "lightning": ("lightning.pytorch.trainer.trainer", "Trainer"),
     "accelerate": ("accelerate.accelerator", "Accelerator"),
 }
-"""What runs the training, the one that runs the others first: its module and its class."""
+"""Frameworks that run the training, outermost first: module and class of each."""
 
 MAX_ITEMS: Final = 64
-"""Of a list, up to which it is looked at for models."""
+"""The longest list that is searched for models."""
 
 _FLAGS: Final = (
     "accumulates", "alternates", "autocasts", "checkpoints", "clips", "compiles",
@@ -72,7 +72,7 @@ class Traits:
         self._n_trained = 0
         self._place: tuple[str, int, dict[int, str]] | None = None
         around_models(self._see, undo)
-        self._updating: set[int] | None = None  # optimizers, since the last backward pass
+        self._updating: set[int] | None = None  # optimizers run since the last backward pass
         self._updated_before: set[int] = set()
         before_backward(self._began_backward, undo)
         self._watch(torch.nn.functional, "cross_entropy", self._lost, undo)
@@ -96,7 +96,7 @@ class Traits:
             self._watch(kind, "zero_grad", self._zeroed, undo)
 
     def found(self) -> dict[str, Any]:
-        """Return all of it, as JSON takes it."""
+        """Return all findings in a form for JSON."""
         distributed = torch.distributed
         self._found["is_distributed"] = distributed.is_available() and distributed.is_initialized()
         self._found["compiles"] = _has_compiled()
@@ -161,7 +161,7 @@ class Traits:
         return None
 
     def _add_parts(self, model: Any) -> None:
-        """Count what the parts of a model take, which are written as the optimizer's line does."""
+        """Count the cost of a model's parts, which are named as on the optimizer's line."""
         name = self._place[2].get(id(model), "model") if self._place else "model"
         for path, part in parts_of(model, self._known):
             about = {"model": self._n_trained, "path": path, "tree": path, "holds": [path]}
@@ -182,7 +182,7 @@ class Traits:
             self._parts.append((about | {"written": written}, part))
 
     def _place_for(self, model: Any) -> dict[str, Any] | None:
-        """Return where the optimizer was made, where the model had a name there."""
+        """Return where the optimizer was created, if the model had a name there."""
         if self._place is None:
             return None
         filename, line, names = self._place
@@ -213,7 +213,7 @@ class Traits:
     def _lost(
         self, logits: Any, target: Any = None, weight: Any = None, *args: Any, **kwargs: Any
     ) -> None:
-        """Note the head that a loss is computed over, where that can be done in parts."""
+        """Note the head that a loss is computed over, if that can be done in parts."""
         if self._found["head"] is not None or not can_be_split(
             logits, target, weight, args, kwargs
         ):
@@ -251,12 +251,12 @@ class Traits:
         self._sizes[self._samplers[sampler]] = batch_size
 
     def _noted(self, batches: Any) -> Any:
-        """Return a sampler's ``__iter__`` that notes whose batches were given."""
+        """Return a sampler's ``__iter__`` that notes whose batches were given out."""
 
         @wraps(batches)
         def noted(sampler: Any) -> Iterator[Any]:
             for batch in batches(sampler):
-                if not self._is_given:  # models are at work since the last batch
+                if not self._is_given:  # models have run since the last batch
                     self._given.clear()
                 if sampler in self._samplers:
                     self._is_given = True
@@ -271,7 +271,7 @@ class Traits:
 
 
 def _place_of_optimizer() -> tuple[str, int, dict[int, str]] | None:
-    """Return where the user's code makes an optimizer, and how it calls its modules there."""
+    """Return where the user's code creates an optimizer, and its names for modules there."""
     frame = users_frame()
     if frame is None:
         return None
@@ -285,7 +285,7 @@ def _has_compiled() -> bool:
 
 
 def _caller_of_torch() -> str:
-    """Return the file that calls PyTorch, "" where it is the user's own."""
+    """Return the file that calls PyTorch, or "" if it is the user's own."""
     frame: FrameType | None = sys._getframe(1)
     filename = __file__
     while frame is not None and (filename.startswith(OWN) or f"{os.sep}torch{os.sep}" in filename):
@@ -294,9 +294,9 @@ def _caller_of_torch() -> str:
 
 
 def _names_in(at_hand: Mapping[str, Any]) -> dict[int, str]:
-    """Return how a line writes the modules at hand: by a name, or what is in one or an attribute.
+    """Return how a line can write the modules at hand: by a name, an item or an attribute.
 
-    Long lists are left out, which hold data.
+    Long lists are left out, because they hold data.
     """
     found: dict[int, str] = {}
     for name, value in at_hand.items():
