@@ -1,4 +1,4 @@
-"""Popular claims that are wrong, corrected where they apply to this very case."""
+"""Popular claims that are wrong, corrected if they apply to this case."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fragdoctor.model.diagnosis import Cause
 from fragdoctor.units import MIB, format_share, format_size
 
 LAST_STRAW_SHARE: Final = 0.02
-"""A request below one part in fifty of live memory is not what filled the device."""
+"""A request below this share of live memory is not what filled the device."""
 
 
 def find_corrections(case: JudgedCase) -> tuple[str, ...]:
-    """Return one sentence or two for each popular claim that is wrong here."""
+    """Return one or two sentences for each popular claim that is wrong here."""
     return tuple(text for check in CORRECTIONS if (text := check(case)))
 
 

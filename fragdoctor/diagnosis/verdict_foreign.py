@@ -1,6 +1,6 @@
-"""What an allocator other than PyTorch's prints of itself: arithmetic with what there is.
+"""Verdicts on allocators other than PyTorch's: arithmetic with the figures that they print.
 
-What is not printed stays open: who fills the device is then only possible.
+What is not printed stays open: a cause that says who fills the device is then only possible.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ WATCH: Final = "nvidia-smi shows the device's size and whether another process i
 
 
 def watch(message: OomMessage) -> str:
-    """Return what shows who is on the device, by its maker; "" where there is no such tool."""
+    """Return the vendor's command that shows who is on the device, or "" if there is none."""
     if message.variant == "jax-program" or message.backend in ("cpu", "directml"):
         return ""
     return WATCH.replace("nvidia-smi", monitor_of(message.backend))
 
 
 def by_its_figures(name: str, message: OomMessage) -> Hypothesis:
-    """Return what the figures of a message say of a program."""
+    """Return what the figures of a message say about a program."""
     for row in _ROWS:
         if (found := row(name, message)) is not None:
             return found
@@ -39,7 +39,7 @@ def by_its_figures(name: str, message: OomMessage) -> Hypothesis:
 def _open(
     cause: Cause, text: str, m: OomMessage, sure: Confidence = Confidence.POSSIBLE
 ) -> Hypothesis:
-    """Return a hypothesis that leaves it open who else is on the device."""
+    """Return a hypothesis that leaves open who else is on the device."""
     also: tuple[Cause, ...] = (Cause.OTHER_PROCESS,)
     if cause is Cause.UNKNOWN:
         also = (Cause.CAPACITY, *also)
@@ -51,7 +51,7 @@ def _whole_bytes(m: OomMessage) -> int | None:
 
 
 def _needs_bytes(m: OomMessage) -> int | None:
-    """Return all that a compiled program needs, where it is printed."""
+    """Return the total that a compiled program needs, if the message prints it."""
     is_program = m.program_bytes is None and m.variant == "jax-program"
     return m.requested_bytes if is_program else m.program_bytes
 
@@ -63,11 +63,11 @@ def _largest(m: OomMessage) -> str:
 
 
 def _by_size(n_bytes: int) -> Confidence:
-    """Return how sure a lack is by the size alone: of a large card, or of any."""
+    """Return how certain a shortage is by its size alone, compared with large cards."""
     return Confidence.LIKELY if n_bytes >= OVERSIZED_ALONE_BYTES else Confidence.POSSIBLE
 
 
-# The rows, in their order.
+# The rows, in order.
 
 
 def _beyond_device(name: str, m: OomMessage) -> Hypothesis | None:

@@ -1,4 +1,4 @@
-"""What one message says, each kind with what it can honestly prove."""
+"""What a single message says: each kind yields only what it can prove."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ LIMIT_SUB_KINDS: Final = {
 }
 
 KILLS: Final = ("killed", "sigkill", "oom-killer")
-"""Signs of a kill: proof only where the kernel itself says why."""
+"""Signs of a kill, which are proof only if the kernel itself says why."""
 
 TOLD_KILLS: Final = {
     "evicted": "Kubernetes",
     "kernel": "The kernel",
     "slurm": "The job's scheduler or the container's limit",
 }
-"""Who says why it killed a process, by variant."""
+"""Who killed a process and said why, by variant."""
 
 WENT_ON: Final = {
     "detectron2-retry": "Detectron2 could not make a call on the GPU and goes on with its inputs "
@@ -58,7 +58,7 @@ WENT_ON: Final = {
     "memory (shared GPU memory), which makes the program slow",
     "vae-retry": "The VAE did not fit at once and goes on in tiles, which is slower",
 }
-"""What a program says that caught the failure and went on in another way, by variant."""
+"""What a program says that caught the failure and went on another way, by variant."""
 
 LIBRARIES: Final = {
     "cublas": "cuBLAS",
@@ -68,13 +68,13 @@ LIBRARIES: Final = {
     "ctranslate2": "CTranslate2, which runs faster-whisper,",
     "bitsandbytes": "bitsandbytes",
 }
-"""Libraries that ask the driver for memory, by the kind or the finer kind of their messages."""
+"""Libraries that ask the driver for memory, by the kind or finer kind of their messages."""
 
 _NAMED: Final = {"cusolver": "cuSOLVER", "cusparse": "cuSPARSE", "cufft": "cuFFT"}
 
 
 def library_of(message: OomMessage) -> str:
-    """Return the name of the library that failed; those of dense algebra share a kind."""
+    """Return the name of the library that failed; dense algebra libraries share a kind."""
     said = message.text.lower()
     named = next((name for word, name in _NAMED.items() if word in said), None)
     return named or LIBRARIES.get(message.kind) or LIBRARIES[message.sub_kind]
@@ -98,7 +98,7 @@ NEGATIVES: Final = {
     "fixed-pool": "a pool of fixed size inside ggml was too small, which no memory changes: a "
     "newer llama.cpp sizes it by itself, else use a shorter context or batch",
 }
-"""What the reader's kinds of other failures mean."""
+"""The meaning of the reader's kinds of failures other than a lack of memory."""
 
 
 SHOWS_KILL: Final = "dmesg (or the scheduler's log) shows 'Out of memory: Killed process'."
@@ -178,7 +178,7 @@ TOLD: Final = {
         ),
     ),
 }
-"""Failures without figures that the text tells apart, by the finer kind of the message."""
+"""Failures without figures that the text distinguishes, by the finer kind of the message."""
 
 
 def read_no_message(log: OomLog) -> Hypothesis:
@@ -198,7 +198,7 @@ def read_message(message: OomMessage) -> Hypothesis:
     row = f"message-{message.sub_kind or message.kind}"
     found = _read(message)
     if found.confidence is Confidence.POSSIBLE and is_seen_to_grow(message):
-        # nothing but what people saw says why: memory that grows is kept from step to step
+        # The only evidence is what people saw: memory that grows is kept from step to step.
         also = distinct((found.cause, *found.also), Cause.LEAK)
         found = replace(found, cause=Cause.LEAK, also=also)
     return replace(found, row=found.row or row)
@@ -270,7 +270,7 @@ def _allocator(message: OomMessage) -> Hypothesis:
 
 
 def _mps(message: OomMessage) -> Hypothesis:
-    """Read MPS: refused where heaps + other Metal memory + request exceed the watermark."""
+    """Read MPS: it refuses if heaps + other Metal memory + request exceed the watermark."""
     if message.requested_bytes is None or message.allocated_bytes is None:
         return _unknown(message)
     limit = known(message.limit_bytes)
@@ -398,7 +398,7 @@ _AT_START: Final = {
     "prefill": "At start-up the server ran one prefill of {n} tokens, and what the weights leave "
     "of the card was too little for it and its KV cache.",
 }
-"""What a server tried that failed, by the finer kind of its message."""
+"""What a server tried and failed to do, by the finer kind of its message."""
 
 
 def _kv_cache(message: OomMessage) -> Hypothesis:
@@ -443,7 +443,7 @@ def _kv_cache(message: OomMessage) -> Hypothesis:
 
 
 def _foreign(message: OomMessage) -> Hypothesis:
-    """Read JAX, TensorFlow, ggml and others: their allocators, their figures."""
+    """Read JAX, TensorFlow, ggml and others, which have allocators and figures of their own."""
     name, wanted = _framework(message), message.requested_bytes
     if message.is_warning:
         return Hypothesis(
@@ -499,7 +499,7 @@ def _host(message: OomMessage) -> Hypothesis:
 _ON_CHIP: Final = re.compile(
     r"[Rr]equired: (\d{1,12}), ?,? ?[Hh]ardware limit(?:ation)?: (\d{1,12})"
 )
-"""Bytes of a multiprocessor, as Triton prints them (triton/runtime/errors.py)."""
+"""Bytes of on-chip memory of a multiprocessor, as Triton prints them (triton/runtime/errors.py)."""
 
 
 def _not_memory(message: OomMessage) -> Hypothesis:
