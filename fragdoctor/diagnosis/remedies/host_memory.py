@@ -77,7 +77,7 @@ HOST_CHANGES: Final = {
     "DataLoader): WSL2 and some containers allow few of them however much memory is free; in WSL2 "
     "a larger memory= in .wslconfig",
 }
-"""What uses less of the host's memory, by the finer kind of the message."""
+"""Changes that use less of the host's memory, by the finer kind of the message."""
 
 HOST_PLACES: Final = (
     (
@@ -100,20 +100,20 @@ HOST_PLACES: Final = (
         (_FEWER_WORKERS),
     ),
 )
-"""What uses less of the host's memory at calls of a traceback, the first that matches."""
+"""Changes that use less host memory, by a call in the traceback; the first match counts."""
 
 _OF_CONTAINER: Final = re.compile(r"\b137\b")
-"""Docker and Kubernetes tell a kill as 128 + 9."""
+"""Docker and Kubernetes report a kill as exit code 128 + 9."""
 
 _LOADING: Final = re.compile(r"Loading (?:checkpoint shards|weights|pipeline components)\W")
 """Progress bars of transformers and diffusers."""
 
 HUGE_ON_HOST_BYTES: Final = 8 * GIB
-"""One tensor of the size of a small machine's memory: its own dimensions are what is too large."""
+"""A tensor as large as a small machine's memory: its own dimensions are too large."""
 
 
 def host_change(case: JudgedCase) -> str:
-    """Return what uses less of the host's memory, by what the message and its place say."""
+    """Return the change that uses less host memory, by the message and its place."""
     message = case.message
     if message is None or _LOADING.search(f"{message.around} {message.intro}"):
         return HOST_CHANGE
@@ -143,7 +143,7 @@ class LessHostMemory(Remedy):
     title = "Use less host memory, or have more"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it for every lack of host memory but that of /dev/shm."""
+        """Propose less host memory for every lack of it except in /dev/shm."""
         if case.cause is not Cause.HOST_MEMORY or _is_shared_memory(case):
             return
         yield self.proposal(
