@@ -1,4 +1,4 @@
-"""FD204: the failure is in the optimizer's step, where its state is made."""
+"""FD204: the failure is in the optimizer's step, which creates its state."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class OptimizerState(Rule):
     severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding where the last failure is in an optimizer."""
+        """Yield one finding if the last failure is in an optimizer."""
         analysis = context.need_trace()
         if not analysis.ooms:
             return
@@ -63,7 +63,7 @@ def fails_in_optimizer(analysis: DeviceAnalysis) -> bool:
 
 
 def state_in_step(analysis: DeviceAnalysis) -> int:
-    """Return the state that a step holds at its peak; 0 where the trace shows no steps."""
+    """Return the bytes of state that a step holds at its peak, or 0 if no steps are seen."""
     phases = () if analysis.phases is None else analysis.phases.phases
     held = (s for p in phases if p.phase == TrainingPhase.OPTIMIZER for s in p.held)
     return next((s.n_bytes for s in held if s.category == Category.OPTIMIZER_STATE), 0)

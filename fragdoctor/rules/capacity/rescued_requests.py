@@ -36,7 +36,7 @@ class RescuedRequests(Rule):
     severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding where more retries than failures happened."""
+        """Yield one finding if there were more retries than failures."""
         known = context.retries
         if known is None:
             raise Skip("a message counts no retries; statistics or a trace do")

@@ -1,4 +1,4 @@
-"""FD103: the same lines ask for ever new sizes."""
+"""FD103: the same lines keep asking for new sizes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DriftingSizes(Rule):
     severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding where sizes drift."""
+        """Yield one finding if sizes drift."""
         analysis = context.need_trace()
         sizes = analysis.sizes
         if sizes is None:

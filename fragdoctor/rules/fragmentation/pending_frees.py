@@ -10,7 +10,7 @@ from fragdoctor.rules.rule import Context, Rule, Skip
 from fragdoctor.units import format_size
 
 WORTH_SHARE: Final = 0.02
-"""One part in fifty of reserved memory; less is the copy of one batch."""
+"""Smallest share of reserved memory worth a finding; less is the copy of one batch."""
 
 
 class PendingFrees(Rule):
@@ -40,7 +40,7 @@ class PendingFrees(Rule):
     severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding where much is pending or came free too late."""
+        """Yield one finding if much memory is pending or came free too late."""
         pending, reserved, source = _pending(context)
         r = context.failed_request
         late = r.late_free_bytes if r is not None else 0

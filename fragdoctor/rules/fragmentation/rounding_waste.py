@@ -10,7 +10,7 @@ from fragdoctor.rules.rule import Context, Rule, Skip
 from fragdoctor.units import format_share, format_size
 
 WORTH_SHARE: Final = 0.05
-"""A twentieth of active memory. Rounding to 512 bytes stays far below for tensors of any size."""
+"""Smallest share of active memory worth a finding; rounding to 512 bytes wastes far less."""
 
 
 class RoundingWaste(Rule):
@@ -38,7 +38,7 @@ class RoundingWaste(Rule):
     severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding where rounding takes a twentieth of active memory."""
+        """Yield one finding if rounding takes a twentieth of active memory."""
         waste, active, source = _waste(context)
         if not waste or waste < WORTH_SHARE * active:
             return

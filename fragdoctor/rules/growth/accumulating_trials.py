@@ -41,7 +41,7 @@ class AccumulatingTrials(Rule):
     severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding where memory accumulates."""
+        """Yield one finding if memory accumulates."""
         if context.story is None:
             raise Skip("no log with several trials or failures was given")
         trend = accumulation(context.story)

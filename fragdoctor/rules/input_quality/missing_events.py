@@ -1,4 +1,4 @@
-"""FD904: events are missing from, or contradict, the trace."""
+"""FD904: events are missing from the trace or contradict the state."""
 
 from __future__ import annotations
 

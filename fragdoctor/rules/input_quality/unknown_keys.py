@@ -1,4 +1,4 @@
-"""FD906: keys and values that this program does not know."""
+"""FD906: keys and values that fragdoctor does not know."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fragdoctor.rules.rule import Context, Rule
 from fragdoctor.units import format_count
 
 MAX_NAMES: Final = 5
-"""Names listed; the rest is counted."""
+"""The most names to list; the others are only counted."""
 
 
 class UnknownKeys(Rule):

@@ -35,7 +35,7 @@ class ConsequenceErrors(Rule):
     severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding for each failure that others follow from."""
+        """Yield one finding for each failure that causes others."""
         if context.story is None:
             raise Skip("no log with several events was given")
         events = context.story.events

@@ -36,7 +36,7 @@ class StarvedLibrary(Rule):
     severity = Severity.ERROR
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding for a message of such a library."""
+        """Yield one finding for a message from such a library."""
         message = context.need_message()
         if message.kind not in NAMES:
             return
