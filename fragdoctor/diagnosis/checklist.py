@@ -135,7 +135,9 @@ def _capacity_of_request(r: FailedRequest) -> Answer:
         value = f"{format_size(needed)} needed of {format_size(r.total_bytes)}"
         if needed > r.total_bytes + r.tolerance_bytes:
             return fail(value, "Live memory and request exceed the device.", r.source)
-        return warn(value, "No free figure is printed, so that what others hold is open.", r.source)
+        return warn(
+            value, "No free figure is printed, so it is unknown what others hold.", r.source
+        )
     value = f"{format_size(needed)} needed, {format_size(available)} available"
     asked = "segment" if r.segment_rest_bytes else "request"
     parts = (
@@ -176,15 +178,15 @@ def check_gap(context: Context, _verdict: Verdict) -> Answer:
     """Ask how much is reserved but not allocated, and how much of that is stuck."""
     totals = totals_of(context)
     if totals is None:
-        return skip("No input says both reserved and allocated memory.")
+        return skip("No input has both reserved and allocated memory.")
     value = f"{format_size(totals.gap_bytes)} of {format_size(totals.reserved_bytes)}"
     r = context.failed_request
     if r is None or r.source == "user":
         if totals.returned_bytes is None:
-            return passed(value, "A gap alone is cache and no fault.", totals.source)
+            return passed(value, "A gap alone is just cache, not a problem.", totals.source)
         detail = (
             f"{format_size(totals.returned_bytes)} of it are returned on demand, "
-            f"{format_size(totals.stuck_bytes)} are not; before a failure a gap is no fault."
+            f"{format_size(totals.stuck_bytes)} are not; without a failure a gap is no problem."
         )
         return passed(value, detail, totals.source)
     detail = "After the flush that precedes a failure this is what could not be returned"
@@ -283,7 +285,7 @@ def check_fragmentation_ratio(context: Context, _verdict: Verdict) -> Answer:
     """Compute the popular ratio, and say what it is worth."""
     totals = totals_of(context)
     if totals is None or totals.reserved_bytes == 0:
-        return skip("No input says both reserved and allocated memory, or nothing is reserved.")
+        return skip("No input has both reserved and allocated memory, or nothing is reserved.")
     value = format_share(totals.gap_bytes, totals.reserved_bytes)
     stuck = format_share(totals.stuck_bytes, totals.reserved_bytes)
     rule = "a rule of thumb that PyTorch does not document"
@@ -390,9 +392,9 @@ def check_size_diversity(context: Context, _verdict: Verdict) -> Answer:
     )
     if sizes.drifting:
         return warn(
-            value, "The same lines ask for ever new sizes, which fit old blocks badly.", "trace"
+            value, "The same lines keep asking for new sizes, which rarely fit old blocks.", "trace"
         )
-    return passed(value, "Sizes repeat, so that blocks can be reused.", "trace")
+    return passed(value, "Sizes repeat, so blocks can be reused.", "trace")
 
 
 def check_capture_quality(context: Context, _verdict: Verdict) -> Answer:
@@ -430,7 +432,7 @@ def check_settings(context: Context, _verdict: Verdict) -> Answer:
             return passed(
                 "expandable_segments:True", "The message says so.", context.failed_request.source
             )
-        return skip("No input records the settings: a snapshot of 2.2 or later does.")
+        return skip("No input records the settings: a snapshot from PyTorch 2.2 or later does.")
     value = settings.conf or "defaults"
     problems = _problems(context, settings)
     if problems:

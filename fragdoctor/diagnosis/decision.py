@@ -56,8 +56,8 @@ def fragmentation(r: FailedRequest, where: str = "", *, is_limited: bool = False
     if is_limited:
         free = (
             f"{format_size(r.cache_bytes)} of what is reserved were free, {holes}. {on_device} are "
-            "free on the device, but something keeps PyTorch from reserving more, as a rule a "
-            "memory fraction"
+            "free on the device, but something keeps PyTorch from reserving more, usually a memory "
+            "fraction"
         )
     else:
         outside = f", {on_device} on the device" if r.free_bytes is not None else ""
@@ -102,12 +102,12 @@ def simply_full(r: FailedRequest) -> Hypothesis:
 
 def without_figures(request: str, doing: str) -> Hypothesis:
     """Return the hypothesis for a request about which nothing else is known."""
-    when = f" {doing}" if doing else ", as it does where the GPU is full"
+    when = f" {doing}" if doing else ", as it does when the GPU is full"
     return Hypothesis(
         Cause.CAPACITY,
         f"The allocator refused a {request}{when}; the message's figures, which would say who "
         "holds the GPU's memory, are missing.",
-        settled_by="Give the whole message; nvidia-smi beside the run shows who fills the GPU.",
+        settled_by="Give the whole message; nvidia-smi during the run shows who fills the GPU.",
     )
 
 
@@ -313,12 +313,12 @@ def _free_enough(r: FailedRequest) -> Iterator[Hypothesis]:
         return
     fraction = "a memory fraction that this version's message does not print, "
     reasons = (
-        f"{fraction if r.may_hide_limit else ''}a neighbor that has let go of its memory since, "
+        f"{fraction if r.may_hide_limit else ''}a neighbor that has since freed its memory, "
         "a limit of the driver or of virtual memory, or on Windows a page file that is too small"
     )
     yield Hypothesis(
         Cause.UNKNOWN,
-        f"{figures}: a full device does not explain it; possible are {reasons}.",
+        f"{figures}: a full device does not explain it; possible causes are {reasons}.",
         settled_by="Say whether a memory fraction is set and list the processes on the "
         "device (nvidia-smi); the allocator's trace shows whether the driver was asked at "
         "all.",
@@ -339,8 +339,8 @@ def _over_available(r: FailedRequest) -> Iterator[Hypothesis]:
             Cause.CAPACITY,
             f"{format_size(r.live_bytes)} of the {format_size(r.total_bytes)} device are live, and "
             f"{format_size(r.free_bytes)} are free for a {r.request_text}. The rest is the context "
-            "and the pool of cudaMallocAsync, whose size its message does not print, so that no "
-            "other process has to be there.",
+            "and the pool of cudaMallocAsync, whose size its message does not print, so there need "
+            "not be another process.",
             Confidence.LIKELY,
             "PYTORCH_CUDA_ALLOC_CONF=backend:native prints all figures.",
         )
@@ -352,7 +352,7 @@ def _over_available(r: FailedRequest) -> Iterator[Hypothesis]:
             f"device, too little for a {r.request_text}; what PyTorch keeps in its cache is "
             "missing from the message.",
             Confidence.LIKELY,
-            "The whole message says what is reserved: with much of it free it is fragmentation.",
+            "The whole message says what is reserved: if much of it is free, it is fragmentation.",
             also=(Cause.FRAGMENTATION,),
         )
         return
@@ -445,7 +445,7 @@ def _no_free_figure(r: FailedRequest) -> Iterator[Hypothesis]:
             Cause.CAPACITY,
             f"{format_size(r.reserved_bytes)} reserved plus the request of "
             f"{format_size(r.requested_bytes)} leave {format_size(max(0, rest))} of the device of "
-            f"{format_size(r.total_bytes)}, which context and driver take.",
+            f"{format_size(r.total_bytes)}, which the context and the driver take.",
             Confidence.LIKELY,
         )
 

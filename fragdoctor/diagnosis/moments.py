@@ -214,7 +214,7 @@ def _moment(a: DeviceAnalysis, totals: Totals, steps: I64, asked: str) -> tuple[
     """Return which moment is meant, in words, and how many events precede it."""
     m = _MOMENTS.fullmatch(asked.strip().lower())
     if m is None:
-        raise ConfigError(f"{asked!r} is no moment of a trace.", hint=_AS_MOMENT)
+        raise ConfigError(f"{asked!r} is not a moment of a trace.", hint=_AS_MOMENT)
     kind, number = (m[1] or m[3]), int(m[2] or 0)
     if kind == "peak":
         return "the peak", totals.peak_allocated_state

@@ -26,7 +26,7 @@ _MOST_HOST_LINES: Final = 3
 """The most source lines to name that hold the host's memory."""
 
 NO_EVENT = (
-    "The snapshot holds no out-of-memory event: it was taken at another moment than the message."
+    "The snapshot holds no out-of-memory event: it was not taken at the moment of the message."
 )
 
 
@@ -69,7 +69,7 @@ def _of_host(host: HostMemoryReport) -> list[str]:
     """Describe the host's page-locked memory, which PyTorch 2.15 records beside the GPUs'."""
     cached = f", {format_size(host.cached_bytes)} of it cached for reuse"
     held = f"The host has {format_size(host.reserved_bytes)} page-locked (pinned)"
-    notes = [f"{held}{cached if host.cached_bytes else ''}: it is in no figure here."]
+    notes = [f"{held}{cached if host.cached_bytes else ''}: no figure here includes it."]
     if host.moment is None:
         return notes
     when = f"at the {host.moment}"
@@ -126,7 +126,7 @@ def _mismatch(leader: Context) -> list[str]:
     text = (
         f"No out-of-memory event of the snapshot is about the {format_size(wanted)} of the message"
     )
-    return [f"{text}: they may be of different runs."]
+    return [f"{text}: they may be from different runs."]
 
 
 def capacity_note(context: Context, bench: Bench | None) -> str:
@@ -204,13 +204,13 @@ def balance_note(
     if busy[odd] < UNLIKE * busy[next_one]:
         return ""
     each = ", ".join(f"GPU {d} {format_size(n)}" for d, n in busy.items())
-    note = f"The GPUs are unlike: when GPU {verdict.device} failed, they held {each}."
+    note = f"The GPUs differ: when GPU {verdict.device} failed, they held {each}."
     if not any(s.endswith(_DATA_PARALLEL) and "parallel" in s for s in snapshot.strings):
         return note
     if odd == min(busy):
         return (
-            f"{note} DataParallel gathers outputs on GPU {odd}: DistributedDataParallel does not, "
-            "or compute the loss inside of the module."
+            f"{note} DataParallel gathers outputs on GPU {odd}: use DistributedDataParallel, which "
+            "does not, or compute the loss inside the module."
         )
     return (
         f"{note} DataParallel splits a batch by count, not by size: GPU {odd} had the largest "

@@ -81,8 +81,8 @@ def cycle_note(owners: Sequence[OwnerReport], context: Context) -> str:
     if a is None or n_bytes < _NOTED_SHARE * a.active_bytes or not cycles:
         return ""
     return (
-        f"{format_size(n_bytes)} hang on reference cycles ({cycles[0].owner.name}) that only "
-        "Python's collector frees: gc.collect() gives them back, and a weakref.ref avoids the "
+        f"{format_size(n_bytes)} are kept by reference cycles ({cycles[0].owner.name}) that only "
+        "Python's garbage collector frees: gc.collect() frees them, and a weakref.ref avoids the "
         "cycle."
     )
 

@@ -303,7 +303,7 @@ def _caught(e: CaseEvidence) -> Hypothesis | None:
         where = e.context.user_line(found.stack)
         summary += (
             f" {'The line that failed' if where is None else where} asked for "
-            f"{format_size(found.failed_bytes)} in vain and was served with "
+            f"{format_size(found.failed_bytes)} in vain and was served "
             f"{format_size(found.served_bytes)} from then on, {format_size(found.peak_bytes)} live "
             "at the most."
         )
@@ -360,7 +360,7 @@ def _no_setting_mends(e: CaseEvidence) -> Hypothesis | None:
         steps = max((r.outlook.fails_after_steps or 0 for r in survivors if r.outlook), default=0)
         end = f"lets the run go on for more than {plural(steps, 'step')}"
         if not steps:
-            end = "lets its step come to its end"
+            end = "lets its step finish"
         lacks = f" It lacks {format_size(e.lacking_bytes)} in all." if e.lacking_bytes else ""
         text = f"{enough} no allocator setting {end}.{lacks}"
         return Hypothesis(_other_than_holes(e), text, Confidence.LIKELY, row="no-setting-mends")
@@ -369,8 +369,8 @@ def _no_setting_mends(e: CaseEvidence) -> Hypothesis | None:
         return None
     return Hypothesis(
         _other_than_holes(e),
-        f"{enough} its step was the first, and of no allocator setting is it known that it is "
-        "enough for the rest.",
+        f"{enough} its step was the first, and no allocator setting is known to be enough for the "
+        "rest.",
         settled_by="Rehearse the program and give the recording to --continue-with.",
         row="first-step",
     )

@@ -78,7 +78,7 @@ def _beyond_device(name: str, m: OomMessage) -> Hypothesis | None:
     if whole is not None and wanted is not None and wanted > whole:
         text = (
             f"{name} asked for {format_size(wanted)} at once, more than the {format_size(whole)} "
-            "that are there in all."
+            "available in total."
         )
         return Hypothesis(Cause.CAPACITY, text, Confidence.PROVEN)
     return None
@@ -103,8 +103,8 @@ def _program(_name: str, m: OomMessage) -> Hypothesis | None:
         text = f"The compiled program needs {format_size(needs)} at once.{_largest(m)}"
         return _open(Cause.CAPACITY, text, m, _by_size(needs))
     text = (
-        f"The whole program needs {format_size(needs)}: so little is refused where the GPU is "
-        "full already, of this program's other arrays or of another process."
+        f"The whole program needs {format_size(needs)}: so little is refused only if the GPU is "
+        "already full, with this program's other arrays or another process."
     )
     return _open(Cause.UNKNOWN, text, m)
 
@@ -132,8 +132,8 @@ def _with_room(name: str, m: OomMessage) -> Hypothesis | None:
         return None
     text = (
         f"{name} was refused {format_size(wanted)} with {format_size(free)} free on the device: a "
-        "full device does not explain it; possible are a limit of the driver or of virtual "
-        "memory, free memory in pieces, or a neighbor that has let go of its own since."
+        "full device does not explain it; possible causes are a limit of the driver or of virtual "
+        "memory, free memory in pieces, or a neighbor that has since freed its own."
     )
     return _open(Cause.UNKNOWN, text, m)
 
@@ -147,8 +147,8 @@ def _size_alone(name: str, m: OomMessage) -> Hypothesis | None:
     text = f"{name} could not allocate {format_size(wanted)}{beside}."
     if wanted <= NEXT_TO_NOTHING_BYTES and m.kind in ("jax", "tf"):
         text += (
-            " So little is refused where the GPU is full already: of this program's own arrays, or "
-            "of another process."
+            " So little is refused only if the GPU is already full: with this program's own "
+            "arrays, or another process."
         )
         return _open(Cause.UNKNOWN if m.kind == "jax" else Cause.CAPACITY, text, m)
     sure = Confidence.LIKELY if m.kind == "ggml" else _by_size(wanted)

@@ -245,13 +245,13 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         can_leave_gpu=True,
         title="Load the checkpoint on the CPU, and free it after loading",
         change="state = torch.load(path, map_location='cpu'), with mmap=True since 2.1; "
-        "model.load_state_dict(state), which copies it into the model that is on the GPU already; "
+        "model.load_state_dict(state), which copies it into the model that is already on the GPU; "
         "del state",
         in_words=r"(?i)\b(?:resum|restor|load)(?:e|ed|es|ing|s)? (?:(?:training|the|an?|from|my"
         r"|saved|last|previous|model|fsdp) ){0,4}checkpoint(?! shards)"
         r"|\bresum(?:e|ed|ing)\b(?![_=])",
-        why="Without map_location each tensor goes to the device it was saved from: "
-        "beside what it is copied into, and of every rank to the same GPU.",
+        why="Without map_location each tensor goes to the device it was saved from: beside the "
+        "weights that it is copied into, and for every rank to the same GPU.",
         source="torch 1.0 to 2.15, torch/serialization.py, nn/modules/module.py and "
         "optim/optimizer.py",
         unless=(Place(code=r"map_location\s?=\s?(?:torch\.device\()?['\"]cpu"),),
@@ -381,7 +381,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         is_training=False,
         can_leave_gpu=True,
         title="Gather the predictions on the CPU",
-        change="keep of each batch what the metrics need, on the CPU",
+        change="keep only what the metrics need of each batch, on the CPU",
         spelled=Change.GATHER,
         why="Trainer keeps every batch's logits on the GPU until the evaluation ends, "
         "and joins them with a copy.",
@@ -449,7 +449,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "on a machine as it has free GPUs; torch.load(..., map_location='cpu'), since each rank "
         "that loads to 'cuda' puts it on GPU 0; nvidia-smi shows whether several ranks share a GPU",
         why="NCCL makes its buffers on each rank's GPU at the first collective, beside PyTorch's "
-        "cache: what is there already leaves them no room.",
+        "cache: what is already there leaves them no room.",
         source="torch 1.10 to 2.15, nn/parallel/distributed.py, distributed/utils.py and fsdp",
         places=(
             Place(file=r"/torch/nn/parallel/distributed\.py$", functions="__init__"),
@@ -540,7 +540,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         change="load it without .to(device) or .cuda(), and move each batch in the loop "
         "(non_blocking=True from pinned memory); --data_device cpu in Gaussian splatting; fewer or "
         "smaller images",
-        why="All images are loaded before the first step, so that no batch size changes it.",
+        why="All images are loaded before the first step, so no batch size changes that.",
         source="gaussian-splatting, scene/cameras.py and utils/camera_utils.py",
         places=(
             Place(file=r"/scene/cameras\.py$"),
@@ -762,8 +762,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "the graph); a smaller batch there, and images or sequences no larger than in training "
         "(resize, crop, tiles); keep results with .item() or .cpu()",
         spelled=Change.EVALUATION_BATCH,
-        why="Training fits, the evaluation does not: its batch is another one, and it "
-        "keeps what it returns.",
+        why="Training fits but the evaluation does not: its batch is different, and it keeps what "
+        "it returns.",
         source="transformers 4.57, trainer.py; lightning 2.5, loops/evaluation_loop.py",
         in_words=r"(?i)\b(?:during|in|at|after|running|when|while) (?:the |each )?"
         r"(?:validat|evaluat)i\w+"
@@ -809,10 +809,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         grows_with=_BATCH,
         is_surrounding=True,
         title="Use less than the GPU's own memory",
-        change="a smaller batch, input or model, until nvidia-smi stays some hundred MiB below the "
-        "card's size; to get an error instead of a slow run: NVIDIA Control Panel, Manage 3D "
+        change="a smaller batch, input or model, until nvidia-smi stays a few hundred MiB below "
+        "the card's size; to get an error instead of a slow run: NVIDIA Control Panel, Manage 3D "
         "settings, CUDA - Sysmem Fallback Policy: Prefer No Sysmem Fallback",
-        why="What does not fit goes to the host's memory, over the bus, at a small part of the "
+        why="What does not fit goes to the host's memory, over the bus, at a fraction of the "
         "speed.",
         source="NVIDIA's driver for Windows since 536.40; support answer 5490",
         in_words=r"[Ss]hared GPU memory|[Ss]ysmem [Ff]allback",
@@ -829,7 +829,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "or distilled model; between the steps of a pipeline del model, gc.collect() and "
         "torch.cuda.empty_cache(), since it asks the driver beside PyTorch",
         why="It takes its memory from the driver: what PyTorch keeps in its cache for the other "
-        "models of the pipeline is not there for it.",
+        "models of the pipeline is not available to it.",
         source="ctranslate2 3 and 4, src/cuda; faster-whisper 1.1, transcribe.py; whisperx 3, "
         "README",
         intro=r"(?i)(?:CUDA|HIP) failed with error out of memory",
@@ -847,7 +847,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         change="a smaller image, tiles of it, fewer frames or points, a shorter text or audio; one "
         "input at a time, under torch.inference_mode(); weights in 16 or 8 bits, or a smaller "
         "model",
-        why="Nothing is trained here, so that the memory goes to the weights and to what one layer "
+        why="Nothing is trained here, so the memory goes to the weights and to what one layer "
         "makes, which grows with the input.",
         source="torch 1.2 to 2.13, autograd/grad_mode.py and utils/_contextlib.py",
         places=(

@@ -39,7 +39,7 @@ MIN_SAVING_SHARE: Final = 0.03
 """Smallest share of the peak worth saving; less is also within the error of the edits."""
 
 CUT: Final = (
-    "The recording ends before a whole step: what its rest would need is not in this figure."
+    "The recording ends before a step is complete: this figure does not include the rest of it."
 )
 
 
@@ -83,7 +83,7 @@ class SavingRemedy(Remedy):
                 weight=MAY_HELP,
                 confidence=Confidence.POSSIBLE,
                 change=self.change,
-                why="It lowers the peak of live memory; how much was not tried.",
+                why="It lowers the peak of live memory; by how much was not tried.",
                 cost=self.cost,
                 caveats=self.caveats,
                 verify=self.verify,
@@ -141,7 +141,7 @@ class SavingRemedy(Remedy):
         less = f"falls by {format_size(saved)} only" if saved >= MIB else "does not fall"
         why = (
             f"Replayed with {self.doing}: the peak of {format_size(bench.peak_bytes)} live memory "
-            f"{less}. It is made of other things than {self.acts_on}."
+            f"{less}. It is made up of things other than {self.acts_on}."
         )
         rejected = replace(
             proposal.recommendation, why=why, confidence=Confidence.LIKELY, saves_bytes=None
@@ -279,9 +279,9 @@ class SmallerBatch(SavingRemedy):
         title = "Use a smaller batch or smaller images" if is_of_pixels else ""
         change = FEWER_PIXELS if is_of_pixels else self.change
         if case.has_marker(BATCH_OF_ONE):
-            title, change = "Use smaller inputs: the batch is one already", ONE_SAMPLE
+            title, change = "Use smaller inputs: the batch is already one", ONE_SAMPLE
         elif case.has_marker(BATCH_TRIED):
-            title, change = "Use smaller inputs, or less for the model", ONE_SAMPLE
+            title, change = "Use smaller inputs, or less memory for the model", ONE_SAMPLE
         if (r is None or r.is_bare) and case.message is not None and case.sign is None:
             yield self.proposal(
                 title=title,
@@ -297,7 +297,7 @@ class SmallerBatch(SavingRemedy):
         if case.fails_in_optimizer_step:
             why = (
                 "The failure is in the optimizer's step, when the activations of the batch are "
-                "freed already; weights, gradients and state do not shrink with the batch."
+                "already freed; weights, gradients and state do not shrink with the batch."
             )
             yield self.rejection(why, Confidence.LIKELY)
             return
@@ -426,7 +426,7 @@ LARGER: Final = 1.5
 """Multiple of the largest earlier step; the batches of most programs differ by less."""
 
 
-KEPT_BATCH: Final = "in training gradient accumulation keeps the effective batch"
+KEPT_BATCH: Final = "in training, gradient accumulation keeps the effective batch"
 
 BATCH_SHARES: Final = (7 / 8, 3 / 4, 5 / 8, 1 / 2, 3 / 8, 1 / 4, 1 / 8)
 """Shares of the present batch: eighths, since batches are powers of two or multiples of eight."""
@@ -490,15 +490,15 @@ class LessModelMemory(Remedy):
         elif held:
             parts = ", ".join(f"{name} {format_size(n)}" for name, n in held.items())
             why = (
-                f"At the peak the device holds {parts}. Half the precision halves them; shared by "
-                "n GPUs (ZeRO, FSDP) each holds an nth."
+                f"At the peak the device holds {parts}. Half the precision halves them; sharded "
+                "over n GPUs (ZeRO, FSDP), each holds one nth."
             )
         yield self.proposal(
             weight=HELPS + 25
             if is_building or (case.has_marker(BATCH_OF_ONE) and case.is_checkpointed)
             else MAY_HELP + 2,
             confidence=Confidence.LIKELY if is_building else Confidence.POSSIBLE,
-            change="bf16 weights or autocast, an optimizer in 8 bits, LoRA; quantised weights for "
+            change="bf16 weights or autocast, an 8-bit optimizer, LoRA; quantized weights for "
             "inference; FSDP or ZeRO over several GPUs, offloading to the host",
             why=why,
             cost="Lower precision may need care with the loss; sharding and offloading need "

@@ -85,7 +85,7 @@ class MoveStrandingBlocks(Remedy):
                 f"{plural(strander.n_segments, 'segment')} from being returned.",
                 locations=case.context.python_stack(strander.stack),
                 predicted=Predicted(fits=True, method="arithmetic") if solves else None,
-                cost="A change of the code; clone() needs both copies for a moment.",
+                cost="A change to the code; clone() needs both copies for a moment.",
                 verify="These blocks no longer head the list of stranding blocks.",
                 evidence=(Evidence("stranded", strander.stranded_bytes, "bytes", "snapshot"),),
                 saves_bytes=strander.stranded_bytes,
@@ -109,7 +109,7 @@ class PreallocateBuffers(Remedy):
     """Buffers that grow by copies, such as a KV cache: allocate them once."""
 
     code = "preallocate-buffers"
-    title = "Make buffers that grow once, at their full length"
+    title = "Allocate growing buffers once, at their full length"
     is_modelled = True
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
@@ -125,7 +125,7 @@ class PreallocateBuffers(Remedy):
         stacks = [case.context.python_stack(b.stack) for b in buffers]
         line = stacks[0][0] if stacks[0] else None
         yield self.proposal(
-            title=f"Make the buffers of {line_text(line)} once, at their full length",
+            title=f"Allocate the buffers of {line_text(line)} once, at their full length",
             weight=CURES if case.cause is Cause.FRAGMENTATION else HELPS,
             confidence=Confidence.LIKELY,
             change="torch.empty(..., max_length, ...) before the loop, and copy each step's part "
@@ -158,7 +158,7 @@ class PreallocateBuffers(Remedy):
         is_late = analysis is not None and analysis.capture.is_late_start
         if proposal is not None and judged is not None and judged.is_rejected and is_late:
             return proposal.with_caveat(
-                "The recording begins when the buffers are there already: record from the start to "
+                "The recording begins when the buffers already exist: record from the start to "
                 "have the change replayed."
             )
         return judged
@@ -186,7 +186,7 @@ class BucketShapes(Remedy):
             if sizes is not None
             else "Shapes that vary from step to step are the usual source of fragmentation; the "
             "message does not show whether they do.",
-            cost="Padding computes on nothing; buckets change the order of samples.",
+            cost="Padding wastes compute; buckets change the order of samples.",
             verify="A snapshot shows fewer distinct sizes of large requests.",
         )
 

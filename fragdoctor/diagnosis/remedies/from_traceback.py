@@ -84,13 +84,13 @@ class RetryOutsideHandler(Remedy):
         left = 0 if attempts is None else attempts.n_bytes
         if not (is_in_handler or left) or case.cause in CLOSED:
             return
-        why = "An exception's traceback holds the frames of its attempt, and these their tensors"
+        why = "An exception's traceback keeps the frames of its attempt, and they keep its tensors"
         yield self.proposal(
             weight=ABOVE_GENERIC + 1 if case.sign is None else HELPS,
             confidence=Confidence.LIKELY,
             change="set a flag in the except block and try again after it; keep str(error), not "
             "the exception; gc.collect() and torch.cuda.empty_cache() before the next attempt",
-            why=f"{why}: {format_size(left)} of an attempt that had failed were still held."
+            why=f"{why}: {format_size(left)} of a failed attempt were still held."
             if left
             else f"{why}: the second attempt starts with a full device.",
             cost="None.",

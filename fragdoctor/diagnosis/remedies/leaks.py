@@ -137,8 +137,8 @@ WAYS: Final = {
         "collect outputs without their graphs and on the host: outputs.append(out.detach().cpu())"
     ),
     KeptPattern.RESULTS: (
-        "find the list, dict or attribute that collects these outputs; keep the figure that is "
-        "wanted of them, or .detach().cpu()"
+        "find the list, dict or attribute that collects these outputs; keep the number that you "
+        "need from them, or .detach().cpu()"
     ),
     KeptPattern.COPIES: (
         "keep the copies on the host ({k: v.cpu() for k, v in model.state_dict().items()}), or "
@@ -334,7 +334,7 @@ class GatherOnHost(Remedy):
         yield self.proposal(
             weight=CURES,
             confidence=Confidence.LIKELY,
-            change="keep outputs.append(out.cpu()), or only the figure that is wanted",
+            change="keep outputs.append(out.cpu()), or only the number that you need",
             why=f"{gathered_text(case.context, kept)}.",
             locations=kept_stack(case.context, kept),
             cost="A copy to the host for each batch; as much host memory.",
@@ -420,7 +420,7 @@ class RestartTrials(Remedy):
         seen = (
             ""
             if n_before is None
-            else "The first trial of the log failed already. "
+            else "The first trial in the log already failed. "
             if n_before == 0
             else f"{plural(n_before, 'trial')} ran before the first that failed; half of that "
             "leaves a margin. "
@@ -433,7 +433,7 @@ class RestartTrials(Remedy):
             "process isolation, and let the process end",
             why=f"{seen}A process that ends gives everything back: leaked tensors, holes in the "
             "cache, the CUDA context.",
-            cost="Start-up and a new CUDA context for each process, some seconds.",
+            cost="Start-up and a new CUDA context for each process, a few seconds.",
             caveats=(
                 *(() if piles_up else ("Nothing in this log piles up from trial to trial.",)),
                 "It does not help a trial that is too large by itself.",

@@ -36,7 +36,7 @@ PEERS_LOOK_THE_SAME: Final = (
 )
 OWN_DEVICE: Final = (
     "torch.cuda.set_device(local_rank) before anything else touches CUDA, or "
-    "CUDA_VISIBLE_DEVICES=$LOCAL_RANK for each rank: these are peers of one size"
+    "CUDA_VISIBLE_DEVICES=$LOCAL_RANK for each rank: these are peers of equal size"
 )
 
 MIN_PEERS: Final = 3
@@ -150,8 +150,8 @@ class FewerProcesses(Remedy):
             why=f"One process needs {format_size(demand.total_bytes)} (its memory, the request and "
             f"the context); {format_size(r.total_bytes)} less "
             f"{format_size(sharing.headroom_bytes)} of headroom hold {n} of them.",
-            cost="One fewer of N loses at most 1/N of the throughput, less where they wait for "
-            "each other already.",
+            cost="One fewer of N loses at most 1/N of the throughput, less if they already wait "
+            "for each other.",
             verify="The sum over nvidia-smi's processes stays below the device's size.",
             predicted=Predicted(fits=n > 0, method="arithmetic"),
             evidence=(Evidence("one process", demand.total_bytes, "bytes", r.source),),
@@ -210,7 +210,7 @@ class LibraryHeadroom(Remedy):
             caveats=("An index out of range can look the same: rerun with CUDA_LAUNCH_BLOCKING=1.",)
             if case.kind in ("cublas", "cudnn")
             else (),
-            verify="mem_get_info() shows some hundred MiB free when the library starts.",
+            verify="mem_get_info() shows a few hundred MiB free when the library starts.",
         )
 
 
@@ -237,7 +237,7 @@ class FindTheLimit(Remedy):
             confidence=Confidence.POSSIBLE,
             change=f"look for {fraction}a memory option of the program; on Windows enlarge the "
             "page file, against which GPU memory counts, and close other programs; ulimit -v; "
-            f"{monitor_of(r.backend)} beside the run shows a neighbor that comes and goes",
+            f"{monitor_of(r.backend)} during the run shows a neighbor that comes and goes",
             why=case.verdict.summary,
             cost="None.",
             verify="The same request is served.",
@@ -282,9 +282,9 @@ class SmallerKernelBlocks(Remedy):
                 title="Change the operation, or the compiler",
                 weight=HELPS,
                 confidence=Confidence.POSSIBLE,
-                change="smaller or more even shapes (multiples of 8 and 128) in the operation that "
-                "is named, smaller blocks where it is a Pallas kernel; a newer jaxlib, libtpu or "
-                "torch_xla: a kernel that XLA chose itself should fit, so that this is worth a bug "
+                change="smaller or more even shapes (multiples of 8 and 128) in the named "
+                "operation, smaller blocks if it is a Pallas kernel; a newer jaxlib, libtpu or "
+                "torch_xla: a kernel that XLA chose itself should fit, so this is worth a bug "
                 "report",
                 why="On-chip memory (VMEM) is a property of the TPU's core; a smaller model or "
                 "batch changes nothing by itself.",
@@ -356,9 +356,9 @@ SENDS_OBJECTS: Final = Place(
 )
 """Calls that send objects between ranks: their sizes are sent first, on the current device."""
 RANK_CHANGE: Final = (
-    "torch.cuda.set_device(local_rank) right at the start of each rank: objects are sent between "
-    "ranks with their sizes ahead, on the current device, and a size that never arrived is "
-    "garbage; a newer PyTorch where that is done already"
+    "torch.cuda.set_device(local_rank) right at the start of each rank: when objects are sent "
+    "between ranks, their sizes go first, on the current device, and a size that never arrived is "
+    "garbage; or a newer PyTorch, which does that itself"
 )
 
 
@@ -411,7 +411,7 @@ class LocateDriverCall(Remedy):
     """A driver's message without figures."""
 
     code = "locate-driver-call"
-    title = "See whether the GPU is full, and of what"
+    title = "See whether the GPU is full, and with what"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose finding the call behind a driver's message."""
@@ -423,11 +423,11 @@ class LocateDriverCall(Remedy):
         if case.is_of_other_program:
             return
         change = (
-            "nvidia-smi for the GPU and free -h for the host beside the run, then less on the "
+            "nvidia-smi for the GPU and free -h for the host during the run, then less on the "
             "one that fills up"
             if message.sub_kind == "unread"
-            else f"{monitor_of(message.backend)} beside the run: end another process that fills "
-            "it, or take a GPU that is free (CUDA_VISIBLE_DEVICES); where this program fills it, a "
+            else f"{monitor_of(message.backend)} during the run: end another process that fills "
+            "it, or take a GPU that is free (CUDA_VISIBLE_DEVICES); if this program fills it, a "
             "smaller batch, input or model; with room left, pin_memory=False in the DataLoader for "
             "a test, and CUDA_LAUNCH_BLOCKING=1, with which the traceback names the call"
         )

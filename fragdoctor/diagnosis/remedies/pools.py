@@ -45,7 +45,7 @@ class WaitForStreams(Remedy):
             "and repeat the call once, when the waits are over; fewer record_stream calls; "
             "limit_all_gathers=True for FSDP",
             why=f"{format_size(waiting)} were freed but waited for other streams.",
-            cost="Synchronising costs some overlap of copies and compute.",
+            cost="Synchronizing costs some overlap of copies and compute.",
             verify="active - allocated stays small.",
             saves_bytes=waiting,
         )
@@ -215,7 +215,7 @@ class RaiseMemoryLimit(Remedy):
             return judged
         needed = _with_fraction(judged, case.failed_request, result.peak_reserved_bytes)
         return needed.with_caveat(
-            "The prediction is without any limit: then the recorded run reserves "
+            "The prediction is without any limit, where the recorded run reserves "
             f"{format_size(result.peak_reserved_bytes)}."
         )
 

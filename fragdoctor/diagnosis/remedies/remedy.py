@@ -541,7 +541,7 @@ def outcome_text(recorded: ReplayResult, result: ReplayResult) -> str:
     if not result.fits:
         size = f" of {format_size(result.oom_bytes)}" if result.oom_bytes else ""
         where = "" if result.oom_event is None else f" at event {format_count(result.oom_event)}"
-        still = "still fails" if not recorded.fits else "fails, which it did not as recorded"
+        still = "still fails" if not recorded.fits else "fails, unlike in the recording"
         return f"the request{size}{where} {still}, {reserved}"
     if result.outlook is not None and result.outlook.ends_step:
         return (

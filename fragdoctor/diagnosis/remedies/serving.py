@@ -54,7 +54,7 @@ class FitKvCache(Remedy):
             change=change,
             why=case.verdict.summary,
             cost=cost,
-            caveats=("CUDA graphs and other processes need what is above the utilisation.",),
+            caveats=("CUDA graphs and other processes need what is above the utilization.",),
             verify="The log's 'Available KV cache memory' covers one request of the full length."
             if message.backend == "vllm"
             else "The log's max_total_num_tokens covers one request of the full length.",
@@ -110,11 +110,11 @@ def _option(  # noqa: PLR0911 - one return a kind
             "Hold the weights in fewer bytes, or free the GPU"
             if is_few
             else "Prefill fewer tokens at a time, or hold the weights in fewer bytes",
-            f"so few tokens need next to nothing: {spread}; nvidia-smi before the start shows who "
+            f"so few tokens need almost no memory: {spread}; nvidia-smi before the start shows who "
             "else is on the GPU"
             if is_few
             else f"--max-batch-prefill-tokens {max(1, m.kv_tokens_requested // 4)}, with "
-            "--max-input-tokens no larger; where that fails too, the weights leave no room: "
+            "--max-input-tokens no larger; if that fails too, the weights leave no room: "
             f"{spread}",
             "Shorter prompts, and fewer prompts at a time.",
         )
@@ -122,7 +122,7 @@ def _option(  # noqa: PLR0911 - one return a kind
         return Option(
             "Hold fewer tokens at a time, or the weights in fewer bytes",
             f"--max-batch-total-tokens {max(1, m.kv_tokens_requested // 2)} or less, but no less "
-            "than --max-total-tokens; where that fails too, the weights leave no room: "
+            "than --max-total-tokens; if that fails too, the weights leave no room: "
             f"{spread}",
             "Fewer requests at a time.",
         )
@@ -146,7 +146,7 @@ def _option(  # noqa: PLR0911 - one return a kind
             )
         return Option(
             f"Start it with --gpu-memory-utilization {share:.2f}, or free the device",
-            f"--gpu-memory-utilization {share:.2f} fits beside what is there; or end what "
+            f"--gpu-memory-utilization {share:.2f} fits beside what is already there; or end what "
             f"holds {format_size(m.total_bytes - m.free_bytes)} (nvidia-smi)",
             "A smaller KV cache.",
         )
@@ -218,7 +218,7 @@ def _beside_weights(
     if least is not None:
         return Option(
             f"Start it with --gpu-memory-utilization {least[0]:.2f} or more",
-            f"weights and one step take {format_size(least[1])} before any cache, so that "
+            f"weights and one step take {format_size(least[1])} before any cache, so "
             f"{least[0]:.2f} is the least; nothing else may use that much of the GPU; {spread}",
             "Less room for other programs on the GPU.",
         )

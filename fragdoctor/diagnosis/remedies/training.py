@@ -157,7 +157,7 @@ class GradientCheckpointing(SavingRemedy):
             confidence=Confidence.POSSIBLE,
             change=self.change,
             why="In training, activations are often the largest part. Checkpointed layers keep "
-            "their inputs only, and make the rest again in the backward pass.",
+            "their inputs only, and compute the rest again in the backward pass.",
             cost=self.cost,
             caveats=self.caveats,
             verify=self.verify,
@@ -190,7 +190,7 @@ class SmallerOptimizerState(SavingRemedy):
         "state"
     )
     cost = "Slightly noisier updates; another optimizer needs its own tuning."
-    caveats = ("The prediction takes the states for float32, as they are by default.",)
+    caveats = ("The prediction assumes float32 states, which are the default.",)
     verify = "Allocated memory after the first step falls."
     effort = 4
 
@@ -230,7 +230,7 @@ class StepInBackward(SavingRemedy):
     title = "Update each parameter during the backward pass"
     doing = "the optimizer's step in the backward pass"
     change = (
-        "one fused optimizer a parameter, called from "
+        "one fused optimizer per parameter, called from "
         "parameter.register_post_accumulate_grad_hook(...), which sets the gradient to None"
     )
     cost = "None in speed; no gradient is left to clip, scale or accumulate."

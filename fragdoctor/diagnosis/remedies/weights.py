@@ -39,10 +39,10 @@ class CopyOfWeights(SavingRemedy):
     title = "Keep the copy of the weights on the host"
     doing = "the copy of the weights on the host"
     change = (
-        "a moving average, a best state or a reference: .cpu() of it, brought up to date every "
-        "few steps, or del it when it is not needed"
+        "a moving average, a best state or a reference: .cpu() of it, updated every few steps, or "
+        "del it when it is not needed"
     )
-    cost = "A copy over the bus whenever it is brought up to date."
+    cost = "A copy over the bus at each update."
     caveats: ClassVar[tuple[str, ...]] = (
         "A target network or a teacher that every step runs has to stay.",
     )
@@ -96,7 +96,7 @@ class SpareWeights(CopyOfWeights):
     """Weights that are no longer used: a checkpoint after loading, or an earlier model."""
 
     code = "spare-weights"
-    title = "Let go of weights that are not used any more"
+    title = "Let go of weights that are no longer used"
     burden = Burden.NONE
     doing = "spare weights dropped"
     change = (

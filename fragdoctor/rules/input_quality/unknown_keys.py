@@ -48,7 +48,7 @@ class UnknownKeys(Rule):
         more = len(unknown) - MAX_NAMES
         yield self.finding(
             context,
-            f"{format_count(len(unknown))} keys or values are not known and were left aside: "
+            f"{format_count(len(unknown))} keys or values are unknown and were ignored: "
             f"{names}{f' and {more} more' if more > 0 else ''}.",
             confidence=Confidence.PROVEN,
             evidence=(Evidence("occurrences", sum(unknown.values()), "count", "snapshot"),),
