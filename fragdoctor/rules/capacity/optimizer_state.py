@@ -26,7 +26,7 @@ class OptimizerState(Rule):
     peak, sharded or offloaded state.
 
     What it can get wrong. An optimizer of your own in a file without "optim" in its path is not
-    recognised. Without stacks the rule cannot judge.
+    recognized. Without stacks the rule cannot judge.
 
     Example. exp_avg_sq of the last layer finds no room after 1.5 GiB of state.
 

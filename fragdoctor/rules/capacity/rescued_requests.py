@@ -15,7 +15,7 @@ class RescuedRequests(Rule):
     What it finds. Allocation retries beyond the failures: the driver refused new memory, the
     allocator gave back its cache and asked again.
 
-    Why it costs memory. It costs time (a device synchronisation, cudaFree and cudaMalloc calls) and
+    Why it costs memory. It costs time (a device synchronization, cudaFree and cudaMalloc calls) and
     shows that the run is near its limit.
 
     Evidence used. num_alloc_retries and num_ooms of the statistics, or releases of segments right

@@ -26,7 +26,7 @@ class PendingFrees(Rule):
     Evidence used. Block states of the snapshot, active and allocated bytes of the statistics, free
     events right before the failure.
 
-    What to do. Synchronise the streams before the large allocation, use fewer record_stream calls,
+    What to do. Synchronize the streams before the large allocation, use fewer record_stream calls,
     limit_all_gathers for FSDP, or repeat the failed call once.
 
     What it can get wrong. A snapshot taken in the middle of overlapping work always shows some.

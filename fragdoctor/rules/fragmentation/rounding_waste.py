@@ -19,8 +19,8 @@ class RoundingWaste(Rule):
     What it finds. The difference between active blocks and the bytes requested for them.
 
     Why it costs memory. roundup_power2_divisions rounds up by as much as one division, large blocks
-    keep a rest of up to 1 MiB, with max_split_size_mb of up to 20 MiB, and every tiny tensor takes
-    512 bytes.
+    keep a remainder of up to 1 MiB (with max_split_size_mb up to 20 MiB), and every tiny tensor
+    takes 512 bytes.
 
     Evidence used. Requested and active bytes of the snapshot or of the statistics (2.0 and later).
 

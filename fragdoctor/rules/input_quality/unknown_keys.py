@@ -14,14 +14,14 @@ MAX_NAMES: Final = 5
 
 
 class UnknownKeys(Rule):
-    """The file holds keys or values that are not known.
+    """The file has unknown keys or values.
 
-    What it finds. Keys of a newer PyTorch, or of a derived one, that the reader counted and left
-    aside.
+    What it finds. Keys of a newer PyTorch, or of a derived one, that the reader counted and
+    ignored.
 
-    Why it costs memory. It does not; something of the story may not be understood.
+    Why it costs memory. It does not; part of the file may not be understood.
 
-    Evidence used. What the reader met.
+    Evidence used. What the reader found.
 
     What to do. Update fragdoctor, or tell us about the file.
 

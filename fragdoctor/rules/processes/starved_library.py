@@ -14,7 +14,7 @@ NAMES: Final = {"cublas": "cuBLAS", "cudnn": "cuDNN", "nccl": "NCCL"}
 class StarvedLibrary(Rule):
     """A CUDA library found no memory for itself.
 
-    What it finds. Messages of these libraries about failed allocations or initialisation.
+    What it finds. Messages of these libraries about failed allocations or initialization.
 
     Why it costs memory. They allocate outside PyTorch's cache. When the cache holds the whole
     device, nothing flushes it for them.
