@@ -364,7 +364,7 @@ def size_diversity(trace: Trace) -> SizeDiversity | None:
     at least two in the first half: a fifth or more have a size that is new for their stack. It is
     False if hardly anything is freed, because then no old block waits for a request that fits.
     """
-    report_progress("Analysing: the sizes of requests")
+    report_progress("Analyzing: the sizes of requests")
     rows = np.flatnonzero(trace.events.action == Action.ALLOC)
     if not len(rows):
         return None

@@ -68,7 +68,7 @@ def find_growth(trace: Trace, steps: StepEnds) -> tuple[Growth, ...]:
     n, lives = len(steps), trace.lives_of_program
     if n < 2:
         return ()
-    report_progress("Analysing: growth")
+    report_progress("Analyzing: growth")
     group, frames = _groups(trace)
     size = lives.size_bytes
     born, freed = steps.of_rows(lives.start), steps.of_rows(lives.free)

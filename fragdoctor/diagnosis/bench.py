@@ -42,13 +42,13 @@ from fragdoctor.trace.operations import NativeOps, Operations, OpKind, is_free
 from fragdoctor.trace.replay import Reproduction
 from fragdoctor.trace.trace import return_free_memory
 
-USABLE_SHARE = 0.5  # below this the model runs another program than the recorded one
+USABLE_SHARE = 0.5  # below this share the model no longer runs the recorded program
 LONG_TRACE_OPERATIONS = 300_000
 OPERATIONS_BEFORE_PEAK = 100_000
 OPERATIONS_AFTER_PEAK = 50_000
 N_THREADS = 2  # the native replay releases the interpreter lock
-# An edit makes a request list of its own, of 24 bytes each, and as much in passing; where lists
-# are longer than this, one is made at a time.
+# An edit makes its own request list, which takes 24 bytes per request and as much again while it
+# is made; lists longer than this are made one at a time.
 MAX_CONCURRENT_OPERATIONS = 500_000
 MIN_BUFFERS_SHARE = 0.05  # of the peak of live memory
 ENDLESS = WhatIf(capacity_bytes=2**50)
@@ -60,8 +60,8 @@ class Attempt(Struct, frozen=True):
 
     Attributes:
         what_if: settings and capacity to replay under.
-        edit: change of the recorded requests; None where they stay as they are.
-        is_saving: it is about how much lower the peak gets, whether or not that is enough.
+        edit: the change to the recorded requests, or None if they stay as they are.
+        is_saving: whether the attempt measures how much lower the peak gets, enough or not.
     """
 
     what_if: WhatIf
@@ -75,9 +75,9 @@ class Attempt(Struct, frozen=True):
 
 
 def without(kept: KeptMemory) -> Attempt | None:
-    """Return the attempt in which kept memory is freed at the end of the step that made it.
+    """Return the attempt that frees kept memory at the end of the step that made it.
 
-    None for a buffer, which stays and should not grow.
+    Returns None for a buffer, which should stay but not grow.
     """
     if kept.pattern is KeptPattern.BUFFER or not len(kept.rows):
         return None
@@ -85,9 +85,9 @@ def without(kept: KeptMemory) -> Attempt | None:
 
 
 class Outcome(Struct, frozen=True):
-    """What came of an attempt.
+    """The outcome of an attempt.
 
-    ``peak_bytes`` is the peak of live memory if the capacity were endless; None unless the attempt
+    ``peak_bytes`` is the peak of live memory with unlimited capacity, or None unless the attempt
     asks for it.
     """
 
@@ -106,12 +106,12 @@ class Bench(Struct, frozen=True, dict=True):
 
     @property
     def is_exact(self) -> bool:
-        """Whether what-ifs are replays, not estimates."""
+        """Whether what-ifs are replays rather than estimates."""
         return self.simulation.method == "replay"
 
     @property
     def is_proof(self) -> bool:
-        """Whether nothing at all of the recording differs, so that a replay proves its outcome."""
+        """Whether the reproduction matches the recording fully, so that a replay is a proof."""
         return self.is_exact and self.simulation.fidelity.share == 1.0
 
     @property
@@ -138,22 +138,22 @@ class Bench(Struct, frozen=True, dict=True):
 
     @cached_property
     def _tried(self) -> dict[Attempt, Outcome | None]:
-        """What came of attempts, with the recorded part alone of edits that save."""
+        """The outcomes of attempts; those of edits that save cover only the recorded part."""
         return {}
 
     @cached_property
     def _looked_on(self) -> dict[Attempt, ReplayResult]:
-        """Edited what-ifs with what comes after the recorded part."""
+        """The results of edited what-ifs, continued past the recorded part."""
         return {}
 
     @cached_property
     def let_go(self) -> Attempt | None:
-        """The attempt in which what grows is freed at the end of the step that made it."""
+        """The attempt that frees growing memory at the end of the step that made it."""
         return None if self.kept is None else without(self.kept)
 
     @property
     def refutes_leak(self) -> bool:
-        """Whether the recorded request fails even where nothing of what grows is kept."""
+        """Whether the recorded request fails even if none of the growing memory is kept."""
         if self.let_go is None or not self.is_exact or self.recorded.fits:
             return False
         found = self.tried(self.let_go)
@@ -166,15 +166,16 @@ class Bench(Struct, frozen=True, dict=True):
 
     @property
     def is_long(self) -> bool:
-        """Whether the trace is too long to be continued for each change of it."""
+        """Whether the trace is too long to be continued after each edit."""
         return self.n_operations > LONG_TRACE_OPERATIONS
 
     @cached_property
     def around_peak(self) -> Operations:
         """The recorded operations on which savings are tried.
 
-        Of a long trace those around its peak, after the requests of what was live before: edits
-        and replays of a million operations, a dozen times, would take longer than all the rest.
+        For a long trace these are the operations around its peak, preceded by the requests for
+        what was live before: a dozen edits and replays of a million operations would take longer
+        than everything else.
         """
         ops = Operations.of(self.reproduction.operations)
         if len(ops) <= LONG_TRACE_OPERATIONS:
@@ -194,7 +195,7 @@ class Bench(Struct, frozen=True, dict=True):
 
     @cached_property
     def peak_bytes(self) -> int:
-        """Peak of live memory as recorded, with all requests that failed served."""
+        """The recorded peak of live memory if all failed requests had been served."""
         if self.recorded.fits:
             return self.recorded.peak_allocated_bytes
         operations = self.around_peak.native(self.reproduction.operations)
@@ -206,7 +207,7 @@ class Bench(Struct, frozen=True, dict=True):
     def run(
         self, attempts: Sequence[Attempt], progress: Progress | None = None
     ) -> list[Outcome | None]:
-        """Return an outcome per attempt, None where the trace does not say enough for it."""
+        """Return an outcome per attempt, or None if the trace does not say enough for it."""
         outcomes: list[Outcome | None] = []
         report_progress("Replaying", 0, len(attempts))
         with ExitStack() as pools:
@@ -224,17 +225,17 @@ class Bench(Struct, frozen=True, dict=True):
                     report_progress("Replaying", i, len(attempts))
                     if progress is not None:
                         progress(i, len(attempts))
-            finally:  # after an interrupt no more begin
+            finally:  # after an interrupt, start no more attempts
                 for outcome in begun:
                     outcome.cancel()
         return_free_memory(self.reproduction.trace)
         return outcomes
 
     def looked_on(self, outcome: Outcome) -> Outcome:
-        """Return an outcome with what comes after the recorded part.
+        """Return an outcome that is continued past the recorded part.
 
-        As it is where that part fails already, or is too long to be continued for each change, and
-        of a run without failure.
+        The outcome is returned as it is if the recorded part already fails or is too long to be
+        continued after each edit, or if the run did not fail.
         """
         attempt, is_known = outcome.attempt, outcome.result.outlook is not None
         if is_known or self.is_long or self.recorded.fits or not outcome.result.fits:
@@ -248,7 +249,7 @@ class Bench(Struct, frozen=True, dict=True):
         return replace(outcome, result=self._looked_on[attempt])
 
     def tried(self, attempt: Attempt) -> Outcome | None:
-        """Return what comes of an attempt, None where the trace does not say enough for it."""
+        """Return the outcome of an attempt, or None if the trace does not say enough for it."""
         if attempt not in self._tried:
             self._tried[attempt] = self._run(attempt)
         return self._tried[attempt]
@@ -266,7 +267,7 @@ class Bench(Struct, frozen=True, dict=True):
                 peak = served.peak_allocated_bytes
             return Outcome(attempt, result, peak)
         except (SimulationError, ConfigError):
-            return None  # the proposal stands untested, and says so
+            return None  # the proposal stays, and says that it was not tested
 
     def _edited(self, attempt: Attempt) -> NativeOps:
         assert attempt.edit is not None  # noqa: S101 - checked by the caller
@@ -277,13 +278,13 @@ class Bench(Struct, frozen=True, dict=True):
 
     @property
     def _edits_apart(self) -> bool:
-        """Whether one thread makes all edits, one after another, beside that of the others."""
+        """Whether one thread makes all edits in turn, beside the thread for other attempts."""
         return self.n_operations > MAX_CONCURRENT_OPERATIONS
 
     def predicted(self, result: ReplayResult) -> Predicted:
-        """Return a result as a prediction, with the fidelity of the reproduction beside it.
+        """Return a result as a prediction, along with the fidelity of the reproduction.
 
-        An inconclusive one predicts nothing.
+        An inconclusive result predicts nothing.
         """
         if not result.is_conclusive:
             return Predicted()
@@ -302,9 +303,9 @@ class Bench(Struct, frozen=True, dict=True):
         )
 
     def confidence(self, result: ReplayResult) -> Confidence:
-        """Return how sure a result is that helps.
+        """Return how certain a result that helps is.
 
-        Proven is only what served every request of whole further steps, as they were recorded.
+        It is proven only if every request of whole further steps, as recorded, was served.
         """
         outlook = result.outlook
         if outlook is None or outlook.state is OutlookState.FAILS:
@@ -315,7 +316,7 @@ class Bench(Struct, frozen=True, dict=True):
 
     @cached_property
     def outlook(self) -> Outlook | None:
-        """What the recorded run would do next; None where that is not known.
+        """What the recorded run would do next, or None if that is not known.
 
         A run that failed fails; the outlook then says what its step would have needed.
         """
@@ -327,7 +328,7 @@ class Bench(Struct, frozen=True, dict=True):
         is_bound = outlook.basis is OutlookBasis.LOWER_BOUND
         needs = None
         if (is_bound or not is_open) and not outlook.growth_bytes_per_step:
-            # What is reserved without a limit has holes that a full device would not leave.
+            # Memory reserved without a limit has holes that a full device would not leave.
             needs = self.fair_replay.step_needs_bytes()
         return replace(
             outlook,
@@ -340,14 +341,14 @@ class Bench(Struct, frozen=True, dict=True):
 
     @property
     def is_in_step(self) -> bool:
-        """Whether steps of training or of a model show, so that the failed request is of one."""
+        """Whether steps of training or of a model were found, so that one holds the failure."""
         return bool((Steps.of(self.reproduction.trace).kind != StepKind.OTHER).any())
 
     def survivors(self) -> list[ReplayResult] | None:
-        """Return what the usual settings make of the run, of those not known to fail in its step.
+        """Return the results under the usual settings that are not known to fail in this step.
 
-        None where none serves even the recorded request and no steps show: the holes may lie as no
-        setting can mend, unless more is needed than there is whatever the layout.
+        Returns None if no setting serves even the recorded request and no steps were found: the
+        holes may be beyond any setting, unless the step needs more than there is in any layout.
         """
         tried = [WhatIf(conf=conf) for conf in self._usual]
         with ThreadPoolExecutor(N_THREADS) as pool:
@@ -363,13 +364,13 @@ class Bench(Struct, frozen=True, dict=True):
 
     @cached_property
     def growing_buffers(self) -> tuple[GrowingBuffers, ...]:
-        """Buffers that grow by copies, where they are a noticeable part of the peak."""
+        """Buffers that grow by copies, if they are a noticeable part of the peak."""
         least = MIN_BUFFERS_SHARE * self.recorded.peak_allocated_bytes
         return tuple(b for b in find_growing_buffers(self.requests) if b.total_bytes >= least)
 
     @cached_property
     def requests(self) -> TrainingRequests:
-        """The recorded requests, those that failed included, with the stacks that made them."""
+        """The recorded requests, including failed ones, with the stacks that made them."""
         trace, ops = self.reproduction.trace, self.around_peak
         made = np.flatnonzero((ops.kind == OpKind.MALLOC) | (ops.kind == OpKind.FAILED))
         freed = np.flatnonzero((ops.kind == OpKind.FREE) | (ops.kind == OpKind.FREE_PENDING))
@@ -386,7 +387,7 @@ class Bench(Struct, frozen=True, dict=True):
 
 
 def _renumbered(table: npt.NDArray[np.void], n_initial: int) -> Operations:
-    """Return operations with their allocations counted anew, those from before the trace kept."""
+    """Return operations with renumbered allocations; those from before the trace keep theirs."""
     has_block = table["kind"] <= OpKind.COMPLETE
     ids, member = np.unique(table["allocation"][has_block], return_inverse=True)
     n_old = int(np.searchsorted(ids, n_initial))
@@ -396,11 +397,11 @@ def _renumbered(table: npt.NDArray[np.void], n_initial: int) -> Operations:
 
 
 def set_up(context: Context, other: Snapshot | None = None) -> tuple[Bench | None, FidelityReport]:
-    """Return the bench of a device, None with the reason where its trace cannot be replayed.
+    """Return the bench of a device, or None and the reason if its trace cannot be replayed.
 
     Args:
-        context: of the device.
-        other: a recording of the same program that goes further, to continue the trace with.
+        context: context of the device.
+        other: a longer recording of the same program, to continue the trace with.
 
     Raises:
         SimulationError: the other recording does not belong to this one.

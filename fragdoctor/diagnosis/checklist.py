@@ -1,6 +1,6 @@
-"""The checklist of PyTorch's documents in their order, then our own items.
+"""The checklist from PyTorch's documentation, in its order, then our own items.
 
-Every item says which input answered it. One that no input answers is skipped with the reason.
+Every item says which input answered it. An item that no input answers is skipped with the reason.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from fragdoctor.story.trends import accumulation, memory_over_trials
 from fragdoctor.units import format_count, format_share, format_size, plural
 
 RULE_OF_THUMB_SHARE: Final = 0.30
-"""The popular 30 % rule: reserved but unallocated memory over reserved. Nothing in PyTorch
-documents it, and cache that is returned on demand does no harm; so it never fails by itself."""
+"""The popular 30 % rule: reserved but unallocated memory over reserved. PyTorch does not document
+it, and cache that is returned on demand is harmless, so the item never fails by itself."""
 
 NEAR_CAPACITY_SHARE: Final = 0.9
-"""A peak above nine tenths of the device leaves no room for context, libraries and a longer
+"""A peak above nine tenths of the device leaves no room for the context, libraries and a longer
 sample."""
 
 
 class DeviceTotals(Struct, frozen=True):
-    """Reserved, allocated and free cached bytes, and the input that says them."""
+    """Reserved, allocated and free cached bytes, and the input they come from."""
 
     reserved_bytes: int
     allocated_bytes: int
@@ -57,15 +57,15 @@ class DeviceTotals(Struct, frozen=True):
 
     @property
     def stuck_bytes(self) -> int:
-        """The part of the gap that a flush does not return; all of it where that is unknown."""
+        """The part of the gap that a flush does not return, or the whole gap if unknown."""
         return max(0, self.gap_bytes - (self.returned_bytes or 0))
 
 
 def totals_of(context: Context) -> DeviceTotals | None:
-    """Return the totals at the failure, else at the end of the input."""
+    """Return the totals at the failure, or at the end of the input if nothing failed."""
     r, a = context.failed_request, context.analysis
     if r is not None and r.source != "user" and r.live_bytes is not None:
-        # After the flush that precedes a failure nothing returnable is left.
+        # The flush that precedes a failure leaves nothing that could be returned.
         allocated = r.live_bytes - r.pending_bytes
         if r.reserved_bytes is not None:
             return DeviceTotals(r.reserved_bytes, allocated, 0, r.source)
@@ -83,7 +83,7 @@ def totals_of(context: Context) -> DeviceTotals | None:
 
 
 class Answer(NamedTuple):
-    """What the inputs say to one question, and which input said it."""
+    """The answer of the inputs to one question, and which input gave it."""
 
     status: Status
     value: str
@@ -97,12 +97,12 @@ fail = partial(Answer, Status.FAIL)
 
 
 def skip(reason: str, value: str = "") -> Answer:
-    """Return that no input answers it, with the reason."""
+    """Return the answer that no input answers the question, with the reason."""
     return Answer(Status.SKIP, value, reason)
 
 
 def check_capacity(context: Context, _verdict: Verdict) -> Answer:
-    """Ask first: does what is live, and what is asked for, fit at all?"""
+    """Ask first: do live memory and the request fit at all?"""
     r = context.failed_request
     if r is not None and r.needed_bytes is not None:
         return _capacity_of_request(r)
@@ -114,7 +114,7 @@ def check_capacity(context: Context, _verdict: Verdict) -> Answer:
         return skip("No input says how much was live.")
     total = context.total_bytes
     if total is None:
-        # A state without history, and without statistics beside it, has no peak.
+        # A state with neither a history nor statistics has no peak.
         a = context.analysis
         is_peak = bool(context.stats) or (a is not None and a.timeline is not None)
         return skip(
@@ -135,7 +135,9 @@ def _capacity_of_request(r: FailedRequest) -> Answer:
         value = f"{format_size(needed)} needed of {format_size(r.total_bytes)}"
         if needed > r.total_bytes + r.tolerance_bytes:
             return fail(value, "Live memory and request exceed the device.", r.source)
-        return warn(value, "No free figure is printed, so that what others hold is open.", r.source)
+        return warn(
+            value, "No free figure is printed, so it is unknown what others hold.", r.source
+        )
     value = f"{format_size(needed)} needed, {format_size(available)} available"
     asked = "segment" if r.segment_rest_bytes else "request"
     parts = (
@@ -176,15 +178,15 @@ def check_gap(context: Context, _verdict: Verdict) -> Answer:
     """Ask how much is reserved but not allocated, and how much of that is stuck."""
     totals = totals_of(context)
     if totals is None:
-        return skip("No input says both reserved and allocated memory.")
+        return skip("No input has both reserved and allocated memory.")
     value = f"{format_size(totals.gap_bytes)} of {format_size(totals.reserved_bytes)}"
     r = context.failed_request
     if r is None or r.source == "user":
         if totals.returned_bytes is None:
-            return passed(value, "A gap alone is cache and no fault.", totals.source)
+            return passed(value, "A gap alone is just cache, not a problem.", totals.source)
         detail = (
             f"{format_size(totals.returned_bytes)} of it are returned on demand, "
-            f"{format_size(totals.stuck_bytes)} are not; before a failure a gap is no fault."
+            f"{format_size(totals.stuck_bytes)} are not; without a failure a gap is no problem."
         )
         return passed(value, detail, totals.source)
     detail = "After the flush that precedes a failure this is what could not be returned"
@@ -256,7 +258,7 @@ def check_largest_free_block(context: Context, _verdict: Verdict) -> Answer:
 
 
 def _too_small(context: Context, wanted: int) -> str:
-    """Say that no block fits, and where a larger one lies out of reach."""
+    """Say that no block fits, and where a larger block lies out of reach."""
     space = context.analysis.free_space if context.analysis is not None else None
     if space is None or space.largest_free_block_bytes < wanted:
         return "No cached block could hold the request."
@@ -283,7 +285,7 @@ def check_fragmentation_ratio(context: Context, _verdict: Verdict) -> Answer:
     """Compute the popular ratio, and say what it is worth."""
     totals = totals_of(context)
     if totals is None or totals.reserved_bytes == 0:
-        return skip("No input says both reserved and allocated memory, or nothing is reserved.")
+        return skip("No input has both reserved and allocated memory, or nothing is reserved.")
     value = format_share(totals.gap_bytes, totals.reserved_bytes)
     stuck = format_share(totals.stuck_bytes, totals.reserved_bytes)
     rule = "a rule of thumb that PyTorch does not document"
@@ -302,13 +304,13 @@ def check_fragmentation_ratio(context: Context, _verdict: Verdict) -> Answer:
 
 
 def check_outside_pytorch(context: Context, verdict: Verdict) -> Answer:
-    """Ask how much of the device neither is free nor belongs to PyTorch's cache."""
+    """Ask how much of the device is neither free nor in PyTorch's cache."""
     r = context.failed_request
     if r is None or r.source == "user":
         return skip("Only a message or an out-of-memory event records what the driver had free.")
     outside = r.outside_bytes
     if outside is None:
-        # Where a failed request proves what PyTorch could have, a size given is of another card.
+        # If a failed request proves what PyTorch could have, a given size is that of another card.
         option = " or --capacity" if context.proven_capacity_bytes is None else ""
         return skip(f"No input says how large the device is: give the message{option}.")
     total = r.total_bytes or 0
@@ -367,7 +369,7 @@ def check_growth(context: Context, _verdict: Verdict) -> Answer:  # noqa: PLR091
 
 
 def _growth_by_log(context: Context) -> Answer | None:
-    """Return what the trials, failures and prints of a log say; None where they say nothing."""
+    """Return what the trials, failures and prints of a log say, or None if they say nothing."""
     grown = accumulation(context.story)
     if grown is not None:
         value = f"{format_size(grown.slope_bytes)} a {STEPS[grown.over]}"
@@ -390,13 +392,13 @@ def check_size_diversity(context: Context, _verdict: Verdict) -> Answer:
     )
     if sizes.drifting:
         return warn(
-            value, "The same lines ask for ever new sizes, which fit old blocks badly.", "trace"
+            value, "The same lines keep asking for new sizes, which rarely fit old blocks.", "trace"
         )
-    return passed(value, "Sizes repeat, so that blocks can be reused.", "trace")
+    return passed(value, "Sizes repeat, so blocks can be reused.", "trace")
 
 
 def check_capture_quality(context: Context, _verdict: Verdict) -> Answer:
-    """Ask how much of the story the file holds."""
+    """Ask how much of the run the file holds."""
     if context.analysis is None:
         return skip("No snapshot was given.")
     quality = context.analysis.capture
@@ -423,14 +425,14 @@ def _shortcoming(quality: CaptureQuality) -> str:
 
 
 def check_settings(context: Context, _verdict: Verdict) -> Answer:
-    """Ask under which allocator settings it ran, and whether they do what they seem to."""
+    """Ask which allocator settings the run had, and whether they do what they seem to."""
     settings = context.settings
     if settings is None:
         if context.failed_request is not None and context.failed_request.expandable:
             return passed(
                 "expandable_segments:True", "The message says so.", context.failed_request.source
             )
-        return skip("No input records the settings: a snapshot of 2.2 or later does.")
+        return skip("No input records the settings: a snapshot from PyTorch 2.2 or later does.")
     value = settings.conf or "defaults"
     problems = _problems(context, settings)
     if problems:
@@ -462,5 +464,5 @@ ITEMS: Final[tuple[tuple[str, str, Callable[[Context, Verdict], Answer]], ...]] 
 
 
 def build_checklist(context: Context, verdict: Verdict) -> tuple[ChecklistItem, ...]:
-    """Return the items for the device that the verdict is about."""
+    """Return the checklist items for the device that the verdict is about."""
     return tuple(ChecklistItem(id_, title, *ask(context, verdict)) for id_, title, ask in ITEMS)

@@ -1,4 +1,4 @@
-"""Popular claims that are wrong, corrected where they apply to this very case."""
+"""Popular claims that are wrong, corrected if they apply to this case."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fragdoctor.model.diagnosis import Cause
 from fragdoctor.units import MIB, format_share, format_size
 
 LAST_STRAW_SHARE: Final = 0.02
-"""A request below one part in fifty of live memory is not what filled the device."""
+"""A request below this share of live memory is not what filled the device."""
 
 
 def find_corrections(case: JudgedCase) -> tuple[str, ...]:
-    """Return one sentence or two for each popular claim that is wrong here."""
+    """Return one or two sentences for each popular claim that is wrong here."""
     return tuple(text for check in CORRECTIONS if (text := check(case)))
 
 
@@ -65,7 +65,7 @@ def _last_straw(case: JudgedCase) -> str:
     return (
         f"The line of the traceback is not the culprit: it asked for "
         f"{format_size(r.block_bytes or r.requested_bytes)} when {format_size(r.live_bytes)} were "
-        "live already."
+        "already live."
     )
 
 
@@ -112,7 +112,7 @@ def _private_pools(case: JudgedCase) -> str:
         return ""
     return (
         f"'{format_size(message.private_pools_bytes)} allocated in private pools' is not live "
-        "memory: it is free cache inside these pools, counted into the allocated figure."
+        "memory: it is free cache inside these pools, included in the allocated figure."
     )
 
 
@@ -133,7 +133,7 @@ def _split_size(case: JudgedCase) -> str:
     return (
         f"max_split_size_mb does not cut blocks to {format_size(settings.max_split_bytes)}: it "
         "forbids splitting blocks of that size and more. A higher number is closer to the default "
-        "and acts less."
+        "and has less effect."
     )
 
 
@@ -158,7 +158,7 @@ def _new_name(case: JudgedCase) -> str:
 
 def _smaller_batch(case: JudgedCase) -> str:
     reasons = {
-        Cause.LEAK: "the leak fills any room in time",
+        Cause.LEAK: "the leak fills any room eventually",
         Cause.OTHER_PROCESS: "another process holds the memory",
         Cause.PRIVATE_POOLS: "the memory lies free in private pools",
         Cause.SIZE_BUG: "the size itself is wrong",

@@ -1,8 +1,7 @@
-"""The decision table for one failed request: arithmetic first, thresholds only where it ends.
+"""The decision table for one failed request: arithmetic first, then thresholds.
 
-Each row is a function that yields hypotheses. The first one is the verdict, and the causes of the
-others are what the evidence supports besides. Every threshold has a name, a value and a reason
-here.
+Each row is a function that yields hypotheses. The first hypothesis is the verdict, and the others
+are causes that the evidence also supports. Every threshold has its name, value and reason here.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from fragdoctor.units import GIB, format_share, format_size
 
 
 class Hypothesis(Struct, frozen=True):
-    """One cause that the evidence supports, with its sentence; possible if nothing more is said.
+    """One cause that the evidence supports, with its sentence; possible unless stated otherwise.
 
-    ``settled_by`` is the one cheap measurement that would settle it, ``row`` the row that says so,
-    ``also`` the other causes that the same evidence supports.
+    ``settled_by`` is the one cheap measurement that would settle it, ``row`` is the row that
+    yielded it, and ``also`` holds the other causes that the same evidence supports.
     """
 
     cause: Cause
@@ -43,7 +42,7 @@ class Hypothesis(Struct, frozen=True):
 def fragmentation(r: FailedRequest, where: str = "", *, is_limited: bool = False) -> Hypothesis:
     """Return the hypothesis that holes were in the way; ``where`` ends its sentence.
 
-    Where a limit forbids to use what is free on the device, only what is reserved counts.
+    If a limit forbids using what is free on the device, only reserved memory counts.
     """
     largest = r.largest_free_block_bytes
     proven = largest is not None and largest < (r.block_bytes or r.requested_bytes)
@@ -57,8 +56,8 @@ def fragmentation(r: FailedRequest, where: str = "", *, is_limited: bool = False
     if is_limited:
         free = (
             f"{format_size(r.cache_bytes)} of what is reserved were free, {holes}. {on_device} are "
-            "free on the device, but something keeps PyTorch from reserving more, as a rule a "
-            "memory fraction"
+            "free on the device, but something keeps PyTorch from reserving more, usually a memory "
+            "fraction"
         )
     else:
         outside = f", {on_device} on the device" if r.free_bytes is not None else ""
@@ -73,7 +72,7 @@ def fragmentation(r: FailedRequest, where: str = "", *, is_limited: bool = False
 
 
 def simply_full(r: FailedRequest) -> Hypothesis:
-    """Return the hypothesis that live memory fills the device; holes took part at most."""
+    """Return the hypothesis that live memory fills the device; holes at most contributed."""
     if r.has_real_holes:
         is_slim = _share(r.margin_bytes, r.available_bytes) < SLIM_MARGIN_SHARE
         rest = "little would be left" if is_slim else "not a second one like it"
@@ -102,20 +101,20 @@ def simply_full(r: FailedRequest) -> Hypothesis:
 
 
 def without_figures(request: str, doing: str) -> Hypothesis:
-    """Return the hypothesis for a request that nothing else is known about."""
-    when = f" {doing}" if doing else ", as it does where the GPU is full"
+    """Return the hypothesis for a request about which nothing else is known."""
+    when = f" {doing}" if doing else ", as it does when the GPU is full"
     return Hypothesis(
         Cause.CAPACITY,
         f"The allocator refused a {request}{when}; the message's figures, which would say who "
         "holds the GPU's memory, are missing.",
-        settled_by="Give the whole message; nvidia-smi beside the run shows who fills the GPU.",
+        settled_by="Give the whole message; nvidia-smi during the run shows who fills the GPU.",
     )
 
 
 def undecided(r: FailedRequest) -> Hypothesis:
     """Return the hypothesis for figures that fit no row.
 
-    A traceback that shows a place known to need much memory speaks for capacity.
+    A traceback through code that is known to need a lot of memory points to capacity.
     """
     used = ""
     if r.reserved_bytes is not None and r.total_bytes is not None:
@@ -140,31 +139,31 @@ def live_and_request(r: FailedRequest) -> str:
 
 
 OUTSIDE_SHARE: Final = 0.25
-"""Memory of others is called the cause from a quarter of the device on; below that the program
-would outgrow what they give back with a slightly larger batch."""
+"""Other processes' memory is called the cause from this share of the device on; with less, a
+slightly larger batch would outgrow what they could give back."""
 
 LAST_STRAW_SHARE: Final = 0.05
-"""A request below a twentieth of the device is not what filled it."""
+"""A request below this share of the device is not what filled it."""
 
 SLIM_MARGIN_SHARE: Final = 0.05
-"""Where no hole is as large as the request, cache and driver-free memory have to be joined; with
-less than a twentieth left after perfect packing that is out of reach of a real allocator."""
+"""If no hole is as large as the request, cache and driver-free memory have to be joined. If perfect
+packing would leave less than this share, a real allocator cannot do it."""
 
 SHORT_OF_CAPACITY_SHARE: Final = 0.1
-"""Where a message prints no free figure, less than a tenth of the device beyond reserved memory and
-request is what context, libraries and driver take."""
+"""If a message prints no free figure, the context, libraries and driver account for up to this
+share of the device beyond reserved memory and the request."""
 
 BEYOND_ALL_ELSE: Final = 100
 BEYOND_DEVICE: Final = 2
-"""One tensor of twice the device, against which all else that is live (weights, inputs) is less
-than a hundredth, is no activation of that model: an index or a size went wrong."""
+"""A tensor twice the size of the device, and 100 times all else that is live (weights, inputs), is
+no activation of that model: an index or a size is wrong."""
 
 OVERSIZED_ALONE_BYTES: Final = 24 * GIB
-"""A single request of the size of a large consumer card is a matter of its own size."""
+"""A single request as large as a big consumer card fails because of its own size."""
 
 
 def decide(failed: FailedRequest) -> Hypothesis:
-    """Return what most likely made a request fail, and which other causes are possible."""
+    """Return the most likely cause of a failed request, and which other causes are possible."""
     found, name = [undecided(failed)], "undecided"
     for row in ROWS:
         if told := list(row(failed)):
@@ -179,11 +178,11 @@ def decide(failed: FailedRequest) -> Hypothesis:
 
 
 def distinct(causes: Iterable[Cause], first: Cause) -> tuple[Cause, ...]:
-    """Return causes other than the first, each once."""
+    """Return the causes other than the first, without duplicates."""
     return tuple(dict.fromkeys(cause for cause in causes if cause is not first))
 
 
-# The rows, in their order.
+# The rows, in order.
 
 
 def _size_bug(r: FailedRequest) -> Iterator[Hypothesis]:
@@ -222,7 +221,7 @@ def _beyond_device(r: FailedRequest) -> Iterator[Hypothesis]:
         )
         return
     least = (r.needed_bytes or 0) - r.pending_bytes - r.saved_by_layout_bytes
-    # The size of the device is a printed figure even where the rest comes from a snapshot.
+    # The size of the device is a printed figure even if the rest comes from a snapshot.
     if least > r.total_bytes + r.tolerance_bytes + rounding_bytes(r.total_bytes):
         if r.limit_is_binding and r.is_covered_by_free:
             return
@@ -264,7 +263,7 @@ def _limit(r: FailedRequest) -> Iterator[Hypothesis]:
 
 
 LARGEST_OF_XPU_BYTES: Final = 4 * GIB
-"""Level Zero's maxMemAllocSize on Arc: larger ones need its relaxed limits (Intel's
+"""Level Zero's maxMemAllocSize on Arc: larger allocations need its relaxed limits (Intel's
 compute-runtime, programmers-guide/ALLOCATIONS_GREATER_THAN_4GB.md)."""
 
 
@@ -276,7 +275,7 @@ def _single_allocation(r: FailedRequest) -> Iterator[Hypothesis]:
         return
     if r.free_bytes is not None and not r.is_covered_by_free:
         return
-    # Whether this driver does, the message does not say; free memory may be told wrongly as well.
+    # The message does not say whether this driver refuses it, and its free figure may be wrong.
     yield Hypothesis(
         Cause.UNKNOWN,
         f"The {r.request_text} is a single allocation of 4 GiB or more, which Intel's driver "
@@ -314,12 +313,12 @@ def _free_enough(r: FailedRequest) -> Iterator[Hypothesis]:
         return
     fraction = "a memory fraction that this version's message does not print, "
     reasons = (
-        f"{fraction if r.may_hide_limit else ''}a neighbor that has let go of its memory since, "
+        f"{fraction if r.may_hide_limit else ''}a neighbor that has since freed its memory, "
         "a limit of the driver or of virtual memory, or on Windows a page file that is too small"
     )
     yield Hypothesis(
         Cause.UNKNOWN,
-        f"{figures}: a full device does not explain it; possible are {reasons}.",
+        f"{figures}: a full device does not explain it; possible causes are {reasons}.",
         settled_by="Say whether a memory fraction is set and list the processes on the "
         "device (nvidia-smi); the allocator's trace shows whether the driver was asked at "
         "all.",
@@ -340,8 +339,8 @@ def _over_available(r: FailedRequest) -> Iterator[Hypothesis]:
             Cause.CAPACITY,
             f"{format_size(r.live_bytes)} of the {format_size(r.total_bytes)} device are live, and "
             f"{format_size(r.free_bytes)} are free for a {r.request_text}. The rest is the context "
-            "and the pool of cudaMallocAsync, whose size its message does not print, so that no "
-            "other process has to be there.",
+            "and the pool of cudaMallocAsync, whose size its message does not print, so there need "
+            "not be another process.",
             Confidence.LIKELY,
             "PYTORCH_CUDA_ALLOC_CONF=backend:native prints all figures.",
         )
@@ -353,7 +352,7 @@ def _over_available(r: FailedRequest) -> Iterator[Hypothesis]:
             f"device, too little for a {r.request_text}; what PyTorch keeps in its cache is "
             "missing from the message.",
             Confidence.LIKELY,
-            "The whole message says what is reserved: with much of it free it is fragmentation.",
+            "The whole message says what is reserved: if much of it is free, it is fragmentation.",
             also=(Cause.FRAGMENTATION,),
         )
         return
@@ -376,7 +375,7 @@ def _over_available(r: FailedRequest) -> Iterator[Hypothesis]:
 
 
 def _found_too_late(r: FailedRequest) -> Iterator[Hypothesis]:
-    """A cached block was large enough when the error was raised: it came free during the flush."""
+    """A cached block that came free during the flush was large enough when the error was raised."""
     block = r.block_bytes or r.requested_bytes
     largest = r.largest_free_block_bytes
     if not r.is_exact or largest is None or largest < block or r.late_free_bytes == 0:
@@ -394,7 +393,7 @@ def _found_too_late(r: FailedRequest) -> Iterator[Hypothesis]:
 def _joined_fits(r: FailedRequest) -> Iterator[Hypothesis]:
     """Perfectly packed, live memory and request would have fit: which holes were in the way?
 
-    Those in private pools, where without them there would be no holes to speak of.
+    The holes in private pools are blamed if there would be no real holes without these pools.
     """
     if r.margin_bytes is None or r.margin_bytes < 0 or r.cache_bytes is None:
         return
@@ -412,9 +411,9 @@ def _joined_fits(r: FailedRequest) -> Iterator[Hypothesis]:
 
 
 def _is_fragmented(r: FailedRequest) -> bool:
-    """Whether there are holes, and room enough that they matter.
+    """Whether there are holes, and enough room for them to matter.
 
-    A message prints sums: where the next such request would not fit, the device was full.
+    A message prints only sums: if a second request like this would not fit, the device was full.
     """
     if not r.has_real_holes or (r.unallocated_bytes or 0) >= r.requested_bytes:
         return r.has_real_holes
@@ -423,7 +422,7 @@ def _is_fragmented(r: FailedRequest) -> bool:
 
 
 def _no_free_figure(r: FailedRequest) -> Iterator[Hypothesis]:
-    """A message without a free figure, or cut short: say what still follows."""
+    """A message without a free figure, or one that was cut short: say what still follows."""
     if r.free_bytes is not None:
         if r.live_bytes is None and r.free_bytes < r.requested_bytes:
             yield Hypothesis(
@@ -446,13 +445,13 @@ def _no_free_figure(r: FailedRequest) -> Iterator[Hypothesis]:
             Cause.CAPACITY,
             f"{format_size(r.reserved_bytes)} reserved plus the request of "
             f"{format_size(r.requested_bytes)} leave {format_size(max(0, rest))} of the device of "
-            f"{format_size(r.total_bytes)}, which context and driver take.",
+            f"{format_size(r.total_bytes)}, which the context and the driver take.",
             Confidence.LIKELY,
         )
 
 
 def _size_alone(r: FailedRequest) -> Iterator[Hypothesis]:
-    """Nothing but a request: larger than most devices it is a matter of its own size."""
+    """Only the request is known: if it is larger than most devices, its own size is the cause."""
     if not r.is_bare:
         return
     if r.requested_bytes < OVERSIZED_ALONE_BYTES:
@@ -482,11 +481,11 @@ ROWS: Final[tuple[Callable[[FailedRequest], Iterator[Hypothesis]], ...]] = (
 )
 
 
-# What several rows need.
+# Helpers of several rows.
 
 
 def _outside(r: FailedRequest) -> Iterator[Hypothesis]:
-    """Memory of other processes, or of other libraries in this one, as the larger culprit."""
+    """Memory of other processes, or of other libraries in this process, as the main culprit."""
     missing = r.uncovered_bytes
     for hypothesis, n_bytes in _outside_candidates(r):
         is_large = r.total_bytes is not None and n_bytes >= OUTSIDE_SHARE * r.total_bytes
@@ -528,7 +527,7 @@ def _besides(r: FailedRequest, first: Cause) -> Iterator[Cause]:
     if first in (Cause.SIZE_BUG, Cause.UNKNOWN):
         return
     missing = r.uncovered_bytes or r.requested_bytes
-    if r.is_alone_too_large:  # whoever else is there
+    if r.is_alone_too_large:  # no matter who else is on the device
         yield Cause.SIZE_BUG
         return
     for hypothesis, n_bytes in _outside_candidates(r):

@@ -1,6 +1,6 @@
-"""The request that failed and that the verdict is about: who asked for how much.
+"""The failed request that the verdict is about: who asked for how much.
 
-The event of the trace has its stack; without one the traceback above the message has it.
+Its stack comes from the event in the trace, or else from the traceback above the message.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _NO_GPU: Final = (Cause.HEALTHY, Cause.NOT_MEMORY)
 def find_failure(
     context: Context, verdict: Verdict, moment: DecidingMoment | None
 ) -> Failure | None:
-    """Return the failure of a device; None where nothing failed, or not for want of memory.
+    """Return the failure of a device, or None if nothing failed for lack of memory.
 
-    Where the host's memory ran out, it has the line that asked and none of the GPU's figures.
+    If the host's memory ran out, the failure has the line that asked but no figures of the GPU.
     """
     request, message = context.failed_request, context.message
     if verdict.cause is Cause.HOST_MEMORY:
@@ -63,11 +63,11 @@ def find_failure(
 
 
 def _backward_of(context: Context, moment: DecidingMoment) -> Location | None:
-    """Return the forward line that the backward pass had reached when a request failed in it.
+    """Return the forward line whose backward pass was running when a request in it failed.
 
     The thread of the autograd engine has no Python frames. But a node frees what it saved as soon
-    as it has run: what was freed last, since requests come without a stack, was made by the forward
-    line that the pass was at. None where the request has a stack, or nothing was freed yet.
+    as it has run: what was freed last, after requests stopped having a stack, was made by the
+    forward line of that node. Returns None if the request has a stack, or nothing was freed yet.
     """
     trace = moment.analysis.trace
     lives, roles = trace.lives, trace.stacks.roles
@@ -87,7 +87,7 @@ def _backward_of(context: Context, moment: DecidingMoment) -> Location | None:
 
 
 def _told_stack(message: OomMessage) -> tuple[tuple[Location, ...], str]:
-    """Return the stack of a traceback from the user's line outwards, and that line's source."""
+    """Return the stack of a traceback from the user's line outward, and that line's source."""
     code = {
         Location(f.file, f.line or 0, f.function): f.code
         for f in reversed(message.frames)
@@ -98,7 +98,7 @@ def _told_stack(message: OomMessage) -> tuple[tuple[Location, ...], str]:
 
 
 def _of_host(message: OomMessage | None) -> Failure | None:
-    """Return where the host's memory ran out, as far as a traceback says it."""
+    """Return where the host's memory ran out, if a traceback says so."""
     if message is None or message.is_device_oom or not message.frames:
         return None
     stack, source_text = _told_stack(message)

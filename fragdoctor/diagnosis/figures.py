@@ -44,14 +44,14 @@ from fragdoctor.trace.lives import Totals, stretch_starts
 from fragdoctor.units import format_size
 
 MAX_STRANDERS = 20
-"""Groups of stranding blocks that a report carries; the rest frees less than each of these."""
+"""Groups of stranding blocks in a report; each of the others frees less than any of these."""
 
 MAX_HOLDERS = 30
-"""Lines that a report carries."""
+"""The most lines in a report."""
 
 
 def device_figures(context: Context, moment: DecidingMoment | None) -> DeviceFigures | None:
-    """Return the figures of one device; None where no input has any."""
+    """Return the figures of one device, or None if no input has any."""
     if context.analysis is not None and moment is not None:
         figures = _from_snapshot(context, context.analysis)
         return replace(figures, moment=_at(context, context.analysis, moment))
@@ -88,7 +88,7 @@ def _from_snapshot(context: Context, a: DeviceAnalysis) -> DeviceFigures:
 
 
 def _at(context: Context, a: DeviceAnalysis, moment: DecidingMoment) -> MomentFigures:
-    """Return what the device's memory was made of at a moment."""
+    """Return what the device's memory consisted of at a moment."""
     layout = moment.layout
     space = free_space(layout)
     active = int(layout.live_bytes.sum())
@@ -109,7 +109,7 @@ def _at(context: Context, a: DeviceAnalysis, moment: DecidingMoment) -> MomentFi
 
 
 def _peak(context: Context, name: str) -> int | None:
-    """Return the higher of the trace's peak and the counter's, which saw what a trace lost."""
+    """Return the higher of the trace's peak and the counter's, which covers lost events too."""
     line = context.analysis.timeline if context.analysis is not None else None
     figures = [] if line is None else [int(getattr(line, f"peak_{name}_bytes"))]
     if context.stats:
@@ -166,7 +166,7 @@ def _from_stats(context: Context, s: MemoryStats) -> DeviceFigures:
 
 
 def strander_reports(context: Context, moment: DecidingMoment | None) -> tuple[StranderReport, ...]:
-    """Return who strands free memory on one device, the most costly first."""
+    """Return who strands free memory on one device, the costliest first."""
     a = context.analysis
     if a is None or moment is None:
         return ()
@@ -187,7 +187,7 @@ def strander_reports(context: Context, moment: DecidingMoment | None) -> tuple[S
 
 
 def holder_reports(context: Context, moment: DecidingMoment | None) -> tuple[HolderReport, ...]:
-    """Return live memory by line on one device, the largest at its moment first."""
+    """Return live memory by line on one device at its moment, the largest first."""
     a = context.analysis
     if a is None or moment is None:
         return ()
@@ -211,7 +211,7 @@ def holder_reports(context: Context, moment: DecidingMoment | None) -> tuple[Hol
 
 
 def _holders(a: DeviceAnalysis, moment: DecidingMoment) -> Sequence[Holder]:
-    """Return the holders, with those at a failure after which more happened."""
+    """Return the holders, with what they held at a failure that more events followed."""
     if moment.earlier_failure is None or a.timeline is None:
         return a.holders
     category = None if a.phases is None else a.phases.category
@@ -235,7 +235,7 @@ MAX_SPANS: Final = 1000
 
 
 def phase_report(context: Context) -> PhaseReport | None:
-    """Return the phases of one device; None without a trace."""
+    """Return the phases of one device, or None without a trace."""
     if context.analysis is None or context.analysis.phases is None:
         return None
     found = context.analysis.phases
@@ -258,7 +258,7 @@ def phase_report(context: Context) -> PhaseReport | None:
 
 
 def _spans(found: PhaseAnalysis) -> tuple[PhaseSpan, ...]:
-    """Return the passes in order; of too many the longest."""
+    """Return the passes in order, or only the longest if there are too many."""
     length = np.diff(found.first)
     kept = np.sort(np.argsort(-length, kind="stable")[:MAX_SPANS])
     return tuple(
@@ -276,14 +276,14 @@ def _spans(found: PhaseAnalysis) -> tuple[PhaseSpan, ...]:
 I64 = npt.NDArray[np.int64]
 
 MAX_COLUMNS: Final = 240
-"""Twice the widest page: a renderer takes the highest of neighbouring columns."""
+"""Twice the widest page: a renderer takes the highest of neighboring columns."""
 
 MAX_POINTS: Final = 20
-"""Flushes, and OOMs, that have a name each."""
+"""The most flushes, and the most OOMs, that get a name of their own."""
 
 
 def timeline_strip(context: Context) -> TimelineStrip | None:
-    """Return the device's memory over its trace; None without a trace."""
+    """Return the device's memory over its trace, or None without a trace."""
     a = context.analysis
     if a is None or a.timeline is None or context.snapshot is None:
         return None
@@ -311,7 +311,7 @@ def timeline_strip(context: Context) -> TimelineStrip | None:
 
 
 def _points(a: DeviceAnalysis, line: Totals, first_row: int) -> tuple[TimelinePoint, ...]:
-    """Return the moments worth a name: start, peaks, flushes, OOMs, end; in order."""
+    """Return the moments worth naming, in order: start, peaks, flushes, OOMs, end."""
     places = [
         ("Start of the trace", 0, ""),
         ("Peak allocated", line.peak_allocated_state, ""),
@@ -337,11 +337,11 @@ def _points(a: DeviceAnalysis, line: Totals, first_row: int) -> tuple[TimelinePo
 def _phases(
     analysis: PhaseAnalysis | None, starts: I64, n_states: int
 ) -> tuple[TrainingPhase, ...]:
-    """Return the phase of the most events of each column; empty where none is known."""
+    """Return the most frequent phase of each column, or nothing if none is known."""
     if analysis is None or not analysis.phases:
         return ()
     label = np.repeat(analysis.labels, np.diff(analysis.first))
-    label = np.append(label[:1], label)[:n_states]  # state k is that after k events
+    label = np.append(label[:1], label)[:n_states]  # state k comes after k events
     counts = np.stack(
         [np.add.reduceat((label == i).astype(np.int64), starts) for i in TrainingPhase]
     )
@@ -349,7 +349,7 @@ def _phases(
 
 
 def _columns(states: Iterable[int], starts: I64) -> tuple[int, ...]:
-    """Return the columns that these states fall in, each once."""
+    """Return the columns that these states fall in, without duplicates."""
     at = np.fromiter(states, np.int64)
     return tuple(distinct(np.searchsorted(starts, at, side="right") - 1).tolist())
 
@@ -357,14 +357,14 @@ def _columns(states: Iterable[int], starts: I64) -> tuple[int, ...]:
 def segment_reports(
     context: Context, moment: DecidingMoment | None
 ) -> tuple[Sequence[SegmentReport], int]:
-    """Return the segments with most stranded free memory, the worst first, and how many have any.
+    """Return the segments with the most stranded free memory, and how many have any.
 
-    They are of the moment of the stranding blocks.
+    The worst segment comes first. They show the moment of the stranding blocks.
     """
     a = context.analysis
     if a is None or moment is None:
         return (), 0
-    # The places that strander_reports gives to the groups.
+    # The groups' places in the list that strander_reports returns.
     places = {strander.stack: i for i, strander in enumerate(moment.stranders[:MAX_STRANDERS])}
     at = a.trace.layout if moment.earlier_failure is None else moment.layout
     return find_stranded_segments(at, a.device, places)

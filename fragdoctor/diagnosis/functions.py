@@ -1,9 +1,9 @@
-"""Lines of one function taken together: four lines that hold a fifth each are one holder.
+"""Lines of one function taken together: four lines that each hold a fifth are one holder.
 
-A recorded frame has a file, a line and a bare name, and a file may hold many functions of one name
-(``forward``). Lines are of one function where their names agree, one line of the program calls
-both, and no line of another function, or of one with another caller, is recorded between them.
-The lines of a script outside any function (``<module>``) are none.
+A recorded frame has a file, a line and a bare name, and a file may have many functions with the
+same name (``forward``). Two lines belong to one function if their names agree, one line of the
+program calls both, and no recorded line between them has another function or another caller.
+The lines of a script outside any function (``<module>``) are not taken together.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fragdoctor.trace.stacks import PACKAGE, USER, classify_file
 def function_holders(
     holders: Sequence[HolderReport], snapshot: Snapshot | None
 ) -> tuple[FunctionHolder, ...]:
-    """Return the functions with several lines among the holders, most bytes first."""
+    """Return the functions that have several lines among the holders, largest first."""
     groups: dict[tuple[int, str, str, Location | None], dict[int, list[HolderReport]]] = {}
     for h in holders:
         if h.location is not None and h.held_bytes and not h.location.function.startswith("<"):
@@ -32,7 +32,7 @@ def function_holders(
     for (device, filename, function, caller), lines in groups.items():
         if snapshot is None:
             break
-        # Lines of that name with another caller may be of a function of their own.
+        # Lines with the same name but another caller may belong to another function.
         others = _other_lines(snapshot, filename, function) + [
             line
             for key, of_key in groups.items()
@@ -58,13 +58,13 @@ def function_holders(
 
 
 def _caller(holder: HolderReport) -> Location | None:
-    """Return the line that called the holder's function, past PyTorch's own; None without one."""
+    """Return the line outside PyTorch that called the holder's function, or None."""
     outer = holder.stack[1:]
     return next((f for f in outer if classify_file(f.filename) in (USER, PACKAGE)), None)
 
 
 def _other_lines(snapshot: Snapshot, filename: str, function: str) -> list[int]:
-    """Return the recorded lines of a file that are of other named functions."""
+    """Return the recorded lines of a file that belong to functions with other names."""
     frames, strings = snapshot.frames, snapshot.strings
     ids = [i for i, text in enumerate(strings) if text == filename]
     rows = np.flatnonzero(np.isin(frames.filename, ids)).tolist()
@@ -73,7 +73,7 @@ def _other_lines(snapshot: Snapshot, filename: str, function: str) -> list[int]:
 
 
 def _runs(lines: Sequence[int], others: Sequence[int]) -> list[list[int]]:
-    """Return ascending lines, parted where one of another function lies between."""
+    """Return ascending lines, split wherever a line of another function lies between them."""
     runs = [[lines[0]]]
     for last, line in pairwise(lines):
         if any(last < other < line for other in others):

@@ -1,4 +1,4 @@
-"""The host's page-locked memory at the moment that the report is about."""
+"""The host's page-locked memory at the moment that the report describes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fragdoctor.model.snapshot import Snapshot
 def host_report(
     snapshot: Snapshot | None, moment: DecidingMoment | None
 ) -> HostMemoryReport | None:
-    """Return the page-locked memory of a snapshot; None where it has none.
+    """Return the page-locked memory of a snapshot, or None if it has none.
 
-    ``moment`` is the one of the device that the verdict is about. Where that device's failure has
-    no time, or nothing failed, holders are those of the file's end.
+    ``moment`` belongs to the device that the verdict is about. If nothing failed on that device,
+    or its failure has no time, the holders are those at the end of the file.
     """
     if snapshot is None:
         return None

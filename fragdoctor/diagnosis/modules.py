@@ -1,4 +1,4 @@
-"""Where in the model the memory of a device was at its peak."""
+"""Which parts of the model held a device's memory at its peak."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def module_memory(
 ) -> tuple[ModuleMemory, ...]:
     """Return the outermost modules with what they held at the peak of allocated bytes.
 
-    Empty where no module is recorded.
+    The result is empty if no module is recorded.
     """
     trace, totals, phases = analysis.trace, analysis.timeline, analysis.phases
     state = analysis.n_events if totals is None else totals.peak_allocated_state

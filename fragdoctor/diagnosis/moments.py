@@ -1,4 +1,4 @@
-"""The moment that a report is about, and what was allocated at any other that is asked for."""
+"""The moment that a report describes, and what was allocated at any other requested moment."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _QUIET: Final = (Action.SNAPSHOT, Action.OOM, Action.ANNOTATE, Action.OTHER)
 
 
 class DecidingMoment(Struct, frozen=True, eq=False, dict=True):
-    """The moment of one device that everything on the first screen is about.
+    """The moment of one device that everything on the first screen describes.
 
     Attributes:
-        analysis: of the device.
-        kind: of the failure that decides the verdict, else of the peak, else of the end.
-        state: events of the device's trace before it.
-        is_end: whether nothing happened on the device after it.
-        failed: what failed then on this device; None where nothing did.
+        analysis: analysis of the device.
+        kind: the failure that decides the verdict, else the peak, else the end.
+        state: how many events of the device's trace come before the moment.
+        is_end: whether nothing happened on the device after the moment.
+        failed: what failed on this device at the moment, or None if nothing did.
     """
 
     analysis: DeviceAnalysis
@@ -50,15 +50,15 @@ class DecidingMoment(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def layout(self) -> Layout:
-        """The device's segments and blocks then: as the file has them, else undone."""
+        """The device's segments and blocks at the moment, with later events undone."""
         trace = self.analysis.trace
         return trace.layout if self.is_end else trace.layout_at(self.state)
 
     @cached_property
     def stranders(self) -> Sequence[Strander]:
-        """Who stranded free memory at the failure; where nothing failed, at the end.
+        """Who stranded free memory at the failure, or at the end if nothing failed.
 
-        At a peak hardly anything is free.
+        At a peak, hardly anything is free.
         """
         if self.earlier_failure is None:
             return self.analysis.stranders
@@ -66,15 +66,15 @@ class DecidingMoment(Struct, frozen=True, eq=False, dict=True):
 
     @property
     def earlier_failure(self) -> int | None:
-        """The state of a failure after which more happened; None where it is no such moment."""
+        """The state of a failure that more events followed, or None for other moments."""
         return self.state if self.kind is Moment.FAILURE and not self.is_end else None
 
 
 def deciding_moment(context: Context, leader: Context, verdict: Verdict) -> DecidingMoment | None:
-    """Return the moment of a device that its report is about; None without a snapshot.
+    """Return the moment of a device that its report describes, or None without a snapshot.
 
-    A file is often written after the exception was handled. The failure is that of the device that
-    the verdict is about; another device is looked at when that happened, where events have times.
+    A file is often written after the exception was handled. The failure is the one on the device
+    that the verdict is about; other devices are shown at that time if events have times.
     """
     a = context.analysis
     if a is None:
@@ -92,29 +92,29 @@ def deciding_moment(context: Context, leader: Context, verdict: Verdict) -> Deci
             return DecidingMoment(a, Moment.FAILURE, state, _is_end(a.trace, state), own)
     asked = leader.failed_request is not None and leader.failed_request.source == "user"
     if asked or verdict.cause is Cause.FRAGMENTATION:
-        return end  # what was judged is the cache that is left there
+        return end  # the verdict is about the cache that is left at the end
     peak = a.timeline.peak_allocated_state
     return DecidingMoment(a, Moment.PEAK, peak, _is_end(a.trace, peak))
 
 
 def _is_of_message(a: DeviceAnalysis, failed: FailedRequest | None) -> bool:
-    """Return whether a file without the failure's event holds what its message says was live."""
+    """Return whether a file without the failure's event holds the message's live memory."""
     if failed is None or failed.source != "oom message" or failed.live_bytes is None:
         return False
     return abs(failed.live_bytes - a.active_bytes) <= rounding_bytes(failed.live_bytes)
 
 
 def deciding_failure(leader: Context, verdict: Verdict) -> OomEvent | None:
-    """Return the failed request of the trace that the verdict is about; None without one."""
+    """Return the trace's failed request that the verdict is about, or None if there is none."""
     if leader.analysis is None or verdict.cause is Cause.HEALTHY:
-        return None  # a program that came to terms with its failures is judged as a whole
+        return None  # a program that recovered from its failures is judged as a whole
     if leader.failed_request is None or leader.failed_request.source == "user":
         return None
     return matching_oom(leader.analysis, leader.message)
 
 
 def _state_of(failed: OomEvent, leader: Context, context: Context) -> int | None:
-    """Return the events of a device before a failure; None where no times tell."""
+    """Return how many of a device's events precede a failure, or None if events have no times."""
     assert leader.analysis is not None  # noqa: S101 - it has the failure
     assert context.analysis is not None  # noqa: S101 - checked by the caller
     if context is leader:
@@ -130,7 +130,7 @@ def _is_end(trace: Trace, state: int) -> bool:
 
 
 MAX_LINES_AT: Final = 100
-"""Lines of one moment, those with most bytes."""
+"""The most lines to list for a moment; they are the largest ones."""
 
 _MOMENTS: Final = re.compile(r"(step|event|oom):([0-9]{1,15})|(peak|oom|end)")
 _AS_MOMENT: Final = (
@@ -143,13 +143,13 @@ def moment_report(context: Context, asked: str) -> MomentReport:
     """Return what was allocated on a device at a moment.
 
     Args:
-        context: of the device.
+        context: context of the device.
         asked: ``step:N`` (the peak of the N-th step, from 1), ``event:N`` (after N events),
             ``peak``, ``oom`` (the last one), ``oom:N`` (from 1) or ``end``; with ``A..B`` the
-            report is of B and says what changed since A.
+            report describes B and says what changed since A.
 
     Raises:
-        ConfigError: it is none of these, or the trace has no such moment.
+        ConfigError: ``asked`` is none of these, or the trace has no such moment.
     """
     a = context.analysis
     if a is None or a.timeline is None:
@@ -196,7 +196,7 @@ def moment_report(context: Context, asked: str) -> MomentReport:
 
 
 def categories_at(a: DeviceAnalysis, state: int) -> Sequence[HeldBytes]:
-    """Return what is allocated in a state by category, most first; empty where none is known."""
+    """Return allocated bytes in a state by category, largest first, or nothing if unknown."""
     if a.phases is None or not len(a.phases.category):
         return ()
     rows = a.trace.lives.allocated_at(state)
@@ -205,16 +205,16 @@ def categories_at(a: DeviceAnalysis, state: int) -> Sequence[HeldBytes]:
 
 
 def _held(group: npt.NDArray[Any], size: I64) -> list[tuple[int, int, int]]:
-    """Return (group, bytes, blocks) of each group, most bytes first; less than 0 counts off."""
+    """Return (group, bytes, blocks) per group, largest first; negative sizes are subtracted."""
     sums = largest_groups(group, size)
     return list(zip(*(column.tolist() for column in sums), strict=True))
 
 
 def _moment(a: DeviceAnalysis, totals: Totals, steps: I64, asked: str) -> tuple[str, int]:
-    """Return which moment is meant, in words, and the events before it."""
+    """Return which moment is meant, in words, and how many events precede it."""
     m = _MOMENTS.fullmatch(asked.strip().lower())
     if m is None:
-        raise ConfigError(f"{asked!r} is no moment of a trace.", hint=_AS_MOMENT)
+        raise ConfigError(f"{asked!r} is not a moment of a trace.", hint=_AS_MOMENT)
     kind, number = (m[1] or m[3]), int(m[2] or 0)
     if kind == "peak":
         return "the peak", totals.peak_allocated_state

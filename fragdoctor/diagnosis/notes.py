@@ -1,8 +1,7 @@
-"""What a reader should know about the inputs: what is cut, contradicts itself, or is unlike.
+"""What a reader should know about the inputs: cuts, contradictions, and unequal devices.
 
-``--capacity`` where the inputs know better is a question about another card, never a fact. Of
-several GPUs of one process that are unlike, a note says which one is odd, and what usually makes it
-so.
+If the inputs know the capacity, ``--capacity`` is a question about another card, never a fact. If
+the GPUs of one process differ, a note says which one is odd, and what usually causes that.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from fragdoctor.rules.rule import Context
 from fragdoctor.units import format_count, format_size
 
 _MOST_HOST_LINES: Final = 3
-"""Source lines of the host's memory that are named."""
+"""The most source lines to name that hold the host's memory."""
 
 NO_EVENT = (
-    "The snapshot holds no out-of-memory event: it was taken at another moment than the message."
+    "The snapshot holds no out-of-memory event: it was not taken at the moment of the message."
 )
 
 
@@ -37,7 +36,7 @@ def find_notes(
     leader: Context,
     host: HostMemoryReport | None = None,
 ) -> tuple[str, ...]:
-    """Return one sentence each: what is cut, what does not match, what was left out."""
+    """Return one sentence for each cut, mismatch and omission."""
     notes: list[str] = []
     for context in contexts:
         if context.analysis is not None:
@@ -67,10 +66,10 @@ def find_notes(
 
 
 def _of_host(host: HostMemoryReport) -> list[str]:
-    """Tell the host's page-locked memory apart from that of the GPUs; PyTorch 2.15 records it."""
+    """Describe the host's page-locked memory, which PyTorch 2.15 records beside the GPUs'."""
     cached = f", {format_size(host.cached_bytes)} of it cached for reuse"
     held = f"The host has {format_size(host.reserved_bytes)} page-locked (pinned)"
-    notes = [f"{held}{cached if host.cached_bytes else ''}: it is in no figure here."]
+    notes = [f"{held}{cached if host.cached_bytes else ''}: no figure here includes it."]
     if host.moment is None:
         return notes
     when = f"at the {host.moment}"
@@ -114,7 +113,7 @@ def _of_bundle(facts: BundleFacts) -> list[str]:
 
 
 def _mismatch(leader: Context) -> list[str]:
-    """Say where message and snapshot are not about the same failure."""
+    """Say so if message and snapshot are not about the same failure."""
     message, analysis = leader.message, leader.analysis
     if message is None or analysis is None or message.requested_bytes is None:
         return []
@@ -127,13 +126,13 @@ def _mismatch(leader: Context) -> list[str]:
     text = (
         f"No out-of-memory event of the snapshot is about the {format_size(wanted)} of the message"
     )
-    return [f"{text}: they may be of different runs."]
+    return [f"{text}: they may be from different runs."]
 
 
 def capacity_note(context: Context, bench: Bench | None) -> str:
-    """Return which size the report uses, and what the run would do on the one that was given.
+    """Return which size the report uses, and what the run would do with the given size.
 
-    "" where none was given, or where the inputs do not know the size by themselves.
+    Returns "" if no size was given, or if the inputs alone do not tell the size.
     """
     given = context.case.overrides.capacity_bytes
     if given is None or context.uses_given_capacity:
@@ -157,7 +156,7 @@ def capacity_note(context: Context, bench: Bench | None) -> str:
 
 
 def _answer(bench: Bench | None, given: int) -> str:
-    """Return what a replay with so much for PyTorch says; "" where none can be made."""
+    """Return the result of a replay with this much memory for PyTorch, or "" without one."""
     try:
         result = None
         if bench is not None and bench.is_usable:
@@ -179,19 +178,19 @@ def _answer(bench: Bench | None, given: int) -> str:
 
 
 IDLE_SHARE: Final = 0.01
-"""A device with less than this share of the fullest one's memory takes no part in the work."""
+"""A device with less than this share of the fullest device's memory does not take part."""
 
 UNLIKE: Final = 2
-"""The fullest device holds this many times what the next one does: more than one sample's worth."""
+"""The fullest device holds this many times what the next one does; one sample more is less."""
 
-# torch/nn/parallel: replicas run in parallel_apply, outputs come together in scatter_gather.
+# torch/nn/parallel: replicas run in parallel_apply, and scatter_gather collects their outputs.
 _DATA_PARALLEL: Final = ("data_parallel.py", "parallel_apply.py", "scatter_gather.py")
 
 
 def balance_note(
     devices: Sequence[DeviceFigures], verdict: Verdict, snapshot: Snapshot | None
 ) -> str:
-    """Return what the devices held when one of them failed; "" where they are alike or idle."""
+    """Return what the devices held when one of them failed, or "" if they are alike or idle."""
     held = {
         f.device: f.moment.allocated_bytes
         for f in devices
@@ -205,13 +204,13 @@ def balance_note(
     if busy[odd] < UNLIKE * busy[next_one]:
         return ""
     each = ", ".join(f"GPU {d} {format_size(n)}" for d, n in busy.items())
-    note = f"The GPUs are unlike: when GPU {verdict.device} failed, they held {each}."
+    note = f"The GPUs differ: when GPU {verdict.device} failed, they held {each}."
     if not any(s.endswith(_DATA_PARALLEL) and "parallel" in s for s in snapshot.strings):
         return note
     if odd == min(busy):
         return (
-            f"{note} DataParallel gathers outputs on GPU {odd}: DistributedDataParallel does not, "
-            "or compute the loss inside of the module."
+            f"{note} DataParallel gathers outputs on GPU {odd}: use DistributedDataParallel, which "
+            "does not, or compute the loss inside the module."
         )
     return (
         f"{note} DataParallel splits a batch by count, not by size: GPU {odd} had the largest "

@@ -1,4 +1,4 @@
-"""Who holds the memory of a device at the moment of the report, by the program's own names."""
+"""Who holds the memory of a device at the report's moment, by the program's own names."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from fragdoctor.units import format_size
 
 MAX_OWNERS: Final = 30
 _NOTED_SHARE: Final = 0.1
-"""Share of the live memory: less is no news."""
+"""Smallest share of the live memory that is worth a note."""
 
 
 def owner_reports(context: Context, moment: DecidingMoment | None) -> tuple[OwnerReport, ...]:
-    """Return who holds the live memory, most first: names, and lines for what no name holds.
+    """Return who holds the live memory, largest first: names, and lines where no name is known.
 
-    Nothing where no census says who holds any of it.
+    The result is empty if no census names a holder of any of this memory.
     """
     if context.analysis is None or moment is None or not context.case.censuses:
         return ()
@@ -37,7 +37,7 @@ def owner_reports(context: Context, moment: DecidingMoment | None) -> tuple[Owne
     place = named.of_row[rows].astype(np.int64)
     if not (place >= 0).any():
         return ()
-    # What no name holds is told by its lines, which count on from the last owner.
+    # Memory without a name goes by its lines, which are numbered on from the last owner.
     line = trace.stacks.lines_of(trace.lives.stack[rows]).astype(np.int64)
     group = np.where(place >= 0, place, len(named.owners) + 1 + line)
     sums = largest_groups(group, trace.lives.size_bytes[rows])
@@ -66,7 +66,7 @@ def _report(
 
 
 def _made_at(context: Context, rows: I64) -> Location | None:
-    """Return the line that made most of some blocks."""
+    """Return the line that made the most bytes of these blocks."""
     assert context.analysis is not None  # noqa: S101 - the caller has it
     lives, stacks = context.analysis.trace.lives, context.analysis.trace.stacks
     lines = largest_groups(stacks.lines_of(lives.stack[rows]), lives.size_bytes[rows])
@@ -74,21 +74,21 @@ def _made_at(context: Context, rows: I64) -> Location | None:
 
 
 def cycle_note(owners: Sequence[OwnerReport], context: Context) -> str:
-    """Return what only Python's collector would free, "" where that is little."""
+    """Return what only Python's garbage collector would free, or "" if that is little."""
     a = context.analysis
     cycles = [o for o in owners if o.owner.kind is HoldingKind.CYCLE and a and o.device == a.device]
     n_bytes = sum(o.held_bytes for o in cycles)
     if a is None or n_bytes < _NOTED_SHARE * a.active_bytes or not cycles:
         return ""
     return (
-        f"{format_size(n_bytes)} hang on reference cycles ({cycles[0].owner.name}) that only "
-        "Python's collector frees: gc.collect() gives them back, and a weakref.ref avoids the "
+        f"{format_size(n_bytes)} are kept by reference cycles ({cycles[0].owner.name}) that only "
+        "Python's garbage collector frees: gc.collect() frees them, and a weakref.ref avoids the "
         "cycle."
     )
 
 
 def twice_note(context: Context) -> str:
-    """Return that two names hold the same weights, "" where none do."""
+    """Return a note that two names hold the same weights, or "" if none do."""
     a = context.analysis
     live = 0 if a is None else a.active_bytes
     found = held_twice(context.case.censuses, int(_NOTED_SHARE * live)) if live else None

@@ -1,4 +1,4 @@
-"""The whole way from a case to a diagnosis: a context per device, and the leading one judged."""
+"""From a case to its diagnosis: build a context per device, and judge the leading one."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ from fragdoctor.story.build import build_story
 def build_contexts(
     case: Case, analyses: Mapping[int, DeviceAnalysis] | None = None
 ) -> tuple[Context, ...]:
-    """Return one context per device of the snapshot; one in all without a snapshot.
+    """Return one context per device of the snapshot, or a single one without a snapshot.
 
-    The analyses of the snapshot's devices are computed where the caller has none.
+    The analyses of the snapshot's devices are computed unless the caller passes them.
 
     Raises:
-        ConfigError: the device that was asked for is not in the snapshot.
+        ConfigError: the requested device is not in the snapshot.
     """
     message = case.primary_message
     story = build_story(case.oom)
@@ -93,7 +93,7 @@ def build_contexts(
 def leading_context(contexts: Sequence[Context]) -> Context:
     """Return the device that the verdict is about: fatal failures first, then the fullest.
 
-    Without any failure it is the device with most live memory.
+    If nothing failed, that is the device with the most live memory.
     """
     return max(contexts, key=_weight)
 
@@ -113,7 +113,7 @@ def _weight(context: Context) -> tuple[int, int]:
 
 
 def _stats_devices(case: Case) -> list[int | None]:
-    """Return the devices that statistics or a message name; a single None where none does."""
+    """Return the devices that statistics or a message name, or a single None if none do."""
     if case.overrides.device is not None:
         return [case.overrides.device]
     message = case.primary_message
@@ -127,7 +127,7 @@ def _device_of_message(message: OomMessage | None, devices: Sequence[int]) -> in
         return None
     if message.device_index in devices:
         return message.device_index
-    # A log of another numbering (CUDA_VISIBLE_DEVICES) still fits a snapshot with one device.
+    # A log with another numbering (CUDA_VISIBLE_DEVICES) still fits a snapshot with one device.
     return devices[0] if len(devices) == 1 else None
 
 
@@ -165,13 +165,13 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
 ) -> Diagnosis:
     """Return what is wrong, how that was found, and what to do about it.
 
-    Every input of the case may be missing; what cannot be answered is skipped with the reason.
-    Where there is a trace, recommendations are replayed before they are given; ``progress`` is
-    called with replays done and replays in all. Without ``replays`` they are reasoned only, which
-    changes neither the verdict nor the findings. ``analyses`` of devices are taken where given.
-    ``continue_with`` is a recording of the same program that goes further (a rehearsal, a healthy
-    run): it says how the run would have gone on. ``at`` is a moment of the trace that is shown
-    besides, as ``moment_report`` takes it.
+    Any input of the case may be missing; what cannot be answered is skipped with the reason.
+    If there is a trace, recommendations are replayed before they are given; ``progress`` is
+    called with the number of replays done and their total. Without ``replays``, recommendations
+    rest on reasoning alone, which changes neither the verdict nor the findings. ``analyses`` of
+    devices are used if given. ``continue_with`` is a longer recording of the same program (a
+    rehearsal, a healthy run), which shows how the run would have gone on. ``at`` is a further
+    moment of the trace to show, written as for ``moment_report``.
 
     Raises:
         ConfigError: the trace has no such moment.
@@ -191,7 +191,7 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
     worded = in_framework_words(judged, tested)
     recommendations, rejected = rank(worded, verdict.cause)
     if verdict.cause is Cause.HEALTHY and leader.failed_request is not None:
-        rejected = ()  # the program came to terms with its failures: none is left to be mended
+        rejected = ()  # the program recovered from its failures, so none is left to fix
     figures = (f for c, at in moments if (f := device_figures(c, at)) is not None)
     devices = tuple(sorted(figures, key=lambda f: f.device))
     if verdict.state is RunState.FITS:
@@ -241,16 +241,16 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
 
 
 WORTH_SAVING: Final = 0.1
-"""Share of the peak that a change of a run that fits has to save to be worth a word."""
+"""Smallest share of the peak that a change must save to be mentioned for a run that fits."""
 
 ROOMY: Final = 0.5
-"""Share of the GPU that a run may reserve at most to need no advice at all."""
+"""A run that reserves at most this share of the GPU needs no advice at all."""
 
 
 def _worth_it(
     found: Sequence[Recommendation], verdict: Verdict, devices: Sequence[DeviceFigures]
 ) -> tuple[Recommendation, ...]:
-    """Return what is worth changing in a run that fits; nothing where half of the GPU is free."""
+    """Return what is worth changing in a run that fits; nothing if half of the GPU is free."""
     device = next((d for d in devices if d.device == verdict.device), None)
     if device is None or device.peak_allocated_bytes is None:
         return tuple(found)
@@ -263,7 +263,7 @@ def _worth_it(
 
 
 def _training(context: Context, bench: Bench | None, verdict: Verdict) -> TrainingRun | None:
-    """Return the passes and layers of the run, where less memory may be called for."""
+    """Return the passes and layers of the run if saving memory may be needed, else None."""
     if bench is None or context.analysis is None:
         return None
     if verdict.cause not in MAY_SAVE:

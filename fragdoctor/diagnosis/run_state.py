@@ -1,4 +1,4 @@
-"""How the run stands where the input ends."""
+"""The state of the run at the end of the input."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from fragdoctor.model.snapshot import Action
 from fragdoctor.rules.rule import Context
 
 LITTLE_TO_SPARE: Final = 0.05
-"""Less than this share of the capacity above the peak of live memory is near the limit."""
+"""A peak of live memory that leaves less than this share of the capacity is near the limit."""
 
 
 def run_state(context: Context, cause: Cause) -> RunState:
-    """Return how the run stands on the device that the verdict is about, with its cause."""
+    """Return the state of the run on the verdict's device, given the verdict's cause."""
     n_ooms = context.stats[-1].n_ooms if context.stats else None
     if context.analysis is not None and context.analysis.ooms and cause is Cause.HEALTHY:
-        # The program caught its failures and resumed its work; a search for a batch that fits ends
-        # where it left enough to spare.
+        # The program caught its failures and resumed its work; a search for a batch that fits has
+        # settled if it leaves enough to spare.
         return RunState.FITS if _has_settled(context, context.analysis) else RunState.NEAR_LIMIT
     if _has_failure(context) or n_ooms:
         return RunState.FAILED
@@ -37,13 +37,13 @@ def run_state(context: Context, cause: Cause) -> RunState:
 
 
 class BackOff(Struct, frozen=True):
-    """A line whose request failed, and that asked for less from then on.
+    """A line whose request failed and that asked for less from then on.
 
     Attributes:
-        failed_bytes: its last request that failed.
-        served_bytes: its largest one that was served since.
-        peak_bytes: most live memory since.
-        stack: of these requests.
+        failed_bytes: size of its last request that failed.
+        served_bytes: size of its largest request served since.
+        peak_bytes: peak of live memory since.
+        stack: stack of these requests.
     """
 
     failed_bytes: int
@@ -53,7 +53,7 @@ class BackOff(Struct, frozen=True):
 
 
 def backed_off(analysis: DeviceAnalysis) -> BackOff | None:
-    """Return how a program came to terms with its last failure; None if it did not ask for less."""
+    """Return how a program recovered from its last failure; None if it did not ask for less."""
     if not analysis.ooms or analysis.timeline is None:
         return None
     last, trace = analysis.ooms[-1], analysis.trace

@@ -1,9 +1,9 @@
-"""The verdict: all evidence first, then one table of rows, and the first row that applies decides.
+"""The verdict: all evidence first, then a table of rows, of which the first that applies decides.
 
-A row has a name, which stands in the verdict as its ``decider``. First come the rows that explain
-what arithmetic alone cannot: growth, an evaluation that gathers, what the allocator's settings make
-of the run. What they leave is read from the figures of the failed request (``decision.py``), the
-message, or the statistics.
+A row has a name, which is the verdict's ``decider``. First come the rows that explain what
+arithmetic alone cannot: growth, an evaluation that gathers results, the outcome under other
+allocator settings. Other cases are read from the figures of the failed request (``decision.py``),
+the message, or the statistics.
 """
 
 from __future__ import annotations
@@ -46,37 +46,38 @@ from fragdoctor.story.trends import accumulation, growing_cache
 from fragdoctor.units import GIB, format_count, format_size, plural
 
 NOT_A_SHORTAGE: Final = ("negative", "shared-memory")
-"""Messages that say nothing about memory; a snapshot beside them is judged by itself."""
+"""Messages that say nothing about memory; a snapshot given with them is judged by itself."""
 
 LEAKS_INTO: Final = (Cause.CAPACITY, Cause.MEMORY_LIMIT, Cause.FRAGMENTATION)
-"""Readings that a leak brings about sooner or later."""
+"""Readings that a leak causes sooner or later."""
 
 MAY_BE_HOLES: Final = (Cause.CAPACITY, Cause.MEMORY_LIMIT)
-"""Readings that thresholds give where memory was nearly full."""
+"""Readings that thresholds give when memory was nearly full."""
 
 WORTH_SAYING: Final = 1.05
-"""What the step lacks is said if it is at least this many times what the failing request lacks."""
+"""The step's shortage is mentioned if it is at least this many times the failing request's."""
 
 FAR_SHARE: Final = 0.5
-"""Steps that a setting lets the run go on for, as a share of those that it had done."""
+"""A setting helps if it lets the run go on for this share of the steps it had completed."""
 
 SMALLEST_GPU_BYTES: Final = 2 * GIB
-"""No GPU that a PyTorch of today supports has less memory: what is missing to it is held outside.
-A snapshot does not record the size of the device, so that this stays a hint."""
+"""No GPU that current PyTorch supports has less memory, so the rest is held outside of PyTorch. A
+snapshot does not record the size of the device, so this is only a hint."""
 
 RESUMED_REQUESTS: Final = 100
-"""Requests after a caught failure that show a program at work, not one that reports and ends."""
+"""This many requests after a caught failure show a program at work, not one that reports and
+ends."""
 
 RESUMED_SHARE: Final = 0.5
-"""Share of the memory live before the failure; a program that resumes needs about as much."""
+"""A program that resumes needs at least this share of the memory live before the failure."""
 
 
 class CaseEvidence(Struct, frozen=True, dict=True):
-    """All that a verdict goes by; each part is worked out once, where a row asks for it.
+    """Everything a verdict is based on; each part is worked out once, when a row asks for it.
 
     Attributes:
         context: the device that the verdict is about, with all inputs.
-        bench: its run reproduced, to try settings on; None where nothing was replayed.
+        bench: its reproduced run, to try settings on, or None if nothing was replayed.
     """
 
     context: Context
@@ -84,14 +85,14 @@ class CaseEvidence(Struct, frozen=True, dict=True):
 
     @property
     def is_of_snapshot(self) -> bool:
-        """Whether the snapshot says most: it holds a failure, or nothing contradicts it."""
+        """Whether the snapshot takes precedence: it holds a failure, or nothing contradicts it."""
         analysis, message = self.context.analysis, self.context.message
         is_silent = message is None or message.kind in NOT_A_SHORTAGE
         return analysis is not None and (bool(analysis.ooms) or is_silent)
 
     @property
     def failed(self) -> FailedRequest | None:
-        """The failed request, where its figures are what the verdict goes by."""
+        """The failed request, if the verdict is based on its figures."""
         message = self.context.message
         if not self.is_of_snapshot and (message is None or message.sub_kind):
             return None
@@ -120,17 +121,17 @@ class CaseEvidence(Struct, frozen=True, dict=True):
 
     @property
     def kept(self) -> KeptMemory | None:
-        """What grows from step to step."""
+        """Memory that grows from step to step."""
         return None if self._explaining is None else self._explaining.kept
 
     @property
     def gathered(self) -> KeptMemory | None:
-        """What an evaluation under way gathers."""
+        """Memory that a running evaluation gathers."""
         return None if self._explaining is None else self._explaining.gathered
 
     @cached_property
     def spike(self) -> Transient | None:
-        """A peak far above those before it, that the failing request was part of."""
+        """A peak far above those before it, which the failing request was part of."""
         analysis, failed = self.context.analysis, self.failed
         if analysis is None or failed is None:
             return None
@@ -145,7 +146,7 @@ class CaseEvidence(Struct, frozen=True, dict=True):
 
     @cached_property
     def outlook(self) -> Outlook | None:
-        """What the run would do next as recorded; None where that was not looked at."""
+        """What the recorded run would do next, or None if that was not worked out."""
         bench = self.bench
         if bench is None or not bench.is_usable or self.context.analysis is None:
             return None
@@ -153,9 +154,9 @@ class CaseEvidence(Struct, frozen=True, dict=True):
 
     @cached_property
     def survivors(self) -> list[ReplayResult] | None:
-        """What the usual settings make of a failed run, of those not known to fail in its step.
+        """A failed run's results under the usual settings not known to fail in its step.
 
-        None where the trace does not say.
+        None if the trace does not tell.
         """
         bench = self.bench
         if bench is None or self.outlook is None or bench.recorded.fits or not bench.is_exact:
@@ -164,17 +165,17 @@ class CaseEvidence(Struct, frozen=True, dict=True):
 
     @property
     def is_refuted_leak(self) -> bool:
-        """Whether the recorded request fails even where nothing of what grows is kept."""
+        """Whether the recorded request fails even if none of the growing memory is kept."""
         return self.bench is not None and self.bench.refutes_leak
 
     @property
     def prospects(self) -> set[OutlookState | None]:
-        """What is known or likely of the run under these settings."""
+        """The known or likely outcomes of the run under these settings."""
         return {_prospect(result) for result in self.survivors or ()}
 
     @property
     def lacking_bytes(self) -> int:
-        """What the failed step needs beyond what PyTorch could have; 0 where that is unknown."""
+        """What the failed step needs beyond what PyTorch could have, or 0 if unknown."""
         bench, outlook = self.bench, self.outlook
         if bench is None or outlook is None or bench.recorded.fits or not bench.is_exact:
             return 0
@@ -183,7 +184,7 @@ class CaseEvidence(Struct, frozen=True, dict=True):
 
 
 def find_verdict(evidence: CaseEvidence) -> Verdict:
-    """Return the verdict of the first row that applies, and what else the evidence supports."""
+    """Return the verdict of the first row that applies, with other causes the evidence supports."""
     decided = next(found for row in ROWS if (found := row(evidence)) is not None)
     beside = (*_beside(evidence), evidence.reading.cause, *evidence.reading.also)
     verdict = Verdict(
@@ -206,7 +207,7 @@ def find_verdict(evidence: CaseEvidence) -> Verdict:
 
 
 def _request_served(e: CaseEvidence) -> Hypothesis | None:
-    """A request that the user asks about would be served."""
+    """The request that the user asks about would be served."""
     failed = e.failed
     if failed is None or failed.source != "user":
         return None
@@ -224,7 +225,7 @@ def _request_served(e: CaseEvidence) -> Hypothesis | None:
 
 
 def _growth_in_log(e: CaseEvidence) -> Hypothesis | None:
-    """Memory grew from trial to trial: why there is too much of it, one message cannot say."""
+    """Memory grew from trial to trial, which one message alone cannot show."""
     grown, reading = e.grown, e.reading
     if grown is None or grown.confidence is not Confidence.LIKELY:
         return None
@@ -240,10 +241,10 @@ def _growth_in_log(e: CaseEvidence) -> Hypothesis | None:
 
 
 def _growth(e: CaseEvidence) -> Hypothesis | None:
-    """Memory grows from step to step: that explains any lack, and holes between what leaked.
+    """Memory grows from step to step, which explains any shortage, and holes between leaks.
 
-    Where free memory was enough and all that was kept is less than the request, holes matter; where
-    the request fails without all that was kept, something else does.
+    It does not explain holes if all that was kept is less than the request, nor a request that
+    fails even without what was kept.
     """
     kept, failed = e.kept, e.failed
     if kept is None:
@@ -302,7 +303,7 @@ def _caught(e: CaseEvidence) -> Hypothesis | None:
         where = e.context.user_line(found.stack)
         summary += (
             f" {'The line that failed' if where is None else where} asked for "
-            f"{format_size(found.failed_bytes)} in vain and was served with "
+            f"{format_size(found.failed_bytes)} in vain and was served "
             f"{format_size(found.served_bytes)} from then on, {format_size(found.peak_bytes)} live "
             "at the most."
         )
@@ -312,7 +313,7 @@ def _caught(e: CaseEvidence) -> Hypothesis | None:
 def _evaluation(e: CaseEvidence) -> Hypothesis | None:
     """An evaluation gathers its results, or builds a graph that no backward pass will use.
 
-    It lets go of both when it ends.
+    It releases both when it ends.
     """
     analysis, failed = e.context.analysis, e.failed
     if analysis is None or failed is None or e.reading.cause not in LEAKS_INTO:
@@ -331,7 +332,7 @@ def _evaluation(e: CaseEvidence) -> Hypothesis | None:
 
 
 def _setting_mends(e: CaseEvidence) -> Hypothesis | None:
-    """Thresholds call memory full, but a setting is enough: what the run lacks lies in holes."""
+    """Thresholds call memory full, but a setting is enough: the missing memory lies in holes."""
     if e.reading.cause not in MAY_BE_HOLES or e.reading.confidence is Confidence.PROVEN:
         return None
     finishing = [r for r in e.survivors or () if _prospect(r) is OutlookState.HOLDS]
@@ -349,7 +350,7 @@ def _setting_mends(e: CaseEvidence) -> Hypothesis | None:
 def _no_setting_mends(e: CaseEvidence) -> Hypothesis | None:
     """Free memory was enough for the one failing request, but not for the step it belongs to.
 
-    Every setting fails; or none is known to finish a first step whose end nobody has seen.
+    Either every setting fails, or the step is the first, and none is known to finish it.
     """
     survivors, bench = e.survivors, e.bench
     if e.reading.cause is not Cause.FRAGMENTATION or survivors is None or bench is None:
@@ -359,7 +360,7 @@ def _no_setting_mends(e: CaseEvidence) -> Hypothesis | None:
         steps = max((r.outlook.fails_after_steps or 0 for r in survivors if r.outlook), default=0)
         end = f"lets the run go on for more than {plural(steps, 'step')}"
         if not steps:
-            end = "lets its step come to its end"
+            end = "lets its step finish"
         lacks = f" It lacks {format_size(e.lacking_bytes)} in all." if e.lacking_bytes else ""
         text = f"{enough} no allocator setting {end}.{lacks}"
         return Hypothesis(_other_than_holes(e), text, Confidence.LIKELY, row="no-setting-mends")
@@ -368,8 +369,8 @@ def _no_setting_mends(e: CaseEvidence) -> Hypothesis | None:
         return None
     return Hypothesis(
         _other_than_holes(e),
-        f"{enough} its step was the first, and of no allocator setting is it known that it is "
-        "enough for the rest.",
+        f"{enough} its step was the first, and no allocator setting is known to be enough for the "
+        "rest.",
         settled_by="Rehearse the program and give the recording to --continue-with.",
         row="first-step",
     )
@@ -428,16 +429,16 @@ ROWS: Final[tuple[Callable[[CaseEvidence], Hypothesis | None], ...]] = (
 )
 
 
-# ---- what the rows share -------------------------------------------------------------------------
+# ---- helpers of the rows -------------------------------------------------------------------------
 
 _ORDER: Final = list(Confidence).index
 
 
 def _prospect(result: ReplayResult) -> OutlookState | None:
-    """Return what is known or likely of a run under a setting.
+    """Return the known or likely outcome of a run under a setting.
 
-    What lets it come half as far again as it has come, in three steps or more, is no failure of the
-    setting: in ``tests/truth`` such settings cure, and those that carry it less far do not.
+    A setting that lets the run go half as far again, and at least three steps, counts as holding:
+    in ``tests/truth`` such settings cure, and those that carry the run less far do not.
     """
     outlook = result.outlook
     if outlook is None:
@@ -449,7 +450,7 @@ def _prospect(result: ReplayResult) -> OutlookState | None:
 
 
 def _other_than_holes(e: CaseEvidence) -> Cause:
-    """Return what a step lacks that no setting finishes."""
+    """Return the cause of the failure of a step that no setting lets finish."""
     if e.kept is not None and not e.is_refuted_leak:
         return Cause.LEAK
     if e.gathered is not None:
@@ -460,7 +461,7 @@ def _other_than_holes(e: CaseEvidence) -> Cause:
 
 
 def _beside(e: CaseEvidence) -> Iterator[Cause]:
-    """Yield what the evidence supports besides."""
+    """Yield other causes that the evidence supports."""
     analysis, failed = e.context.analysis, e.failed
     if e.kept is not None:
         yield Cause.LEAK
@@ -485,7 +486,7 @@ def _beside(e: CaseEvidence) -> Iterator[Cause]:
 
 
 def _requests_after_failure(e: CaseEvidence) -> int:
-    """Return how many requests were served after the last failure, 0 if they need far less."""
+    """Return how many requests were served after the last failure; 0 if they need far less."""
     analysis = e.context.analysis
     if analysis is None or analysis.timeline is None:
         return 0
@@ -497,7 +498,7 @@ def _requests_after_failure(e: CaseEvidence) -> int:
 
 
 def _no_failure(e: CaseEvidence) -> Hypothesis:
-    """Read a snapshot in which no request failed: healthy, with what is worth saying."""
+    """Read a snapshot in which no request failed as healthy, with anything worth mentioning."""
     analysis = e.context.analysis
     assert analysis is not None  # noqa: S101 - the snapshot is what is read
     space = analysis.free_space

@@ -1,6 +1,6 @@
-"""What an allocator other than PyTorch's prints of itself: arithmetic with what there is.
+"""Verdicts on allocators other than PyTorch's: arithmetic with the figures that they print.
 
-What is not printed stays open: who fills the device is then only possible.
+What is not printed stays open: a cause that says who fills the device is then only possible.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ WATCH: Final = "nvidia-smi shows the device's size and whether another process i
 
 
 def watch(message: OomMessage) -> str:
-    """Return what shows who is on the device, by its maker; "" where there is no such tool."""
+    """Return the vendor's command that shows who is on the device, or "" if there is none."""
     if message.variant == "jax-program" or message.backend in ("cpu", "directml"):
         return ""
     return WATCH.replace("nvidia-smi", monitor_of(message.backend))
 
 
 def by_its_figures(name: str, message: OomMessage) -> Hypothesis:
-    """Return what the figures of a message say of a program."""
+    """Return what the figures of a message say about a program."""
     for row in _ROWS:
         if (found := row(name, message)) is not None:
             return found
@@ -39,7 +39,7 @@ def by_its_figures(name: str, message: OomMessage) -> Hypothesis:
 def _open(
     cause: Cause, text: str, m: OomMessage, sure: Confidence = Confidence.POSSIBLE
 ) -> Hypothesis:
-    """Return a hypothesis that leaves it open who else is on the device."""
+    """Return a hypothesis that leaves open who else is on the device."""
     also: tuple[Cause, ...] = (Cause.OTHER_PROCESS,)
     if cause is Cause.UNKNOWN:
         also = (Cause.CAPACITY, *also)
@@ -51,7 +51,7 @@ def _whole_bytes(m: OomMessage) -> int | None:
 
 
 def _needs_bytes(m: OomMessage) -> int | None:
-    """Return all that a compiled program needs, where it is printed."""
+    """Return the total that a compiled program needs, if the message prints it."""
     is_program = m.program_bytes is None and m.variant == "jax-program"
     return m.requested_bytes if is_program else m.program_bytes
 
@@ -63,11 +63,11 @@ def _largest(m: OomMessage) -> str:
 
 
 def _by_size(n_bytes: int) -> Confidence:
-    """Return how sure a lack is by the size alone: of a large card, or of any."""
+    """Return how certain a shortage is by its size alone, compared with large cards."""
     return Confidence.LIKELY if n_bytes >= OVERSIZED_ALONE_BYTES else Confidence.POSSIBLE
 
 
-# The rows, in their order.
+# The rows, in order.
 
 
 def _beyond_device(name: str, m: OomMessage) -> Hypothesis | None:
@@ -78,7 +78,7 @@ def _beyond_device(name: str, m: OomMessage) -> Hypothesis | None:
     if whole is not None and wanted is not None and wanted > whole:
         text = (
             f"{name} asked for {format_size(wanted)} at once, more than the {format_size(whole)} "
-            "that are there in all."
+            "available in total."
         )
         return Hypothesis(Cause.CAPACITY, text, Confidence.PROVEN)
     return None
@@ -103,8 +103,8 @@ def _program(_name: str, m: OomMessage) -> Hypothesis | None:
         text = f"The compiled program needs {format_size(needs)} at once.{_largest(m)}"
         return _open(Cause.CAPACITY, text, m, _by_size(needs))
     text = (
-        f"The whole program needs {format_size(needs)}: so little is refused where the GPU is "
-        "full already, of this program's other arrays or of another process."
+        f"The whole program needs {format_size(needs)}: so little is refused only if the GPU is "
+        "already full, with this program's other arrays or another process."
     )
     return _open(Cause.UNKNOWN, text, m)
 
@@ -132,8 +132,8 @@ def _with_room(name: str, m: OomMessage) -> Hypothesis | None:
         return None
     text = (
         f"{name} was refused {format_size(wanted)} with {format_size(free)} free on the device: a "
-        "full device does not explain it; possible are a limit of the driver or of virtual "
-        "memory, free memory in pieces, or a neighbor that has let go of its own since."
+        "full device does not explain it; possible causes are a limit of the driver or of virtual "
+        "memory, free memory in pieces, or a neighbor that has since freed its own."
     )
     return _open(Cause.UNKNOWN, text, m)
 
@@ -147,8 +147,8 @@ def _size_alone(name: str, m: OomMessage) -> Hypothesis | None:
     text = f"{name} could not allocate {format_size(wanted)}{beside}."
     if wanted <= NEXT_TO_NOTHING_BYTES and m.kind in ("jax", "tf"):
         text += (
-            " So little is refused where the GPU is full already: of this program's own arrays, or "
-            "of another process."
+            " So little is refused only if the GPU is already full: with this program's own "
+            "arrays, or another process."
         )
         return _open(Cause.UNKNOWN if m.kind == "jax" else Cause.CAPACITY, text, m)
     sure = Confidence.LIKELY if m.kind == "ggml" else _by_size(wanted)

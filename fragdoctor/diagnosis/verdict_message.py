@@ -1,4 +1,4 @@
-"""What one message says, each kind with what it can honestly prove."""
+"""What a single message says: each kind yields only what it can prove."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ LIMIT_SUB_KINDS: Final = {
     "single-allocation-limit": "The device refuses single allocations of this size, however much "
     "memory is free.",
     "buffer-too-large": "Metal refuses single buffers of this size, however much memory is free.",
-    "buffer-count": "Metal allows a program so many buffers, however small: their number is what "
-    "ran out, not the memory.",
+    "buffer-count": "Metal limits how many buffers a program has, however small: it is not memory "
+    "that ran out.",
     "arena-limit": "The arena of ONNX Runtime was given a limit (gpu_mem_limit, or max_mem of "
     "OrtArenaCfg), and less than the request is left of it.",
     "workspace-limit": "The workspace of FlashInfer, a buffer of fixed size, is too small for the "
@@ -42,14 +42,14 @@ LIMIT_SUB_KINDS: Final = {
 }
 
 KILLS: Final = ("killed", "sigkill", "oom-killer")
-"""Signs of a kill: proof only where the kernel itself says why."""
+"""Signs of a kill, which are proof only if the kernel itself says why."""
 
 TOLD_KILLS: Final = {
     "evicted": "Kubernetes",
     "kernel": "The kernel",
     "slurm": "The job's scheduler or the container's limit",
 }
-"""Who says why it killed a process, by variant."""
+"""Who killed a process and said why, by variant."""
 
 WENT_ON: Final = {
     "detectron2-retry": "Detectron2 could not make a call on the GPU and goes on with its inputs "
@@ -58,7 +58,7 @@ WENT_ON: Final = {
     "memory (shared GPU memory), which makes the program slow",
     "vae-retry": "The VAE did not fit at once and goes on in tiles, which is slower",
 }
-"""What a program says that caught the failure and went on in another way, by variant."""
+"""What a program says that caught the failure and went on another way, by variant."""
 
 LIBRARIES: Final = {
     "cublas": "cuBLAS",
@@ -68,13 +68,13 @@ LIBRARIES: Final = {
     "ctranslate2": "CTranslate2, which runs faster-whisper,",
     "bitsandbytes": "bitsandbytes",
 }
-"""Libraries that ask the driver for memory, by the kind or the finer kind of their messages."""
+"""Libraries that ask the driver for memory, by the kind or finer kind of their messages."""
 
 _NAMED: Final = {"cusolver": "cuSOLVER", "cusparse": "cuSPARSE", "cufft": "cuFFT"}
 
 
 def library_of(message: OomMessage) -> str:
-    """Return the name of the library that failed; those of dense algebra share a kind."""
+    """Return the name of the library that failed; dense algebra libraries share a kind."""
     said = message.text.lower()
     named = next((name for word, name in _NAMED.items() if word in said), None)
     return named or LIBRARIES.get(message.kind) or LIBRARIES[message.sub_kind]
@@ -98,7 +98,7 @@ NEGATIVES: Final = {
     "fixed-pool": "a pool of fixed size inside ggml was too small, which no memory changes: a "
     "newer llama.cpp sizes it by itself, else use a shorter context or batch",
 }
-"""What the reader's kinds of other failures mean."""
+"""The meaning of the reader's kinds of failures other than a lack of memory."""
 
 
 SHOWS_KILL: Final = "dmesg (or the scheduler's log) shows 'Out of memory: Killed process'."
@@ -122,34 +122,34 @@ TOLD: Final = {
     ),
     "unread": Hypothesis(
         Cause.UNKNOWN,
-        "A line says that memory ran out, in the words of a program that is not known here, "
-        "and not whether it was the GPU's or the host's.",
-        settled_by="nvidia-smi and free -h beside the run show which of them fills up.",
+        "A line says that memory ran out, in the words of an unknown program, but not whether it "
+        "was the GPU's or the host's.",
+        settled_by="nvidia-smi and free -h during the run show which of them fills up.",
         also=(Cause.CAPACITY, Cause.HOST_MEMORY),
     ),
     "kernel-died": Hypothesis(
         Cause.HOST_MEMORY,
-        "The notebook's kernel died without an error of Python's: most often the host's memory "
-        "ran out, a crash in native code looks the same.",
+        "The notebook's kernel died without a Python error: most often the host's memory ran out, "
+        "but a crash in native code looks the same.",
         settled_by=SHOWS_KILL,
     ),
     "ray-worker": Hypothesis(
         Cause.HOST_MEMORY,
-        "A worker of Ray's is gone, and Ray names reasons that it may have had: the host's "
-        "out-of-memory killer is one of them, a crash or a stop another.",
+        "A Ray worker is gone, and Ray names possible reasons: the host's out-of-memory killer is "
+        "one of them, a crash or a shutdown another.",
         settled_by=SHOWS_KILL,
     ),
     "worker-gone": Hypothesis(
         Cause.HOST_MEMORY,
-        "Worker processes are gone. Where they printed no error of their own further up, the "
+        "Worker processes are gone. Unless they printed an error of their own further up, the "
         "host's out-of-memory killer ended them.",
         settled_by=SHOWS_KILL,
     ),
     "mappings": Hypothesis(
         Cause.HOST_MEMORY,
-        "The kernel refused to map a tensor's shared memory: where the piece is small, the process "
-        "has as many mappings as it may have (vm.max_map_count), which a DataLoader reaches that "
-        "hands over many small tensors; else the host's memory is full.",
+        "The kernel refused to map a tensor's shared memory: if the piece is small, the process "
+        "has reached its limit of mappings (vm.max_map_count), as a DataLoader that passes many "
+        "small tensors does; otherwise the host's memory is full.",
         Confidence.LIKELY,
         "sysctl vm.max_map_count (65530 by default), wc -l /proc/PID/maps of the program, free -h.",
     ),
@@ -178,7 +178,7 @@ TOLD: Final = {
         ),
     ),
 }
-"""Failures without figures that the text tells apart, by the finer kind of the message."""
+"""Failures without figures that the text distinguishes, by the finer kind of the message."""
 
 
 def read_no_message(log: OomLog) -> Hypothesis:
@@ -198,7 +198,7 @@ def read_message(message: OomMessage) -> Hypothesis:
     row = f"message-{message.sub_kind or message.kind}"
     found = _read(message)
     if found.confidence is Confidence.POSSIBLE and is_seen_to_grow(message):
-        # nothing but what people saw says why: memory that grows is kept from step to step
+        # The only evidence is what people saw: memory that grows is kept from step to step.
         also = distinct((found.cause, *found.also), Cause.LEAK)
         found = replace(found, cause=Cause.LEAK, also=also)
     return replace(found, row=found.row or row)
@@ -250,7 +250,7 @@ def _allocator(message: OomMessage) -> Hypothesis:
         return _mps(message)
     failed = request_of_message(message)
     if message.variant in WENT_ON:
-        summary = f"{WENT_ON[message.variant]}: this alone is no failure."
+        summary = f"{WENT_ON[message.variant]}: this alone is not a failure."
         return Hypothesis(Cause.CAPACITY, summary, also=(Cause.HEALTHY,))
     sign = sign_of(message)
     doing = "" if sign is None else sign.doing
@@ -270,7 +270,7 @@ def _allocator(message: OomMessage) -> Hypothesis:
 
 
 def _mps(message: OomMessage) -> Hypothesis:
-    """Read MPS: refused where heaps + other Metal memory + request exceed the watermark."""
+    """Read MPS: it refuses if heaps + other Metal memory + request exceed the watermark."""
     if message.requested_bytes is None or message.allocated_bytes is None:
         return _unknown(message)
     limit = known(message.limit_bytes)
@@ -314,13 +314,13 @@ def _driver(message: OomMessage) -> Hypothesis:
         whole = "" if message.total_bytes is None else f" of {format_size(message.total_bytes)}"
         return Hypothesis(
             Cause.OTHER_PROCESS,
-            "The text gives no figures of the failure, but says that memory of the GPU outlived "
-            "its program: what is left of an earlier run has it."
+            "The text gives no figures of the failure, but says that GPU memory outlived its "
+            "program: what is left of an earlier run holds it."
             if message.process_bytes is None
-            else f"The text gives no figures of the failure, but a table in which "
+            else "The text gives no figures of the failure, but has a table that says "
             f"{format_size(message.process_bytes)}{whole} are in use on GPU "
-            f"{message.device_index}: if this program did not run then, somebody else, or what is "
-            "left of an earlier run, has them.",
+            f"{message.device_index}: if this program was not running then, somebody else or what "
+            "is left of an earlier run holds them.",
             settled_by="fuser -v /dev/nvidia* also names processes that nvidia-smi does not list.",
             also=(Cause.CAPACITY,),
         )
@@ -329,9 +329,9 @@ def _driver(message: OomMessage) -> Hypothesis:
     if sign is not None and sign.name == LOADING_WEIGHTS and message.variant == "runtime-error":
         return Hypothesis(
             Cause.OTHER_PROCESS,
-            "The driver ran out of memory when the first weights went to the GPU. Where weights "
-            "do not fit, PyTorch's allocator says so with figures: this was the start on a GPU "
-            "that was full already.",
+            "The driver ran out of memory when the first weights went to the GPU. If weights do "
+            "not fit, PyTorch's allocator says so with figures: here the GPU was already full at "
+            "the start.",
             settled_by="nvidia-smi before the start shows who fills the GPU.",
             also=(Cause.CAPACITY,),
         )
@@ -339,7 +339,7 @@ def _driver(message: OomMessage) -> Hypothesis:
         return Hypothesis(
             Cause.CAPACITY,
             f"The driver ran out of memory {sign.doing}; the message prints no figures.",
-            settled_by="nvidia-smi beside the run shows whether the device is full, and by whom.",
+            settled_by="nvidia-smi during the run shows whether the device is full, and by whom.",
             also=(Cause.OTHER_PROCESS,),
         )
     return Hypothesis(
@@ -368,8 +368,8 @@ def _library(message: OomMessage) -> Hypothesis:
     if engine is not None:
         return Hypothesis(
             Cause.CAPACITY,
-            f"{name} could not get {what}: {engine.name} has taken the GPU's memory already, "
-            "or another process has.",
+            f"{name} could not get {what}: {engine.name} has already taken the GPU's memory, or "
+            "another process has.",
             settled_by=WATCH,
             also=(Cause.OTHER_PROCESS,),
         )
@@ -379,8 +379,8 @@ def _library(message: OomMessage) -> Hypothesis:
     failed = f" It failed {sign.doing}." if sign is not None else ""
     return Hypothesis(
         Cause.CAPACITY,
-        f"{name} could not get {what}: it asks the driver beside PyTorch's cache, which does "
-        f"not give way for it: {full}.{failed}",
+        f"{name} could not get {what}: it asks the driver directly, and PyTorch's cache does not "
+        f"make room for it: {full}.{failed}",
         settled_by="Print torch.cuda.mem_get_info() before the communicator is created."
         if is_nccl
         else "Print torch.cuda.mem_get_info() before the call; rerun with "
@@ -398,7 +398,7 @@ _AT_START: Final = {
     "prefill": "At start-up the server ran one prefill of {n} tokens, and what the weights leave "
     "of the card was too little for it and its KV cache.",
 }
-"""What a server tried that failed, by the finer kind of its message."""
+"""What a server tried and failed to do, by the finer kind of its message."""
 
 
 def _kv_cache(message: OomMessage) -> Hypothesis:
@@ -443,19 +443,19 @@ def _kv_cache(message: OomMessage) -> Hypothesis:
 
 
 def _foreign(message: OomMessage) -> Hypothesis:
-    """Read JAX, TensorFlow, ggml and others: their allocators, their figures."""
+    """Read JAX, TensorFlow, ggml and others, which have allocators and figures of their own."""
     name, wanted = _framework(message), message.requested_bytes
     if message.is_warning:
         return Hypothesis(
             Cause.CAPACITY,
-            f"{name} warns, it does not fail: {format_size(wanted)} could not be had and a "
-            "slower way was taken; the device is nearly full.",
+            f"{name} only warns: {format_size(wanted)} could not be allocated, so it took a slower "
+            "way; the device is nearly full.",
             also=(Cause.HEALTHY,),
         )
     if message.sub_kind == "vmm":
         text = (
-            "The driver refused a call of ggml's pool that maps virtual memory: a full GPU does "
-            "so, and some drivers do with memory free."
+            "The driver refused a call of ggml's pool that maps virtual memory: a full GPU causes "
+            "that, and some drivers do it with memory free."
         )
         return Hypothesis(Cause.UNKNOWN, text, settled_by=watch(message), also=(Cause.CAPACITY,))
     if message.variant == "tf-device":
@@ -499,7 +499,7 @@ def _host(message: OomMessage) -> Hypothesis:
 _ON_CHIP: Final = re.compile(
     r"[Rr]equired: (\d{1,12}), ?,? ?[Hh]ardware limit(?:ation)?: (\d{1,12})"
 )
-"""Bytes of a multiprocessor, as Triton prints them (triton/runtime/errors.py)."""
+"""Bytes of on-chip memory of a multiprocessor, as Triton prints them (triton/runtime/errors.py)."""
 
 
 def _not_memory(message: OomMessage) -> Hypothesis:

@@ -15,7 +15,7 @@ from fragdoctor.rules.rule import Context
 from fragdoctor.units import format_count, format_size
 
 REAL_HOLES_SHARE: Final = 0.1
-"""``inactive_split_bytes`` of a tenth of reserved memory: well above the slack of any run."""
+"""``inactive_split_bytes`` above this share of reserved memory exceed the slack of any run."""
 
 
 def read_stats(context: Context) -> Hypothesis:

@@ -93,14 +93,14 @@ class OtherRun:
         self._outlooks = Outlooks(other, native, beyond, is_edited=not self.is_same)
         self.note = (
             f"The other recording holds {plural(n_theirs, 'whole step')}, no more than this "
-            "one: how the run goes on was taken from its own."
+            "one, so this one's own steps say how the run goes on."
         )
         if self.goes_further:
             how = "with the same sizes" if self.is_same else "with sizes scaled line by line"
             self.note = (
-                "How the run goes on was taken from the other recording: "
-                f"{format_count(len(at))} of {format_count(len(own))} requests are found "
-                f"there by line and order, {how}."
+                "The other recording says how the run goes on: "
+                f"{format_count(len(at))} of {format_count(len(own))} requests were matched by "
+                f"line and order, {how}."
             )
 
     @property
@@ -209,8 +209,8 @@ def _check_shared(own: Requests, at: I64) -> None:
     if not n_own or n_shared < MIN_SHARED * n_own:
         raise SimulationError(
             "The two recordings do not belong together: "
-            f"{format_share(n_shared, n_own) if n_own else 'none'} of the requests are made by "
-            "the same lines in the same number.",
+            f"{format_share(n_shared, n_own) if n_own else 'none'} of the requests come from lines "
+            "that make equally many in both.",
             hint="Continue with a recording of the same program: fragdoctor rehearse train.py",
         )
 

@@ -56,7 +56,7 @@ BACKWARD_TAKES: Final = 1.1
 """The same multiple for a program that failed later in its first step."""
 
 NO_STEP: Final = "the recording holds no complete step"
-UNLIKE_ANY: Final = "the step that failed is like none that was recorded in full"
+UNLIKE_ANY: Final = "the step that failed is unlike any that was recorded in full"
 
 
 class Outlooks:

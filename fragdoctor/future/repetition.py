@@ -373,8 +373,13 @@ class AlignedSteps:
         return max(
             (
                 Doubt(self._spread(), "later steps may be larger than those recorded"),
-                Doubt(self._unlike, "the step that failed asks for what no complete one did"),
-                Doubt(self._unexplained(), "the step that failed holds more than others did then"),
+                Doubt(
+                    self._unlike, "the step that failed makes requests that no complete step made"
+                ),
+                Doubt(
+                    self._unexplained(),
+                    "the step that failed holds more than other steps did by then",
+                ),
             ),
             key=lambda doubt: doubt.share,
         )

@@ -337,7 +337,7 @@ class _CapacitySearch:
     def fits(self, capacity: int) -> tuple[bool, int | None]:
         """Return whether the run fits, and the smallest capacity at which anything would change."""
         self.n_left -= 1
-        report_progress(f"Looking for the smallest capacity, at most {self.n_left} replays more")
+        report_progress(f"Looking for the smallest capacity, at most {self.n_left} more replays")
         what_if = replace(self.what_if, capacity_bytes=capacity)
         conditions = conditions_of(self.reproduction, what_if)
         remade = remakes_start_of(self.reproduction, conditions)

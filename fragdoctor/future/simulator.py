@@ -246,6 +246,6 @@ def _notes(reproduction: Reproduction) -> tuple[str, ...]:
     if n_calls := facts["n_inferred_empty_cache"]:
         notes.append(
             f"{plural(n_calls, 'call')} of empty_cache() {'was' if n_calls == 1 else 'were'} "
-            "inferred from segments that went; what-ifs repeat them."
+            "inferred from segments that disappeared; what-ifs repeat them."
         )
     return tuple(notes)

@@ -26,18 +26,18 @@ from fragdoctor.trace.replay import Conditions, Reproduction, allowed_by, result
 from fragdoctor.units import plural
 
 OPEN = (
-    "not known: made anew on an empty device the run has no trouble even as recorded, so what "
-    "matters happened before the recording"
+    "not known: restarted on an empty device, the run has no trouble even as recorded, so the "
+    "cause is older than the recording"
 )
 
 ROUNDED = (
-    "not known: the recording has the failed request as roundup_power2_divisions rounded it; what "
-    "was asked for may be small enough"
+    "not known: the recording has the failed request only as roundup_power2_divisions rounded it; "
+    "the original size may be small enough"
 )
 
 LIMIT = (
-    "not known: the recording does not tell what a memory fraction allows; under the least that "
-    "explains it the run fails, under more it may not"
+    "not known: the recording does not say what the memory fraction allows; the run fails with the "
+    "least that explains it, but may not with more"
 )
 
 
@@ -126,7 +126,7 @@ def _settings(reproduction: Reproduction, what_if: WhatIf) -> AllocatorSettings:
     settings = parse_conf(what_if.conf, what_if.torch_version or None)
     if settings.backend != "native":
         raise SimulationError(
-            f"The model knows the native allocator, not {settings.backend}.",
+            f"The model knows only the native allocator, not {settings.backend}.",
             hint="Leave backend out of the settings.",
         )
     return settings
@@ -170,7 +170,7 @@ def replay_what_if(
         n_blocks = reproduction.trace.lives.n_initial
         note = (
             f"the {plural(n_blocks, 'block')} older than the trace "
-            f"{'is' if n_blocks == 1 else 'are'} requested anew, as if the setting had been on "
+            f"{'is' if n_blocks == 1 else 'are'} requested again, as if the setting had been on "
             "from the start"
         )
     result = result_of(raw, conditions, edit=what_if.edit, note=note)

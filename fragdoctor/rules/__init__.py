@@ -1,1 +1,1 @@
-"""Rules: one file, one class, one code each. A rule turns a context into findings."""
+"""Rules: each has its own file, class and code, and turns a context into findings."""

@@ -1,4 +1,4 @@
-"""A failed request: its figures, whatever input they came from, and their arithmetic.
+"""A failed request: its figures, from whichever input has them, and their arithmetic.
 
 Symbols of the decision table: the request r as the driver is asked for it, live bytes L, free
 cached bytes outside private pools U, free cached bytes of private pools P, reserved R = L + U + P,
@@ -17,46 +17,46 @@ from fragdoctor.model.case import OtherProcess
 from fragdoctor.units import GIB, KIB, MIB, TIB, format_size
 
 CONTEXT_ALLOWANCE_BYTES: Final = 3 * GIB // 2
-"""CUDA context and libraries of one process: 0.3 to 0.9 GiB is normal, more with NCCL; above about
-1.5 GiB it is worth a question."""
+"""Allowance for the CUDA context and libraries of one process: 0.3 to 0.9 GiB is normal, more with
+NCCL; above about 1.5 GiB it is worth asking about."""
 
 CONTEXT_SHARE: Final = 0.2
 SMALL_CONTEXT_BYTES: Final = 700 * MIB
-"""On a small card the context and its libraries are that share of it, or that size: neither NCCL
-nor many libraries run there. In public threads cards of 2 to 6 GiB print 0.4 to 0.7 GiB outside
-PyTorch where nobody else was on them."""
+"""On a small card the context and its libraries take this share or this size, since neither NCCL
+nor many libraries run there. In public threads, cards of 2 to 6 GiB that nobody else used print
+0.4 to 0.7 GiB outside of PyTorch."""
 
 SIZE_BUG_BYTES: Final = TIB
-"""No device holds a tebibyte: a request of that size is a number that went wrong."""
+"""No device holds a tebibyte: a request of this size was computed wrongly."""
 
 UNKNOWN_BYTES: Final = 1 << 60
-"""Figures from here up stand for "not available": NVML and cudaMallocAsync print 2^64 for it."""
+"""Figures this large mean "not available": NVML and cudaMallocAsync print 2^64 for it."""
 
 FULL_SLACK_SHARE: Final = 0.02
-"""Free cached memory below one part in fifty of what is reserved is the slack that any run shows
-(tails of 20 MiB segments, 1 MiB rests that are not split): the device is simply full."""
+"""Free cached memory below this share of reserved memory is the slack of any run (tails of 20 MiB
+segments, remainders of 1 MiB that are not split): the device is simply full."""
 
 PRINTED_SLACK_SHARE: Final = 0.1
-"""The same of a message, which does not show how large the holes are. In public threads cards that
-were simply full print up to 10 % of what is reserved, those that were fragmented 14 % and more."""
+"""The same share for a message, which does not show how large the holes are. In public threads,
+full cards print up to 10 % of what is reserved, and fragmented cards print 14 % and more."""
 
 FREE_NOISE_BYTES: Final = 32 * MIB
 FREE_NOISE_SHARE: Final = 0.01
-"""Free memory up to this much above a request that failed is what full cards print: the driver
-keeps some of it for its own pages, and the figure is read after the failure. In public threads full
-cards print 5 to 14 MiB more than was asked for; where something else was wrong, 1 GiB and more."""
+"""Full cards print free memory up to this much above the failed request: the driver keeps some of
+it for its own pages, and the figure is read after the failure. In public threads, full cards print
+5 to 14 MiB more than the request; if something else was wrong, they print 1 GiB and more."""
 
 ROUNDING_SHARE: Final = 0.005
-"""Two decimals are printed, so that a figure may be off by half of the last one."""
+"""Two decimals are printed, so a figure may be off by half of the last decimal."""
 
 
 def known(n_bytes: int | None) -> int | None:
-    """Return a printed figure, None where it stands for "not available" (2^64)."""
+    """Return a printed figure, or None if it means "not available" (2^64)."""
     return None if n_bytes is None or n_bytes >= UNKNOWN_BYTES else n_bytes
 
 
 def rounding_bytes(n_bytes: int | None) -> int:
-    """Return by how much a printed size may be off, in bytes (``format_size`` of PyTorch)."""
+    """Return how far off a printed size may be, in bytes (``format_size`` of PyTorch)."""
     if n_bytes is None or n_bytes <= KIB:
         return 0
     for unit in (KIB, MIB):
@@ -75,26 +75,28 @@ class FailedRequest(Struct, frozen=True):
             the user asks about).
         requested_bytes: r, the segment that the driver was asked for. Messages print this figure,
             so reports call it "the request".
-        block_bytes: the block inside that segment, where a trace records it.
+        block_bytes: the block inside that segment, if a trace records it.
         live_bytes: L, allocated blocks and blocks that wait for other streams.
         pending_bytes: the part of L that is already freed but waits for other streams.
-        unsplit_bytes: the part of L that blocks have beyond their requests because a rest was too
-            small to be split off; another layout may do without it.
-        other_processes: processes other than this one; ``own_pid`` is this one's id in the list.
-        is_exact: the figures come from a snapshot; otherwise they are rounded to two decimals.
-        may_hide_limit: this version's message does not print a memory fraction.
+        unsplit_bytes: the part of L by which blocks exceed their requests because the remainder
+            was too small to split off; another layout may avoid it.
+        other_processes: processes other than this one; ``own_pid`` is this process's id in the
+            list.
+        is_exact: whether the figures come from a snapshot rather than rounded to two decimals.
+        may_hide_limit: whether this version's message does not print a memory fraction.
         expandable: expandable segments on, off, or unknown.
         page_bytes: unit in which expandable segments map memory for this request.
-        largest_free_block_bytes: in the pools that could have served it, after the flush.
-        late_free_bytes: what came free only in the flush before the failure.
+        largest_free_block_bytes: largest free block after the flush in the pools that could have
+            served the request.
+        late_free_bytes: bytes that came free only in the flush before the failure.
         hint: what the message itself advises.
-        is_caught: the program caught the error and went on.
-        doing: what the program was doing by its traceback, within a sentence; "" where no sign of
-            ``rules/traceback_signs.py`` stands in it.
-        pool_is_unprinted: the backend keeps a pool of its own whose size its message lacks
-            (cudaMallocAsync): what is neither live nor free may be that pool.
-        cache_is_unprinted: the message was cut before it says what PyTorch reserved: then
-            ``reserved_bytes`` is the least that it can be, what is live.
+        is_caught: whether the program caught the error and went on.
+        doing: what the program was doing according to its traceback, as part of a sentence, or
+            "" if the traceback shows no sign of ``rules/traceback_signs.py``.
+        pool_is_unprinted: whether the backend has its own pool whose size the message lacks
+            (cudaMallocAsync): what is neither live nor free may be in that pool.
+        cache_is_unprinted: whether the message was cut before the figure for reserved memory;
+            ``reserved_bytes`` is then its lower bound, the live bytes.
     """
 
     source: str
@@ -128,7 +130,7 @@ class FailedRequest(Struct, frozen=True):
 
     @property
     def request_text(self) -> str:
-        """The request within a sentence: what was asked for, and the segment if that is larger."""
+        """The request as part of a sentence: its size, and its segment's size if larger."""
         if self.block_bytes is None or self.block_bytes == self.requested_bytes:
             return f"request of {format_size(self.requested_bytes)}"
         asked, segment = format_size(self.block_bytes), format_size(self.requested_bytes)
@@ -144,7 +146,7 @@ class FailedRequest(Struct, frozen=True):
 
     @property
     def available_bytes(self) -> int | None:
-        """C: what PyTorch could have: reserved + driver-free, or the limit where that is less."""
+        """C, what PyTorch could have: reserved + driver-free, or the limit if that is less."""
         if self.reserved_bytes is None or self.free_bytes is None:
             return self.limit_bytes
         available = self.reserved_bytes + self.free_bytes
@@ -152,7 +154,7 @@ class FailedRequest(Struct, frozen=True):
 
     @property
     def fraction(self) -> float | None:
-        """The memory fraction that the limit stands for; None where either is unknown."""
+        """The memory fraction that the limit implies, or None if a figure is unknown."""
         if self.limit_bytes is None or not self.total_bytes:
             return None
         return self.limit_bytes / self.total_bytes
@@ -161,8 +163,8 @@ class FailedRequest(Struct, frozen=True):
     def is_alone_too_large(self) -> bool:
         """Whether the request by itself exceeds the device, or all that PyTorch could have.
 
-        Not where live memory does so already, in the host's memory as on Windows: then the program
-        as a whole is too large, and no single size is odd.
+        This is False if live memory alone exceeds the device, spilling into the host's memory as
+        on Windows: then the program as a whole is too large, and no single size stands out.
         """
         if self.total_bytes is not None and (self.live_bytes or 0) > self.total_bytes:
             return False
@@ -180,7 +182,7 @@ class FailedRequest(Struct, frozen=True):
 
     @property
     def without_pools(self) -> FailedRequest:
-        """The same request where what lies free in private pools is not there at all."""
+        """The same request as if the free memory of private pools did not exist."""
         free = self.pools_free_bytes
         kept = None if self.reserved_bytes is None else self.reserved_bytes - free
         limit = None if self.limit_bytes is None else self.limit_bytes - free
@@ -198,21 +200,21 @@ class FailedRequest(Struct, frozen=True):
 
     @property
     def cache_bytes(self) -> int | None:
-        """U + P: cached bytes that hold nothing."""
+        """U + P: cached bytes that are free."""
         if self.unallocated_bytes is None:
             return None
         return self.unallocated_bytes + self.pools_free_bytes
 
     @property
     def margin_bytes(self) -> int | None:
-        """C - (L + r): what would be left after perfect packing; negative is missing memory."""
+        """C - (L + r): what perfect packing would leave; a negative value is missing memory."""
         if self.available_bytes is None or self.needed_bytes is None:
             return None
         return self.available_bytes - self.needed_bytes
 
     @property
     def uncovered_bytes(self) -> int:
-        """R - F: what the driver lacked for a new segment; 0 where it had enough."""
+        """What the driver lacked for a new segment (r - F), or 0 if it had enough."""
         if self.is_covered_by_free:
             return 0
         lacking = self.requested_bytes - (self.free_bytes or 0)
@@ -220,10 +222,10 @@ class FailedRequest(Struct, frozen=True):
 
     @property
     def missing_bytes(self) -> int:
-        """How much less live memory would do.
+        """How much less live memory would be enough.
 
-        Where live memory and request exceed what PyTorch could have, that excess. Where they would
-        fit if packed perfectly, nothing packs perfectly: then what the driver lacked.
+        If live memory and the request exceed what PyTorch could have, this is the excess. If
+        perfect packing would fit them, which no allocator achieves, it is what the driver lacked.
         """
         if self.margin_bytes is not None and self.margin_bytes < 0:
             return -self.margin_bytes
@@ -231,21 +233,21 @@ class FailedRequest(Struct, frozen=True):
 
     @property
     def segment_rest_bytes(self) -> int:
-        """The part of r that is no block: a small request asks for a segment of 2 or 20 MiB."""
+        """The part of r outside the block: a small request asks for a segment of 2 or 20 MiB."""
         if self.block_bytes is None:
             return 0
         return max(0, self.requested_bytes - self.block_bytes)
 
     @property
     def saved_by_layout_bytes(self) -> int:
-        """The part of L + r that another layout may do without: all that nobody asked for."""
+        """The part of L + r that nobody requested and that another layout may avoid."""
         return self.segment_rest_bytes + self.unsplit_bytes
 
     @property
     def is_beyond_settings(self) -> bool:
-        """Whether what is live and what was asked for exceed what PyTorch could have.
+        """Whether live memory and the request exceed what PyTorch could have.
 
-        Then no setting can help; where only rests of segments and blocks are too much, one may.
+        Then no setting can help; if only remainders of segments and blocks are too much, one may.
         """
         if self.margin_bytes is None or self.cache_is_unprinted:
             return False
@@ -263,8 +265,8 @@ class FailedRequest(Struct, frozen=True):
     def is_covered_by_free(self) -> bool:
         """Whether the driver had more than enough free memory for the whole request.
 
-        Free memory that exceeds the request by less than ``FREE_NOISE_BYTES``, or by less than a
-        hundredth of it, is a full card.
+        A card is full if its free memory exceeds the request by less than ``FREE_NOISE_BYTES`` or
+        by less than a hundredth of the request.
         """
         if self.free_bytes is None:
             return False
@@ -273,14 +275,14 @@ class FailedRequest(Struct, frozen=True):
 
     @property
     def mapped_bytes(self) -> int:
-        """What expandable segments must map for this request without a cached tail: whole pages."""
+        """The whole pages that expandable segments must map for this request without a tail."""
         return -(-self.requested_bytes // self.page_bytes) * self.page_bytes
 
     @property
     def fails_by_pages(self) -> bool:
-        """Whether page rounding under expandable segments explains a failed despite free memory.
+        """Whether page rounding under expandable segments explains a failure despite free memory.
 
-        Mapping is in pages of 20 MiB; the pages that a failed call made are rolled back before the
+        Memory is mapped in pages of 20 MiB; pages from a failed call are rolled back before the
         message's ``free`` is read.
         """
         return (
@@ -291,10 +293,10 @@ class FailedRequest(Struct, frozen=True):
 
     @property
     def other_bytes(self) -> int | None:
-        """Memory of other processes, as listed, or what is left when all that is ours is deducted.
+        """Memory of other processes, as listed, or what is left after deducting our own.
 
-        The remainder may hold this process's own context where NVML did not name our share; the
-        allowance for that is deducted.
+        If NVML did not name our share, the remainder may include our own context, so an allowance
+        for that is deducted.
         """
         listed = sum(p.n_bytes for p in self.other_processes)
         if self.pool_is_unprinted or self.cache_is_unprinted:
@@ -325,5 +327,5 @@ class FailedRequest(Struct, frozen=True):
         assert self.free_bytes is not None  # noqa: S101
         assert self.reserved_bytes is not None  # noqa: S101
         outside = self.total_bytes - self.free_bytes - self.reserved_bytes
-        # The size of the device is a printed figure: what rounding hides is not memory of others.
+        # The size of the device is a printed figure: a rounding error is not others' memory.
         return outside if outside > rounding_bytes(self.total_bytes) else 0

@@ -77,7 +77,7 @@ RULES: Final[tuple[Rule, ...]] = (
 
 
 def find_rule(code: str) -> Rule | None:
-    """Return the rule of a code (in any case) or a name, None where there is none."""
+    """Return the rule with a code (upper or lower case) or a name, or None if there is none."""
     wanted = code.strip()
     for rule in RULES:
         if wanted.upper() == rule.code or wanted.lower() == rule.name:
@@ -86,9 +86,9 @@ def find_rule(code: str) -> Rule | None:
 
 
 def explanation(rule: Rule) -> tuple[tuple[str, str], ...]:
-    """Return the documentation of a rule as (heading, text) pairs in their order.
+    """Return the documentation of a rule as (heading, text) pairs in order.
 
-    The text of each is one paragraph of the docstring, unfolded to one line.
+    Each text is one paragraph of the docstring, joined to one line.
     """
     parts = [" ".join(p.split()) for p in (type(rule).__doc__ or "").split("\n\n")]
     found = []

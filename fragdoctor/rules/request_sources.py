@@ -38,10 +38,10 @@ SMALL_BYTES = MIB
 def find_failed_request(
     case: Case, analysis: DeviceAnalysis | None, message: OomMessage | None
 ) -> FailedRequest | None:
-    """Return the failed request of one device from all inputs together; None without any.
+    """Return the failed request of one device from all inputs together, or None.
 
-    A trace that recorded the failure comes first, then the message, then a request that the user
-    asks about. A bundle adds what the driver reported at that moment.
+    A trace that recorded the failure takes precedence, then the message, then a request that the
+    user asks about. A bundle adds what the driver reported at that moment.
     """
     found = _of_inputs(case, analysis, message)
     return found and with_bundle(found, case.bundle, case.overrides)
@@ -62,7 +62,7 @@ def _of_inputs(
 
 
 def request_of_message(message: OomMessage) -> FailedRequest | None:
-    """Return the figures that a message prints; None where it prints no size."""
+    """Return the figures that a message prints, or None if it prints no size."""
     requested = message.requested_bytes
     if requested is None:
         return None
@@ -85,7 +85,7 @@ def request_of_message(message: OomMessage) -> FailedRequest | None:
         and message.free_bytes is not None
         and (total < message.free_bytes < SIZE_BUG_BYTES)
     ):
-        # An integrated GPU: the size is what the BIOS carved out, what is free is the host's too.
+        # An integrated GPU: its size is what the BIOS carved out; free memory includes the host's.
         total, free = None, message.free_bytes
     sign = sign_of(message)
     active = message.active_bytes
@@ -117,7 +117,7 @@ def request_of_message(message: OomMessage) -> FailedRequest | None:
 
 
 def _lacks_cache(message: OomMessage) -> bool:
-    """Return whether a message that should print what is reserved does not: it was cut."""
+    """Return whether a message was cut, since it lacks the reserved figure of its kind."""
     is_ours = message.backend in ("cuda", "rocm") and message.variant != "cudaMallocAsync"
     return is_ours and known(message.allocated_bytes) is not None and message.reserved_bytes is None
 
@@ -128,7 +128,7 @@ def in_use_bytes(total: int | None, free: int | None) -> int | None:
 
 
 LEAST_CONTEXT_BYTES: Final = 100 * MIB
-"""The smallest context that CUDA 10 to 13 were seen to take (model/gpus.py has the usual one)."""
+"""The smallest context seen with CUDA 10 to 13 (model/gpus.py has the usual size)."""
 
 
 def split_processes(
@@ -139,16 +139,16 @@ def split_processes(
 ) -> tuple[int | None, tuple[OtherProcess, ...], int | None]:
     """Return our own bytes, the other processes, and our id in the list.
 
-    Inside a container NVML's process ids differ from ours. A process that together with what
-    PyTorch reserved exceeds what is ``in_use`` on the device is this one, whatever NCCL, CUDA
-    graphs and libraries add to it. Without one, that which holds what PyTorch reserved plus a
-    context is this one; of several candidates, the closest.
+    Inside a container NVML's process ids differ from ours. A process whose memory plus PyTorch's
+    reserved memory exceeds what is ``in_use`` on the device must be this process, whatever NCCL,
+    CUDA graphs and libraries add to it. If there is no such process, the one that holds what
+    PyTorch reserved plus a context is this one; of several candidates, the closest.
     """
     others = tuple(p for p in listed if known(p.n_bytes) is not None)
     if own is not None and reserved is not None and own < reserved - 2 * rounding_bytes(reserved):
-        own = None  # what a container's process ids do to NVML: nobody holds less than his cache
+        own = None  # wrong due to a container's process ids: no process holds less than its cache
     if own is None and reserved is None and in_use is not None:
-        # A process that is there at all has a context: what leaves no room for ours is ours.
+        # Every process has a context: a process that leaves no room for ours must be us.
         alone = [p for p in others if in_use - p.n_bytes < LEAST_CONTEXT_BYTES]
         if len(alone) == 1:
             rest = tuple(p for p in others if p is not alone[0])
@@ -179,9 +179,9 @@ def _may_hide_limit(message: OomMessage) -> bool:
 
 
 def matching_oom(analysis: DeviceAnalysis, message: OomMessage | None) -> OomEvent | None:
-    """Return the event that a message is about, else the last one; None without any.
+    """Return the event that a message is about, else the last event, or None without events.
 
-    Messages print the size of the segment to two decimals, so that is compared.
+    Messages print the size of the segment to two decimals, so the rounded sizes are compared.
     """
     if not analysis.ooms:
         return None
@@ -194,7 +194,7 @@ def matching_oom(analysis: DeviceAnalysis, message: OomMessage | None) -> OomEve
 
 
 def asked_bytes(event: OomEvent) -> int:
-    """Return what the message prints for an event; under expandable segments it ignores pages."""
+    """Return the size that a message prints for an event, which ignores expandable pages."""
     return event.segment_bytes if event.message_bytes is None else event.message_bytes
 
 
@@ -207,7 +207,7 @@ def request_of_event(
 ) -> FailedRequest:
     """Return the figures of an ``oom`` event, completed by the message and the user.
 
-    Live bytes are active bytes: a block that waits for another stream cannot be used either.
+    Live bytes are active bytes, since a block that waits for another stream is not usable either.
     """
     told = request_of_message(message) if message is not None else None
     printed = told or FailedRequest("", 0, may_hide_limit=True)  # nothing was printed
@@ -215,7 +215,7 @@ def request_of_event(
     total, limit = printed.total_bytes, printed.limit_bytes
     fraction = overrides.memory_fraction
     if total is None and (event.device_free_bytes is None or fraction is not None):
-        # Where the event says what PyTorch could have, a size from elsewhere is of another card.
+        # If the event says what PyTorch could have, a size from elsewhere is that of another card.
         total = overrides.capacity_bytes
     if fraction is not None and total is not None:
         limit = int(fraction * total)
@@ -266,7 +266,7 @@ def asked_request(analysis: DeviceAnalysis, overrides: Overrides) -> FailedReque
         return None
     space = analysis.free_space
     pools_free = space.private_pools_free_bytes
-    # A flush gives back what is releasable before the request can fail.
+    # A flush returns what is releasable before the request can fail.
     reserved = analysis.reserved_bytes - space.releasable_bytes
     return FailedRequest(
         source="user",
@@ -285,7 +285,7 @@ def asked_request(analysis: DeviceAnalysis, overrides: Overrides) -> FailedReque
 
 
 def with_overrides(failed: FailedRequest, overrides: Overrides) -> FailedRequest:
-    """Return a message's figures, with the user's where the message prints none."""
+    """Return a message's figures, with the user's if the message prints none."""
     total = failed.total_bytes if failed.total_bytes is not None else overrides.capacity_bytes
     limit = failed.limit_bytes
     if limit is None and overrides.memory_fraction is not None and total is not None:
@@ -297,8 +297,8 @@ def late_frees(snapshot: Snapshot, device: int, row: int) -> int:
     """Return the bytes that came free between the last request and the failure.
 
     The allocator does not search its cache again after the flush that ends cross-stream waits. A
-    free that completes right after it was requested counts as well: had it been carried out at
-    once, the search would have found its block.
+    free that completes right after it was requested counts too: if it had completed at once, the
+    search would have found its block.
     """
     rows = snapshot.events.device_slice(device)
     if not rows.start <= row < rows.stop:
@@ -311,21 +311,21 @@ def late_frees(snapshot: Snapshot, device: int, row: int) -> int:
 
 
 def was_caught(snapshot: Snapshot, analysis: DeviceAnalysis, row: int) -> bool:
-    """Return whether the program went on after the failure: allocated, or let go of a trial."""
+    """Return whether the program went on after the failure: it allocated, or freed a trial."""
     return row < last_request(snapshot, analysis.device) or is_one_of_several(analysis)
 
 
 OVERCOME_STEPS: Final = 2
-"""Steps begun between two caught failures: the first of them came to its end."""
+"""Steps begun between two caught failures, so that at least the first one was completed."""
 
 LEFT_SHARE: Final = 0.1
-"""Share of the peak of live memory; a program that has let go of its work holds less."""
+"""A program that has freed its work holds less than this share of the peak of live memory."""
 
 
 def is_one_of_several(analysis: DeviceAnalysis) -> bool:
     """Return whether the last failure is one of several that the program expects, as trials do.
 
-    It went on for whole steps after an earlier one, and let go of its memory after the last.
+    It completed steps after an earlier failure, and freed its memory after the last failure.
     """
     if analysis.timeline is None or len(analysis.ooms) < 2:
         return False
@@ -338,7 +338,7 @@ def is_one_of_several(analysis: DeviceAnalysis) -> bool:
 
 
 def last_request(snapshot: Snapshot, device: int) -> int:
-    """Return the row of the last successful allocation of a device, -1 without any."""
+    """Return the row of the last successful allocation of a device, or -1 without any."""
     rows = snapshot.events.device_slice(device)
     allocs = np.flatnonzero(snapshot.events.action[rows] == Action.ALLOC)
     return int(rows.start) + int(allocs[-1]) if len(allocs) else -1
@@ -347,10 +347,10 @@ def last_request(snapshot: Snapshot, device: int) -> int:
 def with_bundle(
     failed: FailedRequest, facts: BundleFacts | None, overrides: Overrides
 ) -> FailedRequest:
-    """Return a request with what only a bundle records; message and user come first.
+    """Return a request with what only a bundle records; message and user take precedence.
 
-    The bundle's limit counts where the user gave no fraction. Its free memory and its processes
-    count where it was written at the failure and no message of that moment has them.
+    The bundle's limit counts if the user gave no fraction. Its free memory and processes count if
+    it was written at the failure and no message of that moment has them.
     """
     device = facts.device(failed.device) if facts is not None else None
     if facts is None or device is None or failed.source == "user":

@@ -1,7 +1,7 @@
-"""What a rule is, what it looks at, and how one run of all rules goes.
+"""What a rule is, what it looks at, and how all rules are run.
 
 A rule finds one pattern. Its docstring is its documentation: ``fragdoctor explain CODE`` prints it.
-A rule that lacks what it needs is skipped with the reason, never silently passed.
+A rule that lacks an input is skipped with the reason; it never passes silently.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from fragdoctor.rules.failed_request import FailedRequest, known
 from fragdoctor.trace.stacks import NATIVE, PACKAGE, TORCH, USER, classify_file, is_plumbing
 
 MAX_STACK = 12
-"""Frames of a stack that a report carries; the innermost ones say where."""
+"""The most frames of a stack in a report; the innermost ones say where."""
 
 
 class Skip(Exception):  # noqa: N818 - it is a decision, not an error
-    """Raised by a rule that cannot judge this input; says why."""
+    """Raised by a rule that cannot judge this input, with the reason."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -48,13 +48,13 @@ class Context(Struct, frozen=True):
     """One device of a case.
 
     Attributes:
-        device: None where no input names a device.
-        analysis: of the snapshot, None without one.
+        device: the device, or None if no input names one.
+        analysis: analysis of the snapshot, or None without a snapshot.
         message: the message that the case is about, if it is about this device.
-        failed_request: its figures from all inputs together; None where no request failed.
+        failed_request: its figures from all inputs together, or None if no request failed.
         stats: statistics of this device, oldest first.
-        is_series: whether they are a series over time.
-        story: of the log; None where it has none.
+        is_series: whether the statistics are a series over time.
+        story: story of the log, or None if it has none.
     """
 
     case: Case
@@ -67,13 +67,13 @@ class Context(Struct, frozen=True):
     story: LogStory | None = None
 
     def need_analysis(self) -> DeviceAnalysis:
-        """Return the analysis of the snapshot, or skip the rule without one."""
+        """Return the analysis of the snapshot, or skip the rule without a snapshot."""
         if self.analysis is None:
             raise Skip("no memory snapshot was given")
         return self.analysis
 
     def need_trace(self) -> DeviceAnalysis:
-        """Return the analysis of a snapshot with a trace, or skip the rule without one."""
+        """Return the analysis of a snapshot with a trace, or skip the rule without a trace."""
         if self.analysis is None or not self.analysis.capture.has_trace:
             raise Skip("no snapshot with a trace of events was given")
         return self.analysis
@@ -109,7 +109,7 @@ class Context(Struct, frozen=True):
 
     @property
     def settings(self) -> AllocatorSettings | None:
-        """The recorded settings; None where no file records them."""
+        """The recorded settings, or None if no file records them."""
         snapshot = self.case.snapshot
         if snapshot is None or not snapshot.settings.is_recorded:
             return None
@@ -130,9 +130,9 @@ class Context(Struct, frozen=True):
 
     @property
     def total_bytes(self) -> int | None:
-        """Size of the device: as a message or a bundle has it, else as the user gave it.
+        """Size of the device from a message or a bundle, else from the user.
 
-        What the user gives does not count where the recording knows better: it is of another card.
+        The user's size is ignored if the recording knows better, since it is of another card.
         """
         printed = known(self.message.total_bytes) if self.message is not None else None
         if printed is not None:
@@ -145,18 +145,18 @@ class Context(Struct, frozen=True):
 
     @property
     def proven_capacity_bytes(self) -> int | None:
-        """What PyTorch could have, as a failed request of the trace proves; None without one."""
+        """What PyTorch could have, as proven by a failed request of the trace, else None."""
         return None if self.analysis is None else self.analysis.capacity_estimate_bytes
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """Most that the trace reserved; 0 without one."""
+        """The most that the trace reserved, or 0 without a trace."""
         line = None if self.analysis is None else self.analysis.timeline
         return 0 if line is None else line.peak_reserved_bytes
 
     @property
     def uses_given_capacity(self) -> bool:
-        """Whether the size that the user gave is that of the device, as far as the inputs say."""
+        """Whether the user's size may be that of the device, as far as the inputs show."""
         given, device = self.case.overrides.capacity_bytes, None
         if given is None or (self.message is not None and known(self.message.total_bytes)):
             return False
@@ -165,7 +165,7 @@ class Context(Struct, frozen=True):
         if device is not None and device.total_bytes is not None:
             return False
         if self.case.overrides.memory_fraction is not None:
-            return True  # a fraction is of the whole device, which only the user knows
+            return True  # a fraction refers to the whole device, whose size only the user knows
         return self.proven_capacity_bytes is None and self.peak_reserved_bytes <= given
 
     @property
@@ -192,19 +192,19 @@ class Context(Struct, frozen=True):
         return None
 
     def stack(self, stack_id: int) -> tuple[Location, ...]:
-        """Return a stack, innermost frame first; empty where none was recorded."""
+        """Return a stack, innermost frame first, or nothing if none was recorded."""
         return () if self.snapshot is None else self.snapshot.stack(stack_id)
 
     def user_stack(self, stack_id: int) -> tuple[Location, ...]:
-        """Return a stack from the user's own line outwards, at most ``MAX_STACK`` frames."""
+        """Return a stack from the user's own line outward, at most ``MAX_STACK`` frames."""
         return from_user(self.stack(stack_id))[:MAX_STACK]
 
     def user_line(self, stack_id: int) -> Location | None:
-        """Return the user's own line of a stack, None where no Python frame was recorded."""
+        """Return the user's own line of a stack, or None if no Python frame was recorded."""
         return next(iter(self.python_stack(stack_id)), None)
 
     def python_stack(self, stack_id: int) -> tuple[Location, ...]:
-        """Return a stack as ``user_stack`` does; nothing where it holds C++ frames alone."""
+        """Return a stack as ``user_stack`` does, or nothing if it has only C++ frames."""
         frames = self.stack(stack_id)
         is_native = all(classify_file(f.filename) == NATIVE for f in frames)
         return () if is_native else from_user(frames)[:MAX_STACK]
@@ -212,8 +212,8 @@ class Context(Struct, frozen=True):
     def line_of_library(self, stack_id: int) -> Location | None:
         """Return the innermost line of a package that the user's line called into.
 
-        That of a model where there is one: trainers, launchers and hooks call it. None where the
-        user's line, or none of a package, made the request.
+        A line of a model is preferred, since trainers, launchers and hooks call it. Returns None
+        if the user's own line made the request, or if no line is in a package.
         """
         for frame in self.stack(stack_id):
             kind = classify_file(frame.filename)
@@ -224,12 +224,12 @@ class Context(Struct, frozen=True):
         return None
 
     def frame(self, frame_id: int) -> Location | None:
-        """Return a frame as a location; None for id -1."""
+        """Return a frame as a location, or None for id -1."""
         return None if self.snapshot is None else self.snapshot.location(frame_id)
 
 
 def from_user(frames: tuple[Location, ...]) -> tuple[Location, ...]:
-    """Return frames from the user's own outwards; from a package's or PyTorch's without one."""
+    """Return frames from the user's own frame outward, else from a package's or PyTorch's."""
     kinds = [classify_file(f.filename) for f in frames]
     for wanted in (USER, PACKAGE, TORCH):
         if wanted in kinds:
@@ -251,19 +251,19 @@ HEADINGS: Final = (
     "Example.",
     "References.",
 )
-"""The headings of a rule's docstring, in their order."""
+"""The headings of a rule's docstring, in order."""
 
 FINGERPRINT_FRAMES: Final = 5
-"""Innermost frames that go into a fingerprint: enough to distinguish call sites, few enough that a
-change far outside does not make a finding look new."""
+"""Innermost frames that go into a fingerprint: enough to distinguish call sites, and few enough
+that a distant change does not make a finding look new."""
 
 
 class Rule(ABC):
     """One pattern that the doctor looks for.
 
     Attributes:
-        code: ``FD103``.
-        name: what it finds, as its class is called, in kebab-case.
+        code: for example ``FD103``.
+        name: what it finds: its class name in kebab-case.
         summary: the first line of its docstring.
         severity: severity of its findings unless ``finding`` is given another.
         since: first version of fragdoctor with this rule.
@@ -286,7 +286,7 @@ class Rule(ABC):
         """Yield the findings on one device.
 
         Raises:
-            Skip: this input does not allow to judge.
+            Skip: this input does not allow a judgment.
         """
 
     def finding(  # noqa: PLR0913 - the fields of a finding, all by keyword
@@ -317,9 +317,9 @@ class Rule(ABC):
 
 
 def fingerprint(code: str, locations: Sequence[Location], key: str = "") -> str:
-    """Return a stable name of a finding: code and normalised stack, no addresses, no line numbers.
+    """Return a stable name of a finding: code and normalized stack, no addresses, no line numbers.
 
-    Functions and file base names survive an edit elsewhere in the file; paths and lines do not.
+    Functions and base names of files survive edits elsewhere; paths and line numbers do not.
     """
     stack = [
         f"{PurePath(place.filename.replace(chr(92), '/')).name}:{place.function}"
@@ -330,7 +330,7 @@ def fingerprint(code: str, locations: Sequence[Location], key: str = "") -> str:
 
 
 def run_rules(rules: Iterable[Rule], contexts: Sequence[Context]) -> RuleResults:
-    """Return what all rules say about all devices, worst first."""
+    """Return the results of all rules for all devices, worst first."""
     findings: list[Finding] = []
     skipped: list[SkippedRule] = []
     for rule in rules:

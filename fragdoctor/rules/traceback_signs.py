@@ -1,8 +1,8 @@
-"""What calls of a traceback say about a failure: a table of signs, each with its source.
+"""What calls in a traceback say about a failure: a table of signs, each with its source.
 
 A sign is a call of a library that is known to need memory of its own: saving, loading, gathering,
 assigning. Advice that fits the call outweighs advice that fits any failure. The innermost call
-that is a sign counts; of several signs of one call the first in the table.
+that is a sign counts; if it matches several signs, the first in the table counts.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from fragdoctor.model.frameworks import Change
 
 
 class GrowsWith(StrEnum):
-    """What the memory at a sign grows with, so that making it smaller helps."""
+    """What the memory at a sign grows with, and what it therefore helps to make smaller."""
 
     BATCH = "batch"
     """The batch or the length of its sequences."""
     INPUT = "input"
-    """One sample: an image, a prompt, a graph; a batch of one may still be too large."""
+    """One sample, such as an image, a prompt or a graph; a batch of one may still be too large."""
     MODEL = "model"
-    """The model: weights, state, or what a server sets aside. No batch helps."""
+    """The model: weights, state, or what a server reserves. No smaller batch helps."""
 
 
 class Place(Struct, frozen=True):
-    """Frames of a library that are a sign: those where all that is given matches.
+    """A condition for frames of a library that are a sign: all given attributes must match.
 
     Attributes:
-        file: searched in the path, with ``/`` before and between its parts.
-        functions: names of the function, separated by spaces.
-        named: searched in the function's name.
-        code: searched in the source line.
-        is_last: only as the innermost frame: further out it calls what may need the memory.
+        file: pattern to search for in the path, with ``/`` before and between its parts.
+        functions: names of functions, separated by spaces.
+        named: pattern to search for in the function's name.
+        code: pattern to search for in the source line.
+        is_last: match only the innermost frame; further out, a callee may need the memory.
     """
 
     file: str = ""
@@ -61,22 +61,23 @@ class TracebackSign(Struct, frozen=True):
 
     Attributes:
         name: stable name.
-        doing: what the program was doing, within a sentence: "while ...".
+        doing: what the program was doing, as part of a sentence: "while ...".
         grows_with: what its memory grows with.
         title, change, why: as in ``Recommendation``.
-        source: library, versions and file that the names are from.
-        places: its frames.
-        spelled: the same change in ``model/frameworks.py``, whose words say it for a framework that
-            has none under the sign's name.
-        intro: searched in the message, in what stands before it on its line and in the lines right
-            above, where no frame is a sign.
-        in_words: searched in the same lines where no call is a sign.
-        is_training: it may be a step of training, whose activations are kept.
-        is_surrounding: it says in what the call stood, and counts where no place is a sign.
-        can_leave_gpu: the call can be made on the CPU, so that it helps whoever fills the GPU.
-        kind: it takes a message of that kind.
-        unless: frames that speak against it, wherever they stand: what runs a backward pass is
-            training, whatever its caller is called.
+        source: library, versions and file that the names come from.
+        places: the frames that show it.
+        spelled: the same change in ``model/frameworks.py``, whose words are used for a framework
+            that has none under the sign's name.
+        intro: pattern to search for in the message, its line and the lines right above if no
+            frame is a sign.
+        in_words: pattern to search for in the same lines if no call is a sign.
+        is_training: whether it may be a training step, which keeps its activations.
+        is_surrounding: whether it describes what the call was part of, which counts only if no
+            place is a sign.
+        can_leave_gpu: whether the call can run on the CPU, which helps whoever fills the GPU.
+        kind: the kind that the message must have.
+        unless: frames that contradict it anywhere in the traceback: what runs a backward pass is
+            training, whatever its caller's name.
     """
 
     name: str
@@ -106,7 +107,7 @@ def _search(pattern: str, text: str) -> bool:
 
 
 def sign_of(message: OomMessage | None) -> TracebackSign | None:
-    """Return the sign that the traceback of a message shows; None without one."""
+    """Return the sign that the traceback of a message shows, or None."""
     if message is None or message.kind in ("negative", "host-ram"):
         return None
     tables = [
@@ -120,13 +121,13 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
         found = next(at, None) or next(above, None)
         if found is not None:
             return found
-    # no call is known: what people call it
+    # No call is known, so look for the words that people use.
     told = (s for signs in tables for s in signs if s.in_words)
     return next((s for s in told if _search(s.in_words, message.said)), None)
 
 
 def is_seen_to_grow(message: OomMessage) -> bool:
-    """Return whether people saw memory grow from step to step."""
+    """Return whether people said that memory grew from step to step."""
     return any(s.name == GROWTH and _search(s.in_words, message.said) for s in _SURROUNDINGS)
 
 
@@ -136,15 +137,15 @@ _PASTES: Final = Place(functions="_do_paste_mask paste_masks_in_image get_seg_ma
 
 
 def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
-    """Return whether a message speaks against a sign.
+    """Return whether a message contradicts a sign.
 
-    Where one tensor is larger than the device, its own size is the matter, not the batch of what
-    the call stood in.
+    If one tensor is larger than the device, its own size is the problem, not the batch of the
+    surrounding code.
     """
     if any(place.matches(frame) for place in sign.unless for frame in message.frames):
         return True
     if any(name in message.said for place in sign.unless for name in place.functions.split()):
-        return True  # lines that lost the form of a traceback
+        return True  # found in lines that no longer have the form of a traceback
     whole = message.total_bytes
     is_beyond = whole is not None and (message.requested_bytes or 0) > whole
     return is_beyond and sign.is_surrounding and sign.grows_with is GrowsWith.BATCH
@@ -155,7 +156,7 @@ _INPUT = GrowsWith.INPUT
 _BATCH = GrowsWith.BATCH
 
 _INFERS: Final = "(?:infer|demo|predict|generate|sample|detect|upscale|transcribe|render)"
-"""What programs that only run a model are called."""
+"""Names of programs that only run a model."""
 
 _RASTERIZER: Final = Place(file=r"/diff_gaussian_rasterization|/gsplat/")
 
@@ -244,13 +245,13 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         can_leave_gpu=True,
         title="Load the checkpoint on the CPU, and free it after loading",
         change="state = torch.load(path, map_location='cpu'), with mmap=True since 2.1; "
-        "model.load_state_dict(state), which copies it into the model that is on the GPU already; "
+        "model.load_state_dict(state), which copies it into the model that is already on the GPU; "
         "del state",
         in_words=r"(?i)\b(?:resum|restor|load)(?:e|ed|es|ing|s)? (?:(?:training|the|an?|from|my"
         r"|saved|last|previous|model|fsdp) ){0,4}checkpoint(?! shards)"
         r"|\bresum(?:e|ed|ing)\b(?![_=])",
-        why="Without map_location each tensor goes to the device it was saved from: "
-        "beside what it is copied into, and of every rank to the same GPU.",
+        why="Without map_location each tensor goes to the device it was saved from: beside the "
+        "weights that it is copied into, and for every rank to the same GPU.",
         source="torch 1.0 to 2.15, torch/serialization.py, nn/modules/module.py and "
         "optim/optimizer.py",
         unless=(Place(code=r"map_location\s?=\s?(?:torch\.device\()?['\"]cpu"),),
@@ -295,7 +296,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 functions="load_model initialize_model _initialize_model load_weights "
                 "create_weights",
             ),
-            # what is left of a traceback that ends above torch's own frames
+            # a traceback that was cut above torch's own frames
             Place(
                 code=r"\b(?:model|net|pipe)\w*\.(?:to|cuda)\(|\b(?:load_model|from_pretrained)\(",
                 is_last=True,
@@ -380,7 +381,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         is_training=False,
         can_leave_gpu=True,
         title="Gather the predictions on the CPU",
-        change="keep of each batch what the metrics need, on the CPU",
+        change="keep only what the metrics need of each batch, on the CPU",
         spelled=Change.GATHER,
         why="Trainer keeps every batch's logits on the GPU until the evaluation ends, "
         "and joins them with a copy.",
@@ -448,7 +449,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "on a machine as it has free GPUs; torch.load(..., map_location='cpu'), since each rank "
         "that loads to 'cuda' puts it on GPU 0; nvidia-smi shows whether several ranks share a GPU",
         why="NCCL makes its buffers on each rank's GPU at the first collective, beside PyTorch's "
-        "cache: what is there already leaves them no room.",
+        "cache: what is already there leaves them no room.",
         source="torch 1.10 to 2.15, nn/parallel/distributed.py, distributed/utils.py and fsdp",
         places=(
             Place(file=r"/torch/nn/parallel/distributed\.py$", functions="__init__"),
@@ -516,14 +517,14 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(
                 file=r"/torch/optim/(?:adam|adamw|_multi_tensor|sgd|rmsprop|adagrad|radam|nadam)\.py$"
             ),
-            # What wraps a step may be handed a closure, which runs the model.
+            # A wrapper of a step may get a closure, which runs the model.
             Place(
                 file=r"/torch/optim/(?:optimizer|lr_scheduler)\.py$|/accelerate/optimizer\.py$"
                 r"|/amp/grad_scaler\.py$",
                 is_last=True,
             ),
             Place(code=r"\boptim(?:izer)?\.step\(|\bexp_avg_sq\b", is_last=True),
-            # its copy of the weights in 32 bits
+            # the optimizer's own copy of the weights in 32 bits
             Place(
                 file=r"/(?:deepspeed|colossalai|apex|megatron)/",
                 code=r"\b(?:fp32|master|single_partition)\w*(?:\[[^\]]*\])?(?:\.append\(| ?= ?)"
@@ -539,7 +540,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         change="load it without .to(device) or .cuda(), and move each batch in the loop "
         "(non_blocking=True from pinned memory); --data_device cpu in Gaussian splatting; fewer or "
         "smaller images",
-        why="All images are loaded before the first step, so that no batch size changes it.",
+        why="All images are loaded before the first step, so no batch size changes that.",
         source="gaussian-splatting, scene/cameras.py and utils/camera_utils.py",
         places=(
             Place(file=r"/scene/cameras\.py$"),
@@ -598,7 +599,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(functions="grid_sample"),
             Place(code=r"\bgrid_sampler?\("),
         ),
-        # masks are drawn with it
+        # drawing masks calls grid_sample too
         unless=(Place(functions="_do_paste_mask paste_masks_in_image get_seg_masks prep_display"),),
     ),
     TracebackSign(
@@ -761,13 +762,13 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "the graph); a smaller batch there, and images or sequences no larger than in training "
         "(resize, crop, tiles); keep results with .item() or .cpu()",
         spelled=Change.EVALUATION_BATCH,
-        why="Training fits, the evaluation does not: its batch is another one, and it "
-        "keeps what it returns.",
+        why="Training fits but the evaluation does not: its batch is different, and it keeps what "
+        "it returns.",
         source="transformers 4.57, trainer.py; lightning 2.5, loops/evaluation_loop.py",
         in_words=r"(?i)\b(?:during|in|at|after|running|when|while) (?:the |each )?"
         r"(?:validat|evaluat)i\w+"
         r"|\bvalidation (?:step|process|phase|stage|routine|loop|fails|OOM)\b",
-        # progress bars: catalyst, Lightning; code of PyTorch 0.3, which kept no graph there
+        # progress bars of catalyst and Lightning; code of PyTorch 0.3, which kept no graph there
         intro=r"(?:\(valid(?:ation)?\)|\bValidat(?:ing|ion(?: DataLoader \d+)?)):\s{1,6}\d{1,3}%"
         r"|volatile was removed and now has no effect",
         places=(
@@ -776,7 +777,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 "_evaluation_step validation_step _run_sanity_check validate"
             ),
             Place(file=r"(?:^|/)evaluation/"),
-            # A function of the user's own that says so: val_one_epoch, run_validation, test_model.
+            # The user's own functions named so: val_one_epoch, run_validation, test_model.
             Place(
                 named=r"^(?!.*train)(?:.*_)?(?:val|valid|validate|validation|eval|evaluate"
                 r"|evaluation)(?:_|$)"
@@ -808,10 +809,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         grows_with=_BATCH,
         is_surrounding=True,
         title="Use less than the GPU's own memory",
-        change="a smaller batch, input or model, until nvidia-smi stays some hundred MiB below the "
-        "card's size; to get an error instead of a slow run: NVIDIA Control Panel, Manage 3D "
+        change="a smaller batch, input or model, until nvidia-smi stays a few hundred MiB below "
+        "the card's size; to get an error instead of a slow run: NVIDIA Control Panel, Manage 3D "
         "settings, CUDA - Sysmem Fallback Policy: Prefer No Sysmem Fallback",
-        why="What does not fit goes to the host's memory, over the bus, at a small part of the "
+        why="What does not fit goes to the host's memory, over the bus, at a fraction of the "
         "speed.",
         source="NVIDIA's driver for Windows since 536.40; support answer 5490",
         in_words=r"[Ss]hared GPU memory|[Ss]ysmem [Ff]allback",
@@ -828,7 +829,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "or distilled model; between the steps of a pipeline del model, gc.collect() and "
         "torch.cuda.empty_cache(), since it asks the driver beside PyTorch",
         why="It takes its memory from the driver: what PyTorch keeps in its cache for the other "
-        "models of the pipeline is not there for it.",
+        "models of the pipeline is not available to it.",
         source="ctranslate2 3 and 4, src/cuda; faster-whisper 1.1, transcribe.py; whisperx 3, "
         "README",
         intro=r"(?i)(?:CUDA|HIP) failed with error out of memory",
@@ -846,7 +847,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         change="a smaller image, tiles of it, fewer frames or points, a shorter text or audio; one "
         "input at a time, under torch.inference_mode(); weights in 16 or 8 bits, or a smaller "
         "model",
-        why="Nothing is trained here, so that the memory goes to the weights and to what one layer "
+        why="Nothing is trained here, so the memory goes to the weights and to what one layer "
         "makes, which grows with the input.",
         source="torch 1.2 to 2.13, autograd/grad_mode.py and utils/_contextlib.py",
         places=(
@@ -874,5 +875,5 @@ _PIXELS: Final = (
 
 
 def works_on_pixels(message: OomMessage | None) -> bool:
-    """Return whether a layer failed that works on every pixel of images or volumes."""
+    """Return whether the failed layer works on every pixel of images or volumes."""
     return message is not None and any(p.matches(f) for f in message.frames[-3:] for p in _PIXELS)

@@ -96,7 +96,7 @@ def native_config(
     """
     if settings.backend != "native":
         raise SimulationError(
-            f"The model knows the native allocator, not {settings.backend}.",
+            f"The model knows only the native allocator, not {settings.backend}.",
             hint="Leave backend out of the settings.",
         )
     config = _ext.AllocatorConfig()

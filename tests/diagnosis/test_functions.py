@@ -105,7 +105,7 @@ def test_device_that_holds_far_more_than_the_others_is_named(held, failed, file,
     one = devices(held, failed, file=file)
 
     assert said in one.notes[0]
-    assert "  Note  The GPUs are unlike" in render("analyze", "text", one, RenderOptions(120))
+    assert "  Note  The GPUs differ" in render("analyze", "text", one, RenderOptions(120))
 
 
 @pytest.mark.parametrize("held", [[40, 42, 38], [100, 80], [400, 1]])

@@ -78,9 +78,9 @@ def test_changes_between_two_moments_lead_from_one_to_the_other(case: Case):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [("step:0", "no step 0"), ("step:999", "no step 999"), ("event:99999999", "no event"),
-     ("oom:2", "no such failure"), ("", "no moment"), ("step", "no moment"),
-     ("event:-1", "no moment"), ("step:1..", "no moment"), ("x..peak", "no moment"),
-     ("step:" + "9" * 40, "no moment")],
+     ("oom:2", "no such failure"), ("", "not a moment"), ("step", "not a moment"),
+     ("event:-1", "not a moment"), ("step:1..", "not a moment"), ("x..peak", "not a moment"),
+     ("step:" + "9" * 40, "not a moment")],
 )  # fmt: skip
 def test_moment_that_is_not_there_is_refused_in_a_sentence(case: Case, asked: str, said: str):
     with pytest.raises(ConfigError, match=said):

@@ -141,7 +141,7 @@ def test_default_settings_that_a_cut_trace_cannot_test_are_named_with_the_reason
     advice = next(r for r in diagnosis.recommendations if r.code == "default-settings")
     assert advice.predicted.fits is None
     assert any(
-        caveat.startswith("A replay cannot answer it: made anew") for caveat in advice.caveats
+        caveat.startswith("A replay cannot answer it: restarted on") for caveat in advice.caveats
     )
 
 

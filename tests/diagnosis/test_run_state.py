@@ -29,7 +29,7 @@ def test_page_locked_memory_is_noted_and_counts_in_no_figure():
     found = diagnose(Case(snapshot=replace(plain, host_segments=segments)))
 
     note = "The host has 4.00 GiB page-locked (pinned), 1.00 GiB of it cached for reuse"
-    assert f"{note}: it is in no figure here." in found.notes
+    assert f"{note}: no figure here includes it." in found.notes
     assert found.devices == diagnose(Case(snapshot=plain)).devices
 
 

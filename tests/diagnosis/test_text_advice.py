@@ -44,7 +44,7 @@ FULL = old_style("1.00 GiB", "8.00 GiB", "7.20 GiB", "0 bytes", "7.32 GiB")
 def test_batch_of_one_is_not_made_smaller(setting):
     _, first = first_of(f"{setting} \n{FULL}\n")
 
-    assert first.title == "Use smaller inputs: the batch is one already"
+    assert first.title == "Use smaller inputs: the batch is already one"
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_other_batches_do_not_count_as_a_batch_of_one(setting):
 def test_smaller_batch_that_did_not_help_is_not_advised_again(said):
     _, first = first_of(f"{FULL}\n{said}\n")
 
-    assert first.title == "Use smaller inputs, or less for the model"
+    assert first.title == "Use smaller inputs, or less memory for the model"
 
 
 SAID = {
@@ -961,7 +961,7 @@ def test_driver_without_figures_is_met_with_who_fills_the_gpu():
     verdict, first = first_of("RuntimeError: CUDA error: out of memory\n")
 
     assert verdict.cause is Cause.UNKNOWN
-    assert first.change.startswith("nvidia-smi beside the run: end another process")
+    assert first.change.startswith("nvidia-smi during the run: end another process")
 
 
 def test_holders_are_found_with_the_tool_of_the_devices_maker():

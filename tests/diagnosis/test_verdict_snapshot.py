@@ -238,7 +238,7 @@ def test_diagnose_search_that_ended_well_is_healthy_and_says_where_it_stopped():
     assert (verdict.cause, verdict.state) == (Cause.HEALTHY, RunState.FITS)
     assert "requests of 800.00 MiB to 1.56 GiB" in verdict.summary
     assert "finder.py:7 in forward asked for 800.00 MiB in vain" in verdict.summary
-    assert "served with 400.00 MiB from then on" in verdict.summary
+    assert "served 400.00 MiB from then on" in verdict.summary
     assert verdict.outlook is None  # the replay serves what the search asked for in vain, or fails
 
 

@@ -55,7 +55,7 @@ def test_first_step_is_finished_and_repeated_by_a_healthy_run() -> None:
     assert (enough.state, enough.basis) == (OutlookState.HOLDS, OutlookBasis.COMPLETE)
     assert (enough.steps or 0) >= 2
     assert (short.state, short.fails_after_steps) == (OutlookState.FAILS, 0)
-    assert "requests are found there by line and order, with the same sizes" in run.note
+    assert "requests were matched by line and order, with the same sizes" in run.note
     # The step that was cut off is the first; optimizer state is there from its end on.
     first = runs.recorded(4, n_steps=1)
     highest = trace_of(first).totals.envelope("allocated_bytes", np.zeros(1, np.int64)).high[0]
@@ -146,7 +146,7 @@ def test_smallest_capacity_is_that_of_the_steps_of_the_other_run() -> None:
 
     assert (alone.results[0].smallest_capacity_bytes or 0) < peak <= smallest
     assert states == [OutlookState.HOLDS, OutlookState.FAILS]
-    assert any("taken from the other recording" in note for note in whole.notes)
+    assert any("other recording says how the run goes on" in note for note in whole.notes)
 
 
 def test_recording_of_another_program_is_refused_in_a_sentence() -> None:

@@ -193,7 +193,7 @@ def test_search_that_found_no_batch_says_that_the_batch_is_one_already():
     assert "find_executable_batch_size" in result.verdict.summary
     assert "a batch of one failed as well" in result.verdict.summary
     assert Cause.HOST_MEMORY in result.verdict.also
-    assert result.recommendations[0].title == "Use smaller inputs: the batch is one already"
+    assert result.recommendations[0].title == "Use smaller inputs: the batch is already one"
 
 
 def test_search_that_found_no_batch_says_where_it_failed():

@@ -1,4 +1,4 @@
 """Remedies, one file each, and their ranking.
 
-A remedy is proposed only where evidence asks for it.
+A remedy is proposed only if evidence calls for it.
 """

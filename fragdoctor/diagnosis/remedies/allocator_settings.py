@@ -29,22 +29,22 @@ from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.units import MIB, format_size, plural
 
 SMALLEST_SPLIT_MB: Final = 32
-"""The setting's own minimum is 20 or 21 MiB; just above it every second tensor counts as large."""
+"""PyTorch's own minimum is 20 or 21 MiB; just above that, every other tensor counts as large."""
 
 LARGEST_SPLIT_MB: Final = 128
 
 
 class SettingRemedy(Remedy):
-    """A key of the setting string, tried with its usual values wherever there is a trace.
+    """A key of the setting string, tried with its usual values if there is a trace.
 
     Attributes:
-        key: of the setting string; "" for the defaults.
+        key: the key in the setting string, or "" for the defaults.
     """
 
     key: ClassVar[str]
 
     def confs(self, case: JudgedCase) -> Sequence[str]:
-        """Return the setting strings to try: beside what is set already, and in its place."""
+        """Return the setting strings to try: added to the current settings, and replacing them."""
         if case.is_too_new(self.key):
             return ()
         joined = [case.with_present(conf) for conf in usual_confs(self.key)]
@@ -52,7 +52,7 @@ class SettingRemedy(Remedy):
         return tuple(dict.fromkeys((*joined, *alone)))
 
     def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Try each value, proposed or not."""
+        """Try each value, whether it was proposed or not."""
         del bench, proposal
         present = case.settings.conf if case.settings is not None else ""
         return [
@@ -89,7 +89,7 @@ class SettingRemedy(Remedy):
         )
 
     def _value(self, one: Outcome) -> str:
-        """Return the value of the key in what was tried."""
+        """Return the value of the key in the setting that was tried."""
         conf = one.attempt.what_if.conf or ""
         return conf.rpartition(f"{self.key}:")[2] if self.key else ""
 
@@ -140,7 +140,7 @@ class SettingRemedy(Remedy):
 
 
 def left_open(proposal: Proposal, result: ReplayResult) -> Proposal:
-    """Return a proposal that the replay cannot judge, with the reason."""
+    """Return a proposal with the reason why the replay cannot judge it."""
     reason = result.note.removeprefix("not known: ")
     return proposal.with_caveat(f"A replay cannot answer it: {reason}.")
 
@@ -153,11 +153,11 @@ class ExpandableSegments(SettingRemedy):
     title = "Use expandable segments"
 
     def confs(self, case: JudgedCase) -> Sequence[str]:
-        """Return the setting where it is not on already."""
+        """Return the setting unless it is already on."""
         return () if case.expandable_is_on else super().confs(case)
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it for fragmentation; elsewhere say why the usual advice does not help."""
+        """Propose the setting for fragmentation; otherwise say why it does not help."""
         if not case.is_allocator_case or case.cause is Cause.HEALTHY:
             return
         setting = case.assignment(case.with_present(f"{self.key}:True"))
@@ -183,7 +183,7 @@ class ExpandableSegments(SettingRemedy):
             if r is not None
             else "Live blocks keep free cache in segments that cannot be returned"
         )
-        # Without a trace the holes are unknown; it is still the cheapest thing to try.
+        # Without a trace the holes are unknown; the setting is still the cheapest thing to try.
         weight = (HELPS if needs_upgrade else CURES - 5) if is_main else MAY_HELP
         yield self.proposal(
             title="Upgrade to PyTorch 2.1 or later and use expandable segments"
@@ -234,7 +234,7 @@ class MaxSplitSize(SettingRemedy):
     title = "Keep large blocks whole"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it for fragmentation by a large request, never beside expandable segments."""
+        """Propose the limit for a large fragmented request, never with expandable segments."""
         if not case.is_allocator_case or case.cause is not Cause.FRAGMENTATION:
             return
         megabytes = _split_limit_mb(case)
@@ -269,7 +269,7 @@ class MaxSplitSize(SettingRemedy):
 
 
 def _split_limit_mb(case: JudgedCase) -> int:
-    """Return a limit well below the request: a power of two, at most a quarter of it."""
+    """Return a power of two well below the request: at most a quarter of it."""
     if case.failed_request is None:
         return LARGEST_SPLIT_MB
     quarter = case.failed_request.requested_bytes // (4 * MIB)
@@ -287,7 +287,7 @@ class RoundupDivisions(SettingRemedy):
     title = "Round sizes up to divisions of a power of two"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it for fragmentation, strongly where sizes are seen to drift."""
+        """Propose the setting for fragmentation, strongly if sizes are seen to drift."""
         if not case.is_allocator_case or case.cause is not Cause.FRAGMENTATION:
             return
         if case.is_too_new(self.key) or (case.settings and case.settings.roundup_is_on):
@@ -324,12 +324,12 @@ class GarbageCollection(SettingRemedy):
     title = "Return old unused segments early"
 
     def confs(self, case: JudgedCase) -> Sequence[str]:
-        """Return the setting strings; without a fraction it does nothing beside or alone."""
+        """Return the setting strings, or none without a fraction, where the key does nothing."""
         found = super().confs(case)
         return found if case.context.has_memory_fraction else found[:1]
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Say that it has no effect without a limit; under one only a replay speaks for it."""
+        """Say that the key does nothing without a limit; with one, only a replay can favor it."""
         if not case.is_allocator_case or case.cause is Cause.HEALTHY:
             return
         is_about_it = case.supports(Cause.FRAGMENTATION, Cause.MEMORY_LIMIT)
@@ -344,26 +344,26 @@ class GarbageCollection(SettingRemedy):
 
 
 class DefaultSettings(SettingRemedy):
-    """Going back to the defaults, where settings are in force."""
+    """Going back to the defaults if other settings are in force."""
 
     code = "default-settings"
     key = ""
     title = "Go back to the default settings"
 
     def confs(self, case: JudgedCase) -> Sequence[str]:
-        """Return the empty setting string where something is set."""
+        """Return the empty setting string if something is set."""
         present = case.settings.conf if case.settings is not None else ""
         return () if is_same_conf(present, "") else ("",)
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose nothing by reasoning alone: only a replay can speak for it."""
+        """Propose nothing by reasoning alone: only a replay can favor the defaults."""
         del case
         yield from ()
 
     def judged(
         self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Outcome]
     ) -> Proposal | None:
-        """Return it as any setting; a failure that a replay cannot judge can be tried again."""
+        """Return the defaults like any setting; a failure no replay can judge may be retried."""
         result = best_of(bench, outcomes).result
         if not result.is_conclusive and not bench.recorded.fits:
             return left_open(self._untested(case), result)
@@ -382,7 +382,7 @@ class DefaultSettings(SettingRemedy):
         )
 
 
-# The defaults last, since they are tried only where others are in force.
+# The defaults come last, since they are tried only if other settings are in force.
 SETTINGS: Final[tuple[Remedy, ...]] = (
     ExpandableSegments(),
     MaxSplitSize(),

@@ -1,4 +1,4 @@
-"""Attention that makes its scores, in place of a kernel that does not."""
+"""Attention that materializes its scores, where a fused kernel would not."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fragdoctor.rules.rule import line_text
 from fragdoctor.rules.traceback_signs import ATTENTION_SCORES
 
 ATTENTION: Final = re.compile(r"att(?:n|en[dt])|softmax|sdpa", re.IGNORECASE)
-"""Names of functions and files that attend."""
+"""Names of functions and files that compute attention."""
 
 
 class FusedAttention(SavingRemedy):
-    """Attention scores grow with the square of the length, and a fused kernel makes none."""
+    """Attention scores grow with the square of the length; a fused kernel never stores them."""
 
     code = "fused-attention"
     title = "If these are attention scores, never make them"
@@ -39,7 +39,7 @@ class FusedAttention(SavingRemedy):
     effort = 1
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it where a softmax's function makes scores, or one tensor exceeds the device."""
+        """Propose a fused kernel if scores are seen, or if one tensor exceeds the device."""
         r = case.failed_request
         if r is None or not case.is_allocator_case or case.cause not in SHORT_OF_MEMORY:
             return
@@ -49,7 +49,7 @@ class FusedAttention(SavingRemedy):
         if line is None and not (is_alone and (asking is not None or not case.asking_frames)):
             return
         if line is None and case.sign is not None and case.sign.name == ATTENTION_SCORES:
-            return  # said at the failing call already
+            return  # AtTheFailingCall says so already
         where = asking or line
         yield self.proposal(
             title="" if where is None else f"Never make the attention scores of {line_text(where)}",
@@ -63,7 +63,7 @@ class FusedAttention(SavingRemedy):
         )
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
-        """Return the run without scores, weights and their gradients."""
+        """Return the edits that remove scores, attention weights and their gradients."""
         analysis, bench = case.context.analysis, case.bench
         if analysis is None or bench is None:
             return ()
@@ -72,7 +72,7 @@ class FusedAttention(SavingRemedy):
 
 
 def scores_line(case: JudgedCase) -> Location | None:
-    """Return the line of the first scores that are seen to be made; None without any."""
+    """Return the line of the first scores that are seen to be made, or None."""
     analysis, bench = case.context.analysis, case.bench
     if analysis is None or bench is None:
         return None
@@ -82,5 +82,5 @@ def scores_line(case: JudgedCase) -> Location | None:
 
 
 def is_attention(frame: Location) -> bool:
-    """Return whether the function of a frame, or its file, is named as attention."""
+    """Return whether a frame's function or file has a name like attention."""
     return any(ATTENTION.search(name) for name in (frame.function, frame.basename))

@@ -1,4 +1,4 @@
-"""Remedies for a device that is too small: a smaller batch or model, training with a lower peak."""
+"""Remedies if the device is too small: a smaller batch or model, or training with a lower peak."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from fragdoctor.units import MIB, format_share, format_size, plural
 SHORT_OF_MEMORY: Final = (Cause.CAPACITY, Cause.TRANSIENT_PEAK, Cause.MEMORY_LIMIT)
 
 MAY_SAVE: Final = (*SHORT_OF_MEMORY, Cause.FRAGMENTATION, Cause.HEALTHY)
-"""Causes for which it is worth to see what a training run could do without."""
+"""Causes for which it is worth checking what a training run could do without."""
 
 MIN_SAVING_SHARE: Final = 0.03
-"""Share of the peak; less is not worth a change, and is within the error of the edits."""
+"""Smallest share of the peak worth saving; less is also within the error of the edits."""
 
 CUT: Final = (
-    "The recording ends before a whole step: what its rest would need is not in this figure."
+    "The recording ends before a step is complete: this figure does not include the rest of it."
 )
 
 
@@ -47,13 +47,13 @@ class SavingRemedy(Remedy):
     """A change of a training program that lowers its peak.
 
     Attributes:
-        doing: the change within a sentence: "with the layers checkpointed".
+        doing: the change as part of a sentence: "with the layers checkpointed".
         change: what to write.
         cost, caveats, verify: as in ``Recommendation``.
-        effort: order in which changes are combined: the least trouble first.
-        is_usual: most guides name it, so that it is worth a word where it does not help.
-        acts_on: what it makes smaller.
-        combines: whether it is tried together with others.
+        effort: the order in which changes are combined, with the least work first.
+        is_usual: whether most guides recommend it, so that it is mentioned if it does not help.
+        acts_on: what the change makes smaller.
+        combines: whether the change is tried together with others.
     """
 
     burden = Burden.CHANGE
@@ -71,11 +71,11 @@ class SavingRemedy(Remedy):
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
         """Return the change as edits of the recorded requests, the mildest first.
 
-        Empty where the trace does not show what it would act on.
+        The result is empty if the trace does not show what the change would act on.
         """
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it where memory is short, or where a healthy run could do with less."""
+        """Propose the change if memory is short, or if a healthy run could do with less."""
         if case.training is None or case.cause not in MAY_SAVE:
             return
         if self.edits(case):
@@ -83,7 +83,7 @@ class SavingRemedy(Remedy):
                 weight=MAY_HELP,
                 confidence=Confidence.POSSIBLE,
                 change=self.change,
-                why="It lowers the peak of live memory; how much was not tried.",
+                why="It lowers the peak of live memory; by how much was not tried.",
                 cost=self.cost,
                 caveats=self.caveats,
                 verify=self.verify,
@@ -99,7 +99,7 @@ class SavingRemedy(Remedy):
     def judged(
         self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Outcome]
     ) -> Proposal | None:
-        """Return it with what it saves; a change that saves next to nothing is no advice."""
+        """Return the change with what it saves, unless it saves next to nothing."""
         if proposal is None:
             return None
         best = self.chosen(bench, outcomes)
@@ -128,20 +128,20 @@ class SavingRemedy(Remedy):
         )
 
     def chosen(self, bench: Bench, outcomes: Sequence[Outcome]) -> Outcome:
-        """Return the outcome that speaks for the change: the first of its edits that is enough."""
+        """Return the outcome that represents the change: its first edit that is enough."""
         enough = first_enough(bench, outcomes)
         return enough or bench.looked_on(min(outcomes, key=lambda o: o.peak_bytes or 0))
 
     def useless(
         self, case: JudgedCase, bench: Bench, proposal: Proposal, saved: int
     ) -> Proposal | None:
-        """Return a change that saves next to nothing: rejected where it is the usual advice."""
+        """Return a change that saves next to nothing as rejected if it is the usual advice."""
         if not self.is_usual or case.cause not in SHORT_OF_MEMORY:
             return None
         less = f"falls by {format_size(saved)} only" if saved >= MIB else "does not fall"
         why = (
             f"Replayed with {self.doing}: the peak of {format_size(bench.peak_bytes)} live memory "
-            f"{less}. It is made of other things than {self.acts_on}."
+            f"{less}. It is made up of things other than {self.acts_on}."
         )
         rejected = replace(
             proposal.recommendation, why=why, confidence=Confidence.LIKELY, saves_bytes=None
@@ -152,8 +152,8 @@ class SavingRemedy(Remedy):
 def first_enough(bench: Bench, outcomes: Sequence[Outcome]) -> Outcome | None:
     """Return the first outcome with which the run is not expected to fail; None if all fail.
 
-    Where all are expected to, the last if it is not known to. The mildest comes first: where the
-    last is expected to fail, so are the others.
+    If all are expected to fail, return the last one unless it is known to fail. The mildest comes
+    first, so if the last is expected to fail, the others are too.
     """
     serving = [o for o in outcomes if helps(bench.recorded, o.result)]
     if not serving:
@@ -167,7 +167,7 @@ def first_enough(bench: Bench, outcomes: Sequence[Outcome]) -> Outcome | None:
 
 
 def _sureness(bench: Bench, outcome: Outcome) -> Confidence:
-    """Return how sure a saving is: the edit is a model of the changed program, never a proof."""
+    """Return how certain a saving is; an edit only models the changed program, so never proven."""
     if outcome.result.outlook is None:
         return Confidence.LIKELY
     sure = bench.confidence(outcome.result)
@@ -175,13 +175,13 @@ def _sureness(bench: Bench, outcome: Outcome) -> Confidence:
 
 
 def is_cut(case: JudgedCase, bench: Bench) -> bool:
-    """Return whether the run failed before any step was whole: what a step needs is not known."""
+    """Return whether the run failed before any step was complete, so its needs are unknown."""
     whole = 0 if case.training is None else case.training.n_whole_steps
     return not bench.recorded.fits and whole == 0
 
 
 def saved_bytes(bench: Bench, outcome: Outcome) -> int:
-    """Return how much lower the peak of live memory is than as recorded."""
+    """Return how much lower the peak of live memory is than the recorded one."""
     return bench.peak_bytes - (outcome.peak_bytes or bench.peak_bytes)
 
 
@@ -229,7 +229,7 @@ def may_be_activations(case: JudgedCase) -> bool:
 
 
 def _is_no_training(case: JudgedCase) -> bool:
-    """Return whether the traceback shows that no activations are kept: a load, an evaluation."""
+    """Return whether the traceback shows no activations being kept, as in a load or evaluation."""
     sign = case.sign
     return sign is not None and (sign.grows_with is GrowsWith.MODEL or not sign.is_training)
 
@@ -247,7 +247,7 @@ ONE_SAMPLE: Final = (
 
 
 class SmallerBatch(SavingRemedy):
-    """A smaller batch or sequence, and by how much."""
+    """A smaller batch or sequence, with how much smaller."""
 
     code = "smaller-batch"
     title = "Use a smaller batch or smaller inputs"
@@ -263,7 +263,7 @@ class SmallerBatch(SavingRemedy):
     combines = False
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it for capacity, peaks and limits, where the batch is one as the others are."""
+        """Propose a smaller batch for capacity, peaks and limits if the batch is a usual one."""
         r = case.failed_request
         if r is not None and r.is_alone_too_large:
             return  # the tensor's own dimensions are wrong, or are what must shrink
@@ -279,9 +279,9 @@ class SmallerBatch(SavingRemedy):
         title = "Use a smaller batch or smaller images" if is_of_pixels else ""
         change = FEWER_PIXELS if is_of_pixels else self.change
         if case.has_marker(BATCH_OF_ONE):
-            title, change = "Use smaller inputs: the batch is one already", ONE_SAMPLE
+            title, change = "Use smaller inputs: the batch is already one", ONE_SAMPLE
         elif case.has_marker(BATCH_TRIED):
-            title, change = "Use smaller inputs, or less for the model", ONE_SAMPLE
+            title, change = "Use smaller inputs, or less memory for the model", ONE_SAMPLE
         if (r is None or r.is_bare) and case.message is not None and case.sign is None:
             yield self.proposal(
                 title=title,
@@ -297,7 +297,7 @@ class SmallerBatch(SavingRemedy):
         if case.fails_in_optimizer_step:
             why = (
                 "The failure is in the optimizer's step, when the activations of the batch are "
-                "freed already; weights, gradients and state do not shrink with the batch."
+                "already freed; weights, gradients and state do not shrink with the batch."
             )
             yield self.rejection(why, Confidence.LIKELY)
             return
@@ -308,7 +308,7 @@ class SmallerBatch(SavingRemedy):
             )
             return
         if r.requested_bytes * BATCH_SHARES[-1] > (r.available_bytes or r.requested_bytes):
-            return  # not even the smallest part that is tried would do: a shape is wrong
+            return  # even the smallest share to try would not fit: a shape is wrong
         is_main = case.cause is not Cause.MEMORY_LIMIT and not case.only_builds
         yield self.proposal(
             title=title,
@@ -323,7 +323,7 @@ class SmallerBatch(SavingRemedy):
         )
 
     def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Try parts of the present batch, as many as the length of the trace allows."""
+        """Try shares of the present batch, as many as the length of the trace allows."""
         if proposal is None or proposal.is_rejected or case.only_builds:
             return []
         is_short = bench.n_operations <= SHORT_TRACE_OPERATIONS
@@ -350,7 +350,7 @@ class SmallerBatch(SavingRemedy):
     def judged(
         self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Outcome]
     ) -> Proposal | None:
-        """Return it with the largest share of the batch that fits."""
+        """Return the proposal with the largest share of the batch that fits."""
         judged = super().judged(case, bench, proposal, outcomes)
         if judged is None or judged.is_rejected:
             return judged
@@ -383,7 +383,7 @@ class SmallerBatch(SavingRemedy):
 
 
 class LimitBatch(SmallerBatch):
-    """A batch that is larger than all before it: an evaluation's, or one of large samples."""
+    """A batch larger than all before it: that of an evaluation, or one of large samples."""
 
     code = "limit-batch"
     title = "Limit the size of a batch"
@@ -392,7 +392,7 @@ class LimitBatch(SmallerBatch):
     is_usual = False
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it where the step that failed asks for more than any before, line by line."""
+        """Propose a limit if the failed step asks for more than any before, line by line."""
         found = list(self._proposed(case))
         scale = case.step_scale if found else 1.0
         if scale < LARGER:
@@ -411,7 +411,7 @@ class LimitBatch(SmallerBatch):
     def judged(
         self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Outcome]
     ) -> Proposal | None:
-        """Return it with the part of this batch that fits."""
+        """Return the proposal with the share of this batch that fits."""
         judged = super().judged(case, bench, proposal, outcomes)
         if judged is None or judged.is_rejected or proposal is None:
             return judged
@@ -423,21 +423,21 @@ class LimitBatch(SmallerBatch):
 
 
 LARGER: Final = 1.5
-"""Times the largest step before: what the batches of most programs differ by is less."""
+"""Multiple of the largest earlier step; the batches of most programs differ by less."""
 
 
-KEPT_BATCH: Final = "in training gradient accumulation keeps the effective batch"
+KEPT_BATCH: Final = "in training, gradient accumulation keeps the effective batch"
 
 BATCH_SHARES: Final = (7 / 8, 3 / 4, 5 / 8, 1 / 2, 3 / 8, 1 / 4, 1 / 8)
 """Shares of the present batch: eighths, since batches are powers of two or multiples of eight."""
 
 LONG_TRACE_SHARES: Final = (3 / 4, 1 / 2, 1 / 4)
 SHORT_TRACE_OPERATIONS: Final = 300_000
-"""Above this each replay takes a noticeable part of a second."""
+"""With more operations than this, each replay takes a noticeable part of a second."""
 
 
 def _batch_size(case: JudgedCase) -> int | None:
-    """Return the batch size that the user gave; None also for one that nothing can make smaller."""
+    """Return the user's batch size, or None if there is none or nothing can make it smaller."""
     given = case.context.case.overrides.batch_size
     return None if given == 1 else given
 
@@ -453,7 +453,7 @@ def _missing_text(r: FailedRequest) -> str:
 
 
 def _model_bytes(case: JudgedCase) -> dict[str, int]:
-    """Return what the model, its gradients and the optimizer hold at the peak, where known."""
+    """Return what the model, its gradients and the optimizer hold at the peak, if known."""
     analysis = case.context.analysis
     if analysis is None or analysis.phases is None:
         return {}
@@ -467,13 +467,13 @@ def _model_bytes(case: JudgedCase) -> dict[str, int]:
 
 
 class LessModelMemory(Remedy):
-    """Weights, gradients and state in less memory: precision, sharding, offloading."""
+    """Less memory for weights, gradients and state: precision, sharding, offloading."""
 
     code = "less-model-memory"
     title = "Keep weights and state in less memory"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it for capacity; first where nothing but the model is there yet."""
+        """Propose it for capacity, ranked first if there is only the model so far."""
         r = case.failed_request
         if not case.is_allocator_case or r is None or case.cause is not Cause.CAPACITY:
             return
@@ -490,15 +490,15 @@ class LessModelMemory(Remedy):
         elif held:
             parts = ", ".join(f"{name} {format_size(n)}" for name, n in held.items())
             why = (
-                f"At the peak the device holds {parts}. Half the precision halves them; shared by "
-                "n GPUs (ZeRO, FSDP) each holds an nth."
+                f"At the peak the device holds {parts}. Half the precision halves them; sharded "
+                "over n GPUs (ZeRO, FSDP), each holds one nth."
             )
         yield self.proposal(
             weight=HELPS + 25
             if is_building or (case.has_marker(BATCH_OF_ONE) and case.is_checkpointed)
             else MAY_HELP + 2,
             confidence=Confidence.LIKELY if is_building else Confidence.POSSIBLE,
-            change="bf16 weights or autocast, an optimizer in 8 bits, LoRA; quantised weights for "
+            change="bf16 weights or autocast, an 8-bit optimizer, LoRA; quantized weights for "
             "inference; FSDP or ZeRO over several GPUs, offloading to the host",
             why=why,
             cost="Lower precision may need care with the loss; sharding and offloading need "

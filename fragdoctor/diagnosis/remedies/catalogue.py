@@ -1,6 +1,7 @@
 """All remedies, and the order in which their proposals are given.
 
-Each remedy is tried on the trace and judges the outcome: so proposals become tested ones.
+Each remedy is tried on the trace and judges the outcome, which turns its proposals into tested
+ones.
 """
 
 from __future__ import annotations
@@ -62,19 +63,19 @@ REMEDIES: Final[tuple[Remedy, ...]] = (
 )
 
 NOT_OURS: Final = (Cause.OTHER_PROCESS, Cause.MEMORY_LIMIT)
-"""Causes whose removal cures for certain: memory that others hold, a limit of the user's own."""
+"""Causes whose removal is a certain cure: memory that others hold, and the user's own limit."""
 
 KNOWN_CURE: Final = 1
-"""Place of what removes them: after what is known to hold, before what nobody knows."""
+"""Place of what removes these causes: after known cures, before cures that are uncertain."""
 
 UNTRIED: Final = 100
-"""Place of what no replay shows to fit: after what one does."""
+"""Place of what no replay shows to fit: after everything that a replay does."""
 
 CONFIDENCE_ORDER: Final = {Confidence.PROVEN: 0, Confidence.LIKELY: 1, Confidence.POSSIBLE: 2}
 
 
 def proposals(case: JudgedCase) -> list[Proposal]:
-    """Return everything that the remedies propose or reject, in no order."""
+    """Return everything that the remedies propose or reject, in no particular order."""
     return [proposal for remedy in REMEDIES for proposal in remedy.propose(case)]
 
 
@@ -83,8 +84,8 @@ def rank(
 ) -> tuple[tuple[Recommendation, ...], tuple[Recommendation, ...]]:
     """Return the recommendations by rank from 1, and the rejected ones with rank 0.
 
-    What a replay shows to fit comes first, and of that what cures the whole run; then what removes
-    the cause, then confidence, then the bytes saved.
+    What a replay shows to fit comes first, led by what cures the whole run. Further order is by
+    what removes the cause, then by confidence, then by the bytes saved.
     """
     kept: list[Proposal] = []
     rejected: list[Recommendation] = []
@@ -105,7 +106,7 @@ def _order(proposal: Proposal, cause: Cause) -> tuple[int | str, ...]:
     found = prospect(p.outlook)
     fails = found in (Prospect.UNLIKELY, Prospect.FAILS)
     is_shown_to_fit = p.method == "replay" and p.fits is True
-    # A setting does not end a leak, whatever it gains.
+    # A setting does not end a leak, however much it gains.
     is_cure = is_shown_to_fit and not (cause is Cause.LEAK and is_setting)
     tier = _tier(found, is_setting=is_setting, cause=cause)
     if cause in NOT_OURS and not is_setting and proposal.weight >= CURES and p.fits is not False:
@@ -120,7 +121,7 @@ def _order(proposal: Proposal, cause: Cause) -> tuple[int | str, ...]:
             -(r.saves_bytes or 0),
             p.driver_calls or 0,
         )
-    # What is known or likely to fail all the same comes after what was not tried.
+    # What is known or likely to fail anyway comes after what was not tried.
     return (
         0 if is_cure and not fails else 1,
         int(fails),
@@ -136,9 +137,9 @@ def _order(proposal: Proposal, cause: Cause) -> tuple[int | str, ...]:
 def _tier(found: Prospect, *, is_setting: bool, cause: Cause) -> int:
     """Return the place of what fits, by how the run goes on.
 
-    Holes between blocks are the allocator's own matter: a setting that serves the request is tried
-    sooner than the program is changed, even where it is open how the run goes on. Where memory is
-    short, a setting wins the holes only, and the program is changed first.
+    Holes between blocks are the allocator's own problem: a setting that serves the request comes
+    before a change to the program, even if it is open how the run goes on. If memory is short, a
+    setting wins back only the holes, so a change to the program comes first.
     """
     if found > Prospect.OPEN:
         return 10 + int(found)
@@ -150,15 +151,15 @@ def _tier(found: Prospect, *, is_setting: bool, cause: Cause) -> int:
 
 MIN_COMBINED: Final = 2
 WORTH_COMBINING: Final = 1.2
-"""What is saved together is worth a word if it is a fifth more than the best alone."""
+"""A combination is worth mentioning if it saves this many times what its best part saves alone."""
 
 
 def prove(
     case: JudgedCase, proposals: Sequence[Proposal], progress: Progress | None = None
 ) -> tuple[Sequence[Proposal], tuple[str, ...]]:
-    """Return the proposals with what replaying the trace gives, and notes on the replay.
+    """Return the proposals with the results of replaying the trace, and notes on the replay.
 
-    Settings that were not proposed but that help are added; usual ones that do not help are added
+    Settings that help but were not proposed are added; usual settings that do not help are added
     as rejected, with the numbers.
     """
     bench = case.bench
@@ -185,7 +186,7 @@ def prove(
         if found:
             judged = remedy.judged(case, bench, proposal, found)
         elif some and isinstance(remedy, SavingRemedy) and not remedy.is_usual:
-            judged = None  # the trace does not show what it would act on
+            judged = None  # the trace does not show what the change would act on
         if judged is not None:
             tested.append(judged)
     tested += _together(case, bench, tested)

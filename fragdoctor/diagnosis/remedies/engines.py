@@ -1,4 +1,4 @@
-"""Less on the device, in the words of a program that has an allocator of its own."""
+"""Less memory on the device, in the words of programs that have allocators of their own."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from fragdoctor.model.gpus import monitor_of
 WSL: Final = re.compile(r"\bWSL|/mnt/[a-z]/|microsoft-standard")
 
 TOLD: Final = (Need.WEIGHTS, Need.CACHE, Need.GRAPH, Need.LIMIT, Need.POOL, Need.ONE_INPUT)
-"""Needs that the text itself names, so that what meets them removes the cause."""
+"""Needs that the text itself names, so that meeting them removes the cause."""
 
 CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.HEALTHY, Cause.SIZE_BUG)
 
 
 class LessOnTheDevice(Remedy):
-    """A program with an allocator of its own, or one that nothing names, needs too much."""
+    """A program with its own allocator, or one that nothing names, needs too much."""
 
     code = "less-on-the-device"
     title = "Put less on the device"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose the option of the program, by what the memory was for."""
+        """Propose an option of the program, chosen by what the memory was for."""
         message = case.message
         if message is None or case.cause in CLOSED or not case.is_of_other_program:
             return
@@ -40,7 +40,7 @@ class LessOnTheDevice(Remedy):
             change = f"{HOST_CHANGES['ggml-pinned']}: {change}"
         yield self.proposal(
             title=title,
-            # Where so little was refused, who is on the device is the question.
+            # If so little was refused, the question is who else is on the device.
             weight=CURES
             if need in TOLD
             else ASKS

@@ -1,4 +1,4 @@
-"""Remedies about what the program asks of the cache: long-lived blocks, shapes and their order."""
+"""Remedies for how the program uses the cache: long-lived blocks, shapes and their order."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ OTHER_CAUSES: Final = (
 """Causes that have nothing to do with the layout of the cache."""
 
 BUCKETS: Final = (2 * MIB, 8 * MIB, 32 * MIB)
-"""Sizes tried for padded tensors: coarser ones cost more than they save."""
+"""Sizes to pad tensors to; coarser sizes cost more than they save."""
 
 MIN_SHARE: Final = 0.1
-"""A group that strands less than a tenth of it all is not worth a change of the code."""
+"""A group that strands less than this share of the total is not worth a change to the code."""
 
 MAX_GROUPS: Final = 3
-"""Nobody changes more places than these at once."""
+"""Nobody changes more places than this at once."""
 
 
 class MoveStrandingBlocks(Remedy):
@@ -53,12 +53,12 @@ class MoveStrandingBlocks(Remedy):
     burden = Burden.CHANGE
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose to keep long-lived blocks out of the way, group by group."""
+        """Propose keeping long-lived blocks out of the way, group by group."""
         analysis, r = case.context.analysis, case.failed_request
         if analysis is None or r is None or case.cause is not Cause.FRAGMENTATION:
             return
         stranded = analysis.free_space.stranded_free_bytes
-        # Buffers that grow will be somewhere else in the next step.
+        # Growing buffers will be somewhere else in the next step.
         growing = () if case.bench is None else case.bench.growing_buffers
         moving = {case.context.user_line(b.stack) for b in growing}
         large = [
@@ -85,7 +85,7 @@ class MoveStrandingBlocks(Remedy):
                 f"{plural(strander.n_segments, 'segment')} from being returned.",
                 locations=case.context.python_stack(strander.stack),
                 predicted=Predicted(fits=True, method="arithmetic") if solves else None,
-                cost="A change of the code; clone() needs both copies for a moment.",
+                cost="A change to the code; clone() needs both copies for a moment.",
                 verify="These blocks no longer head the list of stranding blocks.",
                 evidence=(Evidence("stranded", strander.stranded_bytes, "bytes", "snapshot"),),
                 saves_bytes=strander.stranded_bytes,
@@ -93,7 +93,7 @@ class MoveStrandingBlocks(Remedy):
             yield replace(proposal, addresses=tuple(strander.addresses))
 
     def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Try the run with these blocks freed before the request that failed."""
+        """Try the run with these blocks freed before the failed request."""
         del case
         if proposal is None or not proposal.addresses:
             return []
@@ -101,19 +101,19 @@ class MoveStrandingBlocks(Remedy):
 
 
 def _is_movable(line: Location | None) -> bool:
-    """Return whether a line can be changed: it is known, and not PyTorch's own."""
+    """Return whether a line is known and not PyTorch's own, so that it can be changed."""
     return line is not None and classify_file(line.filename) != TORCH
 
 
 class PreallocateBuffers(Remedy):
-    """Buffers that grow by copies, such as a KV cache: make them once."""
+    """Buffers that grow by copies, such as a KV cache: allocate them once."""
 
     code = "preallocate-buffers"
-    title = "Make buffers that grow once, at their full length"
+    title = "Allocate growing buffers once, at their full length"
     is_modelled = True
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it where such buffers are a noticeable part of the memory."""
+        """Propose it if such buffers are a noticeable part of the memory."""
         if case.bench is None or not case.is_allocator_case or case.cause in OTHER_CAUSES:
             return
         buffers = case.bench.growing_buffers
@@ -125,7 +125,7 @@ class PreallocateBuffers(Remedy):
         stacks = [case.context.python_stack(b.stack) for b in buffers]
         line = stacks[0][0] if stacks[0] else None
         yield self.proposal(
-            title=f"Make the buffers of {line_text(line)} once, at their full length",
+            title=f"Allocate the buffers of {line_text(line)} once, at their full length",
             weight=CURES if case.cause is Cause.FRAGMENTATION else HELPS,
             confidence=Confidence.LIKELY,
             change="torch.empty(..., max_length, ...) before the loop, and copy each step's part "
@@ -142,7 +142,7 @@ class PreallocateBuffers(Remedy):
         )
 
     def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Try the run with each buffer made once, as large as it gets."""
+        """Try the run with each buffer allocated once, at its largest size."""
         del case
         if proposal is None:
             return []
@@ -152,13 +152,13 @@ class PreallocateBuffers(Remedy):
     def judged(
         self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Outcome]
     ) -> Proposal | None:
-        """Return it with what the replay says, unless that holds the buffers twice."""
+        """Return the proposal with the replay's result, unless the replay holds buffers twice."""
         judged = super().judged(case, bench, proposal, outcomes)
         analysis = case.context.analysis
         is_late = analysis is not None and analysis.capture.is_late_start
         if proposal is not None and judged is not None and judged.is_rejected and is_late:
             return proposal.with_caveat(
-                "The recording begins when the buffers are there already: record from the start to "
+                "The recording begins when the buffers already exist: record from the start to "
                 "have the change replayed."
             )
         return judged
@@ -172,7 +172,7 @@ class BucketShapes(Remedy):
     is_modelled = True
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose steady shapes for fragmentation, unless a trace shows that they are steady."""
+        """Propose buckets for fragmentation, unless a trace shows that shapes are steady."""
         if not _shapes_may_vary(case):
             return
         sizes = _sizes(case)
@@ -186,25 +186,25 @@ class BucketShapes(Remedy):
             if sizes is not None
             else "Shapes that vary from step to step are the usual source of fragmentation; the "
             "message does not show whether they do.",
-            cost="Padding computes on nothing; buckets change the order of samples.",
+            cost="Padding wastes compute; buckets change the order of samples.",
             verify="A snapshot shows fewer distinct sizes of large requests.",
         )
 
     def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Try large requests padded to buckets."""
+        """Try the run with large requests padded to buckets."""
         del case, bench, proposal
         return [Attempt.of_edit(sizes_padded(bucket)) for bucket in BUCKETS]
 
 
 class LargestFirst(Remedy):
-    """Shapes that vary: begin with the largest."""
+    """Shapes that vary: start with the largest."""
 
     code = "largest-first"
     title = "Run the largest batch first"
     is_modelled = True
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it for fragmentation, unless a trace shows that shapes are steady."""
+        """Propose this order for fragmentation, unless a trace shows that shapes are steady."""
         if not _shapes_may_vary(case):
             return
         yield self.proposal(
@@ -232,7 +232,7 @@ def _shapes_may_vary(case: JudgedCase) -> bool:
     if not case.is_allocator_case or case.cause is not Cause.FRAGMENTATION:
         return False
     if case.bench is not None and case.bench.growing_buffers:
-        return False  # sizes that only grow are no variety of inputs
+        return False  # sizes that only grow are not varied inputs
     sizes = _sizes(case)
     return sizes is None or sizes.drifting
 

@@ -1,4 +1,4 @@
-"""Advice in the words of the framework whose code the stacks run through."""
+"""Advice in the words of the framework whose code is in the stacks."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ CHANGES: Final = {
     "less-model-memory": Change.WEIGHTS,
     "copy-of-weights": Change.COPIES,
 }
-"""What the remedies propose, by their codes."""
+"""The change that each remedy proposes, by the remedy's code."""
 
 ADDED: Final = (Change.BATCH, Change.EVALUATION_BATCH, Change.WEIGHTS, Change.COPIES)
-"""Changes whose own text says more (how much, of what), so that it stays behind the words."""
+"""Changes whose own text says more (how much, of what), so it is kept after the words."""
 
 
 def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Iterator[Proposal]:
-    """Yield proposals, their changes as the framework of the case spells them where it does."""
+    """Yield proposals, with changes in the words of the case's framework if it has any."""
     frameworks = frameworks_of(case)
     trains = any(f.name not in RUN_ONLY for f in frameworks)
     for one in proposals:
@@ -69,9 +69,9 @@ def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Itera
 
 
 def words_in(case: JudgedCase, *changes: str | None) -> tuple[str, str] | None:
-    """Return (framework, words) of a case for the first of some changes that one has words for.
+    """Return (framework, words) for the first of these changes that a framework has words for.
 
-    What only runs a model has a batch of its own.
+    A program that only runs a model has another batch to change than training has.
     """
     return _words(case, frameworks_of(case), *changes)
 
@@ -84,12 +84,12 @@ def _words(
 
 
 def _runs_only(case: JudgedCase) -> bool:
-    """Return whether what failed was an evaluation or an inference."""
+    """Return whether an evaluation or an inference failed."""
     return is_evaluation(case.asking_stack) or (case.sign is not None and not case.sign.is_training)
 
 
 def frameworks_of(case: JudgedCase) -> tuple[Framework, ...]:
-    """Return the frameworks of the stacks, those of the failure's lines, then those of the text."""
+    """Return the frameworks of the stacks, of the failure's lines, and of the text, in order."""
     message, log = case.message, case.context.case.oom
     if message is None:
         return frameworks_in(case.files)

@@ -1,4 +1,4 @@
-"""Remedies that the traceback of a message asks for: they outweigh advice that fits any failure."""
+"""Remedies that a message's traceback calls for; they outweigh advice that fits any failure."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from fragdoctor.rules.traceback_signs import SERVER_STEP
 from fragdoctor.units import format_size
 
 CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.HEALTHY)
-"""Causes to which the place of the failure adds nothing."""
+"""Causes for which the place of the failure adds nothing."""
 
 ABOVE_GENERIC: Final = CURES - 2
-"""Weight of what fits the place: below what removes the cause for certain, above the rest."""
+"""Weight of advice that fits the place: below certain cures, above the rest."""
 
 NEEDS_NO_GPU: Final = CURES + 7
-"""Weight of a call that can leave the GPU: it helps whatever fills the GPU, others included."""
+"""Weight for a call that can leave the GPU, which helps whatever fills the GPU."""
 
 
 class AtTheFailingCall(Remedy):
@@ -44,7 +44,7 @@ class AtTheFailingCall(Remedy):
             return
         r = case.failed_request
         if case.cause is Cause.UNKNOWN and r is not None and r.is_covered_by_free:
-            return  # the device had room: a limit refused it, whatever the call needs
+            return  # the device had room, so a limit refused the request
         said = "It goes on more slowly" if message.is_warning else "It failed"
         found = words_in(case, sign.name, sign.spelled)
         change = sign.change if found is None else f"with {found[0]}: {found[1]}"
@@ -75,7 +75,7 @@ class RetryOutsideHandler(Remedy):
     title = "Retry after the except block, not inside it"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it where a traceback was being handled, or an earlier attempt is still held."""
+        """Propose it if a traceback was being handled, or an earlier attempt is still held."""
         message = case.message
         log = case.context.case.oom
         said = [message] if log is None else log.messages
@@ -84,13 +84,13 @@ class RetryOutsideHandler(Remedy):
         left = 0 if attempts is None else attempts.n_bytes
         if not (is_in_handler or left) or case.cause in CLOSED:
             return
-        why = "An exception's traceback holds the frames of its attempt, and these their tensors"
+        why = "An exception's traceback keeps the frames of its attempt, and they keep its tensors"
         yield self.proposal(
             weight=ABOVE_GENERIC + 1 if case.sign is None else HELPS,
             confidence=Confidence.LIKELY,
             change="set a flag in the except block and try again after it; keep str(error), not "
             "the exception; gc.collect() and torch.cuda.empty_cache() before the next attempt",
-            why=f"{why}: {format_size(left)} of an attempt that had failed were still held."
+            why=f"{why}: {format_size(left)} of a failed attempt were still held."
             if left
             else f"{why}: the second attempt starts with a full device.",
             cost="None.",
@@ -99,9 +99,9 @@ class RetryOutsideHandler(Remedy):
         )
 
     def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Try the last attempt with what those before had made freed when the next one began.
+        """Try the last attempt with what earlier attempts left freed before it began.
 
-        The failures before were caught, and the program went on: they are left out.
+        The earlier failures are left out, since the program caught them and went on.
         """
         del bench
         found, analysis = _left(case), case.context.analysis
@@ -116,22 +116,22 @@ class RetryOutsideHandler(Remedy):
 
 
 def _is_retry(message: OomMessage) -> bool:
-    """Return whether it failed in a handler by asking again, not by passing an error on."""
+    """Return whether a retry failed in a handler, rather than an error that was passed on."""
     is_passed_on = bool(message.frames) and message.frames[-1].code.startswith("raise")
     return message.is_in_handler and message.is_of_caching_allocator and not is_passed_on
 
 
 MIN_LEFT: Final = 0.1
-"""Share of live memory; an attempt that left less behind is not why the next one fails."""
+"""An attempt that leaves less than this share of live memory is not why the next one fails."""
 
 
 class _Left(NamedTuple):
     """What is left of failed attempts.
 
     Attributes:
-        starts: events that made it, ascending.
-        n_bytes: how much it is.
-        row: event after the last of the attempts.
+        starts: the events that allocated it, ascending.
+        n_bytes: its size.
+        row: the event after the last of the attempts.
     """
 
     starts: I64
@@ -140,7 +140,7 @@ class _Left(NamedTuple):
 
 
 def _left(case: JudgedCase) -> _Left | None:
-    """Return what is left of the attempts before the one that failed last; None if little is."""
+    """Return what is left of the attempts before the last failed one, or None if little is."""
     analysis, event = case.context.analysis, case.asking_event
     if analysis is None or event is None or not analysis.capture.has_trace:
         return None

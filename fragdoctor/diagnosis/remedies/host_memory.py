@@ -30,11 +30,11 @@ _PAGE_FILE: Final = (
 )
 _FEWER_WORKERS: Final = (
     "fewer DataLoader workers, each of which holds a copy of the dataset's Python objects; a "
-    "smaller prefetch_factor; samples read when they are asked for"
+    "smaller prefetch_factor; samples read on demand"
 )
 _ON_CPU: Final = (
     "a smaller batch, or smaller images or shorter sequences: the program computes on the CPU; a "
-    "GPU build, where there is a GPU; more memory for the machine or container"
+    "GPU build, if there is a GPU; more memory for the machine or container"
 )
 HOST_CHANGES: Final = {
     "dataloader-killed": _FEWER_WORKERS,
@@ -44,8 +44,8 @@ HOST_CHANGES: Final = {
     "page-file": f"{_PAGE_FILE}; fewer DataLoader workers and processes, each of which loads "
     "PyTorch's libraries again",
     "windows-commit": f"{_PAGE_FILE}; close other programs; smaller or fewer models at a time",
-    "ggml-host": "a lower --ctx-size (n_ctx in Python), since without one the context that the "
-    "model was trained with is taken; --cache-type-k q8_0 and --cache-type-v q8_0; a smaller "
+    "ggml-host": "a lower --ctx-size (n_ctx in Python), since the default is the context that the "
+    "model was trained with; --cache-type-k q8_0 and --cache-type-v q8_0; a smaller "
     "quantization, or more layers on the GPU (--n-gpu-layers)",
     "ray-memory": "fewer tasks or actors at a time (num_cpus= or memory= of @ray.remote), and "
     "smaller objects in the store; more memory on the node. RAY_memory_usage_threshold only moves "
@@ -54,7 +54,7 @@ HOST_CHANGES: Final = {
     "it was memory: fewer tasks at a time (num_cpus= or memory= of @ray.remote), smaller blocks "
     "and objects in the store, or more memory on the node",
     "notebook": "free what earlier cells left (del, or restart the session) and run only what is "
-    "needed; a runtime with more RAM; data read from disk as it is asked for (memory maps, "
+    "needed; a runtime with more RAM; data read from disk on demand (memory maps, "
     "streaming); weights loaded on the GPU at once (device_map, low_cpu_mem_usage)",
     "kernel-died": "run it as a script, which shows how it ended (Killed: memory; a signal: a "
     "crash); watch the RAM meanwhile; then load less at once, or in parts",
@@ -77,7 +77,7 @@ HOST_CHANGES: Final = {
     "DataLoader): WSL2 and some containers allow few of them however much memory is free; in WSL2 "
     "a larger memory= in .wslconfig",
 }
-"""What uses less of the host's memory, by the finer kind of the message."""
+"""Changes that use less of the host's memory, by the finer kind of the message."""
 
 HOST_PLACES: Final = (
     (
@@ -91,8 +91,8 @@ HOST_PLACES: Final = (
     (
         Place(file=r"/torch/(?:serialization|storage)\.py$|/safetensors/"),
         (
-            "load with mmap=True (torch.load) or from safetensors, in one rank after the other, "
-            "and free the loaded state after load_state_dict()"
+            "load with mmap=True (torch.load) or from safetensors, one rank after another, and "
+            "free the loaded state after load_state_dict()"
         ),
     ),
     (
@@ -100,20 +100,20 @@ HOST_PLACES: Final = (
         (_FEWER_WORKERS),
     ),
 )
-"""What uses less of the host's memory at calls of a traceback, the first that matches."""
+"""Changes that use less host memory, by a call in the traceback; the first match counts."""
 
 _OF_CONTAINER: Final = re.compile(r"\b137\b")
-"""Docker and Kubernetes tell a kill as 128 + 9."""
+"""Docker and Kubernetes report a kill as exit code 128 + 9."""
 
 _LOADING: Final = re.compile(r"Loading (?:checkpoint shards|weights|pipeline components)\W")
 """Progress bars of transformers and diffusers."""
 
 HUGE_ON_HOST_BYTES: Final = 8 * GIB
-"""One tensor of the size of a small machine's memory: its own dimensions are what is too large."""
+"""A tensor as large as a small machine's memory: its own dimensions are too large."""
 
 
 def host_change(case: JudgedCase) -> str:
-    """Return what uses less of the host's memory, by what the message and its place say."""
+    """Return the change that uses less host memory, by the message and its place."""
     message = case.message
     if message is None or _LOADING.search(f"{message.around} {message.intro}"):
         return HOST_CHANGE
@@ -140,10 +140,10 @@ class LessHostMemory(Remedy):
     """The host's memory ran out."""
 
     code = "less-host-memory"
-    title = "Use less host memory, or have more"
+    title = "Use less host memory, or get more"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it for every lack of host memory but that of /dev/shm."""
+        """Propose less host memory for every lack of it except in /dev/shm."""
         if case.cause is not Cause.HOST_MEMORY or _is_shared_memory(case):
             return
         yield self.proposal(

@@ -22,7 +22,7 @@ class DropIdleGraph(Remedy):
     is_modelled: ClassVar[bool] = True
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it where the failed evaluation keeps as much as a forward pass of training."""
+        """Propose it if the failed evaluation keeps as much as a training forward pass."""
         analysis, context = case.context.analysis, case.context
         graph = None if analysis is None else analysis.idle_graph
         if graph is None or not case.is_allocator_case:
@@ -45,6 +45,6 @@ class DropIdleGraph(Remedy):
         )
 
     def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Try it as a run of checkpointed layers, which keep more than a run without a graph."""
+        """Try the run with checkpointed layers, which keep more than a run without a graph."""
         del bench
         return [] if proposal is None else list(map(Attempt.of_edit, layers_checkpointed(case)))

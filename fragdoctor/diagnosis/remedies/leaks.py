@@ -45,11 +45,11 @@ FREEING: Final = (
         "it cures no leak, and the next trial pays for new segments."
     ),
 )
-"""What each of the three calls does not do."""
+"""What each of the three calls fails to do."""
 
 
 class _Leak(Remedy):
-    """What both remedies for a leak share: the growing memory and the trial without survivors."""
+    """Shared by the remedies for a leak: the growing memory, and the try without survivors."""
 
     def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
         """Try the run with the survivors freed at the end of the step that made them."""
@@ -58,13 +58,13 @@ class _Leak(Remedy):
 
 
 class FreeLeak(_Leak):
-    """Letting go of memory that grows, by what keeps it."""
+    """Freeing memory that grows, by what keeps it."""
 
     code = "free-leak"
     title = "Let go of what keeps growing"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose to free what grows."""
+        """Propose freeing what grows."""
         kept = _kept(case)
         if kept is None:
             return
@@ -106,11 +106,11 @@ _SPECIAL: Final = (
     KeptPattern.EVALUATION, KeptPattern.COPIES, KeptPattern.OPTIMIZER,
     KeptPattern.GRADIENTS,
 )  # fmt: skip
-"""Patterns whose advice says more than to find what a census has found."""
+"""Patterns whose own advice says more than the holder that a census found."""
 
 
 def _by_name(owner: Owner, what: str, change: str, pattern: KeptPattern) -> tuple[str, str, str]:
-    """Return verb, object and change of the advice where a census names what keeps the memory."""
+    """Return verb, object and change of the advice if a census names what keeps the memory."""
     title = f"{owner.name}, which keeps {what}"
     if owner.kind is HoldingKind.CYCLE:
         way = "set a reference of the cycle to None when it is done, or make one a weakref.ref"
@@ -137,8 +137,8 @@ WAYS: Final = {
         "collect outputs without their graphs and on the host: outputs.append(out.detach().cpu())"
     ),
     KeptPattern.RESULTS: (
-        "find the list, dict or attribute that collects these outputs; keep the figure that is "
-        "wanted of them, or .detach().cpu()"
+        "find the list, dict or attribute that collects these outputs; keep the number that you "
+        "need from them, or .detach().cpu()"
     ),
     KeptPattern.COPIES: (
         "keep the copies on the host ({k: v.cpu() for k, v in model.state_dict().items()}), or "
@@ -165,7 +165,7 @@ WAYS: Final = {
         "of what it needs"
     ),
 }
-"""What to change, by what the kept memory looks like."""
+"""What to change, by the pattern of the kept memory."""
 
 
 class NoGrad(_Leak):
@@ -175,10 +175,10 @@ class NoGrad(_Leak):
     title = "Evaluate without building graphs"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose no_grad where graphs are kept that no backward pass waits for.
+        """Propose no_grad if graphs are kept that no backward pass will use.
 
-        Where modules were recorded, what is kept of their results tells a graph from outputs alone.
-        Those of an evaluation under no_grad already are none.
+        If modules were recorded, their kept results distinguish a graph from outputs alone. The
+        outputs of an evaluation that already runs under no_grad are not a graph.
         """
         kept, analysis = _kept(case), case.context.analysis
         if kept is None or analysis is None:
@@ -226,17 +226,17 @@ class NoGrad(_Leak):
 
 
 MAY_BE_GRAPHS: Final = (KeptPattern.GRAPH, KeptPattern.RESULTS, KeptPattern.TENSORS)
-"""What the outputs of an evaluation may look like."""
+"""Patterns that the outputs of an evaluation may have."""
 
 
 class FindLeak(Remedy):
-    """A leak that is seen in figures only: record where it comes from."""
+    """A leak that shows only in figures: record where it comes from."""
 
     code = "find-leak"
     title = "Find the line that keeps memory"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose to record a few steps where no trace names the growing line."""
+        """Propose recording a few steps if no trace names the growing line."""
         if not case.supports(Cause.LEAK) or _kept(case) is not None:
             return
         yield self.proposal(
@@ -252,7 +252,7 @@ class FindLeak(Remedy):
 
 
 def _kept(case: JudgedCase) -> KeptMemory | None:
-    """Return the growing memory that the verdict is about; None where it is about none."""
+    """Return the growing memory that the verdict is about, or None for other verdicts."""
     analysis = case.context.analysis
     if analysis is None or not case.supports(Cause.LEAK):
         return None
@@ -260,7 +260,7 @@ def _kept(case: JudgedCase) -> KeptMemory | None:
 
 
 def kept_stack(context: Context, kept: KeptMemory) -> tuple[Location, ...]:
-    """Return the stack that makes most of what grows, from the line named outwards."""
+    """Return the stack that makes most of what grows, from the named line outward."""
     stack, line = context.python_stack(kept.stack), context.frame(kept.frame)
     if line is None:
         return stack
@@ -271,7 +271,7 @@ MAX_SITES: Final = 3
 
 
 def _sites_text(context: Context, kept: KeptMemory) -> str:
-    """Return what is kept, and by which lines it is allocated where these are others."""
+    """Return what is kept, and which lines allocate it if other lines keep it."""
     text = (
         f"{plural(kept.n_survivors, 'block')} of {format_size(kept.survivor_bytes)} "
         f"{'survives' if kept.n_survivors == 1 else 'survive'}, "
@@ -289,8 +289,8 @@ def _sites_text(context: Context, kept: KeptMemory) -> str:
 def may_wait(trace: Trace, kept: KeptMemory) -> bool:
     """Return whether what grows may wait for a backward pass, as losses that are added up do.
 
-    It does if the program trains, and either no backward pass was seen or as much was made before
-    an earlier one.
+    That is so if the program trains, and either no backward pass was seen or as much was made
+    before an earlier one.
     """
     lives, roles = trace.lives, trace.stacks.roles
     backward = np.sort(lives.start[roles.role[lives.stack] == BACKWARD])
@@ -303,9 +303,9 @@ def may_wait(trace: Trace, kept: KeptMemory) -> bool:
 
 
 def is_evaluation(stack: Sequence[Location]) -> bool:
-    """Return whether a stack runs through a program's code whose name says that it evaluates.
+    """Return whether a stack runs through program code whose name says that it evaluates.
 
-    Frames of the interpreter do not count: all of them run through ``_PyEval_EvalFrame``.
+    Frames of the interpreter do not count, since every stack has ``_PyEval_EvalFrame``.
     """
     own = [f for f in stack if classify_file(f.filename) in (USER, PACKAGE)]
     return any(EVALUATION.search(f.function) or EVALUATION.search(f.basename) for f in own)
@@ -320,13 +320,13 @@ def _predicted(case: JudgedCase, kept: KeptMemory) -> Predicted:
 
 
 class GatherOnHost(Remedy):
-    """Results of an evaluation that are gathered on the device."""
+    """An evaluation that gathers its results on the device."""
 
     code = "gather-on-host"
     title = "Gather the results of the evaluation on the host"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it where the failure came while an evaluation gathered its results."""
+        """Propose it if the failure came while an evaluation gathered its results."""
         analysis = case.context.analysis
         kept = None if analysis is None else analysis.gathered
         if kept is None or not case.is_allocator_case:
@@ -334,7 +334,7 @@ class GatherOnHost(Remedy):
         yield self.proposal(
             weight=CURES,
             confidence=Confidence.LIKELY,
-            change="keep outputs.append(out.cpu()), or only the figure that is wanted",
+            change="keep outputs.append(out.cpu()), or only the number that you need",
             why=f"{gathered_text(case.context, kept)}.",
             locations=kept_stack(case.context, kept),
             cost="A copy to the host for each batch; as much host memory.",
@@ -347,7 +347,7 @@ class GatherOnHost(Remedy):
         )
 
     def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Try the run with what was gathered freed at the end of each batch."""
+        """Try the run with the gathered results freed at the end of each batch."""
         del bench, proposal
         analysis = case.context.analysis
         if analysis is None or analysis.gathered is None:
@@ -360,7 +360,7 @@ class GatherOnHost(Remedy):
 
 
 def sweep_of(case: JudgedCase) -> LogStory | None:
-    """Return the story of a log that runs through several trials; None of any other."""
+    """Return the story of a log with several trials, or None for any other log."""
     story = case.context.story
     is_sweep = story is not None and len(story.trials) > 1
     return story if is_sweep and case.is_allocator_case else None
@@ -373,7 +373,7 @@ class FreeBetweenTrials(Remedy):
     title = "Free each trial's memory before the next one starts"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it for trials in one process; a process that ends leaves nothing to free."""
+        """Propose it for trials in one process; processes that end leave nothing to free."""
         story = sweep_of(case)
         if story is None or has_process_each(story):
             return
@@ -400,7 +400,7 @@ class FreeBetweenTrials(Remedy):
 
 
 class RestartTrials(Remedy):
-    """Long sweeps in one process: start afresh between trials."""
+    """Long sweeps in one process: start a new process between trials."""
 
     code = "restart-trials"
     title = "Start a fresh process every few trials"
@@ -420,7 +420,7 @@ class RestartTrials(Remedy):
         seen = (
             ""
             if n_before is None
-            else "The first trial of the log failed already. "
+            else "The first trial in the log already failed. "
             if n_before == 0
             else f"{plural(n_before, 'trial')} ran before the first that failed; half of that "
             "leaves a margin. "
@@ -433,7 +433,7 @@ class RestartTrials(Remedy):
             "process isolation, and let the process end",
             why=f"{seen}A process that ends gives everything back: leaked tensors, holes in the "
             "cache, the CUDA context.",
-            cost="Start-up and a new CUDA context for each process, some seconds.",
+            cost="Start-up and a new CUDA context for each process, a few seconds.",
             caveats=(
                 *(() if piles_up else ("Nothing in this log piles up from trial to trial.",)),
                 "It does not help a trial that is too large by itself.",

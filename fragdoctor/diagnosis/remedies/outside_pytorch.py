@@ -1,6 +1,6 @@
-"""Remedies for what lies outside PyTorch's allocator: processes, libraries, hosts, frameworks.
+"""Remedies outside of PyTorch's allocator: processes, libraries, hosts, frameworks.
 
-Some ask for one more look: a shape, a call, a recording.
+Some ask for one more check: a shape, a call, a recording.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ PEERS_LOOK_THE_SAME: Final = (
 )
 OWN_DEVICE: Final = (
     "torch.cuda.set_device(local_rank) before anything else touches CUDA, or "
-    "CUDA_VISIBLE_DEVICES=$LOCAL_RANK for each rank: these are peers of one size"
+    "CUDA_VISIBLE_DEVICES=$LOCAL_RANK for each rank: these are peers of equal size"
 )
 
 MIN_PEERS: Final = 3
-"""Two processes of equal size may be chance; three are workers of one program."""
+"""Two processes of equal size may be a coincidence; three are workers of one program."""
 
 
 def equal_processes(listed: Sequence[OtherProcess]) -> int:
-    """Return how many processes hold the same amount, 0 for fewer than ``MIN_PEERS``."""
+    """Return how many processes hold the same amount, or 0 for fewer than ``MIN_PEERS``."""
     n_most = max(Counter(p.n_bytes for p in listed).values(), default=0)
     return n_most if n_most >= MIN_PEERS else 0
 
 
 def _finders(case: JudgedCase) -> str:
-    """Return what finds the processes on the device."""
+    """Return the commands that find the processes on the device."""
     monitor = monitor_of("" if case.message is None else case.message.backend)
     return f"{monitor} or fuser -v /dev/nvidia*" if monitor == "nvidia-smi" else monitor
 
@@ -60,11 +60,11 @@ SHARES: Final = {
     "SGLang": "--mem-fraction-static",
     "TGI": "--cuda-memory-fraction",
 }
-"""Options of servers that say how much of the card they take."""
+"""Server options that say how much of the card they take."""
 
 
 def _share(case: JudgedCase) -> str:
-    """Return the option that leaves others what they hold, for a server that takes a share."""
+    """Return the option with which a server that takes a share leaves room for the others."""
     r = case.failed_request
     option = next((SHARES[f.name] for f in frameworks_of(case) if f.name in SHARES), "")
     if not option or r is None or not r.total_bytes or not r.other_bytes:
@@ -74,20 +74,20 @@ def _share(case: JudgedCase) -> str:
 
 
 class FreeOtherProcess(Remedy):
-    """Other processes on the device: free it of them."""
+    """Other processes on the device: end them."""
 
     code = "free-other-process"
     title = "Free the device from other processes"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose to look at the processes on the device."""
+        """Propose a look at the processes on the device."""
         if not case.supports(Cause.OTHER_PROCESS):
             return
         is_main = case.cause is Cause.OTHER_PROCESS
         weight = CURES + 5 if is_main else MAY_HELP
         is_needless = case.sign is not None and case.sign.can_leave_gpu
         if is_main and is_needless and not case.has_only_begun:
-            weight = HELPS  # the call need not be there at all
+            weight = HELPS  # the call need not be on this device at all
         r = case.failed_request
         held = r.other_bytes if r is not None else None
         listed = () if r is None else r.other_processes
@@ -122,13 +122,13 @@ class FreeOtherProcess(Remedy):
 
 
 class FewerProcesses(Remedy):
-    """Processes of one kind on a device: how many fit."""
+    """Several equal processes on a device: how many fit."""
 
     code = "fewer-processes"
     title = "Run fewer such processes on this device"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose as many processes as fit, each as large as this one would be."""
+        """Propose as many processes as fit, each as large as this one would have been."""
         r = case.failed_request
         if case.cause is not Cause.OTHER_PROCESS or r is None or case.has_only_begun:
             return
@@ -150,8 +150,8 @@ class FewerProcesses(Remedy):
             why=f"One process needs {format_size(demand.total_bytes)} (its memory, the request and "
             f"the context); {format_size(r.total_bytes)} less "
             f"{format_size(sharing.headroom_bytes)} of headroom hold {n} of them.",
-            cost="One fewer of N loses at most 1/N of the throughput, less where they wait for "
-            "each other already.",
+            cost="One fewer of N loses at most 1/N of the throughput, less if they already wait "
+            "for each other.",
             verify="The sum over nvidia-smi's processes stays below the device's size.",
             predicted=Predicted(fits=n > 0, method="arithmetic"),
             evidence=(Evidence("one process", demand.total_bytes, "bytes", r.source),),
@@ -165,7 +165,7 @@ class CapOtherLibraries(Remedy):
     title = "Cap what other libraries take in this process"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose to cap them where much lies outside PyTorch's cache."""
+        """Propose capping them if a lot of memory lies outside PyTorch's cache."""
         if case.is_library_failure or case.backend == "mps":
             return
         if not case.supports(Cause.NON_PYTORCH_MEMORY):
@@ -190,13 +190,13 @@ class CapOtherLibraries(Remedy):
 
 
 class LibraryHeadroom(Remedy):
-    """Room for libraries that allocate for themselves."""
+    """Room for libraries that allocate their own memory."""
 
     code = "library-headroom"
     title = "Leave room for libraries"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose headroom where such a library failed."""
+        """Propose headroom if such a library failed."""
         if not case.is_library_failure or case.message is None or case.is_of_other_program:
             return
         library = library_of(case.message).partition(",")[0]
@@ -210,12 +210,12 @@ class LibraryHeadroom(Remedy):
             caveats=("An index out of range can look the same: rerun with CUDA_LAUNCH_BLOCKING=1.",)
             if case.kind in ("cublas", "cudnn")
             else (),
-            verify="mem_get_info() shows some hundred MiB free when the library starts.",
+            verify="mem_get_info() shows a few hundred MiB free when the library starts.",
         )
 
 
 class FindTheLimit(Remedy):
-    """A refusal with more free than was asked for: a limit that no figure shows."""
+    """A refusal with more free than requested: a limit that no figure shows."""
 
     code = "find-the-limit"
     title = "Look for what refused it: the device had room"
@@ -225,8 +225,8 @@ class FindTheLimit(Remedy):
         r = case.failed_request
         if case.cause is not Cause.UNKNOWN or r is None:
             return
-        # XPU's messages have no figure of what is free: the size of the device says as much.
-        # Other messages without that figure were cut.
+        # XPU's messages do not print free memory, but the device's size says as much. Other
+        # messages without that figure were cut.
         unreserved = (r.total_bytes or 0) - (r.reserved_bytes or 0) if r.backend == "xpu" else 0
         is_roomy = r.free_bytes is None and unreserved >= 2 * r.requested_bytes
         if not (r.is_covered_by_free or is_roomy):
@@ -237,7 +237,7 @@ class FindTheLimit(Remedy):
             confidence=Confidence.POSSIBLE,
             change=f"look for {fraction}a memory option of the program; on Windows enlarge the "
             "page file, against which GPU memory counts, and close other programs; ulimit -v; "
-            f"{monitor_of(r.backend)} beside the run shows a neighbor that comes and goes",
+            f"{monitor_of(r.backend)} during the run shows a neighbor that comes and goes",
             why=case.verdict.summary,
             cost="None.",
             verify="The same request is served.",
@@ -245,13 +245,13 @@ class FindTheLimit(Remedy):
 
 
 class DropExpandableSegments(Remedy):
-    """Expandable segments where the platform cannot map them."""
+    """Expandable segments on a platform that cannot map them."""
 
     code = "drop-expandable-segments"
     title = "Turn expandable segments off"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it for errors of the driver calls that only expandable segments make."""
+        """Propose it for errors of driver calls that only expandable segments make."""
         if case.message is None or case.message.sub_kind != "driver-api":
             return
         yield self.proposal(
@@ -274,7 +274,7 @@ class SmallerKernelBlocks(Remedy):
     title = "Use smaller blocks or fewer stages in the kernel"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it for messages about shared memory."""
+        """Propose smaller blocks for messages about shared memory."""
         if case.kind != "shared-memory":
             return
         if case.backend == "jax":
@@ -282,9 +282,9 @@ class SmallerKernelBlocks(Remedy):
                 title="Change the operation, or the compiler",
                 weight=HELPS,
                 confidence=Confidence.POSSIBLE,
-                change="smaller or more even shapes (multiples of 8 and 128) in the operation that "
-                "is named, smaller blocks where it is a Pallas kernel; a newer jaxlib, libtpu or "
-                "torch_xla: a kernel that XLA chose itself should fit, so that this is worth a bug "
+                change="smaller or more even shapes (multiples of 8 and 128) in the named "
+                "operation, smaller blocks if it is a Pallas kernel; a newer jaxlib, libtpu or "
+                "torch_xla: a kernel that XLA chose itself should fit, so this is worth a bug "
                 "report",
                 why="On-chip memory (VMEM) is a property of the TPU's core; a smaller model or "
                 "batch changes nothing by itself.",
@@ -318,7 +318,7 @@ class RecordSnapshot(Remedy):
     title = "Record a memory snapshot at the failure"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose a snapshot where none was given and the case is PyTorch's."""
+        """Propose a snapshot if none was given and PyTorch's allocator failed."""
         has_snapshot = case.context.analysis is not None
         if has_snapshot or case.cause in CLOSED or not case.is_allocator_case:
             return
@@ -354,11 +354,11 @@ SMALLER_TENSOR: Final = (
 SENDS_OBJECTS: Final = Place(
     code=r"(?:gather|broadcast|scatter)_object|save\w*sharded|dist_cp\.|checkpoint\w*\.save\w*\("
 )
-"""Calls that send objects between ranks: their sizes go ahead as tensors on the current device."""
+"""Calls that send objects between ranks: their sizes are sent first, on the current device."""
 RANK_CHANGE: Final = (
-    "torch.cuda.set_device(local_rank) right at the start of each rank: objects are sent between "
-    "ranks with their sizes ahead, on the current device, and a size that never arrived is "
-    "garbage; a newer PyTorch where that is done already"
+    "torch.cuda.set_device(local_rank) right at the start of each rank: when objects are sent "
+    "between ranks, their sizes go first, on the current device, and a size that never arrived is "
+    "garbage; or a newer PyTorch, which does that itself"
 )
 
 
@@ -369,7 +369,7 @@ class FixShape(Remedy):
     title = "Print the shape at the failing line and correct it"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose to look at the shape at the failing line."""
+        """Propose a look at the shape at the failing line."""
         r = case.failed_request
         is_main = case.cause is Cause.SIZE_BUG
         is_beyond = r is not None and r.is_alone_too_large and case.is_allocator_case
@@ -411,10 +411,10 @@ class LocateDriverCall(Remedy):
     """A driver's message without figures."""
 
     code = "locate-driver-call"
-    title = "See whether the GPU is full, and of what"
+    title = "See whether the GPU is full, and with what"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose to find the call behind a driver's message."""
+        """Propose finding the call behind a driver's message."""
         message = case.message
         if message is None or case.cause is not Cause.UNKNOWN:
             return
@@ -423,11 +423,11 @@ class LocateDriverCall(Remedy):
         if case.is_of_other_program:
             return
         change = (
-            "nvidia-smi for the GPU and free -h for the host beside the run, then less on the "
+            "nvidia-smi for the GPU and free -h for the host during the run, then less on the "
             "one that fills up"
             if message.sub_kind == "unread"
-            else f"{monitor_of(message.backend)} beside the run: end another process that fills "
-            "it, or take a GPU that is free (CUDA_VISIBLE_DEVICES); where this program fills it, a "
+            else f"{monitor_of(message.backend)} during the run: end another process that fills "
+            "it, or take a GPU that is free (CUDA_VISIBLE_DEVICES); if this program fills it, a "
             "smaller batch, input or model; with room left, pin_memory=False in the DataLoader for "
             "a test, and CUDA_LAUNCH_BLOCKING=1, with which the traceback names the call"
         )

@@ -1,4 +1,4 @@
-"""Remedies about streams, private pools, the cache as a whole, and limits the process has set."""
+"""Remedies for streams, private pools, the whole cache, and limits that the process has set."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WaitForStreams(Remedy):
     title = "Wait for side streams before the large allocation"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose to end the waits earlier."""
+        """Propose ending the waits earlier."""
         r = case.failed_request
         if r is None or case.cause is not Cause.PENDING_FREES:
             return
@@ -45,7 +45,7 @@ class WaitForStreams(Remedy):
             "and repeat the call once, when the waits are over; fewer record_stream calls; "
             "limit_all_gathers=True for FSDP",
             why=f"{format_size(waiting)} were freed but waited for other streams.",
-            cost="Synchronising costs some overlap of copies and compute.",
+            cost="Synchronizing costs some overlap of copies and compute.",
             verify="active - allocated stays small.",
             saves_bytes=waiting,
         )
@@ -58,7 +58,7 @@ class ShareGraphPools(Remedy):
     title = "Share one pool among graphs, or drop graphs that are not needed"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose to share or drop private pools whose free memory was needed elsewhere."""
+        """Propose sharing or dropping private pools whose free memory was needed elsewhere."""
         r = case.failed_request
         if r is None or not case.supports(Cause.PRIVATE_POOLS):
             return
@@ -80,13 +80,13 @@ class ShareGraphPools(Remedy):
 
 
 class EmptyCache(Remedy):
-    """``empty_cache()``: for others, hardly ever for the process that calls it."""
+    """``empty_cache()``, which helps others but hardly ever the process that calls it."""
 
     code = "empty-cache"
     title = "Call torch.cuda.empty_cache() before the failing line"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it where memory is needed outside PyTorch's cache; reject it elsewhere."""
+        """Propose the call if memory is needed outside PyTorch's cache; otherwise reject it."""
         if case.is_library_failure and not case.is_of_other_program:
             yield self.proposal(
                 title="Call torch.cuda.empty_cache() before the library starts",
@@ -111,24 +111,24 @@ class EmptyCache(Remedy):
         )
 
     def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Try it right before the request that failed."""
+        """Try the call right before the failed request."""
         del case, proposal
         failed = bench.recorded.oom_event
         return [] if failed is None else [Attempt.of_edit(empty_cache_at([failed]))]
 
 
 TENTH: Final = 0.1
-"""A fraction below it is told by its first two digits: hundredths would not tell it apart."""
+"""Fractions below this are given with two digits, since hundredths are too coarse for them."""
 
 
 class SplitAllocation(Remedy):
-    """A device that refuses single allocations of a size, however much is free."""
+    """A device that refuses single allocations of this size, however much is free."""
 
     code = "split-allocation"
     title = "Allocate in smaller pieces"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it where the size of one allocation is what was refused."""
+        """Propose splitting if the size of one allocation was refused."""
         if not is_single(case):
             return
         is_metal = case.backend == "mps"
@@ -149,7 +149,7 @@ class SplitAllocation(Remedy):
 
 
 def is_single(case: JudgedCase) -> bool:
-    """Return whether the size of one allocation was refused, rather than all memory together."""
+    """Return whether the size of one allocation was refused, rather than the total memory."""
     told = case.message is not None and case.message.sub_kind in (
         "single-allocation-limit",
         "buffer-too-large",
@@ -158,13 +158,13 @@ def is_single(case: JudgedCase) -> bool:
 
 
 class RaiseMemoryLimit(Remedy):
-    """The process's own memory fraction: raise it, by how much."""
+    """The process's own memory fraction: raise it, with how much."""
 
     code = "raise-memory-limit"
     title = "Raise the memory fraction"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose a higher limit where the limit forbade the request and the device has room."""
+        """Propose a higher limit if the limit forbade the request and the device has room."""
         if not case.supports(Cause.MEMORY_LIMIT):
             return
         if case.backend == "mps" or case.kind == "kv-cache" or case.is_of_other_program:
@@ -180,7 +180,7 @@ class RaiseMemoryLimit(Remedy):
         if r is not None and r.reserved_bytes is not None:
             needed = r.reserved_bytes + r.requested_bytes + r.tolerance_bytes
         proposal = self.proposal(
-            # Where only a limit that was never printed would explain it, it has to be found first.
+            # A limit that was never printed but would explain the failure has to be found first.
             weight=CURES + 5 if is_main else ASKS - 5 if case.cause is Cause.UNKNOWN else HELPS,
             confidence=Confidence.LIKELY if is_main else Confidence.POSSIBLE,
             why=case.verdict.summary
@@ -208,14 +208,14 @@ class RaiseMemoryLimit(Remedy):
     def judged(
         self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Outcome]
     ) -> Proposal | None:
-        """Return it with the fraction that all recorded requests need."""
+        """Return the proposal with the fraction that all recorded requests need."""
         judged = super().judged(case, bench, proposal, outcomes)
         result = outcomes[0].result
         if judged is None or not result.fits:
             return judged
         needed = _with_fraction(judged, case.failed_request, result.peak_reserved_bytes)
         return needed.with_caveat(
-            "The prediction is without any limit: then the recorded run reserves "
+            "The prediction is without any limit, where the recorded run reserves "
             f"{format_size(result.peak_reserved_bytes)}."
         )
 
@@ -223,7 +223,7 @@ class RaiseMemoryLimit(Remedy):
 def _with_fraction(
     proposal: Proposal, r: FailedRequest | None, needed_bytes: int | None
 ) -> Proposal:
-    """Return the proposal with the least fraction that admits some bytes, as far as known."""
+    """Return the proposal with the smallest fraction that admits these bytes, if known."""
     fraction = _fraction(r, needed_bytes)
     told = 0.0 if r is None else r.fraction or 0.0
     present = f" from {told:{'.2f' if told >= TENTH else '.2g'}}" if told else ""
@@ -240,7 +240,7 @@ def _with_fraction(
 
 
 def _fraction(r: FailedRequest | None, needed_bytes: int | None) -> float | None:
-    """Return the least fraction that admits some bytes, in hundredths if they tell it apart."""
+    """Return the smallest fraction that admits these bytes, in hundredths if precise enough."""
     if r is None or r.total_bytes is None or needed_bytes is None:
         return None
     share = needed_bytes / r.total_bytes
@@ -251,18 +251,18 @@ def _fraction(r: FailedRequest | None, needed_bytes: int | None) -> float | None
         fraction = math.ceil(share * 10**digits) / 10**digits
         if fraction >= present + 0.5 / 10**digits:
             break
-    # Less than is set already is no advice: the sum of the figures leaves out what decided.
+    # Never advise less than is already set: the sum of the figures misses what was decisive.
     return min(1.0, fraction) if min(1.0, fraction) > present else None
 
 
 class LessOnMetal(Remedy):
-    """Metal's memory is the machine's: use less of it before its limit is lifted."""
+    """Metal's memory is the machine's: use less of it before lifting its limit."""
 
     code = "less-on-metal"
     title = "Use less at once, and give Metal's caches back"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it where the watermark is the limit."""
+        """Propose it if the watermark is the limit."""
         if case.backend != "mps" or not case.supports(Cause.MEMORY_LIMIT):
             return
         yield self.proposal(
@@ -283,7 +283,7 @@ class RaiseMpsWatermark(Remedy):
     title = "Raise the high watermark of MPS, or free unified memory"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it where the watermark is the limit."""
+        """Propose it if the watermark is the limit."""
         if case.backend != "mps" or not case.supports(Cause.MEMORY_LIMIT):
             return
         yield self.proposal(

@@ -1,4 +1,4 @@
-"""What a remedy is, and the case that remedies look at."""
+"""What a remedy is, and the case that remedies examine."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ CURES: Final = 90
 """Weight of a remedy that removes the cause itself."""
 
 HELPS: Final = 60
-"""Weight of one that helps against the cause without removing it."""
+"""Weight of a remedy that helps against the cause without removing it."""
 
 MAY_HELP: Final = 35
-"""Weight of one that helps in some programs of this kind."""
+"""Weight of a remedy that helps some programs of this kind."""
 
 ASKS: Final = 15
-"""Weight of one that only brings better evidence."""
+"""Weight of a remedy that only brings better evidence."""
 
 BUILD_FREES_SHARE: Final = 0.02
-"""Building a model frees next to nothing; a single forward pass frees more than this."""
+"""Building a model frees next to nothing; a single forward pass frees more than this share."""
 
 VARIABLES: Final = {
     "cuda": "PYTORCH_CUDA_ALLOC_CONF",
@@ -56,15 +56,15 @@ VARIABLES: Final = {
     "musa": "PYTORCH_MUSA_ALLOC_CONF",
     "xpu": "PYTORCH_ALLOC_CONF",
 }
-"""On CUDA the old name is always used: the new one is buggy in 2.9 and does not exist before."""
+"""On CUDA the old name is always used: the new one does not exist before 2.9, and 2.9 has a bug."""
 
 
 class JudgedCase(Struct, frozen=True, dict=True):
     """One device of a case with its verdict and the results of the rules.
 
     Attributes:
-        bench: to try remedies on; None where no trace can be replayed.
-        training: passes and layers of the run; None where no trace shows a training run.
+        bench: the bench to try remedies on, or None if no trace can be replayed.
+        training: passes and layers of the run, or None if no trace shows a training run.
     """
 
     context: Context
@@ -79,7 +79,7 @@ class JudgedCase(Struct, frozen=True, dict=True):
         return self.verdict.cause
 
     def supports(self, *causes: Cause) -> bool:
-        """Return whether the verdict names one of these causes, as the first or besides."""
+        """Return whether the verdict names one of these causes, first or as another cause."""
         return self.cause in causes or any(cause in self.verdict.also for cause in causes)
 
     @property
@@ -100,14 +100,14 @@ class JudgedCase(Struct, frozen=True, dict=True):
 
     @cached_property
     def sign(self) -> TracebackSign | None:
-        """What the traceback of the message shows, where no trace says more."""
+        """The sign that the traceback of the message shows, or None."""
         return sign_of(self.message)
 
     @property
     def has_only_begun(self) -> bool:
         """Whether this program held less than its own CUDA context takes when it failed.
 
-        Nothing of its model was there yet: it would need the GPU for that all the same.
+        Its model was not there yet, so it would still need the GPU for that.
         """
         r = self.failed_request
         reserved = None if r is None else r.reserved_bytes
@@ -115,7 +115,7 @@ class JudgedCase(Struct, frozen=True, dict=True):
 
     @cached_property
     def asking_event(self) -> OomEvent | None:
-        """The recorded failure that the case is about, None where the trace has none."""
+        """The recorded failure that the case is about, or None if the trace has none."""
         analysis = self.context.analysis
         return None if analysis is None else matching_oom(analysis, self.message)
 
@@ -130,9 +130,9 @@ class JudgedCase(Struct, frozen=True, dict=True):
 
     @cached_property
     def asking_frames(self) -> tuple[Location, ...]:
-        """The stack of the request that failed, innermost first.
+        """The stack of the failed request, innermost first, without C++ frames.
 
-        That of the trace, else of the message's traceback; C++ frames are left out.
+        It comes from the trace, or else from the message's traceback.
         """
         event, message = self.asking_event, self.message
         if event is not None:
@@ -144,7 +144,7 @@ class JudgedCase(Struct, frozen=True, dict=True):
 
     @cached_property
     def asking_stack(self) -> tuple[Location, ...]:
-        """The stack of the request that failed, from the user's own line outwards."""
+        """The stack of the failed request, from the user's own line outward."""
         return from_user(self.asking_frames)[:MAX_STACK]
 
     @cached_property
@@ -155,16 +155,16 @@ class JudgedCase(Struct, frozen=True, dict=True):
 
     @cached_property
     def only_builds(self) -> bool:
-        """Whether nothing was ever freed before the failure: the model itself is being built.
+        """Whether nothing was freed before the failure, so that the model is still being built.
 
-        Small blocks do not count: making a weight frees a scalar or two.
+        Small blocks do not count: creating a weight frees a scalar or two.
         """
         analysis = self.context.analysis
         if analysis is None or not analysis.capture.has_trace:
             return False
         if analysis.capture.is_late_start or analysis.capture.missing_actions:
             return False
-        if len(analysis.trace.module_rows):  # it has been called
+        if len(analysis.trace.module_rows):  # the model has been called
             return False
         events = analysis.trace.events
         freed = int(events.size_bytes[events.action == Action.FREE_REQUESTED].sum())
@@ -172,41 +172,41 @@ class JudgedCase(Struct, frozen=True, dict=True):
 
     @cached_property
     def step_scale(self) -> float:
-        """How much larger the step that failed is than all before it; 1 where nothing says."""
+        """How much larger the failed step is than all before it, or 1 if unknown."""
         analysis, event = self.context.analysis, self.asking_event
         if analysis is None or event is None or analysis.timeline is None:
             return 1.0
         return step_scale(analysis.trace, event.row - analysis.trace.first_row) or 1.0
 
     def has_marker(self, kind: str) -> bool:
-        """Return whether a line of the log says something, by the kind of its marker."""
+        """Return whether a line of the log has a marker of this kind."""
         log = self.context.case.oom
         return log is not None and any(marker.kind == kind for marker in log.markers)
 
     @property
     def is_checkpointed(self) -> bool:
-        """Whether the text or the traceback shows that layers are checkpointed already."""
+        """Whether the text or the traceback shows that layers are already checkpointed."""
         frames = () if self.message is None else self.message.frames
         return self.has_marker(CHECKPOINTING) or any(map(_CHECKPOINT.matches, frames))
 
     @property
     def is_of_model(self) -> bool:
-        """Whether the traceback shows that the model itself, not its batch, is what fills."""
+        """Whether the traceback shows that the model, not its batch, fills the device."""
         return self.sign is not None and self.sign.grows_with is GrowsWith.MODEL
 
     @property
     def kind(self) -> str:
-        """Kind of the message, "" without one."""
+        """Kind of the message, or "" without one."""
         return self.message.kind if self.message is not None else ""
 
     @property
     def backend(self) -> str:
-        """Backend of the message; CUDA without one."""
+        """Backend of the message, or CUDA without one."""
         return self.message.backend if self.message is not None else "cuda"
 
     @property
     def is_library_failure(self) -> bool:
-        """Whether a library that allocates for itself failed: cuBLAS, cuDNN or NCCL."""
+        """Whether a library with its own allocations failed: cuBLAS, cuDNN or NCCL."""
         message = self.message
         return message is not None and not LIBRARIES.keys().isdisjoint(
             (self.kind, message.sub_kind)
@@ -214,12 +214,12 @@ class JudgedCase(Struct, frozen=True, dict=True):
 
     @cached_property
     def is_of_other_program(self) -> bool:
-        """Whether a program other than PyTorch asked the device: none of PyTorch's words fit."""
+        """Whether a program other than PyTorch asked the device, so PyTorch's terms do not fit."""
         return is_of_other_program(self.message)
 
     @property
     def settings(self) -> AllocatorSettings | None:
-        """Recorded settings."""
+        """The recorded settings."""
         return self.context.settings
 
     @property
@@ -231,11 +231,11 @@ class JudgedCase(Struct, frozen=True, dict=True):
 
     @property
     def is_allocator_case(self) -> bool:
-        """Whether PyTorch's caching allocator is what this is about."""
+        """Whether the case is about PyTorch's caching allocator."""
         if self.message is None:
             return True
         if self.message.sub_kind == NO_FAILURE:
-            return self.cause is Cause.LEAK  # seen in what the program printed
+            return self.cause is Cause.LEAK  # the program's own prints show it
         return self.message.is_of_caching_allocator
 
     def assignment(self, conf: str) -> str:
@@ -243,18 +243,18 @@ class JudgedCase(Struct, frozen=True, dict=True):
         return f"{VARIABLES.get(self.backend, VARIABLES['cuda'])}={conf}"
 
     def with_present(self, conf: str) -> str:
-        """Return a setting string that keeps what is set already, so that nothing gets lost."""
+        """Return a setting string that also keeps what is already set."""
         key = _key(conf)
         replaced = (key, EXCLUDES.get(key))
         return ",".join([*(e for e in self._present if _key(e) not in replaced), conf])
 
     def in_place_of_present(self, conf: str) -> str:
-        """Return a setting string in which nothing that is set already shapes the cache."""
+        """Return a setting string without the current settings that shape the cache."""
         kept = [e for e in self._present if _key(e) not in SHAPES_CACHE]
         return ",".join([*kept, *([conf] if conf else [])])
 
     def replaced_by(self, conf: str) -> list[str]:
-        """Return what is set already and is not in a setting string."""
+        """Return the current settings whose keys are not in a setting string."""
         return [e for e in self._present if _key(e) not in {_key(n) for n in _entries(conf)}]
 
     @property
@@ -264,13 +264,13 @@ class JudgedCase(Struct, frozen=True, dict=True):
     def is_too_new(self, key: str) -> bool:
         """Return whether even the newest PyTorch that fits the inputs does not know a key.
 
-        An unknown key stops PyTorch at its first use of the device.
+        An unknown key stops PyTorch when it first uses the device.
         """
         _, high = self.context.torch_version
         return bool(high) and not key_is_known(key, high)
 
     def version_caveats(self, key: str) -> tuple[str, ...]:
-        """Return the warning that a key may be too new, where the version is not certain."""
+        """Return the warning that a key may be too new, if the version is not certain."""
         low, _ = self.context.torch_version
         versions = KEYS.get(key)
         if versions is None or (low and key_is_known(key, low)):
@@ -289,14 +289,13 @@ SHAPES_CACHE: Final = (
     "roundup_power2_divisions",
     "large_segment_size_mb",
 )
-"""Keys that decide how requests are laid out; the others (limits, streams) are about other things
-and stay."""
+"""Keys that decide how requests are laid out; the others (limits, streams) are kept."""
 
 EXCLUDES: Final = {
     "expandable_segments": "max_split_size_mb",
     "max_split_size_mb": "expandable_segments",
 }
-"""Together they can make reserved memory grow without bound."""
+"""Keys that together can make reserved memory grow without bound."""
 
 
 def _key(entry: str) -> str:
@@ -321,10 +320,11 @@ class Proposal(Struct, frozen=True):
     """What a remedy proposes for one case.
 
     Attributes:
-        recommendation: as the user gets it, without its rank.
-        weight: how much it promises before it is tried.
-        is_rejected: a popular remedy that does not help here; it is listed with the reason.
-        addresses: the live blocks that a change of the code would free or move.
+        recommendation: what the user gets, without its rank.
+        weight: how promising the remedy is before it is tried.
+        is_rejected: whether it is a popular remedy that does not help here and is listed with
+            the reason.
+        addresses: addresses of the live blocks that a change to the code would free or move.
     """
 
     remedy: Remedy
@@ -336,7 +336,7 @@ class Proposal(Struct, frozen=True):
     def with_prediction(self, predicted: Predicted) -> Proposal:
         """Return the proposal with the outcome of its replay.
 
-        One that was rejected by reasoning alone comes back if the replay shows that it fits.
+        A proposal that was rejected by reasoning alone comes back if the replay fits.
         """
         return replace(
             self,
@@ -351,10 +351,10 @@ class Proposal(Struct, frozen=True):
 
 
 class Burden(IntEnum):
-    """What a remedy asks of the user, if it is enough."""
+    """What a remedy costs the user, if it is enough."""
 
-    NONE = 0  # a setting, or a change of a line or two
-    CHANGE = 1  # a change of the program that may change its results or its speed a little
+    NONE = 0  # a setting, or a change to a line or two
+    CHANGE = 1  # a change to the program that may change its results or its speed a little
     SLOWER = 2  # each step computes less or takes longer
 
 
@@ -363,9 +363,9 @@ class Remedy(ABC):
 
     Attributes:
         code: stable name, for example ``expandable-segments``.
-        title: imperative, one line.
-        is_modelled: its edit is a model of the changed program, so that a replay proves nothing.
-        burden: what it asks of the user; the lighter comes first, however much the other saves.
+        title: one line in the imperative.
+        is_modelled: whether its edit only models the changed program, so a replay proves nothing.
+        burden: what it costs the user; lighter burdens rank first, whatever the others save.
     """
 
     code: ClassVar[str]
@@ -375,15 +375,15 @@ class Remedy(ABC):
 
     @abstractmethod
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Yield what it proposes, or rejects with the reason; nothing where it does not apply."""
+        """Yield proposals, or rejections with the reason; nothing if it does not apply."""
 
     def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Return how it is tried on the trace; empty where no replay says what it does.
+        """Return how to try it on the trace, or nothing if no replay can show its effect.
 
         Args:
             case: the case.
             bench: the reproduced run.
-            proposal: what it proposes for this case; None where it proposed nothing.
+            proposal: its proposal for this case, or None if it proposed nothing.
         """
         del case, bench, proposal
         return []
@@ -391,10 +391,9 @@ class Remedy(ABC):
     def judged(
         self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Outcome]
     ) -> Proposal | None:
-        """Return the proposal in the light of its attempts; the best attempt speaks for it.
+        """Return the proposal in the light of its best attempt, or None to drop it.
 
-        None drops it. A proposal that does not help is rejected, with the numbers, if the replay
-        is exact.
+        A proposal that does not help is rejected, with the numbers, if the replay is exact.
         """
         del case
         if proposal is None:
@@ -411,7 +410,7 @@ class Remedy(ABC):
         if not bench.is_exact and not proposal.is_rejected:
             return proposal.with_caveat(f"An estimate says that it may not be enough: {said}.")
         why = f"{r.why} Replayed: {said}." if proposal.is_rejected else f"Replayed: {said}."
-        # Not by with_prediction: that the run fits, as it did without the change, is no merit.
+        # Not with_prediction: a run that fits no better than without the change is no success.
         return replace(
             proposal,
             recommendation=replace(r, why=why, predicted=predicted),
@@ -435,7 +434,7 @@ class Remedy(ABC):
         evidence: Sequence[Evidence] = (),
         saves_bytes: int | None = None,
     ) -> Proposal:
-        """Return a proposal to do this."""
+        """Return a proposal of this remedy."""
         return Proposal(
             self,
             Recommendation(
@@ -466,7 +465,7 @@ class Remedy(ABC):
         setting: str = "",
         predicted: Predicted | None = None,
     ) -> Proposal:
-        """Return it as a popular remedy that does not help here."""
+        """Return this remedy as a popular one that does not help here."""
         rejected = self.proposal(
             weight=0,
             confidence=confidence,
@@ -485,11 +484,11 @@ FEWER_RETRIES_SHARE: Final = 0.5
 
 
 def helps(recorded: ReplayResult, result: ReplayResult) -> bool:
-    """Return whether a what-if is better than the recorded run, by what hurts.
+    """Return whether a what-if is better than the recorded run in what went wrong.
 
-    After a failure: every request is served, and the step that failed comes to its end as far as
-    is known. Without one: every request still is served, with half the retries at most; one retry
-    less of many is no cure.
+    After a failure, every request must be served, and the failed step must not be known to fail
+    later. Without a failure, every request must still be served, with at most half the retries:
+    one retry fewer out of many is no cure.
     """
     if not (result.fits and result.is_conclusive):
         return False
@@ -499,7 +498,7 @@ def helps(recorded: ReplayResult, result: ReplayResult) -> bool:
 
 
 def best_of(bench: Bench, outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the outcome that helps with most room left."""
+    """Return the outcome that helps and leaves the most room."""
 
     def badness(one: Outcome) -> tuple[bool, Prospect, int, int, int, int]:
         r = one.result
@@ -512,7 +511,7 @@ def best_of(bench: Bench, outcomes: Sequence[Outcome]) -> Outcome:
 
 
 class Prospect(IntEnum):
-    """How well a run goes on that gets past the recorded failure, the best first."""
+    """How well a run that gets past the recorded failure goes on, best first."""
 
     HOLDS = 0
     LIKELY = 1
@@ -522,7 +521,7 @@ class Prospect(IntEnum):
 
 
 def prospect(outlook: Outlook | None) -> Prospect:
-    """Return how well a run goes on that gets past the recorded failure."""
+    """Return how well a run that gets past the recorded failure goes on."""
     if outlook is None or (outlook.state is OutlookState.OPEN and outlook.likely is None):
         return Prospect.OPEN
     if outlook.state is OutlookState.OPEN:
@@ -531,18 +530,18 @@ def prospect(outlook: Outlook | None) -> Prospect:
 
 
 def steps_won(outlook: Outlook | None) -> int:
-    """Return how many steps a run makes before it fails again; 0 where it may not fail."""
+    """Return how many steps a run makes before it fails again, or 0 if it may not fail."""
     return (outlook.fails_after_steps or 0) if outlook is not None else 0
 
 
 def outcome_text(recorded: ReplayResult, result: ReplayResult) -> str:
-    """Return what a replay did against the recorded run, as half a sentence."""
+    """Return how a replay compares with the recorded run, as a clause."""
     reserved = f"peak reserved {format_size(result.peak_reserved_bytes)}"
     retries = plural(result.retries, "retry", "retries")
     if not result.fits:
         size = f" of {format_size(result.oom_bytes)}" if result.oom_bytes else ""
         where = "" if result.oom_event is None else f" at event {format_count(result.oom_event)}"
-        still = "still fails" if not recorded.fits else "fails, which it did not as recorded"
+        still = "still fails" if not recorded.fits else "fails, unlike in the recording"
         return f"the request{size}{where} {still}, {reserved}"
     if result.outlook is not None and result.outlook.ends_step:
         return (

@@ -1,4 +1,4 @@
-"""Remedies for servers: vLLM and SGLang, whose KV cache and graphs share the card with a model."""
+"""Remedies for vLLM and SGLang servers, whose KV cache and graphs share the card with a model."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fragdoctor.model.finding import Confidence
 from fragdoctor.units import MIB, format_count, format_size
 
 LEAST_UTILIZATION: Final = 0.5
-"""Below half of the card a server that was meant to have it alone is not worth starting."""
+"""A server that should have the card to itself is not worth starting with a smaller share."""
 
 CACHE_STEP_BYTES: Final = 256 * MIB
-"""A cache is told in round figures, which leave a little more than what was lacking."""
+"""Cache sizes are rounded down to multiples of this, which frees a bit more than was missing."""
 
 SPREAD: Final = {
     "vllm": "a quantized checkpoint, or --tensor-parallel-size over more GPUs",
@@ -26,7 +26,7 @@ SPREAD: Final = {
 
 
 class Option(NamedTuple):
-    """What to do about a cache, and what it costs."""
+    """What to do about a KV cache, and what that costs."""
 
     title: str
     change: str
@@ -49,12 +49,12 @@ class FitKvCache(Remedy):
         title, change, cost = _option(message, shares, None if log is None else log.utilization)
         yield self.proposal(
             title=title,
-            weight=CURES + 6,  # it says more than to free the device
+            weight=CURES + 6,  # this says more than advice to free the device
             confidence=Confidence.LIKELY,
             change=change,
             why=case.verdict.summary,
             cost=cost,
-            caveats=("CUDA graphs and other processes need what is above the utilisation.",),
+            caveats=("CUDA graphs and other processes need what is above the utilization.",),
             verify="The log's 'Available KV cache memory' covers one request of the full length."
             if message.backend == "vllm"
             else "The log's max_total_num_tokens covers one request of the full length.",
@@ -62,7 +62,7 @@ class FitKvCache(Remedy):
 
 
 def smaller_cache(case: JudgedCase) -> str:
-    """Return vLLM's option for a cache that leaves a step what it lacked; "" without figures."""
+    """Return vLLM's option for a cache that leaves a step enough, or "" without figures."""
     log, r = case.context.case.oom, case.failed_request
     shares = () if log is None else log.server
     cache = next((s.n_bytes for s in shares if s.name == "KV cache"), 0)
@@ -77,19 +77,19 @@ def smaller_cache(case: JudgedCase) -> str:
 
 
 FEW_TOKENS: Final = 1024
-"""Tokens of a prefill; fewer take some tens of MiB, whatever the model."""
+"""A prefill of fewer tokens takes only tens of MiB, whatever the model."""
 
 ROOM_FOR_CACHE: Final = 0.05
-"""Share of the card: a server is not worth starting with a smaller KV cache."""
+"""Smallest share of the card for a KV cache with which a server is worth starting."""
 
 MOST_UTILIZATION: Final = 0.97
-"""The rest of a card is taken by its context and by what the driver keeps for itself."""
+"""The context and the driver take the rest of a card."""
 
 
 def _least_utilization(shares: Sequence[ServerShare]) -> tuple[float, int] | None:
     """Return vLLM's least share of the card for a model, and the bytes; None without figures.
 
-    Weights, what is outside PyTorch and the largest step come first; the cache gets the rest.
+    Weights, memory outside PyTorch and the largest step come first; the cache gets the rest.
     """
     told = {s.name: s.n_bytes for s in shares}
     whole, weights = told.get("whole GPU", 0), told.get("weights", 0)
@@ -110,11 +110,11 @@ def _option(  # noqa: PLR0911 - one return a kind
             "Hold the weights in fewer bytes, or free the GPU"
             if is_few
             else "Prefill fewer tokens at a time, or hold the weights in fewer bytes",
-            f"so few tokens need next to nothing: {spread}; nvidia-smi before the start shows who "
+            f"so few tokens need almost no memory: {spread}; nvidia-smi before the start shows who "
             "else is on the GPU"
             if is_few
             else f"--max-batch-prefill-tokens {max(1, m.kv_tokens_requested // 4)}, with "
-            "--max-input-tokens no larger; where that fails too, the weights leave no room: "
+            "--max-input-tokens no larger; if that fails too, the weights leave no room: "
             f"{spread}",
             "Shorter prompts, and fewer prompts at a time.",
         )
@@ -122,7 +122,7 @@ def _option(  # noqa: PLR0911 - one return a kind
         return Option(
             "Hold fewer tokens at a time, or the weights in fewer bytes",
             f"--max-batch-total-tokens {max(1, m.kv_tokens_requested // 2)} or less, but no less "
-            "than --max-total-tokens; where that fails too, the weights leave no room: "
+            "than --max-total-tokens; if that fails too, the weights leave no room: "
             f"{spread}",
             "Fewer requests at a time.",
         )
@@ -146,7 +146,7 @@ def _option(  # noqa: PLR0911 - one return a kind
             )
         return Option(
             f"Start it with --gpu-memory-utilization {share:.2f}, or free the device",
-            f"--gpu-memory-utilization {share:.2f} fits beside what is there; or end what "
+            f"--gpu-memory-utilization {share:.2f} fits beside what is already there; or end what "
             f"holds {format_size(m.total_bytes - m.free_bytes)} (nvidia-smi)",
             "A smaller KV cache.",
         )
@@ -176,16 +176,16 @@ def _option(  # noqa: PLR0911 - one return a kind
 
 
 LARGE_UTILIZATION: Final = 0.9
-"""vLLM's default until 0.24: whoever sets that much has nothing more to give."""
+"""vLLM's default until 0.24; a server that has this much cannot be given more."""
 
 SMALL_WEIGHTS_BYTES: Final = 1 << 30
-"""Every card that vLLM runs on has many times that: such weights are not what leaves no room."""
+"""Every card that vLLM runs on has many times this, so smaller weights do not fill it."""
 
 
 def _beside_weights(
     shares: Sequence[ServerShare], utilization: float | None, spread: str
 ) -> Option:
-    """Return what makes room for a cache of vLLM."""
+    """Return what makes room for a KV cache of vLLM."""
     least = _least_utilization(shares)
     weights = next((s.n_bytes for s in shares if s.name == "weights"), None)
     if least is None and weights is not None and weights < SMALL_WEIGHTS_BYTES:
@@ -218,7 +218,7 @@ def _beside_weights(
     if least is not None:
         return Option(
             f"Start it with --gpu-memory-utilization {least[0]:.2f} or more",
-            f"weights and one step take {format_size(least[1])} before any cache, so that "
+            f"weights and one step take {format_size(least[1])} before any cache, so "
             f"{least[0]:.2f} is the least; nothing else may use that much of the GPU; {spread}",
             "Less room for other programs on the GPU.",
         )

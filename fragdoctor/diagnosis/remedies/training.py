@@ -1,4 +1,4 @@
-"""Changes of a training program that lower its peak."""
+"""Changes to a training program that lower its peak."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.model.frameworks import HAVE_FUSED
 
 N_CHUNKS: Final = 8
-"""Parts of a chunked loss: fewer save less, more cost time and save little more."""
+"""Number of chunks of a loss: fewer save less; more cost time and save little more."""
 
 
 class FusedOptimizer(SavingRemedy):
@@ -58,7 +58,7 @@ class FusedOptimizer(SavingRemedy):
     effort = 1
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
-        """Return the run without the optimizer's temporaries, if it can be fused."""
+        """Return the edit that removes the optimizer's temporaries, if it can be fused."""
         run = case.training
         if not can_be_fused(case):
             return ()
@@ -72,14 +72,14 @@ _NO_OPTIMIZER: Final = frozenset({"optimizer", "lr_scheduler", "swa_utils"})
 
 
 def can_be_fused(case: JudgedCase) -> bool:
-    """Return whether the optimizer in the stacks has a fused kernel; True where none is seen."""
+    """Return whether the optimizer in the stacks has a fused kernel; True if none is seen."""
     paths = (file[:1000].replace("\\", "/") for file in case.files)
     found = {m[1] for path in paths if (m := _OPTIMIZER.search(path))} - _NO_OPTIMIZER
     return not found or not found.isdisjoint(name.lower() for name in HAVE_FUSED)
 
 
 class OptimizerWithoutForeach(SavingRemedy):
-    """Where nothing is fused: one parameter after another needs temporaries for one of them."""
+    """Without fusing, updating one parameter at a time needs temporaries for only one."""
 
     code = "optimizer-without-foreach"
     title = "Let the optimizer update one parameter at a time"
@@ -89,7 +89,7 @@ class OptimizerWithoutForeach(SavingRemedy):
     effort = 9
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
-        """Return the run with the temporaries of the largest parameter only."""
+        """Return the edit that keeps only the temporaries of the largest parameter."""
         run = case.training
         if run is None or not len(run.temporary_row) or can_be_fused(case):
             return ()
@@ -111,7 +111,7 @@ class ChunkedLoss(SavingRemedy):
     effort = 2
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
-        """Return the run with the loss's large requests divided."""
+        """Return the edit that divides the loss's large requests."""
         run = case.training
         if run is None or not len(run.loss_row):
             return ()
@@ -128,7 +128,7 @@ def _only_infers(case: JudgedCase) -> bool:
 
 
 class GradientCheckpointing(SavingRemedy):
-    """Gradient checkpointing: activations against compute."""
+    """Gradient checkpointing: less memory for activations, more compute."""
 
     code = "gradient-checkpointing"
     title = "Checkpoint the layers of the model"
@@ -146,7 +146,7 @@ class GradientCheckpointing(SavingRemedy):
     effort = 3
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it where activations fill the device; without a trace for capacity."""
+        """Propose it if activations fill the device or, without a trace, for capacity."""
         if case.training is not None or not may_be_activations(case):
             yield from super().propose(case)
             return
@@ -157,19 +157,19 @@ class GradientCheckpointing(SavingRemedy):
             confidence=Confidence.POSSIBLE,
             change=self.change,
             why="In training, activations are often the largest part. Checkpointed layers keep "
-            "their inputs only, and make the rest again in the backward pass.",
+            "their inputs only, and compute the rest again in the backward pass.",
             cost=self.cost,
             caveats=self.caveats,
             verify=self.verify,
         )
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
-        """Return the run with its equal layers checkpointed, unless they are already."""
+        """Return the edit that checkpoints equal layers, unless they already are."""
         return layers_checkpointed(case)
 
 
 def layers_checkpointed(case: JudgedCase) -> tuple[Edit, ...]:
-    """Return the edit that checkpoints equal layers; nothing where none show, or all are."""
+    """Return the edit that checkpoints equal layers; nothing if none are seen or all are done."""
     run = case.training
     if run is None or run.layers is None or run.is_checkpointed:
         return ()
@@ -190,12 +190,12 @@ class SmallerOptimizerState(SavingRemedy):
         "state"
     )
     cost = "Slightly noisier updates; another optimizer needs its own tuning."
-    caveats = ("The prediction takes the states for float32, as they are by default.",)
+    caveats = ("The prediction assumes float32 states, which are the default.",)
     verify = "Allocated memory after the first step falls."
     effort = 4
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
-        """Return the run with quantized states."""
+        """Return the edit that quantizes the states."""
         run = case.training
         if run is None or not len(run.state_row):
             return ()
@@ -215,7 +215,7 @@ class OffloadOptimizer(SavingRemedy):
     effort = 6
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
-        """Return the run without states on the device."""
+        """Return the edit that removes the states from the device."""
         run = case.training
         if run is None or not len(run.state_row):
             return ()
@@ -224,13 +224,13 @@ class OffloadOptimizer(SavingRemedy):
 
 
 class StepInBackward(SavingRemedy):
-    """A gradient that is used as soon as it is there need not wait for the others."""
+    """A gradient that is used as soon as it is computed need not wait for the others."""
 
     code = "step-in-backward"
     title = "Update each parameter during the backward pass"
     doing = "the optimizer's step in the backward pass"
     change = (
-        "one fused optimizer a parameter, called from "
+        "one fused optimizer per parameter, called from "
         "parameter.register_post_accumulate_grad_hook(...), which sets the gradient to None"
     )
     cost = "None in speed; no gradient is left to clip, scale or accumulate."
@@ -238,7 +238,7 @@ class StepInBackward(SavingRemedy):
     effort = 7
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
-        """Return the run with each gradient dropped when it is there."""
+        """Return the edit that drops each gradient as soon as it is computed."""
         run = case.training
         if run is None or not len(run.optimizer[0]) or not len(run.backward[0]):
             return ()
@@ -246,26 +246,26 @@ class StepInBackward(SavingRemedy):
 
 
 class CombinedSavings(Remedy):
-    """Several changes together, where none is enough alone."""
+    """Several changes together, if none is enough alone."""
 
     code = "combined-savings"
     title = "Combine several savings"
     burden = Burden.SLOWER
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose nothing by itself: it follows from what the others save."""
+        """Propose nothing: combinations follow from what the other remedies save."""
         del case
         yield from ()
 
     def of(
         self, case: JudgedCase, saving: Sequence[Proposal]
     ) -> tuple[list[SavingRemedy], list[Attempt]]:
-        """Return the changes that save something, cheapest first, and ever more of them to try."""
+        """Return the changes that save, cheapest first, and growing combinations to try."""
         remedies = [
             p.remedy for p in saving if isinstance(p.remedy, SavingRemedy) and p.remedy.combines
         ]
         chosen = sorted(remedies, key=lambda r: r.effort)
-        if any(isinstance(r, SmallerOptimizerState) for r in chosen):  # these save no more then
+        if any(isinstance(r, SmallerOptimizerState) for r in chosen):  # others add nothing
             others = (OffloadOptimizer, OptimizerWithoutForeach)
             chosen = [r for r in chosen if not isinstance(r, others)]
         parts = [remedy.edits(case)[0] for remedy in chosen]
@@ -277,7 +277,7 @@ class CombinedSavings(Remedy):
     def made_of(
         self, case: JudgedCase, bench: Bench, chosen: Sequence[SavingRemedy], outcome: Outcome
     ) -> Proposal:
-        """Return the proposal to do the first changes together, with what they save."""
+        """Return the proposal to make the first changes together, with what they save."""
         n = outcome.attempt.what_if.edit.count(" + ") + 1
         parts = chosen[:n]
         doing = ", ".join(part.doing for part in parts)

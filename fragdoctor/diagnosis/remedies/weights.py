@@ -27,7 +27,7 @@ from fragdoctor.rules.rule import line_text
 from fragdoctor.units import format_size
 
 MIN_SHARE: Final = 0.05
-"""Share of live memory; smaller copies are not why a device is full."""
+"""Copies below this share of live memory are not why a device is full."""
 
 CAUSES: Final = (*SHORT_OF_MEMORY, Cause.FRAGMENTATION, Cause.LEAK)
 
@@ -39,17 +39,17 @@ class CopyOfWeights(SavingRemedy):
     title = "Keep the copy of the weights on the host"
     doing = "the copy of the weights on the host"
     change = (
-        "a moving average, a best state or a reference: .cpu() of it, brought up to date every "
-        "few steps, or del it when it is not needed"
+        "a moving average, a best state or a reference: .cpu() of it, updated every few steps, or "
+        "del it when it is not needed"
     )
-    cost = "A copy over the bus whenever it is brought up to date."
+    cost = "A copy over the bus at each update."
     caveats: ClassVar[tuple[str, ...]] = (
         "A target network or a teacher that every step runs has to stay.",
     )
     effort = 1
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it where blocks of the same sizes as the weights are live beside them."""
+        """Propose it if blocks of the same sizes as the weights are live beside them."""
         if case.cause not in CAUSES:
             return
         copies = copies_of(case)
@@ -71,7 +71,7 @@ class CopyOfWeights(SavingRemedy):
         )
 
     def is_about(self, case: JudgedCase, copies: WeightCopies) -> bool:
-        """Return whether it is this remedy that these copies call for."""
+        """Return whether these copies call for this remedy."""
         return copies.freed_row is None and not is_checkpoint(case, copies)
 
     def said(self, copies: WeightCopies, where: str) -> tuple[str, str]:
@@ -80,23 +80,23 @@ class CopyOfWeights(SavingRemedy):
         return f"Keep the copy of the weights that {where} made on the host", self.change
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
-        """Return the run without the copy, or with the old model freed when the next is built."""
+        """Return the edit without the copy, or with the old model freed before the next."""
         copies, analysis = copies_of(case), case.context.analysis
         if copies is None or analysis is None:
             return ()
         rows: I64 = analysis.trace.lives.start[copies.rows].astype(np.int64)
         if rows.min() < 0:
-            return ()  # older than the trace
+            return ()  # the copies are older than the trace
         if copies.freed_row is None:
             return (requests_removed(rows),)
         return (requests_freed_at(rows, copies.freed_row),)
 
 
 class SpareWeights(CopyOfWeights):
-    """Weights that nobody uses any more: a checkpoint after loading, a model before the next."""
+    """Weights that are no longer used: a checkpoint after loading, or an earlier model."""
 
     code = "spare-weights"
-    title = "Let go of weights that are not used any more"
+    title = "Let go of weights that are no longer used"
     burden = Burden.NONE
     doing = "spare weights dropped"
     change = (
@@ -130,7 +130,7 @@ LOADERS: Final = re.compile(r"/torch/serialization\.py$|/safetensors/torch\.py$"
 
 
 def copies_of(case: JudgedCase) -> WeightCopies | None:
-    """Return the weights held twice when the request failed, else at the peak."""
+    """Return the weights held twice when the request failed, or at the peak if none did."""
     analysis, event = case.context.analysis, case.asking_event
     if analysis is None or analysis.timeline is None:
         return None

@@ -34,7 +34,7 @@ class CaughtFailures(Rule):
     severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding for all failures that were survived."""
+        """Yield one finding for all failures that the program survived."""
         analysis = context.need_trace()
         last = last_request(analysis.trace.snapshot, analysis.device)
         caught = [event for event in analysis.ooms if event.row < last]

@@ -33,7 +33,7 @@ class DeviceFull(Rule):
     severity = Severity.ERROR
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding where memory is missing."""
+        """Yield one finding if memory is missing."""
         r = context.need_request()
         if r.margin_bytes is None:
             raise Skip("the message does not print live and free memory")

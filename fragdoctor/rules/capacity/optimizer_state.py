@@ -1,4 +1,4 @@
-"""FD204: the failure is in the optimizer's step, where its state is made."""
+"""FD204: the failure is in the optimizer's step, which creates its state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class OptimizerState(Rule):
     peak, sharded or offloaded state.
 
     What it can get wrong. An optimizer of your own in a file without "optim" in its path is not
-    recognised. Without stacks the rule cannot judge.
+    recognized. Without stacks the rule cannot judge.
 
     Example. exp_avg_sq of the last layer finds no room after 1.5 GiB of state.
 
@@ -37,7 +37,7 @@ class OptimizerState(Rule):
     severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding where the last failure is in an optimizer."""
+        """Yield one finding if the last failure is in an optimizer."""
         analysis = context.need_trace()
         if not analysis.ooms:
             return
@@ -63,7 +63,7 @@ def fails_in_optimizer(analysis: DeviceAnalysis) -> bool:
 
 
 def state_in_step(analysis: DeviceAnalysis) -> int:
-    """Return the state that a step holds at its peak; 0 where the trace shows no steps."""
+    """Return the bytes of state that a step holds at its peak, or 0 if no steps are seen."""
     phases = () if analysis.phases is None else analysis.phases.phases
     held = (s for p in phases if p.phase == TrainingPhase.OPTIMIZER for s in p.held)
     return next((s.n_bytes for s in held if s.category == Category.OPTIMIZER_STATE), 0)

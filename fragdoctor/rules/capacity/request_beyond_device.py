@@ -35,7 +35,7 @@ class RequestBeyondDevice(Rule):
     severity = Severity.ERROR
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding where the request alone is too large."""
+        """Yield one finding if the request alone is too large."""
         r = context.need_request()
         bound = r.total_bytes if r.total_bytes is not None else r.available_bytes
         is_bug = r.requested_bytes >= SIZE_BUG_BYTES

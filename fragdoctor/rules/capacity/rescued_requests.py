@@ -15,7 +15,7 @@ class RescuedRequests(Rule):
     What it finds. Allocation retries beyond the failures: the driver refused new memory, the
     allocator gave back its cache and asked again.
 
-    Why it costs memory. It costs time (a device synchronisation, cudaFree and cudaMalloc calls) and
+    Why it costs memory. It costs time (a device synchronization, cudaFree and cudaMalloc calls) and
     shows that the run is near its limit.
 
     Evidence used. num_alloc_retries and num_ooms of the statistics, or releases of segments right
@@ -36,7 +36,7 @@ class RescuedRequests(Rule):
     severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding where more retries than failures happened."""
+        """Yield one finding if there were more retries than failures."""
         known = context.retries
         if known is None:
             raise Skip("a message counts no retries; statistics or a trace do")

@@ -60,16 +60,16 @@ class TransientPeak(Rule):
 
 
 SPIKE_FACTOR: Final = 1.5
-"""A peak half as high again as any before it is a step of another kind, not a larger batch."""
+"""A peak this many times as high as any before is a different kind of step, not a larger batch."""
 
 MIN_EARLIER_PEAKS: Final = 3
-"""With fewer comparable peaks before it there is no usual level to compare with."""
+"""With fewer comparable peaks before the spike, there is no usual level to compare with."""
 
 LOW_PERCENTILE: Final = 5
-"""The low level of a run; the very lowest states are those of its first moments."""
+"""Percentile of the states for the low level of a run; the lowest states are its first moments."""
 
 VALLEY_SHARE: Final = 0.1
-"""States within a tenth of the range above the low level count as valleys between steps."""
+"""States above the low level by up to this share of the range count as valleys between steps."""
 
 
 class Transient(Struct, frozen=True):
@@ -80,11 +80,11 @@ class Transient(Struct, frozen=True):
 
 
 def find_transient(analysis: DeviceAnalysis) -> Transient | None:
-    """Return the last ascent of live memory where it stands far above the peaks before it.
+    """Return the last ascent of live memory if it rises far above the peaks before it.
 
     The ascent begins at the last valley: the last state near the low level of the run (its 5th
-    percentile and a tenth of the whole range). Where steps show, one of them must have come to its
-    end before: the stages of a first one are no peaks to compare with.
+    percentile and a tenth of the whole range). If steps are seen, at least one of them must have
+    ended before, since the stages of a first step are not peaks to compare with.
     """
     if analysis.timeline is None:
         return None
@@ -103,6 +103,6 @@ def find_transient(analysis: DeviceAnalysis) -> Transient | None:
 
 
 def _n_peaks(active: npt.NDArray[np.int64], low: float, usual: int) -> int:
-    """Return how often memory rose above the middle between the low level and the usual peak."""
+    """Return how often memory rose above the midpoint of the low level and the usual peak."""
     above = active > (low + usual) / 2
     return int(np.count_nonzero(above[1:] & ~above[:-1])) + int(above[0])

@@ -1,4 +1,4 @@
-"""FD103: the same lines ask for ever new sizes."""
+"""FD103: the same lines keep asking for new sizes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from fragdoctor.units import format_count
 
 
 class DriftingSizes(Rule):
-    """The same lines ask for ever new sizes of large blocks.
+    """The same lines keep asking for new sizes of large blocks.
 
     What it finds. Lines that ask for large blocks whose size was not seen from them before, again
     and again until the end of the trace: variable sequence lengths, image sizes or batch sizes.
 
     Why it costs memory. A freed block serves a request only if it is at least as large; the rest is
-    split off. With sizes that never repeat the cache fills with rests.
+    split off. With sizes that never repeat, the cache fills with remainders.
 
     Evidence used. Requested sizes and stacks of the allocation events.
 
@@ -35,7 +35,7 @@ class DriftingSizes(Rule):
     severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding where sizes drift."""
+        """Yield one finding if sizes drift."""
         analysis = context.need_trace()
         sizes = analysis.sizes
         if sizes is None:

@@ -34,7 +34,7 @@ class GrowingCache(Rule):
     severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding where the figure grows."""
+        """Yield one finding if the figure grows."""
         if context.story is None:
             raise Skip("no log with several failures was given")
         trend = growing_cache(context.story)

@@ -34,7 +34,7 @@ class HolesBelowRequest(Rule):
     severity = Severity.ERROR
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding where the free cache exceeds the request."""
+        """Yield one finding if the free cache exceeds the request."""
         r = context.need_request()
         if r.unallocated_bytes is None:
             raise Skip("the message does not print what was reserved but unallocated")

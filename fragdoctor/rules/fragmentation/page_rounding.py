@@ -33,7 +33,7 @@ class PageRounding(Rule):
     severity = Severity.ERROR
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding where page rounding explains the failure."""
+        """Yield one finding if page rounding explains the failure."""
         r = context.need_request()
         if r.expandable is None:
             raise Skip("no input says whether expandable segments are on")

@@ -10,7 +10,7 @@ from fragdoctor.rules.rule import Context, Rule, Skip
 from fragdoctor.units import format_size
 
 WORTH_SHARE: Final = 0.02
-"""One part in fifty of reserved memory; less is the copy of one batch."""
+"""Smallest share of reserved memory worth a finding; less is the copy of one batch."""
 
 
 class PendingFrees(Rule):
@@ -26,7 +26,7 @@ class PendingFrees(Rule):
     Evidence used. Block states of the snapshot, active and allocated bytes of the statistics, free
     events right before the failure.
 
-    What to do. Synchronise the streams before the large allocation, use fewer record_stream calls,
+    What to do. Synchronize the streams before the large allocation, use fewer record_stream calls,
     limit_all_gathers for FSDP, or repeat the failed call once.
 
     What it can get wrong. A snapshot taken in the middle of overlapping work always shows some.
@@ -40,7 +40,7 @@ class PendingFrees(Rule):
     severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding where much is pending or came free too late."""
+        """Yield one finding if much memory is pending or came free too late."""
         pending, reserved, source = _pending(context)
         r = context.failed_request
         late = r.late_free_bytes if r is not None else 0

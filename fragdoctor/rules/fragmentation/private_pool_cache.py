@@ -10,7 +10,7 @@ from fragdoctor.rules.rule import Context, Rule, Skip
 from fragdoctor.units import format_share, format_size
 
 WORTH_SHARE: Final = 0.1
-"""A tenth of reserved memory: enough to decide a failure."""
+"""Share of reserved memory that is enough to decide a failure."""
 
 
 class PrivatePoolCache(Rule):
@@ -40,7 +40,7 @@ class PrivatePoolCache(Rule):
     severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding where private pools hold much free memory."""
+        """Yield one finding if private pools hold much free memory."""
         if context.analysis is not None:
             free = context.analysis.free_space.private_pools_free_bytes
             reserved, source = context.analysis.reserved_bytes, "snapshot"

@@ -10,7 +10,7 @@ from fragdoctor.rules.rule import Context, Rule, Skip
 from fragdoctor.units import format_share, format_size
 
 WORTH_SHARE: Final = 0.05
-"""A twentieth of active memory. Rounding to 512 bytes stays far below for tensors of any size."""
+"""Smallest share of active memory worth a finding; rounding to 512 bytes wastes far less."""
 
 
 class RoundingWaste(Rule):
@@ -19,8 +19,8 @@ class RoundingWaste(Rule):
     What it finds. The difference between active blocks and the bytes requested for them.
 
     Why it costs memory. roundup_power2_divisions rounds up by as much as one division, large blocks
-    keep a rest of up to 1 MiB, with max_split_size_mb of up to 20 MiB, and every tiny tensor takes
-    512 bytes.
+    keep a remainder of up to 1 MiB (with max_split_size_mb up to 20 MiB), and every tiny tensor
+    takes 512 bytes.
 
     Evidence used. Requested and active bytes of the snapshot or of the statistics (2.0 and later).
 
@@ -38,7 +38,7 @@ class RoundingWaste(Rule):
     severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding where rounding takes a twentieth of active memory."""
+        """Yield one finding if rounding takes a twentieth of active memory."""
         waste, active, source = _waste(context)
         if not waste or waste < WORTH_SHARE * active:
             return

@@ -10,10 +10,10 @@ from fragdoctor.rules.rule import Context, Rule, line_text
 from fragdoctor.units import format_share, format_size, plural
 
 WORTH_SHARE: Final = 0.1
-"""Stranded memory of a tenth of what is reserved: well above the tails of any run."""
+"""Stranded share of reserved memory worth a finding: well above the tails of any run."""
 
 MAX_GROUPS: Final = 3
-"""Groups named; each further one strands less than these."""
+"""The most groups to name; each of the others strands less than these."""
 
 
 class StrandedFreeMemory(Rule):
@@ -42,7 +42,7 @@ class StrandedFreeMemory(Rule):
     severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield the groups that strand most, where stranded memory is worth a word."""
+        """Yield the groups that strand most, if stranded memory is worth mentioning."""
         analysis = context.need_analysis()
         stranded = analysis.free_space.stranded_free_bytes
         if stranded < WORTH_SHARE * analysis.reserved_bytes or not stranded:

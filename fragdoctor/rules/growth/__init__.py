@@ -1,1 +1,1 @@
-"""FD4xx: memory that grows and does not come back."""
+"""FD4xx: memory that grows and is not freed."""

@@ -21,7 +21,7 @@ class AccumulatingTrials(Rule):
     out.
 
     Why it costs memory. What one trial leaves behind is missing in all later ones, until one fails
-    that would have fitted alone.
+    that would have fit alone.
 
     Evidence used. Printed figures of memory and the figures of OOM messages, in order of the log;
     the slope is the median of all pairs (Theil-Sen), three points at least.
@@ -29,7 +29,7 @@ class AccumulatingTrials(Rule):
     What to do. Let go of the trial's model, optimizer and batches, and of what keeps them: lists of
     results, callbacks, exceptions with their tracebacks. Or a fresh process every few trials.
 
-    What it can get wrong. Trials that grow by plan, such as ever larger models. Three points are
+    What it can get wrong. Trials that grow on purpose, such as ever larger models. Three points are
     possible, five that all rise are likely.
 
     Example. 2.0, 3.6, 5.2, 6.8 GiB at the start of trials 0 to 3.
@@ -41,7 +41,7 @@ class AccumulatingTrials(Rule):
     severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding where memory accumulates."""
+        """Yield one finding if memory accumulates."""
         if context.story is None:
             raise Skip("no log with several trials or failures was given")
         trend = accumulation(context.story)

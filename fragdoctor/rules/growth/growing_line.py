@@ -16,7 +16,7 @@ from fragdoctor.rules.rule import Context, Rule, line_text
 from fragdoctor.units import format_count, format_share, format_size, plural
 
 MAX_LINES: Final = 5
-"""Lines named; a leak of a whole graph shows as many lines of the model."""
+"""The most lines to name; a leaked graph shows up as many lines of the model."""
 
 
 class GrowingLine(Rule):
@@ -78,12 +78,12 @@ KIND_WORDS: Final = {
 
 
 def kept_line(context: Context, kept: KeptMemory) -> Location | None:
-    """Return the line through which what grows is made; None where no stack says."""
+    """Return the line that makes what grows, or None if no stack shows it."""
     return context.frame(kept.frame) or context.user_line(kept.stack)
 
 
 def maker_text(context: Context, kept: KeptMemory) -> str:
-    """Return the line that makes what grows, for a sentence."""
+    """Return the line that makes what grows, as part of a sentence."""
     return line_text(kept_line(context, kept))
 
 
@@ -108,7 +108,7 @@ def idle_graph_text(context: Context, graph: IdleGraph) -> str:
 
 
 def keeper(context: Context, kept: KeptMemory) -> Owner | None:
-    """Return who holds most of what grows, by a census; None where none says."""
+    """Return who holds most of what grows according to a census, or None if unknown."""
     a = context.analysis
     named = None if a is None else named_blocks(a.trace, context.case.censuses)
     if a is None or named is None:
@@ -124,7 +124,7 @@ def keeper(context: Context, kept: KeptMemory) -> Owner | None:
 
 
 def owner_name(owner: Owner) -> str:
-    """Return a name with what it is, to begin a sentence."""
+    """Return an owner's name with what it is, to begin a sentence."""
     if owner.kind is HoldingKind.CONTAINER:
         return f"{owner.name} ({owner.class_name} of {format_count(owner.n_items)})"
     if owner.kind is HoldingKind.GRAPH:

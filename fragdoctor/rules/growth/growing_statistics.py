@@ -36,7 +36,7 @@ class GrowingStatistics(Rule):
     severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding where the series climbs."""
+        """Yield one finding if the series climbs."""
         stats = context.need_stats()
         if not context.is_series or len(values_of(stats, KEY)) < MIN_RECORDS:
             raise Skip(f"a series of at least {MIN_RECORDS} records is needed")
@@ -57,16 +57,16 @@ MIN_RECORDS: Final = 4
 """Fewer records than this cannot distinguish a trend from a warm-up."""
 
 MIN_RISE_SHARE: Final = 0.1
-"""It ends at least a tenth above its start; smaller drifts are caches that fill."""
+"""A series must end this share above its start; smaller drifts are caches that fill."""
 
 
 def values_of(stats: Sequence[MemoryStats], key: str) -> list[int]:
-    """Return the values of one figure over a series, records without it left out."""
+    """Return the values of one figure over a series, without records that lack the figure."""
     return [value for record in stats if (value := record.get(key)) is not None]
 
 
 def grown_bytes(stats: Sequence[MemoryStats]) -> int | None:
-    """Return by how much allocated memory grows over a series; None where it does not."""
+    """Return how much allocated memory grows over a series, or None if it does not grow."""
     values = values_of(stats, KEY)
     if len(values) < MIN_RECORDS or not trend_of(values).goes_on:
         return None
@@ -75,6 +75,6 @@ def grown_bytes(stats: Sequence[MemoryStats]) -> int | None:
 
 
 def count_rises(stats: Sequence[MemoryStats], key: str) -> bool:
-    """Return whether a counter rose within the series at all."""
+    """Return whether a counter rose at all within the series."""
     values = values_of(stats, key)
     return len(values) > 1 and values[-1] > values[0]

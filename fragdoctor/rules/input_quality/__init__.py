@@ -1,1 +1,1 @@
-"""FD9xx: what the input cannot say."""
+"""FD9xx: what the input does not show."""

@@ -1,4 +1,4 @@
-"""FD901: the history is cut or began late."""
+"""FD901: the history was cut or began late."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CutHistory(Rule):
     severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding where the beginning is missing."""
+        """Yield one finding if the beginning is missing."""
         analysis = context.need_trace()
         quality = analysis.capture
         if not (quality.is_truncated or quality.is_late_start):

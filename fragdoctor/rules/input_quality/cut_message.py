@@ -10,7 +10,7 @@ from fragdoctor.rules.rule import Context, Rule
 
 
 def missing_figures(message: OomMessage) -> list[str]:
-    """Return the figures that a message lacks though its kind prints them."""
+    """Return the figures that a message lacks although its kind prints them."""
     if message.kind != "pytorch-caching-allocator" or message.backend not in ("cuda", "rocm"):
         return []
     if message.sub_kind not in ("", "size-bug"):
@@ -46,7 +46,7 @@ class CutMessage(Rule):
     severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding naming the missing figures."""
+        """Yield one finding that names the missing figures."""
         message = context.need_message()
         missing = missing_figures(message)
         if missing:

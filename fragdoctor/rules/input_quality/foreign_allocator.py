@@ -31,7 +31,7 @@ class ForeignAllocator(Rule):
     severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding where segments are not tiled."""
+        """Yield one finding if segments are not tiled."""
         analysis = context.need_analysis()
         n = analysis.capture.tiling_errors
         if not n:

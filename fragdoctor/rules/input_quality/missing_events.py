@@ -1,4 +1,4 @@
-"""FD904: events are missing from, or contradict, the trace."""
+"""FD904: events are missing from the trace or contradict the state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class MissingEvents(Rule):
 
     What to do. Record without skip_actions.
 
-    What it can get wrong. Another allocator behind the same interface produces such traces as well.
+    What it can get wrong. Another allocator behind the same interface produces such traces too.
 
     Example. free_requested events were skipped: frees complete that were never requested.
 

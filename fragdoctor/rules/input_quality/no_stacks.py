@@ -30,7 +30,7 @@ class NoStacks(Rule):
     severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding where no stack is there at all."""
+        """Yield one finding if there are no stacks at all."""
         analysis = context.need_analysis()
         if analysis.capture.has_stacks > 0 or not (analysis.n_blocks or analysis.n_events):
             return

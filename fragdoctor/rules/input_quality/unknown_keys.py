@@ -1,4 +1,4 @@
-"""FD906: keys and values that this program does not know."""
+"""FD906: keys and values that fragdoctor does not know."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from fragdoctor.rules.rule import Context, Rule
 from fragdoctor.units import format_count
 
 MAX_NAMES: Final = 5
-"""Names listed; the rest is counted."""
+"""The most names to list; the others are only counted."""
 
 
 class UnknownKeys(Rule):
-    """The file holds keys or values that are not known.
+    """The file has unknown keys or values.
 
-    What it finds. Keys of a newer PyTorch, or of a derived one, that the reader counted and left
-    aside.
+    What it finds. Keys of a newer PyTorch, or of a derived one, that the reader counted and
+    ignored.
 
-    Why it costs memory. It does not; something of the story may not be understood.
+    Why it costs memory. It does not; part of the file may not be understood.
 
-    Evidence used. What the reader met.
+    Evidence used. What the reader found.
 
     What to do. Update fragdoctor, or tell us about the file.
 
@@ -48,7 +48,7 @@ class UnknownKeys(Rule):
         more = len(unknown) - MAX_NAMES
         yield self.finding(
             context,
-            f"{format_count(len(unknown))} keys or values are not known and were left aside: "
+            f"{format_count(len(unknown))} keys or values are unknown and were ignored: "
             f"{names}{f' and {more} more' if more > 0 else ''}.",
             confidence=Confidence.PROVEN,
             evidence=(Evidence("occurrences", sum(unknown.values()), "count", "snapshot"),),

@@ -21,7 +21,7 @@ class ConsequenceErrors(Rule):
     Evidence used. Order of the lines, ranks, process ids, trials and restarts as printed.
 
     What to do. Cure the first failure. After a device-side assert or an illegal access the process
-    cannot be used any more: start a new one, do not catch and go on.
+    is no longer usable: start a new one, do not catch the error and go on.
 
     What it can get wrong. A log that prints no ranks or trials may mix processes. An assert after a
     caught OOM may be a bug of its own that the smaller batch brought out.
@@ -35,7 +35,7 @@ class ConsequenceErrors(Rule):
     severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding for each failure that others follow from."""
+        """Yield one finding for each failure that causes others."""
         if context.story is None:
             raise Skip("no log with several events was given")
         events = context.story.events

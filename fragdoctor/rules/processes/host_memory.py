@@ -12,7 +12,7 @@ class HostMemory(Rule):
     """The host's memory ran out, not the GPU's.
 
     What it finds. Kills by the operating system, failed CPU allocations, a full /dev/shm,
-    page-locked memory that could not be had.
+    page-locked memory that could not be allocated.
 
     Why it costs memory. Data loading, checkpoints and page-locked buffers live in host memory; no
     GPU setting changes that.

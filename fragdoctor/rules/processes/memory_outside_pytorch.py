@@ -35,7 +35,7 @@ class MemoryOutsidePytorch(Rule):
     severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding above the allowance for a context."""
+        """Yield one finding if the memory exceeds the allowance for a context."""
         r = context.need_request()
         outside = r.non_pytorch_bytes
         if outside is None:

@@ -34,7 +34,7 @@ class OtherProcess(Rule):
     severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding where others hold at least what was missing."""
+        """Yield one finding if other processes hold at least what was missing."""
         r = context.need_request()
         held = r.other_bytes
         if held is None:

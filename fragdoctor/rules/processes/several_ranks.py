@@ -34,7 +34,7 @@ class SeveralRanks(Rule):
     severity = Severity.INFO
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding for logs of more than one rank."""
+        """Yield one finding for a log of more than one rank."""
         context.need_message()
         log = context.case.oom
         messages = () if log is None else log.messages

@@ -14,7 +14,7 @@ NAMES: Final = {"cublas": "cuBLAS", "cudnn": "cuDNN", "nccl": "NCCL"}
 class StarvedLibrary(Rule):
     """A CUDA library found no memory for itself.
 
-    What it finds. Messages of these libraries about failed allocations or initialisation.
+    What it finds. Messages of these libraries about failed allocations or initialization.
 
     Why it costs memory. They allocate outside PyTorch's cache. When the cache holds the whole
     device, nothing flushes it for them.
@@ -36,7 +36,7 @@ class StarvedLibrary(Rule):
     severity = Severity.ERROR
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding for a message of such a library."""
+        """Yield one finding for a message from such a library."""
         message = context.need_message()
         if message.kind not in NAMES:
             return

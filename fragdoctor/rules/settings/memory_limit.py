@@ -34,7 +34,7 @@ class MemoryLimit(Rule):
     severity = Severity.ERROR
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding where a limit is proven or the only explanation left."""
+        """Yield one finding if a limit is proven or the only explanation left."""
         r = context.need_request()
         if r.source == "user":
             return

@@ -33,7 +33,7 @@ class SplitLimitWithExpandable(Rule):
     severity = Severity.WARNING
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding where both are on."""
+        """Yield one finding if both are on."""
         settings = context.need_settings()
         if not settings.expandable_segments or settings.max_split_bytes is None:
             return
