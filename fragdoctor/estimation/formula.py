@@ -1,4 +1,4 @@
-"""A footprint from a model's shape, each row with its formula and source."""
+"""Computes a footprint from a model's shape, each row with its formula and source."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ WORKSPACE_SOURCE: Final = (
     "thread have one each; CUBLAS_WORKSPACE_CONFIG changes it"
 )
 NCCL_BYTES: Final = 490 * MIB
-"""What a communicator of NCCL takes beside the CUDA context; see ``model.gpu_table``."""
+"""What an NCCL communicator takes on top of the CUDA context; see ``model.gpu_table``."""
 
 
 def formula_footprint(workload: Workload) -> Footprint:
@@ -79,7 +79,7 @@ def formula_footprint(workload: Workload) -> Footprint:
 
 
 def stages_of(workload: Workload) -> list[Workload]:
-    """Return a workload as the stages of its pipeline have it; itself without a pipeline."""
+    """Return a workload's pipeline stages, or the workload itself if it has no pipeline."""
     if workload.pipeline_parallel == 1 or workload.stage or workload.inference:
         return [workload]
     names = ("first", "middle", "last") if workload.pipeline_parallel > 2 else ("first", "last")
@@ -89,14 +89,14 @@ def stages_of(workload: Workload) -> list[Workload]:
 def formula_needs(workload: Workload) -> Needs:
     """Return the bounds of a workload's memory, without the rest of its footprint.
 
-    Of a pipeline they are those of the stage that needs the most.
+    For a pipeline, they are the bounds of the stage that needs the most.
     """
     found = (_bounds(stage)[0] for stage in stages_of(workload))
     return max(found, key=lambda needs: needs.high_bytes or 0)
 
 
 def _bounds(workload: Workload) -> tuple[Needs, Sequence[Moment]]:
-    """Return the bounds of what one GPU needs, and the moments that they follow from."""
+    """Return the bounds of what one GPU needs, and the moments they were computed from."""
     moments = moments_of(workload)
     needs = needs_of(moments, workload)
     if n_gpus(workload) == 1 or needs.high_bytes is None:
@@ -130,7 +130,7 @@ def kept_tensors(workload: Workload) -> list[KeptTensor]:
 
 
 def layer_terms(workload: Workload) -> dict[str, float]:
-    """Return bytes kept for each element of each unit, in one layer."""
+    """Return the bytes kept per element of each unit, in one layer."""
     total: defaultdict[str, float] = defaultdict(float)
     for op in layer_ops(workload, precision_of(workload.dtype)):
         for term in op.saved:
@@ -139,7 +139,7 @@ def layer_terms(workload: Workload) -> dict[str, float]:
 
 
 def activation_formula(workload: Workload) -> str:
-    """Return the activations' formula in symbols."""
+    """Return the formula for activations, in symbols."""
     if not workload.shape.has_layers or workload.seq <= 0 or workload.inference:
         return ""
     layer = " + ".join(f"{unit} x {each:g}" for unit, each in layer_terms(workload).items())
@@ -150,7 +150,7 @@ def activation_formula(workload: Workload) -> str:
 
 
 def in_numbers(formula: str, values: Mapping[str, Any]) -> str:
-    """Return a formula with the values of its symbols in their places."""
+    """Return a formula with its symbols replaced by their values."""
     symbols = "|".join(map(re.escape, sorted(values, key=len, reverse=True)))
     return re.sub(
         rf"(?<![\w*])(?:{symbols})(?![\w*])", lambda found: format_count(values[found[0]]), formula

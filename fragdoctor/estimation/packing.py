@@ -1,4 +1,4 @@
-"""How many processes of a kind fit on a GPU, from a number, a message or a snapshot."""
+"""Computes how many like processes fit on a GPU, from a number, a message or a snapshot."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _HINT: Final = "Give the size of one process, as in: --per-process 6GB --gpu 24G
 
 
 class Question(Struct, frozen=True):
-    """What the user asked; None is "as the input says, or the default"."""
+    """What the user asked; None means "as the input says, or the default"."""
 
     per_process_bytes: int | None = None
     context_bytes: int | None = None
@@ -43,11 +43,11 @@ class Question(Struct, frozen=True):
 def processes_on_gpu(question: Question, case: Case | None = None) -> Sharing:
     """Return how many processes fit.
 
-    A number given by the user goes before what an input says; of a case the snapshot's peak goes
-    before the message.
+    A number from the user overrides the inputs; in a case, the snapshot's peak overrides the
+    message.
 
     Raises:
-        ConfigError: neither a number nor an input says what one process takes, or how large the
+        ConfigError: neither a number nor an input says what one process takes or how large the
             GPU is.
     """
     message = None if case is None else case.primary_message
@@ -145,7 +145,7 @@ def _of_snapshot(snapshot: Snapshot, device: int | None) -> tuple[ProcessDemand,
 
 
 def _peak(analysis: DeviceAnalysis) -> int:
-    """Return the peak of reserved memory, or its last state where there is no trace."""
+    """Return the peak of reserved memory, or its last value if there is no trace."""
     if analysis.timeline is None:
         return analysis.reserved_bytes
     return analysis.timeline.peak_reserved_bytes
@@ -157,8 +157,8 @@ def _replayed(
     """Return the smallest capacity at which a replay serves every request.
 
     Returns:
-        That under the recorded settings, that of the best setting tried, which setting that is
-        ("" for the recorded ones), and notes.
+        The smallest capacity under the recorded settings, the smallest under the best settings
+        tried, those best settings ("" for the recorded ones), and notes.
     """
     recorded = trace.settings.conf
     confs = list(dict.fromkeys([recorded, _EXPANDABLE]))
@@ -201,9 +201,9 @@ def _with_context(
 
 
 def _others(message: OomMessage, demand: ProcessDemand) -> tuple[int, int, tuple[str, ...]]:
-    """Return what listed processes hold that are no trials like this one, and how many are.
+    """Return the bytes of listed processes that are not trials like this one, and how many are.
 
-    A process of half to twice the size is taken for another trial: it is one of those counted.
+    A process of half to twice the size counts as another trial, one of those to be packed.
     """
     listed = [p for p in message.other_processes if p.n_bytes < _UNKNOWN_BYTES]
     own = demand.total_bytes

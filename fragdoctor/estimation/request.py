@@ -1,4 +1,4 @@
-"""From options as people write them to a checked workload."""
+"""Turns options as people write them into a checked workload."""
 
 from __future__ import annotations
 
@@ -44,30 +44,30 @@ INFERENCE_ERROR: Final = (
 
 
 def error_of(workload: Workload) -> str:
-    """Return how far off the formulas may be for this workload, in a sentence."""
+    """Return a sentence on how far off the formulas may be for this workload."""
     if not workload.shape.has_layers:
         return NO_LAYERS_ERROR
     return INFERENCE_ERROR if workload.inference else FORMULA_ERROR
 
 
 OPTIONS: Final = frozenset(Workload.__struct_fields__) - {"shape", "stage", "stream_shards"}
-"""What :func:`workload_of` takes beside the model."""
+"""The options of :func:`workload_of` besides the model."""
 
 
 def workload_of(
     inputs: Sequence[str] = (), params: str = "", sizes: GivenSizes | None = None, **asked: Any
 ) -> Workload:
-    """Return what is to be estimated.
+    """Return the workload to estimate.
 
     Args:
-        inputs: files or a name that describe a model; without them a count or dimensions.
-        params: such as ``7B``.
+        inputs: files or a name that describe a model; if empty, a count or dimensions are needed.
+        params: a parameter count such as ``7B``.
         sizes: dimensions given by hand.
-        asked: fields of a workload (:data:`OPTIONS`), choices and lists as text; "" and 0 = not
-            given.
+        asked: fields of a workload (:data:`OPTIONS`), with choices and lists as text; "" and 0 =
+            not given.
 
     Raises:
-        ConfigError: options that are wrong or exclude each other.
+        ConfigError: options are wrong or exclude each other.
         InputError: an input cannot be read.
     """
     for name in asked.keys() - OPTIONS:
@@ -89,7 +89,7 @@ def workload_of(
     dtype = precision_of(workload.dtype if asked.get("dtype") else _default_dtype(stored, workload))
     name, notes = dtype.name, list(shape.assumptions)
     if workload.inference and name == "fp8":
-        name = "fp8-weights"  # no 16-bit weights beside them, unlike in training
+        name = "fp8-weights"  # unlike in training, there are no 16-bit weights besides
     is_quantised = bool(stored) and not precision_of(stored).trains_base
     if is_quantised and name != stored and not workload.inference:
         notes.append(
@@ -164,7 +164,7 @@ def _shape(inputs: Sequence[str], params: str, given: GivenSizes) -> tuple[Model
 
 
 def _default_dtype(stored: str, workload: Workload) -> str:
-    """The dtype of the file, where it can be trained; else fp32, as PyTorch does by itself."""
+    """Return the dtype of the file if it can be trained, else fp32, which is PyTorch's default."""
     if workload.inference:
         return stored or "bf16"
     if stored and (precision_of(stored).trains_base or workload.lora_rank):
@@ -194,7 +194,7 @@ def _length(workload: Workload) -> tuple[int, Sequence[str]]:
 
 
 def _check(workload: Workload) -> None:
-    """Refuse values beyond anything that exists, and options that mean nothing together."""
+    """Refuse values beyond anything that exists, and combinations that make no sense."""
     for name, value, limit in (
         ("--batch", workload.batch, MAX_BATCH),
         ("--seq", workload.seq, MAX_SEQ),

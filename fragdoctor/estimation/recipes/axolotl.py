@@ -1,7 +1,7 @@
 """Axolotl's YAML (https://docs.axolotl.ai/docs/config-reference.html).
 
-Weights are loaded in the dtype of ``bf16`` or ``fp16``, so that autocast makes no copies of them;
-LoRA's targets are every linear layer of the decoder with ``lora_target_linear``.
+Weights are loaded in the dtype of ``bf16`` or ``fp16``, so autocast makes no copies of them. With
+``lora_target_linear``, LoRA's targets are all linear layers of the decoder.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _ADAPTER: Final = one_of({"lora": "lora", "qlora": "lora"}, "is no adapter that 
 
 
 def _bf16(value: Any) -> str | None:
-    """Return bf16 for ``true`` and ``full``, and for ``auto``, which takes it where it can."""
+    """Return bf16 for ``true`` and ``full``, and for ``auto``, which uses it if possible."""
     return "bf16" if value == AUTO or not is_off(value) else None
 
 
 def _plugins(value: Any) -> str | None:
-    """Return what a plugin means: which ones save memory is said by their entries, but for one."""
+    """Return what a plugin means: all but one need entries of their own to save memory."""
     return "fused" if "CutCrossEntropy" in str(value) else None
 
 

@@ -49,7 +49,7 @@ _BATCH: Final = "train_batch_size"
 
 
 def _complete(reading: Reading, entries: Entries) -> None:
-    """Say that DeepSpeed is used, and take the batch from the whole one where that is possible."""
+    """Note that DeepSpeed is used, which optimizer it has, and a batch given only for all GPUs."""
     reading.default("engine", "deepspeed", "zero_optimization", "DeepSpeed")
     reading.default("stage", 0, "zero_optimization.stage")
     own = reading.facts.get("optimizer")

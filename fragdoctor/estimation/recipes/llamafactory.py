@@ -1,7 +1,7 @@
 """LLaMA-Factory's YAML and JSON (https://llamafactory.readthedocs.io/en/latest/advanced/arguments.html).
 
 It recomputes activations unless told otherwise, loads weights in the dtype of ``bf16`` or
-``fp16``, and casts what is trained up to fp32 unless ``pure_bf16`` is set (``hparams/``,
+``fp16``, and casts trained parameters up to fp32 unless ``pure_bf16`` is set (``hparams/``,
 ``model/adapter.py``).
 """
 

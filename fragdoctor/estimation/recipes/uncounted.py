@@ -1,7 +1,7 @@
-"""Entries that no option stands for, whatever the program: what of them is not counted.
+"""Says what is not counted about entries that no option stands for, whatever the program.
 
-Programs share their words: an entry is known by what stands in its name. The first row that fits
-counts.
+Programs use the same words, so an entry is recognized by parts of its name. The first row that
+matches wins.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ _OF_MEMORY: Final = re.compile(
 
 
 def reason_of(key: str) -> str:
-    """Return what of an entry is not counted; "" = nothing that is known.
+    """Return what is not counted about an entry, or "" if nothing is known about it.
 
-    ``key`` has dots between nested names.
+    ``key`` joins nested names with dots.
     """
     parts = ".".join(key.split(".")[-2:]), key.rpartition(".")[2]
     found = (reason for sign, reason in _REASONS if any(map(sign.search, parts)))
@@ -72,5 +72,5 @@ def reason_of(key: str) -> str:
 
 
 def may_matter(key: str) -> bool:
-    """Return whether an entry that is not known here is called after something of memory."""
+    """Return whether the name of an unknown entry suggests that it affects memory."""
     return _OF_MEMORY.search(key.rpartition(".")[2].lower()) is not None
